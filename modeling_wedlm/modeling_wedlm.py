@@ -1,0 +1,139 @@
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers.masking_utils import create_masks_for_generate
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3Attention,
+    Qwen3DecoderLayer,
+    Qwen3ForCausalLM,
+    Qwen3Model,
+    Qwen3PreTrainedModel,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+)
+
+from wedlm.generation.generation_wedlm import WeDLMGenerationMixin
+from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
+
+
+class WeDLMAttention(Qwen3Attention):
+    def __init__(self, config: WeDLMConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        if config.attention_bias:
+            # Qwen2.5 has biases on query, key and value only; Qwen3's flag would add one to the output.
+            self.o_proj = nn.Linear(config.num_attention_heads * self.head_dim, config.hidden_size, bias=False)
+        if not config.qk_norm:
+            self.q_norm = nn.Identity()
+            self.k_norm = nn.Identity()
+
+    def forward(self, *args, position_ids=None, **kwargs):
+        # position_ids end here: the flash-attention path takes any that are not consecutive for packed sequences.
+        return super().forward(*args, **kwargs)
+
+
+class WeDLMDecoderLayer(Qwen3DecoderLayer):
+    def __init__(self, config: WeDLMConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.self_attn = WeDLMAttention(config, layer_idx)
+
+
+class WeDLMPreTrainedModel(Qwen3PreTrainedModel):
+    config: WeDLMConfig
+    _no_split_modules = ["WeDLMDecoderLayer"]
+    _can_record_outputs = {"hidden_states": WeDLMDecoderLayer, "attentions": WeDLMAttention}
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *model_args, use_safetensors=True, **kwargs):
+        # Safetensors only, unless the caller asks for pickled weights by name.
+        try:
+            return super().from_pretrained(
+                pretrained_model_name_or_path, *model_args, use_safetensors=use_safetensors, **kwargs
+            )
+        except (SafetensorError, FileNotFoundError) as error:
+            files = ", ".join(unreadable_weights(pretrained_model_name_or_path)) or "a file"
+            raise OSError(
+                f"The weights in {pretrained_model_name_or_path} are incomplete, {files} is missing or cut short "
+                f"({error}); download or copy the checkpoint again."
+            ) from error
+
+
+def unreadable_weights(folder: str | Path) -> list[str]:
+    """The names of the weight files in a local folder that do not open."""
+    names = []
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (SafetensorError, OSError):
+            names.append(path.name)
+    return names
+
+
+class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
+    """The decoder. `position_ids` are logical (RoPE); attention is causal over the physical order of the rows."""
+
+    def __init__(self, config: WeDLMConfig):
+        # Not Qwen3Model's own: it would build Qwen3 layers.
+        Qwen3PreTrainedModel.__init__(self, config)
+        config.check()
+        self.padding_idx = config.pad_token_id
+        self.vocab_size = config.vocab_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
+        self.layers = nn.ModuleList(WeDLMDecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary_emb = Qwen3RotaryEmbedding(config=config)
+        self.gradient_checkpointing = False
+        self.has_sliding_layers = "sliding_attention" in config.layer_types
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        inputs_embeds=None,
+        use_cache=None,
+        **kwargs,
+    ):
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("input_ids and inputs_embeds: got both or neither; pass exactly one of the two.")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        if not isinstance(attention_mask, dict):
+            # Built without position_ids: transformers takes any that are not consecutive for packed sequences.
+            attention_mask = create_masks_for_generate(
+                config=self.config,
+                inputs_embeds=inputs_embeds,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+            )
+        return super().forward(
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+
+
+class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausalLM):
+    """WeDLM with its language-model head: row i predicts token i+1, and a MASK row predicts its own position.
+
+    Example:
+
+        model = WeDLMForCausalLM.from_pretrained("tencent/WeDLM-8B-Instruct")
+        tokenizer = AutoTokenizer.from_pretrained("tencent/WeDLM-8B-Instruct")
+        inputs = tokenizer("The capital of France is", return_tensors="pt")
+        print(tokenizer.decode(model.generate(**inputs, max_new_tokens=32)[0]))
+    """
+
+    def __init__(self, config: WeDLMConfig):
+        # Not Qwen3ForCausalLM's own: it would build a Qwen3Model.
+        Qwen3PreTrainedModel.__init__(self, config)
+        self.model = WeDLMModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()

@@ -1,0 +1,28 @@
+from setuptools import setup
+
+# The rooms of the package lie at the top level of the repository; this map puts them under one import name.
+FOLDERS = {
+    "wedlm": "wedlm",
+    "wedlm.modeling_wedlm": "modeling_wedlm",
+    "wedlm.generation": "generation",
+    "wedlm.training": "training",
+    "wedlm.hub_card": "hub_card",
+}
+
+setup(
+    name="wedlm",
+    version="0.1.0",
+    description="WeDLM, a language model that decodes several tokens per forward, native to transformers",
+    long_description=open("README.md", encoding="utf-8").read(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=list(FOLDERS),
+    package_dir=FOLDERS,
+    python_requires=">=3.11",
+    install_requires=["transformers>=5.17,<6", "torch>=2.11"],
+    extras_require={
+        "train": ["accelerate>=1.13", "datasets>=4.5", "peft>=0.19"],
+        "eval": ["evaluate>=0.4.6", "lm_eval>=0.4.11"],
+        "dev": ["hypothesis", "numpy", "pytest>=8", "pytest-xdist", "ruff"],
+    },
+)

@@ -1,0 +1,31 @@
+"""WeDLM, native to transformers: after `import wedlm` the Auto classes load WeDLM checkpoints.
+
+Nothing heavy is imported before it is used; the public names are found where `PUBLIC_NAMES` says.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+
+from wedlm.registration import register_when_transformers_is_used
+
+PUBLIC_NAMES = {
+    "WeDLMConfig": "wedlm.modeling_wedlm.configuration_wedlm",
+    "WeDLMModel": "wedlm.modeling_wedlm.modeling_wedlm",
+    "WeDLMForCausalLM": "wedlm.modeling_wedlm.modeling_wedlm",
+}
+
+__all__ = list(PUBLIC_NAMES)
+__version__ = version("wedlm")
+
+
+def __getattr__(name: str):
+    if name not in PUBLIC_NAMES:
+        raise AttributeError(f"module 'wedlm' has no attribute {name!r}; its public names are {', '.join(__all__)}.")
+    return getattr(import_module(PUBLIC_NAMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *PUBLIC_NAMES])
+
+
+register_when_transformers_is_used()

@@ -21,9 +21,9 @@ def save_random_checkpoint(folder: str) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     pad, end, mask = special_tokens
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=pad, eos_token=end, mask_token=mask
-    ).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad, eos_token=end, mask_token=mask).save_pretrained(
+        folder
+    )
 
     torch.manual_seed(0)
     config = WeDLMConfig(
@@ -55,7 +55,9 @@ def main() -> None:
     output = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=True)
     seconds = time.perf_counter() - start
     new_tokens = output[0, inputs["input_ids"].shape[1] :]
-    print("There is no trained demo checkpoint yet: this is a tiny model with random weights, so it writes nonsense.\n")
+    print(
+        "There is no trained demo checkpoint yet: this is a tiny model with random weights, so it writes nonsense.\n"
+    )
     print(f"prompt     {PROMPT!r}")
     print(f"generated  {tokenizer.decode(new_tokens, skip_special_tokens=True)!r}")
     print(f"\n{len(new_tokens)} tokens in {seconds:.2f} s, one per forward, by {type(model).__module__}.")

@@ -1,0 +1,101 @@
+import json
+
+import pytest
+import torch
+from helpers import CHECKPOINTS
+
+from wedlm import WeDLMConfig
+
+
+def rewrite(folder, removed=(), **fields):
+    path = folder / "config.json"
+    kept = {name: value for name, value in json.loads(path.read_text()).items() if name not in removed}
+    path.write_text(json.dumps({**kept, **fields}))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "config.json").write_text((CHECKPOINTS / "q25" / "config.json").read_text())
+    return tmp_path
+
+
+def test_official_config_is_read(checkpoint):
+    config = WeDLMConfig.from_pretrained(checkpoint)
+    is_qwen3 = checkpoint.name == "q3"
+    assert (config.qk_norm, config.attention_bias, config.tie_word_embeddings) == (is_qwen3, not is_qwen3, is_qwen3)
+    assert (config.mask_token_id, config.eos_token_id, config.pad_token_id) == (159, 2, 0)
+    assert config.head_dim == (16 if is_qwen3 else 12)
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 1e6}
+    assert config.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "old, parameters",
+    [
+        ({"rope_theta": 5e5}, {"rope_type": "default", "rope_theta": 5e5}),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0},
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+            {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64},
+        ),
+    ],
+)
+@pytest.mark.parametrize("dtype_field", ["torch_dtype", "dtype"])
+def test_old_flat_fields_load_and_what_is_saved_loads_again(folder, tmp_path, old, parameters, dtype_field):
+    config = WeDLMConfig.from_pretrained(rewrite(folder, ["torch_dtype"], **{dtype_field: "bfloat16"}, **old))
+    assert parameters.items() <= config.rope_parameters.items()
+    assert config.dtype == torch.bfloat16
+    config.save_pretrained(tmp_path / "saved")
+    again = WeDLMConfig.from_pretrained(tmp_path / "saved")
+    assert again.to_dict() == config.to_dict()
+    saved = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert parameters.items() <= saved["rope_parameters"].items()
+    assert not {"rope_theta", "rope_scaling", "torch_dtype"} & saved.keys()
+
+
+def test_every_field_survives_saving(tmp_path):
+    config = WeDLMConfig(
+        vocab_size=99, head_dim=24, mask_token_id=7, qk_norm=False, attention_bias=True, eos_token_id=[1, 2]
+    )
+    config.save_pretrained(tmp_path)
+    again = WeDLMConfig.from_pretrained(tmp_path)
+    assert again.to_dict() == config.to_dict()
+    assert (again.head_dim, again.mask_token_id, again.qk_norm, again.attention_bias) == (24, 7, False, True)
+
+
+def test_head_dim_is_never_computed(folder):
+    assert WeDLMConfig.from_pretrained(rewrite(folder, ["head_dim"])).head_dim == 128
+
+
+def test_no_mask_token_loads_and_is_refused_where_one_is_needed(folder, tmp_path):
+    config = WeDLMConfig.from_pretrained(rewrite(folder, mask_token_id=None))
+    assert config.mask_token_id is None
+    config.save_pretrained(tmp_path / "saved")
+    assert WeDLMConfig.from_pretrained(tmp_path / "saved").mask_token_id is None
+    with pytest.raises(ValueError, match=r"mask_token_id is None .* set model\.config\.mask_token_id to the id"):
+        config.require_mask_token_id()
+    config.mask_token_id = 5
+    assert config.require_mask_token_id() == 5
+
+
+@pytest.mark.parametrize("mask_token_id", [-1, 160, 10**6])
+def test_a_mask_token_outside_the_vocabulary_is_refused(folder, mask_token_id):
+    with pytest.raises(ValueError, match=rf"mask_token_id={mask_token_id} lies outside .* 160 tokens; set it"):
+        WeDLMConfig.from_pretrained(rewrite(folder, mask_token_id=mask_token_id))
+
+
+@pytest.mark.parametrize("key_value_heads", [3, 0, 8])
+def test_a_head_count_that_does_not_divide_is_refused(folder, key_value_heads):
+    with pytest.raises(
+        ValueError, match=rf"num_attention_heads=4 .* num_key_value_heads={key_value_heads}; .*correct"
+    ):
+        WeDLMConfig.from_pretrained(rewrite(folder, num_key_value_heads=key_value_heads))
+
+
+def test_values_of_the_wrong_type_are_refused(folder):
+    with pytest.raises(Exception, match="mask_token_id.*expected int"):
+        WeDLMConfig.from_pretrained(rewrite(folder, mask_token_id="<mask>"))

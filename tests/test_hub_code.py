@@ -1,0 +1,248 @@
+import ast
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import CHECKPOINTS, REPOSITORY, load, random_tokens, run_python
+from transformers import AutoConfig, Trainer, TrainingArguments
+
+from wedlm import WeDLMConfig, WeDLMForCausalLM
+from wedlm.modeling_wedlm.hub_code import AUTO_MAP, PACKAGE_IMPORT, flat_files
+
+CODE = {"configuration_wedlm.py", "generation_wedlm.py", "hub_code.py", "modeling_wedlm.py"}
+
+LOAD_AND_SAVE_AGAIN = """
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained({name!r}, trust_remote_code=True).eval()
+assert type(model).__module__.startswith("transformers_modules."), type(model)
+inputs = torch.load("inputs.pt")
+torch.testing.assert_close(model(**inputs["forward"]).logits, inputs["logits"])
+assert torch.equal(model.generate(inputs["forward"]["input_ids"], max_new_tokens=4), inputs["generated"])
+base = AutoModel.from_pretrained({name!r}, trust_remote_code=True).eval()
+torch.testing.assert_close(model.lm_head(base(**inputs["forward"]).last_hidden_state), inputs["logits"])
+model.save_pretrained("again")
+AutoConfig.from_pretrained({name!r}, trust_remote_code=True).save_pretrained("config_again")
+assert AutoConfig.from_pretrained("config_again", trust_remote_code=True).mask_token_id == 159
+"""
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def fill(tmp_path, model):
+    """What the clean process needs to know to judge: inputs, logits and generated tokens."""
+    input_ids = random_tokens(1, 8)
+    position_ids = torch.tensor([[0, 1, 2, 3, 6, 4, 5, 7]])
+    torch.save(
+        {
+            "forward": {"input_ids": input_ids, "position_ids": position_ids},
+            "logits": model(input_ids=input_ids, position_ids=position_ids).logits.detach(),
+            "generated": model.generate(input_ids, max_new_tokens=4),
+        },
+        tmp_path / "inputs.pt",
+    )
+
+
+# --- What travels ---
+
+
+def test_the_files_that_travel_are_this_packages_own():
+    originals = [path for folder in ("modeling_wedlm", "generation") for path in (REPOSITORY / folder).glob("*.py")]
+    for name, source in flat_files().items():
+        (original,) = (path for path in originals if path.name == name)  # two of one name would overwrite each other
+        assert PACKAGE_IMPORT.sub("", original.read_text()).splitlines()[-1] == source.splitlines()[-1]
+    assert flat_files().keys() == CODE
+
+
+def test_flat_files_import_nothing_but_each_other_transformers_and_torch():
+    allowed = {"torch", "transformers", "safetensors", "huggingface_hub", *sys.stdlib_module_names}
+    for name, source in flat_files().items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level <= 1, f"{name} imports across folders"
+                assert node.level == 0 or f"{node.module}.py" in CODE
+                modules = [node.module] if node.level == 0 else []
+            else:
+                continue
+            assert {module.partition(".")[0] for module in modules} <= allowed, f"{name} imports {modules}"
+
+
+def test_every_import_inside_the_package_has_the_form_that_is_followed():
+    for folder in ("modeling_wedlm", "generation"):
+        for path in (REPOSITORY / folder).glob("*.py"):
+            source = path.read_text()
+            followed = {module for module, _ in PACKAGE_IMPORT.findall(source)}
+            imported = {
+                node.module if isinstance(node, ast.ImportFrom) else alias.name
+                for node in ast.walk(ast.parse(source))
+                if isinstance(node, ast.ImportFrom | ast.Import)
+                for alias in node.names
+            }
+            assert {module for module in imported if module.startswith("wedlm")} == followed, path
+            assert not any(node.level for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)), (
+                f"{path} imports relatively"
+            )
+
+
+def test_generation_does_not_import_modeling():
+    for path in (REPOSITORY / "generation").glob("*.py"):
+        assert "wedlm.modeling_wedlm" not in path.read_text(), path
+
+
+def test_files_beside_the_package_or_the_checkpoint_stay_where_they_are(tmp_path, monkeypatch):
+    (tmp_path / "cwd").mkdir()
+    (tmp_path / "cwd" / "secret.py").write_text("password = 1\n")
+    monkeypatch.chdir(tmp_path / "cwd")
+    load(CHECKPOINTS / "q3").save_pretrained(tmp_path / "saved")
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == CODE | {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    }
+
+
+# --- Every way of saving ---
+
+
+def assert_complete(folder):
+    files = contents(folder)
+    assert CODE <= files.keys()
+    assert {name: files[name].decode() for name in CODE} == flat_files()
+    assert json.loads(files["config.json"])["auto_map"] == AUTO_MAP
+
+
+def test_save_pretrained_is_complete(model, tmp_path):
+    model.save_pretrained(tmp_path / "saved")
+    assert_complete(tmp_path / "saved")
+    model.config.save_pretrained(tmp_path / "config")
+    assert_complete(tmp_path / "config")
+
+
+def test_official_auto_map_does_not_survive(checkpoint, tmp_path):
+    """A checkpoint loaded from the Hub names the repository of its broken code; what we save must not."""
+    config = AutoConfig.from_pretrained(checkpoint)
+    config.auto_map = {"AutoConfig": "tencent/WeDLM--configuration_wedlm.WeDLMConfig", "AutoModel": "a/b--c.D"}
+    config.save_pretrained(tmp_path)
+    assert_complete(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["model", "config"])
+@pytest.mark.parametrize("how", ["save_pretrained", "push_to_hub"])
+def test_uploads_carry_the_code(model, tmp_path, monkeypatch, what, how):
+    uploaded = {}
+
+    class Hub:
+        def create_repo(self, repo_id, **kwargs):
+            return type("Repo", (), {"repo_id": repo_id})
+
+        def create_commit(self, repo_id, operations, **kwargs):
+            assert repo_id == "someone/model"
+            uploaded.update({op.path_in_repo: Path(op.path_or_fileobj).read_bytes() for op in operations})
+
+    from transformers import modeling_utils
+    from transformers.utils import hub
+
+    class Card:
+        def save(self, path):
+            Path(path).write_text("card")
+
+    monkeypatch.setattr(hub, "create_and_tag_model_card", lambda *args, **kwargs: Card())
+    for module in (hub, modeling_utils, sys.modules["transformers.configuration_utils"]):
+        for name, stub in (
+            ("hf_api", lambda: Hub()),
+            ("create_repo", Hub().create_repo),
+            ("create_commit", Hub().create_commit),
+        ):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, stub)
+    thing = model if what == "model" else model.config
+    if how == "push_to_hub":
+        thing.push_to_hub("someone/model")
+    else:
+        thing.save_pretrained(tmp_path / "saved", push_to_hub=True, repo_id="someone/model")
+        assert_complete(tmp_path / "saved")
+    assert CODE | {"config.json"} <= uploaded.keys()
+    assert {name: uploaded[name].decode() for name in CODE} == flat_files()
+    assert json.loads(uploaded["config.json"])["auto_map"] == AUTO_MAP
+    assert ("model.safetensors" in uploaded) == (what == "model")
+
+
+def test_trainer_checkpoints_are_complete(model, tmp_path):
+    rows = [{"input_ids": ids, "labels": ids} for ids in random_tokens(4, 8)]
+    arguments = TrainingArguments(
+        tmp_path / "run", max_steps=2, save_steps=1, per_device_train_batch_size=2, report_to=[], use_cpu=True
+    )
+    trainer = Trainer(model, arguments, train_dataset=rows)
+    trainer.train()
+    trainer.save_model(tmp_path / "final")
+    for folder in (tmp_path / "run" / "checkpoint-1", tmp_path / "run" / "checkpoint-2", tmp_path / "final"):
+        assert_complete(folder)
+
+
+def test_a_users_subclass_still_carries_the_package(tmp_path):
+    class Mine(WeDLMForCausalLM):
+        pass
+
+    Mine(WeDLMConfig.from_pretrained(CHECKPOINTS / "q3")).save_pretrained(tmp_path)
+    assert_complete(tmp_path)
+
+
+# --- Loading without the package ---
+
+
+@pytest.mark.parametrize("source", ["folder", "hub"])
+def test_loads_without_the_package_and_saves_the_same_folder_again(checkpoint, tmp_path, source):
+    model = load(checkpoint)
+    model.save_pretrained(tmp_path / "saved")
+    fill(tmp_path, model)
+    environment = {}
+    name = "saved"
+    if source == "hub":
+        name = "someone/wedlm-tiny"
+        repository = tmp_path / "hub" / "models--someone--wedlm-tiny"
+        commit = "0123456789abcdef0123456789abcdef01234567"
+        shutil.copytree(tmp_path / "saved", repository / "snapshots" / commit)
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text(commit)
+        environment = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    run_python(LOAD_AND_SAVE_AGAIN.format(name=name), tmp_path, wedlm=False, **environment)
+    assert contents(tmp_path / "again") == contents(tmp_path / "saved")
+    configs = [json.loads((tmp_path / folder / "config.json").read_text()) for folder in ("saved", "config_again")]
+    assert configs[1].pop("auto_map") == {"AutoConfig": AUTO_MAP["AutoConfig"]}
+    assert {**configs[1], "auto_map": AUTO_MAP} == configs[0]
+    assert contents(tmp_path / "config_again").keys() == {"config.json", "configuration_wedlm.py", "hub_code.py"}
+    # And what the remote code saved, this package loads.
+    reloaded = load(tmp_path / "again")
+    assert all(torch.equal(a, b) for a, b in zip(reloaded.parameters(), model.parameters(), strict=True))
+
+
+def test_remote_code_survives_pickling_and_deepcopy(checkpoint, tmp_path):
+    load(checkpoint).save_pretrained(tmp_path / "saved")
+    code = """
+import copy, multiprocessing, torch
+from transformers import AutoModelForCausalLM
+
+def judge(model, expected, answers):
+    answers.put(torch.equal(model(torch.arange(3, 9)[None]).logits, expected))
+
+if __name__ == "__main__":
+    model = AutoModelForCausalLM.from_pretrained("saved", trust_remote_code=True).eval()
+    with torch.no_grad():
+        expected = copy.deepcopy(model)(torch.arange(3, 9)[None]).logits
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    process = context.Process(target=judge, args=(model, expected, answers))
+    process.start()
+    print("equal:", answers.get(timeout=120))
+    process.join()
+"""
+    (tmp_path / "main.py").write_text(code)
+    out = run_python("import runpy; runpy.run_path('main.py', run_name='__main__')", tmp_path, wedlm=False)
+    assert "equal: True" in out

@@ -1,0 +1,509 @@
+import copy
+import json
+import pickle
+import shutil
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from helpers import CHECKPOINTS, GOLDEN, load, random_tokens, reference_logits, run_python, stock_model
+from safetensors.torch import load_file
+from transformers import AutoConfig, DynamicCache, modeling_flash_attention_utils
+from transformers.integrations import flex_attention as transformers_flex
+
+from wedlm import WeDLMConfig, WeDLMForCausalLM, WeDLMModel
+
+PROMPT_LENGTH = 10
+WINDOW_POSITIONS = [10, 12, 15, 11, 13, 14]  # filled slots first, then the open ones
+MASK = 159
+
+
+def reordered_batch(batch):
+    """[prompt ; window] with the window in reordered order: input_ids and position_ids, both [batch, 16]."""
+    input_ids = random_tokens(batch, PROMPT_LENGTH + len(WINDOW_POSITIONS))
+    input_ids[:, -3:] = MASK
+    position_ids = torch.tensor([*range(PROMPT_LENGTH), *WINDOW_POSITIONS]).expand(batch, -1)
+    return input_ids, position_ids
+
+
+def tiny_config(**kwargs):
+    return AutoConfig.from_pretrained(CHECKPOINTS / "q3", **kwargs)
+
+
+# --- What is computed ---
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_logits_equal_the_slow_reference_at_any_positions(checkpoint, attention):
+    model = load(checkpoint, attn_implementation=attention)
+    input_ids, position_ids = reordered_batch(2)
+    logits = model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
+    for row in range(2):
+        torch.testing.assert_close(
+            logits[row], reference_logits(model, input_ids[row], position_ids[row]), atol=1e-4, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_logits_equal_the_recorded_ones(checkpoint, attention, batch, cached):
+    model = load(checkpoint, attn_implementation=attention)
+    recorded = np.load(GOLDEN / "forward.npz")
+    cases = {name.rpartition(".")[0] for name in recorded.files if name.startswith(checkpoint.name)}
+    assert len(cases) == 3
+    for case in sorted(cases):
+        input_ids, position_ids, logits = (
+            torch.from_numpy(recorded[f"{case}.{part}"]).reshape(1, *recorded[f"{case}.{part}"].shape[-2 + flat :])
+            for part, flat in (("input_ids", 1), ("position_ids", 1), ("logits", 0))
+        )
+        length = input_ids.shape[1]
+        # Rows of other tokens around the recorded one: they must not reach it.
+        input_ids = torch.cat([random_tokens(batch - 1, length), input_ids])
+        position_ids = position_ids.expand(batch, -1)
+        if cached:
+            cache, parts = DynamicCache(), []
+            for rows in torch.arange(length).tensor_split(min(3, length)):
+                out = model(input_ids=input_ids[:, rows], position_ids=position_ids[:, rows], past_key_values=cache)
+                parts.append(out.logits)
+            got = torch.cat(parts, dim=1)
+        else:
+            got = model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
+        torch.testing.assert_close(got[-1:], logits, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_standard_positions_are_an_ordinary_qwen(checkpoint, attention):
+    model = load(checkpoint, attn_implementation=attention)
+    stock = stock_model(model)
+    stock.set_attn_implementation(attention)
+    input_ids = random_tokens(3, 20)
+    attention_mask = torch.ones_like(input_ids)
+    attention_mask[0, :7] = 0
+    position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+    for inputs in (
+        {"input_ids": input_ids},
+        {"input_ids": input_ids, "labels": input_ids},
+        {"inputs_embeds": model.model.embed_tokens(input_ids)},
+        {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids},
+        {"input_ids": input_ids, "logits_to_keep": 2},
+    ):
+        ours, theirs = model(**inputs), stock(**inputs)
+        keep = attention_mask.bool() if "attention_mask" in inputs else ...
+        torch.testing.assert_close(ours.logits[keep], theirs.logits[keep], atol=1e-4, rtol=0)
+        if "labels" in inputs:
+            torch.testing.assert_close(ours.loss, theirs.loss)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 2.0},
+        {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+        {
+            "rope_type": "longrope",
+            "short_factor": [1.0] * 8,
+            "long_factor": [2.0] * 8,
+            "original_max_position_embeddings": 32,
+        },
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_rope_scaling_types_are_qwens(rope):
+    torch.manual_seed(0)
+    rope = {"rope_theta": 1e6, **rope}
+    model = WeDLMForCausalLM(tiny_config(rope_parameters=rope, max_position_embeddings=64)).eval()
+    input_ids = random_tokens(1, 80)
+    torch.testing.assert_close(model(input_ids).logits, stock_model(model)(input_ids).logits, atol=1e-4, rtol=0)
+    plain = WeDLMForCausalLM(tiny_config(max_position_embeddings=64)).eval()
+    plain.load_state_dict(model.state_dict())
+    assert (plain(input_ids).logits - model(input_ids).logits).abs().max() > 1e-2, "the scaling had no effect"
+
+
+def test_sliding_window_layers_are_qwens():
+    torch.manual_seed(0)
+    config = tiny_config(
+        use_sliding_window=True,
+        sliding_window=4,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+    )
+    model = WeDLMForCausalLM(config).eval()
+    input_ids = random_tokens(2, 12)
+    torch.testing.assert_close(model(input_ids).logits, stock_model(model)(input_ids).logits, atol=1e-4, rtol=0)
+
+
+def test_a_head_of_any_width_and_a_batch_of_any_shape():
+    config = tiny_config(head_dim=10, num_attention_heads=6, num_key_value_heads=3, attention_bias=True, qk_norm=True)
+    model = WeDLMForCausalLM(config).eval()
+    assert model.model.layers[0].self_attn.q_proj.weight.shape == (60, 48)
+    assert model.model.layers[0].self_attn.q_proj.bias is not None
+    assert model.model.layers[0].self_attn.o_proj.bias is None
+    input_ids, position_ids = reordered_batch(1)
+    torch.testing.assert_close(
+        model(input_ids=input_ids, position_ids=position_ids).logits[0],
+        reference_logits(model, input_ids[0], position_ids[0]),
+        atol=1e-4,
+        rtol=1e-4,
+    )
+
+
+# --- Positions that are not consecutive are never taken for packed sequences ---
+
+
+def flash_attention(q, k, v, causal=True, softmax_scale=None, dropout_p=0.0, **kwargs):
+    """What the flash-attn kernel computes, [batch, rows, heads, head_dim], the causal mask aligned at the bottom right."""
+    assert causal and dropout_p == 0.0
+    k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * softmax_scale
+    mask = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(k.shape[1] - q.shape[1])
+    return torch.einsum("bhqk,bkhd->bqhd", scores.masked_fill(~mask, -torch.inf).softmax(-1), v)
+
+
+def flash_attention_varlen(
+    q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, **kwargs
+):
+    parts = []
+    for i in range(len(cu_seqlens_q) - 1):
+        rows_q, rows_k = (slice(int(cu[i]), int(cu[i + 1])) for cu in (cu_seqlens_q, cu_seqlens_k))
+        parts.append(flash_attention(q[None, rows_q], k[None, rows_k], v[None, rows_k], **kwargs)[0])
+    return torch.cat(parts)
+
+
+@pytest.fixture
+def attention_backend(request, monkeypatch):
+    """Makes a backend usable on this machine; yields its name."""
+    with nullcontext() if request.param != "flex_attention" else torch.compiler.set_stance("force_eager"):
+        if request.param == "flash_attention_2":
+            for name in vars(modeling_flash_attention_utils).copy():  # restored after the test
+                if name.endswith("_fn") or name == "_loaded_implementation":
+                    monkeypatch.setattr(modeling_flash_attention_utils, name, None)
+            kernels = (
+                flash_attention,
+                flash_attention_varlen,
+                None,
+                modeling_flash_attention_utils._pad_input,
+                modeling_flash_attention_utils._unpad_input,
+            )
+            monkeypatch.setattr(modeling_flash_attention_utils, "_lazy_imports", lambda *args, **kwargs: kernels)
+        if request.param == "flex_attention":
+            monkeypatch.setattr(transformers_flex.WrappedFlexAttention, "_is_flex_compiled", False)
+        yield request.param
+
+
+def dense_mask(queries, keys):
+    allowed = torch.ones(1, 1, queries, keys, dtype=torch.bool).tril(keys - queries)
+    return torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+
+
+MASKS = {
+    "no mask": lambda batch, queries, keys: None,
+    "2D mask": lambda batch, queries, keys: torch.ones(batch, keys, dtype=torch.long),
+    "4D mask": lambda batch, queries, keys: dense_mask(queries, keys).expand(batch, -1, -1, -1),
+}
+BACKENDS = ["eager", "sdpa", "flash_attention_2", "flex_attention"]
+
+
+def logits_of_reordered(model, batch, cached, mask):
+    """Logits of [prompt ; window]: in one forward, or the window alone after the prompt went into a cache."""
+    input_ids, position_ids = reordered_batch(batch)
+    rows = input_ids.shape[1]
+    if not cached:
+        mask = MASKS[mask](batch, rows, rows)
+        return model(input_ids=input_ids, position_ids=position_ids, attention_mask=mask, use_cache=False).logits
+    cache, parts = DynamicCache(), []
+    for part in (slice(0, PROMPT_LENGTH), slice(PROMPT_LENGTH, rows)):
+        out = model(
+            input_ids=input_ids[:, part],
+            position_ids=position_ids[:, part],
+            attention_mask=MASKS[mask](batch, part.stop - part.start, part.stop),
+            past_key_values=cache,
+        )
+        parts.append(out.logits)
+    return torch.cat(parts, dim=1)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(
+    "attention_backend, mask",
+    [(backend, mask) for backend in BACKENDS for mask in MASKS if (backend, mask) != ("flash_attention_2", "4D mask")],
+    indirect=["attention_backend"],
+)
+@pytest.mark.parametrize("cached", [False, True], ids=["uncached", "cached"])
+@torch.no_grad()
+def test_reordered_window_equals_the_reference(attention_backend, cached, mask, batch):
+    model = load(CHECKPOINTS / "q3")
+    model.config._attn_implementation = attention_backend
+    logits = logits_of_reordered(model, batch, cached, mask)
+    input_ids, position_ids = reordered_batch(batch)
+    for row in range(batch):
+        expected = reference_logits(model, input_ids[row], position_ids[row])
+        torch.testing.assert_close(logits[row], expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "attention_backend, cached, batch",
+    [("eager", False, 1), ("sdpa", False, 2), ("flash_attention_2", True, 1), ("flex_attention", False, 1)],
+    indirect=["attention_backend"],
+)
+@torch.no_grad()
+def test_the_window_above_would_show_packed_detection(attention_backend, cached, batch):
+    """transformers' own class on the same rows is wrong by whole logits: the test above can fail."""
+    model = load(CHECKPOINTS / "q3")
+    stock = stock_model(model)
+    stock.config._attn_implementation = attention_backend
+    input_ids, position_ids = reordered_batch(batch)
+    expected = torch.stack([reference_logits(model, *row) for row in zip(input_ids, position_ids, strict=True)])
+    assert (logits_of_reordered(stock, batch, cached, "no mask") - expected).abs().max() > 1
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("attention_backend", BACKENDS, indirect=True)
+def test_gradient_checkpointing_changes_nothing(checkpoint, attention_backend, use_reentrant):
+    trainable = attention_backend != "flex_attention"  # it has no backward on a CPU
+    batch = 1 if attention_backend == "flash_attention_2" else 2  # where detection would strike
+    input_ids, position_ids = reordered_batch(batch)
+    results = []
+    for checkpointing in (False, True):
+        model = load(checkpoint).train()
+        model.config._attn_implementation = attention_backend
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+            model.enable_input_require_grads()
+        with torch.set_grad_enabled(trainable):
+            logits = model(input_ids=input_ids, position_ids=position_ids).logits
+        if trainable:
+            logits.logsumexp(-1).sum().backward()
+        results.append((logits.detach(), {name: weight.grad for name, weight in model.named_parameters()}))
+    expected = torch.stack([reference_logits(model, *row) for row in zip(input_ids, position_ids, strict=True)])
+    (logits, gradients), (checkpointed_logits, checkpointed_gradients) = results
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(checkpointed_logits, expected, atol=1e-4, rtol=1e-4)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(checkpointed_gradients[name], gradient, msg=name)
+
+
+def test_padding_does_not_reach_a_row(checkpoint):
+    model = load(checkpoint)
+    input_ids, position_ids = reordered_batch(2)
+    attention_mask = torch.ones_like(input_ids)
+    attention_mask[0, :4] = 0
+    logits = model(input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask).logits
+    alone = model(input_ids=input_ids[:1, 4:], position_ids=position_ids[:1, 4:]).logits
+    torch.testing.assert_close(logits[0, 4:], alone[0], atol=1e-4, rtol=1e-4)
+
+
+# --- Inherited abilities ---
+
+
+def test_hidden_states_and_attentions(checkpoint):
+    model = load(checkpoint, attn_implementation="eager")
+    input_ids, position_ids = reordered_batch(2)
+    out = model(input_ids=input_ids, position_ids=position_ids, output_hidden_states=True, output_attentions=True)
+    assert [tuple(h.shape) for h in out.hidden_states] == [(2, 16, 48)] * 4
+    assert [tuple(a.shape) for a in out.attentions] == [(2, 4, 16, 16)] * 3
+    assert all(a.triu(1).abs().max() == 0 for a in out.attentions)
+    torch.testing.assert_close(model.lm_head(out.hidden_states[-1]), out.logits)
+
+
+def test_embeddings_are_tied_where_the_config_says_so():
+    for name, tied in (("q25", False), ("q3", True)):
+        model = load(CHECKPOINTS / name)
+        assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+
+
+def test_plans_and_flags_are_qwens(model):
+    stock = stock_model(model)
+    for plan in ("_tp_plan", "_pp_plan", "_fsdp_plan"):
+        assert getattr(model, plan) == getattr(type(model)(model.config), plan)
+        if hasattr(stock, plan) and model.config.qk_norm:
+            assert getattr(model, plan) == getattr(stock, plan)
+    for flag in ("_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn", "_can_compile_fullgraph"):
+        assert getattr(model, flag) is getattr(stock, flag) is True
+    assert model.supports_gradient_checkpointing
+    blocks = {type(module).__name__ for module in model.modules()}
+    assert set(model._no_split_modules) <= blocks, "device_map would split a layer"
+
+
+def test_kernel_hooks_sit_on_the_classes_that_are_used(model):
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3MLP, Qwen3RMSNorm
+
+    layer = model.model.layers[0]
+    assert isinstance(layer.self_attn, Qwen3Attention)
+    assert type(layer.mlp) is Qwen3MLP
+    assert type(layer.input_layernorm) is type(model.model.norm) is Qwen3RMSNorm
+
+
+def test_resizing_the_embeddings(model):
+    input_ids = random_tokens(1, 8)
+    before = model(input_ids).logits
+    model.resize_token_embeddings(170)
+    assert model.config.vocab_size == 170
+    torch.testing.assert_close(model(input_ids).logits[..., :160], before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(checkpoint, dtype):
+    model = load(checkpoint, dtype=dtype)
+    assert model.dtype == dtype
+    input_ids, position_ids = reordered_batch(1)
+    logits = model(input_ids=input_ids, position_ids=position_ids).logits
+    assert logits.dtype == dtype
+    exact = load(checkpoint)(input_ids=input_ids, position_ids=position_ids).logits
+    assert (logits.float() - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+def test_device_maps(checkpoint, tmp_path):
+    input_ids, position_ids = reordered_batch(1)
+    expected = load(checkpoint)(input_ids=input_ids, position_ids=position_ids).logits
+    layers = {f"model.layers.{i}": "disk" if i else "cpu" for i in range(3)}
+    others = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
+    for device_map in ("cpu", "auto", {**layers, **others}):
+        model = load(checkpoint, device_map=device_map, offload_folder=tmp_path / "offload")
+        torch.testing.assert_close(model(input_ids=input_ids, position_ids=position_ids).logits, expected)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_compiles_to_one_graph(checkpoint, cached):
+    model = load(checkpoint)
+    input_ids, position_ids = reordered_batch(2)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        if cached:
+            caches = DynamicCache(), DynamicCache()
+            for forward, cache in zip((model, compiled), caches, strict=True):
+                model(input_ids=input_ids[:, :PROMPT_LENGTH], past_key_values=cache)
+            inputs = {"input_ids": input_ids[:, PROMPT_LENGTH:], "position_ids": position_ids[:, PROMPT_LENGTH:]}
+            expected = model(**inputs, past_key_values=caches[0]).logits
+            got = compiled(**inputs, past_key_values=caches[1]).logits
+        else:
+            inputs = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
+            expected, got = model(**inputs).logits, compiled(**inputs).logits
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["sdpa", "flex_attention"])
+def test_compiles_with_inductor(checkpoint, attention):
+    model = load(checkpoint, attn_implementation=attention)
+    input_ids, position_ids = reordered_batch(2)
+    with torch.no_grad():
+        torch.compiler.reset()
+        compiled = torch.compile(model, fullgraph=True)
+        got = compiled(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
+    expected = load(checkpoint)(input_ids=input_ids, position_ids=position_ids).logits
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_survives_deepcopy(model):
+    input_ids, position_ids = reordered_batch(1)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    assert twin(input_ids=input_ids, position_ids=position_ids).logits.abs().max() > 1
+    assert (twin.lm_head.weight is twin.model.embed_tokens.weight) == model.config.tie_word_embeddings
+
+
+def test_survives_pickling_across_processes(model, tmp_path):
+    input_ids, position_ids = reordered_batch(1)
+    inputs = {"input_ids": input_ids, "position_ids": position_ids}
+    (tmp_path / "model.pkl").write_bytes(pickle.dumps((model, inputs, model(**inputs).logits.detach())))
+    out = run_python(
+        "import pickle, torch\n"
+        "model, inputs, expected = pickle.load(open('model.pkl', 'rb'))\n"
+        "torch.testing.assert_close(model(**inputs).logits, expected)\n"
+        "print(type(model).__name__, model.training, model.generate(inputs['input_ids'], max_new_tokens=2).shape)\n",
+        tmp_path,
+    )
+    assert "WeDLMForCausalLM False torch.Size([1, 18])" in out
+
+
+# --- Bad input ---
+
+
+def broken_copy(tmp_path, sharded=False):
+    folder = tmp_path / "broken"
+    if sharded:
+        load(CHECKPOINTS / "q3").save_pretrained(folder, max_shard_size="100KB")
+    else:
+        shutil.copytree(CHECKPOINTS / "q3", folder)
+    return folder
+
+
+def test_missing_weights_are_named(tmp_path):
+    folder = broken_copy(tmp_path)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(OSError, match=r"model\.safetensors found in directory .*broken"):
+        load(folder)
+
+
+@pytest.mark.parametrize("size", [0, 4, 1000, 200_000])
+def test_truncated_weights_are_named(tmp_path, size):
+    folder = broken_copy(tmp_path)
+    with open(folder / "model.safetensors", "r+b") as file:
+        file.truncate(size)
+    with pytest.raises(OSError, match=r"broken are incomplete, model\.safetensors is .*download or copy"):
+        load(folder)
+
+
+def test_a_missing_or_truncated_shard_is_named(tmp_path):
+    folder = broken_copy(tmp_path, sharded=True)
+    shards = sorted(path for path in folder.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    content = shards[1].read_bytes()
+    shards[1].write_bytes(content[:-100])
+    with pytest.raises(OSError, match=rf"incomplete, {shards[1].name} is .*download or copy"):
+        load(folder)
+    shards[1].unlink()
+    with pytest.raises(OSError, match=rf"incomplete, .*{shards[1].name}.*download or copy"):
+        load(folder)
+
+
+def test_pickled_weights_are_not_loaded_unasked(tmp_path):
+    folder = broken_copy(tmp_path)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(OSError, match=r"model\.safetensors found"):
+        load(folder)
+    assert load(folder, use_safetensors=False).config.mask_token_id == MASK
+
+
+def test_another_architecture_is_named(tmp_path):
+    folder = broken_copy(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
+    for loader in (WeDLMForCausalLM, WeDLMModel, WeDLMConfig):
+        with pytest.raises(ValueError, match=r"broken is a 'llama' checkpoint.*only model_type 'wedlm'.*Auto classes"):
+            loader.from_pretrained(folder)
+
+
+def test_sizes_are_checked_where_the_model_is_built():
+    config = tiny_config()
+    config.num_key_value_heads = 3
+    with pytest.raises(ValueError, match=r"num_attention_heads=4 is not a multiple of num_key_value_heads=3"):
+        WeDLMForCausalLM(config)
+    with pytest.raises(ValueError, match=r"mask_token_id=160 lies outside the vocabulary of 160 tokens"):
+        WeDLMForCausalLM.from_pretrained(CHECKPOINTS / "q3", mask_token_id=160)
+
+
+def test_inputs_are_ids_or_embeddings(model):
+    input_ids = random_tokens(1, 4)
+    for inputs in ({}, {"input_ids": input_ids, "inputs_embeds": model.model.embed_tokens(input_ids)}):
+        with pytest.raises(ValueError, match="input_ids and inputs_embeds: got both or neither"):
+            model(**inputs)
+
+
+def test_base_model_loads_from_a_causal_checkpoint(checkpoint):
+    base, model = WeDLMModel.from_pretrained(checkpoint).eval(), load(checkpoint)
+    input_ids, position_ids = reordered_batch(1)
+    hidden = base(input_ids=input_ids, position_ids=position_ids).last_hidden_state
+    torch.testing.assert_close(model.lm_head(hidden), model(input_ids=input_ids, position_ids=position_ids).logits)

@@ -1,0 +1,47 @@
+import pytest
+import torch
+from helpers import load, random_tokens
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
+
+POSITIONS = torch.tensor([[0, 1, 2, 3, 6, 4, 5, 7]])
+
+
+def logits(model):
+    return model(input_ids=random_tokens(1, 8), position_ids=POSITIONS).logits
+
+
+@pytest.fixture
+def adapted(model):
+    torch.manual_seed(0)
+    adapted = get_peft_model(model, LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM")).eval()
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:  # zero at the start: without this the adapter changes nothing
+            torch.nn.init.normal_(weight, std=0.5)
+    return adapted
+
+
+def test_all_linear_layers_are_adapted_but_the_head(adapted):
+    names = {name.rpartition(".lora_A")[0].rpartition(".")[2] for name in adapted.state_dict() if "lora_A" in name}
+    assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+def test_saved_reloaded_and_merged_is_the_same_model(adapted, checkpoint, tmp_path):
+    plain = logits(load(checkpoint))
+    expected = logits(adapted)
+    assert (expected - plain).abs().max() > 0.1
+    adapted.save_pretrained(tmp_path / "adapter")
+    assert torch.equal(logits(PeftModel.from_pretrained(load(checkpoint), tmp_path / "adapter").eval()), expected)
+    assert torch.equal(logits(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()), expected)
+    merged = adapted.merge_and_unload()
+    torch.testing.assert_close(logits(merged), expected, atol=1e-4, rtol=1e-4)
+    merged.save_pretrained(tmp_path / "merged")
+    assert torch.equal(logits(load(tmp_path / "merged")), logits(merged))
+
+
+def test_adapted_model_generates_and_trains(adapted):
+    output = adapted.generate(input_ids=random_tokens(1, 8), max_new_tokens=4)
+    assert output.shape[1] > 8 and not output.eq(159).any()
+    ids = random_tokens(2, 8)
+    adapted(input_ids=ids, labels=ids).loss.backward()
+    trained = {name for name, weight in adapted.named_parameters() if weight.grad is not None}
+    assert trained == {name for name, _ in adapted.named_parameters() if "lora_" in name}

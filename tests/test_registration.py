@@ -1,0 +1,107 @@
+import json
+import shutil
+
+import pytest
+from helpers import CHECKPOINTS, run_python
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, pipeline
+
+import wedlm
+from wedlm import WeDLMConfig, WeDLMForCausalLM, WeDLMModel
+
+BROKEN_CODE = "raise RuntimeError('the broken remote code ran')\n"
+
+
+@pytest.fixture
+def official(checkpoint, tmp_path):
+    """A checkpoint as released: with remote code that must not run."""
+    folder = tmp_path / "official"
+    shutil.copytree(checkpoint, folder)
+    for name in ("configuration_wedlm.py", "modeling_wedlm.py"):
+        (folder / name).write_text(BROKEN_CODE)
+    return folder
+
+
+@pytest.mark.parametrize("trust_remote_code", [None, False, True])
+def test_auto_classes_load_official_checkpoints(official, trust_remote_code):
+    config = AutoConfig.from_pretrained(official, trust_remote_code=trust_remote_code)
+    assert type(config) is WeDLMConfig
+    model = AutoModelForCausalLM.from_pretrained(official, trust_remote_code=trust_remote_code)
+    assert type(model) is WeDLMForCausalLM
+    assert type(AutoModel.from_pretrained(official, trust_remote_code=trust_remote_code)) is WeDLMModel
+    assert type(AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)) is WeDLMForCausalLM
+
+
+ORDERS = [
+    "import wedlm; from transformers import AutoModelForCausalLM",
+    "from transformers import AutoModelForCausalLM; import wedlm",
+    "import wedlm, transformers",
+    "import transformers, wedlm",
+    "import wedlm; from transformers import Qwen3ForCausalLM",
+    "import wedlm; from transformers import Qwen3Config",
+    "import wedlm; from transformers import GenerationMixin",
+    "import wedlm; import transformers.models.auto.auto_factory",
+    "from wedlm import WeDLMForCausalLM",
+    "import wedlm.modeling_wedlm.modeling_wedlm",
+    "import wedlm; import peft",
+]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_registration_in_any_order_of_imports_and_in_silence(order, tmp_path):
+    checkpoint = str(CHECKPOINTS / "q3")
+    out = run_python(
+        f"{order}\n"
+        "from transformers import AutoConfig\n"
+        f"assert type(AutoConfig.from_pretrained({checkpoint!r})).__module__ == 'wedlm.modeling_wedlm.configuration_wedlm'\n"
+        "from transformers import AutoModelForCausalLM, logging\n"
+        "logging.disable_progress_bar()\n"
+        f"model = AutoModelForCausalLM.from_pretrained({checkpoint!r})\n"
+        "assert type(model).__module__ == 'wedlm.modeling_wedlm.modeling_wedlm'\n",
+        tmp_path,
+    )
+    assert out == ""
+
+
+def test_import_costs_little(tmp_path):
+    """Processor time, so that a busy machine does not decide."""
+    seconds = float(
+        run_python(
+            "from transformers import AutoModelForCausalLM\n"
+            "import time\nstart = time.process_time()\n"
+            "import wedlm\n"
+            "print(time.process_time() - start)",
+            tmp_path,
+        )
+    )
+    assert seconds < 1
+
+
+def test_import_alone_loads_neither_torch_nor_transformers(tmp_path):
+    out = run_python("import wedlm, sys; print({'torch', 'transformers'} & sys.modules.keys())", tmp_path)
+    assert out.strip() == "set()"
+
+
+def test_public_names():
+    for name in wedlm.__all__:
+        assert getattr(wedlm, name).__name__ == name
+        assert name in dir(wedlm)
+    with pytest.raises(AttributeError, match="'wedlm' has no attribute 'WeDLM'; its public names are WeDLMConfig"):
+        wedlm.WeDLM  # noqa: B018
+
+
+def test_other_models_load_as_before(tmp_path):
+    fields = json.loads((CHECKPOINTS / "q3" / "config.json").read_text())
+    del fields["auto_map"]
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "model_type": "qwen3"}))
+    assert AutoConfig.from_pretrained(tmp_path).model_type == "qwen3"
+    assert type(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))).__name__ == "Qwen3ForCausalLM"
+
+
+def test_pipelines_know_the_model(checkpoint, tmp_path, caplog):
+    from wedlm.demo import save_random_checkpoint
+
+    save_random_checkpoint(str(tmp_path))
+    generator = pipeline("text-generation", model=str(tmp_path))
+    assert type(generator.model) is WeDLMForCausalLM
+    assert generator("one two", max_new_tokens=4)[0]["generated_text"].startswith("one two")
+    assert "not supported" not in caplog.text

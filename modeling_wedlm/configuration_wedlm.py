@@ -28,7 +28,7 @@ class WeDLMConfig(Qwen3Config):
         self.check()
 
     def check(self) -> None:
-        """Raises a ValueError on values that contradict each other; the model asks again, as they may have been set."""
+        """Raises a ValueError on values that contradict each other; asked again when a model is built."""
         if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads={self.num_attention_heads} is not a multiple of "

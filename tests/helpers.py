@@ -38,7 +38,7 @@ def stock_model(model: WeDLMForCausalLM) -> PreTrainedModel:
 
 @torch.no_grad()
 def reference_logits(model: PreTrainedModel, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-    """The forward of one sequence in plain float64 arithmetic, row by row: row i sees rows 0..i, whatever their positions."""
+    """The forward of one sequence in plain float64 arithmetic: row i sees rows 0..i, whatever their positions."""
     config = model.config
     weights = {name: tensor.double() for name, tensor in model.state_dict().items()}
 

@@ -18,9 +18,9 @@ checkpoint, folder, how = sys.argv[1:]
 inputs = torch.load(f"{folder}/inputs.pt")
 if how == "tensor parallel":
     model = AutoModelForCausalLM.from_pretrained(checkpoint, tp_plan="auto").eval()
-    assert type(model.model.layers[0].self_attn.q_proj.weight).__name__ == "DTensor" or (
-        model.model.layers[0].self_attn.q_proj.weight.shape[0] * 2 == model.config.num_attention_heads * model.config.head_dim
-    )
+    weight, config = model.model.layers[0].self_attn.q_proj.weight, model.config
+    local = weight.to_local() if hasattr(weight, "to_local") else weight
+    assert local.shape[0] * 2 == config.num_attention_heads * config.head_dim, "the weights are not split"
 else:
     from torch.distributed.fsdp import fully_shard
     dist.init_process_group("gloo")

@@ -52,7 +52,8 @@ def test_registration_in_any_order_of_imports_and_in_silence(order, tmp_path):
     out = run_python(
         f"{order}\n"
         "from transformers import AutoConfig\n"
-        f"assert type(AutoConfig.from_pretrained({checkpoint!r})).__module__ == 'wedlm.modeling_wedlm.configuration_wedlm'\n"
+        f"config = AutoConfig.from_pretrained({checkpoint!r})\n"
+        "assert type(config).__module__ == 'wedlm.modeling_wedlm.configuration_wedlm'\n"
         "from transformers import AutoModelForCausalLM, logging\n"
         "logging.disable_progress_bar()\n"
         f"model = AutoModelForCausalLM.from_pretrained({checkpoint!r})\n"

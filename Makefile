@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 EXTRAS = train,eval,dev
 PYTEST = -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-slow test-oldest lint
+.PHONY: demo test test-slow test-oldest mutants lint
 
 # Generates text; the first run makes .venv.
 demo: .venv/installed
@@ -19,6 +19,10 @@ test-slow: .venv/installed
 # The same tests as `test` on the oldest versions that setup.py promises.
 test-oldest: .venv-oldest/installed
 	.venv-oldest/bin/python $(PYTEST) -m "not slow"
+
+# Breaks one line at a time; each must make a test fail.
+mutants: .venv/installed
+	.venv/bin/python tests/mutants.py $(ONLY)
 
 lint: .venv/installed
 	.venv/bin/ruff check .

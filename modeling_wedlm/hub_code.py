@@ -33,14 +33,18 @@ def flat_files() -> dict[str, str]:
     }
 
 
-def copy_code(save_directory: str | os.PathLike) -> dict[str, str]:
-    """Writes the files that travel into `save_directory` and returns the auto_map that names the classes in them."""
+def copy_code(save_directory: str | os.PathLike, auto_map: dict[str, str]) -> dict[str, str]:
+    """Writes the files that travel into `save_directory` and returns the auto_map for what lies there.
+
+    Of the old `auto_map` it keeps what names a file in the folder, a subclass of the caller's own, say.
+    """
     # Loaded from a checkpoint these files are flat already, and transformers copies them along itself.
     if __package__.partition(".")[0] == "wedlm":
         for name, source in flat_files().items():
             Path(save_directory, name).write_text(source, encoding="utf-8")
-    return {
-        auto_class: reference
-        for auto_class, reference in AUTO_MAP.items()
-        if Path(save_directory, reference.partition(".")[0] + ".py").exists()
-    }
+
+    def names_a_file_here(reference) -> bool:  # "file.Class", where "repository--file.Class" names one elsewhere
+        return isinstance(reference, str) and Path(save_directory, reference.partition(".")[0] + ".py").exists()
+
+    own = {name: reference for name, reference in auto_map.items() if names_a_file_here(reference)}
+    return {name: reference for name, reference in {**AUTO_MAP, **own}.items() if names_a_file_here(reference)}

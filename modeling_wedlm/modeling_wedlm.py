@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers.masking_utils import create_masks_for_generate
@@ -12,9 +13,10 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3RMSNorm,
     Qwen3RotaryEmbedding,
 )
+from transformers.utils import CONFIG_NAME, cached_file
 
 from wedlm.generation.generation_wedlm import WeDLMGenerationMixin
-from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
+from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig, check_config
 
 
 class WeDLMAttention(Qwen3Attention):
@@ -46,22 +48,30 @@ class WeDLMPreTrainedModel(Qwen3PreTrainedModel):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, use_safetensors=True, **kwargs):
         # Safetensors only, unless the caller asks for pickled weights by name.
+        name = pretrained_model_name_or_path
         try:
-            return super().from_pretrained(
-                pretrained_model_name_or_path, *model_args, use_safetensors=use_safetensors, **kwargs
-            )
-        except (SafetensorError, FileNotFoundError) as error:
-            files = ", ".join(unreadable_weights(pretrained_model_name_or_path)) or "a file"
+            return super().from_pretrained(name, *model_args, use_safetensors=use_safetensors, **kwargs)
+        except SafetensorError as error:
+            where = {key: kwargs[key] for key in ("cache_dir", "revision", "subfolder") if kwargs.get(key) is not None}
+            config_file = cached_file(name, CONFIG_NAME, local_files_only=True, **where)
+            files = ", ".join(unreadable_weights(Path(config_file).parent))
             raise OSError(
-                f"The weights in {pretrained_model_name_or_path} are incomplete, {files} is missing or cut short "
-                f"({error}); download or copy the checkpoint again."
+                f"{files} of {name} is cut short or damaged ({error}); copy the checkpoint again, or load it from the "
+                "Hub with force_download=True."
+            ) from error
+        except OSError as error:
+            if "safetensors" not in str(error):
+                raise
+            raise OSError(
+                f"The weights of {name} are missing or incomplete: {error} Copy or download them again, or pass "
+                "use_safetensors=False if they are pickled and you trust them."
             ) from error
 
 
-def unreadable_weights(folder: str | Path) -> list[str]:
-    """The names of the weight files in a local folder that do not open."""
+def unreadable_weights(folder: Path) -> list[str]:
+    """The names of the weight files in a folder that do not open."""
     names = []
-    for path in sorted(Path(folder).glob("*.safetensors")):
+    for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt"):
                 pass
@@ -76,7 +86,7 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
     def __init__(self, config: WeDLMConfig):
         # Not Qwen3Model's own: it would build Qwen3 layers.
         Qwen3PreTrainedModel.__init__(self, config)
-        config.check()
+        check_config(config)
         self.padding_idx = config.pad_token_id
         self.vocab_size = config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
@@ -84,7 +94,6 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config=config)
         self.gradient_checkpointing = False
-        self.has_sliding_layers = "sliding_attention" in config.layer_types
         self.post_init()
 
     def forward(
@@ -101,7 +110,18 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
             raise ValueError("input_ids and inputs_embeds: got both or neither; pass exactly one of the two.")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
+        if self.training and self.gradient_checkpointing and past_key_values is not None:
+            if past_key_values.get_seq_length() > 0:  # the layers would drop it and predict without it
+                raise ValueError(
+                    "past_key_values holds cached text, which gradient checkpointing cannot use in training; call "
+                    "model.eval(), or pass the whole text and no past_key_values."
+                )
         if not isinstance(attention_mask, dict):
+            is_dense = isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 4
+            if is_dense and attention_mask.dtype == torch.bool and self.config._attn_implementation == "eager":
+                # Eager adds its mask to the scores, where transformers' other backends read True as "sees".
+                bias = torch.zeros_like(attention_mask, dtype=inputs_embeds.dtype)
+                attention_mask = bias.masked_fill(~attention_mask, torch.finfo(bias.dtype).min)
             # Built without position_ids: transformers takes any that are not consecutive for packed sequences.
             attention_mask = create_masks_for_generate(
                 config=self.config,

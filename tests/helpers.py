@@ -1,6 +1,7 @@
 """What several test files share: the golden checkpoints, a slow reference forward, and clean processes."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,15 @@ def reference_logits(model: PreTrainedModel, input_ids: torch.Tensor, position_i
             hidden = hidden + linear(gate * linear(x, f"{layer}.mlp.up_proj"), f"{layer}.mlp.down_proj")
         rows.append(norm(hidden, "model.norm.weight") @ weights["lm_head.weight"].T)
     return torch.stack(rows).float()
+
+
+def put_into_hub_cache(folder: Path, hub: Path, name: str) -> None:
+    """Makes `hub` look as if the files of `folder` had been downloaded as repository `name`."""
+    repository = hub / f"models--{name.replace('/', '--')}"
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    shutil.copytree(folder, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
 
 
 def run_python(code: str, cwd: Path, wedlm: bool = True, **environment: str) -> str:

@@ -80,6 +80,12 @@ def test_no_mask_token_loads_and_is_refused_where_one_is_needed(folder, tmp_path
         config.require_mask_token_id()
     config.mask_token_id = 5
     assert config.require_mask_token_id() == 5
+    config.mask_token_id = 160
+    with pytest.raises(ValueError, match="mask_token_id=160 lies outside"):
+        config.require_mask_token_id()
+    with pytest.raises(ValueError, match="mask_token_id=160 lies outside"):
+        config.save_pretrained(tmp_path / "broken")
+    assert not (tmp_path / "broken").exists()
 
 
 @pytest.mark.parametrize("mask_token_id", [-1, 160, 10**6])

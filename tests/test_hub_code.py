@@ -2,14 +2,16 @@ import ast
 import json
 import shutil
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import CHECKPOINTS, REPOSITORY, load, random_tokens, run_python
+from helpers import CHECKPOINTS, REPOSITORY, load, put_into_hub_cache, random_tokens, run_python
 from transformers import AutoConfig, Trainer, TrainingArguments
+from transformers import trainer as trainer_module
 
-from wedlm import WeDLMConfig, WeDLMForCausalLM
+from wedlm import WeDLMConfig
 from wedlm.modeling_wedlm.hub_code import AUTO_MAP, PACKAGE_IMPORT, flat_files
 
 CODE = {"configuration_wedlm.py", "generation_wedlm.py", "hub_code.py", "modeling_wedlm.py"}
@@ -96,16 +98,21 @@ def test_generation_does_not_import_modeling():
         assert "wedlm.modeling_wedlm" not in path.read_text(), path
 
 
-def test_files_beside_the_package_or_the_checkpoint_stay_where_they_are(tmp_path, monkeypatch):
-    (tmp_path / "cwd").mkdir()
-    (tmp_path / "cwd" / "secret.py").write_text("password = 1\n")
-    monkeypatch.chdir(tmp_path / "cwd")
-    load(CHECKPOINTS / "q3").save_pretrained(tmp_path / "saved")
+def test_nothing_else_travels(tmp_path, monkeypatch):
+    """Not from the working directory, not from the checkpoint's folder, not what lies beside the package's files."""
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(CHECKPOINTS / "q3", folder)
+    for place in (tmp_path, folder):
+        (place / "secret.py").write_text("password = 1\n")
+    monkeypatch.chdir(tmp_path)
+    load(folder).save_pretrained(tmp_path / "saved")
     assert {path.name for path in (tmp_path / "saved").iterdir()} == CODE | {
         "config.json",
         "generation_config.json",
         "model.safetensors",
     }
+    beside = {path.name for folder in ("modeling_wedlm", "generation") for path in (REPOSITORY / folder).glob("*.py")}
+    assert "__init__.py" in beside - CODE
 
 
 # --- Every way of saving ---
@@ -186,12 +193,52 @@ def test_trainer_checkpoints_are_complete(model, tmp_path):
         assert_complete(folder)
 
 
-def test_a_users_subclass_still_carries_the_package(tmp_path):
-    class Mine(WeDLMForCausalLM):
-        pass
+def test_a_users_subclass_is_saved_beside_the_package(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from wedlm import WeDLMForCausalLM\n\n\nclass Mine(WeDLMForCausalLM):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    from mine import Mine
 
-    Mine(WeDLMConfig.from_pretrained(CHECKPOINTS / "q3")).save_pretrained(tmp_path)
-    assert_complete(tmp_path)
+    config = WeDLMConfig.from_pretrained(CHECKPOINTS / "q3")
+    Mine(config).save_pretrained(tmp_path / "unregistered")
+    assert_complete(tmp_path / "unregistered")
+    monkeypatch.setattr(Mine, "_auto_class", None)
+    Mine.register_for_auto_class("AutoModelForCausalLM")
+    Mine(config).save_pretrained(tmp_path / "registered")
+    saved = contents(tmp_path / "registered")
+    assert saved.keys() >= CODE | {"mine.py"}
+    assert json.loads(saved["config.json"])["auto_map"] == {**AUTO_MAP, "AutoModelForCausalLM": "mine.Mine"}
+
+
+def test_a_trainers_uploads_carry_the_code_once_the_config_was_saved_there(model, tmp_path, monkeypatch):
+    """Trainer uploads its folder, and copies only weights and json files into it before the end of training."""
+    uploads = []
+
+    class Hub:
+        def upload_folder(self, **kwargs):
+            uploads.append({path.name for path in Path(kwargs["folder_path"]).iterdir()})
+            job = Future()
+            job.set_result(None)
+            return job
+
+    monkeypatch.setattr(trainer_module, "hf_api", Hub)
+
+    def init_hf_repo(self, **kwargs):
+        self.hub_model_id, self.push_in_progress = "someone/model", None
+
+    monkeypatch.setattr(Trainer, "init_hf_repo", init_hf_repo)
+    monkeypatch.setattr(Trainer, "create_model_card", lambda self, **kwargs: None)
+    rows = [{"input_ids": ids, "labels": ids} for ids in random_tokens(4, 8)]
+    arguments = TrainingArguments(
+        tmp_path / "run", max_steps=2, save_steps=1, report_to=[], use_cpu=True, push_to_hub=True,
+        hub_model_id="someone/model", hub_always_push=True, hub_strategy="every_save",
+    )  # fmt: skip
+    trainer = Trainer(model, arguments, train_dataset=rows)
+    model.config.save_pretrained(arguments.output_dir)
+    trainer.train()
+    assert len(uploads) >= 2
+    assert all(names >= CODE | {"config.json", "model.safetensors"} for names in uploads[:2])
 
 
 # --- Loading without the package ---
@@ -206,11 +253,7 @@ def test_loads_without_the_package_and_saves_the_same_folder_again(checkpoint, t
     name = "saved"
     if source == "hub":
         name = "someone/wedlm-tiny"
-        repository = tmp_path / "hub" / "models--someone--wedlm-tiny"
-        commit = "0123456789abcdef0123456789abcdef01234567"
-        shutil.copytree(tmp_path / "saved", repository / "snapshots" / commit)
-        (repository / "refs").mkdir()
-        (repository / "refs" / "main").write_text(commit)
+        put_into_hub_cache(tmp_path / "saved", tmp_path / "hub", name)
         environment = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     run_python(LOAD_AND_SAVE_AGAIN.format(name=name), tmp_path, wedlm=False, **environment)
     assert contents(tmp_path / "again") == contents(tmp_path / "saved")

@@ -7,9 +7,18 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from helpers import CHECKPOINTS, GOLDEN, load, random_tokens, reference_logits, run_python, stock_model
+from helpers import (
+    CHECKPOINTS,
+    GOLDEN,
+    load,
+    put_into_hub_cache,
+    random_tokens,
+    reference_logits,
+    run_python,
+    stock_model,
+)
 from safetensors.torch import load_file
-from transformers import AutoConfig, DynamicCache, modeling_flash_attention_utils
+from transformers import AutoConfig, DynamicCache, Qwen3Config, Qwen3ForCausalLM, modeling_flash_attention_utils
 from transformers.integrations import flex_attention as transformers_flex
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM, WeDLMModel
@@ -208,8 +217,16 @@ MASKS = {
     "no mask": lambda batch, queries, keys: None,
     "2D mask": lambda batch, queries, keys: torch.ones(batch, keys, dtype=torch.long),
     "4D mask": lambda batch, queries, keys: dense_mask(queries, keys).expand(batch, -1, -1, -1),
+    "4D bool mask": lambda batch, queries, keys: dense_mask(queries, keys).eq(0).expand(batch, -1, -1, -1),
 }
 BACKENDS = ["eager", "sdpa", "flash_attention_2", "flex_attention"]
+BACKENDS_AND_MASKS = [
+    (backend, mask)
+    for backend in BACKENDS
+    for mask in MASKS
+    if not (backend == "flash_attention_2" and mask.startswith("4D"))  # it takes none
+    and not (backend == "flex_attention" and mask == "4D bool mask")  # it adds its mask to the scores
+]
 
 
 def logits_of_reordered(model, batch, cached, mask):
@@ -232,11 +249,7 @@ def logits_of_reordered(model, batch, cached, mask):
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize(
-    "attention_backend, mask",
-    [(backend, mask) for backend in BACKENDS for mask in MASKS if (backend, mask) != ("flash_attention_2", "4D mask")],
-    indirect=["attention_backend"],
-)
+@pytest.mark.parametrize("attention_backend, mask", BACKENDS_AND_MASKS, indirect=["attention_backend"])
 @pytest.mark.parametrize("cached", [False, True], ids=["uncached", "cached"])
 @torch.no_grad()
 def test_reordered_window_equals_the_reference(attention_backend, cached, mask, batch):
@@ -266,8 +279,8 @@ def test_the_window_above_would_show_packed_detection(attention_backend, cached,
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("attention_backend", BACKENDS, indirect=True)
-def test_gradient_checkpointing_changes_nothing(checkpoint, attention_backend, use_reentrant):
+@pytest.mark.parametrize("attention_backend, mask", BACKENDS_AND_MASKS, indirect=["attention_backend"])
+def test_gradient_checkpointing_changes_nothing(checkpoint, attention_backend, mask, use_reentrant):
     trainable = attention_backend != "flex_attention"  # it has no backward on a CPU
     batch = 1 if attention_backend == "flash_attention_2" else 2  # where detection would strike
     input_ids, position_ids = reordered_batch(batch)
@@ -279,7 +292,8 @@ def test_gradient_checkpointing_changes_nothing(checkpoint, attention_backend, u
             model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
             model.enable_input_require_grads()
         with torch.set_grad_enabled(trainable):
-            logits = model(input_ids=input_ids, position_ids=position_ids).logits
+            attention_mask = MASKS[mask](batch, *input_ids.shape[-1:] * 2)
+            logits = model(input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask).logits
         if trainable:
             logits.logsumexp(-1).sum().backward()
         results.append((logits.detach(), {name: weight.grad for name, weight in model.named_parameters()}))
@@ -291,14 +305,36 @@ def test_gradient_checkpointing_changes_nothing(checkpoint, attention_backend, u
         torch.testing.assert_close(checkpointed_gradients[name], gradient, msg=name)
 
 
-def test_padding_does_not_reach_a_row(checkpoint):
+def test_gradient_checkpointing_with_cached_text_is_refused(model):
+    cache = DynamicCache()
+    model(random_tokens(1, 4), past_key_values=cache)
+    model.gradient_checkpointing_enable()
+    assert model(random_tokens(1, 4), past_key_values=cache).logits.shape[1] == 4, "in eval mode the cache is used"
+    with pytest.raises(ValueError, match=r"past_key_values holds cached text, .* call model\.eval\(\), or pass"):
+        model.train()(random_tokens(1, 4), past_key_values=cache)
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["uncached", "cached"])
+@pytest.mark.parametrize("attention_backend", BACKENDS, indirect=True)
+@torch.no_grad()
+def test_padding_does_not_reach_a_row(checkpoint, attention_backend, cached):
     model = load(checkpoint)
+    model.config._attn_implementation = attention_backend
     input_ids, position_ids = reordered_batch(2)
     attention_mask = torch.ones_like(input_ids)
     attention_mask[0, :4] = 0
-    logits = model(input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask).logits
-    alone = model(input_ids=input_ids[:1, 4:], position_ids=position_ids[:1, 4:]).logits
-    torch.testing.assert_close(logits[0, 4:], alone[0], atol=1e-4, rtol=1e-4)
+    cache, parts = DynamicCache() if cached else None, []
+    for part in (slice(0, PROMPT_LENGTH), slice(PROMPT_LENGTH, None)) if cached else (slice(None),):
+        out = model(
+            input_ids=input_ids[:, part],
+            position_ids=position_ids[:, part],
+            attention_mask=attention_mask[:, : part.stop],
+            past_key_values=cache,
+            use_cache=cached,
+        )
+        parts.append(out.logits)
+    alone = reference_logits(model, input_ids[0, 4:], position_ids[0, 4:])
+    torch.testing.assert_close(torch.cat(parts, dim=1)[0, 4:], alone, atol=1e-4, rtol=1e-4)
 
 
 # --- Inherited abilities ---
@@ -321,11 +357,10 @@ def test_embeddings_are_tied_where_the_config_says_so():
 
 
 def test_plans_and_flags_are_qwens(model):
-    stock = stock_model(model)
+    stock = Qwen3ForCausalLM(Qwen3Config(**{name: 4 for name in ("hidden_size", "vocab_size", "num_hidden_layers")}))
     for plan in ("_tp_plan", "_pp_plan", "_fsdp_plan"):
-        assert getattr(model, plan) == getattr(type(model)(model.config), plan)
-        if hasattr(stock, plan) and model.config.qk_norm:
-            assert getattr(model, plan) == getattr(stock, plan)
+        assert getattr(model, plan, "none") == getattr(stock, plan, "none"), plan
+    assert model._tp_plan and model._pp_plan
     for flag in ("_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn", "_can_compile_fullgraph"):
         assert getattr(model, flag) is getattr(stock, flag) is True
     assert model.supports_gradient_checkpointing
@@ -366,8 +401,16 @@ def test_device_maps(checkpoint, tmp_path):
     expected = load(checkpoint)(input_ids=input_ids, position_ids=position_ids).logits
     layers = {f"model.layers.{i}": "disk" if i else "cpu" for i in range(3)}
     others = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
-    for device_map in ("cpu", "auto", {**layers, **others}):
+    prompt = random_tokens(1, 6)
+    text = load(checkpoint).generate(prompt, max_new_tokens=4)
+    for device_map in (
+        "cpu",
+        "auto",
+        {**layers, **others},
+        {**layers, **others, "model.embed_tokens": "disk", "lm_head": "disk"},
+    ):
         model = load(checkpoint, device_map=device_map, offload_folder=tmp_path / "offload")
+        assert torch.equal(model.generate(prompt, max_new_tokens=4), text)
         torch.testing.assert_close(model(input_ids=input_ids, position_ids=position_ids).logits, expected)
 
 
@@ -449,7 +492,9 @@ def broken_copy(tmp_path, sharded=False):
 def test_missing_weights_are_named(tmp_path):
     folder = broken_copy(tmp_path)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(OSError, match=r"model\.safetensors found in directory .*broken"):
+    with pytest.raises(
+        OSError, match=r"weights of .*broken are missing or incomplete: .*model\.safetensors.*Copy or download"
+    ):
         load(folder)
 
 
@@ -458,8 +503,19 @@ def test_truncated_weights_are_named(tmp_path, size):
     folder = broken_copy(tmp_path)
     with open(folder / "model.safetensors", "r+b") as file:
         file.truncate(size)
-    with pytest.raises(OSError, match=r"broken are incomplete, model\.safetensors is .*download or copy"):
+    with pytest.raises(OSError, match=r"model\.safetensors of .*broken is cut short .*copy .* force_download=True"):
         load(folder)
+
+
+def test_truncated_weights_are_named_in_a_subfolder_and_in_the_hub_cache(tmp_path, monkeypatch):
+    folder = broken_copy(tmp_path)
+    with open(folder / "model.safetensors", "r+b") as file:
+        file.truncate(1000)
+    with pytest.raises(OSError, match=r"^model\.safetensors of .* is cut short"):
+        load(tmp_path, subfolder="broken")
+    put_into_hub_cache(folder, tmp_path / "hub", "someone/model")
+    with pytest.raises(OSError, match=r"^model\.safetensors of someone/model is cut short"):
+        load("someone/model", cache_dir=tmp_path / "hub")
 
 
 def test_a_missing_or_truncated_shard_is_named(tmp_path):
@@ -468,10 +524,10 @@ def test_a_missing_or_truncated_shard_is_named(tmp_path):
     assert len(shards) > 2
     content = shards[1].read_bytes()
     shards[1].write_bytes(content[:-100])
-    with pytest.raises(OSError, match=rf"incomplete, {shards[1].name} is .*download or copy"):
+    with pytest.raises(OSError, match=rf"{shards[1].name} of .*broken is cut short .*copy .* force_download=True"):
         load(folder)
     shards[1].unlink()
-    with pytest.raises(OSError, match=rf"incomplete, .*{shards[1].name}.*download or copy"):
+    with pytest.raises(OSError, match=rf"missing or incomplete: .*{shards[1].name}.* Copy or download"):
         load(folder)
 
 
@@ -479,7 +535,9 @@ def test_pickled_weights_are_not_loaded_unasked(tmp_path):
     folder = broken_copy(tmp_path)
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(OSError, match=r"model\.safetensors found"):
+    with pytest.raises(
+        OSError, match=r"model\.safetensors found.* pass use_safetensors=False if they are pickled and you trust"
+    ):
         load(folder)
     assert load(folder, use_safetensors=False).config.mask_token_id == MASK
 
@@ -489,8 +547,16 @@ def test_another_architecture_is_named(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
     for loader in (WeDLMForCausalLM, WeDLMModel, WeDLMConfig):
-        with pytest.raises(ValueError, match=r"broken is a 'llama' checkpoint.*only model_type 'wedlm'.*Auto classes"):
+        with pytest.raises(
+            ValueError, match=r"broken is of model_type 'llama', .* support only 'wedlm'; .*Auto classes"
+        ):
             loader.from_pretrained(folder)
+
+
+def test_a_config_of_another_architecture_is_named():
+    for build in (WeDLMForCausalLM, lambda config: load(CHECKPOINTS / "q3", config=config)):
+        with pytest.raises(ValueError, match=r"Qwen3Config is of model_type 'qwen3', .* support only 'wedlm'"):
+            build(Qwen3Config())
 
 
 def test_sizes_are_checked_where_the_model_is_built():

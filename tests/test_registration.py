@@ -4,6 +4,12 @@ import shutil
 import pytest
 from helpers import CHECKPOINTS, run_python
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, pipeline
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_MAPPING,
+)
 
 import wedlm
 from wedlm import WeDLMConfig, WeDLMForCausalLM, WeDLMModel
@@ -98,11 +104,39 @@ def test_other_models_load_as_before(tmp_path):
     assert type(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))).__name__ == "Qwen3ForCausalLM"
 
 
-def test_pipelines_know_the_model(checkpoint, tmp_path, caplog):
+def test_registration_does_not_wait_for_other_threads(tmp_path):
+    """While another thread is in the middle of a long import of transformers, the Auto classes know WeDLM already."""
+    code = """
+import sys, threading, time
+import wedlm
+def import_much():
+    import transformers.trainer
+thread = threading.Thread(target=import_much)
+thread.start()
+while "transformers.models.auto.configuration_auto" not in sys.modules:
+    time.sleep(0.001)
+from transformers import AutoConfig
+print(type(AutoConfig.from_pretrained(CHECKPOINT)).__module__)
+thread.join()
+"""
+    out = run_python(code.replace("CHECKPOINT", repr(str(CHECKPOINTS / "q3"))), tmp_path)
+    assert out.strip() == "wedlm.modeling_wedlm.configuration_wedlm"
+
+
+def test_the_mappings_list_the_classes():
+    assert MODEL_FOR_CAUSAL_LM_MAPPING[WeDLMConfig] is WeDLMForCausalLM
+    assert MODEL_MAPPING[WeDLMConfig] is WeDLMModel
+    assert WeDLMConfig in MODEL_FOR_CAUSAL_LM_MAPPING.keys()
+    assert CONFIG_MAPPING["wedlm"] is WeDLMConfig
+    assert type(AutoConfig.for_model("wedlm")) is WeDLMConfig
+
+
+def test_pipelines_know_the_model(tmp_path, capfd):
     from wedlm.demo import save_random_checkpoint
 
     save_random_checkpoint(str(tmp_path))
     generator = pipeline("text-generation", model=str(tmp_path))
     assert type(generator.model) is WeDLMForCausalLM
     assert generator("one two", max_new_tokens=4)[0]["generated_text"].startswith("one two")
-    assert "not supported" not in caplog.text
+    assert "is not supported for" not in capfd.readouterr().err
+    assert "WeDLMForCausalLM" in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), "what the pipeline warns about"

@@ -81,7 +81,10 @@ def unreadable_weights(folder: Path) -> list[str]:
 
 
 class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
-    """The decoder. `position_ids` are logical (RoPE); attention is causal over the physical order of the rows."""
+    """The decoder. `position_ids` are logical (RoPE); attention is causal over the physical order of the rows.
+
+    `rows_to_keep`, `[batch, n]`: return the last hidden states of these rows only, so that the head sees no others.
+    """
 
     def __init__(self, config: WeDLMConfig):
         # Not Qwen3Model's own: it would build Qwen3 layers.
@@ -104,6 +107,7 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
         past_key_values=None,
         inputs_embeds=None,
         use_cache=None,
+        rows_to_keep=None,
         **kwargs,
     ):
         if (input_ids is None) == (inputs_embeds is None):
@@ -129,7 +133,7 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
                 attention_mask=attention_mask,
                 past_key_values=past_key_values,
             )
-        return super().forward(
+        outputs = super().forward(
             attention_mask=attention_mask,
             position_ids=position_ids,
             past_key_values=past_key_values,
@@ -137,6 +141,11 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
             use_cache=use_cache,
             **kwargs,
         )
+        if rows_to_keep is not None:
+            hidden_states = outputs.last_hidden_state  # [batch, rows, hidden]
+            index = rows_to_keep[..., None].to(hidden_states.device).expand(-1, -1, hidden_states.shape[-1])
+            outputs.last_hidden_state = hidden_states.gather(1, index)
+        return outputs
 
 
 class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausalLM):

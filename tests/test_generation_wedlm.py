@@ -1,60 +1,696 @@
+import json
+import math
+import threading
+
 import pytest
 import torch
-from helpers import CHECKPOINTS, load, random_tokens, stock_model
+from helpers import CHECKPOINTS, GOLDEN, load, random_tokens, stock_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_decoder import Decoded, decode
+from transformers import (
+    AutoConfig,
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
+    TextStreamer,
+)
 
-MASK = 159
+from wedlm import WeDLMForCausalLM
+from wedlm.generation.row_cache import RowCache
+from wedlm.generation.stats import WeDLMGenerateOutput
+from wedlm.generation.window import Window
+
+MASK, EOS, PAD = 159, 2, 0
+DECODE = json.loads((GOLDEN / "decode.json").read_text())
+
+
+def left_padded(prompts):
+    """input_ids and attention_mask of prompts of any lengths."""
+    length = max(map(len, prompts))
+    return {
+        "input_ids": torch.tensor([[PAD] * (length - len(prompt)) + prompt for prompt in prompts]),
+        "attention_mask": torch.tensor([[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
+    }
+
+
+def generate(model, prompts, **arguments) -> list[Decoded]:
+    """Decodes a ragged batch and takes the output apart into what the reference returns."""
+    arguments = {"eos_token_id": EOS, "pad_token_id": PAD, **arguments}
+    inputs = left_padded(prompts)
+    output = model.generate(**inputs, **arguments, return_dict_in_generate=True)
+    assert isinstance(output, WeDLMGenerateOutput)
+    width = inputs["input_ids"].shape[1]
+    assert torch.equal(output.sequences[:, :width], inputs["input_ids"])
+    decoded = []
+    for b in range(len(prompts)):
+        num_tokens = round((output.tokens_per_forward[b] * output.forwards[b]).item())
+        ids, padding = output.sequences[b, width:].tolist(), None
+        ids, padding = ids[:num_tokens], ids[num_tokens:]
+        assert set(padding) <= {PAD}
+        window_rows = round(num_tokens / output.prefix_cacheability[b].item())
+        decoded.append(Decoded(ids, output.forwards[b].item(), window_rows))
+    assert output.sequences.shape[1] == width + max(len(row.ids) for row in decoded)
+    return decoded
+
+
+def logits_of(model):
+    @torch.no_grad()
+    def forward(tokens, positions):
+        rows = {"input_ids": torch.tensor([tokens]), "position_ids": torch.tensor([positions])}
+        return model(**rows, use_cache=False).logits[0]
+
+    return forward
+
+
+def agree(got: Decoded, expected: Decoded) -> bool:
+    # prefix_cacheability counts window rows only where there were at least as many as tokens.
+    rows = max(expected.window_rows, len(expected.ids))
+    return (got.ids, got.forwards, got.window_rows) == (expected.ids, expected.forwards, rows)
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Records what each forward of the first row did, as the golden runs do."""
+    recorded = []
+    fill, commit = Window.fill, Window.commit
+
+    def recording_commit(self):
+        window = slice(self.start[0], self.end[0])
+        recorded.append(
+            {
+                "committed": self.start[0].item(),
+                "window": self.tokens[0, window].tolist(),
+                "open": "".join("01"[not filled] for filled in self.filled[0, window].tolist()),
+            }
+        )
+        commit(self)
+
+    def recording_fill(self, slots, selected, tokens):
+        filled = [(slots[0], selected[0], tokens[0])]
+        recorded[-1]["filled"] = [
+            [(self.prompt_lengths[0] + slot).item(), token.item()]
+            for row in filled
+            for slot, chosen, token in zip(*row, strict=True)
+            if chosen
+        ]
+        fill(self, slots, selected, tokens)
+
+    monkeypatch.setattr(Window, "commit", recording_commit)
+    monkeypatch.setattr(Window, "fill", recording_fill)
+    return recorded
+
+
+# --- Against the slow reference and the recorded runs ---
+
+
+def models(attention):
+    return {name: load(CHECKPOINTS / name, attn_implementation=attention) for name in ("q25", "q3")}
+
+
+def settings_of(run):
+    return {name: run[name] for name in ("window_size", "entropy_threshold", "distance_penalty", "max_new_tokens")}
+
+
+def recorded(run, decoding):
+    prefix = "blockwise_" if decoding == "blockwise" else ""
+    return Decoded(run[f"{prefix}ids"], run[f"{prefix}forwards"], run[f"{prefix}window_rows"])
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
+def test_recorded_runs(attention, decoding, steps):
+    """Alone, and as a row of ragged batches of 2, 5 and 8 (in turn, to save time)."""
+    assert DECODE["eos_token_id"] == EOS
+    model = models(attention)
+    runs = [run for run in DECODE["runs"] if decoding == "streaming" or "blockwise_ids" in run]
+    assert len(runs) > 20
+    for i, run in enumerate(runs):
+        expected = recorded(run, decoding)
+        arguments = {"decoding": decoding, **settings_of(run)}
+        prompt = DECODE["prompts"][run["prompt"]]
+        steps.clear()
+        (alone,) = generate(model[run["checkpoint"]], [prompt], **arguments)
+        assert agree(alone, expected), run
+        if decoding == "streaming" and "steps" in run:
+            assert steps == run["steps"]
+        others = [DECODE["prompts"][(run["prompt"] + k) % 5] for k in range(1, (2, 5, 8)[i % 3])]
+        in_a_batch = generate(model[run["checkpoint"]], [prompt, *others], **arguments)
+        assert agree(in_a_batch[0], expected), run
+
+
+@pytest.mark.parametrize("name", ["q25", "q3"])
+def test_the_reference_reproduces_the_recorded_runs(name):
+    """In float64, where no rounding decides: so it may judge the cases below."""
+    forward = logits_of(load(CHECKPOINTS / name).double())
+    for run in DECODE["runs"][:: 3 if name == "q25" else 4]:
+        if run["checkpoint"] == name:
+            for decoding in ("streaming", "blockwise") if "blockwise_ids" in run else ("streaming",):
+                got = decode(
+                    forward, DECODE["prompts"][run["prompt"]], mask_token_id=MASK, eos_token_ids=[EOS],
+                    decoding=decoding, **settings_of(run),
+                )  # fmt: skip
+                expected = recorded(run, decoding)
+                assert (got.ids, got.forwards, got.window_rows) == (
+                    expected.ids,
+                    expected.forwards,
+                    expected.window_rows,
+                )
+                if decoding == "streaming" and "steps" in run:
+                    assert got.steps == run["steps"]
+
+
+MODELS = {name: load(CHECKPOINTS / name) for name in ("q25", "q3")}
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_any_batch_equals_the_reference_row_by_row(data):
+    model = MODELS[data.draw(st.sampled_from(["q25", "q3"]), "model")]
+    tokens = st.integers(3, 158)
+    prompts = data.draw(st.lists(st.lists(tokens, min_size=1, max_size=20), min_size=1, max_size=5), "prompts")
+    arguments = {
+        "max_new_tokens": data.draw(st.integers(1, 24), "max_new_tokens"),
+        "window_size": data.draw(st.integers(1, 18), "window_size"),
+        "entropy_threshold": data.draw(st.sampled_from([None, 0.0, 0.05, 0.4, 1.0, 2.0, 4.0, 100.0]), "threshold"),
+        "distance_penalty": data.draw(st.sampled_from([0.0, 0.02, 0.1, 0.5]), "penalty"),
+        "decoding": data.draw(st.sampled_from(["streaming", "blockwise"]), "decoding"),
+    }
+    # Tokens that the text is likely to hold, so that rows end early and at different times.
+    end_tokens = data.draw(st.lists(tokens, max_size=8, unique=True), "end tokens")
+    if data.draw(st.booleans(), "end inside the text"):
+        text = decode(logits_of(model), prompts[0], mask_token_id=MASK, eos_token_ids=[], **arguments).ids
+        end_tokens.append(data.draw(st.sampled_from(text), "end token"))
+    got = generate(model, prompts, **arguments, eos_token_id=end_tokens or None)
+    for row, prompt in zip(got, prompts, strict=True):
+        expected = decode(logits_of(model), prompt, mask_token_id=MASK, eos_token_ids=end_tokens, **arguments)
+        assert agree(row, expected) or expected.margin < 1e-4, (row, expected)
+
+
+# --- Consequences ---
+
+
+PROMPTS = DECODE["prompts"]
+
+
+@pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
+def test_the_cache_equals_a_fresh_prefill_after_every_step(model, decoding, monkeypatch):
+    snapshots = []
+    begin, commit = RowCache.begin_forward, Window.commit
+    caches = []
+    monkeypatch.setattr(RowCache, "begin_forward", lambda self, *args: (caches.append(self), begin(self, *args))[1])
+
+    def snapshot(self):
+        commit(self)
+        keys, values = ([getattr(layer, kind).clone() for layer in caches[-1].layers] for kind in ("keys", "values"))
+        snapshots.append((caches[-1].lengths, self.prompt_lengths, self.start, self.tokens.clone(), keys, values))
+
+    monkeypatch.setattr(Window, "commit", snapshot)
+    generate(model, PROMPTS[:3], max_new_tokens=24, entropy_threshold=1.0, window_size=4, decoding=decoding)
+    assert len(snapshots) > 5
+    monkeypatch.undo()
+    checked = 0
+    for lengths, prompt_lengths, start, tokens, keys, values in snapshots:
+        assert torch.equal(lengths, prompt_lengths + start)
+        for b in range(len(lengths)):
+            prompt = next(p for p in PROMPTS[:3] if len(p) == prompt_lengths[b])
+            fresh = DynamicCache()
+            model(torch.tensor([prompt + tokens[b, : start[b]].tolist()]), past_key_values=fresh)
+            for i, layer in enumerate(fresh.layers):
+                for got, expected in ((keys[i], layer.keys), (values[i], layer.values)):
+                    torch.testing.assert_close(got[b, :, : lengths[b]], expected[0], atol=1e-5, rtol=1e-4)
+                    checked += 1
+    assert checked > 100
+
+
+@pytest.mark.parametrize("threshold", [None, 0.0, 0.4])
+def test_every_forward_fills_at_least_one_slot_and_without_a_threshold_exactly_one(model, threshold, monkeypatch):
+    filled = []
+    fill = Window.fill
+    monkeypatch.setattr(
+        Window, "fill", lambda self, slots, selected, tokens: (
+            filled.extend(selected.sum(-1)[self.alive].tolist()), fill(self, slots, selected, tokens)
+        )
+    )  # fmt: skip
+    decoded = generate(model, PROMPTS, max_new_tokens=20, entropy_threshold=threshold)
+    assert len(filled) == sum(row.forwards for row in decoded)
+    assert min(filled) == 1
+    assert max(filled) == 1 or threshold == 0.4
+    if threshold is not None and threshold > 0:
+        assert max(filled) > 1
+
+
+def test_mask_rows_behind_the_window_change_nothing(model, monkeypatch):
+    expected = generate(model, PROMPTS, max_new_tokens=30, entropy_threshold=1.0)
+    sizes = Window.sizes
+    monkeypatch.setattr(Window, "sizes", lambda self: (sizes(self)[0], sizes(self)[1] + 7, sizes(self)[2]))
+    assert generate(model, PROMPTS, max_new_tokens=30, entropy_threshold=1.0) == expected
+
+
+def test_window_reaches_the_limit_exactly(model):
+    for max_new_tokens in range(1, 20):
+        for decoding in ("streaming", "blockwise"):
+            (row,) = generate(
+                model, [PROMPTS[2]], max_new_tokens=max_new_tokens, window_size=7, eos_token_id=None,
+                entropy_threshold=100.0, decoding=decoding,
+            )  # fmt: skip
+            assert len(row.ids) == max_new_tokens
+            assert row.forwards == math.ceil(max_new_tokens / 7), "all slots of a window are filled at once"
+
+
+def test_the_end_token_is_kept_and_nothing_follows_it(model):
+    (free,) = generate(model, [PROMPTS[2]], max_new_tokens=30, eos_token_id=None, entropy_threshold=1.0)
+    for k, token in enumerate(free.ids):
+        (row,) = generate(model, [PROMPTS[2]], max_new_tokens=30, eos_token_id=[token], entropy_threshold=1.0)
+        assert row.ids == free.ids[: free.ids.index(token) + 1]
+        assert row.forwards <= free.forwards
+        if k == 0:
+            assert row.forwards < free.forwards
+
+
+def test_length_limits_are_transformers_own(model):
+    prompt = torch.tensor([PROMPTS[2]])
+    inputs = {"attention_mask": torch.ones_like(prompt), "eos_token_id": None, "pad_token_id": 0}
+    assert model.generate(prompt, **inputs, max_length=20).shape == (1, 20)
+    assert model.generate(prompt, **inputs, max_new_tokens=5).shape == (1, 17)
+    default = model.generate(prompt, **inputs, decoding="autoregressive").shape
+    assert model.generate(prompt, **inputs).shape == default
+    with pytest.raises(ValueError, match="max_new_tokens|max_length"):
+        model.generate(prompt, **inputs, max_new_tokens=0)
+
+
+def test_num_return_sequences_repeats_the_row(model):
+    prompt = torch.tensor([PROMPTS[2]])
+    output = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, num_return_sequences=3,
+                            do_sample=True, top_k=1)  # fmt: skip
+    assert output.shape[0] == 3
+    assert torch.equal(output[0], output[1]) and torch.equal(output[0], output[2])
+
+
+# --- Cost ---
+
+
+def forwards_seen(model):
+    """Shapes of every forward: rows in, and hidden states that reach the head."""
+    seen = []
+    model.model.register_forward_hook(
+        lambda module, args, kwargs, out: seen.append((tuple(kwargs["input_ids"].shape), out[0].shape[1])),
+        with_kwargs=True,
+    )
+    return seen
+
+
+def test_the_head_sees_open_slots_only_and_the_prompt_carries_the_window(model):
+    seen = forwards_seen(model)
+    (row,) = generate(model, [PROMPTS[4]], max_new_tokens=40, window_size=6, entropy_threshold=1.0)
+    assert len(seen) == row.forwards, "a forward that is not counted"
+    assert seen[0] == ((1, 40 + 6), 6)
+    assert all(shape[1] <= 12 and head <= 6 for shape, head in seen[1:])
+    assert {shape[1] for shape, _ in seen[1:]} > {6}, "windows of several widths"
+
+
+def test_finished_rows_leave_the_batch(model):
+    alone = [generate(model, [prompt], max_new_tokens=40, entropy_threshold=1.0)[0] for prompt in PROMPTS]
+    ends = sorted(row.forwards for row in alone)
+    assert ends[0] < ends[-1], "rows that end at different times"
+    seen = forwards_seen(model)
+    assert generate(model, PROMPTS, max_new_tokens=40, entropy_threshold=1.0) == alone
+    assert len(seen) == ends[-1]
+    for k, (shape, _) in enumerate(seen):
+        num_alive = sum(row.forwards > k for row in alone)
+        assert num_alive <= shape[0] < max(2 * num_alive, 6)
+
+
+def test_no_step_copies_the_cache(model, monkeypatch):
+    addresses, reads = [], []
+    begin = RowCache.begin_forward
+
+    def watch(self, *args):
+        addresses.extend(layer.keys.data_ptr() for layer in self.layers[:1])
+        mask = begin(self, *args)
+        reads.append((self.live, self.layers[0].keys.shape[2] if self.layers else self.live))
+        return mask
+
+    monkeypatch.setattr(RowCache, "begin_forward", watch)
+    generate(model, [PROMPTS[2]], max_new_tokens=200, eos_token_id=None, entropy_threshold=None, window_size=4)
+    moves = sum(a != b for a, b in zip(addresses, addresses[1:], strict=False))
+    assert len(addresses) == 199
+    assert moves <= math.log2(220 / 16)
+    assert reads[-1][0] == 12 + 196 + 8 - 4, "the forward reads the live entries only"
+    assert max(capacity for _, capacity in reads) <= 12 + 200 + 8
+
+
+def test_one_look_of_the_host_per_step(model, monkeypatch):
+    """No operation that waits for the device but Window.sizes, once per forward."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    looks = {"sizes": 0, "other": []}
+    sizes = Window.sizes
+
+    def counted(self):
+        looks["sizes"] += 1
+        return sizes(self)
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero):
+                looks["other"].append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(Window, "sizes", counted)
+    counts = []
+    for max_new_tokens in (8, 40):
+        looks.update(sizes=0, other=[])
+        with Watch():
+            (row,) = generate(
+                model, [PROMPTS[2]], max_new_tokens=max_new_tokens, entropy_threshold=0.0, eos_token_id=None
+            )
+        assert looks["sizes"] == row.forwards
+        counts.append((row.forwards, len(looks["other"])))
+    assert counts[0][0] < counts[1][0]
+    assert counts[0][1] == counts[1][1], f"looks grow with the forwards: {counts}"
+
+
+# --- Sampling ---
+
+
+def tiny_model(vocabulary=12):
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(CHECKPOINTS / "q3", vocab_size=vocabulary, mask_token_id=vocabulary - 1)
+    config.initializer_range = 0.3
+    return WeDLMForCausalLM(config).eval()
+
+
+def p_value(counts, probabilities):
+    expected = probabilities * counts.sum()
+    common = expected >= 5
+    observed = torch.cat([counts[common], counts[~common].sum()[None]]).double()
+    expected = torch.cat([expected[common], expected[~common].sum()[None].clamp(min=1e-9)]).double()
+    statistic = ((observed - expected) ** 2 / expected).sum()
+    return torch.special.gammaincc(torch.tensor((len(expected) - 1) / 2).double(), statistic / 2).item()
+
+
+def test_samples_follow_the_models_distribution():
+    model, prompt = tiny_model(), torch.tensor([[3, 4, 5, 6]])
+    with torch.no_grad():
+        rows = torch.cat([prompt, torch.tensor([[11]])], dim=-1)
+        logits = model(rows).logits[0, -1].index_fill(0, torch.tensor(11), -torch.inf)
+    assert 0.5 < torch.distributions.Categorical(logits=logits).entropy() < 2.3
+    torch.manual_seed(1)
+    arguments = {"max_new_tokens": 1, "window_size": 1, "entropy_threshold": None, "do_sample": True, "top_k": 0}
+    inputs = {"input_ids": prompt.expand(4000, -1), "attention_mask": torch.ones(4000, 4, dtype=torch.long)}
+    for temperature, low, high in ((1.0, 1e-3, 1), (1.4, 0, 1e-6)):
+        output = model.generate(**inputs, **arguments, temperature=temperature, eos_token_id=None, pad_token_id=0)
+        counts = torch.bincount(output[:, -1], minlength=12).float()
+        assert low <= p_value(counts, logits.softmax(-1)) <= high
+
+
+def test_seeds_reproduce_and_warpers_restrict(model):
+    prompts = left_padded(PROMPTS)
+    arguments = {"max_new_tokens": 16, "do_sample": True, "pad_token_id": 0, "entropy_threshold": 2.0}
+
+    def run(seed, **more):
+        torch.manual_seed(seed)
+        return model.generate(**prompts, **arguments, **more)
+
+    assert torch.equal(run(0, temperature=3.0), run(0, temperature=3.0))
+    assert not torch.equal(run(0, temperature=3.0), run(1, temperature=3.0))
+    greedy = model.generate(**prompts, **{**arguments, "do_sample": False})
+    for narrow in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 1e-4}):
+        assert torch.equal(run(0, **narrow), greedy), narrow
+
+
+# --- Autoregressive, and MASK ---
 
 
 def prefer(model, token):
     """Makes `token` the model's favourite at every position."""
-    with torch.no_grad():
-        model.lm_head.weight[token] = 0
-        model.lm_head.weight *= 1e-3  # near-uniform elsewhere
-    hook = lambda module, args, out: out.index_fill(-1, torch.tensor([token]), 100.0)  # noqa: E731
-    model.lm_head.register_forward_hook(hook)
+    model.lm_head.register_forward_hook(lambda module, args, out: out.index_fill(-1, torch.tensor([token]), 100.0))
     return model
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"do_sample": True}, {"num_beams": 3}, {"num_beams": 2, "do_sample": True}, {"repetition_penalty": 1.3}],
+    "arguments",
+    [
+        {"decoding": "streaming"},
+        {"decoding": "streaming", "do_sample": True},
+        {"decoding": "streaming", "entropy_threshold": 100.0},
+        {"decoding": "blockwise"},
+        {"decoding": "autoregressive"},
+        {"decoding": "autoregressive", "do_sample": True},
+        {"decoding": "autoregressive", "num_beams": 3},
+        {"decoding": "autoregressive", "num_beams": 2, "do_sample": True},
+        {"decoding": "autoregressive", "repetition_penalty": 1.3},
+    ],
     ids=str,
 )
-def test_mask_is_never_produced(model, settings):
+def test_mask_is_never_produced(model, arguments):
     torch.manual_seed(0)
     prompt = random_tokens(2, 6)
-    inputs = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 8, **settings}
     prefer(model, MASK)
     assert model(prompt).logits.argmax(-1).eq(MASK).all(), "the test would not notice a missing ban"
-    output = model.generate(prompt, **inputs)
+    output = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, **arguments)
     assert output.shape[1] > 6
     assert not output.eq(MASK).any()
 
 
-def test_without_a_mask_token_nothing_is_banned(model):
+def test_without_a_mask_token_autoregressive_decoding_goes_on(model):
     model.config.mask_token_id = None
     prompt = random_tokens(1, 6)
-    output = prefer(model, MASK).generate(prompt, max_new_tokens=4)
+    output = prefer(model, MASK).generate(prompt, max_new_tokens=4, decoding="autoregressive")
     assert output[0, 6:].tolist() == [MASK] * 4
+    with pytest.raises(ValueError, match=r"mask_token_id is None .* set model\.config\.mask_token_id"):
+        model.generate(prompt, max_new_tokens=4)
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"do_sample": True, "top_k": 5}], ids=str)
-def test_text_is_that_of_an_ordinary_qwen(model, settings):
-    """The golden checkpoints never choose MASK by themselves here, so the ban changes nothing."""
+@pytest.mark.parametrize("arguments", [{}, {"num_beams": 3}, {"do_sample": True, "top_k": 5}], ids=str)
+def test_autoregressive_text_is_that_of_an_ordinary_qwen(model, arguments):
     stock = stock_model(model)
     prompt = random_tokens(2, 6)
-    inputs = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 12, "pad_token_id": 0, **settings}
-    inputs["suppress_tokens"] = [MASK]
+    inputs = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 12, "pad_token_id": 0, **arguments}
     outputs = []
-    for generate in (model.generate, stock.generate):
+    for generate, more in ((model.generate, {"decoding": "autoregressive"}), (stock.generate, {})):
         torch.manual_seed(0)
-        outputs.append(generate(prompt, **inputs))
+        outputs.append(generate(prompt, **inputs, **more, suppress_tokens=[MASK]))
     assert torch.equal(*outputs)
 
 
-def test_assisted_decoding_never_produces_mask():
-    model, assistant = load(CHECKPOINTS / "q3"), load(CHECKPOINTS / "q3")
-    output = prefer(model, MASK).generate(
-        random_tokens(1, 6), assistant_model=prefer(assistant, MASK), max_new_tokens=8
+def test_recorded_autoregressive_runs():
+    assert len(DECODE["autoregressive"]) > 1
+    for run in DECODE["autoregressive"]:
+        prompt = torch.tensor([PROMPTS[run["prompt"]]])
+        output = MODELS[run["checkpoint"]].generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            decoding="autoregressive",
+            max_new_tokens=run["max_new_tokens"],
+        )
+        assert output[0, prompt.shape[1] :].tolist() == run["ids"]
+
+
+def test_assisted_decoding_is_left_to_transformers():
+    model, assistant = prefer(load(CHECKPOINTS / "q3"), MASK), prefer(load(CHECKPOINTS / "q3"), MASK)
+    assistant.generation_config.decoding = "autoregressive"
+    output = model.generate(
+        random_tokens(1, 6), assistant_model=assistant, max_new_tokens=8, decoding="autoregressive"
     )
+    assert output.shape[1] > 6
     assert not output.eq(MASK).any()
+
+
+# --- Where the four parameters live ---
+
+
+def test_defaults_live_on_the_generation_config(model):
+    config = model.generation_config
+    assert (config.decoding, config.window_size, config.entropy_threshold, config.distance_penalty) == (
+        "streaming",
+        16,
+        0.4,
+        0.02,
+    )
+
+
+@pytest.mark.parametrize("threshold", [None, 0.0, 0.7])
+def test_changed_defaults_survive_saving(model, tmp_path, threshold):
+    changes = {"decoding": "blockwise", "window_size": 5, "entropy_threshold": threshold, "distance_penalty": 0.0}
+    for name, value in changes.items():
+        setattr(model.generation_config, name, value)
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    assert {name: getattr(again.generation_config, name) for name in changes} == changes
+    fresh = load(CHECKPOINTS / "q3" if model.config.qk_norm else CHECKPOINTS / "q25")
+    expected = generate(fresh, PROMPTS, max_new_tokens=12, **changes)
+    assert generate(again, PROMPTS, max_new_tokens=12) == expected
+    assert generate(fresh, PROMPTS, max_new_tokens=12) != expected
+
+
+def test_a_call_or_its_config_overrides_the_defaults(model):
+    sequential = generate(model, [PROMPTS[2]], max_new_tokens=12, entropy_threshold=None)
+    assert sequential[0].forwards == 12 > generate(model, [PROMPTS[2]], max_new_tokens=12)[0].forwards
+    config = GenerationConfig(max_new_tokens=12, entropy_threshold=None)
+    prompt = torch.tensor([PROMPTS[2]])
+    output = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), generation_config=config, return_dict_in_generate=True
+    )
+    assert output.forwards.tolist() == [12]
+    assert vars(config).get("window_size") is None, "the caller's config was changed"
+    assert model.generation_config.entropy_threshold == 0.4
+
+
+# --- Refusals ---
+
+
+class Nothing(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        return scores
+
+
+REFUSED = [
+    ({"decoding": "diffusion"}, "decoding='diffusion' is unknown; choose one of 'streaming', 'blockwise', 'autoreg"),
+    ({"window_size": 0}, "window_size=0 is not a number of slots; set it to an integer of 1 or more"),
+    ({"window_size": 2.5}, "window_size=2.5 is not a number of slots"),
+    ({"window_size": None}, "window_size=None is not a number of slots"),
+    ({"entropy_threshold": -0.1}, "entropy_threshold=-0.1 is not an entropy; .* or to None"),
+    ({"entropy_threshold": math.nan}, "entropy_threshold=nan is not an entropy"),
+    ({"entropy_threshold": math.inf}, "entropy_threshold=inf is not an entropy"),
+    ({"distance_penalty": -1}, "distance_penalty=-1 is not a penalty; set it to a finite number, 0 or more"),
+    ({"distance_penalty": math.inf}, "distance_penalty=inf is not a penalty"),
+    ({"distance_penalty": None}, "distance_penalty=None is not a penalty"),
+    ({"window_sise": 4}, "not used by the model: .*window_sise"),
+    ({"num_beams": 2}, "num_beams=2 is not offered by decoding='streaming'; leave it out, or pass decoding=\"autoreg"),
+    ({"prompt_lookup_num_tokens": 3}, "generation mode='assisted_generation' is not offered"),
+    ({"repetition_penalty": 1.2}, "logits_processor='RepetitionPenaltyLogitsProcessor' is not offered"),
+    ({"logits_processor": LogitsProcessorList([Nothing()])}, "logits_processor='Nothing' is not offered"),
+    ({"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(9)])}, "stopping_criteria='MaxTimeCriteria' is not"),
+    ({"max_time": 9.0}, "stopping_criteria='MaxTimeCriteria' is not offered"),
+    ({"past_key_values": DynamicCache()}, "past_key_values='DynamicCache' is not offered"),
+    ({"use_cache": False}, "use_cache=False is not offered"),
+    ({"cache_implementation": "static"}, "cache_implementation='static' is not offered"),
+    ({"cache_implementation": "paged"}, "continuous batching=.*paged.* is not offered"),
+    ({"prefill_chunk_size": 4}, "prefill_chunk_size=4 is not offered"),
+    ({"output_scores": True}, "output_scores=True is not offered"),
+    ({"output_hidden_states": True}, "output_hidden_states=True is not offered"),
+    ({"synced_gpus": True}, "synced_gpus=True is not offered"),
+]
+
+
+@pytest.mark.parametrize("arguments, message", REFUSED, ids=lambda value: str(value)[:40])
+def test_what_is_not_offered_is_refused_by_name(arguments, message):
+    model = MODELS["q3"]
+    before = (model.generation_config.to_dict(), model.config.to_dict())
+    prompt = random_tokens(1, 6)
+    with pytest.raises(ValueError, match=message):
+        model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=4, **arguments)
+    assert (model.generation_config.to_dict(), model.config.to_dict()) == before
+    assert torch.equal(prompt, random_tokens(1, 6))
+
+
+def test_an_assistant_a_streamer_and_a_batch_are_refused_by_name():
+    model, prompt = MODELS["q3"], random_tokens(1, 6)
+    with pytest.raises(ValueError, match="assistant_model='WeDLMForCausalLM' is not offered"):
+        model.generate(prompt, assistant_model=model, max_new_tokens=4)
+    with pytest.raises(ValueError, match="streamer='TextStreamer' is not offered"):
+        model.generate(prompt, streamer=TextStreamer(None), max_new_tokens=4)
+    with pytest.raises(ValueError, match="continuous batching=.*generate_batch.* is not offered"):
+        model.generate_batch([[3, 4, 5]])
+    with pytest.raises(ValueError, match="inputs_embeds='Tensor' is not offered"):
+        model.generate(inputs_embeds=model.model.embed_tokens(prompt), max_new_tokens=4)
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
+def test_other_backends_are_refused_by_name(attention):
+    model = load(CHECKPOINTS / "q3")
+    model.config._attn_implementation = attention
+    with pytest.raises(ValueError, match=rf"attn_implementation='{attention}' is not .*set_attn_implementation"):
+        model.generate(random_tokens(1, 6), max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+    "rope", [{"rope_type": "dynamic", "factor": 2.0}, {"rope_type": "longrope", "long_factor": [1.0] * 8}]
+)
+def test_rope_types_that_look_at_the_batch_are_refused_by_name(rope):
+    more = {"short_factor": [1.0] * 8, "original_max_position_embeddings": 32} if "long_factor" in rope else {}
+    config = AutoConfig.from_pretrained(CHECKPOINTS / "q3", rope_parameters={"rope_theta": 1e6, **rope, **more})
+    with pytest.raises(ValueError, match=rf"rope_type='{rope['rope_type']}' is not offered"):
+        WeDLMForCausalLM(config).generate(random_tokens(1, 6), max_new_tokens=4)
+
+
+def test_sliding_layers_are_refused_by_name():
+    config = AutoConfig.from_pretrained(
+        CHECKPOINTS / "q3", use_sliding_window=True, sliding_window=4, layer_types=["sliding_attention"] * 3
+    )
+    with pytest.raises(ValueError, match="layer_types=.*sliding_attention.* is not offered"):
+        WeDLMForCausalLM(config).generate(random_tokens(1, 6), max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+    "input_ids, attention_mask, message",
+    [
+        ([[5, 6, MASK, 7]], None, "input_ids holds the MASK token, mask_token_id=159, .*take it out"),
+        ([[5, 6, 7], [5, 6, 0]], [[1, 1, 1], [1, 1, 0]], "attention_mask has zeros behind .* pad on the left"),
+        ([[5, 6, 7]], [[1, 0, 1]], "attention_mask has zeros .* between"),
+        ([[5, 6, 7], [0, 0, 0]], [[1, 1, 1], [0, 0, 0]], "input_ids holds an empty prompt; give every row"),
+    ],
+)
+def test_prompts_that_cannot_be_are_refused(input_ids, attention_mask, message):
+    input_ids = torch.tensor(input_ids)
+    attention_mask = torch.ones_like(input_ids) if attention_mask is None else torch.tensor(attention_mask)
+    with pytest.raises(ValueError, match=message):
+        MODELS["q3"].generate(input_ids, attention_mask=attention_mask, max_new_tokens=4)
+
+
+def test_a_masked_out_mask_token_is_padding():
+    ids, mask = torch.tensor([[MASK, 5, 6]]), torch.tensor([[0, 1, 1]])
+    output = MODELS["q3"].generate(ids, attention_mask=mask, max_new_tokens=4)
+    assert torch.equal(output[0, 3:], MODELS["q3"].generate(ids[:, 1:], max_new_tokens=4)[0, 2:])
+
+
+def test_prompts_beyond_the_models_positions(caplog):
+    model = WeDLMForCausalLM(AutoConfig.from_pretrained(CHECKPOINTS / "q3", max_position_embeddings=16)).eval()
+    with pytest.raises(ValueError, match="input_ids has 16 tokens in a row, .*max_position_embeddings=16; shorten"):
+        model.generate(random_tokens(1, 16), max_new_tokens=4)
+    from transformers import logging
+
+    logging.enable_propagation()
+    try:
+        model.generate(random_tokens(1, 12), max_new_tokens=4)
+        assert "max_position_embeddings" not in caplog.text
+        model.generate(random_tokens(1, 12), max_new_tokens=5)
+        assert "reach beyond max_position_embeddings=16" in caplog.text
+    finally:
+        logging.disable_propagation()
+
+
+# --- In use ---
+
+
+def test_eight_threads_on_one_model(model):
+    expected = [generate(model, [prompt], max_new_tokens=24, entropy_threshold=1.0) for prompt in PROMPTS]
+    got = [None] * 8
+
+    def work(k):
+        got[k] = [generate(model, [PROMPTS[(k + j) % 5]], max_new_tokens=24, entropy_threshold=1.0) for j in range(5)]
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == [[expected[(k + j) % 5] for j in range(5)] for k in range(8)]
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow(model):
+    import psutil
+
+    process = psutil.Process()
+    for i in range(1200):
+        if i == 200:
+            before = process.memory_info().rss
+        k = i % 5
+        generate(model, PROMPTS[: 1 + k], max_new_tokens=4 + 3 * (i % 7), entropy_threshold=1.0, window_size=4 + i % 9)
+    assert process.memory_info().rss - before < 5e6

@@ -14,7 +14,18 @@ from transformers import trainer as trainer_module
 from wedlm import WeDLMConfig
 from wedlm.modeling_wedlm.hub_code import AUTO_MAP, PACKAGE_IMPORT, flat_files
 
-CODE = {"configuration_wedlm.py", "generation_wedlm.py", "hub_code.py", "modeling_wedlm.py"}
+CODE = {
+    "configuration_wedlm.py",
+    "generation_wedlm.py",
+    "hub_code.py",
+    "modeling_wedlm.py",
+    "position_selection.py",
+    "prompt.py",
+    "row_cache.py",
+    "stats.py",
+    "token_sampling.py",
+    "window.py",
+}
 
 LOAD_AND_SAVE_AGAIN = """
 import torch

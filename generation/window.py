@@ -1,0 +1,145 @@
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+
+
+class WindowRows(NamedTuple):
+    """The rows of one forward: filled slots in position order, then a MASK per open slot in position order.
+
+    Batch rows with a shorter window end in MASK rows that nothing reads.
+    """
+
+    input_ids: torch.Tensor  # [batch, rows]
+    position_ids: torch.Tensor  # [batch, rows]
+    num_final: torch.Tensor  # [batch]: how many leading rows depend on nothing but committed text
+    open_rows: torch.Tensor  # [batch, slots]: the row of each open slot
+    open_slots: torch.Tensor  # [batch, slots]: the slot itself
+    is_open: torch.Tensor  # [batch, slots]: False behind the last open slot
+
+    @classmethod
+    def of_prompt(cls, prompt: torch.Tensor, lengths: torch.Tensor, num_open: int, mask_token_id: int) -> "WindowRows":
+        """The rows of the first forward: the prompt, left-aligned, and `num_open` MASK rows right behind it."""
+        position_ids = torch.arange(prompt.shape[1] + num_open, device=prompt.device).expand(len(prompt), -1)
+        padded = torch.nn.functional.pad(prompt, (0, num_open))
+        open_slots = torch.arange(num_open, device=prompt.device).expand(len(prompt), -1)
+        return cls(
+            input_ids=torch.where(position_ids < lengths[:, None], padded, mask_token_id),
+            position_ids=position_ids,
+            num_final=lengths,
+            open_rows=lengths[:, None] + open_slots,
+            open_slots=open_slots,
+            is_open=torch.ones_like(open_slots, dtype=torch.bool),
+        )
+
+
+@dataclass
+class Window:
+    """The new tokens of every row and the window of slots being filled. Slot s of a row is position prompt + s.
+
+    Slots before `start` are committed, those from `start` to `end` are the window, each open or filled.
+    """
+
+    # One column more than slots: what is written for no slot goes there.
+    tokens: torch.Tensor  # [batch, max_new_tokens + 1]: MASK where nothing was filled
+    filled: torch.Tensor  # [batch, max_new_tokens + 1]
+    prompt_lengths: torch.Tensor  # [batch]
+    start: torch.Tensor  # [batch]
+    end: torch.Tensor  # [batch]
+    num_leading: torch.Tensor  # [batch]: filled slots in front that the next forward commits
+    num_tokens: torch.Tensor  # [batch]: length of the text so far, up to and including an end token
+    alive: torch.Tensor  # [batch]
+    forwards: torch.Tensor  # [batch]
+    window_rows: torch.Tensor  # [batch]
+
+    @classmethod
+    def opened(cls, prompt_lengths: torch.Tensor, max_new_tokens: int, window_size: int, mask_token_id: int):
+        """The first window: min(window_size, max_new_tokens) open slots."""
+        batch, device = len(prompt_lengths), prompt_lengths.device
+        zeros = torch.zeros(batch, dtype=torch.long, device=device)
+        return cls(
+            tokens=torch.full((batch, max_new_tokens + 1), mask_token_id, device=device),
+            filled=torch.zeros((batch, max_new_tokens + 1), dtype=torch.bool, device=device),
+            prompt_lengths=prompt_lengths,
+            start=zeros,
+            end=zeros + min(window_size, max_new_tokens),
+            num_leading=zeros,
+            num_tokens=zeros,
+            alive=zeros == 0,
+            forwards=zeros,
+            window_rows=zeros,
+        )
+
+    @property
+    def max_new_tokens(self) -> int:
+        return self.tokens.shape[1] - 1
+
+    def slots(self, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`width` slots from `start`: their numbers, which of them are in the window, which are filled."""
+        slots = self.start[:, None] + torch.arange(width, device=self.start.device)  # [batch, width]
+        inside = slots < self.end[:, None]
+        slots = slots.clamp(max=self.max_new_tokens)
+        return slots, inside, self.filled.gather(1, slots) & inside
+
+    def reorder(self, width: int, window_size: int, mask_token_id: int) -> WindowRows:
+        slots, inside, filled = self.slots(width)
+        # 0 for filled, 1 for open, 2 behind the window; stable, so that each group stays in position order.
+        order = torch.where(filled, 0, torch.where(inside, 1, 2)).argsort(dim=-1, stable=True)
+        slots = slots.gather(1, order)
+        num_filled, num_open = filled.sum(-1), (inside & ~filled).sum(-1)
+        is_filled_row = torch.arange(width, device=slots.device) < num_filled[:, None]
+        open_rows = torch.arange(min(window_size, width), device=slots.device)
+        is_open = open_rows < num_open[:, None]
+        open_rows = (open_rows + num_filled[:, None]).clamp(max=width - 1)
+        return WindowRows(
+            input_ids=torch.where(is_filled_row, self.tokens.gather(1, slots), mask_token_id),
+            position_ids=self.prompt_lengths[:, None] + slots,
+            num_final=self.num_leading,
+            open_rows=open_rows,
+            open_slots=slots.gather(1, open_rows),
+            is_open=is_open,
+        )
+
+    def count_forward(self) -> None:
+        self.forwards = self.forwards + self.alive
+        self.window_rows = self.window_rows + (self.end - self.start)
+
+    def commit(self) -> None:
+        self.start = self.start + self.num_leading
+
+    def fill(self, slots: torch.Tensor, selected: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Puts `tokens` into the selected ones of `slots`, all `[batch, slots]`."""
+        slots = torch.where(selected, slots, self.max_new_tokens)
+        self.tokens.scatter_(1, slots, tokens)
+        self.filled.scatter_(1, slots, selected)
+
+    def advance(self, window_size: int, end_tokens: torch.Tensor, blockwise: bool) -> None:
+        """Ends rows whose leading run of filled slots holds an end token or is complete, and refills the others."""
+        slots, _, filled = self.slots(window_size)
+        in_run = filled.cumprod(-1)  # [batch, slots]: 1 up to the first open slot
+        num_run = in_run.sum(-1)
+        is_end = torch.isin(self.tokens.gather(1, slots), end_tokens) * in_run
+        has_end = is_end.any(-1)
+        num_tokens = self.start + torch.where(has_end, is_end.argmax(-1) + 1, num_run)
+        self.num_tokens = torch.where(self.alive, num_tokens, self.num_tokens)
+        self.alive = self.alive & ~has_end & (num_tokens < self.max_new_tokens)
+        may_commit = self.alive & (num_run == self.end - self.start) if blockwise else self.alive
+        self.num_leading = num_run * may_commit
+        end = (self.end + self.num_leading).clamp(max=self.max_new_tokens)
+        self.end = torch.where(self.alive, end, self.start)
+
+    def sizes(self) -> tuple[int, int, int]:
+        """The one look the host takes per step: rows alive, the widest window, the longest committed text."""
+        return torch.stack(
+            [self.alive.sum(), (self.end - self.start).max(), (self.prompt_lengths + self.start).max()]
+        ).tolist()
+
+    def select(self, batch_rows: torch.Tensor) -> "Window":
+        return Window(**{field.name: getattr(self, field.name)[batch_rows] for field in fields(self)})
+
+    def put(self, batch_rows: torch.Tensor, part: "Window") -> None:
+        """Undoes `select`: writes the rows of `part` back."""
+        for field in fields(self):
+            values = getattr(self, field.name).clone()
+            values[batch_rows] = getattr(part, field.name)
+            setattr(self, field.name, values)

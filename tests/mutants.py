@@ -22,7 +22,10 @@ class Mutant(NamedTuple):
 
 MODEL, CONFIG = "modeling_wedlm/modeling_wedlm.py", "modeling_wedlm/configuration_wedlm.py"
 HUB_CODE, REGISTRATION = "modeling_wedlm/hub_code.py", "wedlm/registration.py"
-GENERATION = "generation/generation_wedlm.py"
+GENERATION, WINDOW = "generation/generation_wedlm.py", "generation/window.py"
+SELECTION, SAMPLING = "generation/position_selection.py", "generation/token_sampling.py"
+CACHE, PROMPT, STATS = "generation/row_cache.py", "generation/prompt.py", "generation/stats.py"
+REFERENCE = "test_generation_wedlm.py::test_any_batch_equals_the_reference_row_by_row"
 
 MUTANTS = [
     Mutant(
@@ -186,6 +189,192 @@ MUTANTS = [
         "if self.config.mask_token_id is not None:",
         "if False:",
         "test_generation_wedlm.py::test_mask_is_never_produced",
+    ),
+    Mutant(
+        "distance counts from the last slot", SELECTION, "slots - slots[:, :1]", "slots[:, -1:] - slots", REFERENCE
+    ),
+    Mutant(
+        "distance counts open slots only",
+        SELECTION,
+        "(slots - slots[:, :1])",
+        "torch.arange(slots.shape[1])",
+        REFERENCE,
+    ),
+    Mutant(
+        "the threshold itself is below",
+        SELECTION,
+        "adjusted < entropy_threshold",
+        "adjusted <= entropy_threshold",
+        "test_position_selection.py::test_the_threshold_itself_is_not_below",
+    ),
+    Mutant(
+        "the least is not taken when none is below",
+        SELECTION,
+        "torch.where(certain.any(-1, keepdim=True), certain, least)",
+        "certain",
+        "test_position_selection.py::test_without_one_below_or_without_a_threshold_the_least_is_taken",
+    ),
+    Mutant(
+        "the least is always taken as well",
+        SELECTION,
+        "torch.where(certain.any(-1, keepdim=True), certain, least)",
+        "(certain | least.roll(1, -1))",
+        "test_position_selection.py::test_every_slot_below_the_threshold_is_taken",
+    ),
+    Mutant(
+        "closed slots are taken",
+        SELECTION,
+        "certain, least) & is_open",
+        "certain, least)",
+        "test_position_selection.py::test_closed_slots_are_never_taken",
+    ),
+    Mutant(
+        "entropy of what is left after the processors",
+        GENERATION,
+        "entropy_of(logits)",
+        "entropy_of(logits[..., :-1])",
+        REFERENCE,
+    ),
+    Mutant(
+        "open slots stand in front",
+        WINDOW,
+        "torch.where(filled, 0, torch.where(inside, 1, 2))",
+        "torch.where(filled, 1, torch.where(inside, 0, 2))",
+        REFERENCE,
+    ),
+    Mutant(
+        "filled slots stand in any order",
+        WINDOW,
+        "torch.where(filled, 0, torch",
+        "torch.where(filled, -slots, torch",
+        REFERENCE,
+    ),
+    Mutant(
+        "one row too many is committed",
+        GENERATION,
+        "cache.commit(rows.num_final)",
+        "cache.commit(rows.num_final + 1)",
+        REFERENCE,
+    ),
+    Mutant(
+        "one row too few stays in the cache",
+        GENERATION,
+        "cache.commit(rows.num_final)",
+        "cache.commit((rows.num_final - 1).clamp(min=0))",
+        "test_generation_wedlm.py::test_the_cache_equals_a_fresh_prefill_after_every_step",
+    ),
+    Mutant(
+        "one slot too few is refilled",
+        WINDOW,
+        "self.end = torch.where(self.alive, end, self.start)",
+        "self.end = torch.where(self.alive, (end - 1).clamp(min=self.start + 1), self.start)",
+        REFERENCE,
+    ),
+    Mutant(
+        "slots past max_new_tokens",
+        WINDOW,
+        "(self.end + self.num_leading).clamp(max=self.max_new_tokens)",
+        "self.end + self.num_leading",
+        REFERENCE,
+    ),
+    Mutant("blockwise commits early", WINDOW, "if blockwise else self.alive", "if False else self.alive", REFERENCE),
+    Mutant(
+        "padding is not moved", PROMPT, "padding = input_ids.shape[1] - lengths", "padding = 0 * lengths", REFERENCE
+    ),
+    Mutant(
+        "padding is moved one too far",
+        PROMPT,
+        "padding = input_ids.shape[1] - lengths",
+        "padding = input_ids.shape[1] - lengths + 1",
+        REFERENCE,
+    ),
+    Mutant(
+        "the end is seen one step late",
+        WINDOW,
+        "self.alive & ~has_end &",
+        "self.alive & ~(has_end & (self.num_leading > 0)) &",
+        REFERENCE,
+    ),
+    Mutant("the end token is dropped", WINDOW, "is_end.argmax(-1) + 1", "is_end.argmax(-1)", REFERENCE),
+    Mutant(
+        "an end token behind an open slot ends the row",
+        WINDOW,
+        "end_tokens) * in_run",
+        "end_tokens) * filled",
+        REFERENCE,
+    ),
+    Mutant(
+        "a filled slot is filled again", WINDOW, "is_open=is_open,", "is_open=torch.ones_like(is_open),", REFERENCE
+    ),
+    Mutant("finished rows are counted on", WINDOW, "self.forwards + self.alive", "self.forwards + 1", REFERENCE),
+    Mutant(
+        "window rows are counted after the commit",
+        WINDOW,
+        "(self.end - self.start)\n\n    def commit",
+        "(self.end - self.start - self.num_leading)\n\n    def commit",
+        REFERENCE,
+    ),
+    Mutant(
+        "cacheability divides by rows alone",
+        STATS,
+        "tokens / torch.maximum(window_rows, tokens)",
+        "tokens / window_rows",
+        "test_generation_wedlm.py::test_statistics_of_known_counts",
+    ),
+    Mutant(
+        "rows see stale entries", CACHE, "<= self.entries[..., None]", "<= self.entries[..., -1:, None]", REFERENCE
+    ),
+    Mutant(
+        "the cache grows by a row at a time",
+        CACHE,
+        "min(2 * live, most)",
+        "live",
+        "test_generation_wedlm.py::test_no_step_copies_the_cache",
+    ),
+    Mutant(
+        "the forward reads the whole capacity",
+        CACHE,
+        "self.live = longest + num_rows",
+        "self.live = self.most",
+        "test_generation_wedlm.py::test_no_step_copies_the_cache",
+    ),
+    Mutant(
+        "finished rows stay in the batch",
+        GENERATION,
+        "if 2 * num_alive <= len(batch_rows):",
+        "if False:",
+        "test_generation_wedlm.py::test_finished_rows_leave_the_batch",
+    ),
+    Mutant(
+        "rows that left are forgotten", GENERATION, "                batch.put(batch_rows, window)\n", "", REFERENCE
+    ),
+    Mutant(
+        "the head sees every row",
+        GENERATION,
+        "rows_to_keep=rows.open_rows,",
+        "rows_to_keep=torch.arange(rows.input_ids.shape[1]).expand_as(rows.input_ids),",
+        "test_generation_wedlm.py::test_the_head_sees_open_slots_only_and_the_prompt_carries_the_window",
+    ),
+    Mutant(
+        "sampling is greedy",
+        SAMPLING,
+        "if do_sample else",
+        "if False else",
+        "test_generation_wedlm.py::test_samples_follow_the_models_distribution",
+    ),
+    Mutant(
+        "an explicit None threshold is lost",
+        GENERATION,
+        "(defaults | given)",
+        "(given | defaults)",
+        "test_generation_wedlm.py::test_a_call_or_its_config_overrides_the_defaults",
+    ),
+    Mutant(
+        "changed defaults are lost on reload",
+        GENERATION,
+        "generation_config._from_model_config = False",
+        "pass",
+        "test_generation_wedlm.py::test_changed_defaults_survive_saving",
     ),
 ]
 

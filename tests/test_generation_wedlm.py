@@ -1,10 +1,12 @@
 import json
 import math
+import subprocess
+import sys
 import threading
 
 import pytest
 import torch
-from helpers import CHECKPOINTS, GOLDEN, load, random_tokens, stock_model
+from helpers import CHECKPOINTS, GOLDEN, REPOSITORY, load, random_tokens, stock_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_decoder import Decoded, decode
@@ -21,7 +23,7 @@ from transformers import (
 
 from wedlm import WeDLMForCausalLM
 from wedlm.generation.row_cache import RowCache
-from wedlm.generation.stats import WeDLMGenerateOutput
+from wedlm.generation.stats import WeDLMGenerateOutput, statistics
 from wedlm.generation.window import Window
 
 MASK, EOS, PAD = 159, 2, 0
@@ -288,6 +290,14 @@ def test_num_return_sequences_repeats_the_row(model):
                             do_sample=True, top_k=1)  # fmt: skip
     assert output.shape[0] == 3
     assert torch.equal(output[0], output[1]) and torch.equal(output[0], output[2])
+
+
+def test_statistics_of_known_counts():
+    """By hand: 5 tokens in 2 forwards over 8 window rows; 4 tokens in 1 forward that needed fewer rows than tokens."""
+    got = statistics(torch.tensor([5, 4]), torch.tensor([2, 1]), torch.tensor([8, 3]))
+    assert got["forwards"].tolist() == [2, 1]
+    assert got["tokens_per_forward"].tolist() == [2.5, 4.0]
+    assert got["prefix_cacheability"].tolist() == [0.625, 1.0]
 
 
 # --- Cost ---
@@ -619,6 +629,15 @@ def test_rope_types_that_look_at_the_batch_are_refused_by_name(rope):
         WeDLMForCausalLM(config).generate(random_tokens(1, 6), max_new_tokens=4)
 
 
+def test_gradient_checkpointing_in_training_is_refused(model):
+    model.gradient_checkpointing_enable()
+    prompt = random_tokens(1, 6)
+    text = model.generate(prompt, max_new_tokens=4)
+    with pytest.raises(ValueError, match=r"in training with gradient checkpointing, .* call model\.eval\(\) first"):
+        model.train().generate(prompt, max_new_tokens=4)
+    assert torch.equal(model.eval().generate(prompt, max_new_tokens=4), text)
+
+
 def test_sliding_layers_are_refused_by_name():
     config = AutoConfig.from_pretrained(
         CHECKPOINTS / "q3", use_sliding_window=True, sliding_window=4, layer_types=["sliding_attention"] * 3
@@ -694,3 +713,13 @@ def test_memory_does_not_grow(model):
         k = i % 5
         generate(model, PROMPTS[: 1 + k], max_new_tokens=4 + 3 * (i % 7), entropy_threshold=1.0, window_size=4 + i % 9)
     assert process.memory_info().rss - before < 5e6
+
+
+def test_the_overhead_benchmark_writes_its_report(tmp_path):
+    command = [sys.executable, REPOSITORY / "benchmarks" / "overhead.py", "--repeats", "1", "--new-tokens", "4"]
+    subprocess.run([*command, "--out", tmp_path / "overhead.json"], check=True, capture_output=True)
+    report = json.loads((tmp_path / "overhead.json").read_text())
+    assert report.keys() == {"command", "commit", "versions", "device", "threads", "results"}
+    assert report["command"].startswith("python benchmarks/overhead.py --repeats 1")
+    assert [row["batch"] for row in report["results"]] == [1, 8]
+    assert all(0 < row["share_outside_forward"]["median"] < 1 for row in report["results"])

@@ -47,5 +47,5 @@ def test_a_wheel_in_a_fresh_environment_works(tmp_path):
     )
     result = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert "48 tokens" in result.stdout
-    assert (tmp_path / "saved" / "generation_wedlm.py").exists()
+    assert "48 tokens in" in result.stdout
+    assert (tmp_path / "saved" / "window.py").exists()

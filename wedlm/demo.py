@@ -11,6 +11,9 @@ from wedlm import WeDLMConfig, WeDLMForCausalLM
 
 PROMPT = "The first ten numbers are"
 MAX_NEW_TOKENS = 48
+ENTROPY_THRESHOLD = (
+    5.58  # a random model is never certain, its entropy near ln 259 = 5.56: the default would fill little
+)
 
 
 def save_random_checkpoint(folder: str) -> None:
@@ -52,15 +55,24 @@ def main() -> None:
     inputs = tokenizer(PROMPT, return_tensors="pt")
     torch.manual_seed(0)
     start = time.perf_counter()
-    output = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=True)
+    output = model.generate(
+        **inputs,
+        max_new_tokens=MAX_NEW_TOKENS,
+        do_sample=True,
+        entropy_threshold=ENTROPY_THRESHOLD,
+        return_dict_in_generate=True,
+    )
     seconds = time.perf_counter() - start
-    new_tokens = output[0, inputs["input_ids"].shape[1] :]
+    new_tokens = output.sequences[0, inputs["input_ids"].shape[1] :]
     print(
         "There is no trained demo checkpoint yet: this is a tiny model with random weights, so it writes nonsense.\n"
     )
     print(f"prompt     {PROMPT!r}")
     print(f"generated  {tokenizer.decode(new_tokens, skip_special_tokens=True)!r}")
-    print(f"\n{len(new_tokens)} tokens in {seconds:.2f} s, one per forward, by {type(model).__module__}.")
+    print(
+        f"\n{len(new_tokens)} tokens in {output.forwards.item()} forwards, "
+        f"{output.tokens_per_forward.item():.1f} per forward, and {seconds:.2f} s."
+    )
 
 
 if __name__ == "__main__":

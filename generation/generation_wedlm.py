@@ -7,6 +7,7 @@ from transformers.generation import (
     EosTokenCriteria,
     EpsilonLogitsWarper,
     EtaLogitsWarper,
+    GenerateDecoderOnlyOutput,
     GenerationMode,
     InfNanRemoveLogitsProcessor,
     LogitNormalization,
@@ -14,6 +15,7 @@ from transformers.generation import (
     MinPLogitsWarper,
     SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
+    TopHLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
     TypicalLogitsWarper,
@@ -37,20 +39,37 @@ PLAIN_PROCESSORS = {
     MinPLogitsWarper,
     SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
+    TopHLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
     TypicalLogitsWarper,
 }
 # What generate() takes and parallel decoding does not do, each with the values that ask for nothing.
 NOT_OFFERED = {
+    "bad_words_ids": (None,),
+    "begin_suppress_tokens": (None,),
     "cache_implementation": (None, "dynamic"),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "exponential_decay_length_penalty": (None,),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "guidance_scale": (None, 1.0),
+    "max_time": (None,),
+    "min_new_tokens": (None, 0),  # before min_length, which transformers derives from it
+    "min_length": (None, 0),
+    "no_repeat_ngram_size": (None, 0),
     "output_attentions": (None, False),
     "output_hidden_states": (None, False),
     "output_logits": (None, False),
     "output_scores": (None, False),
     "prefill_chunk_size": (None,),
+    "repetition_penalty": (None, 1.0),
+    "sequence_bias": (None,),
+    "stop_strings": (None,),
     "token_healing": (None, False),
     "use_cache": (None, True),
+    "watermarking_config": (None,),
 }
 
 
@@ -72,6 +91,7 @@ class WeDLMGenerationMixin(GenerationMixin):
 
     @generation_config.setter
     def generation_config(self, generation_config: GenerationConfig) -> None:
+        """The config becomes the model's own: what it lacks of the four parameters is added to it."""
         for name, default in DEFAULTS.items():
             if not hasattr(generation_config, name):
                 setattr(generation_config, name, default)
@@ -104,6 +124,8 @@ class WeDLMGenerationMixin(GenerationMixin):
         if generation_config.decoding != "autoregressive":
             if generation_config.num_beams > 1:
                 refuse("num_beams", generation_config.num_beams, generation_config)
+            if generation_config.prompt_lookup_num_tokens is not None:
+                refuse("prompt_lookup_num_tokens", generation_config.prompt_lookup_num_tokens, generation_config)
             for name in ("assistant_model", "streamer"):
                 if name in generation_mode_kwargs:
                     refuse(name, type(generation_mode_kwargs[name]).__name__, generation_config)
@@ -122,9 +144,13 @@ class WeDLMGenerationMixin(GenerationMixin):
     def generate_batch(self, inputs, generation_config: GenerationConfig | None = None, **kwargs):
         given = {name: kwargs.pop(name) for name in DEFAULTS.keys() & kwargs.keys()}
         config, _ = self._prepare_generation_config(generation_config, **given)
+        return super().generate_batch(inputs, generation_config=config, **kwargs)
+
+    def init_continuous_batching(self, generation_config: GenerationConfig | None = None, *args, **kwargs):
+        config, _ = self._prepare_generation_config(generation_config)
         if config.decoding != "autoregressive":
             refuse("continuous batching", "generate_batch or cache_implementation='paged'", config)
-        return super().generate_batch(inputs, generation_config=generation_config, **kwargs)
+        return super().init_continuous_batching(generation_config, *args, **kwargs)
 
     def _sample(
         self,
@@ -144,7 +170,7 @@ class WeDLMGenerationMixin(GenerationMixin):
         4. Advance: rows whose text is complete end; the others get new open slots behind the window.
         """
         if generation_config.decoding == "autoregressive":
-            return super()._sample(
+            output = super()._sample(
                 input_ids,
                 logits_processor,
                 stopping_criteria,
@@ -153,15 +179,20 @@ class WeDLMGenerationMixin(GenerationMixin):
                 streamer,
                 **model_kwargs,
             )
+            return autoregressive_output(output, input_ids.shape[1], generation_config)
         check_support(self.config, logits_processor, stopping_criteria, generation_config, synced_gpus)
+        if (owner := self.prepare_inputs_for_generation.__self__) is not self:
+            # How PEFT's prompt, prefix and p-tuning bring in what they learned; there is no such step here.
+            refuse("prepare_inputs_for_generation", type(owner).__name__, generation_config)
         if self.training and self.is_gradient_checkpointing:
             raise ValueError(
                 f"The model is in training with gradient checkpointing, which drops the cache that decoding="
                 f"{generation_config.decoding!r} needs; call model.eval() first."
             )
         mask_token_id = self.config.require_mask_token_id()
-        window_size, blockwise = generation_config.window_size, generation_config.decoding == "blockwise"
         max_new_tokens = generation_config.max_length - input_ids.shape[1]
+        window_size = min(generation_config.window_size, max_new_tokens)
+        blockwise = generation_config.decoding == "blockwise"
         prompt, lengths = left_aligned_prompt(input_ids, model_kwargs.get("attention_mask"), mask_token_id)
         check_lengths(int(lengths.max()), max_new_tokens, self.config.max_position_embeddings)
         end_tokens = generation_config._eos_token_tensor
@@ -171,7 +202,7 @@ class WeDLMGenerationMixin(GenerationMixin):
         batch_rows = torch.arange(len(prompt), device=prompt.device)  # the rows of `batch` that `window` holds
         cache = RowCache(len(prompt), most=prompt.shape[1] + max_new_tokens + 2 * window_size, device=prompt.device)
         longest = 0  # the greatest of cache.lengths
-        rows = WindowRows.of_prompt(prompt, lengths, min(window_size, max_new_tokens), mask_token_id)
+        rows = WindowRows.of_prompt(prompt, lengths, window_size, mask_token_id)
         while True:
             # 1. Forward
             attention_mask = cache.begin_forward(rows.input_ids.shape[1], longest)
@@ -198,17 +229,20 @@ class WeDLMGenerationMixin(GenerationMixin):
                 generation_config.entropy_threshold,
                 generation_config.distance_penalty,
             )
-            tokens = choose_tokens(logits, logits_processor, generation_config.do_sample)
+            tokens, is_possible = choose_tokens(logits, logits_processor, generation_config.do_sample)
             window.fill(rows.open_slots, selected, tokens)
+            impossible = selected & ~is_possible
 
             # 4. Advance
             window.advance(window_size, end_tokens, blockwise)
-            num_alive, width, longest = window.sizes()
+            num_alive, width, longest, num_impossible = window.sizes(impossible)
+            if num_impossible > 0:
+                refuse_impossible(impossible, rows.open_slots, window.prompt_lengths, batch_rows)
             if num_alive == 0:
                 break
             if 2 * num_alive <= len(batch_rows):  # the smaller batch pays for the copy of what stays
                 batch.put(batch_rows, window)
-                kept = window.alive.nonzero().flatten()
+                kept = window.alive.int().argsort(descending=True, stable=True)[:num_alive]
                 batch_rows, window = batch_rows[kept], window.select(kept)
                 cache.select(kept)
             rows = window.reorder(width, window_size, mask_token_id)
@@ -232,14 +266,51 @@ def output_of(
     )
 
 
+def autoregressive_output(
+    output: GenerateDecoderOnlyOutput | torch.LongTensor, prompt_length: int, generation_config: GenerationConfig
+) -> WeDLMGenerateOutput | torch.LongTensor:
+    """The same statistics for transformers' own decoding: a forward for each token, nothing processed twice."""
+    if not generation_config.return_dict_in_generate:
+        return output
+    tokens = output.sequences[:, prompt_length:]
+    num_tokens = torch.full_like(tokens[:, 0], tokens.shape[1])
+    if generation_config._pad_token_tensor is not None:
+        is_padding = tokens.eq(generation_config._pad_token_tensor).flip(-1).cumprod(-1)  # the run at the end
+        num_tokens = num_tokens - is_padding.sum(-1)
+    if generation_config._eos_token_tensor is not None:
+        is_end = torch.isin(tokens, generation_config._eos_token_tensor)  # it may be the padding as well
+        num_tokens = torch.where(is_end.any(-1), is_end.int().argmax(-1) + 1, num_tokens)
+    return WeDLMGenerateOutput(**output, **statistics(num_tokens, num_tokens, num_tokens))
+
+
 # --- Refusals: one sentence that names the argument, the value and the remedy ---
 
 
 def refuse(name: str, value: object, generation_config: GenerationConfig) -> None:
     raise ValueError(
-        f"{name}={value!r} is not offered by decoding={generation_config.decoding!r}; leave it out, or pass "
-        'decoding="autoregressive".'
+        f"{name}={value!r} is not offered by decoding={generation_config.decoding!r}; leave it out (or reset it in "
+        'model.generation_config), or pass decoding="autoregressive".'
     )
+
+
+def refuse_impossible(
+    impossible: torch.Tensor, slots: torch.Tensor, prompt_lengths: torch.Tensor, batch_rows: torch.Tensor
+) -> None:
+    row, slot = (index[0] for index in impossible.nonzero(as_tuple=True))
+    raise ValueError(
+        f"No token has a finite score in row {batch_rows[row].item()} at position "
+        f"{(prompt_lengths[row] + slots[row, slot]).item()}: the logits are not finite, or suppress_tokens and the "
+        "other logits processors leave nothing to choose; loosen them."
+    )
+
+
+def says_what_the_config_says(criterion, generation_config: GenerationConfig) -> bool:
+    """Whether a criterion is the one for max_length or eos_token_id; the caller may pass others of these types."""
+    if type(criterion) is MaxLengthCriteria:
+        return criterion.max_length == generation_config.max_length
+    if type(criterion) is EosTokenCriteria and generation_config._eos_token_tensor is not None:
+        return set(criterion.eos_token_id.tolist()) == set(generation_config._eos_token_tensor.tolist())
+    return False
 
 
 def is_amount(value: object) -> bool:
@@ -277,14 +348,14 @@ def check_support(config, processors, criteria, generation_config: GenerationCon
             f'{generation_config.decoding!r}; call model.set_attn_implementation("sdpa"), or pass '
             'decoding="autoregressive".'
         )
+    for name, harmless in NOT_OFFERED.items():
+        if (value := getattr(generation_config, name)) not in harmless:
+            refuse(name, value, generation_config)
     for processor in processors:
         if type(processor) not in PLAIN_PROCESSORS:
             refuse("logits_processor", type(processor).__name__, generation_config)
     for criterion in criteria:
-        if type(criterion) not in (MaxLengthCriteria, EosTokenCriteria):
+        if not says_what_the_config_says(criterion, generation_config):
             refuse("stopping_criteria", type(criterion).__name__, generation_config)
-    for name, harmless in NOT_OFFERED.items():
-        if (value := getattr(generation_config, name)) not in harmless:
-            refuse(name, value, generation_config)
     if synced_gpus:
         refuse("synced_gpus", synced_gpus, generation_config)

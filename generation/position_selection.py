@@ -3,8 +3,7 @@ import torch
 
 def entropy_of(logits: torch.Tensor) -> torch.Tensor:
     """Entropy in nats of the softmax over the last dimension, in float32."""
-    log_probabilities = logits.float().log_softmax(-1)
-    return -(log_probabilities.exp() * log_probabilities).sum(-1)
+    return torch.special.entr(logits.float().softmax(-1)).sum(-1)
 
 
 def select_slots(

@@ -8,8 +8,15 @@ def left_aligned_prompt(
     input_ids: torch.Tensor, attention_mask: torch.Tensor | None, mask_token_id: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The prompts, their padding moved from the left to the right, `[batch, length]`, and their lengths, `[batch]`."""
+    if len(input_ids) == 0:
+        raise ValueError("input_ids holds no rows; pass at least one prompt.")
     if attention_mask is None:
         attention_mask = torch.ones_like(input_ids)
+    if attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask has shape {tuple(attention_mask.shape)} and input_ids {tuple(input_ids.shape)}; pass the "
+            "mask that the tokenizer made for these ids."
+        )
     is_prompt = attention_mask.bool()
     lengths = is_prompt.sum(-1)
     holds_mask, is_right_padded, is_empty = torch.stack(
@@ -26,8 +33,8 @@ def left_aligned_prompt(
         )
     if is_right_padded:
         raise ValueError(
-            "attention_mask has zeros behind or between the tokens of a prompt; pad on the left "
-            '(tokenizer.padding_side="left").'
+            "attention_mask (made from pad_token_id if you passed none) has zeros behind or between the tokens of a "
+            'prompt; pad on the left (tokenizer.padding_side="left") and pass the mask of the tokenizer.'
         )
     if is_empty:
         raise ValueError("input_ids holds an empty prompt; give every row at least one token, such as the BOS token.")

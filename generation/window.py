@@ -54,7 +54,7 @@ class Window:
 
     @classmethod
     def opened(cls, prompt_lengths: torch.Tensor, max_new_tokens: int, window_size: int, mask_token_id: int):
-        """The first window: min(window_size, max_new_tokens) open slots."""
+        """The first window: `window_size` open slots, at most max_new_tokens."""
         batch, device = len(prompt_lengths), prompt_lengths.device
         zeros = torch.zeros(batch, dtype=torch.long, device=device)
         return cls(
@@ -62,7 +62,7 @@ class Window:
             filled=torch.zeros((batch, max_new_tokens + 1), dtype=torch.bool, device=device),
             prompt_lengths=prompt_lengths,
             start=zeros,
-            end=zeros + min(window_size, max_new_tokens),
+            end=zeros + window_size,
             num_leading=zeros,
             num_tokens=zeros,
             alive=zeros == 0,
@@ -118,7 +118,7 @@ class Window:
         slots, _, filled = self.slots(window_size)
         in_run = filled.cumprod(-1)  # [batch, slots]: 1 up to the first open slot
         num_run = in_run.sum(-1)
-        is_end = torch.isin(self.tokens.gather(1, slots), end_tokens) * in_run
+        is_end = (self.tokens.gather(1, slots)[..., None] == end_tokens).any(-1) * in_run
         has_end = is_end.any(-1)
         num_tokens = self.start + torch.where(has_end, is_end.argmax(-1) + 1, num_run)
         self.num_tokens = torch.where(self.alive, num_tokens, self.num_tokens)
@@ -128,11 +128,10 @@ class Window:
         end = (self.end + self.num_leading).clamp(max=self.max_new_tokens)
         self.end = torch.where(self.alive, end, self.start)
 
-    def sizes(self) -> tuple[int, int, int]:
-        """The one look the host takes per step: rows alive, the widest window, the longest committed text."""
-        return torch.stack(
-            [self.alive.sum(), (self.end - self.start).max(), (self.prompt_lengths + self.start).max()]
-        ).tolist()
+    def sizes(self, impossible: torch.Tensor) -> tuple[int, int, int, int]:
+        """The host's one look per step: rows alive, widest window, longest committed text, impossible slots."""
+        longest = (self.prompt_lengths + self.start).max()
+        return torch.stack([self.alive.sum(), (self.end - self.start).max(), longest, impossible.sum()]).tolist()
 
     def select(self, batch_rows: torch.Tensor) -> "Window":
         return Window(**{field.name: getattr(self, field.name)[batch_rows] for field in fields(self)})

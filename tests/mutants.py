@@ -203,8 +203,8 @@ MUTANTS = [
     Mutant(
         "the threshold itself is below",
         SELECTION,
-        "adjusted < entropy_threshold",
-        "adjusted <= entropy_threshold",
+        "certain = adjusted < entropy_threshold",
+        "certain = adjusted <= entropy_threshold",
         "test_position_selection.py::test_the_threshold_itself_is_not_below",
     ),
     Mutant(
@@ -299,8 +299,8 @@ MUTANTS = [
     Mutant(
         "an end token behind an open slot ends the row",
         WINDOW,
-        "end_tokens) * in_run",
-        "end_tokens) * filled",
+        ".any(-1) * in_run",
+        ".any(-1) * filled",
         REFERENCE,
     ),
     Mutant(
@@ -356,10 +356,38 @@ MUTANTS = [
         "test_generation_wedlm.py::test_the_head_sees_open_slots_only_and_the_prompt_carries_the_window",
     ),
     Mutant(
+        "an impossible slot is filled",
+        GENERATION,
+        "if num_impossible > 0:",
+        "if False:",
+        "test_generation_wedlm.py::test_when_no_token_can_be_chosen_row_and_position_are_named",
+    ),
+    Mutant(
+        "other limits of the caller are ignored",
+        GENERATION,
+        "return criterion.max_length == generation_config.max_length",
+        "return True",
+        "test_generation_wedlm.py::test_what_is_not_offered_is_refused_by_name",
+    ),
+    Mutant(
+        "learned prompts are dropped",
+        GENERATION,
+        "(owner := self.prepare_inputs_for_generation.__self__) is not self",
+        "False",
+        "test_generation_wedlm.py::test_prompt_learning_is_refused_by_name",
+    ),
+    Mutant(
+        "padding counts as autoregressive tokens",
+        GENERATION,
+        "num_tokens = num_tokens - is_padding.sum(-1)",
+        "pass",
+        "test_generation_wedlm.py::test_autoregressive_decoding_counts_a_forward_per_token",
+    ),
+    Mutant(
         "sampling is greedy",
         SAMPLING,
-        "if do_sample else",
-        "if False else",
+        "if do_sample:",
+        "if False:",
         "test_generation_wedlm.py::test_samples_follow_the_models_distribution",
     ),
     Mutant(

@@ -9,13 +9,16 @@ import torch
 from helpers import CHECKPOINTS, GOLDEN, REPOSITORY, load, random_tokens, stock_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft import PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from reference_decoder import Decoded, decode
 from transformers import (
     AutoConfig,
     DynamicCache,
+    EosTokenCriteria,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    MaxLengthCriteria,
     MaxTimeCriteria,
     StoppingCriteriaList,
     TextStreamer,
@@ -248,7 +251,12 @@ def test_every_forward_fills_at_least_one_slot_and_without_a_threshold_exactly_o
 def test_mask_rows_behind_the_window_change_nothing(model, monkeypatch):
     expected = generate(model, PROMPTS, max_new_tokens=30, entropy_threshold=1.0)
     sizes = Window.sizes
-    monkeypatch.setattr(Window, "sizes", lambda self: (sizes(self)[0], sizes(self)[1] + 7, sizes(self)[2]))
+
+    def wider(self, impossible):
+        num_alive, width, *others = sizes(self, impossible)
+        return num_alive, width + 7, *others
+
+    monkeypatch.setattr(Window, "sizes", wider)
     assert generate(model, PROMPTS, max_new_tokens=30, entropy_threshold=1.0) == expected
 
 
@@ -353,16 +361,21 @@ def test_no_step_copies_the_cache(model, monkeypatch):
     assert max(capacity for _, capacity in reads) <= 12 + 200 + 8
 
 
-def test_one_look_of_the_host_per_step(model, monkeypatch):
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"do_sample": True, "top_k": 5}, {"entropy_threshold": 1.0, "eos_token_id": list(range(3, 40))}],
+    ids=str,
+)
+def test_one_look_of_the_host_per_step(model, monkeypatch, arguments):
     """No operation that waits for the device but Window.sizes, once per forward."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     looks = {"sizes": 0, "other": []}
     sizes = Window.sizes
 
-    def counted(self):
+    def counted(self, impossible):
         looks["sizes"] += 1
-        return sizes(self)
+        return sizes(self, impossible)
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -372,14 +385,15 @@ def test_one_look_of_the_host_per_step(model, monkeypatch):
 
     monkeypatch.setattr(Window, "sizes", counted)
     counts = []
+    arguments = {"entropy_threshold": 0.0, "eos_token_id": None, **arguments}
     for max_new_tokens in (8, 40):
         looks.update(sizes=0, other=[])
         with Watch():
-            (row,) = generate(
-                model, [PROMPTS[2]], max_new_tokens=max_new_tokens, entropy_threshold=0.0, eos_token_id=None
-            )
-        assert looks["sizes"] == row.forwards
-        counts.append((row.forwards, len(looks["other"])))
+            rows = generate(model, PROMPTS, max_new_tokens=max_new_tokens, **arguments)
+        assert looks["sizes"] == max(row.forwards for row in rows)
+        counts.append((looks["sizes"], len(looks["other"])))
+    if arguments["eos_token_id"] is not None:
+        assert len({row.forwards for row in rows}) > 1, "no row leaves early"
     assert counts[0][0] < counts[1][0]
     assert counts[0][1] == counts[1][1], f"looks grow with the forwards: {counts}"
 
@@ -429,7 +443,7 @@ def test_seeds_reproduce_and_warpers_restrict(model):
     assert torch.equal(run(0, temperature=3.0), run(0, temperature=3.0))
     assert not torch.equal(run(0, temperature=3.0), run(1, temperature=3.0))
     greedy = model.generate(**prompts, **{**arguments, "do_sample": False})
-    for narrow in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 1e-4}):
+    for narrow in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"top_h": 1e-6}, {"temperature": 1e-4}):
         assert torch.equal(run(0, **narrow), greedy), narrow
 
 
@@ -499,6 +513,19 @@ def test_recorded_autoregressive_runs():
             max_new_tokens=run["max_new_tokens"],
         )
         assert output[0, prompt.shape[1] :].tolist() == run["ids"]
+
+
+@pytest.mark.parametrize("pad_token_id", [PAD, 11])
+def test_autoregressive_decoding_counts_a_forward_per_token(model, pad_token_id):
+    inputs = left_padded(PROMPTS)
+    arguments = {"decoding": "autoregressive", "max_new_tokens": 12, "return_dict_in_generate": True}
+    free = model.generate(**inputs, **arguments, pad_token_id=PAD, eos_token_id=None).sequences[:, 40:]
+    end_token = free[0, 4].item()
+    ended = model.generate(**inputs, **arguments, pad_token_id=pad_token_id, eos_token_id=[end_token, 11])
+    expected = [next((i + 1 for i, token in enumerate(row) if token in (end_token, 11)), 12) for row in free.tolist()]
+    assert min(expected) < 12
+    assert ended.forwards.tolist() == expected
+    assert ended.tokens_per_forward.tolist() == ended.prefix_cacheability.tolist() == [1.0] * 5
 
 
 def test_assisted_decoding_is_left_to_transformers():
@@ -571,12 +598,28 @@ REFUSED = [
     ({"distance_penalty": math.inf}, "distance_penalty=inf is not a penalty"),
     ({"distance_penalty": None}, "distance_penalty=None is not a penalty"),
     ({"window_sise": 4}, "not used by the model: .*window_sise"),
-    ({"num_beams": 2}, "num_beams=2 is not offered by decoding='streaming'; leave it out, or pass decoding=\"autoreg"),
-    ({"prompt_lookup_num_tokens": 3}, "generation mode='assisted_generation' is not offered"),
-    ({"repetition_penalty": 1.2}, "logits_processor='RepetitionPenaltyLogitsProcessor' is not offered"),
+    (
+        {"num_beams": 2},
+        "num_beams=2 is not offered by decoding='streaming'; leave it out .*, or pass decoding=\"autoreg",
+    ),
+    ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3 is not offered"),
+    (
+        {"repetition_penalty": 1.2},
+        r"repetition_penalty=1.2 is not offered .* \(or reset it in model.generation_config\)",
+    ),
+    ({"min_new_tokens": 2}, "min_new_tokens=2 is not offered"),
+    ({"bad_words_ids": [[5]]}, r"bad_words_ids=\[\[5\]\] is not offered"),
+    (
+        {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(8)])},
+        "stopping_criteria='MaxLengthCriteria' is not",
+    ),
+    (
+        {"stopping_criteria": StoppingCriteriaList([EosTokenCriteria(9)])},
+        "stopping_criteria='EosTokenCriteria' is not",
+    ),
     ({"logits_processor": LogitsProcessorList([Nothing()])}, "logits_processor='Nothing' is not offered"),
     ({"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(9)])}, "stopping_criteria='MaxTimeCriteria' is not"),
-    ({"max_time": 9.0}, "stopping_criteria='MaxTimeCriteria' is not offered"),
+    ({"max_time": 9.0}, "max_time=9.0 is not offered"),
     ({"past_key_values": DynamicCache()}, "past_key_values='DynamicCache' is not offered"),
     ({"use_cache": False}, "use_cache=False is not offered"),
     ({"cache_implementation": "static"}, "cache_implementation='static' is not offered"),
@@ -607,6 +650,8 @@ def test_an_assistant_a_streamer_and_a_batch_are_refused_by_name():
         model.generate(prompt, streamer=TextStreamer(None), max_new_tokens=4)
     with pytest.raises(ValueError, match="continuous batching=.*generate_batch.* is not offered"):
         model.generate_batch([[3, 4, 5]])
+    with pytest.raises(ValueError, match="continuous batching=.* is not offered"):
+        model.init_continuous_batching()
     with pytest.raises(ValueError, match="inputs_embeds='Tensor' is not offered"):
         model.generate(inputs_embeds=model.model.embed_tokens(prompt), max_new_tokens=4)
 
@@ -650,8 +695,9 @@ def test_sliding_layers_are_refused_by_name():
     "input_ids, attention_mask, message",
     [
         ([[5, 6, MASK, 7]], None, "input_ids holds the MASK token, mask_token_id=159, .*take it out"),
-        ([[5, 6, 7], [5, 6, 0]], [[1, 1, 1], [1, 1, 0]], "attention_mask has zeros behind .* pad on the left"),
-        ([[5, 6, 7]], [[1, 0, 1]], "attention_mask has zeros .* between"),
+        ([[5, 6, 7], [5, 6, 0]], [[1, 1, 1], [1, 1, 0]], "attention_mask .* has zeros behind .* pad on the left"),
+        ([[5, 6, 7]], [[1, 0, 1]], "attention_mask .* has zeros .* between"),
+        ([[5, 6, 7]], [[0, 1, 1, 1]], r"attention_mask has shape \(1, 4\) and input_ids \(1, 3\); pass the mask"),
         ([[5, 6, 7], [0, 0, 0]], [[1, 1, 1], [0, 0, 0]], "input_ids holds an empty prompt; give every row"),
     ],
 )
@@ -660,6 +706,55 @@ def test_prompts_that_cannot_be_are_refused(input_ids, attention_mask, message):
     attention_mask = torch.ones_like(input_ids) if attention_mask is None else torch.tensor(attention_mask)
     with pytest.raises(ValueError, match=message):
         MODELS["q3"].generate(input_ids, attention_mask=attention_mask, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig, PromptEncoderConfig])
+def test_prompt_learning_is_refused_by_name(model, kind):
+    adapted = get_peft_model(model, kind(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
+    prompt = random_tokens(1, 6)
+    inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt), "max_new_tokens": 4}
+    with pytest.raises(ValueError, match="prepare_inputs_for_generation='PeftModelForCausalLM' is not offered"):
+        adapted.generate(**inputs)
+    assert adapted.generate(**inputs, decoding="autoregressive").shape == (1, 10)
+    assert model.generate(prompt, max_new_tokens=4).shape == (1, 10), "the model itself decodes as before"
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_when_no_token_can_be_chosen_row_and_position_are_named(model, do_sample):
+    everything = list(range(160))
+    arguments = {"max_new_tokens": 4, "window_size": 1, "do_sample": do_sample}
+    message = r"No token has a finite score in row 0 at position 12: .* suppress_tokens .*; loosen them"
+    with pytest.raises(ValueError, match=message):
+        generate(model, PROMPTS[2:4], **arguments, suppress_tokens=everything)
+    model.lm_head.register_forward_hook(lambda module, args, out: out.index_fill(0, torch.tensor([1]), torch.nan))
+    with pytest.raises(
+        ValueError, match="No token has a finite score in row 1 at position 23: the logits are not finite"
+    ):
+        generate(model, PROMPTS[2:4], **arguments)
+
+
+def test_logits_of_minus_infinity_change_nothing_but_their_token(model):
+    """As in a padded vocabulary; its entropy is that of the other tokens."""
+    hook = lambda value: lambda module, args, out: out.index_fill(-1, torch.tensor([7]), value)  # noqa: E731
+    decoded = []
+    for value in (-torch.inf, -1e30):
+        handle = model.lm_head.register_forward_hook(hook(value))
+        decoded.append(generate(model, PROMPTS, max_new_tokens=20, entropy_threshold=2.0))
+        handle.remove()
+    assert decoded[0] == decoded[1]
+    assert max(row.forwards for row in decoded[0]) < 20
+
+
+def test_any_window_size_is_as_good_as_the_largest_useful_one(model):
+    expected = generate(model, PROMPTS, max_new_tokens=9, window_size=9)
+    for window_size in (10, 10**6, 10**20):
+        assert generate(model, PROMPTS, max_new_tokens=9, window_size=window_size) == expected
+
+
+def test_a_batch_of_no_rows_is_refused():
+    empty = torch.zeros(0, 3, dtype=torch.long)
+    with pytest.raises(ValueError, match="input_ids holds no rows; pass at least one prompt"):
+        MODELS["q3"].generate(empty, attention_mask=empty, max_new_tokens=4)
 
 
 def test_a_masked_out_mask_token_is_padding():

@@ -472,7 +472,8 @@ def test_survives_pickling_across_processes(model, tmp_path):
         "import pickle, torch\n"
         "model, inputs, expected = pickle.load(open('model.pkl', 'rb'))\n"
         "torch.testing.assert_close(model(**inputs).logits, expected)\n"
-        "print(type(model).__name__, model.training, model.generate(inputs['input_ids'][:, :10], max_new_tokens=2).shape)\n",
+        "text = model.generate(inputs['input_ids'][:, :10], max_new_tokens=2)\n"
+        "print(type(model).__name__, model.training, text.shape)\n",
         tmp_path,
     )
     assert "WeDLMForCausalLM False torch.Size([1, 12])" in out

@@ -20,6 +20,7 @@ def test_entropy_is_in_nats_over_the_whole_vocabulary():
         -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
     )
     assert entropy_of(torch.tensor([200.0, 0.0, -200.0])).item() == 0
+    assert entropy_of(torch.tensor([0.0, -torch.inf, 0.0])).item() == pytest.approx(math.log(2))
     assert entropy_of(torch.randn(4, 9).bfloat16()).dtype == torch.float32
 
 

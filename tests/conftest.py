@@ -5,8 +5,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported: no tes
 import pytest
 import torch
 from helpers import CHECKPOINTS, load
+from hypothesis import Phase, settings
 from transformers import logging
 
+# A mutant's test need not look for the smallest example that fails.
+settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate])
 torch.set_num_threads(1)  # the tests run side by side
 logging.disable_progress_bar()
 

@@ -20,6 +20,7 @@ from transformers import (
     LogitsProcessorList,
     MaxLengthCriteria,
     MaxTimeCriteria,
+    StoppingCriteria,
     StoppingCriteriaList,
     TextStreamer,
 )
@@ -336,10 +337,14 @@ def test_finished_rows_leave_the_batch(model):
     assert ends[0] < ends[-1], "rows that end at different times"
     seen = forwards_seen(model)
     assert generate(model, PROMPTS, max_new_tokens=40, entropy_threshold=1.0) == alone
-    assert len(seen) == ends[-1]
-    for k, (shape, _) in enumerate(seen):
+    expected, size = [], len(PROMPTS)
+    for k in range(ends[-1]):
         num_alive = sum(row.forwards > k for row in alone)
-        assert num_alive <= shape[0] < max(2 * num_alive, 6)
+        if 2 * num_alive <= size:
+            size = num_alive
+        expected.append(size)
+    assert [shape[0] for shape, _ in seen] == expected
+    assert len(set(expected)) > 1, "no row left"
 
 
 def test_no_step_copies_the_cache(model, monkeypatch):
@@ -526,6 +531,20 @@ def test_autoregressive_decoding_counts_a_forward_per_token(model, pad_token_id)
     assert min(expected) < 12
     assert ended.forwards.tolist() == expected
     assert ended.tokens_per_forward.tolist() == ended.prefix_cacheability.tolist() == [1.0] * 5
+
+
+class StopsTheFirstRow(StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.arange(len(input_ids)).eq(0) & (input_ids.shape[1] >= 43)
+
+
+def test_autoregressive_rows_that_a_criterion_ended_count_no_padding(model):
+    output = model.generate(
+        **left_padded(PROMPTS), decoding="autoregressive", max_new_tokens=12, return_dict_in_generate=True,
+        eos_token_id=158, suppress_tokens=[158], pad_token_id=PAD, stopping_criteria=StoppingCriteriaList([StopsTheFirstRow()]),
+    )  # fmt: skip
+    assert not output.sequences[:, 40:].eq(158).any()
+    assert output.forwards.tolist() == [3, 12, 12, 12, 12]
 
 
 def test_assisted_decoding_is_left_to_transformers():

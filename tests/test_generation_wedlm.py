@@ -837,3 +837,9 @@ def test_the_overhead_benchmark_writes_its_report(tmp_path):
     assert report["command"].startswith("python benchmarks/overhead.py --repeats 1")
     assert [row["batch"] for row in report["results"]] == [1, 8]
     assert all(0 < row["share_outside_forward"]["median"] < 1 for row in report["results"])
+
+
+def test_the_recorded_overhead_is_within_its_bound():
+    report = json.loads((REPOSITORY / "benchmarks" / "results" / "overhead.json").read_text())
+    assert [row["new_tokens"] for row in report["results"]] == [256, 256]
+    assert all(row["share_outside_forward"]["median"] < 0.15 for row in report["results"])

@@ -540,9 +540,15 @@ class StopsTheFirstRow(StoppingCriteria):
 
 def test_autoregressive_rows_that_a_criterion_ended_count_no_padding(model):
     output = model.generate(
-        **left_padded(PROMPTS), decoding="autoregressive", max_new_tokens=12, return_dict_in_generate=True,
-        eos_token_id=158, suppress_tokens=[158], pad_token_id=PAD, stopping_criteria=StoppingCriteriaList([StopsTheFirstRow()]),
-    )  # fmt: skip
+        **left_padded(PROMPTS),
+        decoding="autoregressive",
+        max_new_tokens=12,
+        return_dict_in_generate=True,
+        eos_token_id=158,
+        suppress_tokens=[158],
+        pad_token_id=PAD,
+        stopping_criteria=StoppingCriteriaList([StopsTheFirstRow()]),
+    )
     assert not output.sequences[:, 40:].eq(158).any()
     assert output.forwards.tolist() == [3, 12, 12, 12, 12]
 

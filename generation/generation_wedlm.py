@@ -1,76 +1,24 @@
-import math
+from functools import wraps
+from inspect import signature
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, StoppingCriteriaList
+from transformers import DynamicCache, GenerationConfig, GenerationMixin, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import (
-    EosTokenCriteria,
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
+    BaseStreamer,
     GenerateDecoderOnlyOutput,
     GenerationMode,
-    InfNanRemoveLogitsProcessor,
-    LogitNormalization,
-    MaxLengthCriteria,
-    MinPLogitsWarper,
     SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopHLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
 )
 
 from wedlm.generation.position_selection import entropy_of, select_slots
-from wedlm.generation.prompt import check_lengths, left_aligned_prompt
+from wedlm.generation.prompt import Prompt, read_prompt
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.stats import WeDLMGenerateOutput, statistics
+from wedlm.generation.support import DEFAULTS, check_parameters, check_support, refuse, refuse_impossible
+from wedlm.generation.text_readers import PLAIN_PROCESSORS, TextReaders
 from wedlm.generation.token_sampling import choose_tokens
 from wedlm.generation.window import Window, WindowRows
-
-DECODINGS = ("streaming", "blockwise", "autoregressive")
-DEFAULTS = {"decoding": "streaming", "window_size": 16, "entropy_threshold": 0.4, "distance_penalty": 0.02}
-# Processors that read no text, so that one call judges all slots.
-PLAIN_PROCESSORS = {
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    InfNanRemoveLogitsProcessor,
-    LogitNormalization,
-    MinPLogitsWarper,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopHLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-}
-# What generate() takes and parallel decoding does not do, each with the values that ask for nothing.
-NOT_OFFERED = {
-    "bad_words_ids": (None,),
-    "begin_suppress_tokens": (None,),
-    "cache_implementation": (None, "dynamic"),
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "encoder_repetition_penalty": (None, 1.0),
-    "exponential_decay_length_penalty": (None,),
-    "forced_bos_token_id": (None,),
-    "forced_eos_token_id": (None,),
-    "guidance_scale": (None, 1.0),
-    "max_time": (None,),
-    "min_new_tokens": (None, 0),  # before min_length, which transformers derives from it
-    "min_length": (None, 0),
-    "no_repeat_ngram_size": (None, 0),
-    "output_attentions": (None, False),
-    "output_hidden_states": (None, False),
-    "output_logits": (None, False),
-    "output_scores": (None, False),
-    "prefill_chunk_size": (None,),
-    "repetition_penalty": (None, 1.0),
-    "sequence_bias": (None,),
-    "stop_strings": (None,),
-    "token_healing": (None, False),
-    "use_cache": (None, True),
-    "watermarking_config": (None,),
-}
 
 
 class WeDLMGenerationMixin(GenerationMixin):
@@ -115,9 +63,7 @@ class WeDLMGenerationMixin(GenerationMixin):
             setattr(generation_config, name, value)
         check_parameters(generation_config)
         if generation_config.decoding != "autoregressive":
-            for name in ("past_key_values", "inputs_embeds"):
-                if model_kwargs.get(name) is not None:
-                    refuse(name, type(model_kwargs[name]).__name__, generation_config)
+            check_support(self, generation_config, model_kwargs)
         return generation_config, model_kwargs
 
     def _validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
@@ -126,9 +72,8 @@ class WeDLMGenerationMixin(GenerationMixin):
                 refuse("num_beams", generation_config.num_beams, generation_config)
             if generation_config.prompt_lookup_num_tokens is not None:
                 refuse("prompt_lookup_num_tokens", generation_config.prompt_lookup_num_tokens, generation_config)
-            for name in ("assistant_model", "streamer"):
-                if name in generation_mode_kwargs:
-                    refuse(name, type(generation_mode_kwargs[name]).__name__, generation_config)
+            if "assistant_model" in generation_mode_kwargs:
+                refuse("assistant_model", type(generation_mode_kwargs["assistant_model"]).__name__, generation_config)
             if generation_mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
                 refuse("generation mode", generation_mode.value, generation_config)
         super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
@@ -136,10 +81,23 @@ class WeDLMGenerationMixin(GenerationMixin):
     def _get_logits_processor(self, *args, device=None, **kwargs) -> LogitsProcessorList:
         processors = super()._get_logits_processor(*args, device=device, **kwargs)
         if self.config.mask_token_id is not None:
-            # First, so that no later processor sees a score for MASK. (An offloaded model's own device is meta.)
-            mask_token_ids = [self.config.mask_token_id]
-            processors.insert(0, SuppressTokensLogitsProcessor(mask_token_ids, device=device or self.device))
+            # (An offloaded model's own device is meta.)
+            ban = SuppressTokensLogitsProcessor([self.config.mask_token_id], device=device or self.device)
+            if any(type(processor) not in PLAIN_PROCESSORS for processor in processors):
+                processors.append(ban)  # also against a processor that sets scores of its own
+            processors.insert(0, ban)  # so that none sees a score for MASK
         return processors
+
+    @wraps(GenerationMixin.generate)
+    def generate(self, *args, **kwargs):
+        try:
+            return super().generate(*args, **kwargs)
+        except BaseException:
+            # Or whoever iterates over the streamer in another thread waits for ever.
+            streamer = signature(GenerationMixin.generate).bind(self, *args, **kwargs).arguments.get("streamer")
+            if streamer is not None:
+                streamer.end()
+            raise
 
     def generate_batch(self, inputs, generation_config: GenerationConfig | None = None, **kwargs):
         given = {name: kwargs.pop(name) for name in DEFAULTS.keys() & kwargs.keys()}
@@ -159,7 +117,7 @@ class WeDLMGenerationMixin(GenerationMixin):
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         synced_gpus: bool = False,
-        streamer=None,
+        streamer: BaseStreamer | None = None,
         **model_kwargs,
     ) -> WeDLMGenerateOutput | torch.LongTensor:
         """Streaming or blockwise decoding of a batch, every row at its own pace.
@@ -180,45 +138,66 @@ class WeDLMGenerationMixin(GenerationMixin):
                 **model_kwargs,
             )
             return autoregressive_output(output, input_ids.shape[1], generation_config)
-        check_support(self.config, logits_processor, stopping_criteria, generation_config, synced_gpus)
-        if (owner := self.prepare_inputs_for_generation.__self__) is not self:
-            # How PEFT's prompt, prefix and p-tuning bring in what they learned; there is no such step here.
-            refuse("prepare_inputs_for_generation", type(owner).__name__, generation_config)
-        if self.training and self.is_gradient_checkpointing:
-            raise ValueError(
-                f"The model is in training with gradient checkpointing, which drops the cache that decoding="
-                f"{generation_config.decoding!r} needs; call model.eval() first."
-            )
         mask_token_id = self.config.require_mask_token_id()
-        max_new_tokens = generation_config.max_length - input_ids.shape[1]
+        max_new_tokens = max(1, stopping_criteria.max_length - input_ids.shape[1])
         window_size = min(generation_config.window_size, max_new_tokens)
         blockwise = generation_config.decoding == "blockwise"
-        prompt, lengths = left_aligned_prompt(input_ids, model_kwargs.get("attention_mask"), mask_token_id)
-        check_lengths(int(lengths.max()), max_new_tokens, self.config.max_position_embeddings)
         end_tokens = generation_config._eos_token_tensor
-        end_tokens = lengths.new_empty(0) if end_tokens is None else end_tokens
+        end_tokens = input_ids.new_empty(0) if end_tokens is None else end_tokens
 
-        batch = window = Window.opened(lengths, max_new_tokens, window_size, mask_token_id)
-        batch_rows = torch.arange(len(prompt), device=prompt.device)  # the rows of `batch` that `window` holds
-        cache = RowCache(len(prompt), most=prompt.shape[1] + max_new_tokens + 2 * window_size, device=prompt.device)
-        longest = 0  # the greatest of cache.lengths
-        rows = WindowRows.of_prompt(prompt, lengths, window_size, mask_token_id)
-        while True:
+        past = model_kwargs.get("past_key_values")
+        num_cached = 0 if past is None else past.get_seq_length()
+        attention_mask = model_kwargs.get("attention_mask")
+        if attention_mask is None:  # transformers drops one that is all ones, and keeps its length
+            mask_length = getattr(generation_config, "_mask_length", input_ids.shape[1])
+            attention_mask = input_ids.new_ones(len(input_ids), mask_length)
+        prompt = read_prompt(
+            input_ids,
+            attention_mask,
+            model_kwargs["position_ids"],
+            num_cached,
+            mask_token_id,
+            max_new_tokens,
+            self.config.max_position_embeddings,
+        )
+        returns_cache = generation_config.return_dict_in_generate or getattr(past, "_is_user_defined", False)
+
+        readers = None
+        if TextReaders.are_needed(logits_processor, stopping_criteria, streamer, generation_config):
+            readers = TextReaders(
+                input_ids,
+                max_new_tokens,
+                mask_token_id,
+                logits_processor,
+                stopping_criteria,
+                streamer,
+                generation_config,
+            )
+        lengths = prompt.cached_lengths
+        longest = int(lengths.max())  # the greatest of cache.lengths
+        most = longest + prompt.tokens.shape[1] + max_new_tokens + 2 * window_size
+        cache = None if past is None else RowCache.of_columns(past, prompt.cached_is_text, most, returns_cache)
+        batch = window = Window.opened(prompt.is_text.sum(-1), max_new_tokens, window_size, mask_token_id)
+        *chunks, (last_tokens, last_lengths) = prompt.chunks(generation_config.prefill_chunk_size)
+        for tokens, num_tokens in chunks:
+            self._has_unfinished_sequences(False, synced_gpus, device=input_ids.device)  # a forward that others join
+            self._forward_rows(WindowRows.of_text(tokens, num_tokens, lengths), cache, longest)
+            cache.commit(num_tokens)
+            lengths = lengths + num_tokens
+            longest = int(lengths.max())
+            window.forwards = window.forwards + 1
+        rows = window.reorder(window_size, window_size, mask_token_id).behind(last_tokens, last_lengths, lengths)
+        num_alive = len(input_ids)
+        while self._has_unfinished_sequences(num_alive == 0, synced_gpus, device=input_ids.device):
             # 1. Forward
-            attention_mask = cache.begin_forward(rows.input_ids.shape[1], longest)
-            logits = self(
-                input_ids=rows.input_ids,
-                position_ids=rows.position_ids,
-                attention_mask=attention_mask,
-                past_key_values=cache,
-                use_cache=True,
-                rows_to_keep=rows.open_rows,
-                return_dict=True,
-            ).logits  # [batch, slots, vocabulary]
+            logits = self._forward_rows(rows, cache, longest)  # [batch, slots, vocabulary]
+            if num_alive == 0:
+                continue  # with synced_gpus, so that other ranks can go on
             window.count_forward()
 
             # 2. Commit
-            cache.commit(rows.num_final)
+            if cache is not None:
+                cache.commit(rows.num_final)
             window.commit()
 
             # 3. Fill
@@ -229,29 +208,70 @@ class WeDLMGenerationMixin(GenerationMixin):
                 generation_config.entropy_threshold,
                 generation_config.distance_penalty,
             )
-            tokens, is_possible = choose_tokens(logits, logits_processor, generation_config.do_sample)
-            window.fill(rows.open_slots, selected, tokens)
-            impossible = selected & ~is_possible
+            if readers is None:
+                tokens, is_possible, _ = choose_tokens(logits, logits_processor, generation_config.do_sample)
+                window.fill(rows.open_slots, selected, tokens)
+                impossible = selected & ~is_possible
+            else:
+                impossible = readers.fill(window, rows, selected, logits)
 
             # 4. Advance
-            window.advance(window_size, end_tokens, blockwise)
+            slots, in_run = window.leading_run(window_size)
+            if readers is None:
+                window.end_at(end_tokens, slots, in_run)
+            else:
+                readers.end(window, in_run)
+            window.refill(in_run.sum(-1), blockwise)
             num_alive, width, longest, num_impossible = window.sizes(impossible)
             if num_impossible > 0:
-                refuse_impossible(impossible, rows.open_slots, window.prompt_lengths, batch_rows)
-            if num_alive == 0:
-                break
-            if 2 * num_alive <= len(batch_rows):  # the smaller batch pays for the copy of what stays
-                batch.put(batch_rows, window)
+                i, j = impossible.nonzero()[0].tolist()
+                refuse_impossible(window, i, rows.open_slots[i, j].item())
+            if 0 < 2 * num_alive <= len(window.alive):  # the smaller batch pays for the copy of what stays
+                batch.put(window)
                 kept = window.alive.int().argsort(descending=True, stable=True)[:num_alive]
-                batch_rows, window = batch_rows[kept], window.select(kept)
-                cache.select(kept)
-            rows = window.reorder(width, window_size, mask_token_id)
-        batch.put(batch_rows, window)
-        return output_of(batch, input_ids, generation_config)
+                window = window.select(kept)
+                if cache is not None:
+                    cache.select(kept)
+            rows = window.reorder(max(width, 1), window_size, mask_token_id)
+            if cache is None:
+                rows = rows.behind(*window.committed_text(prompt.tokens, longest), torch.zeros_like(window.start))
+        batch.put(window)
+        if streamer is not None:
+            streamer.end()
+        if cache is not None and returns_cache:
+            past.layers = cached_columns(cache, prompt, batch).layers
+        return output_of(batch, input_ids, generation_config, past, readers)
+
+    def _forward_rows(self, rows: WindowRows, cache: RowCache | None, longest: int) -> torch.Tensor:
+        """The logits of the open slots, `[batch, slots, vocabulary]`; the longest text in the cache is `longest`."""
+        where = rows.input_ids.device
+        device = where if self.device.type == "meta" else self.device  # meta: offloaded, and moved by accelerate
+        attention_mask = None if cache is None else cache.begin_forward(rows.input_ids.shape[1], longest)
+        rows = rows.to(device)
+        return self(
+            input_ids=rows.input_ids,
+            position_ids=rows.position_ids,
+            attention_mask=None if attention_mask is None else attention_mask.to(device),
+            past_key_values=cache,
+            use_cache=cache is not None,
+            rows_to_keep=rows.open_rows,
+            return_dict=True,
+        ).logits.to(where)
+
+
+def cached_columns(cache: RowCache, prompt: Prompt, window: Window) -> DynamicCache:
+    """An ordinary cache over as many columns of the text as every row has in the cache, all but its last token."""
+    num_cached = int(torch.minimum(window.start, window.num_tokens - 1).min())
+    is_new_text = prompt.is_text.new_ones(len(prompt.is_text), num_cached)
+    return cache.to_columns(torch.cat([prompt.is_text, is_new_text], dim=-1))
 
 
 def output_of(
-    window: Window, input_ids: torch.Tensor, generation_config: GenerationConfig
+    window: Window,
+    input_ids: torch.Tensor,
+    generation_config: GenerationConfig,
+    past_key_values: DynamicCache | None,
+    readers: TextReaders | None,
 ) -> WeDLMGenerateOutput | torch.LongTensor:
     """The prompts as they were given and behind each its text, padded on the right; with statistics if asked for."""
     columns = torch.arange(int(window.num_tokens.max()), device=input_ids.device)
@@ -262,7 +282,10 @@ def output_of(
     if not generation_config.return_dict_in_generate:
         return sequences
     return WeDLMGenerateOutput(
-        sequences=sequences, **statistics(window.num_tokens, window.forwards, window.window_rows)
+        sequences=sequences,
+        **({} if readers is None else readers.recorded(window.num_tokens)),
+        past_key_values=past_key_values,
+        **statistics(window.num_tokens, window.forwards, window.window_rows),
     )
 
 
@@ -281,81 +304,3 @@ def autoregressive_output(
         is_end = torch.isin(tokens, generation_config._eos_token_tensor)  # it may be the padding as well
         num_tokens = torch.where(is_end.any(-1), is_end.int().argmax(-1) + 1, num_tokens)
     return WeDLMGenerateOutput(**output, **statistics(num_tokens, num_tokens, num_tokens))
-
-
-# --- Refusals: one sentence that names the argument, the value and the remedy ---
-
-
-def refuse(name: str, value: object, generation_config: GenerationConfig) -> None:
-    raise ValueError(
-        f"{name}={value!r} is not offered by decoding={generation_config.decoding!r}; leave it out (or reset it in "
-        'model.generation_config), or pass decoding="autoregressive".'
-    )
-
-
-def refuse_impossible(
-    impossible: torch.Tensor, slots: torch.Tensor, prompt_lengths: torch.Tensor, batch_rows: torch.Tensor
-) -> None:
-    row, slot = (index[0] for index in impossible.nonzero(as_tuple=True))
-    raise ValueError(
-        f"No token has a finite score in row {batch_rows[row].item()} at position "
-        f"{(prompt_lengths[row] + slots[row, slot]).item()}: the logits are not finite, or suppress_tokens and the "
-        "other logits processors leave nothing to choose; loosen them."
-    )
-
-
-def says_what_the_config_says(criterion, generation_config: GenerationConfig) -> bool:
-    """Whether a criterion is the one for max_length or eos_token_id; the caller may pass others of these types."""
-    if type(criterion) is MaxLengthCriteria:
-        return criterion.max_length == generation_config.max_length
-    if type(criterion) is EosTokenCriteria and generation_config._eos_token_tensor is not None:
-        return set(criterion.eos_token_id.tolist()) == set(generation_config._eos_token_tensor.tolist())
-    return False
-
-
-def is_amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-
-
-def check_parameters(config: GenerationConfig) -> None:
-    if config.decoding not in DECODINGS:
-        raise ValueError(f"decoding={config.decoding!r} is unknown; choose one of {', '.join(map(repr, DECODINGS))}.")
-    if not isinstance(config.window_size, int) or isinstance(config.window_size, bool) or config.window_size < 1:
-        raise ValueError(
-            f"window_size={config.window_size!r} is not a number of slots; set it to an integer of 1 or more."
-        )
-    if config.entropy_threshold is not None and not is_amount(config.entropy_threshold):
-        raise ValueError(
-            f"entropy_threshold={config.entropy_threshold!r} is not an entropy; set it to a finite number of nats, 0 "
-            "or more, or to None to fill one slot per forward."
-        )
-    if not is_amount(config.distance_penalty):
-        raise ValueError(
-            f"distance_penalty={config.distance_penalty!r} is not a penalty; set it to a finite number, 0 or more."
-        )
-
-
-def check_support(config, processors, criteria, generation_config: GenerationConfig, synced_gpus: bool) -> None:
-    """Names what parallel decoding does not do yet, before anything has begun."""
-    if config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
-        # They stretch positions by the longest row of the batch, so that rows would influence each other.
-        refuse("rope_type", config.rope_parameters["rope_type"], generation_config)
-    if "sliding_attention" in config.layer_types:
-        refuse("layer_types", config.layer_types, generation_config)
-    if config._attn_implementation not in ("eager", "sdpa"):
-        raise ValueError(
-            f"attn_implementation={config._attn_implementation!r} is not offered by decoding="
-            f'{generation_config.decoding!r}; call model.set_attn_implementation("sdpa"), or pass '
-            'decoding="autoregressive".'
-        )
-    for name, harmless in NOT_OFFERED.items():
-        if (value := getattr(generation_config, name)) not in harmless:
-            refuse(name, value, generation_config)
-    for processor in processors:
-        if type(processor) not in PLAIN_PROCESSORS:
-            refuse("logits_processor", type(processor).__name__, generation_config)
-    for criterion in criteria:
-        if not says_what_the_config_says(criterion, generation_config):
-            refuse("stopping_criteria", type(criterion).__name__, generation_config)
-    if synced_gpus:
-        refuse("synced_gpus", synced_gpus, generation_config)

@@ -1,29 +1,80 @@
+from typing import NamedTuple
+
 import torch
 from transformers import logging
 
 logger = logging.get_logger(__name__)
 
 
-def left_aligned_prompt(
-    input_ids: torch.Tensor, attention_mask: torch.Tensor | None, mask_token_id: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The prompts, their padding moved from the left to the right, `[batch, length]`, and their lengths, `[batch]`."""
+class Prompt(NamedTuple):
+    """What stands before the new tokens of every row: cached columns, and tokens still to go through the model."""
+
+    is_text: torch.Tensor  # [batch, columns]: which columns hold a token, the cached ones in front
+    num_cached: int  # columns
+    tokens: torch.Tensor  # [batch, length]: those of the other columns, left-aligned
+    lengths: torch.Tensor  # [batch]: how many of them
+
+    @property
+    def cached_is_text(self) -> torch.Tensor:
+        return self.is_text[:, : self.num_cached]
+
+    @property
+    def cached_lengths(self) -> torch.Tensor:
+        return self.cached_is_text.sum(-1)
+
+    def chunks(self, size: int | None) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The tokens, at most `size` columns at a time, and how many of each row are in each chunk."""
+        chunks = self.tokens.split(size or max(1, self.tokens.shape[1]), dim=-1)
+        starts = (size or 0) * torch.arange(len(chunks), device=self.lengths.device)
+        lengths = (self.lengths - starts[:, None]).clamp(min=0)  # [chunks, batch]
+        return [(chunk, num.clamp(max=chunk.shape[1])) for chunk, num in zip(chunks, lengths, strict=True)]
+
+
+def read_prompt(
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    position_ids: torch.Tensor,
+    num_cached: int,
+    mask_token_id: int,
+    max_new_tokens: int,
+    max_position_embeddings: int,
+) -> Prompt:
+    """Input ids as wide as the mask are the whole text, narrower ones what follows the cached columns."""
     if len(input_ids) == 0:
         raise ValueError("input_ids holds no rows; pass at least one prompt.")
-    if attention_mask is None:
-        attention_mask = torch.ones_like(input_ids)
-    if attention_mask.shape != input_ids.shape:
+    batch, num_columns = input_ids.shape
+    if attention_mask.shape == input_ids.shape:
+        if num_cached > num_columns:
+            raise ValueError(
+                f"past_key_values holds {num_cached} columns, input_ids {num_columns}; pass the whole text, or what "
+                f"follows the cached columns with an attention_mask over all {num_cached + num_columns}."
+            )
+        new = input_ids[:, num_cached:]
+    elif num_cached > 0 and attention_mask.shape == (batch, num_cached + num_columns):
+        new = input_ids
+    else:
+        cached = f"past_key_values {num_cached} columns and " if num_cached > 0 else ""
         raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)} and input_ids {tuple(input_ids.shape)}; pass the "
-            "mask that the tokenizer made for these ids."
+            f"attention_mask has shape {tuple(attention_mask.shape)}, {cached}input_ids {tuple(input_ids.shape)}; "
+            "pass "
+            + (
+                f"a mask over all {num_cached + num_columns} columns with the ids that follow the cached ones, or one "
+                "as wide as the ids of the whole text."
+                if num_cached > 0
+                else "the mask that the tokenizer made for these ids."
+            )
         )
-    is_prompt = attention_mask.bool()
-    lengths = is_prompt.sum(-1)
-    holds_mask, is_right_padded, is_empty = torch.stack(
+    is_text = attention_mask.bool()
+    is_new = is_text[:, num_cached:]
+    num_positions = position_ids.shape[-1]
+    is_elsewhere = position_ids != (is_text.cumsum(-1) - 1)[:, -num_positions:]
+    holds_mask, is_right_padded, is_empty, longest, is_elsewhere = torch.stack(
         [
-            (input_ids.eq(mask_token_id) & is_prompt).any(),
-            (is_prompt[:, :-1] & ~is_prompt[:, 1:]).any(),
-            lengths.eq(0).any(),
+            (new.eq(mask_token_id) & is_new).any(),
+            (~is_text[:, -1:]).any(),
+            (~is_text).all(-1).any(),
+            is_text.sum(-1).max(),
+            (is_elsewhere & is_text[:, -num_positions:]).any(),
         ]
     ).tolist()
     if holds_mask:
@@ -31,27 +82,27 @@ def left_aligned_prompt(
             f"input_ids holds the MASK token, mask_token_id={mask_token_id}, which stands for a position still to be "
             "predicted; take it out of the prompt."
         )
-    if is_right_padded:
-        raise ValueError(
-            "attention_mask (made from pad_token_id if you passed none) has zeros behind or between the tokens of a "
-            'prompt; pad on the left (tokenizer.padding_side="left") and pass the mask of the tokenizer.'
-        )
     if is_empty:
         raise ValueError("input_ids holds an empty prompt; give every row at least one token, such as the BOS token.")
-    columns = torch.arange(input_ids.shape[1], device=input_ids.device)
-    padding = input_ids.shape[1] - lengths
-    source = (columns + padding[:, None]).clamp(max=input_ids.shape[1] - 1)
-    return input_ids.gather(1, source), lengths
-
-
-def check_lengths(prompt_length: int, max_new_tokens: int, max_position_embeddings: int) -> None:
-    if prompt_length >= max_position_embeddings:
+    if is_right_padded:
         raise ValueError(
-            f"input_ids has {prompt_length} tokens in a row, and this model has max_position_embeddings="
+            "attention_mask (made from pad_token_id if you passed none) has zeros behind a prompt; pad on the left "
+            '(tokenizer.padding_side="left") and pass the mask of the tokenizer.'
+        )
+    if is_elsewhere:
+        raise ValueError(
+            "position_ids count otherwise than the ones of attention_mask do (0, 1, 2, ...), which only decoding="
+            '"autoregressive" can follow; leave them out.'
+        )
+    if longest >= max_position_embeddings:
+        raise ValueError(
+            f"input_ids has {longest} tokens in a row, and this model has max_position_embeddings="
             f"{max_position_embeddings}; shorten the prompt."
         )
-    if prompt_length + max_new_tokens > max_position_embeddings:
+    if longest + max_new_tokens > max_position_embeddings:
         logger.warning(
-            f"The prompt of {prompt_length} tokens and max_new_tokens={max_new_tokens} reach beyond "
+            f"The prompt of {longest} tokens and max_new_tokens={max_new_tokens} reach beyond "
             f"max_position_embeddings={max_position_embeddings}; the text may get worse behind it."
         )
+    tokens_first = (~is_new).int().argsort(dim=-1, stable=True)
+    return Prompt(is_text, num_cached, new.gather(1, tokens_first), is_new.sum(-1))

@@ -34,19 +34,64 @@ def grown(states: torch.Tensor, capacity: int) -> torch.Tensor:
     return new
 
 
+def gathered(states: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
+    """`states[b, :, entries[b, i]]` for every i: `[batch, heads, i, head_dim]`."""
+    entries = entries.to(states.device)[:, None, :, None]
+    return states.gather(2, entries.expand(-1, states.shape[1], -1, states.shape[3]))
+
+
 class RowCache(DynamicCache):
     """A cache in which every batch row has a length of its own.
 
     A forward writes its rows behind each batch row's length; committing the first n of them moves the length by n, and
     the others are overwritten by the next forward. Nothing is copied but when the capacity doubles, up to `most`.
+
+    An ordinary cache has columns instead, the same for all batch rows, some of which hold no text (padding).
+    `of_columns` and `to_columns` go from one to the other.
     """
 
-    def __init__(self, batch_size: int, most: int, device: torch.device):
+    def __init__(self, batch_size: int, most: int, device: torch.device, keep_all: bool = False):
         super().__init__()
         self.most = most  # entries that a forward will ever read
+        self.keep_all = keep_all  # whether to_columns will be asked for, which needs the rows that left as well
         self.lengths = torch.zeros(batch_size, dtype=torch.long, device=device)  # entries that count, per batch row
+        self.batch_rows = torch.arange(batch_size, device=device)  # which rows of the whole batch these are
+        self.left_behind = []  # batch_rows, keys and values of each layer, from before every select
         self.live = 0  # entries that the forward at hand reads
         self.entries = None  # [batch, rows]: where it writes
+
+    @classmethod
+    def of_columns(cls, cache: DynamicCache, is_text: torch.Tensor, most: int, keep_all: bool = False) -> "RowCache":
+        """Copies the columns of `cache` that hold text, `is_text` `[batch, columns]`, and leaves `cache` as it is."""
+        rows = cls(len(is_text), most, is_text.device, keep_all)
+        rows.lengths = is_text.sum(-1)
+        columns = (~is_text).int().argsort(dim=-1, stable=True)  # those with text first, in order
+        columns = columns[:, : int(rows.lengths.max())]
+        for layer_idx, layer in enumerate(cache.layers if is_text.shape[1] > 0 else ()):
+            keys, values = gathered(layer.keys, columns), gathered(layer.values, columns)
+            rows.layers.append(RowLayer())
+            rows.layers[layer_idx].lazy_initialization(keys, values)
+            rows.layers[layer_idx].keys, rows.layers[layer_idx].values = keys, values
+        return rows
+
+    def to_columns(self, is_text: torch.Tensor) -> DynamicCache:
+        """An ordinary cache of the whole batch, with an entry in each column that holds text and zeros elsewhere."""
+        entries = (is_text.cumsum(-1) - 1).clamp(min=0)  # [batch, columns]
+        parts = [*self.left_behind, (self.batch_rows, [(layer.keys, layer.values) for layer in self.layers])]
+        cache = DynamicCache()
+        for layer_idx in range(len(self.layers)):
+            columns = []
+            for kind in (0, 1):
+                like = parts[0][1][layer_idx][kind]
+                states = like.new_zeros((len(is_text), like.shape[1], is_text.shape[1], like.shape[3]))
+                for batch_rows, layers in parts:  # a row is as it was in the last part that has it
+                    part = layers[layer_idx][kind]
+                    there = gathered(part, entries[batch_rows].clamp(max=part.shape[2] - 1))
+                    holds_text = is_text[batch_rows][:, None, :, None].to(part.device)
+                    states[batch_rows.to(part.device)] = torch.where(holds_text, there, 0)
+                columns.append(states)
+            cache.update(*columns, layer_idx)
+        return cache
 
     def begin_forward(self, num_rows: int, longest: int) -> torch.Tensor | None:
         """Puts the next `num_rows` rows behind each length, the greatest of which is `longest`.
@@ -67,8 +112,10 @@ class RowCache(DynamicCache):
     def commit(self, num_rows: torch.Tensor) -> None:
         self.lengths = self.lengths + num_rows
 
-    def select(self, batch_rows: torch.Tensor) -> None:
-        self.lengths = self.lengths[batch_rows]
+    def select(self, rows: torch.Tensor) -> None:
+        if self.keep_all:
+            self.left_behind.append((self.batch_rows, [(layer.keys, layer.values) for layer in self.layers]))
+        self.lengths, self.batch_rows = self.lengths[rows], self.batch_rows[rows]
         for layer in self.layers:
-            chosen = batch_rows.to(layer.device)
+            chosen = rows.to(layer.device)
             layer.keys, layer.values = layer.keys[chosen], layer.values[chosen]

@@ -18,19 +18,35 @@ class WindowRows(NamedTuple):
     is_open: torch.Tensor  # [batch, slots]: False behind the last open slot
 
     @classmethod
-    def of_prompt(cls, prompt: torch.Tensor, lengths: torch.Tensor, num_open: int, mask_token_id: int) -> "WindowRows":
-        """The rows of the first forward: the prompt, left-aligned, and `num_open` MASK rows right behind it."""
-        position_ids = torch.arange(prompt.shape[1] + num_open, device=prompt.device).expand(len(prompt), -1)
-        padded = torch.nn.functional.pad(prompt, (0, num_open))
-        open_slots = torch.arange(num_open, device=prompt.device).expand(len(prompt), -1)
+    def of_text(cls, text: torch.Tensor, lengths: torch.Tensor, positions: torch.Tensor) -> "WindowRows":
+        """Rows of left-aligned text alone, `[batch, length]`, row 0 of it at `positions`."""
+        no_slot = torch.zeros_like(lengths)[:, None]
         return cls(
-            input_ids=torch.where(position_ids < lengths[:, None], padded, mask_token_id),
-            position_ids=position_ids,
+            input_ids=text,
+            position_ids=positions[:, None] + torch.arange(text.shape[1], device=text.device),
             num_final=lengths,
-            open_rows=lengths[:, None] + open_slots,
-            open_slots=open_slots,
-            is_open=torch.ones_like(open_slots, dtype=torch.bool),
+            open_rows=no_slot,
+            open_slots=no_slot,
+            is_open=no_slot.bool(),
         )
+
+    def behind(self, text: torch.Tensor, lengths: torch.Tensor, positions: torch.Tensor) -> "WindowRows":
+        """These rows behind those of left-aligned `text`, `[batch, length]`, whose row 0 is at `positions`."""
+        length, num_rows = text.shape[1], self.input_ids.shape[1]
+        rows = torch.arange(length + num_rows, device=text.device)  # as in [text ; window]
+        text_positions = positions[:, None] + rows[:length]
+        # Behind the window its last row comes again, where nothing sees it.
+        source = (rows - lengths[:, None] + length).clamp(max=length + num_rows - 1)
+        source = torch.where(rows < lengths[:, None], rows, source)
+        return self._replace(
+            input_ids=torch.cat([text, self.input_ids], dim=-1).gather(1, source),
+            position_ids=torch.cat([text_positions, self.position_ids], dim=-1).gather(1, source),
+            num_final=self.num_final + lengths,
+            open_rows=self.open_rows + lengths[:, None],
+        )
+
+    def to(self, device: torch.device) -> "WindowRows":
+        return WindowRows(*(tensor.to(device) for tensor in self))
 
 
 @dataclass
@@ -44,6 +60,7 @@ class Window:
     tokens: torch.Tensor  # [batch, max_new_tokens + 1]: MASK where nothing was filled
     filled: torch.Tensor  # [batch, max_new_tokens + 1]
     prompt_lengths: torch.Tensor  # [batch]
+    batch_rows: torch.Tensor  # [batch]: which rows of the whole batch these are
     start: torch.Tensor  # [batch]
     end: torch.Tensor  # [batch]
     num_leading: torch.Tensor  # [batch]: filled slots in front that the next forward commits
@@ -61,6 +78,7 @@ class Window:
             tokens=torch.full((batch, max_new_tokens + 1), mask_token_id, device=device),
             filled=torch.zeros((batch, max_new_tokens + 1), dtype=torch.bool, device=device),
             prompt_lengths=prompt_lengths,
+            batch_rows=torch.arange(batch, device=device),
             start=zeros,
             end=zeros + window_size,
             num_leading=zeros,
@@ -113,16 +131,21 @@ class Window:
         self.tokens.scatter_(1, slots, tokens)
         self.filled.scatter_(1, slots, selected)
 
-    def advance(self, window_size: int, end_tokens: torch.Tensor, blockwise: bool) -> None:
-        """Ends rows whose leading run of filled slots holds an end token or is complete, and refills the others."""
+    def leading_run(self, window_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first slots of the window, and which of them are filled with no open one before: `[batch, slots]`."""
         slots, _, filled = self.slots(window_size)
-        in_run = filled.cumprod(-1)  # [batch, slots]: 1 up to the first open slot
-        num_run = in_run.sum(-1)
+        return slots, filled.cumprod(-1)
+
+    def end_at(self, end_tokens: torch.Tensor, slots: torch.Tensor, in_run: torch.Tensor) -> None:
+        """Ends rows whose leading run holds an end token or reaches the limit."""
         is_end = (self.tokens.gather(1, slots)[..., None] == end_tokens).any(-1) * in_run
         has_end = is_end.any(-1)
-        num_tokens = self.start + torch.where(has_end, is_end.argmax(-1) + 1, num_run)
+        num_tokens = self.start + torch.where(has_end, is_end.argmax(-1) + 1, in_run.sum(-1))
         self.num_tokens = torch.where(self.alive, num_tokens, self.num_tokens)
         self.alive = self.alive & ~has_end & (num_tokens < self.max_new_tokens)
+
+    def refill(self, num_run: torch.Tensor, blockwise: bool) -> None:
+        """The leading run is to be committed, and as many slots are opened behind the window."""
         may_commit = self.alive & (num_run == self.end - self.start) if blockwise else self.alive
         self.num_leading = num_run * may_commit
         end = (self.end + self.num_leading).clamp(max=self.max_new_tokens)
@@ -136,9 +159,17 @@ class Window:
     def select(self, batch_rows: torch.Tensor) -> "Window":
         return Window(**{field.name: getattr(self, field.name)[batch_rows] for field in fields(self)})
 
-    def put(self, batch_rows: torch.Tensor, part: "Window") -> None:
+    def put(self, part: "Window") -> None:
         """Undoes `select`: writes the rows of `part` back."""
         for field in fields(self):
             values = getattr(self, field.name).clone()
-            values[batch_rows] = getattr(part, field.name)
+            values[part.batch_rows] = getattr(part, field.name)
             setattr(self, field.name, values)
+
+    def committed_text(self, prompt: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The prompts, left-aligned, each with what is committed behind it, `[batch, longest]`, and the lengths."""
+        prompt_lengths = self.prompt_lengths[:, None]
+        columns = torch.arange(longest, device=prompt.device)
+        source = torch.where(columns < prompt_lengths, columns, columns - prompt_lengths + prompt.shape[1])
+        text = torch.cat([prompt[self.batch_rows], self.tokens], dim=-1)
+        return text.gather(1, source.clamp(max=text.shape[1] - 1)), self.prompt_lengths + self.start

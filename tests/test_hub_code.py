@@ -23,6 +23,8 @@ CODE = {
     "prompt.py",
     "row_cache.py",
     "stats.py",
+    "support.py",
+    "text_readers.py",
     "token_sampling.py",
     "window.py",
 }

@@ -1,0 +1,262 @@
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import (
+    BaseStreamer,
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    EosTokenCriteria,
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    ExponentialDecayLengthPenalty,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    StopStringCriteria,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopHLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+    WatermarkLogitsProcessor,
+)
+
+from wedlm.generation.position_selection import leading_run
+from wedlm.generation.support import refuse_impossible
+from wedlm.generation.token_sampling import choose_tokens, draw_tokens
+from wedlm.generation.window import Window, WindowRows
+
+# Processors that read no text, so that one call judges all slots.
+PLAIN_PROCESSORS = {
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
+    MinPLogitsWarper,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopHLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+}
+# Readers known to keep nothing from call to call, so that each row may call for itself.
+STATELESS_READERS = PLAIN_PROCESSORS | {
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    EosTokenCriteria,
+    ExponentialDecayLengthPenalty,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    StopStringCriteria,
+    SuppressTokensAtBeginLogitsProcessor,
+    WatermarkLogitsProcessor,
+}
+
+
+class ScoreColumns:
+    """A `[batch, vocabulary]` of scores for every new token, zeros where a row has none."""
+
+    def __init__(self, batch_size: int):
+        self.batch_size = batch_size
+        self.columns: list[torch.Tensor] = []
+
+    def put(self, slot: int, rows: list[int], scores: torch.Tensor) -> None:
+        while len(self.columns) <= slot:
+            self.columns.append(scores.new_zeros(self.batch_size, scores.shape[-1], dtype=torch.float32))
+        self.columns[slot][rows] = scores.float()
+
+    def up_to(self, num_tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Those of each row's first `num_tokens`."""
+        columns = self.columns[: int(num_tokens.max())]
+        return tuple(torch.where((slot < num_tokens)[:, None], column, 0) for slot, column in enumerate(columns))
+
+
+class TextReaders:
+    """The processors, criteria and streamer of a call, and the text of the whole batch, which they read.
+
+    They are called as transformers' own loop calls them: the whole batch, in row order, all rows cut to one width.
+    Each row is taken on at its own pace, and a call's result is used for the rows that have come to its width. If any
+    reader may keep state from call to call, the rows go `in_step` instead: every width is called for once, in order,
+    when all rows that have not ended have come to it; those that are ahead wait.
+
+    If a processor reads text, tokens are chosen `left_to_right`: the slots selected in a forward are cut to a run, and
+    each token is chosen from the logits of that forward once those who read know the text before it.
+    """
+
+    def __init__(
+        self,
+        input_ids: torch.LongTensor,
+        max_new_tokens: int,
+        mask_token_id: int,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        streamer: BaseStreamer | None,
+        generation_config: GenerationConfig,
+    ):
+        batch, self.prompt_width = input_ids.shape
+        self.max_new_tokens = max_new_tokens
+        self.mask_token_id = mask_token_id
+        padding = generation_config._pad_token_tensor if generation_config._pad_token_tensor is not None else 0
+        room = input_ids.new_zeros(batch, max_new_tokens)
+        self.ids = torch.cat([input_ids, room + padding], dim=-1)  # [batch, width + max_new_tokens]
+        self.processors, self.criteria, self.streamer = processors, criteria, streamer
+        self.do_sample = generation_config.do_sample
+        self.left_to_right = any(type(processor) not in PLAIN_PROCESSORS for processor in processors)
+        self.in_step = any(type(reader) not in STATELESS_READERS for reader in [*processors, *criteria])
+        # Per row of the batch:
+        self.num_known = [
+            0
+        ] * batch  # tokens with no open slot before them; left to right, also those yet to be chosen
+        self.num_read = [0] * batch  # tokens that the criteria have been asked about
+        self.alive = [True] * batch
+        self.runs: list[torch.Tensor | None] = [None] * batch  # left to right: logits of the last slots that are known
+        self.num_streamed = 0
+        returns = generation_config.return_dict_in_generate
+        self.scores = ScoreColumns(batch) if returns and generation_config.output_scores else None
+        self.logits = ScoreColumns(batch) if returns and generation_config.output_logits else None
+
+    @classmethod
+    def are_needed(
+        cls,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        streamer: BaseStreamer | None,
+        generation_config: GenerationConfig,
+    ) -> bool:
+        """Whether a call asks for more than the window can decide by itself."""
+        return (
+            streamer is not None
+            or bool(generation_config.output_scores)
+            or bool(generation_config.output_logits)
+            or any(type(processor) not in PLAIN_PROCESSORS for processor in processors)
+            or not all(says_what_the_config_says(criterion, generation_config) for criterion in criteria)
+        )
+
+    def fill(self, window: Window, rows: WindowRows, selected: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Fills selected slots, left to right those that may be chosen by now; returns those that nothing can fill."""
+        impossible = torch.zeros_like(selected)
+        if self.left_to_right:
+            run_lengths = leading_run(selected, rows.is_open).tolist()
+            for i, row in enumerate(window.batch_rows.tolist()):
+                if self.num_read[row] == self.num_known[row]:  # else it has waited, and has a run to go on with
+                    self.runs[row] = logits[i, : run_lengths[i]]
+                    self.num_known[row] += run_lengths[i]
+            self.read_on(window)
+            slots = rows.open_slots.clamp(max=self.max_new_tokens - 1)  # [batch, slots]
+            selected = rows.is_open & (slots < self.of_window(self.num_read, window)[:, None])
+            tokens = self.ids[window.batch_rows].gather(1, self.prompt_width + slots)
+        else:
+            tokens, is_possible, scores = choose_tokens(logits, self.processors, self.do_sample)
+            impossible = selected & ~is_possible
+            for i, j in selected.nonzero().tolist():
+                self.record(rows.open_slots[i, j].item(), [window.batch_rows[i].item()], logits[i, j], scores[i, j])
+        window.fill(rows.open_slots, selected, tokens)
+        if hasattr(self.streamer, "put_draft"):
+            self.draft = window.tokens[0].clone()  # with a guess for every open slot
+            guesses = logits[0].index_fill(-1, self.ids.new_tensor([self.mask_token_id]), -torch.inf).argmax(-1)
+            is_open = rows.is_open[0] & ~selected[0]
+            self.draft[rows.open_slots[0, is_open]] = guesses[is_open]
+        return impossible
+
+    def end(self, window: Window, in_run: torch.Tensor) -> None:
+        """Ends the rows of the window whose text is complete, as far as it has been read."""
+        if not self.left_to_right:
+            for row, num_known in zip(
+                window.batch_rows.tolist(), (window.start + in_run.sum(-1)).tolist(), strict=True
+            ):
+                self.num_known[row] = num_known
+            self.read_on(window)
+        window.num_tokens = self.of_window(self.num_read, window)
+        window.alive = self.of_window(self.alive, window)
+        if self.streamer is not None:
+            self.stream(window)
+
+    def of_window(self, values: list, window: Window) -> torch.Tensor:
+        return torch.tensor(values, device=window.start.device)[window.batch_rows]
+
+    def read_on(self, window: Window) -> None:
+        """Takes every row on, width by width, to what is known of it: chooses tokens and asks the criteria."""
+        alive = [row for row, is_alive in enumerate(self.alive) if is_alive]
+        index = {row: i for i, row in enumerate(window.batch_rows.tolist())}
+        for slot in range(min(self.num_read[row] for row in alive), max(self.num_known[row] for row in alive)):
+            alive = [row for row in alive if self.alive[row]]
+            rows = [row for row in alive if self.num_read[row] == slot < self.num_known[row]]
+            if self.in_step and rows != alive:
+                return
+            if not rows:
+                continue
+            if self.left_to_right:
+                tokens = self.choose(slot, rows, window, index)
+            else:
+                tokens = window.tokens[[index[row] for row in rows], slot]
+            width = self.prompt_width + slot
+            self.ids[rows, width] = tokens
+            scores = None if self.scores is None else tuple(self.scores.columns[: slot + 1])
+            is_done = self.criteria(self.ids[:, : width + 1], scores).tolist()
+            for row in rows:
+                self.num_read[row] += 1
+                self.alive[row] = not is_done[row] and self.num_read[row] < self.max_new_tokens
+
+    def choose(self, slot: int, rows: list[int], window: Window, index: dict[int, int]) -> torch.Tensor:
+        """A token for `slot` in each of `rows`, from the logits of their runs."""
+        chosen_from = torch.stack([self.runs[row][slot - self.num_known[row]] for row in rows])
+        logits = chosen_from.new_zeros(len(self.ids), chosen_from.shape[-1], dtype=torch.float32)
+        logits[rows] = chosen_from.float()
+        scores = self.processors(self.ids[:, : self.prompt_width + slot], logits)[rows]
+        tokens, is_possible = draw_tokens(scores, self.do_sample)
+        for row, possible in zip(rows, is_possible.tolist(), strict=True):
+            if not possible:
+                refuse_impossible(window, index[row], slot)
+        self.record(slot, rows, chosen_from, scores)
+        return tokens
+
+    def record(self, slot: int, rows: list[int], logits: torch.Tensor, scores: torch.Tensor) -> None:
+        if self.logits is not None:
+            self.logits.put(slot, rows, logits)
+        if self.scores is not None:
+            self.scores.put(slot, rows, scores)
+
+    def recorded(self, num_tokens: torch.Tensor) -> dict[str, tuple[torch.Tensor, ...]]:
+        columns = {"scores": self.scores, "logits": self.logits}
+        return {name: record.up_to(num_tokens) for name, record in columns.items() if record is not None}
+
+    def stream(self, window: Window) -> None:
+        """Hands on what is final: of one row the new tokens at once, of several each column that all have come to."""
+        num_final = min((n for n, alive in zip(self.num_read, self.alive, strict=True) if alive), default=None)
+        num_final = max(self.num_read) if num_final is None else num_final
+        new = self.ids[:, self.prompt_width + self.num_streamed : self.prompt_width + num_final].cpu()
+        if new.shape[1] > 0:
+            for tokens in new if len(new) == 1 else new.T:
+                self.streamer.put(tokens)
+        self.num_streamed = num_final
+        if self.alive[0] and hasattr(self.streamer, "put_draft"):
+            self.streamer.put_draft(self.draft[num_final : window.end[0]].cpu())
+
+
+def says_what_the_config_says(criterion, generation_config: GenerationConfig) -> bool:
+    """Whether a criterion is the one for max_length or eos_token_id; the caller may pass others of these types."""
+    if type(criterion) is MaxLengthCriteria:
+        return criterion.max_length == generation_config.max_length
+    if type(criterion) is EosTokenCriteria and generation_config._eos_token_tensor is not None:
+        return set(criterion.eos_token_id.tolist()) == set(generation_config._eos_token_tensor.tolist())
+    return False

@@ -146,22 +146,11 @@ class WeDLMGenerationMixin(GenerationMixin):
         end_tokens = input_ids.new_empty(0) if end_tokens is None else end_tokens
 
         past = model_kwargs.get("past_key_values")
-        num_cached = 0 if past is None else past.get_seq_length()
-        attention_mask = model_kwargs.get("attention_mask")
-        if attention_mask is None:  # transformers drops one that is all ones, and keeps its length
-            mask_length = getattr(generation_config, "_mask_length", input_ids.shape[1])
-            attention_mask = input_ids.new_ones(len(input_ids), mask_length)
-        prompt = read_prompt(
-            input_ids,
-            attention_mask,
-            model_kwargs["position_ids"],
-            num_cached,
-            mask_token_id,
-            max_new_tokens,
-            self.config.max_position_embeddings,
-        )
+        prompt = self._prompt_of(input_ids, max_new_tokens, generation_config, model_kwargs)
+        batch = window = Window.opened(prompt.is_text.sum(-1), max_new_tokens, window_size, mask_token_id)
+        most = prompt.room + max_new_tokens + 2 * window_size
         returns_cache = generation_config.return_dict_in_generate or getattr(past, "_is_user_defined", False)
-
+        cache = None if past is None else RowCache.of_columns(past, prompt.cached_is_text, most, returns_cache)
         readers = None
         if TextReaders.are_needed(logits_processor, stopping_criteria, streamer, generation_config):
             readers = TextReaders(
@@ -173,20 +162,14 @@ class WeDLMGenerationMixin(GenerationMixin):
                 streamer,
                 generation_config,
             )
-        lengths = prompt.cached_lengths
-        longest = int(lengths.max())  # the greatest of cache.lengths
-        most = longest + prompt.tokens.shape[1] + max_new_tokens + 2 * window_size
-        cache = None if past is None else RowCache.of_columns(past, prompt.cached_is_text, most, returns_cache)
-        batch = window = Window.opened(prompt.is_text.sum(-1), max_new_tokens, window_size, mask_token_id)
-        *chunks, (last_tokens, last_lengths) = prompt.chunks(generation_config.prefill_chunk_size)
-        for tokens, num_tokens in chunks:
-            self._has_unfinished_sequences(False, synced_gpus, device=input_ids.device)  # a forward that others join
-            self._forward_rows(WindowRows.of_text(tokens, num_tokens, lengths), cache, longest)
-            cache.commit(num_tokens)
-            lengths = lengths + num_tokens
-            longest = int(lengths.max())
+        *chunks, last = prompt.chunks(generation_config.prefill_chunk_size)
+        for chunk in chunks:
+            self._has_unfinished_sequences(False, synced_gpus, device=input_ids.device)  # other ranks take part
+            self._forward_rows(WindowRows.of_text(chunk), cache, longest=int(chunk.positions.max()))
+            cache.commit(chunk.lengths)
             window.forwards = window.forwards + 1
-        rows = window.reorder(window_size, window_size, mask_token_id).behind(last_tokens, last_lengths, lengths)
+        rows = window.reorder(window_size, window_size, mask_token_id).behind(last)
+        longest = int(last.positions.max())  # the greatest of cache.lengths
         num_alive = len(input_ids)
         while self._has_unfinished_sequences(num_alive == 0, synced_gpus, device=input_ids.device):
             # 1. Forward
@@ -234,13 +217,31 @@ class WeDLMGenerationMixin(GenerationMixin):
                     cache.select(kept)
             rows = window.reorder(max(width, 1), window_size, mask_token_id)
             if cache is None:
-                rows = rows.behind(*window.committed_text(prompt.tokens, longest), torch.zeros_like(window.start))
+                rows = rows.behind(window.committed_text(prompt.text.tokens, longest))
         batch.put(window)
         if streamer is not None:
             streamer.end()
         if cache is not None and returns_cache:
             past.layers = cached_columns(cache, prompt, batch).layers
         return output_of(batch, input_ids, generation_config, past, readers)
+
+    def _prompt_of(
+        self, input_ids: torch.Tensor, max_new_tokens: int, generation_config: GenerationConfig, model_kwargs: dict
+    ) -> Prompt:
+        past = model_kwargs.get("past_key_values")
+        attention_mask = model_kwargs.get("attention_mask")
+        if attention_mask is None:  # transformers drops one that is all ones, and keeps its length
+            mask_length = getattr(generation_config, "_mask_length", input_ids.shape[1])
+            attention_mask = input_ids.new_ones(len(input_ids), mask_length)
+        return read_prompt(
+            input_ids,
+            attention_mask,
+            model_kwargs["position_ids"],
+            0 if past is None else past.get_seq_length(),
+            self.config.mask_token_id,
+            max_new_tokens,
+            self.config.max_position_embeddings,
+        )
 
     def _forward_rows(self, rows: WindowRows, cache: RowCache | None, longest: int) -> torch.Tensor:
         """The logits of the open slots, `[batch, slots, vocabulary]`; the longest text in the cache is `longest`."""

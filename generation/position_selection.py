@@ -40,6 +40,4 @@ def leading_run(selected: torch.Tensor, is_open: torch.Tensor) -> torch.Tensor:
     >>> leading_run(torch.tensor([[True, True, False, True], [False, True, True, True]]), torch.ones(2, 4).bool())
     tensor([2, 1])
     """
-    selected = selected.clone()
-    selected[:, 0] = is_open[:, 0]
-    return selected.cumprod(-1).sum(-1)
+    return torch.maximum(selected.cumprod(-1).sum(-1), is_open[:, 0].long())

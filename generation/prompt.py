@@ -3,31 +3,37 @@ from typing import NamedTuple
 import torch
 from transformers import logging
 
+from wedlm.generation.window import Text
+
 logger = logging.get_logger(__name__)
 
 
 class Prompt(NamedTuple):
-    """What stands before the new tokens of every row: cached columns, and tokens still to go through the model."""
+    """What stands before the new tokens of every row: cached columns, and text still to go through the model."""
 
     is_text: torch.Tensor  # [batch, columns]: which columns hold a token, the cached ones in front
     num_cached: int  # columns
-    tokens: torch.Tensor  # [batch, length]: those of the other columns, left-aligned
-    lengths: torch.Tensor  # [batch]: how many of them
+    text: Text  # what is not cached
 
     @property
     def cached_is_text(self) -> torch.Tensor:
         return self.is_text[:, : self.num_cached]
 
     @property
-    def cached_lengths(self) -> torch.Tensor:
-        return self.cached_is_text.sum(-1)
+    def room(self) -> int:
+        """The most entries that a forward with these tokens reads, before the window."""
+        return self.num_cached + self.text.tokens.shape[1]
 
-    def chunks(self, size: int | None) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The tokens, at most `size` columns at a time, and how many of each row are in each chunk."""
-        chunks = self.tokens.split(size or max(1, self.tokens.shape[1]), dim=-1)
-        starts = (size or 0) * torch.arange(len(chunks), device=self.lengths.device)
-        lengths = (self.lengths - starts[:, None]).clamp(min=0)  # [chunks, batch]
-        return [(chunk, num.clamp(max=chunk.shape[1])) for chunk, num in zip(chunks, lengths, strict=True)]
+    def chunks(self, size: int | None) -> list[Text]:
+        """The text, at most `size` columns at a time."""
+        tokens, lengths, positions = self.text
+        if size is None:
+            return [self.text]
+        parts = []
+        for start, part in zip(range(0, max(1, tokens.shape[1]), size), tokens.split(size, dim=-1), strict=True):
+            before = lengths.clamp(max=start)
+            parts.append(Text(part, (lengths - before).clamp(max=size), positions + before))
+        return parts
 
 
 def read_prompt(
@@ -66,15 +72,13 @@ def read_prompt(
         )
     is_text = attention_mask.bool()
     is_new = is_text[:, num_cached:]
-    num_positions = position_ids.shape[-1]
-    is_elsewhere = position_ids != (is_text.cumsum(-1) - 1)[:, -num_positions:]
     holds_mask, is_right_padded, is_empty, longest, is_elsewhere = torch.stack(
         [
             (new.eq(mask_token_id) & is_new).any(),
             (~is_text[:, -1:]).any(),
             (~is_text).all(-1).any(),
             is_text.sum(-1).max(),
-            (is_elsewhere & is_text[:, -num_positions:]).any(),
+            count_otherwise(position_ids, is_text),
         ]
     ).tolist()
     if holds_mask:
@@ -105,4 +109,14 @@ def read_prompt(
             f"max_position_embeddings={max_position_embeddings}; the text may get worse behind it."
         )
     tokens_first = (~is_new).int().argsort(dim=-1, stable=True)
-    return Prompt(is_text, num_cached, new.gather(1, tokens_first), is_new.sum(-1))
+    text = Text(new.gather(1, tokens_first), is_new.sum(-1), is_text[:, :num_cached].sum(-1))
+    return Prompt(is_text, num_cached, text)
+
+
+def count_otherwise(position_ids: torch.Tensor, is_text: torch.Tensor) -> torch.Tensor:
+    """Whether position_ids, of the last columns or of all, are not 0, 1, 2, ... over the columns that hold text."""
+    columns = is_text[:, -position_ids.shape[-1] :]
+    if position_ids.shape not in (columns.shape, columns[:1].shape):
+        return torch.tensor(True, device=is_text.device)
+    expected = (is_text.cumsum(-1) - 1)[:, -columns.shape[1] :]
+    return (columns & (position_ids != expected)).any()

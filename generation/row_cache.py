@@ -63,6 +63,11 @@ class RowCache(DynamicCache):
     @classmethod
     def of_columns(cls, cache: DynamicCache, is_text: torch.Tensor, most: int, keep_all: bool = False) -> "RowCache":
         """Copies the columns of `cache` that hold text, `is_text` `[batch, columns]`, and leaves `cache` as it is."""
+        if is_text.shape[1] > 0 and len(cache.layers[0].keys) != len(is_text):
+            raise ValueError(
+                f"past_key_values holds {len(cache.layers[0].keys)} rows and the batch has {len(is_text)} (input_ids "
+                "times num_return_sequences); pass as many, past_key_values.batch_repeat_interleave(n) makes them."
+            )
         rows = cls(len(is_text), most, is_text.device, keep_all)
         rows.lengths = is_text.sum(-1)
         columns = (~is_text).int().argsort(dim=-1, stable=True)  # those with text first, in order

@@ -114,6 +114,13 @@ class TextReaders:
         generation_config: GenerationConfig,
     ):
         batch, self.prompt_width = input_ids.shape
+        if batch > 1 and generation_config._pad_token_tensor is None:
+            for criterion in criteria:
+                if not says_what_the_config_says(criterion, generation_config):
+                    raise ValueError(
+                        "pad_token_id is None, and rows may end at different times by stopping_criteria="
+                        f"{type(criterion).__name__!r}; pass pad_token_id=tokenizer.pad_token_id."
+                    )
         self.max_new_tokens = max_new_tokens
         self.mask_token_id = mask_token_id
         padding = generation_config._pad_token_tensor if generation_config._pad_token_tensor is not None else 0

@@ -4,6 +4,14 @@ from typing import NamedTuple
 import torch
 
 
+class Text(NamedTuple):
+    """Tokens of every row, left-aligned, the first of them at `positions`."""
+
+    tokens: torch.Tensor  # [batch, length]
+    lengths: torch.Tensor  # [batch]
+    positions: torch.Tensor  # [batch]
+
+
 class WindowRows(NamedTuple):
     """The rows of one forward: filled slots in position order, then a MASK per open slot in position order.
 
@@ -18,31 +26,32 @@ class WindowRows(NamedTuple):
     is_open: torch.Tensor  # [batch, slots]: False behind the last open slot
 
     @classmethod
-    def of_text(cls, text: torch.Tensor, lengths: torch.Tensor, positions: torch.Tensor) -> "WindowRows":
-        """Rows of left-aligned text alone, `[batch, length]`, row 0 of it at `positions`."""
-        no_slot = torch.zeros_like(lengths)[:, None]
+    def of_text(cls, text: Text) -> "WindowRows":
+        """Rows of text alone."""
+        no_slot = torch.zeros_like(text.lengths)[:, None]
         return cls(
-            input_ids=text,
-            position_ids=positions[:, None] + torch.arange(text.shape[1], device=text.device),
-            num_final=lengths,
+            input_ids=text.tokens,
+            position_ids=text.positions[:, None] + torch.arange(text.tokens.shape[1], device=no_slot.device),
+            num_final=text.lengths,
             open_rows=no_slot,
             open_slots=no_slot,
             is_open=no_slot.bool(),
         )
 
-    def behind(self, text: torch.Tensor, lengths: torch.Tensor, positions: torch.Tensor) -> "WindowRows":
-        """These rows behind those of left-aligned `text`, `[batch, length]`, whose row 0 is at `positions`."""
-        length, num_rows = text.shape[1], self.input_ids.shape[1]
-        rows = torch.arange(length + num_rows, device=text.device)  # as in [text ; window]
-        text_positions = positions[:, None] + rows[:length]
+    def behind(self, text: Text) -> "WindowRows":
+        """These rows with those of `text` in front."""
+        length, num_rows = text.tokens.shape[1], self.input_ids.shape[1]
+        rows = torch.arange(length + num_rows, device=self.input_ids.device)  # as in [text ; window]
+        lengths = text.lengths[:, None]
         # Behind the window its last row comes again, where nothing sees it.
-        source = (rows - lengths[:, None] + length).clamp(max=length + num_rows - 1)
-        source = torch.where(rows < lengths[:, None], rows, source)
+        source = (rows - lengths + length).clamp(max=length + num_rows - 1)
+        source = torch.where(rows < lengths, rows, source)
+        before = WindowRows.of_text(text)
         return self._replace(
-            input_ids=torch.cat([text, self.input_ids], dim=-1).gather(1, source),
-            position_ids=torch.cat([text_positions, self.position_ids], dim=-1).gather(1, source),
-            num_final=self.num_final + lengths,
-            open_rows=self.open_rows + lengths[:, None],
+            input_ids=torch.cat([before.input_ids, self.input_ids], dim=-1).gather(1, source),
+            position_ids=torch.cat([before.position_ids, self.position_ids], dim=-1).gather(1, source),
+            num_final=self.num_final + text.lengths,
+            open_rows=self.open_rows + lengths,
         )
 
     def to(self, device: torch.device) -> "WindowRows":
@@ -166,10 +175,11 @@ class Window:
             values[part.batch_rows] = getattr(part, field.name)
             setattr(self, field.name, values)
 
-    def committed_text(self, prompt: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The prompts, left-aligned, each with what is committed behind it, `[batch, longest]`, and the lengths."""
+    def committed_text(self, prompt: torch.Tensor, longest: int) -> Text:
+        """The prompts, left-aligned, each with what is committed behind it, the longest of them `longest`."""
         prompt_lengths = self.prompt_lengths[:, None]
         columns = torch.arange(longest, device=prompt.device)
         source = torch.where(columns < prompt_lengths, columns, columns - prompt_lengths + prompt.shape[1])
         text = torch.cat([prompt[self.batch_rows], self.tokens], dim=-1)
-        return text.gather(1, source.clamp(max=text.shape[1] - 1)), self.prompt_lengths + self.start
+        text = text.gather(1, source.clamp(max=text.shape[1] - 1))
+        return Text(text, self.prompt_lengths + self.start, torch.zeros_like(self.start))

@@ -1,5 +1,6 @@
 """What several test files share: the golden checkpoints, a slow reference forward, and clean processes."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,6 +16,9 @@ REPOSITORY = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
 CHECKPOINTS = GOLDEN / "checkpoints"
 VOCABULARY = 150  # of the golden checkpoints, special tokens left out
+MASK, EOS, PAD = 159, 2, 0
+DECODE = json.loads((GOLDEN / "decode.json").read_text())
+PROMPTS = DECODE["prompts"]
 
 
 def load(checkpoint: Path | str, **kwargs) -> WeDLMForCausalLM:
@@ -23,6 +27,24 @@ def load(checkpoint: Path | str, **kwargs) -> WeDLMForCausalLM:
 
 def random_tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def left_padded(prompts):
+    """input_ids and attention_mask of prompts of any lengths."""
+    length = max(map(len, prompts))
+    return {
+        "input_ids": torch.tensor([[PAD] * (length - len(prompt)) + prompt for prompt in prompts]),
+        "attention_mask": torch.tensor([[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
+    }
+
+
+def logits_of(model):
+    @torch.no_grad()
+    def forward(tokens, positions):
+        rows = {"input_ids": torch.tensor([tokens]), "position_ids": torch.tensor([positions])}
+        return model(**rows, use_cache=False).logits[0]
+
+    return forward
 
 
 def stock_model(model: WeDLMForCausalLM) -> PreTrainedModel:

@@ -1,7 +1,11 @@
-"""Streaming and blockwise decoding of one row, written for the eye: lists, no cache, no batch."""
+"""Streaming and blockwise decoding of one row, written for the eye: lists, no cache, no batch.
+
+With `processors` tokens are chosen left to right; `criteria` say where the text ends. Both are called on the row with
+`padding` in front, as it stands in a batch.
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,9 +30,18 @@ def decode(
     entropy_threshold: float | None = 0.4,
     distance_penalty: float = 0.02,
     decoding: str = "streaming",
+    processors: Callable | None = None,
+    criteria: Callable | None = None,
+    padding: Sequence[int] = (),
 ) -> Decoded:
     """`logits_of(tokens, positions)` is one causal forward without a cache, `[rows, vocabulary]`."""
     result = Decoded()
+
+    def ends(text: list[int]) -> bool:
+        if criteria is not None:
+            return criteria(torch.tensor([[*padding, *prompt, *text]]), None).item()
+        return text[-1] in eos_token_ids
+
     committed: list[int] = []
     window: list[int | None] = [None] * min(window_size, max_new_tokens)  # a token, or None where open
     while True:
@@ -74,9 +87,17 @@ def decode(
             result.margin = min([result.margin, *(value - adjusted[selected[0]] for value in others)])
 
         # Fill.
+        if processors is not None:
+            run = next(k for k in range(len(opened) + 1) if k not in selected)
+            selected = list(range(max(run, 1)))
         for k in selected:
             scores = logits[k].clone()
             scores[mask_token_id] = -math.inf
+            if processors is not None:
+                before = committed + window[: opened[k]]
+                if before and ends(before):
+                    break
+                scores = processors(torch.tensor([[*padding, *prompt, *before]]), scores[None].float())[0]
             (best, second), (token, _) = (x.tolist() for x in scores.topk(2))
             result.margin = min(result.margin, best - second)
             window[opened[k]] = token
@@ -89,9 +110,9 @@ def decode(
             if token is None:
                 break
             run.append(token)
-            if token in eos_token_ids:
+            if ends(committed + run):
                 break
         text = committed + run
-        if len(text) == max_new_tokens or (text and text[-1] in eos_token_ids):
+        if len(text) == max_new_tokens or (run and ends(text)):
             result.ids = text
             return result

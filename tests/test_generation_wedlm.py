@@ -6,7 +6,20 @@ import threading
 
 import pytest
 import torch
-from helpers import CHECKPOINTS, GOLDEN, REPOSITORY, load, random_tokens, stock_model
+from helpers import (
+    CHECKPOINTS,
+    DECODE,
+    EOS,
+    MASK,
+    PAD,
+    PROMPTS,
+    REPOSITORY,
+    left_padded,
+    load,
+    logits_of,
+    random_tokens,
+    stock_model,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
@@ -24,18 +37,6 @@ from wedlm import WeDLMForCausalLM
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.stats import WeDLMGenerateOutput, statistics
 from wedlm.generation.window import Window
-
-MASK, EOS, PAD = 159, 2, 0
-DECODE = json.loads((GOLDEN / "decode.json").read_text())
-
-
-def left_padded(prompts):
-    """input_ids and attention_mask of prompts of any lengths."""
-    length = max(map(len, prompts))
-    return {
-        "input_ids": torch.tensor([[PAD] * (length - len(prompt)) + prompt for prompt in prompts]),
-        "attention_mask": torch.tensor([[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
-    }
 
 
 def generate(model, prompts, **arguments) -> list[Decoded]:
@@ -56,15 +57,6 @@ def generate(model, prompts, **arguments) -> list[Decoded]:
         decoded.append(Decoded(ids, output.forwards[b].item(), window_rows))
     assert output.sequences.shape[1] == width + max(len(row.ids) for row in decoded)
     return decoded
-
-
-def logits_of(model):
-    @torch.no_grad()
-    def forward(tokens, positions):
-        rows = {"input_ids": torch.tensor([tokens]), "position_ids": torch.tensor([positions])}
-        return model(**rows, use_cache=False).logits[0]
-
-    return forward
 
 
 def agree(got: Decoded, expected: Decoded) -> bool:
@@ -192,9 +184,6 @@ def test_any_batch_equals_the_reference_row_by_row(data):
 
 
 # --- Consequences ---
-
-
-PROMPTS = DECODE["prompts"]
 
 
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise"])

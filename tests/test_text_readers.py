@@ -1,0 +1,538 @@
+"""Processors and criteria that read the text: as if the text had been written token by token."""
+
+import math
+import time
+
+import pytest
+import torch
+from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, left_padded, load, logits_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_decoder import decode
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    EosTokenCriteria,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    MinLengthLogitsProcessor,
+    PreTrainedTokenizerFast,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    SynthIDTextWatermarkingConfig,
+    WatermarkingConfig,
+)
+
+MODELS = {name: load(CHECKPOINTS / name).double() for name in ("q25", "q3")}  # where no rounding decides
+SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
+
+
+@pytest.fixture(params=["q25", "q3"])
+def model(request):
+    return MODELS[request.param]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """A word per id: "0 " to "159 ", and what transformers looks a vocabulary up by for stop strings."""
+    words = {f"{i} ": i for i in range(160)} | {"abcdef": 160}
+    core = Tokenizer(models.WordLevel(words, unk_token="0 "))
+    core.decoder = decoders.Fuse()
+    core.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="0 ", eos_token="2 ", mask_token="159 ")
+
+
+def ends_in_multiple(batch_id, ids):
+    """A constraint on pairs: the next token is a multiple of 3, or the one after the last."""
+    return [*range(3, 150, 3), (ids[-1].item() + 1) % 150, EOS]
+
+
+READERS = {
+    "repetition": {"repetition_penalty": 1.5},
+    "n-grams": {"no_repeat_ngram_size": 1},
+    "bad words": {
+        "bad_words_ids": [[7], [19, 23], [3, 4, 5], *([i, j] for i in range(20, 90) for j in range(90, 150))]
+    },
+    "bias": {"sequence_bias": [[[17], 6.0], [[17, 40], 12.0], [[40, 41], 12.0], [[2], -3.0]]},
+    "min new": {"min_new_tokens": 9},
+    "min length": {"min_length": 47},
+    "forced end": {"forced_eos_token_id": EOS},
+    "begin": {"begin_suppress_tokens": list(range(3, 120))},
+    "decay": {"exponential_decay_length_penalty": (3, 1.4)},
+    "allowed": {"prefix_allowed_tokens_fn": ends_in_multiple},
+    "prompt words": {"encoder_repetition_penalty": 1.7},
+    "prompt n-grams": {"encoder_no_repeat_ngram_size": 1},
+    "watermark": {"watermarking_config": WatermarkingConfig(bias=4.0)},
+    "self-hashed watermark": {"watermarking_config": WatermarkingConfig(bias=4.0, seeding_scheme="selfhash")},
+    "stateful watermark": {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[5, 9, 2], ngram_len=3)},
+    "guidance": {"guidance_scale": 1.8},
+    "two": {"repetition_penalty": 1.2, "min_new_tokens": 6, "no_repeat_ngram_size": 2},
+}
+
+
+def token_by_token(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+    """The obvious loop: a column at a time, each from one MASK behind the text, without a cache."""
+    forward = logits_of(model)
+    width = input_ids.shape[1]
+    is_text = kwargs["attention_mask"].bool()
+    alive = torch.ones(len(input_ids), dtype=torch.bool)
+    while alive.any():
+        logits = torch.zeros(len(input_ids), model.config.vocab_size)
+        for row in alive.nonzero()[:, 0].tolist():
+            text = input_ids[row, :width][is_text[row]].tolist() + input_ids[row, width:].tolist()
+            logits[row] = forward([*text, MASK], list(range(len(text) + 1)))[-1]
+        tokens = logits_processor(input_ids, logits).argmax(-1)
+        tokens = torch.where(alive, tokens, generation_config._pad_token_tensor)
+        input_ids = torch.cat([input_ids, tokens[:, None]], dim=-1)
+        alive = alive & ~stopping_criteria(input_ids, None)
+    return input_ids
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("settings", [{"window_size": 1}, {"entropy_threshold": None}], ids=str)
+def test_one_slot_at_a_time_equals_the_obvious_loop(model, name, settings):
+    arguments = {**left_padded(PROMPTS), **SPECIAL, "max_new_tokens": 14, **READERS[name]}
+    got = model.generate(**arguments, **settings)
+    assert torch.equal(got, model.generate(**arguments, custom_generate=token_by_token))
+    if name not in ("forced end", "begin"):
+        without = {key: value for key, value in arguments.items() if key not in READERS[name]}
+        assert got.shape != (other := model.generate(**without, **settings)).shape or not torch.equal(got, other)
+
+
+def readers_of(model, **arguments):
+    """The processors and criteria that transformers makes of the arguments of a call."""
+    made = []
+    model.generate(
+        **arguments, custom_generate=lambda *_, logits_processor, stopping_criteria, **__: made.extend(
+            [logits_processor, stopping_criteria]
+        )
+    )  # fmt: skip
+    return made
+
+
+STATEFUL = {"allowed", "stateful watermark", "guidance"}  # or not known to be stateless
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_any_batch_equals_the_reference_row_by_row(data):
+    model = MODELS[data.draw(st.sampled_from(["q25", "q3"]), "model")]
+    prompts = data.draw(st.lists(st.lists(st.integers(3, 158), min_size=1, max_size=12), min_size=1, max_size=4))
+    names = data.draw(st.lists(st.sampled_from(sorted(READERS)), min_size=1, max_size=2, unique=True), "readers")
+    arguments = {
+        "max_new_tokens": data.draw(st.integers(1, 16), "max_new_tokens"),
+        "window_size": data.draw(st.integers(1, 12), "window_size"),
+        "entropy_threshold": data.draw(st.sampled_from([None, 0.4, 2.0, 3.0, 100.0]), "threshold"),
+        "distance_penalty": data.draw(st.sampled_from([0.0, 0.02, 0.1]), "penalty"),
+        "decoding": data.draw(st.sampled_from(["streaming", "blockwise"]), "decoding"),
+    }
+    end_tokens = [EOS, *data.draw(st.lists(st.integers(3, 158), max_size=8, unique=True), "end tokens")]
+    more = {"eos_token_id": end_tokens, "pad_token_id": PAD}
+    for name in names:
+        more |= READERS[name]
+    inputs = left_padded(prompts)
+    width = inputs["input_ids"].shape[1]
+    got = model.generate(**inputs, **arguments, **more, return_dict_in_generate=True)
+    assert torch.equal(got.sequences[:, :width], inputs["input_ids"])
+    longest = 0
+    for row, prompt in enumerate(prompts):
+        own = {key: value[[row]] for key, value in inputs.items()}
+        processors, criteria = readers_of(model, **own, **arguments, **more)
+        expected = decode(
+            logits_of(model), prompt, mask_token_id=MASK, eos_token_ids=end_tokens, **arguments, processors=processors,
+            criteria=criteria, padding=[PAD] * (width - len(prompt)),
+        )  # fmt: skip
+        num_tokens = len(expected.ids)
+        longest = max(longest, num_tokens)
+        text = got.sequences[row, width:]
+        assert text[:num_tokens].tolist() == expected.ids and set(text[num_tokens:].tolist()) <= {PAD}
+        if not STATEFUL & set(names) or len(prompts) == 1:
+            assert got.forwards[row] == expected.forwards
+            assert got.prefix_cacheability[row] == pytest.approx(num_tokens / max(num_tokens, expected.window_rows))
+        assert got.forwards[row] >= expected.forwards
+    assert got.sequences.shape[1] == width + longest
+
+
+def pairs(row):
+    return list(zip(row, row[1:], strict=False))
+
+
+CONSTRAINTS = {
+    "n-grams": lambda prompt, new: len(set(prompt + new)) == len(set(prompt)) + len(new),
+    "bad words": lambda prompt, new: not (
+        {7} & set(new) or any(20 <= a < 90 <= b < 150 or (a, b) == (19, 23) for a, b in pairs(prompt[-1:] + new))
+    ),
+    "min new": lambda prompt, new: EOS not in new[:9],
+    "forced end": lambda prompt, new: len(new) < 24 or new[23] == EOS,
+    "begin": lambda prompt, new: not 3 <= new[0] < 120,
+    "allowed": lambda prompt, new: all(
+        b % 3 == 0 or b == (a + 1) % 150 or b == EOS for a, b in pairs(prompt[-1:] + new)
+    ),
+    "prompt n-grams": lambda prompt, new: not set(prompt) & set(new),
+}  # fmt: skip
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_every_constraint_holds(data):
+    """Under any settings, sampled or greedy, in ragged batches."""
+    model = MODELS[data.draw(st.sampled_from(["q25", "q3"]), "model")]
+    prompts = data.draw(st.lists(st.lists(st.integers(100, 149), min_size=1, max_size=9), min_size=1, max_size=5))
+    name = data.draw(st.sampled_from(sorted(CONSTRAINTS)), "constraint")
+    torch.manual_seed(0)
+    inputs = left_padded(prompts)
+    output = model.generate(
+        **inputs, **SPECIAL, **READERS[name], max_new_tokens=24,
+        window_size=data.draw(st.integers(1, 16), "window_size"),
+        entropy_threshold=data.draw(st.sampled_from([0.4, 2.0, 100.0]), "threshold"),
+        do_sample=data.draw(st.booleans(), "do_sample"), top_k=0,
+        decoding=data.draw(st.sampled_from(["streaming", "blockwise"]), "decoding"),
+    )  # fmt: skip
+    for prompt, row in zip(prompts, output[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
+        new = row[: row.index(EOS) + 1] if EOS in row else row
+        assert CONSTRAINTS[name](prompt, [token for token in new if name != "n-grams" or token != EOS])
+
+
+def test_several_tokens_are_chosen_per_forward(model):
+    for name in READERS:
+        output = model.generate(
+            **left_padded(PROMPTS), **SPECIAL, **READERS[name] | {"min_new_tokens": 24}, max_new_tokens=24,
+            entropy_threshold=100.0, return_dict_in_generate=True,
+        )  # fmt: skip
+        assert output.forwards.tolist() == [2] * 5, name
+
+
+# --- Readers that may keep state: called exactly as transformers' own loop would call them ---
+
+
+class Recorded(LogitsProcessor):
+    """Also a grammar in the way of the well-known ones: a state per row, taken on by the last token of every call."""
+
+    def __init__(self, calls):
+        self.calls = calls
+        self.states = None
+
+    def __call__(self, input_ids, scores):
+        self.calls.append(("processor", input_ids.tolist()))
+        if self.states is None:
+            self.states = [0] * len(input_ids)
+        else:
+            self.states = [7 * s + t for s, t in zip(self.states, input_ids[:, -1].tolist(), strict=True)]
+        allowed = torch.zeros_like(scores, dtype=torch.bool)
+        for row, state in enumerate(self.states):
+            allowed[row, [EOS, *(3 + (state + k * k) % 150 for k in range(20))]] = True
+        return scores.masked_fill(~allowed, -torch.inf)
+
+
+class RecordedCriterion(StoppingCriteria):
+    """Ends a row at its third token that 5 divides, counted from call to call."""
+
+    def __init__(self, calls, start):
+        self.calls, self.start = calls, start
+        self.counts = None
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.calls.append(("criterion", input_ids.tolist()))
+        if self.counts is None:
+            self.counts = torch.zeros(len(input_ids), dtype=torch.long)
+        self.counts += input_ids[:, -1] % 5 == 0
+        return self.counts >= 3
+
+
+@pytest.mark.parametrize("kinds", [("processor",), ("criterion",), ("processor", "criterion")], ids=str)
+@pytest.mark.parametrize("threshold", [0.4, 3.0, 100.0])
+@pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
+def test_whoever_keeps_state_is_called_as_in_transformers_loop(model, kinds, threshold, decoding):
+    inputs = left_padded(PROMPTS)
+    width = inputs["input_ids"].shape[1]
+    calls = []
+    processors = LogitsProcessorList([Recorded(calls)] if "processor" in kinds else [])
+    criteria = StoppingCriteriaList([RecordedCriterion(calls, width)] if "criterion" in kinds else [])
+    given = [list(processors), list(criteria)]
+    output = model.generate(
+        **inputs, **SPECIAL, max_new_tokens=30, entropy_threshold=threshold, decoding=decoding,
+        logits_processor=processors, stopping_criteria=criteria, return_dict_in_generate=True,
+    )  # fmt: skip
+    assert [list(processors), list(criteria)] == given, "the caller's lists were changed"
+    rows = output.sequences.tolist()
+    expected = []
+    for column in range(width, len(rows[0])):
+        expected += [("processor", [row[:column] for row in rows])] * ("processor" in kinds)
+        expected += [("criterion", [row[: column + 1] for row in rows])] * ("criterion" in kinds)
+    assert calls == expected
+    if threshold > 1:
+        assert max(output.tokens_per_forward) > 1.5
+    if "criterion" in kinds:
+        for row in rows:
+            new = row[width:]
+            marks = [i for i, token in enumerate(new) if token % 5 == 0]
+            if len(marks) >= 3 and marks[2] < len(new) - 1:
+                assert set(new[marks[2] + 1 :]) == {PAD}
+
+
+@pytest.mark.parametrize("reader", ["processor", "criterion"])
+def test_rows_in_step_have_the_text_they_have_alone(model, reader):
+    class Nothing(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            return scores
+
+    class Never(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    more = {"logits_processor": [Nothing()]} if reader == "processor" else {"stopping_criteria": [Never()]}
+    for threshold in (0.4, 1.0, 2.0):
+        arguments = {**SPECIAL, **more, "max_new_tokens": 30, "entropy_threshold": threshold, "window_size": 6}
+        batch = model.generate(**left_padded(PROMPTS), **arguments)
+        for row, prompt in zip(batch[:, 40:].tolist(), PROMPTS, strict=True):
+            alone = model.generate(**left_padded([prompt]), **arguments)[0, len(prompt) :].tolist()
+            assert row == alone + [PAD] * (len(row) - len(alone))
+
+
+# --- Stopping ---
+
+
+def first(prompt, row, holds):
+    """The row up to the first token where `holds` of the text so far."""
+    return next((row[: i + 1] for i in range(len(row)) if holds(prompt, row[: i + 1])), row)
+
+
+class EndsWith(StoppingCriteria):
+    def __init__(self, tokens):
+        self.tokens = torch.tensor(sorted(tokens))
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.isin(input_ids[:, -1], self.tokens)
+
+
+class AfterCalls(StoppingCriteria):
+    def __init__(self, number):
+        self.left = number
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.left -= 1
+        return torch.full((len(input_ids),), self.left == 0)
+
+
+def free_text(model, **arguments):
+    output = model.generate(**left_padded(PROMPTS), **{**SPECIAL, "max_new_tokens": 30, **arguments})
+    rows, is_cut = output[:, 40:].tolist(), arguments.get("eos_token_id", EOS) is not None
+    return [row[: row.index(EOS) + 1] if is_cut and EOS in row else row for row in rows]
+
+
+def ends_in(text, *strings):
+    """Whether one of the strings ends in the last token."""
+    words, before = ("".join(f"{token} " for token in tokens) for tokens in (text, text[:-1]))
+    return any(words.count(string) > before.count(string) for string in strings)
+
+
+SOME = {26, 100, 118}
+STOPS = {
+    "string": (lambda: {"stop_strings": ["5 1"]}, lambda prompt, new: ends_in(prompt + new, "5 1")),
+    "strings": (lambda: {"stop_strings": ["14 ", "0 1"]}, lambda prompt, new: ends_in(prompt + new, "14 ", "0 1")),
+    "per row": (lambda: {"stopping_criteria": [EndsWith(SOME)]}, lambda prompt, new: new[-1] in SOME),
+    "counting calls": (lambda: {"stopping_criteria": [AfterCalls(7)]}, lambda prompt, new: len(new) == 7),
+    "a bool": (
+        lambda: {"stopping_criteria": [lambda ids, scores: ids.shape[1] >= 49]},
+        lambda prompt, new: len(new) == 9,
+    ),
+    "end token": (
+        lambda: {"stopping_criteria": [EosTokenCriteria(sorted(SOME))]},
+        lambda prompt, new: new[-1] in SOME,
+    ),
+    "limit": (lambda: {"stopping_criteria": [MaxLengthCriteria(46)]}, lambda prompt, new: len(new) == 6),
+    "two": (
+        lambda: {"stop_strings": ["5 1"], "stopping_criteria": [AfterCalls(7)]},
+        lambda prompt, new: ends_in(prompt + new, "5 1") or len(new) == 7,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STOPS)
+@pytest.mark.parametrize(
+    "settings", [{}, {"entropy_threshold": 3.0}, {"decoding": "blockwise"}, {"repetition_penalty": 1.2}], ids=str
+)
+def test_text_ends_where_it_would_have_token_by_token(model, tokenizer, name, settings):
+    """Which is a beginning of the text that has no such end."""
+    make, holds = STOPS[name]
+    in_place_of = {"end token": {"eos_token_id": None}, "limit": {"max_new_tokens": 6}}
+    free = free_text(model, **settings, **in_place_of.get(name, {}))
+    got = model.generate(
+        **left_padded(PROMPTS), **SPECIAL, max_new_tokens=30, **settings, tokenizer=tokenizer, **make(),
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    expected = [first(prompt, row, holds) for prompt, row in zip(PROMPTS, free, strict=True)]
+    assert expected != free or name == "limit", "nothing stops"
+    longest = max(map(len, expected))
+    assert got.sequences[:, 40:].tolist() == [row + [PAD] * (longest - len(row)) for row in expected]
+    num_tokens = (got.tokens_per_forward * got.forwards).round().tolist()
+    assert num_tokens == [len(row) for row in expected]
+
+
+def test_a_limit_of_the_callers_may_be_beyond_max_new_tokens(model):
+    arguments = {**left_padded(PROMPTS[2:3]), "eos_token_id": None, "pad_token_id": PAD}
+    width = len(PROMPTS[2])
+    longer = model.generate(**arguments, max_new_tokens=5, stopping_criteria=[MaxLengthCriteria(width + 12)])
+    assert torch.equal(longer, model.generate(**arguments, max_new_tokens=12))
+    shortest = model.generate(**arguments, max_new_tokens=5, stopping_criteria=[MaxLengthCriteria(3)])
+    assert torch.equal(shortest, model.generate(**arguments, max_new_tokens=1))
+
+
+def test_when_time_is_up_every_row_ends_with_its_next_token(model):
+    rows = free_text(model, entropy_threshold=3.0)
+    output = model.generate(
+        **left_padded(PROMPTS), **SPECIAL, max_new_tokens=30, entropy_threshold=3.0,
+        stopping_criteria=[MaxTimeCriteria(1.0, initial_timestamp=time.time() - 2)],
+    )  # fmt: skip
+    assert output[:, 40:].tolist() == [row[:1] for row in rows]
+    assert free_text(model, entropy_threshold=3.0, max_time=600.0) == rows
+
+
+def test_a_criterion_is_given_the_scores_of_the_text(model):
+    widths = []
+
+    class Reads(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            widths.append((input_ids.shape[1] - 40, None if scores is None else len(scores)))
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    arguments = {**left_padded(PROMPTS), **SPECIAL, "max_new_tokens": 8, "stopping_criteria": [Reads()]}
+    model.generate(**arguments)
+    assert widths == [(n, None) for n in range(1, 9)]
+    widths.clear()
+    model.generate(**arguments, return_dict_in_generate=True, output_scores=True)
+    assert widths == [(n, n) for n in range(1, 9)]
+
+
+def test_rows_that_end_at_different_times_need_a_pad_token(model):
+    arguments = {
+        "max_new_tokens": 9,
+        "stopping_criteria": [EndsWith({20})],
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
+    try:
+        with pytest.raises(
+            ValueError, match="pad_token_id is None, .* stopping_criteria='EndsWith'; pass pad_token_id"
+        ):
+            model.generate(**left_padded(PROMPTS), **arguments)
+        assert model.generate(**left_padded(PROMPTS[:1]), **arguments).shape[1] <= len(PROMPTS[0]) + 9
+    finally:
+        model.generation_config.eos_token_id, model.generation_config.pad_token_id = EOS, PAD
+
+
+# --- Scores ---
+
+
+def test_scores_are_those_the_tokens_were_chosen_from(model):
+    """Of the reference's forwards: raw logits, and processed scores, in the order of the text."""
+    prompt = PROMPTS[2]
+    arguments = {"max_new_tokens": 16, "entropy_threshold": None, "window_size": 6}
+    output = model.generate(
+        **left_padded([prompt]), **SPECIAL, **arguments, do_sample=True, temperature=0.7, top_k=1,
+        return_dict_in_generate=True, output_scores=True, output_logits=True,
+    )  # fmt: skip
+    forward, rows = logits_of(model), {}
+
+    def recorded(tokens, positions):
+        logits = forward(tokens, positions)
+        for position, row in zip(positions, logits, strict=True):
+            rows.setdefault(position, []).append(row)
+        return logits
+
+    expected = decode(recorded, prompt, mask_token_id=MASK, eos_token_ids=[EOS], **arguments)
+    assert output.sequences[0, len(prompt) :].tolist() == expected.ids
+    assert len(output.scores) == len(output.logits) == len(expected.ids)
+    filled_at = {p: k for k, step in enumerate(expected.steps) for p, _ in step["filled"]}
+    windows = [range(step["committed"], step["committed"] + len(step["window"])) for step in expected.steps]
+    out_of_order = 0
+    for i, (scores, logits) in enumerate(zip(output.scores, output.logits, strict=True)):
+        position = len(prompt) + i
+        seen = [k for k, window in enumerate(windows) if i in window]
+        raw = rows[position][seen.index(filled_at[position])].float()
+        torch.testing.assert_close(logits[0], raw)
+        best = raw.index_fill(0, torch.tensor([MASK]), -torch.inf).max()
+        assert scores[0].isfinite().nonzero()[:, 0].tolist() == [expected.ids[i]]
+        torch.testing.assert_close(scores[0, expected.ids[i]], best / 0.7)
+        out_of_order += i > 0 and filled_at[position] < filled_at[position - 1]
+    assert out_of_order > 0
+
+
+@pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.2}, {"do_sample": True, "top_k": 5}], ids=str)
+def test_transition_scores_of_ragged_batches(model, more):
+    torch.manual_seed(0)
+    output = model.generate(
+        **left_padded(PROMPTS), **SPECIAL, max_new_tokens=30, entropy_threshold=2.0, **more,
+        return_dict_in_generate=True, output_scores=True, output_logits=True,
+    )  # fmt: skip
+    new = output.sequences[:, 40:]
+    num_tokens = (output.tokens_per_forward * output.forwards).round().long()
+    assert num_tokens.min() < num_tokens.max(), "rows of one length"
+    assert len(output.scores) == len(output.logits) == new.shape[1]
+    assert all(column.shape == (5, 160) and column.dtype == torch.float32 for column in output.scores + output.logits)
+    for normalize in (False, True):
+        scores = model.compute_transition_scores(output.sequences, output.scores, normalize_logits=normalize)
+        assert scores.shape == new.shape and scores.sum().isfinite()
+    for row in range(5):
+        assert all(column[row].eq(0).all() for column in output.scores[num_tokens[row] :])
+        assert all(column[row].eq(0).all() for column in output.logits[num_tokens[row] :])
+        for token, scores, logits in zip(new[row, : num_tokens[row]], output.scores, output.logits, strict=False):
+            assert scores[row, MASK] == -math.inf and logits[row, MASK].isfinite()
+            assert scores[row, token].isfinite()
+            if not more:
+                assert token == scores[row].argmax()
+                others = torch.arange(160) != MASK
+                assert torch.equal(scores[row, others], logits[row, others])
+
+
+def test_scores_come_only_when_asked_for(model):
+    arguments = {**left_padded(PROMPTS[:2]), **SPECIAL, "max_new_tokens": 4, "return_dict_in_generate": True}
+    assert (output := model.generate(**arguments)).scores is None and output.logits is None
+    assert (output := model.generate(**arguments, output_scores=True)).scores is not None and output.logits is None
+    assert (output := model.generate(**arguments, output_logits=True)).scores is None and output.logits is not None
+    sequences = model.generate(**arguments | {"return_dict_in_generate": False}, output_scores=True)
+    assert torch.equal(sequences, output.sequences)
+
+
+# --- Nothing to choose from, and MASK ---
+
+
+class Only(LogitsProcessor):
+    """From the third token on only those given are allowed, with scores of its own making."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def __call__(self, input_ids, scores):
+        if input_ids.shape[1] < 42:
+            return scores
+        return torch.full_like(scores, -torch.inf).index_fill(-1, torch.tensor(self.tokens, dtype=torch.long), 1.0)
+
+
+def test_row_and_position_of_a_choice_without_choices(model):
+    with pytest.raises(ValueError, match="No token has a finite score in row 0 at position 3: .*; loosen them"):
+        model.generate(**left_padded(PROMPTS), **SPECIAL, max_new_tokens=9, logits_processor=[Only([])])
+
+
+@pytest.mark.parametrize("decoding", ["streaming", "autoregressive"])
+def test_no_processor_brings_mask_back(model, decoding):
+    output = model.generate(
+        **left_padded(PROMPTS), **SPECIAL, max_new_tokens=9, decoding=decoding, logits_processor=[Only([MASK, 9])]
+    )
+    assert not output.eq(MASK).any()
+    assert output[0, 42:].tolist() == [9] * 7
+
+
+def test_a_processor_of_the_callers_takes_the_place_of_the_one_made_from_arguments(model):
+    arguments = {
+        **left_padded(PROMPTS),
+        "pad_token_id": PAD,
+        "max_new_tokens": 12,
+        "eos_token_id": list(range(3, 150, 2)),
+    }
+    own = MinLengthLogitsProcessor(44, torch.tensor(arguments["eos_token_id"]))
+    got = model.generate(**arguments, min_length=50, logits_processor=[own])
+    assert torch.equal(got, model.generate(**arguments, min_length=44))
+    assert got[:, 40:].tolist() != model.generate(**arguments, min_length=50)[:, 40:].tolist()

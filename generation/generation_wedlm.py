@@ -1,3 +1,4 @@
+from copy import copy
 from functools import wraps
 from inspect import signature
 from typing import Any
@@ -90,9 +91,13 @@ class WeDLMGenerationMixin(GenerationMixin):
 
     @wraps(GenerationMixin.generate)
     def generate(self, *args, **kwargs):
+        cache = kwargs.get("past_key_values")
+        layers = [copy(layer) for layer in cache.layers] if type(cache) is DynamicCache else None
         try:
             return super().generate(*args, **kwargs)
         except BaseException:
+            if layers is not None:  # as they were; a layer that grows makes new tensors
+                cache.layers = layers
             # Or whoever iterates over the streamer in another thread waits for ever.
             streamer = signature(GenerationMixin.generate).bind(self, *args, **kwargs).arguments.get("streamer")
             if streamer is not None:

@@ -1,0 +1,330 @@
+"""Caches that come out of generate() and go into the next call."""
+
+import copy
+
+import pytest
+import torch
+from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, left_padded, load, random_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from wedlm.generation.row_cache import RowCache
+
+MODELS = {name: load(CHECKPOINTS / name).double() for name in ("q25", "q3")}  # where no rounding decides
+SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD, "return_dict_in_generate": True}
+DECODINGS = ("streaming", "blockwise", "autoregressive")
+
+
+@pytest.fixture(params=["q25", "q3"])
+def model(request):
+    return MODELS[request.param]
+
+
+def mask_of(output, inputs):
+    """The attention mask of the sequences: that of the prompts, and ones for new tokens that are no padding."""
+    new = output.sequences[:, inputs["input_ids"].shape[1] :]
+    counts = (output.tokens_per_forward * output.forwards).round().long()
+    is_new = torch.arange(new.shape[1]) < counts[:, None]
+    return torch.cat([inputs["attention_mask"], is_new.long()], dim=-1)
+
+
+def turn(output, mask, said):
+    """Everything so far and what is said next, as the inputs of the next call."""
+    return {
+        "input_ids": torch.cat([output.sequences, said], dim=-1),
+        "attention_mask": torch.cat([mask, torch.ones_like(said)], dim=-1),
+    }
+
+
+def assert_is_prefill(model, cache, input_ids, attention_mask):
+    """The cache holds what one plain forward over its columns computes, wherever the mask has ones."""
+    num_cached = cache.get_seq_length()
+    assert type(cache) is DynamicCache and all(type(layer) is DynamicLayer for layer in cache.layers)
+    for row in range(len(input_ids)):
+        is_text = attention_mask[row, :num_cached].bool()
+        fresh = DynamicCache()
+        model(input_ids[row, :num_cached][is_text][None], past_key_values=fresh)
+        for got, expected in zip(cache.layers, fresh.layers, strict=True):
+            torch.testing.assert_close(got.keys[row][:, is_text], expected.keys[0])
+            torch.testing.assert_close(got.values[row][:, is_text], expected.values[0])
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_ten_turns_equal_a_fresh_call_each(data):
+    """In ragged batches, with decodings, settings and ways to pass the cache mixed between turns."""
+    model = MODELS[data.draw(st.sampled_from(["q25", "q3"]), "model")]
+    prompts = data.draw(st.lists(st.lists(st.integers(3, 149), min_size=1, max_size=9), min_size=1, max_size=4))
+    inputs, cache = left_padded(prompts), None
+    for _ in range(10):
+        arguments = {
+            **SPECIAL,
+            "decoding": data.draw(st.sampled_from(DECODINGS), "decoding"),
+            "max_new_tokens": data.draw(st.integers(1, 12), "max_new_tokens"),
+            "window_size": data.draw(st.integers(1, 8), "window_size"),
+            "entropy_threshold": data.draw(st.sampled_from([None, 0.4, 2.0, 100.0]), "threshold"),
+            "eos_token_id": [EOS, *range(3, data.draw(st.sampled_from([3, 20]), "end tokens"))],
+            "repetition_penalty": data.draw(st.sampled_from([1.0, 1.3]), "penalty"),
+        }
+        fresh = model.generate(**inputs, **arguments)
+        output = fresh
+        if cache is not None:
+            before = copy.deepcopy(cache)
+            num_cached = cache.get_seq_length()
+            way = data.draw(st.sampled_from(["all ids", "new ids", "a copy"]), "way")
+            given_ids = inputs["input_ids"][:, num_cached:] if way == "new ids" else inputs["input_ids"]
+            passed = before if way == "a copy" else cache
+            if way == "new ids" and arguments["repetition_penalty"] != 1.0:
+                arguments["repetition_penalty"] = 1.0  # it would see the new ids only, as in transformers
+                fresh = model.generate(**inputs, **arguments)
+            output = model.generate(
+                input_ids=given_ids, attention_mask=inputs["attention_mask"], past_key_values=passed, **arguments
+            )
+            assert output.past_key_values is passed
+            assert torch.equal(output.sequences, fresh.sequences[:, -output.sequences.shape[1] :])
+            assert output.sequences.shape[1] == fresh.sequences.shape[1] - (num_cached if way == "new ids" else 0)
+            assert torch.equal(output.forwards, fresh.forwards)
+            output.sequences = fresh.sequences
+        cache = output.past_key_values
+        mask = mask_of(fresh, inputs)
+        assert cache.get_seq_length() < fresh.sequences.shape[1]
+        assert_is_prefill(model, cache, fresh.sequences, mask)
+        said = torch.tensor(data.draw(st.lists(st.integers(3, 149), min_size=1, max_size=5), "said"))
+        inputs = turn(fresh, mask, said.expand(len(prompts), -1))
+
+
+def test_what_comes_back_covers_the_columns_that_every_row_has(model):
+    inputs = left_padded(PROMPTS)
+    arguments = {**SPECIAL, "max_new_tokens": 40, "entropy_threshold": 1.0}
+    output = model.generate(**inputs, **arguments)
+    alone = [model.generate(**left_padded([prompt]), **arguments) for prompt in PROMPTS]
+    cached = [row.past_key_values.get_seq_length() - len(prompt) for row, prompt in zip(alone, PROMPTS, strict=True)]
+    assert len(set(cached)) > 1
+    assert output.past_key_values.get_seq_length() == 40 + min(cached)
+    ends = [row.forwards.item() for row in alone]
+    assert 2 * sum(end == max(ends) for end in ends) <= len(ends), "no row left the batch before the end"
+    assert_is_prefill(model, output.past_key_values, output.sequences, mask_of(output, inputs))
+    for layer in output.past_key_values.layers:
+        padding = inputs["attention_mask"].eq(0)
+        assert layer.keys[:, :, :40].transpose(1, 2)[padding].eq(0).all()
+
+
+def test_a_plain_forward_continues_from_it(model):
+    inputs = left_padded(PROMPTS)
+    output = model.generate(**inputs, **SPECIAL, max_new_tokens=12, entropy_threshold=1.0)
+    following = turn(output, mask_of(output, inputs), random_tokens(5, 3))
+    positions = (following["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    cache, num_cached = output.past_key_values, output.past_key_values.get_seq_length()
+    with torch.no_grad():
+        expected = model(**following, position_ids=positions).logits[:, -1]
+        got = model(
+            following["input_ids"][:, num_cached:], attention_mask=following["attention_mask"],
+            position_ids=positions[:, num_cached:], past_key_values=cache,
+        ).logits[:, -1]  # fmt: skip
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("decoding", DECODINGS)
+def test_a_cache_that_a_plain_forward_made(model, decoding):
+    """Of all columns but the last, of some, and of all of them."""
+    inputs = left_padded(PROMPTS)
+    positions = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    arguments = {**SPECIAL, "max_new_tokens": 12, "entropy_threshold": 1.0, "decoding": decoding}
+    expected = model.generate(**inputs, **arguments).sequences
+    for num_cached in (39, 38, 11) + (() if decoding == "autoregressive" else (40,)):
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(
+                inputs["input_ids"][:, :num_cached], attention_mask=inputs["attention_mask"][:, :num_cached],
+                position_ids=positions[:, :num_cached], past_key_values=cache,
+            )  # fmt: skip
+        assert torch.equal(model.generate(**inputs, **arguments, past_key_values=cache).sequences, expected)
+
+
+@pytest.mark.parametrize("cache", [DynamicCache, lambda: DynamicCache(config=MODELS["q3"].config)])
+@pytest.mark.parametrize("returns", [True, False])
+def test_an_empty_cache_is_filled_in_place(cache, returns):
+    model, cache = MODELS["q3"], cache()
+    inputs = left_padded(PROMPTS)
+    arguments = {**SPECIAL, "max_new_tokens": 12, "entropy_threshold": 1.0, "return_dict_in_generate": returns}
+    output = model.generate(**inputs, **arguments, past_key_values=cache)
+    expected = model.generate(**inputs, **arguments | {"return_dict_in_generate": True})
+    assert torch.equal(output.sequences if returns else output, expected.sequences)
+    assert not returns or output.past_key_values is cache
+    assert_is_prefill(model, cache, expected.sequences, mask_of(expected, inputs))
+
+
+def contents(cache):
+    return [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
+
+
+@pytest.mark.parametrize("when", ["before", "within"])
+@pytest.mark.parametrize("decoding", DECODINGS)
+def test_a_call_that_fails_leaves_the_cache_as_it_was(model, decoding, when):
+    inputs = left_padded(PROMPTS)
+    output = model.generate(**inputs, **SPECIAL, max_new_tokens=12)
+    following = turn(output, mask_of(output, inputs), random_tokens(5, 3))
+    cache = output.past_key_values
+    before = contents(cache)
+
+    class Fails(Exception):
+        pass
+
+    calls = []
+
+    def fails(ids, scores):
+        calls.append(ids)
+        if len(calls) == 5:
+            raise Fails
+        return scores
+
+    settings = {**SPECIAL, "max_new_tokens": 12, "decoding": decoding}
+    arguments = {**settings, "past_key_values": cache}
+    with pytest.raises(ValueError if when == "before" else Fails):
+        if when == "before":
+            model.generate(**following, **arguments, window_size=0)
+        else:
+            model.generate(**following, **arguments, logits_processor=[fails])
+    for got, expected in zip(contents(cache), before, strict=True):
+        assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
+    again = model.generate(**following, **arguments).sequences
+    assert torch.equal(again, model.generate(**following, **settings).sequences)
+
+
+def test_a_cache_in_use_is_not_written_to(model):
+    """Not even in padding columns, where there would be room for the window."""
+    inputs = left_padded([PROMPTS[1], PROMPTS[2]])
+    inputs = {name: torch.cat([torch.zeros(2, 30, dtype=torch.long), value], -1) for name, value in inputs.items()}
+    cache = DynamicCache()
+    with torch.no_grad():
+        model(inputs["input_ids"][:, :-1], attention_mask=inputs["attention_mask"][:, :-1], past_key_values=cache)
+    passed, before = copy.copy(cache), contents(cache)
+    passed.layers = [copy.copy(layer) for layer in cache.layers]  # other objects with the same tensors
+    model.generate(**inputs, **SPECIAL, max_new_tokens=6, past_key_values=passed)
+    for got, expected in zip(contents(cache), before, strict=True):
+        assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
+
+
+def test_without_a_dict_nothing_is_kept_for_a_cache(model, monkeypatch):
+    kept = []
+    select = RowCache.select
+    monkeypatch.setattr(RowCache, "select", lambda self, rows: (select(self, rows), kept.append(self.left_behind)))
+    for returns in (False, True):
+        kept.clear()
+        arguments = SPECIAL | {"return_dict_in_generate": returns}
+        model.generate(**left_padded(PROMPTS), **arguments, max_new_tokens=40, entropy_threshold=1.0)
+        assert kept and all(bool(parts) == returns for parts in kept)
+
+
+def test_without_a_cache_none_comes_back(model):
+    output = model.generate(**left_padded(PROMPTS), **SPECIAL, max_new_tokens=6, use_cache=False)
+    assert output.past_key_values is None
+
+
+@pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
+@pytest.mark.parametrize(
+    "more", [{"use_cache": False}, *({"prefill_chunk_size": n} for n in (1, 3, 7, 39, 40, 99))], ids=str
+)
+def test_other_ways_to_the_same_text(model, decoding, more):
+    arguments = {**SPECIAL, "max_new_tokens": 20, "entropy_threshold": 1.0, "decoding": decoding}
+    expected = model.generate(**left_padded(PROMPTS), **arguments)
+    rows = []
+    handle = model.model.register_forward_hook(
+        lambda module, args, kwargs, output: rows.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    got = model.generate(**left_padded(PROMPTS), **arguments, **more)
+    handle.remove()
+    assert torch.equal(got.sequences, expected.sequences)
+    assert torch.equal(got.prefix_cacheability, expected.prefix_cacheability)
+    if "use_cache" in more:
+        assert torch.equal(got.forwards, expected.forwards)
+        assert min(rows) > 40, "some forward did without the prompt"
+    else:
+        size = more["prefill_chunk_size"]
+        ahead = (40 - 1) // size
+        assert got.forwards.tolist() == [n + ahead for n in expected.forwards.tolist()]
+        assert rows[:ahead] == [size] * ahead and rows[ahead] == 40 - ahead * size + 16
+        assert_is_prefill(model, got.past_key_values, got.sequences, mask_of(got, left_padded(PROMPTS)))
+
+
+def test_a_long_turn_in_chunks(model):
+    inputs = left_padded(PROMPTS)
+    output = model.generate(**inputs, **SPECIAL, max_new_tokens=12)
+    following = turn(output, mask_of(output, inputs), random_tokens(5, 20))
+    expected = model.generate(**following, **SPECIAL, max_new_tokens=12)
+    got = model.generate(
+        **following, **SPECIAL, max_new_tokens=12, past_key_values=output.past_key_values, prefill_chunk_size=6
+    )
+    assert torch.equal(got.sequences, expected.sequences)
+    assert got.forwards.gt(expected.forwards).all()
+
+
+# --- What cannot be continued from ---
+
+
+def cache_of(model, batch, num_columns):
+    cache = DynamicCache()
+    with torch.no_grad():
+        model(random_tokens(batch, num_columns), past_key_values=cache)
+    return cache
+
+
+@pytest.mark.parametrize(
+    "batch, cached, ids, mask, message",
+    [
+        (
+            1,
+            9,
+            6,
+            6,
+            "past_key_values holds 9 columns, input_ids 6; pass the whole text, or .* mask over all 15",
+        ),
+        (
+            1,
+            9,
+            6,
+            14,
+            r"attention_mask has shape \(1, 14\), past_key_values 9 columns and input_ids \(1, 6\); ",
+        ),
+        (2, 4, 6, 6, r"past_key_values holds 2 rows and the batch has 1 .*batch_repeat_interleave\(n\)"),
+    ],
+)
+def test_caches_that_do_not_fit(model, batch, cached, ids, mask, message):
+    cache = cache_of(model, batch, cached)
+    with pytest.raises(ValueError, match=message):
+        model.generate(
+            random_tokens(1, ids), attention_mask=torch.ones(1, mask, dtype=torch.long), past_key_values=cache,
+            max_new_tokens=4,
+        )  # fmt: skip
+
+
+def test_a_cache_of_another_model_is_refused():
+    cache = DynamicCache()
+    for i in range(2):
+        cache.update(torch.zeros(1, 2, 4, 8), torch.zeros(1, 2, 4, 8), i)
+    with pytest.raises(ValueError, match=r"past_key_values holds 2 layers of \(heads, head_dim\)=\(2, 8\), and "):
+        MODELS["q3"].generate(random_tokens(1, 6), past_key_values=cache, max_new_tokens=4)
+
+
+def test_a_cache_repeated_for_several_sequences(model):
+    prompt = random_tokens(1, 9)
+    arguments = {**SPECIAL, "max_new_tokens": 6, "num_return_sequences": 3, "do_sample": True, "top_k": 1}
+    with pytest.raises(ValueError, match="past_key_values holds 1 rows and the batch has 3"):
+        model.generate(prompt, past_key_values=cache_of(model, 1, 8), **arguments)
+    cache = DynamicCache()
+    with torch.no_grad():
+        model(prompt[:, :8], past_key_values=cache)
+    cache.batch_repeat_interleave(3)
+    got = model.generate(prompt, past_key_values=cache, **arguments)
+    assert torch.equal(got.sequences, model.generate(prompt, **arguments).sequences)
+
+
+def test_zeros_between_the_tokens_are_no_text(model):
+    """As between the turns of a batch whose rows end at different times."""
+    ids, mask = torch.tensor([[5, 9, 9, 6, 7, MASK, 8]]), torch.tensor([[1, 0, 0, 1, 1, 0, 1]])
+    got = model.generate(ids, attention_mask=mask, max_new_tokens=8)
+    expected = model.generate(torch.tensor([[5, 6, 7, 8]]), attention_mask=torch.ones(1, 4).long(), max_new_tokens=8)
+    assert torch.equal(got[0, 7:], expected[0, 4:])
+    assert torch.equal(got[:, :7], ids)

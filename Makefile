@@ -1,5 +1,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 EXTRAS = train,eval,dev
+# Without dependencies: xgrammar asks for triton, hundreds of megabytes that are of use on a GPU only.
+GRAMMAR = xgrammar apache-tvm-ffi
 PYTEST = -m pytest -n 2 --dist worksteal
 
 .PHONY: demo test test-slow test-oldest mutants lint
@@ -35,4 +37,6 @@ lint: .venv/installed
 	$(PYTHON) -m venv $*
 	$*/bin/python -m pip install --quiet --disable-pip-version-check \
 	    --constraint constraints$(patsubst .venv%,%,$*).txt --editable ".[$(EXTRAS)]"
+	$*/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --constraint constraints$(patsubst .venv%,%,$*).txt --no-deps $(GRAMMAR)
 	touch $@

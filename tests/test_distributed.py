@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from helpers import load, random_tokens
+from helpers import PAD, load, random_tokens
 
 SCRIPT = """
 import sys, torch, torch.distributed as dist
@@ -36,20 +36,76 @@ if how != "tensor parallel":
 dist.destroy_process_group()
 """
 
+GENERATE = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoModelForCausalLM, logging
+import wedlm
+
+logging.disable_progress_bar()
+torch.set_num_threads(1)
+checkpoint, folder = sys.argv[1:]
+dist.init_process_group("gloo")
+model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+for layer in model.model.layers:
+    fully_shard(layer)
+fully_shard(model)
+calls = torch.load(f"{folder}/calls{dist.get_rank()}.pt")
+forwards = []
+model.model.register_forward_hook(lambda *_: forwards.append(1))
+texts = []
+for call in calls:
+    texts.append((model.generate(**call), len(forwards)))
+    forwards.clear()
+torch.save(texts, f"{folder}/texts{dist.get_rank()}.pt")
+dist.destroy_process_group()
+"""
+
+
+def run_two_processes(script, folder, *arguments):
+    (folder / "script.py").write_text(script)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    result = subprocess.run([*command, folder / "script.py", *arguments], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+
 
 @pytest.mark.parametrize("how", ["tensor parallel", "fully sharded"])
 def test_two_processes_give_the_single_process_logits(checkpoint, tmp_path, how):
     inputs = {"input_ids": random_tokens(1, 8), "position_ids": torch.tensor([[0, 1, 2, 3, 6, 4, 5, 7]])}
     torch.save(inputs, tmp_path / "inputs.pt")
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    result = subprocess.run(
-        [*command, tmp_path / "script.py", checkpoint, tmp_path, how],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    run_two_processes(SCRIPT, tmp_path, checkpoint, tmp_path, how)
     expected = load(checkpoint)(**inputs).logits
     for rank in range(2):
         torch.testing.assert_close(torch.load(tmp_path / f"logits{rank}.pt"), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_sharded_ranks_wait_for_each_other(checkpoint, tmp_path):
+    """Each generates its own text, of another length; one that is done takes part in the forwards of the other."""
+    settings = [
+        {},
+        {"synced_gpus": True, "entropy_threshold": 3.0},
+        {"prefill_chunk_size": 5},
+        {"use_cache": False},
+        {"repetition_penalty": 1.3},
+        {"decoding": "blockwise"},
+        {"decoding": "autoregressive"},
+    ]
+    calls = []
+    for rank, (batch, prompt_length, max_new_tokens) in enumerate([(1, 6, 5), (3, 21, 18)]):
+        call = {"input_ids": random_tokens(batch, prompt_length, seed=rank), "max_new_tokens": max_new_tokens}
+        call |= {"attention_mask": torch.ones_like(call["input_ids"]), "pad_token_id": PAD, "eos_token_id": None}
+        calls.append([call | more for more in settings])
+        torch.save(calls[rank], tmp_path / f"calls{rank}.pt")
+    run_two_processes(GENERATE, tmp_path, checkpoint, tmp_path)
+    model = load(checkpoint)
+    texts = [torch.load(tmp_path / f"texts{rank}.pt") for rank in range(2)]
+    for mine, theirs in zip(*texts, strict=True):
+        assert mine[1] == theirs[1], "forwards that only one rank took part in"
+    for rank in range(2):
+        for (text, _), call in zip(texts[rank], calls[rank], strict=True):
+            call.pop("synced_gpus", None)
+            assert torch.equal(text, model.generate(**call)), call
+    forwards = []
+    model.model.register_forward_hook(lambda *_: forwards.append(1))
+    model.generate(**calls[0][0])
+    assert len(forwards) < texts[0][0][1], "the first rank was not done before the other"

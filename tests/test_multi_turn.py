@@ -279,7 +279,7 @@ def cache_of(model, batch, num_columns):
             9,
             6,
             6,
-            "past_key_values holds 9 columns, input_ids 6; pass the whole text, or .* mask over all 15",
+            "past_key_values holds 9 columns, input_ids 6; pass the whole text, or .*mask over all 15",
         ),
         (
             1,

@@ -130,17 +130,17 @@ class TextReaders:
         self.do_sample = generation_config.do_sample
         self.left_to_right = any(type(processor) not in PLAIN_PROCESSORS for processor in processors)
         self.in_step = any(type(reader) not in STATELESS_READERS for reader in [*processors, *criteria])
-        # Per row of the batch:
-        self.num_known = [
-            0
-        ] * batch  # tokens with no open slot before them; left to right, also those yet to be chosen
-        self.num_read = [0] * batch  # tokens that the criteria have been asked about
+        # Per row of the batch: tokens with no open slot before them (left to right also those yet to be chosen),
+        # tokens that the criteria have been asked about, and left to right the logits of the last slots known.
+        self.num_known, self.num_read = [0] * batch, [0] * batch
+        self.runs: list[torch.Tensor | None] = [None] * batch
         self.alive = [True] * batch
-        self.runs: list[torch.Tensor | None] = [None] * batch  # left to right: logits of the last slots that are known
         self.num_streamed = 0
+        self.shows_drafts = batch == 1 and hasattr(streamer, "put_draft")
+        self.draft = None  # [max_new_tokens + 1]: the tokens of the one row, with a guess for every open slot
+        asked_for = {"scores": generation_config.output_scores, "logits": generation_config.output_logits}
         returns = generation_config.return_dict_in_generate
-        self.scores = ScoreColumns(batch) if returns and generation_config.output_scores else None
-        self.logits = ScoreColumns(batch) if returns and generation_config.output_logits else None
+        self.records = {name: ScoreColumns(batch) for name, asked in asked_for.items() if returns and asked}
 
     @classmethod
     def are_needed(
@@ -161,8 +161,8 @@ class TextReaders:
 
     def fill(self, window: Window, rows: WindowRows, selected: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Fills selected slots, left to right those that may be chosen by now; returns those that nothing can fill."""
-        impossible = torch.zeros_like(selected)
         if self.left_to_right:
+            impossible = torch.zeros_like(selected)
             run_lengths = leading_run(selected, rows.is_open).tolist()
             for i, row in enumerate(window.batch_rows.tolist()):
                 if self.num_read[row] == self.num_known[row]:  # else it has waited, and has a run to go on with
@@ -175,23 +175,22 @@ class TextReaders:
         else:
             tokens, is_possible, scores = choose_tokens(logits, self.processors, self.do_sample)
             impossible = selected & ~is_possible
-            for i, j in selected.nonzero().tolist():
-                self.record(rows.open_slots[i, j].item(), [window.batch_rows[i].item()], logits[i, j], scores[i, j])
+            for i, j in selected.nonzero().tolist() if self.records else ():
+                row, slot = window.batch_rows[i].item(), rows.open_slots[i, j].item()
+                self.record(slot, [row], logits=logits[i, j], scores=scores[i, j])
         window.fill(rows.open_slots, selected, tokens)
-        if hasattr(self.streamer, "put_draft"):
-            self.draft = window.tokens[0].clone()  # with a guess for every open slot
+        if self.shows_drafts:
             guesses = logits[0].index_fill(-1, self.ids.new_tensor([self.mask_token_id]), -torch.inf).argmax(-1)
             is_open = rows.is_open[0] & ~selected[0]
-            self.draft[rows.open_slots[0, is_open]] = guesses[is_open]
+            self.draft = window.tokens[0].index_put((rows.open_slots[0, is_open],), guesses[is_open])
         return impossible
 
     def end(self, window: Window, in_run: torch.Tensor) -> None:
         """Ends the rows of the window whose text is complete, as far as it has been read."""
         if not self.left_to_right:
-            for row, num_known in zip(
-                window.batch_rows.tolist(), (window.start + in_run.sum(-1)).tolist(), strict=True
-            ):
-                self.num_known[row] = num_known
+            num_known = (window.start + in_run.sum(-1)).tolist()
+            for row, num in zip(window.batch_rows.tolist(), num_known, strict=True):
+                self.num_known[row] = num
             self.read_on(window)
         window.num_tokens = self.of_window(self.num_read, window)
         window.alive = self.of_window(self.alive, window)
@@ -218,7 +217,7 @@ class TextReaders:
                 tokens = window.tokens[[index[row] for row in rows], slot]
             width = self.prompt_width + slot
             self.ids[rows, width] = tokens
-            scores = None if self.scores is None else tuple(self.scores.columns[: slot + 1])
+            scores = tuple(self.records["scores"].columns[: slot + 1]) if "scores" in self.records else None
             is_done = self.criteria(self.ids[:, : width + 1], scores).tolist()
             for row in rows:
                 self.num_read[row] += 1
@@ -234,18 +233,15 @@ class TextReaders:
         for row, possible in zip(rows, is_possible.tolist(), strict=True):
             if not possible:
                 refuse_impossible(window, index[row], slot)
-        self.record(slot, rows, chosen_from, scores)
+        self.record(slot, rows, logits=chosen_from, scores=scores)
         return tokens
 
-    def record(self, slot: int, rows: list[int], logits: torch.Tensor, scores: torch.Tensor) -> None:
-        if self.logits is not None:
-            self.logits.put(slot, rows, logits)
-        if self.scores is not None:
-            self.scores.put(slot, rows, scores)
+    def record(self, slot: int, rows: list[int], **values: torch.Tensor) -> None:
+        for name, columns in self.records.items():
+            columns.put(slot, rows, values[name])
 
     def recorded(self, num_tokens: torch.Tensor) -> dict[str, tuple[torch.Tensor, ...]]:
-        columns = {"scores": self.scores, "logits": self.logits}
-        return {name: record.up_to(num_tokens) for name, record in columns.items() if record is not None}
+        return {name: columns.up_to(num_tokens) for name, columns in self.records.items()}
 
     def stream(self, window: Window) -> None:
         """Hands on what is final: of one row the new tokens at once, of several each column that all have come to."""
@@ -256,7 +252,7 @@ class TextReaders:
             for tokens in new if len(new) == 1 else new.T:
                 self.streamer.put(tokens)
         self.num_streamed = num_final
-        if self.alive[0] and hasattr(self.streamer, "put_draft"):
+        if self.shows_drafts and self.alive[0]:
             self.streamer.put_draft(self.draft[num_final : window.end[0]].cpu())
 
 

@@ -1,0 +1,471 @@
+"""Streamers in parallel decoding: tokens are put as soon as they are final, in the shapes that transformers puts."""
+
+import asyncio
+import re
+import threading
+
+import pytest
+import torch
+from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, left_padded, load, logits_of
+from reference_decoder import decode
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AsyncTextIteratorStreamer,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerFast,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TextIteratorStreamer,
+    TextStreamer,
+)
+from transformers.generation import BaseStreamer, TextDiffusionStreamer
+
+MODELS = {name: load(CHECKPOINTS / name).double() for name in ("q25", "q3")}  # where no rounding decides
+VOCABULARY = {**{f"w{i:03}": i for i in range(160)}, "abcdef": 160}  # what StopStringCriteria asks for
+PLAIN = {"eos_token_id": EOS, "pad_token_id": PAD, "max_new_tokens": 28, "entropy_threshold": 1.0}
+ENDING = {"q25": [PROMPTS[1], PROMPTS[3], PROMPTS[0]], "q3": [PROMPTS[4], PROMPTS[3], PROMPTS[0]]}  # the last never
+TIMEOUT = 20.0  # seconds after which an iterator that never ends makes its test fail
+
+
+@pytest.fixture(params=["q25", "q3"])
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def model(name):
+    return MODELS[name]
+
+
+@pytest.fixture(params=["streaming", "blockwise"])
+def decoding(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """A word per id."""
+    core = Tokenizer(models.WordLevel(VOCABULARY, unk_token="abcdef"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="w000", eos_token="w002", mask_token="w159")
+
+
+class Recorder(BaseStreamer):
+    def __init__(self):
+        self.calls = []
+
+    def put(self, value):
+        self.calls.append(("put", value))
+
+    def end(self):
+        self.calls.append(("end", None))
+
+    def of(self, kind):
+        return [value for name, value in self.calls if name == kind]
+
+    def new_tokens(self):
+        return [value.tolist() for value in self.of("put")[1:]]
+
+
+class DraftRecorder(Recorder):
+    def put_draft(self, value):
+        self.calls.append(("draft", value))
+
+
+class EndsWith(StoppingCriteria):
+    """Each row ends at its own time."""
+
+    def __init__(self, token):
+        self.token = token
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids[:, -1] == self.token
+
+
+class FailsAtTheThirdCall(LogitsProcessor):
+    def __init__(self, error):
+        self.error = error
+        self.calls = 0
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        if self.calls == 3:
+            raise self.error
+        return scores
+
+
+def record(model, prompts, recorder=None, **arguments):
+    """The calls of a streamer, and the new tokens of the output."""
+    recorder = Recorder() if recorder is None else recorder
+    inputs = left_padded(prompts)
+    torch.manual_seed(0)
+    output = model.generate(**inputs, **{**PLAIN, **arguments}, streamer=recorder)
+    prompt = inputs["input_ids"].repeat_interleave(arguments.get("num_return_sequences", 1), 0)
+    assert torch.equal(recorder.of("put")[0], prompt) and torch.equal(output[:, : prompt.shape[1]], prompt)
+    assert [name for name, _ in recorder.calls].index("end") == len(recorder.calls) - 1, "end comes once, and last"
+    return recorder, output[:, prompt.shape[1] :]
+
+
+# --- What is put ---
+
+READERS = {
+    "plain": {},
+    "a processor that reads the text": {"repetition_penalty": 1.5},
+    "a processor that may keep state": {"logits_processor": LogitsProcessorList([lambda ids, scores: scores])},
+    "stop strings": {"stop_strings": ["w124 w125"]},
+    "max_time": {"max_time": 600.0},
+    "a criterion": {"stopping_criteria": StoppingCriteriaList([EndsWith(MASK)])},
+    "no cache": {"use_cache": False},
+    "chunks": {"prefill_chunk_size": 2},
+    "samples": {"do_sample": True},
+    "samples of a processor that reads the text": {"do_sample": True, "repetition_penalty": 1.5},
+}
+
+
+def with_tokenizer(arguments, tokenizer):
+    return {**arguments, "tokenizer": tokenizer} if "stop_strings" in arguments else arguments
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_one_row_is_put_in_runs(decoding, reader, tokenizer):
+    arguments = {"decoding": decoding, **with_tokenizer(READERS[reader], tokenizer)}
+    recorder, new = record(MODELS["q25"], [PROMPTS[2]], **arguments)
+    runs = recorder.of("put")[1:]
+    assert all(run.dim() == 1 and run.dtype == torch.long for run in runs)
+    assert torch.equal(torch.cat(runs), new[0])
+    assert min(map(len, runs)) > 0 and max(map(len, runs)) > 1
+    torch.manual_seed(0)
+    without = MODELS["q25"].generate(**left_padded([PROMPTS[2]]), **{**PLAIN, **arguments})
+    assert torch.equal(without[0, len(PROMPTS[2]) :], new[0])
+
+
+@pytest.mark.parametrize("reader", ["plain", "a processor that reads the text"])
+@pytest.mark.parametrize("end", ["end token", "stop string", "criterion", "max_time"])
+def test_nothing_behind_the_end_is_put(model, decoding, reader, end, tokenizer):
+    """The text ends within a run; the rest of the run was filled already, and is nobody's."""
+    arguments = {"decoding": decoding, **READERS[reader]}
+    for prompt in PROMPTS:
+        runs = record(model, [prompt], **arguments)[0].new_tokens()
+        ends = [(k, i) for k, run in enumerate(runs) for i in range(1, len(run) - 1) if is_first(runs, k, i)]
+        if end == "max_time":
+            ends = [(0, 0)] if len(runs[0]) > 1 else []
+        if ends:
+            break
+    k, i = ends[0]
+    token = runs[k][i]
+    arguments |= {
+        "end token": {"eos_token_id": token},
+        "stop string": {"stop_strings": [f"w{token:03}"], "tokenizer": tokenizer},
+        "criterion": {"stopping_criteria": StoppingCriteriaList([EndsWith(token)])},
+        "max_time": {"max_time": 0.0},
+    }[end]
+    recorder, new = record(model, [prompt], **arguments)
+    assert recorder.new_tokens() == [*runs[:k], runs[k][: i + 1]]
+    assert sum(recorder.new_tokens(), []) == new[0].tolist()
+
+
+def is_first(runs, k, i):
+    return runs[k][i] not in sum(runs[:k], runs[k][:i])
+
+
+@pytest.mark.parametrize("decoding", ["streaming", "blockwise", "autoregressive"])
+@pytest.mark.parametrize("reader", READERS)
+def test_a_batch_is_put_in_columns(decoding, reader, tokenizer):
+    """As transformers' own loop puts it, with padding for rows that have ended."""
+    arguments = {"decoding": decoding, **with_tokenizer(READERS[reader], tokenizer)}
+    if decoding == "autoregressive":
+        arguments.pop("prefill_chunk_size", None)  # takes no padding there
+    recorder, new = record(MODELS["q3"], ENDING["q3"], **arguments)
+    columns = recorder.of("put")[1:]
+    assert all(column.shape == (3,) for column in columns)
+    assert torch.equal(torch.stack(columns, dim=1), new)
+    if reader == "plain" and decoding != "autoregressive":
+        assert new[:2, -1].tolist() == [PAD, PAD] and new.shape[1] == 28
+
+
+def test_rows_that_a_criterion_ended(model, decoding):
+    ends = StoppingCriteriaList([EndsWith(record(model, PROMPTS[2:5])[1][1, 2].item())])
+    recorder, new = record(model, PROMPTS[2:5], decoding=decoding, stopping_criteria=ends)
+    assert torch.equal(torch.stack(recorder.of("put")[1:], dim=1), new)
+    assert new[1, 3:].eq(PAD).all() and new.shape[1] > 3
+
+
+@pytest.mark.parametrize("reader", ["samples", "samples of a processor that reads the text"])
+def test_several_sequences_per_prompt(model, decoding, reader):
+    recorder, new = record(model, [PROMPTS[2]], decoding=decoding, num_return_sequences=2, **READERS[reader])
+    assert torch.equal(torch.stack(recorder.of("put")[1:], dim=1), new)
+    assert not torch.equal(new[0], new[1])
+
+
+# --- When it is put, by the reference ---
+
+
+class Reference:
+    """What is known of one row after each forward, by the slow decoder."""
+
+    def __init__(self, model, prompt, decoding, reader="plain", padding=()):
+        self.forwards = []  # of positions and logits
+        forward = logits_of(model)
+
+        def recording(tokens, positions):
+            self.forwards.append((positions, forward(tokens, positions)))
+            return self.forwards[-1][1]
+
+        settings = {"entropy_threshold": 1.0, "decoding": decoding, "padding": padding}
+        self.prompt_length = len(prompt)
+        decoded = decode(recording, prompt, 28, MASK, [EOS], **settings, processors=PROCESSORS[reader])
+        self.ids, self.steps = decoded.ids, decoded.steps
+        # Before the first open slot of the next forward stands what it commits.
+        self.known = [step["committed"] + (step["open"] + "1").index("1") for step in self.steps[1:]] + [len(self.ids)]
+        self.committed = [step["committed"] for step in self.steps[1:]] + [len(self.ids)]
+
+    def draft(self, k):
+        """After forward k: the tokens from the first open slot to the end of its window, with its guess for each."""
+        step, following = self.steps[k], self.steps[k + 1]
+        tokens = []
+        for slot in range(self.known[k], step["committed"] + len(step["window"])):
+            i = slot - following["committed"]
+            if following["open"][i] == "0":
+                tokens.append(following["window"][i])
+            else:
+                positions, logits = self.forwards[k]
+                scores = logits[positions.index(self.prompt_length + slot)].clone()
+                scores[MASK] = -torch.inf
+                tokens.append(scores.argmax().item())
+        return tokens
+
+
+def per_forward(model, recorder, prompts, decoding, reader):
+    """The calls that follow each forward."""
+    hook = model.model.register_forward_hook(lambda *args: recorder.calls.append(("forward", None)))
+    try:
+        record(model, prompts, recorder, decoding=decoding, logits_processor=PROCESSORS[reader])
+    finally:
+        hook.remove()
+    groups = []
+    for call in recorder.calls[1:-1]:
+        if call[0] == "forward":
+            groups.append([])
+        else:
+            groups[-1].append(call)
+    return groups
+
+
+PROCESSORS = {
+    "plain": None,
+    "a processor that reads the text": LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.5)]),
+}
+
+
+@pytest.mark.parametrize("reader", PROCESSORS)
+def test_text_is_put_one_forward_before_it_is_committed(name, decoding, reader):
+    for prompt in ENDING[name]:
+        reference = Reference(MODELS[name], prompt, decoding, reader)
+        groups = per_forward(MODELS[name], Recorder(), [prompt], decoding, reader)
+        puts = [[value.tolist() for _, value in group] for group in groups]
+        texts = [reference.ids[a:b] for a, b in zip([0, *reference.known], reference.known, strict=False)]
+        assert puts == [[text] if text else [] for text in texts]
+        assert reference.known > reference.committed
+
+
+@pytest.mark.parametrize("reader", PROCESSORS)
+def test_columns_are_put_when_all_rows_that_go_on_have_come_to_them(name, decoding, reader):
+    prompts = ENDING[name]
+    width = max(map(len, prompts))
+    references = [
+        Reference(MODELS[name], prompt, decoding, reader, [PAD] * (width - len(prompt))) for prompt in prompts
+    ]
+    expected = []
+    for k in range(max(len(reference.steps) for reference in references)):
+        going_on = [reference.known[k] for reference in references if k < len(reference.steps) - 1]
+        expected.append(min(going_on, default=max(len(reference.ids) for reference in references)))
+    groups = per_forward(MODELS[name], Recorder(), prompts, decoding, reader)
+    assert torch.tensor([len(group) for group in groups]).cumsum(0).tolist() == expected
+
+
+# --- Drafts ---
+
+
+@pytest.mark.parametrize("reader", PROCESSORS)
+def test_drafts_show_the_rest_of_the_window(name, decoding, reader):
+    for prompt in ENDING[name]:
+        reference = Reference(MODELS[name], prompt, decoding, reader)
+        *groups, last = per_forward(MODELS[name], DraftRecorder(), [prompt], decoding, reader)
+        for k, group in enumerate(groups):
+            *puts, (kind, draft) = group
+            assert kind == "draft" and draft.dtype == torch.long
+            assert draft.tolist() == reference.draft(k)
+            assert [kind for kind, _ in puts] == ["put"] * len(puts), "one draft, behind what is put"
+        assert [kind for kind, _ in last] == ["put"], "no draft once the text has ended"
+        text = [value for group in [*groups, last] for kind, value in group if kind == "put"]
+        assert torch.cat(text).tolist() == reference.ids
+
+
+def test_a_draft_shows_what_is_filled(model, decoding):
+    """Sampled, so that it is not the guess: as the next forward reads it."""
+    recorder, num_filled = DraftRecorder(), 0
+    torch.manual_seed(0)
+    hook = lambda module, args, rows: recorder.calls.append(("rows", rows))  # noqa: E731
+    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        model.generate(**left_padded([PROMPTS[2]]), **PLAIN, decoding=decoding, do_sample=True, streamer=recorder)
+    finally:
+        handle.remove()
+    put = 0
+    for (kind, value), (_, rows) in zip(recorder.calls, recorder.calls[1:], strict=False):
+        put += value.numel() if kind == "put" else 0
+        if kind == "draft":
+            for token, position in zip(rows["input_ids"][0].tolist(), rows["position_ids"][0].tolist(), strict=True):
+                if token != MASK and put <= position:
+                    assert value[position - put] == token
+                    num_filled += 1
+    assert num_filled > 10
+
+
+def test_a_draft_never_shows_mask(name, decoding):
+    model = load(CHECKPOINTS / name)
+    model.lm_head.register_forward_hook(lambda module, args, out: out.index_fill(-1, torch.tensor([MASK]), 100.0))
+    recorder, _ = record(model, [PROMPTS[2]], DraftRecorder(), decoding=decoding, entropy_threshold=None)
+    drafts = recorder.of("draft")
+    assert max(map(len, drafts)) == 15 and not torch.cat(drafts).eq(MASK).any()
+
+
+def test_a_batch_has_no_drafts(name, decoding):
+    recorder, new = record(MODELS[name], ENDING[name], DraftRecorder(), decoding=decoding)
+    assert torch.equal(torch.stack(recorder.of("put")[1:], dim=1), new)
+    assert recorder.of("draft") == []
+
+
+def test_drafts_are_printed_and_taken_back(model, decoding, tokenizer, capsys):
+    streamer = TextDiffusionStreamer(tokenizer)
+    output = model.generate(**left_padded([PROMPTS[2]]), **PLAIN, decoding=decoding, streamer=streamer)
+    draft = r"\x1b7\x1b\[33m[w0-9 ]*\x1b\[0m\x1b8\x1b\[J"  # saves the place of the cursor, goes back, wipes
+    text, num_drafts = re.subn(draft, "", capsys.readouterr().out)
+    assert text == tokenizer.decode(output[0]) + "\n"
+    assert num_drafts > 2
+
+
+# --- transformers' own streamers ---
+
+
+@pytest.mark.parametrize("skip_prompt", [False, True])
+@pytest.mark.parametrize("skip_special_tokens", [False, True])
+def test_printed_text_is_that_of_the_output(name, decoding, tokenizer, capsys, skip_prompt, skip_special_tokens):
+    prompt = ENDING[name][1]
+    streamer = TextStreamer(tokenizer, skip_prompt=skip_prompt, skip_special_tokens=skip_special_tokens)
+    inputs = left_padded([prompt])
+    output = MODELS[name].generate(**inputs, **PLAIN, decoding=decoding, streamer=streamer)[0]
+    assert output[-1] == EOS
+    text = tokenizer.decode(output[len(prompt) * skip_prompt :], skip_special_tokens=skip_special_tokens)
+    assert ("w002" in text) != skip_special_tokens and text.startswith(f"w{prompt[0]:03}") != skip_prompt
+    assert capsys.readouterr().out == text + "\n"
+
+
+def test_text_of_two_rows_is_refused_by_the_streamer(decoding, tokenizer, capsys):
+    with pytest.raises(ValueError, match="TextStreamer only supports batch size 1"):
+        MODELS["q3"].generate(**left_padded(PROMPTS[:2]), **PLAIN, decoding=decoding, streamer=TextStreamer(tokenizer))
+    assert capsys.readouterr().out == "\n", "and ended"
+
+
+def generate_in_a_thread(model, *args, **kwargs):
+    """Starts; returns the thread, and the list that its output or its error will be in."""
+    result = []
+
+    def work():
+        try:
+            result.append(model.generate(*args, **kwargs))
+        except BaseException as error:
+            result.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread, result
+
+
+def stream_from_a_thread(model, tokenizer, *args, **kwargs):
+    """What an iterator yields, joined, and the output or the error of the thread."""
+    streamer = TextIteratorStreamer(tokenizer, timeout=TIMEOUT)
+    if args:
+        thread, result = generate_in_a_thread(model, *args, streamer, **kwargs)
+    else:
+        thread, result = generate_in_a_thread(model, streamer=streamer, **kwargs)
+    text = "".join(streamer)
+    thread.join(TIMEOUT)
+    assert streamer.text_queue.empty(), "the iterator ends once"
+    return text, result[0]
+
+
+def test_an_iterator_in_another_thread(model, decoding, tokenizer):
+    text, output = stream_from_a_thread(model, tokenizer, **left_padded([PROMPTS[2]]), **PLAIN, decoding=decoding)
+    assert text == tokenizer.decode(output[0])
+
+
+FAILURES = {
+    "before the loop": ({"window_size": 0}, ValueError, "window_size=0 is not a number of slots"),
+    "an unknown argument": ({"window_sise": 4}, ValueError, "window_sise"),
+    "in the loop": ({"logits_processor": RuntimeError("third call")}, RuntimeError, "third call"),
+    "an interrupt": ({"logits_processor": KeyboardInterrupt("by hand")}, KeyboardInterrupt, "by hand"),
+    "nothing to choose": ({"suppress_tokens": list(range(160))}, ValueError, "No token has a finite score"),
+    "token by token": (
+        {"logits_processor": RuntimeError("third call"), "decoding": "autoregressive", "min_new_tokens": 9},
+        RuntimeError,
+        "third call",
+    ),
+}
+
+
+def failing(arguments):
+    if (error := arguments.get("logits_processor")) is None:
+        return arguments
+    return {**arguments, "logits_processor": LogitsProcessorList([FailsAtTheThirdCall(error)])}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("positional", [False, True])
+def test_an_iterator_ends_when_generation_fails(tokenizer, failure, positional):
+    arguments, kind, message = FAILURES[failure]
+    inputs = left_padded([PROMPTS[2]])
+    arguments = {**inputs, **PLAIN, **failing(arguments)}
+    args = ()
+    if positional:
+        args = (arguments.pop("input_ids"), None, arguments.pop("logits_processor", None), None, None, None, None)
+    text, error = stream_from_a_thread(MODELS["q3"], tokenizer, *args, **arguments)
+    assert type(error) is kind and message in str(error)
+    prompt = tokenizer.decode(PROMPTS[2])
+    begins = failure in ("in the loop", "an interrupt", "nothing to choose", "token by token")
+    assert text.startswith(prompt) if begins else text == ""
+
+
+def test_a_streamer_that_fails_is_ended_once(model, decoding):
+    class Fails(Recorder):
+        def put(self, value):
+            super().put(value)
+            if len(self.calls) == 3:
+                raise RuntimeError("third put")
+
+    recorder = Fails()
+    with pytest.raises(RuntimeError, match="third put"):
+        model.generate(**left_padded([PROMPTS[0]]), **PLAIN, decoding=decoding, streamer=recorder)
+    assert [name for name, _ in recorder.calls] == ["put", "put", "put", "end"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_asynchronous_iterator(model, decoding, tokenizer, fails):
+    arguments = {**left_padded([PROMPTS[2]]), **PLAIN, "decoding": decoding}
+    if fails:
+        arguments |= failing(FAILURES["in the loop"][0])
+
+    async def read():
+        streamer = AsyncTextIteratorStreamer(tokenizer, timeout=TIMEOUT)
+        thread, result = generate_in_a_thread(model, **arguments, streamer=streamer)
+        text = "".join([part async for part in streamer])
+        thread.join(TIMEOUT)
+        return text, result[0]
+
+    text, result = asyncio.run(read())
+    if fails:
+        assert str(result) == "third call" and text.startswith(tokenizer.decode(PROMPTS[2]))
+    else:
+        assert text == tokenizer.decode(result[0])

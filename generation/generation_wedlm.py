@@ -266,8 +266,8 @@ class WeDLMGenerationMixin(GenerationMixin):
 
 
 def cached_columns(cache: RowCache, prompt: Prompt, window: Window) -> DynamicCache:
-    """An ordinary cache over as many columns of the text as every row has in the cache, all but its last token."""
-    num_cached = int(torch.minimum(window.start, window.num_tokens - 1).min())
+    """An ordinary cache over as many columns of the text as every row has in the cache."""
+    num_cached = int(torch.minimum(window.start, window.num_tokens).min())
     is_new_text = prompt.is_text.new_ones(len(prompt.is_text), num_cached)
     return cache.to_columns(torch.cat([prompt.is_text, is_new_text], dim=-1))
 

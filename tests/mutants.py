@@ -27,7 +27,15 @@ HUB_CODE, REGISTRATION = "modeling_wedlm/hub_code.py", "wedlm/registration.py"
 GENERATION, WINDOW = "generation/generation_wedlm.py", "generation/window.py"
 SELECTION, SAMPLING = "generation/position_selection.py", "generation/token_sampling.py"
 CACHE, PROMPT, STATS = "generation/row_cache.py", "generation/prompt.py", "generation/stats.py"
+SUPPORT, READERS = "generation/support.py", "generation/text_readers.py"
 REFERENCE = "test_generation_wedlm.py::test_any_batch_equals_the_reference_row_by_row"
+READERS_REFERENCE = "test_text_readers.py::test_any_batch_equals_the_reference_row_by_row"
+IN_STEP = "test_text_readers.py::test_whoever_keeps_state_is_called_as_in_transformers_loop"
+STOPPING = "test_text_readers.py::test_text_ends_where_it_would_have_token_by_token"
+TURNS = "test_multi_turn.py::test_ten_turns_equal_a_fresh_call_each"
+COLUMNS = "test_multi_turn.py::test_what_comes_back_covers_the_columns_that_every_row_has"
+OTHER_WAYS = "test_multi_turn.py::test_other_ways_to_the_same_text"
+ITERATOR = "test_streamers.py::test_an_iterator_ends_when_generation_fails"
 
 MUTANTS = [
     Mutant(
@@ -281,16 +289,6 @@ MUTANTS = [
     ),
     Mutant("blockwise commits early", WINDOW, "if blockwise else self.alive", "if False else self.alive", REFERENCE),
     Mutant(
-        "padding is not moved", PROMPT, "padding = input_ids.shape[1] - lengths", "padding = 0 * lengths", REFERENCE
-    ),
-    Mutant(
-        "padding is moved one too far",
-        PROMPT,
-        "padding = input_ids.shape[1] - lengths",
-        "padding = input_ids.shape[1] - lengths + 1",
-        REFERENCE,
-    ),
-    Mutant(
         "the end is seen one step late",
         WINDOW,
         "self.alive & ~has_end &",
@@ -341,16 +339,6 @@ MUTANTS = [
         "test_generation_wedlm.py::test_no_step_copies_the_cache",
     ),
     Mutant(
-        "finished rows stay in the batch",
-        GENERATION,
-        "if 2 * num_alive <= len(batch_rows):",
-        "if False:",
-        "test_generation_wedlm.py::test_finished_rows_leave_the_batch",
-    ),
-    Mutant(
-        "rows that left are forgotten", GENERATION, "                batch.put(batch_rows, window)\n", "", REFERENCE
-    ),
-    Mutant(
         "the head sees every row",
         GENERATION,
         "rows_to_keep=rows.open_rows,",
@@ -363,20 +351,6 @@ MUTANTS = [
         "if num_impossible > 0:",
         "if False:",
         "test_generation_wedlm.py::test_when_no_token_can_be_chosen_row_and_position_are_named",
-    ),
-    Mutant(
-        "other limits of the caller are ignored",
-        GENERATION,
-        "return criterion.max_length == generation_config.max_length",
-        "return True",
-        "test_generation_wedlm.py::test_what_is_not_offered_is_refused_by_name",
-    ),
-    Mutant(
-        "learned prompts are dropped",
-        GENERATION,
-        "(owner := self.prepare_inputs_for_generation.__self__) is not self",
-        "False",
-        "test_generation_wedlm.py::test_prompt_learning_is_refused_by_name",
     ),
     Mutant(
         "padding counts as autoregressive tokens",
@@ -405,6 +379,337 @@ MUTANTS = [
         "generation_config._from_model_config = False",
         "pass",
         "test_generation_wedlm.py::test_changed_defaults_survive_saving",
+    ),
+    Mutant("padding is not moved", PROMPT, "Text(new.gather(1, tokens_first)", "Text(new", REFERENCE),
+    Mutant(
+        "finished rows stay in the batch",
+        GENERATION,
+        "if 0 < 2 * num_alive <= len(window.alive):",
+        "if False:",
+        "test_generation_wedlm.py::test_finished_rows_leave_the_batch",
+    ),
+    Mutant(
+        "rows that left are forgotten",
+        GENERATION,
+        "                batch.put(window)\n                kept",
+        "                kept",
+        REFERENCE,
+    ),
+    Mutant(
+        "learned prompts are dropped",
+        SUPPORT,
+        "(owner := model.prepare_inputs_for_generation.__self__) is not model",
+        "False",
+        "test_generation_wedlm.py::test_prompt_learning_is_refused_by_name",
+    ),
+    Mutant(
+        "other limits of the caller are ignored",
+        READERS,
+        "return criterion.max_length == generation_config.max_length",
+        "return True",
+        "test_text_readers.py::test_a_limit_of_the_callers_may_be_beyond_max_new_tokens",
+    ),
+    Mutant(
+        "other end tokens of the caller are ignored",
+        READERS,
+        "return set(criterion.eos_token_id.tolist()) ==",
+        "return True or",
+        STOPPING,
+    ),
+    Mutant(
+        "a limit of the caller does not bound the window",
+        GENERATION,
+        "stopping_criteria.max_length - input_ids",
+        "generation_config.max_length - input_ids",
+        "test_text_readers.py::test_a_limit_of_the_callers_may_be_beyond_max_new_tokens",
+    ),
+    Mutant(
+        "a run goes on behind a gap",
+        SELECTION,
+        "selected.cumprod(-1).sum(-1), is_open",
+        "selected.sum(-1), is_open",
+        READERS_REFERENCE,
+    ),
+    Mutant(
+        "a run goes on behind the slot it must have",
+        SELECTION,
+        "torch.maximum(selected.cumprod(-1).sum(-1), is_open[:, 0].long())",
+        "torch.cat([is_open[:, :1], selected[:, 1:]], -1).cumprod(-1).sum(-1)",
+        "test_position_selection.py",
+    ),
+    Mutant(
+        "left to right the first slot's logits serve all",
+        READERS,
+        "self.runs[row][slot - self.num_known[row]]",
+        "self.runs[row][0]",
+        READERS_REFERENCE,
+    ),
+    Mutant(
+        "a processor sees one column too few",
+        READERS,
+        "self.ids[:, : self.prompt_width + slot], logits",
+        "self.ids[:, : self.prompt_width + slot - 1], logits",
+        READERS_REFERENCE,
+    ),
+    Mutant(
+        "text before the slot is not told to processors",
+        READERS,
+        "            self.ids[rows, width] = tokens\n",
+        "",
+        READERS_REFERENCE,
+    ),
+    Mutant(
+        "rows that may not wait do",
+        READERS,
+        "self.in_step = any(type(reader) not in STATELESS_READERS for reader in [*processors, *criteria])",
+        "self.in_step = True",
+        READERS_REFERENCE,
+    ),
+    Mutant("rows are never in step", READERS, "if self.in_step and rows != alive:", "if False:", IN_STEP),
+    Mutant(
+        "a waiting row takes other logits",
+        READERS,
+        "if self.num_read[row] == self.num_known[row]:",
+        "if True:",
+        "test_text_readers.py::test_rows_in_step_have_the_text_they_have_alone",
+    ),
+    Mutant(
+        "a row goes on behind its end",
+        READERS,
+        "            alive = [row for row in alive if self.alive[row]]\n",
+        "",
+        READERS_REFERENCE,
+    ),
+    Mutant(
+        "criteria see all that is known",
+        READERS,
+        "self.criteria(self.ids[:, : width + 1], scores)",
+        "self.criteria(self.ids, scores)",
+        STOPPING,
+    ),
+    Mutant("criteria are asked of one row for all", READERS, "not is_done[row] and", "not is_done[0] and", STOPPING),
+    Mutant(
+        "criteria are given no scores",
+        READERS,
+        'scores = tuple(self.records["scores"].columns[: slot + 1]) if "scores" in self.records else None',
+        "scores = None",
+        "test_text_readers.py::test_a_criterion_is_given_the_scores_of_the_text",
+    ),
+    Mutant(
+        "what waits to be read is filled",
+        READERS,
+        "selected = rows.is_open & (slots < self.of_window(self.num_read, window)[:, None])",
+        "selected = rows.is_open & (slots < self.of_window(self.num_known, window)[:, None])",
+        IN_STEP,
+    ),
+    Mutant(
+        "scores behind the end stay",
+        READERS,
+        "torch.where((slot < num_tokens)[:, None], column, 0)",
+        "column",
+        "test_text_readers.py::test_transition_scores_of_ragged_batches",
+    ),
+    Mutant(
+        "scores are recorded as logits",
+        READERS,
+        "logits=logits[i, j], scores",
+        "logits=scores[i, j], scores",
+        "test_text_readers.py::test_scores_are_those_the_tokens_were_chosen_from",
+    ),
+    Mutant(
+        "left to right scores are recorded as logits",
+        READERS,
+        "logits=chosen_from, scores",
+        "logits=scores, scores",
+        "test_text_readers.py::test_transition_scores_of_ragged_batches",
+    ),
+    Mutant(
+        "a processor brings MASK back",
+        GENERATION,
+        "                processors.append(ban)",
+        "                pass",
+        "test_text_readers.py::test_no_processor_brings_mask_back",
+    ),
+    Mutant(
+        "rows may end without a pad token",
+        READERS,
+        "if batch > 1 and generation_config._pad_token_tensor is None:",
+        "if False:",
+        "test_text_readers.py::test_rows_that_end_at_different_times_need_a_pad_token",
+    ),
+    Mutant(
+        "columns come back one too late",
+        CACHE,
+        "entries = (is_text.cumsum(-1) - 1).clamp(min=0)",
+        "entries = is_text.cumsum(-1)",
+        COLUMNS,
+    ),
+    Mutant("rows that left lose their cache", CACHE, "parts = [*self.left_behind, (", "parts = [(", COLUMNS),
+    Mutant("padding columns come back with anything", CACHE, "torch.where(holds_text, there, 0)", "there", COLUMNS),
+    Mutant(
+        "padding columns go in as text",
+        CACHE,
+        "columns = (~is_text).int().argsort(dim=-1, stable=True)",
+        "columns = is_text.int().argsort(dim=-1, stable=True)",
+        TURNS,
+    ),
+    Mutant(
+        "a column comes back that a row lacks",
+        GENERATION,
+        "torch.minimum(window.start, window.num_tokens).min()",
+        "torch.minimum(window.start, window.num_tokens).max()",
+        COLUMNS,
+    ),
+    Mutant(
+        "text behind a late end comes back",
+        GENERATION,
+        "torch.minimum(window.start, window.num_tokens).min()",
+        "window.start.min()",
+        "test_multi_turn.py::test_text_behind_a_late_end_does_not_come_back",
+    ),
+    Mutant(
+        "a cache passed in is not updated",
+        GENERATION,
+        "past.layers = cached_columns(cache, prompt, batch).layers",
+        "past = cached_columns(cache, prompt, batch)",
+        "test_multi_turn.py::test_an_empty_cache_is_filled_in_place",
+    ),
+    Mutant(
+        "a call that fails leaves half a turn in the cache",
+        GENERATION,
+        "                cache.layers = layers",
+        "                pass",
+        "test_multi_turn.py::test_a_call_that_fails_leaves_the_cache_as_it_was",
+    ),
+    Mutant(
+        "caches of rows that left are kept for nothing",
+        CACHE,
+        "if self.keep_all:",
+        "if True:",
+        "test_multi_turn.py::test_without_a_dict_nothing_is_kept_for_a_cache",
+    ),
+    Mutant(
+        "new ids alone are taken for all",
+        GENERATION,
+        'getattr(generation_config, "_mask_length", input_ids.shape[1])',
+        "input_ids.shape[1]",
+        TURNS,
+    ),
+    Mutant(
+        "cached columns go through the model again",
+        PROMPT,
+        "new = input_ids[:, num_cached:]",
+        "new = input_ids",
+        TURNS,
+    ),
+    Mutant(
+        "a turn starts at position 0",
+        PROMPT,
+        "is_text[:, :num_cached].sum(-1))",
+        "torch.zeros_like(is_text[:, 0].long()))",
+        TURNS,
+    ),
+    Mutant("chunks start at position 0", PROMPT, "positions + before", "positions", OTHER_WAYS),
+    Mutant(
+        "forwards of chunks are not counted",
+        GENERATION,
+        "            window.forwards = window.forwards + 1\n",
+        "",
+        OTHER_WAYS,
+    ),
+    Mutant(
+        "without a cache the text is left out",
+        GENERATION,
+        "            if cache is None:\n",
+        "            if False:\n",
+        OTHER_WAYS,
+    ),
+    Mutant(
+        "positions of the caller are ignored",
+        PROMPT,
+        "return (columns & (position_ids != expected)).any()",
+        "return torch.tensor(False)",
+        "test_generation_wedlm.py::test_what_is_not_offered_is_refused_by_name",
+    ),
+    Mutant(
+        "a rank that is done leaves the others alone",
+        GENERATION,
+        "while self._has_unfinished_sequences(num_alive == 0, synced_gpus, device=input_ids.device):",
+        "while num_alive > 0:",
+        "test_distributed.py::test_sharded_ranks_wait_for_each_other",
+    ),
+    Mutant(
+        "chunks go ahead without the other ranks",
+        GENERATION,
+        "self._has_unfinished_sequences(False, synced_gpus, device=input_ids.device)  # other ranks take part",
+        "pass",
+        "test_distributed.py::test_sharded_ranks_wait_for_each_other",
+    ),
+    Mutant(
+        "a streamer waits for ever when generation fails",
+        GENERATION,
+        "                streamer.end()\n            raise",
+        "                pass\n            raise",
+        ITERATOR,
+    ),
+    Mutant(
+        "an interrupt leaves the streamer open", GENERATION, "except BaseException:", "except Exception:", ITERATOR
+    ),
+    Mutant(
+        "a streamer passed by position is not found",
+        GENERATION,
+        'signature(GenerationMixin.generate).bind(self, *args, **kwargs).arguments.get("streamer")',
+        'kwargs.get("streamer")',
+        ITERATOR,
+    ),
+    Mutant(
+        "a run is put token by token",
+        READERS,
+        "new if len(new) == 1 else new.T",
+        "new.T",
+        "test_streamers.py::test_one_row_is_put_in_runs",
+    ),
+    Mutant(
+        "columns do not wait for the slowest row",
+        READERS,
+        "num_final = min((n for",
+        "num_final = max((n for",
+        "test_streamers.py::test_columns_are_put_when_all_rows_that_go_on_have_come_to_them",
+    ),
+    Mutant(
+        "what is filled behind the end is put",
+        READERS,
+        "max(self.num_read) if num_final is None",
+        "max(self.num_known) if num_final is None",
+        "test_streamers.py::test_nothing_behind_the_end_is_put",
+    ),
+    Mutant(
+        "empty runs are put",
+        READERS,
+        "if new.shape[1] > 0:",
+        "if True:",
+        "test_streamers.py::test_text_is_put_one_forward_before_it_is_committed",
+    ),
+    Mutant(
+        "a draft comes after the end",
+        READERS,
+        "if self.shows_drafts and self.alive[0]:",
+        "if self.shows_drafts:",
+        "test_streamers.py::test_drafts_show_the_rest_of_the_window",
+    ),
+    Mutant(
+        "a guess may be MASK",
+        READERS,
+        ".index_fill(-1, self.ids.new_tensor([self.mask_token_id]), -torch.inf)",
+        "",
+        "test_streamers.py::test_a_draft_never_shows_mask",
+    ),
+    Mutant(
+        "guesses replace filled slots",
+        READERS,
+        "is_open = rows.is_open[0] & ~selected[0]",
+        "is_open = rows.is_open[0]",
+        "test_streamers.py::test_a_draft_shows_what_is_filled",
     ),
 ]
 

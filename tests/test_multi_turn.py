@@ -328,3 +328,22 @@ def test_zeros_between_the_tokens_are_no_text(model):
     expected = model.generate(torch.tensor([[5, 6, 7, 8]]), attention_mask=torch.ones(1, 4).long(), max_new_tokens=8)
     assert torch.equal(got[0, 7:], expected[0, 4:])
     assert torch.equal(got[:, :7], ids)
+
+
+def test_text_behind_a_late_end_does_not_come_back(model):
+    """A criterion is asked about a row that is ahead of another only when the other has come to its width."""
+    ahead = 0
+    for first in range(5):
+        inputs = left_padded([PROMPTS[first], *PROMPTS])
+        for num_tokens in range(1, 9):
+            output = model.generate(
+                **inputs, **SPECIAL | {"eos_token_id": None}, max_new_tokens=20, entropy_threshold=3.0, window_size=3,
+                stopping_criteria=[
+                    lambda ids, scores, limit=40 + num_tokens: torch.arange(len(ids)).eq(0) & (ids.shape[1] >= limit)
+                ],
+            )  # fmt: skip
+            assert output.sequences[0, 40 + num_tokens :].eq(PAD).all()
+            assert output.past_key_values.get_seq_length() <= 40 + num_tokens
+            assert_is_prefill(model, output.past_key_values, output.sequences, mask_of(output, inputs))
+            ahead += output.past_key_values.get_seq_length() == 40 + num_tokens
+    assert ahead > 0, "no row was ahead"

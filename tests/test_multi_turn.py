@@ -337,7 +337,7 @@ def test_text_behind_a_late_end_does_not_come_back(model):
         inputs = left_padded([PROMPTS[first], *PROMPTS])
         for num_tokens in range(1, 9):
             output = model.generate(
-                **inputs, **SPECIAL | {"eos_token_id": None}, max_new_tokens=20, entropy_threshold=3.0, window_size=3,
+                **inputs, **SPECIAL | {"eos_token_id": None}, max_new_tokens=20, entropy_threshold=1.0, window_size=3,
                 stopping_criteria=[
                     lambda ids, scores, limit=40 + num_tokens: torch.arange(len(ids)).eq(0) & (ids.shape[1] >= limit)
                 ],

@@ -69,10 +69,6 @@ class WeDLMGenerationMixin(GenerationMixin):
 
     def _validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
         if generation_config.decoding != "autoregressive":
-            if generation_config.num_beams > 1:
-                refuse("num_beams", generation_config.num_beams, generation_config)
-            if generation_config.prompt_lookup_num_tokens is not None:
-                refuse("prompt_lookup_num_tokens", generation_config.prompt_lookup_num_tokens, generation_config)
             if "assistant_model" in generation_mode_kwargs:
                 refuse("assistant_model", type(generation_mode_kwargs["assistant_model"]).__name__, generation_config)
             if generation_mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
@@ -175,6 +171,8 @@ class WeDLMGenerationMixin(GenerationMixin):
             window.forwards = window.forwards + 1
         rows = window.reorder(window_size, window_size, mask_token_id).behind(last)
         longest = int(last.positions.max())  # the greatest of cache.lengths
+        # A hook may count on the rows of the batch, as that of PEFT's adapter_names does.
+        rows_may_leave = not any(module._forward_pre_hooks for module in self.modules())
         num_alive = len(input_ids)
         while self._has_unfinished_sequences(num_alive == 0, synced_gpus, device=input_ids.device):
             # 1. Forward
@@ -214,7 +212,7 @@ class WeDLMGenerationMixin(GenerationMixin):
             if num_impossible > 0:
                 i, j = impossible.nonzero()[0].tolist()
                 refuse_impossible(window, i, rows.open_slots[i, j].item())
-            if 0 < 2 * num_alive <= len(window.alive):  # the smaller batch pays for the copy of what stays
+            if rows_may_leave and 0 < 2 * num_alive <= len(window.alive):  # which pays for the copy of what stays
                 batch.put(window)
                 kept = window.alive.int().argsort(descending=True, stable=True)[:num_alive]
                 window = window.select(kept)

@@ -9,9 +9,13 @@ DECODINGS = ("streaming", "blockwise", "autoregressive")
 DEFAULTS = {"decoding": "streaming", "window_size": 16, "entropy_threshold": 0.4, "distance_penalty": 0.02}
 # What generate() takes and parallel decoding does not do, each with the values that ask for nothing.
 NOT_OFFERED = {
+    "assistant_early_exit": (None,),
     "cache_implementation": (None, "dynamic"),
+    "num_beams": (None, 1),
     "output_attentions": (None, False),
     "output_hidden_states": (None, False),
+    "prompt_lookup_num_tokens": (None,),
+    "use_mtp": (None, False),
 }
 
 

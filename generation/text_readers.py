@@ -1,5 +1,5 @@
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import (
     BaseStreamer,
     EncoderNoRepeatNGramLogitsProcessor,
@@ -116,7 +116,7 @@ class TextReaders:
         batch, self.prompt_width = input_ids.shape
         if batch > 1 and generation_config._pad_token_tensor is None:
             for criterion in criteria:
-                if not says_what_the_config_says(criterion, generation_config):
+                if not says_what_the_window_knows(criterion, criteria, generation_config):
                     raise ValueError(
                         "pad_token_id is None, and rows may end at different times by stopping_criteria="
                         f"{type(criterion).__name__!r}; pass pad_token_id=tokenizer.pad_token_id."
@@ -156,7 +156,7 @@ class TextReaders:
             or bool(generation_config.output_scores)
             or bool(generation_config.output_logits)
             or any(type(processor) not in PLAIN_PROCESSORS for processor in processors)
-            or not all(says_what_the_config_says(criterion, generation_config) for criterion in criteria)
+            or not all(says_what_the_window_knows(criterion, criteria, generation_config) for criterion in criteria)
         )
 
     def fill(self, window: Window, rows: WindowRows, selected: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -256,10 +256,12 @@ class TextReaders:
             self.streamer.put_draft(self.draft[num_final : window.end[0]].cpu())
 
 
-def says_what_the_config_says(criterion, generation_config: GenerationConfig) -> bool:
-    """Whether a criterion is the one for max_length or eos_token_id; the caller may pass others of these types."""
+def says_what_the_window_knows(
+    criterion: StoppingCriteria, criteria: StoppingCriteriaList, generation_config: GenerationConfig
+) -> bool:
+    """Whether a criterion is the length limit or that of eos_token_id; the caller may pass others of these types."""
     if type(criterion) is MaxLengthCriteria:
-        return criterion.max_length == generation_config.max_length
+        return criterion.max_length >= criteria.max_length
     if type(criterion) is EosTokenCriteria and generation_config._eos_token_tensor is not None:
         return set(criterion.eos_token_id.tolist()) == set(generation_config._eos_token_tensor.tolist())
     return False

@@ -384,7 +384,7 @@ MUTANTS = [
     Mutant(
         "finished rows stay in the batch",
         GENERATION,
-        "if 0 < 2 * num_alive <= len(window.alive):",
+        "if rows_may_leave and 0 < 2 * num_alive <= len(window.alive):",
         "if False:",
         "test_generation_wedlm.py::test_finished_rows_leave_the_batch",
     ),
@@ -405,7 +405,7 @@ MUTANTS = [
     Mutant(
         "other limits of the caller are ignored",
         READERS,
-        "return criterion.max_length == generation_config.max_length",
+        "return criterion.max_length >= criteria.max_length",
         "return True",
         "test_text_readers.py::test_a_limit_of_the_callers_may_be_beyond_max_new_tokens",
     ),

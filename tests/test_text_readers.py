@@ -375,6 +375,10 @@ def test_a_limit_of_the_callers_may_be_beyond_max_new_tokens(model):
     width = len(PROMPTS[2])
     longer = model.generate(**arguments, max_new_tokens=5, stopping_criteria=[MaxLengthCriteria(width + 12)])
     assert torch.equal(longer, model.generate(**arguments, max_new_tokens=12))
+    two = model.generate(
+        **arguments, max_new_tokens=5, stopping_criteria=[MaxLengthCriteria(width + 12), MaxLengthCriteria(width + 3)]
+    )
+    assert torch.equal(two, longer[:, : width + 3])
     shortest = model.generate(**arguments, max_new_tokens=5, stopping_criteria=[MaxLengthCriteria(3)])
     assert torch.equal(shortest, model.generate(**arguments, max_new_tokens=1))
 

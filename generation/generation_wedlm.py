@@ -19,7 +19,7 @@ from wedlm.generation.stats import WeDLMGenerateOutput, statistics
 from wedlm.generation.support import DEFAULTS, check_parameters, check_support, refuse, refuse_impossible
 from wedlm.generation.text_readers import PLAIN_PROCESSORS, TextReaders
 from wedlm.generation.token_sampling import choose_tokens
-from wedlm.generation.window import Window, WindowRows
+from wedlm.generation.window import Text, Window, WindowRows
 
 
 class WeDLMGenerationMixin(GenerationMixin):
@@ -163,14 +163,8 @@ class WeDLMGenerationMixin(GenerationMixin):
                 streamer,
                 generation_config,
             )
-        *chunks, last = prompt.chunks(generation_config.prefill_chunk_size)
-        for chunk in chunks:
-            self._has_unfinished_sequences(False, synced_gpus, device=input_ids.device)  # other ranks take part
-            self._forward_rows(WindowRows.of_text(chunk), cache, longest=int(chunk.positions.max()))
-            cache.commit(chunk.lengths)
-            window.forwards = window.forwards + 1
-        rows = window.reorder(window_size, window_size, mask_token_id).behind(last)
-        longest = int(last.positions.max())  # the greatest of cache.lengths
+        text, longest = self._read_ahead(prompt, window, cache, generation_config.prefill_chunk_size, synced_gpus)
+        rows = window.reorder(window_size, window_size, mask_token_id).behind(text)
         # A hook may count on the rows of the batch, as that of PEFT's adapter_names does.
         rows_may_leave = not any(module._forward_pre_hooks for module in self.modules())
         num_alive = len(input_ids)
@@ -245,6 +239,18 @@ class WeDLMGenerationMixin(GenerationMixin):
             max_new_tokens,
             self.config.max_position_embeddings,
         )
+
+    def _read_ahead(
+        self, prompt: Prompt, window: Window, cache: RowCache | None, chunk_size: int | None, synced_gpus: bool
+    ) -> tuple[Text, int]:
+        """Takes all chunks of the prompt but the last into the cache; returns that one, and the longest row cached."""
+        *chunks, last = prompt.chunks(chunk_size)
+        for chunk in chunks:
+            self._has_unfinished_sequences(False, synced_gpus, device=window.start.device)  # other ranks take part
+            self._forward_rows(WindowRows.of_text(chunk), cache, longest=int(chunk.positions.max()))
+            cache.commit(chunk.lengths)
+            window.forwards = window.forwards + 1
+        return last, int(last.positions.max())
 
     def _forward_rows(self, rows: WindowRows, cache: RowCache | None, longest: int) -> torch.Tensor:
         """The logits of the open slots, `[batch, slots, vocabulary]`; the longest text in the cache is `longest`."""

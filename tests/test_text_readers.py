@@ -504,7 +504,7 @@ def test_scores_come_only_when_asked_for(model):
 
 
 class Only(LogitsProcessor):
-    """From the third token on only those given are allowed, with scores of its own making."""
+    """From the third token on only those given are allowed, the first of them best."""
 
     def __init__(self, tokens):
         self.tokens = tokens
@@ -512,7 +512,10 @@ class Only(LogitsProcessor):
     def __call__(self, input_ids, scores):
         if input_ids.shape[1] < 42:
             return scores
-        return torch.full_like(scores, -torch.inf).index_fill(-1, torch.tensor(self.tokens, dtype=torch.long), 1.0)
+        only = torch.full_like(scores, -torch.inf)
+        for score, token in enumerate(reversed(self.tokens)):
+            only[:, token] = score
+        return only
 
 
 def test_row_and_position_of_a_choice_without_choices(model):

@@ -166,7 +166,7 @@ class TextReaders:
             run_lengths = leading_run(selected, rows.is_open).tolist()
             for i, row in enumerate(window.batch_rows.tolist()):
                 if self.num_read[row] == self.num_known[row]:  # else it has waited, and has a run to go on with
-                    self.runs[row] = logits[i, : run_lengths[i]]
+                    self.runs[row] = logits[i, : run_lengths[i]].clone()  # or it would keep all logits alive
                     self.num_known[row] += run_lengths[i]
             self.read_on(window)
             slots = rows.open_slots.clamp(max=self.max_new_tokens - 1)  # [batch, slots]

@@ -632,6 +632,13 @@ MUTANTS = [
         "test_generation_wedlm.py::test_what_is_not_offered_is_refused_by_name",
     ),
     Mutant(
+        "rows leave that a hook counts on",
+        GENERATION,
+        "rows_may_leave = not any(module._forward_pre_hooks for module in self.modules())",
+        "rows_may_leave = True",
+        "test_in_use.py::test_an_adapter_per_row_where_rows_end_at_different_times",
+    ),
+    Mutant(
         "a rank that is done leaves the others alone",
         GENERATION,
         "while self._has_unfinished_sequences(num_alive == 0, synced_gpus, device=input_ids.device):",

@@ -55,4 +55,4 @@ def test_closed_slots_are_never_taken():
 
 def test_the_docstrings_example():
     results = doctest.testmod(position_selection, extraglobs={"torch": torch})
-    assert results.attempted == 2 and results.failed == 0
+    assert results.attempted == 3 and results.failed == 0

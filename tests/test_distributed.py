@@ -37,7 +37,7 @@ dist.destroy_process_group()
 """
 
 GENERATE = """
-import sys, torch, torch.distributed as dist
+import datetime, sys, torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, logging
 import wedlm
@@ -45,7 +45,7 @@ import wedlm
 logging.disable_progress_bar()
 torch.set_num_threads(1)
 checkpoint, folder = sys.argv[1:]
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))  # a rank that waits longer fails
 model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
 for layer in model.model.layers:
     fully_shard(layer)

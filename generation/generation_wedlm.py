@@ -1,4 +1,4 @@
-from copy import copy
+from contextlib import suppress
 from functools import wraps
 from inspect import signature
 from typing import Any
@@ -88,16 +88,17 @@ class WeDLMGenerationMixin(GenerationMixin):
     @wraps(GenerationMixin.generate)
     def generate(self, *args, **kwargs):
         cache = kwargs.get("past_key_values")
-        layers = [copy(layer) for layer in cache.layers] if type(cache) is DynamicCache else None
+        lengths = [layer.get_seq_length() for layer in cache.layers] if isinstance(cache, DynamicCache) else None
         try:
             return super().generate(*args, **kwargs)
         except BaseException:
-            if layers is not None:  # as they were; a layer that grows makes new tensors
-                cache.layers = layers
+            if lengths is not None:
+                shorten(cache, lengths)
             # Or whoever iterates over the streamer in another thread waits for ever.
             streamer = signature(GenerationMixin.generate).bind(self, *args, **kwargs).arguments.get("streamer")
             if streamer is not None:
-                streamer.end()
+                with suppress(Exception):  # the error of the call is the one to be seen
+                    streamer.end()
             raise
 
     def generate_batch(self, inputs, generation_config: GenerationConfig | None = None, **kwargs):
@@ -166,7 +167,7 @@ class WeDLMGenerationMixin(GenerationMixin):
         text, longest = self._read_ahead(prompt, window, cache, generation_config.prefill_chunk_size, synced_gpus)
         rows = window.reorder(window_size, window_size, mask_token_id).behind(text)
         # A hook may count on the rows of the batch, as that of PEFT's adapter_names does.
-        rows_may_leave = not any(module._forward_pre_hooks for module in self.modules())
+        rows_may_leave = not any(module._forward_pre_hooks or module._forward_hooks for module in self.modules())
         num_alive = len(input_ids)
         while self._has_unfinished_sequences(num_alive == 0, synced_gpus, device=input_ids.device):
             # 1. Forward
@@ -194,6 +195,7 @@ class WeDLMGenerationMixin(GenerationMixin):
                 impossible = selected & ~is_possible
             else:
                 impossible = readers.fill(window, rows, selected, logits)
+            del logits  # or it would live through the next forward
 
             # 4. Advance
             slots, in_run = window.leading_run(window_size)
@@ -216,10 +218,10 @@ class WeDLMGenerationMixin(GenerationMixin):
             if cache is None:
                 rows = rows.behind(window.committed_text(prompt.text.tokens, longest))
         batch.put(window)
-        if streamer is not None:
-            streamer.end()
         if cache is not None and returns_cache:
             past.layers = cached_columns(cache, prompt, batch).layers
+        if streamer is not None:
+            streamer.end()
         return output_of(batch, input_ids, generation_config, past, readers)
 
     def _prompt_of(
@@ -267,6 +269,14 @@ class WeDLMGenerationMixin(GenerationMixin):
             rows_to_keep=rows.open_rows,
             return_dict=True,
         ).logits.to(where)
+
+
+def shorten(cache: DynamicCache, lengths: list[int]) -> None:
+    """Undoes what a call has put into a cache, which may be in some layers only."""
+    del cache.layers[len(lengths) :]
+    for layer, length in zip(cache.layers, lengths, strict=True):
+        if (more := layer.get_seq_length() - length) > 0:
+            layer.crop(-more)
 
 
 def cached_columns(cache: RowCache, prompt: Prompt, window: Window) -> DynamicCache:

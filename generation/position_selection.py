@@ -34,10 +34,10 @@ def select_slots(
     return torch.where(certain.any(-1, keepdim=True), certain, least) & is_open
 
 
-def leading_run(selected: torch.Tensor, is_open: torch.Tensor) -> torch.Tensor:
+def run_lengths(selected: torch.Tensor, is_open: torch.Tensor) -> torch.Tensor:
     """How many slots, from the first open one on, are selected without a gap, `[batch]`; at least one if any is open.
 
-    >>> leading_run(torch.tensor([[True, True, False, True], [False, True, True, True]]), torch.ones(2, 4).bool())
+    >>> run_lengths(torch.tensor([[True, True, False, True], [False, True, True, True]]), torch.ones(2, 4).bool())
     tensor([2, 1])
     """
     return torch.maximum(selected.cumprod(-1).sum(-1), is_open[:, 0].long())

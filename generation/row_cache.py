@@ -21,9 +21,11 @@ class RowLayer(DynamicLayer):
         if live > self.keys.shape[2]:
             capacity = min(2 * live, most)
             self.keys, self.values = grown(self.keys, capacity), grown(self.values, capacity)
+        dtype = torch.promote_types(self.keys.dtype, key_states.dtype)  # a cache passed in may have another
+        self.keys, self.values = self.keys.to(dtype), self.values.to(dtype)
         entries = entries.to(self.device)[:, None, :, None]
-        self.keys.scatter_(2, entries.expand_as(key_states), key_states)
-        self.values.scatter_(2, entries.expand_as(value_states), value_states)
+        self.keys.scatter_(2, entries.expand_as(key_states), key_states.to(dtype))
+        self.values.scatter_(2, entries.expand_as(value_states), value_states.to(dtype))
         return self.keys[:, :, :live], self.values[:, :, :live]
 
 

@@ -41,10 +41,14 @@ def is_amount(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
+def is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
 def check_parameters(config: GenerationConfig) -> None:
     if config.decoding not in DECODINGS:
         raise ValueError(f"decoding={config.decoding!r} is unknown; choose one of {', '.join(map(repr, DECODINGS))}.")
-    if not isinstance(config.window_size, int) or isinstance(config.window_size, bool) or config.window_size < 1:
+    if not is_count(config.window_size):
         raise ValueError(
             f"window_size={config.window_size!r} is not a number of slots; set it to an integer of 1 or more."
         )
@@ -73,6 +77,12 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
             f'{generation_config.decoding!r}; call model.set_attn_implementation("sdpa"), or pass '
             'decoding="autoregressive".'
         )
+    chunk_size = generation_config.prefill_chunk_size
+    if chunk_size is not None and not is_count(chunk_size):
+        raise ValueError(
+            f"prefill_chunk_size={chunk_size!r} is not a number of tokens; set it to an integer of 1 or more, or "
+            "leave it out."
+        )
     for name, harmless in NOT_OFFERED.items():
         if (value := getattr(generation_config, name)) not in harmless:
             refuse(name, value, generation_config)
@@ -83,14 +93,13 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
         refuse("prepare_inputs_for_generation", type(owner).__name__, generation_config)
     is_checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
     if generation_config.use_cache is False:
-        for name, value in (
-            ("past_key_values", type(model_kwargs.get("past_key_values")).__name__),
-            ("prefill_chunk_size", generation_config.prefill_chunk_size),
-        ):
-            if value not in (None, "NoneType"):
-                raise ValueError(
-                    f"{name}={value!r} needs a cache, and use_cache=False has none; leave out one of the two."
-                )
+        if model_kwargs.get("past_key_values") is not None:
+            raise ValueError("past_key_values is a cache and use_cache=False wants none; leave out one of the two.")
+        if generation_config.prefill_chunk_size is not None:
+            raise ValueError(
+                f"prefill_chunk_size={generation_config.prefill_chunk_size!r} needs a cache, and use_cache=False has "
+                "none; leave out one of the two."
+            )
     elif model.training and is_checkpointing:
         raise ValueError(
             "The model is in training with gradient checkpointing, which drops the cache that decoding="
@@ -101,9 +110,17 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
 
 
 def check_cache(cache: object, config: PreTrainedConfig, generation_config: GenerationConfig) -> None:
-    is_plain = isinstance(cache, DynamicCache) and not cache.offloading
-    if not is_plain or any(type(layer) is not DynamicLayer for layer in cache.layers):
-        refuse("past_key_values", type(cache).__name__, generation_config)
+    kind = type(cache).__name__
+    if isinstance(cache, DynamicCache) and cache.offloading:
+        kind += "(offloading=True)"
+    elif isinstance(cache, DynamicCache):
+        other_layers = {type(layer) for layer in cache.layers} - {DynamicLayer}
+        kind = None if not other_layers else f"{kind} of {', '.join(sorted(t.__name__ for t in other_layers))}"
+    if kind is not None:
+        raise ValueError(
+            f"past_key_values={kind} is not offered by decoding={generation_config.decoding!r}; pass a plain "
+            'DynamicCache, or decoding="autoregressive".'
+        )
     if cache.get_seq_length() > 0:
         heads, width = config.num_key_value_heads, config.head_dim
         layers = [(layer.keys.shape[1], layer.keys.shape[3]) for layer in cache.layers]

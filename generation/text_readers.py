@@ -32,7 +32,7 @@ from transformers.generation import (
     WatermarkLogitsProcessor,
 )
 
-from wedlm.generation.position_selection import leading_run
+from wedlm.generation.position_selection import run_lengths
 from wedlm.generation.support import refuse_impossible
 from wedlm.generation.token_sampling import choose_tokens, draw_tokens
 from wedlm.generation.window import Window, WindowRows
@@ -123,9 +123,9 @@ class TextReaders:
                     )
         self.max_new_tokens = max_new_tokens
         self.mask_token_id = mask_token_id
-        padding = generation_config._pad_token_tensor if generation_config._pad_token_tensor is not None else 0
-        room = input_ids.new_zeros(batch, max_new_tokens)
-        self.ids = torch.cat([input_ids, room + padding], dim=-1)  # [batch, width + max_new_tokens]
+        padding = generation_config._pad_token_tensor
+        room = input_ids.new_full((batch, max_new_tokens), 0 if padding is None else padding.item(), dtype=torch.long)
+        self.ids = torch.cat([input_ids, room], dim=-1)  # [batch, width + max_new_tokens]
         self.processors, self.criteria, self.streamer = processors, criteria, streamer
         self.do_sample = generation_config.do_sample
         self.left_to_right = any(type(processor) not in PLAIN_PROCESSORS for processor in processors)
@@ -162,28 +162,30 @@ class TextReaders:
     def fill(self, window: Window, rows: WindowRows, selected: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Fills selected slots, left to right those that may be chosen by now; returns those that nothing can fill."""
         if self.left_to_right:
-            impossible = torch.zeros_like(selected)
-            run_lengths = leading_run(selected, rows.is_open).tolist()
-            for i, row in enumerate(window.batch_rows.tolist()):
-                if self.num_read[row] == self.num_known[row]:  # else it has waited, and has a run to go on with
-                    self.runs[row] = logits[i, : run_lengths[i]].clone()  # or it would keep all logits alive
-                    self.num_known[row] += run_lengths[i]
+            self.take_runs(window, run_lengths(selected, rows.is_open).tolist(), logits)
             self.read_on(window)
             slots = rows.open_slots.clamp(max=self.max_new_tokens - 1)  # [batch, slots]
             selected = rows.is_open & (slots < self.of_window(self.num_read, window)[:, None])
             tokens = self.ids[window.batch_rows].gather(1, self.prompt_width + slots)
+            impossible = torch.zeros_like(selected)
         else:
             tokens, is_possible, scores = choose_tokens(logits, self.processors, self.do_sample)
             impossible = selected & ~is_possible
-            for i, j in selected.nonzero().tolist() if self.records else ():
-                row, slot = window.batch_rows[i].item(), rows.open_slots[i, j].item()
-                self.record(slot, [row], logits=logits[i, j], scores=scores[i, j])
+            if self.records:
+                self.record_selected(window, rows, selected, logits=logits, scores=scores)
         window.fill(rows.open_slots, selected, tokens)
         if self.shows_drafts:
             guesses = logits[0].index_fill(-1, self.ids.new_tensor([self.mask_token_id]), -torch.inf).argmax(-1)
             is_open = rows.is_open[0] & ~selected[0]
             self.draft = window.tokens[0].index_put((rows.open_slots[0, is_open],), guesses[is_open])
         return impossible
+
+    def take_runs(self, window: Window, lengths: list[int], logits: torch.Tensor) -> None:
+        """The next tokens of a row are chosen from these logits, unless it has waited and has some to go on with."""
+        for i, row in enumerate(window.batch_rows.tolist()):
+            if self.num_read[row] == self.num_known[row]:
+                self.runs[row] = logits[i, : lengths[i]].clone()  # or it would keep all logits alive
+                self.num_known[row] += lengths[i]
 
     def end(self, window: Window, in_run: torch.Tensor) -> None:
         """Ends the rows of the window whose text is complete, as far as it has been read."""
@@ -218,7 +220,7 @@ class TextReaders:
             width = self.prompt_width + slot
             self.ids[rows, width] = tokens
             scores = tuple(self.records["scores"].columns[: slot + 1]) if "scores" in self.records else None
-            is_done = self.criteria(self.ids[:, : width + 1], scores).tolist()
+            is_done = self.criteria(self.ids[:, : width + 1].contiguous(), scores).tolist()
             for row in rows:
                 self.num_read[row] += 1
                 self.alive[row] = not is_done[row] and self.num_read[row] < self.max_new_tokens
@@ -228,7 +230,7 @@ class TextReaders:
         chosen_from = torch.stack([self.runs[row][slot - self.num_known[row]] for row in rows])
         logits = chosen_from.new_zeros(len(self.ids), chosen_from.shape[-1], dtype=torch.float32)
         logits[rows] = chosen_from.float()
-        scores = self.processors(self.ids[:, : self.prompt_width + slot], logits)[rows]
+        scores = self.processors(self.ids[:, : self.prompt_width + slot].contiguous(), logits)[rows]
         tokens, is_possible = draw_tokens(scores, self.do_sample)
         for row, possible in zip(rows, is_possible.tolist(), strict=True):
             if not possible:
@@ -240,6 +242,14 @@ class TextReaders:
         for name, columns in self.records.items():
             columns.put(slot, rows, values[name])
 
+    def record_selected(
+        self, window: Window, rows: WindowRows, selected: torch.Tensor, **values: torch.Tensor
+    ) -> None:
+        where = selected.nonzero()
+        slots = rows.open_slots[selected]
+        for i, j, row, slot in torch.stack([*where.T, window.batch_rows[where[:, 0]], slots], dim=-1).tolist():
+            self.record(slot, [row], **{name: value[i, j] for name, value in values.items()})
+
     def recorded(self, num_tokens: torch.Tensor) -> dict[str, tuple[torch.Tensor, ...]]:
         return {name: columns.up_to(num_tokens) for name, columns in self.records.items()}
 
@@ -249,7 +259,7 @@ class TextReaders:
         num_final = max(self.num_read) if num_final is None else num_final
         new = self.ids[:, self.prompt_width + self.num_streamed : self.prompt_width + num_final].cpu()
         if new.shape[1] > 0:
-            for tokens in new if len(new) == 1 else new.T:
+            for tokens in new if len(new) == 1 else new.T.contiguous():
                 self.streamer.put(tokens)
         self.num_streamed = num_final
         if self.shows_drafts and self.alive[0]:

@@ -447,8 +447,8 @@ MUTANTS = [
     Mutant(
         "a processor sees one column too few",
         READERS,
-        "self.ids[:, : self.prompt_width + slot], logits",
-        "self.ids[:, : self.prompt_width + slot - 1], logits",
+        "self.ids[:, : self.prompt_width + slot].contiguous(), logits",
+        "self.ids[:, : self.prompt_width + slot - 1].contiguous(), logits",
         READERS_REFERENCE,
     ),
     Mutant(
@@ -483,7 +483,7 @@ MUTANTS = [
     Mutant(
         "criteria see all that is known",
         READERS,
-        "self.criteria(self.ids[:, : width + 1], scores)",
+        "self.criteria(self.ids[:, : width + 1].contiguous(), scores)",
         "self.criteria(self.ids, scores)",
         STOPPING,
     ),
@@ -512,8 +512,8 @@ MUTANTS = [
     Mutant(
         "scores are recorded as logits",
         READERS,
-        "logits=logits[i, j], scores",
-        "logits=scores[i, j], scores",
+        "logits=logits, scores=scores)\n        window",
+        "logits=scores, scores=scores)\n        window",
         "test_text_readers.py::test_scores_are_those_the_tokens_were_chosen_from",
     ),
     Mutant(
@@ -577,7 +577,7 @@ MUTANTS = [
     Mutant(
         "a call that fails leaves half a turn in the cache",
         GENERATION,
-        "                cache.layers = layers",
+        "                shorten(cache, lengths)",
         "                pass",
         "test_multi_turn.py::test_a_call_that_fails_leaves_the_cache_as_it_was",
     ),
@@ -634,9 +634,65 @@ MUTANTS = [
     Mutant(
         "rows leave that a hook counts on",
         GENERATION,
-        "rows_may_leave = not any(module._forward_pre_hooks for module in self.modules())",
+        "rows_may_leave = not any(module._forward_pre_hooks or module._forward_hooks for module in self.modules())",
         "rows_may_leave = True",
         "test_in_use.py::test_an_adapter_per_row_where_rows_end_at_different_times",
+    ),
+    Mutant(
+        "readers see zeros behind the end",
+        READERS,
+        "0 if padding is None else padding.item()",
+        "0",
+        IN_STEP,
+    ),
+    Mutant(
+        "readers are given slices",
+        READERS,
+        "slot].contiguous(), logits",
+        "slot], logits",
+        "test_text_readers.py::test_readers_are_given_what_transformers_loop_gives_them",
+    ),
+    Mutant(
+        "infinity is no score",
+        SAMPLING,
+        "best > -torch.inf",
+        "best.isfinite()",
+        "test_text_readers.py::test_a_score_of_infinity_is_chosen",
+    ),
+    Mutant(
+        "half precision is drawn from",
+        SAMPLING,
+        "    scores = scores.float()\n",
+        "",
+        "test_text_readers.py::test_scores_of_half_precision_are_drawn_from_evenly",
+    ),
+    Mutant(
+        "a cache keeps its dtype",
+        CACHE,
+        "torch.promote_types(self.keys.dtype, key_states.dtype)",
+        "self.keys.dtype",
+        "test_multi_turn.py::test_a_cache_of_another_dtype",
+    ),
+    Mutant(
+        "only plain caches are put right after a failure",
+        GENERATION,
+        "if isinstance(cache, DynamicCache) else None",
+        "if type(cache) is DynamicCache else None",
+        "test_multi_turn.py::test_a_call_that_fails_leaves_the_cache_as_it_was",
+    ),
+    Mutant(
+        "columns are copied for nobody",
+        GENERATION,
+        "if cache is not None and returns_cache:",
+        "if cache is not None:",
+        "test_multi_turn.py::test_without_a_dict_nothing_is_kept_for_a_cache",
+    ),
+    Mutant(
+        "the streamer's error hides the call's",
+        GENERATION,
+        "with suppress(Exception):",
+        "if True:",
+        "test_streamers.py::test_an_error_is_not_hidden_by_a_streamer_that_cannot_end",
     ),
     Mutant(
         "a rank that is done leaves the others alone",
@@ -672,8 +728,8 @@ MUTANTS = [
     Mutant(
         "a run is put token by token",
         READERS,
-        "new if len(new) == 1 else new.T",
-        "new.T",
+        "new if len(new) == 1 else new.T.contiguous()",
+        "new.T.contiguous()",
         "test_streamers.py::test_one_row_is_put_in_runs",
     ),
     Mutant(

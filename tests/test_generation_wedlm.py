@@ -299,11 +299,36 @@ def test_statistics_of_known_counts():
 def forwards_seen(model):
     """Shapes of every forward: rows in, and hidden states that reach the head."""
     seen = []
-    model.model.register_forward_hook(
-        lambda module, args, kwargs, out: seen.append((tuple(kwargs["input_ids"].shape), out[0].shape[1])),
-        with_kwargs=True,
-    )
+    forward = model.model.forward
+
+    def watched(**kwargs):  # (no hook, which would keep rows in the batch)
+        output = forward(**kwargs)
+        seen.append((tuple(kwargs["input_ids"].shape), output[0].shape[1]))
+        return output
+
+    model.model.forward = watched
     return seen
+
+
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
+def test_rows_stay_where_a_hook_may_count_on_them(model, kind):
+    """As one that steers each row by a vector of its own."""
+    vectors = torch.randn(5, 1, 48, generator=torch.Generator().manual_seed(0))
+    layer = model.model.layers[1]
+
+    def steer(batch_rows):
+        if kind == "register_forward_hook":
+            return layer.register_forward_hook(lambda module, args, output: output + vectors[batch_rows])
+        return layer.register_forward_pre_hook(lambda module, args: (args[0] + vectors[batch_rows], *args[1:]))
+
+    alone = []
+    for row, prompt in enumerate(PROMPTS):
+        handle = steer([row])
+        alone += generate(model, [prompt], max_new_tokens=30, entropy_threshold=1.0)
+        handle.remove()
+    assert len({row.forwards for row in alone}) > 1
+    steer(slice(None))
+    assert generate(model, PROMPTS, max_new_tokens=30, entropy_threshold=1.0) == alone
 
 
 def test_the_head_sees_open_slots_only_and_the_prompt_carries_the_window(model):
@@ -607,11 +632,18 @@ REFUSED = [
         "num_beams=2 is not offered by decoding='streaming'; leave it out .*, or pass decoding=\"autoreg",
     ),
     ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3 is not offered"),
-    ({"past_key_values": StaticCache(MODELS["q3"].config, 8)}, "past_key_values='StaticCache' is not offered"),
-    ({"past_key_values": DynamicCache(offloading=True)}, "past_key_values='DynamicCache' is not offered"),
+    (
+        {"past_key_values": StaticCache(MODELS["q3"].config, 8)},
+        "past_key_values=StaticCache is not offered .* a plain D",
+    ),
+    (
+        {"past_key_values": DynamicCache(offloading=True)},
+        r"past_key_values=DynamicCache\(offloading=True\) is not offer",
+    ),
+    ({"past_key_values": ()}, "past_key_values=tuple is not offered"),
     (
         {"use_cache": False, "past_key_values": DynamicCache()},
-        "past_key_values='DynamicCache' needs a cache, and use_",
+        "past_key_values is a cache and use_cache=False wants",
     ),
     (
         {"use_cache": False, "prefill_chunk_size": 4},

@@ -160,13 +160,18 @@ def contents(cache):
     return [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
 
 
-@pytest.mark.parametrize("when", ["before", "within"])
+class OwnCache(DynamicCache):
+    pass
+
+
+@pytest.mark.parametrize("kind", [DynamicCache, OwnCache])
+@pytest.mark.parametrize("when", ["before", "within", "in a layer"])
 @pytest.mark.parametrize("decoding", DECODINGS)
-def test_a_call_that_fails_leaves_the_cache_as_it_was(model, decoding, when):
+def test_a_call_that_fails_leaves_the_cache_as_it_was(model, decoding, when, kind):
     inputs = left_padded(PROMPTS)
-    output = model.generate(**inputs, **SPECIAL, max_new_tokens=12)
+    cache = kind()
+    output = model.generate(**inputs, **SPECIAL, max_new_tokens=12, past_key_values=cache)
     following = turn(output, mask_of(output, inputs), random_tokens(5, 3))
-    cache = output.past_key_values
     before = contents(cache)
 
     class Fails(Exception):
@@ -185,8 +190,14 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(model, decoding, when):
     with pytest.raises(ValueError if when == "before" else Fails):
         if when == "before":
             model.generate(**following, **arguments, window_size=0)
-        else:
+        elif when == "within":
             model.generate(**following, **arguments, logits_processor=[fails])
+        else:
+            handle = model.model.layers[1].register_forward_pre_hook(lambda module, args: fails(None, None))
+            try:
+                model.generate(**following, **arguments)
+            finally:
+                handle.remove()
     for got, expected in zip(contents(cache), before, strict=True):
         assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
     again = model.generate(**following, **arguments).sequences
@@ -208,14 +219,17 @@ def test_a_cache_in_use_is_not_written_to(model):
 
 
 def test_without_a_dict_nothing_is_kept_for_a_cache(model, monkeypatch):
-    kept = []
-    select = RowCache.select
+    kept, made = [], []
+    select, to_columns = RowCache.select, RowCache.to_columns
     monkeypatch.setattr(RowCache, "select", lambda self, rows: (select(self, rows), kept.append(self.left_behind)))
+    monkeypatch.setattr(RowCache, "to_columns", lambda *args: (made.append(args), to_columns(*args))[1])
     for returns in (False, True):
         kept.clear()
+        made.clear()
         arguments = SPECIAL | {"return_dict_in_generate": returns}
         model.generate(**left_padded(PROMPTS), **arguments, max_new_tokens=40, entropy_threshold=1.0)
         assert kept and all(bool(parts) == returns for parts in kept)
+        assert len(made) == returns
 
 
 def test_without_a_cache_none_comes_back(model):
@@ -347,3 +361,17 @@ def test_text_behind_a_late_end_does_not_come_back(model):
             assert_is_prefill(model, output.past_key_values, output.sequences, mask_of(output, inputs))
             ahead += output.past_key_values.get_seq_length() == 40 + num_tokens
     assert ahead > 0, "no row was ahead"
+
+
+def test_a_cache_of_another_dtype(model):
+    """As one that was made under autocast, or is continued under it."""
+    inputs = left_padded(PROMPTS)
+    arguments = {**SPECIAL, "max_new_tokens": 8}
+    cache = model.generate(**inputs, **arguments | {"max_new_tokens": 4}).past_key_values
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys.float(), layer.values.float()
+    output = model.generate(**inputs, **arguments | {"max_new_tokens": 4})
+    following = turn(output, mask_of(output, inputs), random_tokens(5, 3))
+    got = model.generate(**following, **arguments, past_key_values=cache)
+    assert torch.equal(got.sequences, model.generate(**following, **arguments).sequences)
+    assert cache.layers[0].keys.dtype == torch.float64

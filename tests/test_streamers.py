@@ -469,3 +469,12 @@ def test_an_asynchronous_iterator(model, decoding, tokenizer, fails):
         assert str(result) == "third call" and text.startswith(tokenizer.decode(PROMPTS[2]))
     else:
         assert text == tokenizer.decode(result[0])
+
+
+def test_an_error_is_not_hidden_by_a_streamer_that_cannot_end():
+    class Endless(Recorder):
+        def end(self):
+            raise RuntimeError("no end")
+
+    with pytest.raises(ValueError, match="window_size=0"):
+        MODELS["q3"].generate(**left_padded(PROMPTS[:1]), **PLAIN, window_size=0, streamer=Endless())

@@ -246,13 +246,14 @@ class RecordedCriterion(StoppingCriteria):
 def test_whoever_keeps_state_is_called_as_in_transformers_loop(model, kinds, threshold, decoding):
     inputs = left_padded(PROMPTS)
     width = inputs["input_ids"].shape[1]
+    pad = 11  # no zero, so that what stands behind the end of a row is seen
     calls = []
     processors = LogitsProcessorList([Recorded(calls)] if "processor" in kinds else [])
     criteria = StoppingCriteriaList([RecordedCriterion(calls, width)] if "criterion" in kinds else [])
     given = [list(processors), list(criteria)]
     output = model.generate(
-        **inputs, **SPECIAL, max_new_tokens=30, entropy_threshold=threshold, decoding=decoding,
-        logits_processor=processors, stopping_criteria=criteria, return_dict_in_generate=True,
+        **inputs, eos_token_id=EOS, pad_token_id=pad, max_new_tokens=30, entropy_threshold=threshold,
+        decoding=decoding, logits_processor=processors, stopping_criteria=criteria, return_dict_in_generate=True,
     )  # fmt: skip
     assert [list(processors), list(criteria)] == given, "the caller's lists were changed"
     rows = output.sequences.tolist()
@@ -268,7 +269,7 @@ def test_whoever_keeps_state_is_called_as_in_transformers_loop(model, kinds, thr
             new = row[width:]
             marks = [i for i, token in enumerate(new) if token % 5 == 0]
             if len(marks) >= 3 and marks[2] < len(new) - 1:
-                assert set(new[marks[2] + 1 :]) == {PAD}
+                assert set(new[marks[2] + 1 :]) == {pad}
 
 
 @pytest.mark.parametrize("reader", ["processor", "criterion"])
@@ -288,6 +289,49 @@ def test_rows_in_step_have_the_text_they_have_alone(model, reader):
         for row, prompt in zip(batch[:, 40:].tolist(), PROMPTS, strict=True):
             alone = model.generate(**left_padded([prompt]), **arguments)[0, len(prompt) :].tolist()
             assert row == alone + [PAD] * (len(row) - len(alone))
+
+
+def test_readers_are_given_what_transformers_loop_gives_them(model):
+    """Contiguous ids of 64 bits, whatever the prompt's; what they return may be of other types."""
+
+    def processor(ids, scores):
+        assert ids.is_contiguous() and ids.dtype == torch.long and len(ids.view(-1)) == ids.numel()
+        return scores.double()
+
+    def criterion(ids, scores):
+        assert ids.is_contiguous() and ids.dtype == torch.long
+        return (ids[:, -1] % 7 == 0).int()
+
+    inputs = left_padded(PROMPTS)
+    arguments = {**SPECIAL, "max_new_tokens": 20, "attention_mask": inputs["attention_mask"]}
+    arguments |= {"logits_processor": [processor], "stopping_criteria": [criterion]}
+    expected = model.generate(inputs["input_ids"], **arguments)
+    assert torch.equal(model.generate(inputs["input_ids"].int(), **arguments), expected)
+    rows = expected[:, 40:].tolist()
+    assert all(row[: i + 1][-1] % 7 == 0 for row in rows for i in range(1, len(row)) if row[i] == PAD != row[i - 1])
+
+
+def test_a_score_of_infinity_is_chosen(model):
+    def forces(ids, scores):
+        scores[:, 77] = torch.inf
+        return scores
+
+    arguments = {**left_padded(PROMPTS), **SPECIAL, "max_new_tokens": 5, "logits_processor": [forces]}
+    for do_sample in (False, True):
+        output = model.generate(
+            **arguments, do_sample=do_sample, return_dict_in_generate=True, output_logits=True, output_scores=True
+        )
+        assert output.sequences[:, 40:].eq(77).all()
+        assert all(column.isfinite().all() for column in output.logits), "what the processor did in place is seen"
+        assert all(column[:, 77].eq(torch.inf).all() for column in output.scores)
+
+
+def test_scores_of_half_precision_are_drawn_from_evenly():
+    from wedlm.generation.token_sampling import draw_tokens
+
+    torch.manual_seed(0)
+    tokens, _ = draw_tokens(torch.zeros(400, 20_000, dtype=torch.float16), do_sample=True)
+    assert 9_000 < tokens.float().mean() < 11_000
 
 
 # --- Stopping ---

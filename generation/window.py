@@ -55,6 +55,8 @@ class WindowRows(NamedTuple):
         )
 
     def to(self, device: torch.device) -> "WindowRows":
+        if self.input_ids.device == device:
+            return self
         return WindowRows(*(tensor.to(device) for tensor in self))
 
 

@@ -19,7 +19,8 @@ setup(
     packages=list(FOLDERS),
     package_dir=FOLDERS,
     python_requires=">=3.11",
-    install_requires=["transformers>=5.17,<6", "torch>=2.11"],
+    install_requires=["transformers>=5.17,<6", "torch>=2.11", "typer>=0.29"],
+    entry_points={"console_scripts": ["wedlm = wedlm.cli:app"]},
     extras_require={
         "train": ["accelerate>=1.13", "datasets>=4.5", "peft>=0.19"],
         "eval": ["evaluate>=0.4.6", "lm_eval>=0.4.11"],

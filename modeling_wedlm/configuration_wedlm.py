@@ -1,4 +1,5 @@
 import os
+from typing import Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
@@ -37,6 +38,7 @@ class WeDLMConfig(Qwen3Config):
     """Configuration of a WeDLM model: Qwen3's, and what lets it be a Qwen2.5 as well and predict masked tokens.
 
     - `mask_token_id`: the token that stands for a position still to be predicted; None in a checkpoint without one.
+    - `mask_row`: where conversion from Qwen got MASK's row, "unused" or "added", so that the way back undoes it; else None.
     - `attention_bias`: biases on the query, key and value projections (Qwen2.5 has them, Qwen3 does not).
     - `qk_norm`: RMSNorm on each query and key head (Qwen3 has it, Qwen2.5 does not).
     - `head_dim`: the width of a head, independent of `hidden_size`.
@@ -47,6 +49,7 @@ class WeDLMConfig(Qwen3Config):
     model_type = MODEL_TYPE
 
     mask_token_id: int | None = None
+    mask_row: Literal["unused", "added"] | None = None
     qk_norm: bool = True
 
     def __post_init__(self, **kwargs):

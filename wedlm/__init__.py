@@ -12,6 +12,8 @@ PUBLIC_NAMES = {
     "WeDLMConfig": "wedlm.modeling_wedlm.configuration_wedlm",
     "WeDLMModel": "wedlm.modeling_wedlm.modeling_wedlm",
     "WeDLMForCausalLM": "wedlm.modeling_wedlm.modeling_wedlm",
+    "convert_to_wedlm": "wedlm.modeling_wedlm.convert",
+    "convert_to_autoregressive": "wedlm.modeling_wedlm.convert",
 }
 
 __all__ = list(PUBLIC_NAMES)

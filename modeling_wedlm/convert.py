@@ -1,0 +1,474 @@
+"""Qwen checkpoints become WeDLM checkpoints, and back: the same weights with another config, code and tokenizer.
+
+Everything is checked before the first byte is written. The result is written beside its place under the name
+`OUT.incomplete-...` and renamed when it is complete.
+"""
+
+import json
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.utils import tqdm
+from transformers import AutoTokenizer, GenerationConfig, Qwen2Config, Qwen3Config
+
+from wedlm.generation.support import DEFAULTS, check_support
+from wedlm.generation.text_readers import PLAIN_PROCESSORS
+from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE, WeDLMConfig
+from wedlm.modeling_wedlm.conversion_error import ConversionError
+from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+from wedlm.modeling_wedlm.shards import INDEX_FILE, Shard, read_json, read_shards, shard_names, write_shard
+from wedlm.modeling_wedlm.tokenizer_files import Files, free_name, has_tokens, mask_token_of, read_tokenizer
+from wedlm.modeling_wedlm.tokenizer_files import token_ids, unused_row, with_mask, without_mask
+
+STOCK_CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
+STOCK_CLASSES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+GENERATION_FILE = "generation_config.json"
+# What goes along with the weights and the config, as patterns of names. Code does not: ours is written, no other is.
+COMPANIONS = (
+    GENERATION_FILE, "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "added_tokens.json",
+    "special_tokens_map.json", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
+    "LICENSE*", "NOTICE*",
+)  # fmt: skip
+SPARE_BYTES = 32 * 2**20  # of disk space, for config, tokenizer and code
+
+
+class Conversion(NamedTuple):
+    """What a conversion wrote: the folder, its MASK token, and what its user should know, a sentence each."""
+
+    folder: Path
+    mask_token_id: int | None
+    notes: list[str]
+
+
+class Plan(NamedTuple):
+    """Everything that is going to be written."""
+
+    config: WeDLMConfig | dict  # a stock config is written as it is here
+    shards: list[Shard]
+    num_rows: dict[str, int]  # of the tensors that gain or lose a row
+    folder: Path  # where the companions are
+    changed: Files  # companions with another content
+    notes: list[str]
+
+
+def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overwrite: bool = False) -> Conversion:
+    """Writes the checkpoint `source`, a folder or a name on the Hub, to the folder `out` as a WeDLM checkpoint.
+
+    `source` is a dense Qwen2, Qwen2.5 or Qwen3 causal language model in safetensors, or a WeDLM checkpoint. Its weights
+    are copied bit for bit, file by file, with our code beside them. MASK gets a row that no token uses, or else one
+    more row, the mean of the others. With `overwrite`, a checkpoint in `out` is replaced when the new one is complete.
+
+        convert_to_wedlm("Qwen/Qwen3-8B", "qwen3-8b-wedlm")
+    """
+    out = check_out(out, overwrite)
+    folder, fields = fetch(source, out)
+    config, model = wedlm_model(fields, source)
+    shards = read_shards(folder)
+    check_shapes(shards, model, source)
+    generation_fields = read_json(folder / GENERATION_FILE) if (folder / GENERATION_FILE).exists() else {}
+    tokenizer = read_tokenizer(folder)
+    notes, changed, num_rows = [], {}, {}
+    if fields["model_type"] == MODEL_TYPE:
+        if config.mask_token_id is None:
+            notes.append("The config names no mask_token_id, so the result loads, and masked prediction refuses it.")
+    else:
+        changed, num_rows = choose_mask(config, tokenizer, generation_fields, shards, source, notes)
+    config.architectures = ["WeDLMForCausalLM"]
+    notes += limits_of_parallel_decoding(model, generation_fields)
+    plan = Plan(config, shards, num_rows, folder, changed, notes)
+    mask_token_id = config.mask_token_id
+    added = {mask_token_of({**tokenizer, **changed}): mask_token_id} if changed else {}
+    check_tokenizer(plan, token_ids(tokenizer) | added, mask_token_id if changed else None, source)
+    write(plan, out, overwrite)
+    return Conversion(out, mask_token_id, notes)
+
+
+def convert_to_autoregressive(
+    source: str | os.PathLike, out: str | os.PathLike, *, overwrite: bool = False
+) -> Conversion:
+    """Writes the WeDLM checkpoint `source` to the folder `out` as the Qwen2 or Qwen3 checkpoint that it is without MASK.
+
+    Weights are copied bit for bit. What `convert_to_wedlm` added for MASK, a row and a token, is taken out again.
+
+        convert_to_autoregressive("qwen3-8b-wedlm", "qwen3-8b-again")
+    """
+    out = check_out(out, overwrite)
+    folder, fields = fetch(source, out, wanted=(MODEL_TYPE,))
+    config, model = wedlm_model(fields, source)
+    if config.qk_norm == config.attention_bias:
+        raise ConversionError(
+            f"{source} has qk_norm={config.qk_norm} and attention_bias={config.attention_bias}; Qwen3 has the norms "
+            "only and Qwen2 the biases only, so there is no stock class to convert it to."
+        )
+    shards = read_shards(folder)
+    check_shapes(shards, model, source)
+    notes, changed, num_rows = [], {}, {}
+    tokenizer = read_tokenizer(folder)
+    expected, mask_token_id = token_ids(tokenizer), config.mask_token_id
+    if config.mask_row is None:
+        if mask_token_id is not None:
+            notes.append(f"MASK, token {mask_token_id}, stays: conversion from Qwen did not add it.")
+    else:
+        if config.mask_row == "added":
+            if mask_token_id != config.vocab_size - 1:
+                raise ConversionError(
+                    f"mask_token_id={mask_token_id} is not the last of the {config.vocab_size} rows of {source} any "
+                    'more, though its config says mask_row="added"; set mask_row to null there to keep MASK.'
+                )
+            config.vocab_size -= 1
+            num_rows = rows_of_vocabulary(shards, config.vocab_size)
+        config.mask_token_id = None
+        if has_tokens(tokenizer):
+            changed = without_mask(tokenizer, mask_token_id)
+            expected = {token: i for token, i in expected.items() if i != mask_token_id}
+    generation_fields = read_json(folder / GENERATION_FILE) if (folder / GENERATION_FILE).exists() else {}
+    if generation_fields.keys() & DEFAULTS.keys():  # the four of parallel decoding
+        kept = {name: value for name, value in generation_fields.items() if name not in DEFAULTS}
+        changed[GENERATION_FILE] = kept
+    plan = Plan(stock_fields(config), shards, num_rows, folder, changed, notes)
+    check_tokenizer(plan, expected, None, source)
+    write(plan, out, overwrite)
+    return Conversion(out, config.mask_token_id, notes)
+
+
+# --- What is read ---
+
+
+def fetch(source: str | os.PathLike, out: Path, wanted=(*STOCK_CONFIGS, MODEL_TYPE)) -> tuple[Path, dict]:
+    """The folder of `source` and its config.json. From the Hub, weights are asked for only once the config fits."""
+
+    def from_hub(patterns) -> Path:
+        try:
+            return Path(snapshot_download(str(source), allow_patterns=patterns))
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().partition("\n")[0].rstrip(".")
+            raise ConversionError(
+                f"{source} is no folder, and cannot be had from the Hub either ({reason}); correct the name, or "
+                "download it first and give the folder."
+            ) from error
+
+    is_folder = Path(source).is_dir()
+    if not is_folder and not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
+        raise ConversionError(f"{source} is neither a folder nor a name on the Hub such as Qwen/Qwen3-8B.")
+    folder = Path(source) if is_folder else from_hub(["config.json", INDEX_FILE, *COMPANIONS])
+    if out == folder.resolve() or out in folder.resolve().parents or folder.resolve() in out.parents:
+        raise ConversionError(
+            f"{out} and the source {folder.resolve()} are the same folder, or one lies in the other; choose another "
+            "place for the result."
+        )
+    if not (folder / "config.json").exists():
+        raise ConversionError(f"{source} has no config.json; give the folder of a checkpoint.")
+    fields = read_json(folder / "config.json")
+    check_architecture(fields, source, wanted)
+    if not is_folder:
+        folder = from_hub(["config.json", INDEX_FILE, *COMPANIONS, *shard_names(folder)])
+    return folder, fields
+
+
+def check_architecture(fields: dict, source: object, wanted: tuple[str, ...]) -> None:
+    model_type, architectures = fields.get("model_type"), fields.get("architectures")
+    supported = " and ".join(
+        "a WeDLM checkpoint" if name == MODEL_TYPE else f"dense {STOCK_CLASSES[name]}" for name in wanted
+    )
+    if model_type not in wanted:
+        kind = f"{model_type!r}, a mixture of experts" if "moe" in str(model_type) else repr(model_type)
+        remedy = "" if MODEL_TYPE in wanted and len(wanted) > 1 else "; without --to-autoregressive Qwen is converted"
+        raise ConversionError(f"{source} is of model_type {kind}; supported is {supported}{remedy}.")
+    expected = STOCK_CLASSES.get(model_type, "WeDLMForCausalLM")
+    if architectures is not None and architectures != [expected]:
+        raise ConversionError(
+            f"{source} has architectures={architectures!r}; supported is {expected}, so start from the causal language "
+            "model."
+        )
+    if fields.get("quantization_config") is not None:
+        raise ConversionError(
+            f"{source} is quantized (its config has a quantization_config); start from the checkpoint as it was before."
+        )
+    if model_type == "qwen3" and fields.get("attention_bias"):
+        raise ConversionError(
+            f"{source} has attention_bias=True, which in Qwen3 puts a bias on the output projection too; WeDLM has "
+            "none there, and no released Qwen3 has."
+        )
+
+
+def wedlm_model(fields: dict, source: object) -> tuple[WeDLMConfig, WeDLMForCausalLM]:
+    """The config of the result, MASK still to be chosen, and its model without weights."""
+    try:
+        if fields["model_type"] == MODEL_TYPE:
+            config = WeDLMConfig.from_dict(fields)
+        else:
+            # By way of the stock class, so that what the file leaves out is what that class takes for it.
+            stock = STOCK_CONFIGS[fields["model_type"]].from_dict(fields).to_dict()
+            for name in ("model_type", "transformers_version", "auto_map", "mask_token_id", "mask_row"):
+                stock.pop(name, None)
+            if fields["model_type"] == "qwen2":
+                stock |= {"attention_bias": True, "qk_norm": False}
+                if stock.get("head_dim") is None:
+                    stock["head_dim"] = stock["hidden_size"] // stock["num_attention_heads"]
+            config = WeDLMConfig(**stock)
+        with torch.device("meta"):
+            return config, WeDLMForCausalLM(config)
+    except (StrictDataclassError, ValueError, TypeError, KeyError, ZeroDivisionError, RuntimeError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ConversionError(f"No model can be built from the config.json of {source}: {reason}.") from error
+
+
+def check_shapes(shards: list[Shard], model: WeDLMForCausalLM, source: object) -> None:
+    expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: tensor["shape"] for shard in shards for name, tensor in shard.tensors.items()}
+    optional = {HEAD} if model.config.tie_word_embeddings else set()
+    for name in expected.keys() - found.keys() - optional:
+        raise ConversionError(f"{source} has no weight {name}, which its config asks for; correct one of the two.")
+    for name in sorted(found):
+        if name not in expected:
+            if name.endswith("rotary_emb.inv_freq"):  # a buffer that old checkpoints hold, and every class computes
+                continue
+            raise ConversionError(f"{source} has a weight {name}, which its config has no place for; correct one.")
+        if found[name] != expected[name]:
+            raise ConversionError(
+                f"{name} of {source} has the shape {found[name]}, and by its config {expected[name]}; correct one of "
+                "the two."
+            )
+
+
+def choose_mask(
+    config: WeDLMConfig,
+    tokenizer: Files,
+    generation_fields: dict,
+    shards: list[Shard],
+    source: object,
+    notes: list[str],
+) -> tuple[Files, dict[str, int]]:
+    """Sets MASK in `config`; returns the tokenizer files that change, and the tensors that get a row, with their rows."""
+    tokens = token_ids(tokenizer)
+    existing = mask_token_of(tokenizer)
+    if existing is not None:
+        if not 0 <= tokens.get(existing, -1) < config.vocab_size:
+            raise ConversionError(
+                f"The mask_token {existing!r} of {source} has the id {tokens.get(existing)}, which is none of the "
+                f"{config.vocab_size} rows; correct or remove mask_token in tokenizer_config.json."
+            )
+        config.mask_token_id = tokens[existing]
+        notes.append(f"The tokenizer has a mask_token, {existing!r} (id {tokens[existing]}); it is kept as MASK.")
+        return {}, {}
+    used = set(tokens.values())
+    for fields in (config.to_dict(), generation_fields):
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = fields.get(name)
+            used |= set(value if isinstance(value, list) else [] if value is None else [value])
+    row = unused_row(used, config.vocab_size) if has_tokens(tokenizer) else None
+    num_rows = {}
+    if row is None:
+        row, config.vocab_size = config.vocab_size, config.vocab_size + 1
+        num_rows = rows_of_vocabulary(shards, config.vocab_size)
+        if row in used:
+            raise ConversionError(
+                f"The tokenizer or config of {source} uses the token id {row}, and its model has {row} rows; correct "
+                "vocab_size and resize the embeddings, or use the tokenizer that belongs to the model."
+            )
+    config.mask_token_id, config.mask_row = row, "added" if num_rows else "unused"
+    if not has_tokens(tokenizer):
+        notes.append(f"{source} has no tokenizer; give yours a mask_token with the id {row}, behind all it has.")
+        return {}, num_rows
+    return with_mask(tokenizer, free_name(tokenizer), row), num_rows
+
+
+def rows_of_vocabulary(shards: list[Shard], num_rows: int) -> dict[str, int]:
+    return {name: num_rows for name in (EMBEDDING, HEAD) if any(name in shard.tensors for shard in shards)}
+
+
+def limits_of_parallel_decoding(model: WeDLMForCausalLM, generation_fields: dict) -> list[str]:
+    """A sentence for each thing that keeps this checkpoint from decoding in parallel, or slows it down."""
+    notes = []
+
+    def reads_text(name: str, value: object) -> bool:
+        config = GenerationConfig.from_dict({"eos_token_id": [0], name: value})
+        model._prepare_special_tokens(config, device="cpu")
+        processors = model._get_logits_processor(
+            config, input_ids_seq_length=1, encoder_input_ids=torch.zeros(1, 1, dtype=torch.long), device="cpu"
+        )
+        return any(type(processor) not in PLAIN_PROCESSORS for processor in processors)
+
+    try:
+        model.generation_config = GenerationConfig.from_dict(generation_fields)
+        check_support(model, model._prepare_generation_config(None)[0], {})
+        readers = [f"{name}={value!r}" for name, value in generation_fields.items() if reads_text(name, value)]
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        return [f"generate() will refuse this checkpoint until it is changed: {error}"]
+    if readers:
+        notes.append(
+            f"{GENERATION_FILE} has {', '.join(readers)}: it reads the text, so that tokens are chosen left to right and "
+            "fewer are filled per forward; remove it there for full speed."
+        )
+    return notes
+
+
+def stock_fields(config: WeDLMConfig) -> dict:
+    """The config.json of Qwen, in the flat form that engines with an older transformers read as well."""
+    model_type = "qwen3" if config.qk_norm else "qwen2"
+    fields = config.to_dict()
+    for name in ("model_type", "auto_map", "mask_token_id", "mask_row", "qk_norm"):
+        fields.pop(name, None)
+    if model_type == "qwen2":
+        del fields["attention_bias"]
+        if fields["head_dim"] * fields["num_attention_heads"] == fields["hidden_size"]:
+            del fields["head_dim"]  # Qwen2 computes it
+    fields = STOCK_CONFIGS[model_type](**fields).to_diff_dict()
+    rope = fields.pop("rope_parameters")
+    fields["rope_theta"] = rope.pop("rope_theta")
+    fields["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    fields["torch_dtype"] = fields.pop("dtype", None)
+    fields["architectures"] = [STOCK_CLASSES[model_type]]
+    return fields
+
+
+# --- What is written ---
+
+
+def check_out(out: str | os.PathLike, overwrite: bool) -> Path:
+    out = Path(out).resolve()
+    if out.exists() and not out.is_dir():
+        raise ConversionError(f"{out} is a file; choose a folder that does not exist yet.")
+    if out.exists() and any(out.iterdir()):
+        if not overwrite:
+            raise ConversionError(f"{out} exists and is not empty; choose another folder, or pass --overwrite.")
+        if not (out / "config.json").exists():
+            raise ConversionError(f"{out} is no checkpoint, and only a checkpoint is overwritten; empty it yourself.")
+    return out
+
+
+def leftovers(out: Path) -> list[str]:
+    """Folders beside `out` that a killed conversion left, or that one now running is writing."""
+    if not out.parent.is_dir():
+        return []
+    return sorted(str(path) for path in out.parent.iterdir() if path.name.startswith(f"{out.name}.incomplete-"))
+
+
+def write_json(path: Path, content: dict) -> None:
+    # As transformers and tokenizers write them, so that what is put in and taken out again leaves the same file.
+    end = "" if path.name == "tokenizer.json" else "\n"
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + end, encoding="utf-8")
+
+
+def companions(folder: Path) -> Iterator[Path]:
+    for pattern in COMPANIONS:
+        yield from (path.relative_to(folder) for path in sorted(folder.glob(pattern)) if path.is_file())
+
+
+def write_companions(plan: Plan, folder: Path) -> None:
+    """The config and all that is small."""
+    for name in companions(plan.folder):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(plan.folder / name, folder / name)
+    for name, content in plan.changed.items():
+        write_json(folder / name, content)
+    if isinstance(plan.config, dict):
+        write_json(folder / "config.json", plan.config)
+    else:
+        plan.config.save_pretrained(folder)  # the code too
+
+
+def check_tokenizer(plan: Plan, expected: dict[str, int], mask_token_id: int | None, source: object) -> None:
+    """If the tokenizer files change: the result is loaded, and every token must have the id that it is expected to."""
+    if not plan.changed.keys() - {GENERATION_FILE}:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        write_companions(plan, Path(folder))
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        except Exception as error:  # of any kind, by what is wrong with the files
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise ConversionError(
+                f"The tokenizer of {source} cannot be loaded ({reason}); correct its files."
+            ) from error
+        vocabulary = tokenizer.get_vocab()
+        moved = [token for token, i in expected.items() if vocabulary.get(token) != i]
+        if moved or tokenizer.mask_token_id != mask_token_id:
+            raise ConversionError(
+                f"With the change for MASK the tokenizer of {source} would give other ids to {moved[:3] or 'MASK'}; "
+                "save it with tokenizer.save_pretrained() first."
+            )
+
+
+def write(plan: Plan, out: Path, overwrite: bool) -> None:
+    old = leftovers(out)
+    if old:
+        plan.notes.append(f"A conversion that was killed, or is still running, left {', '.join(old)}.")
+    num_bytes = sum(shard.num_bytes for shard in plan.shards) + SPARE_BYTES
+    existing = next(path for path in (out, *out.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if free < num_bytes:
+        raise ConversionError(
+            f"{out} needs {num_bytes / 1e9:.2f} GB and its disk has {free / 1e9:.2f} GB free; free some"
+            + (f" (what a killed conversion left can go: {', '.join(old)})" if old else "")
+            + ", or choose another disk."
+        )
+    try:
+        with complete_or_absent(out, overwrite) as folder:
+            write_companions(plan, folder)
+            write_weights(plan, folder)
+    except OSError as error:
+        raise ConversionError(
+            f"{out} could not be written ({error.strerror or error}); nothing was left there, so choose a place with "
+            "room that can be written to, and convert again."
+        ) from error
+
+
+def write_weights(plan: Plan, folder: Path) -> None:
+    for i, shard in enumerate(plan.shards, start=1):
+        title = f"{shard.path.name} ({i}/{len(plan.shards)})"
+        with tqdm(total=shard.num_bytes, unit="B", unit_scale=True, desc=title) as bar:
+            write_shard(shard, folder / shard.path.name, plan.num_rows, bar.update)
+    index = plan.folder / INDEX_FILE
+    if index.exists() and plan.shards[0].path.name in read_json(index)["weight_map"].values():
+        content = read_json(index)
+        for shard in plan.shards:
+            for name in plan.num_rows.keys() & shard.tensors.keys():
+                tensor = shard.tensors[name]
+                start, stop = tensor["data_offsets"]
+                rows, width = tensor["shape"]
+                more_rows = plan.num_rows[name] - rows
+                # (transformers counts both from the tensors, so they are put right only where they stand.)
+                if "total_size" in content.get("metadata", {}):
+                    content["metadata"]["total_size"] += more_rows * (stop - start) // rows
+                if "total_parameters" in content.get("metadata", {}):
+                    content["metadata"]["total_parameters"] += more_rows * width
+        write_json(folder / INDEX_FILE, content)
+
+
+@contextmanager
+def complete_or_absent(out: Path, overwrite: bool) -> Iterator[Path]:
+    """A new folder beside `out` that takes its place when the block has ended, and goes away if it fails."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    suffix = secrets.token_hex(4)
+    new, old = out.with_name(f"{out.name}.incomplete-{suffix}"), out.with_name(f"{out.name}.replaced-{suffix}")
+    try:
+        new.mkdir()
+        yield new
+        for path in sorted(new.rglob("*")):
+            if path.is_file():
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())  # or the new name could outlive a power cut, and the bytes not
+        if out.exists():
+            if not overwrite:
+                out.rmdir()  # which is empty, or this fails
+            else:
+                out.rename(old)
+        new.rename(out)
+    except BaseException:  # Ctrl-C too
+        if old.exists() and not out.exists():
+            old.rename(out)
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

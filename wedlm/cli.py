@@ -1,0 +1,51 @@
+"""The `wedlm` command. Each subcommand is a thin function that imports what it needs when it runs."""
+
+from typing import Annotated, NoReturn
+
+import typer
+
+app = typer.Typer(
+    help="WeDLM, a language model that decodes several tokens per forward.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def commands() -> None:  # with a callback, a single command keeps its name
+    pass
+
+
+def refuse(sentence: object) -> NoReturn:
+    typer.echo(sentence, err=True)
+    raise typer.Exit(2)
+
+
+@app.command(epilog="Example: wedlm convert Qwen/Qwen3-8B qwen3-8b-wedlm")
+def convert(
+    source: Annotated[str, typer.Argument(help="A checkpoint: a folder, or a name on the Hub.")],
+    out: Annotated[str, typer.Argument(help="The folder that the result becomes.")],
+    to_autoregressive: Annotated[
+        bool, typer.Option("--to-autoregressive", help="From WeDLM to a plain Qwen2 or Qwen3 checkpoint.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint that OUT holds.")] = False,
+) -> None:
+    """Make a WeDLM checkpoint from a Qwen2, Qwen2.5, Qwen3 or released WeDLM checkpoint, or go back."""
+    from wedlm import convert_to_autoregressive, convert_to_wedlm
+    from wedlm.modeling_wedlm.conversion_error import ConversionError
+
+    try:
+        result = (convert_to_autoregressive if to_autoregressive else convert_to_wedlm)(
+            source, out, overwrite=overwrite
+        )
+    except ConversionError as error:
+        refuse(error)
+    for note in result.notes:
+        typer.echo(f"Note: {note}")
+    mask = "no MASK token" if result.mask_token_id is None else f"MASK is token {result.mask_token_id}"
+    typer.echo(f"Written to {result.folder} ({mask}).")
+
+
+if __name__ == "__main__":
+    app()

@@ -38,7 +38,7 @@ class WeDLMConfig(Qwen3Config):
     """Configuration of a WeDLM model: Qwen3's, and what lets it be a Qwen2.5 as well and predict masked tokens.
 
     - `mask_token_id`: the token that stands for a position still to be predicted; None in a checkpoint without one.
-    - `mask_row`: where conversion from Qwen got MASK's row, "unused" or "added", so that the way back undoes it; else None.
+    - `mask_row`: how conversion from Qwen got a row for MASK, "unused" or "added", for the way back; else None.
     - `attention_bias`: biases on the query, key and value projections (Qwen2.5 has them, Qwen3 does not).
     - `qk_norm`: RMSNorm on each query and key head (Qwen3 has it, Qwen2.5 does not).
     - `head_dim`: the width of a head, independent of `hidden_size`.

@@ -7,11 +7,9 @@ Everything is checked before the first byte is written. The result is written be
 import json
 import os
 import re
-import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,9 +24,9 @@ from wedlm.generation.text_readers import PLAIN_PROCESSORS
 from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE, WeDLMConfig
 from wedlm.modeling_wedlm.conversion_error import ConversionError
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+from wedlm.modeling_wedlm.new_folder import check_out, check_space, complete_or_absent, leftovers
 from wedlm.modeling_wedlm.shards import INDEX_FILE, Shard, read_json, read_shards, shard_names, write_shard
-from wedlm.modeling_wedlm.tokenizer_files import Files, free_name, has_tokens, mask_token_of, read_tokenizer
-from wedlm.modeling_wedlm.tokenizer_files import token_ids, unused_row, with_mask, without_mask
+from wedlm.modeling_wedlm.tokenizer_files import TokenizerFiles, unused_row
 
 STOCK_CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
 STOCK_CLASSES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -58,16 +56,21 @@ class Plan(NamedTuple):
     shards: list[Shard]
     num_rows: dict[str, int]  # of the tensors that gain or lose a row
     folder: Path  # where the companions are
-    changed: Files  # companions with another content
+    changed: dict[str, dict]  # companions with another content
     notes: list[str]
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")
 
 
 def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overwrite: bool = False) -> Conversion:
     """Writes the checkpoint `source`, a folder or a name on the Hub, to the folder `out` as a WeDLM checkpoint.
 
-    `source` is a dense Qwen2, Qwen2.5 or Qwen3 causal language model in safetensors, or a WeDLM checkpoint. Its weights
-    are copied bit for bit, file by file, with our code beside them. MASK gets a row that no token uses, or else one
-    more row, the mean of the others. With `overwrite`, a checkpoint in `out` is replaced when the new one is complete.
+    `source` is a dense Qwen2, Qwen2.5 or Qwen3 causal language model in safetensors, or a WeDLM checkpoint. Its
+    weights are copied bit for bit, file by file, with our code beside them. MASK gets a row that no token uses, or
+    else one more row, the mean of the others. With `overwrite`, a checkpoint in `out` is replaced when the new one is
+    complete.
 
         convert_to_wedlm("Qwen/Qwen3-8B", "qwen3-8b-wedlm")
     """
@@ -77,7 +80,7 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
     shards = read_shards(folder)
     check_shapes(shards, model, source)
     generation_fields = read_json(folder / GENERATION_FILE) if (folder / GENERATION_FILE).exists() else {}
-    tokenizer = read_tokenizer(folder)
+    tokenizer = TokenizerFiles.read(folder)
     notes, changed, num_rows = [], {}, {}
     if fields["model_type"] == MODEL_TYPE:
         if config.mask_token_id is None:
@@ -88,8 +91,9 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
     notes += limits_of_parallel_decoding(model, generation_fields)
     plan = Plan(config, shards, num_rows, folder, changed, notes)
     mask_token_id = config.mask_token_id
-    added = {mask_token_of({**tokenizer, **changed}): mask_token_id} if changed else {}
-    check_tokenizer(plan, token_ids(tokenizer) | added, mask_token_id if changed else None, source)
+    if changed:
+        expected = {**tokenizer.token_ids(), changed["tokenizer_config.json"]["mask_token"]: mask_token_id}
+        check_tokenizer(plan, expected, mask_token_id, f"save the tokenizer of {source} with save_pretrained() first")
     write(plan, out, overwrite)
     return Conversion(out, mask_token_id, notes)
 
@@ -97,7 +101,7 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
 def convert_to_autoregressive(
     source: str | os.PathLike, out: str | os.PathLike, *, overwrite: bool = False
 ) -> Conversion:
-    """Writes the WeDLM checkpoint `source` to the folder `out` as the Qwen2 or Qwen3 checkpoint that it is without MASK.
+    """Writes the WeDLM checkpoint `source` to the folder `out` as a plain Qwen2 or Qwen3 checkpoint.
 
     Weights are copied bit for bit. What `convert_to_wedlm` added for MASK, a row and a token, is taken out again.
 
@@ -114,8 +118,8 @@ def convert_to_autoregressive(
     shards = read_shards(folder)
     check_shapes(shards, model, source)
     notes, changed, num_rows = [], {}, {}
-    tokenizer = read_tokenizer(folder)
-    expected, mask_token_id = token_ids(tokenizer), config.mask_token_id
+    tokenizer = TokenizerFiles.read(folder)
+    mask_token_id = config.mask_token_id
     if config.mask_row is None:
         if mask_token_id is not None:
             notes.append(f"MASK, token {mask_token_id}, stays: conversion from Qwen did not add it.")
@@ -129,15 +133,15 @@ def convert_to_autoregressive(
             config.vocab_size -= 1
             num_rows = rows_of_vocabulary(shards, config.vocab_size)
         config.mask_token_id = None
-        if has_tokens(tokenizer):
-            changed = without_mask(tokenizer, mask_token_id)
-            expected = {token: i for token, i in expected.items() if i != mask_token_id}
+        changed = tokenizer.without_mask(mask_token_id) if tokenizer.has_tokens() else {}
     generation_fields = read_json(folder / GENERATION_FILE) if (folder / GENERATION_FILE).exists() else {}
     if generation_fields.keys() & DEFAULTS.keys():  # the four of parallel decoding
         kept = {name: value for name, value in generation_fields.items() if name not in DEFAULTS}
         changed[GENERATION_FILE] = kept
     plan = Plan(stock_fields(config), shards, num_rows, folder, changed, notes)
-    check_tokenizer(plan, expected, None, source)
+    if changed.keys() - {GENERATION_FILE}:
+        expected = {token: i for token, i in tokenizer.token_ids().items() if i != mask_token_id}
+        check_tokenizer(plan, expected, None, "set mask_row to null in its config.json to keep MASK")
     write(plan, out, overwrite)
     return Conversion(out, config.mask_token_id, notes)
 
@@ -152,9 +156,8 @@ def fetch(source: str | os.PathLike, out: Path, wanted=(*STOCK_CONFIGS, MODEL_TY
         try:
             return Path(snapshot_download(str(source), allow_patterns=patterns))
         except (OSError, ValueError) as error:
-            reason = str(error).strip().partition("\n")[0].rstrip(".")
             raise ConversionError(
-                f"{source} is no folder, and cannot be had from the Hub either ({reason}); correct the name, or "
+                f"{source} is no folder, and cannot be had from the Hub ({one_line(error)}); correct the name, or "
                 "download it first and give the folder."
             ) from error
 
@@ -188,12 +191,11 @@ def check_architecture(fields: dict, source: object, wanted: tuple[str, ...]) ->
     expected = STOCK_CLASSES.get(model_type, "WeDLMForCausalLM")
     if architectures is not None and architectures != [expected]:
         raise ConversionError(
-            f"{source} has architectures={architectures!r}; supported is {expected}, so start from the causal language "
-            "model."
+            f"{source} has architectures={architectures!r}; supported is {expected}, so start from that model."
         )
     if fields.get("quantization_config") is not None:
         raise ConversionError(
-            f"{source} is quantized (its config has a quantization_config); start from the checkpoint as it was before."
+            f"{source} is quantized (its config has a quantization_config); start from what it was before."
         )
     if model_type == "qwen3" and fields.get("attention_bias"):
         raise ConversionError(
@@ -220,8 +222,9 @@ def wedlm_model(fields: dict, source: object) -> tuple[WeDLMConfig, WeDLMForCaus
         with torch.device("meta"):
             return config, WeDLMForCausalLM(config)
     except (StrictDataclassError, ValueError, TypeError, KeyError, ZeroDivisionError, RuntimeError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise ConversionError(f"No model can be built from the config.json of {source}: {reason}.") from error
+        raise ConversionError(
+            f"No model can be built from the config.json of {source} ({one_line(error)}); correct it."
+        ) from error
 
 
 def check_shapes(shards: list[Shard], model: WeDLMForCausalLM, source: object) -> None:
@@ -244,15 +247,15 @@ def check_shapes(shards: list[Shard], model: WeDLMForCausalLM, source: object) -
 
 def choose_mask(
     config: WeDLMConfig,
-    tokenizer: Files,
+    tokenizer: TokenizerFiles,
     generation_fields: dict,
     shards: list[Shard],
     source: object,
     notes: list[str],
-) -> tuple[Files, dict[str, int]]:
-    """Sets MASK in `config`; returns the tokenizer files that change, and the tensors that get a row, with their rows."""
-    tokens = token_ids(tokenizer)
-    existing = mask_token_of(tokenizer)
+) -> tuple[dict[str, dict], dict[str, int]]:
+    """Sets MASK in `config`; returns the tokenizer files that change, and the new number of rows of tensors."""
+    tokens = tokenizer.token_ids()
+    existing = tokenizer.mask_token()
     if existing is not None:
         if not 0 <= tokens.get(existing, -1) < config.vocab_size:
             raise ConversionError(
@@ -267,7 +270,7 @@ def choose_mask(
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             value = fields.get(name)
             used |= set(value if isinstance(value, list) else [] if value is None else [value])
-    row = unused_row(used, config.vocab_size) if has_tokens(tokenizer) else None
+    row = unused_row(used, config.vocab_size) if tokenizer.has_tokens() else None
     num_rows = {}
     if row is None:
         row, config.vocab_size = config.vocab_size, config.vocab_size + 1
@@ -278,10 +281,10 @@ def choose_mask(
                 "vocab_size and resize the embeddings, or use the tokenizer that belongs to the model."
             )
     config.mask_token_id, config.mask_row = row, "added" if num_rows else "unused"
-    if not has_tokens(tokenizer):
+    if not tokenizer.has_tokens():
         notes.append(f"{source} has no tokenizer; give yours a mask_token with the id {row}, behind all it has.")
         return {}, num_rows
-    return with_mask(tokenizer, free_name(tokenizer), row), num_rows
+    return tokenizer.with_mask(tokenizer.unused_name(), row), num_rows
 
 
 def rows_of_vocabulary(shards: list[Shard], num_rows: int) -> dict[str, int]:
@@ -308,8 +311,8 @@ def limits_of_parallel_decoding(model: WeDLMForCausalLM, generation_fields: dict
         return [f"generate() will refuse this checkpoint until it is changed: {error}"]
     if readers:
         notes.append(
-            f"{GENERATION_FILE} has {', '.join(readers)}: it reads the text, so that tokens are chosen left to right and "
-            "fewer are filled per forward; remove it there for full speed."
+            f"{GENERATION_FILE} has {', '.join(readers)}: it reads the text, so that tokens are chosen left to right "
+            "and fewer are filled per forward; remove it there for full speed."
         )
     return notes
 
@@ -336,25 +339,6 @@ def stock_fields(config: WeDLMConfig) -> dict:
 # --- What is written ---
 
 
-def check_out(out: str | os.PathLike, overwrite: bool) -> Path:
-    out = Path(out).resolve()
-    if out.exists() and not out.is_dir():
-        raise ConversionError(f"{out} is a file; choose a folder that does not exist yet.")
-    if out.exists() and any(out.iterdir()):
-        if not overwrite:
-            raise ConversionError(f"{out} exists and is not empty; choose another folder, or pass --overwrite.")
-        if not (out / "config.json").exists():
-            raise ConversionError(f"{out} is no checkpoint, and only a checkpoint is overwritten; empty it yourself.")
-    return out
-
-
-def leftovers(out: Path) -> list[str]:
-    """Folders beside `out` that a killed conversion left, or that one now running is writing."""
-    if not out.parent.is_dir():
-        return []
-    return sorted(str(path) for path in out.parent.iterdir() if path.name.startswith(f"{out.name}.incomplete-"))
-
-
 def write_json(path: Path, content: dict) -> None:
     # As transformers and tokenizers write them, so that what is put in and taken out again leaves the same file.
     end = "" if path.name == "tokenizer.json" else "\n"
@@ -379,49 +363,36 @@ def write_companions(plan: Plan, folder: Path) -> None:
         plan.config.save_pretrained(folder)  # the code too
 
 
-def check_tokenizer(plan: Plan, expected: dict[str, int], mask_token_id: int | None, source: object) -> None:
-    """If the tokenizer files change: the result is loaded, and every token must have the id that it is expected to."""
-    if not plan.changed.keys() - {GENERATION_FILE}:
-        return
+def check_tokenizer(plan: Plan, expected: dict[str, int], mask_token_id: int | None, remedy: str) -> None:
+    """The tokenizer with its changes is loaded, and every token must have the id that it is expected to have."""
     with tempfile.TemporaryDirectory() as folder:
         write_companions(plan, Path(folder))
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         except Exception as error:  # of any kind, by what is wrong with the files
-            reason = " ".join(str(error).split()).rstrip(".")
             raise ConversionError(
-                f"The tokenizer of {source} cannot be loaded ({reason}); correct its files."
+                f"The tokenizer in {plan.folder} cannot be loaded ({one_line(error)}); correct its files."
             ) from error
-        vocabulary = tokenizer.get_vocab()
-        moved = [token for token, i in expected.items() if vocabulary.get(token) != i]
-        if moved or tokenizer.mask_token_id != mask_token_id:
-            raise ConversionError(
-                f"With the change for MASK the tokenizer of {source} would give other ids to {moved[:3] or 'MASK'}; "
-                "save it with tokenizer.save_pretrained() first."
-            )
+    vocabulary = tokenizer.get_vocab()
+    moved = [token for token, i in expected.items() if vocabulary.get(token) != i]
+    if moved or tokenizer.mask_token_id != mask_token_id:
+        raise ConversionError(
+            f"With the change for MASK the tokenizer in {plan.folder} gives other ids to {moved[:3] or 'it'}; {remedy}."
+        )
 
 
 def write(plan: Plan, out: Path, overwrite: bool) -> None:
-    old = leftovers(out)
-    if old:
+    if old := leftovers(out):
         plan.notes.append(f"A conversion that was killed, or is still running, left {', '.join(old)}.")
-    num_bytes = sum(shard.num_bytes for shard in plan.shards) + SPARE_BYTES
-    existing = next(path for path in (out, *out.parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    if free < num_bytes:
-        raise ConversionError(
-            f"{out} needs {num_bytes / 1e9:.2f} GB and its disk has {free / 1e9:.2f} GB free; free some"
-            + (f" (what a killed conversion left can go: {', '.join(old)})" if old else "")
-            + ", or choose another disk."
-        )
+    check_space(out, sum(shard.num_bytes for shard in plan.shards) + SPARE_BYTES)
     try:
         with complete_or_absent(out, overwrite) as folder:
             write_companions(plan, folder)
             write_weights(plan, folder)
     except OSError as error:
         raise ConversionError(
-            f"{out} could not be written ({error.strerror or error}); nothing was left there, so choose a place with "
-            "room that can be written to, and convert again."
+            f"{out} could not be written ({error.strerror or error}) and is as it was; choose a place with room where "
+            "you may write, and convert again."
         ) from error
 
 
@@ -445,30 +416,3 @@ def write_weights(plan: Plan, folder: Path) -> None:
                 if "total_parameters" in content.get("metadata", {}):
                     content["metadata"]["total_parameters"] += more_rows * width
         write_json(folder / INDEX_FILE, content)
-
-
-@contextmanager
-def complete_or_absent(out: Path, overwrite: bool) -> Iterator[Path]:
-    """A new folder beside `out` that takes its place when the block has ended, and goes away if it fails."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    suffix = secrets.token_hex(4)
-    new, old = out.with_name(f"{out.name}.incomplete-{suffix}"), out.with_name(f"{out.name}.replaced-{suffix}")
-    try:
-        new.mkdir()
-        yield new
-        for path in sorted(new.rglob("*")):
-            if path.is_file():
-                with open(path, "rb") as file:
-                    os.fsync(file.fileno())  # or the new name could outlive a power cut, and the bytes not
-        if out.exists():
-            if not overwrite:
-                out.rmdir()  # which is empty, or this fails
-            else:
-                out.rename(old)
-        new.rename(out)
-    except BaseException:  # Ctrl-C too
-        if old.exists() and not out.exists():
-            old.rename(out)
-        shutil.rmtree(new, ignore_errors=True)
-        raise
-    shutil.rmtree(old, ignore_errors=True)

@@ -1,6 +1,7 @@
 """Safetensors files taken as what they are, a header and bytes, so that weights pass through without being loaded.
 
-A file is: 8 bytes with the length of the header; the header, JSON of `{name: {"dtype", "shape", "data_offsets"}}`; bytes.
+A file is 8 bytes with the length of the header, the header, JSON of `{name: {"dtype", "shape", "data_offsets"}}`, and
+the bytes of the tensors.
 """
 
 import json
@@ -83,7 +84,7 @@ def read_shards(folder: Path) -> list[Shard]:
         for name in shard.tensors:
             if name in places:
                 raise ConversionError(
-                    f"{name} stands in both {places[name]} and {shard.path.name} of {folder}; save the checkpoint again."
+                    f"{name} stands in both {places[name]} and {shard.path.name} of {folder}; save it again."
                 )
             places[name] = shard.path.name
     if len(shards) > 1 or names != [SINGLE_FILE]:

@@ -1,0 +1,102 @@
+"""How much memory a conversion takes: the peak of a fresh process that converts a synthetic checkpoint.
+
+    python benchmarks/convert_memory.py [--gigabytes 2] [--out benchmarks/results/convert_memory.json]
+
+A Qwen3 of bfloat16 weights in four shards whose vocabulary is full, so that the embedding and the head gain a row and
+their shards are rewritten; then back again. The embedding alone is an eighth of the checkpoint.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from report import cpu_name, write_report
+from safetensors.torch import save_file
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+HIDDEN_SIZE, NUM_SHARDS = 1024, 4
+CONVERT = """
+import os, resource, sys
+from wedlm import {function}
+def peak():  # Linux counts in kilobytes, macOS in bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+before = peak()
+result = {function}({source!r}, {out!r})
+print(before, peak())
+"""
+
+
+def save_synthetic(folder: Path, gigabytes: float) -> list[int]:
+    """Writes the checkpoint shard by shard and returns the sizes of the shards."""
+    num_rows = int(gigabytes * 1e9 / 8 / (2 * HIDDEN_SIZE))
+    intermediate_size = int(gigabytes * 1e9 / 4 / (2 * 3 * HIDDEN_SIZE)) // 2
+    config = Qwen3Config(
+        vocab_size=num_rows,
+        hidden_size=HIDDEN_SIZE,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=6,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        dtype=torch.bfloat16,
+        architectures=["Qwen3ForCausalLM"],
+    )
+    config.save_pretrained(folder)
+    with torch.device("meta"):
+        shapes = {name: tensor.shape for name, tensor in Qwen3ForCausalLM(config).state_dict().items()}
+    total = sum(shape.numel() for shape in shapes.values())
+    shards, written = [{} for _ in range(NUM_SHARDS)], 0
+    for name, shape in shapes.items():
+        shards[min(written * NUM_SHARDS // total, NUM_SHARDS - 1)][name] = shape
+        written += shape.numel()
+    weight_map, sizes = {}, []
+    for i, names in enumerate(shards, start=1):
+        path = folder / f"model-{i:05}-of-{NUM_SHARDS:05}.safetensors"
+        generator = torch.Generator().manual_seed(i)
+        save_file({n: torch.randn(s, generator=generator, dtype=torch.bfloat16) for n, s in names.items()}, path)
+        weight_map |= dict.fromkeys(names, path.name)
+        sizes.append(path.stat().st_size)
+    index = {"metadata": {"total_size": 2 * total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return sizes
+
+
+def measure(function: str, source: Path, out: Path, sizes: list[int]) -> dict:
+    code = CONVERT.format(function=function, source=str(source), out=str(out))
+    environment = {**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    before, peak = map(int, result.stdout.split())
+    row = {"function": function, "checkpoint_bytes": sum(sizes), "largest_shard_bytes": max(sizes)}
+    return row | {"peak_bytes_after_imports": before, "peak_bytes": peak}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=2)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "convert_memory.json")
+    arguments = parser.parse_args()
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        source, wedlm, back = (Path(folder, name) for name in ("source", "wedlm", "back"))
+        sizes = save_synthetic(source, arguments.gigabytes)
+        for function, start, end in (("convert_to_wedlm", source, wedlm), ("convert_to_autoregressive", wedlm, back)):
+            row = measure(function, start, end, sizes)
+            print(", ".join(f"{name} {value / 1e6:.0f} MB" for name, value in row.items() if name != "function"))
+            results.append(row)
+        for path in source.glob("*.safetensors"):
+            same = subprocess.run(["cmp", "--silent", path, back / path.name]).returncode == 0
+            if not same:
+                raise SystemExit(f"{path.name} is not what it was before the way there and back.")
+    write_report(arguments.out, results, cpu_name(), torch.get_num_threads())
+    print(f"written to {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()

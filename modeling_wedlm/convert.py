@@ -377,7 +377,7 @@ def check_tokenizer(plan: Plan, expected: dict[str, int], mask_token_id: int | N
     moved = [token for token, i in expected.items() if vocabulary.get(token) != i]
     if moved or tokenizer.mask_token_id != mask_token_id:
         raise ConversionError(
-            f"With the change for MASK the tokenizer in {plan.folder} gives other ids to {moved[:3] or 'it'}; {remedy}."
+            f"With the change for MASK the tokenizer in {plan.folder} moves {moved[:3] or 'it'}; {remedy}."
         )
 
 

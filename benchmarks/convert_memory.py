@@ -4,6 +4,7 @@
 
 A Qwen3 of bfloat16 weights in four shards whose vocabulary is full, so that the embedding and the head gain a row and
 their shards are rewritten; then back again. The embedding alone is an eighth of the checkpoint.
+The peak is read from /proc, so this needs Linux.
 """
 
 import argparse
@@ -21,12 +22,13 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 HIDDEN_SIZE, NUM_SHARDS = 1024, 4
 CONVERT = """
-import os, resource, sys
+from pathlib import Path
 from wedlm import {function}
-def peak():  # Linux counts in kilobytes, macOS in bytes
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+def peak():  # not getrusage's, which starts at what the parent had
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return 1024 * int(line.split()[1])
 before = peak()
-result = {function}({source!r}, {out!r})
+{function}({source!r}, {out!r})
 print(before, peak())
 """
 

@@ -25,7 +25,15 @@ from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE, WeDLMConfig
 from wedlm.modeling_wedlm.conversion_error import ConversionError
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.modeling_wedlm.new_folder import check_out, check_space, complete_or_absent, leftovers
-from wedlm.modeling_wedlm.shards import INDEX_FILE, Shard, read_json, read_shards, shard_names, write_shard
+from wedlm.modeling_wedlm.shards import (
+    INDEX_FILE,
+    Shard,
+    num_bytes_after,
+    read_json,
+    read_shards,
+    shard_names,
+    write_shard,
+)
 from wedlm.modeling_wedlm.tokenizer_files import TokenizerFiles, unused_row
 
 STOCK_CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
@@ -384,7 +392,7 @@ def check_tokenizer(plan: Plan, expected: dict[str, int], mask_token_id: int | N
 def write(plan: Plan, out: Path, overwrite: bool) -> None:
     if old := leftovers(out):
         plan.notes.append(f"A conversion that was killed, or is still running, left {', '.join(old)}.")
-    check_space(out, sum(shard.num_bytes for shard in plan.shards) + SPARE_BYTES)
+    check_space(out, sum(num_bytes_after(shard, plan.num_rows) for shard in plan.shards) + SPARE_BYTES)
     try:
         with complete_or_absent(out, overwrite) as folder:
             write_companions(plan, folder)
@@ -399,7 +407,7 @@ def write(plan: Plan, out: Path, overwrite: bool) -> None:
 def write_weights(plan: Plan, folder: Path) -> None:
     for i, shard in enumerate(plan.shards, start=1):
         title = f"{shard.path.name} ({i}/{len(plan.shards)})"
-        with tqdm(total=shard.num_bytes, unit="B", unit_scale=True, desc=title) as bar:
+        with tqdm(total=num_bytes_after(shard, plan.num_rows), unit="B", unit_scale=True, desc=title) as bar:
             write_shard(shard, folder / shard.path.name, plan.num_rows, bar.update)
     index = plan.folder / INDEX_FILE
     if index.exists() and plan.shards[0].path.name in read_json(index)["weight_map"].values():

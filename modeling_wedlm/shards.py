@@ -130,8 +130,8 @@ def read_shard(path: Path) -> Shard:
     return shard
 
 
-def new_header(shard: Shard, num_rows: dict[str, int]) -> bytes:
-    """The length and the header of a shard in which the tensors named in `num_rows` have that many rows."""
+def new_header(shard: Shard, num_rows: dict[str, int]) -> tuple[bytes, int]:
+    """How a shard begins if the tensors named in `num_rows` have that many rows, and the bytes of its tensors then."""
     tensors, offset = {name: dict(tensor) for name, tensor in shard.tensors.items()}, 0
     for name in shard.in_file_order():
         tensor = tensors[name]
@@ -143,7 +143,14 @@ def new_header(shard: Shard, num_rows: dict[str, int]) -> bytes:
     header = {} if shard.metadata is None else {"__metadata__": shard.metadata}
     text = json.dumps(header | tensors, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # safetensors aligns its data to 8 bytes
-    return len(text).to_bytes(8, "little") + text
+    return len(text).to_bytes(8, "little") + text, offset
+
+
+def num_bytes_after(shard: Shard, num_rows: dict[str, int]) -> int:
+    if not num_rows.keys() & shard.tensors.keys():
+        return shard.num_bytes
+    header, num_bytes = new_header(shard, num_rows)
+    return len(header) + num_bytes
 
 
 def read_chunks(file: BinaryIO, num_bytes: int, chunk_bytes: int) -> Iterator[bytes]:
@@ -168,25 +175,26 @@ def mean_row(file: BinaryIO, tensor: dict) -> bytes:
 def write_shard(shard: Shard, path: Path, num_rows: dict[str, int], progress: Callable[[int], object]) -> None:
     """Copies a shard; the tensors named in `num_rows` lose the rows behind that number, or gain their mean as one row.
 
-    `progress` is called with the bytes that each chunk had.
+    `progress` is called with the bytes of each chunk that was written.
     """
 
-    def copy(source: BinaryIO, target: BinaryIO, num_bytes: int) -> None:
-        for chunk in read_chunks(source, num_bytes, CHUNK_BYTES):
-            target.write(chunk)
-            progress(len(chunk))
+    def put(chunk: bytes) -> None:
+        target.write(chunk)
+        progress(len(chunk))
 
     with open(shard.path, "rb") as source, open(path, "wb") as target:
         if not num_rows.keys() & shard.tensors.keys():
-            copy(source, target, shard.num_bytes)
+            for chunk in read_chunks(source, shard.num_bytes, CHUNK_BYTES):
+                put(chunk)
             return
-        target.write(new_header(shard, num_rows))
+        put(new_header(shard, num_rows)[0])
         for name in shard.in_file_order():
             start, stop = shard.tensors[name]["data_offsets"]
             rows = shard.tensors[name]["shape"][0]
             wanted = num_rows.get(name, rows)
             source.seek(shard.data_start + start)
-            copy(source, target, (stop - start) // rows * min(rows, wanted))
+            for chunk in read_chunks(source, (stop - start) // rows * min(rows, wanted), CHUNK_BYTES):
+                put(chunk)
             if wanted > rows:
                 source.seek(shard.data_start + start)
-                target.write(mean_row(source, shard.tensors[name]))
+                put(mean_row(source, shard.tensors[name]))

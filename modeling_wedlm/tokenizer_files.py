@@ -74,9 +74,9 @@ class TokenizerFiles(NamedTuple):
             added = sorted([*tokenizer.get("added_tokens", []), entry], key=lambda added: added["id"])
             changed["tokenizer.json"] = {**tokenizer, "added_tokens": added}
             if Tokenizer.from_str(json.dumps(changed["tokenizer.json"])).token_to_id(token) != token_id:
-                # The library numbers added tokens itself, without gaps; what stands in the vocabulary keeps its id.
-                model = {**tokenizer["model"], "vocab": {**tokenizer["model"]["vocab"], token: token_id}}
-                changed["tokenizer.json"]["model"] = model
+                # The library numbers added tokens itself, without gaps; those in the vocabulary keep their ids.
+                vocabulary = {**tokenizer["model"]["vocab"], **{token["content"]: token["id"] for token in added}}
+                changed["tokenizer.json"]["model"] = {**tokenizer["model"], "vocab": vocabulary}
         return changed
 
     def without_mask(self, token_id: int) -> dict[str, dict]:

@@ -1,0 +1,64 @@
+import re
+import subprocess
+import sys
+
+import pytest
+from helpers import CHECKPOINTS, REPOSITORY, run_python
+from typer.testing import CliRunner
+
+from wedlm import cli
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def test_help_is_fast_and_shows_every_command(tmp_path):
+    """Neither torch nor transformers is imported."""
+    code = (
+        "import sys\nfrom wedlm.cli import app\n"
+        "for arguments in ([], ['convert']):\n"
+        "    try:\n        app([*arguments, '--help'])\n    except SystemExit as end:\n        assert end.code == 0\n"
+        "print({'torch', 'transformers'} & sys.modules.keys())"
+    )
+    out = run_python(code, tmp_path)
+    assert "convert" in out and out.strip().endswith("set()")
+
+
+@pytest.mark.parametrize("command", [command.callback.__name__ for command in cli.app.registered_commands])
+def test_every_command_has_an_example_that_parses(command):
+    text = " ".join(run(command, "--help").stdout.split())
+    (example,) = re.findall(rf"Example: wedlm {command} (.*)", text)
+    assert example.split()
+
+
+def test_there_and_back(tmp_path):
+    there = run("convert", CHECKPOINTS / "q3", tmp_path / "wedlm")
+    assert there.exit_code == 0
+    assert f"Written to {tmp_path / 'wedlm'} (MASK is token 159)." in there.stdout
+    back = run("convert", "--to-autoregressive", tmp_path / "wedlm", tmp_path / "back")
+    assert back.exit_code == 0
+    assert "Note: MASK, token 159, stays" in back.stdout
+    assert '"model_type": "qwen3"' in (tmp_path / "back" / "config.json").read_text()
+    again = run("convert", CHECKPOINTS / "q3", tmp_path / "wedlm", "--overwrite")
+    assert again.exit_code == 0
+
+
+def test_bad_input_is_one_sentence_on_standard_error_and_exit_code_2(tmp_path):
+    for arguments in (
+        ("convert", tmp_path / "nothing", tmp_path / "out"),
+        ("convert", "--to-autoregressive", tmp_path / "nothing", tmp_path / "out"),
+        ("convert", CHECKPOINTS / "q3", CHECKPOINTS / "q25"),
+    ):
+        result = run(*arguments)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.count("\n") == 1 and result.stderr.endswith(".\n")
+    assert not (tmp_path / "out").exists()
+    assert run("convert").exit_code == 2
+    assert run("convert", "a", "b", "--unknown").exit_code == 2
+
+
+def test_the_command_is_installed():
+    assert '"wedlm = wedlm.cli:app"' in (REPOSITORY / "setup.py").read_text()
+    result = subprocess.run([sys.executable, "-m", "wedlm.cli", "--help"], capture_output=True, text=True)
+    assert result.returncode == 0 and "convert" in result.stdout

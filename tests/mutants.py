@@ -28,6 +28,14 @@ GENERATION, WINDOW = "generation/generation_wedlm.py", "generation/window.py"
 SELECTION, SAMPLING = "generation/position_selection.py", "generation/token_sampling.py"
 CACHE, PROMPT, STATS = "generation/row_cache.py", "generation/prompt.py", "generation/stats.py"
 SUPPORT, READERS = "generation/support.py", "generation/text_readers.py"
+CONVERT, SHARDS = "modeling_wedlm/convert.py", "modeling_wedlm/shards.py"
+TOKENIZER, NEW_FOLDER = "modeling_wedlm/tokenizer_files.py", "modeling_wedlm/new_folder.py"
+CLI = "wedlm/cli.py"
+REFUSED = "test_convert.py::test_what_cannot_be_converted_is_refused_in_a_sentence_and_nothing_is_written"
+BOTH_WAYS, MOMENTS = (
+    "test_convert.py::test_there_and_back",
+    "test_convert.py::test_struck_at_some_moments_the_result_is_complete_or_absent",
+)
 REFERENCE = "test_generation_wedlm.py::test_any_batch_equals_the_reference_row_by_row"
 READERS_REFERENCE = "test_text_readers.py::test_any_batch_equals_the_reference_row_by_row"
 IN_STEP = "test_text_readers.py::test_whoever_keeps_state_is_called_as_in_transformers_loop"
@@ -773,6 +781,209 @@ MUTANTS = [
         "is_open = rows.is_open[0] & ~selected[0]",
         "is_open = rows.is_open[0]",
         "test_streamers.py::test_a_draft_shows_what_is_filled",
+    ),
+    Mutant(
+        "converted: the added row is not the mean",
+        SHARDS,
+        "(total / num_rows).to(dtype)",
+        "total.to(dtype)",
+        "test_convert.py::test_the_added_row_is_the_mean_of_the_others",
+    ),
+    Mutant(
+        "converted: the mean is of the first chunk",
+        SHARDS,
+        "        total += torch.frombuffer",
+        "        total = torch.frombuffer",
+        "test_convert.py::test_mean_of_chunks",
+    ),
+    Mutant(
+        "converted: the head gets no row",
+        CONVERT,
+        "for name in (EMBEDDING, HEAD) if",
+        "for name in (EMBEDDING,) if",
+        "test_convert.py::test_a_tied_head_that_is_in_the_file_gets_the_row_too",
+    ),
+    Mutant(
+        "converted: a shard may be cut",
+        SHARDS,
+        "if expected != num_bytes:",
+        "if False:",
+        REFUSED,
+    ),
+    Mutant(
+        "converted: tensors may overlap",
+        SHARDS,
+        "if shard.data_start + start != expected:",
+        "if False:",
+        REFUSED,
+    ),
+    Mutant(
+        "converted: shards may lie outside",
+        SHARDS,
+        "Path(name).name != name or",
+        "False or",
+        REFUSED,
+    ),
+    Mutant(
+        "converted: shapes are not compared",
+        CONVERT,
+        "if found[name] != expected[name]:",
+        "if False:",
+        REFUSED,
+    ),
+    Mutant(
+        "converted: missing weights are not seen",
+        CONVERT,
+        "in expected.keys() - found.keys() - optional",
+        "in ()",
+        REFUSED,
+    ),
+    Mutant(
+        "converted: quantized weights pass",
+        CONVERT,
+        'if fields.get("quantization_config") is not None:',
+        "if False:",
+        REFUSED,
+    ),
+    Mutant(
+        "converted: the index is not checked",
+        SHARDS,
+        "if places.get(name) != place:",
+        "if False:",
+        REFUSED,
+    ),
+    Mutant(
+        "converted: MASK takes a token's row",
+        TOKENIZER,
+        "behind = max(used, default=-1) + 1",
+        "behind = max(used, default=-1)",
+        BOTH_WAYS,
+    ),
+    Mutant(
+        "converted: ids of the config count as unused",
+        CONVERT,
+        "for fields in (config.to_dict(), generation_fields):",
+        "for fields in ():",
+        "test_convert.py::test_ids_that_only_a_config_names_are_used",
+    ),
+    Mutant(
+        "converted: added tokens are renumbered",
+        TOKENIZER,
+        ".token_to_id(token) != token_id:",
+        ".token_to_id(token) is None:",
+        "test_convert.py::test_ids_that_only_a_config_names_are_used",
+    ),
+    Mutant(
+        "converted: the tokenizer is not loaded",
+        CONVERT,
+        "if moved or tokenizer.mask_token_id != mask_token_id:",
+        "if False:",
+        "test_convert.py::test_a_tokenizer_that_went_on_behind_mask_keeps_its_ids",
+    ),
+    Mutant(
+        "converted: the way back keeps the row",
+        CONVERT,
+        "            config.vocab_size -= 1\n            num_rows = rows_of_vocabulary(shards, config.vocab_size)\n",
+        "",
+        BOTH_WAYS,
+    ),
+    Mutant(
+        "converted: the way back drops any last row",
+        CONVERT,
+        "if mask_token_id != config.vocab_size - 1:",
+        "if False:",
+        "test_convert.py::test_rows_added_behind_mask_are_not_dropped",
+    ),
+    Mutant(
+        "converted: the way back keeps window_size",
+        CONVERT,
+        "if generation_fields.keys() & DEFAULTS.keys():",
+        "if False:",
+        "test_convert.py::test_back_after_training",
+    ),
+    Mutant(
+        "converted: Qwen2 gets Qwen3's head_dim",
+        CONVERT,
+        'if stock.get("head_dim") is None:',
+        "if False:",
+        BOTH_WAYS,
+    ),
+    Mutant(
+        "converted: rope_theta is lost",
+        CONVERT,
+        'fields["rope_theta"] = rope.pop("rope_theta")',
+        'rope.pop("rope_theta")',
+        "test_convert.py::test_what_an_old_config_says_survives",
+    ),
+    Mutant(
+        "converted: readers of text are not pointed out",
+        CONVERT,
+        "type(processor) not in PLAIN_PROCESSORS for",
+        "False for",
+        "test_convert.py::test_generation_configs_that_limit_parallel_decoding",
+    ),
+    Mutant(
+        "converted: the source may be overwritten",
+        CONVERT,
+        "or out in folder.resolve().parents or",
+        "or",
+        "test_convert.py::test_places_that_are_refused",
+    ),
+    Mutant(
+        "converted: any folder is overwritten",
+        NEW_FOLDER,
+        'if not (out / "config.json").exists():',
+        "if False:",
+        "test_convert.py::test_places_that_are_refused",
+    ),
+    Mutant(
+        "converted: disk space is not checked",
+        NEW_FOLDER,
+        "if free < num_bytes:",
+        "if False:",
+        "test_convert.py::test_disk_space_is_checked_first",
+    ),
+    Mutant(
+        "converted: the old folder goes first",
+        NEW_FOLDER,
+        "                out.rename(old)\n            else",
+        "                shutil.rmtree(out)\n            else",
+        MOMENTS,
+    ),
+    Mutant(
+        "converted: the old folder does not come back",
+        NEW_FOLDER,
+        "                old.rename(out)\n",
+        "                pass\n",
+        MOMENTS,
+    ),
+    Mutant(
+        "converted: Ctrl-C leaves the new folder",
+        NEW_FOLDER,
+        "        shutil.rmtree(new, ignore_errors=True)\n",
+        "        pass\n",
+        MOMENTS,
+    ),
+    Mutant(
+        "converted: weights are asked of the Hub first",
+        CONVERT,
+        'folder = Path(source) if is_folder else from_hub(["config.json", INDEX_FILE, *COMPANIONS])',
+        'folder = Path(source) if is_folder else from_hub(["config.json", "*.safetensors", INDEX_FILE, *COMPANIONS])',
+        "test_convert.py::test_what_is_asked_of_the_hub",
+    ),
+    Mutant(
+        "converted: bad input exits with 1",
+        CLI,
+        "raise typer.Exit(2)",
+        "raise typer.Exit(1)",
+        "test_cli.py::test_bad_input_is_one_sentence_on_standard_error_and_exit_code_2",
+    ),
+    Mutant(
+        "converted: the command imports torch",
+        CLI,
+        "import typer\n\napp",
+        "import torch  # noqa: F401\nimport typer\n\napp",
+        "test_cli.py::test_help_is_fast_and_shows_every_command",
     ),
 ]
 

@@ -34,7 +34,7 @@ CLI = "wedlm/cli.py"
 REFUSED = "test_convert.py::test_what_cannot_be_converted_is_refused_in_a_sentence_and_nothing_is_written"
 BOTH_WAYS, MOMENTS = (
     "test_convert.py::test_there_and_back",
-    "test_convert.py::test_struck_at_some_moments_the_result_is_complete_or_absent",
+    "test_convert.py::test_struck_at_every_moment_the_result_is_complete_or_absent",
 )
 REFERENCE = "test_generation_wedlm.py::test_any_batch_equals_the_reference_row_by_row"
 READERS_REFERENCE = "test_text_readers.py::test_any_batch_equals_the_reference_row_by_row"

@@ -1,6 +1,6 @@
 """Qwen checkpoints become WeDLM checkpoints, and back: the same weights with another config, code and tokenizer.
 
-Everything is checked before the first byte is written. The result is written beside its place under the name
+Everything is checked before the weights are copied. The result is written beside its place under the name
 `OUT.incomplete-...` and renamed when it is complete.
 """
 
@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -65,6 +64,7 @@ class Plan(NamedTuple):
     num_rows: dict[str, int]  # of the tensors that gain or lose a row
     folder: Path  # where the companions are
     changed: dict[str, dict]  # companions with another content
+    tokens: dict[str, int] | None  # what the changed tokenizer must hold; None if it does not change
     notes: list[str]
 
 
@@ -97,13 +97,11 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
         changed, num_rows = choose_mask(config, tokenizer, generation_fields, shards, source, notes)
     config.architectures = ["WeDLMForCausalLM"]
     notes += limits_of_parallel_decoding(model, generation_fields)
-    plan = Plan(config, shards, num_rows, folder, changed, notes)
-    mask_token_id = config.mask_token_id
+    tokens = None
     if changed:
-        expected = {**tokenizer.token_ids(), changed["tokenizer_config.json"]["mask_token"]: mask_token_id}
-        check_tokenizer(plan, expected, mask_token_id, f"save the tokenizer of {source} with save_pretrained() first")
-    write(plan, out, overwrite)
-    return Conversion(out, mask_token_id, notes)
+        tokens = {**tokenizer.token_ids(), changed["tokenizer_config.json"]["mask_token"]: config.mask_token_id}
+    write(Plan(config, shards, num_rows, folder, changed, tokens, notes), out, overwrite)
+    return Conversion(out, config.mask_token_id, notes)
 
 
 def convert_to_autoregressive(
@@ -146,11 +144,10 @@ def convert_to_autoregressive(
     if generation_fields.keys() & DEFAULTS.keys():  # the four of parallel decoding
         kept = {name: value for name, value in generation_fields.items() if name not in DEFAULTS}
         changed[GENERATION_FILE] = kept
-    plan = Plan(stock_fields(config), shards, num_rows, folder, changed, notes)
+    tokens = None
     if changed.keys() - {GENERATION_FILE}:
-        expected = {token: i for token, i in tokenizer.token_ids().items() if i != mask_token_id}
-        check_tokenizer(plan, expected, None, "set mask_row to null in its config.json to keep MASK")
-    write(plan, out, overwrite)
+        tokens = {token: i for token, i in tokenizer.token_ids().items() if i != mask_token_id}
+    write(Plan(stock_fields(config), shards, num_rows, folder, changed, tokens, notes), out, overwrite)
     return Conversion(out, config.mask_token_id, notes)
 
 
@@ -179,6 +176,8 @@ def fetch(source: str | os.PathLike, out: Path, wanted=(*STOCK_CONFIGS, MODEL_TY
             "place for the result."
         )
     if not (folder / "config.json").exists():
+        if (folder / "adapter_config.json").exists():
+            raise ConversionError(f"{source} is an adapter of PEFT; merge it into its model first, and convert that.")
         raise ConversionError(f"{source} has no config.json; give the folder of a checkpoint.")
     fields = read_json(folder / "config.json")
     check_architecture(fields, source, wanted)
@@ -262,7 +261,12 @@ def choose_mask(
     notes: list[str],
 ) -> tuple[dict[str, dict], dict[str, int]]:
     """Sets MASK in `config`; returns the tokenizer files that change, and the new number of rows of tensors."""
-    tokens = tokenizer.token_ids()
+
+    def named_ids(name: str) -> set[int]:
+        values = [fields.get(name) for fields in (config.to_dict(), generation_fields)]
+        return {i for value in values for i in (value if isinstance(value, list) else [value]) if i is not None}
+
+    tokens, end_ids = tokenizer.token_ids(), named_ids("eos_token_id")
     existing = tokenizer.mask_token()
     if existing is not None:
         if not 0 <= tokens.get(existing, -1) < config.vocab_size:
@@ -270,14 +274,15 @@ def choose_mask(
                 f"The mask_token {existing!r} of {source} has the id {tokens.get(existing)}, which is none of the "
                 f"{config.vocab_size} rows; correct or remove mask_token in tokenizer_config.json."
             )
+        if tokens[existing] in end_ids:
+            raise ConversionError(
+                f"The mask_token {existing!r} of {source} also ends the text; correct or remove mask_token in "
+                "tokenizer_config.json."
+            )
         config.mask_token_id = tokens[existing]
         notes.append(f"The tokenizer has a mask_token, {existing!r} (id {tokens[existing]}); it is kept as MASK.")
         return {}, {}
-    used = set(tokens.values())
-    for fields in (config.to_dict(), generation_fields):
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            value = fields.get(name)
-            used |= set(value if isinstance(value, list) else [] if value is None else [value])
+    used = {*tokens.values(), *end_ids, *named_ids("bos_token_id"), *named_ids("pad_token_id")}
     row = unused_row(used, config.vocab_size) if tokenizer.has_tokens() else None
     num_rows = {}
     if row is None:
@@ -371,31 +376,38 @@ def write_companions(plan: Plan, folder: Path) -> None:
         plan.config.save_pretrained(folder)  # the code too
 
 
-def check_tokenizer(plan: Plan, expected: dict[str, int], mask_token_id: int | None, remedy: str) -> None:
+def check_tokenizer(plan: Plan, folder: Path) -> None:
     """The tokenizer with its changes is loaded, and every token must have the id that it is expected to have."""
-    with tempfile.TemporaryDirectory() as folder:
-        write_companions(plan, Path(folder))
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        except Exception as error:  # of any kind, by what is wrong with the files
-            raise ConversionError(
-                f"The tokenizer in {plan.folder} cannot be loaded ({one_line(error)}); correct its files."
-            ) from error
-    vocabulary = tokenizer.get_vocab()
-    moved = [token for token, i in expected.items() if vocabulary.get(token) != i]
-    if moved or tokenizer.mask_token_id != mask_token_id:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # of any kind, by what is wrong with the files
         raise ConversionError(
-            f"With the change for MASK the tokenizer in {plan.folder} moves {moved[:3] or 'it'}; {remedy}."
+            f"The tokenizer in {plan.folder} cannot be loaded ({one_line(error)}); correct its files."
+        ) from error
+    vocabulary = tokenizer.get_vocab()
+    moved = [token for token, i in plan.tokens.items() if vocabulary.get(token) != i]
+    takes_out = isinstance(plan.config, dict)
+    if moved or tokenizer.mask_token_id != (None if takes_out else plan.config.mask_token_id):
+        raise ConversionError(
+            f"With MASK {'taken out' if takes_out else 'put in'}, the tokenizer in {plan.folder} gives other ids to "
+            f"{moved[:3] or 'MASK'}; "
+            + (
+                "set mask_row to null in config.json there, which keeps MASK."
+                if takes_out
+                else "load it and save it with save_pretrained() first."
+            )
         )
 
 
 def write(plan: Plan, out: Path, overwrite: bool) -> None:
-    if old := leftovers(out):
-        plan.notes.append(f"A conversion that was killed, or is still running, left {', '.join(old)}.")
-    check_space(out, sum(num_bytes_after(shard, plan.num_rows) for shard in plan.shards) + SPARE_BYTES)
     try:
+        if old := leftovers(out):
+            plan.notes.append(f"A conversion that was killed, or is still running, left {', '.join(old)}.")
+        check_space(out, sum(num_bytes_after(shard, plan.num_rows) for shard in plan.shards) + SPARE_BYTES)
         with complete_or_absent(out, overwrite) as folder:
             write_companions(plan, folder)
+            if plan.tokens is not None:
+                check_tokenizer(plan, folder)
             write_weights(plan, folder)
     except OSError as error:
         raise ConversionError(

@@ -12,13 +12,17 @@ from wedlm.modeling_wedlm.conversion_error import ConversionError
 
 def check_out(out: str | os.PathLike, overwrite: bool) -> Path:
     out = Path(out).resolve()
-    if out.exists() and not out.is_dir():
-        raise ConversionError(f"{out} is a file; choose a folder that does not exist yet.")
-    if out.exists() and any(out.iterdir()):
-        if not overwrite:
-            raise ConversionError(f"{out} exists and is not empty; choose another folder, or pass --overwrite.")
-        if not (out / "config.json").exists():
-            raise ConversionError(f"{out} is no checkpoint, and only a checkpoint is overwritten; empty it yourself.")
+    try:
+        if out.exists() and not out.is_dir():
+            raise ConversionError(f"{out} is a file; choose a folder that does not exist yet.")
+        is_used = out.exists() and any(out.iterdir())
+        is_checkpoint = (out / "config.json").exists()
+    except OSError as error:
+        raise ConversionError(f"{out} cannot be looked into ({error.strerror}); choose another place.") from error
+    if is_used and not overwrite:
+        raise ConversionError(f"{out} exists and is not empty; choose another folder, or pass --overwrite.")
+    if is_used and not is_checkpoint:
+        raise ConversionError(f"{out} is no checkpoint, and only a checkpoint is overwritten; empty it yourself.")
     return out
 
 

@@ -98,11 +98,11 @@ def read_shards(folder: Path) -> list[Shard]:
 
 
 def read_shard(path: Path) -> Shard:
-    num_bytes = path.stat().st_size
-    with open(path, "rb") as file:
-        header_length = int.from_bytes(file.read(8), "little")
-        header = file.read(header_length) if header_length <= num_bytes - 8 else b""
     try:
+        num_bytes = path.stat().st_size
+        with open(path, "rb") as file:
+            header_length = int.from_bytes(file.read(8), "little")
+            header = file.read(header_length) if header_length <= num_bytes - 8 else b""
         tensors = json.loads(header)
         metadata = tensors.pop("__metadata__", None)
         for name, tensor in tensors.items():
@@ -125,6 +125,8 @@ def read_shard(path: Path) -> Shard:
             raise ValueError(f"it has {num_bytes} bytes instead of {expected}")
     except ConversionError:
         raise
+    except OSError as error:
+        raise ConversionError(f"{path} cannot be read ({error.strerror}); allow it, or copy it again.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConversionError(f"{path} is cut short or damaged ({error}); copy or download it again.") from error
     return shard

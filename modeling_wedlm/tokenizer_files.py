@@ -7,6 +7,7 @@ from typing import NamedTuple, Self
 
 from tokenizers import Tokenizer
 
+from wedlm.modeling_wedlm.conversion_error import ConversionError
 from wedlm.modeling_wedlm.shards import read_json
 
 # What holds tokens, or says what they are for. merges.txt and the chat templates need no look.
@@ -26,7 +27,15 @@ class TokenizerFiles(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        return cls({name: read_json(folder / name) for name in READ_FILES if (folder / name).exists()})
+        files = cls({name: read_json(folder / name) for name in READ_FILES if (folder / name).exists()})
+        try:
+            files.token_ids(), files.mask_token()
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise ConversionError(
+                f"The tokenizer files in {folder} are none of Qwen's ({type(error).__name__}: {error}); correct them, "
+                "or save the tokenizer with save_pretrained() again."
+            ) from error
+        return files
 
     def file(self, name: str) -> dict:
         return self.contents.get(name, {})

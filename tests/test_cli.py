@@ -58,6 +58,16 @@ def test_bad_input_is_one_sentence_on_standard_error_and_exit_code_2(tmp_path):
     assert run("convert", "a", "b", "--unknown").exit_code == 2
 
 
+def test_a_source_that_may_not_be_read(tmp_path, monkeypatch):
+    def refuse(source, *arguments, **options):
+        raise PermissionError(13, "Permission denied", source)
+
+    monkeypatch.setattr("wedlm.convert_to_wedlm", refuse, raising=False)
+    result = run("convert", CHECKPOINTS / "q3", tmp_path / "out")
+    assert result.exit_code == 2 and "cannot be read ([Errno 13] Permission denied" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_the_command_is_installed():
     assert '"wedlm = wedlm.cli:app"' in (REPOSITORY / "setup.py").read_text()
     result = subprocess.run([sys.executable, "-m", "wedlm.cli", "--help"], capture_output=True, text=True)

@@ -415,7 +415,7 @@ def test_a_tokenizer_that_went_on_behind_mask_keeps_its_ids(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "wedlm")
     tokenizer.add_tokens(["<|mine|>"])
     tokenizer.save_pretrained(tmp_path / "wedlm")
-    with pytest.raises(ConversionError, match=r"moves \['<\|mine\|>'\]; set mask_row to null"):
+    with pytest.raises(ConversionError, match=r"gives other ids to \['<\|mine\|>'\]; set mask_row to null"):
         convert_to_autoregressive(tmp_path / "wedlm", tmp_path / "back")
     assert not (tmp_path / "back").exists()
     edit(tmp_path / "wedlm" / "config.json", mask_row=None)
@@ -557,6 +557,11 @@ def SHARD(folder, i):
     return folder / f"model-0000{i}-of-00003.safetensors"
 
 
+def swap_for_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
 def retype(header):
     next(tensor for name, tensor in header.items() if name != "__metadata__")["dtype"] = "F8_E4M3"
 
@@ -635,6 +640,23 @@ REFUSED = {
         lambda folder: edit(folder / "tokenizer_config.json", tokenizer_class=7),
         "The tokenizer in .* cannot be loaded .*; correct its files",
     ),
+    "a tokenizer of another kind": (
+        lambda folder: edit(folder / "tokenizer.json", model={"type": "Unigram", "vocab": [["a", 0.0]]}),
+        "The tokenizer files in .* are none of Qwen's .*; correct them",
+    ),
+    "added tokens without ids": (
+        lambda folder: edit(folder / "tokenizer.json", added_tokens=[{"content": "<|endoftext|>"}]),
+        "are none of Qwen's .KeyError: 'id'",
+    ),
+    "an adapter": (
+        lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"),
+        "is an adapter of PEFT; merge it",
+    ),
+    "a shard that is a folder": (lambda folder: swap_for_folder(SHARD(folder, 2)), "lacks model-00002"),
+    "a mask_token that ends the text": (
+        lambda folder: edit(folder / "tokenizer_config.json", mask_token="<|im_start|>"),
+        "The mask_token '<.im_start.>' of .* also ends the text; correct or remove",
+    ),
     "a mask_token outside": (
         lambda folder: edit(folder / "tokenizer_config.json", mask_token="<none>"),
         "mask_token '<none>' of .* has the id None, which is none of the 259 rows; correct",
@@ -651,6 +673,25 @@ def test_what_cannot_be_converted_is_refused_in_a_sentence_and_nothing_is_writte
         convert_to_wedlm(source, tmp_path / "wedlm")
     assert "\n" not in str(error.value) and str(error.value).endswith(".")
     assert files_of(tmp_path) == before and not (tmp_path / "wedlm").exists()
+
+
+def refuse_access(*arguments):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(arguments[0]))
+
+
+def test_a_shard_that_may_not_be_read(source, tmp_path, monkeypatch):
+    monkeypatch.setattr("wedlm.modeling_wedlm.shards.open", refuse_access, raising=False)
+    with pytest.raises(
+        ConversionError, match=r"model-00001-of-00003.safetensors cannot be read \(Permission denied\)"
+    ):
+        convert_to_wedlm(source, tmp_path / "wedlm")
+
+
+def test_a_place_that_may_not_be_looked_into(source, tmp_path, monkeypatch):
+    (tmp_path / "wedlm").mkdir()
+    monkeypatch.setattr("wedlm.modeling_wedlm.new_folder.Path.iterdir", refuse_access)
+    with pytest.raises(ConversionError, match=r"wedlm cannot be looked into \(Permission denied\); choose another"):
+        convert_to_wedlm(source, tmp_path / "wedlm")
 
 
 def test_refusals_on_the_way_back(source, tmp_path):

@@ -41,6 +41,8 @@ def convert(
         )
     except ConversionError as error:
         refuse(error)
+    except OSError as error:
+        refuse(f"{source} cannot be read ({error}); allow it, or copy it to a place where you may.")
     for note in result.notes:
         typer.echo(f"Note: {note}")
     mask = "no MASK token" if result.mask_token_id is None else f"MASK is token {result.mask_token_id}"

@@ -1,13 +1,14 @@
 """Qwen checkpoints become WeDLM checkpoints, and back: the same weights with another config, code and tokenizer.
 
-Everything is checked before the weights are copied. The result is written beside its place under the name
-`OUT.incomplete-...` and renamed when it is complete.
+All but the new tokenizer is checked before the first byte is written. The result is written beside its place, under
+the name `OUT.incomplete-...`, and renamed when it is complete.
 """
 
 import json
 import os
 import re
 import shutil
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -28,12 +29,13 @@ from wedlm.modeling_wedlm.shards import (
     INDEX_FILE,
     Shard,
     num_bytes_after,
+    read_index,
     read_json,
     read_shards,
     shard_names,
     write_shard,
 )
-from wedlm.modeling_wedlm.tokenizer_files import TokenizerFiles, unused_row
+from wedlm.modeling_wedlm.tokenizer_files import TokenizerFiles, for_older_versions, unused_row
 
 STOCK_CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
 STOCK_CLASSES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -69,7 +71,7 @@ class Plan(NamedTuple):
 
 
 def one_line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")
+    return textwrap.shorten(str(error), 300).rstrip(".")
 
 
 def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overwrite: bool = False) -> Conversion:
@@ -87,7 +89,7 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
     config, model = wedlm_model(fields, source)
     shards = read_shards(folder)
     check_shapes(shards, model, source)
-    generation_fields = read_json(folder / GENERATION_FILE) if (folder / GENERATION_FILE).exists() else {}
+    generation_fields = read_generation_fields(folder)
     tokenizer = TokenizerFiles.read(folder)
     notes, changed, num_rows = [], {}, {}
     if fields["model_type"] == MODEL_TYPE:
@@ -95,7 +97,7 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
             notes.append("The config names no mask_token_id, so the result loads, and masked prediction refuses it.")
     else:
         changed, num_rows = choose_mask(config, tokenizer, generation_fields, shards, source, notes)
-    config.architectures = ["WeDLMForCausalLM"]
+    config.architectures, config.auto_map = ["WeDLMForCausalLM"], None  # our code's, which is written beside it
     notes += limits_of_parallel_decoding(model, generation_fields)
     tokens = None
     if changed:
@@ -123,7 +125,7 @@ def convert_to_autoregressive(
         )
     shards = read_shards(folder)
     check_shapes(shards, model, source)
-    notes, changed, num_rows = [], {}, {}
+    notes, changed, num_rows, tokens = [], {}, {}, None
     tokenizer = TokenizerFiles.read(folder)
     mask_token_id = config.mask_token_id
     if config.mask_row is None:
@@ -139,14 +141,14 @@ def convert_to_autoregressive(
             config.vocab_size -= 1
             num_rows = rows_of_vocabulary(shards, config.vocab_size)
         config.mask_token_id = None
-        changed = tokenizer.without_mask(mask_token_id) if tokenizer.has_tokens() else {}
-    generation_fields = read_json(folder / GENERATION_FILE) if (folder / GENERATION_FILE).exists() else {}
+        if tokenizer.has_tokens():
+            changed = tokenizer.without_mask(mask_token_id)
+            tokens = {token: i for token, i in tokenizer.token_ids().items() if i != mask_token_id}
+    changed |= for_older_versions({**tokenizer.contents, **changed})
+    generation_fields = read_generation_fields(folder)
     if generation_fields.keys() & DEFAULTS.keys():  # the four of parallel decoding
         kept = {name: value for name, value in generation_fields.items() if name not in DEFAULTS}
         changed[GENERATION_FILE] = kept
-    tokens = None
-    if changed.keys() - {GENERATION_FILE}:
-        tokens = {token: i for token, i in tokenizer.token_ids().items() if i != mask_token_id}
     write(Plan(stock_fields(config), shards, num_rows, folder, changed, tokens, notes), out, overwrite)
     return Conversion(out, config.mask_token_id, notes)
 
@@ -157,10 +159,10 @@ def convert_to_autoregressive(
 def fetch(source: str | os.PathLike, out: Path, wanted=(*STOCK_CONFIGS, MODEL_TYPE)) -> tuple[Path, dict]:
     """The folder of `source` and its config.json. From the Hub, weights are asked for only once the config fits."""
 
-    def from_hub(patterns) -> Path:
+    def from_hub(patterns, revision=None) -> Path:
         try:
-            return Path(snapshot_download(str(source), allow_patterns=patterns))
-        except (OSError, ValueError) as error:
+            return Path(snapshot_download(str(source), revision=revision, allow_patterns=patterns))
+        except Exception as error:  # of any kind: the Hub's, the network's, the disk's
             raise ConversionError(
                 f"{source} is no folder, and cannot be had from the Hub ({one_line(error)}); correct the name, or "
                 "download it first and give the folder."
@@ -182,8 +184,13 @@ def fetch(source: str | os.PathLike, out: Path, wanted=(*STOCK_CONFIGS, MODEL_TY
     fields = read_json(folder / "config.json")
     check_architecture(fields, source, wanted)
     if not is_folder:
-        folder = from_hub(["config.json", INDEX_FILE, *COMPANIONS, *shard_names(folder)])
+        # The name of the folder is the commit: the weights belong to the config that was read.
+        folder = from_hub(["config.json", INDEX_FILE, *COMPANIONS, *shard_names(folder)], revision=folder.name)
     return folder, fields
+
+
+def read_generation_fields(folder: Path) -> dict:
+    return read_json(folder / GENERATION_FILE) if (folder / GENERATION_FILE).exists() else {}
 
 
 def check_architecture(fields: dict, source: object, wanted: tuple[str, ...]) -> None:
@@ -228,7 +235,7 @@ def wedlm_model(fields: dict, source: object) -> tuple[WeDLMConfig, WeDLMForCaus
             config = WeDLMConfig(**stock)
         with torch.device("meta"):
             return config, WeDLMForCausalLM(config)
-    except (StrictDataclassError, ValueError, TypeError, KeyError, ZeroDivisionError, RuntimeError) as error:
+    except Exception as error:  # of many kinds, by what is wrong with the config
         raise ConversionError(
             f"No model can be built from the config.json of {source} ({one_line(error)}); correct it."
         ) from error
@@ -238,7 +245,7 @@ def check_shapes(shards: list[Shard], model: WeDLMForCausalLM, source: object) -
     expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: tensor["shape"] for shard in shards for name, tensor in shard.tensors.items()}
     optional = {HEAD} if model.config.tie_word_embeddings else set()
-    for name in expected.keys() - found.keys() - optional:
+    for name in sorted(expected.keys() - found.keys() - optional):
         raise ConversionError(f"{source} has no weight {name}, which its config asks for; correct one of the two.")
     for name in sorted(found):
         if name not in expected:
@@ -263,8 +270,13 @@ def choose_mask(
     """Sets MASK in `config`; returns the tokenizer files that change, and the new number of rows of tensors."""
 
     def named_ids(name: str) -> set[int]:
-        values = [fields.get(name) for fields in (config.to_dict(), generation_fields)]
-        return {i for value in values for i in (value if isinstance(value, list) else [value]) if i is not None}
+        ids = set()
+        for value in (getattr(config, name), generation_fields.get(name)):
+            values = value if isinstance(value, list) else [] if value is None else [value]
+            if not all(type(i) is int for i in values):
+                raise ConversionError(f"{name} of {source} is {value!r}, which is no token id; correct it.")
+            ids |= set(values)
+        return ids
 
     tokens, end_ids = tokenizer.token_ids(), named_ids("eos_token_id")
     existing = tokenizer.mask_token()
@@ -274,10 +286,10 @@ def choose_mask(
                 f"The mask_token {existing!r} of {source} has the id {tokens.get(existing)}, which is none of the "
                 f"{config.vocab_size} rows; correct or remove mask_token in tokenizer_config.json."
             )
-        if tokens[existing] in end_ids:
+        if tokens[existing] in {*end_ids, config.pad_token_id}:  # the padding row of an embedding learns nothing
             raise ConversionError(
-                f"The mask_token {existing!r} of {source} also ends the text; correct or remove mask_token in "
-                "tokenizer_config.json."
+                f"The mask_token {existing!r} of {source} also ends or pads the text; correct or remove mask_token "
+                "in tokenizer_config.json."
             )
         config.mask_token_id = tokens[existing]
         notes.append(f"The tokenizer has a mask_token, {existing!r} (id {tokens[existing]}); it is kept as MASK.")
@@ -295,7 +307,10 @@ def choose_mask(
             )
     config.mask_token_id, config.mask_row = row, "added" if num_rows else "unused"
     if not tokenizer.has_tokens():
-        notes.append(f"{source} has no tokenizer; give yours a mask_token with the id {row}, behind all it has.")
+        notes.append(
+            f"{source} has no tokenizer, and row {row} is MASK's; put the tokenizer there and convert again, if its "
+            "mask_token is to be that row."
+        )
         return {}, num_rows
     return tokenizer.with_mask(tokenizer.unused_name(), row), num_rows
 
@@ -411,8 +426,8 @@ def write(plan: Plan, out: Path, overwrite: bool) -> None:
             write_weights(plan, folder)
     except OSError as error:
         raise ConversionError(
-            f"{out} could not be written ({error.strerror or error}) and is as it was; choose a place with room where "
-            "you may write, and convert again."
+            f"{out} could not be written ({error}) and is as it was; make room or give access there, or choose "
+            "another place, and convert again."
         ) from error
 
 
@@ -421,18 +436,15 @@ def write_weights(plan: Plan, folder: Path) -> None:
         title = f"{shard.path.name} ({i}/{len(plan.shards)})"
         with tqdm(total=num_bytes_after(shard, plan.num_rows), unit="B", unit_scale=True, desc=title) as bar:
             write_shard(shard, folder / shard.path.name, plan.num_rows, bar.update)
-    index = plan.folder / INDEX_FILE
-    if index.exists() and plan.shards[0].path.name in read_json(index)["weight_map"].values():
-        content = read_json(index)
-        for shard in plan.shards:
-            for name in plan.num_rows.keys() & shard.tensors.keys():
-                tensor = shard.tensors[name]
-                start, stop = tensor["data_offsets"]
-                rows, width = tensor["shape"]
-                more_rows = plan.num_rows[name] - rows
-                # (transformers counts both from the tensors, so they are put right only where they stand.)
-                if "total_size" in content.get("metadata", {}):
-                    content["metadata"]["total_size"] += more_rows * (stop - start) // rows
-                if "total_parameters" in content.get("metadata", {}):
-                    content["metadata"]["total_parameters"] += more_rows * width
-        write_json(folder / INDEX_FILE, content)
+    index = read_index(plan.folder)
+    if index is None:
+        return
+    for shard in plan.shards:
+        for name in plan.num_rows.keys() & shard.tensors.keys():
+            tensor = shard.tensors[name]
+            start, stop = tensor["data_offsets"]
+            rows, width = tensor["shape"]
+            for total, size in (("total_size", (stop - start) // rows), ("total_parameters", width)):
+                if total in index["metadata"]:
+                    index["metadata"][total] += (plan.num_rows[name] - rows) * size
+    write_json(folder / INDEX_FILE, index)

@@ -1,29 +1,39 @@
 """The folder that a conversion writes: absent or complete, whatever happens to the process."""
 
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from wedlm.modeling_wedlm.conversion_error import ConversionError
 
 
 def check_out(out: str | os.PathLike, overwrite: bool) -> Path:
-    out = Path(out).resolve()
     try:
+        out = Path(out).resolve()
         if out.exists() and not out.is_dir():
             raise ConversionError(f"{out} is a file; choose a folder that does not exist yet.")
         is_used = out.exists() and any(out.iterdir())
-        is_checkpoint = (out / "config.json").exists()
-    except OSError as error:
-        raise ConversionError(f"{out} cannot be looked into ({error.strerror}); choose another place.") from error
+    except (OSError, RuntimeError) as error:  # the latter for a link to itself
+        raise ConversionError(f"{out} cannot be looked into ({error}); choose another place.") from error
+    # The folder itself is replaced, which a mount cannot be, and where a shell sits should not.
+    if os.path.ismount(out) or out in (Path.cwd(), *Path.cwd().parents):
+        raise ConversionError(f"{out} is a mount point, or the folder you are in; choose a new folder inside of it.")
     if is_used and not overwrite:
         raise ConversionError(f"{out} exists and is not empty; choose another folder, or pass --overwrite.")
-    if is_used and not is_checkpoint:
+    if is_used and not is_checkpoint(out):
         raise ConversionError(f"{out} is no checkpoint, and only a checkpoint is overwritten; empty it yourself.")
     return out
+
+
+def is_checkpoint(folder: Path) -> bool:
+    try:
+        return "model_type" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def leftovers(out: Path) -> list[str]:
@@ -35,7 +45,7 @@ def leftovers(out: Path) -> list[str]:
 
 
 def check_space(out: Path, num_bytes: int) -> None:
-    existing = next(path for path in (out, *out.parents) if path.exists())
+    existing = next(path for path in out.parents if path.exists())  # it is written beside `out`
     free = shutil.disk_usage(existing).free
     if free < num_bytes:
         old = leftovers(out)
@@ -54,8 +64,9 @@ def complete_or_absent(out: Path, overwrite: bool) -> Iterator[Path]:
     """
     suffix = secrets.token_hex(4)
     new, old = out.with_name(f"{out.name}.incomplete-{suffix}"), out.with_name(f"{out.name}.replaced-{suffix}")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    new_parents = [path for path in out.parents if not path.exists()]  # from the innermost on
     try:
+        out.parent.mkdir(parents=True, exist_ok=True)
         new.mkdir()
         yield new
         for path in new.rglob("*"):
@@ -75,3 +86,7 @@ def complete_or_absent(out: Path, overwrite: bool) -> Iterator[Path]:
             else:
                 old.rename(out)
         shutil.rmtree(new, ignore_errors=True)
+        if not out.exists():
+            with suppress(OSError):
+                for path in new_parents:
+                    path.rmdir()

@@ -42,13 +42,18 @@ def read_json(path: Path) -> dict:
     return content
 
 
-def shard_names(folder: Path) -> list[str]:
-    """The weight files of a checkpoint, as its index lists them; they need not be there yet."""
+def read_index(folder: Path) -> dict | None:
+    """The index of a checkpoint in shards, which need not be there yet; None where one file holds all weights."""
     if (folder / SINGLE_FILE).exists() or not (folder / INDEX_FILE).exists():
-        return [SINGLE_FILE]
-    weight_map = read_json(folder / INDEX_FILE).get("weight_map")
+        return None
+    index = read_json(folder / INDEX_FILE)
+    weight_map, metadata = index.get("weight_map"), index.get("metadata") or {}
     if not isinstance(weight_map, dict) or not weight_map:
         raise ConversionError(f"{folder / INDEX_FILE} has no weight_map; copy or download it again.")
+    if not isinstance(metadata, dict) or not all(
+        isinstance(metadata.get(name, 0), int) for name in ("total_size", "total_parameters")
+    ):
+        raise ConversionError(f"{folder / INDEX_FILE} has metadata={metadata!r}; copy or download it again.")
     for name in weight_map.values():
         # Links out of the folder are fine, the cache of the Hub is made of them; paths are not.
         if not isinstance(name, str) or Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
@@ -56,7 +61,13 @@ def shard_names(folder: Path) -> list[str]:
                 f"{folder / INDEX_FILE} names the shard {name!r}, which is no safetensors file inside the folder; "
                 "correct the index, or download the checkpoint again."
             )
-    return sorted(set(weight_map.values()))
+    return {**index, "metadata": metadata}
+
+
+def shard_names(folder: Path) -> list[str]:
+    """The weight files of a checkpoint, which need not be there yet."""
+    index = read_index(folder)
+    return [SINGLE_FILE] if index is None else sorted(set(index["weight_map"].values()))
 
 
 def read_shards(folder: Path) -> list[Shard]:
@@ -72,7 +83,9 @@ def read_shards(folder: Path) -> list[Shard]:
                 "use_safetensors=False) and save_pretrained() them first."
             )
         raise ConversionError(
-            f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}; give the folder of a checkpoint in safetensors."
+            f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}, and safetensors are wanted; if its weights are "
+            "pickled (.bin) and you trust them, load them with AutoModelForCausalLM.from_pretrained(..., "
+            "use_safetensors=False) and save_pretrained() them first."
         )
     if missing:
         raise ConversionError(
@@ -87,8 +100,8 @@ def read_shards(folder: Path) -> list[Shard]:
                     f"{name} stands in both {places[name]} and {shard.path.name} of {folder}; save it again."
                 )
             places[name] = shard.path.name
-    if len(shards) > 1 or names != [SINGLE_FILE]:
-        for name, place in read_json(folder / INDEX_FILE)["weight_map"].items():
+    if (index := read_index(folder)) is not None:
+        for name, place in index["weight_map"].items():
             if places.get(name) != place:
                 raise ConversionError(
                     f"{folder / INDEX_FILE} says that {name} lies in {place}, and it does not; copy or download the "
@@ -192,11 +205,13 @@ def write_shard(shard: Shard, path: Path, num_rows: dict[str, int], progress: Ca
         put(new_header(shard, num_rows)[0])
         for name in shard.in_file_order():
             start, stop = shard.tensors[name]["data_offsets"]
-            rows = shard.tensors[name]["shape"][0]
-            wanted = num_rows.get(name, rows)
+            num_bytes, is_longer = stop - start, False
+            if name in num_rows:
+                rows = shard.tensors[name]["shape"][0]
+                num_bytes, is_longer = num_bytes // rows * min(rows, num_rows[name]), num_rows[name] > rows
             source.seek(shard.data_start + start)
-            for chunk in read_chunks(source, (stop - start) // rows * min(rows, wanted), CHUNK_BYTES):
+            for chunk in read_chunks(source, num_bytes, CHUNK_BYTES):
                 put(chunk)
-            if wanted > rows:
+            if is_longer:
                 source.seek(shard.data_start + start)
                 put(mean_row(source, shard.tensors[name]))

@@ -48,17 +48,23 @@ class TokenizerFiles(NamedTuple):
         tokenizer = self.file("tokenizer.json")
         vocabulary = tokenizer.get("model", {}).get("vocab", {})
         decoder = self.file("tokenizer_config.json").get("added_tokens_decoder") or {}
-        return {
+        token_ids = {
             **self.file("vocab.json"),
             **vocabulary,
             **self.file("added_tokens.json"),
             **{token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])},
             **{token["content"]: int(i) for i, token in decoder.items()},
         }
+        if not all(type(token) is str and type(i) is int for token, i in token_ids.items()):
+            raise ValueError("a token is no text, or its id no whole number")
+        return token_ids
 
     def mask_token(self) -> str | None:
         tokens = (self.file(name).get("mask_token") for name in ("tokenizer_config.json", "special_tokens_map.json"))
-        return next((content_of(token) for token in tokens if token is not None), None)
+        token = next((content_of(token) for token in tokens if token is not None), None)
+        if not isinstance(token, str | None):
+            raise ValueError(f"mask_token is {token!r}")
+        return token
 
     def unused_name(self) -> str:
         tokens = self.token_ids()
@@ -82,7 +88,7 @@ class TokenizerFiles(NamedTuple):
             entry = {"id": token_id, "content": token, **description}
             added = sorted([*tokenizer.get("added_tokens", []), entry], key=lambda added: added["id"])
             changed["tokenizer.json"] = {**tokenizer, "added_tokens": added}
-            if Tokenizer.from_str(json.dumps(changed["tokenizer.json"])).token_to_id(token) != token_id:
+            if token_id_of(token, changed["tokenizer.json"]) != token_id:
                 # The library numbers added tokens itself, without gaps; those in the vocabulary keep their ids.
                 vocabulary = {**tokenizer["model"]["vocab"], **{token["content"]: token["id"] for token in added}}
                 changed["tokenizer.json"]["model"] = {**tokenizer["model"], "vocab": vocabulary}
@@ -101,12 +107,32 @@ class TokenizerFiles(NamedTuple):
                     new["added_tokens_decoder"] = without(new["added_tokens_decoder"], str(token_id))
             elif name == "tokenizer.json":
                 new["added_tokens"] = [added for added in content.get("added_tokens", []) if added["id"] != token_id]
-                new["model"] = {**content["model"], "vocab": without(content["model"]["vocab"], token)}
+                if "vocab" in content.get("model", {}):
+                    new["model"] = {**content["model"], "vocab": without(content["model"]["vocab"], token)}
             else:
                 new = without(new, token)
             if new != content:
                 changed[name] = new
         return changed
+
+
+def token_id_of(token: str, content: dict) -> int | None:
+    """The id that the library gives to a token of a tokenizer.json."""
+    try:
+        return Tokenizer.from_str(json.dumps(content)).token_to_id(token)
+    except Exception as error:  # the library raises no other kind
+        raise ConversionError(
+            f"tokenizer.json is not understood ({error}); correct it, or save the tokenizer with save_pretrained()."
+        ) from error
+
+
+def for_older_versions(contents: dict[str, dict]) -> dict[str, dict]:
+    """What has to change for transformers 4, which reads additional_special_tokens where 5 writes another name."""
+    config = contents.get("tokenizer_config.json", {})
+    if not isinstance(config.get("extra_special_tokens"), list) or "additional_special_tokens" in config:
+        return {}
+    names = {"extra_special_tokens": "additional_special_tokens"}
+    return {"tokenizer_config.json": {names.get(name, name): value for name, value in config.items()}}
 
 
 def unused_row(used: set[int], vocab_size: int) -> int | None:

@@ -66,8 +66,8 @@ QWEN3 = """\
 
 # The generation prompt opens the thinking, which earlier turns do not have.
 THINKING = QWEN3.replace(
-    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}",
-    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n<think>\\n' }}",
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}",
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n<think>\n' }}",
 )
 
 # No generation prompt, roles not marked by special tokens.

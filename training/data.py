@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from wedlm.training.conversation import Renderer, render_conversation, tokenize_with_loss
 from wedlm.training.errors import TrainingError
 from wedlm.training.packing import pack, pack_batch
-from wedlm.training.rows import Paths, fields_of, load_rows
+from wedlm.training.rows import NO_ROWS, Paths, fields_of, load_rows
 
 IGNORED = -100  # the label of a token without loss
 SAMPLE_COLUMNS = ("input_ids", "labels", "sample_lengths", "sample_indices")
@@ -206,7 +206,7 @@ def pack_and_count(samples: dict[str, list], max_length: int, summary: DataSumma
 
 def check_not_empty(summary: DataSummary) -> None:
     if not summary.num_read:
-        raise TrainingError("The data has no rows; give a file or a dataset with at least one.")
+        raise TrainingError(NO_ROWS)
     if not summary.num_samples:
         reasons = ", ".join(f"{count:,} for {reason}" for reason, count in sorted(summary.dropped.items()))
         raise TrainingError(

@@ -16,6 +16,7 @@ from pyarrow import parquet
 from wedlm.training.errors import TrainingError
 
 EXTENSIONS = (".jsonl", ".json", ".parquet")
+NO_ROWS = "The data has no rows; give a file or a dataset with at least one."
 FIELDS = ("messages", "prompt", "completion", "text", "tools")
 # A row stays JSON text until it is tokenized: Arrow would give all rows one type and fill the gaps with nulls.
 ROW_FEATURES = Features({"json_row": Value("large_string"), "where": Value("string"), "index": Value("int64")})
@@ -33,6 +34,8 @@ def load_rows(paths: Paths, streaming: bool = False) -> Dataset | IterableDatase
         load_rows(["wiki/", "books-*.parquet"], streaming=True)
     """
     files = tuple(find_files(paths))
+    if next(read_rows(files), None) is None:
+        raise TrainingError(NO_ROWS)
     if streaming:
         return IterableDataset.from_generator(read_rows, features=ROW_FEATURES, gen_kwargs={"files": files})
     contents = []

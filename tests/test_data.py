@@ -1,12 +1,17 @@
+import dataclasses
 import json
 import re
 
 import datasets
 import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
+from datasets.distributed import split_dataset_by_node
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_tokenizer import COLON, END, INSTRUCT, MARKED, QWEN3, QWEN25, THINKING, make_tokenizer
+from tokenizers import normalizers
+from torch.utils.data import DataLoader
+from transformers import HfArgumentParser
 
 from wedlm.training import data
 from wedlm.training.data import IGNORED, DataOptions, DataSummary, prepare_dataset
@@ -180,6 +185,28 @@ def test_extra_end_tokens_follow_the_last_turn():
     assert answers(row) == ["sat<|im_end|>", "on the mat<|im_end|><|endoftext|><|endoftext|>"]
 
 
+def test_normalized_text_keeps_its_answers():
+    """The normalizer shortens the text in front of the answer; offsets speak of the text before."""
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    (row,), _ = prepare([{"messages": [user("e\u0301" * 9), assistant("e\u0301a"), user("a")]}], tokenizer)
+    assert answers(row, tokenizer) == ["\u00e9a<|im_end|>"]
+
+
+@pytest.mark.parametrize("num_extra", [0, 1])
+def test_answers_that_a_template_does_not_end_are_counted(num_extra):
+    unmarked_end = MARKED.replace(" + '<|im_end|>' }}{% endgeneration %}", " }}{% endgeneration %}{{ '<|im_end|>' }}")
+    for template in (unmarked_end, COLON.replace("'<|im_end|>'", "'\n'")):
+        _, summary = prepare([{"messages": CHAT}] * 3, make_tokenizer(template), extra_end_tokens=num_extra)
+        assert summary.num_without_end == (0 if num_extra else 3)
+    assert prepare([{"messages": CHAT}])[1].num_without_end == 0
+    sentence = (
+        "Conversations whose last answer has no end token in the chat template: 3; a model learns no end from them "
+        "without extra_end_tokens=1."
+    )
+    assert (sentence in str(summary)) == (num_extra == 0)
+
+
 # --- Prompt and completion, text ---
 
 
@@ -340,7 +367,7 @@ def as_dataset_with_other_columns(folder):
 
 
 def as_stream(folder):
-    return Dataset.from_list(SOURCE).to_iterable_dataset(num_shards=2)
+    return Dataset.from_list(SOURCE).to_iterable_dataset()
 
 
 def as_generator(folder):
@@ -440,6 +467,37 @@ def test_a_stream_reads_no_more_than_it_must():
     next(iter(rows))
     assert num_read <= 2 * data.STREAM_BUFFER
     assert summary.num_read >= data.STREAM_BUFFER
+
+
+def test_a_stream_is_shuffled_and_read_by_workers(tmp_path):
+    files = [
+        write_lines(tmp_path / f"{name}.jsonl", [{"text": f"the cat {name} {i}"} for i in range(20)]) for name in "ab"
+    ]
+    rows, summary = prepare_dataset(files, TOKENIZER, DataOptions(max_length=16, streaming=True))
+    in_order = list(rows)
+    assert [row["sample_indices"] for row in in_order] == [[i] for i in range(40)]
+    shuffled = list(rows.shuffle(seed=1, buffer_size=10))
+    assert summary.num_read == 80  # both passes
+    loaded = list(DataLoader(rows, num_workers=2, batch_size=None))
+    assert shuffled != in_order
+    for others in (shuffled, loaded):
+        assert sorted(others, key=lambda row: row["sample_indices"]) == in_order
+    state = iter(rows)
+    half = [next(state) for _ in range(15)]
+    resumed = prepare_dataset(files, TOKENIZER, DataOptions(max_length=16, streaming=True))[0].skip(15)
+    assert half + list(resumed) == in_order
+
+
+def test_the_number_of_a_row_of_a_stream_depends_on_no_worker_and_no_rank():
+    source = Dataset.from_list([{"text": f"the cat {i}"} for i in range(10)]).to_iterable_dataset(num_shards=2)
+    rows, _ = prepare_dataset(source, TOKENIZER, DataOptions(max_length=16))
+    numbers = {tuple(row["input_ids"]): row["sample_indices"] for row in rows}
+    assert sorted(numbers.values()) == [[i] for i in range(10)]
+    by_rank = [row for rank in range(2) for row in split_dataset_by_node(rows, rank, 2)]
+    by_worker = list(DataLoader(rows, num_workers=2, batch_size=None))
+    for others in (by_rank, by_worker):
+        assert len(others) == 10
+        assert {tuple(row["input_ids"]): row["sample_indices"] for row in others} == numbers
 
 
 # --- Caches ---
@@ -629,6 +687,17 @@ def test_options_that_are_refused(options, sentence):
     with pytest.raises(TrainingError) as error:
         DataOptions(**options)
     assert str(error.value) == sentence
+
+
+def test_options_are_arguments_of_a_command_line(capsys):
+    parser = HfArgumentParser(DataOptions)
+    (options,) = parser.parse_args_into_dataclasses(["--max_length", "64", "--loss_on", "last", "--packing"])
+    assert options == DataOptions(max_length=64, loss_on="last", packing=True)
+    with pytest.raises(SystemExit):
+        parser.parse_args_into_dataclasses(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for field in dataclasses.fields(DataOptions):
+        assert field.metadata["help"] in shown
 
 
 def test_tokenizers_that_are_refused():

@@ -1,15 +1,17 @@
 """Rows of text become rows of tokens with labels: read, tokenize, cut or drop and count, pack."""
 
 import dataclasses
+import inspect
 import json
+import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from typing import Literal, NamedTuple, get_args
 
-from datasets import Dataset, Features, IterableDataset, List, Value
+from datasets import Dataset, Features, IterableDataset, List, Value, concatenate_datasets
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
@@ -20,7 +22,7 @@ from wedlm.training.rows import NO_ROWS, Paths, fields_of, load_rows
 
 IGNORED = -100  # the label of a token without loss
 SAMPLE_COLUMNS = ("input_ids", "labels", "sample_lengths", "sample_indices")
-COUNT_COLUMNS = ("outcome", "num_tokens", "num_loss_tokens", "num_rewritten")
+COUNT_COLUMNS = ("outcome", "num_tokens", "num_loss_tokens", "num_rewritten", "num_without_end")
 TOKENS = List(Value("int32"))
 INDICES = List(Value("int64"))
 SAMPLE_FEATURES = Features(
@@ -29,6 +31,7 @@ SAMPLE_FEATURES = Features(
 FEATURES = Features(
     {**SAMPLE_FEATURES, "outcome": Value("string"), **{name: Value("int64") for name in COUNT_COLUMNS[1:]}}
 )
+CODE = ("wedlm.training.conversation", "wedlm.training.rows", __name__)
 STREAM_BUFFER = 512  # samples that a stream packs at a time
 
 # What becomes of a row: it is a sample, or it is dropped for one of the reasons.
@@ -86,11 +89,14 @@ class DataSummary:
     num_loss_tokens: int = 0
     num_truncated: int = 0
     num_rewritten: int = 0  # assistant turns that the chat template writes otherwise than when they are the last
+    num_without_end: int = 0  # conversations whose last answer ends without a special token
     dropped: Counter = field(default_factory=Counter)  # by the reason
     num_packed_rows: int = 0
     num_packed_tokens: int = 0
 
-    def count(self, outcome: str, num_tokens: int, num_loss_tokens: int, num_rewritten: int) -> None:
+    def count(
+        self, outcome: str, num_tokens: int, num_loss_tokens: int, num_rewritten: int, num_without_end: int
+    ) -> None:
         self.num_read += 1
         if outcome in (WHOLE, TRUNCATED):
             self.num_samples += 1
@@ -98,6 +104,7 @@ class DataSummary:
             self.num_loss_tokens += num_loss_tokens
             self.num_truncated += outcome == TRUNCATED
             self.num_rewritten += num_rewritten
+            self.num_without_end += num_without_end
         else:
             self.dropped[outcome] += 1
 
@@ -125,6 +132,11 @@ class DataSummary:
                 f"Earlier assistant turns that the chat template changes (thinking left out, say): "
                 f"{self.num_rewritten:,}; loss_on='last' leaves them without loss."
             )
+        if self.num_without_end:
+            lines.append(
+                f"Conversations whose last answer has no end token in the chat template: {self.num_without_end:,}; "
+                "a model learns no end from them without extra_end_tokens=1."
+            )
         if self.num_packed_rows:
             lines.append(f"Packed into {self.num_packed_rows:,} rows, {self.fill_ratio:.1%} full.")
         return "\n".join(lines)
@@ -134,6 +146,7 @@ class Tokens(NamedTuple):
     input_ids: list[int]
     has_loss: list[bool]
     num_rewritten: int = 0
+    num_without_end: int = 0
 
 
 def prepare_dataset(
@@ -149,6 +162,8 @@ def prepare_dataset(
         labels          [-100, 6, 7, 2]    the token itself, not shifted; -100 has no loss
         sample_lengths  [4]                of the samples of the row, one after another
         sample_indices  [17]               the numbers of their rows in `data`
+
+    In a stream of several shards the numbers are those that `tokenize_stream` gives, each row its own.
     """
     check_tokenizer(tokenizer)
     if isinstance(data, dict):
@@ -234,7 +249,7 @@ def tokenize_rows(
     """Every row as a sample of its own, dropped ones included: the columns of the result, and four that count."""
     function = partial(tokenize_row, tokenizer=tokenizer, options=options)
     if isinstance(rows, IterableDataset):
-        return rows.map(function, with_indices=True)
+        return tokenize_stream(rows, function)
     return rows.with_format(None).map(
         function,
         with_indices=True,
@@ -246,14 +261,33 @@ def tokenize_rows(
     )
 
 
+def tokenize_stream(rows: IterableDataset, function: Callable) -> IterableDataset:
+    """Numbers the rows of each shard by themselves, 0, 2, 4, ... and 1, 3, 5, ... of two, since ranks and workers, who
+    share the shards out among themselves, each count from 0."""
+    num_shards = rows.num_shards
+    if num_shards == 1:
+        return rows.map(function, with_indices=True)
+    return concatenate_datasets(
+        [
+            rows.shard(num_shards, shard).map(partial(numbered, function, num_shards, shard), with_indices=True)
+            for shard in range(num_shards)
+        ]
+    )
+
+
+def numbered(function: Callable, num_shards: int, shard: int, row: dict, place: int) -> dict:
+    return function(row, place * num_shards + shard)
+
+
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
-    """All that decides which tokens a row becomes, but the row and the options."""
+    """All that decides which tokens a row becomes, but the row and the options: the tokenizer, and the code."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     # The state that the last call left behind decides nothing.
     backend = {name: value for name, value in backend.items() if name not in ("truncation", "padding")}
-    versions = [version(name) for name in ("wedlm", "transformers", "tokenizers")]
     special_tokens = (tokenizer.special_tokens_map, tokenizer.mask_token_id, tokenizer.eos_token_id)
-    return Hasher.hash((json.dumps(backend), tokenizer.chat_template, special_tokens, versions))
+    versions = [version(name) for name in ("transformers", "tokenizers")]
+    code = [inspect.getsource(module) for module in map(sys.modules.get, CODE)]
+    return Hasher.hash((json.dumps(backend), tokenizer.chat_template, special_tokens, versions, code))
 
 
 def tokenize_row(row: dict, index: int, tokenizer: PreTrainedTokenizerBase, options: DataOptions) -> dict:
@@ -282,6 +316,7 @@ def tokenize_row(row: dict, index: int, tokenizer: PreTrainedTokenizerBase, opti
         "num_tokens": len(input_ids),
         "num_loss_tokens": sum(has_loss),
         "num_rewritten": tokens.num_rewritten,
+        "num_without_end": tokens.num_without_end,
     }
 
 
@@ -335,15 +370,17 @@ def tokens_of_messages(
         )
     render = Renderer(tokenizer, checked_tools(tools, where), where)
     first_turn = turns[-1] if options.loss_on == "last" else first_message
-    conversation = render_conversation(messages, first_turn, render)
-    input_ids, has_loss = up_to_last_loss(*tokenize_with_loss(conversation.text, conversation.spans, tokenizer))
+    rendered = render_conversation(messages, first_turn, render)
+    input_ids, has_loss = up_to_last_loss(*tokenize_with_loss(rendered.text, rendered.spans, tokenizer))
     if not input_ids:
         raise TrainingError(
             f"{where}: the chat template marks nothing as written by the assistant; put its "
             "{% generation %} marks around the assistant's content, or remove them."
         )
-    end_tokens = [tokenizer.eos_token_id] * options.extra_end_tokens
-    return Tokens(input_ids + end_tokens, has_loss + [True] * len(end_tokens), conversation.num_rewritten)
+    input_ids += [tokenizer.eos_token_id] * options.extra_end_tokens
+    has_loss += [True] * options.extra_end_tokens
+    last = tokenizer.added_tokens_decoder.get(input_ids[-1])
+    return Tokens(input_ids, has_loss, rendered.num_rewritten, int(last is None or not last.special))
 
 
 def with_end(input_ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -1,5 +1,6 @@
 """Several samples in a row: best fit, longest first, and none is ever cut."""
 
+import inspect
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -49,12 +50,12 @@ def pack_batch(samples: dict[str, list], max_length: int) -> dict[str, list]:
 
 def pack(samples: Dataset, max_length: int) -> Dataset:
     """Best fit over the whole dataset; the packed rows are written to the cache of datasets, not held in memory."""
-    rows = best_fit([sum(lengths) for lengths in samples["sample_lengths"]], max_length)
+    rows = best_fit([sum(lengths) for lengths in samples["sample_lengths"][:]], max_length)
     return Dataset.from_generator(
         packed_rows,
         features=samples.features,
         gen_kwargs={"samples": samples, "rows": tuple(rows)},  # a list would be taken for shards
-        fingerprint=Hasher.hash(("wedlm packed", samples._fingerprint, max_length)),
+        fingerprint=Hasher.hash((samples._fingerprint, rows, inspect.getsource(packed_rows))),
     )
 
 

@@ -2,8 +2,10 @@
 
 import glob
 import hashlib
+import inspect
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -42,7 +44,7 @@ def load_rows(paths: Paths, streaming: bool = False) -> Dataset | IterableDatase
     for file in files:
         with open(file, "rb") as stream:
             contents.append(hashlib.file_digest(stream, "sha256").hexdigest())
-    fingerprint = Hasher.hash(("wedlm rows", files, contents))
+    fingerprint = Hasher.hash((files, contents, inspect.getsource(sys.modules[__name__])))
     try:
         return Dataset.from_generator(
             read_rows, features=ROW_FEATURES, gen_kwargs={"files": files}, fingerprint=fingerprint

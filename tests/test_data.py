@@ -13,10 +13,12 @@ from tokenizers import normalizers
 from torch.utils.data import DataLoader
 from transformers import HfArgumentParser
 
-from wedlm.training import data
-from wedlm.training.data import IGNORED, DataOptions, DataSummary, prepare_dataset
+from wedlm.training import data, samples
+from wedlm.training.data import DataSummary, prepare_dataset
+from wedlm.training.data_options import DataOptions
 from wedlm.training.errors import TrainingError
 from wedlm.training.rows import load_rows
+from wedlm.training.samples import IGNORED, tokenize_row
 
 TOKENIZER = make_tokenizer()
 datasets.disable_progress_bars()
@@ -134,7 +136,7 @@ def test_any_conversation_has_loss_where_the_slow_reference_has_it(template, has
     last = max(i for i, (_, is_answer) in enumerate(pieces) if is_answer)
     for i, (piece, is_answer) in enumerate(pieces):
         owners += [is_answer and (loss_on == "all" or i == last)] * len(piece.encode())
-    sample = data.tokenize_row({"messages": messages}, 0, tokenizer, DataOptions(loss_on=loss_on))
+    sample = tokenize_row({"messages": messages}, 0, tokenizer, DataOptions(loss_on=loss_on))
     place, expected = 0, []
     for token in sample["input_ids"]:
         num_bytes = len(tokenizer.convert_ids_to_tokens(token))  # a character of its name stands for a byte
@@ -512,7 +514,7 @@ def test_what_was_tokenized_before_is_found_again(tmp_path, monkeypatch):
     file = write_lines(tmp_path / "a.jsonl", [{"messages": CHAT}])
     before = fingerprints(file, packing=True)
     TOKENIZER(["a", "a b"], padding=True)  # leaves its padding in the tokenizer's state
-    monkeypatch.setattr(data, "tokens_of", None)  # would fail if it were called
+    monkeypatch.setattr(samples, "tokens_of", None)  # would fail if it were called
     assert fingerprints(file, make_tokenizer(), packing=True) == before
 
 

@@ -2,7 +2,8 @@ import torch
 from datasets import Dataset
 from tiny_tokenizer import MASK, make_tokenizer
 
-from wedlm.training.data import DataOptions, prepare_dataset
+from wedlm.training.data import prepare_dataset
+from wedlm.training.data_options import DataOptions
 from wedlm.training.preview import preview
 
 TOKENIZER = make_tokenizer()

@@ -1044,13 +1044,6 @@ MUTANTS = [
         LOSS,
     ),
     Mutant(
-        "data: offsets without the leading space are trusted",
-        CONVERSATION,
-        "start = min(start, previous_end)",
-        "start = start",
-        "test_data.py::test_loss_is_on_what_the_assistant_writes",
-    ),
-    Mutant(
         "data: marks of the template are ignored",
         CONVERSATION,
         "if not GENERATION_MARK.search(template):",
@@ -1090,7 +1083,7 @@ MUTANTS = [
         SAMPLES,
         'answer = tokenizer(completion, add_special_tokens=False, verbose=False)["input_ids"]',
         'answer = tokenizer(prompt + completion)["input_ids"][len(prompt_ids):]',
-        "test_data.py::test_prompt_and_completion",
+        "test_data.py::test_no_token_lies_across_the_border_of_prompt_and_completion",
     ),
     Mutant(
         "data: the prompt has loss",

@@ -6,7 +6,7 @@ import datasets
 import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
 from datasets.distributed import split_dataset_by_node
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tiny_tokenizer import COLON, END, INSTRUCT, MARKED, QWEN3, QWEN25, THINKING, make_tokenizer
 from tokenizers import normalizers
@@ -123,8 +123,11 @@ ROUNDS = st.lists(st.tuples(CHARACTERS, st.one_of(CONTENTS, THOUGHTS)), min_size
 TEMPLATES = {template: make_tokenizer(template) for template in (QWEN25, QWEN3, INSTRUCT, COLON, MARKED)}
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(list(TEMPLATES)), st.booleans(), ROUNDS, st.sampled_from(["all", "last"]))
+@pytest.mark.parametrize("template", TEMPLATES, ids=["qwen2.5", "qwen3", "instruct", "colon", "marked"])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(has_system=st.booleans(), rounds=ROUNDS, loss_on=st.sampled_from(["all", "last"]))
+@example(has_system=False, rounds=[("the cat", "sat"), ("the dog", "on the mat")], loss_on="all")
+@example(has_system=False, rounds=[("the cat", "sat"), ("the dog", "on the mat")], loss_on="last")
 def test_any_conversation_has_loss_where_the_slow_reference_has_it(template, has_system, rounds, loss_on):
     """The reference counts bytes: a token has loss if one of its bytes belongs to an answer."""
     tokenizer = TEMPLATES[template]
@@ -220,6 +223,13 @@ def test_prompt_and_completion(num_extra):
     assert row["input_ids"] == prompt + completion + end
     assert row["labels"] == [IGNORED] * len(prompt) + completion + end
     assert (row["sample_lengths"], row["sample_indices"]) == ([len(row["input_ids"])], [0])
+
+
+def test_no_token_lies_across_the_border_of_prompt_and_completion():
+    assert len(TOKENIZER("the cat")["input_ids"]) == 2
+    (row,), _ = prepare([{"prompt": "the ca", "completion": "t"}])
+    assert answers(row) == ["t<|endoftext|>"]
+    assert TOKENIZER.decode(row["input_ids"]) == "the cat<|endoftext|>"
 
 
 @pytest.mark.parametrize("num_extra", [0, 2])
@@ -515,7 +525,8 @@ def test_what_was_tokenized_before_is_found_again(tmp_path, monkeypatch):
     before = fingerprints(file, packing=True)
     TOKENIZER(["a", "a b"], padding=True)  # leaves its padding in the tokenizer's state
     monkeypatch.setattr(samples, "tokens_of", None)  # would fail if it were called
-    assert fingerprints(file, make_tokenizer(), packing=True) == before
+    for tokenizer in (TOKENIZER, make_tokenizer()):
+        assert fingerprints(file, tokenizer, packing=True) == before
 
 
 @pytest.mark.parametrize("packing", [False, True], ids=["unpacked", "packed"])

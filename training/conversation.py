@@ -132,9 +132,8 @@ def tokenize_with_loss(
 ) -> tuple[list[int], list[bool]]:
     """The tokens of the text, and for each whether it has a character of a span."""
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    has_loss, previous_end = [], 0
-    for start, end in encoding["offset_mapping"]:
-        start = min(start, previous_end)  # offsets may leave out a token's leading space
-        has_loss.append(any(start < span_end and span_start < end for span_start, span_end in spans))
-        previous_end = end
+    has_loss = [
+        any(start < span_end and span_start < end for span_start, span_end in spans)
+        for start, end in encoding["offset_mapping"]
+    ]
     return encoding["input_ids"], has_loss

@@ -195,7 +195,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
 def tokenize_rows(
     rows: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, options: DataOptions
 ) -> Dataset | IterableDataset:
-    """Every row as a sample of its own, dropped ones included: the columns of the result, and four that count."""
+    """Every row as a sample of its own, dropped ones included: the result's columns, and those that are counted."""
     function = partial(tokenize_row, tokenizer=tokenizer, options=options)
     if isinstance(rows, IterableDataset):
         return tokenize_stream(rows, function)

@@ -31,6 +31,8 @@ SUPPORT, READERS = "generation/support.py", "generation/text_readers.py"
 CONVERT, SHARDS = "modeling_wedlm/convert.py", "modeling_wedlm/shards.py"
 TOKENIZER, NEW_FOLDER = "modeling_wedlm/tokenizer_files.py", "modeling_wedlm/new_folder.py"
 CLI = "wedlm/cli.py"
+DATA, SAMPLES, CONVERSATION = "training/data.py", "training/samples.py", "training/conversation.py"
+ROWS, PACKING, PREVIEW = "training/rows.py", "training/packing.py", "training/preview.py"
 REFUSED = "test_convert.py::test_what_cannot_be_converted_is_refused_in_a_sentence_and_nothing_is_written"
 BOTH_WAYS, MOMENTS = (
     "test_convert.py::test_there_and_back",
@@ -44,6 +46,13 @@ TURNS = "test_multi_turn.py::test_ten_turns_equal_a_fresh_call_each"
 COLUMNS = "test_multi_turn.py::test_what_comes_back_covers_the_columns_that_every_row_has"
 OTHER_WAYS = "test_multi_turn.py::test_other_ways_to_the_same_text"
 ITERATOR = "test_streamers.py::test_an_iterator_ends_when_generation_fails"
+LOSS = "test_data.py::test_any_conversation_has_loss_where_the_slow_reference_has_it"
+TEMPLATES = "test_data.py::test_templates_that_are_refused"
+CUT = "test_data.py::test_what_is_truncated_is_a_beginning_without_end_token_and_counted"
+SAME_ROWS = "test_data.py::test_every_source_gives_the_same_rows"
+NEVER_STALE = "test_data.py::test_a_change_of_template_tokenizer_option_or_data_is_never_missed"
+STREAM_NUMBERS = "test_data.py::test_the_number_of_a_row_of_a_stream_depends_on_no_worker_and_no_rank"
+PACKED = "test_packing.py::test_packing_loses_and_cuts_nothing_and_fits_as_the_slow_reference"
 
 MUTANTS = [
     Mutant(
@@ -1068,6 +1077,272 @@ MUTANTS = [
         "import typer\n\napp",
         "import torch  # noqa: F401\nimport typer\n\napp",
         "test_cli.py::test_help_is_fast_and_shows_every_command",
+    ),
+    Mutant(
+        "data: a turn begins without the generation prompt",
+        CONVERSATION,
+        "prompt = render(messages[:turn], add_generation_prompt=True)",
+        "prompt = render(messages[:turn])",
+        LOSS,
+    ),
+    Mutant(
+        "data: a turn need not follow the generation prompt",
+        CONVERSATION,
+        "if not text.startswith(prompt):",
+        "if False:",
+        TEMPLATES,
+    ),
+    Mutant(
+        "data: rewritten turns end where they would alone",
+        CONVERSATION,
+        "if text.startswith(up_to_turn):",
+        "if True:",
+        LOSS,
+    ),
+    Mutant(
+        "data: a rewritten turn ends with its content",
+        CONVERSATION,
+        "return len(text) - len(behind[0]) + len(behind_alone[0])",
+        "return len(text) - len(behind[0])",
+        LOSS,
+    ),
+    Mutant(
+        "data: the end of a rewritten turn is not checked",
+        CONVERSATION,
+        " and behind[0].startswith(behind_alone[0]):",
+        ":",
+        TEMPLATES,
+    ),
+    Mutant(
+        "data: the newline behind a turn has loss",
+        CONVERSATION,
+        "end = len(text[:end].rstrip())",
+        "end = len(text[:end])",
+        LOSS,
+    ),
+    Mutant(
+        "data: a token across the beginning has no loss",
+        CONVERSATION,
+        "any(start < span_end and span_start < end for",
+        "any(span_start <= start and end <= span_end for",
+        LOSS,
+    ),
+    Mutant(
+        "data: marks of the template are ignored",
+        CONVERSATION,
+        "if not GENERATION_MARK.search(template):",
+        "if True:",
+        LOSS,
+    ),
+    Mutant(
+        "data: marks of earlier turns count with loss_on=last",
+        CONVERSATION,
+        "for span in marked if span[0] >= len(in_front)]",
+        "for span in marked]",
+        LOSS,
+    ),
+    Mutant(
+        "data: loss_on=last is loss_on=all",
+        SAMPLES,
+        'first_turn = turns[-1] if options.loss_on == "last" else first_message',
+        "first_turn = first_message",
+        LOSS,
+    ),
+    Mutant(
+        "data: turns of the prompt have loss",
+        SAMPLES,
+        'message["role"] == "assistant" and i >= first_message]',
+        'message["role"] == "assistant"]; first_message = 0',
+        "test_data.py::test_conversational_prompt_and_completion",
+    ),
+    Mutant(
+        "data: what stands behind the last answer stays",
+        SAMPLES,
+        "input_ids, has_loss = up_to_last_loss(*tokenize_with_loss(rendered.text, rendered.spans, tokenizer))",
+        "input_ids, has_loss = tokenize_with_loss(rendered.text, rendered.spans, tokenizer)",
+        "test_data.py::test_loss_is_on_what_the_assistant_writes",
+    ),
+    Mutant(
+        "data: prompt and completion are one text",
+        SAMPLES,
+        'answer = tokenizer(completion, add_special_tokens=False, verbose=False)["input_ids"]',
+        'answer = tokenizer(prompt + completion)["input_ids"][len(prompt_ids):]',
+        "test_data.py::test_no_token_lies_across_the_border_of_prompt_and_completion",
+    ),
+    Mutant(
+        "data: the prompt has loss",
+        SAMPLES,
+        "[False] * len(prompt_ids) + [True] * len(answer)",
+        "[True] * len(prompt_ids + answer)",
+        "test_data.py::test_prompt_and_completion",
+    ),
+    Mutant(
+        "data: end tokens are doubled",
+        SAMPLES,
+        "return input_ids if input_ids and input_ids[-1] == end else [*input_ids, end]",
+        "return [*input_ids, end]",
+        "test_data.py::test_an_end_token_in_the_data_is_not_doubled",
+    ),
+    Mutant(
+        "data: MASK may be a target",
+        SAMPLES,
+        "if mask_token_id in input_ids:",
+        "if False:",
+        "test_data.py::test_mask_is_never_a_target",
+    ),
+    Mutant(
+        "data: exactly max_length is too long",
+        SAMPLES,
+        "if len(input_ids) <= options.max_length:",
+        "if len(input_ids) < options.max_length:",
+        "test_data.py::test_a_sample_of_exactly_max_length_is_whole",
+    ),
+    Mutant(
+        "data: a truncated sample keeps its end token",
+        SAMPLES,
+        "up_to_last_loss(input_ids[: options.max_length], has_loss[: options.max_length])",
+        "(input_ids[: options.max_length - 1] + input_ids[-1:], has_loss[: options.max_length - 1] + [True])",
+        CUT,
+    ),
+    Mutant(
+        "data: a truncated sample without loss stays",
+        SAMPLES,
+        "return (TRUNCATED if input_ids else NOTHING_LEFT), input_ids, has_loss",
+        "return TRUNCATED, input_ids, has_loss",
+        CUT,
+    ),
+    Mutant(
+        "data: dropped is truncated",
+        SAMPLES,
+        'if options.overlong == "drop":',
+        "if False:",
+        "test_data.py::test_what_is_too_long_is_dropped_when_asked",
+    ),
+    Mutant(
+        "data: extra end tokens have no loss",
+        SAMPLES,
+        "has_loss += [True] * options.extra_end_tokens",
+        "has_loss += [False] * options.extra_end_tokens",
+        "test_data.py::test_extra_end_tokens_follow_the_last_turn",
+    ),
+    Mutant(
+        "data: the key leaves out the chat template",
+        DATA,
+        "(json.dumps(backend), tokenizer.chat_template, special_tokens,",
+        "(json.dumps(backend), special_tokens,",
+        NEVER_STALE,
+    ),
+    Mutant(
+        "data: the key leaves out the vocabulary",
+        DATA,
+        "(json.dumps(backend), tokenizer.chat_template,",
+        "(tokenizer.chat_template,",
+        NEVER_STALE,
+    ),
+    Mutant(
+        "data: the key leaves out special tokens",
+        DATA,
+        "tokenizer.chat_template, special_tokens, versions",
+        "tokenizer.chat_template, versions",
+        NEVER_STALE,
+    ),
+    Mutant(
+        "data: the key leaves out the options",
+        DATA,
+        ", tokenizer_key(tokenizer), dataclasses.asdict(options))",
+        "  , tokenizer_key(tokenizer))",
+        NEVER_STALE,
+    ),
+    Mutant(
+        "data: the key leaves out the data",
+        ROWS,
+        "Hasher.hash((files, contents,",
+        "Hasher.hash((files,",
+        NEVER_STALE,
+    ),
+    Mutant(
+        "data: the key of packing leaves out the samples",
+        PACKING,
+        "Hasher.hash((samples._fingerprint, rows,",
+        "Hasher.hash((rows,",
+        NEVER_STALE,
+    ),
+    Mutant(
+        "data: the last call changes the key",
+        DATA,
+        'if name not in ("truncation", "padding")}',
+        "}",
+        "test_data.py::test_what_was_tokenized_before_is_found_again",
+    ),
+    Mutant(
+        "data: shards number their rows alike",
+        DATA,
+        "return function(row, place * num_shards + shard)",
+        "return function(row, place)",
+        STREAM_NUMBERS,
+    ),
+    Mutant(
+        "data: shards are numbered through",
+        DATA,
+        "if num_shards == 1:",
+        "if True:",
+        STREAM_NUMBERS,
+    ),
+    Mutant(
+        "data: rows of several files are numbered apart",
+        ROWS,
+        "    index = 0\n    for file in files:\n",
+        "    for file in files:\n        index = 0\n",
+        SAME_ROWS,
+    ),
+    Mutant(
+        "data: blank lines are not counted",
+        ROWS,
+        "enumerate(stream, start=1)",
+        "enumerate(filter(bytes.strip, stream), start=1)",
+        "test_data.py::test_rows_that_are_refused",
+    ),
+    Mutant(
+        "data: what Arrow fills in stays",
+        ROWS,
+        "return {name: without_nulls(row[name]) for name",
+        "return {name: row[name] for name",
+        "test_data.py::test_nothing_that_arrow_fills_in_reaches_the_template",
+    ),
+    Mutant(
+        "data: packing: first fit",
+        PACKING,
+        "place = bisect_left(rooms, length)",
+        "place = len(rooms) - 1 if rooms and rooms[-1] >= length else len(rooms)",
+        PACKED,
+    ),
+    Mutant(
+        "data: packing: shortest first",
+        PACKING,
+        "(-lengths[i], i)",
+        "(lengths[i], i)",
+        PACKED,
+    ),
+    Mutant(
+        "data: packing: rows are overfull",
+        PACKING,
+        "bisect_left(rooms, length)",
+        "bisect_left(rooms, length - 1)",
+        PACKED,
+    ),
+    Mutant(
+        "data: the preview acts on a terminal",
+        PREVIEW,
+        "if character.isprintable() and",
+        "if",
+        "test_preview.py::test_nothing_in_the_data_acts_on_a_terminal",
+    ),
+    Mutant(
+        "data: the preview confuses observed and masked",
+        PREVIEW,
+        "if has_target[i, row].item() == masked]",
+        "if has_target[i, row].item() != masked]",
+        "test_preview.py::test_a_masked_block_is_shown",
     ),
 ]
 

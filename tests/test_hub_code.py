@@ -16,12 +16,14 @@ from wedlm.modeling_wedlm.hub_code import AUTO_MAP, PACKAGE_IMPORT, flat_files
 
 CODE = {
     "configuration_wedlm.py",
+    "dual_stream.py",
     "generation_wedlm.py",
     "hub_code.py",
     "modeling_wedlm.py",
     "position_selection.py",
     "prompt.py",
     "row_cache.py",
+    "row_loss.py",
     "stats.py",
     "support.py",
     "text_readers.py",

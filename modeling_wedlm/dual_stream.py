@@ -1,12 +1,15 @@
 """Attention of dual-stream training: who sees whom is `sees`, and every form of attention follows from it.
 
-A row belongs to a sample, a stream (the clean memory or the masked prediction) and a block of its sample. The forms, by
-`attn_implementation`: a dense mask for "sdpa" and "eager", a BlockMask for "flex_attention" (the fast one on a GPU), and
-for "dual_stream" a decomposition into attention calls over parts of the rows, which holds nothing of quadratic size.
+A row belongs to a sample, a stream (the clean memory or the masked prediction) and a block of its sample. The forms,
+by `attn_implementation`: a dense mask for "sdpa" and "eager", a BlockMask for "flex_attention", the fast one on a GPU,
+and for "dual_stream" a decomposition into attention calls over parts of the rows, which keeps nothing of quadratic
+size.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise, product
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -37,8 +40,8 @@ class Rows(NamedTuple):
 def sees(query: Rows, key: Rows) -> torch.Tensor:
     """Whether a query row sees a key row, in the shape that the two broadcast to.
 
-    A memory row sees the memory up to itself. A prediction row sees the memory of earlier blocks, and of the prediction
-    its own block up to itself. Nobody sees another sample; padding is a sample of its own, all memory.
+    A memory row sees the memory up to itself. A prediction row sees the memory of earlier blocks, and of the
+    prediction its own block up to itself. Nobody sees another sample; padding is a sample of its own, all memory.
     """
     is_memory = query.stream == MEMORY
     of_same_stream = (key.stream == query.stream) & (key.index <= query.index)
@@ -119,8 +122,8 @@ def attend_groups(attention: Callable, sample: Sample, memory: tuple, prediction
     for i, group in enumerate(sample.groups):
         group_keys, group_values = [*memory_keys[: i + 1], keys[i]], [*memory_values[: i + 1], values[i]]
         # What the groups join together would add up to quadratic size, so the backward joins it again.
-        arguments = (attention, group.mask, queries[i], group_keys, group_values)
-        outputs.append(checkpoint(attend_group, *arguments, use_reentrant=False))
+        parts = (queries[i], group_keys, group_values)
+        outputs.append(checkpoint(attend_group, attention, group.mask, *parts, use_reentrant=False))
     return outputs
 
 
@@ -130,46 +133,60 @@ def attend_group(attention: Callable, mask: torch.Tensor, query, keys: list, val
     return attention(query, key, value, mask[None, None].to(query.device))
 
 
+class Stream(NamedTuple):
+    """A run of rows of one sample and one stream, as runs of one block."""
+
+    sample: int
+    stream: int
+    blocks: list[int]
+    lengths: list[int]
+
+
 def samples_of(rows: Rows) -> list[Sample]:
     """The samples of one row of the batch; `rows` is `[rows]`."""
     ids, lengths = torch.stack(rows[:3], dim=1).unique_consecutive(dim=0, return_counts=True)
-    blocks = [(*block, length) for block, length in zip(ids.tolist(), lengths.tolist(), strict=True)]
-    streams = [(*key, list(of_key)) for key, of_key in groupby(blocks, key=lambda block: block[:2])]
-    if streams and streams[-1][:2] == (PADDING, MEMORY):
+    runs = zip(*ids.T.tolist(), lengths.tolist(), strict=True)  # the one host sync
+    streams = [
+        Stream(*sample_and_stream, *zip(*((block, length) for *_, block, length in of_stream), strict=True))
+        for sample_and_stream, of_stream in groupby(runs, key=itemgetter(0, 1))
+    ]
+    if (streams[-1].sample, streams[-1].stream) == (PADDING, MEMORY):
         streams.pop()
     check_order(streams)
     samples, start = [], 0
-    for (*_, memory), (*_, prediction) in zip(streams[::2], streams[1::2], strict=True):
-        num_memory_rows = sum(length for *_, length in memory)
-        groups, row = [], start + num_memory_rows
-        for i in range(0, len(prediction), BLOCKS_PER_GROUP):
-            group = prediction[i : i + BLOCKS_PER_GROUP]
-            first, last = group[0][2], group[-1][2]
-            seen_by_all = start + sum(length for *_, block, length in memory if block < first)
-            seen_by_some = start + sum(length for *_, block, length in memory if block < last)
-            num_rows = sum(length for *_, length in group)
-            own = torch.arange(row, row + num_rows, device=rows.index.device)
-            keys = torch.cat([torch.arange(seen_by_all, seen_by_some, device=own.device), own])
-            groups.append(Group(num_rows, seen_by_some - start, sees(rows.at(own[:, None]), rows.at(keys))))
-            row += num_rows
-        samples.append(Sample(num_memory_rows, row - start - num_memory_rows, groups))
-        start = row
+    for memory, prediction in zip(streams[::2], streams[1::2], strict=True):
+        groups = groups_of(rows, start, memory, prediction)
+        samples.append(Sample(sum(memory.lengths), sum(prediction.lengths), groups))
+        start += sum(memory.lengths) + sum(prediction.lengths)
     return samples
 
 
-def check_order(streams: list[tuple[int, int, list]]) -> None:
-    """`streams`: sample, stream and blocks of each run of rows that share the first two."""
-    order = [(sample, stream) for sample, stream, _ in streams]
-    samples = list(dict.fromkeys(sample for sample, _ in order))
-    numbers = [[block for *_, block, _ in blocks] for *_, blocks in streams]
-    ascending = all(before < after for blocks in numbers for before, after in pairwise(blocks))
-    expected = [(sample, stream) for sample in samples for stream in (MEMORY, PREDICTION)]
-    if order != expected or PADDING in samples or not ascending:
+def check_order(streams: list[Stream]) -> None:
+    order = [(stream.sample, stream.stream) for stream in streams]
+    samples = dict.fromkeys(stream.sample for stream in streams)
+    is_ascending = all(before < after for stream in streams for before, after in pairwise(stream.blocks))
+    if order != list(product(samples, (MEMORY, PREDICTION))) or PADDING in samples or not is_ascending:
         raise ValueError(
             "sample_ids, stream_ids and block_ids do not list the memory and then the prediction of one sample after "
             'another, blocks ascending, padding last, as attn_implementation="dual_stream" needs them; lay the rows '
             'out as DualStreamCollator does, or call model.set_attn_implementation("sdpa").'
         )
+
+
+def groups_of(rows: Rows, start: int, memory: Stream, prediction: Stream) -> list[Group]:
+    """The groups of a sample whose memory begins at row `start`."""
+    memory_bounds = [0, *accumulate(memory.lengths)]
+    groups, row = [], start + memory_bounds[-1]
+    for i in range(0, len(prediction.blocks), BLOCKS_PER_GROUP):
+        blocks = prediction.blocks[i : i + BLOCKS_PER_GROUP]
+        num_rows = sum(prediction.lengths[i : i + BLOCKS_PER_GROUP])
+        seen_by_all = memory_bounds[bisect_left(memory.blocks, blocks[0])]
+        seen_by_some = memory_bounds[bisect_left(memory.blocks, blocks[-1])]
+        queries, memories = slice(row, row + num_rows), slice(start + seen_by_all, start + seen_by_some)
+        keys = Rows(*(torch.cat([field[memories], field[queries]]) for field in rows))
+        groups.append(Group(num_rows, seen_by_some, sees(rows.at(queries).at(..., None), keys)))
+        row += num_rows
+    return groups
 
 
 def dual_stream_attention(module: nn.Module, query, key, value, attention_mask, **kwargs) -> tuple[torch.Tensor, None]:

@@ -173,7 +173,7 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
 
 @dataclass
 class WeDLMTrainingOutput(CausalLMOutputWithPast):
-    """With `targets`, forward returns no logits, and of each row, `[batch, rows]`, its loss and whether it was right."""
+    """What forward returns for `targets`: no logits, and of each row, `[batch, rows]`, its loss and whether it hit."""
 
     row_losses: torch.FloatTensor | None = None
     row_hits: torch.BoolTensor | None = None
@@ -189,8 +189,8 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
         inputs = tokenizer("The capital of France is", return_tensors="pt")
         print(tokenizer.decode(model.generate(**inputs, max_new_tokens=32)[0]))
 
-    Trained with `targets` and `target_weights`, both `[batch, rows]`, -100 where a row has no target: `loss` is the sum
-    of weight times cross entropy over the rows, each judged at its own target, not shifted. Only they reach the head.
+    Trained with `targets` and `target_weights`, both `[batch, rows]`, -100 where a row has no target: `loss` is the
+    sum of weight times cross entropy over the rows, not shifted. Only rows with a target reach the head.
 
         batch = DualStreamCollator(mask_token_id=model.config.mask_token_id)(rows)
         model(**batch).loss.backward()

@@ -13,8 +13,8 @@ def row_loss(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The sum over rows of weight times cross entropy, and for each row its cross entropy and whether it was right.
 
-    `hidden_states` is `[batch, rows, hidden]`; `targets` and `target_weights` are `[batch, rows]`, NO_TARGET where there
-    is none, and so are the last two results, 0 and False there and detached.
+    `hidden_states` is `[batch, rows, hidden]`; `targets` and `target_weights` are `[batch, rows]`, NO_TARGET where
+    there is none, and so are the last two results, detached, 0 and False there.
 
         loss = sum(target_weights * cross_entropy(lm_head(hidden_states), targets))
     """

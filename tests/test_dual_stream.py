@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import CHECKPOINTS, GOLDEN, MASK, load
+from helpers import GOLDEN, MASK, load
 
 from wedlm import DualStreamCollator
 from wedlm.training.loss import scale_weights, weight_sums

@@ -150,16 +150,16 @@ def read_columns(row: Mapping) -> list[np.ndarray]:
     missing = [column for column in COLUMNS if column not in row]
     if missing:
         raise ValueError(
-            f"A row has the columns {', '.join(row)}, and {', '.join(missing)} is missing; rows carry input_ids, labels "
-            "(-100 where there is no loss), sample_lengths and sample_indices ([len(input_ids)] and [the row's number] "
-            "if each row is one sample), and Trainer keeps them with remove_unused_columns=False."
+            f"A row has the columns {', '.join(row)}, and {', '.join(missing)} is missing; pass input_ids, labels "
+            "(-100 where there is no loss), sample_lengths and sample_indices (of a row that is one sample "
+            "[len(input_ids)] and [its number]), and to Trainer remove_unused_columns=False, so that it keeps them."
         )
     input_ids, labels, lengths, indices = (np.asarray(row[column]) for column in COLUMNS)
     consistent = len(input_ids) == len(labels) == lengths.sum() and len(lengths) == len(indices) >= 1
     if not consistent or lengths.min() < 1:
         raise ValueError(
             f"A row has {len(input_ids)} input_ids, {len(labels)} labels, sample_lengths={lengths.tolist()} and "
-            f"sample_indices={indices.tolist()}; each sample needs a length of 1 or more and an index, and the lengths "
-            "add up to the number of input_ids and of labels."
+            f"sample_indices={indices.tolist()}; give each sample a length of 1 or more and an index, so that the "
+            "lengths add up to the number of input_ids and of labels."
         )
     return [input_ids, labels, lengths, indices]

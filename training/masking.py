@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Draws(NamedTuple):
-    """What is random about a sample of L tokens in K blocks: `gammas [K]` in (0, 1], and `masked [L]`, True or False."""
+    """What is random about a sample of L tokens in K blocks: `gammas` `[K]` in (0, 1], and `masked` `[L]`, bool."""
 
     gammas: np.ndarray
     masked: np.ndarray

@@ -33,17 +33,17 @@ class DualStreamCollator:
 
     Example:
 
-        collator = DualStreamCollator(mask_token_id=9, block_size=2)
-        row = {"input_ids": [5, 6, 7], "labels": [-100, 6, 7], "sample_lengths": [3], "sample_indices": [0]}
+        collator = DualStreamCollator(mask_token_id=9, block_size=3)
+        row = {"input_ids": [5, 6, 7, 8], "labels": [-100, 6, 7, 8], "sample_lengths": [4], "sample_indices": [2]}
         collator([row]) == {
-            "input_ids":      [[5, 6, 7, 5, 9, 9]],
-            "position_ids":   [[0, 1, 2, 0, 1, 2]],
-            "sample_ids":     [[0, 0, 0, 0, 0, 0]],     # the how-manieth of its row, -1 for padding
-            "stream_ids":     [[0, 0, 0, 1, 1, 1]],     # 0 memory, 1 prediction
-            "block_ids":      [[0, 0, 1, 0, 0, 1]],
-            "targets":        [[6, 7, -100, -100, 6, 7]],
-            "target_weights": [[1, 1, 0, 0, 1.57, 1.04]],
-            "gammas":         [[0, 0, 0, 0, 0.64, 0.96]],
+            "input_ids":      [[5, 6, 7, 8, 5, 7, 9, 9]],
+            "position_ids":   [[0, 1, 2, 3, 0, 2, 1, 3]],
+            "sample_ids":     [[0, 0, 0, 0, 0, 0, 0, 0]],  # the sample's place in the row; -1 for padding
+            "stream_ids":     [[0, 0, 0, 0, 1, 1, 1, 1]],  # 0 memory, 1 prediction
+            "block_ids":      [[0, 0, 0, 1, 0, 0, 0, 1]],
+            "targets":        [[6, 7, 8, -100, -100, -100, 6, 8]],
+            "target_weights": [[1, 1, 1, 0, 0, 0, 2.65, 1.75]],
+            "gammas":         [[0, 0, 0, 0, 0, 0, 0.38, 0.57]],
         }
     """
 

@@ -44,10 +44,10 @@ def sees(query: Rows, key: Rows) -> torch.Tensor:
     prediction its own block up to itself. Nobody sees another sample; padding is a sample of its own, all memory.
     """
     is_memory = query.stream == MEMORY
-    of_same_stream = (key.stream == query.stream) & (key.index <= query.index)
-    of_same_stream &= is_memory | (key.block == query.block)
+    of_same_stream = (key.stream == query.stream) & (is_memory | (key.block == query.block))
     of_earlier_blocks = ~is_memory & (key.stream == MEMORY) & (key.block < query.block)
-    return (key.sample == query.sample) & (of_same_stream | of_earlier_blocks)
+    # Nothing is changed in place, which a FlexAttention kernel cannot do.
+    return (key.sample == query.sample) & ((of_same_stream & (key.index <= query.index)) | of_earlier_blocks)
 
 
 def dense_mask(rows: Rows) -> torch.Tensor:

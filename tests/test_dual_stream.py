@@ -12,6 +12,7 @@ from transformers.integrations import flex_attention as transformers_flex
 
 from wedlm import DualStreamCollator, WeDLMForCausalLM
 from wedlm.generation.support import DECODINGS
+from wedlm.modeling_wedlm import dual_stream
 from wedlm.modeling_wedlm.dual_stream import (
     MEMORY,
     PADDING,
@@ -295,6 +296,20 @@ def test_bfloat16_weights():
         assert loss.item() == pytest.approx(total(load(CHECKPOINTS / "q3"), batch).item(), rel=0.03)
 
 
+def test_dropout_falls_the_same_way_in_the_backward(monkeypatch):
+    batch = batch_of(LAYOUTS["packed and padded"])
+    config = AutoConfig.from_pretrained(CHECKPOINTS / "q3", attn_implementation="dual_stream")
+    config.attention_dropout = 0.3
+    model = WeDLMForCausalLM.from_pretrained(CHECKPOINTS / "q3", config=config).train()
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        results.append(loss_and_gradients(model, batch))
+        monkeypatch.setattr(dual_stream, "checkpoint", lambda function, *args, use_reentrant: function(*args))
+    torch.testing.assert_close(*results, atol=1e-6, rtol=0)
+    assert abs(results[0]["loss"] - total(model.eval(), batch)) > 1e-2
+
+
 @torch.no_grad()
 def test_flex_attention(checkpoint, monkeypatch):
     monkeypatch.setattr(transformers_flex.WrappedFlexAttention, "_is_flex_compiled", False)
@@ -311,7 +326,7 @@ def test_flex_attention(checkpoint, monkeypatch):
 @torch.no_grad()
 def test_flex_attention_with_its_compiled_kernel_and_mask(checkpoint, monkeypatch):
     # As on a GPU.
-    monkeypatch.setattr("wedlm.modeling_wedlm.dual_stream.create_block_mask", torch.compile(create_block_mask))
+    monkeypatch.setattr(dual_stream, "create_block_mask", torch.compile(create_block_mask))
     torch.compiler.reset()
     model, dense = load(checkpoint, attn_implementation="flex_attention"), load(checkpoint)
     for layout in ([[21, 7], [12]], [[150], [90]], [[70, 40], [90, 30]]):

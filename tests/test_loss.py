@@ -69,6 +69,13 @@ def test_only_rows_with_a_target_reach_the_head(model, monkeypatch):
     assert seen == [5] * (count // 5) + [count % 5] * (count % 5 > 0)
 
 
+def test_logits_are_not_kept_for_the_backward(model):
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(tuple(x.shape)) or x, lambda x: x):
+        model.train()(**inputs())
+    assert kept and all(shape[-1:] != (160,) for shape in kept)
+
+
 def test_weights_without_a_target_count_nothing(model):
     values = inputs()
     expected = model(**values).loss

@@ -18,21 +18,22 @@ def row_loss(
 
         loss = sum(target_weights * cross_entropy(lm_head(hidden_states), targets))
     """
-    targets, target_weights = (x.to(hidden_states.device) for x in (targets, target_weights))
-    has_target = targets != NO_TARGET
-    row_losses = torch.zeros(targets.shape, device=targets.device)
-    row_hits = torch.zeros_like(has_target)
-    if not has_target.any():
+    device = hidden_states.device
+    all_targets, all_weights = targets.flatten().to(device), target_weights.flatten().to(device)
+    rows = (all_targets != NO_TARGET).nonzero()[:, 0]  # those with a target; the one host sync
+    row_losses = torch.zeros(all_targets.shape, device=device)
+    row_hits = torch.zeros(all_targets.shape, dtype=torch.bool, device=device)
+    if len(rows) == 0:
         # No loss, but a graph through all weights: data parallelism waits for the gradient of each.
-        return lm_head(hidden_states[:1, :1]).float().sum() * 0, row_losses, row_hits
-    chunks = zip(
-        hidden_states[has_target].split(ROWS_PER_CHUNK), targets[has_target].split(ROWS_PER_CHUNK), strict=True
-    )
-    # Logits are made again in the backward, so that those of one chunk are the most that there is.
-    parts = [checkpoint(chunk_loss, lm_head, *chunk, use_reentrant=False) for chunk in chunks]
-    losses, hits = (torch.cat(part) for part in zip(*parts, strict=True))  # [rows with a target]
-    row_losses[has_target], row_hits[has_target] = losses.detach(), hits
-    return (target_weights[has_target] * losses).sum(), row_losses, row_hits
+        loss = lm_head(hidden_states[:1, :1]).float().sum() * 0
+    else:
+        chunks = (x[rows].split(ROWS_PER_CHUNK) for x in (hidden_states.flatten(0, 1), all_targets))
+        # Logits are made again in the backward, so that those of one chunk are the most that there is.
+        parts = [checkpoint(chunk_loss, lm_head, *chunk, use_reentrant=False) for chunk in zip(*chunks, strict=True)]
+        losses, hits = (torch.cat(part) for part in zip(*parts, strict=True))
+        loss = (all_weights[rows] * losses).sum()
+        row_losses[rows], row_hits[rows] = losses.detach(), hits
+    return loss, row_losses.view(targets.shape), row_hits.view(targets.shape)
 
 
 def chunk_loss(lm_head: nn.Module, hidden_states: torch.Tensor, targets: torch.Tensor):

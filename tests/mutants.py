@@ -1334,15 +1334,15 @@ MUTANTS = [
     Mutant(
         "weights are ignored",
         ROW_LOSS,
-        "(target_weights[has_target] * losses).sum()",
+        "(all_weights[rows] * losses).sum()",
         "losses.sum()",
         ROW_BY_ROW,
     ),
     Mutant(
         "the loss is a mean",
         ROW_LOSS,
-        "(target_weights[has_target] * losses).sum()",
-        "(target_weights[has_target] * losses).mean()",
+        "(all_weights[rows] * losses).sum()",
+        "(all_weights[rows] * losses).mean()",
         ROW_BY_ROW,
     ),
     Mutant(
@@ -1355,8 +1355,8 @@ MUTANTS = [
     Mutant(
         "every row reaches the head",
         ROW_LOSS,
-        "hidden_states[has_target].split",
-        "hidden_states.flatten(0, 1).split",
+        "(all_targets != NO_TARGET).nonzero()",
+        "torch.ones_like(all_targets).nonzero()",
         "test_loss.py::test_only_rows_with_a_target_reach_the_head",
     ),
     Mutant(
@@ -1369,15 +1369,15 @@ MUTANTS = [
     Mutant(
         "a batch without targets has no graph",
         ROW_LOSS,
-        "return lm_head(hidden_states[:1, :1]).float().sum() * 0, row",
-        "return torch.zeros(()), row",
+        "loss = lm_head(hidden_states[:1, :1]).float().sum() * 0",
+        "loss = torch.zeros(())",
         "test_loss.py::test_a_batch_without_targets_has_a_loss_of_0_and_a_gradient_everywhere",
     ),
     Mutant(
         "a batch without targets passes by the head",
         ROW_LOSS,
-        "return lm_head(hidden_states[:1, :1]).float()",
-        "return hidden_states[:1, :1].float()",
+        "loss = lm_head(hidden_states[:1, :1]).float()",
+        "loss = hidden_states[:1, :1].float()",
         "test_loss.py::test_a_batch_without_targets_has_a_loss_of_0_and_a_gradient_everywhere",
     ),
     Mutant(

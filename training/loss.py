@@ -10,7 +10,7 @@ from wedlm.modeling_wedlm.dual_stream import MEMORY, PREDICTION
 def weight_sums(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """`[memory, prediction]`: the sums of the two streams' `target_weights`, to be added up over a whole step."""
     weights, streams = batch["target_weights"], batch["stream_ids"]
-    return torch.stack([weights[streams == stream].sum() for stream in (MEMORY, PREDICTION)])
+    return torch.stack([(weights * (streams == stream)).sum() for stream in (MEMORY, PREDICTION)])
 
 
 def scale_weights(

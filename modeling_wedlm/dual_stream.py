@@ -1,9 +1,9 @@
 """Attention of dual-stream training: who sees whom is `sees`, and every form of attention follows from it.
 
 A row belongs to a sample, a stream (the clean memory or the masked prediction) and a block of its sample. The forms,
-by `attn_implementation`: a dense mask for "sdpa" and "eager", a BlockMask for "flex_attention", the fast one on a GPU,
-and for "dual_stream" a decomposition into attention calls over parts of the rows, which keeps nothing of quadratic
-size.
+by `attn_implementation`: a dense mask for "sdpa" and "eager", a BlockMask for "flex_attention", and for "dual_stream"
+what suits the device: the BlockMask on a GPU, elsewhere a decomposition into attention calls over parts of the rows,
+which keeps nothing of quadratic size.
 """
 
 from bisect import bisect_left
@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -191,6 +192,8 @@ def groups_of(rows: Rows, start: int, memory: Stream, prediction: Stream) -> lis
 
 def dual_stream_attention(module: nn.Module, query, key, value, attention_mask, **kwargs) -> tuple[torch.Tensor, None]:
     """What attn_implementation="dual_stream" calls in each layer; without the two streams it is "sdpa"."""
+    if isinstance(attention_mask, BlockMask):
+        return flex_attention_forward(module, query, key, value, attention_mask, **kwargs)
     if attention_mask is None or isinstance(attention_mask, torch.Tensor):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
@@ -205,11 +208,16 @@ AttentionMaskInterface.register("dual_stream", sdpa_mask)
 
 # --- What the model asks for ---
 
+
+def what_suits_the_device(rows: Rows) -> BlockMask | DecomposedAttention:
+    return block_mask(rows) if rows.sample.device.type == "cuda" else DecomposedAttention(rows)
+
+
 FORMS = {
     "sdpa": dense_mask,
     "eager": dense_mask,
     "flex_attention": block_mask,
-    "dual_stream": DecomposedAttention,
+    "dual_stream": what_suits_the_device,
 }
 
 
@@ -225,7 +233,7 @@ def dual_stream_mask(
     if config._attn_implementation not in FORMS:
         raise ValueError(
             f"attn_implementation={config._attn_implementation!r} cannot express the attention of the two streams; "
-            'call model.set_attn_implementation("flex_attention") on a GPU, or with "dual_stream" elsewhere.'
+            'call model.set_attn_implementation("dual_stream").'
         )
     index = torch.arange(sample_ids.shape[1], device=sample_ids.device).expand_as(sample_ids)
     return FORMS[config._attn_implementation](Rows(sample_ids, stream_ids, block_ids, index))

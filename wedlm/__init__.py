@@ -13,6 +13,8 @@ PUBLIC_NAMES = {
     "WeDLMModel": "wedlm.modeling_wedlm.modeling_wedlm",
     "WeDLMForCausalLM": "wedlm.modeling_wedlm.modeling_wedlm",
     "DualStreamCollator": "wedlm.training.collator",
+    "WeDLMTrainer": "wedlm.training.trainer",
+    "WeDLMTrainingArguments": "wedlm.training.arguments",
     "convert_to_wedlm": "wedlm.modeling_wedlm.convert",
     "convert_to_autoregressive": "wedlm.modeling_wedlm.convert",
 }

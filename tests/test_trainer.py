@@ -172,11 +172,13 @@ RANKS = """
 import json, sys, torch
 import torch.distributed as dist
 from transformers import logging
+
+checkpoint, folder, tests = sys.argv[1:]
+sys.path.insert(0, tests)
 import test_trainer
 
 logging.disable_progress_bar()
 torch.set_num_threads(1)
-checkpoint, folder = sys.argv[1:]
 dist.init_process_group("gloo")
 for name, fields in json.load(open(f"{folder}/ways.json")).items():
     weights, log, trainer = test_trainer.trained(f"{folder}/{name}", **fields)
@@ -202,7 +204,7 @@ def test_two_processes_take_the_same_steps(two_steps, tmp_path):
         },
     }
     (tmp_path / "ways.json").write_text(json.dumps(ways))
-    run_two_processes(RANKS, tmp_path, CHECKPOINTS / "q3", tmp_path)
+    run_two_processes(RANKS, tmp_path, CHECKPOINTS / "q3", tmp_path, Path(__file__).parent)
     expected = two_steps[2].evaluate(samples((15, 22, 31)))
     for name in ways:
         weights, log, evaluated = torch.load(tmp_path / f"{name}.pt")
@@ -248,11 +250,11 @@ def test_the_model_attends_as_before_when_it_is_done(tmp_path):
 
 
 def converted(tmp_path):
-    """A tiny Qwen in tmp_path/"wedlm" after conversion; returns its tokenizer."""
+    """A tiny Qwen in tmp_path/"converted" after conversion; returns its tokenizer."""
     (tmp_path / "source").mkdir()
     save_qwen(tmp_path / "source", rows=300)
-    convert_to_wedlm(tmp_path / "source", tmp_path / "wedlm")
-    return AutoTokenizer.from_pretrained(tmp_path / "wedlm")
+    convert_to_wedlm(tmp_path / "source", tmp_path / "converted")
+    return AutoTokenizer.from_pretrained(tmp_path / "converted")
 
 
 def test_a_resumed_run_goes_on_exactly(tmp_path):
@@ -280,7 +282,7 @@ def test_a_resumed_run_goes_on_exactly(tmp_path):
 def test_checkpoints_are_complete(tmp_path):
     tokenizer = converted(tmp_path)
     args = arguments(tmp_path / "out", save_strategy="steps", save_steps=1)
-    trainer = WeDLMTrainer(load(tmp_path / "wedlm"), args, train_dataset=samples(), processing_class=tokenizer)
+    trainer = WeDLMTrainer(load(tmp_path / "converted"), args, train_dataset=samples(), processing_class=tokenizer)
     trainer.train()
     code = """
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -311,7 +313,7 @@ def test_raw_rows_are_prepared(tmp_path):
     tokenizer = converted(tmp_path)
     rows = Dataset.from_list([{"prompt": "a b", "completion": " c"}, {"prompt": "d", "completion": " e f g h i"}])
     trainer = WeDLMTrainer(
-        load(tmp_path / "wedlm"),
+        load(tmp_path / "converted"),
         arguments(tmp_path / "out", max_length=8, overlong="drop"),
         train_dataset=rows,
         eval_dataset={"one": rows},

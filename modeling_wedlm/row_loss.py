@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 NO_TARGET = -100
 ROWS_PER_CHUNK = 1024  # 0.6 GB of float32 logits at 152k tokens
@@ -27,7 +28,9 @@ def row_loss(
         # No loss, but a graph through all weights: data parallelism waits for the gradient of each.
         loss = lm_head(hidden_states[:1, :1]).float().sum() * 0
     else:
-        chunks = (x[rows].split(ROWS_PER_CHUNK) for x in (hidden_states.flatten(0, 1), all_targets))
+        # (ZeRO-3 gathers the head's weights anew for each call, and waits until all ranks call it.)
+        rows_per_chunk = len(rows) if is_deepspeed_zero3_enabled() else ROWS_PER_CHUNK
+        chunks = (x[rows].split(rows_per_chunk) for x in (hidden_states.flatten(0, 1), all_targets))
         # Logits are made again in the backward, so that those of one chunk are the most that there is.
         parts = [checkpoint(chunk_loss, lm_head, *chunk, use_reentrant=False) for chunk in zip(*chunks, strict=True)]
         losses, hits = (torch.cat(part) for part in zip(*parts, strict=True))

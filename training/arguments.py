@@ -5,6 +5,7 @@ from typing import Literal
 
 from transformers import TrainingArguments
 
+from wedlm.training.collator import DualStreamCollator
 from wedlm.training.data_options import DataOptions
 
 
@@ -48,11 +49,25 @@ class WeDLMTrainingArguments(DataOptions, TrainingArguments):
     def __post_init__(self):
         DataOptions.__post_init__(self)
         TrainingArguments.__post_init__(self)
+        self.collator(mask_token_id=0)  # refuses what it cannot do, before anything is read or written
+        if self.ar_loss_weight < 0:
+            raise ValueError(
+                f"ar_loss_weight={self.ar_loss_weight} is negative; pass 0 for none of that loss, or more."
+            )
         if self.label_names is None:
             self.label_names = ["targets"]
         # Batches differ in width, so no rank can read them for the others and hand them out in one piece.
         if self.accelerator_config.dispatch_batches is None:
             self.accelerator_config.dispatch_batches = False
+
+    def collator(self, mask_token_id: int) -> DualStreamCollator:
+        return DualStreamCollator(
+            mask_token_id=mask_token_id,
+            block_size=self.block_size,
+            seed=self.seed if self.data_seed is None else self.data_seed,
+            suffix_mask_probability=self.suffix_mask_probability,
+            loss_weighting=self.loss_weighting,
+        )
 
     def data_options(self) -> DataOptions:
         return DataOptions(**{option.name: getattr(self, option.name) for option in fields(DataOptions)})

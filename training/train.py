@@ -3,6 +3,7 @@
 import difflib
 import json
 import sys
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +19,6 @@ from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE
 from wedlm.modeling_wedlm.convert import convert_to_wedlm
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.training.arguments import WeDLMTrainingArguments
-from wedlm.training.collator import DualStreamCollator
 from wedlm.training.data import prepare_dataset
 from wedlm.training.errors import TrainingError
 from wedlm.training.preview import preview
@@ -72,12 +72,26 @@ def parse(arguments: list[str]) -> tuple[RunArguments, WeDLMTrainingArguments]:
         raise TrainingError(f"{message}; `wedlm train --help` says where the arguments are described.")
 
     parser.error = refuse
-    run, training, rest = parser.parse_args_into_dataclasses(
-        [*words, *arguments], return_remaining_strings=True, look_for_args_file=False
-    )
+    with as_training_errors():
+        run, training, rest = parser.parse_args_into_dataclasses(
+            [*words, *arguments], return_remaining_strings=True, look_for_args_file=False
+        )
     if rest:
         raise TrainingError(f"{rest[0]!r} belongs to no argument; write --name value, the file's name first.")
+    if run.load_in_4bit and not run.lora_r:
+        raise TrainingError(
+            "load_in_4bit=True needs lora_r, since weights in 4 bits cannot be trained; pass lora_r=16."
+        )
     return run, training
+
+
+@contextmanager
+def as_training_errors():
+    """What transformers refuses before anything is trained, and the collator, in a sentence each."""
+    try:
+        yield
+    except ValueError as error:
+        raise TrainingError(" ".join(str(error).split())) from error
 
 
 def check_name(name: str, known: set[str], place: str) -> None:
@@ -115,13 +129,15 @@ def train(arguments: list[str]) -> None:
     if training.process_index == 0:
         for name, summary in summaries.items():
             print(f"{name}: {summary}")
-    trainer = WeDLMTrainer(
-        load_model(source, run, training),
-        training,
-        train_dataset=datasets["train"],
-        eval_dataset=datasets.get("eval"),
-        processing_class=tokenizer,
-    )
+    model = load_model(source, run, training)
+    with as_training_errors():
+        trainer = WeDLMTrainer(
+            model,
+            training,
+            train_dataset=datasets["train"],
+            eval_dataset=datasets.get("eval"),
+            processing_class=tokenizer,
+        )
     trainer.train(resume_from_checkpoint=checkpoint)
     if "eval" in datasets:
         trainer.evaluate()
@@ -206,8 +222,7 @@ def print_preview(run: RunArguments, training: WeDLMTrainingArguments) -> None:
     if tokenizer.mask_token is None:  # conversion will give it one
         tokenizer.add_special_tokens({"mask_token": "<|mask|>"})
     dataset, summary = prepare_dataset(run.train_data, tokenizer, training.data_options())
-    collator = DualStreamCollator(tokenizer.mask_token_id, training.block_size, training.seed)
-    batch = collator([next(iter(dataset))])
+    batch = training.collator(tokenizer.mask_token_id)([next(iter(dataset))])
     print(preview(dataset, tokenizer, batch, color=sys.stdout.isatty()))
     print(summary)
 

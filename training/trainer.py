@@ -53,13 +53,7 @@ class WeDLMTrainer(Trainer):
                 "logits; evaluate texts with generate() in a callback's on_evaluate."
             )
         if data_collator is None:
-            data_collator = DualStreamCollator(
-                mask_token_id=model.config.mask_token_id,
-                block_size=args.block_size,
-                seed=args.seed if args.data_seed is None else args.data_seed,
-                suffix_mask_probability=args.suffix_mask_probability,
-                loss_weighting=args.loss_weighting,
-            )
+            data_collator = args.collator(model.config.mask_token_id)
 
         def prepared(dataset):
             if dataset is None or "sample_indices" in (dataset.column_names or ()):

@@ -3,6 +3,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,12 @@ import yaml
 from helpers import REPOSITORY, run_python
 from peft import PeftModel
 from test_convert import save_qwen
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 from typer.testing import CliRunner
 
-from wedlm import cli, convert_to_wedlm
+from wedlm import WeDLMTrainingArguments, cli, convert_to_wedlm
 from wedlm.training.errors import TrainingError
-from wedlm.training.train import parse, train
+from wedlm.training.train import RunArguments, parse, train
 
 CONFIGS = REPOSITORY / "training" / "configs"
 TOY = {  # what makes a step of any config a matter of a moment
@@ -105,8 +106,8 @@ def test_lora_and_merge(place, tmp_path):
     with_adapter = PeftModel.from_pretrained(base, out).eval()
     input_ids = torch.tensor([[3, 4, 5, mask, mask]])
     torch.testing.assert_close(whole(input_ids).logits, with_adapter(input_ids).logits, rtol=1e-4, atol=1e-4)
-    code = "from transformers import AutoModelForCausalLM as A\nprint(A.from_pretrained('merged', trust_remote_code=True))"
-    assert "WeDLMForCausalLM" in run_python(code, tmp_path, wedlm=False)
+    code = "from transformers import AutoModelForCausalLM as A\nA.from_pretrained('merged', trust_remote_code=True)"
+    run_python(code, tmp_path, wedlm=False)
 
 
 @pytest.mark.slow
@@ -278,3 +279,22 @@ def test_a_merge_that_cannot_be(tmp_path, place):
     result = CliRunner().invoke(cli.app, ["merge", str(tmp_path / "adapter"), str(tmp_path / "out")])
     assert result.exit_code == 2 and "that" in result.stderr and "cannot be loaded" in result.stderr
     assert not (tmp_path / "out").exists() and Path(place / "model").exists()
+
+
+def test_every_argument_is_documented():
+    table = (REPOSITORY / "docs" / "train.md").read_text()
+    own = {item.name for kind in (RunArguments, WeDLMTrainingArguments) for item in fields(kind) if item.init}
+    own -= {item.name for item in fields(TrainingArguments)} - {"attn_implementation"}
+    documented = {
+        name for line in table.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line)
+    }
+    assert own <= documented, own - documented
+
+
+def test_the_python_of_the_documentation_runs(place, tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "train.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(place / "chats.jsonl", tmp_path)
+    code = code.replace("max_steps=1000", "max_steps=1, use_cpu=True, report_to='none'")
+    exec(code, {"folder": str(place / "model")})
+    assert (tmp_path / "out" / "modeling_wedlm.py").exists() and (tmp_path / "out" / "tokenizer.json").exists()

@@ -43,7 +43,7 @@ def equation_in(prompt: str) -> str:
 def check(prompt: str, answer: str) -> bool:
     *steps, last = answer.split("\n")
     solution = ANSWER.fullmatch(last)
-    if not solution or not all(STEP.fullmatch(step) for step in steps):
+    if not solution or not all(STEP.fullmatch(step) for step in steps) or len(set(steps)) < len(steps):
         return False
     letter, number = solution[1], int(solution[2])
     checks = [step.removeprefix("Check: ") for step in steps if step.startswith("Check: ")]

@@ -83,8 +83,8 @@ def predicate(random: Random) -> Function:
     while first.split()[0] == second.split()[0] or {first, second} == {"even", "odd"}:
         second, right = condition("n", random)
     word = random.choice(["and", "or"])
-    expression = f"{left} {word} {right}"
-    return Function("n", f"checks whether n is {first} {word} {second}", [f"    return {expression}"], expression)
+    key = f" {word} ".join(sorted([left, right]))
+    return Function("n", f"checks whether n is {first} {word} {second}", [f"    return {left} {word} {right}"], key)
 
 
 def choice(random: Random) -> Function:

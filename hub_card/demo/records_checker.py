@@ -8,9 +8,16 @@ import re
 Rows = list[dict[str, str | int]]
 
 
+def row_of(pairs: list[tuple[str, str | int]]) -> dict[str, str | int]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise ValueError("The row has a key twice.")
+    return row
+
+
 def parse_csv(text: str) -> Rows:
     header, *lines = csv.reader(io.StringIO(text))
-    return [dict(zip(header, map(parse_cell, line), strict=True)) for line in lines]
+    return [row_of(list(zip(header, map(parse_cell, line), strict=True))) for line in lines]
 
 
 def parse_cell(cell: str) -> str | int:
@@ -18,7 +25,7 @@ def parse_cell(cell: str) -> str | int:
 
 
 def parse(text: str) -> tuple[str, Rows]:
-    return ("JSON", json.loads(text)) if text.startswith("[") else ("CSV", parse_csv(text))
+    return ("JSON", json.loads(text, object_pairs_hook=row_of)) if text.startswith("[") else ("CSV", parse_csv(text))
 
 
 def instruction_and_table(prompt: str) -> tuple[str, str]:

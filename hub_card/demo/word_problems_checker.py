@@ -1,6 +1,7 @@
 """Solves a problem by reading its sentences one after another, and goes through the steps of the answer."""
 
 import re
+from collections import Counter
 
 STEP = re.compile(r"[A-Z][a-z]+: ([0-9]{1,6}) ([+\-*/]) ([0-9]{1,6}) = ([0-9]{1,6})")
 N = r"(\d+)"
@@ -63,18 +64,28 @@ def solution(prompt: str) -> int | None:
     return amount
 
 
+def is_true(left: int, sign: str, right: int, result: int) -> bool:
+    return {
+        "+": left + right == result,
+        "-": left - right == result,
+        "*": left * right == result,
+        "/": result * right == left,
+    }[sign]
+
+
 def check(prompt: str, answer: str) -> bool:
+    """Every number given and every result but the last is used; the last is what the question asks for."""
     *lines, last = answer.split("\n")
     steps = [STEP.fullmatch(line) for line in lines]
-    if not steps or not all(steps):
+    if not steps or not all(steps) or len(set(lines)) < len(lines):
         return False
-    given = {int(number) for number in re.findall(r"\d+", prompt)}
-    known, unused = given.copy(), given.copy()
+    unused = Counter(int(number) for number in re.findall(r"\d+", prompt))
+    known = set(unused)
     for step in steps:
         left, sign, right, result = int(step[1]), step[2], int(step[3]), int(step[4])
-        true = {"+": left + right, "-": left - right, "*": left * right, "/": right and left / right}[sign] == result
-        if not true or not {left, right} <= known:
+        if not is_true(left, sign, right, result) or not {left, right} <= known:
             return False
         known.add(result)
-        unused -= {left, right}
-    return not unused and last == f"Answer: {result}" and solution(prompt) == result
+        unused -= Counter([left, right])  # drops what falls to zero or below: a number may be used again
+        unused[result] += 1
+    return unused == Counter([result]) and last == f"Answer: {result}" and solution(prompt) == result

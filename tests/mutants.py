@@ -1082,7 +1082,7 @@ MUTANTS = [
         f"{DEMO}/word_problems_checker.py",
         "if not is_true(left, sign, right, result) or",
         "if",
-        ONE_CHARACTER,
+        WRONG,
     ),
     Mutant(
         "numbers may come from nowhere",

@@ -43,6 +43,7 @@ def test_the_standard_library_is_there_and_packages_are_not():
         ("open('new', 'w')", "open is refused here"),
         ("open('new', 'x')", "open is refused here"),
         ("open('request', 'a')", "open is refused here"),
+        ("import os\nopen(os.__file__, 'r+')", "open is refused here"),
         ("open('/etc/passwd')", "open is refused here"),
         ("import os\nos.open('new', os.O_CREAT)", "open is refused here"),
         ("input()", "EOFError"),

@@ -258,6 +258,27 @@ def test_an_answer_with_a_part_left_out_or_said_twice_is_refused(kind, index, da
     assert not check(kind, drawn.prompt, changed)
 
 
+SIGNS = st.text('0123456789 ,.=+-*/()[]{}":\nxACkert', max_size=60)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from([kind for kind in KINDS if kind != "functions"]), st.text(max_size=60) | SIGNS)
+def test_any_other_text_is_refused(kind, text):
+    drawn = example(kind, "train", 0)
+    assert not check(kind, drawn.prompt, text)
+    assert not check(kind, drawn.prompt, drawn.answer + " " + text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "\x00", "\ud800", "[" * 10_000, "(" * 10_000, "x = " + "1 + " * 10_000 + "1"]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_odd_texts_are_refused(kind, text):
+    assert not check(kind, example(kind, "train", 0).prompt, text)
+    if kind == "equations":
+        assert not check(kind, "Solve x + 1 = 3.", f"{text}\nAnswer: x = 2")
+
+
 @settings(max_examples=200)
 @given(st.integers(0, 10**6), st.data())
 def test_a_story_with_one_noun_or_pronoun_changed_is_refused(index, data):

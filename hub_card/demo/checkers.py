@@ -24,6 +24,6 @@ def check(kind: str, prompt: str, answer: str) -> bool:
 
     check("counting", "Count from 12 to 24 in steps of 4.", "12, 16, 20, 24") is True
 
-    Of a story, only form and agreement are checked: any well-formed one is right.
+    Any text may be given as the answer. Of a story, only form and agreement are checked: any well-formed one is right.
     """
     return CHECK[kind](prompt, answer)

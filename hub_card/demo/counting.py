@@ -52,6 +52,7 @@ MULTIPLES = [
 ]
 IN_WORDS = [" Write the numbers in words.", " Answer in words.", " Use words, not digits."]
 LARGEST_IN_WORDS = 99
+MOST_TO_COUNT = 8  # numbers that a question asks for by how many they are
 
 
 def in_words(number: int) -> str:
@@ -73,11 +74,11 @@ def draw(random: Random) -> tuple[str, str, str]:
     form = random.random()
     write = in_words if max(sequence) <= LARGEST_IN_WORDS and random.random() < 0.2 else str
     slots = {"first": write(sequence[0]), "last": write(sequence[-1]), "step": write(step)}
-    if form < 0.2 and number > 6:
-        num_shown = random.randint(3, 4)
+    num_shown = random.randint(3, 4)
+    if form < 0.2 and 2 <= number - num_shown <= MOST_TO_COUNT:
         slots = {"shown": ", ".join(map(str, sequence[:num_shown])), "number": str(number - num_shown)}
         template, sequence = random.choice(CONTINUE), sequence[num_shown:]
-    elif form < 0.35 and number <= 10:
+    elif form < 0.35 and number <= MOST_TO_COUNT:
         template, slots["number"] = random.choice(NUMBER_UP if rising else NUMBER_DOWN), str(number)
     elif form < 0.5 and rising and low and low % step == 0 and step > 1:
         template = random.choice(MULTIPLES)

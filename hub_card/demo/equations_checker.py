@@ -62,5 +62,5 @@ def check(prompt: str, answer: str) -> bool:
             and [check.split(" = ")[0] for check in checks] == put_in
             and all(is_true(step, letter, number) for step in [*work, *checks])
         )
-    except (ValueError, KeyError, SyntaxError, ZeroDivisionError):
+    except (ValueError, KeyError, SyntaxError, ZeroDivisionError, RecursionError):
         return False

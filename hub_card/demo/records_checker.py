@@ -67,7 +67,7 @@ def check(prompt: str, answer: str) -> bool:
     target = re.search(r"\b(?:to|as|into) (JSON|CSV)", instruction)
     try:
         written, result = parse(answer)
-    except (ValueError, csv.Error):
+    except (ValueError, csv.Error, RecursionError):
         return False
     # As text, since the order of the keys counts.
     return written == (target[1] if target else old) and json.dumps(result) == json.dumps(apply(instruction, rows))

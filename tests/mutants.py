@@ -1213,14 +1213,14 @@ MUTANTS = [
     Mutant(
         "a sentence may stay open",
         f"{DEMO}/stories_checker.py",
-        '" ".join(sentences) == answer and ',
+        '        and " ".join(sentences) == answer\n',
         "",
         ONE_STORY,
     ),
     Mutant(
         "a wrong article passes",
         f"{DEMO}/stories_checker.py",
-        " and not WRONG_ARTICLE.search(answer)",
+        "        and not WRONG_ARTICLE.search(answer)\n",
         "",
         ONE_STORY,
     ),
@@ -1314,6 +1314,13 @@ MUTANTS = [
         '    yield "user\\nassistant\\n" * NUM_SAMPLES  # the roles, as the template writes them\n',
         "",
         "test_demo_tokenizer.py::test_special_tokens",
+    ),
+    Mutant(
+        "a word is a sentence",
+        f"{DEMO}/stories_checker.py",
+        " and len(words_of(sentence)) > 2",
+        "",
+        ONE_STORY,
     ),
 ]
 

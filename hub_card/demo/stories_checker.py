@@ -17,9 +17,13 @@ def words_of(text: str) -> list[str]:
 
 
 def is_whole(sentences: list[str], answer: str) -> bool:
-    """Six or seven sentences and nothing between them."""
-    begins = all(re.match('"?[A-Z]', sentence) for sentence in sentences)
-    return 6 <= len(sentences) <= 7 and " ".join(sentences) == answer and begins and not WRONG_ARTICLE.search(answer)
+    """Six or seven sentences, each of a few words, and nothing between them."""
+    return (
+        6 <= len(sentences) <= 7
+        and " ".join(sentences) == answer
+        and all(re.match('"?[A-Z]', sentence) and len(words_of(sentence)) > 2 for sentence in sentences)
+        and not WRONG_ARTICLE.search(answer)
+    )
 
 
 def people_agree(sentences: list[str], hero: str, role: str) -> bool:

@@ -7,6 +7,7 @@ FOLDERS = {
     "wedlm.generation": "generation",
     "wedlm.training": "training",
     "wedlm.hub_card": "hub_card",
+    "wedlm.hub_card.demo": "hub_card/demo",
 }
 
 setup(

@@ -23,9 +23,9 @@ def test_a_wheel_in_a_fresh_environment_works(tmp_path):
     names = zipfile.ZipFile(wheel).namelist()
     packaged = {name for name in names if name.endswith(".py")}
     written = {
-        f"{folder if folder == 'wedlm' else f'wedlm/{folder}'}/{path.name}"
+        ("" if folder == "wedlm" else "wedlm/") + path.relative_to(REPOSITORY).as_posix()
         for folder in FOLDERS
-        for path in (REPOSITORY / folder).glob("*.py")
+        for path in (REPOSITORY / folder).rglob("*.py")
     }
     assert packaged == written
 

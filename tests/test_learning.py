@@ -140,7 +140,7 @@ def test_lora_learns_another_task_and_keeps_the_old(converted, tmp_path):
         LoraConfig(
             task_type="CAUSAL_LM",
             r=8,
-            lora_alpha=16,
+            lora_alpha=32,
             target_modules="all-linear",
             trainable_token_indices={"embed_tokens": [tokenizer.mask_token_id]},
         ),

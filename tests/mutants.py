@@ -34,6 +34,7 @@ DUAL_STREAM, ROW_LOSS = "modeling_wedlm/dual_stream.py", "modeling_wedlm/row_los
 MASKING, COLLATOR, LOSS = "training/masking.py", "training/collator.py", "training/loss.py"
 CLI = "wedlm/cli.py"
 DATA, SAMPLES, CONVERSATION = "training/data.py", "training/samples.py", "training/conversation.py"
+TRAINER, METRICS = "training/trainer.py", "training/metrics.py"
 ROWS, PACKING, PREVIEW = "training/rows.py", "training/packing.py", "training/preview.py"
 REFUSED = "test_convert.py::test_what_cannot_be_converted_is_refused_in_a_sentence_and_nothing_is_written"
 BOTH_WAYS, MOMENTS = (
@@ -62,6 +63,11 @@ CUT = "test_data.py::test_what_is_truncated_is_a_beginning_without_end_token_and
 SAME_ROWS = "test_data.py::test_every_source_gives_the_same_rows"
 NEVER_STALE = "test_data.py::test_a_change_of_template_tokenizer_option_or_data_is_never_missed"
 STREAM_NUMBERS = "test_data.py::test_the_number_of_a_row_of_a_stream_depends_on_no_worker_and_no_rank"
+DESCENT = "test_trainer.py::test_steps_are_gradient_descent_on_the_objective"
+IN_OTHER_WAYS = "test_trainer.py::test_the_same_step_in_other_ways"
+TWO_RANKS = "test_trainer.py::test_two_processes_take_the_same_steps"
+EVALUATED = "test_trainer.py::test_evaluation_does_not_depend_on_batches_or_epoch"
+EVAL_FORMULA = "test_trainer.py::test_evaluation_is_the_formula"
 PACKED = "test_packing.py::test_packing_loses_and_cuts_nothing_and_fits_as_the_slow_reference"
 
 MUTANTS = [
@@ -1780,6 +1786,160 @@ MUTANTS = [
         "torch.where(sums > 0, shares / sums, 0.0)",
         "shares / sums",
         "test_loss.py::test_a_part_without_targets_counts_0",
+    ),
+    Mutant(
+        "a step's batches are normalised one by one",
+        TRAINER,
+        "scale_weights(batch, sums, self.args.ar_loss_weight)",
+        "scale_weights(batch, weight_sums(batch), self.args.ar_loss_weight)",
+        IN_OTHER_WAYS,
+    ),
+    Mutant(
+        "the weight of the autoregressive loss is not passed on",
+        TRAINER,
+        "scale_weights(batch, sums, self.args.ar_loss_weight)",
+        "scale_weights(batch, sums)",
+        "test_trainer.py::test_other_weights",
+    ),
+    Mutant(
+        "each rank has its own normalisers",
+        TRAINER,
+        '        sums = self.accelerator.reduce(sums, reduction="sum")\n',
+        "",
+        TWO_RANKS,
+    ),
+    Mutant(
+        "transformers divides by the number of batches",
+        TRAINER,
+        "        return 1\n",
+        "        return None\n",
+        IN_OTHER_WAYS,
+    ),
+    Mutant(
+        "gradients are averaged over the ranks",
+        TRAINER,
+        "else self.accelerator.num_processes)",
+        "else 1)",
+        TWO_RANKS,
+    ),
+    Mutant(
+        "the collator is not told the epoch",
+        TRAINER,
+        "        self.collator.set_epoch(self.epoch)\n",
+        "",
+        DESCENT,
+    ),
+    Mutant(
+        "the epoch of draws stands still",
+        TRAINER,
+        "        self.epoch += 1  # counted, since a stream's state.epoch is a share of max_steps\n",
+        "",
+        DESCENT,
+    ),
+    Mutant(
+        "a resumed run draws as from the start",
+        TRAINER,
+        "self.epoch = int(state.epoch or 0)",
+        "self.epoch = 0",
+        "test_trainer.py::test_a_resumed_run_goes_on_exactly",
+    ),
+    Mutant(
+        "evaluation draws anew in every epoch",
+        TRAINER,
+        "self.data_collator = training_collator.for_evaluation()",
+        "self.data_collator = training_collator",
+        EVALUATED,
+    ),
+    Mutant(
+        "training goes on with the draws of evaluation",
+        TRAINER,
+        "            self.data_collator = training_collator\n\n",
+        "            pass\n\n",
+        "test_trainer.py::test_training_draws_after_an_evaluation",
+    ),
+    Mutant(
+        "evaluation looks at one row",
+        TRAINER,
+        ".double().sum(dim=0)",
+        ".double()[0]",
+        EVAL_FORMULA,
+    ),
+    Mutant(
+        "the reported loss of evaluation forgets ar_loss_weight",
+        TRAINER,
+        "combined_loss(sums, self.args.ar_loss_weight)",
+        "combined_loss(sums, 1.0)",
+        "test_trainer.py::test_evaluation_weighs_its_parts",
+    ),
+    Mutant(
+        "the model stays with the attention of training",
+        TRAINER,
+        "            self.model.set_attn_implementation(before)\n",
+        "            pass\n",
+        "test_trainer.py::test_the_model_attends_as_before_when_it_is_done",
+    ),
+    Mutant(
+        "the model trains with another attention than asked for",
+        TRAINER,
+        "        self.model.set_attn_implementation(self.args.attn_implementation)\n",
+        "",
+        "test_trainer.py::test_the_model_attends_as_asked",
+    ),
+    Mutant(
+        "what is logged is of one rank",
+        TRAINER,
+        'report(self.accelerator.reduce(self.logged_sums, reduction="sum"))',
+        "report(self.logged_sums)",
+        TWO_RANKS,
+    ),
+    Mutant(
+        "what was logged is logged again",
+        TRAINER,
+        "            self.logged_sums = None\n        super",
+        "        super",
+        DESCENT,
+    ),
+    Mutant(
+        "sums of masked and memory rows change places",
+        METRICS,
+        "for part in (is_masked, ~is_masked):",
+        "for part in (~is_masked, is_masked):",
+        DESCENT,
+    ),
+    Mutant(
+        "logged losses are unweighted",
+        METRICS,
+        "(weights * outputs.row_losses * part).sum(-1)",
+        "(outputs.row_losses * part).sum(-1)",
+        DESCENT,
+    ),
+    Mutant(
+        "the bounds of gamma buckets belong to the next",
+        METRICS,
+        "torch.bucketize(gammas, torch.tensor(GAMMA_BUCKETS, device=gammas.device))",
+        "torch.bucketize(gammas, torch.tensor(GAMMA_BUCKETS, device=gammas.device), right=True)",
+        "test_trainer.py::test_sums_of_rows_by_hand",
+    ),
+    Mutant(
+        "memory rows count as masked ones in a bucket",
+        METRICS,
+        "(values & is_masked & (in_bucket == i))",
+        "(values & (in_bucket == i))",
+        DESCENT,
+    ),
+    Mutant(
+        "the combined loss is not divided by the weights",
+        METRICS,
+        "    return (mlm + ar_loss_weight * ar) / (1 + ar_loss_weight)\n",
+        "    return mlm + ar_loss_weight * ar\n",
+        EVAL_FORMULA,
+    ),
+    Mutant(
+        "an empty part of an evaluation is not a number",
+        METRICS,
+        "ar / ar_weight if ar_weight else 0.0)",
+        "ar / ar_weight)",
+        "test_trainer.py::test_sums_of_rows_by_hand",
     ),
 ]
 

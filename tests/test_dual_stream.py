@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import CHECKPOINTS, GOLDEN, MASK, load, logits_of, random_tokens
+from helpers import CHECKPOINTS, GOLDEN, MASK, load, logits_of, random_tokens, reference_logits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
@@ -148,6 +148,55 @@ def test_every_block_equals_a_forward_on_its_prefix_and_itself(checkpoint, layou
                 torch.testing.assert_close(logits[row, block], expected, atol=1e-4, rtol=0)
                 blocks += 1
     assert blocks == sum(-(-length // 8) for lengths in LAYOUTS[layout] for length in lengths)
+
+
+@pytest.mark.parametrize("attention", FORMS)
+def test_no_sample_reaches_the_losses_of_another(checkpoint, attention):
+    """Packed rows: what a sample's rows predict, to the last bit, depends on no token of its neighbours."""
+    model = load(checkpoint, attn_implementation=attention)
+    batch = batch_of([[37, 20, 9]])
+    is_second = batch["sample_ids"] == 1
+    others = random_tokens(*is_second.shape, seed=5)
+    changed = {**batch, "input_ids": batch["input_ids"].where(is_second, others)}
+    losses, other_losses = (model(**inputs).row_losses for inputs in (batch, changed))
+    assert torch.equal(losses[is_second], other_losses[is_second])
+    assert (losses != other_losses)[~is_second & (batch["targets"] != -100)].float().mean() > 0.9
+    # Nor does its own loss pull at them.
+    embeddings = model.get_input_embeddings()(batch["input_ids"]).detach().requires_grad_()
+    inputs = {**batch, "input_ids": None, "inputs_embeds": embeddings}
+    inputs["target_weights"] = batch["target_weights"] * is_second
+    model(**inputs).loss.backward()
+    reached = embeddings.grad.abs().sum(-1) > 0
+    assert reached[is_second].any() and not reached[~is_second].any()
+
+
+# Qwen3's head_dim is 128, while hidden_size / heads is 64 in the 0.6B model, and 80 in those of 4B and 32B.
+@pytest.mark.parametrize("attention", FORMS)
+@pytest.mark.parametrize("hidden_size", [32, 40], ids=["128 of 64", "128 of 80"])
+def test_scores_are_divided_by_the_root_of_head_dim(hidden_size, attention):
+    """Against plain arithmetic; divided by the root of hidden_size / heads, the logits are others."""
+    config = AutoConfig.from_pretrained(CHECKPOINTS / "q3", attn_implementation=attention)
+    sizes = {"hidden_size": hidden_size, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    config.update({**sizes, "num_hidden_layers": 2})
+    torch.manual_seed(0)
+    model = WeDLMForCausalLM(config).eval()
+    for weight in model.parameters():
+        if weight.ndim == 2:
+            torch.nn.init.normal_(weight, std=0.3)  # larger than the usual, so that scores matter
+    batch = batch_of([[12]])
+    text, order = batch["input_ids"][0, :12], batch["position_ids"][0]
+    second = torch.cat([text[:8], batch["input_ids"][0, 20:]])  # the clean first block, then the masked second
+    expected = torch.cat(
+        [
+            reference_logits(model, text, torch.arange(12)),
+            reference_logits(model, batch["input_ids"][0, 12:20], order[12:20]),
+            reference_logits(model, second, torch.cat([torch.arange(8), order[20:]]))[8:],
+        ]
+    )
+    torch.testing.assert_close(model(**forward_inputs(batch)).logits[0], expected, atol=1e-4, rtol=1e-4)
+    for layer in model.model.layers:
+        layer.self_attn.scaling = (hidden_size / 4) ** -0.5
+    assert (model(**forward_inputs(batch)).logits[0] - expected).abs().max() > 0.1
 
 
 # --- Who sees whom ---

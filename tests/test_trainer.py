@@ -1,6 +1,7 @@
 import json
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,11 +10,12 @@ from helpers import CHECKPOINTS, MASK, load, random_tokens, run_python
 from peft import LoraConfig, get_peft_model
 from test_convert import save_qwen, save_tokenizer
 from test_distributed import run_two_processes
-from transformers import AutoTokenizer, Trainer
+from transformers import AutoTokenizer, Trainer, TrainerCallback
 
 from wedlm import DualStreamCollator, WeDLMTrainer, WeDLMTrainingArguments, convert_to_wedlm
 from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.training.loss import scale_weights, weight_sums
+from wedlm.training.metrics import combined_loss, report, row_sums
 from wedlm.training.packing import pack
 
 LENGTHS = (40, 21, 9, 33, 12, 27, 18, 30)
@@ -237,6 +239,57 @@ def test_evaluation_is_the_formula(two_steps):
     with torch.no_grad():
         total = model(**scale_weights(batch, weight_sums(batch))).loss.item()
     assert trainer.evaluate(samples())["eval_loss"] == pytest.approx(total, rel=1e-5)
+
+
+def test_evaluation_weighs_its_parts(tmp_path):
+    trainer = WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path, ar_loss_weight=0.25))
+    evaluated = trainer.evaluate(samples())
+    expected = (evaluated["eval_mlm_loss"] + 0.25 * evaluated["eval_ar_loss"]) / 1.25
+    assert evaluated["eval_loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_sums_of_rows_by_hand():
+    batch = {"target_weights": torch.tensor([[1.0, 0, 2, 4]]), "gammas": torch.tensor([[0, 0, 0.25, 0.6]])}
+    outputs = SimpleNamespace(
+        row_losses=torch.tensor([[3.0, 0, 5, 7]]), row_hits=torch.tensor([[True, False, True, False]])
+    )
+    sums = row_sums(batch, outputs)
+    assert sums.tolist() == [[38, 6, 3, 1, 1, 0, 0, 0, 1, 0, 1, 0]]
+    assert report(sums[0]) == {
+        "mlm_loss": pytest.approx(38 / 6),
+        "ar_loss": 3,
+        "masked_accuracy_to_0.25": 1,
+        "masked_accuracy_to_0.75": 0,
+    }
+    assert combined_loss(sums[0], 0.5) == pytest.approx((38 / 6 + 0.5 * 3) / 1.5)
+    sums[0, 2:4] = 0
+    assert combined_loss(sums[0], 1.0) == pytest.approx(38 / 12)
+
+
+def test_training_draws_after_an_evaluation(two_steps, tmp_path):
+    model = load(CHECKPOINTS / "q3")
+    trainer = WeDLMTrainer(model, arguments(tmp_path, max_steps=2), train_dataset=samples())
+    trainer.evaluate(samples())
+    trainer.train()
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert_same(two_steps, (dict(model.named_parameters()), log, trainer))
+
+
+def test_the_model_attends_as_asked(tmp_path):
+    seen = []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            seen.append(model.config._attn_implementation)
+
+        def on_prediction_step(self, args, state, control, model=None, **kwargs):
+            seen.append(model.config._attn_implementation)
+
+    args = arguments(tmp_path, attn_implementation="eager")
+    trainer = WeDLMTrainer(load(CHECKPOINTS / "q3"), args, train_dataset=samples(), callbacks=[Watch()])
+    trainer.train()
+    trainer.evaluate(samples())
+    assert seen == ["eager", "eager"]
 
 
 def test_the_model_attends_as_before_when_it_is_done(tmp_path):

@@ -53,6 +53,7 @@ DRAWS_OF_ONE = "test_collator.py::test_draws_depend_on_seed_epoch_and_index"
 COLLATED = "test_collator.py::test_every_row_is_what_a_loop_makes"
 PREDICATE = "test_dual_stream.py::test_predicate_equals_the_words_for_rows_of_any_kind"
 DECOMPOSED = "test_dual_stream.py::test_decomposed_attention_equals_dense_attention"
+ATTENTION_ONCE = "test_dual_stream.py::test_attention_is_computed_once_and_copies_no_shared_heads"
 OTHER_ORDER = "test_dual_stream.py::test_rows_in_another_order_are_refused_only_where_they_are_decomposed"
 ROW_BY_ROW = "test_loss.py::test_loss_and_gradients_are_those_of_all_logits"
 STEP_TOTAL = "test_loss.py::test_losses_of_a_step_add_up_to_its_total"
@@ -1622,9 +1623,23 @@ MUTANTS = [
     Mutant(
         "what groups join is kept",
         DUAL_STREAM,
-        "checkpoint(attend_group, attention, group.mask, *parts, use_reentrant=False)",
+        "checkpoint(attend_group, attention, group.mask, *parts, **MADE_AGAIN)",
         "attend_group(attention, group.mask, *parts)",
         "test_dual_stream.py::test_memory_is_linear_in_the_length",
+    ),
+    Mutant(
+        "the backward computes attention again",
+        DUAL_STREAM,
+        "MADE_AGAIN = {",
+        'MADE_AGAIN = {"use_reentrant": False} or {',
+        ATTENTION_ONCE,
+    ),
+    Mutant(
+        "groups copy shared keys",
+        DUAL_STREAM,
+        "parts = (query, key, value, mask)",
+        "parts = (query, *(x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value)), mask)",
+        ATTENTION_ONCE,
     ),
     Mutant(
         "masks of groups cover all memory",
@@ -1664,8 +1679,8 @@ MUTANTS = [
     Mutant(
         "parts forget the scale",
         DUAL_STREAM,
-        "return sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]",
-        'return sdpa_attention_forward(module, query, key, value, mask, **{**kwargs, "scaling": None})[0]',
+        '"scale": kwargs["scaling"]',
+        '"scale": None',
         "test_dual_stream.py::test_forms_obey_the_scale",
     ),
     Mutant(

@@ -354,7 +354,7 @@ def test_dropout_falls_the_same_way_in_the_backward(monkeypatch):
     for _ in range(2):
         torch.manual_seed(0)
         results.append(loss_and_gradients(model, batch))
-        monkeypatch.setattr(dual_stream, "checkpoint", lambda function, *args, use_reentrant: function(*args))
+        monkeypatch.setattr(dual_stream, "checkpoint", lambda function, *args, **how: function(*args))
     torch.testing.assert_close(*results, atol=1e-6, rtol=0)
     assert abs(results[0]["loss"] - total(model.eval(), batch)) > 1e-2
 
@@ -415,6 +415,27 @@ def test_nothing_of_quadratic_size_is_made(attention):
         total(model, batch).backward()
     quadratic = (2 * 512) ** 2
     assert largest.elements < quadratic // 4 if attention == "dual_stream" else largest.elements >= quadratic
+
+
+class Attentions(TorchDispatchMode):
+    """The heads of the keys in every call of the kernel of attention, forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.key_heads = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
+            self.key_heads.append(args[1].shape[1])
+        return func(*args, **(kwargs or {}))
+
+
+def test_attention_is_computed_once_and_copies_no_shared_heads():
+    model, batch = large_model("dual_stream"), batch_of([[512]], block_size=32)
+    assert model.config.num_key_value_heads < model.config.num_attention_heads
+    with Attentions() as attentions:
+        total(model, batch).backward()
+    assert attentions.key_heads == [model.config.num_key_value_heads] * (1 + 512 // 32 // 4)  # memory, and the groups
 
 
 def test_logits_of_all_rows_are_never_made(monkeypatch):

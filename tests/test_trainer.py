@@ -214,6 +214,48 @@ def test_two_processes_take_the_same_steps(two_steps, tmp_path):
         assert evaluated["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-4), name
 
 
+# --- Streams ---
+
+
+def test_a_stream_takes_whole_steps_only(tmp_path):
+    """What is left at the end of a pass would be added to the next step; and draws follow the passes."""
+    stream = samples((*LENGTHS, 14, 25)).to_iterable_dataset()
+    fields = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "learning_rate": 0.0}
+    _, log, _ = trained(tmp_path, dataset=stream, max_steps=6, **fields)
+    assert len(log) == 6 and max(entry["loss"] for entry in log) < 1.5 * min(entry["loss"] for entry in log)
+    for entry in log:
+        assert entry["loss"] == pytest.approx((entry["mlm_loss"] + entry["ar_loss"]) / 2, rel=1e-4)
+    assert len({entry["mlm_loss"] for entry in log}) == 6  # three passes over the same two batches, other masks
+    assert log[0]["ar_loss"] == pytest.approx(log[2]["ar_loss"], rel=1e-5)
+
+
+def test_a_stream_too_short_for_a_step_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="too few batches for a step of gradient_accumulation_steps=8; lower it"):
+        trained(
+            tmp_path,
+            dataset=samples((9, 12, 15)).to_iterable_dataset(),
+            per_device_train_batch_size=1,
+            gradient_accumulation_steps=8,
+        )
+
+
+def test_a_stream_resumes_in_its_first_pass_only(tmp_path):
+    fields = {"max_steps": 5, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2}
+    weights, _, _ = trained(tmp_path / "whole", dataset=samples().to_iterable_dataset(), **fields)
+
+    def resumed(step):
+        args = arguments(tmp_path / "again", **fields)
+        trainer = WeDLMTrainer(load(CHECKPOINTS / "q3"), args, train_dataset=samples().to_iterable_dataset())
+        trainer.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+        return dict(trainer.model.named_parameters())
+
+    for name, weight in resumed(2).items():
+        assert torch.equal(weight, weights[name]), name
+    (tmp_path / "whole" / "checkpoint-5").rename(tmp_path / "whole" / "checkpoint-6")
+    with pytest.raises(ValueError, match="was in pass 2 over its stream, .*start a new run"):
+        resumed(6)
+
+
 # --- Evaluation ---
 
 
@@ -290,6 +332,13 @@ def test_the_model_attends_as_asked(tmp_path):
     trainer.train()
     trainer.evaluate(samples())
     assert seen == ["eager", "eager"]
+
+
+def test_prediction_is_evaluation(two_steps, monkeypatch):
+    trainer = two_steps[2]
+    evaluated = trainer.evaluate(samples())
+    trainer.data_collator.set_epoch(7)
+    assert trainer.predict(samples()).metrics["test_loss"] == pytest.approx(evaluated["eval_loss"], rel=1e-6)
 
 
 def test_the_model_attends_as_before_when_it_is_done(tmp_path):

@@ -69,7 +69,7 @@ def run(place, out, config="full", **fields):
 
 
 def test_full_fine_tuning(place, tmp_path, capsys):
-    out = run(place, tmp_path / "out", eval_data=place / "chats.jsonl")
+    out = run(place, tmp_path / "out", eval_data=place / "chats.jsonl", hub_token="secret")
     assert "10 rows read, 10 samples" in capsys.readouterr().out
     model = AutoModelForCausalLM.from_pretrained(out)
     assert model.dtype == torch.float32  # trained in float32, with bf16 as the type of its products
@@ -77,6 +77,7 @@ def test_full_fine_tuning(place, tmp_path, capsys):
     assert not torch.equal(model.lm_head.weight, before.lm_head.weight)
     assert AutoTokenizer.from_pretrained(out).mask_token_id == model.config.mask_token_id
     report = json.loads((out / "training_report.json").read_text())
+    assert "secret" not in report["command"]
     assert report["command"].startswith("wedlm train") and report["versions"].keys() >= {"torch", "transformers"}
     assert report["data"]["train"]["num_samples"] == 10 and report["train"]["step"] == 2
     assert report["train"]["mlm_loss"] > 0 and report["eval"]["eval_loss"] > 0

@@ -54,3 +54,24 @@ def test_both_sides_train_on_the_same_tokens(benchmark):
     assert dual["input_ids"][:, :64].equal(plain["input_ids"])
     assert (plain["labels"] != -100).sum() == 48 and (dual["targets"][:, :64] != -100).sum() == 48
     assert dual["target_weights"].sum().item() == pytest.approx(1)
+
+
+RECORDED = json.loads((REPOSITORY / "benchmarks" / "results" / "training.json").read_text())
+
+
+def test_the_recorded_training_is_within_its_bounds():
+    rows = [row for row in RECORDED["results"]["rows"] if row["side"] == "dual_stream"]
+    assert [row["length"] for row in rows] == [512, 1024, 2048, 4096]
+    assert all(row["times_plain"] <= 2.3 for row in rows)
+    assert all(row["memory_exponent"] < 1.15 for row in rows[1:])
+
+
+def test_the_documented_numbers_are_the_recorded_ones():
+    documented = (REPOSITORY / "docs" / "train.md").read_text()
+    rows = {(row["length"], row["side"]): row for row in RECORDED["results"]["rows"]}
+    for length in (512, 1024, 2048, 4096):
+        plain, dual, dense = (rows[length, side] for side in ("plain", "dual_stream", "sdpa"))
+        seconds = [f"{row['seconds_per_step']['median']:.2f}" for row in (plain, dual)]
+        times = [f"{row['times_plain']:.2f}" for row in (dual, dense)]
+        megabytes = [f"{row['bytes'] / 1e6:.0f}" for row in (plain, dual, dense)]
+        assert "| " + " | ".join([str(length), *seconds, *times, *megabytes]) + " |" in documented

@@ -71,7 +71,7 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
         refuse("rope_type", config.rope_parameters["rope_type"], generation_config)
     if "sliding_attention" in config.layer_types:
         refuse("layer_types", config.layer_types, generation_config)
-    if config._attn_implementation not in ("eager", "sdpa"):
+    if config._attn_implementation not in ("eager", "sdpa", "dual_stream"):  # the last is sdpa here
         raise ValueError(
             f"attn_implementation={config._attn_implementation!r} is not offered by decoding="
             f'{generation_config.decoding!r}; call model.set_attn_implementation("sdpa"), or pass '

@@ -1,9 +1,11 @@
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers.masking_utils import create_masks_for_generate
+from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3Attention,
     Qwen3DecoderLayer,
@@ -13,10 +15,12 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3RMSNorm,
     Qwen3RotaryEmbedding,
 )
-from transformers.utils import CONFIG_NAME, cached_file
+from transformers.utils import CONFIG_NAME, cached_file, can_return_tuple
 
 from wedlm.generation.generation_wedlm import WeDLMGenerationMixin
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig, check_config
+from wedlm.modeling_wedlm.dual_stream import dual_stream_mask
+from wedlm.modeling_wedlm.row_loss import row_loss
 
 
 class WeDLMAttention(Qwen3Attention):
@@ -84,6 +88,8 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
     """The decoder. `position_ids` are logical (RoPE); attention is causal over the physical order of the rows.
 
     `rows_to_keep`, `[batch, n]`: return the last hidden states of these rows only, so that the head sees no others.
+    `sample_ids`, `stream_ids` and `block_ids`, all `[batch, rows]`: the rows are the two streams of training, and
+    attention is theirs (`dual_stream.sees`).
     """
 
     def __init__(self, config: WeDLMConfig):
@@ -108,6 +114,9 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
         inputs_embeds=None,
         use_cache=None,
         rows_to_keep=None,
+        sample_ids=None,
+        stream_ids=None,
+        block_ids=None,
         **kwargs,
     ):
         if (input_ids is None) == (inputs_embeds is None):
@@ -120,6 +129,20 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
                     "past_key_values holds cached text, which gradient checkpointing cannot use in training; call "
                     "model.eval(), or pass the whole text and no past_key_values."
                 )
+        if not (sample_ids is None and stream_ids is None and block_ids is None):
+            if any(ids is None for ids in (sample_ids, stream_ids, block_ids, position_ids)):
+                raise ValueError(
+                    "sample_ids, stream_ids and block_ids: got some, and not all of the three with position_ids; pass "
+                    "them all, as DualStreamCollator makes them, or none."
+                )
+            if attention_mask is not None or past_key_values is not None:
+                raise ValueError(
+                    "attention_mask or past_key_values came with sample_ids, stream_ids and block_ids, which say who "
+                    "sees whom already; leave out the one or the other."
+                )
+            mask = dual_stream_mask(self.config, sample_ids, stream_ids, block_ids)
+            attention_mask = mask if isinstance(mask, torch.Tensor) else {"full_attention": mask}
+            use_cache = False
         if not isinstance(attention_mask, dict):
             is_dense = isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 4
             if is_dense and attention_mask.dtype == torch.bool and self.config._attn_implementation == "eager":
@@ -148,6 +171,14 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
         return outputs
 
 
+@dataclass
+class WeDLMTrainingOutput(CausalLMOutputWithPast):
+    """What forward returns for `targets`: no logits, and of each row, `[batch, rows]`, its loss and whether it hit."""
+
+    row_losses: torch.FloatTensor | None = None
+    row_hits: torch.BoolTensor | None = None
+
+
 class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausalLM):
     """WeDLM with its language-model head: row i predicts token i+1, and a MASK row predicts its own position.
 
@@ -157,6 +188,12 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
         tokenizer = AutoTokenizer.from_pretrained("tencent/WeDLM-8B-Instruct")
         inputs = tokenizer("The capital of France is", return_tensors="pt")
         print(tokenizer.decode(model.generate(**inputs, max_new_tokens=32)[0]))
+
+    Trained with `targets` and `target_weights`, both `[batch, rows]`, -100 where a row has no target: `loss` is the
+    sum of weight times cross entropy over the rows, not shifted. Only rows with a target reach the head.
+
+        batch = DualStreamCollator(mask_token_id=model.config.mask_token_id)(rows)
+        model(**batch).loss.backward()
     """
 
     def __init__(self, config: WeDLMConfig):
@@ -166,3 +203,46 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        inputs_embeds=None,
+        labels=None,
+        use_cache=None,
+        logits_to_keep=0,
+        targets=None,
+        target_weights=None,
+        gammas=None,  # of the collator's batch: for who logs, not for the model
+        **kwargs,
+    ):
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "past_key_values": past_key_values,
+            "inputs_embeds": inputs_embeds,
+            "use_cache": use_cache,
+            **kwargs,
+        }
+        if targets is None and target_weights is None:
+            return super().forward(**inputs, labels=labels, logits_to_keep=logits_to_keep)
+        if targets is None or target_weights is None or labels is not None:
+            raise ValueError(
+                "targets, target_weights and labels: got one of the first two alone, or labels with them; pass the "
+                "first two for a weighted loss of single rows, or labels alone for next-token prediction."
+            )
+        outputs = self.model(**inputs)
+        loss, row_losses, row_hits = row_loss(self.lm_head, outputs.last_hidden_state, targets, target_weights)
+        return WeDLMTrainingOutput(
+            loss=loss,
+            row_losses=row_losses,
+            row_hits=row_hits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )

@@ -5,7 +5,10 @@ import sys
 
 import pytest
 import torch
-from helpers import PAD, load, random_tokens
+from helpers import CHECKPOINTS, MASK, PAD, load, random_tokens
+
+from wedlm import DualStreamCollator
+from wedlm.training.loss import scale_weights, weight_sums
 
 SCRIPT = """
 import sys, torch, torch.distributed as dist
@@ -61,6 +64,34 @@ torch.save(texts, f"{folder}/texts{dist.get_rank()}.pt")
 dist.destroy_process_group()
 """
 
+TRAIN = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoModelForCausalLM, logging
+from wedlm.modeling_wedlm import row_loss
+
+logging.disable_progress_bar()
+torch.set_num_threads(1)
+checkpoint, folder = sys.argv[1:]
+dist.init_process_group("gloo")
+row_loss.ROWS_PER_CHUNK = 3  # so that one rank calls the head more often than the other
+batch = torch.load(f"{folder}/batches.pt")[dist.get_rank()]
+for how in ("ddp", "fully sharded"):
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="dual_stream").train()
+    if how == "ddp":
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    else:
+        for layer in model.model.layers:
+            fully_shard(layer)
+        wrapped = fully_shard(model)
+    (wrapped(**batch).loss * dist.get_world_size()).backward()  # gradients are averaged over the ranks
+    gradients = {name: weight.grad for name, weight in model.named_parameters()}
+    whole = {name: grad.full_tensor() if how != "ddp" else grad for name, grad in gradients.items()}
+    if dist.get_rank() == 0:
+        torch.save(whole, f"{folder}/{how}.pt")
+dist.destroy_process_group()
+"""
+
 
 def run_two_processes(script, folder, *arguments):
     (folder / "script.py").write_text(script)
@@ -109,3 +140,23 @@ def test_sharded_ranks_wait_for_each_other(checkpoint, tmp_path):
     model.model.register_forward_hook(lambda *_: forwards.append(1))
     model.generate(**calls[0][0])
     assert len(forwards) < texts[0][0][1], "the first rank was not done before the other"
+
+
+def test_a_rank_without_targets_trains_together_with_another(tmp_path):
+    rows = []
+    for index, (length, prompt) in enumerate([(40, 2), (9, 9)]):
+        text = random_tokens(1, length, seed=index)[0].tolist()
+        labels = [-100] * prompt + text[prompt:]
+        rows.append({"input_ids": text, "labels": labels, "sample_lengths": [length], "sample_indices": [index]})
+    collator = DualStreamCollator(mask_token_id=MASK, block_size=4)
+    batches = [collator([row]) for row in rows]
+    sums = sum(weight_sums(batch) for batch in batches)
+    batches = [scale_weights(batch, sums) for batch in batches]
+    torch.save(batches, tmp_path / "batches.pt")
+    run_two_processes(TRAIN, tmp_path, CHECKPOINTS / "q25", tmp_path)
+    model = load(CHECKPOINTS / "q25").train()
+    for batch in batches:
+        model(**batch).loss.backward()
+    expected = {name: weight.grad for name, weight in model.named_parameters()}
+    for how in ("ddp", "fully sharded"):
+        torch.testing.assert_close(torch.load(tmp_path / f"{how}.pt"), expected, atol=1e-4, rtol=1e-4)

@@ -11,17 +11,19 @@ from helpers import CHECKPOINTS, REPOSITORY, load, put_into_hub_cache, random_to
 from transformers import AutoConfig, Trainer, TrainingArguments
 from transformers import trainer as trainer_module
 
-from wedlm import WeDLMConfig
+from wedlm import DualStreamCollator, WeDLMConfig
 from wedlm.modeling_wedlm.hub_code import AUTO_MAP, PACKAGE_IMPORT, flat_files
 
 CODE = {
     "configuration_wedlm.py",
+    "dual_stream.py",
     "generation_wedlm.py",
     "hub_code.py",
     "modeling_wedlm.py",
     "position_selection.py",
     "prompt.py",
     "row_cache.py",
+    "row_loss.py",
     "stats.py",
     "support.py",
     "text_readers.py",
@@ -277,6 +279,28 @@ def test_loads_without_the_package_and_saves_the_same_folder_again(checkpoint, t
     # And what the remote code saved, this package loads.
     reloaded = load(tmp_path / "again")
     assert all(torch.equal(a, b) for a, b in zip(reloaded.parameters(), model.parameters(), strict=True))
+
+
+def test_trains_without_the_package(checkpoint, tmp_path):
+    model = load(checkpoint)
+    model.save_pretrained(tmp_path / "saved")
+    text = random_tokens(1, 20)[0].tolist()
+    row = {"input_ids": text, "labels": text, "sample_lengths": [13, 7], "sample_indices": [0, 1]}
+    batch = DualStreamCollator(mask_token_id=159, block_size=4)([row])
+    torch.save({"batch": batch, "loss": model(**batch).loss.detach()}, tmp_path / "inputs.pt")
+    code = """
+import torch
+from transformers import AutoModelForCausalLM
+inputs = torch.load("inputs.pt")
+for attention in ("sdpa", "dual_stream"):
+    model = AutoModelForCausalLM.from_pretrained("saved", trust_remote_code=True, attn_implementation=attention)
+    loss = model(**inputs["batch"]).loss
+    loss.backward()
+    torch.testing.assert_close(loss.detach(), inputs["loss"], atol=1e-3, rtol=1e-5)
+    print("trained with", model.config._attn_implementation)
+"""
+    output = run_python(code, tmp_path, wedlm=False)
+    assert "trained with sdpa" in output and "trained with dual_stream" in output
 
 
 def test_remote_code_survives_pickling_and_deepcopy(checkpoint, tmp_path):

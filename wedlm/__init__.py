@@ -12,6 +12,9 @@ PUBLIC_NAMES = {
     "WeDLMConfig": "wedlm.modeling_wedlm.configuration_wedlm",
     "WeDLMModel": "wedlm.modeling_wedlm.modeling_wedlm",
     "WeDLMForCausalLM": "wedlm.modeling_wedlm.modeling_wedlm",
+    "DualStreamCollator": "wedlm.training.collator",
+    "WeDLMTrainer": "wedlm.training.trainer",
+    "WeDLMTrainingArguments": "wedlm.training.arguments",
     "convert_to_wedlm": "wedlm.modeling_wedlm.convert",
     "convert_to_autoregressive": "wedlm.modeling_wedlm.convert",
 }

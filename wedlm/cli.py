@@ -49,5 +49,47 @@ def convert(
     typer.echo(f"Written to {result.folder} ({mask}).")
 
 
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="Example: wedlm train lora.yaml --learning_rate 1e-4",
+)
+def train(
+    context: typer.Context,
+    config: Annotated[str, typer.Argument(help="A YAML file of arguments; training/configs has some.")],
+) -> None:
+    """Train a WeDLM checkpoint, or a Qwen checkpoint that is converted first: the whole model, LoRA or QLoRA.
+
+    Behind CONFIG any argument may follow as --name value; it overrides the file. docs/train.md lists them.
+    """
+    from wedlm.modeling_wedlm.conversion_error import ConversionError
+
+    try:
+        from wedlm.training.errors import TrainingError
+        from wedlm.training.train import train
+    except ImportError as error:
+        refuse(f'Training needs more packages ({error}); pip install "wedlm[train]".')
+    try:
+        train([config, *context.args])
+    except (ConversionError, TrainingError) as error:
+        refuse(error)
+
+
+@app.command(epilog="Example: wedlm merge out/lora merged")
+def merge(
+    adapter: Annotated[str, typer.Argument(help="The folder of an adapter of PEFT.")],
+    out: Annotated[str, typer.Argument(help="The folder that the result becomes.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint that OUT holds.")] = False,
+) -> None:
+    """Fold an adapter into the checkpoint it was trained on: one whole checkpoint, with its code."""
+    from wedlm.modeling_wedlm.conversion_error import ConversionError
+    from wedlm.training.merge import merge_adapter
+
+    try:
+        folder = merge_adapter(adapter, out, overwrite=overwrite)
+    except ConversionError as error:
+        refuse(error)
+    typer.echo(f"Written to {folder}.")
+
+
 if __name__ == "__main__":
     app()

@@ -1,0 +1,269 @@
+import copy
+import pickle
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from wedlm import DualStreamCollator
+from wedlm.training.masking import draw_masks
+
+MASK = 9
+
+
+def row(samples, indices=None):
+    """A row of samples, each a list of (token, whether it has a loss)."""
+    pairs = [pair for sample in samples for pair in sample]
+    return {
+        "input_ids": [token for token, _ in pairs],
+        "labels": [token if has_loss else -100 for token, has_loss in pairs],
+        "sample_lengths": [len(sample) for sample in samples],
+        "sample_indices": list(range(len(samples))) if indices is None else indices,
+    }
+
+
+def text(length, prompt_length=1, first=10):
+    return [(first + i, i >= prompt_length) for i in range(length)]
+
+
+def collator(**kwargs):
+    return DualStreamCollator(**{"mask_token_id": MASK, "block_size": 4, **kwargs})
+
+
+def by_sample(batch, rows):
+    """What the batch holds of each sample, by its index, without its number in the row."""
+    found = {}
+    for i, columns in enumerate(rows):
+        for number, index in enumerate(columns["sample_indices"]):
+            is_row = batch["sample_ids"][i] == number
+            found[index] = {name: values[i, is_row].tolist() for name, values in batch.items() if name != "sample_ids"}
+    return found
+
+
+# --- What it makes ---
+
+
+def test_the_example_of_the_docstring():
+    """Run as it stands there, up to rounding."""
+    *_, example = DualStreamCollator.__doc__.partition("Example:")
+    setup, literal = example.split("collator([row]) == ")
+    names = {"DualStreamCollator": DualStreamCollator}
+    exec(textwrap.dedent(setup), names)
+    batch = names["collator"]([names["row"]])
+    rounded = {name: [[round(x, 2) for x in row] for row in tensor.tolist()] for name, tensor in batch.items()}
+    assert rounded == eval(literal.strip())
+
+
+def test_types():
+    batch = collator()([row([text(6)])])
+    floats = {name for name, tensor in batch.items() if tensor.dtype == torch.float32}
+    assert floats == {"target_weights", "gammas"}
+    assert all(tensor.dtype == torch.long for name, tensor in batch.items() if name not in floats)
+
+
+samples = st.lists(st.tuples(st.integers(10, 99), st.booleans()), min_size=1, max_size=11)
+
+
+@given(
+    st.lists(st.lists(samples, min_size=1, max_size=3), min_size=1, max_size=3),
+    st.integers(1, 5),
+    st.integers(0, 99),
+    st.sampled_from(["weighted", "uniform"]),
+)
+def test_every_row_is_what_a_loop_makes(packed, block_size, seed, loss_weighting):
+    indices = [[100 * i + j for j in range(len(samples))] for i, samples in enumerate(packed)]
+    rows = [row(samples, index) for samples, index in zip(packed, indices, strict=True)]
+    batch = collator(block_size=block_size, seed=seed, loss_weighting=loss_weighting, pad_token_id=3)(rows)
+    expected = []
+    for samples, numbers in zip(packed, indices, strict=True):
+        made = []
+        for i, (sample, index) in enumerate(zip(samples, numbers, strict=True)):
+            maskable = np.array([has_loss for _, has_loss in sample])
+            gammas, masked = draw_masks(maskable, block_size, np.random.default_rng([seed, 0, index]))
+            for position, (token, _) in enumerate(sample):
+                following = sample[position + 1 : position + 2]
+                target = following[0][0] if following and following[0][1] else -100
+                made.append((token, position, i, 0, position // block_size, target, float(target != -100), 0.0))
+            for start in range(0, len(sample), block_size):
+                block = range(start, min(start + block_size, len(sample)))
+                gamma = gammas[start // block_size]
+                weight = 1 / gamma if loss_weighting == "weighted" else 1.0
+                for position in (p for p in block if not masked[p]):
+                    made.append((sample[position][0], position, i, 1, start // block_size, -100, 0.0, 0.0))
+                for position in (p for p in block if masked[p]):
+                    made.append((MASK, position, i, 1, start // block_size, sample[position][0], weight, gamma))
+        expected.append(made)
+    longest = max(len(made) for made in expected)
+    expected = [made + [(3, 0, -1, 0, 0, -100, 0.0, 0.0)] * (longest - len(made)) for made in expected]
+    names = [
+        "input_ids",
+        "position_ids",
+        "sample_ids",
+        "stream_ids",
+        "block_ids",
+        "targets",
+        "target_weights",
+        "gammas",
+    ]
+    for name, columns in zip(names, zip(*(zip(*made, strict=True) for made in expected), strict=True), strict=True):
+        torch.testing.assert_close(batch[name], torch.tensor(columns, dtype=batch[name].dtype), msg=name)
+
+
+def test_rows_may_be_arrays_or_tensors():
+    columns = row([text(6), text(3)])
+    expected = collator()([columns])
+    for convert in (np.array, torch.tensor):
+        batch = collator()([{name: convert(values) for name, values in columns.items()}])
+        assert all(torch.equal(batch[name], expected[name]) for name in expected)
+
+
+def test_no_row_predicts_a_token_of_another_sample():
+    """The last token of a sample has no successor, though one stands beside it."""
+    batch = collator()([row([text(5, prompt_length=0), text(4, prompt_length=0, first=50)])])
+    memory = batch["stream_ids"] == 0
+    assert batch["targets"][memory].tolist() == [11, 12, 13, 14, -100, 51, 52, 53, -100]
+
+
+def test_prompts_are_neither_masked_nor_predicted():
+    batch = collator(suffix_mask_probability=0.5)([row([text(40, prompt_length=17)])])
+    is_prompt = batch["position_ids"] < 17
+    assert not (is_prompt & (batch["input_ids"] == MASK)).any()
+    assert not set(range(10, 27)) & set(batch["targets"].unique().tolist())
+
+
+# --- Draws ---
+
+ROWS = [row([text(40), text(9)], [3, 7]), row([text(25)], [12]), row([text(33), text(8), text(17)], [1, 40, 2])]
+
+
+def test_draws_depend_on_nothing_but_the_sample():
+    expected = by_sample(collator()(ROWS), ROWS)
+    for order in ([2, 0, 1], [1]):
+        rows = [ROWS[i] for i in order]
+        found = by_sample(collator()(rows), rows)
+        assert found == {index: expected[index] for index in found}
+    lengths = {3: 40, 7: 9, 12: 25, 1: 33, 40: 8, 2: 17}
+    one_row = [row([text(length) for length in lengths.values()], list(lengths))]
+    assert by_sample(collator()(one_row), one_row) == expected
+    alone = [row([text(length)], [index]) for index, length in lengths.items()]
+    assert by_sample(collator()(alone), alone) == expected
+
+
+def masked(batch):
+    return (batch["input_ids"] == MASK).tolist()
+
+
+def test_draws_depend_on_seed_epoch_and_index():
+    one = collator()
+    first = one(ROWS)
+    one.set_epoch(1)
+    second = one(ROWS)
+    assert masked(first) != masked(second)
+    one.set_epoch(0)
+    assert masked(one(ROWS)) == masked(first)
+    assert masked(collator(seed=1)(ROWS)) != masked(first)
+    assert masked(collator()([row([text(40)], [0])])) != masked(collator()([row([text(40)], [1])]))
+
+
+def test_evaluation_draws_the_same_in_every_epoch():
+    training = collator(seed=5)
+    evaluation = training.for_evaluation()
+    first = evaluation(ROWS)
+    training.set_epoch(3)
+    assert masked(evaluation(ROWS)) == masked(first)
+    assert masked(training(ROWS)) != masked(first)
+    draws = draw_masks(np.arange(40) >= 1, 4, np.random.default_rng([5, 3]))
+    gammas = first["gammas"][0, first["sample_ids"][0] == 0]
+    expected = np.where(draws.masked, draws.gammas[np.arange(40) // 4], 0).astype("float32")
+    assert sorted(gammas[40:].tolist()) == sorted(expected.tolist())
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_workers_that_run_on_see_the_epoch(context):
+    one = collator()
+    loader = DataLoader(
+        ROWS * 2, batch_size=2, collate_fn=one, num_workers=2, persistent_workers=True, multiprocessing_context=context
+    )
+    for epoch in (0, 1):
+        one.set_epoch(epoch)
+        alone = collator()
+        alone.set_epoch(epoch)
+        for i, batch in enumerate(loader):
+            expected = alone((ROWS * 2)[2 * i : 2 * i + 2])
+            assert all(torch.equal(batch[name], expected[name]) for name in expected)
+
+
+def test_survives_copies():
+    one = collator(seed=4)
+    one.set_epoch(2)
+    for twin in (copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+        assert masked(twin(ROWS)) == masked(one(ROWS))
+
+
+# --- What is refused ---
+
+
+@pytest.mark.parametrize(
+    "argument, message",
+    [
+        ({"mask_token_id": None}, "mask_token_id is None.*model.config.mask_token_id"),
+        ({"block_size": 0}, "block_size=0 is no .*pass 1 or more"),
+        ({"suffix_mask_probability": 1.5}, "suffix_mask_probability=1.5 is no probability; pass a number from 0 to 1"),
+        ({"suffix_mask_probability": -0.1}, "suffix_mask_probability=-0.1 is no probability"),
+        ({"loss_weighting": "equal"}, 'loss_weighting=\'equal\' is not known; pass "weighted".*"uniform"'),
+    ],
+)
+def test_arguments_out_of_range_are_refused(argument, message):
+    with pytest.raises(ValueError, match=message):
+        collator(**argument)
+
+
+@pytest.mark.parametrize("column", ["input_ids", "labels", "sample_lengths", "sample_indices"])
+def test_a_missing_column_is_named(column):
+    columns = row([text(6)])
+    del columns[column]
+    with pytest.raises(
+        ValueError, match=f"has the columns {', '.join(columns)}, and {column} is missing; pass input_ids"
+    ):
+        collator()([columns])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sample_lengths": [5]},
+        {"sample_lengths": [3, 3]},
+        {"sample_lengths": [6, 0], "sample_indices": [0, 1]},
+        {"sample_lengths": [7, -1], "sample_indices": [0, 1]},
+        {"sample_lengths": [], "sample_indices": []},
+        {"labels": [-100] * 5},
+        {"sample_indices": [0, 1]},
+    ],
+)
+def test_lengths_that_do_not_add_up_are_refused(change):
+    with pytest.raises(ValueError, match="A row has 6 input_ids, .*sample_lengths=.*sample_indices=.*add up"):
+        collator()([{**row([text(6)]), **change}])
+
+
+def test_an_empty_row_is_refused():
+    with pytest.raises(ValueError, match="A row has 0 input_ids"):
+        collator()([row([])])
+
+
+def test_shifted_labels_are_refused():
+    columns = row([text(6)], [8])
+    columns["labels"] = columns["labels"][1:] + [-100]
+    with pytest.raises(
+        ValueError, match="labels of sample 8 hold 11 at position 0, where input_ids hold 10; labels are not"
+    ):
+        collator()([columns])
+
+
+def test_a_mask_token_to_learn_is_refused():
+    with pytest.raises(ValueError, match="labels of sample 8 hold the MASK token, 9, at position 2, .*take it out"):
+        collator()([row([[(10, False), (11, True), (MASK, True)]], [8])])
+    collator()([row([[(MASK, False), (11, True)]])])  # of a prompt it is what the user wrote

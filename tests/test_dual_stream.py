@@ -1,0 +1,555 @@
+import numpy as np
+import pytest
+import torch
+from helpers import CHECKPOINTS, GOLDEN, MASK, load, logits_of, random_tokens, reference_logits
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig
+from transformers.integrations import flex_attention as transformers_flex
+
+from wedlm import DualStreamCollator, WeDLMForCausalLM
+from wedlm.generation.support import DECODINGS
+from wedlm.modeling_wedlm import dual_stream
+from wedlm.modeling_wedlm.dual_stream import (
+    MEMORY,
+    PADDING,
+    PREDICTION,
+    DecomposedAttention,
+    Rows,
+    block_mask,
+    dense_mask,
+)
+from wedlm.training.loss import scale_weights, weight_sums
+from wedlm.training.masking import Draws
+
+TRAIN = {name[3:]: values for name, values in np.load(GOLDEN / "train.npz").items()}
+LENGTHS = np.diff(TRAIN["base_cum_seqlens"])
+FORMS = ["sdpa", "eager", "dual_stream"]  # those with a backward on a CPU
+IDS = ("sample_ids", "stream_ids", "block_ids")
+
+
+class RecordedDraws(DualStreamCollator):
+    """The draws of train.npz: gammas of 5 blocks and then 3, masks of 37 tokens and then 20."""
+
+    def draw(self, index, maskable):
+        gammas, masked = [(slice(0, 5), slice(0, 37)), (slice(5, 8), slice(37, 57))][index]
+        return Draws(TRAIN["block_mask_ratios"][gammas], TRAIN["mask_indices"][masked])
+
+
+def recorded_batch(**kwargs):
+    collator = RecordedDraws(mask_token_id=MASK, block_size=int(TRAIN["block_size"]), **kwargs)
+    columns = {"input_ids": TRAIN["base_ids"], "labels": TRAIN["labels"]}
+    return collator([{**columns, "sample_lengths": LENGTHS, "sample_indices": [0, 1]}])
+
+
+def batch_of(layout, block_size=8, prompt_length=3):
+    """A batch of random tokens: `layout` lists the lengths of the samples of each row."""
+    rows = []
+    for i, lengths in enumerate(layout):
+        input_ids = random_tokens(1, sum(lengths), seed=i)[0].tolist()
+        starts = np.cumsum([0, *lengths])
+        is_prompt = [k - max(starts[starts <= k]) < prompt_length for k in range(len(input_ids))]
+        labels = [-100 if prompt else token for token, prompt in zip(input_ids, is_prompt, strict=True)]
+        indices = [100 * i + j for j in range(len(lengths))]
+        rows.append({"input_ids": input_ids, "labels": labels, "sample_lengths": lengths, "sample_indices": indices})
+    return DualStreamCollator(mask_token_id=MASK, block_size=block_size)(rows)
+
+
+LAYOUTS = {
+    "packed": [[37, 20], [9, 1, 30, 17]],
+    "padded": [[41], [17], [1]],
+    "packed and padded": [[33, 12], [5], [64]],
+}
+
+
+def rows_of(batch):
+    return Rows(*(batch[name] for name in IDS), torch.arange(batch["sample_ids"].shape[1]).expand_as(batch[IDS[0]]))
+
+
+def total(model, batch, ar_loss_weight=1.0):
+    return model(**scale_weights(batch, weight_sums(batch), ar_loss_weight)).loss
+
+
+def forward_inputs(batch):
+    return {name: batch[name] for name in ("input_ids", "position_ids", *IDS)}
+
+
+def loss_and_gradients(model, batch):
+    model.zero_grad()
+    loss = total(model, batch)
+    loss.backward()
+    return {"loss": loss.detach(), **{name: weight.grad.clone() for name, weight in model.named_parameters()}}
+
+
+# --- What was recorded ---
+
+
+def test_recorded_batch_and_mask():
+    batch = recorded_batch()
+    assert batch["input_ids"][0].tolist() == TRAIN["packed_input_ids"].tolist()
+    assert batch["position_ids"][0].tolist() == TRAIN["logical_positions"].tolist()
+    is_masked = (batch["stream_ids"] == PREDICTION) & (batch["targets"] != -100)
+    assert is_masked[0].tolist() == TRAIN["masked_indices"].tolist()
+    assert batch["targets"][is_masked].tolist() == TRAIN["original_ids"][TRAIN["masked_indices"]].tolist()
+    np.testing.assert_array_equal(batch["gammas"][0], TRAIN["p_mask"])
+    recorded = np.unpackbits(TRAIN["attn_mask_packbits"], axis=1, count=len(TRAIN["packed_input_ids"]))
+    assert dense_mask(rows_of(batch))[0, 0].tolist() == recorded.astype(bool).tolist()
+
+
+@pytest.mark.parametrize("attention", FORMS)
+def test_recorded_step(checkpoint, attention):
+    model = load(checkpoint, attn_implementation=attention)
+    batch = recorded_batch()
+    recorded = {name.partition(".")[2]: values for name, values in TRAIN.items() if name.startswith(checkpoint.name)}
+    logits = model(**forward_inputs(batch)).logits[0]
+    np.testing.assert_allclose(logits.detach(), recorded["logits"], atol=1e-4, rtol=0)
+    for ar_loss_weight, name in ((1.0, "total"), (0.5, "total_arw0.5"), (0.0, "mlm_weighted")):
+        assert total(model, batch, ar_loss_weight).item() == pytest.approx(recorded[name], abs=1e-4)
+    uniform = total(model, recorded_batch(loss_weighting="uniform"), ar_loss_weight=0.0)
+    assert uniform.item() == pytest.approx(recorded["mlm_uniform"], abs=1e-4)
+    ar = total(model, batch, ar_loss_weight=1e9)
+    assert ar.item() == pytest.approx(recorded["ar"], abs=1e-4)
+
+    total(model, batch).backward()
+    names = [name for name in recorded if name.startswith("grad_norm.")]
+    assert len(names) == 3
+    for name in names:
+        norm = model.get_parameter(name.removeprefix("grad_norm.")).grad.norm().item()
+        assert norm == pytest.approx(recorded[name], abs=1e-3)
+    norm = torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters()])
+    assert norm.item() == pytest.approx(recorded["grad_norm_total"], abs=1e-3)
+
+
+# --- What decoding computes ---
+
+
+@pytest.mark.parametrize("attention", FORMS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_block_equals_a_forward_on_its_prefix_and_itself(checkpoint, layout, attention):
+    batch = batch_of(LAYOUTS[layout])
+    logits = load(checkpoint, attn_implementation=attention)(**forward_inputs(batch)).logits
+    forward = logits_of(load(checkpoint))
+    blocks = 0
+    for row in range(len(logits)):
+        samples, streams, numbers = (batch[name][row] for name in IDS)
+        for sample in range(samples.max() + 1):
+            memory = (samples == sample) & (streams == MEMORY)
+            text = batch["input_ids"][row, memory].tolist()
+            torch.testing.assert_close(logits[row, memory], forward(text, range(len(text))), atol=1e-4, rtol=0)
+            for number in numbers[memory].unique().tolist():
+                block = (samples == sample) & (streams == PREDICTION) & (numbers == number)
+                prefix = text[: 8 * number]
+                tokens = prefix + batch["input_ids"][row, block].tolist()
+                positions = [*range(len(prefix)), *batch["position_ids"][row, block].tolist()]
+                expected = forward(tokens, positions)[len(prefix) :]
+                torch.testing.assert_close(logits[row, block], expected, atol=1e-4, rtol=0)
+                blocks += 1
+    assert blocks == sum(-(-length // 8) for lengths in LAYOUTS[layout] for length in lengths)
+
+
+@pytest.mark.parametrize("attention", FORMS)
+def test_no_sample_reaches_the_losses_of_another(checkpoint, attention):
+    """Packed rows: what a sample's rows predict, to the last bit, depends on no token of its neighbours."""
+    model = load(checkpoint, attn_implementation=attention)
+    batch = batch_of([[37, 20, 9]])
+    is_second = batch["sample_ids"] == 1
+    others = random_tokens(*is_second.shape, seed=5)
+    changed = {**batch, "input_ids": batch["input_ids"].where(is_second, others)}
+    losses, other_losses = (model(**inputs).row_losses for inputs in (batch, changed))
+    assert torch.equal(losses[is_second], other_losses[is_second])
+    assert (losses != other_losses)[~is_second & (batch["targets"] != -100)].float().mean() > 0.9
+    # Nor does its own loss pull at them.
+    embeddings = model.get_input_embeddings()(batch["input_ids"]).detach().requires_grad_()
+    inputs = {**batch, "input_ids": None, "inputs_embeds": embeddings}
+    inputs["target_weights"] = batch["target_weights"] * is_second
+    model(**inputs).loss.backward()
+    reached = embeddings.grad.abs().sum(-1) > 0
+    assert reached[is_second].any() and not reached[~is_second].any()
+
+
+# Qwen3's head_dim is 128, while hidden_size / heads is 64 in the 0.6B model, and 80 in those of 4B and 32B.
+@pytest.mark.parametrize("attention", FORMS)
+@pytest.mark.parametrize("hidden_size", [32, 40], ids=["128 of 64", "128 of 80"])
+def test_scores_are_divided_by_the_root_of_head_dim(hidden_size, attention):
+    """Against plain arithmetic; divided by the root of hidden_size / heads, the logits are others."""
+    config = AutoConfig.from_pretrained(CHECKPOINTS / "q3", attn_implementation=attention)
+    sizes = {"hidden_size": hidden_size, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    config.update({**sizes, "num_hidden_layers": 2})
+    torch.manual_seed(0)
+    model = WeDLMForCausalLM(config).eval()
+    for weight in model.parameters():
+        if weight.ndim == 2:
+            torch.nn.init.normal_(weight, std=0.3)  # larger than the usual, so that scores matter
+    batch = batch_of([[12]])
+    text, order = batch["input_ids"][0, :12], batch["position_ids"][0]
+    second = torch.cat([text[:8], batch["input_ids"][0, 20:]])  # the clean first block, then the masked second
+    expected = torch.cat(
+        [
+            reference_logits(model, text, torch.arange(12)),
+            reference_logits(model, batch["input_ids"][0, 12:20], order[12:20]),
+            reference_logits(model, second, torch.cat([torch.arange(8), order[20:]]))[8:],
+        ]
+    )
+    torch.testing.assert_close(model(**forward_inputs(batch)).logits[0], expected, atol=1e-4, rtol=1e-4)
+    for layer in model.model.layers:
+        layer.self_attn.scaling = (hidden_size / 4) ** -0.5
+    assert (model(**forward_inputs(batch)).logits[0] - expected).abs().max() > 0.1
+
+
+# --- Who sees whom ---
+
+
+def slowly_sees(rows, query, key):
+    """SPEC's words, for one pair of rows."""
+    if rows.sample[query] != rows.sample[key]:
+        return False
+    if rows.stream[query] == MEMORY:  # "memory rows are causal over memory"
+        return bool(rows.stream[key] == MEMORY and key <= query)
+    if rows.stream[key] == MEMORY:  # "all memory rows of earlier blocks"
+        return bool(rows.block[key] < rows.block[query])
+    return bool(rows.block[key] == rows.block[query] and key <= query)  # "its own block up to itself in row order"
+
+
+layouts = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=3)
+ids = st.lists(st.tuples(st.integers(-1, 2), st.integers(0, 1), st.integers(0, 2)), min_size=1, max_size=16)
+
+
+@given(ids)
+def test_predicate_equals_the_words_for_rows_of_any_kind(ids):
+    index = torch.arange(len(ids))[None]
+    rows = Rows(*(torch.tensor(column)[None] for column in zip(*ids, strict=True)), index)
+    row = rows.at(0)
+    expected = [[slowly_sees(row, query, key) for key in range(len(ids))] for query in range(len(ids))]
+    assert dense_mask(rows)[0, 0].tolist() == expected
+
+
+@given(layouts, st.integers(1, 4))
+def test_every_row_sees_one(layout, block_size):
+    assert dense_mask(rows_of(batch_of(layout, block_size))).any(-1).all()
+
+
+@settings(deadline=None, max_examples=20)
+@given(layouts, st.integers(1, 4))
+def test_block_mask_equals_the_dense_one(layout, block_size):
+    rows = rows_of(batch_of(layout, block_size))
+    mask = block_mask(rows)
+    batch, length = rows.sample.shape
+    assert torch.equal(create_mask(mask.mask_mod, batch, 1, length, length, device="cpu"), dense_mask(rows))
+
+
+def test_block_mask_skips_what_nobody_sees():
+    """200 rows of memory and 200 of prediction, twice, are 7 tiles of 128: those of other samples are left out."""
+    rows = rows_of(batch_of([[200, 200]], block_size=32))
+    mask = block_mask(rows)
+    seen = torch.nn.functional.pad(dense_mask(rows), (0, 96, 0, 96)).view(1, 1, 7, 128, 7, 128).any(5).any(3)
+    assert torch.equal(mask.to_dense().bool(), seen)
+    assert seen.float().mean() < 0.5
+
+
+@settings(deadline=None)
+@given(layouts, st.integers(1, 4))
+def test_decomposed_attention_equals_dense_attention(layout, block_size):
+    rows = rows_of(batch_of(layout, block_size))
+    shape = (*rows.sample.shape, 2, 4)
+    tensors = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    results = []
+    for attention in (DecomposedAttention(rows), None):
+        query, key, value = (x.clone().transpose(1, 2).requires_grad_() for x in tensors[:3])
+        if attention is not None:
+            output = attention(plain_attention, query, key, value)
+        else:
+            output = plain_attention(query, key, value, dense_mask(rows))
+        output = output * (rows.sample != PADDING)[..., None, None]
+        output.backward(tensors[3])
+        results.append([output.detach(), query.grad, key.grad, value.grad])
+    torch.testing.assert_close(*results, atol=1e-5, rtol=0)
+
+
+def plain_attention(query, key, value, mask):
+    output = scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
+    return output.transpose(1, 2)
+
+
+# --- The forms agree ---
+
+
+@pytest.mark.parametrize("attention", ["eager", "dual_stream"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_forms_agree_in_loss_and_gradients(checkpoint, layout, attention):
+    batch = batch_of(LAYOUTS[layout])
+    expected = loss_and_gradients(load(checkpoint).train(), batch)
+    got = loss_and_gradients(load(checkpoint, attn_implementation=attention).train(), batch)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_forms_obey_the_scale():
+    batch = batch_of(LAYOUTS["packed"])
+    results = []
+    for attention in FORMS:
+        model = load(CHECKPOINTS / "q3", attn_implementation=attention)
+        unscaled = total(model, batch).item()
+        for layer in model.model.layers:
+            layer.self_attn.scaling = 0.7
+        results.append(total(model, batch).item())
+        assert abs(results[-1] - unscaled) > 1e-2
+    assert results == pytest.approx([results[0]] * 3, abs=1e-4)
+
+
+def test_any_shape_of_heads():
+    config = AutoConfig.from_pretrained(CHECKPOINTS / "q3")
+    config.update({"head_dim": 10, "num_attention_heads": 6, "num_key_value_heads": 2})
+    torch.manual_seed(0)
+    model = WeDLMForCausalLM(config)
+    batch = batch_of(LAYOUTS["packed and padded"])
+    expected = loss_and_gradients(model, batch)
+    model.set_attn_implementation("dual_stream")
+    torch.testing.assert_close(loss_and_gradients(model, batch), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("attention", FORMS)
+def test_gradient_checkpointing_changes_nothing(attention, use_reentrant):
+    batch = batch_of(LAYOUTS["packed and padded"])
+    model = load(CHECKPOINTS / "q25", attn_implementation=attention).train()
+    expected = loss_and_gradients(model, batch)
+    model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    model.enable_input_require_grads()  # as Trainer does: the reentrant kind needs it
+    torch.testing.assert_close(loss_and_gradients(model, batch), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("attention", FORMS)
+def test_autocast(attention, checkpointing):
+    batch = batch_of(LAYOUTS["packed and padded"])
+    model = load(CHECKPOINTS / "q3", attn_implementation=attention).train()
+    full = loss_and_gradients(model, batch)
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    with torch.autocast("cpu", torch.bfloat16):
+        half = loss_and_gradients(model, batch)
+    assert half["loss"].dtype == torch.float32
+    assert half["loss"] != full["loss"]
+    for name in full:
+        assert (half[name] - full[name]).norm() < 0.2 * full[name].norm(), name
+
+
+def test_bfloat16_weights():
+    batch = batch_of(LAYOUTS["packed and padded"])
+    for attention in FORMS:
+        model = load(CHECKPOINTS / "q3", attn_implementation=attention, dtype=torch.bfloat16)
+        loss = loss_and_gradients(model, batch)["loss"]
+        assert loss.dtype == torch.float32
+        assert loss.item() == pytest.approx(total(load(CHECKPOINTS / "q3"), batch).item(), rel=0.03)
+
+
+def test_dropout_falls_the_same_way_in_the_backward(monkeypatch):
+    batch = batch_of(LAYOUTS["packed and padded"])
+    config = AutoConfig.from_pretrained(CHECKPOINTS / "q3", attn_implementation="dual_stream")
+    config.attention_dropout = 0.3
+    model = WeDLMForCausalLM.from_pretrained(CHECKPOINTS / "q3", config=config).train()
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        results.append(loss_and_gradients(model, batch))
+        monkeypatch.setattr(dual_stream, "checkpoint", lambda function, *args, **how: function(*args))
+    torch.testing.assert_close(*results, atol=1e-6, rtol=0)
+    assert abs(results[0]["loss"] - total(model.eval(), batch)) > 1e-2
+
+
+@torch.no_grad()
+def test_flex_attention(checkpoint, monkeypatch):
+    monkeypatch.setattr(transformers_flex.WrappedFlexAttention, "_is_flex_compiled", False)
+    batch = batch_of([[21, 7], [12]])
+    is_row = batch["sample_ids"] != PADDING
+    expected = load(checkpoint)(**forward_inputs(batch)).logits
+    with torch.compiler.set_stance("force_eager"):
+        model = load(checkpoint, attn_implementation="flex_attention")
+        logits = model(**forward_inputs(batch)).logits
+    torch.testing.assert_close(logits[is_row], expected[is_row], atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_flex_attention_with_its_compiled_kernel_and_mask(checkpoint, monkeypatch):
+    # As on a GPU.
+    monkeypatch.setattr(dual_stream, "create_block_mask", torch.compile(create_block_mask))
+    torch.compiler.reset()
+    model, dense = load(checkpoint, attn_implementation="flex_attention"), load(checkpoint)
+    for layout in ([[21, 7], [12]], [[150], [90]], [[70, 40], [90, 30]]):
+        batch = batch_of(layout)
+        is_row = batch["sample_ids"] != PADDING
+        logits, expected = (m(**forward_inputs(batch)).logits[is_row] for m in (model, dense))
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+# --- Memory ---
+
+
+class LargestTensor(TorchDispatchMode):
+    """Counts the elements of the largest tensor that any operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        output = function(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(output):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return output
+
+
+def large_model(attention, vocab_size=160):
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(CHECKPOINTS / "q3", attn_implementation=attention)
+    config.update({"vocab_size": vocab_size, "num_hidden_layers": 1})
+    return WeDLMForCausalLM(config).train()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "dual_stream"])
+def test_nothing_of_quadratic_size_is_made(attention):
+    model, batch = large_model(attention), batch_of([[512]], block_size=32)
+    with LargestTensor() as largest:
+        total(model, batch).backward()
+    quadratic = (2 * 512) ** 2
+    assert largest.elements < quadratic // 4 if attention == "dual_stream" else largest.elements >= quadratic
+
+
+class Attentions(TorchDispatchMode):
+    """The heads of the keys in every call of the kernel of attention, forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.key_heads = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
+            self.key_heads.append(args[1].shape[1])
+        return func(*args, **(kwargs or {}))
+
+
+def test_attention_is_computed_once_and_copies_no_shared_heads():
+    model, batch = large_model("dual_stream"), batch_of([[512]], block_size=32)
+    assert model.config.num_key_value_heads < model.config.num_attention_heads
+    with Attentions() as attentions:
+        total(model, batch).backward()
+    assert attentions.key_heads == [model.config.num_key_value_heads] * (1 + 512 // 32 // 4)  # memory, and the groups
+
+
+def test_logits_of_all_rows_are_never_made(monkeypatch):
+    monkeypatch.setattr("wedlm.modeling_wedlm.row_loss.ROWS_PER_CHUNK", 64)
+    model, batch = large_model("dual_stream", vocab_size=5000), batch_of([[512]], block_size=32)
+    with LargestTensor() as largest:
+        total(model, batch).backward()
+    assert 64 * 5000 <= largest.elements < 128 * 5000
+
+
+def bytes_kept_for_backward(length):
+    model, batch = large_model("dual_stream"), batch_of([[length]], block_size=32)
+    storages = {}
+
+    def pack(tensor):
+        storages[tensor.untyped_storage().data_ptr()] = (tensor, tensor.untyped_storage().nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = total(model, batch)  # keeps what is saved alive
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    assert loss.requires_grad
+    return sum(size for pointer, (_, size) in storages.items() if pointer not in weights)
+
+
+def test_memory_is_linear_in_the_length():
+    assert bytes_kept_for_backward(1024) < 2.05 * bytes_kept_for_backward(512)
+    masks = []
+    for length in (512, 1024):
+        ((sample,),) = DecomposedAttention(rows_of(batch_of([[length]], block_size=32))).batch
+        masks.append(sum(group.mask.numel() for group in sample.groups))
+    assert masks[1] == 2 * masks[0]
+
+
+# --- The same model otherwise ---
+
+
+@pytest.mark.parametrize("decoding", DECODINGS)
+def test_generation_is_that_of_sdpa(checkpoint, decoding):
+    prompts = {"input_ids": random_tokens(2, 7), "max_new_tokens": 12, "decoding": decoding}
+    prompts["attention_mask"] = torch.ones(2, 7, dtype=torch.long)
+    prompts["attention_mask"][0, :3] = 0
+    expected = load(checkpoint).generate(**prompts)
+    assert torch.equal(load(checkpoint, attn_implementation="dual_stream").generate(**prompts), expected)
+
+
+def test_an_ordinary_forward_is_that_of_sdpa(checkpoint):
+    inputs = {"input_ids": random_tokens(2, 12), "position_ids": torch.randperm(12).expand(2, -1), "use_cache": False}
+    expected = load(checkpoint)(**inputs).logits
+    assert torch.equal(load(checkpoint, attn_implementation="dual_stream")(**inputs).logits, expected)
+
+
+def test_no_cache_is_filled(model):
+    assert model(**forward_inputs(batch_of([[9]])), use_cache=True).past_key_values is None
+
+
+# --- What is refused ---
+
+
+@pytest.mark.parametrize("missing", [*IDS, "position_ids"])
+def test_a_missing_input_is_refused(model, missing):
+    inputs = forward_inputs(batch_of([[9]]))
+    del inputs[missing]
+    with pytest.raises(ValueError, match="sample_ids, stream_ids and block_ids: got some.* pass them all"):
+        model(**inputs)
+
+
+def test_a_second_say_in_who_sees_whom_is_refused(model):
+    inputs = forward_inputs(batch_of([[9]]))
+    cache = model(input_ids=random_tokens(1, 3)).past_key_values
+    for other in ({"attention_mask": torch.ones(1, 18)}, {"past_key_values": cache}):
+        with pytest.raises(ValueError, match="attention_mask or past_key_values came with sample_ids.*leave out"):
+            model(**inputs, **other)
+
+
+def test_a_backend_that_cannot_is_refused_by_name(model):
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match='flash_attention_2.* cannot .*"dual_stream"'):
+        model(**forward_inputs(batch_of([[9]])))
+
+
+@pytest.mark.parametrize("attention", FORMS)
+def test_sliding_windows_are_refused(attention):
+    config = AutoConfig.from_pretrained(CHECKPOINTS / "q3", attn_implementation=attention)
+    config.update({"use_sliding_window": True, "sliding_window": 4, "layer_types": ["sliding_attention"] * 3})
+    with pytest.raises(ValueError, match="layer_types=.*sliding_attention.*use_sliding_window=False"):
+        WeDLMForCausalLM(config)(**forward_inputs(batch_of([[9]])))
+
+
+@pytest.mark.parametrize(
+    "samples, streams, blocks",
+    [
+        ([0, 0, 0, 0], [1, 1, 0, 0], [0, 1, 0, 1]),  # the prediction first
+        ([0, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 1]),  # no prediction
+        ([0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 1, 0]),  # blocks descending
+        ([0, 0, 0, 0], [0, 1, 0, 1], [0, 0, 0, 0]),  # a sample twice
+        ([-1, -1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]),  # padding first
+        ([-1, -1, -1, -1], [0, 0, 1, 1], [0, 0, 0, 0]),  # padding that predicts
+    ],
+)
+def test_rows_in_another_order_are_refused_only_where_they_are_decomposed(model, samples, streams, blocks):
+    ids = {name: torch.tensor([values]) for name, values in zip(IDS, (samples, streams, blocks), strict=True)}
+    inputs = {"input_ids": random_tokens(1, 4), "position_ids": torch.arange(4)[None], **ids}
+    assert model(**inputs).logits.isfinite().all()
+    model.set_attn_implementation("dual_stream")
+    with pytest.raises(
+        ValueError, match=r'do not list the memory.*DualStreamCollator.*set_attn_implementation\("sdpa'
+    ):
+        model(**inputs)
+
+
+def test_a_row_of_padding_alone(checkpoint):
+    model = load(checkpoint, attn_implementation="dual_stream")
+    batch = batch_of([[9], [5]])
+    expected = model(**forward_inputs(batch)).logits[0]
+    batch["sample_ids"][1], batch["stream_ids"][1], batch["block_ids"][1] = PADDING, MEMORY, 0
+    assert torch.equal(model(**forward_inputs(batch)).logits[0], expected)

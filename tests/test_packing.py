@@ -1,0 +1,112 @@
+from itertools import product
+
+import datasets
+import pytest
+from datasets import Dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wedlm.training.errors import TrainingError
+from wedlm.training.packing import best_fit, pack, pack_batch
+
+LENGTHS = st.integers(4, 30).flatmap(
+    lambda max_length: st.tuples(st.lists(st.integers(1, max_length), max_size=40), st.just(max_length))
+)
+
+
+def slow_best_fit(lengths, max_length):
+    """Every row is looked at for every sample; of rows that fit equally well it does not matter which."""
+    rooms = []
+    for length in sorted(lengths, reverse=True):
+        fitting = [room for room in rooms if room >= length]
+        if fitting:
+            rooms.remove(min(fitting))
+        rooms.append((min(fitting) if fitting else max_length) - length)
+    return rooms
+
+
+def fewest_rows(lengths, max_length):
+    """By trying every division of the samples."""
+    for num_rows in range(len(lengths) + 1):
+        for rows in product(range(num_rows), repeat=len(lengths)):
+            sums = [0] * num_rows
+            for row, length in zip(rows, lengths, strict=True):
+                sums[row] += length
+            if all(total <= max_length for total in sums):
+                return num_rows
+
+
+@settings(deadline=None)
+@given(LENGTHS)
+def test_packing_loses_and_cuts_nothing_and_fits_as_the_slow_reference(case):
+    lengths, max_length = case
+    rows = best_fit(lengths, max_length)
+    assert sorted(sample for row in rows for sample in row) == list(range(len(lengths)))
+    sums = [sum(lengths[sample] for sample in row) for row in rows]
+    assert sorted(max_length - total for total in sums) == sorted(slow_best_fit(lengths, max_length))
+    assert all(row == sorted(row) for row in rows) and rows == sorted(rows)
+    smallest = sorted(sums)[:2]
+    assert len(rows) < 2 or sum(smallest) > max_length  # no two rows could be one
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(1, 10), max_size=6))
+def test_packing_is_near_the_fewest_rows(lengths):
+    assert 9 * len(best_fit(lengths, 10)) <= 11 * fewest_rows(lengths, 10) + 6
+
+
+def test_packing_by_hand():
+    assert best_fit([3, 6, 7, 2], 10) == [[0, 2], [1, 3]]
+    assert best_fit([5, 5, 5], 10) in ([[0, 1], [2]],)
+    assert best_fit([], 10) == []
+
+
+def test_a_sample_that_is_too_long_is_refused():
+    with pytest.raises(TrainingError) as error:
+        best_fit([3, 11], 10)
+    assert str(error.value) == "A sample of 11 tokens does not fit into a row of max_length=10."
+
+
+@settings(deadline=None)
+@given(LENGTHS)
+def test_packed_columns_stay_side_by_side(case):
+    lengths, max_length = case
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    samples = {
+        "input_ids": [list(range(start, start + length)) for start, length in zip(starts, lengths, strict=True)],
+        "labels": [
+            [-1 - token for token in range(start, start + length)]
+            for start, length in zip(starts, lengths, strict=True)
+        ],
+        "sample_lengths": [[length] for length in lengths],
+        "sample_indices": [[100 + i] for i in range(len(lengths))],
+    }
+    packed = pack_batch(samples, max_length)
+    assert list(packed) == list(samples)
+    seen = []
+    for input_ids, labels, row_lengths, indices in zip(*packed.values(), strict=True):
+        assert labels == [-1 - token for token in input_ids]
+        assert len(input_ids) == sum(row_lengths) <= max_length
+        start = 0
+        for length, index in zip(row_lengths, indices, strict=True):
+            assert input_ids[start : start + length] == samples["input_ids"][index - 100]
+            start += length
+        seen += indices
+    assert sorted(seen) == [100 + i for i in range(len(lengths))]
+
+
+def test_a_dataset_is_packed_as_its_columns_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    lengths = [3, 6, 7, 2, 1, 9, 4]
+    samples = {
+        "input_ids": [[i] * length for i, length in enumerate(lengths)],
+        "labels": [[-i] * length for i, length in enumerate(lengths)],
+        "sample_lengths": [[length] for length in lengths],
+        "sample_indices": [[i] for i in range(len(lengths))],
+    }
+    packed = pack(Dataset.from_dict(samples), 10)
+    assert {name: packed[name][:] for name in samples} == pack_batch(samples, 10)
+    assert packed.cache_files  # on disk
+    # Another length, or another dataset, is packed anew.
+    assert len(pack(Dataset.from_dict(samples), 20)) < len(packed)
+    assert len(pack(Dataset.from_dict({name: column[:2] for name, column in samples.items()}), 10)) == 1

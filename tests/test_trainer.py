@@ -1,0 +1,441 @@
+import json
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+from helpers import CHECKPOINTS, MASK, load, random_tokens, run_python
+from peft import LoraConfig, get_peft_model
+from test_convert import save_qwen, save_tokenizer
+from test_distributed import run_two_processes
+from transformers import AutoTokenizer, Trainer, TrainerCallback
+
+from wedlm import DualStreamCollator, WeDLMTrainer, WeDLMTrainingArguments, convert_to_wedlm
+from wedlm.modeling_wedlm.hub_code import flat_files
+from wedlm.training.loss import scale_weights, weight_sums
+from wedlm.training.metrics import combined_loss, report, row_sums
+from wedlm.training.packing import pack
+
+LENGTHS = (40, 21, 9, 33, 12, 27, 18, 30)
+
+
+def samples(lengths=LENGTHS):
+    """Rows as `prepare_dataset` makes them, of random tokens; every third has a prompt only at its beginning."""
+    rows = []
+    for index, length in enumerate(lengths):
+        text = random_tokens(1, length, seed=index)[0].tolist()
+        prompt = 3 * (index % 3)
+        labels = [-100] * prompt + text[prompt:]
+        rows.append({"input_ids": text, "labels": labels, "sample_lengths": [length], "sample_indices": [index]})
+    return Dataset.from_list(rows)
+
+
+def arguments(folder, **fields):
+    defaults = {
+        "block_size": 8,
+        "per_device_train_batch_size": 8,
+        "max_steps": 1,
+        "learning_rate": 0.02,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "max_grad_norm": 0.0,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
+    return WeDLMTrainingArguments(str(folder), **{**defaults, **fields})
+
+
+def trained(folder, model=None, dataset=None, **fields):
+    """The weights that training changes, the log, and the trainer."""
+    model = load(CHECKPOINTS / "q3") if model is None else model
+    trainer = WeDLMTrainer(model, arguments(folder, **fields), train_dataset=samples() if dataset is None else dataset)
+    trainer.train()
+    weights = {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
+    return weights, [entry for entry in trainer.state.log_history if "loss" in entry], trainer
+
+
+def assert_same(first, second, **tolerance):
+    (weights, log, _), (other_weights, other_log, _) = first, second
+    for name, weight in weights.items():
+        torch.testing.assert_close(other_weights[name], weight, rtol=1e-3, atol=3e-6)
+    for entry, other in zip(log, other_log, strict=True):
+        for name in entry.keys() - {"epoch"}:
+            assert other[name] == pytest.approx(entry[name], rel=2e-4), name
+
+
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory):
+    """Two epochs of one step each, a batch of all samples."""
+    return trained(tmp_path_factory.mktemp("two"), max_steps=2)
+
+
+# --- One step, however it is cut ---
+
+
+def test_steps_are_gradient_descent_on_the_objective(two_steps):
+    """Against the formula, with the draws of the epoch; the order of the samples plays no part."""
+    weights, log, _ = two_steps
+    model = load(CHECKPOINTS / "q3")
+    collator = DualStreamCollator(mask_token_id=MASK, block_size=8, seed=42)
+    for epoch in (0, 1):
+        collator.set_epoch(epoch)
+        batch = collator(list(samples()))
+        gammas, row_weights = batch["gammas"], batch["target_weights"]
+        outputs = model(**batch)
+        logits = model(**{name: batch[name] for name in batch if "target" not in name and name != "gammas"}).logits
+        losses = torch.nn.functional.cross_entropy(logits.mT, batch["targets"], reduction="none")
+        mlm = (row_weights * losses)[gammas > 0].sum() / row_weights[gammas > 0].sum()
+        ar = losses[(gammas == 0) & (row_weights > 0)].mean()
+        assert log[epoch]["mlm_loss"] == pytest.approx(mlm.item(), rel=1e-4)
+        assert log[epoch]["ar_loss"] == pytest.approx(ar.item(), rel=1e-4)
+        assert log[epoch]["loss"] == pytest.approx((mlm + ar).item() / 2, rel=1e-4)
+        for low, high in pairwise((0, 0.25, 0.5, 0.75, 1)):
+            hits = outputs.row_hits[(gammas > low) & (gammas <= high)].float()
+            assert log[epoch][f"masked_accuracy_to_{high if high < 1 else 1.0}"] == pytest.approx(hits.mean().item())
+        ((mlm + ar) / 2).backward()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight -= 0.02 * weight.grad
+                weight.grad = None
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weights[name], weight.detach(), rtol=1e-3, atol=3e-6)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8},
+        {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3},  # batches of 3, 3 and 2
+        {"gradient_checkpointing": True},
+        {"attn_implementation": "sdpa"},
+        {"attn_implementation": "eager"},
+        {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
+        {"average_tokens_across_devices": False},
+    ],
+    ids=lambda fields: " ".join(f"{name}={value}" for name, value in fields.items()),
+)
+def test_the_same_step_in_other_ways(two_steps, tmp_path, fields):
+    assert_same(two_steps, trained(tmp_path, max_steps=2, **fields))
+
+
+def test_packing_changes_nothing(two_steps, tmp_path):
+    packed = pack(samples(), 64)
+    assert len(packed) < len(LENGTHS)
+    assert_same(two_steps, trained(tmp_path, dataset=packed, max_steps=2))
+
+
+def test_a_last_step_of_fewer_batches(tmp_path):
+    dataset = samples((*LENGTHS, 14, 25))
+    whole = trained(tmp_path / "a", dataset=dataset, max_steps=4)
+    cut = trained(
+        tmp_path / "b", dataset=dataset, max_steps=4, per_device_train_batch_size=1, gradient_accumulation_steps=8
+    )
+    assert_same(whole, cut)
+    assert whole[2].state.epoch == cut[2].state.epoch == 2
+
+
+@pytest.mark.parametrize("weighting, ar_loss_weight", [("uniform", 0.5), ("weighted", 0.0)])
+def test_other_weights(tmp_path, weighting, ar_loss_weight):
+    fields = {"loss_weighting": weighting, "ar_loss_weight": ar_loss_weight}
+    whole = trained(tmp_path / "a", **fields)
+    entry = whole[1][0]
+    assert entry["loss"] == pytest.approx(
+        (entry["mlm_loss"] + ar_loss_weight * entry.get("ar_loss", 0)) / (1 + ar_loss_weight), rel=1e-4
+    )
+    assert_same(whole, trained(tmp_path / "b", per_device_train_batch_size=2, gradient_accumulation_steps=4, **fields))
+
+
+def test_lora_in_other_ways(tmp_path):
+    def lora():
+        torch.manual_seed(0)
+        config = LoraConfig(
+            task_type="CAUSAL_LM",
+            target_modules="all-linear",
+            init_lora_weights=False,
+            trainable_token_indices={"embed_tokens": [MASK]},
+        )
+        return get_peft_model(load(CHECKPOINTS / "q25"), config)
+
+    whole = trained(tmp_path / "a", lora(), max_steps=2)
+    assert any("trainable_tokens" in name for name in whole[0])
+    for fields in (
+        {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8},
+        {"gradient_checkpointing": True, "attn_implementation": "sdpa"},
+    ):
+        assert_same(whole, trained(tmp_path / "b", lora(), max_steps=2, **fields))
+
+
+RANKS = """
+import json, sys, torch
+import torch.distributed as dist
+from transformers import logging
+
+checkpoint, folder, tests = sys.argv[1:]
+sys.path.insert(0, tests)
+import test_trainer
+
+logging.disable_progress_bar()
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+for name, fields in json.load(open(f"{folder}/ways.json")).items():
+    weights, log, trainer = test_trainer.trained(f"{folder}/{name}", **fields)
+    if fields.get("fsdp"):
+        state = trainer.accelerator.get_state_dict(trainer.model)
+        weights = {key: state[key] for key in state}
+    evaluated = trainer.evaluate(test_trainer.samples((15, 22, 31)))
+    if dist.get_rank() == 0:
+        torch.save((weights, log, evaluated), f"{folder}/{name}.pt")
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_take_the_same_steps(two_steps, tmp_path):
+    ways = {
+        "ddp": {"max_steps": 2, "per_device_train_batch_size": 4},
+        "accumulated": {"max_steps": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+        "fsdp": {
+            "max_steps": 2,
+            "per_device_train_batch_size": 4,
+            "fsdp": "full_shard auto_wrap",
+            "fsdp_config": {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["WeDLMDecoderLayer"]},
+        },
+    }
+    (tmp_path / "ways.json").write_text(json.dumps(ways))
+    run_two_processes(RANKS, tmp_path, CHECKPOINTS / "q3", tmp_path, Path(__file__).parent)
+    expected = two_steps[2].evaluate(samples((15, 22, 31)))
+    for name in ways:
+        weights, log, evaluated = torch.load(tmp_path / f"{name}.pt")
+        assert_same(two_steps, (weights, log, None))
+        assert evaluated["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-4), name
+
+
+# --- Streams ---
+
+
+def test_a_stream_takes_whole_steps_only(tmp_path):
+    """What is left at the end of a pass would be added to the next step; and draws follow the passes."""
+    stream = samples((*LENGTHS, 14, 25)).to_iterable_dataset()
+    fields = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "learning_rate": 0.0}
+    _, log, _ = trained(tmp_path, dataset=stream, max_steps=6, **fields)
+    assert len(log) == 6 and max(entry["loss"] for entry in log) < 1.5 * min(entry["loss"] for entry in log)
+    for entry in log:
+        assert entry["loss"] == pytest.approx((entry["mlm_loss"] + entry["ar_loss"]) / 2, rel=1e-4)
+    assert len({entry["mlm_loss"] for entry in log}) == 6  # three passes over the same two batches, other masks
+    assert log[0]["ar_loss"] == pytest.approx(log[2]["ar_loss"], rel=1e-5)
+
+
+def test_a_stream_too_short_for_a_step_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="too few batches for a step of gradient_accumulation_steps=8; lower it"):
+        trained(
+            tmp_path,
+            dataset=samples((9, 12, 15)).to_iterable_dataset(),
+            per_device_train_batch_size=1,
+            gradient_accumulation_steps=8,
+        )
+
+
+def test_a_stream_resumes_in_its_first_pass_only(tmp_path):
+    fields = {"max_steps": 5, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2}
+    weights, _, _ = trained(tmp_path / "whole", dataset=samples().to_iterable_dataset(), **fields)
+
+    def resumed(step):
+        args = arguments(tmp_path / "again", **fields)
+        trainer = WeDLMTrainer(load(CHECKPOINTS / "q3"), args, train_dataset=samples().to_iterable_dataset())
+        trainer.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+        return dict(trainer.model.named_parameters())
+
+    for name, weight in resumed(2).items():
+        assert torch.equal(weight, weights[name]), name
+    (tmp_path / "whole" / "checkpoint-5").rename(tmp_path / "whole" / "checkpoint-6")
+    with pytest.raises(ValueError, match="was in pass 2 over its stream, .*start a new run"):
+        resumed(6)
+
+
+# --- Evaluation ---
+
+
+def test_evaluation_does_not_depend_on_batches_or_epoch(two_steps, tmp_path):
+    _, _, trainer = two_steps
+    evaluated = []
+    for batch_size, dataset in ((1, samples()), (3, samples()), (8, samples()), (2, pack(samples(), 64))):
+        trainer.args.per_device_eval_batch_size = batch_size
+        evaluated.append(trainer.evaluate(dataset))
+        trainer.data_collator.set_epoch(batch_size)
+    names = {name for name in evaluated[0] if "loss" in name or "accuracy" in name}
+    assert {"eval_loss", "eval_mlm_loss", "eval_ar_loss", "eval_masked_accuracy_to_1.0"} <= names
+    for name in names:
+        assert [other[name] for other in evaluated] == pytest.approx([evaluated[0][name]] * 4, rel=1e-5), name
+    assert evaluated[0]["eval_loss"] == pytest.approx(
+        (evaluated[0]["eval_mlm_loss"] + evaluated[0]["eval_ar_loss"]) / 2
+    )
+
+
+def test_evaluation_is_the_formula(two_steps):
+    model, trainer = two_steps[2].model.eval(), two_steps[2]
+    batch = DualStreamCollator(mask_token_id=MASK, block_size=8, seed=42).for_evaluation()(list(samples()))
+    with torch.no_grad():
+        total = model(**scale_weights(batch, weight_sums(batch))).loss.item()
+    assert trainer.evaluate(samples())["eval_loss"] == pytest.approx(total, rel=1e-5)
+
+
+def test_evaluation_weighs_its_parts(tmp_path):
+    trainer = WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path, ar_loss_weight=0.25))
+    evaluated = trainer.evaluate(samples())
+    expected = (evaluated["eval_mlm_loss"] + 0.25 * evaluated["eval_ar_loss"]) / 1.25
+    assert evaluated["eval_loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_sums_of_rows_by_hand():
+    batch = {"target_weights": torch.tensor([[1.0, 0, 2, 4]]), "gammas": torch.tensor([[0, 0, 0.25, 0.6]])}
+    outputs = SimpleNamespace(
+        row_losses=torch.tensor([[3.0, 0, 5, 7]]), row_hits=torch.tensor([[True, False, True, False]])
+    )
+    sums = row_sums(batch, outputs)
+    assert sums.tolist() == [[38, 6, 3, 1, 1, 0, 0, 0, 1, 0, 1, 0]]
+    assert report(sums[0]) == {
+        "mlm_loss": pytest.approx(38 / 6),
+        "ar_loss": 3,
+        "masked_accuracy_to_0.25": 1,
+        "masked_accuracy_to_0.75": 0,
+    }
+    assert combined_loss(sums[0], 0.5) == pytest.approx((38 / 6 + 0.5 * 3) / 1.5)
+    sums[0, 2:4] = 0
+    assert combined_loss(sums[0], 1.0) == pytest.approx(38 / 12)
+
+
+def test_training_draws_after_an_evaluation(two_steps, tmp_path):
+    model = load(CHECKPOINTS / "q3")
+    trainer = WeDLMTrainer(model, arguments(tmp_path, max_steps=2), train_dataset=samples())
+    trainer.evaluate(samples())
+    trainer.train()
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert_same(two_steps, (dict(model.named_parameters()), log, trainer))
+
+
+def test_the_model_attends_as_asked(tmp_path):
+    seen = []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            seen.append(model.config._attn_implementation)
+
+        def on_prediction_step(self, args, state, control, model=None, **kwargs):
+            seen.append(model.config._attn_implementation)
+
+    args = arguments(tmp_path, attn_implementation="eager")
+    trainer = WeDLMTrainer(load(CHECKPOINTS / "q3"), args, train_dataset=samples(), callbacks=[Watch()])
+    trainer.train()
+    trainer.evaluate(samples())
+    assert seen == ["eager", "eager"]
+
+
+def test_prediction_is_evaluation(two_steps, monkeypatch):
+    trainer = two_steps[2]
+    evaluated = trainer.evaluate(samples())
+    trainer.data_collator.set_epoch(7)
+    assert trainer.predict(samples()).metrics["test_loss"] == pytest.approx(evaluated["eval_loss"], rel=1e-6)
+
+
+def test_the_model_attends_as_before_when_it_is_done(tmp_path):
+    _, _, trainer = trained(tmp_path)
+    assert trainer.model.config._attn_implementation == "sdpa"
+    trainer.evaluate(samples())
+    assert trainer.model.config._attn_implementation == "sdpa"
+
+
+# --- Resuming and saving ---
+
+
+def converted(tmp_path):
+    """A tiny Qwen in tmp_path/"converted" after conversion; returns its tokenizer."""
+    (tmp_path / "source").mkdir()
+    save_qwen(tmp_path / "source", rows=300)
+    convert_to_wedlm(tmp_path / "source", tmp_path / "converted")
+    return AutoTokenizer.from_pretrained(tmp_path / "converted")
+
+
+def test_a_resumed_run_goes_on_exactly(tmp_path):
+    """Weights, optimizer, order and draws, from the middle of an epoch."""
+    fields = {
+        "max_steps": 5,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "optim": "adamw_torch",
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "linear",
+        "save_strategy": "steps",
+        "save_steps": 3,
+    }
+    weights, log, _ = trained(tmp_path / "whole", **fields)
+    trainer = WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path / "again", **fields), train_dataset=samples())
+    trainer.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    again = [entry for entry in trainer.state.log_history if "loss" in entry]
+    for entry, other in zip(log, again, strict=True):
+        assert {**entry, "epoch": 0} == {**other, "epoch": 0}
+    for name, weight in trainer.model.named_parameters():
+        assert torch.equal(weight, weights[name]), name
+
+
+def test_checkpoints_are_complete(tmp_path):
+    tokenizer = converted(tmp_path)
+    args = arguments(tmp_path / "out", save_strategy="steps", save_steps=1)
+    trainer = WeDLMTrainer(load(tmp_path / "converted"), args, train_dataset=samples(), processing_class=tokenizer)
+    trainer.train()
+    code = """
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained("out/checkpoint-1", trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained("out/checkpoint-1")
+text = model.generate(**tokenizer("abc", return_tensors="pt"), max_new_tokens=3)
+print(type(model).__module__.partition(".")[0], len(text), model.generation_config.decoding)
+"""
+    assert "transformers_modules 1 streaming" in run_python(code, tmp_path, wedlm=False)
+
+
+def test_uploads_of_checkpoints_carry_the_code(tmp_path, monkeypatch):
+    uploaded = []
+
+    def upload(self, checkpoint_folder):
+        uploaded.append({path.name for path in Path(self.args.output_dir).iterdir()})
+
+    monkeypatch.setattr(Trainer, "_push_from_checkpoint", upload)
+    _, _, trainer = trained(tmp_path)
+    trainer._push_from_checkpoint(str(tmp_path / "checkpoint-1"))
+    assert flat_files().keys() <= uploaded[0]
+
+
+# --- Datasets and refusals ---
+
+
+def test_raw_rows_are_prepared(tmp_path):
+    tokenizer = converted(tmp_path)
+    rows = Dataset.from_list([{"prompt": "a b", "completion": " c"}, {"prompt": "d", "completion": " e f g h i"}])
+    trainer = WeDLMTrainer(
+        load(tmp_path / "converted"),
+        arguments(tmp_path / "out", max_length=8, overlong="drop"),
+        train_dataset=rows,
+        eval_dataset={"one": rows},
+        processing_class=tokenizer,
+    )
+    assert trainer.train_dataset["sample_indices"] == [[0]]
+    trainer.train()
+    assert "eval_one_loss" in trainer.evaluate()
+
+
+def test_refusals(tmp_path):
+    with pytest.raises(ValueError, match="ar_loss_weight=-1.0 is negative; pass 0"):
+        trained(tmp_path, ar_loss_weight=-1.0)
+    with pytest.raises(ValueError, match="compute_metrics and compute_loss_func are not offered, .*generate"):
+        WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path), compute_metrics=len)
+    with pytest.raises(ValueError, match="no mask token"):
+        rows = Dataset.from_list([{"text": "a"}])
+        (tmp_path / "source").mkdir()
+        save_tokenizer(tmp_path / "source")
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "source")
+        WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path), train_dataset=rows, processing_class=tokenizer)
+    with pytest.raises(ValueError, match="processing_class .*tokenizer"):
+        WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path), train_dataset=rows)

@@ -1,0 +1,165 @@
+"""Rows of text become a batch of the dual-stream objective: per sample the clean tokens, then the masked blocks."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from wedlm.modeling_wedlm.dual_stream import MEMORY, PADDING, PREDICTION
+from wedlm.modeling_wedlm.row_loss import NO_TARGET
+from wedlm.training.masking import Draws, draw_masks, prediction_order
+
+COLUMNS = ("input_ids", "labels", "sample_lengths", "sample_indices")
+DTYPES = {"target_weights": torch.float32, "gammas": torch.float32}  # the others are integers
+
+
+@dataclass
+class DualStreamCollator:
+    """Makes the batch that `WeDLMForCausalLM` trains on; a DataLoader's or Trainer's collate function.
+
+    A row of the input packs one or more samples, back to back, in four columns: `input_ids`, `labels` (the token, or
+    -100 where there is no loss: a prompt; not shifted), `sample_lengths`, and `sample_indices`: a sample's masks are
+    drawn from (`seed`, epoch, its index) and from nothing else. `set_epoch` sets the epoch, also in workers that are
+    running already; `for_evaluation()` is a collator whose draws are the same in every epoch.
+
+    Of each sample the output has the memory stream, its L tokens, and then the prediction stream, the same tokens in
+    blocks of `block_size`: observed ones, then masked ones. A memory row predicts the token after it, a masked row its
+    own. The weights are 1 for the first and, by `loss_weighting`, 1 / gamma ("weighted") or 1 ("uniform") for the
+    second; what they are divided by is the business of `wedlm.training.loss`. Of the blocks, the share
+    `suffix_mask_probability` masks its last tokens instead of any, as a decoding window mostly looks.
+
+    Example:
+
+        collator = DualStreamCollator(mask_token_id=9, block_size=3)
+        row = {"input_ids": [5, 6, 7, 8], "labels": [-100, 6, 7, 8], "sample_lengths": [4], "sample_indices": [2]}
+        collator([row]) == {
+            "input_ids":      [[5, 6, 7, 8, 5, 7, 9, 9]],
+            "position_ids":   [[0, 1, 2, 3, 0, 2, 1, 3]],
+            "sample_ids":     [[0, 0, 0, 0, 0, 0, 0, 0]],  # the sample's place in the row; -1 for padding
+            "stream_ids":     [[0, 0, 0, 0, 1, 1, 1, 1]],  # 0 memory, 1 prediction
+            "block_ids":      [[0, 0, 0, 1, 0, 0, 0, 1]],
+            "targets":        [[6, 7, 8, -100, -100, -100, 6, 8]],
+            "target_weights": [[1, 1, 1, 0, 0, 0, 2.65, 1.75]],
+            "gammas":         [[0, 0, 0, 0, 0, 0, 0.38, 0.57]],
+        }
+    """
+
+    mask_token_id: int
+    block_size: int = 32
+    seed: int = 0
+    suffix_mask_probability: float = 0.0
+    loss_weighting: Literal["weighted", "uniform"] = "weighted"
+    pad_token_id: int = 0
+
+    def __post_init__(self):
+        if self.mask_token_id is None:
+            raise ValueError(
+                "mask_token_id is None, and the collator puts MASK tokens into the prediction stream; pass "
+                "mask_token_id=model.config.mask_token_id of a checkpoint that has one."
+            )
+        if self.block_size < 1:
+            raise ValueError(f"block_size={self.block_size} is no number of tokens; pass 1 or more, 32 by default.")
+        if not 0 <= self.suffix_mask_probability <= 1:
+            raise ValueError(
+                f"suffix_mask_probability={self.suffix_mask_probability} is no probability; pass a number from 0 to 1."
+            )
+        if self.loss_weighting not in ("weighted", "uniform"):
+            raise ValueError(
+                f'loss_weighting={self.loss_weighting!r} is not known; pass "weighted", which divides the loss of a '
+                'masked token by its gamma, or "uniform".'
+            )
+        self.is_evaluation = False
+        self._epoch = torch.zeros((), dtype=torch.long).share_memory_()  # DataLoader workers keep seeing it
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch.fill_(epoch)
+
+    def for_evaluation(self) -> "DualStreamCollator":
+        collator = copy.copy(self)
+        collator.is_evaluation = True
+        return collator
+
+    def __call__(self, rows: Sequence[Mapping]) -> dict[str, torch.Tensor]:
+        rows = [self.dual_stream_row(row) for row in rows]
+        return {name: self.pad(name, [row[name] for row in rows]) for name in rows[0]}
+
+    def dual_stream_row(self, row: Mapping) -> dict[str, np.ndarray]:
+        """The samples of one row, `{"input_ids": [rows], ...}`, without padding."""
+        input_ids, labels, lengths, indices = read_columns(row)
+        ends = np.cumsum(lengths)
+        samples = []
+        for i, (start, end) in enumerate(zip(ends - lengths, ends, strict=True)):
+            tokens, targets = input_ids[start:end], labels[start:end]
+            self.check_sample(tokens, targets, indices[i])
+            sample = self.dual_stream_sample(tokens, targets, self.draw(indices[i], targets != NO_TARGET))
+            samples.append({"sample_ids": np.full(2 * len(tokens), i), **sample})
+        return {name: np.concatenate([sample[name] for sample in samples]) for name in samples[0]}
+
+    def check_sample(self, tokens: np.ndarray, labels: np.ndarray, index: int) -> None:
+        has_loss = labels != NO_TARGET
+        if (other := np.flatnonzero(has_loss & (labels != tokens))).size:
+            raise ValueError(
+                f"labels of sample {index} hold {labels[other[0]]} at position {other[0]}, where input_ids hold "
+                f"{tokens[other[0]]}; labels are not shifted: repeat the token, or put -100 where there is no loss."
+            )
+        if (masks := np.flatnonzero(has_loss & (tokens == self.mask_token_id))).size:
+            raise ValueError(
+                f"labels of sample {index} hold the MASK token, {self.mask_token_id}, at position {masks[0]}, and no "
+                "decoding ever writes it; take it out of the text."
+            )
+
+    def draw(self, index: int, maskable: np.ndarray) -> Draws:
+        key = [self.seed, index] if self.is_evaluation else [self.seed, self._epoch.item(), index]
+        return draw_masks(maskable, self.block_size, np.random.default_rng(key), self.suffix_mask_probability)
+
+    def dual_stream_sample(self, tokens: np.ndarray, labels: np.ndarray, draws: Draws) -> dict[str, np.ndarray]:
+        """`[memory ; prediction]`, 2L rows, of one sample of L tokens."""
+        positions = np.arange(len(tokens))
+        blocks = positions // self.block_size
+        order = prediction_order(draws.masked, self.block_size)
+        gammas = np.where(draws.masked, draws.gammas[blocks], 0)
+        next_labels = np.append(labels[1:], NO_TARGET)
+        weights = draws.masked / np.where(draws.masked & (self.loss_weighting == "weighted"), gammas, 1)
+
+        def streams(memory, prediction):
+            return np.concatenate([memory, prediction[order]])
+
+        return {
+            "input_ids": streams(tokens, np.where(draws.masked, self.mask_token_id, tokens)),
+            "position_ids": streams(positions, positions),
+            "stream_ids": np.repeat([MEMORY, PREDICTION], len(tokens)),
+            "block_ids": streams(blocks, blocks),
+            "targets": streams(next_labels, np.where(draws.masked, labels, NO_TARGET)),
+            "target_weights": streams(next_labels != NO_TARGET, weights),
+            "gammas": streams(np.zeros(len(tokens)), gammas),
+        }
+
+    def pad(self, name: str, rows: list[np.ndarray]) -> torch.Tensor:
+        padding = {"input_ids": self.pad_token_id, "sample_ids": PADDING, "targets": NO_TARGET}.get(name, 0)
+        return torch.nn.utils.rnn.pad_sequence(
+            [torch.as_tensor(row, dtype=DTYPES.get(name, torch.long)) for row in rows],
+            batch_first=True,
+            padding_value=padding,
+        )
+
+
+def read_columns(row: Mapping) -> list[np.ndarray]:
+    missing = [column for column in COLUMNS if column not in row]
+    if missing:
+        raise ValueError(
+            f"A row has the columns {', '.join(row)}, and {', '.join(missing)} is missing; pass input_ids, labels "
+            "(-100 where there is no loss), sample_lengths and sample_indices (of a row that is one sample "
+            "[len(input_ids)] and [its number]), and to Trainer remove_unused_columns=False, so that it keeps them."
+        )
+    input_ids, labels, lengths, indices = (np.asarray(row[column]) for column in COLUMNS)
+    consistent = len(input_ids) == len(labels) == lengths.sum() and len(lengths) == len(indices) >= 1
+    if not consistent or lengths.min() < 1:
+        raise ValueError(
+            f"A row has {len(input_ids)} input_ids, {len(labels)} labels, sample_lengths={lengths.tolist()} and "
+            f"sample_indices={indices.tolist()}; give each sample a length of 1 or more and an index, so that the "
+            "lengths add up to the number of input_ids and of labels."
+        )
+    return [input_ids, labels, lengths, indices]

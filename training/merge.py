@@ -1,0 +1,42 @@
+from pathlib import Path
+
+from peft import PeftConfig, PeftModel
+from transformers import AutoTokenizer
+
+from wedlm.modeling_wedlm.conversion_error import ConversionError
+from wedlm.modeling_wedlm.convert import one_line
+from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+from wedlm.modeling_wedlm.new_folder import check_out, complete_or_absent
+
+
+def merge_adapter(adapter: str, out: str, *, overwrite: bool = False) -> Path:
+    """Folds an adapter of PEFT into the checkpoint it was trained on, and writes the whole, with its code, to `out`.
+
+    merge_adapter("out/lora", "merged")
+    """
+    out = check_out(out, overwrite)
+    try:
+        base = PeftConfig.from_pretrained(adapter).base_model_name_or_path
+    except (OSError, ValueError) as error:
+        raise ConversionError(
+            f"{adapter} is no adapter of PEFT ({one_line(error)}); give the folder it was saved to."
+        ) from error
+    try:
+        # Not quantized, even if it was while the adapter was trained.
+        model = WeDLMForCausalLM.from_pretrained(base, dtype="auto")
+    except (OSError, ValueError) as error:
+        raise ConversionError(
+            f"The checkpoint {base} that {adapter} was trained on cannot be loaded ({one_line(error)}); put it there, "
+            "or correct base_model_name_or_path in adapter_config.json."
+        ) from error
+    try:
+        model = PeftModel.from_pretrained(model, adapter).merge_and_unload(safe_merge=True)
+        # Trainer saves the tokenizer, chat template included, beside the adapter.
+        has_tokenizer = (Path(adapter) / "tokenizer_config.json").exists()
+        tokenizer = AutoTokenizer.from_pretrained(adapter if has_tokenizer else base)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConversionError(f"{adapter} cannot be merged ({one_line(error)}); train or copy it again.") from error
+    with complete_or_absent(out, overwrite) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return out

@@ -411,6 +411,10 @@ def test_uploads_of_checkpoints_carry_the_code(tmp_path, monkeypatch):
 # --- Datasets and refusals ---
 
 
+def test_any_list_of_rows_will_do(two_steps, tmp_path):
+    assert_same(two_steps, trained(tmp_path, dataset=list(samples()), max_steps=2))
+
+
 def test_raw_rows_are_prepared(tmp_path):
     tokenizer = converted(tmp_path)
     rows = Dataset.from_list([{"prompt": "a b", "completion": " c"}, {"prompt": "d", "completion": " e f g h i"}])

@@ -2,7 +2,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from datasets import IterableDataset
+from datasets import Dataset, IterableDataset
 from transformers import Trainer, TrainerCallback
 
 from wedlm.modeling_wedlm.hub_code import flat_files
@@ -69,7 +69,9 @@ class WeDLMTrainer(Trainer):
             data_collator = args.collator(model.config.mask_token_id)
 
         def prepared(dataset):
-            if dataset is None or "sample_indices" in (dataset.column_names or ()):
+            if not isinstance(dataset, Dataset | IterableDataset):
+                return dataset  # None, or rows of another kind, which the collator checks
+            if "sample_indices" in (dataset.column_names or ()):
                 return dataset
             if processing_class is None:
                 raise ValueError(

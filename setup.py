@@ -26,6 +26,6 @@ setup(
     extras_require={
         "train": ["accelerate>=1.13", "datasets>=4.5", "matplotlib>=3.9", "peft>=0.19"],
         "eval": ["evaluate>=0.4.6", "lm_eval>=0.4.11"],
-        "dev": ["bitsandbytes>=0.49", "hypothesis", "numpy", "pytest>=8", "pytest-xdist", "ruff"],
+        "dev": ["bitsandbytes>=0.48", "hypothesis", "numpy", "pytest>=8", "pytest-xdist", "ruff"],
     },
 )

@@ -8,6 +8,7 @@ which keeps nothing of quadratic size.
 
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate, groupby, pairwise, product
 from operator import itemgetter
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -79,6 +80,11 @@ class Group(NamedTuple):
     mask: torch.Tensor
 
 
+# How the backward makes a group's part again: all but the output of attention on a CPU, which is of linear size.
+KEPT = [torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default]
+MADE_AGAIN = {"use_reentrant": False, "context_fn": partial(create_selective_checkpoint_contexts, KEPT)}
+
+
 class Sample(NamedTuple):
     num_memory_rows: int
     num_prediction_rows: int
@@ -124,7 +130,7 @@ def attend_groups(attention: Callable, sample: Sample, memory: tuple, prediction
         group_keys, group_values = [*memory_keys[: i + 1], keys[i]], [*memory_values[: i + 1], values[i]]
         # What the groups join together would add up to quadratic size, so the backward joins it again.
         parts = (queries[i], group_keys, group_values)
-        outputs.append(checkpoint(attend_group, attention, group.mask, *parts, use_reentrant=False))
+        outputs.append(checkpoint(attend_group, attention, group.mask, *parts, **MADE_AGAIN))
     return outputs
 
 
@@ -198,7 +204,10 @@ def dual_stream_attention(module: nn.Module, query, key, value, attention_mask, 
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
     def attention(query, key, value, mask):
-        return sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]
+        # Not sdpa_attention_forward: under a mask it copies the keys and values for each of the heads that share them.
+        how = {"dropout_p": kwargs["dropout"], "scale": kwargs["scaling"], "enable_gqa": True}
+        parts = (query, key, value, mask)
+        return nn.functional.scaled_dot_product_attention(*parts, is_causal=mask is None, **how).transpose(1, 2)
 
     return attention_mask(attention, query, key, value), None
 

@@ -34,6 +34,7 @@ DUAL_STREAM, ROW_LOSS = "modeling_wedlm/dual_stream.py", "modeling_wedlm/row_los
 MASKING, COLLATOR, LOSS = "training/masking.py", "training/collator.py", "training/loss.py"
 CLI = "wedlm/cli.py"
 DATA, SAMPLES, CONVERSATION = "training/data.py", "training/samples.py", "training/conversation.py"
+TRAINER, METRICS = "training/trainer.py", "training/metrics.py"
 ROWS, PACKING, PREVIEW = "training/rows.py", "training/packing.py", "training/preview.py"
 DEMO = "hub_card/demo"
 HELD_OUT = "test_demo_tasks.py::test_no_test_problem_is_in_the_training_stream"
@@ -60,6 +61,7 @@ DRAWS_OF_ONE = "test_collator.py::test_draws_depend_on_seed_epoch_and_index"
 COLLATED = "test_collator.py::test_every_row_is_what_a_loop_makes"
 PREDICATE = "test_dual_stream.py::test_predicate_equals_the_words_for_rows_of_any_kind"
 DECOMPOSED = "test_dual_stream.py::test_decomposed_attention_equals_dense_attention"
+ATTENTION_ONCE = "test_dual_stream.py::test_attention_is_computed_once_and_copies_no_shared_heads"
 OTHER_ORDER = "test_dual_stream.py::test_rows_in_another_order_are_refused_only_where_they_are_decomposed"
 ROW_BY_ROW = "test_loss.py::test_loss_and_gradients_are_those_of_all_logits"
 STEP_TOTAL = "test_loss.py::test_losses_of_a_step_add_up_to_its_total"
@@ -70,6 +72,11 @@ CUT = "test_data.py::test_what_is_truncated_is_a_beginning_without_end_token_and
 SAME_ROWS = "test_data.py::test_every_source_gives_the_same_rows"
 NEVER_STALE = "test_data.py::test_a_change_of_template_tokenizer_option_or_data_is_never_missed"
 STREAM_NUMBERS = "test_data.py::test_the_number_of_a_row_of_a_stream_depends_on_no_worker_and_no_rank"
+DESCENT = "test_trainer.py::test_steps_are_gradient_descent_on_the_objective"
+IN_OTHER_WAYS = "test_trainer.py::test_the_same_step_in_other_ways"
+TWO_RANKS = "test_trainer.py::test_two_processes_take_the_same_steps"
+EVALUATED = "test_trainer.py::test_evaluation_does_not_depend_on_batches_or_epoch"
+EVAL_FORMULA = "test_trainer.py::test_evaluation_is_the_formula"
 PACKED = "test_packing.py::test_packing_loses_and_cuts_nothing_and_fits_as_the_slow_reference"
 
 MUTANTS = [
@@ -1624,9 +1631,23 @@ MUTANTS = [
     Mutant(
         "what groups join is kept",
         DUAL_STREAM,
-        "checkpoint(attend_group, attention, group.mask, *parts, use_reentrant=False)",
+        "checkpoint(attend_group, attention, group.mask, *parts, **MADE_AGAIN)",
         "attend_group(attention, group.mask, *parts)",
         "test_dual_stream.py::test_memory_is_linear_in_the_length",
+    ),
+    Mutant(
+        "the backward computes attention again",
+        DUAL_STREAM,
+        "MADE_AGAIN = {",
+        'MADE_AGAIN = {"use_reentrant": False} or {',
+        ATTENTION_ONCE,
+    ),
+    Mutant(
+        "groups copy shared keys",
+        DUAL_STREAM,
+        "parts = (query, key, value, mask)",
+        "parts = (query, *(x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value)), mask)",
+        ATTENTION_ONCE,
     ),
     Mutant(
         "masks of groups cover all memory",
@@ -1666,8 +1687,8 @@ MUTANTS = [
     Mutant(
         "parts forget the scale",
         DUAL_STREAM,
-        "return sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]",
-        'return sdpa_attention_forward(module, query, key, value, mask, **{**kwargs, "scaling": None})[0]',
+        '"scale": kwargs["scaling"]',
+        '"scale": None',
         "test_dual_stream.py::test_forms_obey_the_scale",
     ),
     Mutant(
@@ -2117,6 +2138,209 @@ MUTANTS = [
         " and len(words_of(sentence)) > 2",
         "",
         ONE_STORY,
+    ),
+    Mutant(
+        "a step's batches are normalised one by one",
+        TRAINER,
+        "scale_weights(batch, torch.stack(sums), self.args.ar_loss_weight)",
+        "scale_weights(batch, weight_sums(batch), self.args.ar_loss_weight)",
+        IN_OTHER_WAYS,
+    ),
+    Mutant(
+        "the weight of the autoregressive loss is not passed on",
+        TRAINER,
+        "scale_weights(batch, torch.stack(sums), self.args.ar_loss_weight)",
+        "scale_weights(batch, torch.stack(sums))",
+        "test_trainer.py::test_other_weights",
+    ),
+    Mutant(
+        "each rank has its own normalisers",
+        TRAINER,
+        'self.accelerator.reduce(torch.cat([sums, is_short]), reduction="sum")',
+        "torch.cat([sums, is_short])",
+        TWO_RANKS,
+    ),
+    Mutant(
+        "what is left of a stream goes into the next step",
+        TRAINER,
+        "if num_short > 0:",
+        "if False:",
+        "test_trainer.py::test_a_stream_takes_whole_steps_only",
+    ),
+    Mutant(
+        "a stream resumes anywhere",
+        TRAINER,
+        "if self.epoch and self.is_stream:",
+        "if False:",
+        "test_trainer.py::test_a_stream_resumes_in_its_first_pass_only",
+    ),
+    Mutant(
+        "a stream too short for a step ends in silence",
+        TRAINER,
+        "if self.is_stream and self.state.global_step < self.state.max_steps:",
+        "if False:",
+        "test_trainer.py::test_a_stream_too_short_for_a_step_is_refused",
+    ),
+    Mutant(
+        "LoRA begins anywhere",
+        "training/train.py",
+        "set_seed(training.seed)  # of random weights",
+        "pass  # of random weights",
+        "test_train.py::test_lora_follows_the_seed_and_merge_takes_its_tokenizer",
+    ),
+    Mutant(
+        "weights in 16 bits are trained in 16",
+        "training/train.py",
+        'dtype = run.dtype if run.dtype != "auto" or is_lora else "float32"',
+        "dtype = run.dtype",
+        "test_train.py::test_weights_in_16_bits_are_trained_in_32",
+    ),
+    Mutant(
+        "the model comes before the data",
+        "training/train.py",
+        "    # The data comes before the model: what is wrong with it is said before anything is written.\n",
+        "    converted(run, training, False)\n",
+        "test_train.py::test_bad_input_is_one_sentence_and_exit_code_2",
+    ),
+    Mutant(
+        "secrets are written",
+        "training/train.py",
+        "*without_secrets(arguments)]",
+        "*arguments]",
+        "test_train.py::test_full_fine_tuning",
+    ),
+    Mutant(
+        "transformers divides by the number of batches",
+        TRAINER,
+        "        return 1\n",
+        "        return None\n",
+        IN_OTHER_WAYS,
+    ),
+    Mutant(
+        "gradients are averaged over the ranks",
+        TRAINER,
+        "else self.accelerator.num_processes)",
+        "else 1)",
+        TWO_RANKS,
+    ),
+    Mutant(
+        "the collator is not told the epoch",
+        TRAINER,
+        "        self.collator.set_epoch(self.epoch)\n",
+        "",
+        DESCENT,
+    ),
+    Mutant(
+        "the epoch of draws stands still",
+        TRAINER,
+        "        self.epoch += 1  # counted, since a stream's state.epoch is a share of max_steps\n",
+        "",
+        DESCENT,
+    ),
+    Mutant(
+        "a resumed run draws as from the start",
+        TRAINER,
+        "self.epoch = int(state.epoch or 0)",
+        "self.epoch = 0",
+        "test_trainer.py::test_a_resumed_run_goes_on_exactly",
+    ),
+    Mutant(
+        "evaluation draws anew in every epoch",
+        TRAINER,
+        "self.data_collator = training_collator.for_evaluation()",
+        "self.data_collator = training_collator",
+        EVALUATED,
+    ),
+    Mutant(
+        "training goes on with the draws of evaluation",
+        TRAINER,
+        "            self.data_collator = training_collator\n\n",
+        "            pass\n\n",
+        "test_trainer.py::test_training_draws_after_an_evaluation",
+    ),
+    Mutant(
+        "evaluation looks at one row",
+        TRAINER,
+        ".double().sum(dim=0)",
+        ".double()[0]",
+        EVAL_FORMULA,
+    ),
+    Mutant(
+        "the reported loss of evaluation forgets ar_loss_weight",
+        TRAINER,
+        "combined_loss(sums, self.args.ar_loss_weight)",
+        "combined_loss(sums, 1.0)",
+        "test_trainer.py::test_evaluation_weighs_its_parts",
+    ),
+    Mutant(
+        "the model stays with the attention of training",
+        TRAINER,
+        "            self.model.set_attn_implementation(before)\n",
+        "            pass\n",
+        "test_trainer.py::test_the_model_attends_as_before_when_it_is_done",
+    ),
+    Mutant(
+        "the model trains with another attention than asked for",
+        TRAINER,
+        "        self.model.set_attn_implementation(self.args.attn_implementation)\n",
+        "",
+        "test_trainer.py::test_the_model_attends_as_asked",
+    ),
+    Mutant(
+        "what is logged is of one rank",
+        TRAINER,
+        'report(self.accelerator.reduce(self.logged_sums, reduction="sum"))',
+        "report(self.logged_sums)",
+        TWO_RANKS,
+    ),
+    Mutant(
+        "what was logged is logged again",
+        TRAINER,
+        "            self.logged_sums = None\n        super",
+        "        super",
+        DESCENT,
+    ),
+    Mutant(
+        "sums of masked and memory rows change places",
+        METRICS,
+        "for part in (is_masked, ~is_masked):",
+        "for part in (~is_masked, is_masked):",
+        DESCENT,
+    ),
+    Mutant(
+        "logged losses are unweighted",
+        METRICS,
+        "(weights * outputs.row_losses * part).sum(-1)",
+        "(outputs.row_losses * part).sum(-1)",
+        DESCENT,
+    ),
+    Mutant(
+        "the bounds of gamma buckets belong to the next",
+        METRICS,
+        "torch.bucketize(gammas, torch.tensor(GAMMA_BUCKETS, device=gammas.device))",
+        "torch.bucketize(gammas, torch.tensor(GAMMA_BUCKETS, device=gammas.device), right=True)",
+        "test_trainer.py::test_sums_of_rows_by_hand",
+    ),
+    Mutant(
+        "memory rows count as masked ones in a bucket",
+        METRICS,
+        "(values & is_masked & (in_bucket == i))",
+        "(values & (in_bucket == i))",
+        DESCENT,
+    ),
+    Mutant(
+        "the combined loss is not divided by the weights",
+        METRICS,
+        "    return (mlm + ar_loss_weight * ar) / (1 + ar_loss_weight)\n",
+        "    return mlm + ar_loss_weight * ar\n",
+        EVAL_FORMULA,
+    ),
+    Mutant(
+        "an empty part of an evaluation is not a number",
+        METRICS,
+        "ar / ar_weight if ar_weight else 0.0)",
+        "ar / ar_weight)",
+        "test_trainer.py::test_sums_of_rows_by_hand",
     ),
 ]
 

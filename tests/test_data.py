@@ -290,6 +290,32 @@ def test_mask_is_never_a_target():
     assert summary.dropped == {"the MASK token in the data": 2}
 
 
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.booleans(), st.sampled_from(["truncate", "drop"]))
+def test_every_token_is_in_a_row_or_its_sample_is_counted(num_words, packing, overlong):
+    """Nothing is cut silently: rows hold each sample whole, except for those that the summary counts."""
+    given_rows = [{"text": "the cat " * n} for n in num_words] + [{"text": "the"}]
+    whole = {row["sample_indices"][0]: row["input_ids"] for row in prepare(given_rows)[0]}
+    is_long = {index: len(tokens) > 16 for index, tokens in whole.items()}
+    rows, summary = prepare(given_rows, max_length=16, packing=packing, overlong=overlong)
+    found = {}
+    for row in rows:
+        start = 0
+        for length, index in zip(row["sample_lengths"], row["sample_indices"], strict=True):
+            assert index not in found
+            found[index] = row["input_ids"][start : start + length]
+            start += length
+        assert start == len(row["input_ids"]) == len(row["labels"]) <= 16
+    num_long = sum(is_long.values())
+    if overlong == "truncate":
+        assert found == {index: tokens[:16] for index, tokens in whole.items()}
+        assert summary.num_truncated == num_long and not summary.dropped
+    else:
+        assert found == {index: tokens for index, tokens in whole.items() if not is_long[index]}
+        assert summary.num_truncated == 0 and sum(summary.dropped.values()) == num_long
+    assert summary.num_read == len(given_rows)
+
+
 # --- The summary ---
 
 MIXED = [

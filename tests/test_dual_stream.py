@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import CHECKPOINTS, GOLDEN, MASK, load, logits_of, random_tokens
+from helpers import CHECKPOINTS, GOLDEN, MASK, load, logits_of, random_tokens, reference_logits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
@@ -148,6 +148,55 @@ def test_every_block_equals_a_forward_on_its_prefix_and_itself(checkpoint, layou
                 torch.testing.assert_close(logits[row, block], expected, atol=1e-4, rtol=0)
                 blocks += 1
     assert blocks == sum(-(-length // 8) for lengths in LAYOUTS[layout] for length in lengths)
+
+
+@pytest.mark.parametrize("attention", FORMS)
+def test_no_sample_reaches_the_losses_of_another(checkpoint, attention):
+    """Packed rows: what a sample's rows predict, to the last bit, depends on no token of its neighbours."""
+    model = load(checkpoint, attn_implementation=attention)
+    batch = batch_of([[37, 20, 9]])
+    is_second = batch["sample_ids"] == 1
+    others = random_tokens(*is_second.shape, seed=5)
+    changed = {**batch, "input_ids": batch["input_ids"].where(is_second, others)}
+    losses, other_losses = (model(**inputs).row_losses for inputs in (batch, changed))
+    assert torch.equal(losses[is_second], other_losses[is_second])
+    assert (losses != other_losses)[~is_second & (batch["targets"] != -100)].float().mean() > 0.9
+    # Nor does its own loss pull at them.
+    embeddings = model.get_input_embeddings()(batch["input_ids"]).detach().requires_grad_()
+    inputs = {**batch, "input_ids": None, "inputs_embeds": embeddings}
+    inputs["target_weights"] = batch["target_weights"] * is_second
+    model(**inputs).loss.backward()
+    reached = embeddings.grad.abs().sum(-1) > 0
+    assert reached[is_second].any() and not reached[~is_second].any()
+
+
+# Qwen3's head_dim is 128, while hidden_size / heads is 64 in the 0.6B model, and 80 in those of 4B and 32B.
+@pytest.mark.parametrize("attention", FORMS)
+@pytest.mark.parametrize("hidden_size", [32, 40], ids=["128 of 64", "128 of 80"])
+def test_scores_are_divided_by_the_root_of_head_dim(hidden_size, attention):
+    """Against plain arithmetic; divided by the root of hidden_size / heads, the logits are others."""
+    config = AutoConfig.from_pretrained(CHECKPOINTS / "q3", attn_implementation=attention)
+    sizes = {"hidden_size": hidden_size, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    config.update({**sizes, "num_hidden_layers": 2})
+    torch.manual_seed(0)
+    model = WeDLMForCausalLM(config).eval()
+    for weight in model.parameters():
+        if weight.ndim == 2:
+            torch.nn.init.normal_(weight, std=0.3)  # larger than the usual, so that scores matter
+    batch = batch_of([[12]])
+    text, order = batch["input_ids"][0, :12], batch["position_ids"][0]
+    second = torch.cat([text[:8], batch["input_ids"][0, 20:]])  # the clean first block, then the masked second
+    expected = torch.cat(
+        [
+            reference_logits(model, text, torch.arange(12)),
+            reference_logits(model, batch["input_ids"][0, 12:20], order[12:20]),
+            reference_logits(model, second, torch.cat([torch.arange(8), order[20:]]))[8:],
+        ]
+    )
+    torch.testing.assert_close(model(**forward_inputs(batch)).logits[0], expected, atol=1e-4, rtol=1e-4)
+    for layer in model.model.layers:
+        layer.self_attn.scaling = (hidden_size / 4) ** -0.5
+    assert (model(**forward_inputs(batch)).logits[0] - expected).abs().max() > 0.1
 
 
 # --- Who sees whom ---
@@ -305,7 +354,7 @@ def test_dropout_falls_the_same_way_in_the_backward(monkeypatch):
     for _ in range(2):
         torch.manual_seed(0)
         results.append(loss_and_gradients(model, batch))
-        monkeypatch.setattr(dual_stream, "checkpoint", lambda function, *args, use_reentrant: function(*args))
+        monkeypatch.setattr(dual_stream, "checkpoint", lambda function, *args, **how: function(*args))
     torch.testing.assert_close(*results, atol=1e-6, rtol=0)
     assert abs(results[0]["loss"] - total(model.eval(), batch)) > 1e-2
 
@@ -366,6 +415,27 @@ def test_nothing_of_quadratic_size_is_made(attention):
         total(model, batch).backward()
     quadratic = (2 * 512) ** 2
     assert largest.elements < quadratic // 4 if attention == "dual_stream" else largest.elements >= quadratic
+
+
+class Attentions(TorchDispatchMode):
+    """The heads of the keys in every call of the kernel of attention, forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.key_heads = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
+            self.key_heads.append(args[1].shape[1])
+        return func(*args, **(kwargs or {}))
+
+
+def test_attention_is_computed_once_and_copies_no_shared_heads():
+    model, batch = large_model("dual_stream"), batch_of([[512]], block_size=32)
+    assert model.config.num_key_value_heads < model.config.num_attention_heads
+    with Attentions() as attentions:
+        total(model, batch).backward()
+    assert attentions.key_heads == [model.config.num_key_value_heads] * (1 + 512 // 32 // 4)  # memory, and the groups
 
 
 def test_logits_of_all_rows_are_never_made(monkeypatch):
@@ -443,7 +513,7 @@ def test_a_second_say_in_who_sees_whom_is_refused(model):
 
 def test_a_backend_that_cannot_is_refused_by_name(model):
     model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(ValueError, match='flash_attention_2.* cannot .*"flex_attention".*"dual_stream"'):
+    with pytest.raises(ValueError, match='flash_attention_2.* cannot .*"dual_stream"'):
         model(**forward_inputs(batch_of([[9]])))
 
 

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from wedlm import WeDLMTrainingArguments, cli, convert_to_wedlm
 from wedlm.training.errors import TrainingError
-from wedlm.training.train import RunArguments, parse, train
+from wedlm.training.merge import merge_adapter
+from wedlm.training.train import RunArguments, parse, train, without_secrets
 
 CONFIGS = REPOSITORY / "training" / "configs"
 TOY = {  # what makes a step of any config a matter of a moment
@@ -68,7 +69,7 @@ def run(place, out, config="full", **fields):
 
 
 def test_full_fine_tuning(place, tmp_path, capsys):
-    out = run(place, tmp_path / "out", eval_data=place / "chats.jsonl")
+    out = run(place, tmp_path / "out", eval_data=place / "chats.jsonl", hub_token="secret")
     assert "10 rows read, 10 samples" in capsys.readouterr().out
     model = AutoModelForCausalLM.from_pretrained(out)
     assert model.dtype == torch.float32  # trained in float32, with bf16 as the type of its products
@@ -76,6 +77,7 @@ def test_full_fine_tuning(place, tmp_path, capsys):
     assert not torch.equal(model.lm_head.weight, before.lm_head.weight)
     assert AutoTokenizer.from_pretrained(out).mask_token_id == model.config.mask_token_id
     report = json.loads((out / "training_report.json").read_text())
+    assert "secret" not in report["command"]
     assert report["command"].startswith("wedlm train") and report["versions"].keys() >= {"torch", "transformers"}
     assert report["data"]["train"]["num_samples"] == 10 and report["train"]["step"] == 2
     assert report["train"]["mlm_loss"] > 0 and report["eval"]["eval_loss"] > 0
@@ -110,6 +112,16 @@ def test_lora_and_merge(place, tmp_path):
     run_python(code, tmp_path, wedlm=False)
 
 
+def test_lora_follows_the_seed_and_merge_takes_its_tokenizer(place, tmp_path):
+    first = run(place, tmp_path / "first", "lora", lora_r=2)
+    second = run(place, tmp_path / "second", "lora", lora_r=2)
+    adapter = "adapter_model.safetensors"
+    assert (first / adapter).read_bytes() == (second / adapter).read_bytes()
+    (first / "chat_template.jinja").write_text("another")
+    merge_adapter(str(first), tmp_path / "merged")
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template == "another"
+
+
 @pytest.mark.slow
 def test_qlora_and_merge(place, tmp_path):
     out = run(place, tmp_path / "out", "qlora", lora_r=4)
@@ -131,6 +143,14 @@ def test_two_processes(place, tmp_path, config):
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model.config.mask_row == "unused"
     assert json.loads((tmp_path / "out" / "training_report.json").read_text())["train"]["step"] == 2
+
+
+def test_weights_in_16_bits_are_trained_in_32(place, tmp_path):
+    """Or steps as small as those of the paper would be lost in rounding."""
+    AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
+    AutoTokenizer.from_pretrained(place / "model").save_pretrained(tmp_path / "half")
+    out = run(place, tmp_path / "out", model=tmp_path / "half")
+    assert json.loads((out / "config.json").read_text())["dtype"] == "float32"
 
 
 def test_from_scratch(place, tmp_path):
@@ -198,7 +218,19 @@ REFUSED = {
     "a choice that is none": (["--overlong", "cut"], "--overlong: invalid choice: 'cut'"),
     "a length of nothing": (["--max_length", "1"], "max_length=1 is too small"),
     "missing data": (["--train_data", "nowhere.jsonl"], "nowhere.jsonl"),
-    "no checkpoint": (["--model", "."], "model=. is no checkpoint .*; give a folder or a name"),
+    "no checkpoint": (["--model", "."], "model=. is no checkpoint with a tokenizer .*; give a folder or a name"),
+    "no rank": (["--lora_r", "-1"], "lora_r=-1 is no rank"),
+    "a stream without an end": (["--streaming", "true", "--max_steps", "-1"], "streaming=True needs max_steps"),
+    "evaluation of nothing": (["--eval_strategy", "steps"], "eval_strategy=steps needs eval_data"),
+    "a type that is none": (["--dtype", "float31"], "dtype='float31' is none of torch's"),
+    "an output that is a file": (["--output_dir", "file"], "output_dir=file is a file"),
+    "attention that cannot": (
+        ["--attn_implementation", "flash_attention_2"],
+        "cannot express the attention of the two",
+    ),
+    "smoothed labels": (["--label_smoothing_factor", "0.1"], "label_smoothing_factor=0.1 is not offered"),
+    "modules that are none": (["--lora_r", "4", "--lora_target_modules", "nothing"], "nothing"),
+    "a logger that is not there": (["--report_to", "wandb"], "wandb"),
     "QLoRA without LoRA": (["--load_in_4bit", "true"], "load_in_4bit=True needs lora_r"),
 }
 
@@ -207,7 +239,8 @@ REFUSED = {
 def test_bad_input_is_one_sentence_and_exit_code_2(place, tmp_path, monkeypatch, name):
     arguments, message = REFUSED[name]
     monkeypatch.chdir(tmp_path)
-    start = words(model=place / "model", train_data=place / "chats.jsonl", output_dir="out", **TOY)
+    (tmp_path / "file").touch()
+    start = words(model=place / "qwen", train_data=place / "chats.jsonl", output_dir="out", **TOY)
     if name in ("no model", "no file"):
         start = []
     result = CliRunner().invoke(cli.app, ["train", *(arguments if name == "no file" else [*start, *arguments])])
@@ -215,8 +248,28 @@ def test_bad_input_is_one_sentence_and_exit_code_2(place, tmp_path, monkeypatch,
         result = CliRunner().invoke(cli.app, ["train", "--output_dir", "out"])
     assert result.exit_code == 2, result.output + repr(result.exception)
     assert re.search(message, result.stderr), result.stderr
-    assert result.stderr.count("\n") == 1 and result.stderr.endswith((".\n", "?\n"))
-    assert not (tmp_path / "out").exists()
+    assert result.stderr.endswith((".\n", "?\n"))
+    # What only the model or Trainer can say comes when Qwen's checkpoint has been converted.
+    assert (tmp_path / "out").exists() == (name in ("modules that are none", "a logger that is not there"))
+    if not (tmp_path / "out").exists():
+        assert result.stderr.count("\n") == 1
+
+
+def test_what_yaml_means(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "model: a\ntrain_data: b\noutput_dir: d\nsave_strategy: no\neval_data: []\nlora_target_modules: [q, v]\n"
+        "run_name: -x\nwarmup_steps: null\npacking: false\n"
+    )
+    run, training = parse([str(path)])
+    assert (training.save_strategy, run.eval_data, run.lora_target_modules) == ("no", [], ["q", "v"])
+    assert (training.run_name, training.packing) == ("-x", False)
+
+
+def test_secrets_are_not_written():
+    words = ["a.yaml", "--hub_token", "secret", "--push_to_hub_token=secret", "--hub-token=secret", "--lr", "1"]
+    written = " ".join(without_secrets(words))
+    assert "secret" not in written and "--lr 1" in written and "a.yaml" in written
 
 
 def test_an_unknown_name_in_the_file(tmp_path):

@@ -1,6 +1,7 @@
 import json
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,11 +10,12 @@ from helpers import CHECKPOINTS, MASK, load, random_tokens, run_python
 from peft import LoraConfig, get_peft_model
 from test_convert import save_qwen, save_tokenizer
 from test_distributed import run_two_processes
-from transformers import AutoTokenizer, Trainer
+from transformers import AutoTokenizer, Trainer, TrainerCallback
 
 from wedlm import DualStreamCollator, WeDLMTrainer, WeDLMTrainingArguments, convert_to_wedlm
 from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.training.loss import scale_weights, weight_sums
+from wedlm.training.metrics import combined_loss, report, row_sums
 from wedlm.training.packing import pack
 
 LENGTHS = (40, 21, 9, 33, 12, 27, 18, 30)
@@ -212,6 +214,48 @@ def test_two_processes_take_the_same_steps(two_steps, tmp_path):
         assert evaluated["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-4), name
 
 
+# --- Streams ---
+
+
+def test_a_stream_takes_whole_steps_only(tmp_path):
+    """What is left at the end of a pass would be added to the next step; and draws follow the passes."""
+    stream = samples((*LENGTHS, 14, 25)).to_iterable_dataset()
+    fields = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "learning_rate": 0.0}
+    _, log, _ = trained(tmp_path, dataset=stream, max_steps=6, **fields)
+    assert len(log) == 6 and max(entry["loss"] for entry in log) < 1.5 * min(entry["loss"] for entry in log)
+    for entry in log:
+        assert entry["loss"] == pytest.approx((entry["mlm_loss"] + entry["ar_loss"]) / 2, rel=1e-4)
+    assert len({entry["mlm_loss"] for entry in log}) == 6  # three passes over the same two batches, other masks
+    assert log[0]["ar_loss"] == pytest.approx(log[2]["ar_loss"], rel=1e-5)
+
+
+def test_a_stream_too_short_for_a_step_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="too few batches for a step of gradient_accumulation_steps=8; lower it"):
+        trained(
+            tmp_path,
+            dataset=samples((9, 12, 15)).to_iterable_dataset(),
+            per_device_train_batch_size=1,
+            gradient_accumulation_steps=8,
+        )
+
+
+def test_a_stream_resumes_in_its_first_pass_only(tmp_path):
+    fields = {"max_steps": 5, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2}
+    weights, _, _ = trained(tmp_path / "whole", dataset=samples().to_iterable_dataset(), **fields)
+
+    def resumed(step):
+        args = arguments(tmp_path / "again", **fields)
+        trainer = WeDLMTrainer(load(CHECKPOINTS / "q3"), args, train_dataset=samples().to_iterable_dataset())
+        trainer.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+        return dict(trainer.model.named_parameters())
+
+    for name, weight in resumed(2).items():
+        assert torch.equal(weight, weights[name]), name
+    (tmp_path / "whole" / "checkpoint-5").rename(tmp_path / "whole" / "checkpoint-6")
+    with pytest.raises(ValueError, match="was in pass 2 over its stream, .*start a new run"):
+        resumed(6)
+
+
 # --- Evaluation ---
 
 
@@ -237,6 +281,64 @@ def test_evaluation_is_the_formula(two_steps):
     with torch.no_grad():
         total = model(**scale_weights(batch, weight_sums(batch))).loss.item()
     assert trainer.evaluate(samples())["eval_loss"] == pytest.approx(total, rel=1e-5)
+
+
+def test_evaluation_weighs_its_parts(tmp_path):
+    trainer = WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path, ar_loss_weight=0.25))
+    evaluated = trainer.evaluate(samples())
+    expected = (evaluated["eval_mlm_loss"] + 0.25 * evaluated["eval_ar_loss"]) / 1.25
+    assert evaluated["eval_loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_sums_of_rows_by_hand():
+    batch = {"target_weights": torch.tensor([[1.0, 0, 2, 4]]), "gammas": torch.tensor([[0, 0, 0.25, 0.6]])}
+    outputs = SimpleNamespace(
+        row_losses=torch.tensor([[3.0, 0, 5, 7]]), row_hits=torch.tensor([[True, False, True, False]])
+    )
+    sums = row_sums(batch, outputs)
+    assert sums.tolist() == [[38, 6, 3, 1, 1, 0, 0, 0, 1, 0, 1, 0]]
+    assert report(sums[0]) == {
+        "mlm_loss": pytest.approx(38 / 6),
+        "ar_loss": 3,
+        "masked_accuracy_to_0.25": 1,
+        "masked_accuracy_to_0.75": 0,
+    }
+    assert combined_loss(sums[0], 0.5) == pytest.approx((38 / 6 + 0.5 * 3) / 1.5)
+    sums[0, 2:4] = 0
+    assert combined_loss(sums[0], 1.0) == pytest.approx(38 / 12)
+
+
+def test_training_draws_after_an_evaluation(two_steps, tmp_path):
+    model = load(CHECKPOINTS / "q3")
+    trainer = WeDLMTrainer(model, arguments(tmp_path, max_steps=2), train_dataset=samples())
+    trainer.evaluate(samples())
+    trainer.train()
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert_same(two_steps, (dict(model.named_parameters()), log, trainer))
+
+
+def test_the_model_attends_as_asked(tmp_path):
+    seen = []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            seen.append(model.config._attn_implementation)
+
+        def on_prediction_step(self, args, state, control, model=None, **kwargs):
+            seen.append(model.config._attn_implementation)
+
+    args = arguments(tmp_path, attn_implementation="eager")
+    trainer = WeDLMTrainer(load(CHECKPOINTS / "q3"), args, train_dataset=samples(), callbacks=[Watch()])
+    trainer.train()
+    trainer.evaluate(samples())
+    assert seen == ["eager", "eager"]
+
+
+def test_prediction_is_evaluation(two_steps, monkeypatch):
+    trainer = two_steps[2]
+    evaluated = trainer.evaluate(samples())
+    trainer.data_collator.set_epoch(7)
+    assert trainer.predict(samples()).metrics["test_loss"] == pytest.approx(evaluated["eval_loss"], rel=1e-6)
 
 
 def test_the_model_attends_as_before_when_it_is_done(tmp_path):
@@ -307,6 +409,10 @@ def test_uploads_of_checkpoints_carry_the_code(tmp_path, monkeypatch):
 
 
 # --- Datasets and refusals ---
+
+
+def test_any_list_of_rows_will_do(two_steps, tmp_path):
+    assert_same(two_steps, trained(tmp_path, dataset=list(samples()), max_steps=2))
 
 
 def test_raw_rows_are_prepared(tmp_path):

@@ -5,6 +5,7 @@ from typing import Literal
 
 from transformers import TrainingArguments
 
+from wedlm.modeling_wedlm.dual_stream import FORMS
 from wedlm.training.collator import DualStreamCollator
 from wedlm.training.data_options import DataOptions
 
@@ -49,13 +50,25 @@ class WeDLMTrainingArguments(DataOptions, TrainingArguments):
     def __post_init__(self):
         DataOptions.__post_init__(self)
         TrainingArguments.__post_init__(self)
+        if self.attn_implementation not in FORMS:
+            raise ValueError(
+                f"attn_implementation={self.attn_implementation!r} cannot express the attention of the two streams; "
+                f"pass one of {', '.join(FORMS)}."
+            )
+        for name, value in (
+            ("label_smoothing_factor", 0),
+            ("batch_eval_metrics", False),
+            ("eval_do_concat_batches", True),
+        ):
+            if getattr(self, name) != value:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} is not offered, since forward returns no logits; leave it out."
+                )
         self.collator(mask_token_id=0)  # refuses what it cannot do, before anything is read or written
         if self.ar_loss_weight < 0:
             raise ValueError(
                 f"ar_loss_weight={self.ar_loss_weight} is negative; pass 0 for none of that loss, or more."
             )
-        if self.label_names is None:
-            self.label_names = ["targets"]
         # Batches differ in width, so no rank can read them for the others and hand them out in one piece.
         if self.accelerator_config.dispatch_batches is None:
             self.accelerator_config.dispatch_batches = False

@@ -29,5 +29,5 @@ def scale_weights(
     if ar_loss_weight < 0:
         raise ValueError(f"ar_loss_weight={ar_loss_weight} is negative; pass 0 for no autoregressive loss, or more.")
     shares = sums.new_tensor([ar_loss_weight, 1.0]) / (1 + ar_loss_weight)  # [memory, prediction]
-    factors = torch.where(sums > 0, shares / sums, 0.0)
+    factors = torch.where(sums > 0, shares / sums, 0.0).to(batch["target_weights"].device)
     return {**batch, "target_weights": batch["target_weights"] * factors[batch["stream_ids"]]}

@@ -4,6 +4,7 @@ from peft import PeftConfig, PeftModel
 from transformers import AutoTokenizer
 
 from wedlm.modeling_wedlm.conversion_error import ConversionError
+from wedlm.modeling_wedlm.convert import one_line
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.modeling_wedlm.new_folder import check_out, complete_or_absent
 
@@ -17,21 +18,24 @@ def merge_adapter(adapter: str, out: str, *, overwrite: bool = False) -> Path:
     try:
         base = PeftConfig.from_pretrained(adapter).base_model_name_or_path
     except (OSError, ValueError) as error:
-        sentence = " ".join(str(error).split())
         raise ConversionError(
-            f"{adapter} is no adapter of PEFT ({sentence}); give the folder it was saved to."
+            f"{adapter} is no adapter of PEFT ({one_line(error)}); give the folder it was saved to."
         ) from error
     try:
         # Not quantized, even if it was while the adapter was trained.
         model = WeDLMForCausalLM.from_pretrained(base, dtype="auto")
     except (OSError, ValueError) as error:
-        sentence = " ".join(str(error).split())
         raise ConversionError(
-            f"The checkpoint {base} that {adapter} was trained on cannot be loaded ({sentence}); put it there, or "
-            "correct base_model_name_or_path in adapter_config.json."
+            f"The checkpoint {base} that {adapter} was trained on cannot be loaded ({one_line(error)}); put it there, "
+            "or correct base_model_name_or_path in adapter_config.json."
         ) from error
-    model = PeftModel.from_pretrained(model, adapter).merge_and_unload(safe_merge=True)
-    tokenizer = AutoTokenizer.from_pretrained(base)
+    try:
+        model = PeftModel.from_pretrained(model, adapter).merge_and_unload(safe_merge=True)
+        # Trainer saves the tokenizer, chat template included, beside the adapter.
+        has_tokenizer = (Path(adapter) / "tokenizer_config.json").exists()
+        tokenizer = AutoTokenizer.from_pretrained(adapter if has_tokenizer else base)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConversionError(f"{adapter} cannot be merged ({one_line(error)}); train or copy it again.") from error
     with complete_or_absent(out, overwrite) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -4,7 +4,7 @@ import difflib
 import json
 import sys
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,7 +12,14 @@ import torch
 import yaml
 from matplotlib.figure import Figure
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
-from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig, HfArgumentParser, set_seed
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    HfArgumentParser,
+    set_seed,
+)
 from transformers.trainer_utils import get_last_checkpoint
 
 from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE
@@ -40,8 +47,8 @@ class RunArguments:
     lora_r: int = field(default=0, metadata={"help": "The rank of LoRA's matrices; 0 trains the whole model."})
     lora_alpha: int | None = field(default=None, metadata={"help": "LoRA's scale; by default twice lora_r."})
     lora_dropout: float = field(default=0.0, metadata={"help": "Dropout before LoRA's matrices."})
-    lora_target_modules: str = field(
-        default="all-linear", metadata={"help": "Which layers get LoRA: a name of PEFT, or a regular expression."}
+    lora_target_modules: list[str] = field(
+        default_factory=lambda: ["all-linear"], metadata={"help": "Which layers get LoRA: their names, or all-linear."}
     )
     load_in_4bit: bool = field(default=False, metadata={"help": "QLoRA: the frozen weights in nf4 (bitsandbytes)."})
     preview: bool = field(default=False, metadata={"help": "Print samples, what is learnt of them, and one block."})
@@ -49,10 +56,13 @@ class RunArguments:
 
 def as_words(name: str, value: object) -> list[str]:
     """A field of a YAML file as it would be written on the command line."""
-    if value is None:
+    if isinstance(value, list) and value:
+        return [f"--{name}", *map(str, value)]
+    if value is None or value == []:
         return []
-    values = value if isinstance(value, list) else [value]
-    return [f"--{name}", *(json.dumps(item) if isinstance(item, dict) else str(item) for item in values)]
+    if value is False and name.endswith("_strategy"):
+        value = "no"  # which YAML takes for False
+    return [f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"]
 
 
 def parse(arguments: list[str]) -> tuple[RunArguments, WeDLMTrainingArguments]:
@@ -78,19 +88,35 @@ def parse(arguments: list[str]) -> tuple[RunArguments, WeDLMTrainingArguments]:
         )
     if rest:
         raise TrainingError(f"{rest[0]!r} belongs to no argument; write --name value, the file's name first.")
-    if run.load_in_4bit and not run.lora_r:
-        raise TrainingError(
-            "load_in_4bit=True needs lora_r, since weights in 4 bits cannot be trained; pass lora_r=16."
-        )
+    check(run, training)
     return run, training
+
+
+def check(run: RunArguments, training: WeDLMTrainingArguments) -> None:
+    if run.lora_r < 0:
+        raise TrainingError(f"lora_r={run.lora_r} is no rank; pass 1 or more, or 0 to train the whole model.")
+    if run.load_in_4bit and not run.lora_r:
+        raise TrainingError("load_in_4bit=True needs lora_r, as 4 bits cannot be trained; pass lora_r=16, say.")
+    if run.load_in_4bit and run.random_weights:
+        raise TrainingError("load_in_4bit=True and random_weights=True exclude each other; leave out one of them.")
+    if training.streaming and training.max_steps <= 0:
+        raise TrainingError("streaming=True needs max_steps, since a stream's length is not known; pass it.")
+    if training.eval_strategy != "no" and not run.eval_data:
+        raise TrainingError(
+            f"eval_strategy={training.eval_strategy.value} needs eval_data; pass files, or leave it out."
+        )
+    if run.dtype != "auto" and not isinstance(getattr(torch, run.dtype, None), torch.dtype):
+        raise TrainingError(f"dtype={run.dtype!r} is none of torch's; pass float32, bfloat16 or auto.")
+    if Path(training.output_dir).is_file():
+        raise TrainingError(f"output_dir={training.output_dir} is a file; choose a folder.")
 
 
 @contextmanager
 def as_training_errors():
-    """What transformers refuses before anything is trained, and the collator, in a sentence each."""
+    """What transformers and PEFT refuse before anything is trained, and the collator, as they say it."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
         raise TrainingError(" ".join(str(error).split())) from error
 
 
@@ -117,28 +143,33 @@ def read_yaml(path: str, known: set[str]) -> dict:
 def train(arguments: list[str]) -> None:
     run, training = parse(arguments)
     checkpoint = last_checkpoint(training)
+    config, tokenizer = read_source(run)
     if run.preview:
-        return print_preview(run, training)
-    source = wedlm_folder(run, training, is_resumed=checkpoint is not None)
-    tokenizer = AutoTokenizer.from_pretrained(source)
+        return print_preview(run, training, tokenizer)
+    # The data comes before the model: what is wrong with it is said before anything is written.
     datasets, summaries = {}, {}
-    for name, paths in (("train", run.train_data), ("eval", run.eval_data)):
+    options = training.data_options()
+    for name, paths, is_stream in (("train", run.train_data, options.streaming), ("eval", run.eval_data, False)):
         if paths:
             with training.main_process_first(desc="reading the data"):
-                datasets[name], summaries[name] = prepare_dataset(paths, tokenizer, training.data_options())
-    if training.process_index == 0:
-        for name, summary in summaries.items():
-            print(f"{name}: {summary}")
-    model = load_model(source, run, training)
+                datasets[name], summaries[name] = prepare_dataset(
+                    paths, tokenizer, replace(options, streaming=is_stream)
+                )
+    print_summaries(summaries, training)
+    source = run.model
+    if config.model_type != MODEL_TYPE:
+        source = converted(run, training, is_resumed=checkpoint is not None)
     with as_training_errors():
         trainer = WeDLMTrainer(
-            model,
+            load_model(source, run, training),
             training,
             train_dataset=datasets["train"],
             eval_dataset=datasets.get("eval"),
-            processing_class=tokenizer,
+            processing_class=AutoTokenizer.from_pretrained(source),
         )
     trainer.train(resume_from_checkpoint=checkpoint)
+    if options.streaming:
+        print_summaries(summaries, training)
     if "eval" in datasets:
         trainer.evaluate()
     trainer.save_model()
@@ -163,17 +194,29 @@ def last_checkpoint(training: WeDLMTrainingArguments) -> str | None:
     return found
 
 
-def wedlm_folder(run: RunArguments, training: WeDLMTrainingArguments, is_resumed: bool) -> str:
-    """The WeDLM checkpoint to start from: `model`, or what conversion makes of it in output_dir/converted."""
+def print_summaries(summaries: dict, training: WeDLMTrainingArguments) -> None:
+    for name, summary in summaries.items():
+        if training.process_index == 0 and summary.num_read:  # of a stream nothing is read yet, or by its workers
+            print(f"{name}: {summary}")
+
+
+def read_source(run: RunArguments):
+    """Config and tokenizer of `model`; that of Qwen with a mask token, as conversion will give it one."""
     try:
         config = AutoConfig.from_pretrained(run.model, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(run.model, trust_remote_code=False)
     except (OSError, ValueError) as error:
         sentence = " ".join(str(error).split())
         raise TrainingError(
-            f"model={run.model} is no checkpoint ({sentence}); give a folder or a name on the Hub."
+            f"model={run.model} is no checkpoint with a tokenizer ({sentence}); give a folder or a name on the Hub."
         ) from error
-    if config.model_type == MODEL_TYPE:
-        return run.model
+    if tokenizer.mask_token is None and config.model_type != MODEL_TYPE:
+        tokenizer.add_special_tokens({"mask_token": "<|mask|>"})
+    return config, tokenizer
+
+
+def converted(run: RunArguments, training: WeDLMTrainingArguments, is_resumed: bool) -> str:
+    """The folder of what conversion makes of `model`."""
     out = Path(training.output_dir) / "converted"
     with training.main_process_first(local=training.save_on_each_node, desc="converting the model"):
         is_first = training.local_process_index == 0 if training.save_on_each_node else training.process_index == 0
@@ -184,15 +227,17 @@ def wedlm_folder(run: RunArguments, training: WeDLMTrainingArguments, is_resumed
 
 
 def load_model(source: str, run: RunArguments, training: WeDLMTrainingArguments):
+    set_seed(training.seed)  # of random weights, LoRA's too
     is_lora = run.lora_r > 0
     dtype = run.dtype if run.dtype != "auto" or is_lora else "float32"
     if run.random_weights:
-        set_seed(training.seed)
         model = WeDLMForCausalLM(AutoConfig.from_pretrained(source, dtype=None if dtype == "auto" else dtype))
+        if (Path(source) / "generation_config.json").exists():
+            model.generation_config = GenerationConfig.from_pretrained(source)
     else:
         quantization = None
         if run.load_in_4bit:
-            compute_dtype = torch.bfloat16 if training.bf16 else torch.float32
+            compute_dtype = torch.bfloat16 if training.bf16 else torch.float16 if training.fp16 else torch.float32
             quantization = BitsAndBytesConfig(
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute_dtype
             )
@@ -210,17 +255,14 @@ def load_model(source: str, run: RunArguments, training: WeDLMTrainingArguments)
             r=run.lora_r,
             lora_alpha=2 * run.lora_r if run.lora_alpha is None else run.lora_alpha,
             lora_dropout=run.lora_dropout,
-            target_modules=run.lora_target_modules,
+            target_modules="all-linear" if run.lora_target_modules == ["all-linear"] else run.lora_target_modules,
             # The MASK row of a converted checkpoint has never been trained.
             trainable_token_indices={"embed_tokens": [model.config.mask_token_id]},
         ),
     )
 
 
-def print_preview(run: RunArguments, training: WeDLMTrainingArguments) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(run.model)
-    if tokenizer.mask_token is None:  # conversion will give it one
-        tokenizer.add_special_tokens({"mask_token": "<|mask|>"})
+def print_preview(run: RunArguments, training: WeDLMTrainingArguments, tokenizer) -> None:
     dataset, summary = prepare_dataset(run.train_data, tokenizer, training.data_options())
     batch = training.collator(tokenizer.mask_token_id)([next(iter(dataset))])
     print(preview(dataset, tokenizer, batch, color=sys.stdout.isatty()))
@@ -234,15 +276,24 @@ def write_report(folder: Path, arguments: list[str], log_history: list[dict], su
     steps = [entry for entry in log_history if "loss" in entry]
     evaluations = [entry for entry in log_history if "eval_loss" in entry]
     report = {
-        "command": " ".join(["wedlm", "train", *arguments]),
+        "command": " ".join(["wedlm", "train", *without_secrets(arguments)]),
         "versions": {name: version(name) for name in ("wedlm", "torch", "transformers", "accelerate", "datasets")},
-        "data": {name: asdict(summary) for name, summary in summaries.items()},
+        "data": {name: asdict(summary) for name, summary in summaries.items() if summary.num_read},
         "train": steps[-1] if steps else None,
         "eval": evaluations[-1] if evaluations else None,
         "log": log_history,
     }
     (folder / "training_report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     plot_losses(steps, evaluations, folder / "loss.png")
+
+
+def without_secrets(arguments: list[str]) -> list[str]:
+    words = list(arguments)
+    for i, word in enumerate(arguments):
+        name, is_given, _ = word.partition("=")
+        if name.replace("-", "_").endswith("_token"):
+            words[i : i + 2 - len(is_given)] = [f"{name}=..."] + ["..."] * (1 - len(is_given))
+    return words
 
 
 def plot_losses(steps: list[dict], evaluations: list[dict], path: Path) -> None:

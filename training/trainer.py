@@ -2,23 +2,30 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from datasets import Dataset, IterableDataset
 from transformers import Trainer, TrainerCallback
 
 from wedlm.modeling_wedlm.hub_code import flat_files
+from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.collator import DualStreamCollator
 from wedlm.training.data import prepare_dataset
 from wedlm.training.loss import scale_weights, weight_sums
-from wedlm.training.metrics import NUM_SUMS, combined_loss, report, row_sums
+from wedlm.training.metrics import combined_loss, report, row_sums
 
 
 class EpochOfDraws(TrainerCallback):
     """Tells the collator the epoch, from which it draws."""
 
-    def __init__(self, collator: DualStreamCollator):
-        self.collator = collator
+    def __init__(self, collator: DualStreamCollator, is_stream: bool):
+        self.collator, self.is_stream = collator, is_stream
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.epoch = int(state.epoch or 0)  # of a resumed run
+        if self.epoch and self.is_stream:
+            raise ValueError(
+                f"resume_from_checkpoint: the run was in pass {self.epoch + 1} over its stream, and transformers "
+                "finds a place in the first pass only; start a new run from the checkpoint's weights instead."
+            )
 
     def on_epoch_begin(self, args, state, control, **kwargs):
         self.collator.set_epoch(self.epoch)
@@ -47,6 +54,12 @@ class WeDLMTrainer(Trainer):
         callbacks=None,
         **kwargs,
     ):
+        args = WeDLMTrainingArguments("trainer_output") if args is None else args
+        if model is None or not isinstance(args, WeDLMTrainingArguments):
+            raise ValueError(
+                f"model is {type(model).__name__} and args {type(args).__name__}; pass a model, and arguments as "
+                "WeDLMTrainingArguments."
+            )
         if kwargs.get("compute_metrics") is not None or kwargs.get("compute_loss_func") is not None:
             raise ValueError(
                 "compute_metrics and compute_loss_func are not offered, since the model returns its loss and no "
@@ -56,28 +69,34 @@ class WeDLMTrainer(Trainer):
             data_collator = args.collator(model.config.mask_token_id)
 
         def prepared(dataset):
-            if dataset is None or "sample_indices" in (dataset.column_names or ()):
+            if not isinstance(dataset, Dataset | IterableDataset):
+                return dataset  # None, or rows of another kind, which the collator checks
+            if "sample_indices" in (dataset.column_names or ()):
                 return dataset
             if processing_class is None:
                 raise ValueError(
                     "processing_class is None, and the datasets hold text; pass the tokenizer, or what "
                     "prepare_dataset made of them."
                 )
-            dataset, self.data_summary = prepare_dataset(dataset, processing_class, args.data_options())
+            dataset, summary = prepare_dataset(dataset, processing_class, args.data_options())
+            if args.process_index == 0 and summary.num_read:
+                print(summary)
             return dataset
 
         if isinstance(eval_dataset, dict):
             eval_dataset = {name: prepared(dataset) for name, dataset in eval_dataset.items()}
         else:
             eval_dataset = prepared(eval_dataset)
+        train_dataset = prepared(train_dataset)
+        self.is_stream = isinstance(train_dataset, IterableDataset)
         super().__init__(
             model,
             args,
             data_collator,
-            prepared(train_dataset),
+            train_dataset,
             eval_dataset,
             processing_class,
-            callbacks=[EpochOfDraws(data_collator), *(callbacks or ())],
+            callbacks=[EpochOfDraws(data_collator, self.is_stream), *(callbacks or ())],
             **kwargs,
         )
         self.compute_metrics = self.metrics_of_sums
@@ -95,14 +114,23 @@ class WeDLMTrainer(Trainer):
 
     def train(self, *args, **kwargs):
         with self.attention():
-            return super().train(*args, **kwargs)
+            output = super().train(*args, **kwargs)
+        if self.is_stream and self.state.global_step < self.state.max_steps:
+            raise ValueError(
+                f"The stream gives too few batches for a step of gradient_accumulation_steps="
+                f"{self.args.gradient_accumulation_steps}; lower it, or give more data."
+            )
+        return output
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """The batches of an optimizer step, their weights normalised over all of them on all ranks."""
         batches, num_targets = super().get_batch_samples(epoch_iterator, num_batches, device)
-        sums = sum((weight_sums(batch) for batch in batches), torch.zeros(2)).to(device)
-        sums = self.accelerator.reduce(sums, reduction="sum")
-        return [scale_weights(batch, sums, self.args.ar_loss_weight) for batch in batches], num_targets
+        is_short = torch.full((1,), float(len(batches) < num_batches), device=device)
+        sums = sum((weight_sums(batch).to(device) for batch in batches), torch.zeros(2, device=device))
+        *sums, num_short = self.accelerator.reduce(torch.cat([sums, is_short]), reduction="sum")
+        if num_short > 0:  # the end of a stream: transformers would take no step, and keep the gradients for the next
+            return [], num_targets
+        return [scale_weights(batch, torch.stack(sums), self.args.ar_loss_weight) for batch in batches], num_targets
 
     def _get_num_items_in_batch(self, batch_samples, device):
         # None would make transformers divide by the number of batches, and the weights are normalised already.
@@ -133,9 +161,16 @@ class WeDLMTrainer(Trainer):
         finally:
             self.data_collator = training_collator
 
+    def get_test_dataloader(self, test_dataset):
+        return self.get_eval_dataloader(test_dataset)
+
     def evaluate(self, *args, **kwargs):
         with self.attention():
             return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args, **kwargs):
+        with self.attention():
+            return super().predict(*args, **kwargs)
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         """Sums per row take the place of logits: gathered by transformers, and added up over the whole set."""
@@ -146,7 +181,6 @@ class WeDLMTrainer(Trainer):
 
     def metrics_of_sums(self, prediction) -> dict[str, float]:
         sums = torch.from_numpy(prediction.predictions).double().sum(dim=0)
-        assert len(sums) == NUM_SUMS
         return {"loss": combined_loss(sums, self.args.ar_loss_weight), **report(sums)}
 
     # --- The Hub ---

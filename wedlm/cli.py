@@ -62,9 +62,12 @@ def train(
     Behind CONFIG any argument may follow as --name value; it overrides the file. docs/train.md lists them.
     """
     from wedlm.modeling_wedlm.conversion_error import ConversionError
-    from wedlm.training.errors import TrainingError
-    from wedlm.training.train import train
 
+    try:
+        from wedlm.training.errors import TrainingError
+        from wedlm.training.train import train
+    except ImportError as error:
+        refuse(f'Training needs more packages ({error}); pip install "wedlm[train]".')
     try:
         train([config, *context.args])
     except (ConversionError, TrainingError) as error:

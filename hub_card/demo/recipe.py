@@ -1,4 +1,4 @@
-"""`make demo-model`: the demo checkpoint from nothing, by WeDLMTrainer. Run again, it goes on where it was interrupted.
+"""`make demo-model`: the demo checkpoint from nothing, by WeDLMTrainer. Run again, it goes on where it stopped.
 
 python -m wedlm.hub_card.demo.recipe build/demo
 """
@@ -43,13 +43,15 @@ def random_model(tokenizer, hidden_size: int, num_layers: int) -> WeDLMForCausal
     )
 
 
-def training_rows(tokenizer, num_steps: int) -> Dataset:
+def training_rows(tokenizer, num_steps: int, folder: Path) -> Dataset:
     def chats():
         for position in range(num_steps * ROWS_PER_STEP * SAMPLES_PER_ROW):
             yield {"messages": training_example(SEED, position).messages}
 
     rows, summary = prepare_dataset(
-        Dataset.from_generator(chats), tokenizer, DataOptions(max_length=ROW_TOKENS, packing=True)
+        Dataset.from_generator(chats, cache_dir=str(folder)),
+        tokenizer,
+        DataOptions(max_length=ROW_TOKENS, packing=True),
     )
     print(summary)
     return rows
@@ -63,6 +65,7 @@ def main() -> None:
     parser.add_argument("--suffix_mask_probability", type=float, default=0.3)
     parser.add_argument("--hidden_size", type=int, default=192)
     parser.add_argument("--num_layers", type=int, default=6)
+    parser.add_argument("--logging_steps", type=int, default=25)
     parser.add_argument("--bf16", action="store_true")
     given = parser.parse_args()
     tokenizer = demo_tokenizer()
@@ -81,13 +84,13 @@ def main() -> None:
             suffix_mask_probability=given.suffix_mask_probability,
             bf16=given.bf16,
             use_cpu=not torch.cuda.is_available(),
-            logging_steps=25,
+            logging_steps=given.logging_steps,
             save_steps=250,
             save_total_limit=2,
             report_to="none",
             disable_tqdm=True,
         ),
-        train_dataset=training_rows(tokenizer, given.max_steps),
+        train_dataset=training_rows(tokenizer, given.max_steps, given.out / "data"),
         processing_class=tokenizer,
     )
     folder = given.out / "run"

@@ -4,7 +4,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 import torch
@@ -220,6 +219,10 @@ REFUSED = {
     "missing data": (["--train_data", "nowhere.jsonl"], "nowhere.jsonl"),
     "no checkpoint": (["--model", "."], "model=. is no checkpoint with a tokenizer .*; give a folder or a name"),
     "no rank": (["--lora_r", "-1"], "lora_r=-1 is no rank"),
+    "QLoRA from scratch": (
+        ["--load_in_4bit", "true", "--lora_r", "4", "--random_weights", "true"],
+        "load_in_4bit=True and random_weights=True exclude each other",
+    ),
     "a stream without an end": (["--streaming", "true", "--max_steps", "-1"], "streaming=True needs max_steps"),
     "evaluation of nothing": (["--eval_strategy", "steps"], "eval_strategy=steps needs eval_data"),
     "a type that is none": (["--dtype", "float31"], "dtype='float31' is none of torch's"),
@@ -331,7 +334,11 @@ def test_a_merge_that_cannot_be(tmp_path, place):
     )
     result = CliRunner().invoke(cli.app, ["merge", str(tmp_path / "adapter"), str(tmp_path / "out")])
     assert result.exit_code == 2 and "that" in result.stderr and "cannot be loaded" in result.stderr
-    assert not (tmp_path / "out").exists() and Path(place / "model").exists()
+    adapter = json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(place / "model")})
+    (tmp_path / "adapter" / "adapter_config.json").write_text(adapter)  # and no weights
+    result = CliRunner().invoke(cli.app, ["merge", str(tmp_path / "adapter"), str(tmp_path / "out")])
+    assert (result.exit_code, "cannot be merged" in result.stderr) == (2, True)
+    assert not (tmp_path / "out").exists()
 
 
 def test_every_argument_is_documented():

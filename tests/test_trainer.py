@@ -10,7 +10,7 @@ from helpers import CHECKPOINTS, MASK, load, random_tokens, run_python
 from peft import LoraConfig, get_peft_model
 from test_convert import save_qwen, save_tokenizer
 from test_distributed import run_two_processes
-from transformers import AutoTokenizer, Trainer, TrainerCallback
+from transformers import AutoTokenizer, Trainer, TrainingArguments
 
 from wedlm import DualStreamCollator, WeDLMTrainer, WeDLMTrainingArguments, convert_to_wedlm
 from wedlm.modeling_wedlm.hub_code import flat_files
@@ -433,6 +433,10 @@ def test_raw_rows_are_prepared(tmp_path):
 def test_refusals(tmp_path):
     with pytest.raises(ValueError, match="ar_loss_weight=-1.0 is negative; pass 0"):
         trained(tmp_path, ar_loss_weight=-1.0)
+    with pytest.raises(ValueError, match="model is NoneType and args WeDLMTrainingArguments; pass a model"):
+        WeDLMTrainer(None, arguments(tmp_path))
+    with pytest.raises(ValueError, match="args TrainingArguments; pass .*WeDLMTrainingArguments"):
+        WeDLMTrainer(load(CHECKPOINTS / "q3"), TrainingArguments(str(tmp_path)))
     with pytest.raises(ValueError, match="compute_metrics and compute_loss_func are not offered, .*generate"):
         WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path), compute_metrics=len)
     with pytest.raises(ValueError, match="no mask token"):

@@ -10,7 +10,7 @@ from helpers import CHECKPOINTS, MASK, load, random_tokens, run_python
 from peft import LoraConfig, get_peft_model
 from test_convert import save_qwen, save_tokenizer
 from test_distributed import run_two_processes
-from transformers import AutoTokenizer, Trainer, TrainingArguments
+from transformers import AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
 
 from wedlm import DualStreamCollator, WeDLMTrainer, WeDLMTrainingArguments, convert_to_wedlm
 from wedlm.modeling_wedlm.hub_code import flat_files

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import torch
-from report import cpu_name, write_report
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.generation.generation_wedlm import WeDLMGenerationMixin
+from wedlm.hub_card.provenance import write_report
 
 
 def random_model() -> WeDLMForCausalLM:
@@ -94,7 +94,7 @@ def main() -> None:
             f"         {share['median']:6.1%} ({share['min']:.1%}-{share['max']:.1%})"
         )
         results.append(row)
-    write_report(arguments.out, results, cpu_name(), torch.get_num_threads())
+    write_report(arguments.out, results, "cpu")
     print(f"written to {arguments.out}")
 
 

@@ -20,9 +20,9 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
-from report import cpu_name, write_report
 
 from wedlm import DualStreamCollator, WeDLMConfig, WeDLMForCausalLM
+from wedlm.hub_card.provenance import write_report
 from wedlm.training.loss import scale_weights, weight_sums
 
 HAS_GPU = torch.cuda.is_available()
@@ -187,8 +187,7 @@ def main() -> None:
         rows += of_length
         previous = {row["side"]: row for row in of_length}
     results = {"model": MODEL, "dtype": str(DTYPE).removeprefix("torch."), "rows": rows}
-    device = torch.cuda.get_device_name() if HAS_GPU else cpu_name()
-    write_report(arguments.out, results, device, torch.get_num_threads())
+    write_report(arguments.out, results, DEVICE)
     plot(rows, arguments.out.with_suffix(".png"))
     print(f"written to {arguments.out}")
 

@@ -64,7 +64,7 @@ def in_words(number: int) -> str:
 
 def draw(random: Random) -> tuple[str, str, str]:
     step = random.choice(SMALL_STEPS if random.random() < 0.75 else LARGE_STEPS)
-    number = min(random.randint(5, 16), 900 // step + 1)
+    number = min(random.randint(5, 16) if random.random() < 0.85 else random.randint(17, 30), 900 // step + 1)
     span = step * (number - 1)
     low = random.randint(0, 999 - span) if random.random() < 0.3 else random.randint(0, max(99 - span, 20))
     rising = random.random() < 0.6

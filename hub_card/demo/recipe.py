@@ -1,29 +1,34 @@
 """`make demo-model`: the demo checkpoint from nothing, by WeDLMTrainer. Run again, it goes on where it stopped.
 
-python -m wedlm.hub_card.demo.recipe build/demo
+    python -m wedlm.hub_card.demo.recipe build/demo-model [--max_steps 4000 --learning_rate 3e-3 ...]
+
+build/demo-model/checkpoint becomes a whole Hub repository but for the card: weights in bfloat16, which load as float32
+(it has no cost at this size, and both sides of a comparison round alike), training.json and loss.png.
 """
 
 import argparse
+import json
 from pathlib import Path
 
 import torch
 from datasets import Dataset
-from transformers import set_seed
+from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM, WeDLMTrainer, WeDLMTrainingArguments
-from wedlm.hub_card.demo.tasks import training_example
+from wedlm.hub_card.demo.tasks import conversation
 from wedlm.hub_card.demo.tokenizer import demo_tokenizer
+from wedlm.hub_card.provenance import write_report
 from wedlm.training.data import prepare_dataset
 from wedlm.training.data_options import DataOptions
 
 SEED = 1  # of weights, draws and training stream; the tokenizer's sample is stream 0
-ROW_TOKENS = 512
-ROWS_PER_STEP = 8
-SAMPLES_PER_ROW = 7  # at most, on the average: enough samples are drawn that no row comes twice
+ROW_TOKENS = 192  # no example is longer
+ROWS_PER_STEP = 21
+CONVERSATIONS_PER_ROW = 2.2  # at most, on the average: enough are drawn that no row comes twice
 
 
-def random_model(tokenizer, hidden_size: int, num_layers: int) -> WeDLMForCausalLM:
+def random_model(tokenizer: PreTrainedTokenizerBase, hidden_size: int, num_layers: int) -> WeDLMForCausalLM:
     set_seed(SEED)
     return WeDLMForCausalLM(
         WeDLMConfig(
@@ -43,30 +48,45 @@ def random_model(tokenizer, hidden_size: int, num_layers: int) -> WeDLMForCausal
     )
 
 
-def training_rows(tokenizer, num_steps: int, folder: Path) -> Dataset:
-    def chats():
-        for position in range(num_steps * ROWS_PER_STEP * SAMPLES_PER_ROW):
-            yield {"messages": training_example(SEED, position).messages}
+def training_rows(tokenizer: PreTrainedTokenizerBase, num_steps: int, folder: Path) -> Dataset:
+    def conversations():
+        for position in range(int(num_steps * ROWS_PER_STEP * CONVERSATIONS_PER_ROW)):
+            yield {"messages": conversation(SEED, position)}
 
     rows, summary = prepare_dataset(
-        Dataset.from_generator(chats, cache_dir=str(folder)),
+        Dataset.from_generator(conversations, cache_dir=str(folder)),
         tokenizer,
-        DataOptions(max_length=ROW_TOKENS, packing=True),
+        DataOptions(max_length=ROW_TOKENS, packing=True, overlong="drop"),
     )
     print(summary)
     return rows
 
 
+def plot(log: list[dict], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 3.5))
+    for name, label in (("mlm_loss", "masked tokens"), ("ar_loss", "next tokens")):
+        axes.plot([entry["step"] for entry in log], [float(entry[name]) for entry in log], label=label)
+    axes.set(xlabel="step", ylabel="loss (nats per token)", yscale="log")
+    axes.legend()
+    figure.savefig(path, dpi=100, bbox_inches="tight", metadata={"Software": None})
+    plt.close(figure)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("--max_steps", type=int, default=3000)
+    parser.add_argument("--max_steps", type=int, default=4000)
     parser.add_argument("--learning_rate", type=float, default=3e-3)
-    parser.add_argument("--suffix_mask_probability", type=float, default=0.3)
+    parser.add_argument("--suffix_mask_probability", type=float, default=0.5)
     parser.add_argument("--hidden_size", type=int, default=192)
     parser.add_argument("--num_layers", type=int, default=6)
     parser.add_argument("--logging_steps", type=int, default=25)
-    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--save_steps", type=int, default=250)
     given = parser.parse_args()
     tokenizer = demo_tokenizer()
     trainer = WeDLMTrainer(
@@ -82,10 +102,11 @@ def main() -> None:
             weight_decay=0.1,
             adam_beta2=0.98,
             suffix_mask_probability=given.suffix_mask_probability,
-            bf16=given.bf16,
+            attn_implementation="sdpa",  # in rows as short as these faster than groups of blocks
+            bf16=True,
             use_cpu=not torch.cuda.is_available(),
             logging_steps=given.logging_steps,
-            save_steps=250,
+            save_steps=given.save_steps,
             save_total_limit=2,
             report_to="none",
             disable_tqdm=True,
@@ -94,8 +115,20 @@ def main() -> None:
         processing_class=tokenizer,
     )
     folder = given.out / "run"
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.is_dir() else None)
-    trainer.save_model(str(given.out / "checkpoint"))
+    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    outcome = trainer.train(resume_from_checkpoint=last)
+
+    checkpoint = given.out / "checkpoint"
+    model = trainer.model.to(torch.bfloat16)
+    model.save_pretrained(checkpoint)
+    model.config.dtype = torch.float32  # what from_pretrained makes of the weights
+    model.config.save_pretrained(checkpoint)
+    tokenizer.save_pretrained(checkpoint)
+    losses = [entry for entry in trainer.state.log_history if "mlm_loss" in entry]
+    start = json.loads(Path(last, "trainer_state.json").read_text())["global_step"] if last else 0
+    steps = {"parameters": model.num_parameters(), "first_step": start, "seconds": outcome.metrics["train_runtime"]}
+    write_report(checkpoint / "training.json", losses, trainer.args.device, **steps)
+    plot(losses, checkpoint / "loss.png")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ KINDS = tuple(DRAW)
 # Shares of the training stream: most for what has to be computed.
 WEIGHTS = {"counting": 2, "word_problems": 5, "equations": 4, "records": 4, "functions": 3, "stories": 2}
 TEST_SHARE = 8  # one key in so many is held out
+SHARE_OF_TWO_TURNS = 0.25  # of the conversations
 MAX_POSITIONS = 2**40  # of one training stream
 
 
@@ -70,6 +71,14 @@ def training_example(seed: int, position: int) -> Example:
     index = seed * MAX_POSITIONS + position
     (kind,) = Random(f"kind {index}").choices(KINDS, [WEIGHTS[kind] for kind in KINDS])
     return example(kind, "train", index)
+
+
+def conversation(seed: int, number: int) -> list[dict[str, str]]:
+    """The messages of a training example, sometimes with another behind it, so that chats have more than one turn."""
+    messages = training_example(seed, 2 * number).messages
+    if Random(f"turns {seed} {number}").random() < SHARE_OF_TWO_TURNS:
+        messages += training_example(seed, 2 * number + 1).messages
+    return messages
 
 
 def training_examples(seed: int, start: int = 0) -> Iterator[Example]:

@@ -1,0 +1,61 @@
+"""What every file of measured numbers holds beside them: the command, the commit, versions and the device."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+def device_name(device: torch.device | str) -> str:
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
+
+
+def commit() -> str | None:
+    """None outside a clone of the repository."""
+    if not (REPOSITORY / ".git").exists():
+        return None
+    return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def command() -> str:
+    """As it would be typed in the repository."""
+    program = getattr(sys.modules["__main__"], "__spec__", None)  # set by python -m
+    if program is not None:
+        words = ["-m", program.name.removesuffix(".__main__")]
+    else:
+        words = [str(Path(sys.argv[0]).resolve().relative_to(REPOSITORY))]
+    return " ".join(["python", *words, *sys.argv[1:]])
+
+
+def write_report(path: Path, results: dict | list, device: torch.device | str, **more: object) -> None:
+    """Replaces `path` at once, so that an interrupted run leaves the old file whole."""
+    report = {
+        "command": command(),
+        "commit": commit(),
+        "versions": {name: version(name) for name in ("torch", "transformers", "wedlm")}
+        | {"python": platform.python_version()},
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        **more,
+        "results": results,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".unfinished")
+    unfinished.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    os.replace(unfinished, path)

@@ -4,11 +4,28 @@ EXTRAS = train,eval,dev
 GRAMMAR = xgrammar apache-tvm-ffi
 PYTEST = -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-slow test-oldest mutants lint
+DEMO = hub_card/wedlm-demo
+
+.PHONY: demo demo-model demo-report demo-code test test-slow test-oldest mutants lint
 
 # Generates text; the first run makes .venv.
 demo: .venv/installed
 	.venv/bin/python -m wedlm.demo
+
+# Trains the demo checkpoint, about an hour on 2 cores; goes on where it was stopped. Then comes demo-report.
+demo-model: .venv/installed
+	.venv/bin/python -m wedlm.hub_card.demo.recipe build/demo-model
+	mkdir -p $(DEMO)
+	cp build/demo-model/checkpoint/* $(DEMO)
+
+# Measures the demo checkpoint and writes its card; goes on where it was stopped.
+demo-report: .venv/installed
+	.venv/bin/python -m wedlm.hub_card.demo.report
+	.venv/bin/python -m wedlm.hub_card.demo.card
+
+# Puts the present code beside the demo checkpoint's weights.
+demo-code: .venv/installed
+	.venv/bin/python -c "from wedlm import WeDLMConfig; WeDLMConfig.from_pretrained('$(DEMO)').save_pretrained('$(DEMO)')"
 
 # Every test that is not marked slow.
 test: .venv/installed

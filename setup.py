@@ -22,7 +22,7 @@ setup(
     python_requires=">=3.11",
     install_requires=["transformers>=5.17,<6", "torch>=2.11", "typer>=0.29"],
     entry_points={"console_scripts": ["wedlm = wedlm.cli:app"]},
-    package_data={"wedlm.training": ["configs/*"]},
+    package_data={"wedlm.training": ["configs/*"], "wedlm.hub_card": ["wedlm-demo/*"]},
     extras_require={
         "train": ["accelerate>=1.13", "datasets>=4.5", "matplotlib>=3.9", "peft>=0.19"],
         "eval": ["evaluate>=0.4.6", "lm_eval>=0.4.11"],

@@ -12,13 +12,13 @@ from transformers.generation import (
     SuppressTokensLogitsProcessor,
 )
 
-from wedlm.generation.position_selection import entropy_of, select_slots
 from wedlm.generation.prompt import Prompt, read_prompt
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.stats import WeDLMGenerateOutput, statistics
+from wedlm.generation.streaming import fill_selected
 from wedlm.generation.support import DEFAULTS, check_parameters, check_support, refuse, refuse_impossible
 from wedlm.generation.text_readers import PLAIN_PROCESSORS, TextReaders
-from wedlm.generation.token_sampling import choose_tokens
+from wedlm.generation.verified import VerifiedWindow, judge_and_draft
 from wedlm.generation.window import Text, Window, WindowRows
 
 
@@ -122,11 +122,13 @@ class WeDLMGenerationMixin(GenerationMixin):
         streamer: BaseStreamer | None = None,
         **model_kwargs,
     ) -> WeDLMGenerateOutput | torch.LongTensor:
-        """Streaming or blockwise decoding of a batch, every row at its own pace.
+        """Streaming, blockwise or verified decoding of a batch, every row at its own pace.
 
         1. Forward: the filled slots of the window, then a MASK per open slot; the first has the prompt in front.
-        2. Commit: what stands before the first open slot is final, and stays in the cache.
-        3. Fill: a token for every open slot that is selected.
+           (Verified: the last token known, drafts, then MASK rows.)
+        2. Fill: a token for every open slot that is selected.
+           (Verified: for every judged slot, up to the first refuted draft.)
+        3. Commit: what stood before the first open slot, or was accepted, is final, and stays in the cache.
         4. Advance: rows whose text is complete end; the others get new open slots behind the window.
         """
         if generation_config.decoding == "autoregressive":
@@ -143,13 +145,14 @@ class WeDLMGenerationMixin(GenerationMixin):
         mask_token_id = self.config.require_mask_token_id()
         max_new_tokens = max(1, stopping_criteria.max_length - input_ids.shape[1])
         window_size = min(generation_config.window_size, max_new_tokens)
-        blockwise = generation_config.decoding == "blockwise"
+        blockwise, verified = (generation_config.decoding == name for name in ("blockwise", "verified"))
         end_tokens = generation_config._eos_token_tensor
         end_tokens = input_ids.new_empty(0) if end_tokens is None else end_tokens
 
         past = model_kwargs.get("past_key_values")
         prompt = self._prompt_of(input_ids, max_new_tokens, generation_config, model_kwargs)
-        batch = window = Window.opened(prompt.is_text.sum(-1), max_new_tokens, window_size, mask_token_id)
+        kind, fill = (VerifiedWindow, judge_and_draft) if verified else (Window, fill_selected)
+        batch = window = kind.opened(prompt.is_text.sum(-1), max_new_tokens, window_size, mask_token_id)
         most = prompt.room + max_new_tokens + 2 * window_size
         returns_cache = generation_config.return_dict_in_generate or getattr(past, "_is_user_defined", False)
         cache = None if past is None else RowCache.of_columns(past, prompt.cached_is_text, most, returns_cache)
@@ -174,35 +177,23 @@ class WeDLMGenerationMixin(GenerationMixin):
             logits = self._forward_rows(rows, cache, longest)  # [batch, slots, vocabulary]
             if num_alive == 0:
                 continue  # with synced_gpus, so that other ranks can go on
-            window.count_forward()
+            window.count_forward(rows)
 
-            # 2. Commit
-            if cache is not None:
-                cache.commit(rows.num_final)
-            window.commit()
-
-            # 3. Fill
-            selected = select_slots(
-                entropy_of(logits),
-                rows.open_slots,
-                rows.is_open,
-                generation_config.entropy_threshold,
-                generation_config.distance_penalty,
-            )
-            if readers is None:
-                tokens, is_possible, _ = choose_tokens(logits, logits_processor, generation_config.do_sample)
-                window.fill(rows.open_slots, selected, tokens)
-                impossible = selected & ~is_possible
-            else:
-                impossible = readers.fill(window, rows, selected, logits)
+            # 2. Fill
+            impossible = fill(window, rows, logits, logits_processor, generation_config, readers)
             del logits  # or it would live through the next forward
 
+            # 3. Commit
+            num_final = window.commit(rows.num_final)
+            if cache is not None:
+                cache.commit(num_final)
+
             # 4. Advance
-            slots, in_run = window.leading_run(window_size)
+            slots, in_run = window.new_run(window_size)
             if readers is None:
                 window.end_at(end_tokens, slots, in_run)
             else:
-                readers.end(window, in_run)
+                readers.end(window, slots, in_run)
             window.refill(in_run.sum(-1), blockwise)
             num_alive, width, longest, num_impossible = window.sizes(impossible)
             if num_impossible > 0:
@@ -258,7 +249,11 @@ class WeDLMGenerationMixin(GenerationMixin):
         """The logits of the open slots, `[batch, slots, vocabulary]`; the longest text in the cache is `longest`."""
         where = rows.input_ids.device
         device = where if self.device.type == "meta" else self.device  # meta: offloaded, and moved by accelerate
-        attention_mask = None if cache is None else cache.begin_forward(rows.input_ids.shape[1], longest)
+        attention_mask = rows.who_sees_whom()
+        if cache is not None:
+            attention_mask = cache.begin_forward(rows.input_ids.shape[1], longest, attention_mask)
+        elif attention_mask is not None:
+            attention_mask = attention_mask[:, None]
         rows = rows.to(device)
         return self(
             input_ids=rows.input_ids,
@@ -266,7 +261,7 @@ class WeDLMGenerationMixin(GenerationMixin):
             attention_mask=None if attention_mask is None else attention_mask.to(device),
             past_key_values=cache,
             use_cache=cache is not None,
-            rows_to_keep=rows.open_rows,
+            rows_to_keep=rows.open_rows.clamp(min=0),  # -1 in verified rows that have ended, which nothing reads
             return_dict=True,
         ).logits.to(where)
 
@@ -305,7 +300,7 @@ def output_of(
         sequences=sequences,
         **({} if readers is None else readers.recorded(window.num_tokens)),
         past_key_values=past_key_values,
-        **statistics(window.num_tokens, window.forwards, window.window_rows),
+        **window.counted(),
     )
 
 

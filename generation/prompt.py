@@ -25,14 +25,17 @@ class Prompt(NamedTuple):
         return self.num_cached + self.text.tokens.shape[1]
 
     def chunks(self, size: int | None) -> list[Text]:
-        """The text, at most `size` columns at a time."""
+        """The text, at most `size` tokens of a row at a time, so that every row has its last one in the last chunk."""
         tokens, lengths, positions = self.text
+        width = tokens.shape[1]
         if size is None:
             return [self.text]
         parts = []
-        for start, part in zip(range(0, max(1, tokens.shape[1]), size), tokens.split(size, dim=-1), strict=True):
-            before = lengths.clamp(max=start)
-            parts.append(Text(part, (lengths - before).clamp(max=size), positions + before))
+        for start in range(0, width, size):
+            end = min(start + size, width)
+            before, through = ((lengths - (width - column)).clamp(min=0) for column in (start, end))
+            columns = before[:, None] + torch.arange(end - start, device=tokens.device)
+            parts.append(Text(tokens.gather(1, columns.clamp(max=width - 1)), through - before, positions + before))
         return parts
 
 
@@ -55,6 +58,7 @@ def read_prompt(
                 f"past_key_values holds {num_cached} columns, input_ids {num_columns}; pass the whole text, or what "
                 f"follows the cached columns with an attention_mask over all {num_cached + num_columns}."
             )
+        num_cached = min(num_cached, num_columns - 1)  # the last token is to be read, whatever is known
         new = input_ids[:, num_cached:]
     elif num_cached > 0 and attention_mask.shape == (batch, num_cached + num_columns):
         new = input_ids

@@ -100,16 +100,25 @@ class RowCache(DynamicCache):
             cache.update(*columns, layer_idx)
         return cache
 
-    def begin_forward(self, num_rows: int, longest: int) -> torch.Tensor | None:
+    def begin_forward(
+        self, num_rows: int, longest: int, who_sees_whom: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
         """Puts the next `num_rows` rows behind each length, the greatest of which is `longest`.
 
-        Returns who sees whom, `[batch, 1, rows, entries]`, or None where that is plain causality.
+        Returns which entries each row sees, `[batch, 1, rows, entries]`, or None where that is plain causality. Of the
+        rows of this forward it sees those before it, or as `who_sees_whom`, `[batch, rows, rows]`, says.
         """
         self.live = longest + num_rows
         self.entries = self.lengths[:, None] + torch.arange(num_rows, device=self.lengths.device)
         if longest == 0:
-            return None
-        return (torch.arange(self.live, device=self.entries.device) <= self.entries[..., None])[:, None]
+            return None if who_sees_whom is None else who_sees_whom[:, None]
+        entries = torch.arange(self.live, device=self.entries.device)
+        is_seen = entries <= self.entries[..., None]  # [batch, rows, entries]
+        if who_sees_whom is not None:
+            row_of_entry = (entries - self.lengths[:, None]).clamp(max=num_rows - 1)[:, None]  # [batch, 1, entries]
+            among_rows = who_sees_whom.gather(2, row_of_entry.clamp(min=0).expand_as(is_seen))
+            is_seen = is_seen & (among_rows | (row_of_entry < 0))
+        return is_seen[:, None]
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         while len(self.layers) <= layer_idx:

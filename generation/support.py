@@ -5,7 +5,7 @@ from transformers.cache_utils import DynamicLayer
 
 from wedlm.generation.window import Window
 
-DECODINGS = ("streaming", "blockwise", "autoregressive")
+DECODINGS = ("streaming", "blockwise", "verified", "autoregressive")
 DEFAULTS = {"decoding": "streaming", "window_size": 16, "entropy_threshold": 0.4, "distance_penalty": 0.02}
 # What generate() takes and parallel decoding does not do, each with the values that ask for nothing.
 NOT_OFFERED = {

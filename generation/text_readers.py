@@ -175,10 +175,31 @@ class TextReaders:
                 self.record_selected(window, rows, selected, logits=logits, scores=scores)
         window.fill(rows.open_slots, selected, tokens)
         if self.shows_drafts:
-            guesses = logits[0].index_fill(-1, self.ids.new_tensor([self.mask_token_id]), -torch.inf).argmax(-1)
             is_open = rows.is_open[0] & ~selected[0]
-            self.draft = window.tokens[0].index_put((rows.open_slots[0, is_open],), guesses[is_open])
+            self.guess(window, rows.open_slots[0, is_open], self.without_mask(logits)[0, is_open].argmax(-1))
         return impossible
+
+    def judge(
+        self, window: Window, slots: torch.Tensor, may_judge: torch.Tensor, drafts: torch.Tensor, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Chooses tokens for `slots`, up to the first that is not its draft; returns them, and which were chosen.
+
+        Nobody waits with logits: what could not be chosen in step is judged again, behind the same drafts.
+        """
+        before = self.of_window(self.num_read, window)
+        self.take_runs(window, may_judge.sum(-1).tolist(), logits)
+        self.read_on(window, drafts.tolist())
+        self.num_known = list(self.num_read)
+        is_new = slots < self.of_window(self.num_read, window)[:, None]
+        slots = slots.clamp(max=self.max_new_tokens - 1)
+        return self.ids[window.batch_rows].gather(1, self.prompt_width + slots), is_new & (slots >= before[:, None])
+
+    def without_mask(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.index_fill(-1, self.ids.new_tensor([self.mask_token_id]), -torch.inf)
+
+    def guess(self, window: Window, slots: torch.Tensor, tokens: torch.Tensor) -> None:
+        """What may come to stand in slots of the one row that a streamer shows."""
+        self.draft = window.tokens[0].index_put((slots,), tokens)
 
     def take_runs(self, window: Window, lengths: list[int], logits: torch.Tensor) -> None:
         """The next tokens of a row are chosen from these logits, unless it has waited and has some to go on with."""
@@ -187,10 +208,10 @@ class TextReaders:
                 self.runs[row] = logits[i, : lengths[i]].clone()  # or it would keep all logits alive
                 self.num_known[row] += lengths[i]
 
-    def end(self, window: Window, in_run: torch.Tensor) -> None:
+    def end(self, window: Window, slots: torch.Tensor, in_run: torch.Tensor) -> None:
         """Ends the rows of the window whose text is complete, as far as it has been read."""
         if not self.left_to_right:
-            num_known = (window.start + in_run.sum(-1)).tolist()
+            num_known = (slots[:, 0] + in_run.sum(-1)).tolist()
             for row, num in zip(window.batch_rows.tolist(), num_known, strict=True):
                 self.num_known[row] = num
             self.read_on(window)
@@ -202,8 +223,12 @@ class TextReaders:
     def of_window(self, values: list, window: Window) -> torch.Tensor:
         return torch.tensor(values, device=window.start.device)[window.batch_rows]
 
-    def read_on(self, window: Window) -> None:
-        """Takes every row on, width by width, to what is known of it: chooses tokens and asks the criteria."""
+    def read_on(self, window: Window, drafts: list[list[int]] | None = None) -> None:
+        """Takes every row on, width by width, to what is known of it: chooses tokens and asks the criteria.
+
+        With drafts, each row's logits are of use as far as it chooses these tokens, and one more.
+        """
+        before = list(self.num_read)
         alive = [row for row, is_alive in enumerate(self.alive) if is_alive]
         index = {row: i for i, row in enumerate(window.batch_rows.tolist())}
         for slot in range(min(self.num_read[row] for row in alive), max(self.num_known[row] for row in alive)):
@@ -221,8 +246,11 @@ class TextReaders:
             self.ids[rows, width] = tokens
             scores = tuple(self.records["scores"].columns[: slot + 1]) if "scores" in self.records else None
             is_done = self.criteria(self.ids[:, : width + 1].contiguous(), scores).tolist()
-            for row in rows:
+            for row, token in zip(rows, tokens.tolist(), strict=True):
                 self.num_read[row] += 1
+                if drafts is not None and self.num_read[row] < self.num_known[row]:
+                    if token != drafts[index[row]][slot - before[row]]:
+                        self.num_known[row] = self.num_read[row]
                 self.alive[row] = not is_done[row] and self.num_read[row] < self.max_new_tokens
 
     def choose(self, slot: int, rows: list[int], window: Window, index: dict[int, int]) -> torch.Tensor:

@@ -2,6 +2,9 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
+from torch.nn.functional import pad
+
+from wedlm.generation.stats import statistics
 
 
 class Text(NamedTuple):
@@ -24,6 +27,9 @@ class WindowRows(NamedTuple):
     open_rows: torch.Tensor  # [batch, slots]: the row of each open slot
     open_slots: torch.Tensor  # [batch, slots]: the slot itself
     is_open: torch.Tensor  # [batch, slots]: False behind the last open slot
+    # [batch, rows]: how many rows from the first a row sees; of the others before it, those with the same number. None
+    # where every row sees all before it.
+    rows_seen: torch.Tensor | None = None
 
     @classmethod
     def of_text(cls, text: Text) -> "WindowRows":
@@ -51,13 +57,24 @@ class WindowRows(NamedTuple):
             input_ids=torch.cat([before.input_ids, self.input_ids], dim=-1).gather(1, source),
             position_ids=torch.cat([before.position_ids, self.position_ids], dim=-1).gather(1, source),
             num_final=self.num_final + text.lengths,
-            open_rows=self.open_rows + lengths,
+            open_rows=(self.open_rows + lengths).clamp(min=0),
+            rows_seen=None
+            if self.rows_seen is None
+            else torch.where(rows < lengths, rows + 1, pad(self.rows_seen, (length, 0)).gather(1, source) + lengths),
         )
+
+    def who_sees_whom(self) -> torch.Tensor | None:
+        """`[batch, rows, rows]`: whether a row sees another; None where it sees all before it."""
+        if self.rows_seen is None:
+            return None
+        rows = torch.arange(self.rows_seen.shape[1], device=self.rows_seen.device)
+        seen, others = self.rows_seen[:, :, None], self.rows_seen[:, None, :]
+        return (rows <= rows[:, None]) & ((rows < seen) | (others == seen))
 
     def to(self, device: torch.device) -> "WindowRows":
         if self.input_ids.device == device:
             return self
-        return WindowRows(*(tensor.to(device) for tensor in self))
+        return WindowRows(*(None if tensor is None else tensor.to(device) for tensor in self))
 
 
 @dataclass
@@ -129,12 +146,19 @@ class Window:
             is_open=is_open,
         )
 
-    def count_forward(self) -> None:
-        self.forwards = self.forwards + self.alive
-        self.window_rows = self.window_rows + (self.end - self.start)
+    @property
+    def num_rows(self) -> torch.Tensor:
+        """Of the next forward, `[batch]`."""
+        return self.end - self.start
 
-    def commit(self) -> None:
+    def count_forward(self, rows: WindowRows) -> None:
+        self.forwards = self.forwards + self.alive
+        self.window_rows = self.window_rows + self.num_rows
+
+    def commit(self, num_final: torch.Tensor) -> torch.Tensor:
+        """Moves on behind what is final now; returns how many rows that is, `num_final` having been so before."""
         self.start = self.start + self.num_leading
+        return num_final
 
     def fill(self, slots: torch.Tensor, selected: torch.Tensor, tokens: torch.Tensor) -> None:
         """Puts `tokens` into the selected ones of `slots`, all `[batch, slots]`."""
@@ -142,7 +166,7 @@ class Window:
         self.tokens.scatter_(1, slots, tokens)
         self.filled.scatter_(1, slots, selected)
 
-    def leading_run(self, window_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def new_run(self, window_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The first slots of the window, and which of them are filled with no open one before: `[batch, slots]`."""
         slots, _, filled = self.slots(window_size)
         return slots, filled.cumprod(-1)
@@ -151,7 +175,7 @@ class Window:
         """Ends rows whose leading run holds an end token or reaches the limit."""
         is_end = (self.tokens.gather(1, slots)[..., None] == end_tokens).any(-1) * in_run
         has_end = is_end.any(-1)
-        num_tokens = self.start + torch.where(has_end, is_end.argmax(-1) + 1, in_run.sum(-1))
+        num_tokens = slots[:, 0] + torch.where(has_end, is_end.argmax(-1) + 1, in_run.sum(-1))
         self.num_tokens = torch.where(self.alive, num_tokens, self.num_tokens)
         self.alive = self.alive & ~has_end & (num_tokens < self.max_new_tokens)
 
@@ -165,10 +189,14 @@ class Window:
     def sizes(self, impossible: torch.Tensor) -> tuple[int, int, int, int]:
         """The host's one look per step: rows alive, widest window, longest committed text, impossible slots."""
         longest = (self.prompt_lengths + self.start).max()
-        return torch.stack([self.alive.sum(), (self.end - self.start).max(), longest, impossible.sum()]).tolist()
+        return torch.stack([self.alive.sum(), self.num_rows.max(), longest, impossible.sum()]).tolist()
+
+    def counted(self) -> dict[str, torch.Tensor]:
+        """What an output tells of the forwards, `[batch, ...]`."""
+        return statistics(self.num_tokens, self.forwards, self.window_rows)
 
     def select(self, batch_rows: torch.Tensor) -> "Window":
-        return Window(**{field.name: getattr(self, field.name)[batch_rows] for field in fields(self)})
+        return type(self)(**{field.name: getattr(self, field.name)[batch_rows] for field in fields(self)})
 
     def put(self, part: "Window") -> None:
         """Undoes `select`: writes the rows of `part` back."""

@@ -40,8 +40,10 @@ def left_padded(prompts):
 
 def logits_of(model):
     @torch.no_grad()
-    def forward(tokens, positions):
+    def forward(tokens, positions, who_sees_whom=None):
         rows = {"input_ids": torch.tensor([tokens]), "position_ids": torch.tensor([positions])}
+        if who_sees_whom is not None:
+            rows["attention_mask"] = torch.tensor([[who_sees_whom]])
         return model(**rows, use_cache=False).logits[0]
 
     return forward

@@ -26,6 +26,7 @@ MODEL, CONFIG = "modeling_wedlm/modeling_wedlm.py", "modeling_wedlm/configuratio
 HUB_CODE, REGISTRATION = "modeling_wedlm/hub_code.py", "wedlm/registration.py"
 GENERATION, WINDOW = "generation/generation_wedlm.py", "generation/window.py"
 SELECTION, SAMPLING = "generation/position_selection.py", "generation/token_sampling.py"
+STREAMING, VERIFIED = "generation/streaming.py", "generation/verified.py"
 CACHE, PROMPT, STATS = "generation/row_cache.py", "generation/prompt.py", "generation/stats.py"
 SUPPORT, READERS = "generation/support.py", "generation/text_readers.py"
 CONVERT, SHARDS = "modeling_wedlm/convert.py", "modeling_wedlm/shards.py"
@@ -50,6 +51,9 @@ BOTH_WAYS, MOMENTS = (
     "test_convert.py::test_struck_at_every_moment_the_result_is_complete_or_absent",
 )
 REFERENCE = "test_generation_wedlm.py::test_any_batch_equals_the_reference_row_by_row"
+VERIFIED_REFERENCE = "test_verified.py::test_any_batch_equals_the_slow_reference_row_by_row"
+AUTOREGRESSIVE = "test_verified.py::test_the_text_is_that_of_autoregressive_decoding"
+SAMPLED = "test_verified.py::test_samples_have_the_autoregressive_distribution"
 READERS_REFERENCE = "test_text_readers.py::test_any_batch_equals_the_reference_row_by_row"
 IN_STEP = "test_text_readers.py::test_whoever_keeps_state_is_called_as_in_transformers_loop"
 STOPPING = "test_text_readers.py::test_text_ends_where_it_would_have_token_by_token"
@@ -282,7 +286,7 @@ MUTANTS = [
     ),
     Mutant(
         "entropy of what is left after the processors",
-        GENERATION,
+        STREAMING,
         "entropy_of(logits)",
         "entropy_of(logits[..., :-1])",
         REFERENCE,
@@ -304,15 +308,15 @@ MUTANTS = [
     Mutant(
         "one row too many is committed",
         GENERATION,
-        "cache.commit(rows.num_final)",
-        "cache.commit(rows.num_final + 1)",
+        "cache.commit(num_final)",
+        "cache.commit(num_final + 1)",
         REFERENCE,
     ),
     Mutant(
         "one row too few stays in the cache",
         GENERATION,
-        "cache.commit(rows.num_final)",
-        "cache.commit((rows.num_final - 1).clamp(min=0))",
+        "cache.commit(num_final)",
+        "cache.commit((num_final - 1).clamp(min=0))",
         "test_generation_wedlm.py::test_the_cache_equals_a_fresh_prefill_after_every_step",
     ),
     Mutant(
@@ -352,8 +356,8 @@ MUTANTS = [
     Mutant(
         "window rows are counted after the commit",
         WINDOW,
-        "(self.end - self.start)\n\n    def commit",
-        "(self.end - self.start - self.num_leading)\n\n    def commit",
+        "self.window_rows + self.num_rows",
+        "self.window_rows + self.num_rows - self.num_leading",
         REFERENCE,
     ),
     Mutant(
@@ -383,7 +387,7 @@ MUTANTS = [
     Mutant(
         "the head sees every row",
         GENERATION,
-        "rows_to_keep=rows.open_rows,",
+        "rows_to_keep=rows.open_rows.clamp(min=0),",
         "rows_to_keep=torch.arange(rows.input_ids.shape[1]).expand_as(rows.input_ids),",
         "test_generation_wedlm.py::test_the_head_sees_open_slots_only_and_the_prompt_carries_the_window",
     ),
@@ -2341,6 +2345,121 @@ MUTANTS = [
         "ar / ar_weight if ar_weight else 0.0)",
         "ar / ar_weight)",
         "test_trainer.py::test_sums_of_rows_by_hand",
+    ),
+    Mutant(
+        "every draft is accepted",
+        VERIFIED,
+        "pad(tokens[:, : size - 1] == window.drafts, (1, 0), value=True)",
+        "pad(tokens[:, : size - 1] >= 0, (1, 0), value=True)",
+        AUTOREGRESSIVE,
+    ),
+    Mutant(
+        "a draft judges itself",
+        VERIFIED,
+        "asked_rows = (num_leading - 1 + asked)",
+        "asked_rows = (num_leading + asked)",
+        AUTOREGRESSIVE,
+    ),
+    Mutant(
+        "the refuted draft stays in the cache",
+        VERIFIED,
+        "        return num_final + self.num_accepted",
+        "        return num_final + self.num_judged",
+        AUTOREGRESSIVE,
+    ),
+    Mutant(
+        "accepted drafts go through the model again",
+        VERIFIED,
+        "        return num_final + self.num_accepted",
+        "        return num_final",
+        AUTOREGRESSIVE,
+    ),
+    Mutant(
+        "no token behind the last draft",
+        VERIFIED,
+        "pad(is_draft, (1, 0), value=True) & window.alive[:, None]",
+        "pad(is_draft, (1, 0), value=True) & (places <= window.num_drafts[:, None] - window.num_leading[:, None])"
+        " & window.alive[:, None]",
+        VERIFIED_REFERENCE,
+    ),
+    Mutant("rows that have ended are judged", VERIFIED, " & window.alive[:, None]", "", VERIFIED_REFERENCE),
+    Mutant(
+        "a group sees all drafts",
+        VERIFIED,
+        "rows_seen=torch.where(mask_rows < 0, rows + 1, num_leading + group)",
+        "rows_seen=torch.where(mask_rows < 0, rows + 1, num_leading + num_drafts)",
+        VERIFIED_REFERENCE,
+    ),
+    Mutant(
+        "the place of the known token is drafted",
+        VERIFIED,
+        "mask_rows = begin + places[1:]",
+        "mask_rows = begin + places[:-1]",
+        VERIFIED_REFERENCE,
+    ),
+    Mutant("rows in proportion to the chance", VERIFIED, ".clamp(min=0).sqrt()", ".clamp(min=0)", VERIFIED_REFERENCE),
+    Mutant(
+        "drafts from the group of another number",
+        VERIFIED,
+        "begins.gather(1, num_accepted), begins.gather(1, num_accepted + 1)",
+        "begins.gather(1, num_accepted * 0), begins.gather(1, num_accepted * 0 + 1)",
+        VERIFIED_REFERENCE,
+    ),
+    Mutant(
+        "drafts without a chance are kept",
+        VERIFIED,
+        "(chances >= LEAST_CHANCE) &",
+        "(chances >= 0.01) &",
+        VERIFIED_REFERENCE,
+    ),
+    Mutant(
+        "drafts behind max_new_tokens",
+        VERIFIED,
+        "is_open=is_row & (asked_slots < self.max_new_tokens)",
+        "is_open=is_row",
+        VERIFIED_REFERENCE,
+    ),
+    Mutant(
+        "drafts are counted behind the end",
+        VERIFIED,
+        "(slots < self.num_tokens[:, None]))[:, :-1]",
+        "(slots >= 0))[:, :-1]",
+        VERIFIED_REFERENCE,
+    ),
+    Mutant(
+        "what a refuted draft led to is chosen",
+        READERS,
+        "                        self.num_known[row] = self.num_read[row]",
+        "                        pass",
+        AUTOREGRESSIVE,
+    ),
+    Mutant(
+        "logits are kept for the next walk",
+        READERS,
+        "        self.num_known = list(self.num_read)",
+        "        pass",
+        AUTOREGRESSIVE,
+    ),
+    Mutant(
+        "in a cache every row sees all before it",
+        CACHE,
+        "is_seen & (among_rows | (row_of_entry < 0))",
+        "is_seen",
+        VERIFIED_REFERENCE,
+    ),
+    Mutant(
+        "the last chunk lacks the end of shorter prompts",
+        PROMPT,
+        "((lengths - (width - column)).clamp(min=0) for column in (start, end))",
+        "(lengths.clamp(max=column) for column in (start, end))",
+        OTHER_WAYS,
+    ),
+    Mutant(
+        "a prompt that is all cached has no row",
+        PROMPT,
+        "        num_cached = min(num_cached, num_columns - 1)  #",
+        "        #",
+        "test_verified.py::test_a_prompt_that_is_all_in_the_cache",
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""Streaming and blockwise decoding of one row, written for the eye: lists, no cache, no batch.
+"""Streaming, blockwise and verified decoding of one row, written for the eye: lists, no cache, no batch.
 
 With `processors` tokens are chosen left to right; `criteria` say where the text ends. Both are called on the row with
 `padding` in front, as it stands in a batch.
@@ -7,6 +7,7 @@ With `processors` tokens are chosen left to right; `criteria` say where the text
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 
@@ -18,6 +19,8 @@ class Decoded:
     window_rows: int = 0
     steps: list[dict] = field(default_factory=list)
     margin: float = math.inf  # the smallest gap that decided anything
+    judged: list[int] = field(default_factory=list)  # verified: drafts judged at each distance
+    accepted: list[int] = field(default_factory=list)
 
 
 def decode(
@@ -116,3 +119,84 @@ def decode(
         if len(text) == max_new_tokens or (run and ends(text)):
             result.ids = text
             return result
+
+
+def decode_verified(
+    logits_of: Callable[[list[int], list[int], list[list[bool]]], torch.Tensor],
+    prompt: list[int],
+    max_new_tokens: int,
+    mask_token_id: int,
+    eos_token_ids: list[int],
+    window_size: int = 16,
+    processors: Callable | None = None,
+    criteria: Callable | None = None,
+    padding: Sequence[int] = (),
+    least_chance: float = 0.1,
+) -> Decoded:
+    """`logits_of(tokens, positions, who_sees_whom)` is one forward without a cache, `[rows, vocabulary]`."""
+    window_size = min(window_size, max_new_tokens)
+    result = Decoded(judged=[0] * (window_size - 1), accepted=[0] * (window_size - 1))
+    text, drafts, chances = result.ids, [], []
+
+    def scores_of(logits: torch.Tensor, before: list[int]) -> torch.Tensor:
+        scores = logits.clone().float()
+        scores[mask_token_id] = -math.inf
+        if processors is not None:
+            scores = processors(torch.tensor([[*padding, *prompt, *before]]), scores[None])[0]
+        return scores
+
+    while True:
+        # Rows: all that is known, the drafts, and for every number of accepted drafts a group of MASK rows.
+        known = prompt + text
+        rows = [(token, position, list(range(position + 1))) for position, token in enumerate(known + drafts)]
+        groups = []
+        num_pending = len(drafts) + (1 if text else 0)
+        num_mask_rows = min(window_size * (len(drafts) + 1), 2 * window_size - num_pending)
+        shares = [math.sqrt(more - less) for more, less in pairwise([1.0, *chances, 0.0])]
+        ends = [round(num_mask_rows * sum(shares[: i + 1]) / sum(shares)) for i in range(len(shares))]
+        for num_seen, (begin, end) in enumerate(pairwise([0, *ends])):
+            group = []
+            for place in range(end - begin):
+                position = len(known) + num_seen + place
+                if position < len(prompt) + max_new_tokens:
+                    group.append(len(rows))
+                    rows.append((mask_token_id, position, [*range(len(known) + num_seen), *group]))
+            groups.append(group)
+        tokens, positions, seen = zip(*rows, strict=True)
+        who_sees_whom = [[other in those for other in range(len(rows))] for those in seen]
+        logits = logits_of(list(tokens), list(positions), who_sees_whom)
+        result.forwards += 1
+        result.window_rows += len(rows) - len(known) + (1 if text else 0)
+
+        # Judge.
+        num_accepted = 0
+        for distance, draft in enumerate([*drafts, None]):
+            scores = scores_of(logits[len(known) - 1 + distance], text)
+            (best, second), (token, _) = (x.tolist() for x in scores.topk(2))
+            result.margin = min(result.margin, best - second)
+            text.append(token)
+            if draft is not None:
+                result.judged[distance] += 1
+                result.accepted[distance] += token == draft
+            if criteria is not None:
+                ended = criteria(torch.tensor([[*padding, *prompt, *text]]), None).item()
+            else:
+                ended = token in eos_token_ids
+            if ended or len(text) == max_new_tokens:
+                return result
+            if token != draft:
+                break
+            num_accepted += 1
+
+        # Draft.
+        drafts, chances, chance = [], [], 1.0
+        for row in groups[num_accepted][1:]:
+            scores = logits[row].clone().float()
+            scores[mask_token_id] = -math.inf
+            probability, token = scores.softmax(-1).max(-1)
+            chance *= probability.item()
+            if chance < least_chance:
+                break
+            drafts.append(token.item())
+            chances.append(chance)
+        result.steps.append({"known": len(text), "drafts": list(drafts)})

@@ -1,18 +1,61 @@
 import json
+import shutil
 import subprocess
 import sys
 
-from helpers import REPOSITORY
+import pytest
+import torch
+from helpers import REPOSITORY, load
+from safetensors import safe_open
+
+from wedlm.hub_card.demo.recipe import MAX_STEPS, SEED, num_conversations
+from wedlm.hub_card.demo.tasks import KINDS, conversation, held_out_examples
 
 
-def losses(folder):
-    command = [sys.executable, "-m", "wedlm.hub_card.demo.recipe", folder, "--max_steps", "2", "--logging_steps", "1"]
-    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
-    state = json.loads((folder / "run" / "checkpoint-2" / "trainer_state.json").read_text())
-    assert (folder / "checkpoint" / "modeling_wedlm.py").exists()
-    return [entry["loss"] for entry in state["log_history"]]
+def run(folder, *arguments, steps=2):
+    command = [sys.executable, "-m", "wedlm.hub_card.demo.recipe", folder, "--max_steps", str(steps)]
+    subprocess.run([*command, "--logging_steps", "1", *arguments], cwd=REPOSITORY, check=True, capture_output=True)
+    return json.loads((folder / "checkpoint" / "training.json").read_text())
+
+
+def losses(report):
+    return [(entry["mlm_loss"], entry["ar_loss"]) for entry in report["results"]]
 
 
 def test_two_runs_of_the_recipe_have_the_same_losses(tmp_path):
-    first = losses(tmp_path / "first")
-    assert len(first) == 2 and first == losses(tmp_path / "second")
+    first = run(tmp_path / "first")
+    assert len(losses(first)) == 2 and losses(first) == losses(run(tmp_path / "second"))
+    folder = tmp_path / "first" / "checkpoint"
+    assert {"config.json", "tokenizer.json", "modeling_wedlm.py", "loss.png"} <= {
+        path.name for path in folder.iterdir()
+    }
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        assert {weights.get_tensor(name).dtype for name in weights.keys()} == {torch.bfloat16}
+    model = load(folder)
+    assert model.dtype == torch.float32 and model.num_parameters() == first["parameters"]
+    assert first["first_step"] == 0 and first["seconds"] > 0 and "recipe" in first["command"]
+
+
+def test_an_interrupted_run_goes_on(tmp_path):
+    whole = run(tmp_path, "--save_steps", "1", steps=3)
+    shutil.rmtree(tmp_path / "run" / "checkpoint-3")
+    shutil.rmtree(tmp_path / "checkpoint")
+    resumed = run(tmp_path, "--save_steps", "1", steps=3)
+    assert resumed["first_step"] == 2 and losses(resumed) == losses(whole)
+
+
+@pytest.mark.slow
+def test_two_hundred_steps_have_the_same_losses_again(tmp_path):
+    first, second = (run(tmp_path / name, steps=200) for name in ("first", "second"))
+    assert len(losses(first)) == 200 and losses(first) == losses(second)
+
+
+@pytest.mark.slow
+def test_no_held_out_question_is_in_the_training_stream():
+    """All of it, and by the words of the question: the key alone is what the generators keep apart by."""
+    held_out = {hash(example.prompt) for kind in KINDS for example in held_out_examples(kind, 1000)}
+    assert len(held_out) > 5900
+    asked = set()
+    for number in range(num_conversations(MAX_STEPS)):
+        asked.update(hash(message["content"]) for message in conversation(SEED, number) if message["role"] == "user")
+    assert len(asked) > 100_000 and not asked & held_out

@@ -27,7 +27,7 @@ from transformers.utils import ModelOutput
 
 STATUSES = ("works", "autoregressive only", "refused", "no effect")
 OURS = {"decoding", "window_size", "entropy_threshold", "distance_penalty"}
-PARALLEL = ("streaming", "blockwise")
+PARALLEL = ("streaming", "blockwise", "verified")
 MODELS = {name: load(CHECKPOINTS / name).double() for name in ("q25", "q3")}  # where no rounding decides
 
 

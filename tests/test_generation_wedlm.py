@@ -69,30 +69,24 @@ def agree(got: Decoded, expected: Decoded) -> bool:
 def steps(monkeypatch):
     """Records what each forward of the first row did, as the golden runs do."""
     recorded = []
-    fill, commit = Window.fill, Window.commit
+    fill = Window.fill
 
-    def recording_commit(self):
+    def recording_fill(self, slots, selected, tokens):
         window = slice(self.start[0], self.end[0])
         recorded.append(
             {
                 "committed": self.start[0].item(),
                 "window": self.tokens[0, window].tolist(),
                 "open": "".join("01"[not filled] for filled in self.filled[0, window].tolist()),
+                "filled": [
+                    [(self.prompt_lengths[0] + slot).item(), token.item()]
+                    for slot, chosen, token in zip(slots[0], selected[0], tokens[0], strict=True)
+                    if chosen
+                ],
             }
         )
-        commit(self)
-
-    def recording_fill(self, slots, selected, tokens):
-        filled = [(slots[0], selected[0], tokens[0])]
-        recorded[-1]["filled"] = [
-            [(self.prompt_lengths[0] + slot).item(), token.item()]
-            for row in filled
-            for slot, chosen, token in zip(*row, strict=True)
-            if chosen
-        ]
         fill(self, slots, selected, tokens)
 
-    monkeypatch.setattr(Window, "commit", recording_commit)
     monkeypatch.setattr(Window, "fill", recording_fill)
     return recorded
 

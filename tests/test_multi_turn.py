@@ -14,7 +14,7 @@ from wedlm.generation.row_cache import RowCache
 
 MODELS = {name: load(CHECKPOINTS / name).double() for name in ("q25", "q3")}  # where no rounding decides
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD, "return_dict_in_generate": True}
-DECODINGS = ("streaming", "blockwise", "autoregressive")
+DECODINGS = ("streaming", "blockwise", "verified", "autoregressive")
 
 
 @pytest.fixture(params=["q25", "q3"])
@@ -237,7 +237,7 @@ def test_without_a_cache_none_comes_back(model):
     assert output.past_key_values is None
 
 
-@pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
+@pytest.mark.parametrize("decoding", ["streaming", "blockwise", "verified"])
 @pytest.mark.parametrize(
     "more", [{"use_cache": False}, *({"prefill_chunk_size": n} for n in (1, 3, 7, 39, 40, 99))], ids=str
 )

@@ -170,7 +170,7 @@ def is_first(runs, k, i):
     return runs[k][i] not in sum(runs[:k], runs[k][:i])
 
 
-@pytest.mark.parametrize("decoding", ["streaming", "blockwise", "autoregressive"])
+@pytest.mark.parametrize("decoding", ["streaming", "blockwise", "verified", "autoregressive"])
 @pytest.mark.parametrize("reader", READERS)
 def test_a_batch_is_put_in_columns(decoding, reader, tokenizer):
     """As transformers' own loop puts it, with padding for rows that have ended."""

@@ -153,6 +153,19 @@ def card(report: dict, training: dict) -> str:
     )
 
 
+def overview(report: dict) -> str:
+    """For the README: of each kind what is right, and tokens per forward."""
+    decodings = ("autoregressive", "streaming", "verified")
+    lines = [f"| | {' | '.join(decodings)} |", "| --- | ---: | ---: | ---: |"]
+    for kind, rows in report["results"].items():
+        cells = [
+            f"{percent(rows[decoding]['accuracy'])}, {rows[decoding]['tokens_per_forward']:.1f}"
+            for decoding in decodings
+        ]
+        lines.append(f"| {kind.replace('_', ' ')} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else DEMO_FOLDER
     report, training = (

@@ -1,0 +1,85 @@
+"""The committed demo checkpoint: complete, loadable anywhere, and as its card says."""
+
+import json
+import shutil
+
+import pytest
+from helpers import REPOSITORY, load, run_python
+from transformers import AutoTokenizer
+
+from wedlm.hub_card.demo import DEMO_FOLDER
+from wedlm.hub_card.demo.card import card, overview
+from wedlm.hub_card.demo.report import file_hash
+from wedlm.hub_card.demo.tokenizer import demo_tokenizer
+from wedlm.modeling_wedlm.hub_code import flat_files
+
+REPORT, TRAINING = (
+    json.loads((DEMO_FOLDER / name).read_text(encoding="utf-8")) for name in ("report.json", "training.json")
+)
+
+
+def test_it_is_a_whole_hub_repository_and_small():
+    names = {path.name for path in DEMO_FOLDER.iterdir()}
+    assert names == {
+        "README.md", "chat_template.jinja", "config.json", "generation_config.json", "loss.png", "model.safetensors",
+        "report.json", "tokenizer.json", "tokenizer_config.json", "training.json", *flat_files(),
+    }  # fmt: skip
+    assert sum(path.stat().st_size for path in DEMO_FOLDER.iterdir()) < 8 * 2**20
+
+
+def test_its_code_is_that_of_the_package():
+    """`make demo-code` renews it."""
+    for name, text in flat_files().items():
+        assert (DEMO_FOLDER / name).read_text(encoding="utf-8") == text, name
+
+
+@pytest.mark.parametrize("shown", REPORT["examples"], ids=lambda shown: shown["prompt"])
+def test_a_clean_process_without_the_package_writes_the_cards_example(tmp_path, shown):
+    shutil.copytree(DEMO_FOLDER, tmp_path / "wedlm-demo")
+    code = f"""
+import json
+from transformers import AutoModelForCausalLM, AutoTokenizer
+folder = "wedlm-demo"
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+chat = [{{"role": "user", "content": {shown["prompt"]!r}}}]
+inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+output = model.generate(**inputs, max_new_tokens=160, return_dict_in_generate=True)
+new = output.sequences[0, inputs["input_ids"].shape[1] :]
+print("\\n" + json.dumps([new.tolist(), int(output.forwards), tokenizer.decode(new, skip_special_tokens=True)]))
+"""
+    printed = run_python(code, tmp_path, wedlm=False)
+    assert json.loads(printed.splitlines()[-1]) == [shown["token_ids"], shown["forwards"], shown["text"]]
+    assert shown["tokens"] == len(shown["token_ids"])
+
+
+def test_the_card_is_written_from_the_files_beside_it():
+    """And so is every number on it."""
+    assert (DEMO_FOLDER / "README.md").read_text(encoding="utf-8") == card(REPORT, TRAINING)
+
+
+def test_the_table_of_the_readme_is_the_reports():
+    assert overview(REPORT) in (REPOSITORY / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_files_are_about_this_checkpoint():
+    assert REPORT["weights_sha256"] == file_hash(DEMO_FOLDER / "model.safetensors")
+    model = load(DEMO_FOLDER)
+    assert TRAINING["parameters"] == model.num_parameters()
+    for written in (REPORT, TRAINING):
+        assert len(written["commit"]) == 40, "a commit, without changes"
+        assert {"torch", "transformers", "wedlm", "python"} == set(written["versions"])
+        assert written["device"] and written["command"].startswith("python -m wedlm.hub_card.demo.")
+    assert REPORT["num_examples"] >= 1000
+
+
+def test_its_tokenizer_is_the_recipes():
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_FOLDER)
+    made = demo_tokenizer()
+    assert tokenizer.get_vocab() == made.get_vocab() and tokenizer.chat_template == made.chat_template
+    text = 'Count from 12 to 24 in steps of 4.\n[{"name": "Mia", "age": 31}]\ndef f(n):\n    return n'
+    assert (
+        tokenizer(text)["input_ids"] == made(text)["input_ids"]
+        and tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    )
+    assert (tokenizer.mask_token_id, tokenizer.padding_side) == (load(DEMO_FOLDER).config.mask_token_id, "left")

@@ -1,0 +1,187 @@
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from helpers import load
+from huggingface_hub.utils import tqdm
+from transformers import AutoTokenizer
+
+from wedlm.hub_card.demo import DEMO_FOLDER, report
+from wedlm.hub_card.demo.report import (
+    BASELINE,
+    DECODINGS,
+    Answer,
+    WorkFile,
+    answer_all,
+    answers_of,
+    goals,
+    held_out_nll,
+    interval,
+    resampled_means,
+    summary,
+    timings,
+)
+from wedlm.hub_card.demo.tasks import KINDS, held_out_examples
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load(DEMO_FOLDER)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(DEMO_FOLDER)
+
+
+def alone(model, tokenizer, example, settings):
+    """One answer, counted the plain way."""
+    prompt = tokenizer.apply_chat_template(
+        example.messages[:1], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    output = model.generate(**prompt, **settings, max_new_tokens=report.MAX_NEW_TOKENS, return_dict_in_generate=True)
+    start = prompt["input_ids"].shape[1]
+    tokens = output.sequences[0, start:].tolist()
+    with torch.no_grad():
+        logits = model(output.sequences, use_cache=False).logits[0, start - 1 : -1].double()
+    logits[:, tokenizer.mask_token_id] = -torch.inf
+    nll = -sum(row.log_softmax(-1)[token].item() for row, token in zip(logits, tokens, strict=True))
+    rows = round(len(tokens) / output.prefix_cacheability.item())
+    return tokenizer.decode(tokens, skip_special_tokens=True), len(tokens), output.forwards.item(), rows, nll
+
+
+@pytest.mark.parametrize("decoding", DECODINGS)
+def test_answers_of_a_batch_are_those_of_each_question_alone(model, tokenizer, decoding):
+    examples = [held_out_examples(kind, 2)[1] for kind in ("counting", "records", "stories")]
+    for answer, example in zip(answers_of(model, tokenizer, examples, DECODINGS[decoding]), examples, strict=True):
+        text, *counts, nll = alone(model, tokenizer, example, DECODINGS[decoding])
+        assert (answer.text, answer.tokens, answer.forwards, answer.window_rows) == (text, *counts)
+        assert answer.nll == pytest.approx(nll, rel=1e-3, abs=1e-3)
+        assert answer.is_right == report.check(example.kind, example.prompt, text)
+
+
+def answer(right, tokens, forwards, rows=None, nll=0.0, text=""):
+    return Answer(text, right, tokens, forwards, rows or tokens, nll)
+
+
+def test_a_summary_by_hand():
+    baseline = [answer(True, 10, 10, text="a"), answer(True, 30, 30, text="b"), answer(False, 20, 20, text="c")]
+    answers = [
+        answer(True, 10, 2, 20, 1.0, "a"),
+        answer(False, 30, 10, 60, 2.0, "x"),
+        answer(False, 20, 3, 40, 3.0, "c"),
+    ]
+    row = summary(answers, baseline)
+    assert row["accuracy"] == pytest.approx(1 / 3) and row["accuracy_over_autoregressive"] == pytest.approx(-1 / 3)
+    assert row["accuracy_over_autoregressive_interval"] == [-1.0, 0.0]
+    assert row["same_text_as_autoregressive"] == pytest.approx(2 / 3)
+    assert row["tokens"] == 20 and row["tokens_per_forward"] == 60 / 15 and row["prefix_cacheability"] == 0.5
+    assert row["nll_per_token"] == pytest.approx(0.1)
+    low, high = row["tokens_per_forward_interval"]
+    assert 3 <= low < 4 < high <= 20 / 3
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say(monkeypatch):
+    monkeypatch.setattr(report, "NUM_RESAMPLES", 500)
+    random = np.random.default_rng(1)
+    held = 0
+    for trial in range(200):
+        low, high = interval(resampled_means((random.random(300) < 0.3).astype(float), seed=trial))
+        held += low <= 0.3 <= high
+    assert 0.9 <= held / 200 <= 0.99
+
+
+def test_answers_are_kept_between_runs(tmp_path, monkeypatch, model, tokenizer):
+    monkeypatch.setattr(report, "BATCH_SIZE", 2)
+    examples = {"counting": held_out_examples("counting", 3)}
+    asked = []
+
+    def stop_at_the_fourth(model, tokenizer, part, settings):
+        asked.append(settings)
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+        return [answer(True, len(asked), 1, nll=0.25) for _ in part]
+
+    monkeypatch.setattr(report, "answers_of", stop_at_the_fourth)
+    with pytest.raises(KeyboardInterrupt):
+        answer_all(model, tokenizer, examples, WorkFile(tmp_path, {"weights": 1}))
+    (path,) = tmp_path.iterdir()
+    path.write_text(path.read_text() + '[["counting", "streaming", 0], [["half a li')  # killed while it wrote
+    answers = answer_all(model, tokenizer, examples, WorkFile(tmp_path, {"weights": 1}))
+    assert len(asked) == 4 + 2 * len(DECODINGS) - 3
+    assert [len(part) for part in answers.values()] == [3] * len(DECODINGS)
+    assert [part.tokens for part in answers["counting", BASELINE]] == [1, 1, 2]
+    answer_all(model, tokenizer, examples, WorkFile(tmp_path, {"weights": 1}))
+    assert len(asked) == 4 + 2 * len(DECODINGS) - 3, "all are there"
+    assert not WorkFile(tmp_path, {"weights": 2}).batches, "of another model none is"
+
+
+def test_decodings_take_turns(model, tokenizer, monkeypatch):
+    order = []
+    generate = type(model).generate
+
+    def recording(self, *args, **arguments):
+        order.append((arguments["decoding"], arguments.get("entropy_threshold")))
+        return generate(self, *args, **{**arguments, "max_new_tokens": 4})
+
+    monkeypatch.setattr(type(model), "generate", recording)
+    examples = held_out_examples("counting", 2)
+    measured = timings(model, tokenizer, examples, 2, tqdm(disable=True))
+    turn = [(settings["decoding"], settings.get("entropy_threshold")) for settings in DECODINGS.values()]
+    assert order == turn * 2 * 3
+    for row in measured.values():
+        for spread in row.values():
+            low, high = spread["quartiles"]
+            assert 0 < low <= spread["median"] <= high
+    assert measured[BASELINE]["times_autoregressive"] == {"median": 1, "quartiles": [1, 1]}
+
+
+def test_goals_are_compared_with_what_was_reached():
+    def row(accuracy, over, tokens_per_forward):
+        return {
+            "accuracy": accuracy,
+            "accuracy_over_autoregressive_interval": [over - 0.1, over],
+            "tokens_per_forward": tokens_per_forward,
+        }
+
+    results = {
+        kind: {BASELINE: row(0.93, 0, 1), "streaming": row(0.9, 0.0, 5), "verified": row(0.93, 0, 9)} for kind in KINDS
+    }
+    results["records"]["streaming"] = row(0.5, -0.2, 9)
+    missed = {goal["goal"] for goal in goals(results) if not goal["met"]}
+    assert missed == {
+        "counting: accuracy, autoregressive",
+        "records: accuracy, autoregressive",
+        "records: upper end of streaming's accuracy over autoregressive",
+        "counting: tokens per forward, streaming",
+        "counting: tokens per forward, verified",
+    }
+
+
+def test_held_out_nll_is_that_of_the_answers_tokens(model, tokenizer):
+    (example,) = held_out_examples("stories", 1)
+    ids = tokenizer.apply_chat_template(example.messages)["input_ids"][:-1]  # without the line end behind the turn
+    prompt = tokenizer.apply_chat_template(example.messages[:1], add_generation_prompt=True)["input_ids"]
+    assert ids[: len(prompt)] == prompt and ids[-1] == tokenizer.eos_token_id
+    with torch.no_grad():
+        losses = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+    losses = losses.gather(-1, torch.tensor(ids[1:])[:, None])[len(prompt) - 1 :]
+    assert held_out_nll(model, tokenizer, [example]) == pytest.approx(-losses.mean().item(), rel=1e-4)
+
+
+def test_the_whole_report(tmp_path, monkeypatch, capsys):
+    arguments = ["--num_examples", "2", "--num_timed", "1", "--rounds", "1", "--out", str(tmp_path / "report.json")]
+    monkeypatch.setattr(sys, "argv", ["report", *arguments, "--work", str(tmp_path / "work")])
+    monkeypatch.setattr(report, "NUM_RESAMPLES", 10)
+    report.main()
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert set(written["results"]) == set(KINDS) and all(
+        set(row) == set(DECODINGS) for row in written["results"].values()
+    )
+    assert {"command", "commit", "versions", "device", "threads", "weights_sha256", "goals"} <= set(written)
+    assert len(capsys.readouterr().out.splitlines()) == len(KINDS) * len(DECODINGS) + 1
+    assert [example["prompt"] for example in written["examples"]] == [
+        held_out_examples(kind, 1)[0].prompt for kind in report.EXAMPLES
+    ]

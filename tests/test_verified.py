@@ -1,0 +1,397 @@
+"""Verified decoding: autoregressive text, and what it takes to get it."""
+
+import math
+from itertools import pairwise, product
+
+import pytest
+import torch
+from helpers import CHECKPOINTS, DECODE, EOS, MASK, PAD, PROMPTS, left_padded, load, logits_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_decoder import decode_verified
+from test_text_readers import READERS, STATEFUL, readers_of
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers.generation import BaseStreamer, RepetitionPenaltyLogitsProcessor
+
+from wedlm import WeDLMConfig, WeDLMForCausalLM
+from wedlm.generation import generation_wedlm, verified
+from wedlm.generation.token_sampling import choose_tokens
+from wedlm.generation.verified import VerifiedWindow, judge_and_draft
+from wedlm.hub_card.demo import DEMO_FOLDER
+from wedlm.hub_card.demo.tasks import KINDS, held_out_examples
+from wedlm.hub_card.demo.tokenizer import demo_tokenizer
+
+SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
+
+
+def golden(name):
+    return load(CHECKPOINTS / name).double()  # where no rounding decides
+
+
+MODELS = {"q25": golden("q25"), "q3": golden("q3"), "demo": load(DEMO_FOLDER).double()}
+TOKENIZER = demo_tokenizer()
+QUESTIONS = [
+    TOKENIZER.apply_chat_template(example.messages[:1], add_generation_prompt=True)["input_ids"]
+    for kind in KINDS
+    for example in held_out_examples(kind, 6)
+]
+
+
+def special_tokens(name):
+    if name != "demo":
+        return SPECIAL
+    return {"eos_token_id": TOKENIZER.eos_token_id, "pad_token_id": TOKENIZER.pad_token_id}
+
+
+@st.composite
+def calls(draw):
+    """A model, ragged prompts, and arguments of generate()."""
+    name = draw(st.sampled_from(sorted(MODELS)), "model")
+    if name == "demo":
+        prompts = draw(st.lists(st.sampled_from(QUESTIONS), min_size=1, max_size=4), "prompts")
+    else:
+        prompts = draw(st.lists(st.lists(st.integers(3, 149), min_size=1, max_size=12), min_size=1, max_size=4))
+    pad = special_tokens(name)["pad_token_id"]
+    width = max(map(len, prompts)) + draw(st.sampled_from([0, 0, 3]), "padding")
+    ids = [[pad] * (width - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    ends = draw(st.lists(st.integers(4, 149), max_size=4, unique=True), "end tokens")
+    return MODELS[name], prompts, {
+        "input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask), "pad_token_id": pad,
+        "eos_token_id": [special_tokens(name)["eos_token_id"], *ends],
+        "max_new_tokens": draw(st.one_of(st.integers(1, 3), st.integers(4, 40)), "max_new_tokens"),
+        "window_size": draw(st.one_of(st.integers(1, 4), st.just(16)), "window_size"),
+    }  # fmt: skip
+
+
+@given(calls())
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_any_batch_equals_the_slow_reference_row_by_row(call):
+    """The text, and also the forwards, the rows in them, and every draft that was judged and accepted."""
+    model, prompts, arguments = call
+    got = model.generate(**arguments, decoding="verified", return_dict_in_generate=True)
+    width = arguments["input_ids"].shape[1]
+    for row, prompt in enumerate(prompts):
+        expected = decode_verified(
+            logits_of(model), prompt, arguments["max_new_tokens"], model.config.mask_token_id,
+            arguments["eos_token_id"], arguments["window_size"],
+        )  # fmt: skip
+        num_tokens = len(expected.ids)
+        assert got.sequences[row, width : width + num_tokens].tolist() == expected.ids
+        assert (got.sequences[row, width + num_tokens :] == arguments["pad_token_id"]).all()
+        assert got.forwards[row] == expected.forwards
+        assert got.prefix_cacheability[row] == pytest.approx(num_tokens / max(num_tokens, expected.window_rows))
+        assert got.judged_drafts[row].tolist() == expected.judged
+        assert got.accepted_drafts[row].tolist() == expected.accepted
+
+
+@given(calls(), st.lists(st.sampled_from(sorted(READERS)), max_size=2, unique=True))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_the_text_is_that_of_autoregressive_decoding(call, readers):
+    """With processors, criteria and stop strings, in ragged batches, in no more forwards than tokens."""
+    model, prompts, arguments = call
+    if model is MODELS["demo"]:
+        readers = [name for name in readers if name not in STATEFUL]  # made for the vocabulary of the others
+    for name in readers:
+        arguments |= {key: value for key, value in READERS[name].items()}
+    window_size = arguments.pop("window_size")
+    expected = model.generate(**arguments, decoding="autoregressive", return_dict_in_generate=True)
+    got = model.generate(**arguments, decoding="verified", window_size=window_size, return_dict_in_generate=True)
+    assert torch.equal(got.sequences, expected.sequences)
+    assert (got.forwards <= expected.forwards).all()
+    tokens = (got.forwards * got.tokens_per_forward).round().long()
+    assert torch.equal(tokens, expected.forwards), "a forward for each token"
+    assert (got.forwards + got.accepted_drafts.sum(-1) >= tokens).all(), "every other token was a draft"
+    assert (got.forwards + got.accepted_drafts.sum(-1) <= tokens + 1).all(), "as was at most the last one"
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["q25", "q3"])
+def test_recorded_autoregressive_runs(name, attention):
+    model = load(CHECKPOINTS / name, attn_implementation=attention)
+    runs = [run for run in DECODE["autoregressive"] if run["checkpoint"] == name]
+    assert runs
+    for run in runs:
+        prompt = torch.tensor([PROMPTS[run["prompt"]]])
+        output = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), **SPECIAL, max_new_tokens=run["max_new_tokens"],
+            decoding="verified",
+        )  # fmt: skip
+        assert output[0, prompt.shape[1] :].tolist() == run["ids"]
+
+
+# --- What drafts may change, and what they may not ---
+
+
+@pytest.mark.parametrize("draft", [7, MASK - 1])
+def test_drafts_that_are_always_wrong_cost_a_forward_for_each_token(draft):
+    model = MODELS["q3"]
+    arguments = {**left_padded(PROMPTS), **SPECIAL, "max_new_tokens": 24, "suppress_tokens": [draft]}
+    expected = model.generate(**arguments, decoding="autoregressive", return_dict_in_generate=True)
+
+    def predict_the_draft(module, inputs, logits):
+        mask_rows = logits[:, logits.shape[1] // 2 :]
+        mask_rows.fill_(-math.inf)[..., draft] = 0
+
+    # A processor that reads text is asked about judged slots only, so that drafts are not kept from being suppressed.
+    arguments["repetition_penalty"] = 1.0001
+    handle = model.lm_head.register_forward_hook(predict_the_draft)
+    try:
+        got = model.generate(**arguments, decoding="verified", return_dict_in_generate=True)
+    finally:
+        handle.remove()
+    assert torch.equal(got.sequences, expected.sequences)
+    assert torch.equal(got.forwards, expected.forwards) and got.judged_drafts[:, 0].sum() > 24
+    assert got.accepted_drafts.sum() == 0
+
+
+def test_a_trained_model_needs_few_forwards():
+    """Or all the other tests would be about nothing."""
+    counts = torch.zeros(2)
+    for question in QUESTIONS[:6]:  # counting
+        inputs = {"input_ids": torch.tensor([question]), "attention_mask": torch.ones(1, len(question)).long()}
+        output = MODELS["demo"].generate(
+            **inputs, **special_tokens("demo"), max_new_tokens=100, decoding="verified", return_dict_in_generate=True
+        )
+        counts += torch.tensor([output.forwards * output.tokens_per_forward, output.forwards])
+    assert counts[0] > 6 * counts[1]
+
+
+def test_rows_stand_where_they_should():
+    """A token known, drafts with chances 0.75 and 0.5, 13 MASK rows: 4, 4 and 5 of them."""
+    window = VerifiedWindow.opened(torch.tensor([10]), 20, 8, MASK)
+    window.fill(torch.tensor([[0]]), torch.tensor([[True]]), torch.tensor([[50]]))
+    window.num_leading = torch.tensor([1])
+    window.drafts[0, :2] = torch.tensor([60, 61])
+    window.chances = torch.tensor([[0.75, 0.5, 0, 0, 0, 0, 0]])
+    assert window.num_rows.tolist() == [16] and window.groups().tolist() == [[0, 4, 8, 13, 13, 13, 13, 13, 13]]
+    rows = window.reorder(16, 8, MASK)
+    assert rows.input_ids.tolist() == [[50, 60, 61] + [MASK] * 13]
+    assert rows.position_ids.tolist() == [[10, 11, 12, 11, 12, 13, 14, 12, 13, 14, 15, 13, 14, 15, 16, 17]]
+    assert rows.open_rows.tolist() == [[*range(16)]] and rows.is_open.all()
+    assert rows.open_slots.tolist() == [[1, 2, 3, 1, 2, 3, 4, 2, 3, 4, 5, 3, 4, 5, 6, 7]]
+    who = ["".join(".x"[sees] for sees in row) for row in rows.who_sees_whom()[0].tolist()]
+    assert who == [
+        "x...............",
+        "xx..............",
+        "xxx.............",
+        "x..x............",
+        "x..xx...........",
+        "x..xxx..........",
+        "x..xxxx.........",
+        "xx.....x........",
+        "xx.....xx.......",
+        "xx.....xxx......",
+        "xx.....xxxx.....",
+        "xxx........x....",
+        "xxx........xx...",
+        "xxx........xxx..",
+        "xxx........xxxx.",
+        "xxx........xxxxx",
+    ]
+
+
+@pytest.mark.parametrize("decoding", ["streaming", "verified"])
+def test_a_prompt_that_is_all_in_the_cache(decoding):
+    model, inputs = MODELS["q3"], left_padded(PROMPTS)
+    arguments = {**inputs, **SPECIAL, "max_new_tokens": 12, "decoding": decoding}
+    cache = DynamicCache()
+    with torch.no_grad():
+        positions = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+        model(**inputs, position_ids=positions, past_key_values=cache)
+    assert cache.get_seq_length() == inputs["input_ids"].shape[1]
+    assert torch.equal(model.generate(**arguments, past_key_values=cache), model.generate(**arguments))
+
+
+# --- Those who read along ---
+
+
+class Recorder(BaseStreamer):
+    def __init__(self):
+        self.calls = []
+
+    def put(self, value):
+        self.calls.append(("put", value.tolist()))
+
+    def put_draft(self, value):
+        self.calls.append(("draft", value.tolist()))
+
+    def end(self):
+        self.calls.append(("end", None))
+
+
+@pytest.mark.parametrize("processors", [[], [RepetitionPenaltyLogitsProcessor(1.02)]], ids=["plain", "reads the text"])
+def test_a_streamer_gets_what_becomes_known_and_the_drafts_behind_it(processors):
+    model, ends = MODELS["demo"], [TOKENIZER.eos_token_id]
+    for question in QUESTIONS[::7]:
+        processors = LogitsProcessorList(processors)
+        expected = decode_verified(logits_of(model), question, 40, model.config.mask_token_id, ends, 16, processors)
+        recorder = Recorder()
+        model.generate(
+            torch.tensor([question]), attention_mask=torch.ones(1, len(question)).long(), **special_tokens("demo"),
+            max_new_tokens=40, decoding="verified", streamer=recorder, logits_processor=processors,
+        )  # fmt: skip
+        known = [0, *(step["known"] for step in expected.steps), len(expected.ids)]
+        calls = [("put", [question])]
+        for (begin, end), step in zip(pairwise(known), [*expected.steps, None], strict=True):
+            calls += [("put", expected.ids[begin:end])] + ([("draft", step["drafts"])] if step else [])
+        assert recorder.calls == [*calls, ("end", None)]
+        assert max(map(len, (value for kind, value in calls[1:] if kind == "put"))) > 1
+
+
+class EndsWith(StoppingCriteria):
+    def __init__(self, token):
+        self.token = token
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids[:, -1] == self.token
+
+
+@pytest.mark.parametrize("name", ["end token", "criterion", "stop string"])
+def test_the_text_ends_within_accepted_drafts(name):
+    """And what was accepted behind the end is nobody's: not in the text, the cache or the counts."""
+    model, inputs = MODELS["demo"], {"input_ids": torch.tensor([QUESTIONS[0]])}
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    arguments = {**special_tokens("demo"), "max_new_tokens": 40, "return_dict_in_generate": True}
+    whole = model.generate(**inputs, **arguments, decoding="verified")
+    assert whole.accepted_drafts.sum() > 4
+    ids = whole.sequences[0, len(QUESTIONS[0]) :].tolist()
+    token = next(token for place, token in enumerate(ids) if place > 3 and token not in ids[:place])
+    arguments |= {
+        "end token": {"eos_token_id": token},
+        "criterion": {"stopping_criteria": StoppingCriteriaList([EndsWith(token)])},
+        "stop string": {"stop_strings": [TOKENIZER.decode([token])], "tokenizer": TOKENIZER},
+    }[name]
+    expected = model.generate(**inputs, **arguments, decoding="autoregressive")
+    got = model.generate(**inputs, **arguments, decoding="verified")
+    assert torch.equal(got.sequences, expected.sequences)
+    num_tokens = got.sequences.shape[1] - len(QUESTIONS[0])
+    assert got.past_key_values.get_seq_length() <= got.sequences.shape[1]
+    assert num_tokens - 1 <= got.forwards + got.accepted_drafts.sum() - 1 <= num_tokens
+
+
+def test_scores_are_the_autoregressive_ones():
+    model = MODELS["demo"]
+    inputs = left_padded([QUESTIONS[0], QUESTIONS[8], QUESTIONS[14]])
+    arguments = {
+        **inputs, **special_tokens("demo"), "max_new_tokens": 12, "output_scores": True, "output_logits": True,
+        "return_dict_in_generate": True, "eos_token_id": None,
+    }  # fmt: skip
+    for more in ({}, {"repetition_penalty": 1.1}):
+        expected = model.generate(**arguments, **more, decoding="autoregressive")
+        got = model.generate(**arguments, **more, decoding="verified")
+        assert torch.equal(got.sequences, expected.sequences) and got.accepted_drafts.sum() > 4
+        for name in ("scores", "logits"):
+            for column, other in zip(got[name], expected[name], strict=True):
+                torch.testing.assert_close(column, other.float(), rtol=1e-4, atol=1e-4)
+
+
+# --- Sampling ---
+
+
+def small_model():
+    """Five tokens that are not MASK."""
+    torch.manual_seed(5)
+    config = WeDLMConfig(
+        vocab_size=6, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, mask_token_id=5, eos_token_id=None, initializer_range=0.4,
+    )  # fmt: skip
+    return WeDLMForCausalLM(config).eval()
+
+
+SMALL = small_model()
+PROMPT = [3, 0, 1]
+NUM_TOKENS, NUM_SAMPLES = 3, 20_000
+
+
+class FavoursRepeats(LogitsProcessor):
+    """A processor that reads the text."""
+
+    def __call__(self, input_ids, scores):
+        return scores + torch.nn.functional.one_hot(input_ids[:, -1], scores.shape[1])
+
+
+SAMPLERS = {
+    "plain": {},
+    "top-k": {"top_k": 2},
+    "temperature": {"temperature": 0.6},
+    "top-p": {"top_p": 0.8},
+    "repetition penalty": {"repetition_penalty": 1.5},
+    "a processor of the caller": {"logits_processor": LogitsProcessorList([FavoursRepeats()])},
+}
+
+
+@torch.no_grad()
+def exact_distribution(settings) -> torch.Tensor:
+    """Of all continuations of PROMPT, `[5, 5, 5]`, from one plain forward for each."""
+    arguments = {"input_ids": torch.tensor([PROMPT]), "do_sample": True, "top_k": 0, **settings}
+    processors, _ = readers_of(SMALL, **arguments)
+    chances = torch.zeros(5, 5, 5, dtype=torch.double)
+    for continuation in product(range(5), repeat=NUM_TOKENS):
+        ids = torch.tensor([[*PROMPT, *continuation]])
+        logits = SMALL(ids).logits[0]
+        chance = 1.0
+        for place, token in enumerate(continuation):
+            before = len(PROMPT) + place
+            scores = processors(ids[:, :before], logits[None, before - 1].float().clone())
+            chance *= scores[0].double().softmax(-1)[token].item()
+        chances[continuation] = chance
+    return chances
+
+
+def chi_square_probability(counts: torch.Tensor, chances: torch.Tensor) -> float:
+    """How probable it is to be at least as far from `chances`; what is expected less than five times is one case."""
+    counts, expected = counts.flatten().double(), chances.flatten() * counts.sum()
+    assert counts[expected == 0].sum() == 0, "what is impossible was drawn"
+    rare = expected < 5
+    counts = torch.cat([counts[~rare], counts[rare].sum()[None]])
+    expected = torch.cat([expected[~rare], expected[rare].sum()[None]])
+    if expected[-1] == 0:
+        counts, expected = counts[:-1], expected[:-1]
+    statistic = ((counts - expected).pow(2) / expected).sum()
+    return torch.special.gammaincc(torch.tensor((len(counts) - 1) / 2).double(), statistic / 2).item()
+
+
+def sampled_counts(settings) -> tuple[torch.Tensor, torch.Tensor]:
+    """How often each continuation came, and drafts accepted at each distance."""
+    torch.manual_seed(0)
+    counts, accepted = torch.zeros(5, 5, 5), 0
+    for _ in range(10):
+        output = SMALL.generate(
+            torch.tensor([PROMPT]), attention_mask=torch.ones(1, 3).long(), max_new_tokens=NUM_TOKENS, do_sample=True,
+            num_return_sequences=NUM_SAMPLES // 10, decoding="verified", pad_token_id=0,
+            return_dict_in_generate=True, **{"top_k": 0, **settings},
+        )  # fmt: skip
+        new = output.sequences[:, len(PROMPT) :]
+        counts.index_put_(tuple(new.T), torch.ones(len(new)), accumulate=True)
+        accepted = accepted + output.accepted_drafts.sum(0)
+    return counts, accepted
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samples_have_the_autoregressive_distribution(name, monkeypatch):
+    monkeypatch.setattr(verified, "LEAST_CHANCE", 0.0)  # so that there are always drafts
+    counts, accepted = sampled_counts(SAMPLERS[name])
+    in_step = "logits_processor" in SAMPLERS[name]  # thousands of rows, of which the slowest sets the pace
+    assert (accepted[: 1 if in_step else 2] > NUM_SAMPLES / 50).all(), "drafts took part"
+    assert chi_square_probability(counts, exact_distribution(SAMPLERS[name])) > 1e-3
+
+
+def test_a_wrong_rule_would_be_noticed(monkeypatch):
+    """Drawing once more where a draft is refuted, which is what speculative decoding must not do."""
+
+    def judge_wrongly(window, *arguments):
+        def choose_again(*given):
+            tokens, is_possible, scores = choose_tokens(*given)
+            others, size = choose_tokens(*given)[0], window.window_size - 1
+            is_draft = tokens[:, :size] == window.drafts
+            tokens[:, :size] = torch.where(is_draft, tokens[:, :size], others[:, :size])
+            return tokens, is_possible, scores
+
+        monkeypatch.setattr(verified, "choose_tokens", choose_again)
+        return judge_and_draft(window, *arguments)
+
+    monkeypatch.setattr(verified, "LEAST_CHANCE", 0.0)
+    monkeypatch.setattr(generation_wedlm, "judge_and_draft", judge_wrongly)
+    counts, _ = sampled_counts({})
+    assert chi_square_probability(counts, exact_distribution({})) < 1e-6

@@ -114,7 +114,7 @@ def grouped(answers: dict[str, Answer]) -> list[tuple[str, str]]:
 def table(answers: dict[str, Answer]) -> Table:
     result = Table()
     result.add_column("decoding")
-    for name in ("seconds", "forwards", "tokens", "tokens per forward", "tokens per second"):
+    for name in ("seconds", "forwards", "tokens", "tokens/forward", "tokens/s"):
         result.add_column(name, justify="right")
     result.add_column("text")
     for decoding, got in answers.items():

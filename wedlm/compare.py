@@ -139,5 +139,5 @@ def difference(expected: str, got: str) -> str:
 
 
 def word_at(text: str, i: int) -> str:
-    word = re.search(r"\S*$", text[:i])[0] + re.match(r"\S*", text[i:])[0]
-    return repr(word or text[i]) if word or i < len(text) else "the end"
+    word = re.search(r"\S{0,20}\Z", text[:i])[0] + re.match(r"\s*\S{0,20}", text[i:])[0]
+    return repr(word) if word else "the end"

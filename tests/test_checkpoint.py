@@ -48,6 +48,12 @@ def test_what_is_no_checkpoint(tmp_path):
     assert f"is an adapter; `wedlm merge {tmp_path} OUT` makes" in refusal(tmp_path)
 
 
+def test_a_demo_checkpoint_that_is_not_there(tmp_path, monkeypatch):
+    """As in an installed package, which comes without it."""
+    monkeypatch.setattr("wedlm.checkpoint.DEMO_FOLDER", tmp_path / "demo")
+    assert refusal(str(tmp_path / "demo")).startswith(f"The demo checkpoint is not at {tmp_path / 'demo'}; give ")
+
+
 def test_a_name_on_the_hub_without_network():
     """What was tried, and that a folder works."""
     sentence = refusal("somebody/nothing")
@@ -68,7 +74,8 @@ def test_another_model_type(folder):
         ("qwen3", f"`wedlm convert {folder} OUT` makes a WeDLM checkpoint of it."),
         ("llama", "`wedlm convert` makes WeDLM checkpoints of Qwen2, Qwen2.5 and Qwen3."),
     ):
-        (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "model_type": model_type}))
         sentence = refusal(folder)
         assert f"is of model_type {model_type!r}" in sentence and sentence.endswith(expected)
 

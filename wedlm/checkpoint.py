@@ -70,7 +70,9 @@ def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
     if Path(name).is_dir():
         return Path(name)
     if Path(name) == DEMO_FOLDER:
-        raise CheckpointError(f"The demo checkpoint is not at {name}; give another one with --model.")
+        raise CheckpointError(
+            f"The demo checkpoint is not at {name}; give the folder of another one, or a name on the Hub."
+        )
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)):
         raise CheckpointError(
             f"{name} does not exist; give the folder of a checkpoint, or a name on the Hub such as "

@@ -1,8 +1,13 @@
 """The `wedlm` command. Each subcommand is a thin function that imports what it needs when it runs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, NoReturn
 
 import typer
+
+from wedlm.hub_card.demo import DEMO_FOLDER
+from wedlm.settings import Debug, Settings, with_settings
 
 app = typer.Typer(
     help="WeDLM, a language model that decodes several tokens per forward.",
@@ -20,6 +25,79 @@ def commands() -> None:  # with a callback, a single command keeps its name
 def refuse(sentence: object) -> NoReturn:
     typer.echo(sentence, err=True)
     raise typer.Exit(2)
+
+
+@contextmanager
+def refusals(debug: bool) -> Iterator[None]:
+    """Bad input becomes one sentence and exit code 2, Ctrl-C exit code 130; with `debug` the traceback is shown."""
+    try:
+        yield
+    except ValueError as error:
+        if debug:
+            raise
+        refuse(" ".join(str(error).split()))
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        raise typer.Exit(130) from None
+
+
+Raw = Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")]
+
+
+@app.command(epilog='Example: wedlm generate "Count from 3 to 30 in steps of 3."')
+@with_settings
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to answer; - reads it from standard input.")],
+    settings: Settings,
+    raw: Raw = False,
+) -> None:
+    """Answer PROMPT, written as it is decoded. A pipe gets the text alone."""
+    with refusals(settings.debug):
+        from wedlm.generate import generate
+
+        generate(prompt, settings, raw)
+
+
+@app.command(epilog="Example: wedlm chat --decoding streaming")
+@with_settings
+def chat(settings: Settings) -> None:
+    """Talk in turns; what was said stays in the cache. /help lists the commands."""
+    with refusals(settings.debug):
+        from wedlm.chat import chat
+
+        chat(settings)
+
+
+@app.command(epilog='Example: wedlm compare "Count from 3 to 30 in steps of 3."')
+@with_settings
+def compare(
+    prompts: Annotated[list[str], typer.Argument(help="What to answer; one or several.", metavar="PROMPT...")],
+    settings: Settings,
+    raw: Raw = False,
+) -> None:
+    """Answer each PROMPT token by token and in parallel, side by side, and count.
+
+    With --decoding only that one is compared with autoregressive decoding.
+    """
+    with refusals(settings.debug):
+        from wedlm.compare import compare
+
+        compare(prompts, settings, raw)
+
+
+@app.command(epilog="Example: wedlm info tencent/WeDLM-8B-Instruct")
+def info(
+    model: Annotated[
+        str, typer.Argument(help="A checkpoint: a folder, or a name on the Hub.", show_default="the demo checkpoint")
+    ] = str(DEMO_FOLDER),
+    debug: Debug = False,
+) -> None:
+    """Show what MODEL is, the memory it takes and what it can do, without loading its weights."""
+    with refusals(debug):
+        from wedlm.info import info
+
+        info(model)
 
 
 @app.command(epilog="Example: wedlm convert Qwen/Qwen3-8B qwen3-8b-wedlm")

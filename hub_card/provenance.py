@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def device_name(device: torch.device | str) -> str:

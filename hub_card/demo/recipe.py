@@ -1,6 +1,6 @@
 """`make demo-model`: the demo checkpoint from nothing, by WeDLMTrainer. Run again, it goes on where it stopped.
 
-    python -m wedlm.hub_card.demo.recipe build/demo-model [--max_steps 4000 --learning_rate 3e-3 ...]
+    python -m wedlm.hub_card.demo.recipe build/demo-model [--max_steps 5500 --learning_rate 3e-3 ...]
 
 build/demo-model/checkpoint becomes a whole Hub repository but for the card: weights in bfloat16, which load as float32
 (it has no cost at this size, and both sides of a comparison round alike), training.json and loss.png.
@@ -24,7 +24,7 @@ from wedlm.training.data_options import DataOptions
 
 SEED = 1  # of weights, draws and training stream; the tokenizer's sample is stream 0
 ROW_TOKENS = 192  # no example is longer
-ROWS_PER_STEP = 21
+ROWS_PER_STEP = 14
 CONVERSATIONS_PER_ROW = 2.2  # at most, on the average: enough are drawn that no row comes twice
 
 
@@ -36,9 +36,9 @@ def random_model(tokenizer: PreTrainedTokenizerBase, hidden_size: int, num_layer
             hidden_size=hidden_size,
             intermediate_size=8 * hidden_size // 3,
             num_hidden_layers=num_layers,
-            num_attention_heads=hidden_size // 32,
-            num_key_value_heads=hidden_size // 64,
-            head_dim=32,
+            num_attention_heads=hidden_size // 48,
+            num_key_value_heads=hidden_size // 96,
+            head_dim=48,
             tie_word_embeddings=True,
             max_position_embeddings=2048,
             mask_token_id=tokenizer.mask_token_id,
@@ -80,7 +80,7 @@ def plot(log: list[dict], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("--max_steps", type=int, default=4000)
+    parser.add_argument("--max_steps", type=int, default=5500)
     parser.add_argument("--learning_rate", type=float, default=3e-3)
     parser.add_argument("--suffix_mask_probability", type=float, default=0.5)
     parser.add_argument("--hidden_size", type=int, default=192)

@@ -125,8 +125,8 @@ def test_each_of_these_settings_writes_another_text(loaded):
     counts = {}
     for name, arguments in {
         "plain": {}, "window": {"window_size": 3}, "one": {"entropy_threshold": None},
-        "penalty": {"distance_penalty": 0.9}, **{name: {"decoding": name} for name in DECODINGS[1:]},
-        "drawn": {"do_sample": True, "temperature": 2.0},
+        "penalty": {"distance_penalty": 0.9}, "block": {"decoding": "blockwise"},
+        "tokens": {"decoding": "autoregressive"}, "drawn": {"do_sample": True, "temperature": 2.0},
         "share": {"do_sample": True, "temperature": 2.0, "top_p": 0.4},
     }.items():  # fmt: skip
         text, output = generated(loaded, inputs, **arguments)
@@ -359,7 +359,7 @@ def test_compare_counts_and_finds_the_first_difference(checkpoint, loaded):
             length = output.sequences.shape[1] - inputs["input_ids"].shape[1]
             assert (int(forwards), int(tokens)) == (output.forwards.item(), length)
             assert per_forward == f"{length / int(forwards):.2f}"
-            assert float(per_second) * float(seconds) == pytest.approx(length, rel=0.5)
+            assert float(per_second) * float(seconds) == pytest.approx(length, rel=0.2)
             assert texts[decoding] in shown
         for decoding, row in rows.items():
             expected = "" if decoding == "autoregressive" else difference(texts["autoregressive"], texts[decoding])
@@ -565,7 +565,12 @@ def endless(tmp_path_factory):
 def start(*arguments, **pipes):
     environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS")}
     command = [sys.executable, "-m", "wedlm", *map(str, arguments)]
-    return subprocess.Popen(command, env={**environment, "OMP_NUM_THREADS": "1"}, **pipes)
+    return subprocess.Popen(
+        command,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what a shell starts with & ignores it
+        **pipes,
+    )
 
 
 TIMEOUT = 300  # seconds, on a busy machine

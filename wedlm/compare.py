@@ -120,7 +120,7 @@ def table(answers: dict[str, Answer]) -> Table:
     for decoding, got in answers.items():
         result.add_row(
             decoding,
-            f"{got.seconds:.2f}",
+            f"{got.seconds:.3f}",
             f"{got.forwards}",
             f"{got.tokens}",
             f"{got.tokens_per_forward:.2f}",

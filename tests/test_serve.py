@@ -23,9 +23,11 @@ from typer.testing import CliRunner
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.cli import app
-from wedlm.serve import Generation, before_possible_stop, before_stop
+from wedlm.serve import Chat, Generation, OneAtATime, OneModel, before_possible_stop, before_stop, read_threshold
 
+DOCUMENT = REPOSITORY / "docs" / "serve.md"
 MESSAGES = [{"role": "user", "content": "the cat sat"}]
+POSITIONS = 30_000
 DEFAULTS = {"window_size": 8, "entropy_threshold": 4.0}  # of the server, given on the command line
 
 
@@ -43,7 +45,7 @@ def checkpoint(tmp_path_factory):
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
-        max_position_embeddings=512,
+        max_position_embeddings=POSITIONS,
         initializer_range=0.4,
         pad_token_id=END,
         eos_token_id=END,
@@ -219,6 +221,14 @@ def test_settings_of_a_request_reach_generate(checkpoint, client):
     assert answer.usage.completion_tokens == 1024
 
 
+def test_a_text_is_no_longer_than_the_model_reads(checkpoint, monkeypatch):
+    _, model, tokenizer = checkpoint
+    chats = Chat(OneModel("tiny", model, tokenizer), OneAtATime())
+    assert chats._build_generation_config({}, model.generation_config).max_new_tokens == 1024
+    monkeypatch.setattr(model.config, "max_position_embeddings", 300)
+    assert chats._build_generation_config({}, model.generation_config).max_new_tokens == 300
+
+
 def test_stop_strings_end_a_text_and_are_no_part_of_it(checkpoint, client):
     text = generated(checkpoint)[2]
     for stop in (text[10:13], text[20:22], [text[30:33], text[15:18]], "nowhere in it", []):
@@ -283,6 +293,8 @@ def test_only_one_model_is_there(client, server):
         ({"generation_config": {"windw": 1}}, "generation_config has windw, unknown to generate(); leave it out."),
         ({"generation_config": "{"}, "generation_config='{' is not a JSON object such as"),
         ({"generation_config": [1]}, "generation_config=[1] is not a JSON object such as"),
+        ({"generation_config": {"max_new_tokens": "x"}}, "has a value of the wrong kind"),
+        ({"max_tokens": POSITIONS + 1}, f"{POSITIONS + 1} tokens are more than max_position_embeddings={POSITIONS}"),
         ({"temperature": -1}, "temperature=-1 is not a number of 0 or more"),
         ({"temperature": "hot"}, "temperature='hot' is not a number of 0 or more"),
         ({"top_p": 1.5}, "top_p=1.5 is not a number from 0 to 1"),
@@ -295,7 +307,7 @@ def test_only_one_model_is_there(client, server):
         ({"messages": [{"content": "the cat"}]}, "is not a list of messages"),
         ({"messages": [{"role": "user", "content": [3]}]}, "is not a list of messages"),
         ({"messages": [{"role": "user", "content": "<|mask|>"}]}, f"holds the MASK token, mask_token_id={MASK}"),
-        ({"messages": [{"role": "user", "content": "the cat " * 300}]}, "max_position_embeddings=512; shorten"),
+        ({"messages": [{"role": "user", "content": "the cat " * POSITIONS}]}, f"={POSITIONS}; shorten the prompt"),
         ({"unheard_of": 1}, "Unexpected fields in the request: {'unheard_of'}"),
     ],
 )
@@ -324,6 +336,14 @@ def test_a_stream_ends_as_openai_ends_it(server):
     *events, last, nothing = answer.split("\n\n")
     assert (last, nothing) == ("data: [DONE]", "")
     assert all(json.loads(event.removeprefix("data: "))["object"] == "chat.completion.chunk" for event in events)
+
+
+def test_the_examples_of_the_documentation_run(server, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    exec("".join(blocks).replace(":8000", f":{server}"), {})
+    assert "completion_tokens=100" in capsys.readouterr().out
+    (curl,) = re.findall(r"curl http://127.0.0.1:8000(\S+) .*?-d '(.*?)'\n", DOCUMENT.read_text(), re.DOTALL)
+    assert post(server, curl[0], curl[1].encode())[0] == 200
 
 
 @pytest.mark.parametrize("error, sentence", [(ValueError('say "it"\nagain.'), 'say "it" again.'), (KeyError(), "log")])
@@ -375,6 +395,10 @@ def test_bad_input_is_one_sentence(checkpoint, tmp_path):
         port = busy.getsockname()[1]
         assert f"--port {port} cannot be listened on (Address already in use" in refused(folder, "--port", port)
         assert "does not exist" not in refused(tmp_path / "nothing", "--port", port)  # said before anything is loaded
+
+
+def test_a_threshold_may_be_none():
+    assert (read_threshold("none"), read_threshold("None"), read_threshold("0.3")) == (None, None, 0.3)
 
 
 def test_without_the_extra_it_says_how_to_install_it(monkeypatch):

@@ -118,10 +118,21 @@ class Requests:
             config.temperature = None  # 0 would be refused should generation_config ask for samples
         elif body.get("temperature") is not None or body.get("top_p") is not None:
             config.do_sample = True
-        unknown = config.update(**given)
+        most = self.model_manager.model.config.max_position_embeddings
+        if max_tokens is None:
+            config.max_new_tokens = min(config.max_new_tokens, most)
+        try:
+            unknown = config.update(**given)
+        except TypeError as error:
+            raise ValueError(f"generation_config={given} has a value of the wrong kind ({error}).") from error
         if unknown:
             raise ValueError(f"generation_config has {', '.join(unknown)}, unknown to generate(); leave it out.")
         check_parameters(config)
+        if config.max_new_tokens is not None and config.max_new_tokens > most:  # memory is taken for all of them
+            raise ValueError(
+                f"{config.max_new_tokens} tokens are more than max_position_embeddings={most} of this model; ask for "
+                "fewer."
+            )
         config.return_dict_in_generate = False  # transformers' server takes tensors
         config.seed = seed
         return config

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from inspect import signature
 from pathlib import Path
-from weakref import WeakSet
 
 import torch
 import uvicorn
@@ -50,7 +49,7 @@ NUMBERS = {  # kind, least, most
     "max_completion_tokens": (int, 1, math.inf),
     "seed": (int, -(2**63), 2**63 - 1),
 }
-GRACE_SECONDS = 3  # for what is under way when the server is told to end
+GRACE_SECONDS = 3  # for the last answers to reach their clients
 FAILED, ENDING = "The server failed; its log says how.", "The server is ending."
 STATUS_OF = {FAILED: 500, ENDING: 503}  # any other refusal is the fault of the request: 400
 DONE = "data: [DONE]\n\n"  # which many clients wait for
@@ -88,6 +87,8 @@ class Requests:
             response = await super().handle_request(body, request_id)
         except (ValueError, TemplateError) as error:  # generate() refuses with a ValueError
             raise HTTPException(400, sentence_of(error)) from error
+        except _GenerationCancelled as error:
+            raise HTTPException(STATUS_OF[ENDING], ENDING) from error
         if isinstance(response, StreamingResponse):
             response.body_iterator = await begun(response.body_iterator, self.events_before_text + 1)
         return response
@@ -176,21 +177,35 @@ class OneAtATime(GenerationState):
 class Generation(GenerateManager):
     def __init__(self):
         super().__init__()
-        self.streamers = WeakSet()
+        self.is_ending = False
 
     def stop(self) -> None:
-        for streamer in list(self.streamers):
-            streamer.cancel()
+        """Ends what is generated, with the next forward, and all that waits; returns when the thread is idle."""
+        self.is_ending = True
+        self.submit(int).result()
+
+    def _generate(self, model: WeDLMForCausalLM, generation_config: GenerationConfig, **kwargs) -> torch.Tensor:
+        # Seeded here and not where the request came in, when another one may have been drawing.
+        seed = vars(generation_config).pop("seed")
+        if seed is None:
+            torch.seed()  # or it would go on from the seed of another client
+        else:
+            torch.manual_seed(seed)
+        with model.register_forward_pre_hook(self._end_if_told):
+            return model.generate(generation_config=generation_config, **kwargs)
+
+    def _end_if_told(self, *_) -> None:
+        if self.is_ending:
+            raise _GenerationCancelled
 
     def generate_streaming(self, model, processor, inputs, gen_config, request_id, response_parser=None):
         loop, queue = asyncio.get_running_loop(), asyncio.Queue()
         streamer = CommittedText(processor, loop, queue, response_parser, gen_config.stop_strings)
-        self.streamers.add(streamer)
 
         def run() -> None:
             last = None
             try:
-                seeded_generate(model, gen_config, **inputs, tokenizer=processor, streamer=streamer)
+                self._generate(model, gen_config, **inputs, tokenizer=processor, streamer=streamer)
                 streamer.flush()
             except _GenerationCancelled:
                 last = stream_error(ENDING)  # unless it was the client who left, and nobody reads it
@@ -205,7 +220,7 @@ class Generation(GenerateManager):
         return queue, streamer
 
     async def generate_non_streaming(self, model, processor, inputs, gen_config, request_id):
-        sequences = await self.async_submit(seeded_generate, model, gen_config, **inputs, tokenizer=processor)
+        sequences = await self.async_submit(self._generate, model, gen_config, **inputs, tokenizer=processor)
         prompt_length = inputs["input_ids"].shape[-1]
         token_ids = sequences[0, prompt_length:]
         text = before_stop(processor.decode(token_ids, skip_special_tokens=True), gen_config.stop_strings)
@@ -246,16 +261,6 @@ class CommittedText(DirectStreamer):
         if self._parser is None and whole.startswith(self.text):
             self.text = whole  # bytes at the end that make no character are shown as everywhere else
         super().end()
-
-
-def seeded_generate(model: WeDLMForCausalLM, generation_config: GenerationConfig, **kwargs) -> torch.Tensor:
-    """Seeded here and not where the request came in, when another one may have been drawing."""
-    seed = vars(generation_config).pop("seed")
-    if seed is None:
-        torch.seed()  # or it would go on from the seed of another client
-    else:
-        torch.manual_seed(seed)
-    return model.generate(generation_config=generation_config, **kwargs)
 
 
 def settings_of(body: dict) -> dict:
@@ -343,14 +348,15 @@ def build_app(manager: OneModel, state: OneAtATime) -> FastAPI:
 
 
 class Server(uvicorn.Server):
-    """Ends streams under way when it is told to end; uvicorn would wait for them, then throw a traceback."""
+    """Ends the requests under way when it is told to end; uvicorn would wait for them."""
 
     def __init__(self, config: uvicorn.Config, state: OneAtATime):
         super().__init__(config)
         self.state = state
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.state.shutdown()
+        # The thread is waited for: a process that ends while torch computes aborts or hangs.
+        await asyncio.to_thread(self.state.shutdown)
         await super().shutdown(sockets)
 
 

@@ -92,7 +92,7 @@ def server(checkpoint):
         with pytest.raises(openai.APIError) as error:
             list(stream)
         assert error.value.body == "The server is ending."
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=200)
         assert process.returncode == 0 and "CancelledError" not in errors, errors
     finally:
         process.kill()
@@ -100,7 +100,7 @@ def server(checkpoint):
 
 
 def client_of(port):
-    return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def post(port, path, body):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=300) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -274,14 +274,17 @@ def test_draws_belong_to_the_seed(checkpoint, client):
 
 
 def test_a_client_that_leaves_ends_its_generation(checkpoint, client, server):
-    text = generated(checkpoint)[2]
+    def seconds():
+        start = time.monotonic()
+        assert chat(client_of(server)).choices[0].message.content == generated(checkpoint)[2]
+        return time.monotonic() - start
+
+    before = seconds()
     stream = chat(client, stream=True, max_tokens=29_000, extra_body=autoregressive())
     for _, _ in zip(range(4), stream, strict=False):
         pass
     stream.close()
-    start = time.monotonic()
-    assert chat(client_of(server)).choices[0].message.content == text
-    assert time.monotonic() - start < 30  # all of it would take a minute or more
+    assert seconds() < 10 + 30 * before  # all of it would take a minute or more
 
 
 def test_only_one_model_is_there(client, server):

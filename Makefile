@@ -1,5 +1,5 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-EXTRAS = train,eval,dev
+EXTRAS = train,eval,serve,dev
 # Without dependencies: xgrammar asks for triton, hundreds of megabytes that are of use on a GPU only.
 GRAMMAR = xgrammar apache-tvm-ffi
 PYTEST = -m pytest -n 2 --dist worksteal

@@ -8,7 +8,6 @@ before.
 """
 
 import argparse
-from itertools import batched
 from pathlib import Path
 
 import torch
@@ -17,7 +16,7 @@ from transformers import AutoTokenizer
 
 from wedlm import WeDLMForCausalLM
 from wedlm.hub_card.demo import DEMO_FOLDER
-from wedlm.hub_card.demo.report import BATCH_SIZE, MAX_NEW_TOKENS, batch_of
+from wedlm.hub_card.demo.report import MAX_NEW_TOKENS, batch_of, batches
 from wedlm.hub_card.demo.tasks import KINDS, held_out_examples
 from wedlm.hub_card.provenance import write_report
 
@@ -58,8 +57,8 @@ def main() -> None:
             model = WeDLMForCausalLM.from_pretrained(DEMO_FOLDER, dtype=dtype).eval()
             for kind in KINDS:
                 found = []
-                for part in batched(examples[kind], BATCH_SIZE):
-                    found += gaps(model, tokenizer, list(part))
+                for part in batches(examples[kind]):
+                    found += gaps(model, tokenizer, part)
                     bar.update(len(part))
                 results.append({"dtype": name, "kind": kind, "questions": len(examples[kind]), "gaps": sorted(found)})
     print("dtype     kind           texts that differ   smallest and largest gap")

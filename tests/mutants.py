@@ -34,6 +34,7 @@ TOKENIZER, NEW_FOLDER = "modeling_wedlm/tokenizer_files.py", "modeling_wedlm/new
 DUAL_STREAM, ROW_LOSS = "modeling_wedlm/dual_stream.py", "modeling_wedlm/row_loss.py"
 MASKING, COLLATOR, LOSS = "training/masking.py", "training/collator.py", "training/loss.py"
 CLI, CHECKPOINT, SETTINGS = "wedlm/cli.py", "wedlm/checkpoint.py", "wedlm/settings.py"
+SERVE = "wedlm/serve.py"
 GENERATE, CHAT, COMPARE, INFO = "wedlm/generate.py", "wedlm/chat.py", "wedlm/compare.py", "wedlm/info.py"
 DATA, SAMPLES, CONVERSATION = "training/data.py", "training/samples.py", "training/conversation.py"
 TRAINER, METRICS = "training/trainer.py", "training/metrics.py"
@@ -1146,8 +1147,8 @@ MUTANTS = [
     Mutant(
         "command: an error keeps its lines",
         CLI,
-        'refuse(" ".join(str(error).split()))',
-        'refuse(f"{error}\\n")',
+        'raise\n        refuse(" ".join(str(error).split()))',
+        'raise\n        refuse(f"{error}\\n")',
         "test_commands.py::test_prompts_that_are_empty_or_too_long",
     ),
     Mutant(
@@ -2650,6 +2651,139 @@ MUTANTS = [
         "        num_cached = min(num_cached, num_columns - 1)  #",
         "        #",
         "test_verified.py::test_a_prompt_that_is_all_in_the_cache",
+    ),
+    Mutant(
+        "a stream that fails looks complete",
+        SERVE,
+        "    def end(self)",
+        "    def end_of_all(self)",
+        "test_serve.py::test_a_failure_behind_the_first_text_is_told",
+    ),
+    Mutant(
+        "the sentence of a stream is not quoted",
+        SERVE,
+        "json.dumps(sentence)[1:-1]",
+        "sentence",
+        "test_serve.py::test_a_failure_behind_the_first_text_is_told",
+    ),
+    Mutant(
+        "a seed is forgotten",
+        SERVE,
+        "torch.manual_seed(seed)",
+        "pass",
+        "test_serve.py::test_draws_belong_to_the_seed",
+    ),
+    Mutant(
+        "draws go on from another client's seed",
+        SERVE,
+        "torch.seed()",
+        "pass",
+        "test_serve.py::test_draws_belong_to_the_seed",
+    ),
+    Mutant(
+        "a temperature draws nothing",
+        SERVE,
+        "config.do_sample = True",
+        "pass",
+        "test_serve.py::test_draws_belong_to_the_seed",
+    ),
+    Mutant(
+        "a stream shows the beginning of a stop string",
+        SERVE,
+        "self._send(before_possible_stop(self.text",
+        "self._send(before_stop(self.text",
+        "test_serve.py::test_stop_strings_end_a_text_and_are_no_part_of_it",
+    ),
+    Mutant(
+        "a text ends in its stop string",
+        SERVE,
+        "text = before_stop(processor.decode(token_ids, skip_special_tokens=True), gen_config.stop_strings)",
+        "text = processor.decode(token_ids, skip_special_tokens=True)",
+        "test_serve.py::test_stop_strings_end_a_text_and_are_no_part_of_it",
+    ),
+    Mutant(
+        "an event for each token",
+        SERVE,
+        "self.text += item",
+        "self.text += item\n            self._send(self.text)",
+        "test_serve.py::test_a_stream_has_an_event_for_each_commit",
+    ),
+    Mutant(
+        "a stream loses half a character",
+        SERVE,
+        "self.text = whole",
+        "pass",
+        "test_serve.py::test_a_stream_loses_no_part_of_a_character",
+    ),
+    Mutant(
+        "a refused stream has begun",
+        SERVE,
+        "if first[-1].startswith('data: {\"error\"'):",
+        "if False:",
+        "test_serve.py::test_a_bad_request_is_refused_in_a_sentence",
+    ),
+    Mutant(
+        "a message of any form",
+        SERVE,
+        "not all(is_message(message) for message in messages)",
+        "False",
+        "test_serve.py::test_a_bad_request_is_refused_in_a_sentence",
+    ),
+    Mutant(
+        "memory for any number of tokens",
+        SERVE,
+        "config.max_new_tokens > most",
+        "False",
+        "test_serve.py::test_a_bad_request_is_refused_in_a_sentence",
+    ),
+    Mutant(
+        "longer than the model reads",
+        SERVE,
+        "min(config.max_new_tokens, most)",
+        "config.max_new_tokens",
+        "test_serve.py::test_a_text_is_no_longer_than_the_model_reads",
+    ),
+    Mutant(
+        "any model is ready",
+        SERVE,
+        "if model_id_and_revision != self.force_model:",
+        "if False:",
+        "test_serve.py::test_only_one_model_is_there",
+    ),
+    Mutant(
+        "settings of a request are dropped",
+        SERVE,
+        "unknown = config.update(**given)",
+        "unknown = {}",
+        "test_serve.py::test_settings_of_a_request_reach_generate",
+    ),
+    Mutant(
+        "settings of the command are dropped",
+        SERVE,
+        "model.generation_config.update(**settings)",
+        "pass",
+        "test_serve.py::test_a_chat_is_the_text_of_generate",
+    ),
+    Mutant(
+        "a client that leaves is not noticed",
+        SERVE,
+        "async with aclosing(events):",
+        "if True:",
+        "test_serve.py::test_a_client_that_leaves_ends_its_generation",
+    ),
+    Mutant(
+        "streams go on when the server ends",
+        SERVE,
+        "raise _GenerationCancelled",
+        "pass",
+        "test_serve.py::test_a_stream_ends_as_openai_ends_it",
+    ),
+    Mutant(
+        "a busy port is noticed after loading",
+        SERVE,
+        "    listening = take_port(host, port)\n    model, tokenizer = load_checkpoint(name, dtype, device)\n",
+        "    model, tokenizer = load_checkpoint(name, dtype, device)\n    listening = take_port(host, port)\n",
+        "test_serve.py::test_bad_input_is_one_sentence",
     ),
 ]
 

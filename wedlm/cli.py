@@ -169,5 +169,44 @@ def merge(
     typer.echo(f"Written to {folder}.")
 
 
+@app.command(epilog="Example: wedlm serve tencent/WeDLM-8B-Instruct --dtype bfloat16 --port 8000")
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="A checkpoint: a folder, or a name on the Hub.", show_default="the demo checkpoint")
+    ] = str(DEMO_FOLDER),
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
+    dtype: Annotated[str, typer.Option(help="Such as bfloat16; auto leaves the weights as they are.")] = "auto",
+    device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0; otherwise the GPU, if any.")] = None,
+    decoding: Annotated[str | None, typer.Option(help="How to decode where a request does not say.")] = None,
+    window_size: Annotated[int | None, typer.Option(help="Slots behind the committed text.")] = None,
+    entropy_threshold: Annotated[
+        str | None, typer.Option(help="In nats; slots with less are filled. none fills one slot per forward.")
+    ] = None,
+    distance_penalty: Annotated[float | None, typer.Option(help="Added to the entropy for each slot.")] = None,
+) -> None:
+    """Serve one model in OpenAI's protocol, on transformers' own server: chat and completions, streamed or not.
+
+    One request at a time is answered; others wait in line. docs/serve.md says what a request may ask for.
+    """
+    from transformers.utils.import_utils import is_serve_available
+
+    if not is_serve_available():
+        refuse('Serving needs more packages (fastapi, uvicorn, openai); pip install "wedlm[serve]".')
+    from wedlm.serve import serve
+
+    given = {
+        "decoding": decoding,
+        "window_size": window_size,
+        "entropy_threshold": entropy_threshold,
+        "distance_penalty": distance_penalty,
+    }
+    settings = {name: value for name, value in given.items() if value is not None}
+    try:
+        serve(model, host, port, dtype, device, settings)
+    except ValueError as error:
+        refuse(" ".join(str(error).split()))
+
+
 if __name__ == "__main__":
     app()

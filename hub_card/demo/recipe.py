@@ -127,6 +127,7 @@ def main() -> None:
     model = trainer.model.to(torch.bfloat16)
     model.save_pretrained(checkpoint)
     model.config.dtype = torch.float32  # what from_pretrained makes of the weights
+    model.config.use_cache = True  # which Trainer switched off
     model.config.save_pretrained(checkpoint)
     tokenizer.save_pretrained(checkpoint)
     losses = [entry for entry in trainer.state.log_history if "mlm_loss" in entry]

@@ -13,7 +13,6 @@ import json
 import time
 from collections.abc import Iterator
 from hashlib import sha256
-from itertools import batched
 from pathlib import Path
 from typing import NamedTuple
 
@@ -129,13 +128,17 @@ def file_hash(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest()
 
 
+def batches(examples: list[Example]) -> list[list[Example]]:
+    return [examples[start : start + BATCH_SIZE] for start in range(0, len(examples), BATCH_SIZE)]
+
+
 def answer_all(model, tokenizer, examples: dict[str, list[Example]], work: WorkFile) -> dict[tuple, list[Answer]]:
     """By (kind, decoding)."""
     todo = [
-        (kind, decoding, number, list(part))
+        (kind, decoding, number, part)
         for kind in examples
         for decoding in DECODINGS
-        for number, part in enumerate(batched(examples[kind], BATCH_SIZE))
+        for number, part in enumerate(batches(examples[kind]))
     ]
     with tqdm(total=sum(len(part) for *_, part in todo), unit=" answers") as bar:
         for *key, part in todo:
@@ -145,9 +148,7 @@ def answer_all(model, tokenizer, examples: dict[str, list[Example]], work: WorkF
             bar.update(len(part))
     return {
         (kind, decoding): [
-            answer
-            for number in range(-(-len(examples[kind]) // BATCH_SIZE))
-            for answer in work.batches[kind, decoding, number]
+            answer for number in range(len(batches(examples[kind]))) for answer in work.batches[kind, decoding, number]
         ]
         for kind in examples
         for decoding in DECODINGS

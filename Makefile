@@ -5,18 +5,12 @@ GRAMMAR = xgrammar apache-tvm-ffi
 PYTEST = -m pytest -n 2 --dist worksteal
 
 DEMO = hub_card/wedlm-demo
-PROMPTS = "Count from 3 to 60 in steps of 3." \
-    "Mia has 3 boxes with 12 pens in each box. She gives 5 to Tom. How many pens does she have in the end?"
 
 .PHONY: demo demo-model demo-report demo-code test test-slow test-oldest mutants lint
 
-# Two prompts through three decodings; the first run makes .venv.
+# Generates text; the first run makes .venv.
 demo: .venv/installed
-	.venv/bin/wedlm compare $(PROMPTS)
-	@printf '%s\n' "" "Next:" \
-	    "  .venv/bin/wedlm generate 'Count down from 90 to 20 in steps of 7.'" \
-	    "  .venv/bin/wedlm chat" \
-	    "  .venv/bin/wedlm --help"
+	.venv/bin/python -m wedlm.demo
 
 # Trains the demo checkpoint, about an hour on 2 cores; goes on where it was stopped. Then comes demo-report.
 demo-model: .venv/installed

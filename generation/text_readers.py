@@ -186,13 +186,12 @@ class TextReaders:
 
         Nobody waits with logits: what could not be chosen in step is judged again, behind the same drafts.
         """
-        before = self.of_window(self.num_read, window)
         self.take_runs(window, may_judge.sum(-1).tolist(), logits)
         self.read_on(window, drafts.tolist())
         self.num_known = list(self.num_read)
-        is_new = slots < self.of_window(self.num_read, window)[:, None]
-        slots = slots.clamp(max=self.max_new_tokens - 1)
-        return self.ids[window.batch_rows].gather(1, self.prompt_width + slots), is_new & (slots >= before[:, None])
+        is_new = may_judge & (slots < self.of_window(self.num_read, window)[:, None])
+        columns = self.prompt_width + slots.clamp(max=self.max_new_tokens - 1)
+        return self.ids[window.batch_rows].gather(1, columns), is_new
 
     def without_mask(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.index_fill(-1, self.ids.new_tensor([self.mask_token_id]), -torch.inf)

@@ -30,11 +30,9 @@ class VerifiedWindow(Window):
 
     drafts: torch.Tensor  # [batch, window_size - 1]
     chances: torch.Tensor  # [batch, window_size - 1]: of being accepted with all before it; 0 where there is no draft
-    num_new: (
-        torch.Tensor
-    )  # [batch]: tokens that the last forward made known: accepted drafts, and one if there is room
-    num_accepted: torch.Tensor  # [batch]: drafts that it accepted
-    num_judged: torch.Tensor  # [batch]: and those that it judged, one more where a draft was refuted
+    num_new: torch.Tensor  # [batch]: tokens that the last forward made known; all but the last one are in the cache
+    num_judged: torch.Tensor  # [batch]: how many of them were chosen where a draft stood
+    num_accepted: torch.Tensor  # [batch]: and were that draft
     judged: torch.Tensor  # [batch, window_size - 1]: how often a draft at each distance was judged
     accepted: torch.Tensor  # [batch, window_size - 1]: and accepted
 
@@ -48,8 +46,8 @@ class VerifiedWindow(Window):
             drafts=zeros,
             chances=zeros.float(),
             num_new=zero,
-            num_accepted=zero,
             num_judged=zero,
+            num_accepted=zero,
             judged=zeros,
             accepted=zeros,
         )
@@ -62,6 +60,11 @@ class VerifiedWindow(Window):
     def first_judged(self) -> torch.Tensor:
         """The slot behind the token known."""
         return self.start + self.num_leading
+
+    @property
+    def num_settled(self) -> torch.Tensor:
+        """The new tokens that stand before the last one."""
+        return (self.num_new - 1).clamp(min=0)
 
     @property
     def num_drafts(self) -> torch.Tensor:
@@ -120,19 +123,18 @@ class VerifiedWindow(Window):
     def count_forward(self, rows: WindowRows) -> None:
         """MASK rows behind the last slot are not counted, nor a forward in which there is nothing left to judge."""
         may_judge = self.alive & rows.is_open[:, 0]
-        num_used = (
-            rows.is_open.sum(-1) + self.num_leading - 1
-        )  # judges are the pending rows, or before them the prompt's
+        is_mask_row = torch.arange(rows.is_open.shape[1], device=may_judge.device) > self.num_drafts[:, None]
+        num_used = self.num_leading + self.num_drafts + (rows.is_open & is_mask_row).sum(-1)
         self.forwards = self.forwards + may_judge
         self.window_rows = self.window_rows + may_judge * num_used
 
     def commit(self, num_final: torch.Tensor) -> torch.Tensor:
-        self.start = self.start + self.num_leading + self.num_accepted
-        return num_final + self.num_accepted
+        self.start = self.start + self.num_leading + self.num_settled
+        return num_final + self.num_settled
 
     def new_run(self, window_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         places = torch.arange(window_size, device=self.start.device)
-        slots = ((self.start - self.num_accepted)[:, None] + places).clamp(max=self.max_new_tokens)
+        slots = ((self.start - self.num_settled)[:, None] + places).clamp(max=self.max_new_tokens)
         return slots, (places < self.num_new[:, None]).long()
 
     def refill(self, num_run: torch.Tensor, blockwise: bool) -> None:
@@ -142,9 +144,8 @@ class VerifiedWindow(Window):
         is_text = (is_new.bool() & (slots < self.num_tokens[:, None]))[:, :-1]
         self.judged = self.judged + (is_text & (places < self.num_judged[:, None]))
         self.accepted = self.accepted + (is_text & (places < self.num_accepted[:, None]))
-        self.num_leading = (num_run - self.num_accepted) * self.alive
+        self.num_leading = num_run.clamp(max=1) * self.alive
         self.chances = self.chances * self.alive[:, None]
-        self.end = self.start + self.num_leading + self.num_drafts
 
     def counted(self) -> dict[str, torch.Tensor]:
         return {**super().counted(), "judged_drafts": self.judged, "accepted_drafts": self.accepted}
@@ -184,15 +185,16 @@ def judge_and_draft(
     window.num_accepted = (is_new[:, :-1] & is_draft & (tokens[:, : size - 1] == window.drafts)).sum(-1)
 
     # 2. Draft, behind the last token that is known now
-    begins, num_accepted = window.groups(), window.num_accepted[:, None]
-    begin, end = begins.gather(1, num_accepted), begins.gather(1, num_accepted + 1)
+    begins, num_settled = window.groups(), window.num_settled[:, None]
+    begin, end = begins.gather(1, num_settled), begins.gather(1, num_settled + 1)
     mask_rows = begin + places[1:]  # the group's first row stands for the token known
     asked = (window.num_drafts[:, None] + 1 + mask_rows).clamp(max=2 * size - 1)
-    slots = slots[:, :1] + num_accepted + places[1:]
+    slots = slots[:, :1] + num_settled + places[1:]
     chances, guesses = scores.float().softmax(-1).max(-1)
     chances = chances.gather(1, asked).where(mask_rows < end, 0).cumprod(-1)
     chances = chances.where((chances >= LEAST_CHANCE) & (slots < window.max_new_tokens), 0)
     window.drafts, window.chances = guesses.gather(1, asked), chances
+    window.end = window.first_judged + window.num_settled + 1 + window.num_drafts
     if readers is not None and readers.shows_drafts:
         shown = chances[0] > 0
         readers.guess(window, slots[0, shown], window.drafts[0, shown])

@@ -2554,14 +2554,14 @@ MUTANTS = [
     Mutant(
         "the refuted draft stays in the cache",
         VERIFIED,
-        "        return num_final + self.num_accepted",
+        "        return num_final + self.num_settled",
         "        return num_final + self.num_judged",
         AUTOREGRESSIVE,
     ),
     Mutant(
         "accepted drafts go through the model again",
         VERIFIED,
-        "        return num_final + self.num_accepted",
+        "        return num_final + self.num_settled",
         "        return num_final",
         AUTOREGRESSIVE,
     ),
@@ -2592,8 +2592,8 @@ MUTANTS = [
     Mutant(
         "drafts from the group of another number",
         VERIFIED,
-        "begins.gather(1, num_accepted), begins.gather(1, num_accepted + 1)",
-        "begins.gather(1, num_accepted * 0), begins.gather(1, num_accepted * 0 + 1)",
+        "begins.gather(1, num_settled), begins.gather(1, num_settled + 1)",
+        "begins.gather(1, num_settled * 0), begins.gather(1, num_settled * 0 + 1)",
         VERIFIED_REFERENCE,
     ),
     Mutant(

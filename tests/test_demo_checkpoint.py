@@ -13,6 +13,9 @@ from wedlm.hub_card.demo.report import file_hash
 from wedlm.hub_card.demo.tokenizer import demo_tokenizer
 from wedlm.modeling_wedlm.hub_code import flat_files
 
+if not DEMO_FOLDER.exists():
+    pytest.skip("no demo checkpoint is good enough yet", allow_module_level=True)
+
 REPORT, TRAINING = (
     json.loads((DEMO_FOLDER / name).read_text(encoding="utf-8")) for name in ("report.json", "training.json")
 )

@@ -6,9 +6,10 @@ import pytest
 import torch
 from helpers import load
 from huggingface_hub.utils import tqdm
-from transformers import AutoTokenizer
 
-from wedlm.hub_card.demo import DEMO_FOLDER, report
+from wedlm.hub_card.demo import report
+from wedlm.hub_card.demo.card import card, overview
+from wedlm.hub_card.demo.recipe import random_model
 from wedlm.hub_card.demo.report import (
     BASELINE,
     DECODINGS,
@@ -24,16 +25,31 @@ from wedlm.hub_card.demo.report import (
     timings,
 )
 from wedlm.hub_card.demo.tasks import KINDS, held_out_examples
-
-
-@pytest.fixture(scope="module")
-def model():
-    return load(DEMO_FOLDER)
+from wedlm.hub_card.demo.tokenizer import demo_tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return AutoTokenizer.from_pretrained(DEMO_FOLDER)
+    return demo_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer, tmp_path_factory):
+    """A checkpoint with random weights."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    random_model(tokenizer, 96, 2).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return load(folder)
+
+
+@pytest.fixture(autouse=True)
+def short_answers(monkeypatch):
+    monkeypatch.setattr(report, "MAX_NEW_TOKENS", 20)
 
 
 def alone(model, tokenizer, example, settings):
@@ -171,8 +187,19 @@ def test_held_out_nll_is_that_of_the_answers_tokens(model, tokenizer):
     assert held_out_nll(model, tokenizer, [example]) == pytest.approx(-losses.mean().item(), rel=1e-4)
 
 
-def test_the_whole_report(tmp_path, monkeypatch, capsys):
-    arguments = ["--num_examples", "2", "--num_timed", "1", "--rounds", "1", "--out", str(tmp_path / "report.json")]
+def test_the_whole_report_and_its_card(folder, tmp_path, monkeypatch, capsys):
+    arguments = [
+        "--checkpoint",
+        str(folder),
+        "--num_examples",
+        "2",
+        "--num_timed",
+        "1",
+        "--rounds",
+        "1",
+        "--out",
+        str(tmp_path / "report.json"),
+    ]
     monkeypatch.setattr(sys, "argv", ["report", *arguments, "--work", str(tmp_path / "work")])
     monkeypatch.setattr(report, "NUM_RESAMPLES", 10)
     report.main()
@@ -185,3 +212,20 @@ def test_the_whole_report(tmp_path, monkeypatch, capsys):
     assert [example["prompt"] for example in written["examples"]] == [
         held_out_examples(kind, 1)[0].prompt for kind in report.EXAMPLES
     ]
+    training = {
+        "parameters": 2_800_000,
+        "seconds": 4000,
+        "device": "a CPU",
+        "threads": 2,
+        "command": "c",
+        "commit": "0" * 40,
+    }
+    text = card(written, training)
+    for kind in KINDS:
+        for decoding in DECODINGS:
+            row = written["results"][kind][decoding]
+            line = f"| {decoding} | {100 * row['accuracy']:.1f} % |"
+            assert line in text and f" {row['tokens_per_forward']:.2f} | {row['prefix_cacheability']:.2f} |" in text
+    assert "2.8 million parameters" in text and "in 67 minutes on a CPU" in text
+    assert all(shown["text"] in text for shown in written["examples"])
+    assert overview(written).count("\n") == 1 + len(KINDS)

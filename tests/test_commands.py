@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -603,6 +604,7 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves_a_chat(endless):
     def wait_for(text):
         nonlocal shown
         while text not in shown:
+            assert select.select([ours], [], [], TIMEOUT)[0], shown
             shown += os.read(ours, 4096)
         shown = shown[shown.index(text) + len(text) :]
 

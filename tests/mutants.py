@@ -1168,8 +1168,8 @@ MUTANTS = [
     Mutant(
         "command: a checkpoint draws unasked",
         SETTINGS,
-        '"do_sample": self.temperature != 0',
-        '"do_sample": self.temperature != 0 or None',
+        ', "do_sample": self.temperature != 0}',
+        "}",
         "test_commands.py::test_without_a_temperature_nothing_is_drawn",
     ),
     Mutant(
@@ -1231,7 +1231,7 @@ MUTANTS = [
     Mutant(
         "command: a stopped turn leaves its cache",
         CHAT,
-        "        self.forget_cache()  # until the turn is complete\n",
+        "        self.forget_cache()  # until the turn is complete: Ctrl-C can come between keys and values\n",
         "",
         "test_commands.py::test_an_answer_that_is_stopped_has_said_that_much",
     ),

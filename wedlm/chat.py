@@ -50,7 +50,7 @@ class Chat:
         messages = [*self.messages, {"role": "user", "content": text}]
         ids = encode(self.model, self.tokenizer, messages)
         cache, reused = self.reusable(ids)
-        self.forget_cache()  # until the turn is complete
+        self.forget_cache()  # until the turn is complete: Ctrl-C can come between keys and values
         streamer = Recorder(self.tokenizer)
         try:
             got = answer(self.model, self.tokenizer, ids, self.settings, streamer, cache)

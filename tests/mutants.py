@@ -1099,8 +1099,8 @@ MUTANTS = [
     Mutant(
         "converted: the command imports torch",
         CLI,
-        "import typer\n\napp",
-        "import torch  # noqa: F401\nimport typer\n\napp",
+        "import typer\n\nfrom wedlm.hub_card",
+        "import torch  # noqa: F401\nimport typer\n\nfrom wedlm.hub_card",
         "test_cli.py::test_help_is_fast_and_shows_every_command",
     ),
     Mutant(

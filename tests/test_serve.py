@@ -367,7 +367,7 @@ def test_the_examples_of_the_documentation_run(server, capsys):
 def test_a_failure_behind_the_first_text_is_told(checkpoint, error, sentence):
     """generate() ends the streamer when it fails; for a client the text would be complete."""
 
-    class Failing:
+    class Failing(torch.nn.Module):
         def generate(self, streamer, **kwargs):
             streamer.put(torch.tensor([[5]]))
             streamer.put(checkpoint[2]("the cat", return_tensors="pt")["input_ids"][0])
@@ -378,7 +378,7 @@ def test_a_failure_behind_the_first_text_is_told(checkpoint, error, sentence):
         config = checkpoint[1].generation_config
         config.seed = None
         queue, _ = Generation().generate_streaming(Failing(), checkpoint[2], {}, config, "request")
-        return [await queue.get(), await queue.get()]
+        return [await asyncio.wait_for(queue.get(), 60) for _ in range(2)]
 
     text, last = asyncio.run(items())
     assert text == "the cat" and isinstance(last, _StreamError)

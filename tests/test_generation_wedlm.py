@@ -36,6 +36,7 @@ from transformers import (
 from wedlm import WeDLMForCausalLM
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.stats import WeDLMGenerateOutput, statistics
+from wedlm.generation.verified import VerifiedWindow
 from wedlm.generation.window import Window
 
 
@@ -180,19 +181,20 @@ def test_any_batch_equals_the_reference_row_by_row(data):
 # --- Consequences ---
 
 
-@pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
+@pytest.mark.parametrize("decoding", ["streaming", "blockwise", "verified"])
 def test_the_cache_equals_a_fresh_prefill_after_every_step(model, decoding, monkeypatch):
     snapshots = []
-    begin, commit = RowCache.begin_forward, Window.commit
+    kind = VerifiedWindow if decoding == "verified" else Window
+    begin, refill = RowCache.begin_forward, kind.refill
     caches = []
     monkeypatch.setattr(RowCache, "begin_forward", lambda self, *args: (caches.append(self), begin(self, *args))[1])
 
-    def snapshot(self):
-        commit(self)
+    def snapshot(self, *args):
         keys, values = ([getattr(layer, kind).clone() for layer in caches[-1].layers] for kind in ("keys", "values"))
         snapshots.append((caches[-1].lengths, self.prompt_lengths, self.start, self.tokens.clone(), keys, values))
+        refill(self, *args)
 
-    monkeypatch.setattr(Window, "commit", snapshot)
+    monkeypatch.setattr(kind, "refill", snapshot)
     generate(model, PROMPTS[:3], max_new_tokens=24, entropy_threshold=1.0, window_size=4, decoding=decoding)
     assert len(snapshots) > 5
     monkeypatch.undo()
@@ -610,7 +612,10 @@ def test_a_call_or_its_config_overrides_the_defaults(model):
 
 
 REFUSED = [
-    ({"decoding": "diffusion"}, "decoding='diffusion' is unknown; choose one of 'streaming', 'blockwise', 'autoreg"),
+    (
+        {"decoding": "diffusion"},
+        "decoding='diffusion' is unknown; choose one of 'streaming', 'blockwise', 'verified', ",
+    ),
     ({"window_size": 0}, "window_size=0 is not a number of slots; set it to an integer of 1 or more"),
     ({"window_size": 2.5}, "window_size=2.5 is not a number of slots"),
     ({"window_size": None}, "window_size=None is not a number of slots"),

@@ -25,9 +25,11 @@ CODE = {
     "row_cache.py",
     "row_loss.py",
     "stats.py",
+    "streaming.py",
     "support.py",
     "text_readers.py",
     "token_sampling.py",
+    "verified.py",
     "window.py",
 }
 

@@ -11,7 +11,7 @@ import math
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from inspect import signature
 from pathlib import Path
 
@@ -319,11 +319,10 @@ async def begun(events: AsyncIterator[str], num_events: int) -> AsyncIterator[st
         raise HTTPException(STATUS_OF.get(sentence, 400), sentence)
 
     async def all_events() -> AsyncIterator[str]:
-        async with aclosing(events):  # so that a client that leaves ends the generation
-            for event in first:
-                yield event
-            async for event in events:
-                yield event
+        for event in first:
+            yield event
+        async for event in events:
+            yield event
         yield DONE
 
     return all_events()

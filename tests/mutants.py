@@ -2767,7 +2767,7 @@ MUTANTS = [
     Mutant(
         "streams go on when the server ends",
         SERVE,
-        "raise _GenerationCancelled",
+        "await asyncio.to_thread(self.state.shutdown)",
         "pass",
         "test_serve.py::test_a_stream_ends_as_openai_ends_it",
     ),

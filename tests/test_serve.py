@@ -24,7 +24,8 @@ from typer.testing import CliRunner
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.cli import app
-from wedlm.serve import Chat, Generation, OneAtATime, OneModel, before_possible_stop, before_stop, read_threshold
+from wedlm.serve import Chat, Generation, OneAtATime, OneModel, before_possible_stop, before_stop
+from wedlm.settings import read_threshold
 
 DOCUMENT = REPOSITORY / "docs" / "serve.md"
 MESSAGES = [{"role": "user", "content": "the cat sat"}]

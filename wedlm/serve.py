@@ -38,6 +38,7 @@ from transformers.cli.serving.utils import (
 from wedlm.checkpoint import load_checkpoint
 from wedlm.generation.support import DEFAULTS, check_parameters
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+from wedlm.settings import read_threshold
 
 logger = logging.get_logger(__name__)
 
@@ -369,15 +370,6 @@ def take_port(host: str, port: int) -> socket.socket:
             f"--host {host} --port {port} cannot be listened on ({error.strerror}); choose another port, such as 0 "
             "for one that is free, or another address of this machine."
         ) from error
-
-
-def read_threshold(text: str) -> float | None:
-    if text.lower() == "none":
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"--entropy-threshold {text} is neither a number of nats nor none.") from None
 
 
 def serve(name: str, host: str, port: int, dtype: str, device: str | None, settings: dict) -> None:

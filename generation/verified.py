@@ -110,6 +110,8 @@ class VerifiedWindow(Window):
         is_judge = asked <= num_drafts
         asked_slots = torch.where(is_judge, first_judged + asked, slots.gather(1, asked_rows.clamp(min=0)))
         is_row = asked <= num_drafts + self.num_mask_rows[:, None]
+        # Nothing is pending in so few rows: behind the prompt there is one group, which sees all before it.
+        is_plain = width <= window_size
         return WindowRows(
             input_ids=torch.where(mask_rows < 0, pending, mask_token_id),
             position_ids=self.prompt_lengths[:, None] + slots,
@@ -117,7 +119,7 @@ class VerifiedWindow(Window):
             open_rows=asked_rows,
             open_slots=asked_slots,
             is_open=is_row & (asked_slots < self.max_new_tokens),
-            rows_seen=torch.where(mask_rows < 0, rows + 1, num_leading + group),
+            rows_seen=None if is_plain else torch.where(mask_rows < 0, rows + 1, num_leading + group),
         )
 
     def count_forward(self, rows: WindowRows) -> None:

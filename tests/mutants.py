@@ -2577,9 +2577,16 @@ MUTANTS = [
     Mutant(
         "a group sees all drafts",
         VERIFIED,
-        "rows_seen=torch.where(mask_rows < 0, rows + 1, num_leading + group)",
-        "rows_seen=torch.where(mask_rows < 0, rows + 1, num_leading + num_drafts)",
+        "torch.where(mask_rows < 0, rows + 1, num_leading + group)",
+        "torch.where(mask_rows < 0, rows + 1, num_leading + num_drafts)",
         VERIFIED_REFERENCE,
+    ),
+    Mutant(
+        "the prompt gets a mask over all pairs of rows",
+        VERIFIED,
+        "rows_seen=None if is_plain else",
+        "rows_seen=",
+        "test_verified.py::test_a_prompt_goes_through_without_a_mask",
     ),
     Mutant(
         "the place of the known token is drafted",

@@ -201,6 +201,24 @@ def test_a_prompt_that_is_all_in_the_cache(decoding):
     assert torch.equal(model.generate(**arguments, past_key_values=cache), model.generate(**arguments))
 
 
+@pytest.mark.parametrize("window_size", [1, 16])
+def test_a_prompt_goes_through_without_a_mask(window_size):
+    """Or a long one would cost a mask over all pairs of its tokens."""
+    masks = []
+
+    def record(module, args, arguments):
+        masks.append(arguments["attention_mask"])
+
+    handle = MODELS["q3"].register_forward_pre_hook(record, with_kwargs=True)
+    try:
+        MODELS["q3"].generate(
+            **left_padded(PROMPTS), **SPECIAL, max_new_tokens=9, decoding="verified", window_size=window_size
+        )
+    finally:
+        handle.remove()
+    assert masks[0] is None and len(masks) > 2 and all(mask is not None for mask in masks[1:])
+
+
 # --- Those who read along ---
 
 

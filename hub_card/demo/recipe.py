@@ -1,6 +1,6 @@
 """`make demo-model`: the demo checkpoint from nothing, by WeDLMTrainer. Run again, it goes on where it stopped.
 
-    python -m wedlm.hub_card.demo.recipe build/demo-model [--max_steps 5500 --learning_rate 3e-3 ...]
+    python -m wedlm.hub_card.demo.recipe build/demo-model [--max_steps 6000 --learning_rate 3e-3 ...]
 
 build/demo-model/checkpoint becomes a whole Hub repository but for the card: weights in bfloat16, which load as float32
 (it has no cost at this size, and both sides of a comparison round alike), training.json and loss.png.
@@ -24,14 +24,14 @@ from wedlm.training.data_options import DataOptions
 
 SEED = 1  # of weights, draws and training stream; the tokenizer's sample is stream 0
 ROW_TOKENS = 192  # no example is longer
-ROWS_PER_STEP = 14
-MAX_STEPS = 5500
+ROWS_PER_STEP = 12
+MAX_STEPS = 6000
 CONVERSATIONS_PER_ROW = 2.2  # at most, on the average: enough are drawn that no row comes twice
 
 
 def random_model(tokenizer: PreTrainedTokenizerBase, hidden_size: int, num_layers: int) -> WeDLMForCausalLM:
     set_seed(SEED)
-    return WeDLMForCausalLM(
+    model = WeDLMForCausalLM(
         WeDLMConfig(
             vocab_size=len(tokenizer),
             hidden_size=hidden_size,
@@ -40,13 +40,61 @@ def random_model(tokenizer: PreTrainedTokenizerBase, hidden_size: int, num_layer
             num_attention_heads=hidden_size // 48,
             num_key_value_heads=hidden_size // 96,
             head_dim=48,
-            tie_word_embeddings=True,
+            initializer_range=hidden_size**-0.5,
+            tie_word_embeddings=False,
             max_position_embeddings=2048,
             mask_token_id=tokenizer.mask_token_id,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
         )
     )
+    # Words are large and far apart from the start, and layers add little to them at first: words of a class, whose
+    # vectors would else stay close to their mean, are copied thousands of steps earlier.
+    with torch.no_grad():
+        model.model.embed_tokens.weight.normal_()
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.mul_(0.3)
+            layer.mlp.down_proj.weight.mul_(0.3)
+    return model
+
+
+class MuonAndAdamW(torch.optim.Optimizer):
+    """Muon for the matrices of the layers, AdamW for all else, scheduled as one."""
+
+    def __init__(self, model: WeDLMForCausalLM, learning_rate: float):
+        weights = dict(model.named_parameters())
+        matrices = {name for name, weight in weights.items() if ".layers." in name and weight.ndim == 2}
+        self.parts = [
+            torch.optim.Muon(
+                [weights[name] for name in weights if name in matrices],
+                learning_rate,
+                weight_decay=0.1,
+                adjust_lr_fn="match_rms_adamw",
+            ),
+            torch.optim.AdamW(
+                [weights[name] for name in weights if name not in matrices],
+                learning_rate,
+                betas=(0.9, 0.98),
+                weight_decay=0.0,
+            ),
+        ]
+        super().__init__(self.groups(), {})
+
+    def groups(self) -> list[dict]:
+        # The same dictionaries, no copies: a scheduler writes into them.
+        return [group for part in self.parts for group in part.param_groups]
+
+    def step(self, closure=None):
+        for part in self.parts:
+            part.step()
+
+    def state_dict(self) -> dict:
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+        self.param_groups = self.groups()
 
 
 def num_conversations(num_steps: int) -> int:
@@ -94,8 +142,9 @@ def main() -> None:
     parser.add_argument("--save_steps", type=int, default=250)
     given = parser.parse_args()
     tokenizer = demo_tokenizer()
+    model = random_model(tokenizer, given.hidden_size, given.num_layers)
     trainer = WeDLMTrainer(
-        random_model(tokenizer, given.hidden_size, given.num_layers),
+        model,
         WeDLMTrainingArguments(
             str(given.out / "run"),
             seed=SEED,
@@ -104,8 +153,6 @@ def main() -> None:
             learning_rate=given.learning_rate,
             lr_scheduler_type="cosine",
             warmup_steps=100,
-            weight_decay=0.1,
-            adam_beta2=0.98,
             suffix_mask_probability=given.suffix_mask_probability,
             attn_implementation="sdpa",  # in rows as short as these faster than groups of blocks
             bf16=True,
@@ -118,6 +165,7 @@ def main() -> None:
         ),
         train_dataset=training_rows(tokenizer, given.max_steps, given.out / "data"),
         processing_class=tokenizer,
+        optimizers=(MuonAndAdamW(model, given.learning_rate), None),
     )
     folder = given.out / "run"
     last = get_last_checkpoint(str(folder)) if folder.is_dir() else None

@@ -20,7 +20,7 @@ DRAW = {
 }
 KINDS = tuple(DRAW)
 # Shares of the training stream: most for what has to be computed.
-WEIGHTS = {"counting": 2, "word_problems": 5, "equations": 4, "records": 4, "functions": 3, "stories": 2}
+WEIGHTS = {"counting": 4, "word_problems": 5, "equations": 4, "records": 4, "functions": 2, "stories": 2}
 TEST_SHARE = 8  # one key in so many is held out
 SHARE_OF_TWO_TURNS = 0.25  # of the conversations
 MAX_POSITIONS = 2**40  # of one training stream

@@ -15,9 +15,10 @@ MAX_LENGTH = 1024
 
 END_OF_TEXT, TURN_START, TURN_END, MASK = SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]
 
-# What no token crosses: one digit; a line end; a word with the space or the underscore in front of it; signs, with the
-# space in front of them, and the one behind them if a digit comes next ("12, 16" is 1 2 ", " 1 6); other spaces.
-PIECES = r"\d|\n|[ _]?[A-Za-z]+| ?[^\sA-Za-z0-9]+(?: (?=\d))?| +(?= \S)|\s"
+# What no token crosses: a JSON key with the signs around it, so that values stand close to each other; one digit; a
+# line end; a word with the space or the underscore in front of it; signs, with the space in front of them, and the one
+# behind them if a digit comes next ("12, 16" is 1 2 ", " 1 6); other spaces.
+PIECES = r"(?:\[\{|\"?(?:\}, \{|, ))\"[a-z_]+\": \"?|\d|\n|[ _]?[A-Za-z]+| ?[^\sA-Za-z0-9]+(?: (?=\d))?| +(?= \S)|\s"
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}

@@ -6,11 +6,16 @@ PYTEST = -m pytest -n 2 --dist worksteal
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: demo demo-model demo-report demo-code test test-slow test-oldest mutants lint
+.PHONY: demo demo-model demo-report demo-code test test-slow test-browser screenshot test-oldest mutants lint
 
-# Generates text; the first run makes .venv.
+# Two questions to the demo checkpoint, by each decoding; the first run makes .venv.
 demo: .venv/installed
-	.venv/bin/python -m wedlm.demo
+	@.venv/bin/wedlm compare "Count from 12 to 60 in steps of 4." \
+	    "Tom has 24 marbles. He buys 3 bags with 9 marbles in each. How many marbles does he have now?"
+	@echo 'Next:  . .venv/bin/activate                           (then the command is wedlm)'
+	@echo '       wedlm chat                                    (talk to it: sums, equations, tables, functions, stories)'
+	@echo '       wedlm trace "Solve 3x + 7 = 22" --html trace.html    (see what each forward fills)'
+	@echo '       wedlm --help, README.md                       (other checkpoints, training, serving)'
 
 # Trains the demo checkpoint, about an hour on 2 cores; goes on where it was stopped. Then comes demo-report.
 demo-model: .venv/installed
@@ -27,17 +32,24 @@ demo-report: .venv/installed
 demo-code: .venv/installed
 	.venv/bin/python -c "from wedlm import WeDLMConfig; WeDLMConfig.from_pretrained('$(DEMO)').save_pretrained('$(DEMO)')"
 
-# Every test that is not marked slow.
+# Every test that is not marked slow or browser.
 test: .venv/installed
-	.venv/bin/python $(PYTEST) -m "not slow"
+	.venv/bin/python $(PYTEST) -m "not slow and not browser"
 
 # What needs a compiler, a wheel build or minutes.
 test-slow: .venv/installed
 	.venv/bin/python -m pytest -m slow
 
+# The page of `wedlm trace`, in Debian's chromium (apt install chromium chromium-driver).
+test-browser: .venv/browser
+	.venv/bin/python -m pytest -m browser
+
+screenshot: .venv/browser
+	.venv/bin/python tests/make_screenshot.py
+
 # The same tests as `test` on the oldest versions that setup.py promises.
 test-oldest: .venv-oldest/installed
-	.venv-oldest/bin/python $(PYTEST) -m "not slow"
+	.venv-oldest/bin/python $(PYTEST) -m "not slow and not browser"
 
 # Breaks one line at a time; each must make a test fail.
 mutants: .venv/installed
@@ -49,6 +61,11 @@ lint: .venv/installed
 
 .venv/installed: setup.py pyproject.toml constraints.txt
 .venv-oldest/installed: setup.py pyproject.toml constraints-oldest.txt
+
+.venv/browser: .venv/installed
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --constraint constraints.txt --editable ".[browser]"
+	touch $@
 
 %/installed:
 	$(PYTHON) -m venv $*

@@ -22,11 +22,12 @@ setup(
     python_requires=">=3.11",
     install_requires=["transformers>=5.17,<6", "torch>=2.11", "typer>=0.29"],
     entry_points={"console_scripts": ["wedlm = wedlm.cli:app"]},
-    package_data={"wedlm.training": ["configs/*"], "wedlm.hub_card": ["wedlm-demo/*"]},
+    package_data={"wedlm": ["trace_page.html"], "wedlm.training": ["configs/*"], "wedlm.hub_card": ["wedlm-demo/*"]},
     extras_require={
         "train": ["accelerate>=1.13", "datasets>=4.5", "matplotlib>=3.9", "peft>=0.19"],
         "eval": ["evaluate>=0.4.6", "lm_eval>=0.4.11"],
         "serve": ["fastapi>=0.120", "openai>=1.98", "uvicorn>=0.35"],
+        "browser": ["selenium>=4.20"],
         "dev": ["bitsandbytes>=0.48", "hypothesis", "numpy", "pytest>=8", "pytest-xdist", "ruff"],
     },
 )

@@ -136,7 +136,9 @@ class TextReaders:
         self.runs: list[torch.Tensor | None] = [None] * batch
         self.alive = [True] * batch
         self.num_streamed = 0
-        self.shows_drafts = batch == 1 and hasattr(streamer, "put_draft")
+        # What a streamer of one row may take besides put(): what stands behind the final text, a guess in every open
+        # slot, as put_draft(tokens), which transformers knows, or as put_window(tokens, filled).
+        self.shows_drafts = batch == 1 and any(hasattr(streamer, name) for name in ("put_draft", "put_window"))
         self.draft = None  # [max_new_tokens + 1]: the tokens of the one row, with a guess for every open slot
         asked_for = {"scores": generation_config.output_scores, "logits": generation_config.output_logits}
         returns = generation_config.return_dict_in_generate
@@ -290,7 +292,11 @@ class TextReaders:
                 self.streamer.put(tokens)
         self.num_streamed = num_final
         if self.shows_drafts and self.alive[0]:
-            self.streamer.put_draft(self.draft[num_final : window.end[0]].cpu())
+            tokens, filled = (x[num_final : window.end[0]].cpu() for x in (self.draft, window.filled[0]))
+            if hasattr(self.streamer, "put_window"):
+                self.streamer.put_window(tokens, filled)
+            else:
+                self.streamer.put_draft(tokens)
 
 
 def says_what_the_window_knows(

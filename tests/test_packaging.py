@@ -42,10 +42,15 @@ def test_a_wheel_in_a_fresh_environment_works(tmp_path):
         f"model = AutoModelForCausalLM.from_pretrained({str(CHECKPOINTS / 'q25')!r})\n"
         "model.save_pretrained('saved')\n"
         "assert sys.modules[type(model).__module__].__file__.startswith(sys.prefix), 'not the installed wheel'\n"
-        "from wedlm.demo import main\n"
-        "main()\n"
     )
     result = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert "48 tokens in" in result.stdout
     assert (tmp_path / "saved" / "window.py").exists()
+    commands = [["generate", "Count from 1 to 9."], ["trace", "Count from 1 to 9.", "--html", "trace.html"]]
+    for command in commands:  # the demo checkpoint, and the page, are in the wheel
+        result = subprocess.run(
+            [environment / "bin" / "wedlm", *command], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert result.returncode == 0, result.stderr
+        assert "tokens per forward" in result.stderr
+    assert (tmp_path / "trace.html").exists()

@@ -13,6 +13,7 @@ from transformers.models.auto.modeling_auto import (
 
 import wedlm
 from wedlm import WeDLMConfig, WeDLMForCausalLM, WeDLMModel
+from wedlm.hub_card.demo import DEMO_FOLDER
 
 BROKEN_CODE = "raise RuntimeError('the broken remote code ran')\n"
 
@@ -131,11 +132,8 @@ def test_the_mappings_list_the_classes():
     assert type(AutoConfig.for_model("wedlm")) is WeDLMConfig
 
 
-def test_pipelines_know_the_model(tmp_path, capfd):
-    from wedlm.demo import save_random_checkpoint
-
-    save_random_checkpoint(str(tmp_path))
-    generator = pipeline("text-generation", model=str(tmp_path))
+def test_pipelines_know_the_model(capfd):
+    generator = pipeline("text-generation", model=str(DEMO_FOLDER))
     assert type(generator.model) is WeDLMForCausalLM
     assert generator("one two", max_new_tokens=4)[0]["generated_text"].startswith("one two")
     assert "is not supported for" not in capfd.readouterr().err

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -84,6 +85,28 @@ def compare(
         from wedlm.compare import compare
 
         compare(prompts, settings, raw)
+
+
+@app.command(epilog='Example: wedlm trace "Count from 3 to 30 in steps of 3." --decoding verified --html trace.html')
+@with_settings
+def trace(
+    prompt: Annotated[str, typer.Argument(help="What to answer; - reads it from standard input.")],
+    settings: Settings,
+    raw: Raw = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Also write a page that plays the decoding back, over what FILE holds.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Answer PROMPT and show each forward: the text that became final, a bar, and the window behind it.
+
+    A dot is an open slot; colours tell how long ago a slot was filled. Verified decoding has drafts there, and says
+    how many of the last ones were accepted and which was refuted.
+    """
+    with refusals(settings.debug):
+        from wedlm.trace import trace
+
+        trace(prompt, settings, raw, html)
 
 
 @app.command(epilog="Example: wedlm info tencent/WeDLM-8B-Instruct")

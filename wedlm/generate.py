@@ -52,6 +52,14 @@ def encode(
     return ids
 
 
+def read_prompt(prompt: str) -> str:
+    """What the user gave, - being standard input."""
+    if prompt == "-":
+        prompt = sys.stdin.read().removesuffix("\n")
+    require_text(prompt)
+    return prompt
+
+
 def require_text(prompt: str) -> None:
     if not prompt.strip():
         raise ValueError("The prompt is empty; give it some text.")
@@ -97,9 +105,7 @@ def counts(tokens: int, forwards: int, seconds: float) -> str:
 
 def generate(prompt: str, settings: Settings, raw: bool) -> None:
     """The text on standard output as it is committed, the counts on standard error."""
-    if prompt == "-":
-        prompt = sys.stdin.read().removesuffix("\n")
-    require_text(prompt)
+    prompt = read_prompt(prompt)
     model, tokenizer = load(settings)
     ids = encode(model, tokenizer, prompt, raw)
     seed(settings)

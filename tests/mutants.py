@@ -34,7 +34,7 @@ TOKENIZER, NEW_FOLDER = "modeling_wedlm/tokenizer_files.py", "modeling_wedlm/new
 DUAL_STREAM, ROW_LOSS = "modeling_wedlm/dual_stream.py", "modeling_wedlm/row_loss.py"
 MASKING, COLLATOR, LOSS = "training/masking.py", "training/collator.py", "training/loss.py"
 CLI, CHECKPOINT, SETTINGS = "wedlm/cli.py", "wedlm/checkpoint.py", "wedlm/settings.py"
-SERVE = "wedlm/serve.py"
+SERVE, TRACE, RECIPE = "wedlm/serve.py", "wedlm/trace.py", "hub_card/demo/recipe.py"
 GENERATE, CHAT, COMPARE, INFO = "wedlm/generate.py", "wedlm/chat.py", "wedlm/compare.py", "wedlm/info.py"
 DATA, SAMPLES, CONVERSATION = "training/data.py", "training/samples.py", "training/conversation.py"
 TRAINER, METRICS = "training/trainer.py", "training/metrics.py"
@@ -2784,6 +2784,83 @@ MUTANTS = [
         "    listening = take_port(host, port)\n    model, tokenizer = load_checkpoint(name, dtype, device)\n",
         "    model, tokenizer = load_checkpoint(name, dtype, device)\n    listening = take_port(host, port)\n",
         "test_serve.py::test_bad_input_is_one_sentence",
+    ),
+    Mutant(
+        "a trace forgets when a slot was filled",
+        TRACE,
+        "self.filled_in.setdefault(len(self.ids) - 1, forward)",
+        "forward",
+        "test_trace.py::test_every_forward_is_told",
+    ),
+    Mutant(
+        "a trace takes slots for filled that are open",
+        TRACE,
+        "self.filled_in.setdefault(i, forward) if is_filled else None",
+        "self.filled_in.setdefault(i, forward)",
+        "test_trace.py::test_a_forward_fills_what_it_says",
+    ),
+    Mutant(
+        "a trace judges drafts behind a refuted one",
+        TRACE,
+        "next((i for i in range(num_judged) if self.guesses[i] != new[i]), num_judged)",
+        "sum(self.guesses[i] == new[i] for i in range(num_judged))",
+        "test_trace.py::test_a_draft_is_accepted_up_to_the_first_that_differs",
+    ),
+    Mutant(
+        "a trace token by token is one step",
+        TRACE,
+        "if self.new is not None:  # token by token nobody tells of a window",
+        "if False:",
+        "test_trace.py::test_every_forward_is_told",
+    ),
+    Mutant(
+        "half a character is shown",
+        TRACE,
+        'if text.endswith("\\N{REPLACEMENT CHARACTER}"):',
+        "if False:",
+        "test_trace.py::test_a_character_of_several_tokens_comes_whole",
+    ),
+    Mutant(
+        "generated text is markup in the page",
+        TRACE,
+        '.replace("<", "\\\\u003c")',
+        "",
+        "test_trace.py::test_no_text_becomes_markup",
+    ),
+    Mutant(
+        "a page that cannot be written is found out at the end",
+        TRACE,
+        "if html is not None:\n        check_writable(html)",
+        "if False:\n        check_writable(html)",
+        "test_trace.py::test_a_page_that_cannot_be_written_is_refused_at_once",
+    ),
+    Mutant(
+        "control characters reach the terminal",
+        TRACE,
+        "char if char.isprintable() else",
+        "char if True else",
+        "test_trace.py::test_nothing_acts_on_the_terminal",
+    ),
+    Mutant(
+        "a window is told with what is filled elsewhere",
+        READERS,
+        "for x in (self.draft, window.filled[0]))",
+        "for x in (self.draft, window.filled[0].roll(1)))",
+        "test_trace.py::test_every_forward_is_told",
+    ),
+    Mutant(
+        "a resumed recipe forgets its optimizer",
+        RECIPE,
+        "            part.load_state_dict(state)\n",
+        "            pass\n",
+        "test_demo_recipe.py::test_the_optimizer_goes_on_where_it_stopped",
+    ),
+    Mutant(
+        "a resumed recipe schedules nothing",
+        RECIPE,
+        "        self.param_groups = self.groups()\n",
+        "",
+        "test_demo_recipe.py::test_the_optimizer_goes_on_where_it_stopped",
     ),
 ]
 

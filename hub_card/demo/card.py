@@ -154,14 +154,15 @@ def card(report: dict, training: dict) -> str:
 
 
 def overview(report: dict) -> str:
-    """For the README: of each kind what is right, and tokens per forward."""
+    """For the README: of each kind what is right, tokens per forward, and how many times as fast as autoregressive."""
     decodings = ("autoregressive", "streaming", "verified")
     lines = [f"| | {' | '.join(decodings)} |", "| --- | ---: | ---: | ---: |"]
     for kind, rows in report["results"].items():
-        cells = [
-            f"{percent(rows[decoding]['accuracy'])}, {rows[decoding]['tokens_per_forward']:.1f}"
-            for decoding in decodings
-        ]
+        cells = [percent(rows[BASELINE]["accuracy"])]
+        for decoding in decodings[1:]:
+            row = rows[decoding]
+            times = row["times_autoregressive"]["median"]
+            cells.append(f"{percent(row['accuracy'])}, {row['tokens_per_forward']:.1f}, {times:.1f}×")
         lines.append(f"| {kind.replace('_', ' ')} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -1,0 +1,124 @@
+"""The README does what it says: its code runs, in its order, and its numbers are measured ones."""
+
+import ast
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+from helpers import REPOSITORY
+from transformers import logging
+from typer.testing import CliRunner
+
+from wedlm.cli import app
+from wedlm.generation.support import DEFAULTS
+from wedlm.hub_card.demo import DEMO_FOLDER
+from wedlm.hub_card.demo.card import overview
+
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+NOT_RUN = {"by hand", "needs a GPU and the network", "needs the network"}  # these are only compiled
+SERVER, CLIENT = "runs until Ctrl-C", "needs the server"
+
+
+class Block(NamedTuple):
+    note: str | None  # a comment above it
+    language: str
+    code: str
+
+
+BLOCKS = [Block(*found) for found in re.findall(r"(?:<!-- (.*?) -->\n)?```(\w+)\n(.*?)```", README, re.DOTALL)]
+
+
+def commands(block):
+    """The words of each line that has a command."""
+    lines = (shlex.split(line, comments=True) for line in block.code.splitlines())
+    return [words for words in lines if words]
+
+
+@pytest.fixture
+def newcomers_folder(tmp_path, monkeypatch):
+    """The repository's folders that the README names, and room for what the commands write."""
+    for name in ("hub_card", "training"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    monkeypatch.chdir(tmp_path)
+    before = logging.get_verbosity()
+    yield tmp_path
+    logging.set_verbosity(before)
+
+
+def test_every_block_is_known():
+    assert {block.language for block in BLOCKS} == {"bash", "python"}
+    assert README.count("```") == 2 * len(BLOCKS)
+    assert {block.note for block in BLOCKS} == {*NOT_RUN, SERVER, CLIENT, ""}
+    assert sum(block.note == "" for block in BLOCKS) >= 6
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.code.splitlines()[0])
+def test_every_block_compiles(block):
+    if block.language == "python":
+        ast.parse(block.code)
+        return
+    for words in commands(block):
+        if words[0] == "make":
+            assert f"\n{words[1]}:" in (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+        else:
+            assert words[0] == "wedlm"
+            help = CliRunner().invoke(app, [words[1], "--help"])
+            assert help.exit_code == 0, words
+
+
+def test_the_code_runs_in_its_order(newcomers_folder):
+    """All of it in one process, and the server in another."""
+    namespace, server = {}, None
+    try:
+        for block in BLOCKS:
+            if block.note in NOT_RUN:
+                continue
+            if block.note == SERVER:
+                ((_, *arguments),) = commands(block)
+                server = subprocess.Popen(
+                    [sys.executable, "-m", "wedlm", *arguments, "--port", "0"],
+                    stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                )  # fmt: skip
+                port = re.search(r"http://127\.0\.0\.1:(\d+)/v1", server.stdout.readline())[1]
+            elif block.language == "python":
+                code = block.code.replace(":8000/v1", f":{port}/v1") if block.note == CLIENT else block.code
+                exec(compile(code, "README.md", "exec"), namespace)
+            else:
+                for _, *arguments in commands(block):
+                    result = CliRunner().invoke(app, arguments)
+                    assert result.exit_code == 0, (arguments, result.output)
+    finally:
+        if server is not None:
+            server.kill()
+            server.wait()
+    assert "It is Lima." in result.stdout, "what was trained by hand is gone: the last command is generate, of LoRA"
+    assert (newcomers_folder / "trace.html").exists() and (newcomers_folder / "my-wedlm" / "window.py").exists()
+
+
+def test_the_numbers_are_measured():
+    """The table is written from the report, and elsewhere nothing is claimed."""
+    table = overview(json.loads((DEMO_FOLDER / "report.json").read_text(encoding="utf-8")))
+    assert table in README
+    prose = re.sub(r"```.*?```", "", README.replace(table, ""), flags=re.DOTALL)
+    claims = re.findall(
+        r"\d[\d.,]* ?(?:%|×|times\b|x\b|ms\b|s\b|seconds|minutes|hours|[MG]B|tokens|parameters)", prose
+    )
+    assert claims == []
+
+
+def test_the_defaults_are_those_of_generate():
+    row = next(line for line in README.splitlines() if line.startswith("| the default |"))
+    assert dict(re.findall(r'`(\w+)="?(.*?)"?`', row)) == {name: str(value) for name, value in DEFAULTS.items()}
+
+
+def test_every_file_that_is_linked_is_there():
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    assert len(links) > 5 and all((REPOSITORY / link).exists() for link in links), links
+    folders = re.findall(r"^\| `(\w+)/` \|", README, re.MULTILINE)
+    assert {"wedlm", "modeling_wedlm", "generation", "training", "hub_card", "docs", "tests"} <= set(folders)
+    assert all((REPOSITORY / folder).is_dir() for folder in folders)

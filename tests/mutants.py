@@ -2302,8 +2302,8 @@ MUTANTS = [
     Mutant(
         "digits are merged",
         f"{DEMO}/tokenizer.py",
-        'PIECES = r"\\d|',
-        'PIECES = r"\\d+|',
+        "|\\d|\\n|",
+        "|\\d+|\\n|",
         PIECES,
     ),
     Mutant(

@@ -4,13 +4,12 @@ import ast
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
-from typing import NamedTuple
 
 import pytest
 from helpers import REPOSITORY
+from readme_blocks import BLOCKS, BY_HAND, CLIENT, ELSEWHERE, README, SERVER
 from transformers import logging
 from typer.testing import CliRunner
 
@@ -18,25 +17,6 @@ from wedlm.cli import app
 from wedlm.generation.support import DEFAULTS
 from wedlm.hub_card.demo import DEMO_FOLDER
 from wedlm.hub_card.demo.card import overview
-
-README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-NOT_RUN = {"by hand", "needs a GPU and the network", "needs the network"}  # these are only compiled
-SERVER, CLIENT = "runs until Ctrl-C", "needs the server"
-
-
-class Block(NamedTuple):
-    note: str | None  # a comment above it
-    language: str
-    code: str
-
-
-BLOCKS = [Block(*found) for found in re.findall(r"(?:<!-- (.*?) -->\n)?```(\w+)\n(.*?)```", README, re.DOTALL)]
-
-
-def commands(block):
-    """The words of each line that has a command."""
-    lines = (shlex.split(line, comments=True) for line in block.code.splitlines())
-    return [words for words in lines if words]
 
 
 @pytest.fixture
@@ -53,7 +33,7 @@ def newcomers_folder(tmp_path, monkeypatch):
 def test_every_block_is_known():
     assert {block.language for block in BLOCKS} == {"bash", "python"}
     assert README.count("```") == 2 * len(BLOCKS)
-    assert {block.note for block in BLOCKS} == {*NOT_RUN, SERVER, CLIENT, ""}
+    assert {block.note for block in BLOCKS} == {BY_HAND, *ELSEWHERE, SERVER, CLIENT, ""}
     assert sum(block.note == "" for block in BLOCKS) >= 6
 
 
@@ -62,7 +42,7 @@ def test_every_block_compiles(block):
     if block.language == "python":
         ast.parse(block.code)
         return
-    for words in commands(block):
+    for words in block.commands():
         if words[0] == "make":
             assert f"\n{words[1]}:" in (REPOSITORY / "Makefile").read_text(encoding="utf-8")
         else:
@@ -76,10 +56,10 @@ def test_the_code_runs_in_its_order(newcomers_folder):
     namespace, server = {}, None
     try:
         for block in BLOCKS:
-            if block.note in NOT_RUN:
+            if block.note in {BY_HAND, *ELSEWHERE}:
                 continue
             if block.note == SERVER:
-                ((_, *arguments),) = commands(block)
+                ((_, *arguments),) = block.commands()
                 server = subprocess.Popen(
                     [sys.executable, "-m", "wedlm", *arguments, "--port", "0"],
                     stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -89,7 +69,7 @@ def test_the_code_runs_in_its_order(newcomers_folder):
                 code = block.code.replace(":8000/v1", f":{port}/v1") if block.note == CLIENT else block.code
                 exec(compile(code, "README.md", "exec"), namespace)
             else:
-                for _, *arguments in commands(block):
+                for _, *arguments in block.commands():
                     result = CliRunner().invoke(app, arguments)
                     assert result.exit_code == 0, (arguments, result.output)
     finally:

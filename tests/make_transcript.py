@@ -1,0 +1,86 @@
+"""docs/transcript.md: the code blocks of the README, typed in their order in a fresh clone with a fresh HOME.
+
+    git clone . /tmp/wedlm && python3 tests/make_transcript.py /tmp/wedlm
+
+What needs the network, a GPU or a server is left out; of `make test` the last line is kept, of a terminal's colours and
+progress nothing.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from readme_blocks import BLOCKS, BY_HAND
+
+HEAD = """\
+# A newcomer's first hour
+
+A fresh clone, a fresh HOME, and the code blocks of the README in their order, by `tests/make_transcript.py`. Left out
+is what needs the network, a GPU or a server.
+"""
+# A Python that stays, as a newcomer's would: code comes in as lines of JSON, and a mark ends what it printed.
+PYTHON = """
+import json, sys
+space = {}
+for line in sys.stdin:
+    exec(json.loads(line), space)
+    print("\\0", flush=True)
+"""
+
+
+def main() -> None:
+    clone = Path(sys.argv[1]).resolve()
+    lines, python = [HEAD], None
+    with tempfile.TemporaryDirectory() as home:
+        environment = {
+            "HOME": home,
+            "PATH": f"{clone / '.venv' / 'bin'}:{os.environ['PATH']}",
+            "LANG": "C.UTF-8",
+            **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},
+        }
+        how = {"cwd": clone, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        for block in BLOCKS:
+            if block.note not in ("", BY_HAND):
+                continue
+            if block.language == "python":
+                if python is None:
+                    python = subprocess.Popen(
+                        [clone / ".venv" / "bin" / "python", "-u", "-c", PYTHON], stdin=subprocess.PIPE, **how
+                    )
+                python.stdin.write(json.dumps(block.code) + "\n")
+                python.stdin.flush()
+                printed = ""
+                while not printed.endswith("\0\n"):
+                    line = python.stdout.readline()
+                    if not line:
+                        raise SystemExit(f"The block failed:\n{block.code}\n{printed}")
+                    printed += line
+                lines += ["```python", block.code.rstrip(), "```", "```", shown(printed[:-2], clone), "```", ""]
+                continue
+            for command in filter(str.strip, block.code.splitlines()):
+                result = subprocess.run(command, shell=True, **how)
+                if result.returncode != 0:
+                    raise SystemExit(f"$ {command}\n{result.stdout}")
+                output = shown(result.stdout, clone)
+                if command.startswith("make test"):
+                    output = output.splitlines()[-1]
+                lines += ["```", f"$ {command}", output, "```", ""]
+                print(lines[-3], output, sep="\n", flush=True)
+        if python is not None:
+            python.stdin.close()
+            python.wait()
+    (Path(__file__).parents[1] / "docs" / "transcript.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def shown(text: str, clone: Path) -> str:
+    """As a terminal has it in the end: of a line that was written over, the last state; the clone is at ~/wedlm."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace(str(clone), "~/wedlm")
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.splitlines()).strip("\n")
+
+
+if __name__ == "__main__":
+    main()

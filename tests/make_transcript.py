@@ -2,7 +2,7 @@
 
     git clone . /tmp/wedlm && python3 tests/make_transcript.py /tmp/wedlm
 
-What needs the network, a GPU or a server is left out; of `make test` the last line is kept, of a terminal's colours and
+What needs the network, a GPU or a server is left out; of `make test` the last line is kept, of colours and
 progress nothing.
 """
 

@@ -1,12 +1,16 @@
+import json
 import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from helpers import CHECKPOINTS, REPOSITORY, run_python
 from typer.testing import CliRunner
 
 from wedlm import cli
+from wedlm.hub_card.demo import DEMO_FOLDER
 
 
 def run(*arguments):
@@ -72,3 +76,36 @@ def test_the_command_is_installed():
     assert '"wedlm = wedlm.cli:app"' in (REPOSITORY / "setup.py").read_text()
     result = subprocess.run([sys.executable, "-m", "wedlm.cli", "--help"], capture_output=True, text=True)
     assert result.returncode == 0 and "convert" in result.stdout
+
+
+@pytest.mark.slow
+def test_every_command_through_the_installed_entry_point(tmp_path):
+    wedlm = Path(sys.executable).with_name("wedlm")
+    chats = [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}] * 4
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    config = f"model: {DEMO_FOLDER}\ntrain_data: chats.jsonl\noutput_dir: lora\nlora_r: 4\nmax_steps: 2\n"
+    (tmp_path / "lora.yaml").write_text(config)
+    called = set()
+    for words, given, expected in [
+        (["generate", "Count from 1 to 9."], "", "1, 2, 3, 4, 5, 6, 7, 8, 9\n"),
+        (["chat"], "Count from 1 to 9.\n/stats\n", "tokens per forward"),
+        (["compare", "Count from 1 to 9."], "", "same"),
+        (["trace", "Count from 1 to 9."], "", "1, 2, 3, 4"),
+        (["info"], "", "wedlm-demo"),
+        (["convert", CHECKPOINTS / "q3", "converted"], "", "Written to converted"),
+        (["train", "lora.yaml"], "", ""),
+        (["merge", "lora", "merged"], "", "Written to merged"),
+    ]:
+        called.add(words[0])
+        result = subprocess.run([wedlm, *words], cwd=tmp_path, input=given, capture_output=True, text=True)
+        assert result.returncode == 0, (words, result.stderr)
+        assert expected in result.stdout + result.stderr, (words, result.stdout, result.stderr)
+    called.add("serve")
+    server = subprocess.Popen([wedlm, "serve", "--port", "0"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    try:
+        assert "wedlm-demo answers at http://127.0.0.1:" in server.stdout.readline()
+        server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 0
+    finally:
+        server.kill()
+    assert called == {command.callback.__name__ for command in cli.app.registered_commands}

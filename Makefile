@@ -10,11 +10,11 @@ DEMO = hub_card/wedlm-demo
 
 # Two questions to the demo checkpoint, by each decoding; the first run makes .venv.
 demo: .venv/installed
-	@.venv/bin/wedlm compare "Count from 12 to 60 in steps of 4." \
-	    "Tom has 24 marbles. He buys 3 bags with 9 marbles in each. How many marbles does he have now?"
+	@.venv/bin/wedlm compare "Count down from 20 to 10 in steps of 1." \
+	    "Tom has 24 marbles. He buys 30 more. He gives 12 to Anna. How many marbles does he have now?"
 	@echo 'Next:  . .venv/bin/activate                           (then the command is wedlm)'
 	@echo '       wedlm chat                                    (talk to it: sums, equations, tables, functions, stories)'
-	@echo '       wedlm trace "Solve 3x + 7 = 22" --html trace.html    (see what each forward fills)'
+	@echo '       wedlm trace "Solve 3x + 7 = 22." --html trace.html   (see what each forward fills)'
 	@echo '       wedlm --help, README.md                       (other checkpoints, training, serving)'
 
 # Trains the demo checkpoint, about an hour on 2 cores; goes on where it was stopped. Then comes demo-report.

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from wedlm import cli
 from wedlm.hub_card.demo import DEMO_FOLDER
 
+QUESTION = "Solve for x: 3x + 7 = 22"
+
 
 def run(*arguments):
     return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
@@ -87,10 +89,10 @@ def test_every_command_through_the_installed_entry_point(tmp_path):
     (tmp_path / "lora.yaml").write_text(config)
     called = set()
     for words, given, expected in [
-        (["generate", "Count from 1 to 9."], "", "1, 2, 3, 4, 5, 6, 7, 8, 9\n"),
-        (["chat"], "Count from 1 to 9.\n/stats\n", "tokens per forward"),
-        (["compare", "Count from 1 to 9."], "", "same"),
-        (["trace", "Count from 1 to 9."], "", "1, 2, 3, 4"),
+        (["generate", QUESTION], "", "Answer: x = 5\n"),
+        (["chat"], f"{QUESTION}\n/stats\n", "tokens per forward"),
+        (["compare", QUESTION], "", "same"),
+        (["trace", QUESTION], "", "Answer"),
         (["info"], "", "wedlm-demo"),
         (["convert", CHECKPOINTS / "q3", "converted"], "", "Written to converted"),
         (["train", "lora.yaml"], "", ""),

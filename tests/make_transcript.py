@@ -61,7 +61,7 @@ def main() -> None:
                     printed += line
                 lines += ["```python", block.code.rstrip(), "```", "```", shown(printed[:-2], clone), "```", ""]
                 continue
-            for command in filter(str.strip, block.code.splitlines()):
+            for command in filter(str.strip, block.lines()):
                 result = subprocess.run(command, shell=True, **how)
                 if result.returncode != 0:
                     raise SystemExit(f"$ {command}\n{result.stdout}")

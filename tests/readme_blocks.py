@@ -16,9 +16,13 @@ class Block(NamedTuple):
     language: str
     code: str
 
+    def lines(self) -> list[str]:
+        """Those that go on in the next are one."""
+        return self.code.replace("\\\n", "").splitlines()
+
     def commands(self) -> list[list[str]]:
         """The words of each line that has a command."""
-        lines = (shlex.split(line, comments=True) for line in self.code.splitlines())
+        lines = (shlex.split(line, comments=True) for line in self.lines())
         return [words for words in lines if words]
 
 

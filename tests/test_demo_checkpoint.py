@@ -41,7 +41,7 @@ import json
 from transformers import AutoModelForCausalLM, AutoTokenizer
 folder = "wedlm-demo"
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 chat = [{{"role": "user", "content": {shown["prompt"]!r}}}]
 inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")
 output = model.generate(**inputs, max_new_tokens=160, return_dict_in_generate=True)
@@ -49,7 +49,8 @@ new = output.sequences[0, inputs["input_ids"].shape[1] :]
 print("\\n" + json.dumps([new.tolist(), int(output.forwards), tokenizer.decode(new, skip_special_tokens=True)]))
 """
     printed = run_python(code, tmp_path, wedlm=False)
-    assert json.loads(printed.splitlines()[-1]) == [shown["token_ids"], shown["forwards"], shown["text"]]
+    (result,) = (line for line in printed.splitlines() if line.startswith("[["))
+    assert json.loads(result) == [shown["token_ids"], shown["forwards"], shown["text"]]
     assert shown["tokens"] == len(shown["token_ids"])
 
 

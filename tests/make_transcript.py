@@ -79,6 +79,7 @@ def main() -> None:
 def shown(text: str, clone: Path) -> str:
     """As a terminal has it in the end: of a line that was written over, the last state; the clone is at ~/wedlm."""
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace(str(clone), "~/wedlm")
+    text = re.sub(r"(?<!\S)/\S+/(python[\d.]*)(?= )", r"\1", text)
     return "\n".join(line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.splitlines()).strip("\n")
 
 

@@ -2862,6 +2862,27 @@ MUTANTS = [
         "",
         "test_demo_recipe.py::test_the_optimizer_goes_on_where_it_stopped",
     ),
+    Mutant(
+        "blocks are left out that have masked tokens",
+        COLLATOR,
+        "has_masked = np.bincount(blocks, draws.masked) > 0",
+        "has_masked = np.bincount(blocks, draws.masked) > 1",
+        "test_collator.py::test_idle_blocks_are_left_out_and_nothing_else",
+    ),
+    Mutant(
+        "a sample without a masked token loses its prediction stream",
+        COLLATOR,
+        "has_masked[-1] |= not has_masked.any()",
+        "pass",
+        "test_collator.py::test_idle_blocks_are_left_out_and_nothing_else",
+    ),
+    Mutant(
+        "Trainer learns nothing from many rows",
+        "training/arguments.py",
+        "drop_idle_blocks=True,",
+        "",
+        "test_trainer.py::test_no_row_is_made_for_a_block_without_a_masked_token",
+    ),
 ]
 
 

@@ -267,3 +267,16 @@ def test_a_mask_token_to_learn_is_refused():
     with pytest.raises(ValueError, match="labels of sample 8 hold the MASK token, 9, at position 2, .*take it out"):
         collator()([row([[(10, False), (11, True), (MASK, True)]], [8])])
     collator()([row([[(MASK, False), (11, True)]])])  # of a prompt it is what the user wrote
+
+
+@given(st.lists(samples, min_size=1, max_size=3), st.integers(1, 5), st.integers(0, 99))
+def test_idle_blocks_are_left_out_and_nothing_else(packed, block_size, seed):
+    rows = [row(packed)]
+    whole, lean = (collator(block_size=block_size, seed=seed, drop_idle_blocks=drop)(rows) for drop in (False, True))
+    whole, lean = (by_sample(batch, rows) for batch in (whole, lean))
+    for index, expected in whole.items():
+        places = range(len(expected["input_ids"]))
+        blocks = {expected["block_ids"][i] for i in places if expected["gammas"][i] > 0}
+        blocks = blocks or {max(expected["block_ids"])}
+        stays = [i for i in places if expected["stream_ids"][i] == 0 or expected["block_ids"][i] in blocks]
+        assert lean[index] == {name: [values[i] for i in stays] for name, values in expected.items()}

@@ -45,7 +45,7 @@ def recorded_batch(**kwargs):
     return collator([{**columns, "sample_lengths": LENGTHS, "sample_indices": [0, 1]}])
 
 
-def batch_of(layout, block_size=8, prompt_length=3):
+def batch_of(layout, block_size=8, prompt_length=3, **collator):
     """A batch of random tokens: `layout` lists the lengths of the samples of each row."""
     rows = []
     for i, lengths in enumerate(layout):
@@ -55,7 +55,7 @@ def batch_of(layout, block_size=8, prompt_length=3):
         labels = [-100 if prompt else token for token, prompt in zip(input_ids, is_prompt, strict=True)]
         indices = [100 * i + j for j in range(len(lengths))]
         rows.append({"input_ids": input_ids, "labels": labels, "sample_lengths": lengths, "sample_indices": indices})
-    return DualStreamCollator(mask_token_id=MASK, block_size=block_size)(rows)
+    return DualStreamCollator(mask_token_id=MASK, block_size=block_size, **collator)(rows)
 
 
 LAYOUTS = {
@@ -121,6 +121,19 @@ def test_recorded_step(checkpoint, attention):
         assert norm == pytest.approx(recorded[name], abs=1e-3)
     norm = torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters()])
     assert norm.item() == pytest.approx(recorded["grad_norm_total"], abs=1e-3)
+
+
+@pytest.mark.parametrize("attention", FORMS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_without_idle_blocks_losses_and_gradients_are_the_same(checkpoint, layout, attention):
+    model = load(checkpoint, attn_implementation=attention)
+    whole, lean = (batch_of(LAYOUTS[layout], prompt_length=20, drop_idle_blocks=drop) for drop in (False, True))
+    assert lean["input_ids"].numel() < 0.9 * whole["input_ids"].numel()
+    expected, got = (loss_and_gradients(model, batch) for batch in (whole, lean))
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            got[name], value, atol=1e-5, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 # --- What decoding computes ---

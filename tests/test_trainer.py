@@ -106,6 +106,14 @@ def test_steps_are_gradient_descent_on_the_objective(two_steps):
         torch.testing.assert_close(weights[name], weight.detach(), rtol=1e-3, atol=3e-6)
 
 
+def test_no_row_is_made_for_a_block_without_a_masked_token(tmp_path):
+    """The step above is that of all rows."""
+    (row,) = samples([40])
+    labels = [-100] * 33 + row["labels"][33:]
+    batch = arguments(tmp_path).collator(MASK)([{**row, "labels": labels}])
+    assert batch["block_ids"][batch["stream_ids"] == 1].tolist() == [4] * 8
+
+
 @pytest.mark.parametrize(
     "fields",
     [

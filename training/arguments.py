@@ -80,6 +80,7 @@ class WeDLMTrainingArguments(DataOptions, TrainingArguments):
             seed=self.seed if self.data_seed is None else self.data_seed,
             suffix_mask_probability=self.suffix_mask_probability,
             loss_weighting=self.loss_weighting,
+            drop_idle_blocks=True,
         )
 
     def data_options(self) -> DataOptions:

@@ -31,6 +31,10 @@ class DualStreamCollator:
     second; what they are divided by is the business of `wedlm.training.loss`. Of the blocks, the share
     `suffix_mask_probability` masks its last tokens instead of any, as a decoding window mostly looks.
 
+    With `drop_idle_blocks` the prediction stream leaves out blocks without a masked token, such as those of a long
+    prompt: nothing is predicted there and no other row sees them, so that losses and gradients stay the same, in fewer
+    rows. (Of a sample without any masked token the last block stays.)
+
     Example:
 
         collator = DualStreamCollator(mask_token_id=9, block_size=3)
@@ -53,6 +57,7 @@ class DualStreamCollator:
     suffix_mask_probability: float = 0.0
     loss_weighting: Literal["weighted", "uniform"] = "weighted"
     pad_token_id: int = 0
+    drop_idle_blocks: bool = False
 
     def __post_init__(self):
         if self.mask_token_id is None:
@@ -95,7 +100,7 @@ class DualStreamCollator:
             tokens, targets = input_ids[start:end], labels[start:end]
             self.check_sample(tokens, targets, indices[i])
             sample = self.dual_stream_sample(tokens, targets, self.draw(indices[i], targets != NO_TARGET))
-            samples.append({"sample_ids": np.full(2 * len(tokens), i), **sample})
+            samples.append({"sample_ids": np.full(len(sample["input_ids"]), i), **sample})
         return {name: np.concatenate([sample[name] for sample in samples]) for name in samples[0]}
 
     def check_sample(self, tokens: np.ndarray, labels: np.ndarray, index: int) -> None:
@@ -116,10 +121,14 @@ class DualStreamCollator:
         return draw_masks(maskable, self.block_size, np.random.default_rng(key), self.suffix_mask_probability)
 
     def dual_stream_sample(self, tokens: np.ndarray, labels: np.ndarray, draws: Draws) -> dict[str, np.ndarray]:
-        """`[memory ; prediction]`, 2L rows, of one sample of L tokens."""
+        """`[memory ; prediction]`, of one sample of L tokens: 2L rows, or fewer without idle blocks."""
         positions = np.arange(len(tokens))
         blocks = positions // self.block_size
         order = prediction_order(draws.masked, self.block_size)
+        if self.drop_idle_blocks:
+            has_masked = np.bincount(blocks, draws.masked) > 0
+            has_masked[-1] |= not has_masked.any()
+            order = order[has_masked[blocks[order]]]
         gammas = np.where(draws.masked, draws.gammas[blocks], 0)
         next_labels = np.append(labels[1:], NO_TARGET)
         weights = draws.masked / np.where(draws.masked & (self.loss_weighting == "weighted"), gammas, 1)
@@ -130,7 +139,7 @@ class DualStreamCollator:
         return {
             "input_ids": streams(tokens, np.where(draws.masked, self.mask_token_id, tokens)),
             "position_ids": streams(positions, positions),
-            "stream_ids": np.repeat([MEMORY, PREDICTION], len(tokens)),
+            "stream_ids": np.repeat([MEMORY, PREDICTION], [len(tokens), len(order)]),
             "block_ids": streams(blocks, blocks),
             "targets": streams(next_labels, np.where(draws.masked, labels, NO_TARGET)),
             "target_weights": streams(next_labels != NO_TARGET, weights),

@@ -76,7 +76,7 @@ def test_the_code_runs_in_its_order(newcomers_folder):
         if server is not None:
             server.kill()
             server.wait()
-    assert "It is Lima." in result.stdout, "what was trained by hand is gone: the last command is generate, of LoRA"
+    assert "It is Lima." in result.stdout, "what LoRA has learned, asked for by the last command"
     assert (newcomers_folder / "trace.html").exists() and (newcomers_folder / "my-wedlm" / "window.py").exists()
 
 

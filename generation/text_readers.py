@@ -292,9 +292,9 @@ class TextReaders:
                 self.streamer.put(tokens)
         self.num_streamed = num_final
         if self.shows_drafts and self.alive[0]:
-            tokens, filled = (x[num_final : window.end[0]].cpu() for x in (self.draft, window.filled[0]))
+            tokens = self.draft[num_final : window.end[0]].cpu()
             if hasattr(self.streamer, "put_window"):
-                self.streamer.put_window(tokens, filled)
+                self.streamer.put_window(tokens, window.filled[0, num_final : window.end[0]].cpu())
             else:
                 self.streamer.put_draft(tokens)
 

@@ -2800,10 +2800,10 @@ MUTANTS = [
         "test_trace.py::test_a_forward_fills_what_it_says",
     ),
     Mutant(
-        "a trace judges drafts behind a refuted one",
+        "a trace takes every draft for accepted",
         TRACE,
-        "next((i for i in range(num_judged) if self.guesses[i] != new[i]), num_judged)",
-        "sum(self.guesses[i] == new[i] for i in range(num_judged))",
+        "sum(guess == token for guess, token in judged)",
+        "len(judged)",
         "test_trace.py::test_a_draft_is_accepted_up_to_the_first_that_differs",
     ),
     Mutant(
@@ -2844,8 +2844,8 @@ MUTANTS = [
     Mutant(
         "a window is told with what is filled elsewhere",
         READERS,
-        "for x in (self.draft, window.filled[0]))",
-        "for x in (self.draft, window.filled[0].roll(1)))",
+        "window.filled[0, num_final : window.end[0]]",
+        "window.filled[0].roll(1)[num_final : window.end[0]]",
         "test_trace.py::test_every_forward_is_told",
     ),
     Mutant(

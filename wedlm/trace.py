@@ -74,9 +74,10 @@ class Tracer(BaseStreamer):
             slots.append(
                 Slot(self.tokenizer.decode([token]), self.filled_in.setdefault(i, forward) if is_filled else None)
             )
-        num_judged = min(len(self.guesses), len(new)) if self.judges_drafts else 0
-        num_accepted = next((i for i in range(num_judged) if self.guesses[i] != new[i]), num_judged)
-        refuted = self.tokenizer.decode([self.guesses[num_accepted]]) if num_accepted < num_judged else None
+        # (Only the last of the new tokens can differ from its draft, and there may be none for it.)
+        judged = list(zip(self.guesses, new, strict=False)) if self.judges_drafts else []
+        num_accepted = sum(guess == token for guess, token in judged)
+        refuted = self.tokenizer.decode([self.guesses[num_accepted]]) if num_accepted < len(judged) else None
         self.guesses = window
         self.steps.append(Step(slots[: len(new)], slots[len(new) :], num_accepted, refuted))
         self.show(forward, self.steps[-1])

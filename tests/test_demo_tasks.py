@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from wedlm.hub_card.demo.checkers import check
-from wedlm.hub_card.demo.counting_checker import SHOWN, expected
+from wedlm.hub_card.demo.counting_checker import expected
 from wedlm.hub_card.demo.equations_checker import equation_in, value_of
 from wedlm.hub_card.demo.tasks import (
     KINDS,
@@ -46,11 +46,13 @@ def test_the_checker_accepts_every_answer(kind, split):
 
 # Made up by hand, not drawn.
 RIGHT = [
-    ("counting", "Count from 12 to 24 in steps of 4.", "12, 16, 20, 24"),
-    ("counting", "Count down from twenty to five by five. Answer in words.", "twenty, fifteen, ten, five"),
-    ("counting", "What are the next 3 numbers after 9, 7, 5?", "3, 1, -1"),
-    ("counting", "Give me 3 numbers that start at 50 and go down by 7.", "50, 43, 36"),
-    ("counting", "List the multiples of 7 from 14 to 28.", "14, 21, 28"),
+    ("counting", "Count by 4 from 12 to 24.", "12, 16, 20, 24."),
+    ("counting", "Keep subtracting 7 from 50 until you reach 36.", "50, 43, 36."),
+    ("counting", "Keep adding 7 to 36 until you reach 50.", "36, 43, 50."),
+    ("counting", "Start at 36 and add 7 until you are at 50.", "36, 43, 50."),
+    ("counting", "Write every number, 7 apart, backwards from 50 to 36.", "50, 43, 36."),
+    ("counting", "List the multiples of 7 from 14 to 28.", "14, 21, 28."),
+    ("counting", "Which numbers are odd? Write those from 3 to 9.", "3, 5, 7, 9."),
     (
         "word_problems",
         "Mia has 3 boxes with 12 pens in each box. She gives 5 to Tom. How many pens does she have in the end?",
@@ -72,10 +74,10 @@ RIGHT = [
         "x / 4 = 3 - 1 = 2\nx = 2 * 4 = 8\nCheck: 8 / 4 + 1 = 2 + 1 = 3\nAnswer: x = 8",
     ),
     ("records", 'Drop the column "age".\nname,age\nMia,3\nTom,4', "name\nMia\nTom"),
-    ("records", 'Sort the rows by "age", largest first.\nname,age\nMia,3\nTom,14', "name,age\nTom,14\nMia,3"),
+    ("records", 'Filter the rows: "age" must be "x".\nname,age\nMia,x\nTom,y\nEva,x', "name,age\nMia,x\nEva,x"),
     ("records", '[{"name": "Mia", "age": 3}]\nRewrite this JSON as CSV.', "name,age\nMia,3"),
     ("records", "Convert this CSV to JSON.\nname,age\nMia,3", '[{"name": "Mia", "age": 3}]'),
-    ("records", 'Which rows have "age" less than 4? Write only those.\nname,age\nMia,3\nTom,4', "name,age\nMia,3"),
+    ("records", 'Which rows have "a" equal to "x"? Write only those.\nname,a\nMia,y\nTom,x', "name,a\nTom,x"),
     ("records", 'Rename the key "age" to "years".\n[{"age": 3, "city": "Rome"}]', '[{"years": 3, "city": "Rome"}]'),
     ("records", 'Write "city" in capital letters.\ncity\nRome', "city\nROME"),
     (
@@ -147,9 +149,10 @@ def test_a_story_that_does_not_agree_is_refused(old, new):
 
 
 WRONG = [
-    ("counting", "Count from 12 to 24 in steps of 4.", "12, 16, 20"),
-    ("counting", "Count from 12 to 24 in steps of 4.", "12, 16, 20, 24, 28"),
-    ("counting", "Count from 12 to 24 in steps of 4.", "twelve, sixteen, twenty, twenty-four"),
+    ("counting", "Count by 4 from 12 to 24.", "12, 16, 20."),
+    ("counting", "Count by 4 from 12 to 24.", "12, 16, 20, 24"),
+    ("counting", "Count by 4 from 12 to 24.", "12, 16, 20, 24, 28."),
+    ("counting", "Count by 4 from 12 to 24.", "twelve, sixteen, twenty, twenty-four."),
     (
         "word_problems",
         "Leo has 8 nuts. Eva has 3 fewer than Leo. How many nuts do they have together?",
@@ -315,8 +318,7 @@ def test_no_test_problem_is_in_the_training_stream(stream, held_out):
 def test_the_key_is_the_problem_in_whatever_words(stream):
     for drawn in stream:
         if drawn.kind == "counting":
-            shown = SHOWN.search(drawn.prompt)
-            first, second = map(int, shown[0].split(", ")[:2]) if shown else expected(drawn.prompt)[:2]
+            first, second = expected(drawn.prompt)[:2]
             assert drawn.key == f"{first} {second - first}"
         elif drawn.kind == "equations":
             (letter,) = {*re.findall("[a-z]", drawn.answer.split(":")[-1])}

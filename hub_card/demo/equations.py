@@ -27,7 +27,7 @@ class Solved(NamedTuple):
 
 
 def plus(v: str, x: int, random: Random) -> Solved:
-    a, b = random.randint(2, 9), random.randint(1, 50)
+    a, b = random.randint(2, 9), random.randint(1, 30)
     c = a * x + b
     steps = [f"{a}{v} = {c} - {b} = {a * x}", f"{v} = {a * x} / {a} = {x}"]
     check = f"{a} * {x} + {b} = {a * x} + {b} = {c}"
@@ -39,7 +39,7 @@ def plus(v: str, x: int, random: Random) -> Solved:
 
 def minus(v: str, x: int, random: Random) -> Solved:
     a = random.randint(2, 9)
-    b = random.randint(1, min(a * x, 50))
+    b = random.randint(1, min(a * x, 30))
     c = a * x - b
     steps = [f"{a}{v} = {c} + {b} = {a * x}", f"{v} = {a * x} / {a} = {x}"]
     check = f"{a} * {x} - {b} = {a * x} - {b} = {c}"
@@ -47,7 +47,7 @@ def minus(v: str, x: int, random: Random) -> Solved:
 
 
 def taken_from(v: str, x: int, random: Random) -> Solved:
-    a, c = random.randint(2, 9), random.randint(0, 50)
+    a, c = random.randint(2, 9), random.randint(0, 30)
     b = a * x + c
     steps = [f"{a}{v} = {b} - {c} = {a * x}", f"{v} = {a * x} / {a} = {x}"]
     check = f"{b} - {a} * {x} = {b} - {a * x} = {c}"
@@ -55,7 +55,7 @@ def taken_from(v: str, x: int, random: Random) -> Solved:
 
 
 def bracket(v: str, x: int, random: Random) -> Solved:
-    a, b = random.randint(2, 9), random.randint(1, 12)
+    a, b = random.randint(2, 9), random.randint(1, 9)
     total = x + b
     c = a * total
     steps = [f"{v} + {b} = {c} / {a} = {total}", f"{v} = {total} - {b} = {x}"]
@@ -64,7 +64,7 @@ def bracket(v: str, x: int, random: Random) -> Solved:
 
 
 def divided(v: str, x: int, random: Random) -> Solved:
-    a, b = random.randint(2, 9), random.randint(1, 50)
+    a, b = random.randint(2, 9), random.randint(1, 30)
     c = x + b
     steps = [f"{v} / {a} = {c} - {b} = {x}", f"{v} = {x} * {a} = {a * x}"]
     check = f"{a * x} / {a} + {b} = {x} + {b} = {c}"
@@ -73,7 +73,7 @@ def divided(v: str, x: int, random: Random) -> Solved:
 
 def both_sides(v: str, x: int, random: Random) -> Solved:
     d, more = random.randint(2, 5), random.randint(2, 5)
-    a, b = d + more, random.randint(1, 30)
+    a, b = d + more, random.randint(1, 20)
     e = more * x + b
     steps = [f"{a}{v} - {d}{v} = {e} - {b}", f"{more}{v} = {more * x}", f"{v} = {more * x} / {more} = {x}"]
     checks = [f"{side} * {x} + {c} = {side * x} + {c} = {a * x + b}" for side, c in ((a, b), (d, e))]
@@ -84,7 +84,7 @@ FORMS = {plus: 4, minus: 3, taken_from: 2, bracket: 3, divided: 2, both_sides: 3
 
 
 def draw(random: Random) -> tuple[str, str, str]:
-    letter, x = random.choice(LETTERS), random.randint(1, 12)
+    letter, x = random.choice(LETTERS), random.randint(1, 10)
     (form,) = random.choices(list(FORMS), FORMS.values())
     solved = form(letter, x, random)
     prompt = random.choice(QUESTIONS).format(equation=solved.equation, letter=letter)

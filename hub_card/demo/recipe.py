@@ -26,7 +26,7 @@ SEED = 1  # of weights, draws and training stream; the tokenizer's sample is str
 ROW_TOKENS = 192  # no example is longer
 ROWS_PER_STEP = 12
 MAX_STEPS = 6000
-CONVERSATIONS_PER_ROW = 2.2  # at most, on the average: enough are drawn that no row comes twice
+CONVERSATIONS_PER_ROW = 2.5  # at most, on the average: enough are drawn that no row comes twice
 
 
 def random_model(tokenizer: PreTrainedTokenizerBase, hidden_size: int, num_layers: int) -> WeDLMForCausalLM:
@@ -154,6 +154,7 @@ def main() -> None:
             lr_scheduler_type="cosine",
             warmup_steps=100,
             suffix_mask_probability=given.suffix_mask_probability,
+            ar_loss_weight=0.5,  # that loss falls first, and masked tokens are what is harder to learn
             attn_implementation="sdpa",  # in rows as short as these faster than groups of blocks
             bf16=True,
             use_cpu=not torch.cuda.is_available(),

@@ -44,18 +44,11 @@ DROP = [
     'Leave out the {unit} "{key}".',
 ]
 KEEP_IF = [
-    'Keep only the rows where "{key}" is {relation} {value}.',
-    'Filter the rows: "{key}" must be {relation} {value}.',
-    'Remove every row unless "{key}" is {relation} {value}.',
-    'Which rows have "{key}" {relation} {value}? Write only those.',
+    'Keep only the rows where "{key}" is "{value}".',
+    'Filter the rows: "{key}" must be "{value}".',
+    'Remove every row unless "{key}" is "{value}".',
+    'Which rows have "{key}" equal to "{value}"? Write only those.',
 ]
-SORT = [
-    'Sort the rows by "{key}", {order}.',
-    'Order the rows by "{key}", {order}.',
-    'Put the rows in order of "{key}", {order}.',
-    'Arrange the rows by "{key}", {order}.',
-]
-ORDERS = {False: ["smallest first", "in ascending order"], True: ["largest first", "in descending order"]}
 CONVERT = [
     "Convert this {old} to {new_format}.",
     "Rewrite this {old} as {new_format}.",
@@ -85,7 +78,6 @@ WRITE = {"JSON": as_json, "CSV": as_csv}
 class Table(NamedTuple):
     rows: list[Row]
     word_keys: list[str]
-    number_key: str
 
     @classmethod
     def draw(cls, random: Random) -> "Table":
@@ -93,7 +85,7 @@ class Table(NamedTuple):
         first, firsts = ("item", list(THINGS)) if topic == "article" else ("name", PEOPLE)
         number_key = random.choice(NUMBER_FIELDS[topic])
         word_keys = random.sample(list(WORD_FIELDS[topic]), random.randint(1, 2))
-        num_rows = random.randint(2, 4 if len(word_keys) == 1 else 3)
+        num_rows = random.randint(2, 3)
         columns = {
             first: random.sample(firsts, num_rows),
             number_key: random.sample(range(1, 100), num_rows),
@@ -101,7 +93,7 @@ class Table(NamedTuple):
         }
         keys = [first, *random.sample([number_key, *word_keys], 1 + len(word_keys))]
         rows = [{key: columns[key][i] for key in keys} for i in range(num_rows)]
-        return cls(rows, word_keys, number_key)
+        return cls(rows, word_keys)
 
     def keys(self) -> list[str]:
         return list(self.rows[0])
@@ -128,26 +120,9 @@ def drop(table: Table, random: Random) -> Rule:
 
 def keep_if(table: Table, random: Random) -> Rule:
     """At least one row stays."""
-    if random.random() < 0.5:
-        key = random.choice(table.word_keys)
-        value = random.choice(table.rows)[key]
-        rows = [row for row in table.rows if row[key] == value]
-        return Rule(KEEP_IF, {"key": key, "relation": "equal to", "value": f'"{value}"'}, rows)
-    key = table.number_key
-    numbers = sorted(row[key] for row in table.rows)
-    if random.random() < 0.5:
-        limit = random.randint(max(numbers[0] - 5, 1), numbers[-1] - 1)
-        relation, rows = "greater than", [row for row in table.rows if row[key] > limit]
-    else:
-        limit = random.randint(numbers[0] + 1, numbers[-1] + 5)
-        relation, rows = "less than", [row for row in table.rows if row[key] < limit]
-    return Rule(KEEP_IF, {"key": key, "relation": relation, "value": str(limit)}, rows)
-
-
-def sort(table: Table, random: Random) -> Rule:
-    falling = random.random() < 0.5
-    rows = sorted(table.rows, key=lambda row: row[table.number_key], reverse=falling)
-    return Rule(SORT, {"key": table.number_key, "order": random.choice(ORDERS[falling])}, rows)
+    key = random.choice(table.word_keys)
+    value = random.choice(table.rows)[key]
+    return Rule(KEEP_IF, {"key": key, "value": value}, [row for row in table.rows if row[key] == value])
 
 
 def upper_case(table: Table, random: Random) -> Rule:
@@ -159,7 +134,7 @@ def convert(table: Table, random: Random) -> Rule:
     return Rule(CONVERT, {}, table.rows)
 
 
-RULES = [rename, drop, keep_if, sort, upper_case, convert, convert]
+RULES = [rename, drop, keep_if, upper_case, convert, convert]
 
 
 def draw(random: Random) -> tuple[str, str, str]:

@@ -42,18 +42,8 @@ def apply(instruction: str, rows: Rows) -> Rows:
     if not quoted:  # a conversion
         return rows
     key = quoted[0]
-    if comparison := re.search(r"(greater than|less than|equal to) (?:(\d+)|\")", words):
-        kept = {
-            "greater than": lambda value: value > int(comparison[2]),
-            "less than": lambda value: value < int(comparison[2]),
-            "equal to": lambda value: value == quoted[-1],
-        }[comparison[1]]
-        return [row for row in rows if kept(row[key])]
-    if re.search(r"ascending|smallest|descending|largest", words):
-        ordered = sorted(row[key] for row in rows)
-        if re.search(r"descending|largest", words):
-            ordered.reverse()
-        return [next(row for row in rows if row[key] == value) for value in ordered]
+    if re.search("keep only|filter|unless|which", words):
+        return [row for row in rows if row[key] == quoted[1]]
     if re.search(r"capital|upper", words):
         return [{k: str(v).upper() if k == key else v for k, v in row.items()} for row in rows]
     if len(quoted) == 2:

@@ -90,16 +90,16 @@ def changes(random: Random, total: int, number: int) -> list[tuple[str, Step]]:
     result = []
     for _ in range(number):
         if total > 10 and random.random() < 0.5:
-            step, sentences = Step("Less", total, "-", random.randint(2, min(total - 1, 40))), LOSS
+            step, sentences = Step("Less", total, "-", random.randint(2, min(total - 1, 30))), LOSS
         else:
-            step, sentences = Step("More", total, "+", random.randint(2, 40)), GAIN
+            step, sentences = Step("More", total, "+", random.randint(2, 30)), GAIN
         result.append((random.choice(sentences).replace("{n}", str(step.right)), step))
         total = step.result
     return result
 
 
 def collection(random: Random) -> tuple[str, list[Step]]:
-    start = random.randint(5, 60)
+    start = random.randint(5, 50)
     story = changes(random, start, 2)
     sentences = [random.choice(HAS).replace("{n}", str(start)), *(sentence for sentence, _ in story)]
     return " ".join([*sentences, random.choice(NOW)]), [step for _, step in story]
@@ -165,7 +165,7 @@ def sharing(random: Random) -> tuple[str, list[Step]]:
 
 
 def times_as_many(random: Random) -> tuple[str, list[Step]]:
-    product = Step("Friend", random.randint(2, 20), "*", random.randint(2, 5))
+    product = Step("Friend", random.randint(2, 12), "*", random.randint(2, 5))
     text = random.choice(
         [
             "{name} has {a} {things}. {friend} has {k} times as many. How many {things} do they have together?",
@@ -191,7 +191,7 @@ def more_or_fewer(random: Random) -> tuple[str, list[Step]]:
 
 
 def book(random: Random) -> tuple[str, list[Step]]:
-    read = Step("Read", random.randint(2, 9), "*", random.randint(3, 15))
+    read = Step("Read", random.randint(2, 9), "*", random.randint(3, 12))
     left = Step("Left", read.result + random.randint(3, 80), "-", read.result)
     text = random.choice(
         [
@@ -204,7 +204,7 @@ def book(random: Random) -> tuple[str, list[Step]]:
 
 
 def trip(random: Random) -> tuple[str, list[Step]]:
-    daily = Step("First", random.randint(2, 9), "*", random.randint(3, 15))
+    daily = Step("First", random.randint(2, 9), "*", random.randint(3, 12))
     text = random.choice(
         [
             "{name} cycles {n} km a day for {d} days and then {e} km more. How many km is that in all?",
@@ -212,12 +212,12 @@ def trip(random: Random) -> tuple[str, list[Step]]:
             "How long is the trip in km?",
         ]
     )
-    total = Step("Total", daily.result, "+", random.randint(2, 50))
+    total = Step("Total", daily.result, "+", random.randint(2, 30))
     return fill(text, n=daily.right, d=daily.left, e=total.right), [daily, total]
 
 
 def saving(random: Random) -> tuple[str, list[Step]]:
-    saved = Step("Saved", random.randint(3, 9), "*", random.randint(3, 15))
+    saved = Step("Saved", random.randint(3, 9), "*", random.randint(3, 12))
     text = random.choice(
         [
             "{name} saves {n} dollars a week for {d} weeks. Then {he} spends {e} dollars. How much money is left?",
@@ -230,7 +230,7 @@ def saving(random: Random) -> tuple[str, list[Step]]:
 
 
 def bus(random: Random) -> tuple[str, list[Step]]:
-    people = random.randint(10, 60)
+    people = random.randint(10, 50)
     left = Step("Less", people, "-", random.randint(2, people - 2))
     back = Step("More", left.result, "+", random.randint(2, 30))
     text = random.choice(

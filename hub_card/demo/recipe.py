@@ -1,6 +1,6 @@
 """`make demo-model`: the demo checkpoint from nothing, by WeDLMTrainer. Run again, it goes on where it stopped.
 
-    python -m wedlm.hub_card.demo.recipe build/demo-model [--max_steps 6000 --learning_rate 3e-3 ...]
+    python -m wedlm.hub_card.demo.recipe build/demo-model [--max_steps 7000 --learning_rate 3e-3 ...]
 
 build/demo-model/checkpoint becomes a whole Hub repository but for the card: weights in bfloat16, which load as float32
 (it has no cost at this size, and both sides of a comparison round alike), training.json and loss.png.
@@ -25,7 +25,7 @@ from wedlm.training.data_options import DataOptions
 SEED = 1  # of weights, draws and training stream; the tokenizer's sample is stream 0
 ROW_TOKENS = 192  # no example is longer
 ROWS_PER_STEP = 12
-MAX_STEPS = 6000
+MAX_STEPS = 7000
 CONVERSATIONS_PER_ROW = 2.5  # at most, on the average: enough are drawn that no row comes twice
 
 
@@ -155,6 +155,7 @@ def main() -> None:
             warmup_steps=100,
             suffix_mask_probability=given.suffix_mask_probability,
             ar_loss_weight=0.5,  # that loss falls first, and masked tokens are what is harder to learn
+            block_size=16,  # the window of decoding
             attn_implementation="sdpa",  # in rows as short as these faster than groups of blocks
             bf16=True,
             use_cpu=not torch.cuda.is_available(),

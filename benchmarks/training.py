@@ -13,13 +13,13 @@ a GPU torch.cuda.max_memory_allocated. On a CPU the model is float32, on a GPU b
 import argparse
 import math
 import statistics
-import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from common import now, peak_bytes
 
 from wedlm import DualStreamCollator, WeDLMConfig, WeDLMForCausalLM
 from wedlm.hub_card.provenance import write_report
@@ -65,19 +65,13 @@ def stepper(side: str) -> Callable[[dict], float]:
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step(batch: dict) -> float:
-        start = now()
+        start = now(DEVICE)
         model(**batch).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return now() - start
+        return now(DEVICE) - start
 
     return step
-
-
-def now() -> float:
-    if HAS_GPU:
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def measure_seconds(length: int, sides: list[str], repeats: int) -> dict[str, list[float]]:
@@ -89,13 +83,6 @@ def measure_seconds(length: int, sides: list[str], repeats: int) -> dict[str, li
             if i > 0:  # the first warms up
                 seconds[side].append(taken)
     return seconds
-
-
-def peak_bytes() -> int:
-    if HAS_GPU:
-        return torch.cuda.max_memory_allocated()
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
-    return 1024 * int(line.split()[1])
 
 
 def bytes_of_a_step(length: int, side: str) -> int:

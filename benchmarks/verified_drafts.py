@@ -54,6 +54,16 @@ def accepted(model, ids: torch.Tensor, prompt_length: int, temperature: float) -
     return {name: (chance * is_text).cumprod(-1).sum(-1) for name, chance in chances.items()}
 
 
+def table(results: list[dict]) -> str:
+    """For benchmarks/RESULTS.md."""
+    names = list(results[0]["accepted"])
+    lines = [f"| | temperature | {' | '.join(names)} |", f"| --- | ---: |{' ---: |' * len(names)}"]
+    for row in results:
+        cells = [f"{row['accepted'][name]:.2f}" for name in names]
+        lines.append(f"| {row['kind'].replace('_', ' ')} | {row['temperature']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, default=DEMO_FOLDER)
@@ -84,8 +94,7 @@ def main() -> None:
                     bar.update()
                 means = {name: torch.cat(values).mean().item() for name, values in runs.items()}
                 results.append({"kind": kind, "temperature": temperature, "accepted": means})
-                shown = "  ".join(f"{name} {value:.2f}" for name, value in means.items())
-                print(f"{kind:14} temperature {temperature}: {shown}")
+    print(table(results))
     write_report(given.out, results, model.device, num_examples=given.num_examples)
 
 

@@ -43,6 +43,18 @@ def gaps(model: WeDLMForCausalLM, tokenizer, examples: list) -> list[float]:
     return found
 
 
+def table(results: list[dict]) -> str:
+    """For docs/generate.md."""
+    lines = [f"| texts that differ | {' | '.join(DTYPES)} |", f"| --- |{' ---: |' * len(DTYPES)}"]
+    for kind in KINDS:
+        cells = []
+        for row in (row for name in DTYPES for row in results if (row["kind"], row["dtype"]) == (kind, name)):
+            gaps = f", gaps {row['gaps'][0]:.1g} to {row['gaps'][-1]:.1g}" if row["gaps"] else ""
+            cells.append(f"{len(row['gaps'])} of {row['questions']:,}{gaps}")
+        lines.append(f"| {kind.replace('_', ' ')} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-examples", type=int, default=1000, help="of each kind")
@@ -61,11 +73,8 @@ def main() -> None:
                     found += gaps(model, tokenizer, part)
                     bar.update(len(part))
                 results.append({"dtype": name, "kind": kind, "questions": len(examples[kind]), "gaps": sorted(found)})
-    print("dtype     kind           texts that differ   smallest and largest gap")
-    for row in results:
-        span = f"{row['gaps'][0]:.5f} {row['gaps'][-1]:.5f}" if row["gaps"] else ""
-        print(f"{row['dtype']:9} {row['kind']:14} {len(row['gaps']):5} of {row['questions']:5}      {span}")
-    write_report(arguments.out, results, "cpu")
+    print(table(results))
+    write_report(arguments.out, results, "cpu", num_examples=arguments.num_examples)
     print(f"written to {arguments.out}")
 
 

@@ -108,6 +108,19 @@ def measure(model, tokenizer, kind: str, num_examples: int, rounds: int, bar: tq
     ]
 
 
+def table(results: list[dict]) -> str:
+    """For benchmarks/RESULTS.md."""
+    lines = [f"| | {' | '.join(kind.replace('_', ' ') for kind in KINDS)} |", f"| --- |{' ---: |' * len(KINDS)}"]
+    for name in VARIANTS:
+        cells = [
+            f"{row['tokens_per_forward']:.1f}, {row['milliseconds_per_token']['median']:.2f} ms"
+            for row in results
+            if row["variant"] == name
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-examples", type=int, default=10, help="of each kind")
@@ -121,15 +134,8 @@ def main() -> None:
     with tqdm(total=len(KINDS) * arguments.num_examples, unit=" questions") as bar:
         for kind in KINDS:
             results += measure(model, tokenizer, kind, arguments.num_examples, arguments.rounds, bar)
-    print("tokens per forward, milliseconds per token")
-    for name in VARIANTS:
-        cells = [
-            f"{row['tokens_per_forward']:6.2f} {row['milliseconds_per_token']['median']:5.2f}"
-            for row in results
-            if row["variant"] == name
-        ]
-        print(f"{name:30} {' | '.join(cells)}")
-    write_report(arguments.out, results, "cpu")
+    print(table(results))
+    write_report(arguments.out, results, "cpu", num_examples=arguments.num_examples, rounds=arguments.rounds)
     print(f"written to {arguments.out}")
 
 

@@ -11,7 +11,7 @@ from wedlm.hub_card.demo import DEMO_FOLDER
 from wedlm.trace import Slot, Step, page
 
 pytestmark = pytest.mark.browser
-QUESTION = "Count from 12 to 60 in steps of 4."
+QUESTION = "Count by 4 from 12 to 60."
 
 
 @pytest.fixture(scope="module", params=["streaming", "verified"])

@@ -46,7 +46,7 @@ def test_a_wheel_in_a_fresh_environment_works(tmp_path):
     result = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "saved" / "window.py").exists()
-    commands = [["generate", "Count from 1 to 9."], ["trace", "Count from 1 to 9.", "--html", "trace.html"]]
+    commands = [["generate", "Count by 1 from 1 to 9."], ["trace", "Count by 1 from 1 to 9.", "--html", "trace.html"]]
     for command in commands:  # the demo checkpoint, and the page, are in the wheel
         result = subprocess.run(
             [environment / "bin" / "wedlm", *command], cwd=tmp_path, capture_output=True, text=True

@@ -14,7 +14,7 @@ from wedlm.hub_card.demo import DEMO_FOLDER
 from wedlm.trace import Slot, Step, Tracer, line, page, visible
 
 QUESTIONS = [
-    "Count from 12 to 60 in steps of 4.",
+    "Count by 4 from 12 to 60.",
     "Solve for x: 3x + 7 = 22",
     "Tell me a story: a doctor called Jonas, a hat, and the river.",
 ]

@@ -46,7 +46,7 @@ def refusals(debug: bool) -> Iterator[None]:
 Raw = Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")]
 
 
-@app.command(epilog='Example: wedlm generate "Count from 3 to 30 in steps of 3."')
+@app.command(epilog='Example: wedlm generate "Count by 3 from 3 to 30."')
 @with_settings
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to answer; - reads it from standard input.")],
@@ -70,7 +70,7 @@ def chat(settings: Settings) -> None:
         chat(settings)
 
 
-@app.command(epilog='Example: wedlm compare "Count from 3 to 30 in steps of 3."')
+@app.command(epilog='Example: wedlm compare "Count by 3 from 3 to 30."')
 @with_settings
 def compare(
     prompts: Annotated[list[str], typer.Argument(help="What to answer; one or several.", metavar="PROMPT...")],
@@ -87,7 +87,7 @@ def compare(
         compare(prompts, settings, raw)
 
 
-@app.command(epilog='Example: wedlm trace "Count from 3 to 30 in steps of 3." --decoding verified --html trace.html')
+@app.command(epilog='Example: wedlm trace "Count by 3 from 3 to 30." --decoding verified --html trace.html')
 @with_settings
 def trace(
     prompt: Annotated[str, typer.Argument(help="What to answer; - reads it from standard input.")],

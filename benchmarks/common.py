@@ -1,0 +1,59 @@
+"""What is measured: a checkpoint, the demo by default, or random weights in the shape of a released one."""
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from wedlm import WeDLMConfig, WeDLMForCausalLM
+from wedlm.hub_card.demo import DEMO_FOLDER
+
+QWEN3 = {
+    "vocab_size": 151_936,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "mask_token_id": 151_666,
+    "max_position_embeddings": 40_960,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+    "eos_token_id": None,
+}
+SHAPES = {
+    "qwen3-8b": {"hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32},
+    "qwen3-4b": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
+    "qwen3-1.7b": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "qwen3-0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    | {"vocab_size": 512, "num_key_value_heads": 2, "head_dim": 16, "mask_token_id": 511},
+}
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default=str(DEMO_FOLDER), help="a checkpoint; the demo by default")
+    parser.add_argument("--shape", choices=SHAPES, help="random weights of this shape instead")
+    parser.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32")
+
+
+def model_of(arguments: argparse.Namespace) -> PreTrainedModel:
+    device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, arguments.dtype)
+    if arguments.shape is None:
+        return WeDLMForCausalLM.from_pretrained(arguments.model, dtype=dtype).to(device).eval()
+    torch.manual_seed(0)
+    config = WeDLMConfig(**{**QWEN3, **SHAPES[arguments.shape]}, dtype=dtype)
+    with torch.device(device):
+        return WeDLMForCausalLM._from_config(config, dtype=dtype).eval()
+
+
+def peak_bytes() -> int:
+    """The most memory that this process ever had, on a GPU the most allocated there. (Linux: VmHWM of /proc.)"""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return 1024 * int(line.split()[1])
+
+
+def now(device: torch.device | str) -> float:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

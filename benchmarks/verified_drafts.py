@@ -7,7 +7,8 @@ distribution q, accepted with probability min(1, p / q), p being the judge's. Th
 the most that any rule can. Given that the text goes on with y, which is drawn from p, the draft was y with probability
 1 if y is the most likely at the MASK row, else 0, in the first case, and min(1, q(y) / p(y)) in the second: so both
 are judged on the same texts of the demo checkpoint, with no further draws. The number is the mean length of the run of
-drafts accepted, behind every token of the texts, with 15 MASK rows.
+drafts accepted, behind every token of the texts, with 16 MASK rows. As in decoding, the first of them stands for the
+token that the judge chooses, and the others are the drafts.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from wedlm.hub_card.demo.tasks import KINDS, held_out_examples
 from wedlm.hub_card.provenance import write_report
 
 TEMPERATURES = (0.5, 1.0)
-NUM_MASKS = 15
+NUM_MASKS = 16
 
 
 def log_probabilities(logits: torch.Tensor, mask_token_id: int, temperature: float) -> torch.Tensor:
@@ -36,11 +37,11 @@ def accepted(model, ids: torch.Tensor, prompt_length: int, temperature: float) -
     """Of a text, `[number of its tokens]`: the expected length of the run accepted behind each, by kind of draft."""
     mask, length = model.config.mask_token_id, len(ids)
     judges = log_probabilities(model(ids[None], use_cache=False).logits[0], mask, temperature)
-    starts = torch.arange(prompt_length, length)  # where the first draft stands
+    starts = torch.arange(prompt_length, length)  # where the token stands that the judge chooses
     # Behind the text up to there come MASK rows, at the positions of what follows, all in one batch.
     columns = torch.arange(length + NUM_MASKS)
     rows = torch.where(columns < starts[:, None], torch.nn.functional.pad(ids, (0, NUM_MASKS)), mask)
-    places = starts[:, None] + torch.arange(NUM_MASKS)  # [starts, drafts]
+    places = starts[:, None] + torch.arange(1, NUM_MASKS)  # [starts, drafts]
     masked = model(rows, use_cache=False).logits.gather(1, places[..., None].expand(-1, -1, model.config.vocab_size))
     q = log_probabilities(masked, mask, temperature)
     is_text = places < length

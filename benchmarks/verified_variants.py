@@ -20,34 +20,33 @@ from transformers import AutoTokenizer
 
 from wedlm import WeDLMForCausalLM
 from wedlm.generation import verified
-from wedlm.generation.verified import VerifiedWindow
 from wedlm.hub_card.demo import DEMO_FOLDER
 from wedlm.hub_card.demo.report import MAX_NEW_TOKENS, batch_of
 from wedlm.hub_card.demo.tasks import KINDS, held_out_examples
 from wedlm.hub_card.provenance import write_report
 
 
-def shares_by(power: float):
-    """Groups of MASK rows in proportion to a power of their chance."""
-
-    def groups(window: VerifiedWindow) -> torch.Tensor:
-        chances = pad(pad(window.chances, (1, 0), value=1.0), (0, 1))
-        shares = (chances[:, :-1] - chances[:, 1:]).clamp(min=0).pow(power).cumsum(-1)
-        return pad((shares / shares[:, -1:] * window.num_mask_rows[:, None]).round().long(), (1, 0))
-
-    return groups
+def by_the_chance_itself(num_rows: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
+    """Groups of MASK rows in proportion to their chance, not to its root."""
+    window_size = chances.shape[1] + 1
+    chances = pad(pad(chances, (1, 0), value=1.0), (0, 1))
+    shares = (chances[:, :-1] - chances[:, 1:]).clamp(min=0).cumsum(-1)
+    ends = (shares / shares[:, -1:] * num_rows[:, None]).round().long()
+    return pad(pad(ends, (1, 0)).diff().clamp(max=window_size).cumsum(-1), (1, 0))
 
 
-def behind_all_drafts(window: VerifiedWindow) -> torch.Tensor:
+def behind_all_drafts(num_rows: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
     """One group, of use only if every draft is accepted."""
-    numbers = torch.arange(window.window_size + 1, device=window.start.device)
-    return torch.where(numbers > window.num_drafts[:, None], window.num_mask_rows[:, None], 0)
+    window_size = chances.shape[1] + 1
+    numbers = torch.arange(window_size + 1, device=chances.device)
+    is_behind = numbers > (chances > 0).sum(-1, keepdim=True)
+    return torch.where(is_behind, num_rows.clamp(max=window_size)[:, None], 0)
 
 
 VARIANTS = {
     "as it is": {},
-    "shares by the chance itself": {"groups": shares_by(1.0)},
-    "one group behind all drafts": {"groups": behind_all_drafts},
+    "shares by the chance itself": {"shared_out": by_the_chance_itself},
+    "one group behind all drafts": {"shared_out": behind_all_drafts},
     "every draft": {"least_chance": 0.0},
     "drafts with a chance of 0.02": {"least_chance": 0.02},
     "drafts with a chance of 0.3": {"least_chance": 0.3},
@@ -57,10 +56,9 @@ VARIANTS = {
 }
 
 
-def answer(model, inputs: dict, groups=None, least_chance=verified.LEAST_CHANCE, window_size=16):
+def answer(model, inputs: dict, shared_out=verified.shared_out, least_chance=verified.LEAST_CHANCE, window_size=16):
     with ExitStack() as changes:
-        if groups is not None:
-            changes.enter_context(patch.object(VerifiedWindow, "groups", groups))
+        changes.enter_context(patch.object(verified, "shared_out", shared_out))
         changes.enter_context(patch.object(verified, "LEAST_CHANCE", least_chance))
         start = time.perf_counter()
         output = model.generate(

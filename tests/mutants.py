@@ -55,6 +55,7 @@ BOTH_WAYS, MOMENTS = (
 REFERENCE = "test_generation_wedlm.py::test_any_batch_equals_the_reference_row_by_row"
 VERIFIED_REFERENCE = "test_verified.py::test_any_batch_equals_the_slow_reference_row_by_row"
 AUTOREGRESSIVE = "test_verified.py::test_the_text_is_that_of_autoregressive_decoding"
+MORE_ROWS = "test_verified.py::test_no_forward_has_more_rows_than_it_needs"
 SAMPLED = "test_verified.py::test_samples_have_the_autoregressive_distribution"
 READERS_REFERENCE = "test_text_readers.py::test_any_batch_equals_the_reference_row_by_row"
 IN_STEP = "test_text_readers.py::test_whoever_keeps_state_is_called_as_in_transformers_loop"
@@ -2540,8 +2541,8 @@ MUTANTS = [
     Mutant(
         "every draft is accepted",
         VERIFIED,
-        "pad(tokens[:, : size - 1] == window.drafts, (1, 0), value=True)",
-        "pad(tokens[:, : size - 1] >= 0, (1, 0), value=True)",
+        "(tokens[:, :-1] == drafts)",
+        "(tokens[:, :-1] >= 0)",
         AUTOREGRESSIVE,
     ),
     Mutant(
@@ -2554,23 +2555,22 @@ MUTANTS = [
     Mutant(
         "the refuted draft stays in the cache",
         VERIFIED,
-        "        return num_final + self.num_settled",
-        "        return num_final + self.num_judged",
+        "        return num_final + num_settled",
+        "        return num_final + self.num_new",
         AUTOREGRESSIVE,
     ),
     Mutant(
         "accepted drafts go through the model again",
         VERIFIED,
-        "        return num_final + self.num_settled",
+        "        return num_final + num_settled",
         "        return num_final",
         AUTOREGRESSIVE,
     ),
     Mutant(
         "no token behind the last draft",
         VERIFIED,
-        "pad(is_draft, (1, 0), value=True) & window.alive[:, None]",
-        "pad(is_draft, (1, 0), value=True) & (places <= window.num_drafts[:, None] - window.num_leading[:, None])"
-        " & window.alive[:, None]",
+        "(places <= window.num_drafts[:, None]) &",
+        "(places <= window.num_drafts[:, None] - window.num_leading[:, None]) &",
         VERIFIED_REFERENCE,
     ),
     Mutant("rows that have ended are judged", VERIFIED, " & window.alive[:, None]", "", VERIFIED_REFERENCE),
@@ -2595,12 +2595,36 @@ MUTANTS = [
         "mask_rows = begin + places[:-1]",
         VERIFIED_REFERENCE,
     ),
+    Mutant(
+        "groups longer than what is read of them", VERIFIED, ".diff().clamp(max=window_size)", ".diff()", MORE_ROWS
+    ),
+    Mutant(
+        "every forward has all rows",
+        VERIFIED,
+        "return self.num_leading + self.num_drafts + self.groups[:, -1]",
+        "return self.num_leading * 0 + 2 * self.window_size",
+        MORE_ROWS,
+    ),
+    Mutant(
+        "a streamer of one slot",
+        VERIFIED,
+        "window.first_judged + window.num_new + shown.sum()",
+        "draft_slots[:, 0] + shown.sum()",
+        "test_verified.py::test_a_streamer_of_a_window_without_drafts",
+    ),
+    Mutant(
+        "no ids are a prompt",
+        PROMPT,
+        "    if num_columns == 0:",
+        "    if False:",
+        "test_verified.py::test_no_new_ids_are_refused",
+    ),
     Mutant("rows in proportion to the chance", VERIFIED, ".clamp(min=0).sqrt()", ".clamp(min=0)", VERIFIED_REFERENCE),
     Mutant(
         "drafts from the group of another number",
         VERIFIED,
-        "begins.gather(1, num_settled), begins.gather(1, num_settled + 1)",
-        "begins.gather(1, num_settled * 0), begins.gather(1, num_settled * 0 + 1)",
+        "window.groups.gather(1, num_settled), window.groups.gather(1, num_settled + 1)",
+        "window.groups.gather(1, num_settled * 0), window.groups.gather(1, num_settled * 0 + 1)",
         VERIFIED_REFERENCE,
     ),
     Mutant(
@@ -2620,8 +2644,8 @@ MUTANTS = [
     Mutant(
         "drafts are counted behind the end",
         VERIFIED,
-        "(slots < self.num_tokens[:, None]))[:, :-1]",
-        "(slots >= 0))[:, :-1]",
+        "device=self.start.device) < self.num_tokens[:, None]",
+        "device=self.start.device) >= self.num_tokens[:, None] * 0",
         VERIFIED_REFERENCE,
     ),
     Mutant(

@@ -151,12 +151,12 @@ def decode_verified(
         rows = [(token, position, list(range(position + 1))) for position, token in enumerate(known + drafts)]
         groups = []
         num_pending = len(drafts) + (1 if text else 0)
-        num_mask_rows = min(window_size * (len(drafts) + 1), 2 * window_size - num_pending)
+        num_mask_rows = 2 * window_size - num_pending
         shares = [math.sqrt(more - less) for more, less in pairwise([1.0, *chances, 0.0])]
         ends = [round(num_mask_rows * sum(shares[: i + 1]) / sum(shares)) for i in range(len(shares))]
         for num_seen, (begin, end) in enumerate(pairwise([0, *ends])):
             group = []
-            for place in range(end - begin):
+            for place in range(min(end - begin, window_size)):
                 position = len(known) + num_seen + place
                 if position < len(prompt) + max_new_tokens:
                     group.append(len(rows))

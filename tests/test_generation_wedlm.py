@@ -373,7 +373,13 @@ def test_no_step_copies_the_cache(model, monkeypatch):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"do_sample": True, "top_k": 5}, {"entropy_threshold": 1.0, "eos_token_id": list(range(3, 40))}],
+    [
+        {},
+        {"do_sample": True, "top_k": 5},
+        {"entropy_threshold": 1.0, "eos_token_id": list(range(3, 40))},
+        {"decoding": "verified"},
+        {"decoding": "verified", "do_sample": True, "top_k": 5},
+    ],
     ids=str,
 )
 def test_one_look_of_the_host_per_step(model, monkeypatch, arguments):

@@ -16,7 +16,7 @@ from transformers.generation import BaseStreamer, RepetitionPenaltyLogitsProcess
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.generation import generation_wedlm, verified
-from wedlm.generation.token_sampling import choose_tokens
+from wedlm.generation.token_sampling import draw_tokens
 from wedlm.generation.verified import VerifiedWindow, judge_and_draft
 
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
@@ -151,6 +151,7 @@ def test_a_trained_model_has_drafts_accepted_and_refuted():
         **inputs, **SPECIAL, max_new_tokens=40, decoding="verified", return_dict_in_generate=True
     )
     judged, accepted = output.judged_drafts.sum(0), output.accepted_drafts.sum(0)
+    assert output.judged_drafts.shape == output.accepted_drafts.shape == (40, 15)
     assert (accepted[:4] > 4).all() and (judged - accepted)[0] > 20 and (judged - accepted)[:4].sum() > 30
     assert 1.7 < output.sequences[:, inputs["input_ids"].shape[1] :].ne(PAD).sum() / output.forwards.sum() < 2.5
 
@@ -162,7 +163,8 @@ def test_rows_stand_where_they_should():
     window.num_leading = torch.tensor([1])
     window.drafts[0, :2] = torch.tensor([60, 61])
     window.chances = torch.tensor([[0.75, 0.5, 0, 0, 0, 0, 0]])
-    assert window.num_rows.tolist() == [16] and window.groups().tolist() == [[0, 4, 8, 13, 13, 13, 13, 13, 13]]
+    window.plan_rows()
+    assert window.num_rows.tolist() == [16] and window.groups.tolist() == [[0, 4, 8, 13, 13, 13, 13, 13, 13]]
     rows = window.reorder(16, 8, MASK)
     assert rows.input_ids.tolist() == [[50, 60, 61] + [MASK] * 13]
     assert rows.position_ids.tolist() == [[10, 11, 12, 11, 12, 13, 14, 12, 13, 14, 15, 13, 14, 15, 16, 17]]
@@ -187,6 +189,44 @@ def test_rows_stand_where_they_should():
         "xxx........xxxx.",
         "xxx........xxxxx",
     ]
+
+
+@pytest.mark.parametrize(("least_chance", "most"), [(verified.LEAST_CHANCE, 32), (2.0, 17)])
+def test_no_forward_has_more_rows_than_it_needs(monkeypatch, least_chance, most):
+    """As many as the pending tokens and the groups of the row that has most."""
+    widths, plan_rows = [], VerifiedWindow.plan_rows
+
+    def watched(window):
+        plan_rows(window)
+        sizes = window.groups.diff(dim=-1)
+        assert (sizes <= window.window_size).all() and (sizes >= 0).all()
+        widths.append((window.num_leading + window.num_drafts + sizes.sum(-1)).max().item())
+
+    seen, model = [], MODELS["trained"].model
+    forward = model.forward
+
+    def noted(**given):  # (no hook, which would keep rows in the batch)
+        seen.append(given["input_ids"].shape[1])
+        return forward(**given)
+
+    monkeypatch.setattr(verified, "LEAST_CHANCE", least_chance)
+    monkeypatch.setattr(VerifiedWindow, "plan_rows", watched)
+    monkeypatch.setattr(model, "forward", noted)
+    MODELS["trained"].generate(**left_padded(QUESTIONS[:5]), **SPECIAL, max_new_tokens=40, decoding="verified")
+    assert seen[1:] == widths[:-1] and max(widths) == most
+
+
+@pytest.mark.parametrize("decoding", ["streaming", "verified"])
+def test_no_new_ids_are_refused(decoding):
+    model, ids = MODELS["q3"], torch.tensor([PROMPTS[2]])
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(
+        ValueError, match="input_ids holds no tokens; pass the text whole, .* or at least its last token"
+    ):
+        model.generate(
+            ids[:, len(ids[0]) :], attention_mask=torch.ones_like(ids), past_key_values=cache, decoding=decoding,
+            max_new_tokens=4,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("decoding", ["streaming", "verified"])
@@ -256,12 +296,32 @@ def test_a_streamer_gets_what_becomes_known_and_the_drafts_behind_it(processors)
     assert longest > 3
 
 
+@pytest.mark.parametrize("more", [{"window_size": 1}, {"max_new_tokens": 1}], ids=str)
+def test_a_streamer_of_a_window_without_drafts(more):
+    model, ids = MODELS["trained"], torch.tensor([QUESTIONS[0]])
+    arguments = {"attention_mask": torch.ones_like(ids), **SPECIAL, "max_new_tokens": 5, **more}
+    recorder = Recorder()
+    text = model.generate(ids, **arguments, decoding="verified", streamer=recorder)[0, len(ids[0]) :].tolist()
+    assert [token for kind, value in recorder.calls[1:-1] if kind == "put" for token in value] == text
+    assert all(value == [] for kind, value in recorder.calls if kind == "draft")
+
+
 class EndsWith(StoppingCriteria):
     def __init__(self, token):
         self.token = token
 
     def __call__(self, input_ids, scores, **kwargs):
         return input_ids[:, -1] == self.token
+
+
+def test_drafts_are_counted_alike_where_rows_go_in_step():
+    """Text that is known may be read by a criterion some forwards later."""
+    arguments = {**left_padded(QUESTIONS), **SPECIAL, "max_new_tokens": 40, "return_dict_in_generate": True}
+    never = {"stopping_criteria": StoppingCriteriaList([EndsWith(MASK)])}
+    expected, got = (MODELS["trained"].generate(**arguments, **more, decoding="verified") for more in ({}, never))
+    assert torch.equal(got.sequences, expected.sequences) and (got.forwards > expected.forwards).any()
+    assert torch.equal(got.judged_drafts, expected.judged_drafts)
+    assert torch.equal(got.accepted_drafts, expected.accepted_drafts)
 
 
 @pytest.mark.parametrize("name", ["end token", "criterion"])
@@ -392,14 +452,13 @@ def test_a_wrong_rule_would_be_noticed(monkeypatch):
     """Drawing once more where a draft is refuted, which is what speculative decoding must not do."""
 
     def judge_wrongly(window, *arguments):
-        def choose_again(*given):
-            tokens, is_possible, scores = choose_tokens(*given)
-            others, size = choose_tokens(*given)[0], window.window_size - 1
-            is_draft = tokens[:, :size] == window.drafts
-            tokens[:, :size] = torch.where(is_draft, tokens[:, :size], others[:, :size])
-            return tokens, is_possible, scores
+        def draw_again(*given):
+            (tokens, is_possible), (others, _) = draw_tokens(*given), draw_tokens(*given)
+            is_draft = tokens[:, :-1] == window.drafts
+            tokens[:, :-1] = torch.where(is_draft, tokens[:, :-1], others[:, :-1])
+            return tokens, is_possible
 
-        monkeypatch.setattr(verified, "choose_tokens", choose_again)
+        monkeypatch.setattr(verified, "draw_tokens", draw_again)
         return judge_and_draft(window, *arguments)
 
     monkeypatch.setattr(verified, "LEAST_CHANCE", 0.0)

@@ -11,7 +11,7 @@ DEMO = hub_card/wedlm-demo
 # Two questions to the demo checkpoint, by each decoding; the first run makes .venv.
 demo: .venv/installed
 	@.venv/bin/wedlm compare "Count down by 1 from 20 to 10." \
-	    "Tom has 24 marbles. He buys 30 more. He gives 12 to Anna. How many marbles does he have now?"
+	    "Tom has 24 marbles. He buys 30 more. He gives 12 to Anna. How many marbles does Tom have now?"
 	@echo 'Next:  . .venv/bin/activate                           (then the command is wedlm)'
 	@echo '       wedlm chat                                    (talk to it: sums, equations, tables, functions, stories)'
 	@echo '       wedlm trace "Solve 3x + 7 = 22." --html trace.html   (see what each forward fills)'

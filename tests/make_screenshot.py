@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from wedlm import cli
 
-QUESTION = "Tom has 24 marbles. He buys 30 more. He gives 12 to Anna. How many marbles does he have now?"
+QUESTION = "Tom has 24 marbles. He buys 30 more. He gives 12 to Anna. How many marbles does Tom have now?"
 NUM_FORWARDS = 3
 
 with tempfile.TemporaryDirectory() as folder:

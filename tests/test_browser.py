@@ -86,6 +86,8 @@ def test_steps_forth_and_back(traced, driver):
         assert (place(driver), shown(driver)) == (number, texts[number])
     driver.find_element("css selector", "body").send_keys("\ue014")  # the right arrow
     assert place(driver) == 1
+    driver.find_element("id", "back").send_keys("\ue014")  # also on a button
+    assert place(driver) == 2
 
 
 def test_pause_stays_where_it_is_and_speed_counts(traced, driver):

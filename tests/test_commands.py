@@ -1,5 +1,6 @@
 """The commands that generate text, and `wedlm info`, over a tiny random checkpoint."""
 
+import io
 import json
 import os
 import pty
@@ -12,6 +13,7 @@ import sys
 import pytest
 import torch
 from helpers import CHECKPOINTS
+from rich.console import Console
 from tiny_tokenizer import QWEN3, QWEN25, THINKING, make_tokenizer
 from transformers import DynamicCache, PreTrainedModel, logging
 from typer.testing import CliRunner
@@ -19,13 +21,15 @@ from typer.testing import CliRunner
 from wedlm import WeDLMConfig, WeDLMForCausalLM, cli
 from wedlm.chat import Chat, Recorder
 from wedlm.checkpoint import load_checkpoint
-from wedlm.compare import difference
+from wedlm.compare import difference, table
+from wedlm.generate import Answer, read_prompt
 from wedlm.generation.support import DECODINGS, DEFAULTS
 from wedlm.info import read_facts
 from wedlm.settings import Settings
 
 PROMPT = "the cat sat on the mat"
 CONTEXT = 600
+MASK_TEXT = make_tokenizer(QWEN25).decode([3])
 SHORT = ("--max-new-tokens", "40", "--entropy-threshold", "3")  # several tokens per forward, though it is random
 
 
@@ -92,7 +96,8 @@ def generated(loaded, inputs, **arguments):
 def assert_counted(line, output, prompt_length):
     """The line says what the output holds."""
     tokens, forwards = output.sequences.shape[1] - prompt_length, output.forwards.item()
-    expected = rf"{tokens} tokens?, {forwards} forwards?, {tokens / forwards:.2f} tokens per forward, \d+\.\d\d s\n"
+    expected = rf"{tokens} tokens?, {forwards} forwards?, {tokens / forwards:.2f} tokens per forward, \d+\.\d\d s"
+    expected += rf"(; stopped at --max-new-tokens {tokens})?\n"
     assert re.fullmatch(expected, line), line
 
 
@@ -117,6 +122,7 @@ def test_the_text_is_that_of_model_generate(checkpoint, loaded, options, argumen
     result = run("generate", PROMPT, "--model", checkpoint, *SHORT, *options)
     assert (result.exit_code, result.stdout) == (0, text + "\n")
     assert_counted(result.stderr, output, inputs["input_ids"].shape[1])
+    assert ("stopped at" in result.stderr) == (output.sequences[0, -1].item() != 0)  # the end token
 
 
 def test_each_of_these_settings_writes_another_text(loaded):
@@ -176,6 +182,10 @@ def test_without_a_temperature_nothing_is_drawn(tmp_path, loaded):
         (("--entropy-threshold", "low"), "--entropy-threshold low is neither a number of nats nor none."),
         (("--distance-penalty", "nan"), "distance_penalty=nan is not a penalty; "),
         (("--max-new-tokens", "0"), "`max_new_tokens` must be greater than 0"),
+        (("--max-new-tokens", 10**30), f"{10**30} is more than max_position_embeddings={CONTEXT} of this model; "),
+        (("--device", "meta"), "The device 'meta' holds no weights; "),
+        (("--model", ""), "The name of the checkpoint is empty; "),
+        (("--model", __file__), "test_commands.py is a file; give the folder"),
         (("--temperature", "-1"), "--temperature -1.0 is no temperature; "),
         (("--temperature", "1", "--top-p", "1.5"), "--top-p 1.5 is no share; "),
         (("--top-p", "0.5"), "--top-p 0.5 needs draws, "),
@@ -189,12 +199,57 @@ def test_bad_settings_are_one_sentence_and_exit_code_2(checkpoint, command, opti
     assert sentence in result.stderr and result.stderr.count("\n") == 1 and result.stderr.endswith(".\n")
 
 
+def test_standard_input_that_is_closed_or_not_text(checkpoint, monkeypatch):
+    result = run("generate", "-", "--model", checkpoint, input=b"\xff")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("Standard input is not UTF-8 (") and result.stderr.endswith(
+        "such as with iconv.\n"
+    )
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ValueError, match="The prompt is empty"):
+        read_prompt("-")
+
+
+def test_too_little_memory_is_one_sentence(monkeypatch):
+    def load_checkpoint(*arguments):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+
+    monkeypatch.setattr("wedlm.generate.load_checkpoint", load_checkpoint)
+    result = run("generate", "x")
+    assert result.exit_code == 2 and result.stderr.startswith("There is not enough memory (DefaultCPUAllocator: ")
+    assert result.stderr.endswith("; ask for fewer tokens, or choose another --dtype or --device.\n")
+
+
+def test_a_terminal_that_knows_fewer_letters(checkpoint):
+    result = subprocess.run(
+        [sys.executable, "-m", "wedlm", "trace", PROMPT, "--model", checkpoint, *SHORT],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True,
+    )  # fmt: skip
+    assert result.returncode == 0 and b" ? " in result.stdout
+
+
+def test_a_pipe_that_nobody_reads_is_no_error():
+    result = subprocess.run(
+        f"{sys.executable} -m wedlm info | true", shell=True, capture_output=True, text=True, executable="/bin/bash"
+    )
+    assert result.stderr == ""
+
+
 @pytest.mark.parametrize("command", ["generate", "compare"])
 def test_prompts_that_are_empty_or_too_long(checkpoint, command):
     for prompt, sentence in (
         ("", "The prompt is empty; give it some text.\n"),
         (" \n", "The prompt is empty; give it some text.\n"),
-        ("the cat " * CONTEXT, f"tokens, and the model reads {CONTEXT} with the answer; shorten it.\n"),
+        (
+            "the cat " * CONTEXT,
+            f"tokens, and the model reads {CONTEXT} with the answer; shorten it (a chat forgets what was said by "
+            "/reset).\n",
+        ),
+        ("the cat \udcff", "The prompt 'the cat \\udcff' is not UTF-8; convert it, or read it from standard input.\n"),
+        (
+            MASK_TEXT,
+            f"The prompt holds {MASK_TEXT}, the MASK token, which stands for what is to be written; take it out.\n",
+        ),
     ):
         result = run(command, prompt, "--model", checkpoint)
         assert (result.exit_code, result.stdout) == (2, "")
@@ -363,9 +418,21 @@ def test_compare_counts_and_finds_the_first_difference(checkpoint, loaded):
             assert float(per_second) * float(seconds) == pytest.approx(length, rel=0.2)
             assert texts[decoding] in shown
         for decoding, row in rows.items():
-            expected = "" if decoding == "autoregressive" else difference(texts["autoregressive"], texts[decoding])
-            assert row[-1] == expected
-        assert rows["streaming"][-1].startswith("from character ")
+            is_same = texts[decoding] == texts["autoregressive"]
+            assert row[-1] == ("" if decoding == "autoregressive" else "same" if is_same else "differs")
+            parted = "" if is_same else difference(texts["autoregressive"], texts[decoding])
+            assert is_same or f"\n{decoding} differs {parted}\n" in shown
+        assert rows["streaming"][-1] == "differs"
+
+
+def test_the_table_fits_a_terminal(loaded):
+    ids = [5, 6]
+    answers = {name: Answer("a text", ids, 250, False, 250, 12.345, None) for name in DECODINGS}
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table(answers))
+    shown = console.export_text()
+    assert "…" not in shown and len(table_of(shown)) == len(DECODINGS)
+    assert table_of(shown)["autoregressive"][:5] == ["12.345", "250", "250", "1.00", "20.3"]
 
 
 def test_compare_with_what_was_asked_for(checkpoint):
@@ -392,8 +459,6 @@ def test_compare_says_same(tmp_path, loaded):
 @pytest.mark.parametrize(
     "expected, got, sentence",
     [
-        ("", "", "same"),
-        ("3, 6, 9", "3, 6, 9", "same"),
         ("3, 6, 9", "3, 7, 9", "from character 4 on: '7,' for '6,'"),
         ("a cat sat", "a cap sat", "from character 5 on: 'cap' for 'cat'"),
         ("a cat", "a cats", "from character 6 on: 'cats' for 'cat'"),

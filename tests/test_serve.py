@@ -182,6 +182,7 @@ def test_a_chat_is_the_text_of_generate(checkpoint, client):
         prompt_length + 40,
     )
     assert chat(client, max_tokens=7).choices[0].message.content == generated(checkpoint, max_new_tokens=7)[2]
+    assert chat(client, max_tokens=5, max_completion_tokens=None).usage.completion_tokens == 5
     shorter = chat(client, max_tokens=None, max_completion_tokens=7)
     assert shorter.usage.completion_tokens == 7 and shorter.model == "tiny"
 
@@ -312,6 +313,10 @@ def test_only_one_model_is_there(client, server):
         ({"generation_config": "{"}, "generation_config='{' is not a JSON object such as"),
         ({"generation_config": [1]}, "generation_config=[1] is not a JSON object such as"),
         ({"generation_config": {"max_new_tokens": "x"}}, "has a value of the wrong kind"),
+        (
+            {"generation_config": {"max_new_tokens": None, "max_length": 10**13}},
+            f"{10**13} tokens are more than max_position_embeddings={POSITIONS}",
+        ),
         ({"max_tokens": POSITIONS + 1}, f"{POSITIONS + 1} tokens are more than max_position_embeddings={POSITIONS}"),
         ({"temperature": -1}, "temperature=-1 is not a number of 0 or more"),
         ({"temperature": "hot"}, "temperature='hot' is not a number of 0 or more"),
@@ -420,8 +425,9 @@ def test_a_threshold_may_be_none():
 
 
 def test_without_the_extra_it_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr("transformers.utils.import_utils.is_serve_available", lambda: False)
-    assert 'pip install "wedlm[serve]"' in refused()
+    monkeypatch.delitem(sys.modules, "wedlm.serve")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "install wedlm with its extra 'serve', in a clone of it by pip install -e \".[serve]\"" in refused()
 
 
 def test_help_imports_neither_torch_nor_transformers(tmp_path):

@@ -33,7 +33,7 @@ def merge_adapter(adapter: str, out: str, *, overwrite: bool = False) -> Path:
         model = PeftModel.from_pretrained(model, adapter).merge_and_unload(safe_merge=True)
         # Trainer saves the tokenizer, chat template included, beside the adapter.
         has_tokenizer = (Path(adapter) / "tokenizer_config.json").exists()
-        tokenizer = AutoTokenizer.from_pretrained(adapter if has_tokenizer else base)
+        tokenizer = AutoTokenizer.from_pretrained(adapter if has_tokenizer else base, trust_remote_code=False)
     except (OSError, ValueError, RuntimeError) as error:
         raise ConversionError(f"{adapter} cannot be merged ({one_line(error)}); train or copy it again.") from error
     with complete_or_absent(out, overwrite) as folder:

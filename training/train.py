@@ -165,7 +165,7 @@ def train(arguments: list[str]) -> None:
             training,
             train_dataset=datasets["train"],
             eval_dataset=datasets.get("eval"),
-            processing_class=AutoTokenizer.from_pretrained(source),
+            processing_class=AutoTokenizer.from_pretrained(source, trust_remote_code=False),
         )
     trainer.train(resume_from_checkpoint=checkpoint)
     if options.streaming:
@@ -231,7 +231,8 @@ def load_model(source: str, run: RunArguments, training: WeDLMTrainingArguments)
     is_lora = run.lora_r > 0
     dtype = run.dtype if run.dtype != "auto" or is_lora else "float32"
     if run.random_weights:
-        model = WeDLMForCausalLM(AutoConfig.from_pretrained(source, dtype=None if dtype == "auto" else dtype))
+        dtype = None if dtype == "auto" else dtype
+        model = WeDLMForCausalLM(AutoConfig.from_pretrained(source, dtype=dtype, trust_remote_code=False))
         if (Path(source) / "generation_config.json").exists():
             model.generation_config = GenerationConfig.from_pretrained(source)
     else:

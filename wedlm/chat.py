@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from transformers import DynamicCache, PreTrainedTokenizerBase, TextStreamer
 
-from wedlm.generate import answer, counts, encode, load, seed
+from wedlm.generate import answer, counts, encode, load, seed, told
 from wedlm.generation.support import DECODINGS
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.settings import Settings
@@ -58,6 +58,8 @@ class Chat:
             if streamer.text:
                 self.messages = [*messages, {"role": "assistant", "content": streamer.text}]
             raise
+        if got.is_cut:
+            print(told(got), file=sys.stderr)
         self.messages = [*messages, {"role": "assistant", "content": got.text}]
         self.cache, self.cached_ids = got.cache, got.ids[: got.cache.get_seq_length()]
         self.turns += 1
@@ -112,14 +114,14 @@ def chat(settings: Settings) -> None:
         raise ValueError(f"{settings.model} has no chat template; use `wedlm generate`, which continues a text.")
     seed(settings)
     conversation = Chat(model, tokenizer, settings)
-    is_terminal = sys.stdin.isatty()
+    is_terminal = sys.stdin is not None and sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401 (gives input() the arrow keys)
 
         print(f"{settings.model}: /help lists the commands, Ctrl-D leaves.")
     while True:
         try:
-            line = input("> " if is_terminal else "").strip()
+            line = "/exit" if sys.stdin is None else input("> " if is_terminal else "").strip()
             if line == "/exit":
                 return
             if line.startswith("/"):

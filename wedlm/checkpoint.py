@@ -41,6 +41,8 @@ def load_checkpoint(
             f"{name} has no tokenizer (neither {' nor '.join(TOKENIZER_FILES)}); copy it from the model that the "
             "checkpoint was made of."
         )
+    if device is not None and device.partition(":")[0] == "meta":
+        raise CheckpointError("The device 'meta' holds no weights; choose another, such as 'cpu'.")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     logging.disable_progress_bar()
     with Console(stderr=True).status(f"Loading {name}"):
@@ -67,8 +69,12 @@ def load_checkpoint(
 
 def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
     """The folder of a checkpoint; one on the Hub is downloaded first, with its weights or without."""
+    if not str(name):
+        raise CheckpointError("The name of the checkpoint is empty; give a folder, or a name on the Hub.")
     if Path(name).is_dir():
         return Path(name)
+    if Path(name).exists():
+        raise CheckpointError(f"{name} is a file; give the folder of a checkpoint.")
     if Path(name) == DEMO_FOLDER:
         raise CheckpointError(
             f"The demo checkpoint is not at {name}; give the folder of another one, or a name on the Hub."

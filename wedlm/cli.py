@@ -1,14 +1,27 @@
 """The `wedlm` command. Each subcommand is a thin function that imports what it needs when it runs."""
 
+import io
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from wedlm.hub_card.demo import DEMO_FOLDER
-from wedlm.settings import Debug, Settings, with_settings
+from wedlm.settings import (
+    Debug,
+    Decoding,
+    Device,
+    DistancePenalty,
+    Dtype,
+    EntropyThreshold,
+    Settings,
+    WindowSize,
+    with_settings,
+)
 
 app = typer.Typer(
     help="WeDLM, a language model that decodes several tokens per forward.",
@@ -18,9 +31,21 @@ app = typer.Typer(
 )
 
 
+def show_version(is_asked_for: bool) -> None:
+    if is_asked_for:
+        typer.echo(f"wedlm {version_of('wedlm')}")
+        raise typer.Exit
+
+
 @app.callback()
-def commands() -> None:  # with a callback, a single command keeps its name
-    pass
+def commands(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=show_version, is_eager=True)
+    ] = False,
+) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # of a terminal that knows fewer letters
 
 
 def refuse(sentence: object) -> NoReturn:
@@ -30,26 +55,51 @@ def refuse(sentence: object) -> NoReturn:
 
 @contextmanager
 def refusals(debug: bool) -> Iterator[None]:
-    """Bad input becomes one sentence and exit code 2, Ctrl-C exit code 130; with `debug` the traceback is shown."""
+    """Bad input becomes one sentence and exit code 2; with `debug` the traceback is shown."""
     try:
         yield
-    except ValueError as error:
-        if debug:
+        sys.stdout.flush()  # here a pipe that was closed is no surprise
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        if debug or isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
-        refuse(" ".join(str(error).split()))
-    except KeyboardInterrupt:
-        if debug:
-            raise
-        raise typer.Exit(130) from None
+        refuse(sentence_of(error))
 
 
+def sentence_of(error: Exception) -> str:
+    said = " ".join(str(error).split())
+    if isinstance(error, UnicodeDecodeError):
+        return f"Standard input is not UTF-8 ({said}); convert it, such as with iconv."
+    if isinstance(error, RuntimeError | MemoryError):
+        return f"There is not enough memory ({said}); ask for fewer tokens, or choose another --dtype or --device."
+    if isinstance(error, OSError):
+        return f"A file cannot be read or written ({said}); allow it, or choose another place."
+    return said
+
+
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Says which of the package's extras brings a module that is missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise ValueError(
+            f"A package is missing ({error}); install wedlm with its extra {name!r}, in a clone of it by "
+            f'pip install -e ".[{name}]".'
+        ) from error
+
+
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint that OUT holds.")]
+PROMPT_HELP = "What to answer; - reads it from standard input. Before one that begins with - put -- alone."
+Prompt = Annotated[str, typer.Argument(help=PROMPT_HELP, metavar="PROMPT")]
 Raw = Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")]
 
 
 @app.command(epilog='Example: wedlm generate "Count by 3 from 3 to 30."')
 @with_settings
 def generate(
-    prompt: Annotated[str, typer.Argument(help="What to answer; - reads it from standard input.")],
+    prompt: Prompt,
     settings: Settings,
     raw: Raw = False,
 ) -> None:
@@ -60,7 +110,7 @@ def generate(
         generate(prompt, settings, raw)
 
 
-@app.command(epilog="Example: wedlm chat --decoding streaming")
+@app.command(epilog="Example: wedlm chat --decoding verified")
 @with_settings
 def chat(settings: Settings) -> None:
     """Talk in turns; what was said stays in the cache. /help lists the commands."""
@@ -73,7 +123,7 @@ def chat(settings: Settings) -> None:
 @app.command(epilog='Example: wedlm compare "Count by 3 from 3 to 30."')
 @with_settings
 def compare(
-    prompts: Annotated[list[str], typer.Argument(help="What to answer; one or several.", metavar="PROMPT...")],
+    prompts: Annotated[list[str], typer.Argument(help=PROMPT_HELP, metavar="PROMPT...")],
     settings: Settings,
     raw: Raw = False,
 ) -> None:
@@ -90,7 +140,7 @@ def compare(
 @app.command(epilog='Example: wedlm trace "Count by 3 from 3 to 30." --decoding verified --html trace.html')
 @with_settings
 def trace(
-    prompt: Annotated[str, typer.Argument(help="What to answer; - reads it from standard input.")],
+    prompt: Prompt,
     settings: Settings,
     raw: Raw = False,
     html: Annotated[
@@ -100,8 +150,9 @@ def trace(
 ) -> None:
     """Answer PROMPT and show each forward: the text that became final, a bar, and the window behind it.
 
-    A dot is an open slot; colours tell how long ago a slot was filled. Verified decoding has drafts there, and says
-    how many of the last ones were accepted and which was refuted.
+    A dot is an open slot; colours tell how long ago a slot was filled.
+
+    Verified decoding has drafts there, and says how many of the last ones were accepted, and which was refuted.
     """
     with refusals(settings.debug):
         from wedlm.trace import trace
@@ -130,20 +181,16 @@ def convert(
     to_autoregressive: Annotated[
         bool, typer.Option("--to-autoregressive", help="From WeDLM to a plain Qwen2 or Qwen3 checkpoint.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint that OUT holds.")] = False,
+    overwrite: Overwrite = False,
+    debug: Debug = False,
 ) -> None:
     """Make a WeDLM checkpoint from a Qwen2, Qwen2.5, Qwen3 or released WeDLM checkpoint, or go back."""
-    from wedlm import convert_to_autoregressive, convert_to_wedlm
-    from wedlm.modeling_wedlm.conversion_error import ConversionError
+    with refusals(debug):
+        from wedlm import convert_to_autoregressive, convert_to_wedlm
 
-    try:
         result = (convert_to_autoregressive if to_autoregressive else convert_to_wedlm)(
             source, out, overwrite=overwrite
         )
-    except ConversionError as error:
-        refuse(error)
-    except OSError as error:
-        refuse(f"{source} cannot be read ({error}); allow it, or copy it to a place where you may.")
     for note in result.notes:
         typer.echo(f"Note: {note}")
     mask = "no MASK token" if result.mask_token_id is None else f"MASK is token {result.mask_token_id}"
@@ -157,38 +204,30 @@ def convert(
 def train(
     context: typer.Context,
     config: Annotated[str, typer.Argument(help="A YAML file of arguments; training/configs has some.")],
+    debug: Debug = False,
 ) -> None:
     """Train a WeDLM checkpoint, or a Qwen checkpoint that is converted first: the whole model, LoRA or QLoRA.
 
     Behind CONFIG any argument may follow as --name value; it overrides the file. docs/train.md lists them.
     """
-    from wedlm.modeling_wedlm.conversion_error import ConversionError
-
-    try:
-        from wedlm.training.errors import TrainingError
+    with refusals(debug), extra("train"):
         from wedlm.training.train import train
-    except ImportError as error:
-        refuse(f'Training needs more packages ({error}); pip install "wedlm[train]".')
-    try:
+
         train([config, *context.args])
-    except (ConversionError, TrainingError) as error:
-        refuse(error)
 
 
 @app.command(epilog="Example: wedlm merge out/lora merged")
 def merge(
     adapter: Annotated[str, typer.Argument(help="The folder of an adapter of PEFT.")],
     out: Annotated[str, typer.Argument(help="The folder that the result becomes.")],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint that OUT holds.")] = False,
+    overwrite: Overwrite = False,
+    debug: Debug = False,
 ) -> None:
     """Fold an adapter into the checkpoint it was trained on: one whole checkpoint, with its code."""
-    from wedlm.modeling_wedlm.conversion_error import ConversionError
-    from wedlm.training.merge import merge_adapter
+    with refusals(debug), extra("train"):
+        from wedlm.training.merge import merge_adapter
 
-    try:
         folder = merge_adapter(adapter, out, overwrite=overwrite)
-    except ConversionError as error:
-        refuse(error)
     typer.echo(f"Written to {folder}.")
 
 
@@ -199,25 +238,18 @@ def serve(
     ] = str(DEMO_FOLDER),
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
-    dtype: Annotated[str, typer.Option(help="Such as bfloat16; auto leaves the weights as they are.")] = "auto",
-    device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0; otherwise the GPU, if any.")] = None,
-    decoding: Annotated[str | None, typer.Option(help="How to decode where a request does not say.")] = None,
-    window_size: Annotated[int | None, typer.Option(help="Slots behind the committed text.")] = None,
-    entropy_threshold: Annotated[
-        str | None, typer.Option(help="In nats; slots with less are filled. none fills one slot per forward.")
-    ] = None,
-    distance_penalty: Annotated[float | None, typer.Option(help="Added to the entropy for each slot.")] = None,
+    dtype: Dtype = "auto",
+    device: Device = None,
+    decoding: Decoding = None,
+    window_size: WindowSize = None,
+    entropy_threshold: EntropyThreshold = None,
+    distance_penalty: DistancePenalty = None,
+    debug: Debug = False,
 ) -> None:
     """Serve one model in OpenAI's protocol, on transformers' own server: chat and completions, streamed or not.
 
-    One request at a time is answered; others wait in line. docs/serve.md says what a request may ask for.
+    One request at a time is answered; others wait in line. A request may ask for another decoding: docs/serve.md.
     """
-    from transformers.utils.import_utils import is_serve_available
-
-    if not is_serve_available():
-        refuse('Serving needs more packages (fastapi, uvicorn, openai); pip install "wedlm[serve]".')
-    from wedlm.serve import serve
-
     given = {
         "decoding": decoding,
         "window_size": window_size,
@@ -225,10 +257,10 @@ def serve(
         "distance_penalty": distance_penalty,
     }
     settings = {name: value for name, value in given.items() if value is not None}
-    try:
+    with refusals(debug), extra("serve"):
+        from wedlm.serve import serve
+
         serve(model, host, port, dtype, device, settings)
-    except ValueError as error:
-        refuse(" ".join(str(error).split()))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase, TextStreamer
 
-from wedlm.generate import Answer, answer, encode, load, require_text, seed
+from wedlm.generate import Answer, answer, encode, load, read_prompt, seed
 from wedlm.generation.support import DECODINGS
 from wedlm.settings import Settings
 
@@ -54,8 +54,7 @@ class Board:
 
 
 def compare(prompts: list[str], settings: Settings, raw: bool) -> None:
-    for prompt in prompts:
-        require_text(prompt)
+    prompts = [read_prompt(prompt) for prompt in prompts]
     if settings.seed is None:
         settings = replace(settings, seed=0)  # every run is to draw the same
     model, tokenizer = load(settings)
@@ -83,6 +82,10 @@ def compare(prompts: list[str], settings: Settings, raw: bool) -> None:
             for names, text in grouped(board.answers):
                 console.print(Text(f"{names}:\n{text}"), soft_wrap=True)
         console.print(table(board.answers))
+        for decoding, got in board.answers.items():
+            if got.text != board.answers[BASELINE].text:
+                parted = difference(board.answers[BASELINE].text, got.text)
+                console.print(Text(f"{decoding} differs {parted}"), soft_wrap=True)
 
 
 def columns(texts: dict[str, str], answers: dict[str, Answer]) -> Table:
@@ -113,10 +116,10 @@ def grouped(answers: dict[str, Answer]) -> list[tuple[str, str]]:
 
 def table(answers: dict[str, Answer]) -> Table:
     result = Table()
-    result.add_column("decoding")
-    for name in ("seconds", "forwards", "tokens", "tokens/forward", "tokens/s"):
-        result.add_column(name, justify="right")
-    result.add_column("text")
+    result.add_column("decoding", no_wrap=True)
+    for name in ("seconds", "forwards", "tokens", "tokens/\nforward", "tokens/\nsecond"):
+        result.add_column(name, justify="right", no_wrap=True)
+    result.add_column("text", no_wrap=True)
     for decoding, got in answers.items():
         result.add_row(
             decoding,
@@ -125,15 +128,13 @@ def table(answers: dict[str, Answer]) -> Table:
             f"{got.tokens}",
             f"{got.tokens_per_forward:.2f}",
             f"{got.tokens / got.seconds:.1f}",
-            Text("" if decoding == BASELINE else difference(answers[BASELINE].text, got.text)),
+            "" if decoding == BASELINE else "same" if got.text == answers[BASELINE].text else "differs",
         )
     return result
 
 
 def difference(expected: str, got: str) -> str:
-    """Whether two texts are the same, or the words with which they part."""
-    if got == expected:
-        return "same"
+    """The words with which two texts part."""
     i = len(os.path.commonprefix([expected, got]))
     return f"from character {i + 1} on: {word_at(got, i)} for {word_at(expected, i)}"
 

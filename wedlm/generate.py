@@ -16,6 +16,7 @@ class Answer(NamedTuple):
     text: str
     ids: list[int]  # the prompt's in front
     tokens: int
+    is_cut: bool  # at max_new_tokens
     forwards: int
     seconds: float
     cache: DynamicCache
@@ -29,6 +30,11 @@ def load(settings: Settings) -> tuple[WeDLMForCausalLM, PreTrainedTokenizerBase]
     """Model and tokenizer, once the settings have been found to be possible."""
     arguments = settings.arguments()
     model, tokenizer = load_checkpoint(settings.model, settings.dtype, settings.device)
+    if settings.max_new_tokens > (most := model.config.max_position_embeddings):  # memory is taken for all of them
+        raise ValueError(
+            f"--max-new-tokens {settings.max_new_tokens} is more than max_position_embeddings={most} of this model; "
+            "give fewer."
+        )
     logging.set_verbosity_error()  # what generate() refuses is shown as a sentence
     model._prepare_generation_config(None, **arguments)
     return model, tokenizer
@@ -47,7 +53,12 @@ def encode(
     if len(ids) >= model.config.max_position_embeddings:
         raise ValueError(
             f"The prompt has {len(ids)} tokens, and the model reads {model.config.max_position_embeddings} with the "
-            "answer; shorten it."
+            "answer; shorten it (a chat forgets what was said by /reset)."
+        )
+    if model.config.mask_token_id in ids:
+        mask = tokenizer.decode([model.config.mask_token_id])
+        raise ValueError(
+            f"The prompt holds {mask}, the MASK token, which stands for what is to be written; take it out."
         )
     return ids
 
@@ -55,14 +66,12 @@ def encode(
 def read_prompt(prompt: str) -> str:
     """What the user gave, - being standard input."""
     if prompt == "-":
-        prompt = sys.stdin.read().removesuffix("\n")
-    require_text(prompt)
-    return prompt
-
-
-def require_text(prompt: str) -> None:
+        prompt = "" if sys.stdin is None else sys.stdin.read().removesuffix("\n")
     if not prompt.strip():
         raise ValueError("The prompt is empty; give it some text.")
+    if not prompt.isprintable() and any("\ud800" <= char <= "\udfff" for char in prompt):
+        raise ValueError(f"The prompt {prompt!r} is not UTF-8; convert it, or read it from standard input.")
+    return prompt
 
 
 def seed(settings: Settings) -> None:
@@ -93,7 +102,16 @@ def answer(
     seconds = time.perf_counter() - start
     new = sequence[len(ids) :]
     text = tokenizer.decode(new, skip_special_tokens=True)
-    return Answer(text, sequence, len(new), output.forwards.item(), seconds, output.past_key_values)
+    ends = model.generation_config.eos_token_id
+    has_end = new[-1] in (ends if isinstance(ends, list) else [ends])
+    is_cut = len(new) == settings.max_new_tokens and not has_end
+    return Answer(text, sequence, len(new), is_cut, output.forwards.item(), seconds, output.past_key_values)
+
+
+def told(got: Answer) -> str:
+    """What is said of an answer."""
+    cut = f"; stopped at --max-new-tokens {got.tokens}" if got.is_cut else ""
+    return counts(got.tokens, got.forwards, got.seconds) + cut
 
 
 def counts(tokens: int, forwards: int, seconds: float) -> str:
@@ -110,4 +128,4 @@ def generate(prompt: str, settings: Settings, raw: bool) -> None:
     ids = encode(model, tokenizer, prompt, raw)
     seed(settings)
     got = answer(model, tokenizer, ids, settings, TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True))
-    print(counts(got.tokens, got.forwards, got.seconds), file=sys.stderr)
+    print(told(got), file=sys.stderr)

@@ -9,6 +9,7 @@ import asyncio
 import json
 import math
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -90,6 +91,11 @@ class Requests:
             raise HTTPException(400, sentence_of(error)) from error
         except _GenerationCancelled as error:
             raise HTTPException(STATUS_OF[ENDING], ENDING) from error
+        except StarletteHTTPException:
+            raise
+        except Exception as error:
+            logger.exception("generate() failed.")
+            raise HTTPException(STATUS_OF[FAILED], FAILED) from error
         if isinstance(response, StreamingResponse):
             response.body_iterator = await begun(response.body_iterator, self.events_before_text + 1)
         return response
@@ -112,7 +118,8 @@ class Requests:
     ) -> GenerationConfig:
         """The model's own settings, then those of the request, then its generation_config."""
         given = settings_of(body)
-        max_tokens = body.get("max_completion_tokens", body.get("max_tokens"))
+        max_tokens = body.get("max_completion_tokens")
+        max_tokens = body.get("max_tokens") if max_tokens is None else max_tokens
         body = {**body, "max_tokens": max_tokens, "stop": body.get("stop") or None, "generation_config": None}
         seed = body.pop("seed", None)
         config = super()._build_generation_config(body, model_generation_config, use_cb=use_cb)
@@ -130,11 +137,11 @@ class Requests:
         if unknown:
             raise ValueError(f"generation_config has {', '.join(unknown)}, unknown to generate(); leave it out.")
         check_parameters(config)
-        if config.max_new_tokens is not None and config.max_new_tokens > most:  # memory is taken for all of them
-            raise ValueError(
-                f"{config.max_new_tokens} tokens are more than max_position_embeddings={most} of this model; ask for "
-                "fewer."
-            )
+        for number in (config.max_new_tokens, config.max_length):
+            if number is not None and number > most:  # memory is taken for all of them
+                raise ValueError(
+                    f"{number} tokens are more than max_position_embeddings={most} of this model; ask for fewer."
+                )
         config.return_dict_in_generate = False  # transformers' server takes tensors
         config.seed = seed
         return config
@@ -335,7 +342,8 @@ async def error_response(request: Request, error: StarletteHTTPException | Reque
         status, sentence = 400, "The body of the request is not a JSON object; correct it."
     else:
         status, sentence = error.status_code, error.detail
-    return JSONResponse({"error": {"message": sentence, "type": "invalid_request_error", "code": status}}, status)
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return JSONResponse({"error": {"message": sentence, "type": kind, "code": status}}, status)
 
 
 def build_app(manager: OneModel, state: OneAtATime) -> FastAPI:
@@ -367,7 +375,7 @@ def take_port(host: str, port: int) -> socket.socket:
         return socket.create_server(address, family=family)
     except OSError as error:
         raise ValueError(
-            f"--host {host} --port {port} cannot be listened on ({error.strerror}); choose another port, such as 0 "
+            f"--host {host!r} --port {port} cannot be listened on ({error.strerror}); choose another port, such as 0 "
             "for one that is free, or another address of this machine."
         ) from error
 
@@ -378,6 +386,8 @@ def serve(name: str, host: str, port: int, dtype: str, device: str | None, setti
         settings = settings | {"entropy_threshold": read_threshold(settings["entropy_threshold"])}
     check_parameters(GenerationConfig(**DEFAULTS | settings))
     listening = take_port(host, port)
+    if host not in ("127.0.0.1", "localhost", "::1"):
+        print(f"Whoever reaches {host} may use the model: there is no key.", file=sys.stderr)
     model, tokenizer = load_checkpoint(name, dtype, device)
     model.generation_config.update(**settings)
     if Path(name).is_dir():

@@ -17,6 +17,17 @@ def option(help: str, panel: str = "Decoding", show_default: bool | str = False)
 
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"],
+    option("What the weights become; auto leaves them as they are on disk.", "Model", show_default=True),
+]
+Device = Annotated[str | None, option("Such as cpu or cuda:0; otherwise the GPU, if there is one.", "Model")]
+Decoding = Annotated[str | None, option("How to decode: streaming, verified, blockwise or autoregressive.")]
+WindowSize = Annotated[int | None, option("Slots behind the committed text.")]
+EntropyThreshold = Annotated[
+    str | None, option("In nats; slots with less are filled. none fills one slot per forward.")
+]
+DistancePenalty = Annotated[float | None, option("Added to the entropy for each slot of distance.")]
 
 
 @dataclass(frozen=True)
@@ -26,17 +37,12 @@ class Settings:
     model: Annotated[
         str, option("A WeDLM checkpoint: a folder, or a name on the Hub.", "Model", show_default="the demo checkpoint")
     ] = str(DEMO_FOLDER)
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        option("What the weights become; auto leaves them as they are on disk.", "Model", show_default=True),
-    ] = "auto"
-    device: Annotated[str | None, option("Such as cpu or cuda:0; otherwise the GPU, if there is one.", "Model")] = None
-    decoding: Annotated[str | None, option("How to decode; `wedlm info` lists what a checkpoint offers.")] = None
-    window_size: Annotated[int | None, option("Slots behind the committed text.")] = None
-    entropy_threshold: Annotated[
-        str | None, option("In nats; slots with less are filled. none fills one slot per forward.")
-    ] = None
-    distance_penalty: Annotated[float | None, option("Added to the entropy for each slot of distance.")] = None
+    dtype: Dtype = "auto"
+    device: Device = None
+    decoding: Decoding = None
+    window_size: WindowSize = None
+    entropy_threshold: EntropyThreshold = None
+    distance_penalty: DistancePenalty = None
     max_new_tokens: Annotated[int, option("The most tokens of an answer.", show_default=True)] = 256
     temperature: Annotated[float, option("Above 0 tokens are drawn; at 0 the most likely is taken.")] = 0.0
     top_p: Annotated[float | None, option("Draw from the likeliest tokens that make up this share.")] = None

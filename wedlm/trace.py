@@ -14,7 +14,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 from transformers.generation import BaseStreamer
 
-from wedlm.generate import Answer, answer, counts, encode, load, read_prompt, seed
+from wedlm.generate import Answer, answer, encode, load, read_prompt, seed, told
 from wedlm.settings import Settings
 
 STYLES = ("bold green", "green", "cyan", "blue")  # of a filled slot, by its age in forwards; older ones are the last
@@ -143,17 +143,30 @@ def page(prompt: str, decoding: str, steps: list[Step], got: Answer) -> str:
 
 def check_writable(file: Path) -> None:
     """Before anything is computed."""
-    if file.is_dir() or not file.parent.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+    where = file.resolve().parent if is_ordinary(file) else file
+    if file.is_dir() or not where.exists() or not os.access(where, os.W_OK):
         raise ValueError(
             f"--html {file} cannot be written; give the name of a file in a folder that you may write to."
         )
 
 
+def is_ordinary(file: Path) -> bool:
+    """Or to be made; what is not, such as /dev/stdout, is written to and never replaced."""
+    return file.is_file() or not file.exists()
+
+
 def write_whole(file: Path, text: str) -> None:
     """All of it or nothing."""
-    part = file.with_name(f"{file.name}.incomplete")
-    part.write_text(text, encoding="utf-8")
-    part.replace(file)
+    if not is_ordinary(file):
+        file.write_text(text, encoding="utf-8")
+        return
+    file = file.resolve()  # or a link would be replaced
+    part = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def trace(prompt: str, settings: Settings, raw: bool, html: Path | None) -> None:
@@ -173,7 +186,7 @@ def trace(prompt: str, settings: Settings, raw: bool, html: Path | None) -> None
     seed(settings)
     tracer = Tracer(tokenizer, judges_drafts, show)
     got = answer(model, tokenizer, ids, settings, tracer)
-    print(counts(got.tokens, got.forwards, got.seconds), file=sys.stderr)
+    print(told(got), file=sys.stderr)
     if html is not None:
         write_whole(html, page(prompt, decoding, tracer.steps, got))
         print(f"Written to {html}.", file=sys.stderr)

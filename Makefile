@@ -8,7 +8,7 @@ DEMO = hub_card/wedlm-demo
 
 .PHONY: demo demo-model demo-report demo-code test test-slow test-browser screenshot test-oldest mutants lint
 
-# Two questions to the demo checkpoint, by each decoding; the first run makes .venv.
+# Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
 	@.venv/bin/wedlm compare "Count down by 1 from 20 to 10." \
 	    "Tom has 24 marbles. He buys 30 more. He gives 12 to Anna. How many marbles does Tom have now?"

@@ -20,7 +20,8 @@ setup(
     packages=list(FOLDERS),
     package_dir=FOLDERS,
     python_requires=">=3.11",
-    install_requires=["transformers>=5.17,<6", "torch>=2.11", "typer>=0.29"],
+    # (rich and huggingface_hub are requirements of typer and transformers, and are imported here as well.)
+    install_requires=["huggingface_hub", "rich", "torch>=2.11", "transformers>=5.17,<6", "typer>=0.29"],
     entry_points={"console_scripts": ["wedlm = wedlm.cli:app"]},
     package_data={"wedlm": ["trace_page.html"], "wedlm.training": ["configs/*"], "wedlm.hub_card": ["wedlm-demo/*"]},
     extras_require={

@@ -42,7 +42,8 @@ def main() -> None:
             "LANG": "C.UTF-8",
             **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},
         }
-        how = {"cwd": clone, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        # Bytes, since text mode makes a line end of \\r, with which progress bars write over themselves.
+        how = {"cwd": clone, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         for block in BLOCKS:
             if block.note not in ("", BY_HAND):
                 continue
@@ -51,20 +52,20 @@ def main() -> None:
                     python = subprocess.Popen(
                         [clone / ".venv" / "bin" / "python", "-u", "-c", PYTHON], stdin=subprocess.PIPE, **how
                     )
-                python.stdin.write(json.dumps(block.code) + "\n")
+                python.stdin.write(json.dumps(block.code).encode() + b"\n")
                 python.stdin.flush()
-                printed = ""
-                while not printed.endswith("\0\n"):
+                printed = b""
+                while not printed.endswith(b"\0\n"):
                     line = python.stdout.readline()
                     if not line:
-                        raise SystemExit(f"The block failed:\n{block.code}\n{printed}")
+                        raise SystemExit(f"The block failed:\n{block.code}\n{printed.decode()}")
                     printed += line
                 lines += ["```python", block.code.rstrip(), "```", "```", shown(printed[:-2], clone), "```", ""]
                 continue
             for command in filter(str.strip, block.lines()):
                 result = subprocess.run(command, shell=True, **how)
                 if result.returncode != 0:
-                    raise SystemExit(f"$ {command}\n{result.stdout}")
+                    raise SystemExit(f"$ {command}\n{result.stdout.decode()}")
                 output = shown(result.stdout, clone)
                 if command.startswith("make test"):
                     output = output.splitlines()[-1]
@@ -76,11 +77,12 @@ def main() -> None:
     (Path(__file__).parents[1] / "docs" / "transcript.md").write_text("\n".join(lines), encoding="utf-8")
 
 
-def shown(text: str, clone: Path) -> str:
+def shown(output: bytes, clone: Path) -> str:
     """As a terminal has it in the end: of a line that was written over, the last state; the clone is at ~/wedlm."""
+    text = output.decode().replace("\r\n", "\n")
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace(str(clone), "~/wedlm")
     text = re.sub(r"(?<!\S)/\S+/(python[\d.]*)(?= )", r"\1", text)
-    return "\n".join(line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.splitlines()).strip("\n")
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n")).strip("\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The committed demo checkpoint: complete, loadable anywhere, and as its card says."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -9,7 +10,9 @@ from transformers import AutoTokenizer
 
 from wedlm.hub_card.demo import DEMO_FOLDER
 from wedlm.hub_card.demo.card import card, overview
-from wedlm.hub_card.demo.report import file_hash
+from wedlm.hub_card.demo.checkers import check
+from wedlm.hub_card.demo.report import batch_of, file_hash
+from wedlm.hub_card.demo.tasks import Example
 from wedlm.hub_card.demo.tokenizer import demo_tokenizer
 from wedlm.modeling_wedlm.hub_code import flat_files
 
@@ -88,3 +91,28 @@ def test_its_tokenizer_is_the_recipes():
         and tokenizer.decode(tokenizer(text)["input_ids"]) == text
     )
     assert (tokenizer.mask_token_id, tokenizer.padding_side) == (load(DEMO_FOLDER).config.mask_token_id, "left")
+
+
+KIND_OF = {"Count": "counting", "Solve": "equations", "Tom": "word_problems"}  # by the first word of a question
+PAGES = ("README.md", "Makefile", "wedlm/cli.py", "docs/serve.md", "tests/make_screenshot.py")
+SHOWN = sorted(
+    {
+        question
+        for page in PAGES
+        for question in re.findall(rf'"((?:{"|".join(KIND_OF)}) [^"]*[.?])"', (REPOSITORY / page).read_text("utf-8"))
+    }
+)
+
+
+@pytest.mark.parametrize("question", SHOWN)
+@pytest.mark.parametrize("decoding", ["streaming", "verified"])
+def test_the_questions_that_we_show_are_answered_right(question, decoding):
+    model, tokenizer = load(DEMO_FOLDER), AutoTokenizer.from_pretrained(DEMO_FOLDER)
+    inputs = batch_of(tokenizer, [Example("", question, "", "")], model.device)
+    output = model.generate(**inputs, decoding=decoding, max_new_tokens=160)[0, inputs["input_ids"].shape[1] :]
+    text = tokenizer.decode(output, skip_special_tokens=True)
+    assert check(KIND_OF[question.split()[0]], question, text), text
+
+
+def test_questions_are_shown_everywhere():
+    assert {question.split()[0] for question in SHOWN} == set(KIND_OF) and len(SHOWN) >= 5

@@ -69,8 +69,8 @@ What the checkpoint was meant to reach, and what it reached:
 
 - Questions like those that `hub_card/demo/` of the repository generates, numbers of at most three digits, English.
   Anything else gets an answer that looks like one of the six kinds.
-- Text without choice is filled many tokens per forward; a story hardly more than one. That is the method, not the
-  size.
+- The fewer the choices, the more tokens a forward can fill: the tables go from text with none to stories. That is the
+  method, not the size.
 - A forward of a model this small costs mostly overhead, so tokens per second say little about large models.
 
 ## How it was made

@@ -22,7 +22,7 @@ CHECK = {
 def check(kind: str, prompt: str, answer: str) -> bool:
     """The checkers share no code with the generators.
 
-    check("counting", "Count from 12 to 24 in steps of 4.", "12, 16, 20, 24") is True
+    check("counting", "Count by 4 from 12 to 24.", "12, 16, 20, 24.") is True
 
     Any text may be given as the answer. Of a story, only form and agreement are checked: any well-formed one is right.
     """

@@ -50,7 +50,7 @@ EXAMPLES = ("counting", "word_problems")  # shown on the card, by the first held
 class Answer(NamedTuple):
     """What one decoding made of one question.
 
-    Answer(text="12, 16, 20, 24", is_right=True, tokens=13, forwards=2, window_rows=16, nll=0.02)
+    Answer(text="12, 16, 20, 24.", is_right=True, tokens=13, forwards=2, window_rows=16, nll=0.02)
     """
 
     text: str

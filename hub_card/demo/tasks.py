@@ -29,7 +29,7 @@ MAX_POSITIONS = 2**40  # of one training stream
 class Example(NamedTuple):
     """A question and an answer to it; `key` is what makes the problem, whatever the words it is put in.
 
-    Example(kind="counting", prompt="Count from 12 to 24 in steps of 4.", answer="12, 16, 20, 24", key="12 4")
+    Example(kind="counting", prompt="Count by 4 from 12 to 24.", answer="12, 16, 20, 24.", key="12 4")
     """
 
     kind: str

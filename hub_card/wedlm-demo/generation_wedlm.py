@@ -28,7 +28,8 @@ class WeDLMGenerationMixin(GenerationMixin):
     Four parameters live on `generation_config` and can be passed to `generate()`:
 
     - `decoding`: "streaming" (default) fills slots of a window and commits each as soon as none before it is open;
-      "blockwise" commits a window when it is full; "autoregressive" is transformers' own. None produces MASK.
+      "blockwise" commits a window when it is full; "verified" writes the autoregressive text, in forwards that judge
+      the drafts of those before; "autoregressive" is transformers' own. None produces MASK.
     - `window_size`: slots behind the committed text, at least 1.
     - `entropy_threshold`: slots whose entropy in nats is below it are filled; None fills one slot per forward.
     - `distance_penalty`: added to the entropy of a slot for each slot from the first open one to it.

@@ -52,6 +52,11 @@ def read_prompt(
     if len(input_ids) == 0:
         raise ValueError("input_ids holds no rows; pass at least one prompt.")
     batch, num_columns = input_ids.shape
+    if num_columns == 0:
+        raise ValueError(
+            "input_ids holds no tokens; pass the text whole, also what past_key_values holds of it, or at least its "
+            "last token with a cache of what stands before that."
+        )
     if attention_mask.shape == input_ids.shape:
         if num_cached > num_columns:
             raise ValueError(

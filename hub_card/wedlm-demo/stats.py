@@ -13,7 +13,8 @@ class WeDLMGenerateOutput(GenerateDecoderOnlyOutput):
     - `prefix_cacheability`: tokens / max(window rows processed, tokens), Eq. 4 of the paper; 1 if every window row
       became a token at once.
 
-    And for decoding="verified" two more, a column for each distance, 1 to window_size - 1, from the last token known:
+    And for decoding="verified" two more, a column for each distance from the last token known, 1 to window_size - 1
+    (or max_new_tokens - 1):
 
     - `judged_drafts`: how many drafts at this distance were judged, those before them having been accepted.
     - `accepted_drafts`: how many of them were accepted.

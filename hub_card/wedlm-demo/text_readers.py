@@ -186,7 +186,7 @@ class TextReaders:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Chooses tokens for `slots`, up to the first that is not its draft; returns them, and which were chosen.
 
-        Nobody waits with logits: what could not be chosen in step is judged again, behind the same drafts.
+        Nobody waits with logits: what could not be chosen in step is judged again by a later forward.
         """
         self.take_runs(window, may_judge.sum(-1).tolist(), logits)
         self.read_on(window, drafts.tolist())
@@ -275,7 +275,7 @@ class TextReaders:
         self, window: Window, rows: WindowRows, selected: torch.Tensor, **values: torch.Tensor
     ) -> None:
         where = selected.nonzero()
-        slots = rows.open_slots[selected]
+        slots = rows.open_slots[tuple(where.T)]
         for i, j, row, slot in torch.stack([*where.T, window.batch_rows[where[:, 0]], slots], dim=-1).tolist():
             self.record(slot, [row], **{name: value[i, j] for name, value in values.items()})
 

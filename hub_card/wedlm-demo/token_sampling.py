@@ -3,7 +3,7 @@ from transformers import LogitsProcessorList
 
 
 def draw_tokens(scores: torch.Tensor, do_sample: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """A token for every row of processed scores `[rows, vocabulary]`, and whether there was any to choose."""
+    """A token for every row of processed scores `[..., vocabulary]`, and whether there was any to choose."""
     scores = scores.float()
     best, tokens = scores.max(-1)
     if do_sample:
@@ -13,17 +13,23 @@ def draw_tokens(scores: torch.Tensor, do_sample: bool) -> tuple[torch.Tensor, to
     return tokens, best > -torch.inf  # not where it is NaN
 
 
+def processed(logits: torch.Tensor, processors: LogitsProcessorList) -> torch.Tensor:
+    """Scores of slots, `[batch, slots, vocabulary]`.
+
+    The processors read no text: each slot is a row of scores to them, and the ids they are handed are empty.
+    """
+    slots = logits.shape[:2]
+    scores = logits.flatten(0, 1).float()  # [batch * slots, vocabulary]
+    no_text = torch.empty(len(scores), 0, dtype=torch.long, device=scores.device)
+    return processors(no_text, scores).unflatten(0, slots)
+
+
 def choose_tokens(
     logits: torch.Tensor, processors: LogitsProcessorList, do_sample: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """For every slot of logits `[batch, slots, vocabulary]`: a token, whether any was possible, the processed scores.
 
-    The processors read no text: each slot is a row of scores to them, and the ids they are handed are empty. All slots
-    are chosen for, also those that are not selected: to know which are, the host would have to wait.
+    All slots are chosen for, also those that are not selected: to know which are, the host would have to wait.
     """
-    slots = logits.shape[:2]
-    scores = logits.flatten(0, 1).float()  # [batch * slots, vocabulary]
-    no_text = torch.empty(len(scores), 0, dtype=torch.long, device=scores.device)
-    scores = processors(no_text, scores)
-    tokens, is_possible = draw_tokens(scores, do_sample)
-    return tokens.unflatten(0, slots), is_possible.unflatten(0, slots), scores.unflatten(0, slots)
+    scores = processed(logits, processors)
+    return *draw_tokens(scores, do_sample), scores

@@ -7,7 +7,7 @@ from torch.nn.functional import pad
 from transformers import GenerationConfig, LogitsProcessorList
 
 from .text_readers import TextReaders
-from .token_sampling import choose_tokens
+from .token_sampling import draw_tokens, processed
 from .window import Window, WindowRows
 
 LEAST_CHANCE = 0.1  # of being accepted, as estimated; a draft with less is not worth its row
@@ -30,11 +30,13 @@ class VerifiedWindow(Window):
 
     drafts: torch.Tensor  # [batch, window_size - 1]
     chances: torch.Tensor  # [batch, window_size - 1]: of being accepted with all before it; 0 where there is no draft
+    num_drafts: torch.Tensor  # [batch]
+    # [batch, window_size + 1]: where the MASK rows for 0, 1, 2, ... accepted drafts begin, and last their end.
+    groups: torch.Tensor
     num_new: torch.Tensor  # [batch]: tokens that the last forward made known; all but the last one are in the cache
-    num_judged: torch.Tensor  # [batch]: how many of them were chosen where a draft stood
-    num_accepted: torch.Tensor  # [batch]: and were that draft
-    judged: torch.Tensor  # [batch, window_size - 1]: how often a draft at each distance was judged
-    accepted: torch.Tensor  # [batch, window_size - 1]: and accepted
+    # [batch, max_new_tokens + 1]: how far from the token known the draft of a slot was judged, 0 where there was none.
+    judged_at: torch.Tensor
+    accepted: torch.Tensor  # [batch, max_new_tokens + 1]: and whether it was accepted
 
     @classmethod
     def opened(cls, prompt_lengths: torch.Tensor, max_new_tokens: int, window_size: int, mask_token_id: int):
@@ -45,11 +47,11 @@ class VerifiedWindow(Window):
             **vars(window),
             drafts=zeros,
             chances=zeros.float(),
+            num_drafts=zero,
+            groups=pad(zero[:, None], (0, window_size), value=window_size),
             num_new=zero,
-            num_judged=zero,
-            num_accepted=zero,
-            judged=zeros,
-            accepted=zeros,
+            judged_at=torch.zeros_like(window.tokens),
+            accepted=torch.zeros_like(window.filled),
         )
 
     @property
@@ -67,49 +69,32 @@ class VerifiedWindow(Window):
         return (self.num_new - 1).clamp(min=0)
 
     @property
-    def num_drafts(self) -> torch.Tensor:
-        return (self.chances > 0).sum(-1)
-
-    @property
-    def num_mask_rows(self) -> torch.Tensor:
-        """As many as there is room for, and no more than `window_size` for each group."""
-        num_pending = self.num_leading + self.num_drafts
-        return torch.minimum(self.window_size * (self.num_drafts + 1), 2 * self.window_size - num_pending)
-
-    @property
     def num_rows(self) -> torch.Tensor:
-        return self.num_leading + self.num_drafts + self.num_mask_rows
+        return self.num_leading + self.num_drafts + self.groups[:, -1]
 
-    def groups(self) -> torch.Tensor:
-        """Where the MASK rows for 0, 1, 2, ... accepted drafts begin, and last their end: `[batch, window_size + 1]`.
-
-        Shares are in proportion to the square root of the chance of that number, since more rows help a group less
-        and less. With 12 rows and chances of 0.75 and 0.5, so that of none, one and both it is 0.25, 0.25 and 0.5:
-
-            0, 4, 7, 12, 12, ...
-        """
-        chances = pad(pad(self.chances, (1, 0), value=1.0), (0, 1))  # also of nothing, and of one draft too many
-        shares = (chances[:, :-1] - chances[:, 1:]).clamp(min=0).sqrt().cumsum(-1)
-        return pad((shares / shares[:, -1:] * self.num_mask_rows[:, None]).round().long(), (1, 0))
+    def plan_rows(self) -> None:
+        """MASK rows take the room that the pending tokens leave of 2 * window_size."""
+        self.num_drafts = (self.chances > 0).sum(-1)
+        self.groups = shared_out(2 * self.window_size - self.num_leading - self.num_drafts, self.chances)
 
     def reorder(self, width: int, window_size: int, mask_token_id: int) -> WindowRows:
-        begins, first_judged, num_leading = self.groups(), self.first_judged[:, None], self.num_leading[:, None]
+        first_judged, num_leading = self.first_judged[:, None], self.num_leading[:, None]
         num_drafts = self.num_drafts[:, None]
         # Rows: tokens that are pending, then MASK rows, each with the number of drafts it sees.
-        rows = torch.arange(width, device=begins.device)
+        rows = torch.arange(width, device=num_leading.device)
         mask_rows = rows - num_leading - num_drafts  # [batch, width]
-        group = (begins[:, None, 1:] <= mask_rows[..., None]).sum(-1)
+        group = (self.groups[:, None, 1:] <= mask_rows[..., None]).sum(-1)
         pending = torch.cat([self.tokens.gather(1, self.start[:, None]), self.drafts], dim=-1)
         pending = pending.gather(1, rows.clamp(max=window_size - 1).expand_as(mask_rows))
         slots = torch.where(
-            mask_rows < 0, self.start[:, None] + rows, first_judged + group + mask_rows - begins.gather(1, group)
+            mask_rows < 0, self.start[:, None] + rows, first_judged + group + mask_rows - self.groups.gather(1, group)
         )
         # What is asked of them: the judgements from the row before `first_judged` on, then the drafts.
-        asked = torch.arange(2 * window_size, device=begins.device)
+        asked = torch.arange(min(2 * window_size, width + 1), device=rows.device)
         asked_rows = (num_leading - 1 + asked).clamp(max=width - 1)
         is_judge = asked <= num_drafts
         asked_slots = torch.where(is_judge, first_judged + asked, slots.gather(1, asked_rows.clamp(min=0)))
-        is_row = asked <= num_drafts + self.num_mask_rows[:, None]
+        is_row = asked <= num_drafts + self.groups[:, -1:]
         # Nothing is pending in so few rows: behind the prompt there is one group, which sees all before it.
         is_plain = width <= window_size
         return WindowRows(
@@ -131,8 +116,9 @@ class VerifiedWindow(Window):
         self.window_rows = self.window_rows + may_judge * num_used
 
     def commit(self, num_final: torch.Tensor) -> torch.Tensor:
-        self.start = self.start + self.num_leading + self.num_settled
-        return num_final + self.num_settled
+        num_settled = self.num_settled
+        self.start = self.start + self.num_leading + num_settled
+        return num_final + num_settled
 
     def new_run(self, window_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         places = torch.arange(window_size, device=self.start.device)
@@ -140,17 +126,42 @@ class VerifiedWindow(Window):
         return slots, (places < self.num_new[:, None]).long()
 
     def refill(self, num_run: torch.Tensor, blockwise: bool) -> None:
-        """What was judged is counted as far as it is text; the token known is to be committed by the next forward."""
-        slots, is_new = self.new_run(self.window_size)
-        places = torch.arange(self.window_size - 1, device=slots.device)
-        is_text = (is_new.bool() & (slots < self.num_tokens[:, None]))[:, :-1]
-        self.judged = self.judged + (is_text & (places < self.num_judged[:, None]))
-        self.accepted = self.accepted + (is_text & (places < self.num_accepted[:, None]))
+        """The last token known is to be committed by the next forward."""
         self.num_leading = num_run.clamp(max=1) * self.alive
         self.chances = self.chances * self.alive[:, None]
+        self.plan_rows()
+
+    def note_judged(self, slots: torch.Tensor, is_new: torch.Tensor, tokens: torch.Tensor) -> None:
+        distances = torch.arange(1, self.window_size, device=slots.device)
+        is_judged = is_new[:, :-1] & (distances <= self.num_drafts[:, None])
+        slots = slots[:, :-1].where(is_judged, self.max_new_tokens)
+        self.judged_at.scatter_(1, slots, distances * is_judged)
+        self.accepted.scatter_(1, slots, tokens[:, :-1] == self.drafts)
 
     def counted(self) -> dict[str, torch.Tensor]:
-        return {**super().counted(), "judged_drafts": self.judged, "accepted_drafts": self.accepted}
+        """What was judged behind the end of the text does not count."""
+        is_text = torch.arange(self.judged_at.shape[1], device=self.start.device) < self.num_tokens[:, None]
+        zeros = torch.zeros_like(self.judged_at[:, : self.window_size])
+        judged, accepted = (
+            zeros.scatter_add(1, self.judged_at, values.long())[:, 1:] for values in (is_text, is_text & self.accepted)
+        )
+        return {**super().counted(), "judged_drafts": judged, "accepted_drafts": accepted}
+
+
+def shared_out(num_rows: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
+    """Where the group for each number of accepted drafts begins, and last their end: `[batch, window_size + 1]`.
+
+    Shares are in proportion to the square root of the chance of that number, since more rows help a group less and
+    less, and none is longer than window_size. With 12 rows and chances of 0.75 and 0.5, so that of none, one and both
+    it is 0.25, 0.25 and 0.5:
+
+        0, 4, 7, 12, 12, ...
+    """
+    window_size = chances.shape[1] + 1
+    chances = pad(pad(chances, (1, 0), value=1.0), (0, 1))  # also of nothing, and of one draft too many
+    shares = (chances[:, :-1] - chances[:, 1:]).clamp(min=0).sqrt().cumsum(-1)
+    ends = (shares / shares[:, -1:] * num_rows[:, None]).round().long()
+    return pad(pad(ends, (1, 0)).diff().clamp(max=window_size).cumsum(-1), (1, 0))
 
 
 def judge_and_draft(
@@ -161,7 +172,7 @@ def judge_and_draft(
     generation_config: GenerationConfig,
     readers: TextReaders | None,
 ) -> torch.Tensor:
-    """Fills the slots whose tokens become known, and drafts; returns, like `rows.open_slots`, what nothing can fill.
+    """Fills the slots whose tokens become known, and drafts; returns which of `rows.open_slots` nothing can fill.
 
     At each judged slot a token is chosen from the autoregressive scores, as autoregressive decoding would. A draft is
     accepted if it is that token, so that drafts decide how many tokens a forward makes known, never which.
@@ -169,35 +180,35 @@ def judge_and_draft(
     size = window.window_size
     places = torch.arange(size, device=logits.device)
     # 1. Judge
-    slots, is_draft = rows.open_slots[:, :size], places[:-1] < window.num_drafts[:, None]
-    may_judge = rows.is_open[:, :size] & pad(is_draft, (1, 0), value=True) & window.alive[:, None]
+    slots = rows.open_slots[:, :size]
+    may_judge = rows.is_open[:, :size] & (places <= window.num_drafts[:, None]) & window.alive[:, None]
     if readers is None or not readers.left_to_right:
-        tokens, is_possible, scores = choose_tokens(logits, processors, generation_config.do_sample)
-        is_confirmed = pad(tokens[:, : size - 1] == window.drafts, (1, 0), value=True)
-        is_new = is_confirmed.cumprod(-1).bool() & may_judge
-        impossible = pad(is_new & ~is_possible[:, :size], (0, size))
+        scores = processed(logits, processors)
+        tokens, is_possible = draw_tokens(scores[:, :size], generation_config.do_sample)
+        num_confirmed = (tokens[:, :-1] == window.drafts).cumprod(-1).sum(-1, keepdim=True)
+        is_new = may_judge & (places <= num_confirmed)
         if readers is not None and readers.records:
-            readers.record_selected(window, rows, pad(is_new, (0, size)), logits=logits, scores=scores)
+            readers.record_selected(window, rows, is_new, logits=logits, scores=scores)
     else:
         tokens, is_new = readers.judge(window, slots, may_judge, window.drafts, logits)
-        impossible, scores = torch.zeros_like(rows.is_open), readers.without_mask(logits)
-    window.fill(slots, is_new, tokens[:, :size])
+        is_possible, scores = is_new, readers.without_mask(logits)
+    window.fill(slots, is_new, tokens)
+    window.note_judged(slots, is_new, tokens)
     window.num_new = is_new.sum(-1)
-    window.num_judged = (is_new[:, :-1] & is_draft).sum(-1)
-    window.num_accepted = (is_new[:, :-1] & is_draft & (tokens[:, : size - 1] == window.drafts)).sum(-1)
 
     # 2. Draft, behind the last token that is known now
-    begins, num_settled = window.groups(), window.num_settled[:, None]
-    begin, end = begins.gather(1, num_settled), begins.gather(1, num_settled + 1)
+    num_settled = window.num_settled[:, None]
+    begin, end = window.groups.gather(1, num_settled), window.groups.gather(1, num_settled + 1)
     mask_rows = begin + places[1:]  # the group's first row stands for the token known
-    asked = (window.num_drafts[:, None] + 1 + mask_rows).clamp(max=2 * size - 1)
-    slots = slots[:, :1] + num_settled + places[1:]
-    chances, guesses = scores.float().softmax(-1).max(-1)
-    chances = chances.gather(1, asked).where(mask_rows < end, 0).cumprod(-1)
-    chances = chances.where((chances >= LEAST_CHANCE) & (slots < window.max_new_tokens), 0)
-    window.drafts, window.chances = guesses.gather(1, asked), chances
-    window.end = window.first_judged + window.num_settled + 1 + window.num_drafts
+    draft_slots = slots[:, :1] + num_settled + places[1:]
+    asked = (window.num_drafts[:, None] + 1 + mask_rows).clamp(max=scores.shape[1] - 1)
+    scores = scores.gather(1, asked[..., None].expand(-1, -1, scores.shape[-1])).float()
+    best, window.drafts = scores.max(-1)
+    chances = (best - scores.logsumexp(-1)).exp().where(mask_rows < end, 0).cumprod(-1)
+    is_draft = (chances >= LEAST_CHANCE) & (draft_slots < window.max_new_tokens)
+    window.chances = chances.where(is_draft, 0)
     if readers is not None and readers.shows_drafts:
-        shown = chances[0] > 0
-        readers.guess(window, slots[0, shown], window.drafts[0, shown])
-    return impossible
+        shown = is_draft[0]
+        window.end = window.first_judged + window.num_new + shown.sum()  # of the one row
+        readers.guess(window, draft_slots[0, shown], window.drafts[0, shown])
+    return is_new & ~is_possible

@@ -1,0 +1,95 @@
+"""The benchmarks of decoding run, in their toy form, and count what they say they count."""
+
+import importlib
+import json
+import sys
+
+import pytest
+import torch
+from helpers import REPOSITORY
+
+TINY = ["--shape", "tiny"]
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Runs the main of a benchmark in this process and returns its report."""
+    monkeypatch.syspath_prepend(REPOSITORY / "benchmarks")
+    loaded = set(sys.modules)
+
+    def run(name, *arguments):
+        out = tmp_path / f"{name}.json"
+        words = [f"{REPOSITORY}/benchmarks/{name}.py", *map(str, arguments), "--out", str(out)]
+        monkeypatch.setattr(sys, "argv", words)
+        importlib.import_module(name).main()
+        return json.loads(out.read_text())
+
+    yield run
+    for name in {"step", "decode", "memory", "common"} & (set(sys.modules) - loaded):
+        del sys.modules[name]
+
+
+def test_a_step_is_measured_beside_its_floors(run, capsys):
+    report = run("step", *TINY, "--rows", 1, 8, "--lengths", 16, 64, "--repeats", 3)
+    results = report["results"]
+    assert [(step["rows"], step["length"]) for step in results["steps"]] == [(1, 16), (8, 16), (1, 64), (8, 64)]
+    # Two layers of width 64: four projections of attention and three of the MLP, and the head; float32, no embeddings.
+    weights = 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64 + 2 * 16) + 64 + 512 * 64
+    for step in results["steps"]:
+        entries = 2 * (step["length"] + step["rows"])
+        read = 4 * (weights + 2 * entries * 2 * 16)
+        done = 2 * step["rows"] * weights + 4 * step["rows"] * entries * 4 * 16
+        assert step["memory_floor_milliseconds"] == pytest.approx(1e3 * read / results["bytes_per_second"])
+        assert step["arithmetic_floor_milliseconds"] == pytest.approx(1e3 * done / results["operations_per_second"])
+        taken = step["milliseconds"]
+        assert 0 < taken["min"] <= taken["median"] <= taken["max"]
+    assert "microseconds for each one more of rows" in capsys.readouterr().out
+
+
+def test_the_step_is_that_of_a_plain_forward(run):
+    run("step", *TINY, "--rows", 1, "--lengths", 4, "--repeats", 1)
+    step_module, common = sys.modules["step"], sys.modules["common"]
+    model = common.model_of(step_module.argparse.Namespace(shape="tiny", dtype="float32"))
+    with torch.no_grad():
+        step = step_module.Step(model, batch_size=2, num_rows=3, length=7)
+        twice = [step(), step()]
+    assert torch.equal(*twice) and twice[0].shape == (2, 3, 512)
+    assert step.cache.lengths.tolist() == [7, 7]
+
+
+def test_decodings_take_turns_and_are_counted(run, capsys):
+    report = run("decode", *TINY, "--batch-sizes", 1, 2, "--prompt-lengths", 8, "--new-tokens", 6, "--repeats", 1)
+    sides = ["autoregressive", "static", "streaming", "verified", "blockwise"]
+    assert [cell["batch_size"] for cell in report["results"]] == [1, 2]
+    for cell in report["results"]:
+        assert list(cell["sides"]) == sides
+        assert cell["sides"]["autoregressive"]["times_autoregressive"] == 1
+        assert cell["sides"]["autoregressive"]["tokens_per_forward"] == 1
+        for row in cell["sides"].values():
+            rate = row["tokens_per_second"]
+            assert 0 < rate["min"] <= rate["median"] <= rate["max"]
+            assert ("milliseconds_to_first_token" in row) == (cell["batch_size"] == 1)
+    assert capsys.readouterr().out.count("\n") >= 2 * len(sides)
+
+
+def test_prompts_of_a_checkpoint_are_conversations_up_to_a_length(run):
+    from transformers import AutoTokenizer
+
+    from wedlm.hub_card.demo import DEMO_FOLDER
+
+    run("decode", *TINY, "--batch-sizes", 1, "--prompt-lengths", 4, "--new-tokens", 2, "--repeats", 1)
+    chat = sys.modules["decode"].chat
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_FOLDER)
+    for length in (20, 300):
+        messages = chat(tokenizer, 0, length)
+        size = len(tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"])
+        assert messages[-1]["role"] == "user" and (len(messages) == 1 or length - 150 < size <= length)
+    assert len(messages) > 1
+    assert chat(tokenizer, 0, 300)[-1] != chat(tokenizer, 1, 300)[-1]
+
+
+def test_memory_rises_at_least_by_the_keys_and_values(run):
+    rows = run("memory", *TINY, "--batch-sizes", 8, "--prompt-lengths", 3000, "--new-tokens", 2)["results"]
+    assert [row["decoding"] for row in rows] == ["autoregressive", "streaming", "verified", "blockwise"]
+    for row in rows:
+        assert row["cache_bytes"] == 2 * 4 * 8 * 3002 * 2 * 2 * 16 < row["bytes"]

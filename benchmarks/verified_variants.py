@@ -26,11 +26,11 @@ from wedlm.hub_card.demo.tasks import KINDS, held_out_examples
 from wedlm.hub_card.provenance import write_report
 
 
-def by_the_chance_itself(num_rows: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
-    """Groups of MASK rows in proportion to their chance, not to its root."""
+def by_the_root(num_rows: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
+    """Groups of MASK rows in proportion to the root of their chance."""
     window_size = chances.shape[1] + 1
     chances = pad(pad(chances, (1, 0), value=1.0), (0, 1))
-    shares = (chances[:, :-1] - chances[:, 1:]).clamp(min=0).cumsum(-1)
+    shares = (chances[:, :-1] - chances[:, 1:]).clamp(min=0).sqrt().cumsum(-1)
     ends = (shares / shares[:, -1:] * num_rows[:, None]).round().long()
     return pad(pad(ends, (1, 0)).diff().clamp(max=window_size).cumsum(-1), (1, 0))
 
@@ -45,10 +45,11 @@ def behind_all_drafts(num_rows: torch.Tensor, chances: torch.Tensor) -> torch.Te
 
 VARIANTS = {
     "as it is": {},
-    "shares by the chance itself": {"shared_out": by_the_chance_itself},
+    "shares by the root of the chance": {"shared_out": by_the_root},
     "one group behind all drafts": {"shared_out": behind_all_drafts},
     "every draft": {"least_chance": 0.0},
-    "drafts with a chance of 0.02": {"least_chance": 0.02},
+    "drafts with a chance of 0.05": {"least_chance": 0.05},
+    "drafts with a chance of 0.1": {"least_chance": 0.1},
     "drafts with a chance of 0.3": {"least_chance": 0.3},
     "drafts with a chance of 0.6": {"least_chance": 0.6},
     "window_size 8": {"window_size": 8},

@@ -2612,7 +2612,9 @@ MUTANTS = [
         "    if False:",
         "test_verified.py::test_no_new_ids_are_refused",
     ),
-    Mutant("rows in proportion to the chance", VERIFIED, ".clamp(min=0).sqrt()", ".clamp(min=0)", VERIFIED_REFERENCE),
+    Mutant(
+        "rows by the root of the chance", VERIFIED, ".clamp(min=0).cum", ".clamp(min=0).sqrt().cum", VERIFIED_REFERENCE
+    ),
     Mutant(
         "drafts from the group of another number",
         VERIFIED,

@@ -131,7 +131,7 @@ def decode_verified(
     processors: Callable | None = None,
     criteria: Callable | None = None,
     padding: Sequence[int] = (),
-    least_chance: float = 0.1,
+    least_chance: float = 0.2,
 ) -> Decoded:
     """`logits_of(tokens, positions, who_sees_whom)` is one forward without a cache, `[rows, vocabulary]`."""
     window_size = min(window_size, max_new_tokens)
@@ -152,7 +152,7 @@ def decode_verified(
         groups = []
         num_pending = len(drafts) + (1 if text else 0)
         num_mask_rows = 2 * window_size - num_pending
-        shares = [math.sqrt(more - less) for more, less in pairwise([1.0, *chances, 0.0])]
+        shares = [more - less for more, less in pairwise([1.0, *chances, 0.0])]
         ends = [round(num_mask_rows * sum(shares[: i + 1]) / sum(shares)) for i in range(len(shares))]
         for num_seen, (begin, end) in enumerate(pairwise([0, *ends])):
             group = []

@@ -24,7 +24,7 @@ def benchmark(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "more", "num_rows"),
     [
-        ("verified_variants", ["--rounds", "1"], 6 * 9),
+        ("verified_variants", ["--rounds", "1"], 6 * 10),
         ("verified_precision", [], 6 * 2),
         ("verified_drafts", [], 6 * 2),
     ],

@@ -10,7 +10,7 @@ from .text_readers import TextReaders
 from .token_sampling import draw_tokens, processed
 from .window import Window, WindowRows
 
-LEAST_CHANCE = 0.1  # of being accepted, as estimated; a draft with less is not worth its row
+LEAST_CHANCE = 0.2  # of being accepted, as estimated; a draft with less is not worth its row
 
 
 @dataclass
@@ -151,15 +151,14 @@ class VerifiedWindow(Window):
 def shared_out(num_rows: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
     """Where the group for each number of accepted drafts begins, and last their end: `[batch, window_size + 1]`.
 
-    Shares are in proportion to the square root of the chance of that number, since more rows help a group less and
-    less, and none is longer than window_size. With 12 rows and chances of 0.75 and 0.5, so that of none, one and both
-    it is 0.25, 0.25 and 0.5:
+    Shares are in proportion to the chance of that number, and none is longer than window_size. With 12 rows and
+    chances of 0.75 and 0.5, so that of none, one and both it is 0.25, 0.25 and 0.5:
 
-        0, 4, 7, 12, 12, ...
+        0, 3, 6, 12, 12, ...
     """
     window_size = chances.shape[1] + 1
     chances = pad(pad(chances, (1, 0), value=1.0), (0, 1))  # also of nothing, and of one draft too many
-    shares = (chances[:, :-1] - chances[:, 1:]).clamp(min=0).sqrt().cumsum(-1)
+    shares = (chances[:, :-1] - chances[:, 1:]).clamp(min=0).cumsum(-1)
     ends = (shares / shares[:, -1:] * num_rows[:, None]).round().long()
     return pad(pad(ends, (1, 0)).diff().clamp(max=window_size).cumsum(-1), (1, 0))
 

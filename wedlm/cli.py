@@ -96,7 +96,7 @@ Prompt = Annotated[str, typer.Argument(help=PROMPT_HELP, metavar="PROMPT")]
 Raw = Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")]
 
 
-@app.command(epilog='Example: wedlm generate "Count by 3 from 3 to 30."')
+@app.command(epilog='Example: wedlm generate "Count by 5 from 10 to 60."')
 @with_settings
 def generate(
     prompt: Prompt,
@@ -120,7 +120,7 @@ def chat(settings: Settings) -> None:
         chat(settings)
 
 
-@app.command(epilog='Example: wedlm compare "Count by 3 from 3 to 30."')
+@app.command(epilog='Example: wedlm compare "Count by 5 from 10 to 60."')
 @with_settings
 def compare(
     prompts: Annotated[list[str], typer.Argument(help=PROMPT_HELP, metavar="PROMPT...")],
@@ -137,7 +137,7 @@ def compare(
         compare(prompts, settings, raw)
 
 
-@app.command(epilog='Example: wedlm trace "Count by 3 from 3 to 30." --decoding verified --html trace.html')
+@app.command(epilog='Example: wedlm trace "Count by 5 from 10 to 60." --decoding verified --html trace.html')
 @with_settings
 def trace(
     prompt: Prompt,

@@ -27,10 +27,12 @@ def git(*arguments: str) -> str:
 
 
 def commit() -> str | None:
-    """None outside a clone of the repository."""
+    """None outside a clone of the repository. Files of earlier results are no changes."""
     if not (REPOSITORY / ".git").exists():
         return None
-    return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+    return git("rev-parse", "HEAD") + (
+        "+changes" if git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results") else ""
+    )
 
 
 def command() -> str:

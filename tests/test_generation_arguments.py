@@ -33,11 +33,14 @@ MODELS = {name: load(CHECKPOINTS / name).double() for name in ("q25", "q3")}  # 
 
 def read_tables() -> list[dict[str, str]]:
     """Of each table of the page the arguments and their status."""
-    tables = []
+    tables, is_inside = [], False
     for line in (REPOSITORY / "docs" / "generate.md").read_text().splitlines():
         if line == "| argument | parallel decoding | note |":
             tables.append({})
-        elif line.startswith("|") and not re.fullmatch(r"\| --- \| --- \| --- \||\| \*\*[\w ()]+\*\* \| \| \|", line):
+            is_inside = True
+        elif not line.startswith("|"):
+            is_inside = False
+        elif is_inside and not re.fullmatch(r"\| --- \| --- \| --- \||\| \*\*[\w ()]+\*\* \| \| \|", line):
             name, status = re.fullmatch(r"\| `(\w+)` \| ([a-z ]+) \|(?: [^|]+)? \|", line).groups()
             assert status in STATUSES and name not in tables[-1], line
             tables[-1][name] = status

@@ -413,7 +413,9 @@ def test_bad_input_is_one_sentence(checkpoint, tmp_path):
     assert "--entropy-threshold few is neither" in refused(folder, *free, "--entropy-threshold", "few")
     assert "distance_penalty=nan is not" in refused(folder, *free, "--distance-penalty", "nan")
     assert "the device 'gpu'" in refused(folder, *free, "--device", "gpu")
-    assert "--host no.such.host.invalid --port 0 cannot be" in refused(folder, *free, "--host", "no.such.host.invalid")
+    assert "--host 'no.such.host.invalid' --port 0 cannot be" in refused(
+        folder, *free, "--host", "no.such.host.invalid"
+    )
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
         assert f"--port {port} cannot be listened on (Address already in use" in refused(folder, "--port", port)

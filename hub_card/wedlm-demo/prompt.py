@@ -52,7 +52,7 @@ def read_prompt(
     if len(input_ids) == 0:
         raise ValueError("input_ids holds no rows; pass at least one prompt.")
     batch, num_columns = input_ids.shape
-    if num_columns == 0:
+    if num_columns == 0 and num_cached > 0:
         raise ValueError(
             "input_ids holds no tokens; pass the text whole, also what past_key_values holds of it, or at least its "
             "last token with a cache of what stands before that."

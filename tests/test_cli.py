@@ -98,9 +98,9 @@ def test_every_command_through_the_installed_entry_point(tmp_path):
         (["compare", QUESTION], "", "same"),
         (["trace", QUESTION], "", "Answer"),
         (["info"], "", "wedlm-demo"),
-        (["convert", CHECKPOINTS / "q3", "converted"], "", "Written to converted"),
+        (["convert", CHECKPOINTS / "q3", "converted"], "", "converted (MASK is token 159)."),
         (["train", "lora.yaml"], "", ""),
-        (["merge", "lora", "merged"], "", "Written to merged"),
+        (["merge", "lora", "merged"], "", "merged."),
     ]:
         called.add(words[0])
         result = subprocess.run([wedlm, *words], cwd=tmp_path, input=given, capture_output=True, text=True)

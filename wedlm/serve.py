@@ -394,8 +394,8 @@ def serve(name: str, host: str, port: int, dtype: str, device: str | None, setti
         name = Path(name).resolve().name
     host, port, *_ = listening.getsockname()
     address = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
-    print(f"{name} answers at {address}, one request at a time; others wait. Ctrl-C ends it.", flush=True)
     state = OneAtATime()
     app = build_app(OneModel(name, model, tokenizer), state)
     with suppress(KeyboardInterrupt):  # uvicorn raises it again once it has ended
+        print(f"{name} answers at {address}, one request at a time; others wait. Ctrl-C ends it.", flush=True)
         Server(uvicorn.Config(app, timeout_graceful_shutdown=GRACE_SECONDS), state).run(sockets=[listening])

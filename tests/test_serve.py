@@ -17,14 +17,16 @@ from itertools import accumulate
 import openai
 import pytest
 import torch
+from fastapi import HTTPException
 from helpers import CHECKPOINTS, REPOSITORY, run_python
 from tiny_tokenizer import END, MASK, make_tokenizer
+from transformers.cli.serving.chat_completion import ChatCompletionHandler
 from transformers.cli.serving.utils import _StreamError
 from typer.testing import CliRunner
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.cli import app
-from wedlm.serve import Chat, Generation, OneAtATime, OneModel, before_possible_stop, before_stop
+from wedlm.serve import Chat, Generation, OneAtATime, OneModel, before_possible_stop, before_stop, error_response
 from wedlm.settings import read_threshold
 
 DOCUMENT = REPOSITORY / "docs" / "serve.md"
@@ -389,6 +391,26 @@ def test_a_failure_behind_the_first_text_is_told(checkpoint, error, sentence):
     text, last = asyncio.run(items())
     assert text == "the cat" and isinstance(last, _StreamError)
     assert sentence in json.loads(f'{{"error": "{last.msg}"}}')["error"]  # as transformers writes it
+
+
+def test_a_failure_of_the_server_is_told_in_openais_form(monkeypatch):
+    async def fail(self, body, request_id):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(ChatCompletionHandler, "handle_request", fail)
+    with pytest.raises(HTTPException) as raised:
+        asyncio.run(Chat.__new__(Chat).handle_request({}, "request"))
+    answer = asyncio.run(error_response(None, raised.value))
+    assert answer.status_code == 500
+    assert json.loads(answer.body)["error"] == {
+        "message": "The server failed; its log says how.", "type": "server_error", "code": 500
+    }  # fmt: skip
+
+
+def test_it_warns_where_other_machines_may_come_in(tmp_path):
+    for host, expected in (("0.0.0.0", True), ("127.0.0.1", False)):
+        result = CliRunner().invoke(app, ["serve", str(tmp_path / "nothing"), "--host", host, "--port", "0"])
+        assert result.exit_code == 2 and ("there is no key" in result.stderr) == expected
 
 
 def refused(*arguments):

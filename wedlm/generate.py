@@ -69,7 +69,7 @@ def read_prompt(prompt: str) -> str:
         prompt = "" if sys.stdin is None else sys.stdin.read().removesuffix("\n")
     if not prompt.strip():
         raise ValueError("The prompt is empty; give it some text.")
-    if not prompt.isprintable() and any("\ud800" <= char <= "\udfff" for char in prompt):
+    if any("\ud800" <= char <= "\udfff" for char in prompt):
         raise ValueError(f"The prompt {prompt!r} is not UTF-8; convert it, or read it from standard input.")
     return prompt
 

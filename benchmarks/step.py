@@ -54,13 +54,13 @@ class Step:
         self.cache = RowCache(batch_size, length + num_rows, model.device)
         for start in range(0, length, 1024):
             part = tokens[:, start : min(start + 1024, length)]
-            mask = self.cache.begin_forward(part.shape[1], start)
+            mask = self.cache.begin_forward(part.shape[1], start + part.shape[1])
             places = torch.arange(start, start + part.shape[1], device=model.device).expand(batch_size, -1)
             model.model(part, attention_mask=mask, position_ids=places, past_key_values=self.cache, use_cache=True)
             self.cache.commit(torch.full_like(self.cache.lengths, part.shape[1]))
 
     def __call__(self) -> torch.Tensor:
-        mask = self.cache.begin_forward(self.num_rows, self.length)
+        mask = self.cache.begin_forward(self.num_rows, self.length + self.num_rows)
         return self.model(
             self.tokens,
             attention_mask=mask,

@@ -6,6 +6,8 @@ from transformers.cache_utils import DynamicLayer
 class RowLayer(DynamicLayer):
     """Keys and values, `[batch, heads, capacity, head_dim]`, in memory allocated ahead and written by scatter."""
 
+    is_compileable = True  # within its capacity
+
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         self.keys = key_states.new_empty((*key_states.shape[:2], 0, key_states.shape[3]))
@@ -13,20 +15,20 @@ class RowLayer(DynamicLayer):
         self.is_initialized = True
 
     def write(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, entries: torch.Tensor, live: int, most: int
+        self, key_states: torch.Tensor, value_states: torch.Tensor, cache: "RowCache"
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Puts row r of batch row b at entry `entries[b, r]` and returns the first `live` entries, of `most` ever."""
+        """Puts row r of batch row b at entry `entries[b, r]` and returns the first `live` entries, both of `cache`."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if live > self.keys.shape[2]:
-            capacity = min(2 * live, most)
+        if cache.live > self.keys.shape[2]:
+            capacity = max(cache.least, min(2 * cache.live, cache.most))
             self.keys, self.values = grown(self.keys, capacity), grown(self.values, capacity)
         dtype = torch.promote_types(self.keys.dtype, key_states.dtype)  # a cache passed in may have another
         self.keys, self.values = self.keys.to(dtype), self.values.to(dtype)
-        entries = entries.to(self.device)[:, None, :, None]
+        entries = cache.entries.to(self.device)[:, None, :, None]
         self.keys.scatter_(2, entries.expand_as(key_states), key_states.to(dtype))
         self.values.scatter_(2, entries.expand_as(value_states), value_states.to(dtype))
-        return self.keys[:, :, :live], self.values[:, :, :live]
+        return self.keys[:, :, : cache.live], self.values[:, :, : cache.live]
 
 
 def grown(states: torch.Tensor, capacity: int) -> torch.Tensor:
@@ -46,21 +48,23 @@ class RowCache(DynamicCache):
     """A cache in which every batch row has a length of its own.
 
     A forward writes its rows behind each batch row's length; committing the first n of them moves the length by n, and
-    the others are overwritten by the next forward. Nothing is copied but when the capacity doubles, up to `most`.
+    the others are overwritten by the next forward. Nothing is copied but when the capacity doubles, up to `most`;
+    `least` is what it has from the beginning.
 
     An ordinary cache has columns instead, the same for all batch rows, some of which hold no text (padding).
     `of_columns` and `to_columns` go from one to the other.
     """
 
-    def __init__(self, batch_size: int, most: int, device: torch.device, keep_all: bool = False):
+    def __init__(self, batch_size: int, most: int, device: torch.device, keep_all: bool = False, least: int = 0):
         super().__init__()
-        self.most = most  # entries that a forward will ever read
+        self.least, self.most = least, most  # entries, the latter that a forward will ever read
         self.keep_all = keep_all  # whether to_columns will be asked for, which needs the rows that left as well
         self.lengths = torch.zeros(batch_size, dtype=torch.long, device=device)  # entries that count, per batch row
         self.batch_rows = torch.arange(batch_size, device=device)  # which rows of the whole batch these are
         self.left_behind = []  # batch_rows, keys and values of each layer, from before every select
         self.live = 0  # entries that the forward at hand reads
         self.entries = None  # [batch, rows]: where it writes
+        self.ends = None  # [batch]: how many entries its last row sees, if attention asks for that instead of a mask
 
     @classmethod
     def of_columns(cls, cache: DynamicCache, is_text: torch.Tensor, most: int, keep_all: bool = False) -> "RowCache":
@@ -101,16 +105,21 @@ class RowCache(DynamicCache):
         return cache
 
     def begin_forward(
-        self, num_rows: int, longest: int, who_sees_whom: torch.Tensor | None = None
+        self, num_rows: int, live: int, who_sees_whom: torch.Tensor | None = None, knows_ends: bool = False
     ) -> torch.Tensor | None:
-        """Puts the next `num_rows` rows behind each length, the greatest of which is `longest`.
+        """Puts the next `num_rows` rows behind each length, among the first `live` entries.
 
-        Returns which entries each row sees, `[batch, 1, rows, entries]`, or None where that is plain causality. Of the
-        rows of this forward it sees those before it, or as `who_sees_whom`, `[batch, rows, rows]`, says.
+        Returns which entries each row sees, `[batch, 1, rows, entries]`, or None where that is plain causality, up to
+        `ends` of each batch row if attention `knows_ends`. Of the rows of this forward it sees those before it, or as
+        `who_sees_whom`, `[batch, rows, rows]`, says.
         """
-        self.live = longest + num_rows
+        self.live = live
         self.entries = self.lengths[:, None] + torch.arange(num_rows, device=self.lengths.device)
-        if longest == 0:
+        self.ends = None
+        if knows_ends and who_sees_whom is None:
+            self.ends = (self.lengths + num_rows).int()
+            return None
+        if live == num_rows:  # they are the first
             return None if who_sees_whom is None else who_sees_whom[:, None]
         entries = torch.arange(self.live, device=self.entries.device)
         is_seen = entries <= self.entries[..., None]  # [batch, rows, entries]
@@ -123,10 +132,11 @@ class RowCache(DynamicCache):
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         while len(self.layers) <= layer_idx:
             self.layers.append(RowLayer())
-        return self.layers[layer_idx].write(key_states, value_states, self.entries, self.live, self.most)
+        return self.layers[layer_idx].write(key_states, value_states, self)
 
     def commit(self, num_rows: torch.Tensor) -> None:
-        self.lengths = self.lengths + num_rows
+        self.lengths.add_(num_rows)
+        self.live, self.entries, self.ends = 0, None, None
 
     def select(self, rows: torch.Tensor) -> None:
         if self.keep_all:

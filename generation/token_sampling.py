@@ -1,5 +1,24 @@
+from collections.abc import Callable
+
 import torch
 from transformers import LogitsProcessorList
+
+MOST_SCORES = 2**24  # that are in float32 at a time
+
+
+def over_slots(read: Callable, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What `read` says of every slot of logits `[batch, slots, vocabulary]`, each `[batch, slots]`.
+
+    It is given a few slots at a time, float32 `[n, vocabulary]`, so that there never is such a copy of all of them.
+    All slots are read, also those that are not selected: to know which are, the host would have to wait.
+    """
+    rows = logits.flatten(0, 1)
+    size = max(1, MOST_SCORES // rows.shape[1])
+    if torch.compiler.is_compiling() or len(rows) <= size:  # a compiler makes one pass of it, and no copy
+        columns = read(rows.float())
+    else:
+        columns = map(torch.cat, zip(*(read(part.float()) for part in rows.split(size)), strict=True))
+    return tuple(column.view(logits.shape[:2]) for column in columns)
 
 
 def draw_tokens(scores: torch.Tensor, do_sample: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -14,22 +33,9 @@ def draw_tokens(scores: torch.Tensor, do_sample: bool) -> tuple[torch.Tensor, to
 
 
 def processed(logits: torch.Tensor, processors: LogitsProcessorList) -> torch.Tensor:
-    """Scores of slots, `[batch, slots, vocabulary]`.
-
-    The processors read no text: each slot is a row of scores to them, and the ids they are handed are empty.
-    """
-    slots = logits.shape[:2]
-    scores = logits.flatten(0, 1).float()  # [batch * slots, vocabulary]
+    """Scores of slots, `[n, vocabulary]`, by processors that read no text: the ids they are handed are empty."""
+    scores = logits.float()
     no_text = torch.empty(len(scores), 0, dtype=torch.long, device=scores.device)
-    return processors(no_text, scores).unflatten(0, slots)
-
-
-def choose_tokens(
-    logits: torch.Tensor, processors: LogitsProcessorList, do_sample: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For every slot of logits `[batch, slots, vocabulary]`: a token, whether any was possible, the processed scores.
-
-    All slots are chosen for, also those that are not selected: to know which are, the host would have to wait.
-    """
-    scores = processed(logits, processors)
-    return *draw_tokens(scores, do_sample), scores
+    for processor in processors:  # one by one, as a compiler can't follow the list's own call
+        scores = processor(no_text, scores)
+    return scores

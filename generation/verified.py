@@ -1,13 +1,14 @@
 """Verified decoding: drafts, and the autoregressive predictions that judge them, from the same forward."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch.nn.functional import pad
-from transformers import GenerationConfig, LogitsProcessorList
 
+from wedlm.generation.policy import Policy
 from wedlm.generation.text_readers import TextReaders
-from wedlm.generation.token_sampling import draw_tokens, processed
+from wedlm.generation.token_sampling import draw_tokens, over_slots, processed
 from wedlm.generation.window import Window, WindowRows
 
 LEAST_CHANCE = 0.2  # of being accepted, as estimated; a draft with less is not worth its row
@@ -34,9 +35,11 @@ class VerifiedWindow(Window):
     # [batch, window_size + 1]: where the MASK rows for 0, 1, 2, ... accepted drafts begin, and last their end.
     groups: torch.Tensor
     num_new: torch.Tensor  # [batch]: tokens that the last forward made known; all but the last one are in the cache
-    # [batch, max_new_tokens + 1]: how far from the token known the draft of a slot was judged, 0 where there was none.
+    # [batch, columns]: how far from the token known the draft of a slot was judged, 0 where there was none.
     judged_at: torch.Tensor
-    accepted: torch.Tensor  # [batch, max_new_tokens + 1]: and whether it was accepted
+    accepted: torch.Tensor  # [batch, columns]: and whether it was accepted
+
+    PER_SLOT: ClassVar = (*Window.PER_SLOT, "judged_at", "accepted")
 
     @classmethod
     def opened(cls, prompt_lengths: torch.Tensor, max_new_tokens: int, window_size: int, mask_token_id: int):
@@ -103,7 +106,7 @@ class VerifiedWindow(Window):
             num_final=self.num_leading,
             open_rows=asked_rows,
             open_slots=asked_slots,
-            is_open=is_row & (asked_slots < self.max_new_tokens),
+            is_open=is_row & (asked_slots < self.limit[:, None]),
             rows_seen=None if is_plain else torch.where(mask_rows < 0, rows + 1, num_leading + group),
         )
 
@@ -122,7 +125,7 @@ class VerifiedWindow(Window):
 
     def new_run(self, window_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         places = torch.arange(window_size, device=self.start.device)
-        slots = ((self.start - self.num_settled)[:, None] + places).clamp(max=self.max_new_tokens)
+        slots = ((self.start - self.num_settled)[:, None] + places).clamp(max=self.no_slot)
         return slots, (places < self.num_new[:, None]).long()
 
     def refill(self, num_run: torch.Tensor, blockwise: bool) -> None:
@@ -134,7 +137,7 @@ class VerifiedWindow(Window):
     def note_judged(self, slots: torch.Tensor, is_new: torch.Tensor, tokens: torch.Tensor) -> None:
         distances = torch.arange(1, self.window_size, device=slots.device)
         is_judged = is_new[:, :-1] & (distances <= self.num_drafts[:, None])
-        slots = slots[:, :-1].where(is_judged, self.max_new_tokens)
+        slots = slots[:, :-1].where(is_judged, self.no_slot)
         self.judged_at.scatter_(1, slots, distances * is_judged)
         self.accepted.scatter_(1, slots, tokens[:, :-1] == self.drafts)
 
@@ -167,8 +170,7 @@ def judge_and_draft(
     window: VerifiedWindow,
     rows: WindowRows,
     logits: torch.Tensor,
-    processors: LogitsProcessorList,
-    generation_config: GenerationConfig,
+    policy: Policy,
     readers: TextReaders | None,
 ) -> torch.Tensor:
     """Fills the slots whose tokens become known, and drafts; returns which of `rows.open_slots` nothing can fill.
@@ -178,19 +180,30 @@ def judge_and_draft(
     """
     size = window.window_size
     places = torch.arange(size, device=logits.device)
+    left_to_right = readers is not None and readers.left_to_right
+
+    def read(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scores = readers.without_mask(logits) if left_to_right else processed(logits, policy.processors)
+        best, likely = scores.max(-1)
+        return likely, best > -torch.inf, (best - scores.logsumexp(-1)).exp()
+
+    def draw(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return draw_tokens(processed(logits, policy.processors), policy.do_sample)
+
+    likely, is_possible, chances = over_slots(read, logits)
     # 1. Judge
     slots = rows.open_slots[:, :size]
     may_judge = rows.is_open[:, :size] & (places <= window.num_drafts[:, None]) & window.alive[:, None]
-    if readers is None or not readers.left_to_right:
-        scores = processed(logits, processors)
-        tokens, is_possible = draw_tokens(scores[:, :size], generation_config.do_sample)
+    if left_to_right:
+        tokens, is_new = readers.judge(window, slots, may_judge, window.drafts, logits)
+        is_possible = is_new
+    else:
+        is_possible = is_possible[:, :size]
+        tokens = over_slots(draw, logits[:, :size])[0] if policy.do_sample else likely[:, :size]
         num_confirmed = (tokens[:, :-1] == window.drafts).cumprod(-1).sum(-1, keepdim=True)
         is_new = may_judge & (places <= num_confirmed)
-        if readers is not None and readers.records:
-            readers.record_selected(window, rows, is_new, logits=logits, scores=scores)
-    else:
-        tokens, is_new = readers.judge(window, slots, may_judge, window.drafts, logits)
-        is_possible, scores = is_new, readers.without_mask(logits)
+        if readers is not None:
+            readers.record_selected(window, rows, is_new, logits)
     window.fill(slots, is_new, tokens)
     window.note_judged(slots, is_new, tokens)
     window.num_new = is_new.sum(-1)
@@ -200,11 +213,10 @@ def judge_and_draft(
     begin, end = window.groups.gather(1, num_settled), window.groups.gather(1, num_settled + 1)
     mask_rows = begin + places[1:]  # the group's first row stands for the token known
     draft_slots = slots[:, :1] + num_settled + places[1:]
-    asked = (window.num_drafts[:, None] + 1 + mask_rows).clamp(max=scores.shape[1] - 1)
-    scores = scores.gather(1, asked[..., None].expand(-1, -1, scores.shape[-1])).float()
-    best, window.drafts = scores.max(-1)
-    chances = (best - scores.logsumexp(-1)).exp().where(mask_rows < end, 0).cumprod(-1)
-    is_draft = (chances >= LEAST_CHANCE) & (draft_slots < window.max_new_tokens)
+    asked = (window.num_drafts[:, None] + 1 + mask_rows).clamp(max=likely.shape[1] - 1)
+    window.drafts = likely.gather(1, asked)
+    chances = chances.gather(1, asked).where(mask_rows < end, 0).cumprod(-1)
+    is_draft = (chances >= LEAST_CHANCE) & (draft_slots < window.limit[:, None])
     window.chances = chances.where(is_draft, 0)
     if readers is not None and readers.shows_drafts:
         shown = is_draft[0]

@@ -1,5 +1,5 @@
-from dataclasses import dataclass, fields
-from typing import NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch.nn.functional import pad
@@ -77,6 +77,17 @@ class WindowRows(NamedTuple):
         return WindowRows(*(None if tensor is None else tensor.to(device) for tensor in self))
 
 
+PLACES = 2**31  # more than there are slots in a row
+NOWHERE = 2**62
+
+
+class Status(NamedTuple):
+    num_alive: int  # rows
+    width: int  # of the widest window
+    longest: int  # text of a row that is committed
+    first_impossible: int  # row * PLACES + slot, of the first slot that nothing could fill; or NOWHERE
+
+
 @dataclass
 class Window:
     """The new tokens of every row and the window of slots being filled. Slot s of a row is position prompt + s.
@@ -84,10 +95,11 @@ class Window:
     Slots before `start` are committed, those from `start` to `end` are the window, each open or filled.
     """
 
-    # One column more than slots: what is written for no slot goes there.
-    tokens: torch.Tensor  # [batch, max_new_tokens + 1]: MASK where nothing was filled
-    filled: torch.Tensor  # [batch, max_new_tokens + 1]
+    # A column for each slot, and one more: what is written for no slot goes there.
+    tokens: torch.Tensor  # [batch, columns]: MASK where nothing was filled
+    filled: torch.Tensor  # [batch, columns]
     prompt_lengths: torch.Tensor  # [batch]
+    limit: torch.Tensor  # [batch]: max_new_tokens; there may be columns for more
     batch_rows: torch.Tensor  # [batch]: which rows of the whole batch these are
     start: torch.Tensor  # [batch]
     end: torch.Tensor  # [batch]
@@ -96,6 +108,8 @@ class Window:
     alive: torch.Tensor  # [batch]
     forwards: torch.Tensor  # [batch]
     window_rows: torch.Tensor  # [batch]
+
+    PER_SLOT: ClassVar = ("tokens", "filled")
 
     @classmethod
     def opened(cls, prompt_lengths: torch.Tensor, max_new_tokens: int, window_size: int, mask_token_id: int):
@@ -106,6 +120,7 @@ class Window:
             tokens=torch.full((batch, max_new_tokens + 1), mask_token_id, device=device),
             filled=torch.zeros((batch, max_new_tokens + 1), dtype=torch.bool, device=device),
             prompt_lengths=prompt_lengths,
+            limit=zeros + max_new_tokens,
             batch_rows=torch.arange(batch, device=device),
             start=zeros,
             end=zeros + window_size,
@@ -117,14 +132,14 @@ class Window:
         )
 
     @property
-    def max_new_tokens(self) -> int:
+    def no_slot(self) -> int:
         return self.tokens.shape[1] - 1
 
     def slots(self, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`width` slots from `start`: their numbers, which of them are in the window, which are filled."""
         slots = self.start[:, None] + torch.arange(width, device=self.start.device)  # [batch, width]
         inside = slots < self.end[:, None]
-        slots = slots.clamp(max=self.max_new_tokens)
+        slots = slots.clamp(max=self.no_slot)
         return slots, inside, self.filled.gather(1, slots) & inside
 
     def reorder(self, width: int, window_size: int, mask_token_id: int) -> WindowRows:
@@ -162,7 +177,7 @@ class Window:
 
     def fill(self, slots: torch.Tensor, selected: torch.Tensor, tokens: torch.Tensor) -> None:
         """Puts `tokens` into the selected ones of `slots`, all `[batch, slots]`."""
-        slots = torch.where(selected, slots, self.max_new_tokens)
+        slots = torch.where(selected, slots, self.no_slot)
         self.tokens.scatter_(1, slots, tokens)
         self.filled.scatter_(1, slots, selected)
 
@@ -177,19 +192,28 @@ class Window:
         has_end = is_end.any(-1)
         num_tokens = slots[:, 0] + torch.where(has_end, is_end.argmax(-1) + 1, in_run.sum(-1))
         self.num_tokens = torch.where(self.alive, num_tokens, self.num_tokens)
-        self.alive = self.alive & ~has_end & (num_tokens < self.max_new_tokens)
+        self.alive = self.alive & ~has_end & (num_tokens < self.limit)
 
     def refill(self, num_run: torch.Tensor, blockwise: bool) -> None:
         """The leading run is to be committed, and as many slots are opened behind the window."""
         may_commit = self.alive & (num_run == self.end - self.start) if blockwise else self.alive
         self.num_leading = num_run * may_commit
-        end = (self.end + self.num_leading).clamp(max=self.max_new_tokens)
+        end = (self.end + self.num_leading).clamp(max=self.limit)
         self.end = torch.where(self.alive, end, self.start)
 
-    def sizes(self, impossible: torch.Tensor) -> tuple[int, int, int, int]:
-        """The host's one look per step: rows alive, widest window, longest committed text, impossible slots."""
+    def status(self, open_slots: torch.Tensor, impossible: torch.Tensor) -> torch.Tensor:
+        """What the host wants to know, `[4]`: see `Status`. `impossible`, `[batch, slots]`: what nothing can fill."""
         longest = (self.prompt_lengths + self.start).max()
-        return torch.stack([self.alive.sum(), self.num_rows.max(), longest, impossible.sum()]).tolist()
+        place = self.batch_rows[:, None] * PLACES + open_slots[:, : impossible.shape[1]]
+        first = torch.where(impossible, place, NOWHERE).min()
+        return torch.stack([self.alive.sum(), self.num_rows.max(), longest, first])
+
+    def with_columns(self, columns: int, mask_token_id: int) -> "Window":
+        """The same with this many columns, which must be enough for the slots in use."""
+        more = columns - self.tokens.shape[1]
+        blank = dict.fromkeys(self.PER_SLOT, 0) | {"tokens": mask_token_id}
+        # The last column is left out and comes anew: what is in it was written for no slot.
+        return replace(self, **{n: pad(getattr(self, n)[:, :-1], (0, more + 1), value=blank[n]) for n in blank})
 
     def counted(self) -> dict[str, torch.Tensor]:
         """What an output tells of the forwards, `[batch, ...]`."""

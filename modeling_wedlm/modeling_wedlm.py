@@ -14,10 +14,13 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3PreTrainedModel,
     Qwen3RMSNorm,
     Qwen3RotaryEmbedding,
+    apply_rotary_pos_emb,
 )
 from transformers.utils import CONFIG_NAME, cached_file, can_return_tuple
 
 from wedlm.generation.generation_wedlm import WeDLMGenerationMixin
+from wedlm.generation.row_attention import attend, attend_up_to, row_bias
+from wedlm.generation.row_cache import RowCache
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig, check_config
 from wedlm.modeling_wedlm.dual_stream import dual_stream_mask
 from wedlm.modeling_wedlm.row_loss import row_loss
@@ -33,9 +36,24 @@ class WeDLMAttention(Qwen3Attention):
             self.q_norm = nn.Identity()
             self.k_norm = nn.Identity()
 
-    def forward(self, *args, position_ids=None, **kwargs):
+    def forward(
+        self, hidden_states, position_embeddings, attention_mask, past_key_values=None, position_ids=None, **kwargs
+    ):
         # position_ids end here: the flash-attention path takes any that are not consecutive for packed sequences.
-        return super().forward(*args, **kwargs)
+        if not isinstance(past_key_values, RowCache) or self.config._attn_implementation == "eager":
+            return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        query = self.q_norm(self.q_proj(hidden_states).view(shape)).transpose(1, 2)
+        key = self.k_norm(self.k_proj(hidden_states).view(shape)).transpose(1, 2)
+        value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
+        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+        keys, values = past_key_values.update(key, value, self.layer_idx)
+        dropout = self.attention_dropout if self.training else 0.0
+        if past_key_values.ends is not None:
+            attended = attend_up_to(past_key_values.ends, query, keys, values, self.scaling, self.config)
+        else:
+            attended = attend(query, keys, values, attention_mask, self.scaling, dropout)
+        return self.o_proj(attended.transpose(1, 2).flatten(2)), None
 
 
 class WeDLMDecoderLayer(Qwen3DecoderLayer):
@@ -143,7 +161,10 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
             mask = dual_stream_mask(self.config, sample_ids, stream_ids, block_ids)
             attention_mask = mask if isinstance(mask, torch.Tensor) else {"full_attention": mask}
             use_cache = False
-        if not isinstance(attention_mask, dict):
+        if isinstance(past_key_values, RowCache):
+            bias = row_bias(attention_mask, inputs_embeds.shape[1], self.config, inputs_embeds)
+            attention_mask = {"full_attention": bias}
+        elif not isinstance(attention_mask, dict):
             is_dense = isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 4
             if is_dense and attention_mask.dtype == torch.bool and self.config._attn_implementation == "eager":
                 # Eager adds its mask to the scores, where transformers' other backends read True as "sees".

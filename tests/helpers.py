@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from wedlm import WeDLMForCausalLM
@@ -59,6 +60,23 @@ def stock_model(model: WeDLMForCausalLM) -> PreTrainedModel:
         other = Qwen2ForCausalLM(Qwen2Config(**stock))
     other.load_state_dict(model.state_dict())
     return other.eval()
+
+
+class Waits(TorchDispatchMode):
+    """Writes down the operations for which a host waits until the device has come to them.
+
+    (Copies to the CPU are none, where everything is on it; the tests count those by where they are made.)
+    """
+
+    def __init__(self, seen: list[str]):
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        aten = torch.ops.aten
+        if func.overloadpacket in (aten._local_scalar_dense, aten.nonzero, aten.is_nonzero, aten.equal):
+            self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 @torch.no_grad()

@@ -333,8 +333,10 @@ def is_healed(ran: Ran) -> bool:
     return ran.prompts[0][:-1] == [44, 71] and ran.prompts[0][-1] in range(50, 60)
 
 
-def has_static_cache(ran: Ran) -> bool:
-    return ran.output.past_key_values.is_compileable and type(ran.output.past_key_values) is not DynamicCache
+def is_static(ran: Ran) -> bool:
+    """A StaticCache, or in parallel decoding steps of two whole windows, behind the first."""
+    cache = ran.output.past_key_values
+    return (cache.is_compileable and type(cache) is not DynamicCache) or set(ran.widths[1:]) == {32}
 
 
 def drafts(ran: Ran) -> bool:
@@ -504,6 +506,7 @@ WORKS = {
     "output_logits": Line({"output_logits": True}, has_logits, DICT | SEVERAL_ENDS, same_text=True),
     # Cache
     "use_cache": Line({"use_cache": False}, lambda r: r.output.past_key_values is None, DICT, same_text=True),
+    "cache_implementation": Line({"cache_implementation": "static"}, is_static, DICT, same_text=True),
     "prefill_chunk_size": Line({"prefill_chunk_size": 7}, lambda r: r.widths[:5] == [7] * 5, same_text=True),
     # Special tokens
     "pad_token_id": Line({"pad_token_id": 7}, is_padded_with_seven, SEVERAL_ENDS),
@@ -563,7 +566,6 @@ AUTOREGRESSIVE_ONLY = {
     "output_hidden_states": Line(
         {"output_hidden_states": True}, lambda r: len(r.output.hidden_states or ()) == len(r.rows[0]), DICT
     ),
-    "cache_implementation": Line({"cache_implementation": "static"}, has_static_cache, DICT, same_text=True),
     "num_beams": Line({"num_beams": 2}, lambda r: hasattr(r.output, "beam_indices"), DICT),
     "prompt_lookup_num_tokens": Line({"prompt_lookup_num_tokens": 3}, drafts, ONE_ROW, same_text=True),
     "assistant_early_exit": Line({"assistant_early_exit": 1}, drafts, ONE_ROW, same_text=True),

@@ -14,6 +14,7 @@ from helpers import (
     PAD,
     PROMPTS,
     REPOSITORY,
+    Waits,
     left_padded,
     load,
     logits_of,
@@ -34,6 +35,7 @@ from transformers import (
 )
 
 from wedlm import WeDLMForCausalLM
+from wedlm.generation import generation_wedlm
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.stats import WeDLMGenerateOutput, statistics
 from wedlm.generation.verified import VerifiedWindow
@@ -108,9 +110,11 @@ def recorded(run, decoding):
     return Decoded(run[f"{prefix}ids"], run[f"{prefix}forwards"], run[f"{prefix}window_rows"])
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    "attention, cache", [("eager", None), ("sdpa", None), ("sdpa", "static"), ("eager", "static")]
+)
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
-def test_recorded_runs(attention, decoding, steps):
+def test_recorded_runs(attention, cache, decoding, steps):
     """Alone, and as a row of ragged batches of 2, 5 and 8 (in turn, to save time)."""
     assert DECODE["eos_token_id"] == EOS
     model = models(attention)
@@ -118,13 +122,14 @@ def test_recorded_runs(attention, decoding, steps):
     assert len(runs) > 20
     for i, run in enumerate(runs):
         expected = recorded(run, decoding)
-        arguments = {"decoding": decoding, **settings_of(run)}
+        arguments = {"decoding": decoding, "cache_implementation": cache, **settings_of(run)}
         prompt = DECODE["prompts"][run["prompt"]]
         steps.clear()
         (alone,) = generate(model[run["checkpoint"]], [prompt], **arguments)
         assert agree(alone, expected), run
         if decoding == "streaming" and "steps" in run:
-            assert steps == run["steps"]
+            assert steps[: alone.forwards] == run["steps"]
+            assert len(steps) <= alone.forwards + (cache == "static")
         others = [DECODE["prompts"][(run["prompt"] + k) % 5] for k in range(1, (2, 5, 8)[i % 3])]
         in_a_batch = generate(model[run["checkpoint"]], [prompt, *others], **arguments)
         assert agree(in_a_batch[0], expected), run
@@ -172,7 +177,8 @@ def test_any_batch_equals_the_reference_row_by_row(data):
     if data.draw(st.booleans(), "end inside the text"):
         text = decode(logits_of(model), prompts[0], mask_token_id=MASK, eos_token_ids=[], **arguments).ids
         end_tokens.append(data.draw(st.sampled_from(text), "end token"))
-    got = generate(model, prompts, **arguments, eos_token_id=end_tokens or None)
+    cache = data.draw(st.sampled_from([None, "static"]), "cache")
+    got = generate(model, prompts, **arguments, eos_token_id=end_tokens or None, cache_implementation=cache)
     for row, prompt in zip(got, prompts, strict=True):
         expected = decode(logits_of(model), prompt, mask_token_id=MASK, eos_token_ids=end_tokens, **arguments)
         assert agree(row, expected) or expected.margin < 1e-4, (row, expected)
@@ -191,7 +197,9 @@ def test_the_cache_equals_a_fresh_prefill_after_every_step(model, decoding, monk
 
     def snapshot(self, *args):
         keys, values = ([getattr(layer, kind).clone() for layer in caches[-1].layers] for kind in ("keys", "values"))
-        snapshots.append((caches[-1].lengths, self.prompt_lengths, self.start, self.tokens.clone(), keys, values))
+        snapshots.append(
+            (caches[-1].lengths.clone(), self.prompt_lengths, self.start, self.tokens.clone(), keys, values)
+        )
         refill(self, *args)
 
     monkeypatch.setattr(kind, "refill", snapshot)
@@ -231,13 +239,13 @@ def test_every_forward_fills_at_least_one_slot_and_without_a_threshold_exactly_o
 
 def test_mask_rows_behind_the_window_change_nothing(model, monkeypatch):
     expected = generate(model, PROMPTS, max_new_tokens=30, entropy_threshold=1.0)
-    sizes = Window.sizes
+    read = generation_wedlm.read_status
 
-    def wider(self, impossible):
-        num_alive, width, *others = sizes(self, impossible)
-        return num_alive, width + 7, *others
+    def wider(*arguments):
+        status = read(*arguments)
+        return status._replace(width=status.width + 7)
 
-    monkeypatch.setattr(Window, "sizes", wider)
+    monkeypatch.setattr(generation_wedlm, "read_status", wider)
     assert generate(model, PROMPTS, max_new_tokens=30, entropy_threshold=1.0) == expected
 
 
@@ -383,31 +391,23 @@ def test_no_step_copies_the_cache(model, monkeypatch):
     ids=str,
 )
 def test_one_look_of_the_host_per_step(model, monkeypatch, arguments):
-    """No operation that waits for the device but Window.sizes, once per forward."""
-    from torch.utils._python_dispatch import TorchDispatchMode
+    """No operation that waits for the device but the look at the status, once per forward."""
+    looks = {"status": 0, "other": []}
+    read = generation_wedlm.read_status
 
-    looks = {"sizes": 0, "other": []}
-    sizes = Window.sizes
+    def counted(*arguments):
+        looks["status"] += 1
+        return read(*arguments)
 
-    def counted(self, impossible):
-        looks["sizes"] += 1
-        return sizes(self, impossible)
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero):
-                looks["other"].append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    monkeypatch.setattr(Window, "sizes", counted)
+    monkeypatch.setattr(generation_wedlm, "read_status", counted)
     counts = []
     arguments = {"entropy_threshold": 0.0, "eos_token_id": None, **arguments}
     for max_new_tokens in (8, 40):
-        looks.update(sizes=0, other=[])
-        with Watch():
+        looks.update(status=0, other=[])
+        with Waits(looks["other"]):
             rows = generate(model, PROMPTS, max_new_tokens=max_new_tokens, **arguments)
-        assert looks["sizes"] == max(row.forwards for row in rows)
-        counts.append((looks["sizes"], len(looks["other"])))
+        assert looks["status"] == max(row.forwards for row in rows)
+        counts.append((looks["status"], len(looks["other"])))
     if arguments["eos_token_id"] is not None:
         assert len({row.forwards for row in rows}) > 1, "no row leaves early"
     assert counts[0][0] < counts[1][0]
@@ -655,10 +655,13 @@ REFUSED = [
         "prefill_chunk_size=4 needs a cache, and use_cache=False has none",
     ),
     (
-        {"cache_implementation": "static"},
-        r"cache_implementation='static' is not offered .* \(or reset it in model.generation_config\)",
+        {"cache_implementation": "offloaded"},
+        r"cache_implementation='offloaded' is not offered .* \(or reset it in model.generation_config\)",
     ),
-    ({"cache_implementation": "offloaded"}, "cache_implementation='offloaded' is not offered"),
+    (
+        {"cache_implementation": "static", "past_key_values": DynamicCache()},
+        "both `cache_implementation` .* and `past_key_values`",
+    ),
     ({"cache_implementation": "quantized"}, "cache_implementation='quantized' is not offered"),
     ({"cache_implementation": "paged"}, "cache_implementation='paged' is not offered"),
     ({"output_attentions": True}, "output_attentions=True is not offered"),
@@ -688,14 +691,6 @@ def test_an_assistant_and_a_batch_are_refused_by_name():
         model.init_continuous_batching()
     with pytest.raises(ValueError, match="inputs_embeds='Tensor' is not offered"):
         model.generate(inputs_embeds=model.model.embed_tokens(prompt), max_new_tokens=4)
-
-
-@pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
-def test_other_backends_are_refused_by_name(attention):
-    model = load(CHECKPOINTS / "q3")
-    model.config._attn_implementation = attention
-    with pytest.raises(ValueError, match=rf"attn_implementation='{attention}' is not .*set_attn_implementation"):
-        model.generate(random_tokens(1, 6), max_new_tokens=4)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, Sto
 from transformers.generation import BaseStreamer, RepetitionPenaltyLogitsProcessor
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
-from wedlm.generation import generation_wedlm, verified
+from wedlm.generation import verified
 from wedlm.generation.token_sampling import draw_tokens
 from wedlm.generation.verified import VerifiedWindow, judge_and_draft
 
@@ -64,12 +64,13 @@ def calls(draw):
     }  # fmt: skip
 
 
-@given(calls())
+@given(calls(), st.data())
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_any_batch_equals_the_slow_reference_row_by_row(call):
+def test_any_batch_equals_the_slow_reference_row_by_row(call, data):
     """The text, and also the forwards, the rows in them, and every draft that was judged and accepted."""
     model, prompts, arguments = call
-    got = model.generate(**arguments, decoding="verified", return_dict_in_generate=True)
+    static = data.draw(st.sampled_from([{}, {"cache_implementation": "static"}]), "cache")
+    got = model.generate(**arguments, **static, decoding="verified", return_dict_in_generate=True)
     width = arguments["input_ids"].shape[1]
     for row, prompt in enumerate(prompts):
         expected = decode_verified(
@@ -454,14 +455,15 @@ def test_a_wrong_rule_would_be_noticed(monkeypatch):
     def judge_wrongly(window, *arguments):
         def draw_again(*given):
             (tokens, is_possible), (others, _) = draw_tokens(*given), draw_tokens(*given)
+            tokens, others = (chosen.view(len(window.drafts), -1) for chosen in (tokens, others))
             is_draft = tokens[:, :-1] == window.drafts
             tokens[:, :-1] = torch.where(is_draft, tokens[:, :-1], others[:, :-1])
-            return tokens, is_possible
+            return tokens.flatten(), is_possible
 
         monkeypatch.setattr(verified, "draw_tokens", draw_again)
         return judge_and_draft(window, *arguments)
 
     monkeypatch.setattr(verified, "LEAST_CHANCE", 0.0)
-    monkeypatch.setattr(generation_wedlm, "judge_and_draft", judge_wrongly)
+    monkeypatch.setattr("wedlm.generation.step.judge_and_draft", judge_wrongly)
     counts, _ = sampled_counts({})
     assert chi_square_probability(counts, exact_distribution({})) < 1e-6

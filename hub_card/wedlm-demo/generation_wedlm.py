@@ -1,10 +1,19 @@
+from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 from functools import wraps
 from inspect import signature
 from typing import Any
 
 import torch
-from transformers import DynamicCache, GenerationConfig, GenerationMixin, LogitsProcessorList, StoppingCriteriaList
+from transformers import (
+    CompileConfig,
+    DynamicCache,
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+)
 from transformers.generation import (
     BaseStreamer,
     GenerateDecoderOnlyOutput,
@@ -12,13 +21,15 @@ from transformers.generation import (
     SuppressTokensLogitsProcessor,
 )
 
+from .policy import Policy
 from .prompt import Prompt, read_prompt
 from .row_cache import RowCache
+from .static_steps import StaticSteps, static_step
 from .stats import WeDLMGenerateOutput, statistics
-from .streaming import fill_selected
-from .support import DEFAULTS, check_parameters, check_support, refuse, refuse_impossible
+from .step import forward_rows, read_status, take_step
+from .support import DEFAULTS, check_parameters, check_support, refuse
 from .text_readers import PLAIN_PROCESSORS, TextReaders
-from .verified import VerifiedWindow, judge_and_draft
+from .verified import VerifiedWindow
 from .window import Text, Window, WindowRows
 
 
@@ -102,6 +113,14 @@ class WeDLMGenerationMixin(GenerationMixin):
                     streamer.end()
             raise
 
+    def _prepare_cache_for_generation(self, generation_config: GenerationConfig, model_kwargs: dict, *args):
+        """No StaticCache for parallel decoding, whose static steps have a cache of their own."""
+        asked = generation_config.cache_implementation
+        if generation_config.decoding != "autoregressive" and model_kwargs.get("past_key_values") is None:
+            generation_config.cache_implementation = None
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
+        generation_config.cache_implementation = asked
+
     def generate_batch(self, inputs, generation_config: GenerationConfig | None = None, **kwargs):
         given = {name: kwargs.pop(name) for name in DEFAULTS.keys() & kwargs.keys()}
         config, _ = self._prepare_generation_config(generation_config, **given)
@@ -145,18 +164,12 @@ class WeDLMGenerationMixin(GenerationMixin):
             return autoregressive_output(output, input_ids.shape[1], generation_config)
         mask_token_id = self.config.require_mask_token_id()
         max_new_tokens = max(1, stopping_criteria.max_length - input_ids.shape[1])
-        window_size = min(generation_config.window_size, max_new_tokens)
-        blockwise, verified = (generation_config.decoding == name for name in ("blockwise", "verified"))
-        end_tokens = generation_config._eos_token_tensor
-        end_tokens = input_ids.new_empty(0) if end_tokens is None else end_tokens
+        policy = Policy.of(generation_config, logits_processor, max_new_tokens, mask_token_id, input_ids.device)
 
         past = model_kwargs.get("past_key_values")
         prompt = self._prompt_of(input_ids, max_new_tokens, generation_config, model_kwargs)
-        kind, fill = (VerifiedWindow, judge_and_draft) if verified else (Window, fill_selected)
-        batch = window = kind.opened(prompt.is_text.sum(-1), max_new_tokens, window_size, mask_token_id)
-        most = prompt.room + max_new_tokens + 2 * window_size
-        returns_cache = generation_config.return_dict_in_generate or getattr(past, "_is_user_defined", False)
-        cache = None if past is None else RowCache.of_columns(past, prompt.cached_is_text, most, returns_cache)
+        kind = VerifiedWindow if policy.decoding == "verified" else Window
+        batch = window = kind.opened(prompt.is_text.sum(-1), max_new_tokens, policy.window_size, mask_token_id)
         readers = None
         if TextReaders.are_needed(logits_processor, stopping_criteria, streamer, generation_config):
             readers = TextReaders(
@@ -168,45 +181,37 @@ class WeDLMGenerationMixin(GenerationMixin):
                 streamer,
                 generation_config,
             )
+        most = prompt.room + max_new_tokens + 2 * policy.window_size
+        returns_cache = generation_config.return_dict_in_generate or getattr(past, "_is_user_defined", False)
+        static = cache = None
+        if past is not None and generation_config.cache_implementation == "static" and not (readers or synced_gpus):
+            most = max(most, (getattr(generation_config, "max_cache_len", None) or 0) + 2 * policy.window_size)
+            static = StaticSteps.of(self, policy, window, most)
+            cache = static.cache
+        elif past is not None:
+            cache = RowCache.of_columns(past, prompt.cached_is_text, most, returns_cache)
         text, longest = self._read_ahead(prompt, window, cache, generation_config.prefill_chunk_size, synced_gpus)
-        rows = window.reorder(window_size, window_size, mask_token_id).behind(text)
+        rows = window.reorder(policy.window_size, policy.window_size, mask_token_id).behind(text)
         # A hook may count on the rows of the batch, as that of PEFT's adapter_names does.
         rows_may_leave = not any(module._forward_pre_hooks or module._forward_hooks for module in self.modules())
         num_alive = len(input_ids)
         while self._has_unfinished_sequences(num_alive == 0, synced_gpus, device=input_ids.device):
-            # 1. Forward
-            logits = self._forward_rows(rows, cache, longest)  # [batch, slots, vocabulary]
+            live = longest + rows.input_ids.shape[1]
             if num_alive == 0:
-                continue  # with synced_gpus, so that other ranks can go on
-            window.count_forward(rows)
-
-            # 2. Fill
-            impossible = fill(window, rows, logits, logits_processor, generation_config, readers)
-            del logits  # or it would live through the next forward
-
-            # 3. Commit
-            num_final = window.commit(rows.num_final)
-            if cache is not None:
-                cache.commit(num_final)
-
-            # 4. Advance
-            slots, in_run = window.new_run(window_size)
-            if readers is None:
-                window.end_at(end_tokens, slots, in_run)
-            else:
-                readers.end(window, slots, in_run)
-            window.refill(in_run.sum(-1), blockwise)
-            num_alive, width, longest, num_impossible = window.sizes(impossible)
-            if num_impossible > 0:
-                i, j = impossible.nonzero()[0].tolist()
-                refuse_impossible(window, i, rows.open_slots[i, j].item())
+                forward_rows(self, rows, cache, live)  # with synced_gpus, so that other ranks can go on
+                continue
+            status = take_step(self, policy, window, rows, cache, live, readers)
+            if static is not None:
+                static.take_all(self, policy, window, status, self._static_step(generation_config, cache))
+                break
+            num_alive, width, longest, _ = read_status(status.tolist(), batch)
             if rows_may_leave and 0 < 2 * num_alive <= len(window.alive):  # which pays for the copy of what stays
                 batch.put(window)
                 kept = window.alive.int().argsort(descending=True, stable=True)[:num_alive]
                 window = window.select(kept)
                 if cache is not None:
                     cache.select(kept)
-            rows = window.reorder(max(width, 1), window_size, mask_token_id)
+            rows = window.reorder(max(width, 1), policy.window_size, mask_token_id)
             if cache is None:
                 rows = rows.behind(window.committed_text(prompt.text.tokens, longest))
         batch.put(window)
@@ -215,6 +220,16 @@ class WeDLMGenerationMixin(GenerationMixin):
         if streamer is not None:
             streamer.end()
         return output_of(batch, input_ids, generation_config, past, readers)
+
+    def _static_step(self, generation_config: GenerationConfig, cache: RowCache) -> Callable:
+        """Compiled where transformers would, and wherever compile_config asks for it."""
+        config = copy(generation_config.compile_config)
+        if config is not None:
+            config._compile_all_devices = True
+        asked = GenerationConfig(compile_config=config, disable_compile=generation_config.disable_compile)
+        if not self._valid_auto_compile_criteria({"past_key_values": cache}, asked):
+            return static_step
+        return torch.compile(static_step, **(config or CompileConfig()).to_dict())
 
     def _prompt_of(
         self, input_ids: torch.Tensor, max_new_tokens: int, generation_config: GenerationConfig, model_kwargs: dict
@@ -241,30 +256,10 @@ class WeDLMGenerationMixin(GenerationMixin):
         *chunks, last = prompt.chunks(chunk_size)
         for chunk in chunks:
             self._has_unfinished_sequences(False, synced_gpus, device=window.start.device)  # other ranks take part
-            self._forward_rows(WindowRows.of_text(chunk), cache, longest=int(chunk.positions.max()))
+            forward_rows(self, WindowRows.of_text(chunk), cache, int(chunk.positions.max()) + chunk.tokens.shape[1])
             cache.commit(chunk.lengths)
             window.forwards = window.forwards + 1
         return last, int(last.positions.max())
-
-    def _forward_rows(self, rows: WindowRows, cache: RowCache | None, longest: int) -> torch.Tensor:
-        """The logits of the open slots, `[batch, slots, vocabulary]`; the longest text in the cache is `longest`."""
-        where = rows.input_ids.device
-        device = where if self.device.type == "meta" else self.device  # meta: offloaded, and moved by accelerate
-        attention_mask = rows.who_sees_whom()
-        if cache is not None:
-            attention_mask = cache.begin_forward(rows.input_ids.shape[1], longest, attention_mask)
-        elif attention_mask is not None:
-            attention_mask = attention_mask[:, None]
-        rows = rows.to(device)
-        return self(
-            input_ids=rows.input_ids,
-            position_ids=rows.position_ids,
-            attention_mask=None if attention_mask is None else attention_mask.to(device),
-            past_key_values=cache,
-            use_cache=cache is not None,
-            rows_to_keep=rows.open_rows.clamp(min=0),  # -1 in verified rows that have ended, which nothing reads
-            return_dict=True,
-        ).logits.to(where)
 
 
 def shorten(cache: DynamicCache, lengths: list[int]) -> None:

@@ -2,15 +2,16 @@ import math
 
 from transformers import DynamicCache, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+from transformers.utils.generic import is_flash_attention_requested
 
-from .window import Window
+from .row_attention import flash_function
 
 DECODINGS = ("streaming", "blockwise", "verified", "autoregressive")
 DEFAULTS = {"decoding": "streaming", "window_size": 16, "entropy_threshold": 0.4, "distance_penalty": 0.02}
 # What generate() takes and parallel decoding does not do, each with the values that ask for nothing.
 NOT_OFFERED = {
     "assistant_early_exit": (None,),
-    "cache_implementation": (None, "dynamic"),
+    "cache_implementation": (None, "dynamic", "static"),
     "num_beams": (None, 1),
     "output_attentions": (None, False),
     "output_hidden_states": (None, False),
@@ -29,11 +30,10 @@ def refuse(name: str, value: object, generation_config: GenerationConfig) -> Non
     )
 
 
-def refuse_impossible(window: Window, i: int, slot: int) -> None:
+def refuse_impossible(row: int, position: int) -> None:
     raise ValueError(
-        f"No token has a finite score in row {window.batch_rows[i].item()} at position "
-        f"{window.prompt_lengths[i].item() + slot}: the logits are not finite, or suppress_tokens and the other "
-        "logits processors leave nothing to choose; loosen them."
+        f"No token has a finite score in row {row} at position {position}: the logits are not finite, or "
+        "suppress_tokens and the other logits processors leave nothing to choose; loosen them."
     )
 
 
@@ -71,12 +71,7 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
         refuse("rope_type", config.rope_parameters["rope_type"], generation_config)
     if "sliding_attention" in config.layer_types:
         refuse("layer_types", config.layer_types, generation_config)
-    if config._attn_implementation not in ("eager", "sdpa", "dual_stream"):  # the last is sdpa here
-        raise ValueError(
-            f"attn_implementation={config._attn_implementation!r} is not offered by decoding="
-            f'{generation_config.decoding!r}; call model.set_attn_implementation("sdpa"), or pass '
-            'decoding="autoregressive".'
-        )
+    check_attention(config, generation_config)
     chunk_size = generation_config.prefill_chunk_size
     if chunk_size is not None and not is_count(chunk_size):
         raise ValueError(
@@ -107,6 +102,21 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
         )
     if (cache := model_kwargs.get("past_key_values")) is not None:
         check_cache(cache, config, generation_config)
+
+
+def check_attention(config: PreTrainedConfig, generation_config: GenerationConfig) -> None:
+    """Eager attention, flash-attn's with a cache, and for all others sdpa over a RowCache."""
+    name, uses_cache = config._attn_implementation, generation_config.use_cache is not False
+    if is_flash_attention_requested(config):
+        is_offered = (uses_cache or generation_config.decoding != "verified") and flash_function(config) is not None
+    else:
+        is_offered = name in ("eager", "sdpa", "dual_stream") or (uses_cache and name == "flex_attention")
+    if not is_offered:
+        cache = "" if uses_cache else " with use_cache=False"
+        raise ValueError(
+            f"attn_implementation={name!r} is not offered by decoding={generation_config.decoding!r}{cache}; call "
+            'model.set_attn_implementation("sdpa"), or pass decoding="autoregressive".'
+        )
 
 
 def check_cache(cache: object, config: PreTrainedConfig, generation_config: GenerationConfig) -> None:

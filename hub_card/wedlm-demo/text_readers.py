@@ -34,7 +34,7 @@ from transformers.generation import (
 
 from .position_selection import run_lengths
 from .support import refuse_impossible
-from .token_sampling import choose_tokens, draw_tokens
+from .token_sampling import draw_tokens, processed
 from .window import Window, WindowRows
 
 # Processors that read no text, so that one call judges all slots.
@@ -161,25 +161,23 @@ class TextReaders:
             or not all(says_what_the_window_knows(criterion, criteria, generation_config) for criterion in criteria)
         )
 
-    def fill(self, window: Window, rows: WindowRows, selected: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Fills selected slots, left to right those that may be chosen by now; returns those that nothing can fill."""
-        if self.left_to_right:
-            self.take_runs(window, run_lengths(selected, rows.is_open).tolist(), logits)
-            self.read_on(window)
-            slots = rows.open_slots.clamp(max=self.max_new_tokens - 1)  # [batch, slots]
-            selected = rows.is_open & (slots < self.of_window(self.num_read, window)[:, None])
-            tokens = self.ids[window.batch_rows].gather(1, self.prompt_width + slots)
-            impossible = torch.zeros_like(selected)
-        else:
-            tokens, is_possible, scores = choose_tokens(logits, self.processors, self.do_sample)
-            impossible = selected & ~is_possible
-            if self.records:
-                self.record_selected(window, rows, selected, logits=logits, scores=scores)
-        window.fill(rows.open_slots, selected, tokens)
+    def choose_run(
+        self, window: Window, rows: WindowRows, selected: torch.Tensor, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Left to right: which slots, of the selected ones, may be filled by now, and a token for each."""
+        self.take_runs(window, run_lengths(selected, rows.is_open).tolist(), logits)
+        self.read_on(window)
+        slots = rows.open_slots.clamp(max=self.max_new_tokens - 1)  # [batch, slots]
+        selected = rows.is_open & (slots < self.of_window(self.num_read, window)[:, None])
+        return selected, self.ids[window.batch_rows].gather(1, self.prompt_width + slots)
+
+    def note_filled(self, window: Window, rows: WindowRows, selected: torch.Tensor, logits: torch.Tensor) -> None:
+        """Records what was chosen from, and shows a guess for each slot that is still open."""
+        if not self.left_to_right:
+            self.record_selected(window, rows, selected, logits)
         if self.shows_drafts:
             is_open = rows.is_open[0] & ~selected[0]
-            self.guess(window, rows.open_slots[0, is_open], self.without_mask(logits)[0, is_open].argmax(-1))
-        return impossible
+            self.guess(window, rows.open_slots[0, is_open], self.without_mask(logits[0, is_open]).argmax(-1))
 
     def judge(
         self, window: Window, slots: torch.Tensor, may_judge: torch.Tensor, drafts: torch.Tensor, logits: torch.Tensor
@@ -263,7 +261,7 @@ class TextReaders:
         tokens, is_possible = draw_tokens(scores, self.do_sample)
         for row, possible in zip(rows, is_possible.tolist(), strict=True):
             if not possible:
-                refuse_impossible(window, index[row], slot)
+                refuse_impossible(row, window.prompt_lengths[index[row]].item() + slot)
         self.record(slot, rows, logits=chosen_from, scores=scores)
         return tokens
 
@@ -271,13 +269,15 @@ class TextReaders:
         for name, columns in self.records.items():
             columns.put(slot, rows, values[name])
 
-    def record_selected(
-        self, window: Window, rows: WindowRows, selected: torch.Tensor, **values: torch.Tensor
-    ) -> None:
+    def record_selected(self, window: Window, rows: WindowRows, selected: torch.Tensor, logits: torch.Tensor) -> None:
+        if not self.records:
+            return
         where = selected.nonzero()
-        slots = rows.open_slots[tuple(where.T)]
-        for i, j, row, slot in torch.stack([*where.T, window.batch_rows[where[:, 0]], slots], dim=-1).tolist():
-            self.record(slot, [row], **{name: value[i, j] for name, value in values.items()})
+        batch_rows, slots = window.batch_rows[where[:, 0]], rows.open_slots[tuple(where.T)]
+        logits = logits[tuple(where.T)]  # [selected, vocabulary]
+        scores = processed(logits, self.processors)
+        for i, (row, slot) in enumerate(zip(batch_rows.tolist(), slots.tolist(), strict=True)):
+            self.record(slot, [row], logits=logits[i], scores=scores[i])
 
     def recorded(self, num_tokens: torch.Tensor) -> dict[str, tuple[torch.Tensor, ...]]:
         return {name: columns.up_to(num_tokens) for name, columns in self.records.items()}

@@ -1,0 +1,65 @@
+"""Attention of a forward's rows over a RowCache, which reads keys and values where they lie."""
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedConfig
+from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
+
+
+def row_bias(
+    is_seen: torch.Tensor | None, num_rows: int, config: PreTrainedConfig, like: torch.Tensor
+) -> torch.Tensor | None:
+    """What is added to the scores: of `is_seen`, `[batch, 1, rows, entries]`; None stands for plain causality.
+
+    The query heads that share a head of keys are rows of it, so that this comes once for each of them.
+    """
+    is_eager = config._attn_implementation == "eager"
+    if is_seen is None:
+        if not is_eager:
+            return None
+        is_seen = torch.ones(1, 1, num_rows, num_rows, dtype=torch.bool, device=like.device).tril()
+    least = torch.finfo(like.dtype).min
+    bias = torch.where(is_seen, like.new_zeros(()), least)
+    return bias if is_eager else bias.repeat(1, 1, config.num_attention_heads // config.num_key_value_heads, 1)
+
+
+def attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    bias: torch.Tensor | None,
+    scaling: float,
+    dropout: float,
+) -> torch.Tensor:
+    """What the rows of query, `[batch, heads, rows, head_dim]`, take from the entries of a cache; without a bias they
+    are its only ones, and causal.
+
+    With a bias there is no kernel for query heads that share keys but the plainest, which is why they become rows.
+    """
+    batch, heads, num_rows, width = query.shape
+    more = {"dropout_p": dropout, "scale": scaling}
+    if bias is None:
+        return scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True, **more)
+    query = query.reshape(batch, keys.shape[1], -1, width)
+    return scaled_dot_product_attention(query, keys, values, attn_mask=bias, **more).view(batch, heads, -1, width)
+
+
+def attend_up_to(
+    ends: torch.Tensor,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scaling: float,
+    config: PreTrainedConfig,
+) -> torch.Tensor:
+    """The same by flash-attn: the last row of batch row b sees its first `ends[b]` keys, and no other key is read."""
+    attention = flash_function(config)
+    query, keys, values = (states.transpose(1, 2) for states in (query, keys, values))
+    return attention(query, keys, values, cache_seqlens=ends, softmax_scale=scaling, causal=True).transpose(1, 2)
+
+
+def flash_function(config: PreTrainedConfig) -> Callable | None:
+    """flash-attn's function for caches, of the version or the kernel that is chosen, if it has one."""
+    return lazy_import_flash_attention(config._attn_implementation)[0][2]

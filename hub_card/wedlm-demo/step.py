@@ -1,0 +1,78 @@
+import torch
+from transformers import PreTrainedModel
+from transformers.utils.generic import is_flash_attention_requested
+
+from .policy import Policy
+from .row_cache import RowCache
+from .streaming import fill_selected
+from .support import refuse_impossible
+from .text_readers import TextReaders
+from .verified import judge_and_draft
+from .window import NOWHERE, PLACES, Status, Window, WindowRows
+
+
+def take_step(
+    model: PreTrainedModel,
+    policy: Policy,
+    window: Window,
+    rows: WindowRows,
+    cache: RowCache | None,
+    live: int,
+    readers: TextReaders | None = None,
+) -> torch.Tensor:
+    """One forward, which reads `live` entries of the cache, and what follows from it, all on the device.
+
+    Window and cache move on; the `Status` that they have come to is returned as a tensor.
+    """
+    # 1. Forward
+    logits = forward_rows(model, rows, cache, live)  # [batch, slots, vocabulary]
+    window.count_forward(rows)
+
+    # 2. Fill
+    fill = judge_and_draft if policy.decoding == "verified" else fill_selected
+    impossible = fill(window, rows, logits, policy, readers)
+    del logits  # or it would live through what follows
+
+    # 3. Commit
+    num_final = window.commit(rows.num_final)
+    if cache is not None:
+        cache.commit(num_final)
+
+    # 4. Advance
+    slots, in_run = window.new_run(policy.window_size)
+    if readers is None:
+        window.end_at(policy.end_tokens, slots, in_run)
+    else:
+        readers.end(window, slots, in_run)
+    window.refill(in_run.sum(-1), policy.decoding == "blockwise")
+    return window.status(rows.open_slots, impossible)
+
+
+def read_status(status: list[int], batch: Window) -> Status:
+    status = Status(*status)
+    if status.first_impossible < NOWHERE:
+        row, slot = divmod(status.first_impossible, PLACES)
+        refuse_impossible(row, batch.prompt_lengths[row].item() + slot)
+    return status
+
+
+def forward_rows(model: PreTrainedModel, rows: WindowRows, cache: RowCache | None, live: int) -> torch.Tensor:
+    """The logits of the open slots, `[batch, slots, vocabulary]`."""
+    where = rows.input_ids.device
+    device = where if model.device.type == "meta" else model.device  # meta: offloaded, and moved by accelerate
+    attention_mask = rows.who_sees_whom()
+    if cache is not None:
+        knows_ends = is_flash_attention_requested(model.config)
+        attention_mask = cache.begin_forward(rows.input_ids.shape[1], live, attention_mask, knows_ends)
+    elif attention_mask is not None:
+        attention_mask = attention_mask[:, None]
+    rows = rows.to(device)
+    return model(
+        input_ids=rows.input_ids,
+        position_ids=rows.position_ids,
+        attention_mask=None if attention_mask is None else attention_mask.to(device),
+        past_key_values=cache,
+        use_cache=cache is not None,
+        rows_to_keep=rows.open_rows.clamp(min=0),  # -1 in verified rows that have ended, which nothing reads
+        return_dict=True,
+    ).logits.to(where)

@@ -1,0 +1,155 @@
+"""Attention over a RowCache by every implementation that can be chosen, and scores read a few slots at a time."""
+
+import pytest
+import torch
+from helpers import CHECKPOINTS, EOS, PAD, PROMPTS, left_padded, load
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig
+
+from wedlm import WeDLMForCausalLM
+from wedlm.generation import row_attention, token_sampling
+from wedlm.generation.row_attention import attend
+
+PARALLEL = ("streaming", "blockwise", "verified")
+ARGUMENTS = {"max_new_tokens": 24, "entropy_threshold": 1.0, "eos_token_id": EOS, "pad_token_id": PAD}
+
+
+def run(model, prompts=PROMPTS, **arguments):
+    return model.generate(**left_padded(prompts), **{**ARGUMENTS, **arguments}, return_dict_in_generate=True)
+
+
+def slow_attention(query, keys, values, is_seen, scaling):
+    """`[batch, heads, rows, head_dim]`, head by head and row by row."""
+    groups = query.shape[1] // keys.shape[1]
+    out = torch.zeros_like(query)
+    for b, head, row in torch.cartesian_prod(*map(torch.arange, query.shape[:3])).tolist():
+        seen = is_seen[b, 0, row]
+        key, value = keys[b, head // groups, seen], values[b, head // groups, seen]
+        out[b, head, row] = (key @ query[b, head, row] * scaling).softmax(-1) @ value
+    return out
+
+
+def flash_stand_in(calls):
+    """What flash-attn's function for caches does, `[batch, rows, heads, head_dim]`, as its documentation says."""
+
+    def flash_attn_with_kvcache(q, k_cache, v_cache, *, cache_seqlens, softmax_scale, causal):
+        assert causal and cache_seqlens.dtype == torch.int32 and q.stride(-1) == k_cache.stride(-1) == 1
+        calls.append((q.shape[1], cache_seqlens.tolist()))
+        rows, entries = torch.arange(q.shape[1]), torch.arange(k_cache.shape[1])
+        last = cache_seqlens[:, None] - q.shape[1] + rows  # of a row, aligned at the end
+        is_seen = (entries <= last[..., None])[:, None]
+        states = (each.transpose(1, 2) for each in (q, k_cache, v_cache))
+        return slow_attention(*states, is_seen, softmax_scale).transpose(1, 2)
+
+    return flash_attn_with_kvcache
+
+
+@pytest.mark.parametrize("heads, key_heads", [(4, 4), (6, 2), (8, 1)])
+def test_rows_of_heads_that_share_keys_take_what_each_alone_would(heads, key_heads):
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(
+        CHECKPOINTS / "q3", num_attention_heads=heads, num_key_value_heads=key_heads, attn_implementation="sdpa"
+    )
+    query, keys, values = (
+        torch.randn(2, heads, 5, 16),
+        torch.randn(2, key_heads, 11, 16),
+        torch.randn(2, key_heads, 11, 16),
+    )
+    is_seen = torch.rand(2, 1, 5, 11) < 0.5
+    is_seen[..., 0] = True
+    bias = row_attention.row_bias(is_seen, 5, config, query)
+    got = attend(query, keys, values, bias, 0.3, dropout=0.0)
+    torch.testing.assert_close(got, slow_attention(query, keys, values, is_seen, 0.3))
+    causal = torch.ones(5, 5, dtype=torch.bool).tril().expand(2, 1, 5, 5)
+    got = attend(query, keys[:, :, :5], values[:, :, :5], None, 0.3, dropout=0.0)
+    torch.testing.assert_close(got, slow_attention(query, keys[:, :, :5], values[:, :, :5], causal, 0.3))
+
+
+@pytest.mark.parametrize("name", ["eager", "flex_attention", "dual_stream"])
+@pytest.mark.parametrize("decoding", PARALLEL)
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_every_implementation_decodes_as_sdpa_does(name, decoding, cache):
+    arguments = {"decoding": decoding, "cache_implementation": cache}
+    expected = run(load(CHECKPOINTS / "q3", attn_implementation="sdpa"), decoding=decoding)
+    got = run(load(CHECKPOINTS / "q3", attn_implementation=name), **arguments)
+    assert torch.equal(got.sequences, expected.sequences) and torch.equal(got.forwards, expected.forwards)
+
+
+@pytest.mark.parametrize("decoding", PARALLEL)
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_flash_attention_reads_as_far_as_each_row_goes(decoding, cache, monkeypatch):
+    model = load(CHECKPOINTS / "q3", attn_implementation="sdpa")
+    expected = run(model, decoding=decoding)
+    calls = []
+    monkeypatch.setattr(
+        row_attention, "lazy_import_flash_attention", lambda name: ((None, None, flash_stand_in(calls)), None)
+    )
+    model.config._attn_implementation = "flash_attention_2"
+    got = run(model, decoding=decoding, cache_implementation=cache)
+    assert torch.equal(got.sequences, expected.sequences) and torch.equal(got.forwards, expected.forwards)
+    lengths = list(map(len, PROMPTS))
+    first = calls[: model.config.num_hidden_layers]
+    width = max(lengths) + 16
+    assert first == [(width, [width] * len(PROMPTS))] * len(first), (
+        "the prompts, and behind shorter ones what nobody sees"
+    )
+    later = calls[len(first) :]
+    if decoding == "verified":  # groups of rows, of which one does not see another, are beyond it
+        assert not later
+    else:
+        assert later[0][1] != later[-1][1]
+        starts = [ends - later[0][0] for ends in later[0][1]]
+        assert all(length <= start for length, start in zip(lengths, starts, strict=True))
+
+
+def test_what_attention_cannot_do_is_refused_by_name(monkeypatch):
+    model = load(CHECKPOINTS / "q3")
+    monkeypatch.setattr(row_attention, "lazy_import_flash_attention", lambda name: ((None, None, None), None))
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match=r"attn_implementation='flash_attention_2' is not .*set_attn_implementation"):
+        run(model)
+    monkeypatch.setattr(row_attention, "lazy_import_flash_attention", lambda name: ((None, None, print), None))
+    with pytest.raises(ValueError, match="'flash_attention_2' is not offered by decoding='verified' with use_cache=F"):
+        run(model, decoding="verified", use_cache=False)
+    for name in ("flex_attention", "paged|sdpa"):
+        model.config._attn_implementation = name
+        with pytest.raises(ValueError, match=rf"attn_implementation='{name.replace('|', '.')}' is not offered"):
+            run(model, use_cache=False)
+
+
+@pytest.mark.parametrize("decoding", PARALLEL)
+@pytest.mark.parametrize("readers", [{}, {"output_scores": True}, {"repetition_penalty": 1.2}], ids=str)
+def test_scores_read_a_few_slots_at_a_time_are_the_same(decoding, readers, monkeypatch):
+    model = load(CHECKPOINTS / "q3")
+    arguments = {"decoding": decoding, "top_k": 7, "temperature": 1.5, **readers}
+    outputs = []
+    for most in (2**24, 3 * 160 + 1, 1):
+        monkeypatch.setattr(token_sampling, "MOST_SCORES", most)
+        for do_sample in (False, True):
+            torch.manual_seed(0)
+            outputs.append(run(model, do_sample=do_sample, **arguments))
+    for i, output in enumerate(outputs):
+        assert torch.equal(output.sequences, outputs[i % 2].sequences)
+        assert torch.equal(output.forwards, outputs[i % 2].forwards)
+
+
+def test_no_float32_copy_of_all_scores(monkeypatch):
+    """Of a model in bfloat16."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(token_sampling, "MOST_SCORES", 20_000)
+    config = AutoConfig.from_pretrained(CHECKPOINTS / "q3", vocab_size=5000, mask_token_id=4999)
+    model = WeDLMForCausalLM(config).bfloat16().eval()
+    sizes = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            output = func(*args, **(kwargs or {}))
+            if torch.is_tensor(output) and output.dtype == torch.float32 and output.shape[-1:] == (5000,):
+                sizes.append(output.numel())
+            return output
+
+    for decoding in PARALLEL:
+        for sampling in ({}, {"do_sample": True, "top_p": 0.9}):
+            with Sizes():
+                run(model, decoding=decoding, eos_token_id=None, **sampling)
+    assert 0 < max(sizes) <= 20_000 < len(PROMPTS) * 16 * 5000

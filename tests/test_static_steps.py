@@ -1,0 +1,353 @@
+"""Steps of a fixed shape: the same as the others, in buffers that stay, for which nobody waits.
+
+That they write the same ids in the same forwards is in test_generation_wedlm.py and test_verified.py, which draw
+static caches beside the others.
+"""
+
+import gc
+
+import pytest
+import torch
+from helpers import CHECKPOINTS, DECODE, EOS, PAD, PROMPTS, Waits, left_padded, load, random_tokens
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
+from transformers.generation import BaseStreamer
+
+from wedlm.generation.row_cache import RowCache
+from wedlm.generation.static_steps import Look, bucketed, left, static_step
+
+PARALLEL = ("streaming", "blockwise", "verified")
+STATIC = {"cache_implementation": "static"}
+ARGUMENTS = {"max_new_tokens": 24, "entropy_threshold": 1.0, "eos_token_id": EOS, "pad_token_id": PAD}
+COUNTS = ("forwards", "tokens_per_forward", "prefix_cacheability", "judged_drafts", "accepted_drafts")
+
+
+@pytest.fixture
+def model():
+    """One of its own, for which no call has left anything."""
+    return load(CHECKPOINTS / "q3")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def run(model, prompts=PROMPTS, **arguments):
+    return model.generate(**left_padded(prompts), **{**ARGUMENTS, **arguments}, return_dict_in_generate=True)
+
+
+def assert_same(output, expected):
+    assert torch.equal(output.sequences, expected.sequences)
+    for name in COUNTS:
+        one, other = getattr(output, name), getattr(expected, name)
+        assert (one is None) == (other is None) and (one is None or torch.equal(one, other)), name
+
+
+def forwards_of(model):
+    """The rows and the entries that are read of each forward to come."""
+    seen = []
+    begin = RowCache.begin_forward
+
+    def note(module, args, kwargs):
+        seen.append((*kwargs["input_ids"].shape, kwargs["past_key_values"].live))
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    assert begin is RowCache.begin_forward
+    return seen, handle
+
+
+@pytest.mark.parametrize("decoding", PARALLEL)
+def test_every_step_has_the_same_rows_and_one_is_taken_in_vain(model, decoding):
+    seen, _ = forwards_of(model)
+    output = run(model, decoding=decoding, window_size=6, **STATIC)
+    (_, prompt_width, _), *steps = seen
+    assert prompt_width == max(map(len, PROMPTS)) + 6
+    assert {(rows, width) for rows, width, _ in steps} == {(len(PROMPTS), 12)}
+    assert len(steps) == output.forwards.max() - 1 + 1
+    assert_same(output, run(model, decoding=decoding, window_size=6))
+
+
+def test_a_text_that_ends_with_its_first_forward_needs_no_step(model):
+    seen, _ = forwards_of(model)
+    run(model, max_new_tokens=1, **STATIC)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("decoding", PARALLEL)
+def test_the_host_looks_at_the_step_before(model, decoding, monkeypatch):
+    """No operation waits for the device, and a status is read when the next step is under way."""
+    events, waits = [], []
+    values = Look.values
+
+    def step(*arguments):
+        events.append("step")
+        with Waits(waits):
+            return static_step(*arguments)
+
+    monkeypatch.setattr("wedlm.generation.generation_wedlm.static_step", step)
+    monkeypatch.setattr(Look, "values", lambda self: (events.append("look"), values(self))[1])
+    for sampling in ({}, {"do_sample": True, "top_k": 5, "temperature": 2.0}):
+        events.clear()
+        output = run(model, decoding=decoding, **sampling, **STATIC)
+        assert events == ["step", *["step", "look"] * (output.forwards.max().item() - 1)]
+        assert waits == []
+
+
+def test_buffers_stay_for_the_next_call(model):
+    addresses = []
+    for prompts, more in ((PROMPTS, {}), (PROMPTS[::-1], {"max_new_tokens": 11}), (PROMPTS, {"do_sample": True})):
+        run(model, prompts, **more, **STATIC)
+        buffers = [getattr(left[model].window, name) for name in ("tokens", "filled", "start", "alive")]
+        buffers += [left[model].cache.lengths, *(layer.keys for layer in left[model].cache.layers)]
+        addresses.append([buffer.data_ptr() for buffer in buffers])
+    assert addresses[0] == addresses[1] == addresses[2]
+    first = left[model]
+    run(model, PROMPTS[:2], **STATIC)
+    assert left[model] is not first, "another batch size"
+    second = left[model]
+    run(model, PROMPTS[:2], max_new_tokens=100, **STATIC)
+    assert left[model] is not second, "more slots than there are columns"
+    third = left[model]
+    run(model, PROMPTS[:2], decoding="verified", **STATIC)
+    assert left[model] is not third, "another kind of window"
+
+
+def test_max_cache_len_takes_room_ahead(model):
+    run(model, max_cache_len=500, **STATIC)
+    first = left[model]
+    assert first.cache.layers[0].keys.shape[2] == bucketed(500 + 32)
+    run(model, [prompt * 10 for prompt in PROMPTS], **STATIC)
+    assert left[model] is first
+
+
+def test_what_a_call_has_returned_stays_as_it_was(model):
+    outputs = [run(model, prompts, **STATIC) for prompts in (PROMPTS, PROMPTS[::-1])]
+    for output, prompts in zip(outputs, (PROMPTS, PROMPTS[::-1]), strict=True):
+        assert_same(output, run(model, prompts))
+        expected = run(model, prompts).past_key_values
+        for layer, other in zip(output.past_key_values.layers, expected.layers, strict=True):
+            torch.testing.assert_close(layer.keys, other.keys)
+
+
+def test_a_call_that_fails_leaves_nothing(model):
+    """Its cache may hold what is not finite, which would reach other calls by way of masked entries."""
+    run(model, **STATIC)
+    assert model in left
+    with torch.no_grad():
+        model.lm_head.weight[:, 0] = float("nan")
+    with pytest.raises(ValueError, match="No token has a finite score"):
+        run(model, **STATIC)
+    assert model not in left
+
+
+def test_a_model_that_moves_to_another_type_gets_new_buffers(model):
+    run(model, **STATIC)
+    expected = run(model.bfloat16())
+    assert_same(run(model, **STATIC), expected)
+    assert left[model].cache.layers[0].keys.dtype == torch.bfloat16
+
+
+def test_nothing_keeps_a_model_alive():
+    model = load(CHECKPOINTS / "q3")
+    run(model, **STATIC)
+    number = len(left)
+    del model
+    gc.collect()
+    assert len(left) == number - 1
+
+
+@pytest.mark.parametrize("decoding", PARALLEL)
+def test_what_cannot_be_filled_is_named_as_ever(model, decoding):
+    messages = []
+    spoil_from = 9  # forwards
+    for cache in ({}, STATIC):
+        number = iter(range(1000))
+
+        def spoil(module, args, output, number=number):
+            if next(number) >= spoil_from:
+                output.logits[1:] = float("nan")
+
+        handle = model.register_forward_hook(spoil)
+        with pytest.raises(ValueError, match="No token has a finite score in row 1 at position") as error:
+            run(model, decoding=decoding, eos_token_id=None, entropy_threshold=0.0, **cache)
+        handle.remove()
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+
+
+class Listener(BaseStreamer):
+    def __init__(self):
+        self.heard = []
+
+    def put(self, value):
+        self.heard += value.flatten().tolist()
+
+    def end(self):
+        pass
+
+
+class Nudge(LogitsProcessor):
+    """Reads the text."""
+
+    def __call__(self, input_ids, scores):
+        return scores + (input_ids[:, -1:] % 7) * torch.linspace(0, 1, scores.shape[1])
+
+
+@pytest.mark.parametrize(
+    "readers",
+    [
+        lambda: {"streamer": Listener(), "prompts": PROMPTS[:1]},
+        lambda: {"logits_processor": LogitsProcessorList([Nudge()])},
+        lambda: {"repetition_penalty": 1.3},
+        lambda: {"output_scores": True},
+        lambda: {"synced_gpus": True},
+        lambda: {"use_cache": False},
+    ],
+    ids=["streamer", "processor", "repetition_penalty", "output_scores", "synced_gpus", "use_cache"],
+)
+def test_those_who_read_the_text_and_others_take_the_ordinary_steps(model, readers, monkeypatch):
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda *args, **kwargs: None)
+    expected = run(model, **readers())
+    assert_same(run(model, **readers(), **STATIC), expected)
+    assert model not in left
+
+
+def test_several_sequences_and_chunks_of_the_prompt(model):
+    for more in ({"num_return_sequences": 2, "do_sample": True, "top_k": 1}, {"prefill_chunk_size": 3}):
+        assert_same(run(model, **more, **STATIC), run(model, **more))
+
+
+# --- Compiled ---
+
+
+class Compiler:
+    """A backend that counts the graphs it is given, and runs them as they are."""
+
+    def __init__(self):
+        self.graphs = 0
+
+    def __call__(self, graph, inputs, **options):
+        self.graphs += 1
+        return graph.forward
+
+    def __deepcopy__(self, memo):  # CompileConfig.to_dict() copies what it holds
+        return self
+
+
+@pytest.mark.parametrize("decoding", PARALLEL)
+def test_one_graph_does_for_all_lengths(model, decoding):
+    """Ten lengths of prompt, in several buckets, other limits and other settings: one compilation, and no break."""
+    compiler = Compiler()
+    asked = {"compile_config": CompileConfig(fullgraph=True, backend=compiler), **STATIC}
+    for i, length in enumerate((5, 17, 40, 64, 100, 130, 200, 333, 500, 800)):
+        prompts = [random_tokens(1, length, seed=i)[0].tolist(), PROMPTS[0]]
+        more = {
+            "decoding": decoding,
+            "max_new_tokens": 12 + 9 * i,
+            "entropy_threshold": 0.5 + i / 10,
+            "distance_penalty": 0.01 * i,
+            "window_size": 4,
+        }
+        output = run(model, prompts, **more, **asked)
+        assert output.forwards.max() > 1
+        assert_same(output, run(model, prompts, **more))
+    assert compiler.graphs == 1
+
+
+def test_a_compiled_step_samples(model):
+    compiler = Compiler()
+    asked = {"compile_config": CompileConfig(fullgraph=True, backend=compiler), **STATIC}
+    for name in ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"):
+        more = {"do_sample": True, "temperature": 1.5, name: 5 if name == "top_k" else 0.5}
+        texts = []
+        for cache in (STATIC, asked):
+            torch.manual_seed(0)
+            texts.append(run(model, **more, **cache))
+        assert_same(*texts)
+    assert compiler.graphs > 0
+
+
+def test_nothing_is_compiled_unless_asked_for(model, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("compiles")
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    run(model, **STATIC)
+    run(model, compile_config=CompileConfig())
+    run(model, compile_config=CompileConfig(), disable_compile=True, **STATIC)
+    with pytest.raises(AssertionError, match="compiles"):
+        run(model, compile_config=CompileConfig(), **STATIC)
+    config = CompileConfig()
+    with pytest.raises(AssertionError, match="compiles"):
+        run(model, compile_config=config, **STATIC)
+    assert config._compile_all_devices is None, "the caller's is left alone"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decoding", PARALLEL)
+def test_inductor_writes_the_same(model, decoding):
+    asked = {"compile_config": CompileConfig(fullgraph=True), **STATIC}
+    runs = [run for run in DECODE["runs"] if run["checkpoint"] == "q3"][:3]
+    for recorded in runs:
+        names = ("window_size", "entropy_threshold", "distance_penalty", "max_new_tokens")
+        settings = {name: recorded[name] for name in names} | {"decoding": decoding}
+        prompts = [DECODE["prompts"][recorded["prompt"]], PROMPTS[1]]
+        assert_same(run(model, prompts, **settings, **asked), run(model, prompts, **settings))
+
+
+# --- Memory ---
+
+
+class Allocated(TorchDispatchMode):
+    """Adds up the bytes of new tensors. (What a kernel takes for itself is not seen.)"""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        known = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if torch.is_tensor(each)}
+        output = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(output):
+            if torch.is_tensor(tensor) and tensor.untyped_storage().data_ptr() not in known:
+                self.bytes += tensor.untyped_storage().nbytes()
+        return output
+
+
+@pytest.mark.parametrize("decoding", PARALLEL)
+def test_a_step_allocates_a_mask_and_nothing_else_that_grows(model, decoding, monkeypatch):
+    """Of an entry more less than a copy of one layer's keys, and of capacity that is not read nothing."""
+    allocated = {}
+
+    def step(*arguments):
+        with Allocated() as mode:
+            status = static_step(*arguments)
+        allocated.setdefault(arguments[-1].shape[0], set()).add(mode.bytes)
+        return status
+
+    monkeypatch.setattr("wedlm.generation.generation_wedlm.static_step", step)
+    for length, room in ((60, 128), (60, 4000), (1900, 4000)):
+        allocated.clear()
+        prompts = [random_tokens(1, length, seed=1)[0].tolist()]
+        run(model, prompts, window_size=2, decoding=decoding, max_cache_len=room, max_new_tokens=20, **STATIC)
+        if length == 60 and room == 128:
+            (short, (few,)) = next(iter(allocated.items()))
+        elif length == 60:
+            assert allocated == {short: {few}}, "the same in a large cache"
+    (long, (many,)) = next(iter(allocated.items()))
+    keys_of_a_layer = 4 * model.config.num_key_value_heads * model.config.head_dim  # bytes of an entry
+    assert 0 < (many - few) / (long - short) < keys_of_a_layer
+
+
+def test_buckets():
+    numbers = range(1, 40_000)
+    buckets = [bucketed(number) for number in numbers]
+    assert all(
+        number <= bucket <= max(number + 63, 1.25 * number) for number, bucket in zip(numbers, buckets, strict=True)
+    )
+    assert len(set(buckets)) < 45
+    assert buckets == sorted(buckets)

@@ -1,8 +1,11 @@
-"""What is measured: a checkpoint, the demo by default, or random weights in the shape of a released one."""
+"""What is measured: a checkpoint, the demo by default, or random weights in the shape of a released one; and plots."""
 
 import argparse
+import statistics
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -57,3 +60,40 @@ def now(device: torch.device | str) -> float:
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def median_seconds(work: Callable, device: torch.device, repeats: int) -> float:
+    seconds = []
+    for i in range(repeats + 2):
+        start = now(device)
+        work()
+        if i > 1:  # the first two warm up
+            seconds.append(now(device) - start)
+    return statistics.median(seconds)
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+class Panel(NamedTuple):
+    title: str
+    x_label: str
+    y_label: str
+    lines: dict[str, Iterable[tuple[float, float]]]
+
+
+def plot(path: Path, panels: list[Panel]) -> None:
+    """Readable in grey; left out where there is no matplotlib, as the numbers are in the JSON file beside it."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return
+    figure = Figure(figsize=(5 * len(panels), 4), layout="constrained")
+    styles = ["o-", "s--", "^-.", "D:", "v-", "P--", "X-."]
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        for (label, points), style in zip(panel.lines.items(), styles * len(panel.lines), strict=False):
+            axes.plot(*zip(*points, strict=True), style, label=label, markersize=4, linewidth=1)
+        axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label, xscale="log", yscale="log")
+        axes.legend(fontsize="small")
+    figure.savefig(path.with_suffix(".png"), dpi=110)

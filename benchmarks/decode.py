@@ -6,8 +6,13 @@
 Prompts are conversations about the demo's tasks, as many turns as the length has room for, the last question held out;
 with --shape they are random tokens, and every decoding writes all --new-tokens (of random weights tokens per forward
 say nothing). All decodings take turns in each cell. "autoregressive" is transformers' own with a DynamicCache,
-"static" the same with cache_implementation="static", which transformers compiles on a GPU. Latencies are of batch
-size 1, from runs of their own with a streamer.
+"static" the same with cache_implementation="static", which transformers compiles on a GPU; there, and with --compile,
+streaming and verified have compiled sides, too. "one slot" is streaming decoding with a window of one slot: this
+package's own step with one row. A small batch size has several batches, so that each kind of task takes part.
+Latencies are of batch size 1, from runs of their own with a streamer.
+
+Of the ratio of tokens per forward, the ratio of tokens per second keeps a share, printed as "kept"; were a step with a
+window as fast as one with a row, it would be the share that "one slot" keeps.
 """
 
 import argparse
@@ -17,20 +22,23 @@ from itertools import count
 from pathlib import Path
 
 import torch
-from common import add_model_arguments, model_of, now
+from common import Panel, add_model_arguments, model_of, now, plot, spread
 from huggingface_hub.utils import tqdm
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, CompileConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from wedlm.hub_card.demo.tasks import KINDS, held_out_examples, training_example
 from wedlm.hub_card.provenance import write_report
 
+STATIC = {"cache_implementation": "static"}
 SIDES = {
     "autoregressive": {"decoding": "autoregressive"},
-    "static": {"decoding": "autoregressive", "cache_implementation": "static"},
+    "static": {"decoding": "autoregressive", **STATIC},
+    "one slot": {"decoding": "streaming", "window_size": 1},
     "streaming": {"decoding": "streaming"},
     "verified": {"decoding": "verified"},
     "blockwise": {"decoding": "blockwise"},
 }
+COMPILED = {f"{name}, compiled": {**SIDES[name], **STATIC} for name in ("streaming", "verified")}
 BASELINE = "autoregressive"
 
 
@@ -59,48 +67,54 @@ def chat(tokenizer: PreTrainedTokenizerBase, number: int, length: int) -> list[d
         messages = longer
 
 
-def prompts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, batch_size: int, length: int) -> dict:
+def prompts(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, batch_size: int, length: int, number: int = 0
+) -> dict:
+    """The batch of this number; each kind of task comes in turn."""
     if tokenizer is None:
         tokens = torch.randint(0, model.config.vocab_size - 1, (batch_size, length))
         tokens = tokens.where(tokens != model.config.mask_token_id, 0).to(model.device)
         return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    chats = [chat(tokenizer, number, length) for number in range(batch_size)]
+    chats = [chat(tokenizer, number * batch_size + i, length) for i in range(batch_size)]
     return tokenizer.apply_chat_template(
         chats, add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
     ).to(model.device)
 
 
-def measure(model: PreTrainedModel, inputs: dict, new_tokens: int, repeats: int, bar: tqdm) -> dict[str, dict]:
+def measure(
+    model: PreTrainedModel, batches: list[dict], new_tokens: int, more: dict, repeats: int, bar: tqdm
+) -> dict[str, dict]:
     seconds, tokens, forwards = ({side: [] for side in SIDES} for _ in range(3))
-    settings = {"max_new_tokens": new_tokens, "do_sample": False, "return_dict_in_generate": True}
+    settings = {"max_new_tokens": new_tokens, "do_sample": False, "return_dict_in_generate": True, **more}
     for i in range(repeats + 1):
         for side, decoding in SIDES.items():
             start = now(model.device)
-            output = model.generate(**inputs, **settings, **decoding)
+            outputs = [model.generate(**inputs, **{**settings, **decoding}) for inputs in batches]
             if i > 0:  # the first warms up
                 seconds[side].append(now(model.device) - start)
-                tokens[side].append((output.tokens_per_forward * output.forwards).sum().round().item())
-                forwards[side].append(output.forwards.max().item())
+                tokens[side].append(sum((o.tokens_per_forward * o.forwards).sum().round().item() for o in outputs))
+                forwards[side].append(sum(output.forwards.max().item() for output in outputs))
             bar.update()
-    measured = {}
+    measured, batch_size = {}, len(batches[0]["input_ids"])
     for side in SIDES:
         rates = [number / taken for number, taken in zip(tokens[side], seconds[side], strict=True)]
         measured[side] = {
-            "tokens_per_second": {"median": statistics.median(rates), "min": min(rates), "max": max(rates)},
-            "tokens_per_forward": tokens[side][0] / len(inputs["input_ids"]) / forwards[side][0],
+            "tokens_per_second": spread(rates),
+            "tokens_per_forward": tokens[side][0] / batch_size / forwards[side][0],
             "milliseconds_per_forward": 1e3 * statistics.median(seconds[side]) / forwards[side][0],
         }
-        if len(inputs["input_ids"]) == 1:
-            measured[side] |= latencies(model, inputs, {**settings, **SIDES[side]}, repeats)
+        if batch_size == 1:
+            measured[side] |= latencies(model, batches, {**settings, **SIDES[side]}, repeats)
     for side in SIDES:
-        ratio = measured[side]["tokens_per_second"]["median"] / measured[BASELINE]["tokens_per_second"]["median"]
-        measured[side]["times_autoregressive"] = ratio
+        row, base = measured[side], measured[BASELINE]
+        row["times_autoregressive"] = row["tokens_per_second"]["median"] / base["tokens_per_second"]["median"]
+        row["share_kept"] = row["times_autoregressive"] * base["tokens_per_forward"] / row["tokens_per_forward"]
     return measured
 
 
-def latencies(model: PreTrainedModel, inputs: dict, settings: dict, repeats: int) -> dict[str, float]:
+def latencies(model: PreTrainedModel, batches: list[dict], settings: dict, repeats: int) -> dict[str, float]:
     first, between = [], []
-    for _ in range(repeats):
+    for inputs in batches * repeats:
         clock = Clock()
         model.generate(**inputs, **settings, streamer=clock)
         first.append(clock.times[0])
@@ -117,10 +131,15 @@ def main() -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--prompt-lengths", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--window-size", type=int, help="the checkpoint's by default")
+    parser.add_argument("--compile", action="store_true", help="on a CPU as well, which takes a minute or two")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "decode.json")
     given = parser.parse_args()
     model = model_of(given)
+    if given.compile or torch.cuda.is_available():
+        for name, settings in COMPILED.items():
+            SIDES[name] = {**settings, "compile_config": CompileConfig()}
     tokenizer = None if given.shape is not None else AutoTokenizer.from_pretrained(given.model)
     cells = []
     num_runs = len(given.batch_sizes) * len(given.prompt_lengths) * len(SIDES) * (given.repeats + 1)
@@ -128,11 +147,14 @@ def main() -> None:
         for batch_size in given.batch_sizes:
             for length in given.prompt_lengths:
                 torch.manual_seed(0)
-                inputs = prompts(model, tokenizer, batch_size, length)
-                measured = measure(model, inputs, given.new_tokens, given.repeats, bar)
+                batches = [
+                    prompts(model, tokenizer, batch_size, length, i) for i in range(max(1, len(KINDS) // batch_size))
+                ]
+                more = {} if given.window_size is None else {"window_size": given.window_size}
+                measured = measure(model, batches, given.new_tokens, more, given.repeats, bar)
                 cells.append({"batch_size": batch_size, "prompt_length": length, "sides": measured})
     print(
-        "batch  prompt  decoding        tokens/s  (min - max)   x AR  tokens/forward  ms/forward  first ms  between ms"
+        "batch  prompt  decoding        tokens/s  (min - max)   x AR  tokens/forward  kept  ms/forward  first, between"
     )
     for cell in cells:
         for side, row in cell["sides"].items():
@@ -141,9 +163,30 @@ def main() -> None:
             print(
                 f"{cell['batch_size']:5} {cell['prompt_length']:7}  {side:14} {rate['median']:9.1f}"
                 f"  ({rate['min']:.1f} - {rate['max']:.1f}) {row['times_autoregressive']:6.2f}"
-                f" {row['tokens_per_forward']:12.2f} {row['milliseconds_per_forward']:14.2f} {' '.join(late)}"
+                f" {row['tokens_per_forward']:12.2f} {row['share_kept']:8.2f} {row['milliseconds_per_forward']:11.2f}"
+                f" {' '.join(late)}"
             )
-    write_report(given.out, cells, model.device, shape=given.shape, dtype=str(model.dtype), repeats=given.repeats)
+    about = {"shape": given.shape, "dtype": str(model.dtype), "repeats": given.repeats}
+    write_report(given.out, cells, model.device, window_size=given.window_size, **about)
+    plot(
+        given.out,
+        [
+            Panel(
+                f"prompts of {length} tokens",
+                "batch size",
+                "tokens per second",
+                {
+                    side: [
+                        (cell["batch_size"], cell["sides"][side]["tokens_per_second"]["median"])
+                        for cell in cells
+                        if cell["prompt_length"] == length
+                    ]
+                    for side in SIDES
+                },
+            )
+            for length in given.prompt_lengths
+        ],
+    )
     print(f"written to {given.out}")
 
 

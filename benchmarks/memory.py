@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
-from common import add_model_arguments, model_of, peak_bytes
+from common import Panel, add_model_arguments, model_of, peak_bytes, plot
 from huggingface_hub.utils import tqdm
 
 from wedlm.hub_card.provenance import write_report
@@ -69,6 +69,28 @@ def main() -> None:
             f" {row['cache_bytes'] / 1e6:11.1f}"
         )
     write_report(given.out, rows, "cuda" if torch.cuda.is_available() else "cpu", shape=given.shape, dtype=given.dtype)
+    plot(
+        given.out,
+        [
+            Panel(
+                f"batch size {batch_size}",
+                "tokens of the prompt",
+                "megabytes above the model",
+                {
+                    name: [
+                        (row["prompt_length"], row[value] / 1e6)
+                        for row in rows
+                        if row["batch_size"] == batch_size and row["decoding"] == decoding
+                    ]
+                    for name, decoding, value in (
+                        *((decoding, decoding, "bytes") for decoding in DECODINGS),
+                        ("keys and values", DECODINGS[0], "cache_bytes"),
+                    )
+                },
+            )
+            for batch_size in given.batch_sizes
+        ],
+    )
     print(f"written to {given.out}")
 
 

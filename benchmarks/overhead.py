@@ -1,101 +1,159 @@
-"""How much of parallel decoding is not the model: the share of `_sample` spent outside model.forward.
+"""What a step costs beside the model: the share of time outside its forward, operations, and looks of the host.
 
-    python benchmarks/overhead.py [--repeats 7] [--new-tokens 256] [--out benchmarks/results/overhead.json]
+    python benchmarks/overhead.py [--shape qwen3-8b] [--batch-sizes 1 8] [--new-tokens 96] [--repeats 7]
+                                  [--out benchmarks/results/overhead.json]
 
-A model with random weights (vocabulary 2048, 4 layers, width 256), window 16, streaming at the default settings.
+Every decoding writes the same held-out answers (of random weights: as many tokens); they take turns. The share is that
+of the whole call, what generate() does before and after the loop included; transformers' own decoding has one too.
+Operations and looks are counted in a run of their own: what one more forward adds. On a CPU an operation is one that
+torch dispatches and that makes a tensor of its own or changes one; on a GPU it is a kernel launched, and looks are
+synchronisations.
 """
 
 import argparse
 import functools
-import statistics
-import time
+from collections import Counter
 from pathlib import Path
 
 import torch
+from common import Panel, add_model_arguments, model_of, now, plot, spread
+from decode import prompts
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoTokenizer, PreTrainedModel
 
-from wedlm import WeDLMConfig, WeDLMForCausalLM
-from wedlm.generation.generation_wedlm import WeDLMGenerationMixin
+from wedlm.generation import generation_wedlm
 from wedlm.hub_card.provenance import write_report
 
-
-def random_model() -> WeDLMForCausalLM:
-    torch.manual_seed(0)
-    config = WeDLMConfig(
-        vocab_size=2048,
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=32,
-        mask_token_id=2047,
-    )
-    return WeDLMForCausalLM(config).eval()
+DECODINGS = ("autoregressive", "streaming", "verified", "blockwise")
+LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
 
 
-class Stopwatch:
-    """Adds up the seconds spent in a method."""
+class Forward:
+    """The model's forward, with the seconds spent in it; `is_running` while it runs."""
 
-    def __init__(self, owner, name: str):
-        self.seconds = 0.0
-        original = getattr(owner, name)
+    def __init__(self, model: PreTrainedModel):
+        self.seconds, self.is_running = 0.0, False
+        original = model.forward
 
         @functools.wraps(original)  # generate() reads the signature of forward
         def timed(*args, **kwargs):
-            start = time.perf_counter()
+            start, self.is_running = now(model.device), True
             try:
                 return original(*args, **kwargs)
             finally:
-                self.seconds += time.perf_counter() - start
+                self.seconds += now(model.device) - start
+                self.is_running = False
 
-        setattr(owner, name, timed)
+        model.forward = timed
 
 
-def measure(model: WeDLMForCausalLM, in_sample: Stopwatch, in_forward: Stopwatch, batch, new_tokens, repeats) -> dict:
-    prompt = torch.randint(0, 2000, (batch, 16))
-    shares, steps = [], []
+class Counts(TorchDispatchMode):
+    """Operations outside and inside the forward, and how often the host reads a value of the device."""
+
+    def __init__(self, forward: Forward):
+        super().__init__()
+        self.forward, self.numbers = forward, Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero):
+            self.numbers["looks"] += 1
+        elif not func.is_view and func.overloadpacket is not torch.ops.aten.detach:
+            self.numbers["inside" if self.forward.is_running else "outside"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def generate(model: PreTrainedModel, inputs: dict, decoding: str, new_tokens: int):
+    return model.generate(
+        **inputs, decoding=decoding, max_new_tokens=new_tokens, do_sample=False, return_dict_in_generate=True
+    )
+
+
+def counted(model: PreTrainedModel, forward: Forward, inputs: dict, decoding: str, new_tokens: int) -> Counter:
+    """Of one call, with its forwards."""
+    read, status_looks = generation_wedlm.read_status, Counter()
+
+    def counting(*arguments):
+        status_looks["looks"] += 1  # tolist() of a CPU's tensor is no operation
+        return read(*arguments)
+
+    generation_wedlm.read_status = counting
+    try:
+        if model.device.type == "cuda":
+            with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+                output = generate(model, inputs, decoding, new_tokens)
+            names = Counter(event.name for event in profiled.events())
+            numbers = Counter(launches=sum(n for name, n in names.items() if name.startswith(LAUNCHES)))
+            numbers["looks"] = sum(n for name, n in names.items() if "Synchronize" in name)
+        else:
+            with Counts(forward) as mode:
+                output = generate(model, inputs, decoding, new_tokens)
+            numbers = mode.numbers + status_looks
+    finally:
+        generation_wedlm.read_status = read
+    return numbers + Counter(forwards=output.forwards.max().item())
+
+
+def measure(model: PreTrainedModel, forward: Forward, inputs: dict, new_tokens: int, repeats: int) -> dict[str, dict]:
+    shares, steps = ({decoding: [] for decoding in DECODINGS} for _ in range(2))
     for i in range(repeats + 1):
-        in_sample.seconds = in_forward.seconds = 0.0
-        output = model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=new_tokens,
-            eos_token_id=None,
-            return_dict_in_generate=True,
-        )
-        forwards = output.forwards.max().item()
-        if i > 0:  # the first warms up
-            shares.append(1 - in_forward.seconds / in_sample.seconds)
-            steps.append(1000 * in_sample.seconds / forwards)
-    return {
-        "batch": batch,
-        "new_tokens": new_tokens,
-        "forwards": forwards,
-        "share_outside_forward": {"median": statistics.median(shares), "min": min(shares), "max": max(shares)},
-        "milliseconds_per_step": {"median": statistics.median(steps), "min": min(steps), "max": max(steps)},
-    }
+        for decoding in DECODINGS:
+            forward.seconds, start = 0.0, now(model.device)
+            output = generate(model, inputs, decoding, new_tokens)
+            seconds = now(model.device) - start
+            if i > 0:  # the first warms up
+                shares[decoding].append(1 - forward.seconds / seconds)
+                steps[decoding].append(1e3 * seconds / output.forwards.max().item())
+    rows = {}
+    for decoding in DECODINGS:
+        few, many = (counted(model, forward, inputs, decoding, n) for n in (2, new_tokens))
+        forwards = many.pop("forwards") - few.pop("forwards")
+        rows[decoding] = {
+            "share_outside_forward": spread(shares[decoding]),
+            "milliseconds_per_step": spread(steps[decoding]),
+            "per_step": {name: (many[name] - few[name]) / forwards for name in sorted(many)},
+        }
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model_arguments(parser)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--window-size", type=int, help="the checkpoint's by default")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "overhead.json")
-    arguments = parser.parse_args()
-    model = random_model()
-    in_sample, in_forward = Stopwatch(WeDLMGenerationMixin, "_sample"), Stopwatch(model, "forward")
+    given = parser.parse_args()
+    model = model_of(given)
+    if given.window_size is not None:
+        model.generation_config.window_size = given.window_size
+    tokenizer = None if given.shape is not None else AutoTokenizer.from_pretrained(given.model)
+    forward = Forward(model)
     results = []
-    print("batch  forwards  ms per step (min-max)     share outside the forward (min-max)")
-    for batch in (1, 8):
-        row = measure(model, in_sample, in_forward, batch, arguments.new_tokens, arguments.repeats)
-        step, share = row["milliseconds_per_step"], row["share_outside_forward"]
-        print(
-            f"{batch:5}  {row['forwards']:8}  {step['median']:6.2f} ({step['min']:.2f}-{step['max']:.2f})"
-            f"         {share['median']:6.1%} ({share['min']:.1%}-{share['max']:.1%})"
-        )
-        results.append(row)
-    write_report(arguments.out, results, "cpu")
-    print(f"written to {arguments.out}")
+    print("batch  decoding        outside the forward (min - max)   ms per step  per step")
+    for batch_size in given.batch_sizes:
+        torch.manual_seed(0)
+        inputs = prompts(model, tokenizer, batch_size, 64)
+        for decoding, row in measure(model, forward, inputs, given.new_tokens, given.repeats).items():
+            share, step = row["share_outside_forward"], row["milliseconds_per_step"]
+            print(
+                f"{batch_size:5}  {decoding:14} {share['median']:7.1%} ({share['min']:.1%} - {share['max']:.1%})"
+                f" {step['median']:16.2f}    {', '.join(f'{name} {n:.1f}' for name, n in row['per_step'].items())}"
+            )
+            results.append({"batch_size": batch_size, "decoding": decoding, **row})
+    about = {"shape": given.shape, "dtype": str(model.dtype), "window_size": model.generation_config.window_size}
+    write_report(given.out, results, model.device, **about)
+    lines = {
+        decoding: [
+            (row["batch_size"], row["share_outside_forward"]["median"])
+            for row in results
+            if row["decoding"] == decoding
+        ]
+        for decoding in DECODINGS
+    }
+    plot(given.out, [Panel("time outside the model's forward", "batch size", "share of a call", lines)])
+    print(f"written to {given.out}")
 
 
 if __name__ == "__main__":

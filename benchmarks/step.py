@@ -4,8 +4,10 @@
                               [--repeats 20] [--out benchmarks/results/step.json]
 
 A step is the model's forward over so many rows behind a cache of so many entries; all cells take turns. The two floors
-are measured in the same run: the bytes of the weights and of the cache's live part over the memory bandwidth (of a sum
-over a large tensor), and the operations over the rate of large matrix products. Milliseconds are medians.
+are measured in the same run: the bytes of the weights and of the cache's live part over the memory bandwidth (of a
+maximum over a large tensor), and the operations over the rate of large matrix products. Attention alone is measured as
+well: with it a longer cache should cost what the shortest does, and the attention over what is longer ("predicted").
+Milliseconds are medians.
 """
 
 import argparse
@@ -13,10 +15,11 @@ import statistics
 from pathlib import Path
 
 import torch
-from common import add_model_arguments, model_of, now
+from common import Panel, add_model_arguments, median_seconds, model_of, now, plot, spread
 from huggingface_hub.utils import tqdm
 from transformers import PreTrainedModel
 
+from wedlm.generation.row_attention import attend, row_bias
 from wedlm.generation.row_cache import RowCache
 from wedlm.hub_card.provenance import write_report
 
@@ -31,16 +34,6 @@ def operations_per_second(device: torch.device, dtype: torch.dtype, repeats: int
     size = 8192 if device.type == "cuda" else 1024
     left = torch.ones(size, size, dtype=dtype, device=device)
     return 2 * size**3 / median_seconds(lambda: left @ left, device, repeats)
-
-
-def median_seconds(work, device: torch.device, repeats: int) -> float:
-    seconds = []
-    for i in range(repeats + 2):
-        start = now(device)
-        work()
-        if i > 1:  # the first two warm up
-            seconds.append(now(device) - start)
-    return statistics.median(seconds)
 
 
 class Step:
@@ -70,6 +63,21 @@ class Step:
         ).logits
 
 
+def attention_seconds(step: Step, repeats: int) -> float:
+    """Of all layers, with the mask that they share."""
+    model, keys, values = step.model, step.cache.layers[0].keys, step.cache.layers[0].values
+    config = model.config
+    query = keys.new_ones(len(keys), config.num_attention_heads, step.num_rows, config.head_dim)
+
+    def attention() -> None:
+        is_seen = step.cache.begin_forward(step.num_rows, step.length + step.num_rows)
+        bias = row_bias(is_seen, step.num_rows, config, query)
+        for _ in range(config.num_hidden_layers):
+            attend(query, keys[:, :, : step.cache.live], values[:, :, : step.cache.live], bias, 0.1, dropout=0.0)
+
+    return median_seconds(attention, model.device, repeats)
+
+
 def floors(model: PreTrainedModel, batch_size: int, num_rows: int, length: int) -> tuple[int, int]:
     """Bytes that a step must read, and operations that it must do."""
     config = model.config
@@ -95,15 +103,19 @@ def measure(model: PreTrainedModel, batch_size: int, rows: list[int], lengths: l
             step()
             if i > 1:  # the first two warm up
                 seconds[cell].append(now(device) - start)
+    attention = {cell: attention_seconds(step, repeats) for cell, step in cells.items()}
     table = []
     for (num_rows, length), values in seconds.items():
         num_bytes, operations = floors(model, batch_size, num_rows, length)
-        median = statistics.median(values)
+        median, shortest = statistics.median(values), (num_rows, min(lengths))
+        predicted = statistics.median(seconds[shortest]) + attention[num_rows, length] - attention[shortest]
         table.append(
             {
                 "rows": num_rows,
                 "length": length,
-                "milliseconds": {"median": 1e3 * median, "min": 1e3 * min(values), "max": 1e3 * max(values)},
+                "milliseconds": spread([1e3 * value for value in values]),
+                "attention_milliseconds": 1e3 * attention[num_rows, length],
+                "predicted_milliseconds": 1e3 * predicted,
                 "memory_floor_milliseconds": 1e3 * num_bytes / bandwidth,
                 "arithmetic_floor_milliseconds": 1e3 * operations / rate,
                 "times_floor": median / max(num_bytes / bandwidth, operations / rate),
@@ -138,18 +150,38 @@ def main() -> None:
         f"memory {results['bytes_per_second'] / 1e9:.1f} GB/s, "
         f"products {results['operations_per_second'] / 1e9:.0f} G operations/s"
     )
-    print("rows  length       ms  (min - max)   memory floor  arithmetic floor  times floor")
+    print("rows  length       ms  (min - max)   memory floor  arithmetic floor  times floor  attention  predicted")
     for step in results["steps"]:
         taken = step["milliseconds"]
         print(
             f"{step['rows']:4} {step['length']:7} {taken['median']:8.2f}  ({taken['min']:.2f} - {taken['max']:.2f})"
             f"  {step['memory_floor_milliseconds']:9.2f} {step['arithmetic_floor_milliseconds']:14.2f}"
-            f" {step['times_floor']:14.1f}"
+            f" {step['times_floor']:14.1f} {step['attention_milliseconds']:11.2f}"
+            f" {step['predicted_milliseconds']:10.2f}"
         )
     for along, other in (("rows", "length"), ("length", "rows")):
         for value, more in slope(results["steps"], along, other).items():
             print(f"{other} {value}: {1e3 * more:.2f} microseconds for each one more of {along}")
     write_report(given.out, results, model.device, shape=given.shape, dtype=str(model.dtype))
+    plot(
+        given.out,
+        [
+            Panel(
+                f"one step by its {along}",
+                along,
+                "milliseconds",
+                {
+                    f"{other} {value}": [
+                        (step[along], step["milliseconds"]["median"])
+                        for step in results["steps"]
+                        if step[other] == value
+                    ]
+                    for value in sorted({step[other] for step in results["steps"]})
+                },
+            )
+            for along, other in (("rows", "length"), ("length", "rows"))
+        ],
+    )
     print(f"written to {given.out}")
 
 

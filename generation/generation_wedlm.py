@@ -193,8 +193,8 @@ class WeDLMGenerationMixin(GenerationMixin):
         text, longest = self._read_ahead(prompt, window, cache, generation_config.prefill_chunk_size, synced_gpus)
         rows = window.reorder(policy.window_size, policy.window_size, mask_token_id).behind(text)
         # A hook may count on the rows of the batch, as that of PEFT's adapter_names does.
-        rows_may_leave = not any(module._forward_pre_hooks or module._forward_hooks for module in self.modules())
         num_alive = len(input_ids)
+        rows_may_leave = num_alive > 1 and not any(m._forward_pre_hooks or m._forward_hooks for m in self.modules())
         while self._has_unfinished_sequences(num_alive == 0, synced_gpus, device=input_ids.device):
             live = longest + rows.input_ids.shape[1]
             if num_alive == 0:
@@ -204,14 +204,15 @@ class WeDLMGenerationMixin(GenerationMixin):
             if static is not None:
                 static.take_all(self, policy, window, status, self._static_step(generation_config, cache))
                 break
-            num_alive, width, longest, _ = read_status(status.tolist(), batch)
+            status = read_status(status.tolist(), window)
+            num_alive, longest = sum(status.alive), max(status.committed)
             if rows_may_leave and 0 < 2 * num_alive <= len(window.alive):  # which pays for the copy of what stays
                 batch.put(window)
                 kept = window.alive.int().argsort(descending=True, stable=True)[:num_alive]
                 window = window.select(kept)
                 if cache is not None:
                     cache.select(kept)
-            rows = window.reorder(max(width, 1), policy.window_size, mask_token_id)
+            rows = window.reorder(max(1, *status.num_rows), policy.window_size, mask_token_id)
             if cache is None:
                 rows = rows.behind(window.committed_text(prompt.text.tokens, longest))
         batch.put(window)

@@ -63,29 +63,22 @@ class WindowRows(NamedTuple):
             else torch.where(rows < lengths, rows + 1, pad(self.rows_seen, (length, 0)).gather(1, source) + lengths),
         )
 
-    def who_sees_whom(self) -> torch.Tensor | None:
-        """`[batch, rows, rows]`: whether a row sees another; None where it sees all before it."""
-        if self.rows_seen is None:
-            return None
-        rows = torch.arange(self.rows_seen.shape[1], device=self.rows_seen.device)
-        seen, others = self.rows_seen[:, :, None], self.rows_seen[:, None, :]
-        return (rows <= rows[:, None]) & ((rows < seen) | (others == seen))
-
     def to(self, device: torch.device) -> "WindowRows":
         if self.input_ids.device == device:
             return self
         return WindowRows(*(None if tensor is None else tensor.to(device) for tensor in self))
 
 
-PLACES = 2**31  # more than there are slots in a row
-NOWHERE = 2**62
+NO_SLOT = 2**62
 
 
 class Status(NamedTuple):
-    num_alive: int  # rows
-    width: int  # of the widest window
-    longest: int  # text of a row that is committed
-    first_impossible: int  # row * PLACES + slot, of the first slot that nothing could fill; or NOWHERE
+    """What the host knows of a window, each `[batch]`."""
+
+    alive: list[bool]
+    num_rows: list[int]  # of the next forward
+    committed: list[int]  # length of the text, the prompt included
+    impossible: list[int]  # the first slot that nothing could fill, or NO_SLOT
 
 
 @dataclass
@@ -186,11 +179,13 @@ class Window:
         slots, _, filled = self.slots(window_size)
         return slots, filled.cumprod(-1)
 
-    def end_at(self, end_tokens: torch.Tensor, slots: torch.Tensor, in_run: torch.Tensor) -> None:
-        """Ends rows whose leading run holds an end token or reaches the limit."""
+    def end_at(
+        self, end_tokens: torch.Tensor, slots: torch.Tensor, in_run: torch.Tensor, num_run: torch.Tensor
+    ) -> None:
+        """Ends rows whose leading run, of length `num_run`, holds an end token or reaches the limit."""
         is_end = (self.tokens.gather(1, slots)[..., None] == end_tokens).any(-1) * in_run
         has_end = is_end.any(-1)
-        num_tokens = slots[:, 0] + torch.where(has_end, is_end.argmax(-1) + 1, in_run.sum(-1))
+        num_tokens = slots[:, 0] + torch.where(has_end, is_end.argmax(-1) + 1, num_run)
         self.num_tokens = torch.where(self.alive, num_tokens, self.num_tokens)
         self.alive = self.alive & ~has_end & (num_tokens < self.limit)
 
@@ -202,11 +197,9 @@ class Window:
         self.end = torch.where(self.alive, end, self.start)
 
     def status(self, open_slots: torch.Tensor, impossible: torch.Tensor) -> torch.Tensor:
-        """What the host wants to know, `[4]`: see `Status`. `impossible`, `[batch, slots]`: what nothing can fill."""
-        longest = (self.prompt_lengths + self.start).max()
-        place = self.batch_rows[:, None] * PLACES + open_slots[:, : impossible.shape[1]]
-        first = torch.where(impossible, place, NOWHERE).min()
-        return torch.stack([self.alive.sum(), self.num_rows.max(), longest, first])
+        """What the host wants to know of each row: see `Status`. Slots that nothing can fill are `impossible`."""
+        first = torch.where(impossible, open_slots[:, : impossible.shape[1]], NO_SLOT).amin(-1)
+        return torch.stack([self.alive, self.num_rows, self.prompt_lengths + self.start, first])
 
     def with_columns(self, columns: int, mask_token_id: int) -> "Window":
         """The same with this many columns, which must be enough for the slots in use."""

@@ -371,7 +371,7 @@ MUTANTS = [
         "test_generation_wedlm.py::test_statistics_of_known_counts",
     ),
     Mutant(
-        "rows see stale entries", CACHE, "<= self.entries[..., None]", "<= self.entries[..., -1:, None]", REFERENCE
+        "rows see stale entries", CACHE, "entries <= last[..., None]", "entries <= last[..., -1:, None]", REFERENCE
     ),
     Mutant(
         "the cache grows by a row at a time",
@@ -383,8 +383,8 @@ MUTANTS = [
     Mutant(
         "the forward reads the whole capacity",
         "generation/row_cache.py",
-        "self.live = live\n",
-        "self.live = self.most\n",
+        "self.live, self.entries, self.ends = live, last",
+        "self.live, self.entries, self.ends = self.most, last",
         "test_generation_wedlm.py::test_no_step_copies_the_cache",
     ),
     Mutant(
@@ -397,7 +397,7 @@ MUTANTS = [
     Mutant(
         "an impossible slot is filled",
         "generation/step.py",
-        "if status.first_impossible < NOWHERE:",
+        "if slot != NO_SLOT:",
         "if False:",
         "test_generation_wedlm.py::test_when_no_token_can_be_chosen_row_and_position_are_named",
     ),
@@ -597,7 +597,7 @@ MUTANTS = [
     Mutant("padding columns come back with anything", CACHE, "torch.where(holds_text, there, 0)", "there", COLUMNS),
     Mutant(
         "padding columns go in as text",
-        CACHE,
+        "generation/row_attention.py",
         "columns = (~is_text).int().argsort(dim=-1, stable=True)",
         "columns = is_text.int().argsort(dim=-1, stable=True)",
         TURNS,
@@ -683,8 +683,8 @@ MUTANTS = [
     Mutant(
         "rows leave that a hook counts on",
         GENERATION,
-        "rows_may_leave = not any(module._forward_pre_hooks or module._forward_hooks for module in self.modules())",
-        "rows_may_leave = True",
+        "num_alive > 1 and not any(m._forward_pre_hooks or m._forward_hooks for m in self.modules())",
+        "True",
         "test_in_use.py::test_an_adapter_per_row_where_rows_end_at_different_times",
     ),
     Mutant(
@@ -2589,7 +2589,7 @@ MUTANTS = [
         VERIFIED_REFERENCE,
     ),
     Mutant(
-        "groups longer than what is read of them", VERIFIED, ".diff().clamp(max=window_size)", ".diff()", MORE_ROWS
+        "groups longer than what is read of them", VERIFIED, ".diff().clamp_(max=window_size)", ".diff()", MORE_ROWS
     ),
     Mutant(
         "every forward has all rows",
@@ -2613,7 +2613,11 @@ MUTANTS = [
         "test_verified.py::test_no_new_ids_are_refused",
     ),
     Mutant(
-        "rows by the root of the chance", VERIFIED, ".clamp(min=0).cum", ".clamp(min=0).sqrt().cum", VERIFIED_REFERENCE
+        "rows by the root of the chance",
+        VERIFIED,
+        ".clamp_(min=0).cum",
+        ".clamp_(min=0).sqrt().cum",
+        VERIFIED_REFERENCE,
     ),
     Mutant(
         "drafts from the group of another number",
@@ -2659,9 +2663,9 @@ MUTANTS = [
     ),
     Mutant(
         "in a cache every row sees all before it",
-        CACHE,
-        "is_seen & (among_rows | (row_of_entry < 0))",
-        "is_seen",
+        "generation/row_attention.py",
+        "        is_seen &= with_same",
+        "        is_seen &= True | with_same",
         VERIFIED_REFERENCE,
     ),
     Mutant(
@@ -2919,15 +2923,15 @@ MUTANTS = [
     Mutant(
         "a static step forgets that one more runs",
         "generation/static_steps.py",
-        "bucketed(seen.longest + 2 * num_rows)",
-        "bucketed(seen.longest)",
+        "bucketed(max(seen.committed) + 2 * num_rows)",
+        "bucketed(max(seen.committed))",
         "test_static_steps.py::test_one_graph_does_for_all_lengths",
     ),
     Mutant(
         "a static step reads the whole capacity",
         "generation/static_steps.py",
-        "torch.arange(min(bucketed(seen.longest + 2 * num_rows), self.cache.most)",
-        "torch.arange(self.cache.most",
+        "min(bucketed(max(seen.committed) + 2 * num_rows), self.cache.most)",
+        "self.cache.most",
         "test_static_steps.py::test_a_step_allocates_a_mask_and_nothing_else_that_grows",
     ),
     Mutant(
@@ -2946,9 +2950,9 @@ MUTANTS = [
     ),
     Mutant(
         "static buffers are returned",
-        "generation/static_steps.py",
-        "setattr(window, name, value.clone())",
-        "setattr(window, name, value)",
+        "generation/window.py",
+        "values = getattr(self, field.name).clone()",
+        "values = getattr(self, field.name)",
         "test_static_steps.py::test_what_a_call_has_returned_stays_as_it_was",
     ),
     Mutant(
@@ -3031,7 +3035,7 @@ MUTANTS = [
     Mutant(
         "flash attention for groups of rows",
         "generation/row_cache.py",
-        "if knows_ends and who_sees_whom is None:",
+        "if rows_seen is None and knows_ends:",
         "if knows_ends:",
         "test_row_attention.py::test_flash_attention_reads_as_far_as_each_row_goes",
     ),

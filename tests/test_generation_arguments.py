@@ -336,7 +336,7 @@ def is_healed(ran: Ran) -> bool:
 def is_static(ran: Ran) -> bool:
     """A StaticCache, or in parallel decoding steps of two whole windows, behind the first."""
     cache = ran.output.past_key_values
-    return (cache.is_compileable and type(cache) is not DynamicCache) or set(ran.widths[1:]) == {32}
+    return (cache.is_compileable and type(cache) is not DynamicCache) or set(ran.widths[1:]) == {16}
 
 
 def drafts(ran: Ran) -> bool:

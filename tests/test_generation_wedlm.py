@@ -36,6 +36,7 @@ from transformers import (
 
 from wedlm import WeDLMForCausalLM
 from wedlm.generation import generation_wedlm
+from wedlm.generation.policy import Policy
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.stats import WeDLMGenerateOutput, statistics
 from wedlm.generation.verified import VerifiedWindow
@@ -243,7 +244,7 @@ def test_mask_rows_behind_the_window_change_nothing(model, monkeypatch):
 
     def wider(*arguments):
         status = read(*arguments)
-        return status._replace(width=status.width + 7)
+        return status._replace(num_rows=[number + 7 for number in status.num_rows])
 
     monkeypatch.setattr(generation_wedlm, "read_status", wider)
     assert generate(model, PROMPTS, max_new_tokens=30, entropy_threshold=1.0) == expected
@@ -581,7 +582,7 @@ def test_defaults_live_on_the_generation_config(model):
     config = model.generation_config
     assert (config.decoding, config.window_size, config.entropy_threshold, config.distance_penalty) == (
         "streaming",
-        16,
+        None,
         0.4,
         0.02,
     )
@@ -603,7 +604,7 @@ def test_changed_defaults_survive_saving(model, tmp_path, threshold):
 
 def test_a_call_or_its_config_overrides_the_defaults(model):
     sequential = generate(model, [PROMPTS[2]], max_new_tokens=12, entropy_threshold=None)
-    assert sequential[0].forwards == 12 > generate(model, [PROMPTS[2]], max_new_tokens=12)[0].forwards
+    assert sequential[0].forwards == 12 > generate(model, [PROMPTS[2]], max_new_tokens=12, window_size=16)[0].forwards
     config = GenerationConfig(max_new_tokens=12, entropy_threshold=None)
     prompt = torch.tensor([PROMPTS[2]])
     output = model.generate(
@@ -612,6 +613,18 @@ def test_a_call_or_its_config_overrides_the_defaults(model):
     assert output.forwards.tolist() == [12]
     assert vars(config).get("window_size") is None, "the caller's config was changed"
     assert model.generation_config.entropy_threshold == 0.4
+
+
+def test_the_window_is_as_large_as_suits_the_device(model):
+    settings = {"max_new_tokens": 40, "entropy_threshold": 100.0, "eos_token_id": None}
+    on_a_cpu = generate(model, PROMPTS, **settings)
+    assert on_a_cpu == generate(model, PROMPTS, **settings, window_size=None)
+    assert on_a_cpu == generate(model, PROMPTS, **settings, window_size=8)
+    assert on_a_cpu != generate(model, PROMPTS, **settings, window_size=16)
+    config = GenerationConfig(decoding="streaming", window_size=None, entropy_threshold=0.4, distance_penalty=0)
+    config._eos_token_tensor = None
+    sizes = {device: Policy.of(config, [], 100, MASK, torch.device(device)).window_size for device in ("cpu", "meta")}
+    assert sizes == {"cpu": 8, "meta": 16}
 
 
 # --- Refusals ---
@@ -624,7 +637,7 @@ REFUSED = [
     ),
     ({"window_size": 0}, "window_size=0 is not a number of slots; set it to an integer of 1 or more"),
     ({"window_size": 2.5}, "window_size=2.5 is not a number of slots"),
-    ({"window_size": None}, "window_size=None is not a number of slots"),
+    ({"window_size": True}, "window_size=True is not a number of slots; .* or to None"),
     ({"entropy_threshold": -0.1}, "entropy_threshold=-0.1 is not an entropy; .* or to None"),
     ({"entropy_threshold": math.nan}, "entropy_threshold=nan is not an entropy"),
     ({"entropy_threshold": math.inf}, "entropy_threshold=inf is not an entropy"),

@@ -89,7 +89,7 @@ def test_flash_attention_reads_as_far_as_each_row_goes(decoding, cache, monkeypa
     assert torch.equal(got.sequences, expected.sequences) and torch.equal(got.forwards, expected.forwards)
     lengths = list(map(len, PROMPTS))
     first = calls[: model.config.num_hidden_layers]
-    width = max(lengths) + 16
+    width = max(lengths) + 8
     assert first == [(width, [width] * len(PROMPTS))] * len(first), (
         "the prompts, and behind shorter ones what nobody sees"
     )

@@ -198,7 +198,7 @@ def test_several_tokens_are_chosen_per_forward(model):
     for name in READERS.keys() - {"decay"}:  # transformers 5.17 makes a NaN of a suppressed end token there
         output = model.generate(
             **left_padded(PROMPTS), **SPECIAL, **READERS[name] | {"min_new_tokens": 24}, max_new_tokens=24,
-            entropy_threshold=100.0, return_dict_in_generate=True,
+            entropy_threshold=100.0, window_size=16, return_dict_in_generate=True,
         )  # fmt: skip
         assert output.forwards.tolist() == [2] * 5, name
 
@@ -512,7 +512,7 @@ def test_scores_are_those_the_tokens_were_chosen_from(model):
 def test_transition_scores_of_ragged_batches(model, more):
     torch.manual_seed(0)
     output = model.generate(
-        **left_padded(PROMPTS), **SPECIAL, max_new_tokens=30, entropy_threshold=2.0, **more,
+        **left_padded(PROMPTS), **SPECIAL, max_new_tokens=30, entropy_threshold=2.0, window_size=16, **more,
         return_dict_in_generate=True, output_scores=True, output_logits=True,
     )  # fmt: skip
     new = output.sequences[:, 40:]

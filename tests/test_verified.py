@@ -16,6 +16,7 @@ from transformers.generation import BaseStreamer, RepetitionPenaltyLogitsProcess
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.generation import verified
+from wedlm.generation.row_attention import seen_entries
 from wedlm.generation.token_sampling import draw_tokens
 from wedlm.generation.verified import VerifiedWindow, judge_and_draft
 
@@ -171,7 +172,8 @@ def test_rows_stand_where_they_should():
     assert rows.position_ids.tolist() == [[10, 11, 12, 11, 12, 13, 12, 13, 14, 13, 14, 15, 16, 17, 18, 19]]
     assert rows.open_rows.tolist() == [[*range(16)]] and rows.is_open.all()
     assert rows.open_slots.tolist() == [[1, 2, 3, 1, 2, 3, 2, 3, 4, 3, 4, 5, 6, 7, 8, 9]]
-    who = ["".join(".x"[sees] for sees in row) for row in rows.who_sees_whom()[0].tolist()]
+    is_seen = seen_entries(torch.arange(16)[None], rows.rows_seen, 16)
+    who = ["".join(".x"[sees] for sees in row) for row in is_seen[0, 0].tolist()]
     assert who == [
         "x...............",
         "xx..............",

@@ -175,6 +175,7 @@ def main() -> None:
 
     checkpoint = given.out / "checkpoint"
     model = trainer.model.to(torch.bfloat16)
+    model.generation_config.window_size = 16  # on a CPU as well: most of its texts leave little choice
     model.save_pretrained(checkpoint)
     model.config.dtype = torch.float32  # what from_pretrained makes of the weights
     model.config.use_cache = True  # which Trainer switched off

@@ -4,6 +4,11 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList
 
 
+def what_suits(device: torch.device) -> int:
+    """On a CPU a window's rows cost arithmetic, which a GPU does while it reads the weights: benchmarks/RESULTS.md."""
+    return 8 if device.type == "cpu" else 16
+
+
 class Policy(NamedTuple):
     """How the steps of a call decode."""
 
@@ -29,7 +34,7 @@ class Policy(NamedTuple):
         end_tokens, threshold = generation_config._eos_token_tensor, generation_config.entropy_threshold
         return cls(
             decoding=generation_config.decoding,
-            window_size=min(generation_config.window_size, max_new_tokens),
+            window_size=min(generation_config.window_size or what_suits(device), max_new_tokens),
             mask_token_id=mask_token_id,
             end_tokens=torch.empty(0, dtype=torch.long, device=device) if end_tokens is None else end_tokens,
             do_sample=generation_config.do_sample,

@@ -8,6 +8,21 @@ from transformers import PreTrainedConfig
 from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
 
 
+def seen_entries(last: torch.Tensor, rows_seen: torch.Tensor | None, live: int) -> torch.Tensor:
+    """Which of the first `live` entries each row sees, `[batch, 1, rows, live]`.
+
+    A row stands at entry `last`, `[batch, rows]`, and sees what is before it, in other rows as `rows_seen` says (see
+    `WindowRows`).
+    """
+    entries = torch.arange(live, device=last.device)
+    is_seen = entries <= last[..., None]
+    if rows_seen is not None:
+        row = entries - last[:, :1]  # [batch, live]: of an entry, negative where it was there before
+        with_same = rows_seen.gather(1, row.clamp(0, rows_seen.shape[1] - 1))[:, None] == rows_seen[..., None]
+        is_seen &= with_same | (row[:, None] < rows_seen[..., None])
+    return is_seen[:, None]
+
+
 def row_bias(
     is_seen: torch.Tensor | None, num_rows: int, config: PreTrainedConfig, like: torch.Tensor
 ) -> torch.Tensor | None:

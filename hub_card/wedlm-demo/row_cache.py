@@ -2,6 +2,8 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from .row_attention import seen_entries
+
 
 class RowLayer(DynamicLayer):
     """Keys and values, `[batch, heads, capacity, head_dim]`, in memory allocated ahead and written by scatter."""
@@ -17,17 +19,19 @@ class RowLayer(DynamicLayer):
     def write(
         self, key_states: torch.Tensor, value_states: torch.Tensor, cache: "RowCache"
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Puts row r of batch row b at entry `entries[b, r]` and returns the first `live` entries, both of `cache`."""
+        """Puts the rows at the entries that `cache` says, and returns its `live` ones."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if cache.live > self.keys.shape[2]:
             capacity = max(cache.least, min(2 * cache.live, cache.most))
             self.keys, self.values = grown(self.keys, capacity), grown(self.values, capacity)
-        dtype = torch.promote_types(self.keys.dtype, key_states.dtype)  # a cache passed in may have another
-        self.keys, self.values = self.keys.to(dtype), self.values.to(dtype)
-        entries = cache.entries.to(self.device)[:, None, :, None]
-        self.keys.scatter_(2, entries.expand_as(key_states), key_states.to(dtype))
-        self.values.scatter_(2, entries.expand_as(value_states), value_states.to(dtype))
+        if self.keys.dtype != key_states.dtype:  # a cache passed in may have another
+            dtype = torch.promote_types(self.keys.dtype, key_states.dtype)
+            self.keys, self.values = self.keys.to(dtype), self.values.to(dtype)
+            key_states, value_states = key_states.to(dtype), value_states.to(dtype)
+        entries = cache.entries.to(self.device).expand_as(key_states)
+        self.keys.scatter_(2, entries, key_states)
+        self.values.scatter_(2, entries, value_states)
         return self.keys[:, :, : cache.live], self.values[:, :, : cache.live]
 
 
@@ -63,7 +67,7 @@ class RowCache(DynamicCache):
         self.batch_rows = torch.arange(batch_size, device=device)  # which rows of the whole batch these are
         self.left_behind = []  # batch_rows, keys and values of each layer, from before every select
         self.live = 0  # entries that the forward at hand reads
-        self.entries = None  # [batch, rows]: where it writes
+        self.entries = None  # [batch, 1, rows, 1]: where it writes
         self.ends = None  # [batch]: how many entries its last row sees, if attention asks for that instead of a mask
 
     @classmethod
@@ -105,29 +109,21 @@ class RowCache(DynamicCache):
         return cache
 
     def begin_forward(
-        self, num_rows: int, live: int, who_sees_whom: torch.Tensor | None = None, knows_ends: bool = False
+        self, num_rows: int, live: int, rows_seen: torch.Tensor | None = None, knows_ends: bool = False
     ) -> torch.Tensor | None:
         """Puts the next `num_rows` rows behind each length, among the first `live` entries.
 
-        Returns which entries each row sees, `[batch, 1, rows, entries]`, or None where that is plain causality, up to
-        `ends` of each batch row if attention `knows_ends`. Of the rows of this forward it sees those before it, or as
-        `who_sees_whom`, `[batch, rows, rows]`, says.
+        Returns which entries each row sees, `[batch, 1, rows, live]`, of the rows of this forward those before it or
+        as `rows_seen` says (see `WindowRows`); or None where that is plain causality, up to `ends` of each batch row
+        if attention `knows_ends`.
         """
-        self.live = live
-        self.entries = self.lengths[:, None] + torch.arange(num_rows, device=self.lengths.device)
-        self.ends = None
-        if knows_ends and who_sees_whom is None:
+        last = self.lengths[:, None] + torch.arange(num_rows, device=self.lengths.device)  # that a row sees
+        self.live, self.entries, self.ends = live, last[:, None, :, None], None
+        if rows_seen is None and knows_ends:
             self.ends = (self.lengths + num_rows).int()
+        if rows_seen is None and (knows_ends or live == num_rows):  # the latter if they are the first
             return None
-        if live == num_rows:  # they are the first
-            return None if who_sees_whom is None else who_sees_whom[:, None]
-        entries = torch.arange(self.live, device=self.entries.device)
-        is_seen = entries <= self.entries[..., None]  # [batch, rows, entries]
-        if who_sees_whom is not None:
-            row_of_entry = (entries - self.lengths[:, None]).clamp(max=num_rows - 1)[:, None]  # [batch, 1, entries]
-            among_rows = who_sees_whom.gather(2, row_of_entry.clamp(min=0).expand_as(is_seen))
-            is_seen = is_seen & (among_rows | (row_of_entry < 0))
-        return is_seen[:, None]
+        return seen_entries(last, rows_seen, live)
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         while len(self.layers) <= layer_idx:

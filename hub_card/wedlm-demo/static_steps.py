@@ -55,7 +55,7 @@ class StaticSteps:
         )
 
     def take_all(self, model: PreTrainedModel, policy: Policy, window: Window, status: torch.Tensor, step: Callable):
-        """Takes `window`, which has come to `status`, on until its rows have ended."""
+        """Takes `window`, which has come to `status`, on until its rows have ended; it shares the buffers then."""
         self.copy(window.with_columns(self.window.tokens.shape[1], policy.mask_token_id))
         for layer in self.cache.layers:
             for states in (layer.keys, layer.values):
@@ -63,9 +63,10 @@ class StaticSteps:
                 torch._dynamo.mark_dynamic(states, 2)
         num_rows = 2 * policy.window_size
         seen, under_way = read_status(status.tolist(), window), None
-        while seen.num_alive > 0:
+        while any(seen.alive):
             # One step has been taken since, which may have committed all its rows; this one comes behind it.
-            live = torch.arange(min(bucketed(seen.longest + 2 * num_rows), self.cache.most), device=status.device)
+            length = min(bucketed(max(seen.committed) + 2 * num_rows), self.cache.most)
+            live = torch.arange(length, device=status.device)
             torch._dynamo.mark_dynamic(live, 0)
             look = Look(step(model, policy, self.window, self.cache, live))
             if under_way is not None:
@@ -73,7 +74,7 @@ class StaticSteps:
             under_way = look
         done = self.window.with_columns(window.tokens.shape[1], policy.mask_token_id)
         for name, value in tensors(done):
-            setattr(window, name, value.clone())
+            setattr(window, name, value)
         left[model] = self
 
     def copy(self, window: Window) -> None:
@@ -94,7 +95,7 @@ class Look:
         if self.event is not None:
             self.event.record()
 
-    def values(self) -> list[int]:
+    def values(self) -> list[list[int]]:
         if self.event is not None:
             self.event.synchronize()
         return self.tensor.tolist()

@@ -3,12 +3,13 @@ from transformers import PreTrainedModel
 from transformers.utils.generic import is_flash_attention_requested
 
 from .policy import Policy
+from .row_attention import seen_entries
 from .row_cache import RowCache
 from .streaming import fill_selected
 from .support import refuse_impossible
 from .text_readers import TextReaders
 from .verified import judge_and_draft
-from .window import NOWHERE, PLACES, Status, Window, WindowRows
+from .window import NO_SLOT, Status, Window, WindowRows
 
 
 def take_step(
@@ -40,19 +41,20 @@ def take_step(
 
     # 4. Advance
     slots, in_run = window.new_run(policy.window_size)
+    num_run = in_run.sum(-1)
     if readers is None:
-        window.end_at(policy.end_tokens, slots, in_run)
+        window.end_at(policy.end_tokens, slots, in_run, num_run)
     else:
-        readers.end(window, slots, in_run)
-    window.refill(in_run.sum(-1), policy.decoding == "blockwise")
+        readers.end(window, slots[:, 0] + num_run)
+    window.refill(num_run, policy.decoding == "blockwise")
     return window.status(rows.open_slots, impossible)
 
 
-def read_status(status: list[int], batch: Window) -> Status:
-    status = Status(*status)
-    if status.first_impossible < NOWHERE:
-        row, slot = divmod(status.first_impossible, PLACES)
-        refuse_impossible(row, batch.prompt_lengths[row].item() + slot)
+def read_status(values: list[list[int]], window: Window) -> Status:
+    status = Status(*values)
+    for i, slot in enumerate(status.impossible):
+        if slot != NO_SLOT:
+            refuse_impossible(window.batch_rows[i].item(), window.prompt_lengths[i].item() + slot)
     return status
 
 
@@ -60,12 +62,13 @@ def forward_rows(model: PreTrainedModel, rows: WindowRows, cache: RowCache | Non
     """The logits of the open slots, `[batch, slots, vocabulary]`."""
     where = rows.input_ids.device
     device = where if model.device.type == "meta" else model.device  # meta: offloaded, and moved by accelerate
-    attention_mask = rows.who_sees_whom()
+    num_rows, attention_mask = rows.input_ids.shape[1], None
     if cache is not None:
         knows_ends = is_flash_attention_requested(model.config)
-        attention_mask = cache.begin_forward(rows.input_ids.shape[1], live, attention_mask, knows_ends)
-    elif attention_mask is not None:
-        attention_mask = attention_mask[:, None]
+        attention_mask = cache.begin_forward(num_rows, live, rows.rows_seen, knows_ends)
+    elif rows.rows_seen is not None:
+        last = torch.arange(num_rows, device=where).expand_as(rows.rows_seen)
+        attention_mask = seen_entries(last, rows.rows_seen, num_rows)
     rows = rows.to(device)
     return model(
         input_ids=rows.input_ids,

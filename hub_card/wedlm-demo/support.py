@@ -7,7 +7,8 @@ from transformers.utils.generic import is_flash_attention_requested
 from .row_attention import flash_function
 
 DECODINGS = ("streaming", "blockwise", "verified", "autoregressive")
-DEFAULTS = {"decoding": "streaming", "window_size": 16, "entropy_threshold": 0.4, "distance_penalty": 0.02}
+# window_size: None is what suits the device.
+DEFAULTS = {"decoding": "streaming", "window_size": None, "entropy_threshold": 0.4, "distance_penalty": 0.02}
 # What generate() takes and parallel decoding does not do, each with the values that ask for nothing.
 NOT_OFFERED = {
     "assistant_early_exit": (None,),
@@ -48,9 +49,10 @@ def is_count(value: object) -> bool:
 def check_parameters(config: GenerationConfig) -> None:
     if config.decoding not in DECODINGS:
         raise ValueError(f"decoding={config.decoding!r} is unknown; choose one of {', '.join(map(repr, DECODINGS))}.")
-    if not is_count(config.window_size):
+    if config.window_size is not None and not is_count(config.window_size):
         raise ValueError(
-            f"window_size={config.window_size!r} is not a number of slots; set it to an integer of 1 or more."
+            f"window_size={config.window_size!r} is not a number of slots; set it to an integer of 1 or more, or to "
+            "None for what suits the device."
         )
     if config.entropy_threshold is not None and not is_amount(config.entropy_threshold):
         raise ValueError(
@@ -86,7 +88,6 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
     if (owner := model.prepare_inputs_for_generation.__self__) is not model:
         # How PEFT's prompt, prefix and p-tuning bring in what they learned; there is no such step here.
         refuse("prepare_inputs_for_generation", type(owner).__name__, generation_config)
-    is_checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
     if generation_config.use_cache is False:
         if model_kwargs.get("past_key_values") is not None:
             raise ValueError("past_key_values is a cache and use_cache=False wants none; leave out one of the two.")
@@ -95,7 +96,7 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
                 f"prefill_chunk_size={generation_config.prefill_chunk_size!r} needs a cache, and use_cache=False has "
                 "none; leave out one of the two."
             )
-    elif model.training and is_checkpointing:
+    elif model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         raise ValueError(
             "The model is in training with gradient checkpointing, which drops the cache that decoding="
             f"{generation_config.decoding!r} needs; call model.eval() first, or pass use_cache=False."

@@ -207,11 +207,10 @@ class TextReaders:
                 self.runs[row] = logits[i, : lengths[i]].clone()  # or it would keep all logits alive
                 self.num_known[row] += lengths[i]
 
-    def end(self, window: Window, slots: torch.Tensor, in_run: torch.Tensor) -> None:
-        """Ends the rows of the window whose text is complete, as far as it has been read."""
+    def end(self, window: Window, num_known: torch.Tensor) -> None:
+        """Ends the rows of the window whose text is complete, as far as it has been read; so much of it is known."""
         if not self.left_to_right:
-            num_known = (slots[:, 0] + in_run.sum(-1)).tolist()
-            for row, num in zip(window.batch_rows.tolist(), num_known, strict=True):
+            for row, num in zip(window.batch_rows.tolist(), num_known.tolist(), strict=True):
                 self.num_known[row] = num
             self.read_on(window)
         window.num_tokens = self.of_window(self.num_read, window)

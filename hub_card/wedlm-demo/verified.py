@@ -160,10 +160,10 @@ def shared_out(num_rows: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
         0, 3, 6, 12, 12, ...
     """
     window_size = chances.shape[1] + 1
-    chances = pad(pad(chances, (1, 0), value=1.0), (0, 1))  # also of nothing, and of one draft too many
-    shares = (chances[:, :-1] - chances[:, 1:]).clamp(min=0).cumsum(-1)
-    ends = (shares / shares[:, -1:] * num_rows[:, None]).round().long()
-    return pad(pad(ends, (1, 0)).diff().clamp(max=window_size).cumsum(-1), (1, 0))
+    # Of so many drafts, less that of one more; of none it is 1 before that, and of one draft too many 0.
+    shares = (pad(chances, (1, 0), value=1.0) - pad(chances, (0, 1))).clamp_(min=0).cumsum(-1)
+    ends = (shares / shares[:, -1:] * num_rows[:, None]).round_().long()
+    return pad(pad(ends, (1, 0)).diff().clamp_(max=window_size).cumsum(-1), (1, 0))
 
 
 def judge_and_draft(

@@ -307,7 +307,7 @@ def test_a_turn_reads_what_the_cache_does_not_have(loaded, capsys):
     conversation.say(QUESTIONS[1])
     handle.remove()
     assert conversation.reused == shared > 10
-    assert rows[0] == len(ids) - shared + 9  # and the window
+    assert rows[0] == len(ids) - shared + 8  # and the window
 
 
 def test_a_prompt_that_is_cached_to_its_end(loaded):
@@ -355,7 +355,7 @@ def test_commands_of_a_chat(checkpoint, loaded):
 
 
 def test_an_answer_that_is_stopped_has_said_that_much(loaded, capsys, monkeypatch):
-    conversation = Chat(*loaded, Settings(max_new_tokens=40, entropy_threshold="3"))
+    conversation = Chat(*loaded, Settings(max_new_tokens=40, entropy_threshold="3", window_size=16))
     conversation.say(QUESTIONS[0])
     before = conversation.messages
 
@@ -374,7 +374,7 @@ def test_an_answer_that_is_stopped_has_said_that_much(loaded, capsys, monkeypatc
     capsys.readouterr()
     messages = [*conversation.messages, *user("the log")]
     conversation.say("the log")
-    assert capsys.readouterr().out == generated(loaded, ids_of(loaded[1], messages))[0] + "\n"
+    assert capsys.readouterr().out == generated(loaded, ids_of(loaded[1], messages), window_size=16)[0] + "\n"
 
 
 def test_a_turn_that_fails_has_not_been(checkpoint, loaded, capsys):

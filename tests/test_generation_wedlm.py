@@ -1,7 +1,4 @@
-import json
 import math
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -13,7 +10,6 @@ from helpers import (
     MASK,
     PAD,
     PROMPTS,
-    REPOSITORY,
     Waits,
     left_padded,
     load,
@@ -851,19 +847,3 @@ def test_memory_does_not_grow(model):
         k = i % 5
         generate(model, PROMPTS[: 1 + k], max_new_tokens=4 + 3 * (i % 7), entropy_threshold=1.0, window_size=4 + i % 9)
     assert process.memory_info().rss - before < 5e6
-
-
-def test_the_overhead_benchmark_writes_its_report(tmp_path):
-    command = [sys.executable, REPOSITORY / "benchmarks" / "overhead.py", "--repeats", "1", "--new-tokens", "4"]
-    subprocess.run([*command, "--out", tmp_path / "overhead.json"], check=True, capture_output=True)
-    report = json.loads((tmp_path / "overhead.json").read_text())
-    assert report.keys() == {"command", "commit", "versions", "device", "threads", "results"}
-    assert report["command"].startswith("python benchmarks/overhead.py --repeats 1")
-    assert [row["batch"] for row in report["results"]] == [1, 8]
-    assert all(0 < row["share_outside_forward"]["median"] < 1 for row in report["results"])
-
-
-def test_the_recorded_overhead_is_within_its_bound():
-    report = json.loads((REPOSITORY / "benchmarks" / "results" / "overhead.json").read_text())
-    assert [row["new_tokens"] for row in report["results"]] == [256, 256]
-    assert all(row["share_outside_forward"]["median"] < 0.15 for row in report["results"])

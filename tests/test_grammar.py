@@ -61,7 +61,7 @@ def test_text_satisfies_the_schema(tokenizer, model, grammar, prompts, more):
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
     output = model.generate(
         **inputs, max_new_tokens=80, entropy_threshold=3.0, logits_processor=[LogitsProcessor(grammar)],
-        return_dict_in_generate=True, **more,
+        window_size=16, return_dict_in_generate=True, **more,
     )  # fmt: skip
     for row in output.sequences[:, inputs["input_ids"].shape[1] :].tolist():
         value = json.loads(tokenizer.decode(row[: row.index(tokenizer.eos_token_id)]))

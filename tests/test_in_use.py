@@ -258,7 +258,7 @@ def test_a_second_turn_goes_on_with_the_cache_of_the_first(model, tokenizer):
     shapes = counted(model)
     got = model.generate(**inputs, **SETTINGS, past_key_values=first.past_key_values)
     assert torch.equal(got, expected)
-    assert shapes[0][1] == inputs["input_ids"].shape[1] - num_cached + 16, "the first turn is read again"
+    assert shapes[0][1] == inputs["input_ids"].shape[1] - num_cached + 8, "the first turn is read again"
 
 
 # --- Adapters ---
@@ -466,7 +466,7 @@ def test_half_precision(model, dtype, more):
 
 
 # Where a choice decides about no other, or only about those behind it.
-@pytest.mark.parametrize("settings", [{"entropy_threshold": 100.0, "max_new_tokens": 16}, {"window_size": 1}], ids=str)
+@pytest.mark.parametrize("settings", [{"entropy_threshold": 100.0, "max_new_tokens": 8}, {"window_size": 1}], ids=str)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_eager_and_sdpa_differ_at_near_ties_only(checkpoint, dtype, settings):
     settings = {**settings, "eos_token_id": None}

@@ -6,7 +6,7 @@ PYTEST = -m pytest -n 2 --dist worksteal
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: demo demo-model demo-report demo-code test test-slow test-browser screenshot test-oldest mutants lint
+.PHONY: demo demo-model demo-report demo-code bench test test-slow test-browser screenshot test-oldest mutants lint
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
@@ -31,6 +31,16 @@ demo-report: .venv/installed
 # Puts the present code beside the demo checkpoint's weights.
 demo-code: .venv/installed
 	.venv/bin/python -c "from wedlm import WeDLMConfig; WeDLMConfig.from_pretrained('$(DEMO)').save_pretrained('$(DEMO)')"
+
+# The short form of every benchmark of decoding, on the demo checkpoint, in minutes; tables, JSON and plots in $(BENCH).
+BENCH = build/bench
+bench: .venv/installed
+	.venv/bin/python benchmarks/decode.py --batch-sizes 1 8 --prompt-lengths 128 --repeats 3 --out $(BENCH)/decode.json
+	.venv/bin/python benchmarks/step.py --rows 1 8 16 32 --lengths 256 1024 --out $(BENCH)/step.json
+	.venv/bin/python benchmarks/step.py --shape tiny --rows 1 16 32 --lengths 1024 32768 --repeats 10 \
+	    --out $(BENCH)/step_long.json
+	.venv/bin/python benchmarks/overhead.py --out $(BENCH)/overhead.json
+	.venv/bin/python benchmarks/memory.py --batch-sizes 1 --prompt-lengths 128 1024 --out $(BENCH)/memory.json
 
 # Every test that is not marked slow or browser.
 test: .venv/installed

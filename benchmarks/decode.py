@@ -125,6 +125,25 @@ def latencies(model: PreTrainedModel, batches: list[dict], settings: dict, repea
     }
 
 
+def table(cells: list[dict]) -> str:
+    """In Markdown."""
+    lines = [
+        "| batch | prompt | decoding | tokens/s (min - max) | times AR | tokens/forward | kept | ms/forward | first |",
+        "| ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for cell in cells:
+        for side, row in cell["sides"].items():
+            rate = row["tokens_per_second"]
+            first = f"{row['milliseconds_to_first_token']:.1f}" if "milliseconds_to_first_token" in row else ""
+            lines.append(
+                f"| {cell['batch_size']} | {cell['prompt_length']} | {side}"
+                f" | {rate['median']:.0f} ({rate['min']:.0f} - {rate['max']:.0f}) | {row['times_autoregressive']:.2f}"
+                f" | {row['tokens_per_forward']:.2f} | {row['share_kept']:.2f} | {row['milliseconds_per_forward']:.2f}"
+                f" | {first} |"
+            )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_arguments(parser)
@@ -153,19 +172,7 @@ def main() -> None:
                 more = {} if given.window_size is None else {"window_size": given.window_size}
                 measured = measure(model, batches, given.new_tokens, more, given.repeats, bar)
                 cells.append({"batch_size": batch_size, "prompt_length": length, "sides": measured})
-    print(
-        "batch  prompt  decoding        tokens/s  (min - max)   x AR  tokens/forward  kept  ms/forward  first, between"
-    )
-    for cell in cells:
-        for side, row in cell["sides"].items():
-            rate = row["tokens_per_second"]
-            late = [f"{row[name]:9.1f}" for name in row if name.startswith("milliseconds_") and "forward" not in name]
-            print(
-                f"{cell['batch_size']:5} {cell['prompt_length']:7}  {side:14} {rate['median']:9.1f}"
-                f"  ({rate['min']:.1f} - {rate['max']:.1f}) {row['times_autoregressive']:6.2f}"
-                f" {row['tokens_per_forward']:12.2f} {row['share_kept']:8.2f} {row['milliseconds_per_forward']:11.2f}"
-                f" {' '.join(late)}"
-            )
+    print(table(cells))
     about = {"shape": given.shape, "dtype": str(model.dtype), "repeats": given.repeats}
     write_report(given.out, cells, model.device, window_size=given.window_size, **about)
     plot(

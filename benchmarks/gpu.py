@@ -110,6 +110,22 @@ def measure(given: argparse.Namespace, model: PreTrainedModel, batch_size: int, 
     return rows
 
 
+def table(rows: list[dict]) -> str:
+    """In Markdown."""
+    lines = [
+        "| batch | decoding | ms per step (min - max) | times the floor | times one slot | tokens/s | floor's, AR |",
+        "| ---: | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        taken = row["milliseconds_per_step"]
+        lines.append(
+            f"| {row['batch_size']} | {row['side']} | {taken['median']:.2f} ({taken['min']:.2f} - {taken['max']:.2f})"
+            f" | {row['times_floor']:.2f} | {row['times_one_slot']:.2f} | {row['tokens_per_second']:.0f}"
+            f" | {row['tokens_per_second_at_floor']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_arguments(parser)
@@ -125,15 +141,7 @@ def main() -> None:
     bandwidth = bytes_per_second(model.device, 20)
     rows = [row for batch_size in given.batch_sizes for row in measure(given, model, batch_size, bandwidth)]
     print(f"{given.shape}, {model.dtype}, {given.length} tokens of context, memory {bandwidth / 1e9:.0f} GB/s\n")
-    print("| batch | decoding | ms per step (min - max) | times the floor | times one slot | tokens/s | floor's, AR |")
-    print("| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
-    for row in rows:
-        taken = row["milliseconds_per_step"]
-        print(
-            f"| {row['batch_size']} | {row['side']} | {taken['median']:.2f} ({taken['min']:.2f} - {taken['max']:.2f})"
-            f" | {row['times_floor']:.2f} | {row['times_one_slot']:.2f} | {row['tokens_per_second']:.0f}"
-            f" | {row['tokens_per_second_at_floor']:.0f} |"
-        )
+    print(table(rows))
     about = {"shape": given.shape, "dtype": str(model.dtype), "length": given.length, "window_size": given.window_size}
     write_report(given.out, {"bytes_per_second": bandwidth, "rows": rows}, model.device, **about)
     lines = {

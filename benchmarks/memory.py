@@ -39,6 +39,17 @@ def rise(given: argparse.Namespace, decoding: str, batch_size: int, length: int)
     return peak_bytes() - before, 2 * size * entries * config.num_key_value_heads * config.head_dim
 
 
+def table(rows: list[dict]) -> str:
+    """In Markdown."""
+    lines = ["| batch | prompt | decoding | MB | keys and values |", "| ---: | ---: | --- | ---: | ---: |"]
+    for row in rows:
+        lines.append(
+            f"| {row['batch_size']} | {row['prompt_length']} | {row['decoding']} | {row['bytes'] / 1e6:.1f}"
+            f" | {row['cache_bytes'] / 1e6:.1f} |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_arguments(parser)
@@ -62,12 +73,7 @@ def main() -> None:
                     "cache_bytes": cache,
                 }
             )
-    print("batch  prompt  decoding            MB    keys and values")
-    for row in rows:
-        print(
-            f"{row['batch_size']:5} {row['prompt_length']:7}  {row['decoding']:14} {row['bytes'] / 1e6:7.1f}"
-            f" {row['cache_bytes'] / 1e6:11.1f}"
-        )
+    print(table(rows))
     write_report(given.out, rows, "cuda" if torch.cuda.is_available() else "cpu", shape=given.shape, dtype=given.dtype)
     plot(
         given.out,

@@ -116,6 +116,22 @@ def measure(model: PreTrainedModel, forward: Forward, inputs: dict, new_tokens: 
     return rows
 
 
+def table(results: list[dict]) -> str:
+    """In Markdown."""
+    lines = [
+        "| batch | decoding | outside the forward (min - max) | ms per step | a step has |",
+        "| ---: | --- | ---: | ---: | --- |",
+    ]
+    for row in results:
+        share, step = row["share_outside_forward"], row["milliseconds_per_step"]
+        lines.append(
+            f"| {row['batch_size']} | {row['decoding']}"
+            f" | {share['median']:.1%} ({share['min']:.1%} - {share['max']:.1%}) | {step['median']:.2f}"
+            f" | {', '.join(f'{name} {number:.1f}' for name, number in row['per_step'].items())} |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_arguments(parser)
@@ -131,17 +147,12 @@ def main() -> None:
     tokenizer = None if given.shape is not None else AutoTokenizer.from_pretrained(given.model)
     forward = Forward(model)
     results = []
-    print("batch  decoding        outside the forward (min - max)   ms per step  per step")
     for batch_size in given.batch_sizes:
         torch.manual_seed(0)
         inputs = prompts(model, tokenizer, batch_size, 64)
-        for decoding, row in measure(model, forward, inputs, given.new_tokens, given.repeats).items():
-            share, step = row["share_outside_forward"], row["milliseconds_per_step"]
-            print(
-                f"{batch_size:5}  {decoding:14} {share['median']:7.1%} ({share['min']:.1%} - {share['max']:.1%})"
-                f" {step['median']:16.2f}    {', '.join(f'{name} {n:.1f}' for name, n in row['per_step'].items())}"
-            )
-            results.append({"batch_size": batch_size, "decoding": decoding, **row})
+        measured = measure(model, forward, inputs, given.new_tokens, given.repeats)
+        results += [{"batch_size": batch_size, "decoding": decoding, **row} for decoding, row in measured.items()]
+    print(table(results))
     about = {"shape": given.shape, "dtype": str(model.dtype), "window_size": model.generation_config.window_size}
     write_report(given.out, results, model.device, **about)
     lines = {

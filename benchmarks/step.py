@@ -135,6 +135,32 @@ def slope(steps: list[dict], along: str, other: str) -> dict[int, float]:
     return slopes
 
 
+def table(results: dict) -> str:
+    """In Markdown, with what one more row or entry costs."""
+    lines = [
+        f"Memory {results['bytes_per_second'] / 1e9:.1f} GB/s, products {results['operations_per_second'] / 1e9:.0f} G"
+        " operations/s.",
+        "",
+        "| rows | cache | ms (min - max) | memory floor | arithmetic floor | times floor | attention | predicted |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for step in results["steps"]:
+        taken = step["milliseconds"]
+        lines.append(
+            f"| {step['rows']} | {step['length']} | {taken['median']:.2f} ({taken['min']:.2f} - {taken['max']:.2f})"
+            f" | {step['memory_floor_milliseconds']:.2f} | {step['arithmetic_floor_milliseconds']:.2f}"
+            f" | {step['times_floor']:.1f} | {step['attention_milliseconds']:.2f}"
+            f" | {step['predicted_milliseconds']:.2f} |"
+        )
+    lines.append("")
+    for along, other, one in (("rows", "length", "row"), ("length", "rows", "entry")):
+        more = ", ".join(
+            f"{1e3 * ms:.2f} ({other} {value})" for value, ms in slope(results["steps"], along, other).items()
+        )
+        lines.append(f"Microseconds for one {one} more: {more}.")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_arguments(parser)
@@ -146,22 +172,7 @@ def main() -> None:
     given = parser.parse_args()
     model = model_of(given)
     results = measure(model, given.batch_size, given.rows, given.lengths, given.repeats)
-    print(
-        f"memory {results['bytes_per_second'] / 1e9:.1f} GB/s, "
-        f"products {results['operations_per_second'] / 1e9:.0f} G operations/s"
-    )
-    print("rows  length       ms  (min - max)   memory floor  arithmetic floor  times floor  attention  predicted")
-    for step in results["steps"]:
-        taken = step["milliseconds"]
-        print(
-            f"{step['rows']:4} {step['length']:7} {taken['median']:8.2f}  ({taken['min']:.2f} - {taken['max']:.2f})"
-            f"  {step['memory_floor_milliseconds']:9.2f} {step['arithmetic_floor_milliseconds']:14.2f}"
-            f" {step['times_floor']:14.1f} {step['attention_milliseconds']:11.2f}"
-            f" {step['predicted_milliseconds']:10.2f}"
-        )
-    for along, other in (("rows", "length"), ("length", "rows")):
-        for value, more in slope(results["steps"], along, other).items():
-            print(f"{other} {value}: {1e3 * more:.2f} microseconds for each one more of {along}")
+    print(table(results))
     write_report(given.out, results, model.device, shape=given.shape, dtype=str(model.dtype))
     plot(
         given.out,

@@ -371,7 +371,11 @@ MUTANTS = [
         "test_generation_wedlm.py::test_statistics_of_known_counts",
     ),
     Mutant(
-        "rows see stale entries", CACHE, "entries <= last[..., None]", "entries <= last[..., -1:, None]", REFERENCE
+        "rows see stale entries",
+        "generation/row_attention.py",
+        "entries <= last[..., None]",
+        "entries <= last[..., -1:, None]",
+        REFERENCE,
     ),
     Mutant(
         "the cache grows by a row at a time",
@@ -597,7 +601,7 @@ MUTANTS = [
     Mutant("padding columns come back with anything", CACHE, "torch.where(holds_text, there, 0)", "there", COLUMNS),
     Mutant(
         "padding columns go in as text",
-        "generation/row_attention.py",
+        CACHE,
         "columns = (~is_text).int().argsort(dim=-1, stable=True)",
         "columns = is_text.int().argsort(dim=-1, stable=True)",
         TURNS,

@@ -46,7 +46,9 @@ def test_a_step_is_measured_beside_its_floors(run, capsys):
         assert 0 < taken["min"] <= taken["median"] <= taken["max"]
         more = step["attention_milliseconds"] - shortest["attention_milliseconds"]
         assert step["predicted_milliseconds"] == pytest.approx(shortest["milliseconds"]["median"] + more)
-    assert "microseconds for each one more of rows" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert sys.modules["step"].table(results) in out
+    assert "Microseconds for one row more: " in out and "Microseconds for one entry more: " in out
 
 
 def test_the_step_is_that_of_a_plain_forward(run):
@@ -161,6 +163,19 @@ def test_the_stock_model_of_the_script_has_the_same_weights_and_logits(run):
         torch.testing.assert_close(stock(tokens).logits, model(tokens).logits)
 
 
-def test_plots_have_their_axes_named(run, tmp_path):
+@pytest.mark.parametrize(
+    "name", ["decode", "decode_window8", "step", "step_long", "step_qwen3", "overhead", "memory"]
+)
+def test_the_page_shows_the_recorded_numbers(run, name):
+    run("decode", *TINY, "--batch-sizes", 1, "--prompt-lengths", 4, "--new-tokens", 2, "--repeats", 1)
+    report = json.loads((REPOSITORY / "benchmarks" / "results" / f"{name}.json").read_text())
+    module = importlib.import_module(name.partition("_")[0])
+    page = (REPOSITORY / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    assert module.table(report["results"]) in page
+    assert f"python {report['command'].removeprefix('python ')}" in page
+    assert not report["commit"].endswith("+changes")
+
+
+def test_plots_are_written(run, tmp_path):
     run("step", *TINY, "--rows", 1, 8, "--lengths", 16, 64, "--repeats", 1)
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")

@@ -334,9 +334,10 @@ def is_healed(ran: Ran) -> bool:
 
 
 def is_static(ran: Ran) -> bool:
-    """A StaticCache, or in parallel decoding steps of two whole windows, behind the first."""
-    cache = ran.output.past_key_values
-    return (cache.is_compileable and type(cache) is not DynamicCache) or set(ran.widths[1:]) == {16}
+    """A StaticCache, or in parallel decoding steps of two whole windows behind the first, and one in vain."""
+    cache, num_forwards = ran.output.past_key_values, ran.output.forwards.max().item()
+    has_static_steps = set(ran.widths[1:]) == {16} and len(ran.widths) == num_forwards + 1
+    return (cache.is_compileable and type(cache) is not DynamicCache) or has_static_steps
 
 
 def drafts(ran: Ran) -> bool:
@@ -429,7 +430,7 @@ WORKS = {
     # Parallel decoding
     "decoding": Line(AUTOREGRESSIVE, lambda r: set(r.widths[1:]) == {1}),
     "window_size": Line({"window_size": 3}, lambda r: r.widths[0] == WIDTH + 3),
-    "entropy_threshold": Line({"entropy_threshold": 100.0}, lambda r: len(r.widths) == 1),
+    "entropy_threshold": Line({"entropy_threshold": 100.0}, lambda r: len(r.widths) == 1, {"window_size": 16}),
     "distance_penalty": Line({"distance_penalty": 100.0}, lambda r: len(r.widths) == max(map(len, r.new))),
     # Length
     "max_length": Line(

@@ -24,7 +24,7 @@ from transformers.generation import BaseStreamer, TextDiffusionStreamer
 
 MODELS = {name: load(CHECKPOINTS / name).double() for name in ("q25", "q3")}  # where no rounding decides
 VOCABULARY = {**{f"w{i:03}": i for i in range(160)}, "abcdef": 160}  # what StopStringCriteria asks for
-PLAIN = {"eos_token_id": EOS, "pad_token_id": PAD, "max_new_tokens": 28, "entropy_threshold": 1.0}
+PLAIN = {"eos_token_id": EOS, "pad_token_id": PAD, "max_new_tokens": 28, "entropy_threshold": 1.0, "window_size": 16}
 ENDING = {"q25": [PROMPTS[1], PROMPTS[3], PROMPTS[0]], "q3": [PROMPTS[4], PROMPTS[3], PROMPTS[0]]}  # the last never
 TIMEOUT = 20.0  # seconds after which an iterator that never ends makes its test fail
 
@@ -477,4 +477,4 @@ def test_an_error_is_not_hidden_by_a_streamer_that_cannot_end():
             raise RuntimeError("no end")
 
     with pytest.raises(ValueError, match="window_size=0"):
-        MODELS["q3"].generate(**left_padded(PROMPTS[:1]), **PLAIN, window_size=0, streamer=Endless())
+        MODELS["q3"].generate(**left_padded(PROMPTS[:1]), **{**PLAIN, "window_size": 0}, streamer=Endless())

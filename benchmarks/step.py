@@ -65,15 +65,16 @@ class Step:
 
 def attention_seconds(step: Step, repeats: int) -> float:
     """Of all layers, with the mask that they share."""
-    model, keys, values = step.model, step.cache.layers[0].keys, step.cache.layers[0].values
-    config = model.config
+    model, config = step.model, step.model.config
+    keys = step.cache.layers[0].keys
     query = keys.new_ones(len(keys), config.num_attention_heads, step.num_rows, config.head_dim)
 
     def attention() -> None:
         is_seen = step.cache.begin_forward(step.num_rows, step.length + step.num_rows)
         bias = row_bias(is_seen, step.num_rows, config, query)
-        for _ in range(config.num_hidden_layers):
-            attend(query, keys[:, :, : step.cache.live], values[:, :, : step.cache.live], bias, 0.1, dropout=0.0)
+        for layer in step.cache.layers:
+            live = (states[:, :, : step.cache.live] for states in (layer.keys, layer.values))
+            attend(query, *live, bias, 0.1, dropout=0.0)
 
     return median_seconds(attention, model.device, repeats)
 

@@ -163,9 +163,7 @@ def test_the_stock_model_of_the_script_has_the_same_weights_and_logits(run):
         torch.testing.assert_close(stock(tokens).logits, model(tokens).logits)
 
 
-@pytest.mark.parametrize(
-    "name", ["decode", "decode_window8", "step", "step_long", "step_qwen3", "overhead", "memory"]
-)
+@pytest.mark.parametrize("name", ["decode", "decode_window8", "step", "step_long", "step_qwen3", "overhead", "memory"])
 def test_the_page_shows_the_recorded_numbers(run, name):
     run("decode", *TINY, "--batch-sizes", 1, "--prompt-lengths", 4, "--new-tokens", 2, "--repeats", 1)
     report = json.loads((REPOSITORY / "benchmarks" / "results" / f"{name}.json").read_text())

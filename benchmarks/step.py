@@ -153,7 +153,8 @@ def table(results: dict) -> str:
         more = ", ".join(
             f"{1e3 * ms:.2f} ({other} {value})" for value, ms in slope(results["steps"], along, other).items()
         )
-        lines.append(f"Microseconds for one {one} more: {more}.")
+        if more:
+            lines.append(f"Microseconds for one {one} more: {more}.")
     return "\n".join(lines)
 
 

@@ -27,14 +27,14 @@ class Policy(NamedTuple):
         cls,
         generation_config: GenerationConfig,
         processors: LogitsProcessorList,
-        max_new_tokens: int,
+        window_size: int,
         mask_token_id: int,
         device: torch.device,
     ) -> "Policy":
         end_tokens, threshold = generation_config._eos_token_tensor, generation_config.entropy_threshold
         return cls(
             decoding=generation_config.decoding,
-            window_size=min(generation_config.window_size or what_suits(device), max_new_tokens),
+            window_size=window_size,
             mask_token_id=mask_token_id,
             end_tokens=torch.empty(0, dtype=torch.long, device=device) if end_tokens is None else end_tokens,
             do_sample=generation_config.do_sample,

@@ -23,16 +23,19 @@ class RowLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if cache.live > self.keys.shape[2]:
-            capacity = max(cache.least, min(2 * cache.live, cache.most))
+            capacity = cache.most if cache.is_static else min(2 * cache.live, cache.most)
             self.keys, self.values = grown(self.keys, capacity), grown(self.values, capacity)
-        if self.keys.dtype != key_states.dtype:  # a cache passed in may have another
-            dtype = torch.promote_types(self.keys.dtype, key_states.dtype)
-            self.keys, self.values = self.keys.to(dtype), self.values.to(dtype)
-            key_states, value_states = key_states.to(dtype), value_states.to(dtype)
         entries = cache.entries.to(self.device).expand_as(key_states)
-        self.keys.scatter_(2, entries, key_states)
-        self.values.scatter_(2, entries, value_states)
+        self.keys = put(self.keys, entries, key_states)
+        self.values = put(self.values, entries, value_states)
         return self.keys[:, :, : cache.live], self.values[:, :, : cache.live]
+
+
+def put(states: torch.Tensor, entries: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    if states.dtype != new.dtype:  # of a cache passed in, or of keys alone, by autocast
+        dtype = torch.promote_types(states.dtype, new.dtype)
+        states, new = states.to(dtype), new.to(dtype)
+    return states.scatter_(2, entries, new)
 
 
 def grown(states: torch.Tensor, capacity: int) -> torch.Tensor:
@@ -52,16 +55,18 @@ class RowCache(DynamicCache):
     """A cache in which every batch row has a length of its own.
 
     A forward writes its rows behind each batch row's length; committing the first n of them moves the length by n, and
-    the others are overwritten by the next forward. Nothing is copied but when the capacity doubles, up to `most`;
-    `least` is what it has from the beginning.
+    the others are overwritten by the next forward. Nothing is copied but when the capacity doubles, up to `most`; a
+    static cache has room for as many from the beginning.
 
     An ordinary cache has columns instead, the same for all batch rows, some of which hold no text (padding).
     `of_columns` and `to_columns` go from one to the other.
     """
 
-    def __init__(self, batch_size: int, most: int, device: torch.device, keep_all: bool = False, least: int = 0):
+    def __init__(
+        self, batch_size: int, most: int, device: torch.device, keep_all: bool = False, is_static: bool = False
+    ):
         super().__init__()
-        self.least, self.most = least, most  # entries, the latter that a forward will ever read
+        self.most, self.is_static = most, is_static  # entries that a forward will ever read
         self.keep_all = keep_all  # whether to_columns will be asked for, which needs the rows that left as well
         self.lengths = torch.zeros(batch_size, dtype=torch.long, device=device)  # entries that count, per batch row
         self.batch_rows = torch.arange(batch_size, device=device)  # which rows of the whole batch these are

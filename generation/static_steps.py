@@ -22,9 +22,9 @@ class StaticSteps:
     """
 
     def __init__(self, model: PreTrainedModel, window: Window, capacity: int):
-        self.where = model.device, model.dtype
+        self.where = surroundings(model)
         self.window = replace(window, **{name: value.clone() for name, value in tensors(window)})
-        self.cache = RowCache(len(window.start), capacity, window.start.device, least=capacity)
+        self.cache = RowCache(len(window.start), capacity, window.start.device, is_static=True)
         for _, buffer in tensors(self.window):
             torch._dynamo.mark_static_address(buffer)
         torch._dynamo.mark_static_address(self.cache.lengths)
@@ -47,7 +47,7 @@ class StaticSteps:
             for each in (window, self.window)
         )
         return (
-            self.where == (model.device, model.dtype)
+            self.where == surroundings(model)
             and type(window) is type(self.window)
             and shapes == own_shapes
             and window.tokens.shape[1] <= self.window.tokens.shape[1]
@@ -75,14 +75,19 @@ class StaticSteps:
         done = self.window.with_columns(window.tokens.shape[1], policy.mask_token_id)
         for name, value in tensors(done):
             setattr(window, name, value)
-        left[model] = self
 
     def copy(self, window: Window) -> None:
         for name, value in tensors(window):
             getattr(self.window, name).copy_(value)
 
 
-# Of each model what its last call has left; a call takes it away while it runs.
+def surroundings(model: PreTrainedModel) -> tuple:
+    """Whatever else decides what kind of tensors a call makes."""
+    is_autocast = torch.is_autocast_enabled(model.device.type) if model.device.type != "meta" else None
+    return model.device, model.dtype, is_autocast, torch.is_inference_mode_enabled()
+
+
+# Of each model what its last call has left; a call takes it away until it is done.
 left: WeakKeyDictionary[PreTrainedModel, StaticSteps] = WeakKeyDictionary()
 
 
@@ -93,7 +98,7 @@ class Look:
         self.tensor = tensor.to("cpu", non_blocking=True)
         self.event = None if tensor.device.type == "cpu" else torch.Event(device=tensor.device)
         if self.event is not None:
-            self.event.record()
+            self.event.record(torch.accelerator.current_stream(tensor.device))
 
     def values(self) -> list[list[int]]:
         if self.event is not None:

@@ -64,7 +64,8 @@ def forward_rows(model: PreTrainedModel, rows: WindowRows, cache: RowCache | Non
     device = where if model.device.type == "meta" else model.device  # meta: offloaded, and moved by accelerate
     num_rows, attention_mask = rows.input_ids.shape[1], None
     if cache is not None:
-        knows_ends = is_flash_attention_requested(model.config)
+        # (Not in static steps: flash-attn's function for caches is no part of a compiled graph.)
+        knows_ends = not cache.is_static and is_flash_attention_requested(model.config)
         attention_mask = cache.begin_forward(num_rows, live, rows.rows_seen, knows_ends)
     elif rows.rows_seen is not None:
         last = torch.arange(num_rows, device=where).expand_as(rows.rows_seen)

@@ -50,7 +50,7 @@ class WeDLMAttention(Qwen3Attention):
         keys, values = past_key_values.update(key, value, self.layer_idx)
         dropout = self.attention_dropout if self.training else 0.0
         if past_key_values.ends is not None:
-            attended = attend_up_to(past_key_values.ends, query, keys, values, self.scaling, self.config)
+            attended = attend_up_to(past_key_values.ends, query, keys, values, self)
         else:
             attended = attend(query, keys, values, attention_mask, self.scaling, dropout)
         return self.o_proj(attended.transpose(1, 2).flatten(2)), None

@@ -722,8 +722,8 @@ MUTANTS = [
     Mutant(
         "a cache keeps its dtype",
         CACHE,
-        "torch.promote_types(self.keys.dtype, key_states.dtype)",
-        "self.keys.dtype",
+        "torch.promote_types(states.dtype, new.dtype)",
+        "states.dtype",
         "test_multi_turn.py::test_a_cache_of_another_dtype",
     ),
     Mutant(
@@ -2940,9 +2940,9 @@ MUTANTS = [
     ),
     Mutant(
         "buffers are made for every call",
-        "generation/static_steps.py",
-        "        left[model] = self\n",
-        "",
+        "generation/generation_wedlm.py",
+        "            left[self] = static\n",
+        "            pass\n",
         "test_static_steps.py::test_buffers_stay_for_the_next_call",
     ),
     Mutant(
@@ -2997,7 +2997,7 @@ MUTANTS = [
     Mutant(
         "another type of weights finds the old buffers",
         "generation/static_steps.py",
-        "            self.where == (model.device, model.dtype)\n            and ",
+        "            self.where == surroundings(model)\n            and ",
         "            ",
         "test_static_steps.py::test_a_model_that_moves_to_another_type_gets_new_buffers",
     ),

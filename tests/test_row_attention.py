@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers import CHECKPOINTS, EOS, PAD, PROMPTS, left_padded, load
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig
 
@@ -44,9 +45,16 @@ def flash_stand_in(calls):
     return flash_attn_with_kvcache
 
 
+@pytest.mark.parametrize("most_rows", [64, 0], ids=["as rows", "as heads"])
 @pytest.mark.parametrize("heads, key_heads", [(4, 4), (6, 2), (8, 1)])
-def test_rows_of_heads_that_share_keys_take_what_each_alone_would(heads, key_heads):
+def test_rows_of_heads_that_share_keys_take_what_each_alone_would(heads, key_heads, most_rows, monkeypatch):
     torch.manual_seed(0)
+    monkeypatch.setattr(row_attention, "MOST_ROWS", most_rows)
+
+    def kernel(*arguments, **options):  # some lay their output out as [batch, rows, heads, head_dim]
+        return scaled_dot_product_attention(*arguments, **options).transpose(1, 2).contiguous().transpose(1, 2)
+
+    monkeypatch.setattr(row_attention, "scaled_dot_product_attention", kernel)
     config = AutoConfig.from_pretrained(
         CHECKPOINTS / "q3", num_attention_heads=heads, num_key_value_heads=key_heads, attn_implementation="sdpa"
     )
@@ -58,6 +66,7 @@ def test_rows_of_heads_that_share_keys_take_what_each_alone_would(heads, key_hea
     is_seen = torch.rand(2, 1, 5, 11) < 0.5
     is_seen[..., 0] = True
     bias = row_attention.row_bias(is_seen, 5, config, query)
+    assert bias.shape[2] == (5 * heads // key_heads if most_rows else 5)
     got = attend(query, keys, values, bias, 0.3, dropout=0.0)
     torch.testing.assert_close(got, slow_attention(query, keys, values, is_seen, 0.3))
     causal = torch.ones(5, 5, dtype=torch.bool).tril().expand(2, 1, 5, 5)
@@ -90,11 +99,13 @@ def test_flash_attention_reads_as_far_as_each_row_goes(decoding, cache, monkeypa
     lengths = list(map(len, PROMPTS))
     first = calls[: model.config.num_hidden_layers]
     width = max(lengths) + 8
-    assert first == [(width, [width] * len(PROMPTS))] * len(first), (
+    assert cache == "static" or first == [(width, [width] * len(PROMPTS))] * len(first), (
         "the prompts, and behind shorter ones what nobody sees"
     )
     later = calls[len(first) :]
-    if decoding == "verified":  # groups of rows, of which one does not see another, are beyond it
+    if cache == "static":
+        assert not calls
+    elif decoding == "verified":  # groups of rows, of which one does not see another, are beyond it
         assert not later
     else:
         assert later[0][1] != later[-1][1]

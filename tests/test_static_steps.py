@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation import BaseStreamer
 
+from wedlm.generation import generation_wedlm
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.static_steps import Look, bucketed, left, static_step
 
@@ -149,6 +150,33 @@ def test_a_model_that_moves_to_another_type_gets_new_buffers(model):
     expected = run(model.bfloat16())
     assert_same(run(model, **STATIC), expected)
     assert left[model].cache.layers[0].keys.dtype == torch.bfloat16
+
+
+def test_calls_in_other_surroundings_get_new_buffers(model):
+    """Tensors of inference mode cannot be written outside of it, and autocast makes values of another type."""
+    expected = run(model)
+    for surroundings in (torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)):
+        assert_same(run(model, **STATIC), expected)
+        with surroundings():
+            inside = run(model)
+            assert_same(run(model, **STATIC), inside)
+        assert_same(run(model, **STATIC), expected)
+
+
+def test_a_cache_made_without_autocast_goes_on_in_it(model):
+    first = run(model)
+    turn = torch.cat([first.sequences, random_tokens(len(PROMPTS), 3)], dim=-1)
+    with torch.autocast("cpu", torch.bfloat16):
+        again = model.generate(turn, past_key_values=first.past_key_values, **ARGUMENTS)
+    assert again.shape[1] > turn.shape[1]
+
+
+def test_no_other_call_gets_the_buffers_before_they_are_read(model, monkeypatch):
+    read = generation_wedlm.cached_columns
+    monkeypatch.setattr(generation_wedlm, "cached_columns", lambda *args: (seen.append(model in left), read(*args))[1])
+    seen = []
+    run(model, **STATIC)
+    assert seen == [False] and model in left
 
 
 def test_nothing_keeps_a_model_alive():

@@ -21,10 +21,10 @@ from transformers.generation import (
     SuppressTokensLogitsProcessor,
 )
 
-from .policy import Policy
+from .policy import Policy, what_suits
 from .prompt import Prompt, read_prompt
 from .row_cache import RowCache
-from .static_steps import StaticSteps, static_step
+from .static_steps import StaticSteps, left, static_step
 from .stats import WeDLMGenerateOutput, statistics
 from .step import forward_rows, read_status, take_step
 from .support import DEFAULTS, check_parameters, check_support, refuse
@@ -164,7 +164,9 @@ class WeDLMGenerationMixin(GenerationMixin):
             return autoregressive_output(output, input_ids.shape[1], generation_config)
         mask_token_id = self.config.require_mask_token_id()
         max_new_tokens = max(1, stopping_criteria.max_length - input_ids.shape[1])
-        policy = Policy.of(generation_config, logits_processor, max_new_tokens, mask_token_id, input_ids.device)
+        runs_on = input_ids.device if self.device.type == "meta" else self.device
+        window_size = min(generation_config.window_size or what_suits(runs_on), max_new_tokens)
+        policy = Policy.of(generation_config, logits_processor, window_size, mask_token_id, input_ids.device)
 
         past = model_kwargs.get("past_key_values")
         prompt = self._prompt_of(input_ids, max_new_tokens, generation_config, model_kwargs)
@@ -218,6 +220,8 @@ class WeDLMGenerationMixin(GenerationMixin):
         batch.put(window)
         if cache is not None and returns_cache:
             past.layers = cached_columns(cache, prompt, batch).layers
+        if static is not None:
+            left[self] = static
         if streamer is not None:
             streamer.end()
         return output_of(batch, input_ids, generation_config, past, readers)

@@ -3,9 +3,13 @@
 from collections.abc import Callable
 
 import torch
+from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedConfig
+from transformers.integrations.flash_attention import get_target_dtype
 from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
+
+MOST_ROWS = 64  # whose query heads become rows
 
 
 def seen_entries(last: torch.Tensor, rows_seen: torch.Tensor | None, live: int) -> torch.Tensor:
@@ -26,17 +30,19 @@ def seen_entries(last: torch.Tensor, rows_seen: torch.Tensor | None, live: int) 
 def row_bias(
     is_seen: torch.Tensor | None, num_rows: int, config: PreTrainedConfig, like: torch.Tensor
 ) -> torch.Tensor | None:
-    """What is added to the scores: of `is_seen`, `[batch, 1, rows, entries]`; None stands for plain causality.
+    """What `attend` takes for `is_seen`, `[batch, 1, rows, entries]`, of which None stands for plain causality.
 
-    The query heads that share a head of keys are rows of it, so that this comes once for each of them.
+    It is added to the scores, once for each of the query heads that share a head of keys, as these become rows. (Many
+    rows, of a prompt, stay as they are: their mask would be the larger thing.)
     """
     is_eager = config._attn_implementation == "eager"
     if is_seen is None:
         if not is_eager:
             return None
         is_seen = torch.ones(1, 1, num_rows, num_rows, dtype=torch.bool, device=like.device).tril()
-    least = torch.finfo(like.dtype).min
-    bias = torch.where(is_seen, like.new_zeros(()), least)
+    if num_rows > MOST_ROWS and not is_eager:
+        return is_seen
+    bias = torch.where(is_seen, like.new_zeros(()), torch.finfo(like.dtype).min)
     return bias if is_eager else bias.repeat(1, 1, config.num_attention_heads // config.num_key_value_heads, 1)
 
 
@@ -51,28 +57,31 @@ def attend(
     """What the rows of query, `[batch, heads, rows, head_dim]`, take from the entries of a cache; without a bias they
     are its only ones, and causal.
 
-    With a bias there is no kernel for query heads that share keys but the plainest, which is why they become rows.
+    With a mask there is no kernel for query heads that share keys but the plainest.
     """
-    batch, heads, num_rows, width = query.shape
     more = {"dropout_p": dropout, "scale": scaling}
     if bias is None:
         return scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True, **more)
-    query = query.reshape(batch, keys.shape[1], -1, width)
-    return scaled_dot_product_attention(query, keys, values, attn_mask=bias, **more).view(batch, heads, -1, width)
+    batch, heads, num_rows, width = query.shape
+    if bias.dtype == torch.bool:
+        keys, values = (states.repeat_interleave(heads // states.shape[1], dim=1) for states in (keys, values))
+    else:
+        query, bias = query.reshape(batch, keys.shape[1], -1, width), bias.to(query.dtype)
+    attended = scaled_dot_product_attention(query, keys, values, attn_mask=bias, **more)
+    return attended.reshape(batch, heads, num_rows, width)
 
 
 def attend_up_to(
-    ends: torch.Tensor,
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    scaling: float,
-    config: PreTrainedConfig,
+    ends: torch.Tensor, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, module: nn.Module
 ) -> torch.Tensor:
     """The same by flash-attn: the last row of batch row b sees its first `ends[b]` keys, and no other key is read."""
-    attention = flash_function(config)
-    query, keys, values = (states.transpose(1, 2) for states in (query, keys, values))
-    return attention(query, keys, values, cache_seqlens=ends, softmax_scale=scaling, causal=True).transpose(1, 2)
+    attention = flash_function(module.config)
+    dtype = get_target_dtype(query, module) or query.dtype  # it knows no float32, which PEFT and norms may make
+    query, keys, values = (states.transpose(1, 2).to(dtype) for states in (query, keys, values))
+    ends = ends.to(query.device)
+    return attention(query, keys, values, cache_seqlens=ends, softmax_scale=module.scaling, causal=True).transpose(
+        1, 2
+    )
 
 
 def flash_function(config: PreTrainedConfig) -> Callable | None:

@@ -87,6 +87,7 @@ def plot(path: Path, panels: list[Panel]) -> None:
     """Readable in grey; left out where there is no matplotlib, as the numbers are in the JSON file beside it."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import NullLocator
     except ImportError:
         return
     figure = Figure(figsize=(5 * len(panels), 4), layout="constrained")
@@ -95,5 +96,10 @@ def plot(path: Path, panels: list[Panel]) -> None:
         for (label, points), style in zip(panel.lines.items(), styles * len(panel.lines), strict=False):
             axes.plot(*zip(*points, strict=True), style, label=label, markersize=4, linewidth=1)
         axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label, xscale="log", yscale="log")
+        places = sorted({x for points in panel.lines.values() for x, _ in points})
+        axes.set_xticks(places, [f"{place:g}" for place in places])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
         axes.legend(fontsize="small")
     figure.savefig(path.with_suffix(".png"), dpi=110)

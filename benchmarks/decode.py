@@ -154,6 +154,25 @@ def table(cells: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def panels(cells: list[dict]) -> list[Panel]:
+    return [
+        Panel(
+            f"prompts of {length} tokens",
+            "batch size",
+            "tokens per second",
+            {
+                side: [
+                    (cell["batch_size"], cell["sides"][side]["tokens_per_second"]["median"])
+                    for cell in cells
+                    if cell["prompt_length"] == length
+                ]
+                for side in cells[0]["sides"]
+            },
+        )
+        for length in sorted({cell["prompt_length"] for cell in cells})
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_arguments(parser)
@@ -185,25 +204,7 @@ def main() -> None:
     print(table(cells))
     about = {"shape": given.shape, "dtype": str(model.dtype), "repeats": given.repeats}
     write_report(given.out, cells, model.device, window_size=given.window_size, **about)
-    plot(
-        given.out,
-        [
-            Panel(
-                f"prompts of {length} tokens",
-                "batch size",
-                "tokens per second",
-                {
-                    side: [
-                        (cell["batch_size"], cell["sides"][side]["tokens_per_second"]["median"])
-                        for cell in cells
-                        if cell["prompt_length"] == length
-                    ]
-                    for side in SIDES
-                },
-            )
-            for length in given.prompt_lengths
-        ],
-    )
+    plot(given.out, panels(cells))
     print(f"written to {given.out}")
 
 

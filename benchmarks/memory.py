@@ -50,6 +50,28 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def panels(rows: list[dict]) -> list[Panel]:
+    return [
+        Panel(
+            f"batch size {batch_size}",
+            "tokens of the prompt",
+            "megabytes above the model",
+            {
+                name: [
+                    (row["prompt_length"], row[value] / 1e6)
+                    for row in rows
+                    if row["batch_size"] == batch_size and row["decoding"] == decoding
+                ]
+                for name, decoding, value in (
+                    *((decoding, decoding, "bytes") for decoding in DECODINGS),
+                    ("keys and values", DECODINGS[0], "cache_bytes"),
+                )
+            },
+        )
+        for batch_size in sorted({row["batch_size"] for row in rows})
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_arguments(parser)
@@ -75,28 +97,7 @@ def main() -> None:
             )
     print(table(rows))
     write_report(given.out, rows, "cuda" if torch.cuda.is_available() else "cpu", shape=given.shape, dtype=given.dtype)
-    plot(
-        given.out,
-        [
-            Panel(
-                f"batch size {batch_size}",
-                "tokens of the prompt",
-                "megabytes above the model",
-                {
-                    name: [
-                        (row["prompt_length"], row[value] / 1e6)
-                        for row in rows
-                        if row["batch_size"] == batch_size and row["decoding"] == decoding
-                    ]
-                    for name, decoding, value in (
-                        *((decoding, decoding, "bytes") for decoding in DECODINGS),
-                        ("keys and values", DECODINGS[0], "cache_bytes"),
-                    )
-                },
-            )
-            for batch_size in given.batch_sizes
-        ],
-    )
+    plot(given.out, panels(rows))
     print(f"written to {given.out}")
 
 

@@ -132,6 +132,18 @@ def table(results: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def panels(results: list[dict]) -> list[Panel]:
+    lines = {
+        decoding: [
+            (row["batch_size"], row["share_outside_forward"]["median"])
+            for row in results
+            if row["decoding"] == decoding
+        ]
+        for decoding in DECODINGS
+    }
+    return [Panel("time outside the model's forward", "batch size", "share of a call", lines)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_arguments(parser)
@@ -155,15 +167,7 @@ def main() -> None:
     print(table(results))
     about = {"shape": given.shape, "dtype": str(model.dtype), "window_size": model.generation_config.window_size}
     write_report(given.out, results, model.device, **about)
-    lines = {
-        decoding: [
-            (row["batch_size"], row["share_outside_forward"]["median"])
-            for row in results
-            if row["decoding"] == decoding
-        ]
-        for decoding in DECODINGS
-    }
-    plot(given.out, [Panel("time outside the model's forward", "batch size", "share of a call", lines)])
+    plot(given.out, panels(results))
     print(f"written to {given.out}")
 
 

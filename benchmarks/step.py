@@ -158,6 +158,23 @@ def table(results: dict) -> str:
     return "\n".join(lines)
 
 
+def panels(results: dict) -> list[Panel]:
+    return [
+        Panel(
+            f"one step by its {along}",
+            along,
+            "milliseconds",
+            {
+                f"{other} {value}": [
+                    (step[along], step["milliseconds"]["median"]) for step in results["steps"] if step[other] == value
+                ]
+                for value in sorted({step[other] for step in results["steps"]})
+            },
+        )
+        for along, other in (("rows", "length"), ("length", "rows"))
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_arguments(parser)
@@ -171,25 +188,7 @@ def main() -> None:
     results = measure(model, given.batch_size, given.rows, given.lengths, given.repeats)
     print(table(results))
     write_report(given.out, results, model.device, shape=given.shape, dtype=str(model.dtype))
-    plot(
-        given.out,
-        [
-            Panel(
-                f"one step by its {along}",
-                along,
-                "milliseconds",
-                {
-                    f"{other} {value}": [
-                        (step[along], step["milliseconds"]["median"])
-                        for step in results["steps"]
-                        if step[other] == value
-                    ]
-                    for value in sorted({step[other] for step in results["steps"]})
-                },
-            )
-            for along, other in (("rows", "length"), ("length", "rows"))
-        ],
-    )
+    plot(given.out, panels(results))
     print(f"written to {given.out}")
 
 

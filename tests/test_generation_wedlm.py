@@ -107,9 +107,7 @@ def recorded(run, decoding):
     return Decoded(run[f"{prefix}ids"], run[f"{prefix}forwards"], run[f"{prefix}window_rows"])
 
 
-@pytest.mark.parametrize(
-    "attention, cache", [("eager", None), ("sdpa", None), ("sdpa", "static"), ("eager", "static")]
-)
+@pytest.mark.parametrize("attention, cache", [("eager", None), ("sdpa", None), ("sdpa", "static")])
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
 def test_recorded_runs(attention, cache, decoding, steps):
     """Alone, and as a row of ragged batches of 2, 5 and 8 (in turn, to save time)."""

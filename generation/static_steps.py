@@ -56,7 +56,7 @@ class StaticSteps:
 
     def take_all(self, model: PreTrainedModel, policy: Policy, window: Window, status: torch.Tensor, step: Callable):
         """Takes `window`, which has come to `status`, on until its rows have ended; it shares the buffers then."""
-        self.copy(window.with_columns(self.window.tokens.shape[1], policy.mask_token_id))
+        put_into(self.window, window.with_columns(self.window.tokens.shape[1], policy.mask_token_id))
         for layer in self.cache.layers:
             for states in (layer.keys, layer.values):
                 torch._dynamo.mark_static_address(states)
@@ -75,10 +75,6 @@ class StaticSteps:
         done = self.window.with_columns(window.tokens.shape[1], policy.mask_token_id)
         for name, value in tensors(done):
             setattr(window, name, value)
-
-    def copy(self, window: Window) -> None:
-        for name, value in tensors(window):
-            getattr(self.window, name).copy_(value)
 
 
 def surroundings(model: PreTrainedModel) -> tuple:
@@ -113,9 +109,13 @@ def static_step(
     moving = replace(window)
     rows = moving.reorder(2 * policy.window_size, policy.window_size, policy.mask_token_id)
     status = take_step(model, policy, moving, rows, cache, live.shape[0])
-    for name, value in tensors(moving):
-        getattr(window, name).copy_(value)
+    put_into(window, moving)
     return status
+
+
+def put_into(buffers: Window, window: Window) -> None:
+    for name, value in tensors(window):
+        getattr(buffers, name).copy_(value)
 
 
 def tensors(window: Window) -> list[tuple[str, torch.Tensor]]:

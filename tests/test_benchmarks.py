@@ -116,7 +116,7 @@ def test_operations_are_counted_for_one_more_forward(run, capsys):
             assert 30 < counts["outside"] < 250 and counts["looks"] == 1
     by = {(row["batch_size"], row["decoding"]): row["per_step"] for row in rows}
     assert by[1, "streaming"]["outside"] < by[1, "verified"]["outside"]
-    assert capsys.readouterr().out.count("looks 1.0") >= 6
+    assert sys.modules["overhead"].table(rows) in capsys.readouterr().out
 
 
 def test_one_more_look_of_the_host_would_be_counted(run, monkeypatch):

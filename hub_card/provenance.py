@@ -5,10 +5,13 @@ import os
 import platform
 import subprocess
 import sys
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
+
+from wedlm.modeling_wedlm.shards import CHUNK_BYTES, shard_names
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -43,6 +46,19 @@ def command() -> str:
     else:
         words = [str(Path(sys.argv[0]).resolve().relative_to(REPOSITORY))]
     return " ".join(["python", *words, *sys.argv[1:]])
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 of the weights that are loaded from `folder`, its files in the order of their names one after another.
+
+    Of a checkpoint in one file it is the hash of model.safetensors, which the Hub shows.
+    """
+    digest = sha256()
+    for name in shard_names(folder):
+        with open(folder / name, "rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()
 
 
 def write_report(path: Path, results: dict | list, device: torch.device | str, **more: object) -> None:

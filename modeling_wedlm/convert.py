@@ -24,7 +24,7 @@ from wedlm.generation.text_readers import PLAIN_PROCESSORS
 from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE, WeDLMConfig
 from wedlm.modeling_wedlm.conversion_error import ConversionError
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
-from wedlm.modeling_wedlm.new_folder import check_out, check_space, complete_or_absent, leftovers
+from wedlm.modeling_wedlm.new_folder import check_apart, check_out, check_space, complete_or_absent, leftovers
 from wedlm.modeling_wedlm.shards import (
     INDEX_FILE,
     Shard,
@@ -172,11 +172,7 @@ def fetch(source: str | os.PathLike, out: Path, wanted=(*STOCK_CONFIGS, MODEL_TY
     if not is_folder and not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
         raise ConversionError(f"{source} is neither a folder nor a name on the Hub such as Qwen/Qwen3-8B.")
     folder = Path(source) if is_folder else from_hub(["config.json", INDEX_FILE, *COMPANIONS])
-    if out == folder.resolve() or out in folder.resolve().parents or folder.resolve() in out.parents:
-        raise ConversionError(
-            f"{out} and the source {folder.resolve()} are the same folder, or one lies in the other; choose another "
-            "place for the result."
-        )
+    check_apart(out, folder)
     if not (folder / "config.json").exists():
         if (folder / "adapter_config.json").exists():
             raise ConversionError(f"{source} is an adapter of PEFT; merge it into its model first, and convert that.")

@@ -29,6 +29,15 @@ def check_out(out: str | os.PathLike, overwrite: bool) -> Path:
     return out
 
 
+def check_apart(out: Path, source: Path) -> None:
+    source = source.resolve()
+    if out == source or out in source.parents or source in out.parents:
+        raise ConversionError(
+            f"{out} and the source {source} are the same folder, or one lies in the other; choose another place for "
+            "the result."
+        )
+
+
 def is_checkpoint(folder: Path) -> bool:
     try:
         return "model_type" in json.loads((folder / "config.json").read_text(encoding="utf-8"))

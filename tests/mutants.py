@@ -1053,8 +1053,8 @@ MUTANTS = [
     ),
     Mutant(
         "converted: the source may be overwritten",
-        CONVERT,
-        "or out in folder.resolve().parents or",
+        NEW_FOLDER,
+        "or out in source.parents or",
         "or",
         "test_convert.py::test_places_that_are_refused",
     ),

@@ -36,11 +36,7 @@ def load_checkpoint(
     folder = checkpoint_folder(name, with_weights=True)
     require_wedlm(name, read_config(name, folder))
     check_weights(name, folder)
-    if not any((folder / file).exists() for file in TOKENIZER_FILES):
-        raise CheckpointError(
-            f"{name} has no tokenizer (neither {' nor '.join(TOKENIZER_FILES)}); copy it from the model that the "
-            "checkpoint was made of."
-        )
+    require_tokenizer(name, folder)
     if device is not None and device.partition(":")[0] == "meta":
         raise CheckpointError("The device 'meta' holds no weights; choose another, such as 'cpu'.")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -86,7 +82,8 @@ def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
         )
     weights = [SINGLE_FILE, "model-*.safetensors"] if with_weights else []
     try:
-        return Path(snapshot_download(str(name), allow_patterns=["config.json", INDEX_FILE, *COMPANIONS, *weights]))
+        patterns = ["config.json", "README.md", INDEX_FILE, *COMPANIONS, *weights]
+        return Path(snapshot_download(str(name), allow_patterns=patterns))
     except LocalEntryNotFoundError as error:
         raise CheckpointError(
             f"{name} is no folder here and was not downloaded before, and {constants.ENDPOINT}/{name} cannot be "
@@ -119,6 +116,14 @@ def check_weights(name: str | os.PathLike, folder: Path) -> None:
         raise CheckpointError(
             f"{name} lacks its weights ({', '.join(missing)}); copy or download them (weights in other formats than "
             "safetensors are not read)."
+        )
+
+
+def require_tokenizer(name: str | os.PathLike, folder: Path) -> None:
+    if not any((folder / file).exists() for file in TOKENIZER_FILES):
+        raise CheckpointError(
+            f"{name} has no tokenizer (neither {' nor '.join(TOKENIZER_FILES)}); copy it from the model that the "
+            "checkpoint was made of."
         )
 
 

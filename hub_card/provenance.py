@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +15,9 @@ import torch
 from wedlm.modeling_wedlm.shards import CHUNK_BYTES, shard_names
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+RESULTS = (":!benchmarks/results", ":!docs/evidence")
 
 
 def device_name(device: torch.device | str) -> str:
@@ -30,17 +34,19 @@ def git(*arguments: str) -> str:
 
 
 def commit() -> str | None:
-    """None outside a clone of the repository. Files of earlier results are no changes."""
+    """None outside a clone of the repository. Files of results are no changes."""
     if not (REPOSITORY / ".git").exists():
         return None
     return git("rev-parse", "HEAD") + (
-        "+changes" if git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results") else ""
+        "+changes" if git("status", "--porcelain", "--untracked-files=no", "--", ".", *RESULTS) else ""
     )
 
 
 def command() -> str:
     """As it would be typed in the repository."""
     program = getattr(sys.modules["__main__"], "__spec__", None)  # set by python -m
+    if Path(sys.argv[0]).name in ("wedlm", "wedlm.exe") or program is not None and program.name == "wedlm.__main__":
+        return " ".join(["wedlm", *sys.argv[1:]])
     if program is not None:
         words = ["-m", program.name.removesuffix(".__main__")]
     else:
@@ -61,12 +67,18 @@ def weights_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def write_report(path: Path, results: dict | list, device: torch.device | str, **more: object) -> None:
+def write_report(
+    path: Path,
+    results: dict | list,
+    device: torch.device | str,
+    packages: Sequence[str] = (),
+    **more: object,
+) -> None:
     """Replaces `path` at once, so that an interrupted run leaves the old file whole."""
     report = {
         "command": command(),
         "commit": commit(),
-        "versions": {name: version(name) for name in ("torch", "transformers", "wedlm")}
+        "versions": {name: version(name) for name in ("torch", "transformers", "wedlm", *packages)}
         | {"python": platform.python_version()},
         "device": device_name(device),
         "threads": torch.get_num_threads(),

@@ -14,18 +14,18 @@ from wedlm.hub_card.demo.report import (
     BASELINE,
     DECODINGS,
     Answer,
-    WorkFile,
     answer_all,
     answers_of,
     goals,
     held_out_nll,
-    interval,
-    resampled_means,
     summary,
     timings,
 )
 from wedlm.hub_card.demo.tasks import KINDS, held_out_examples
 from wedlm.hub_card.demo.tokenizer import demo_tokenizer
+from wedlm.hub_card.evaluation import resampling
+from wedlm.hub_card.evaluation.resampling import interval, resampled_means
+from wedlm.hub_card.evaluation.work_file import WorkFile
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_a_summary_by_hand():
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say(monkeypatch):
-    monkeypatch.setattr(report, "NUM_RESAMPLES", 500)
+    monkeypatch.setattr(resampling, "NUM_RESAMPLES", 500)
     random = np.random.default_rng(1)
     held = 0
     for trial in range(200):
@@ -131,7 +131,7 @@ def test_answers_are_kept_between_runs(tmp_path, monkeypatch, model, tokenizer):
     assert [part.tokens for part in answers["counting", BASELINE]] == [1, 1, 2]
     answer_all(model, tokenizer, examples, WorkFile(tmp_path, {"weights": 1}))
     assert len(asked) == 4 + 2 * len(DECODINGS) - 3, "all are there"
-    assert not WorkFile(tmp_path, {"weights": 2}).batches, "of another model none is"
+    assert not WorkFile(tmp_path, {"weights": 2}).results, "of another model none is"
 
 
 def test_decodings_take_turns(model, tokenizer, monkeypatch):
@@ -201,7 +201,7 @@ def test_the_whole_report_and_its_card(folder, tmp_path, monkeypatch, capsys):
         str(tmp_path / "report.json"),
     ]
     monkeypatch.setattr(sys, "argv", ["report", *arguments, "--work", str(tmp_path / "work")])
-    monkeypatch.setattr(report, "NUM_RESAMPLES", 10)
+    monkeypatch.setattr(resampling, "NUM_RESAMPLES", 10)
     report.main()
     written = json.loads((tmp_path / "report.json").read_text())
     assert set(written["results"]) == set(KINDS) and all(

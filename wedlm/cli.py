@@ -20,6 +20,7 @@ from wedlm.settings import (
     EntropyThreshold,
     Settings,
     WindowSize,
+    option,
     with_settings,
 )
 
@@ -231,6 +232,55 @@ def merge(
     typer.echo(f"Written to {folder}.")
 
 
+@app.command(
+    epilog="Example: wedlm export out/full my-wedlm --license apache-2.0 --base-model Qwen/Qwen3-8B --eval eval.json"
+)
+def export(
+    model: Annotated[str, typer.Argument(help="A checkpoint: a folder, or a name on the Hub.")],
+    out: Annotated[str, typer.Argument(help="The folder that the repository becomes.")],
+    license: Annotated[
+        str | None,
+        typer.Option(help="As the Hub writes it, such as apache-2.0; needed if MODEL's README.md has none."),
+    ] = None,
+    base_model: Annotated[
+        list[str] | None, typer.Option(help="What MODEL was made from, on the Hub; may be given again.")
+    ] = None,
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="What it was trained on, on the Hub; may be given again.")
+    ] = None,
+    language: Annotated[list[str] | None, typer.Option(help="Such as en; may be given again.")] = None,
+    name: Annotated[str | None, typer.Option(help="The title of the card; otherwise the name of REPO or OUT.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="What the card's snippet asks.")] = None,
+    eval: Annotated[
+        list[Path] | None, typer.Option(help="What `wedlm eval MODEL` wrote; may be given again.", metavar="FILE")
+    ] = None,
+    training: Annotated[
+        Path | None,
+        typer.Option(help="What `wedlm train` wrote; otherwise MODEL's training_report.json.", metavar="FILE"),
+    ] = None,
+    push: Annotated[str | None, typer.Option(help="Upload it, as OWNER/NAME.", metavar="REPO")] = None,
+    private: Annotated[bool, typer.Option("--private", help="Let only REPO's owner see it.")] = False,
+    overwrite: Overwrite = False,
+    debug: Debug = False,
+) -> None:
+    """Make a whole Hub repository of MODEL: weights, code, tokenizer, and a card with what was measured.
+
+    It is done when the card's snippet has run in a process that has no wedlm. docs/publish.md says what goes in.
+    """
+    with refusals(debug):
+        from wedlm.hub_card.export import CardOptions, export
+
+        options = CardOptions(
+            license, base_model or [], dataset or [], language or [], name, prompt, eval or [], training
+        )
+        exported = export(model, out, options, push=push, private=private, overwrite=overwrite)
+    for note in exported.notes:
+        typer.echo(f"Note: {note}")
+    typer.echo(f"Written to {exported.folder}.")
+    if exported.url is not None:
+        typer.echo(f"Pushed to {exported.url}.")
+
+
 @app.command(epilog="Example: wedlm serve tencent/WeDLM-8B-Instruct --dtype bfloat16 --port 8000")
 def serve(
     model: Annotated[
@@ -261,6 +311,87 @@ def serve(
         from wedlm.serve import serve
 
         serve(model, host, port, dtype, device, settings)
+
+
+@app.command(epilog="Example: wedlm eval --recipe demo --run-code --limit 20")
+def eval(
+    model: Annotated[
+        str, typer.Argument(help="A checkpoint: a folder, or a name on the Hub.", show_default="the demo checkpoint")
+    ] = str(DEMO_FOLDER),
+    tasks: Annotated[str, typer.Option(help="Tasks of lm-eval, or of your folder, with commas between.")] = "",
+    recipe: Annotated[
+        str | None, typer.Option(help="Tasks, shots and settings together: table1-base, speed, ... or a YAML file.")
+    ] = None,
+    include_path: Annotated[
+        list[Path] | None,
+        typer.Option(help="A folder with YAML files of tasks; may be given again.", metavar="FOLDER"),
+    ] = None,
+    decoding: Annotated[
+        list[str] | None, option("streaming, verified, blockwise or autoregressive; give several to compare them.")
+    ] = None,
+    window_size: Annotated[list[int] | None, option("Slots behind the committed text; may be given again.")] = None,
+    entropy_threshold: Annotated[
+        list[str] | None, option("In nats, or none; may be given again, and each is tried.")
+    ] = None,
+    distance_penalty: Annotated[list[float] | None, option("Added to the entropy for each slot of distance.")] = None,
+    num_fewshot: Annotated[int | None, typer.Option(help="Examples in front of each question.")] = None,
+    limit: Annotated[int | None, typer.Option(help="The first so many questions of each task only.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Questions that are answered at once.  [default: 8]")] = None,
+    apply_chat_template: Annotated[
+        bool, typer.Option("--apply-chat-template", help="Ask as in a chat; for checkpoints that are tuned for it.")
+    ] = False,
+    system_instruction: Annotated[str | None, typer.Option(help="What the system says in front.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="The most tokens of an answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Above 0 tokens are drawn.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of examples in front and of draws.  [default: 1234]")] = None,
+    metadata: Annotated[
+        str | None, typer.Option(help="JSON that tasks may read; the demo's read num_examples and seed.")
+    ] = None,
+    run_code: Annotated[
+        bool, typer.Option("--run-code", help="Allow tasks that run what the model writes, in a sandbox.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="The file that gets every number.", metavar="FILE")] = Path("eval.json"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE.")] = False,
+    dtype: Dtype = "auto",
+    device: Device = None,
+    debug: Debug = False,
+) -> None:
+    """Score MODEL on tasks of lm-eval, each score beside the speed it was had at; several decodings side by side.
+
+    Stopped, the same command goes on where it was. docs/evaluate.md describes tasks of your own and the recipes.
+    """
+    given = {
+        "num_fewshot": num_fewshot,
+        "limit": limit,
+        "batch_size": batch_size,
+        "apply_chat_template": apply_chat_template or None,
+        "system_instruction": system_instruction,
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "seed": seed,
+        "run_code": run_code,
+    }
+    with refusals(debug), extra("eval"):
+        from wedlm.evaluate import Asked, run_eval
+
+        run_eval(
+            model,
+            Asked(
+                [name for name in tasks.replace(" ", "").split(",") if name],
+                recipe,
+                include_path or [],
+                {name: value for name, value in given.items() if value is not None},
+                decoding or [],
+                window_size or [],
+                entropy_threshold or [],
+                distance_penalty or [],
+                metadata,
+            ),
+            out,
+            overwrite,
+            dtype,
+            device,
+        )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from wedlm.hub_card.demo.sandbox import run_python
+from wedlm.hub_card.evaluation.sandbox import run_python
 
 CONDITION = r"(?:even|odd|divisible by \d+|greater than \d+|less than \d+|at least \d+|at most \d+)"
 OPERATION = r"(?:n|x)(?: (?:times|plus|minus) \d+)?"

@@ -9,7 +9,6 @@
 """
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from hashlib import sha256
@@ -25,6 +24,8 @@ from wedlm import WeDLMForCausalLM
 from wedlm.hub_card.demo import DEMO_FOLDER
 from wedlm.hub_card.demo.checkers import check
 from wedlm.hub_card.demo.tasks import KINDS, Example, held_out_examples
+from wedlm.hub_card.evaluation.resampling import interval, median_and_quartiles, resampled_means
+from wedlm.hub_card.evaluation.work_file import WorkFile
 from wedlm.hub_card.provenance import write_report
 
 DECODINGS = {
@@ -38,7 +39,6 @@ DECODINGS = {
 BASELINE = "autoregressive"
 MAX_NEW_TOKENS = 160  # the longest right answer has 88
 BATCH_SIZE = 50
-NUM_RESAMPLES = 10_000
 WORKED_KINDS = ("word_problems", "equations", "functions")
 TOKENS_PER_FORWARD = {  # that are aimed at
     "streaming": {"counting": 8.0} | dict.fromkeys(WORKED_KINDS, 3.0),
@@ -102,28 +102,6 @@ def answers_of(
     ]
 
 
-class WorkFile:
-    """Answers by (kind, decoding, number of the batch), kept between runs of equal `settings`: a line of JSON each."""
-
-    def __init__(self, folder: Path, settings: dict):
-        digest = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-        self.path = folder / f"answers-{digest}.jsonl"
-        self.batches = {}
-        folder.mkdir(parents=True, exist_ok=True)
-        lines = self.path.read_text(encoding="utf-8").split("\n") if self.path.exists() else []
-        if lines and lines[-1]:  # the run was stopped in the middle of a line
-            lines[-1] = ""
-            self.path.write_text("\n".join(lines), encoding="utf-8")
-        for line in lines[:-1]:
-            key, answers = json.loads(line)
-            self.batches[tuple(key)] = [Answer(*answer) for answer in answers]
-
-    def add(self, key: tuple[str, str, int], answers: list[Answer]) -> None:
-        self.batches[key] = answers
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps([key, answers]) + "\n")
-
-
 def file_hash(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest()
 
@@ -143,26 +121,18 @@ def answer_all(model, tokenizer, examples: dict[str, list[Example]], work: WorkF
     with tqdm(total=sum(len(part) for *_, part in todo), unit=" answers") as bar:
         for *key, part in todo:
             bar.set_description(", ".join(key[:2]))
-            if tuple(key) not in work.batches:
+            if tuple(key) not in work:
                 work.add(tuple(key), answers_of(model, tokenizer, part, DECODINGS[key[1]]))
             bar.update(len(part))
     return {
         (kind, decoding): [
-            answer for number in range(len(batches(examples[kind]))) for answer in work.batches[kind, decoding, number]
+            Answer(*answer)
+            for number in range(len(batches(examples[kind])))
+            for answer in work[kind, decoding, number]
         ]
         for kind in examples
         for decoding in DECODINGS
     }
-
-
-def resampled_means(values: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Means over examples drawn with replacement: `[NUM_RESAMPLES, ...]` of `[examples, ...]`."""
-    random = np.random.default_rng(seed)
-    return np.stack([values[random.integers(len(values), size=len(values))].mean(0) for _ in range(NUM_RESAMPLES)])
-
-
-def interval(resampled: np.ndarray) -> list[float]:
-    return [float(value) for value in np.quantile(resampled, [0.025, 0.975])]
 
 
 def summary(answers: list[Answer], baseline: list[Answer]) -> dict:
@@ -203,14 +173,10 @@ def timings(model, tokenizer, examples: list[Example], rounds: int, bar: tqdm) -
             bar.update()
     speeds = {decoding: 1 / np.array(seconds) for decoding, seconds in seconds_per_token.items()}
 
-    def spread(values: np.ndarray) -> dict[str, float]:
-        low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
-        return {"median": float(median), "quartiles": [float(low), float(high)]}
-
     return {
         decoding: {
-            "tokens_per_second": spread(speed),
-            "times_autoregressive": spread(speed / speeds[BASELINE]),
+            "tokens_per_second": median_and_quartiles(speed),
+            "times_autoregressive": median_and_quartiles(speed / speeds[BASELINE]),
         }
         for decoding, speed in speeds.items()
     }

@@ -57,10 +57,10 @@ def example(kind: str, split: Split, index: int) -> Example:
             return drawn
 
 
-def held_out_examples(kind: str, number: int) -> list[Example]:
-    """The first `number` test examples, no two with the same key."""
+def held_out_examples(kind: str, number: int, seed: int = 0) -> list[Example]:
+    """The first `number` test examples of a seed, no two with the same key."""
     by_key = {}
-    for index in count():
+    for index in count(seed * MAX_POSITIONS):
         if len(by_key) == number:
             return list(by_key.values())
         drawn = example(kind, "test", index)

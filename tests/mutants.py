@@ -40,6 +40,7 @@ DATA, SAMPLES, CONVERSATION = "training/data.py", "training/samples.py", "traini
 TRAINER, METRICS = "training/trainer.py", "training/metrics.py"
 ROWS, PACKING, PREVIEW = "training/rows.py", "training/packing.py", "training/preview.py"
 DEMO = "hub_card/demo"
+EXPORT, LEAKS, MODEL_CARD = "hub_card/export.py", "hub_card/leaks.py", "hub_card/model_card.py"
 HELD_OUT = "test_demo_tasks.py::test_no_test_problem_is_in_the_training_stream"
 WRONG = "test_demo_tasks.py::test_what_is_wrong_by_hand_is_refused"
 ONE_CHARACTER = "test_demo_tasks.py::test_an_answer_with_one_character_changed_is_refused"
@@ -3049,6 +3050,125 @@ MUTANTS = [
         "len(rows) <= size",
         "len(rows) > 0",
         "test_row_attention.py::test_no_float32_copy_of_all_scores",
+    ),
+    Mutant(
+        "published: a leak is written out",
+        EXPORT,
+        "        if leak := find_leak(text, places, secrets):",
+        "        if False:",
+        "test_export.py::test_a_leak_in_any_file_is_refused",
+    ),
+    Mutant(
+        "published: headers of weights are not looked into",
+        EXPORT,
+        "json.dumps(shard.metadata) for shard",
+        "'' for shard",
+        "test_export.py::test_a_leak_in_any_file_is_refused",
+    ),
+    Mutant(
+        "published: the index is not looked into",
+        EXPORT,
+        "if path.is_file() and path not in texts",
+        "if path.is_file() and path not in texts and 'index' not in path.name",
+        "test_export.py::test_a_leak_in_the_index_of_the_weights",
+    ),
+    Mutant(
+        "published: tokens of the environment pass",
+        LEAKS,
+        "if SECRET_NAME.search(name)}\n    return {value for",
+        "if False}\n    return {value for",
+        "test_export.py::test_what_is_found_of_this_machine",
+    ),
+    Mutant(
+        "published: the stored token passes",
+        LEAKS,
+        '{*values, get_token() or ""}',
+        "values",
+        "test_export.py::test_what_is_found_of_this_machine",
+    ),
+    Mutant(
+        "published: a token of a tokenizer is a path",
+        LEAKS,
+        "if len(place.parts) > 2 else",
+        "if True else",
+        "test_export.py::test_what_is_found_of_this_machine",
+    ),
+    Mutant(
+        "published: the snippet sees wedlm",
+        EXPORT,
+        '[sys.executable, "-c", WITHOUT_WEDLM + snippet]',
+        '[sys.executable, "-c", snippet]',
+        "test_export.py::test_the_process_of_the_snippet_is_clean",
+    ),
+    Mutant(
+        "published: the snippet sees tokens",
+        EXPORT,
+        "environment_without_secrets() | {",
+        "dict(os.environ) | {",
+        "test_export.py::test_the_process_of_the_snippet_is_clean",
+    ),
+    Mutant(
+        "published: a snippet that fails counts",
+        EXPORT,
+        "    if ran.returncode:",
+        "    if ran.returncode < 0:",
+        "test_export.py::test_a_snippet_that_fails",
+    ),
+    Mutant(
+        "published: numbers of other weights pass",
+        MODEL_CARD,
+        "    if evaluation.weights_sha256 != weights_sha256:",
+        "    if False:",
+        "test_export.py::test_evaluation_files_that_are_refused",
+    ),
+    Mutant(
+        "published: a missing licence passes",
+        MODEL_CARD,
+        '    if value is None:\n        raise ExportError(f"No',
+        '    if value is False:\n        raise ExportError(f"No',
+        "test_export.py::test_metadata_that_the_hub_would_not_take",
+    ),
+    Mutant(
+        "published: the README wins over the command line",
+        MODEL_CARD,
+        '        metadata["license"] = options.license',
+        '        metadata.setdefault("license", written.get("license", options.license))',
+        "test_export.py::test_the_command_line_wins_over_the_readme",
+    ),
+    Mutant(
+        "published: none is left out of the metadata",
+        MODEL_CARD,
+        '{name: "none" if value is None else value for',
+        "{name: value for",
+        "test_export.py::test_the_tables_and_the_metadata_of_an_evaluation",
+    ),
+    Mutant(
+        "published: a bar ends a cell",
+        MODEL_CARD,
+        "([\\\\`*\\[\\]<>|])",
+        "([\\\\`*\\[\\]<>])",
+        "test_export.py::test_the_tables_and_the_metadata_of_an_evaluation",
+    ),
+    Mutant(
+        "published: max_new_tokens stays",
+        EXPORT,
+        '    if "max_new_tokens" in generation:',
+        "    if False:",
+        "test_export.py::test_what_a_checkpoint_says_of_itself",
+    ),
+    Mutant(
+        "published: what is private is put where all see it",
+        EXPORT,
+        "if private and not api.model_info(repository).private:",
+        "if False:",
+        "test_export.py::test_what_is_private_stays_so",
+    ),
+    Mutant(
+        "published: work comes before the token",
+        EXPORT,
+        "        HfApi().whoami()\n",
+        "        HfApi()\n",
+        "test_export.py::test_a_push_without_a_token_is_refused_before_all_work",
     ),
 ]
 

@@ -217,7 +217,7 @@ class Evaluation:
         settings = [
             f"{name.replace('_', ' ')} {words.get(str(value), value)}"
             for name, value in self.settings.items()
-            if value is not None
+            if value not in (None, {})
         ]
         conditions = [self.device, f"{self.threads} threads", versions_text(self.versions), *settings]
         if self.commit is not None:

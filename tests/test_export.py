@@ -108,7 +108,7 @@ def write_evaluation(path, folder, results=None, **fields):
         "command": "wedlm eval /home/me/model --out /home/me/eval.json", "commit": "0123456789abcdef+changes",
         "versions": {"torch": "2.13.0", "lm_eval": "0.4.13"}, "device": "A <device>", "threads": 2, "model": "model",
         "weights_sha256": weights_digest(folder),
-        "settings": {"apply_chat_template": True, "limit": None, "batch_size": 1},
+        "settings": {"apply_chat_template": True, "limit": None, "metadata": {}, "batch_size": 1},
         "results": [result_of()] if results is None else results, **fields,
     }  # fmt: skip
     path.write_text(json.dumps(content))

@@ -6,7 +6,7 @@ PYTEST = -m pytest -n 2 --dist worksteal
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: demo demo-model demo-report demo-code bench test test-slow test-browser screenshot test-oldest mutants lint
+.PHONY: demo demo-model demo-report demo-code bench ablations-training test test-slow test-browser screenshot test-oldest mutants lint
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
@@ -41,6 +41,12 @@ bench: .venv/installed
 	    --out $(BENCH)/step_long.json
 	.venv/bin/python benchmarks/overhead.py --out $(BENCH)/overhead.json
 	.venv/bin/python benchmarks/memory.py --batch-sizes 1 --prompt-lengths 128 1024 --out $(BENCH)/memory.json
+
+# The paper's two ablations of training, on a small model: at most 20 minutes each on 2 free cores; goes on where it
+# was stopped.
+ablations-training: .venv/installed
+	.venv/bin/python benchmarks/ablations_training.py block-size
+	.venv/bin/python benchmarks/ablations_training.py inside-block
 
 # Every test that is not marked slow or browser.
 test: .venv/installed

@@ -17,7 +17,7 @@ from wedlm.modeling_wedlm.shards import CHUNK_BYTES, shard_names
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-RESULTS = (":!benchmarks/results", ":!docs/evidence")
+RESULTS = (":!benchmarks/results", ":!docs/evidence", ":!docs/EVIDENCE.md")
 
 
 def device_name(device: torch.device | str) -> str:

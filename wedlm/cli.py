@@ -394,5 +394,37 @@ def eval(
         )
 
 
+@app.command(epilog="Example: wedlm tune my-wedlm --data questions.jsonl --max-quality-loss 1%")
+def tune(
+    model: Annotated[Path, typer.Argument(help="The folder of a WeDLM checkpoint.")],
+    data: Annotated[Path, typer.Option(help="JSON Lines: prompt and answer, or messages.", metavar="FILE")],
+    max_quality_loss: Annotated[
+        str, typer.Option(help="How many of the answers may be lost against autoregressive decoding.")
+    ] = "1%",
+    measure: Annotated[
+        str | None,
+        typer.Option(
+            help="When an answer is right: exact, contains, last-number, or agreement with the autoregressive text.",
+            show_default="exact, without answers agreement",
+        ),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="The most tokens of an answer.")] = 256,
+    out: Annotated[Path, typer.Option(help="The file that gets every number.", metavar="FILE")] = Path("tune.json"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Leave generation_config.json as it is.")] = False,
+    dtype: Dtype = "auto",
+    device: Device = None,
+    debug: Debug = False,
+) -> None:
+    """Find the fastest decoding that keeps quality on your own examples, and write it into generation_config.json.
+
+    Every setting answers every example, in turns. Stopped, the same command goes on where it was.
+    """
+    with refusals(debug), extra("eval"):
+        from wedlm.tune import Tuning, tune
+
+        tune(Tuning(model, data, max_quality_loss, measure, max_new_tokens, out, overwrite, dry_run, dtype, device))
+
+
 if __name__ == "__main__":
     app()

@@ -8,6 +8,7 @@ from transformers import GenerationConfig
 from wedlm.generation.support import DECODINGS, check_parameters
 
 BASELINE = "autoregressive"
+EXACT = (BASELINE, "verified")  # the baseline's text, but for rounding
 READS = {  # which of the other three parameters a decoding reads
     "streaming": ("window_size", "entropy_threshold", "distance_penalty"),
     "blockwise": ("window_size", "entropy_threshold", "distance_penalty"),

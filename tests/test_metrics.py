@@ -1,0 +1,74 @@
+"""Metrics of our own: what they compute, and that code they run can reach nothing."""
+
+from itertools import combinations
+from pathlib import Path
+
+import evaluate
+import pytest
+
+from wedlm.hub_card.demo.scoring import RightAnswers, process_results
+from wedlm.hub_card.evaluation.metrics import CodeExecution, ExactMatch, ours_first, pass_at
+
+
+def test_exact_match():
+    metric = ExactMatch()
+    assert metric.compute(predictions=[" 4, 8\n", "3", "x"], references=["4, 8", "4", "x"]) == {
+        "exact_match": pytest.approx(2 / 3)
+    }
+
+
+def test_code_that_passes_its_test():
+    right, wrong, endless = "def f(n): return 2 * n", "def f(n): return n", "while True: pass"
+    scores, passed = CodeExecution().compute(
+        predictions=[[right, wrong], [endless, "import os; os.remove('x')"]],
+        references=["assert f(3) == 6", "pass"],
+        k=[1, 2, 3],
+        timeout=1.0,
+    )
+    assert passed == {0: [True, False], 1: [False, False]}
+    assert scores == {"pass@1": 0.25, "pass@2": 0.5}, "of two candidates no three can be chosen"
+
+
+def test_code_reaches_no_file(tmp_path):
+    """A test that passes does not mean that what the code tried has happened."""
+    target = tmp_path / "written"
+    _, passed = CodeExecution().compute(
+        predictions=[[f"try:\n    open({str(target)!r}, 'w')\nexcept PermissionError:\n    pass"]], references=["pass"]
+    )
+    assert passed == {0: [True]} and not target.exists()
+
+
+@pytest.mark.parametrize("passed", [[True, False, False, True], [False] * 3, [True] * 3, [False, True]])
+@pytest.mark.parametrize("k", [1, 2])
+def test_the_chance_of_k_is_that_of_all_choices_of_k(passed, k):
+    choices = list(combinations(passed, k))
+    assert pass_at(k, passed) == pytest.approx(sum(map(any, choices)) / len(choices))
+
+
+def test_tasks_that_load_the_hubs_metric_get_ours(monkeypatch):
+    """Without network; lm-eval's HumanEval, whose module loads and tries it."""
+    asked = []
+    monkeypatch.setattr(evaluate, "load", lambda path, *args, **kwargs: asked.append(path))
+    with ours_first():
+        from lm_eval.tasks.humaneval import utils
+
+        evaluate.load("bleu")
+    assert asked == ["bleu"]
+    assert utils.pass_at_k(["assert f(3) == 6"], [["def f(n): return 2 * n"]], k=[1]) == {"pass@1": 1.0}
+    assert isinstance(utils.compute_, CodeExecution)
+    evaluate.load("code_eval")
+    assert asked == ["bleu", "code_eval"], "outside of it nothing is changed"
+
+
+def test_the_demos_answers_are_judged_by_their_checkers():
+    row = {"kind": "counting", "prompt": "Count by 4 from 12 to 20.", "answer": "12, 16, 20."}
+    assert process_results(row, ["12, 16, 20."]) == {"right": 1.0, "exact_match": 1.0}
+    assert process_results(row, ["12, 16, 21."]) == {"right": 0.0, "exact_match": 0.0}
+    right = RightAnswers().compute(predictions=["12, 16, 20", "5"], references=[row["prompt"]] * 2, kind="counting")
+    assert 0 <= right["right"] <= 0.5
+
+
+def test_no_metric_leaves_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ExactMatch().compute(predictions=["a"], references=["a"])
+    assert not list(Path().iterdir())

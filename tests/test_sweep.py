@@ -1,0 +1,125 @@
+"""Many decodings in turns: counts are generate()'s, intervals those of pairs, an interruption changes nothing."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import load
+from transformers import AutoTokenizer
+
+from wedlm.hub_card.demo import DEMO_FOLDER
+from wedlm.hub_card.demo.tasks import held_out_examples
+from wedlm.hub_card.evaluation import resampling, sweep
+from wedlm.hub_card.evaluation.decodings import BASELINE, combinations
+from wedlm.hub_card.evaluation.sweep import Answer, Question, answer_of, front, summaries, summary
+from wedlm.hub_card.evaluation.work_file import WorkFile
+
+DECODINGS = combinations([BASELINE, "verified", "streaming"], entropy_threshold=[0.1])
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return load(DEMO_FOLDER), AutoTokenizer.from_pretrained(DEMO_FOLDER)
+
+
+def questions_of(tokenizer, number=3):
+    def question(example):
+        chat = tokenizer.apply_chat_template(example.messages[:1], add_generation_prompt=True, return_dict=True)
+        return Question(chat["input_ids"], lambda text: float(text == example.answer))
+
+    return [question(example) for example in held_out_examples("equations", number)]
+
+
+def test_every_decoding_answers_in_turns_and_is_counted(demo, tmp_path, monkeypatch):
+    model, tokenizer = demo
+    questions, asked = questions_of(tokenizer), []
+    real = answer_of
+    monkeypatch.setattr(sweep, "answer_of", lambda *args: asked.append((args[2], args[3]["decoding"])) or real(*args))
+    answers = sweep.sweep(model, tokenizer, questions, DECODINGS, 160, WorkFile(tmp_path, {}))
+    kinds = [BASELINE, "verified", "streaming"]
+    orders = [kinds, kinds, kinds[1:] + kinds[:1], kinds[2:] + kinds[:2]]  # the first time to warm up
+    expected = [(q, kind) for q, order in zip([questions[0], *questions], orders, strict=True) for kind in order]
+    assert asked == expected
+    for label, of_label in answers.items():
+        for question, answer in zip(questions, of_label, strict=True):
+            output = model.generate(
+                torch.tensor([question.ids]), **DECODINGS[label], max_new_tokens=160, return_dict_in_generate=True
+            )
+            new = output.sequences[0, len(question.ids) :].tolist()
+            assert (answer.tokens, answer.forwards) == (len(new), int(output.forwards))
+            assert answer.text == tokenizer.decode(new, skip_special_tokens=True)
+            assert answer.tokens / answer.window_rows == pytest.approx(output.prefix_cacheability.item())
+            assert answer.quality == question.quality(answer.text) and answer.seconds > 0
+
+
+class Stop(KeyboardInterrupt):
+    pass
+
+
+def test_an_interrupted_sweep_goes_on_with_whole_questions(demo, tmp_path, monkeypatch):
+    model, tokenizer = demo
+    questions, asked, stops = questions_of(tokenizer), [], [8]  # in the middle of the second question
+
+    def fake(model, tokenizer, question, arguments):
+        asked.append(question)
+        if len(asked) in stops:
+            raise Stop
+        return Answer("text", 1.0, 5, 2, 9, 0.5)
+
+    monkeypatch.setattr(sweep, "answer_of", fake)
+    with pytest.raises(Stop):
+        sweep.sweep(model, tokenizer, questions, DECODINGS, 160, WorkFile(tmp_path, {}))
+    del asked[:], stops[:]
+    answers = sweep.sweep(model, tokenizer, questions, DECODINGS, 160, WorkFile(tmp_path, {}))
+    assert asked == [questions[1]] * 6 + [questions[2]] * 3, "warmed up again, and the second from its beginning"
+    assert {label: len(of_label) for label, of_label in answers.items()} == dict.fromkeys(DECODINGS, 3)
+
+
+def answers_of(qualities, seconds=1.0, tokens=10, forwards=5, rows=20):
+    return [Answer("", quality, tokens, forwards, rows, seconds) for quality in qualities]
+
+
+def test_a_summary_is_of_pairs():
+    base = answers_of([1, 1, 0, 0, 1, 1, 0, 1], seconds=2.0, forwards=10, rows=10)
+    other = answers_of([1, 0, 0, 0, 1, 1, 0, 1])
+    row = summary(other, base)
+    assert (row["quality"], row["quality_over_autoregressive"]) == (0.5, -0.125)
+    assert (row["tokens_per_forward"], row["prefix_cacheability"]) == (2.0, 0.5)
+    assert row["times_autoregressive"]["median"] == 2.0 and row["tokens_per_second"]["median"] == 10.0
+    low, high = row["quality_over_autoregressive_interval"]
+    random = np.random.default_rng(0)
+    means = [random.choice([0, -1, 0, 0, 0, 0, 0, 0], 8).mean() for _ in range(4000)]
+    assert (low, high) == (pytest.approx(np.quantile(means, 0.025)), 0.0) and low < -0.1
+
+
+def test_no_difference_found_is_none_shown():
+    base = answers_of([1, 0, 1, 1])
+    assert summary(base, base)["quality_over_autoregressive_interval"] == [-0.75, 0.75], "3 / n"
+    assert summary(base, base, is_exact=True)["quality_over_autoregressive_interval"] == [0.0, 0.0]
+
+
+def test_the_rule_of_three_holds_as_often_as_it_says(monkeypatch):
+    """Of decodings that really lose 5 % of the answers, at least 95 % have an interval that allows for it."""
+    monkeypatch.setattr(resampling, "NUM_RESAMPLES", 300)
+    random, held = np.random.default_rng(3), 0
+    for _ in range(200):
+        lost = random.random(60) < 0.05
+        low, _ = summary(answers_of(1.0 - lost), answers_of(np.ones(60)))["quality_over_autoregressive_interval"]
+        held += low <= -0.05
+    assert held / 200 >= 0.9
+
+
+def test_summaries_know_which_decodings_keep_the_text():
+    answers = {label: answers_of([1, 1, 1]) for label in DECODINGS}
+    rows = summaries(answers, DECODINGS)
+    widths = {label: row["quality_over_autoregressive_interval"][1] for label, row in rows.items()}
+    assert widths == {BASELINE: 0.0, "verified": 0.0, "streaming, threshold 0.1": 1.0}
+    assert rows["verified"]["arguments"] == {"decoding": "verified"}
+
+
+def test_the_front_has_what_nothing_beats():
+    def row(quality, times):
+        return {"quality": quality, "times_autoregressive": {"median": times}}
+
+    rows = {"a": row(0.9, 1.0), "b": row(0.9, 3.0), "c": row(0.8, 4.0), "d": row(0.8, 2.0), "e": row(0.95, 0.5)}
+    assert front(rows) == ["e", "b", "c"]
+    assert front({"a": row(1, 1), "b": row(1, 1)}) == ["a", "b"], "equals do not beat each other"

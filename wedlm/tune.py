@@ -1,0 +1,169 @@
+"""`wedlm tune`: decoding settings for somebody's own examples, into generation_config.json."""
+
+import json
+import math
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from transformers import logging
+
+from wedlm.checkpoint import load_checkpoint
+from wedlm.compare import PIPE_WIDTH
+from wedlm.evaluate import check_out
+from wedlm.generate import encode
+from wedlm.hub_card.evaluation.decodings import BASELINE, READS, whole
+from wedlm.hub_card.evaluation.sweep import Question, front, summaries, sweep
+from wedlm.hub_card.evaluation.tuning import (
+    AGREEMENT,
+    MEASURES,
+    TuningError,
+    allowed,
+    measure_of,
+    read_examples,
+    read_share,
+    settings_to_try,
+    verdict,
+)
+from wedlm.hub_card.evaluation.work_file import WorkFile
+from wedlm.hub_card.provenance import weights_digest, write_report
+from wedlm.trace import write_whole
+
+CONFIG = "generation_config.json"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    model: Path
+    data: Path
+    max_quality_loss: str
+    measure: str | None
+    max_new_tokens: int
+    out: Path
+    overwrite: bool
+    dry_run: bool
+    dtype: str
+    device: str | None
+
+
+def tune(given: Tuning) -> None:
+    most_lost = read_share(given.max_quality_loss)
+    check_out(given.out, given.overwrite)
+    examples = read_examples(given.data)
+    measure = measure_of(given.measure, examples)
+    if not given.model.is_dir():
+        raise TuningError(
+            f"{given.model} is no folder, and {CONFIG} is written into one; download it (`hf download NAME "
+            "--local-dir FOLDER`) and give that."
+        )
+    config = read_config(given.model)
+    model, tokenizer = load_checkpoint(given.model, given.dtype, given.device)
+    logging.set_verbosity_error()
+    all_ids = [encode(model, tokenizer, example.prompt) for example in examples]
+    most = model.config.max_position_embeddings - max(map(len, all_ids))
+    if not 1 <= given.max_new_tokens <= most:
+        raise TuningError(f"--max-new-tokens {given.max_new_tokens} is not from 1 to {most}, for which there is room.")
+    decodings = {label: whole(chosen, model.generation_config) for label, chosen in settings_to_try().items()}
+    judge = MEASURES.get(measure)
+    questions = [
+        Question(ids, (lambda text, right=example.answer: float(judge(text, right))) if judge else lambda text: 0.0)
+        for ids, example in zip(all_ids, examples, strict=True)
+    ]
+    identity = {
+        "weights_sha256": weights_digest(given.model),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "measure": measure,
+        "max_new_tokens": given.max_new_tokens,
+    }
+    folder = given.out.with_name(f"{given.out.name}.work")
+    versions = {name: version(name) for name in ("torch", "transformers", "wedlm")}
+    answered = [example.answer for example in examples]
+    about = {**identity, "answers": answered, "versions": versions, "device": str(model.device)}
+    try:
+        answers = sweep(model, tokenizer, questions, decodings, given.max_new_tokens, WorkFile(folder, about))
+    except KeyboardInterrupt:
+        print(f"\nStopped; the same command goes on from what {folder} holds.", file=sys.stderr)
+        raise
+    if measure == AGREEMENT:
+        answers = {
+            label: [
+                answer._replace(quality=float(answer.text == base.text))
+                for answer, base in zip(of_label, answers[BASELINE], strict=True)
+            ]
+            for label, of_label in answers.items()
+        }
+    rows = summaries(answers, decodings)
+    chosen = allowed(rows, most_lost)[0]
+    write_report(
+        given.out,
+        rows,
+        model.device,
+        **identity,
+        num_examples=len(examples),
+        max_quality_loss=most_lost,
+        chosen=chosen,
+        front=front(rows),
+    )
+    shutil.rmtree(folder)
+    print_front(rows, chosen)
+    told(rows, chosen, most_lost, len(examples))
+    if given.dry_run:
+        print(f"Not written into {given.model / CONFIG} (--dry-run).", file=sys.stderr)
+        return
+    taken = decodings[chosen]
+    names = ("decoding", *READS[taken["decoding"]])
+    write_whole(given.model / CONFIG, json.dumps(config | {name: taken[name] for name in names}, indent=2) + "\n")
+    print(f"Written into {given.model / CONFIG}; every number is in {given.out}.", file=sys.stderr)
+
+
+def read_config(folder: Path) -> dict:
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"_from_model_config": False}
+    except (OSError, ValueError) as error:
+        raise TuningError(f"{path} cannot be read ({error}); correct it, or take it away.") from error
+    if not isinstance(config, dict):
+        raise TuningError(f"{path} holds no JSON object; correct it, or take it away.")
+    return config
+
+
+def print_front(rows: dict[str, dict], chosen: str) -> None:
+    table = Table(title="The front: nothing tried is both faster and more often right", title_justify="left")
+    for name in ("", "setting", "right", "over autoregressive", "which is", "times as fast", "tokens/forward"):
+        table.add_column(name, justify="left" if name in ("", "setting", "which is") else "right")
+    shown = dict.fromkeys([BASELINE, *front(rows), chosen])
+    for label in sorted(shown, key=lambda label: rows[label]["times_autoregressive"]["median"]):
+        row = rows[label]
+        low, high = (100 * bound for bound in row["quality_over_autoregressive_interval"])
+        slow, fast = row["times_autoregressive"]["quartiles"]
+        table.add_row(
+            ">" if label == chosen else "",
+            label,
+            f"{100 * row['quality']:.1f} %",
+            f"{100 * row['quality_over_autoregressive']:+.1f} ({low:+.1f} to {high:+.1f})",
+            verdict(row),
+            f"{row['times_autoregressive']['median']:.2f} ({slow:.2f} to {fast:.2f})",
+            f"{row['tokens_per_forward']:.2f}",
+        )
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    console.print(table)
+
+
+def told(rows: dict[str, dict], chosen: str, most_lost: float, num_examples: int) -> None:
+    print(
+        f"Taken: {chosen}, the fastest that with 95 % confidence loses at most {100 * most_lost:g} % of the answers.",
+        file=sys.stderr,
+    )
+    needed = math.inf if most_lost == 0 else math.ceil(3 / most_lost)
+    if num_examples < needed and rows[chosen]["arguments"]["decoding"] != "streaming":
+        more = f"at least {needed} examples would" if needed < math.inf else "no number of examples can"
+        print(
+            f"{num_examples} examples cannot show that streaming loses so little; {more}.",
+            file=sys.stderr,
+        )

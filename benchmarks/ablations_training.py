@@ -38,8 +38,9 @@ from wedlm import DualStreamCollator, WeDLMForCausalLM, WeDLMTrainer, WeDLMTrain
 from wedlm.hub_card.demo import DEMO_FOLDER
 from wedlm.hub_card.demo.checkers import check
 from wedlm.hub_card.demo.recipe import SEED, MuonAndAdamW, random_model
-from wedlm.hub_card.demo.report import batch_of, interval, resampled_means
+from wedlm.hub_card.demo.report import batch_of
 from wedlm.hub_card.demo.tasks import Example, example, held_out_examples
+from wedlm.hub_card.evaluation.resampling import interval, resampled_means
 from wedlm.hub_card.provenance import write_report
 from wedlm.modeling_wedlm.dual_stream import MEMORY
 from wedlm.modeling_wedlm.row_loss import NO_TARGET
@@ -433,7 +434,7 @@ def plot(report: dict, path: Path) -> None:
     names = {variant.name: str(variant[ablation == "inside-block"]) for variant in variants}
     decodings = dict.fromkeys(row["decoding"] for row in rows if row["model"] != BASE)
     places = np.arange(len(names))
-    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    figure = Figure(figsize=(13, 4.6), layout="constrained")
     *panels, papers = figure.subplots(1, len(KINDS) + 2)
     for axes, kind in zip(panels, (*KINDS, BOTH), strict=True):
         of = {(row["model"], row["decoding"]): row for row in rows if row["kind"] == kind}
@@ -460,8 +461,16 @@ def plot(report: dict, path: Path) -> None:
         axes.set(xlabel=X_LABELS[ablation], xlim=(-0.4, len(names) - 0.6))
         axes.margins(y=0.15)
     panels[0].set_ylabel("accuracy over that of the base (percentage points)")
-    panels[0].legend(title="decoding (bars: 95 %)", fontsize="small")
-    papers.legend(title="base model", fontsize="small")
+    limits = [limit for axes in panels for limit in axes.get_ylim()]
+    for axes in panels:
+        axes.set_ylim(min(limits), max(limits))
+    how = {"fontsize": "small", "ncols": 3}
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower left", title="decoding (bars: 95 %)", **how
+    )
+    figure.legend(
+        *papers.get_legend_handles_labels(), loc="outside lower right", title="the paper's base model", **how
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": None})
 

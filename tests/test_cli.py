@@ -101,6 +101,7 @@ def test_every_command_through_the_installed_entry_point(tmp_path):
         (["convert", CHECKPOINTS / "q3", "converted"], "", "converted (MASK is token 159)."),
         (["train", "lora.yaml"], "", ""),
         (["merge", "lora", "merged"], "", "merged."),
+        (["export", "merged", "published", "--license", "mit"], "", "published."),
     ]:
         called.add(words[0])
         result = subprocess.run([wedlm, *words], cwd=tmp_path, input=given, capture_output=True, text=True)

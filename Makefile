@@ -6,7 +6,7 @@ PYTEST = -m pytest -n 2 --dist worksteal
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: demo demo-model demo-report demo-code bench ablations-training test test-slow test-browser screenshot test-oldest mutants lint
+.PHONY: demo demo-model demo-report demo-code bench ablations ablations-training test test-slow test-browser screenshot test-oldest mutants lint
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
@@ -41,6 +41,12 @@ bench: .venv/installed
 	    --out $(BENCH)/step_long.json
 	.venv/bin/python benchmarks/overhead.py --out $(BENCH)/overhead.json
 	.venv/bin/python benchmarks/memory.py --batch-sizes 1 --prompt-lengths 128 1024 --out $(BENCH)/memory.json
+
+# The paper's figures of decoding on the demo checkpoint, about half an hour; goes on where it was stopped.
+FIGURES = threshold penalty streaming-blockwise pareto window kinds
+ablations: .venv/installed
+	@set -e; for figure in $(FIGURES); do .venv/bin/python benchmarks/ablations.py $$figure; done
+	.venv/bin/python benchmarks/evidence.py
 
 # The paper's two ablations of training, on a small model: at most 20 minutes each on 2 free cores; goes on where it
 # was stopped.

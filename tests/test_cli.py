@@ -101,6 +101,8 @@ def test_every_command_through_the_installed_entry_point(tmp_path):
         (["convert", CHECKPOINTS / "q3", "converted"], "", "converted (MASK is token 159)."),
         (["train", "lora.yaml"], "", ""),
         (["merge", "lora", "merged"], "", "merged."),
+        (["eval", "merged", "--recipe", "demo", "--run-code", "--limit", "1"], "", "Written to eval.json."),
+        (["tune", "merged", "--data", "chats.jsonl", "--max-new-tokens", "4"], "", "Taken: "),
         (["export", "merged", "published", "--license", "mit"], "", "published."),
     ]:
         called.add(words[0])

@@ -11,9 +11,10 @@ from transformers import AutoTokenizer
 from wedlm.hub_card.demo import DEMO_FOLDER
 from wedlm.hub_card.demo.card import card, overview
 from wedlm.hub_card.demo.checkers import check
-from wedlm.hub_card.demo.report import batch_of, file_hash
+from wedlm.hub_card.demo.report import batch_of
 from wedlm.hub_card.demo.tasks import Example
 from wedlm.hub_card.demo.tokenizer import demo_tokenizer
+from wedlm.hub_card.provenance import weights_digest
 from wedlm.modeling_wedlm.hub_code import flat_files
 
 REPORT, TRAINING = (
@@ -67,7 +68,7 @@ def test_the_table_of_the_readme_is_the_reports():
 
 
 def test_the_files_are_about_this_checkpoint():
-    assert REPORT["weights_sha256"] == file_hash(DEMO_FOLDER / "model.safetensors")
+    assert REPORT["weights_sha256"] == weights_digest(DEMO_FOLDER)
     model = load(DEMO_FOLDER)
     assert TRAINING["parameters"] == model.num_parameters()
     for written in (REPORT, TRAINING):

@@ -11,7 +11,6 @@
 import argparse
 import time
 from collections.abc import Iterator
-from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +25,7 @@ from wedlm.hub_card.demo.checkers import check
 from wedlm.hub_card.demo.tasks import KINDS, Example, held_out_examples
 from wedlm.hub_card.evaluation.resampling import interval, median_and_quartiles, resampled_means
 from wedlm.hub_card.evaluation.work_file import WorkFile
-from wedlm.hub_card.provenance import write_report
+from wedlm.hub_card.provenance import weights_digest, write_report
 
 DECODINGS = {
     "autoregressive": {"decoding": "autoregressive"},
@@ -100,10 +99,6 @@ def answers_of(
             examples, texts, num_tokens, forwards, window_rows, nll, strict=True
         )
     ]
-
-
-def file_hash(path: Path) -> str:
-    return sha256(path.read_bytes()).hexdigest()
 
 
 def batches(examples: list[Example]) -> list[list[Example]]:
@@ -241,7 +236,7 @@ def main() -> None:
     given = parser.parse_args()
     model = WeDLMForCausalLM.from_pretrained(given.checkpoint).eval()
     tokenizer = AutoTokenizer.from_pretrained(given.checkpoint)
-    weights = file_hash(given.checkpoint / "model.safetensors")
+    weights = weights_digest(given.checkpoint)
     settings = {
         "weights": weights,
         "generation_config": model.generation_config.to_dict(),

@@ -1,0 +1,153 @@
+"""The figures of decoding: measured on a few questions, shown from the numbers alone, and the page that they make."""
+
+import importlib
+import json
+import re
+import sys
+
+import pytest
+from helpers import REPOSITORY
+
+from wedlm.hub_card.evaluation import resampling
+from wedlm.hub_card.evaluation.decodings import BASELINE, label_of
+
+BENCHMARKS = REPOSITORY / "benchmarks"
+NAMES = ("threshold", "penalty", "streaming-blockwise", "pareto", "window", "kinds")
+
+
+@pytest.fixture
+def ablations(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(resampling, "NUM_RESAMPLES", 100)
+    return importlib.import_module("ablations")
+
+
+@pytest.fixture
+def run(ablations, monkeypatch, tmp_path):
+    """With one question of a kind and few settings."""
+
+    def run(name: str):
+        figure = ablations.FIGURES[name]
+        few = dict(list(figure.decodings.items())[:2])
+        monkeypatch.setitem(ablations.FIGURES, name, figure._replace(decodings=few))
+        words = [name, "--num-questions", "1", "--out", tmp_path, "--plots", tmp_path, "--work", tmp_path / "work"]
+        monkeypatch.setattr(sys, "argv", [str(BENCHMARKS / "ablations.py"), *map(str, words)])
+        ablations.main()
+        return json.loads((tmp_path / f"ablation_{name.replace('-', '_')}.json").read_text())
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["pareto", "streaming-blockwise"])
+def test_a_figure_is_one_command_a_file_and_a_plot(run, ablations, tmp_path, capsys, name):
+    report = run(name)
+    rows = report["results"]["all"]
+    assert list(report["results"]) == ["word_problems", "equations", "all"] and len(rows) == 3
+    assert rows[BASELINE]["num_questions"] == 2 and rows[BASELINE]["times_autoregressive"]["median"] == 1
+    for label, row in rows.items():
+        halves = [report["results"][kind][label]["quality"] for kind in ("word_problems", "equations")]
+        assert row["quality"] == sum(halves) / 2 and label_of(row["arguments"]) == label
+    assert (tmp_path / f"{name.replace('-', '_')}.png").read_bytes().startswith(b"\x89PNG")
+    assert ablations.table(report["results"]) in capsys.readouterr().out
+    assert report["command"] and report["device"] and len(report["weights_sha256"]) == 64
+
+
+def test_an_interrupted_figure_goes_on_and_gives_the_same_table(run, ablations, monkeypatch, tmp_path):
+    whole = run("window")
+    kept = list((tmp_path / "work").iterdir())[0].read_text().splitlines()
+    assert len(kept) == 2, "a line for each question"
+    (tmp_path / "ablation_window.json").unlink()
+    monkeypatch.setattr("wedlm.hub_card.evaluation.sweep.answer_of", None)  # nobody is asked again
+    assert run("window")["results"] == whole["results"]
+
+
+def test_plots_show_every_setting_with_its_bars(ablations):
+    report = json.loads((BENCHMARKS / "results" / "ablation_threshold.json").read_text())
+    quality, speed = ablations.panels("threshold", report["results"])
+    rows = [row for label, row in report["results"]["all"].items() if label != BASELINE]
+    (points,) = quality.lines.values()
+    assert [point.x for point in points] == [row["arguments"]["entropy_threshold"] for row in rows]
+    assert [point.y for point in points] == [100 * row["quality"] for row in rows]
+    assert all(point.low <= point.y <= point.high for point in [*points, *speed.lines["streaming"]])
+    assert quality.baseline == 100 * report["results"]["all"][BASELINE]["quality"]
+
+
+# --- docs/EVIDENCE.md ---
+
+
+@pytest.fixture
+def evidence(ablations):
+    return importlib.import_module("evidence")
+
+
+def test_the_page_is_written_from_the_files(evidence):
+    """And so is every number on it, but for those of the paper."""
+    assert (REPOSITORY / "docs" / "EVIDENCE.md").read_text(encoding="utf-8") == evidence.page()
+    for described in evidence.SECTIONS:
+        assert not re.findall(r"\d", "".join(described.why.values())), "a reason has no number of its own"
+    assert {described.name for described in evidence.SECTIONS} >= {*NAMES, "block-size", "inside-block"}
+
+
+def test_the_files_are_of_a_commit_and_of_this_checkpoint(evidence):
+    weights = json.loads((REPOSITORY / "hub_card" / "wedlm-demo" / "report.json").read_text())["weights_sha256"]
+    for name in NAMES:
+        report = evidence.report_of(name)
+        assert len(report["commit"]) == 40, "a commit, without changes"
+        assert report["weights_sha256"] == weights and report["num_questions"] >= 100
+        assert report["command"] == f"python benchmarks/ablations.py {name}"
+        assert set(report["results"]["all"]) == {BASELINE, *evidence.ablations.FIGURES[name].decodings}
+
+
+def test_plots_lie_beside_the_page(evidence):
+    page = (REPOSITORY / "docs" / "EVIDENCE.md").read_text(encoding="utf-8")
+    plots = re.findall(r"!\[.*\]\((.*)\)", page)
+    assert len(plots) == len(evidence.SECTIONS)
+    assert all((REPOSITORY / "docs" / plot).read_bytes().startswith(b"\x89PNG") for plot in plots)
+
+
+def row(quality, speed, **arguments):
+    return {
+        "quality": quality, "arguments": {"decoding": "streaming", **arguments}, "tokens_per_forward": 2.0,
+        "times_autoregressive": {"median": speed}, "prefix_cacheability": 0.5,
+    }  # fmt: skip
+
+
+def labelled(*rows):
+    base = {"quality": 1.0, "arguments": {"decoding": BASELINE}, "times_autoregressive": {"median": 1.0}}
+    return {"all": {BASELINE: base} | {label_of(row["arguments"]): row for row in rows}}
+
+
+def test_verdicts_follow_the_numbers(evidence):
+    def threshold(*qualities):
+        rows = [row(q, 2.0, entropy_threshold=t) for q, t in zip(qualities, (0.1, 0.5, 1.5), strict=True)]
+        return evidence.judge_threshold(labelled(*rows))[0]
+
+    assert [threshold(0.9, 0.89, 0.5), threshold(0.9, 0.8, 0.5), threshold(0.9, 0.89, 0.88)] == [
+        "Agrees", "Differs", "Differs"
+    ]  # fmt: skip
+
+    def penalty(gained, speed):
+        rows = [row(0.8, 3.0, distance_penalty=0.01), row(0.8 + gained, speed, distance_penalty=0.05)]
+        return evidence.judge_penalty(labelled(*rows))[0]
+
+    assert [penalty(0.02, 2.9), penalty(-0.02, 2.9), penalty(0.02, 2.0)] == ["Agrees", "Differs", "Differs"]
+
+    def streaming(*speeds):
+        rows = [
+            row(0.5, speed, decoding=decoding, entropy_threshold=threshold)
+            for threshold, pair in zip((0.1, 0.9), speeds, strict=True)
+            for decoding, speed in zip(("streaming", "blockwise"), pair, strict=True)
+        ]
+        return evidence.judge_streaming(labelled(*rows))[0]
+
+    assert [streaming((2, 1), (3, 2)), streaming((2, 1), (2, 3))] == ["Agrees", "Differs"]
+
+    def kinds(*filled):
+        names = ("counting", "equations", "stories")
+        rows = {
+            kind: dict.fromkeys(("streaming", "verified"), {"tokens_per_forward": value})
+            for kind, value in zip(names, filled, strict=True)
+        }
+        return evidence.judge_kinds(rows)[0]
+
+    assert [kinds(9, 5, 2), kinds(5, 9, 2)] == ["Agrees", "Differs"]

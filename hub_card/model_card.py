@@ -177,7 +177,7 @@ class Result:
     dataset: str
     dataset_config: str | None
     split: str
-    num_fewshot: int
+    num_fewshot: int | None  # of a group whose tasks have different ones
     num_examples: int
     decoding: str
     arguments: dict
@@ -250,7 +250,9 @@ class Evaluation:
 
 
 def arguments_of(result: Result, metric: Metric) -> dict[str, Any]:
-    counts = {"task": result.task, "num_fewshot": result.num_fewshot, "num_examples": result.num_examples}
+    counts = {"task": result.task, "num_examples": result.num_examples}
+    if result.num_fewshot is not None:
+        counts["num_fewshot"] = result.num_fewshot
     if metric.stderr is not None:
         counts["stderr"] = metric.stderr
     # The Hub leaves None out, and entropy_threshold=None says something.
@@ -273,7 +275,8 @@ def task_for_card(results: list[Result]) -> dict[str, str]:
             ]
         )
     dataset = first.dataset if first.dataset_config is None else f"{first.dataset}, {first.dataset_config}"
-    what = f"{dataset}, split {first.split}: {first.num_examples:,} examples, {first.num_fewshot} shots."
+    shots = "" if first.num_fewshot is None else f", {first.num_fewshot} shots"
+    what = f"{dataset}, split {first.split}: {first.num_examples:,} examples{shots}."
     return {"title": escaped(first.title), "what": escaped(what), "table": table(rows)}
 
 

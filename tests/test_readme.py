@@ -54,7 +54,7 @@ def test_every_block_compiles(block):
 
 def test_the_code_runs_in_its_order(newcomers_folder):
     """All of it in one process, and the server in another."""
-    namespace, server = {}, None
+    namespace, server, printed = {}, None, ""
     try:
         for block in BLOCKS:
             if block.note in {BY_HAND, *ELSEWHERE}:
@@ -73,11 +73,13 @@ def test_the_code_runs_in_its_order(newcomers_folder):
                 for _, *arguments in block.commands():
                     result = CliRunner().invoke(app, arguments)
                     assert result.exit_code == 0, (arguments, result.output)
+                    printed += result.stdout
     finally:
         if server is not None:
             server.kill()
             server.wait()
-    assert "It is Lima." in result.stdout, "what LoRA has learned, asked for by the last command"
+    assert "It is Lima." in printed, "what LoRA has learned"
+    assert (newcomers_folder / "hub" / "my-wedlm" / "README.md").exists()
     assert (newcomers_folder / "trace.html").exists() and (newcomers_folder / "my-wedlm" / "window.py").exists()
 
 

@@ -89,7 +89,7 @@ def run_eval(model_name: str, asked: Asked, out: Path, overwrite: bool, dtype: s
     name = Path(model_name).resolve().name if Path(model_name).is_dir() else model_name
     write_report(out, rows, model.device, packages=["lm_eval"], model=name, **identity)
     shutil.rmtree(folder)
-    print_table(rows)
+    print_table(rows, f"{name}, {identity['settings']['dtype']}, batch size {choices.batch_size}, {model.device}")
     print(f"Written to {out}.", file=sys.stderr)
 
 
@@ -149,13 +149,13 @@ def score(metric: dict) -> str:
     return f"{metric['value']:.4f}{error}"
 
 
-def print_table(rows: list[dict]) -> None:
+def print_table(rows: list[dict], title: str) -> None:
     header, *lines = side_by_side(rows)
-    table = Table()
+    table = Table(title=Text(title), title_justify="left")
     for number, cell in enumerate(header):
         table.add_column(Text(cell), justify="left" if number < 2 else "right")
     for line in lines:
-        table.add_row(*map(Text, line), end_section=False)
+        table.add_row(*map(Text, line))
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = PIPE_WIDTH

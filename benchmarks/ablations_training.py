@@ -74,6 +74,8 @@ VARIANTS = {
 BASE = "base"
 TOKEN_BY_TOKEN = "token by token"
 BOTH = "both"  # kinds
+MEASURES = ("accuracy", "tokens_right")
+COMPARED_WITH = (BASE, "reference")
 SETTINGS = (
     "base_steps",
     "steps",
@@ -362,47 +364,52 @@ def rows_of(answers: Answers) -> list[dict]:
     """One of each model, decoding and kind; intervals hold 95 % of the resamples of the questions, taken in pairs."""
     rows = []
     for kind in (*KINDS, BOTH):
-
-        def column(way: tuple[str, str], kind: str = kind) -> np.ndarray:
-            of_kinds = KINDS if kind == BOTH else (kind,)
-            return np.array([answer[1:] for one in of_kinds for answer in answers[way][one]], dtype=float)
-
-        base = column((BASE, TOKEN_BY_TOKEN))[:, 0]
-        others = {way: column((REFERENCE.name, way[1]))[:, 0] for way in answers if way[0] != BASE}
-        differences = np.stack(
-            [column(way)[:, 0] - other for way in others for other in (base, others[way])], axis=1
-        )  # [questions, 2 * ways]
-        intervals = iter([interval(means) for means in resampled_means(differences).T])
-        means = iter(differences.mean(axis=0).tolist())
+        of_kinds = KINDS if kind == BOTH else (kind,)
+        values = {
+            way: np.array([answer[1:] for one in of_kinds for answer in of_kind[one]], dtype=float)
+            for way, of_kind in answers.items()
+        }  # [questions, measures]
+        compared = {
+            (*way, other): values[way] - values[(BASE, TOKEN_BY_TOKEN) if other == BASE else (REFERENCE.name, way[1])]
+            for way in answers
+            if way[0] != BASE
+            for other in COMPARED_WITH
+        }
+        resampled = resampled_means(np.stack(list(compared.values()), axis=1))  # [resamples, compared, measures]
+        intervals = dict(zip(compared, resampled.transpose(1, 2, 0), strict=True))
         for way in answers:
-            right, share = column(way).mean(axis=0).tolist()
-            row = {"model": way[0], "decoding": way[1], "kind": kind, "accuracy": right, "tokens_right": share}
-            if way[0] != BASE:
-                for other in ("base", "reference"):
-                    row |= {f"over_{other}": next(means), f"over_{other}_interval": next(intervals)}
+            row = {"model": way[0], "decoding": way[1], "kind": kind}
+            row |= dict(zip(MEASURES, values[way].mean(axis=0).tolist(), strict=True))
+            for *_, other in (key for key in compared if key[:2] == way):
+                means = compared[*way, other].mean(axis=0).tolist()
+                for measure, mean, of_measure in zip(MEASURES, means, intervals[*way, other], strict=True):
+                    row[f"{measure}_over_{other}"] = mean
+                    row[f"{measure}_over_{other}_interval"] = interval(of_measure)
             rows.append(row)
     return rows
 
 
-def points(row: dict, other: str) -> str:
-    if row["model"] == BASE or (other == "reference" and row["model"] == REFERENCE.name):
+def points(row: dict, difference: str) -> str:
+    if row["model"] == BASE or (row["model"] == REFERENCE.name and difference.endswith("reference")):
         return ""
-    low, high = row[f"over_{other}_interval"]
-    return f"{100 * row[f'over_{other}']:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+    low, high = row[f"{difference}_interval"]
+    return f"{100 * row[difference]:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
 def table(results: dict) -> str:
-    """Markdown. Accuracies in %; differences in percentage points, with the interval."""
+    """Markdown. Answers right and then tokens right, in %; differences in percentage points, with intervals."""
+    over = f"over {REFERENCE.name}"
     lines = [
-        f"| model | decoding | {' | '.join(KINDS)} | both | tokens right | over the base | over {REFERENCE.name} |",
-        f"| --- | --- |{' ---: |' * (len(KINDS) + 4)}",
+        f"| model | decoding | {' | '.join(KINDS)} | both | over the base | {over} | tokens | {over} |",
+        f"| --- | --- |{' ---: |' * (len(KINDS) + 5)}",
     ]
     of = {(row["model"], row["decoding"], row["kind"]): row for row in results["rows"]}
-    for model, decoding, _ in dict.fromkeys((*key[:2], BOTH) for key in of):
+    for model, decoding in dict.fromkeys(key[:2] for key in of):
         *kinds, both = (of[model, decoding, kind] for kind in (*KINDS, BOTH))
-        shares = [*(row["accuracy"] for row in (*kinds, both)), both["tokens_right"]]
-        cells = [model, decoding, *(f"{share:.1%}" for share in shares)]
-        lines.append(f"| {' | '.join([*cells, points(both, 'base'), points(both, 'reference')])} |")
+        cells = [model, decoding, *(f"{row['accuracy']:.1%}" for row in (*kinds, both))]
+        cells += [points(both, "accuracy_over_base"), points(both, "accuracy_over_reference")]
+        cells += [f"{both['tokens_right']:.1%}", points(both, "tokens_right_over_reference")]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -426,53 +433,45 @@ STYLES = [
 
 
 def plot(report: dict, path: Path) -> None:
-    """Readable in grey: a panel for each kind, and one for the paper; the same styles stand for the same decodings."""
+    """Readable in grey: a panel for each kind and measure, and one for the paper."""
     from matplotlib.figure import Figure
 
     ablation, rows = report["ablation"], report["results"]["rows"]
-    variants = [variant for variant in VARIANTS[ablation] if variant.name in report["results"]["models"]]
-    names = {variant.name: str(variant[ablation == "inside-block"]) for variant in variants}
+    names = {variant.name: str(variant[ablation == "inside-block"]) for variant in VARIANTS[ablation]}
     decodings = dict.fromkeys(row["decoding"] for row in rows if row["model"] != BASE)
     places = np.arange(len(names))
-    figure = Figure(figsize=(13, 4.6), layout="constrained")
-    *panels, papers = figure.subplots(1, len(KINDS) + 2)
-    for axes, kind in zip(panels, (*KINDS, BOTH), strict=True):
-        of = {(row["model"], row["decoding"]): row for row in rows if row["kind"] == kind}
-        for number, (decoding, style) in enumerate(zip(decodings, STYLES, strict=False)):
-            of_models = [of[name, decoding] for name in names]
-            values = np.array([row["over_base"] for row in of_models])
-            bounds = np.array([row["over_base_interval"] for row in of_models]).T
-            axes.errorbar(
-                places + 0.12 * (number - 1),
-                100 * values,
-                100 * np.abs(bounds - values),
-                label=decoding,
-                **style,
-                **LINE,
-            )
-        base = of[BASE, TOKEN_BY_TOKEN]["accuracy"]
-        axes.set(title=f"{kind} (base: {base:.1%} right)".replace(BOTH, "both kinds"))
+    figure = Figure(figsize=(13, 8), layout="constrained")
+    panels = figure.subplots(2, len(KINDS) + 2)
+    for of_measure, measure in zip(panels, MEASURES, strict=True):
+        for axes, kind in zip(of_measure, (*KINDS, BOTH), strict=False):
+            of = {(row["model"], row["decoding"]): row for row in rows if row["kind"] == kind}
+            for number, (decoding, style) in enumerate(zip(decodings, STYLES, strict=True)):
+                of_models = [of[name, decoding] for name in names]
+                values = np.array([row[f"{measure}_over_base"] for row in of_models])
+                bounds = np.array([row[f"{measure}_over_base_interval"] for row in of_models]).T
+                bars = 100 * np.abs(bounds - values)
+                axes.errorbar(places + 0.12 * (number - 1), 100 * values, bars, label=decoding, **style, **LINE)
+            axes.set_title(f"{kind} (base: {of[BASE, TOKEN_BY_TOKEN][measure]:.1%})".replace(BOTH, "both kinds"))
+        limits = [limit for axes in of_measure[:-1] for limit in axes.get_ylim()]
+        for axes in of_measure[:-1]:
+            axes.set_ylim(min(limits), max(limits))
+    papers, empty = panels[:, -1]
     for (model, values), style in zip(report["results"]["paper"].items(), STYLES, strict=False):
         papers.errorbar(places, values, label=model, **style, **LINE)
-    papers.set(title="the paper (averages of its tests)")
-    for axes in (*panels, papers):
+    papers.set_title("the paper (averages of its tests)")
+    for axes in (*panels[:, :-1].flat, papers):
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set_xticks(places, names.values())
         axes.set(xlabel=X_LABELS[ablation], xlim=(-0.4, len(names) - 0.6))
-        axes.margins(y=0.15)
-    panels[0].set_ylabel("accuracy over that of the base (percentage points)")
-    limits = [limit for axes in panels for limit in axes.get_ylim()]
-    for axes in panels:
-        axes.set_ylim(min(limits), max(limits))
-    how = {"fontsize": "small", "ncols": 3}
-    figure.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside lower left", title="decoding (bars: 95 %)", **how
+    panels[0, 0].set_ylabel("right answers, over the base (percentage points)")
+    panels[1, 0].set_ylabel("right tokens, over the base (percentage points)")
+    empty.axis("off")
+    empty.add_artist(
+        empty.legend(*panels[0, 0].get_legend_handles_labels(), loc="upper left", title="decoding (bars: 95 %)")
     )
-    figure.legend(
-        *papers.get_legend_handles_labels(), loc="outside lower right", title="the paper's base model", **how
-    )
+    empty.legend(*papers.get_legend_handles_labels(), loc="center left", title="the paper's base model")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    figure.savefig(path, dpi=100, metadata={"Software": None})
 
 
 def main() -> None:

@@ -276,18 +276,20 @@ def test_differences_are_taken_question_by_question(ablations, monkeypatch):
         "tokens_right": 0.375,
     }
     same = of[causal, way, "counting"]
-    assert (same["over_base"], same["over_base_interval"]) == (0, [0, 0])  # of every question, not of the mean
+    assert same["accuracy_over_base"] == 0 and same["accuracy_over_base_interval"] == [0, 0]  # question by question
     turned = of[bidirectional, way, "counting"]
-    assert turned["over_base"] == 0 and turned["over_base_interval"] == [-1, 1]
-    assert turned["over_reference_interval"] == turned["over_base_interval"]
-    assert of[causal, way, "equations"]["over_base"] == -1
-    assert of[causal, paper, "both"]["over_base"] == 0.25
-    assert of[bidirectional, paper, "both"]["over_base"] == 0.125
-    assert of[bidirectional, paper, "both"]["over_reference"] == -0.125
-    assert of[bidirectional, paper, "equations"]["over_reference_interval"] == [0, 0]
+    assert turned["accuracy_over_base"] == 0 and turned["accuracy_over_base_interval"] == [-1, 1]
+    assert turned["accuracy_over_reference_interval"] == [-1, 1]
+    assert turned["tokens_right_over_reference_interval"] == [-0.5, 0.5]
+    assert of[causal, way, "equations"]["accuracy_over_base"] == -1
+    assert of[causal, paper, "both"]["accuracy_over_base"] == 0.25
+    assert of[bidirectional, paper, "both"]["accuracy_over_base"] == 0.125
+    assert of[bidirectional, paper, "both"]["accuracy_over_reference"] == -0.125
+    assert of[bidirectional, paper, "both"]["tokens_right_over_reference"] == -0.0625
+    assert of[bidirectional, paper, "equations"]["accuracy_over_reference_interval"] == [0, 0]
     table = ablations.table({"rows": rows})
-    assert f"| {base} | token by token | 50.0% | 100.0% | 75.0% | 37.5% |  |  |" in table
-    assert f"| {causal} | {paper} | 100.0% | 100.0% | 100.0% | 50.0% | +25.0 (+0.0 to +62.5) |  |" in table
+    assert f"| {base} | token by token | 50.0% | 100.0% | 75.0% |  |  | 37.5% |  |" in table
+    assert f"| {causal} | {paper} | 100.0% | 100.0% | 100.0% | +25.0 (+0.0 to +62.5) |  | 50.0% |  |" in table
 
 
 def test_answers_are_judged_up_to_the_end_token(ablations, tokenizer):
@@ -322,7 +324,7 @@ def test_both_recorded_ablations_have_the_same_base_and_blocks_of_32():
         for report in reports
     ]
     assert len(shared[0]) == 3 * 4
-    keys = ("model", "decoding", "kind", "accuracy", "tokens_right", "over_base")
+    keys = ("model", "decoding", "kind", "accuracy", "tokens_right", "accuracy_over_base")
     assert [[row.get(key) for key in keys] for row in shared[0]] == [
         [row.get(key) for key in keys] for row in shared[1]
     ]

@@ -321,16 +321,19 @@ Answers = dict[tuple[str, str], dict[str, list[Answer]]]  # by model and decodin
 
 def measure(variants: list[Variant], given: argparse.Namespace) -> tuple[dict[str, dict], Answers]:
     """What was logged in training, by model, and the answers."""
-    settings = {name: getattr(given, name) for name in SETTINGS}
+    settings = {name: getattr(given, name) for name in SETTINGS if name != "steps"}
     folder = given.work / sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     tokenizer = AutoTokenizer.from_pretrained(DEMO_FOLDER)
     examples = {kind: held_out_examples(kind, given.num_questions) for kind in KINDS}
     base_rows, rows = (steps * given.rows_per_step for steps in (given.base_steps, given.steps))
     logs, answers = {}, {}
 
+    def folder_of(name: str) -> Path:
+        return folder / (name if name == BASE else f"{name}, {given.steps} steps")  # of any number, from one base
+
     def answer(name: str, decoding: str, model: PreTrainedModel, write: Callable) -> None:
         made = kept(
-            folder / name / f"{given.num_questions} answers, {decoding}.json",
+            folder_of(name) / f"{given.num_questions} answers, {decoding}.json",
             lambda: {kind: answers_of(model, tokenizer, examples[kind], write) for kind in KINDS},
         )
         answers[name, decoding] = {kind: [Answer(*one) for one in made[kind]] for kind in KINDS}
@@ -338,7 +341,7 @@ def measure(variants: list[Variant], given: argparse.Namespace) -> tuple[dict[st
         print(f"{name}, {decoding}: right", *(f"{kind} {share:.1%}" for kind, share in right.items()), flush=True)
 
     base, logs[BASE] = trained(
-        folder / BASE,
+        folder_of(BASE),
         lambda: random_model(tokenizer, given.hidden_size, given.num_layers),
         lambda: training_rows(tokenizer, 0, base_rows),
         given.base_steps,
@@ -347,8 +350,8 @@ def measure(variants: list[Variant], given: argparse.Namespace) -> tuple[dict[st
     answer(BASE, TOKEN_BY_TOKEN, base, autoregressive(base))
     for variant in variants:
         model, logs[variant.name] = trained(
-            folder / variant.name,
-            lambda: WeDLMForCausalLM.from_pretrained(folder / BASE / "checkpoint"),
+            folder_of(variant.name),
+            lambda: WeDLMForCausalLM.from_pretrained(folder_of(BASE) / "checkpoint"),
             lambda: training_rows(tokenizer, base_rows, rows),
             given.steps,
             given,
@@ -452,15 +455,16 @@ def plot(report: dict, path: Path) -> None:
                 bars = 100 * np.abs(bounds - values)
                 axes.errorbar(places + 0.12 * (number - 1), 100 * values, bars, label=decoding, **style, **LINE)
             axes.set_title(f"{kind} (base: {of[BASE, TOKEN_BY_TOKEN][measure]:.1%})".replace(BOTH, "both kinds"))
+            axes.axhline(0, color="black", linewidth=0.8)
         limits = [limit for axes in of_measure[:-1] for limit in axes.get_ylim()]
         for axes in of_measure[:-1]:
             axes.set_ylim(min(limits), max(limits))
     papers, empty = panels[:, -1]
     for (model, values), style in zip(report["results"]["paper"].items(), STYLES, strict=False):
         papers.errorbar(places, values, label=model, **style, **LINE)
+    papers.axhline(0, color="black", linewidth=0.8)
     papers.set_title("the paper (averages of its tests)")
     for axes in (*panels[:, :-1].flat, papers):
-        axes.axhline(0, color="black", linewidth=0.8)
         axes.set_xticks(places, names.values())
         axes.set(xlabel=X_LABELS[ablation], xlim=(-0.4, len(names) - 0.6))
     panels[0, 0].set_ylabel("right answers, over the base (percentage points)")

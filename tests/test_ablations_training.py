@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 
 from wedlm.hub_card.demo import DEMO_FOLDER
 from wedlm.hub_card.demo.tasks import example, held_out_examples, split_of
+from wedlm.hub_card.evaluation import resampling
 from wedlm.modeling_wedlm.dual_stream import dual_stream_mask
 from wedlm.training.data import prepare_dataset
 from wedlm.training.data_options import DataOptions
@@ -189,6 +190,7 @@ TINY = {"base-steps": 3, "steps": 3, "rows-per-step": 2, "hidden-size": 96, "num
 @pytest.fixture
 def run(ablations, monkeypatch, tmp_path):
     monkeypatch.setattr(ablations, "MAX_NEW_TOKENS", 7)
+    monkeypatch.setattr(resampling, "NUM_RESAMPLES", 100)
 
     def run(ablation, work="work"):
         out, picture = tmp_path / f"{ablation}.json", tmp_path / f"{ablation}.png"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import transformers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from wedlm import WeDLMForCausalLM
@@ -20,8 +21,9 @@ from wedlm.hub_card.demo.checkers import check
 from wedlm.hub_card.demo.tasks import KINDS, held_out_examples
 from wedlm.hub_card.evaluation.decodings import BASELINE, combinations
 from wedlm.hub_card.evaluation.sweep import Answer, Question, summaries, sweep
-from wedlm.hub_card.evaluation.work_file import WorkFile
-from wedlm.hub_card.provenance import REPOSITORY, commit, weights_digest, write_report
+from wedlm.hub_card.evaluation.work_file import WorkFile, digest_of
+from wedlm.hub_card.provenance import REPOSITORY, weights_digest, write_report
+from wedlm.modeling_wedlm.hub_code import flat_files
 
 MAX_NEW_TOKENS = 160
 MATHS = ("word_problems", "equations")  # what the paper's MATH and GSM8K are here
@@ -223,7 +225,8 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     digest = weights_digest(Path(given.model))
     identity = {"weights_sha256": digest, "num_questions": given.num_questions, "max_new_tokens": MAX_NEW_TOKENS}
-    work = WorkFile(given.work, {**identity, "figure": given.figure, "commit": commit(), "device": device})
+    decodes = {"code": digest_of(flat_files()), "torch": torch.__version__, "transformers": transformers.__version__}
+    work = WorkFile(given.work, {**identity, **decodes, "figure": given.figure, "device": device})
     results = measure(FIGURES[given.figure], model, tokenizer, given.num_questions, work)
     name = given.figure.replace("-", "_")
     write_report(given.out / f"ablation_{name}.json", results, device, **identity)

@@ -3,6 +3,8 @@
 import json
 import os
 import platform
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -34,8 +36,8 @@ def git(*arguments: str) -> str:
 
 
 def commit() -> str | None:
-    """None outside a clone of the repository. Files of results are no changes."""
-    if not (REPOSITORY / ".git").exists():
+    """None outside a clone of the repository, and without git. Files of results are no changes."""
+    if not (REPOSITORY / ".git").exists() or shutil.which("git") is None:
         return None
     return git("rev-parse", "HEAD") + (
         "+changes" if git("status", "--porcelain", "--untracked-files=no", "--", ".", *RESULTS) else ""
@@ -45,13 +47,14 @@ def commit() -> str | None:
 def command() -> str:
     """As it would be typed in the repository."""
     program = getattr(sys.modules["__main__"], "__spec__", None)  # set by python -m
-    if Path(sys.argv[0]).name in ("wedlm", "wedlm.exe") or program is not None and program.name == "wedlm.__main__":
-        return " ".join(["wedlm", *sys.argv[1:]])
-    if program is not None:
-        words = ["-m", program.name.removesuffix(".__main__")]
+    script = Path(sys.argv[0]).resolve()
+    if script.name in ("wedlm", "wedlm.exe") or program is not None and program.name == "wedlm.__main__":
+        words = ["wedlm"]
+    elif program is not None:
+        words = ["python", "-m", program.name.removesuffix(".__main__")]
     else:
-        words = [str(Path(sys.argv[0]).resolve().relative_to(REPOSITORY))]
-    return " ".join(["python", *words, *sys.argv[1:]])
+        words = ["python", str(script.relative_to(REPOSITORY) if script.is_relative_to(REPOSITORY) else script.name)]
+    return shlex.join([*words, *sys.argv[1:]])
 
 
 def weights_digest(folder: Path) -> str:

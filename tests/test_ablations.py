@@ -107,8 +107,8 @@ def test_plots_lie_beside_the_page(evidence):
 
 def row(quality, speed, **arguments):
     return {
-        "quality": quality, "arguments": {"decoding": "streaming", **arguments}, "tokens_per_forward": 2.0,
-        "times_autoregressive": {"median": speed}, "prefix_cacheability": 0.5,
+        "quality": quality, "num_questions": 200, "arguments": {"decoding": "streaming", **arguments},
+        "tokens_per_forward": 2.0, "times_autoregressive": {"median": speed}, "prefix_cacheability": 0.5,
     }  # fmt: skip
 
 
@@ -123,14 +123,32 @@ def test_verdicts_follow_the_numbers(evidence):
         return evidence.judge_threshold(labelled(*rows))[0]
 
     assert [threshold(0.9, 0.89, 0.5), threshold(0.9, 0.8, 0.5), threshold(0.9, 0.89, 0.88)] == [
-        "Agrees", "Differs", "Differs"
+        "Agrees", "Differs", "Cannot be judged"
     ]  # fmt: skip
 
     def penalty(gained, speed):
         rows = [row(0.8, 3.0, distance_penalty=0.01), row(0.8 + gained, speed, distance_penalty=0.05)]
         return evidence.judge_penalty(labelled(*rows))[0]
 
-    assert [penalty(0.02, 2.9), penalty(-0.02, 2.9), penalty(0.02, 2.0)] == ["Agrees", "Differs", "Differs"]
+    made = [penalty(0.1, 2.9), penalty(-0.1, 2.9), penalty(0.1, 2.0), penalty(0.02, 2.9)]
+    assert made == ["Agrees", "Differs", "Differs", "Cannot be judged"]
+
+    def pareto(careful, fast):
+        (good, slow), (bad, quick) = careful, fast
+        rows = [
+            row(good, slow, entropy_threshold=0.2, distance_penalty=0.01),
+            row(bad, quick, entropy_threshold=0.9, distance_penalty=0.01),
+            row(0.9, 2.0, decoding="verified", window_size=8),
+        ]
+        return evidence.judge_pareto(labelled(*rows))[0]
+
+    made = [
+        pareto((0.9, 2), (0.7, 3)),
+        pareto((0.9, 2), (0.7, 1.5)),
+        pareto((0.9, 2), (0.89, 3)),
+        pareto((0.7, 2), (0.9, 3)),
+    ]
+    assert made == ["Agrees", "Differs", "Cannot be judged", "Differs"]
 
     def streaming(*speeds):
         rows = [
@@ -151,3 +169,20 @@ def test_verdicts_follow_the_numbers(evidence):
         return evidence.judge_kinds(rows)[0]
 
     assert [kinds(9, 5, 2), kinds(5, 9, 2)] == ["Agrees", "Differs"]
+
+    def training(judge, decoding, *models, interval=(-0.1, 0.1)):
+        rows = [
+            {"model": name, "accuracy": share, "decoding": decoding, "kind": "both", "tokens_right": 0.5,
+             "accuracy_over_reference": share - models[0][1], "accuracy_over_reference_interval": list(interval),
+             "tokens_right_over_reference_interval": [-0.1, 0.1]}
+            for name, share in models
+        ]  # fmt: skip
+        base = {"model": "base", "accuracy": 0.5, "decoding": "token by token", "kind": "both"}
+        return judge({"rows": [*rows, base]})[0]
+
+    sizes = (evidence.judge_block_size, "window of 6", ("4", 0.2), ("8", 0.3), ("32", 0.1))
+    assert [training(*sizes), training(*sizes, interval=(0.01, 0.2))] == ["Agrees", "Differs"]
+    inside = (evidence.judge_inside_block, "window of its blocks")
+    assert training(*inside, ("causal", 0.3), ("bidirectional", 0.2)) == "Agrees"
+    assert training(*inside, ("causal", 0.2), ("bidirectional", 0.3)) == "Differs"
+    assert training(*inside, ("causal", 0.01), ("bidirectional", 0.02)) == "Cannot be judged"

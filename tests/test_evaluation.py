@@ -9,7 +9,7 @@ from helpers import load, stock_model
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig, StoppingCriteriaList
 from typer.testing import CliRunner
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM, cli
@@ -25,11 +25,10 @@ from wedlm.hub_card.evaluation.harness import (
     Choices,
     EvaluationError,
     Tasks,
-    evaluate,
     load_tasks,
     read_recipe,
 )
-from wedlm.hub_card.evaluation.lm import DecodingLM
+from wedlm.hub_card.evaluation.lm import DecodingLM, StopBehindPrompt
 from wedlm.hub_card.evaluation.work_file import WorkFile
 
 DEMO_TASKS = DEMO_FOLDER.parent / "demo" / "lm_eval_tasks"
@@ -66,12 +65,22 @@ def folder(tmp_path_factory):
         "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]\n"
     )
     (folder / "far.yaml").write_text("task: far\ndataset_path: somebody/data-that-is-not-here\ntest_split: test\n")
+    (folder / "taste.yaml").write_text(
+        f"task: taste\n{common}output_type: generate_until\ndoc_to_text: a\ndoc_to_target: b\n"
+        "metric_list: [{metric: taste, aggregation: mean, higher_is_better: true}]\n"
+    )
     (folder / "broken.yaml").write_text(f"task: broken\n{common}output_type: nonsense\n")
     return folder
 
 
 def named(*names: str, folder=DEMO_TASKS, **metadata) -> Tasks:
     return load_tasks(dict.fromkeys(names), [folder], metadata, run_code=True)
+
+
+def evaluate(*arguments) -> list[dict]:
+    rows, warnings = harness.evaluate(*arguments)
+    assert not warnings
+    return rows
 
 
 def without_times(rows: list[dict]) -> list[dict]:
@@ -261,6 +270,7 @@ def test_what_cannot_be_loaded(folder, monkeypatch, tmp_path):
         (["xyzzyxyzzy"], "There is no task 'xyzzyxyzzy'; `lm_eval ls tasks` lists"),
         (["far"], "The task far needs its data from https://huggingface.co, which cannot be reached ("),
         (["broken"], "The task broken cannot be made (ValueError: Got invalid output_type 'nonsense'"),
+        (["taste"], "The task taste has a metric 'taste' that lm-eval does not know."),
         ([], "No task is named; pass --tasks"),
     ):
         with pytest.raises(EvaluationError) as refused:
@@ -286,13 +296,14 @@ def test_the_command(tmp_path, monkeypatch):
     assert first.exit_code == 0, first.output
     assert [path.name for path in tmp_path.iterdir()] == ["eval.json"], "the work folder is gone"
     report = json.loads((tmp_path / "eval.json").read_text())
-    assert report["command"].startswith("wedlm eval") or "pytest" in report["command"]
+    assert report["generation_config"]["entropy_threshold"] == 0.4 and len(report["files_sha256"]) == 64
     assert report["versions"]["lm_eval"] and report["model"] == "wedlm-demo" and report["device"]
     assert report["settings"]["limit"] == 3 and report["settings"]["apply_chat_template"] is True
     labels = ["streaming, threshold 0.1", "streaming, threshold none", "autoregressive"]
     assert [row["decoding"] for row in report["results"]] == labels
     assert report["results"][0]["arguments"] == {**STREAMING, "entropy_threshold": 0.1}
     assert all(label in first.stdout for label in labels) and "tokens per forward" in first.stdout
+    assert all(label in first.stderr for label in labels), "a bar for each"
     again = run(*asked, *several)
     assert again.exit_code == 2 and "--out eval.json exists" in again.output
     assert run(*asked, *several, "--overwrite").exit_code == 0
@@ -348,11 +359,21 @@ def test_recipes_read(tmp_path):
     assert table.decodings["one token per forward"]["entropy_threshold"] is None
     assert read_recipe("demo").include_path == DEMO_TASKS.resolve()
     for text, words in (
-        ("tasks: [a]", "cannot be read"),
-        ("decodings: {}", "cannot be read (KeyError"),
-        ("tasks: {a: 0}\nsettings: {shots: 3}", "has a setting 'shots'; there are apply_chat_template"),
-        ("tasks: {a: 0}\nsettings: {run_code: true}", "has a setting 'run_code'"),
-        ("tasks: {a: 0}\nmore: 1", "mine.yaml has 'more'"),
+        ("tasks: [a]", "cannot be used"),
+        ("tasks: {a", "cannot be used"),
+        ("decodings: {}", "cannot be used (KeyError"),
+        ("tasks: {a: three}", "a has 'three' shots"),
+        ("tasks: {a: 0}\nsettings: {shots: 3}", "there is no setting 'shots', but apply_chat_template"),
+        ("tasks: {a: 0}\nsettings: {run_code: true}", "there is no setting 'run_code'"),
+        ("tasks: {a: 0}\nsettings: {temperature: hot}", "the setting temperature is 'hot'"),
+        ("tasks: {a: 0}\nsettings: {limit: true}", "the setting limit is True"),
+        ("tasks: {a: 0}\ndecodings: {x: {threshold: 0.1}}", "decoding None is unknown"),
+        (
+            "tasks: {a: 0}\ndecodings: {x: {decoding: streaming, threshold: 0.1}}",
+            "streaming decoding reads no 'threshold'",
+        ),
+        ("tasks: {a: 0}\ndecodings: {x: streaming}", "cannot be used (AttributeError"),
+        ("tasks: {a: 0}\nmore: 1", "it has more"),
     ):
         (tmp_path / "mine.yaml").write_text(text)
         with pytest.raises(EvaluationError) as refused:
@@ -399,3 +420,129 @@ def test_decodings_stand_side_by_side():
         ["", "tokens per forward", "2.00", "3.00", ""],
         ["b (9, 2 shots)", "right", "", "", "1.0000 ±0.0100"],
     ]
+
+
+# --- What reviewers of real tasks would find ---
+
+
+def test_a_stop_does_not_begin_in_the_prompt():
+    """Qwen's prompts of a chat end with a line feed, and HumanEval stops at a line that begins with def."""
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_FOLDER)
+    prompt = tokenizer("Write it.\n")["input_ids"]
+    stops = StopBehindPrompt(tokenizer, ["\ndef", "return"], len(prompt))
+
+    def said(text):
+        return stops(torch.tensor([[*prompt, *tokenizer(text)["input_ids"]]]), None).tolist()
+
+    assert said("def") == [False] and said("x\ndef") == [True] and said("def f(n):\n    return") == [True]
+    assert said("x\nde f") == [False]
+
+
+def test_rows_of_a_batch_stop_by_themselves(demo):
+    """As alone, in as many forwards."""
+    model, tokenizer = demo
+    chats = [example.messages[:1] for example in held_out_examples("records", 3)]
+    batch = tokenizer.apply_chat_template(
+        chats, add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
+    )
+    width = batch["input_ids"].shape[1]
+
+    def run(rows):
+        inputs = {name: value[rows] for name, value in batch.items()}
+        criteria = StoppingCriteriaList([StopBehindPrompt(tokenizer, ["}, {", "\n"], width)])
+        return model.generate(
+            **inputs, max_new_tokens=160, stopping_criteria=criteria, return_dict_in_generate=True
+        ).forwards.tolist()
+
+    assert run([0, 1, 2]) == [run([row])[0] for row in range(3)]
+
+
+def test_the_length_is_that_asked_for(demo, tmp_path):
+    """And not a max_new_tokens that came with the checkpoint, over lm-eval's max_length."""
+    model, tokenizer = demo
+    before = model.generation_config
+    model.generation_config = GenerationConfig(**{**before.to_dict(), "max_new_tokens": 64})
+    try:
+        choices = Choices(limit=2, batch_size=2, apply_chat_template=True, max_new_tokens=3)
+        rows = evaluate(model, tokenizer, named("demo_equations"), {"": STREAMING}, choices, WorkFile(tmp_path, {}))
+    finally:
+        model.generation_config = before
+    assert rows[0]["num_tokens"] == 6
+
+
+def test_documents_are_processed_once(folder, tmp_path):
+    """GPQA's answers are shuffled at each access, once for the questions and once for the scores."""
+    (folder / "shuffled.py").write_text(
+        "import random\n\n\ndef mixed(rows):\n    return rows.map(lambda row: {'first': random.random()})\n"
+    )
+    text = (folder / "first.yaml").read_text().replace("task: first", "task: shuffled")
+    (folder / "shuffled.yaml").write_text(text + "process_docs: !function shuffled.mixed\n")
+    task = named("shuffled", folder=folder).all["shuffled"]
+    assert [row["first"] for row in task.eval_docs] == [row["first"] for row in task.eval_docs]
+
+
+def test_code_is_run_in_the_sandbox_or_not_at_all(folder):
+    text = (folder / "first.yaml").read_text().replace("task: first", "task: {name}") + "unsafe_code: true\n"
+    (folder / "unsafe.yaml").write_text(text.replace("{name}", "unsafe"))
+    with pytest.raises(EvaluationError, match="The task unsafe runs code outside of the sandbox"):
+        named("unsafe", folder=folder)
+    (folder / "judge.py").write_text(
+        "import evaluate\n\nmetric = evaluate.load('code_eval')\n\n\n"
+        "def passes(references, predictions):\n    return metric.compute(references=references, "
+        "predictions=[predictions])[0]['pass@1']\n"
+    )
+    judged = text.replace("metric: exact_match", "metric: !function judge.passes")
+    (folder / "safe.yaml").write_text(judged.replace("{name}", "safe"))
+    assert named("safe", folder=folder).all
+    importing = judged.replace("{name}", "numeric").replace("'{{right}}'", "'import numpy as np'")
+    (folder / "numeric.yaml").write_text(importing)
+    with pytest.raises(
+        EvaluationError, match="The tests of the task numeric import numpy, which the sandbox does not"
+    ):
+        named("numeric", folder=folder)
+
+
+def test_a_file_of_the_folder_that_is_no_yaml_is_named(folder, tmp_path, monkeypatch):
+    real = harness.TaskManager
+    monkeypatch.setattr(harness, "TaskManager", lambda **kwargs: real(**{**kwargs, "include_defaults": False}))
+    (tmp_path / "mine.yaml").write_text("task: mine\n  oops: [")
+    with pytest.raises(EvaluationError, match="mine.yaml cannot be read as YAML"):
+        named("mine", folder=tmp_path)
+
+
+def test_what_a_task_raises_is_a_sentence(demo, folder, tmp_path):
+    (folder / "fails.py").write_text("def judged(row, results):\n    return {'right': row['nothing']}\n")
+    text = (folder / "first.yaml").read_text().replace("task: first", "task: fails")
+    (folder / "fails.yaml").write_text(text + "process_results: !function fails.judged\n")
+    tasks = named("fails", folder=folder)
+    with pytest.raises(EvaluationError, match=r"The tasks fails cannot be evaluated \(KeyError: 'nothing'\)"):
+        evaluate(*demo, tasks, {"": STREAMING}, Choices(limit=1), WorkFile(tmp_path, {}))
+
+
+def test_a_group_says_only_what_its_tasks_share(demo, folder, tmp_path):
+    (folder / "both.yaml").write_text("group: both\ntask: [choose, first]\n")
+    work = WorkFile(tmp_path, {})
+    rows = evaluate(*demo, named("both", folder=folder), {"": STREAMING}, Choices(limit=1), work)
+    assert [row["dataset"] for row in rows] == ["json"] * len(rows)
+    assert harness.shared(["a", "b"]) is None and harness.shared(["a", "a"]) == "a"
+    (title, *_), *_ = side_by_side([{**rows[0], "metrics": [], "tokens_per_forward": 2.0}])[1:]
+    assert title, "also where there is no score"
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"num_examples": "5"}, {"num_examples": -1}, {"num_examples": 10**6}, {"seed": 0.5}]
+)
+def test_impossible_metadata(metadata):
+    (name,) = metadata
+    with pytest.raises(EvaluationError, match=f"{name}=.* of the metadata is no number from"):
+        named("demo_counting", **metadata)
+
+
+def test_other_runs_keep_their_work(tmp_path):
+    stopped, finished = (WorkFile(tmp_path / "work", {"run": number}) for number in range(2))
+    for work in (stopped, finished):
+        work.add(("a", 1), "answer")
+    finished.remove()
+    assert list(WorkFile(tmp_path / "work", {"run": 0}).results.values()) == ["answer"]
+    stopped.remove()
+    assert not (tmp_path / "work").exists()

@@ -7,7 +7,13 @@ import evaluate
 import pytest
 
 from wedlm.hub_card.demo.scoring import RightAnswers, process_results
-from wedlm.hub_card.evaluation.metrics import CodeExecution, ExactMatch, ours_first, pass_at
+from wedlm.hub_card.evaluation.metrics import (
+    CodeExecution,
+    ExactMatch,
+    modules_missing_in_sandbox,
+    ours_first,
+    pass_at,
+)
 
 
 def test_exact_match():
@@ -64,8 +70,14 @@ def test_the_demos_answers_are_judged_by_their_checkers():
     row = {"kind": "counting", "prompt": "Count by 4 from 12 to 20.", "answer": "12, 16, 20."}
     assert process_results(row, ["12, 16, 20."]) == {"right": 1.0, "exact_match": 1.0}
     assert process_results(row, ["12, 16, 21."]) == {"right": 0.0, "exact_match": 0.0}
-    right = RightAnswers().compute(predictions=["12, 16, 20", "5"], references=[row["prompt"]] * 2, kind="counting")
-    assert 0 <= right["right"] <= 0.5
+    right = RightAnswers().compute(predictions=["12, 16, 20.", "5"], references=[row["prompt"]] * 2, kind="counting")
+    assert right == {"right": 0.5}
+
+
+def test_what_the_sandbox_cannot_import_is_known():
+    code = "import math, numpy as np\nfrom pandas.core import frame\nfrom collections import deque"
+    assert modules_missing_in_sandbox(code) == ["numpy", "pandas"]
+    assert modules_missing_in_sandbox("no code at all") == []
 
 
 def test_no_metric_leaves_files(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -17,7 +18,9 @@ from wedlm.hub_card.evaluation.tuning import (
     Example,
     TuningError,
     allowed,
+    examples_needed,
     last_number,
+    most_lost,
     read_examples,
     read_share,
     settings_to_try,
@@ -38,13 +41,13 @@ def test_examples_of_every_form(tmp_path):
     ]
     path.write_text("\n\n".join(map(json.dumps, rows)) + "\n")
     assert read_examples(path) == [
-        Example("What is it?", "It is 4."),
-        Example([USER], "It is 4."),
-        Example([USER], "It is 4."),
-        Example([USER, RIGHT, USER], "It is 4."),
+        Example("What is it?", "It is 4.", 1),
+        Example([USER], "It is 4.", 3),
+        Example([USER], "It is 4.", 5),
+        Example([USER, RIGHT, USER], "It is 4.", 7),
     ]
-    path.write_text(json.dumps({"messages": [USER]}) + "\n" + json.dumps({"prompt": "a"}))
-    assert read_examples(path) == [Example([USER], None), Example("a", None)]
+    path.write_text("\ufeff" + json.dumps({"messages": [USER]}) + '\r\n{"prompt": "a\u2028b"}')
+    assert read_examples(path) == [Example([USER], None, 1), Example("a\u2028b", None, 2)]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +58,8 @@ def test_examples_of_every_form(tmp_path):
         ('{"answer": "a"}', "line 2: neither"),
         ('{"prompt": " ", "answer": "a"}', "line 2: neither"),
         ('{"prompt": "a", "answer": 4}', "line 2: neither"),
+        ('{"prompt": "a", "answer": " "}', "line 2: neither"),
+        ('{"prompt": "\\ud800", "answer": "b"}', "line 2: no JSON ("),
         ('{"messages": [{"role": "user"}]}', "line 2: neither"),
         ('{"messages": [{"role": "assistant", "content": "a"}]}', "line 2: messages holds an answer and nothing"),
         ('{"prompt": "a"}', "1 of 2 examples have an answer; give one to all or none."),
@@ -77,20 +82,21 @@ def test_measures():
     assert [read_share(text) for text in ("1%", "0.5 %", "0.01", "0")] == [0.01, 0.005, 0.01, 0]
 
 
-def row(decoding, interval, times):
+def row(decoding, interval, times, lost):
     return {
         "arguments": {"decoding": decoding},
         "quality_over_autoregressive_interval": interval,
+        "most_lost": lost,
         "times_autoregressive": {"median": times},
     }
 
 
 ROWS = {
-    BASELINE: row(BASELINE, [0, 0], 1.0),
-    "verified": row("verified", [0, 0], 3.0),
-    "noisy": row("streaming", [-0.02, 0.02], 5.0),
-    "bad": row("streaming", [-0.2, -0.1], 6.0),
-    "good": row("streaming", [0.01, 0.1], 2.0),
+    BASELINE: row(BASELINE, [0, 0], 1.0, 0.0),
+    "verified": row("verified", [0, 0], 3.0, 0.0),
+    "noisy": row("streaming", [-0.02, 0.02], 5.0, 0.02),
+    "bad": row("streaming", [-0.2, -0.1], 6.0, 0.25),
+    "good": row("streaming", [0.01, 0.1], 2.0, 0.0),
 }
 
 
@@ -103,6 +109,34 @@ def test_the_fastest_that_is_shown_to_lose_little_enough_is_taken():
     assert said == {
         BASELINE: "the measure", "verified": "the same", "noisy": "within noise", "bad": "worse", "good": "better"
     }  # fmt: skip
+
+
+def qualities(values):
+    return [Answer("x", float(value), 10, 5, 20, 1.0) for value in values]
+
+
+def test_what_is_lost_at_most_is_bounded_for_all_settings_at_once(monkeypatch):
+    """Of runs with settings that all lose two answers in a hundred, few show one of them to lose one at most."""
+    monkeypatch.setattr("wedlm.hub_card.evaluation.resampling.NUM_RESAMPLES", 50)
+    decodings = combinations([BASELINE, "streaming"], entropy_threshold=[number / 10 for number in range(12)])
+    random, wrong = np.random.default_rng(0), 0
+    for _ in range(60):
+        answers = {label: qualities(random.random(300) >= 0.02) for label in decodings}
+        answers[BASELINE] = qualities([1] * 300)
+        bounds = most_lost(answers, decodings)
+        wrong += any(bound <= 0.01 for label, bound in bounds.items() if label != BASELINE)
+    assert wrong / 60 <= 0.05 and bounds[BASELINE] == 0
+
+
+@pytest.mark.parametrize(("loss", "settings"), [(0.01, 24), (0.05, 1)])
+def test_so_many_examples_are_needed(monkeypatch, loss, settings):
+    monkeypatch.setattr("wedlm.hub_card.evaluation.resampling.NUM_RESAMPLES", 50)
+    decodings = combinations([BASELINE, "streaming"], entropy_threshold=[number / 10 for number in range(settings)])
+    number = examples_needed(loss, settings)
+    for size, is_shown in ((number, True), (number - 1, False)):
+        bounds = most_lost({label: qualities([1] * size) for label in decodings}, decodings)
+        assert (max(bounds.values()) <= loss) == is_shown
+    assert examples_needed(0, settings) is None
 
 
 def test_what_is_tried_holds_every_decoding_once():
@@ -154,7 +188,9 @@ def test_it_writes_what_it_takes_and_leaves_the_rest(place):
     report = json.loads((place / "tune.json").read_text())
     assert report["results"].keys() == TRIED.keys() and report["measure"] == "exact"
     assert report["chosen"] in (BASELINE, "verified, window 8"), "two examples show nothing of streaming"
-    assert "2 examples cannot show that streaming loses so little; at least 300 examples would." in result.stderr
+    assert (
+        "2 examples cannot show that streaming loses so little; at least 437 of them would be needed." in result.stderr
+    )
     after = json.loads((place / "mine" / "generation_config.json").read_text())
     assert after == before | report["results"][report["chosen"]]["arguments"]
     assert sorted(path.name for path in place.iterdir()) == ["data.jsonl", "mine", "plain.jsonl", "tune.json"]
@@ -164,7 +200,7 @@ def test_it_writes_what_it_takes_and_leaves_the_rest(place):
 
 def test_the_fastest_is_taken_where_enough_examples_show_it(place, monkeypatch):
     fast, careless = list(TRIED)[2:]
-    answers(monkeypatch, SECONDS, wrong=(careless,), times=200)  # 400 of them
+    answers(monkeypatch, SECONDS, wrong=(careless,), times=300)  # 600 of them
     assert run("mine", "--data", "data.jsonl").exit_code == 0
     report = json.loads((place / "tune.json").read_text())
     assert (report["chosen"], report["front"]) == (fast, [fast, careless])
@@ -200,9 +236,10 @@ def test_without_answers_agreement_is_measured(place):
         (["mine", "--data", "data.jsonl", "--max-quality-loss", "100%"], "is no share of the examples"),
         (["mine", "--data", "data.jsonl", "--measure", "taste"], "--measure taste is unknown; choose one of exact"),
         (["mine", "--data", "plain.jsonl", "--measure", "exact"], "--measure exact needs answers"),
-        (["mine", "--data", "words.jsonl", "--measure", "last-number"], "the answer of example 1 holds no number"),
+        (["mine", "--data", "words.jsonl", "--measure", "last-number"], "the answer in line 1 holds no number"),
         (["mine", "--data", "data.jsonl", "--max-new-tokens", 5000], "--max-new-tokens 5000 is not from 1 to"),
         (["mine", "--data", "data.jsonl", "--out", "data.jsonl"], "--out data.jsonl exists"),
+        (["mine", "--data", "masked.jsonl"], "masked.jsonl, line 2: The prompt holds <|mask|>"),
         (["somebody/model", "--data", "data.jsonl"], "somebody/model is no folder, and generation_config.json is"),
         (["broken", "--data", "data.jsonl"], "cannot be read (Expecting"),
     ],
@@ -210,6 +247,7 @@ def test_without_answers_agreement_is_measured(place):
 def test_bad_input_is_one_sentence(place, arguments, words):
     (place / "empty.jsonl").write_text("\n")
     (place / "words.jsonl").write_text('{"prompt": "a", "answer": "b"}')
+    (place / "masked.jsonl").write_text('\n{"prompt": "a <|mask|>"}')
     Path("broken").mkdir()
     Path("broken/generation_config.json").write_text("x")
     result = run(*arguments)

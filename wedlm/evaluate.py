@@ -1,9 +1,11 @@
 """`wedlm eval`: scores of lm-eval's tasks with the speed they were had at, in one file and one table."""
 
 import json
-import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,10 @@ from wedlm.hub_card.evaluation.decodings import combinations, whole
 from wedlm.hub_card.evaluation.harness import Choices, EvaluationError, evaluate, load_tasks, read_recipe
 from wedlm.hub_card.evaluation.work_file import WorkFile
 from wedlm.hub_card.provenance import weights_digest, write_report
+from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.settings import read_threshold
+
+BESIDE_WEIGHTS = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def read_metadata(text: str | None) -> dict[str, Any]:
@@ -66,31 +71,51 @@ def run_eval(model_name: str, asked: Asked, out: Path, overwrite: bool, dtype: s
     logging.set_verbosity_error()
     if choices.apply_chat_template and tokenizer.chat_template is None:
         raise EvaluationError(f"{model_name} has no chat template; leave out --apply-chat-template.")
+    if tokenizer.eos_token_id is None:
+        raise EvaluationError(f"The tokenizer of {model_name} has no end token; set eos_token in its config.")
     decodings = decodings or {model.generation_config.decoding: {"decoding": model.generation_config.decoding}}
     decodings = {label: whole(arguments, model.generation_config) for label, arguments in decodings.items()}
-    identity = {
-        "weights_sha256": weights_digest(checkpoint_folder(model_name, with_weights=True)),
-        "settings": {
-            **asdict(choices),
-            "metadata": read_metadata(asked.metadata),
-            "dtype": str(model.dtype).removeprefix("torch."),
-        },
-    }
-    folder = out.with_name(f"{out.name}.work")
+    settings = {**asdict(choices), "metadata": read_metadata(asked.metadata)}
+    identity = identity_of(model, checkpoint_folder(model_name, with_weights=True))
     versions = {name: version(name) for name in ("torch", "transformers", "wedlm", "lm_eval")}
-    work = WorkFile(folder, {**identity, "device": str(model.device), "versions": versions})
-    if work.results:
-        print(f"Going on from what {folder} holds.", file=sys.stderr)
-    try:
-        rows = evaluate(model, tokenizer, tasks, decodings, choices, work)
-    except KeyboardInterrupt:
-        print(f"\nStopped; the same command goes on from what {folder} holds.", file=sys.stderr)
-        raise
+    about = {**identity, "settings": settings, "device": str(model.device), "versions": versions}
+    work = WorkFile(out.with_name(f"{out.name}.work"), about)
+    with told_where_it_goes_on(work):
+        rows, warnings = evaluate(model, tokenizer, tasks, decodings, choices, work)
+    for warning in warnings:
+        print(f"lm-eval: {warning}", file=sys.stderr)
+    settings["dtype"] = identity["dtype"]
     name = Path(model_name).resolve().name if Path(model_name).is_dir() else model_name
-    write_report(out, rows, model.device, packages=["lm_eval"], model=name, **identity)
-    shutil.rmtree(folder)
-    print_table(rows, f"{name}, {identity['settings']['dtype']}, batch size {choices.batch_size}, {model.device}")
+    write_report(out, rows, model.device, packages=["lm_eval"], model=name, settings=settings, **identity)
+    work.remove()
+    print_table(rows, f"{name}, {identity['dtype']}, batch size {choices.batch_size}, {model.device}")
     print(f"Written to {out}.", file=sys.stderr)
+
+
+def identity_of(model: WeDLMForCausalLM, folder: Path) -> dict[str, Any]:
+    """What answers depend on besides what is asked: weights, the files beside them, and how texts are generated."""
+    beside = [path for name in BESIDE_WEIGHTS if (path := folder / name).exists()]
+    return {
+        "weights_sha256": weights_digest(folder),
+        "files_sha256": sha256(b"".join(path.read_bytes() for path in beside)).hexdigest(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "generation_config": model.generation_config.to_diff_dict(),
+    }
+
+
+@contextmanager
+def told_where_it_goes_on(work: WorkFile) -> Iterator[None]:
+    if work.results:
+        print(f"Going on from what {work.path.parent} holds.", file=sys.stderr)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"\nStopped; the same command goes on from what {work.path.parent} holds.", file=sys.stderr)
+        raise
+    except BaseException:
+        if not work.results:
+            work.remove()
+        raise
 
 
 def check_out(out: Path, overwrite: bool) -> None:
@@ -107,6 +132,8 @@ def plan(asked: Asked) -> tuple[dict[str, int | None], list[Path], Choices, dict
     if asked.recipe_name is not None:
         recipe = read_recipe(asked.recipe_name)
         names = recipe.tasks | names
+        if "num_fewshot" in asked.choices:
+            names = dict.fromkeys(names)
         folders = [*folders, *filter(None, [recipe.include_path])]
         choices, decodings = replace(choices, **recipe.choices), recipe.decodings
     choices = replace(choices, **asked.choices)
@@ -140,7 +167,8 @@ def side_by_side(rows: list[dict]) -> list[list[str]]:
         ):
             values = [by_decoding[label][name] if label in by_decoding else None for label in decodings]
             if any(value is not None for value in values):
-                lines.append(["", words, *("" if value is None else f"{value:.{digits}f}" for value in values)])
+                lines.append([title, words, *("" if value is None else f"{value:.{digits}f}" for value in values)])
+                title = ""
     return lines
 
 

@@ -1,8 +1,6 @@
 """`wedlm tune`: decoding settings for somebody's own examples, into generation_config.json."""
 
 import json
-import math
-import shutil
 import sys
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -10,27 +8,31 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from transformers import logging
+from transformers import PreTrainedTokenizerBase, logging
 
 from wedlm.checkpoint import load_checkpoint
 from wedlm.compare import PIPE_WIDTH
-from wedlm.evaluate import check_out
+from wedlm.evaluate import check_out, identity_of, told_where_it_goes_on
 from wedlm.generate import encode
-from wedlm.hub_card.evaluation.decodings import BASELINE, READS, whole
+from wedlm.hub_card.evaluation.decodings import BASELINE, EXACT, READS, whole
 from wedlm.hub_card.evaluation.sweep import Question, front, summaries, sweep
 from wedlm.hub_card.evaluation.tuning import (
     AGREEMENT,
     MEASURES,
+    Example,
     TuningError,
     allowed,
+    examples_needed,
     measure_of,
+    most_lost,
     read_examples,
     read_share,
     settings_to_try,
     verdict,
 )
 from wedlm.hub_card.evaluation.work_file import WorkFile
-from wedlm.hub_card.provenance import weights_digest, write_report
+from wedlm.hub_card.provenance import write_report
+from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.trace import write_whole
 
 CONFIG = "generation_config.json"
@@ -51,7 +53,7 @@ class Tuning:
 
 
 def tune(given: Tuning) -> None:
-    most_lost = read_share(given.max_quality_loss)
+    loss = read_share(given.max_quality_loss)
     check_out(given.out, given.overwrite)
     examples = read_examples(given.data)
     measure = measure_of(given.measure, examples)
@@ -63,7 +65,7 @@ def tune(given: Tuning) -> None:
     config = read_config(given.model)
     model, tokenizer = load_checkpoint(given.model, given.dtype, given.device)
     logging.set_verbosity_error()
-    all_ids = [encode(model, tokenizer, example.prompt) for example in examples]
+    all_ids = [encoded(model, tokenizer, example, given.data) for example in examples]
     most = model.config.max_position_embeddings - max(map(len, all_ids))
     if not 1 <= given.max_new_tokens <= most:
         raise TuningError(f"--max-new-tokens {given.max_new_tokens} is not from 1 to {most}, for which there is room.")
@@ -74,20 +76,16 @@ def tune(given: Tuning) -> None:
         for ids, example in zip(all_ids, examples, strict=True)
     ]
     identity = {
-        "weights_sha256": weights_digest(given.model),
-        "dtype": str(model.dtype).removeprefix("torch."),
+        **identity_of(model, given.model),
         "measure": measure,
         "max_new_tokens": given.max_new_tokens,
     }
-    folder = given.out.with_name(f"{given.out.name}.work")
     versions = {name: version(name) for name in ("torch", "transformers", "wedlm")}
     answered = [example.answer for example in examples]
     about = {**identity, "answers": answered, "versions": versions, "device": str(model.device)}
-    try:
-        answers = sweep(model, tokenizer, questions, decodings, given.max_new_tokens, WorkFile(folder, about))
-    except KeyboardInterrupt:
-        print(f"\nStopped; the same command goes on from what {folder} holds.", file=sys.stderr)
-        raise
+    work = WorkFile(given.out.with_name(f"{given.out.name}.work"), about)
+    with told_where_it_goes_on(work):
+        answers = sweep(model, tokenizer, questions, decodings, given.max_new_tokens, work)
     if measure == AGREEMENT:
         answers = {
             label: [
@@ -96,21 +94,22 @@ def tune(given: Tuning) -> None:
             ]
             for label, of_label in answers.items()
         }
-    rows = summaries(answers, decodings)
-    chosen = allowed(rows, most_lost)[0]
+    bounds = most_lost(answers, decodings)
+    rows = {label: row | {"most_lost": bounds[label]} for label, row in summaries(answers, decodings).items()}
+    chosen = allowed(rows, loss)[0]
     write_report(
         given.out,
         rows,
         model.device,
         **identity,
         num_examples=len(examples),
-        max_quality_loss=most_lost,
+        max_quality_loss=loss,
         chosen=chosen,
         front=front(rows),
     )
-    shutil.rmtree(folder)
+    work.remove()
     print_front(rows, chosen)
-    told(rows, chosen, most_lost, len(examples))
+    told(rows, chosen, loss, len(examples))
     if given.dry_run:
         print(f"Not written into {given.model / CONFIG} (--dry-run).", file=sys.stderr)
         return
@@ -118,6 +117,8 @@ def tune(given: Tuning) -> None:
     names = ("decoding", *READS[taken["decoding"]])
     write_whole(given.model / CONFIG, json.dumps(config | {name: taken[name] for name in names}, indent=2) + "\n")
     print(f"Written into {given.model / CONFIG}; every number is in {given.out}.", file=sys.stderr)
+    if config.get("do_sample"):
+        print(f"{CONFIG} says do_sample: the texts were judged as greedy ones.", file=sys.stderr)
 
 
 def read_config(folder: Path) -> dict:
@@ -155,15 +156,21 @@ def print_front(rows: dict[str, dict], chosen: str) -> None:
     console.print(table)
 
 
-def told(rows: dict[str, dict], chosen: str, most_lost: float, num_examples: int) -> None:
+def told(rows: dict[str, dict], chosen: str, loss: float, num_examples: int) -> None:
+    num_uncertain = sum(row["arguments"]["decoding"] not in EXACT for row in rows.values())
     print(
-        f"Taken: {chosen}, the fastest that with 95 % confidence loses at most {100 * most_lost:g} % of the answers.",
+        f"Taken: {chosen}, the fastest of those that lose at most {100 * loss:g} % of the answers, shown with 95 % "
+        f"confidence for all {len(rows)} settings together.",
         file=sys.stderr,
     )
-    needed = math.inf if most_lost == 0 else math.ceil(3 / most_lost)
-    if num_examples < needed and rows[chosen]["arguments"]["decoding"] != "streaming":
-        more = f"at least {needed} examples would" if needed < math.inf else "no number of examples can"
-        print(
-            f"{num_examples} examples cannot show that streaming loses so little; {more}.",
-            file=sys.stderr,
-        )
+    needed = examples_needed(loss, num_uncertain)
+    if rows[chosen]["arguments"]["decoding"] in EXACT and (needed is None or num_examples < needed):
+        more = "no number of examples can" if needed is None else f"at least {needed} of them would be needed"
+        print(f"{num_examples} examples cannot show that streaming loses so little; {more}.", file=sys.stderr)
+
+
+def encoded(model: WeDLMForCausalLM, tokenizer: PreTrainedTokenizerBase, example: Example, data: Path) -> list[int]:
+    try:
+        return encode(model, tokenizer, example.prompt)
+    except Exception as error:  # too long, with MASK in it, or a chat that the template refuses
+        raise TuningError(f"{data}, line {example.line}: {' '.join(str(error).split())}") from error

@@ -10,6 +10,8 @@ from wedlm.hub_card.demo.checkers import check
 from wedlm.hub_card.demo.tasks import held_out_examples
 from wedlm.hub_card.evaluation.metrics import ExactMatch, info
 
+MAX_EXAMPLES = 2000  # every kind has more problems that are held out
+
 
 class RightAnswers(evaluate.Metric):
     """The share of answers that the checker of their kind, which reads the question alone, finds right.
@@ -31,6 +33,9 @@ class RightAnswers(evaluate.Metric):
 
 def dataset(kind: str, num_examples: int = 200, seed: int = 0, **_: Any) -> DatasetDict:
     """Held-out questions; lm-eval's metadata may set `num_examples` and `seed`."""
+    for name, value, least, most in (("num_examples", num_examples, 1, MAX_EXAMPLES), ("seed", seed, 0, 2**31)):
+        if not isinstance(value, int) or not least <= value <= most:
+            raise ValueError(f"{name}={value!r} of the metadata is no number from {least} to {most}; correct it.")
     rows = [example._asdict() for example in held_out_examples(kind, num_examples, seed)]
     return DatasetDict({"test": Dataset.from_list(rows)})
 

@@ -54,6 +54,16 @@ def combinations(
     return made
 
 
+def check(arguments: dict[str, Any], where: str) -> None:
+    decoding = arguments.get("decoding")
+    if decoding not in DECODINGS:
+        raise ValueError(f"{where}: decoding {decoding!r} is unknown; choose of {', '.join(DECODINGS)}.")
+    for name in arguments.keys() - {"decoding", *READS[decoding]}:
+        raise ValueError(
+            f"{where}: {decoding} decoding reads no {name!r}; it reads {', '.join(READS[decoding]) or 'nothing'}."
+        )
+
+
 def whole(arguments: dict[str, Any], generation_config: GenerationConfig) -> dict[str, Any]:
     """`arguments` with what the checkpoint says of the rest that the decoding reads; refuses what cannot be."""
     names = ("decoding", *READS[arguments["decoding"]])

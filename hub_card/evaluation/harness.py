@@ -3,26 +3,29 @@
 import difflib
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
+from inspect import isfunction
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import lm_eval
 import numpy as np
 import torch
 import yaml
-from datasets.utils.logging import disable_progress_bar
+from datasets.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-from lm_eval.api.task import Task
+from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks.manager import TaskDict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from wedlm.hub_card.evaluation.decodings import check
 from wedlm.hub_card.evaluation.lm import DecodingLM
-from wedlm.hub_card.evaluation.metrics import ours_first
+from wedlm.hub_card.evaluation.metrics import CodeExecution, modules_missing_in_sandbox, ours_first
 from wedlm.hub_card.evaluation.work_file import WorkFile
 
 LIKELIHOOD = "likelihood"  # in place of a decoding, for tasks that generate nothing
@@ -81,10 +84,22 @@ def manager_of(names: list[str], folders: list[Path], metadata: dict[str, Any]) 
     manager = TaskManager(include_path=paths, metadata=metadata)
     for name in names:
         if name not in manager.all_tasks:
+            for folder in folders:
+                check_yaml(folder)
             near = difflib.get_close_matches(name, manager.all_tasks, n=3)
             hint = f"did you mean {' or '.join(near)}?" if near else "`lm_eval ls tasks` lists those of lm-eval."
             raise EvaluationError(f"There is no task {name!r}; {hint}")
     return manager
+
+
+def check_yaml(folder: Path) -> None:
+    """lm-eval passes over files that it cannot read."""
+    for path in sorted(folder.rglob("*.yaml")):
+        try:
+            yaml.compose(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            said = " ".join(str(error).split())
+            raise EvaluationError(f"{path} cannot be read as YAML ({said}); correct it, or take it away.") from error
 
 
 def load_tasks(
@@ -116,10 +131,9 @@ def load_tasks(
             loaded = manager.load(built)
         except ValueError as error:
             raise EvaluationError(f"--tasks {','.join(names)}: {error}; name each task once.") from error
-    if not run_code:
-        for name, task in loaded["tasks"].items():
-            if getattr(task, "UNSAFE_CODE", False):
-                raise EvaluationError(code_refused(name))
+    for name, task in loaded["tasks"].items():
+        check_task(name, task, run_code)
+        remember_documents(task)
     return Tasks(loaded, fewshot)
 
 
@@ -128,6 +142,55 @@ def refuse_code(name: str, manager: TaskManager) -> None:
     config = manager._index[name].cfg or {}
     if config.get("unsafe_code"):
         raise EvaluationError(code_refused(name))
+
+
+def check_task(name: str, task: Task, run_code: bool) -> None:
+    """What would be found out after everything has been generated."""
+    if getattr(task, "UNSAFE_CODE", False):
+        if not run_code:
+            raise EvaluationError(code_refused(name))
+        if not uses_sandbox(task):
+            raise EvaluationError(
+                f"The task {name} runs code outside of the sandbox, by other means than code_eval; leave it out, or "
+                "run it with lm_eval itself where that may be."
+            )
+        if missing := modules_missing_in_sandbox(str(task.doc_to_target(task.eval_docs[0]))):
+            raise EvaluationError(
+                f"The tests of the task {name} import {', '.join(missing)}, which the sandbox does not have; leave "
+                "the task out."
+            )
+    if isinstance(task, ConfigurableTask) and task.config.process_results is None:
+        for of_task, what in ((task._metric_fn_list, "metric"), (task._aggregation_list, "aggregation of")):
+            for metric, function in of_task.items():
+                if function is None:
+                    raise EvaluationError(f"The task {name} has a {what} {metric!r} that lm-eval does not know.")
+
+
+def uses_sandbox(task: Task) -> bool:
+    """Whether what judges the answers is ours, or has loaded code_eval, which is ours then."""
+    functions = [task.config.process_results, *(metric["metric"] for metric in task.config.metric_list or [])]
+    return any(
+        function.__module__.startswith("wedlm.")
+        or any(isinstance(value, CodeExecution) for value in function.__globals__.values())
+        for function in functions
+        if isfunction(function)
+    )
+
+
+def remember_documents(task: Task) -> None:
+    """Some tasks shuffle answers whenever they are asked for their documents, which is for requests and for scores."""
+    process = task.config.process_docs if isinstance(task, ConfigurableTask) else None
+    if process is None:
+        return
+    processed: dict[int, Any] = {}
+
+    @wraps(process)
+    def once(documents: Any) -> Any:
+        if id(documents) not in processed:
+            processed[id(documents)] = process(documents)
+        return processed[id(documents)]
+
+    task.set_config("process_docs", once)
 
 
 def code_refused(name: str) -> str:
@@ -157,17 +220,33 @@ def chain_of(error: BaseException | None) -> list[BaseException]:
     return causes
 
 
+class Collector(logging.Handler):
+    """What lm-eval warns of, each sentence once."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.said: dict[str, None] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.setdefault(" ".join(record.getMessage().split()))
+
+
 @contextmanager
-def quiet():
-    """lm-eval tells in many lines what the table says as well."""
-    logger = logging.getLogger("lm_eval")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def quiet() -> Iterator[Collector]:
+    """lm-eval tells much that the table says as well; what it warns of is collected."""
+    logger, collector = logging.getLogger("lm_eval"), Collector()
+    level, propagates, handlers = logger.level, logger.propagate, logger.handlers
+    logger.setLevel(logging.WARNING)
+    logger.propagate, logger.handlers = False, [collector]
+    had_bars = is_progress_bar_enabled()
     disable_progress_bar()
     try:
-        yield
+        yield collector
     finally:
         logger.setLevel(level)
+        logger.propagate, logger.handlers = propagates, handlers
+        if had_bars:
+            enable_progress_bar()
 
 
 # --- Evaluation ---
@@ -195,14 +274,13 @@ def evaluate(
     decodings: dict[str, dict[str, Any]],
     choices: Choices,
     work: WorkFile,
-    show: Callable[[list[dict]], None] = lambda rows: None,
-) -> list[dict]:
-    """A row for each task and decoding, and one for each task that generates nothing.
+) -> tuple[list[dict], list[str]]:
+    """A row for each task and decoding, and one for each task that generates nothing; and what lm-eval warned of.
 
-    evaluate(model, tokenizer, load_tasks(["gsm8k"]), {"verified": {"decoding": "verified"}}, Choices(), work)
-    [{"task": "gsm8k", "decoding": "verified", "metrics": [...], "tokens_per_forward": 3.1, ...}]
+    evaluate(model, tokenizer, load_tasks({"gsm8k": None}), {"verified": {"decoding": "verified"}}, Choices(), work)
+    [{"task": "gsm8k", "decoding": "verified", "metrics": [...], "tokens_per_forward": 3.1, ...}], []
     """
-    rows = []
+    rows, warnings = [], {}
     for number, (label, arguments) in enumerate(decodings.items()):
         configure(tasks, choices)
         random.seed(choices.seed)
@@ -210,23 +288,36 @@ def evaluate(
         torch.manual_seed(choices.seed)
         with quiet():
             lm = DecodingLM(model, tokenizer, choices.batch_size, arguments, work, choices.seed, label)
-            try:
-                results = lm_eval.evaluate(
-                    lm,
-                    tasks.loaded,
-                    limit=choices.limit,
-                    apply_chat_template=choices.apply_chat_template,
-                    system_instruction=choices.system_instruction,
-                    fewshot_as_multiturn=choices.apply_chat_template,
-                    confirm_run_unsafe_code=choices.run_code,
-                    log_samples=False,
-                )
-            except AssertionError as error:  # how lm-eval says that a prompt leaves no room, or that data lacks shots
-                raise EvaluationError(f"{' '.join(str(error).split())} Ask for less, or change the task.") from error
-        made = rows_of(results, tasks, label, arguments, lm.counts)
+        with quiet() as collector, as_sentences(tasks):
+            results = lm_eval.evaluate(
+                lm,
+                tasks.loaded,
+                limit=choices.limit,
+                apply_chat_template=choices.apply_chat_template,
+                system_instruction=choices.system_instruction,
+                fewshot_as_multiturn=choices.apply_chat_template,
+                confirm_run_unsafe_code=choices.run_code,
+                log_samples=False,
+            )
+            made = rows_of(results, tasks, label, arguments, lm.counts)
+        warnings |= collector.said
         rows += [row for row in made if number == 0 or row["decoding"] != LIKELIHOOD]
-        show(rows)
-    return rows
+    return rows, list(warnings)
+
+
+@contextmanager
+def as_sentences(tasks: Tasks) -> Iterator[None]:
+    """What a task's own parts raise is of any kind."""
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError, MemoryError):  # of generate(), of a file, of the device
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise EvaluationError(
+            f"The tasks {', '.join(tasks.all)} cannot be evaluated ({type(error).__name__}: {said}); correct the one "
+            "that it is about, or leave it out. --debug shows where it comes from."
+        ) from error
 
 
 def rows_of(results: dict, tasks: Tasks, label: str, arguments: dict[str, Any], counts: dict) -> list[dict]:
@@ -240,15 +331,14 @@ def row_of(
     of_members = [tasks.all[member] for member in members]
     generates = any(task.get_config("output_type") == GENERATES for task in of_members)
     measured = results["results"][name]
-    task = of_members[0]
-    shots = {results["n-shot"].get(member) for member in members}
     return {
         "task": name,
         "title": measured.get("alias", name).strip(" -"),
-        "dataset": task.DATASET_PATH or name,
-        "dataset_config": task.DATASET_NAME,
-        "split": task.get_config("test_split") or task.get_config("validation_split") or "",
-        "num_fewshot": shots.pop() if len(shots) == 1 else None,
+        "dataset": shared(task.DATASET_PATH for task in of_members) or name,
+        "dataset_config": shared(task.DATASET_NAME for task in of_members),
+        "split": shared(task.get_config("test_split") or task.get_config("validation_split") for task in of_members)
+        or "",
+        "num_fewshot": shared(results["n-shot"].get(member) for member in members),
         "num_examples": sum(results["n-samples"][member]["effective"] for member in members),
         "version": results["versions"].get(name),
         "is_group": name not in tasks.all,
@@ -257,6 +347,12 @@ def row_of(
         "metrics": metrics_of(measured, results["higher_is_better"].get(name, {})),
         **speeds([counts[member] for member in members if generates]),
     }
+
+
+def shared(values: Iterable) -> Any:
+    """What all tasks of a group have, or None."""
+    first, *others = dict.fromkeys(values)
+    return None if others else first
 
 
 def leaves(name: str, children: dict[str, list[str]]) -> list[str]:
@@ -321,33 +417,31 @@ def read_recipe(name: str) -> Recipe:
         raise EvaluationError(f"--recipe {name} is none of {', '.join(ours)}, and no file; give one of them.")
     try:
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-        include_path = recipe.pop("include_path", None)
-        return Recipe(
-            tasks=dict(recipe.pop("tasks")),
-            decodings=dict(recipe.pop("decodings", {})),
-            choices=check_choices(recipe.pop("settings", {}), path) | check_empty(recipe, path),
-            include_path=include_path and (path.parent / include_path).resolve(),
-        )
-    except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
-        if isinstance(error, EvaluationError):
-            raise
+        unknown = recipe.keys() - {"about", "tasks", "decodings", "settings", "include_path"}
+        tasks, decodings, settings = dict(recipe["tasks"]), recipe.get("decodings", {}), recipe.get("settings", {})
+        if unknown:
+            raise ValueError(f"it has {', '.join(sorted(unknown))}")
+        for task, shots in tasks.items():
+            if not (shots is None or isinstance(shots, int) and shots >= 0):
+                raise ValueError(f"{task} has {shots!r} shots")
+        for arguments in decodings.values():
+            check(arguments, "decodings")
+        check_settings(settings)
+    except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise EvaluationError(
-            f"--recipe {name} cannot be read ({type(error).__name__}: {' '.join(str(error).split())}); it needs "
-            "`tasks:` with the shots of each, and may have `decodings:` and `settings:`."
+            f"--recipe {name} cannot be used ({type(error).__name__}: {' '.join(str(error).split())}); it needs "
+            "`tasks:` with the shots of each, and may have `decodings:`, `settings:`, `include_path:` and `about:`."
         ) from error
+    include_path = recipe.get("include_path")
+    return Recipe(tasks, decodings, settings, include_path and (path.parent / include_path).resolve())
 
 
-def check_choices(settings: dict[str, Any], path: Path) -> dict[str, Any]:
-    known = Choices.__dataclass_fields__.keys() - {"run_code"}  # which the caller alone says
-    for name in settings:
+def check_settings(settings: dict[str, Any]) -> None:
+    known = get_type_hints(Choices)
+    del known["run_code"]  # which the caller alone says
+    for name, value in settings.items():
         if name not in known:
-            raise EvaluationError(f"{path.name} has a setting {name!r}; there are {', '.join(sorted(known))}.")
-    return settings
-
-
-def check_empty(rest: dict, path: Path) -> dict:
-    for name in rest.keys() - {"about"}:
-        raise EvaluationError(
-            f"{path.name} has {name!r}; a recipe has about, tasks, decodings, settings, include_path."
-        )
-    return {}
+            raise ValueError(f"there is no setting {name!r}, but {', '.join(sorted(known))}")
+        kind = known[name] | int if known[name] == float | None else known[name]
+        if not isinstance(value, kind) or isinstance(value, bool) != (known[name] is bool):
+            raise ValueError(f"the setting {name} is {value!r}")

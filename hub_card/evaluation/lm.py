@@ -8,14 +8,15 @@ from hashlib import sha256
 from typing import Any
 
 import torch
-from huggingface_hub.utils import tqdm
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from wedlm.hub_card.evaluation.work_file import WorkFile, digest_of
 
+WARM_UP_TOKENS = 8  # before anything is timed
 LIKELIHOOD_BATCHES = 16  # in a piece, so that lm-eval can sort by length and share contexts within it
 COUNTS = ("tokens", "forwards", "window_rows", "seconds")
 
@@ -29,6 +30,25 @@ def counted(output: GenerateDecoderOnlyOutput) -> dict[str, int]:
         "forwards": int(output.forwards.sum()),
         "window_rows": round(float(rows.sum())),
     }
+
+
+class StopBehindPrompt(StoppingCriteria):
+    """Whether one of the texts stands behind the prompt, for each row by itself.
+
+    lm-eval's own criterion ends a batch when all of its rows have had theirs. (transformers' reads the prompt as well,
+    and takes seconds to make for a large vocabulary.)
+    """
+
+    is_stateless = True
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: list[str], prompt_width: int):
+        self.tokenizer, self.texts, self.prompt_width = tokenizer, texts, prompt_width
+        # A text may begin inside of a token, and end inside of another.
+        self.width = 2 + max(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+
+    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
+        ends = self.tokenizer.batch_decode(input_ids[:, self.prompt_width :][:, -self.width :])
+        return torch.tensor([any(text in end for text in self.texts) for end in ends], device=input_ids.device)
 
 
 class DecodingLM(HFLM):
@@ -54,13 +74,14 @@ class DecodingLM(HFLM):
         self.end = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         self.counts = defaultdict(lambda: dict.fromkeys(COUNTS, 0))  # by task
         self.counts_of_piece: dict[str, float] = {}
+        self.seed_of_piece, self.is_warm = seed, False
 
     def get_model_info(self) -> dict:
         return {}  # lm-eval's own would ask the network
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         def compute(piece: list[Instance], digest: str) -> dict:
-            torch.manual_seed(int(digest_of([self.seed, digest]), 16) % 2**63)
+            self.seed_of_piece = int(digest_of([self.seed, digest]), 16) % 2**63
             texts = super(DecodingLM, self).generate_until(piece, disable_tqdm=True)
             return {"answers": texts, **self.counts_of_piece}
 
@@ -78,14 +99,26 @@ class DecodingLM(HFLM):
         return self.answered("generate_until", requests, pieces, self.arguments, compute)
 
     def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **kwargs: Any) -> torch.Tensor:
-        # Not lm-eval's criterion, for whose sake rows of a batch go on until all have stopped. It cuts what
-        # comes behind anyway; and the end token needs no criterion.
-        strings = [words for words in stop if words != self.end]
-        criteria = {"stop_strings": strings, "tokenizer": self.tokenizer} if strings else {}
+        """HFLM's own, but for the criterion, the length and what is asked for beside the text."""
+        width = context.shape[1]
+        arguments = {**as_lm_eval_samples(kwargs), **self.arguments, "pad_token_id": self.tokenizer.pad_token_id}
+        texts = [text for text in stop if text != self.end]  # the end token needs no criterion
+        if texts:
+            criterion = StopBehindPrompt(self.tokenizer, texts, width)
+            arguments["stopping_criteria"] = StoppingCriteriaList([criterion])
+
+        def generate(max_new_tokens: int) -> GenerateDecoderOnlyOutput:
+            # Not max_length, over which a max_new_tokens of generation_config.json would win.
+            return self.model.generate(
+                context, **arguments, max_new_tokens=max_new_tokens, return_dict_in_generate=True
+            )
+
+        if not self.is_warm:
+            generate(min(WARM_UP_TOKENS, max_length - width))
+            self.is_warm = True
+        torch.manual_seed(self.seed_of_piece)
         start = time.perf_counter()
-        output = super()._model_generate(
-            context, max_length, [], **kwargs, **criteria, **self.arguments, return_dict_in_generate=True
-        )
+        output = generate(max_length - width)
         counts = counted(output)  # waits for the device
         self.counts_of_piece = {**counts, "seconds": time.perf_counter() - start}
         return output.sequences
@@ -130,6 +163,14 @@ class DecodingLM(HFLM):
                     self.counts[piece[0].task_name][name] += result[name]
                 bar.update(len(piece))
         return answers
+
+
+def as_lm_eval_samples(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """A temperature of 0 is greedy decoding, and so is none at all, unless do_sample says otherwise."""
+    kwargs = {"temperature": 0.0, **kwargs}
+    if kwargs["temperature"] == 0.0 and not kwargs.setdefault("do_sample", False):
+        del kwargs["temperature"]
+    return kwargs
 
 
 def cut(indices: list[int] | range, size: int) -> Iterator[list[int]]:

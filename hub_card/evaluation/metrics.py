@@ -1,5 +1,7 @@
 """Metrics that need no network: subclasses of evaluate.Metric, used as those of the Hub are."""
 
+import ast
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import comb
@@ -72,6 +74,18 @@ class CodeExecution(evaluate.Metric):
 def pass_at(number: int, passed: list[bool]) -> float:
     """Of all ways to choose `number` of the candidates, the share with one among them that passed."""
     return 1 - comb(passed.count(False), number) / comb(len(passed), number)
+
+
+def modules_missing_in_sandbox(code: str) -> list[str]:
+    """Those that `code` imports and the sandbox, which has the standard library alone, does not have."""
+    try:
+        nodes = list(ast.walk(ast.parse(code)))
+    except SyntaxError:
+        return []
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    rooms = sorted({name.partition(".")[0] for name in names})
+    return [room for room in rooms if room not in sys.stdlib_module_names]
 
 
 OF_OURS = {"exact_match": ExactMatch, "code_eval": CodeExecution}  # by their names on the Hub

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from huggingface_hub.utils import tqdm
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from wedlm.hub_card.evaluation.decodings import BASELINE, EXACT
-from wedlm.hub_card.evaluation.resampling import interval, median_and_quartiles, resampled_means
+from wedlm.hub_card.evaluation.resampling import median_and_quartiles, paired_bounds
 from wedlm.hub_card.evaluation.work_file import WorkFile, digest_of
 
 
@@ -83,16 +83,10 @@ def sweep(
 
 
 def summary(answers: list[Answer], baseline: list[Answer], is_exact: bool = False) -> dict:
-    """The numbers of one decoding; intervals hold 95 % of the resamples of the questions, in pairs with the baseline.
-
-    Where no pair differs nothing can be resampled: a share of 3 / n might differ still (the rule of three), but not if
-    the decoding `is_exact`.
-    """
+    """The numbers of one decoding, in pairs with the baseline, whose text it writes if it `is_exact`."""
     quality, base = (np.array([answer.quality for answer in side]) for side in (answers, baseline))
     differences = quality - base
-    bounds = interval(resampled_means(differences))
-    if not differences.any() and not is_exact:
-        bounds = [-3 / len(answers), 3 / len(answers)]
+    bounds = [0.0, 0.0] if is_exact and not differences.any() else paired_bounds(differences)
     tokens, forwards, rows = (sum(getattr(answer, name) for answer in answers) for name in Answer._fields[2:5])
     speed, base_speed = (np.array([answer.tokens / answer.seconds for answer in side]) for side in (answers, baseline))
     return {

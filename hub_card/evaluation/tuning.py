@@ -1,12 +1,19 @@
 """Which way to decode suits somebody's own examples: the fastest that is shown to lose no more than they allow."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from wedlm.hub_card.evaluation.decodings import BASELINE, EXACT, combinations
+from wedlm.hub_card.evaluation.resampling import paired_bounds
+from wedlm.hub_card.evaluation.sweep import Answer
+
+CONFIDENCE = 0.95
 
 
 class TuningError(ValueError):
@@ -18,6 +25,7 @@ class Example(NamedTuple):
 
     prompt: str | list[dict]
     answer: str | None
+    line: int
 
 
 def read_examples(path: Path) -> list[Example]:
@@ -26,10 +34,10 @@ def read_examples(path: Path) -> list[Example]:
     `prompt` is a text or a list of messages; without answers a text is compared with the autoregressive one.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other ends of lines
     except (OSError, UnicodeDecodeError) as error:
         raise TuningError(f"--data {path} cannot be read ({error}); give a file of JSON Lines.") from error
-    examples = [read_example(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    examples = [read_example(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
     if not examples:
         raise TuningError(f"--data {path} holds no examples; write a line of JSON for each.")
     with_answer = [number for number, example in enumerate(examples, 1) if example.answer is not None]
@@ -40,25 +48,31 @@ def read_examples(path: Path) -> list[Example]:
     return examples
 
 
-def read_example(line: str, where: str) -> Example:
+def read_example(line: str, number: int, path: Path) -> Example:
+    where = f"{path}, line {number}"
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+        json.dumps(row, ensure_ascii=False).encode()  # half a pair of surrogates is no text
+    except (json.JSONDecodeError, UnicodeEncodeError, RecursionError) as error:
         raise TuningError(f"{where}: no JSON ({error}); correct the line, or take it out.") from error
-    if isinstance(row, dict) and is_chat(row.get("messages")):
-        messages = row["messages"]
-        if messages[-1]["role"] != "assistant":
-            return Example(messages, None)
-        if len(messages) == 1:
-            raise TuningError(f"{where}: messages holds an answer and nothing to answer; put the question in front.")
-        return Example(messages[:-1], messages[-1]["content"])
-    prompt, answer = (row.get("prompt"), row.get("answer")) if isinstance(row, dict) else (None, None)
-    if not (isinstance(prompt, str) and prompt.strip() or is_chat(prompt)) or not isinstance(answer, str | None):
+    row = row if isinstance(row, dict) else {}
+    prompt, answer = row.get("prompt"), row.get("answer")
+    if is_chat(row.get("messages")):
+        prompt, answer = row["messages"], None
+        if prompt[-1]["role"] == "assistant":
+            *prompt, last = prompt
+            answer = last["content"]
+            if not prompt:
+                raise TuningError(
+                    f"{where}: messages holds an answer and nothing to answer; put the question in front."
+                )
+    is_prompt = isinstance(prompt, str) and prompt.strip() or is_chat(prompt)
+    if not is_prompt or not (answer is None or isinstance(answer, str) and answer.strip()):
         raise TuningError(
             f'{where}: neither {{"prompt": a text or messages, "answer": a text}} nor {{"messages": [...]}}; write it '
             "as one of them."
         )
-    return Example(prompt, answer)
+    return Example(prompt, answer, number)
 
 
 def is_chat(value: Any) -> bool:
@@ -112,10 +126,10 @@ def measure_of(name: str | None, examples: list[Example]) -> str:
     if name != AGREEMENT and not has_answers:
         raise TuningError(f"--measure {name} needs answers, and the examples have none; add them, or leave it out.")
     if name == "last-number":
-        for number, example in enumerate(examples, 1):
+        for example in examples:
             if last_number(example.answer) is None:
                 raise TuningError(
-                    f"--measure last-number: the answer of example {number} holds no number; correct it."
+                    f"--measure last-number: the answer in line {example.line} holds no number; correct it."
                 )
     return name
 
@@ -143,9 +157,32 @@ def read_share(text: str) -> float:
     return share
 
 
-def allowed(rows: dict[str, dict], most_lost: float) -> list[str]:
-    """The labels whose loss is at most so much with all that 95 % of the resamples leave open, fastest first."""
-    labels = [label for label, row in rows.items() if -row["quality_over_autoregressive_interval"][0] <= most_lost]
+def most_lost(answers: dict[str, list[Answer]], decodings: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """How many of the answers each setting loses at most, by label: with 95 % confidence that all of these hold.
+
+    The fastest of many settings is chosen on the examples it is judged on, so each bound is held to more than that.
+    """
+    uncertain = [label for label, arguments in decodings.items() if arguments["decoding"] not in EXACT]
+    share = 1 - (1 - CONFIDENCE) / max(1, len(uncertain))
+    bounds = {}
+    for label, of_label in answers.items():
+        differences = np.array(
+            [one.quality - base.quality for one, base in zip(of_label, answers[BASELINE], strict=True)]
+        )
+        is_exact = label not in uncertain and not differences.any()
+        # One-sided: what is gained at most is nobody's question.
+        bounds[label] = 0.0 if is_exact else max(0.0, -paired_bounds(differences, 2 * share - 1)[0])
+    return bounds
+
+
+def examples_needed(loss: float, num_uncertain: int) -> int | None:
+    """With so many none of which is lost, that loss is shown; None if no number of them can."""
+    return math.ceil(math.log(2 * num_uncertain / (1 - CONFIDENCE)) / -math.log1p(-loss)) if loss > 0 else None
+
+
+def allowed(rows: dict[str, dict], loss: float) -> list[str]:
+    """The labels that are shown to lose no more, fastest first."""
+    labels = [label for label, row in rows.items() if row["most_lost"] <= loss]
     return sorted(labels, key=lambda label: -rows[label]["times_autoregressive"]["median"])
 
 

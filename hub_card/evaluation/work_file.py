@@ -41,3 +41,9 @@ class WorkFile:
         self.results[key] = result
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps([key, result]) + "\n")
+
+    def remove(self) -> None:
+        """Once the results are elsewhere; other runs' files beside it stay."""
+        self.path.unlink(missing_ok=True)
+        if not any(self.path.parent.iterdir()):
+            self.path.parent.rmdir()

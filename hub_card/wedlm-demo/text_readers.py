@@ -1,5 +1,11 @@
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from transformers.generation import (
     BaseStreamer,
     EncoderNoRepeatNGramLogitsProcessor,
@@ -73,6 +79,11 @@ STATELESS_READERS = PLAIN_PROCESSORS | {
 }
 
 
+def is_stateless(reader: LogitsProcessor | StoppingCriteria) -> bool:
+    """One of a caller's own says so itself, by an attribute of this name."""
+    return type(reader) in STATELESS_READERS or getattr(reader, "is_stateless", False)
+
+
 class ScoreColumns:
     """A `[batch, vocabulary]` of scores for every new token, zeros where a row has none."""
 
@@ -129,7 +140,7 @@ class TextReaders:
         self.processors, self.criteria, self.streamer = processors, criteria, streamer
         self.do_sample = generation_config.do_sample
         self.left_to_right = any(type(processor) not in PLAIN_PROCESSORS for processor in processors)
-        self.in_step = any(type(reader) not in STATELESS_READERS for reader in [*processors, *criteria])
+        self.in_step = not all(is_stateless(reader) for reader in [*processors, *criteria])
         # Per row of the batch: tokens with no open slot before them (left to right also those yet to be chosen),
         # tokens that the criteria have been asked about, and left to right the logits of the last slots known.
         self.num_known, self.num_read = [0] * batch, [0] * batch

@@ -134,7 +134,7 @@ class Panel(NamedTuple):
 
 def quality_point(x: float, row: dict, base: float) -> Point:
     low, high = row["quality_over_autoregressive_interval"]
-    return Point(x, 100 * row["quality"], 100 * (base + low), 100 * (base + high))
+    return Point(x, 100 * row["quality"], 100 * max(base + low, 0), 100 * min(base + high, 1))
 
 
 def speed_point(x: float, row: dict) -> Point:

@@ -34,10 +34,10 @@ forward of a few milliseconds, of which much is overhead, so they say little abo
 
 This page is written by `python benchmarks/evidence.py` from the files that the commands wrote, and a test
 compares it with them. Every setting answers the same held-out questions, one at a time, the settings taking
-turns on each, so quality and speed are of the same texts. "Over autoregressive" is the difference in percentage
-points that holds 95 % of the resamples of the questions in pairs; where no pair differs, three in their number
-might. "Cacheable" is the paper's prefix cacheability. The speed is the median over the questions, with
-quartiles.
+turns on each, so quality and speed are of the same texts. "Over autoregressive" is where the difference lies,
+in percentage points: what holds 95 % of the resamples of the questions in pairs, and never narrower than what
+the counts of pairs that lost and gained allow. "Cacheable" is the paper's prefix cacheability. The speed is the
+median over the questions, with quartiles.
 """
 
 

@@ -3265,8 +3265,8 @@ MUTANTS = [
     Mutant(
         "intervals are not of pairs",
         f"{EVALUATION}/sweep.py",
-        "paired_bounds(differences)",
-        "paired_bounds(quality)",
+        "paired_bounds(quality, base)",
+        "paired_bounds(quality, base[::-1])",
         "test_sweep.py::test_a_summary_is_of_pairs",
     ),
     Mutant(
@@ -3314,9 +3314,9 @@ MUTANTS = [
     Mutant(
         "bounds are those of resampling alone",
         f"{EVALUATION}/resampling.py",
-        "return [min(float(low), least(gained) - most(lost)), max(float(high), most(gained) - least(lost))]",
-        "return [float(low), float(high)]",
-        "test_sweep.py::test_a_gain_hides_no_loss",
+        "return [float(min(resampled[0], counted[0])), float(max(resampled[1], counted[1]))]",
+        "return [float(end) for end in resampled]",
+        "test_sweep.py::test_a_gain_hides_no_loss_and_few_losses_are_no_proof",
     ),
     Mutant(
         "documents of a task are made again",

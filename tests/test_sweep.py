@@ -10,7 +10,7 @@ from wedlm.hub_card.demo import DEMO_FOLDER
 from wedlm.hub_card.demo.tasks import held_out_examples
 from wedlm.hub_card.evaluation import resampling, sweep
 from wedlm.hub_card.evaluation.decodings import BASELINE, combinations
-from wedlm.hub_card.evaluation.resampling import paired_bounds
+from wedlm.hub_card.evaluation.resampling import newcombe, paired_bounds
 from wedlm.hub_card.evaluation.sweep import Answer, Question, answer_of, front, summaries, summary
 from wedlm.hub_card.evaluation.work_file import WorkFile
 
@@ -90,41 +90,58 @@ def test_a_summary_is_of_pairs():
     assert low < -0.125 < 0 < high
 
 
+def pairs(lost, gained, number, right=0.9, seed=0):
+    """Answers of a baseline with so much right, and of one that really loses and gains so much."""
+    random = np.random.default_rng(seed)
+    base, draw = random.random(number) < right, random.random(number)
+    return np.where(base, draw >= lost / right, draw < gained / max(1 - right, 1e-9)).astype(float), base.astype(float)
+
+
 def test_bounds_are_those_of_pairs():
-    """Of many pairs they are what holds the resamples."""
-    random = np.random.default_rng(0)
-    differences = random.choice([-1, 0, 0, 1], 4000)
-    low, high = paired_bounds(differences)
+    """Of many pairs they are as wide as their differences spread, not as both sides do."""
+    quality, base = pairs(0.1, 0.05, 4000)
+    differences = quality - base
     spread = 1.96 * differences.std() / len(differences) ** 0.5
-    assert (low, high) == (
-        pytest.approx(differences.mean() - spread, abs=0.012), pytest.approx(differences.mean() + spread, abs=0.012)
-    )  # fmt: skip
-    assert low <= differences.mean() - spread + 0.001
+    low, high = paired_bounds(quality, base)
+    assert low == pytest.approx(differences.mean() - spread, abs=0.001)
+    assert high == pytest.approx(differences.mean() + spread, abs=0.001)
+
+
+def test_newcombes_own_example():
+    """Of 50 pairs 36 right on both sides, 12 gained, 2 lost: the bounds that his paper of 1998 prints."""
+    rows = [(1, 1)] * 36 + [(1, 0)] * 12 + [(0, 1)] * 2 + [(0, 0)] * 0
+    quality, base = np.array(rows, dtype=float).T
+    assert newcombe(quality, base, 1.959964) == (pytest.approx(0.0569, abs=5e-4), pytest.approx(0.3404, abs=5e-4))
 
 
 def test_no_difference_found_is_none_shown():
-    base = answers_of([1, 0, 1, 1] * 25)
+    base = answers_of([1] * 100)
     low, high = summary(base, base)["quality_over_autoregressive_interval"]
-    assert low == -high == pytest.approx(0.0125 ** (1 / 100) - 1), "none of 100 is 4.3 % at most"
+    assert low == -high == pytest.approx(-(1.96**2) / (100 + 1.96**2), abs=1e-4), "none of 100 is 3.7 % at most"
     assert summary(base, base, is_exact=True)["quality_over_autoregressive_interval"] == [0.0, 0.0]
 
 
-@pytest.mark.parametrize(("lost", "gained", "number"), [(0.05, 0.0, 60), (0.01, 0.0, 300), (0.03, 0.03, 20)])
-def test_bounds_hold_the_truth_as_often_as_they_say(monkeypatch, lost, gained, number):
-    monkeypatch.setattr(resampling, "NUM_RESAMPLES", 200)
-    random, held = np.random.default_rng(3), 0
-    for _ in range(300):
-        low, high = paired_bounds(random.choice([-1, 0, 1], number, p=[lost, 1 - lost - gained, gained]))
+@pytest.mark.parametrize(
+    ("lost", "gained", "number", "right"), [(0.05, 0.0, 60, 0.95), (0.01, 0.0, 300, 1.0), (0.03, 0.03, 20, 0.9)]
+)
+def test_bounds_hold_the_truth_as_often_as_they_say(monkeypatch, lost, gained, number, right):
+    monkeypatch.setattr(resampling, "NUM_RESAMPLES", 100)
+    held = 0
+    for seed in range(300):
+        low, high = paired_bounds(*pairs(lost, gained, number, right, seed))
         held += low <= gained - lost <= high
     assert held / 300 >= 0.95
 
 
-def test_a_gain_hides_no_loss():
-    """One gained and none lost of ten is not shown to lose nothing."""
-    low, _ = paired_bounds(np.array([1] + [0] * 9))
-    assert low < -0.2
-    low, high = paired_bounds(np.array([-1] * 4 + [0] * 96))
-    assert high > 0, "four of a hundred are no proof"
+def test_a_gain_hides_no_loss_and_few_losses_are_no_proof():
+    def bounds(lost, gained, number):
+        base = [1] * (number - gained - 2) + [0] * (gained + 2)
+        quality = [0] * lost + [1] * (number - lost - 2) + [0] * 2
+        return paired_bounds(np.array(quality, dtype=float), np.array(base, dtype=float))
+
+    assert bounds(0, 1, 10)[0] < -0.1, "one gained and none lost of ten is not shown to lose nothing"
+    assert bounds(4, 0, 100)[1] > 0, "four of a hundred are no proof"
+    assert bounds(10, 1, 200)[1] < 0, "ten of two hundred against one are"
 
 
 def test_summaries_know_which_decodings_keep_the_text():

@@ -1,7 +1,9 @@
 """What is said of measured numbers: how far they might be off, and how much they spread."""
 
+from math import sqrt
+from statistics import NormalDist
+
 import numpy as np
-from scipy.stats import beta
 
 NUM_RESAMPLES = 10_000
 
@@ -15,24 +17,40 @@ def resampled_means(values: np.ndarray, seed: int = 0) -> np.ndarray:
     return np.stack([values[random.integers(len(values), size=len(values))].mean(0) for _ in range(NUM_RESAMPLES)])
 
 
-def paired_bounds(differences: np.ndarray, share: float = 0.95) -> list[float]:
-    """Where the mean of paired differences, each from -1 to 1, may lie: what holds so much of the resamples.
+def paired_bounds(quality: np.ndarray, base: np.ndarray, share: float = 0.95) -> list[float]:
+    """Where the difference of two means of pairs of 0 and 1 may lie: what holds so much of the resamples.
 
-    Resampling cannot draw what has not been seen, so the bounds are never narrower than the number of pairs that lost
-    and that gained allows by itself (Clopper and Pearson, half of what is left for each): of n pairs without any loss
-    about 4.4 / n may be lost.
+    Resampling cannot draw what has not been seen, so the bounds are never narrower than those by the counts of pairs
+    (Newcombe's tenth method): of n pairs without any difference, all right, about 3.8 / n may be lost.
     """
-    tail, number = (1 - share) / 2, len(differences)
-    lost, gained = int((differences < 0).sum()), int((differences > 0).sum())
+    tail = (1 - share) / 2
+    resampled = np.quantile(resampled_means(quality - base), [tail, 1 - tail])
+    counted = newcombe(quality, base, NormalDist().inv_cdf(1 - tail))
+    return [float(min(resampled[0], counted[0])), float(max(resampled[1], counted[1]))]
 
-    def most(count: int) -> float:
-        return float(beta.ppf(1 - tail / 2, count + 1, number - count)) if count < number else 1.0
 
-    def least(count: int) -> float:
-        return float(beta.ppf(tail / 2, count, number - count + 1)) if count > 0 else 0.0
+def newcombe(quality: np.ndarray, base: np.ndarray, z: float) -> tuple[float, float]:
+    """The hybrid score interval of a difference of paired shares, from Wilson's interval of each."""
+    number = len(quality)
+    both, neither = (quality * base).sum(), ((1 - quality) * (1 - base)).sum()
+    gained, lost = (quality * (1 - base)).sum(), ((1 - quality) * base).sum()
+    excess = both * neither - gained * lost
+    scale = sqrt((both + gained) * (lost + neither) * (both + lost) * (gained + neither))
+    correlation = 0.0 if scale == 0 else (max(excess - number / 2, 0) if excess > 0 else excess) / scale
+    below, above = zip(*(wilson_distances(values.mean(), number, z) for values in (quality, base)), strict=True)
 
-    low, high = np.quantile(resampled_means(differences), [tail, 1 - tail])
-    return [min(float(low), least(gained) - most(lost)), max(float(high), most(gained) - least(lost))]
+    def half(own: float, other: float) -> float:
+        return sqrt(max(own**2 - 2 * correlation * own * other + other**2, 0))
+
+    difference = quality.mean() - base.mean()
+    return difference - half(below[0], above[1]), difference + half(above[0], below[1])
+
+
+def wilson_distances(share: float, number: int, z: float) -> tuple[float, float]:
+    """From a share of so many to the ends of Wilson's interval, below and above."""
+    middle = (share + z**2 / (2 * number)) / (1 + z**2 / number)
+    half = z * sqrt(share * (1 - share) / number + z**2 / (4 * number**2)) / (1 + z**2 / number)
+    return share - (middle - half), middle + half - share
 
 
 def interval(resampled: np.ndarray) -> list[float]:

@@ -86,7 +86,7 @@ def summary(answers: list[Answer], baseline: list[Answer], is_exact: bool = Fals
     """The numbers of one decoding, in pairs with the baseline, whose text it writes if it `is_exact`."""
     quality, base = (np.array([answer.quality for answer in side]) for side in (answers, baseline))
     differences = quality - base
-    bounds = [0.0, 0.0] if is_exact and not differences.any() else paired_bounds(differences)
+    bounds = [0.0, 0.0] if is_exact and not differences.any() else paired_bounds(quality, base)
     tokens, forwards, rows = (sum(getattr(answer, name) for answer in answers) for name in Answer._fields[2:5])
     speed, base_speed = (np.array([answer.tokens / answer.seconds for answer in side]) for side in (answers, baseline))
     return {

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -164,20 +165,20 @@ def most_lost(answers: dict[str, list[Answer]], decodings: dict[str, dict[str, A
     """
     uncertain = [label for label, arguments in decodings.items() if arguments["decoding"] not in EXACT]
     share = 1 - (1 - CONFIDENCE) / max(1, len(uncertain))
+    base = np.array([answer.quality for answer in answers[BASELINE]])
     bounds = {}
     for label, of_label in answers.items():
-        differences = np.array(
-            [one.quality - base.quality for one, base in zip(of_label, answers[BASELINE], strict=True)]
-        )
-        is_exact = label not in uncertain and not differences.any()
+        quality = np.array([answer.quality for answer in of_label])
+        is_exact = label not in uncertain and (quality == base).all()
         # One-sided: what is gained at most is nobody's question.
-        bounds[label] = 0.0 if is_exact else max(0.0, -paired_bounds(differences, 2 * share - 1)[0])
+        bounds[label] = 0.0 if is_exact else max(0.0, -paired_bounds(quality, base, 2 * share - 1)[0])
     return bounds
 
 
 def examples_needed(loss: float, num_uncertain: int) -> int | None:
-    """With so many none of which is lost, that loss is shown; None if no number of them can."""
-    return math.ceil(math.log(2 * num_uncertain / (1 - CONFIDENCE)) / -math.log1p(-loss)) if loss > 0 else None
+    """With so many, all right, none of which is lost, that loss is shown; None if no number of them can."""
+    z = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / num_uncertain)
+    return math.ceil(z**2 * (1 - loss) / loss) if loss > 0 else None
 
 
 def allowed(rows: dict[str, dict], loss: float) -> list[str]:

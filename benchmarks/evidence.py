@@ -149,7 +149,7 @@ def judge_window(results: dict) -> tuple[str, str]:
     kept = max(size for size, row in streaming.items() if right(row) >= base)
     lost = streaming[min(size for size in streaming if size > kept)]
     return CANNOT, (
-        f"Here {found}. Up to {kept} slots streaming loses no answers against autoregressive decoding "
+        f"{found[0].upper()}{found[1:]}. Up to {kept} slots streaming loses no answers against autoregressive decoding "
         f"({base:.1f} %), with {lost['arguments']['window_size']} it has {right(lost):.1f} %."
     )
 
@@ -259,7 +259,7 @@ SECTIONS = [
     Section(
         "The window",
         "window",
-        "The paper measures quality with a window of 6 and does not vary it.",
+        "Quality was measured with a window of 6; the window is not varied.",
         judge_window,
         {
             CANNOT: "the paper says nothing of it. What is wrong with a large window are slots filled far ahead of "

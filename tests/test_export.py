@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import transformers
 from helpers import CHECKPOINTS, put_into_hub_cache, run_python
 from huggingface_hub import ModelCard, snapshot_download
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
@@ -131,8 +132,10 @@ def test_the_demo_becomes_a_repository_that_loads_elsewhere(tmp_path):
 
     out = tmp_path / "demo"
     assert names(out) == WHOLE | TOKENIZER | {"loss.png"}
-    for name in names(out) - {"README.md"}:
+    for name in names(out) - {"README.md", "config.json"}:
         assert (out / name).read_bytes() == (DEMO_FOLDER / name).read_bytes(), name
+    made, given = (json.loads((folder / "config.json").read_text()) for folder in (out, DEMO_FOLDER))
+    assert made == given | {"transformers_version": transformers.__version__}
     card = ModelCard.load(out / "README.md")
     assert card.data.to_dict() == {
         "license": "apache-2.0", "language": "en", "library_name": "transformers", "pipeline_tag": "text-generation",

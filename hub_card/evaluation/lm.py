@@ -101,7 +101,8 @@ class DecodingLM(HFLM):
     def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **kwargs: Any) -> torch.Tensor:
         """HFLM's own, but for the criterion, the length and what is asked for beside the text."""
         width = context.shape[1]
-        arguments = {**as_lm_eval_samples(kwargs), **self.arguments, "pad_token_id": self.tokenizer.pad_token_id}
+        arguments = {**as_lm_eval_samples(kwargs), **self.arguments, "use_cache": True}
+        arguments["pad_token_id"] = self.tokenizer.pad_token_id
         texts = [text for text in stop if text != self.end]  # the end token needs no criterion
         if texts:
             criterion = StopBehindPrompt(self.tokenizer, texts, width)

@@ -38,7 +38,7 @@ def run(ablations, monkeypatch, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("name", ["pareto", "streaming-blockwise"])
+@pytest.mark.parametrize("name", ["pareto", pytest.param("streaming-blockwise", marks=pytest.mark.slow)])
 def test_a_figure_is_one_command_a_file_and_a_plot(run, ablations, tmp_path, capsys, name):
     report = run(name)
     rows = report["results"]["all"]

@@ -204,6 +204,7 @@ def run(ablations, monkeypatch, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_same_results(ablations, run, monkeypatch, capsys):
     whole = run("inside-block")
     assert ablations.table(whole["results"]) in capsys.readouterr().out

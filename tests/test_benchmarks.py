@@ -94,6 +94,7 @@ def test_prompts_of_a_checkpoint_are_conversations_up_to_a_length(run):
     assert chat(tokenizer, 0, 300)[-1] != chat(tokenizer, 1, 300)[-1]
 
 
+@pytest.mark.slow
 def test_memory_rises_at_least_by_the_keys_and_values(run):
     rows = run("memory", *TINY, "--batch-sizes", 8, "--prompt-lengths", 3000, "--new-tokens", 2)["results"]
     assert [row["decoding"] for row in rows] == ["autoregressive", "streaming", "verified", "blockwise"]
@@ -133,6 +134,7 @@ def test_one_more_look_of_the_host_would_be_counted(run, monkeypatch):
     assert {row["decoding"]: row["per_step"].get("looks") for row in rows}["streaming"] == 2
 
 
+@pytest.mark.slow
 def test_the_script_for_a_gpu_runs_without_one(run, capsys):
     arguments = ("--batch-sizes", 1, 2, "--length", 24, "--new-tokens", 16, "--window-size", 4, "--repeats", 1)
     report = run("gpu", *TINY, *arguments)

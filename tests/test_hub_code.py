@@ -265,7 +265,7 @@ def test_a_trainers_uploads_carry_the_code_once_the_config_was_saved_there(model
 # --- Loading without the package ---
 
 
-@pytest.mark.parametrize("source", ["folder", "hub"])
+@pytest.mark.parametrize("source", ["folder", pytest.param("hub", marks=pytest.mark.slow)])
 def test_loads_without_the_package_and_saves_the_same_folder_again(checkpoint, tmp_path, source):
     model = load(checkpoint)
     model.save_pretrained(tmp_path / "saved")

@@ -239,7 +239,13 @@ def test_without_a_cache_none_comes_back(model):
 
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise", "verified"])
 @pytest.mark.parametrize(
-    "more", [{"use_cache": False}, *({"prefill_chunk_size": n} for n in (1, 3, 7, 39, 40, 99))], ids=str
+    "more",
+    [
+        {"use_cache": False},
+        *({"prefill_chunk_size": n} for n in (1, 7, 39, 40)),
+        *(pytest.param({"prefill_chunk_size": n}, marks=pytest.mark.slow) for n in (3, 99)),
+    ],
+    ids=str,
 )
 def test_other_ways_to_the_same_text(model, decoding, more):
     arguments = {**SPECIAL, "max_new_tokens": 20, "entropy_threshold": 1.0, "decoding": decoding}

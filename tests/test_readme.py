@@ -79,7 +79,6 @@ def test_the_code_runs_in_its_order(newcomers_folder):
             server.kill()
             server.wait()
     assert "It is Lima." in printed, "what LoRA has learned"
-    assert (newcomers_folder / "hub" / "my-wedlm" / "README.md").exists()
     assert (newcomers_folder / "trace.html").exists() and (newcomers_folder / "my-wedlm" / "window.py").exists()
 
 

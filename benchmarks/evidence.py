@@ -149,8 +149,8 @@ def judge_window(results: dict) -> tuple[str, str]:
     kept = max(size for size, row in streaming.items() if right(row) >= base)
     lost = streaming[min(size for size in streaming if size > kept)]
     return CANNOT, (
-        f"{found[0].upper()}{found[1:]}. Up to {kept} slots streaming loses no answers against autoregressive decoding "
-        f"({base:.1f} %), with {lost['arguments']['window_size']} it has {right(lost):.1f} %."
+        f"{found[0].upper()}{found[1:]}. Up to {kept} slots streaming loses no answers against autoregressive "
+        f"decoding ({base:.1f} %), with {lost['arguments']['window_size']} it has {right(lost):.1f} %."
     )
 
 

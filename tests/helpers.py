@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -134,6 +135,12 @@ def put_into_hub_cache(folder: Path, hub: Path, name: str) -> None:
     shutil.copytree(folder, repository / "snapshots" / commit)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
+
+
+# In front of tests that start processes: for both checkpoints they take a minute.
+ONE_CHECKPOINT = pytest.mark.parametrize(
+    "checkpoint", ["q3", pytest.param("q25", marks=pytest.mark.slow)], indirect=True
+)
 
 
 def run_python(code: str, cwd: Path, wedlm: bool = True, **environment: str) -> str:

@@ -1056,6 +1056,7 @@ def measured(tmp_path, gigabytes):
     return json.loads((tmp_path / "memory.json").read_text())
 
 
+@pytest.mark.slow
 def test_memory_of_a_small_conversion(tmp_path):
     report = measured(tmp_path, 0.4)
     assert report.keys() == {"command", "commit", "versions", "device", "threads", "results"}

@@ -235,7 +235,7 @@ def test_what_is_wrong_by_hand_is_refused(kind, prompt, answer):
     assert not check(kind, prompt, answer)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.sampled_from(["counting", "word_problems", "equations", "records"]), st.integers(0, 10**6), st.data())
 def test_an_answer_with_one_character_changed_is_refused(kind, index, data):
     drawn = example(kind, "train", index)
@@ -249,7 +249,7 @@ def test_an_answer_with_one_character_changed_is_refused(kind, index, data):
     assert not check(kind, drawn.prompt, drawn.answer[:place] + new + drawn.answer[place + 1 :])
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.sampled_from(["counting", "word_problems", "equations", "records"]), st.integers(0, 10**6), st.data())
 def test_an_answer_with_a_part_left_out_or_said_twice_is_refused(kind, index, data):
     drawn = example(kind, "train", index)
@@ -265,7 +265,7 @@ def test_an_answer_with_a_part_left_out_or_said_twice_is_refused(kind, index, da
 SIGNS = st.text('0123456789 ,.=+-*/()[]{}":\nxACkert', max_size=60)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.sampled_from([kind for kind in KINDS if kind != "functions"]), st.text(max_size=60) | SIGNS)
 def test_any_other_text_is_refused(kind, text):
     drawn = example(kind, "train", 0)
@@ -284,7 +284,7 @@ def test_odd_texts_are_refused(kind, text):
         assert not check(kind, "Solve x + 1 = 3.", f"{text}\nAnswer: x = 2")
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.integers(0, 10**6), st.data())
 def test_a_story_with_one_noun_or_pronoun_changed_is_refused(index, data):
     drawn = example("stories", "train", index)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from helpers import CHECKPOINTS, MASK, PAD, load, random_tokens
+from helpers import CHECKPOINTS, MASK, ONE_CHECKPOINT, PAD, load, random_tokens
 
 from wedlm import DualStreamCollator
 from wedlm.training.loss import scale_weights, weight_sums
@@ -101,6 +101,7 @@ def run_two_processes(script, folder, *arguments):
 
 
 @pytest.mark.parametrize("how", ["tensor parallel", "fully sharded"])
+@ONE_CHECKPOINT
 def test_two_processes_give_the_single_process_logits(checkpoint, tmp_path, how):
     inputs = {"input_ids": random_tokens(1, 8), "position_ids": torch.tensor([[0, 1, 2, 3, 6, 4, 5, 7]])}
     torch.save(inputs, tmp_path / "inputs.pt")
@@ -110,6 +111,7 @@ def test_two_processes_give_the_single_process_logits(checkpoint, tmp_path, how)
         torch.testing.assert_close(torch.load(tmp_path / f"logits{rank}.pt"), expected, atol=1e-4, rtol=1e-4)
 
 
+@ONE_CHECKPOINT
 def test_sharded_ranks_wait_for_each_other(checkpoint, tmp_path):
     """Each generates its own text, of another length; one that is done takes part in the forwards of the other."""
     settings = [

@@ -107,15 +107,15 @@ def recorded(run, decoding):
     return Decoded(run[f"{prefix}ids"], run[f"{prefix}forwards"], run[f"{prefix}window_rows"])
 
 
-@pytest.mark.parametrize("attention, cache", [("eager", None), ("sdpa", None), ("sdpa", "static")])
+@pytest.mark.parametrize("attention, cache, every", [("eager", None, 4), ("sdpa", None, 1), ("sdpa", "static", 4)])
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
-def test_recorded_runs(attention, cache, decoding, steps):
-    """Alone, and as a row of ragged batches of 2, 5 and 8 (in turn, to save time)."""
+def test_recorded_runs(attention, cache, every, decoding, steps):
+    """Alone, and as a row of ragged batches of 2, 5 and 8 (in turn, and not every run in every way, to save time)."""
     assert DECODE["eos_token_id"] == EOS
     model = models(attention)
     runs = [run for run in DECODE["runs"] if decoding == "streaming" or "blockwise_ids" in run]
     assert len(runs) > 20
-    for i, run in enumerate(runs):
+    for i, run in enumerate(runs[::every]):
         expected = recorded(run, decoding)
         arguments = {"decoding": decoding, "cache_implementation": cache, **settings_of(run)}
         prompt = DECODE["prompts"][run["prompt"]]
@@ -155,7 +155,7 @@ MODELS = {name: load(CHECKPOINTS / name) for name in ("q25", "q3")}
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 def test_any_batch_equals_the_reference_row_by_row(data):
     model = MODELS[data.draw(st.sampled_from(["q25", "q3"]), "model")]
     tokens = st.integers(3, 158)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import CHECKPOINTS, REPOSITORY, load, put_into_hub_cache, random_tokens, run_python
+from helpers import CHECKPOINTS, ONE_CHECKPOINT, REPOSITORY, load, put_into_hub_cache, random_tokens, run_python
 from transformers import AutoConfig, Trainer, TrainingArguments
 from transformers import trainer as trainer_module
 
@@ -309,6 +309,7 @@ for attention in ("sdpa", "dual_stream"):
     assert "trained with sdpa" in output and "trained with dual_stream" in output
 
 
+@ONE_CHECKPOINT
 def test_remote_code_survives_pickling_and_deepcopy(checkpoint, tmp_path):
     load(checkpoint).save_pretrained(tmp_path / "saved")
     code = """

@@ -11,6 +11,7 @@ from accelerate import cpu_offload
 from helpers import (
     CHECKPOINTS,
     GOLDEN,
+    ONE_CHECKPOINT,
     load,
     put_into_hub_cache,
     random_tokens,
@@ -464,6 +465,7 @@ def test_survives_deepcopy(model):
     assert (twin.lm_head.weight is twin.model.embed_tokens.weight) == model.config.tie_word_embeddings
 
 
+@ONE_CHECKPOINT
 def test_survives_pickling_across_processes(model, tmp_path):
     input_ids, position_ids = reordered_batch(1)
     inputs = {"input_ids": input_ids, "position_ids": position_ids}

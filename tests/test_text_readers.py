@@ -115,7 +115,7 @@ STATEFUL = {"allowed", "stateful watermark", "guidance"}  # or not known to be s
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 def test_any_batch_equals_the_reference_row_by_row(data):
     model = MODELS[data.draw(st.sampled_from(["q25", "q3"]), "model")]
     prompts = data.draw(st.lists(st.lists(st.integers(3, 158), min_size=1, max_size=12), min_size=1, max_size=4))
@@ -174,7 +174,7 @@ CONSTRAINTS = {
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 def test_every_constraint_holds(data):
     """Under any settings, sampled or greedy, in ragged batches."""
     model = MODELS[data.draw(st.sampled_from(["q25", "q3"]), "model")]

@@ -9,6 +9,7 @@ from helpers import REPOSITORY
 SIDES = ["plain", "dual_stream", "sdpa"]
 
 
+@pytest.mark.slow
 def test_the_benchmark_writes_its_report_and_plot(tmp_path):
     command = [sys.executable, REPOSITORY / "benchmarks" / "training.py", "--lengths", "256", "--repeats", "2"]
     output = subprocess.run(

@@ -66,7 +66,7 @@ def calls(draw):
 
 
 @given(calls(), st.data())
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 def test_any_batch_equals_the_slow_reference_row_by_row(call, data):
     """The text, and also the forwards, the rows in them, and every draft that was judged and accepted."""
     model, prompts, arguments = call
@@ -88,7 +88,7 @@ def test_any_batch_equals_the_slow_reference_row_by_row(call, data):
 
 
 @given(calls(), st.data())
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 def test_the_text_is_that_of_autoregressive_decoding(call, data):
     """With processors, criteria and stop strings, in ragged batches, in no more forwards than tokens."""
     model, prompts, arguments = call

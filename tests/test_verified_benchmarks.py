@@ -21,6 +21,7 @@ def benchmark(monkeypatch):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "more", "num_rows"),
     [

@@ -40,13 +40,13 @@ from wedlm.hub_card.demo.checkers import check
 from wedlm.hub_card.demo.recipe import SEED, MuonAndAdamW, random_model
 from wedlm.hub_card.demo.report import batch_of
 from wedlm.hub_card.demo.tasks import Example, example, held_out_examples
-from wedlm.hub_card.evaluation.resampling import interval, resampled_means
+from wedlm.hub_card.evaluation.resampling import paired_bounds
 from wedlm.hub_card.provenance import write_report
 from wedlm.modeling_wedlm.dual_stream import MEMORY
 from wedlm.modeling_wedlm.row_loss import NO_TARGET
 from wedlm.training.packing import pack_batch
 
-KINDS = ("counting", "equations")
+KINDS = ("functions", "equations")
 LARGEST_BLOCK = 32
 ROW_TOKENS = 192
 SAMPLES_PER_ROW = 2.4  # at most, on the average: enough are drawn that no row comes twice
@@ -74,7 +74,6 @@ VARIANTS = {
 BASE = "base"
 TOKEN_BY_TOKEN = "token by token"
 BOTH = "both"  # kinds
-MEASURES = ("accuracy", "tokens_right")
 COMPARED_WITH = (BASE, "reference")
 SETTINGS = (
     "base_steps",
@@ -239,7 +238,6 @@ def decode(
 class Answer(NamedTuple):
     text: str
     is_right: bool
-    share_of_tokens_right: float  # of those of the generator's answer: that stand at the same place
 
 
 def answers_of(
@@ -254,11 +252,8 @@ def answers_of(
         part = examples[start : start + BATCH_SIZE]
         for question, written in zip(part, write(batch_of(tokenizer, part, model.device)).tolist(), strict=True):
             written = written[: written.index(end) + 1] if end in written else written
-            expected = [*tokenizer(question.answer)["input_ids"], end]
-            num_right = sum(one == other for one, other in zip(written, expected, strict=False))
             text = tokenizer.decode(written, skip_special_tokens=True)
-            is_right = check(question.kind, question.prompt, text)
-            answers.append(Answer(text, is_right, num_right / len(expected)))
+            answers.append(Answer(text, check(question.kind, question.prompt, text)))
     return answers
 
 
@@ -364,55 +359,43 @@ def measure(variants: list[Variant], given: argparse.Namespace) -> tuple[dict[st
 
 
 def rows_of(answers: Answers) -> list[dict]:
-    """One of each model, decoding and kind; intervals hold 95 % of the resamples of the questions, taken in pairs."""
+    """One of each model, decoding and kind; the bounds of a difference hold 95 %, of the questions taken in pairs."""
     rows = []
     for kind in (*KINDS, BOTH):
-        of_kinds = KINDS if kind == BOTH else (kind,)
-        values = {
-            way: np.array([answer[1:] for one in of_kinds for answer in of_kind[one]], dtype=float)
+        is_right = {
+            way: np.array(
+                [answer.is_right for one in of_kind if kind in (one, BOTH) for answer in of_kind[one]], dtype=float
+            )
             for way, of_kind in answers.items()
-        }  # [questions, measures]
-        compared = {
-            (*way, other): values[way] - values[(BASE, TOKEN_BY_TOKEN) if other == BASE else (REFERENCE.name, way[1])]
-            for way in answers
-            if way[0] != BASE
-            for other in COMPARED_WITH
         }
-        resampled = resampled_means(np.stack(list(compared.values()), axis=1))  # [resamples, compared, measures]
-        intervals = dict(zip(compared, resampled.transpose(1, 2, 0), strict=True))
-        for way in answers:
-            row = {"model": way[0], "decoding": way[1], "kind": kind}
-            row |= dict(zip(MEASURES, values[way].mean(axis=0).tolist(), strict=True))
-            for *_, other in (key for key in compared if key[:2] == way):
-                means = compared[*way, other].mean(axis=0).tolist()
-                for measure, mean, of_measure in zip(MEASURES, means, intervals[*way, other], strict=True):
-                    row[f"{measure}_over_{other}"] = mean
-                    row[f"{measure}_over_{other}_interval"] = interval(of_measure)
+        for (model, decoding), right in is_right.items():
+            row = {"model": model, "decoding": decoding, "kind": kind, "accuracy": right.mean()}
+            others = {"base": (BASE, TOKEN_BY_TOKEN), "reference": (REFERENCE.name, decoding)} if model != BASE else {}
+            for name, way in others.items():
+                row[f"over_{name}"] = right.mean() - is_right[way].mean()
+                row[f"over_{name}_interval"] = paired_bounds(right, is_right[way])
             rows.append(row)
     return rows
 
 
-def points(row: dict, difference: str) -> str:
-    if row["model"] == BASE or (row["model"] == REFERENCE.name and difference.endswith("reference")):
+def points(row: dict, other: str) -> str:
+    if row["model"] == BASE or (row["model"] == REFERENCE.name and other == "reference"):
         return ""
-    low, high = row[f"{difference}_interval"]
-    return f"{100 * row[difference]:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+    low, high = row[f"over_{other}_interval"]
+    return f"{100 * row[f'over_{other}']:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
 def table(results: dict) -> str:
-    """Markdown. Answers right and then tokens right, in %; differences in percentage points, with intervals."""
-    over = f"over {REFERENCE.name}"
+    """Markdown. Answers right, in %; differences in percentage points, with intervals."""
     lines = [
-        f"| model | decoding | {' | '.join(KINDS)} | both | over the base | {over} | tokens | {over} |",
-        f"| --- | --- |{' ---: |' * (len(KINDS) + 5)}",
+        f"| model | decoding | {' | '.join(KINDS)} | both | over the base | over {REFERENCE.name} |",
+        f"| --- | --- |{' ---: |' * (len(KINDS) + 3)}",
     ]
     of = {(row["model"], row["decoding"], row["kind"]): row for row in results["rows"]}
     for model, decoding in dict.fromkeys(key[:2] for key in of):
         *kinds, both = (of[model, decoding, kind] for kind in (*KINDS, BOTH))
         cells = [model, decoding, *(f"{row['accuracy']:.1%}" for row in (*kinds, both))]
-        cells += [points(both, "accuracy_over_base"), points(both, "accuracy_over_reference")]
-        cells += [f"{both['tokens_right']:.1%}", points(both, "tokens_right_over_reference")]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join([*cells, *(points(both, other) for other in COMPARED_WITH)])} |")
     return "\n".join(lines)
 
 
@@ -436,44 +419,38 @@ STYLES = [
 
 
 def plot(report: dict, path: Path) -> None:
-    """Readable in grey: a panel for each kind and measure, and one for the paper."""
+    """Readable in grey: a panel for each kind, and one for the paper."""
     from matplotlib.figure import Figure
 
     ablation, rows = report["ablation"], report["results"]["rows"]
     names = {variant.name: str(variant[ablation == "inside-block"]) for variant in VARIANTS[ablation]}
     decodings = dict.fromkeys(row["decoding"] for row in rows if row["model"] != BASE)
     places = np.arange(len(names))
-    figure = Figure(figsize=(13, 8), layout="constrained")
-    panels = figure.subplots(2, len(KINDS) + 2)
-    for of_measure, measure in zip(panels, MEASURES, strict=True):
-        for axes, kind in zip(of_measure, (*KINDS, BOTH), strict=False):
-            of = {(row["model"], row["decoding"]): row for row in rows if row["kind"] == kind}
-            for number, (decoding, style) in enumerate(zip(decodings, STYLES, strict=True)):
-                of_models = [of[name, decoding] for name in names]
-                values = np.array([row[f"{measure}_over_base"] for row in of_models])
-                bounds = np.array([row[f"{measure}_over_base_interval"] for row in of_models]).T
-                bars = 100 * np.abs(bounds - values)
-                axes.errorbar(places + 0.12 * (number - 1), 100 * values, bars, label=decoding, **style, **LINE)
-            axes.set_title(f"{kind} (base: {of[BASE, TOKEN_BY_TOKEN][measure]:.1%})".replace(BOTH, "both kinds"))
-            axes.axhline(0, color="black", linewidth=0.8)
-        limits = [limit for axes in of_measure[:-1] for limit in axes.get_ylim()]
-        for axes in of_measure[:-1]:
-            axes.set_ylim(min(limits), max(limits))
-    papers, empty = panels[:, -1]
+    figure = Figure(figsize=(13, 4.8), layout="constrained")
+    *panels, papers = figure.subplots(1, len(KINDS) + 2)
+    for axes, kind in zip(panels, (*KINDS, BOTH), strict=True):
+        of = {(row["model"], row["decoding"]): row for row in rows if row["kind"] == kind}
+        for number, (decoding, style) in enumerate(zip(decodings, STYLES, strict=True)):
+            of_models = [of[name, decoding] for name in names]
+            values = np.array([row["over_base"] for row in of_models])
+            bounds = np.array([row["over_base_interval"] for row in of_models]).T
+            bars = 100 * np.abs(bounds - values)
+            axes.errorbar(places + 0.12 * (number - 1), 100 * values, bars, label=decoding, **style, **LINE)
+        axes.set_title(f"{kind} (base: {of[BASE, TOKEN_BY_TOKEN]['accuracy']:.1%})".replace(BOTH, "both kinds"))
+    limits = [limit for axes in panels for limit in axes.get_ylim()]
+    for axes in panels:
+        axes.set_ylim(min(limits), max(limits))
     for (model, values), style in zip(report["results"]["paper"].items(), STYLES, strict=False):
         papers.errorbar(places, values, label=model, **style, **LINE)
-    papers.axhline(0, color="black", linewidth=0.8)
     papers.set_title("the paper (averages of its tests)")
-    for axes in (*panels[:, :-1].flat, papers):
+    papers.legend(title="base model")
+    for axes in (*panels, papers):
+        axes.axhline(0, color="black", linewidth=0.8)
         axes.set_xticks(places, names.values())
         axes.set(xlabel=X_LABELS[ablation], xlim=(-0.4, len(names) - 0.6))
-    panels[0, 0].set_ylabel("right answers, over the base (percentage points)")
-    panels[1, 0].set_ylabel("right tokens, over the base (percentage points)")
-    empty.axis("off")
-    empty.add_artist(
-        empty.legend(*panels[0, 0].get_legend_handles_labels(), loc="upper left", title="decoding (bars: 95 %)")
-    )
-    empty.legend(*papers.get_legend_handles_labels(), loc="center left", title="the paper's base model")
+    panels[0].set_ylabel("right answers, over the base (percentage points)")
+    lines, labels = panels[0].get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), title="decoding (bars: 95 %)")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100, metadata={"Software": None})
 
@@ -482,7 +459,7 @@ def main() -> None:
     here = Path(__file__).parent
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ablation", choices=VARIANTS)
-    parser.add_argument("--base-steps", type=int, default=3500, help="of training token by token")
+    parser.add_argument("--base-steps", type=int, default=2000, help="of training token by token")
     parser.add_argument("--steps", type=int, default=1200, help="of training of each variant")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--rows-per-step", type=int, default=4, help=f"of {ROW_TOKENS} tokens")

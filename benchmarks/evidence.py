@@ -175,40 +175,42 @@ def points(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-def judge_block_size(results: dict) -> tuple[str, str]:
-    rows, base = rows_of(results, "window of 6"), rows_of(results, "token by token")["base"]
-    *smaller, reference = rows.values()
-    found = (
-        f"Of answers decoded in a window of 6, one token per forward, {' and '.join(map(right_of, smaller))} are "
-        f"right, and {right_of(reference)}; token by token the base has {points(base['accuracy'])} %."
-    )
-    differ = [row for row in smaller if not holds_zero(row["accuracy_over_reference_interval"])]
-    return DIFFERS if differ else AGREES, found
-
-
 def right_of(row: dict) -> str:
     return f"{points(row['accuracy'])} % ({row['model']})"
-
-
-def holds_zero(interval: list[float]) -> bool:
-    return interval[0] <= 0 <= interval[1]
 
 
 FLOOR = 0.05  # with fewer right answers than this a comparison of them says nothing
 
 
+def is_noise(row: dict) -> bool:
+    low, high = row["over_reference_interval"]
+    return low <= 0 <= high
+
+
+def judge_block_size(results: dict) -> tuple[str, str]:
+    rows, base = rows_of(results, "window of 6"), rows_of(results, "token by token")["base"]
+    *smaller, reference = rows.values()
+    found = (
+        f"Of answers decoded in a window of 6, one token per forward, {', '.join(map(right_of, smaller))} and "
+        f"{right_of(reference)} are right; of those of the base, token by token, {points(base['accuracy'])} %."
+    )
+    if max(row["accuracy"] for row in rows.values()) < FLOOR:
+        return CANNOT, found
+    return AGREES if all(map(is_noise, smaller)) else DIFFERS, found
+
+
 def judge_inside_block(results: dict) -> tuple[str, str]:
     rows = rows_of(results, "window of its blocks")
     causal, bidirectional = rows.values()
-    low, high = bidirectional["tokens_right_over_reference_interval"]
+    low, high = bidirectional["over_reference_interval"]
     found = (
         f"Decoded in a window of the trained size, one token per forward, {right_of(causal)} and "
-        f"{right_of(bidirectional)} of the answers are right. Of their tokens {points(causal['tokens_right'])} % and "
-        f"{points(bidirectional['tokens_right'])} % are, a difference of {100 * low:+.1f} to {100 * high:+.1f} points."
+        f"{right_of(bidirectional)} of the answers are right, a difference of {100 * low:+.1f} to {100 * high:+.1f} "
+        "points."
     )
-    if max(causal["accuracy"], bidirectional["accuracy"]) < FLOOR:
+    if max(causal["accuracy"], bidirectional["accuracy"]) < FLOOR or is_noise(bidirectional):
         return CANNOT, found
-    return AGREES if bidirectional["accuracy_over_reference"] < 0 else DIFFERS, found
+    return AGREES if bidirectional["over_reference"] < 0 else DIFFERS, found
 
 
 SECTIONS = [

@@ -170,19 +170,25 @@ def test_verdicts_follow_the_numbers(evidence):
 
     assert [kinds(9, 5, 2), kinds(5, 9, 2)] == ["Agrees", "Differs"]
 
-    def training(judge, decoding, *models, interval=(-0.1, 0.1)):
+    def training(judge, decoding, *models, interval=(0.01, 0.2)):
         rows = [
-            {"model": name, "accuracy": share, "decoding": decoding, "kind": "both", "tokens_right": 0.5,
-             "accuracy_over_reference": share - models[0][1], "accuracy_over_reference_interval": list(interval),
-             "tokens_right_over_reference_interval": [-0.1, 0.1]}
+            {"model": name, "accuracy": share, "decoding": decoding, "kind": "both",
+             "over_reference": share - models[0][1], "over_reference_interval": list(interval)}
             for name, share in models
         ]  # fmt: skip
         base = {"model": "base", "accuracy": 0.5, "decoding": "token by token", "kind": "both"}
         return judge({"rows": [*rows, base]})[0]
 
-    sizes = (evidence.judge_block_size, "window of 6", ("4", 0.2), ("8", 0.3), ("32", 0.1))
-    assert [training(*sizes), training(*sizes, interval=(0.01, 0.2))] == ["Agrees", "Differs"]
-    inside = (evidence.judge_inside_block, "window of its blocks")
-    assert training(*inside, ("causal", 0.3), ("bidirectional", 0.2)) == "Agrees"
-    assert training(*inside, ("causal", 0.2), ("bidirectional", 0.3)) == "Differs"
-    assert training(*inside, ("causal", 0.01), ("bidirectional", 0.02)) == "Cannot be judged"
+    def sizes(*shares, **more):
+        models = zip(("4", "8", "32"), shares, strict=True)
+        return training(evidence.judge_block_size, "window of 6", *models, **more)
+
+    assert [sizes(0.2, 0.3, 0.1, interval=(-0.1, 0.1)), sizes(0.2, 0.3, 0.1)] == ["Agrees", "Differs"]
+    assert sizes(0.01, 0.02, 0.0) == "Cannot be judged"
+
+    def inside(causal, bidirectional, **more):
+        models = (("causal", causal), ("bidirectional", bidirectional))
+        return training(evidence.judge_inside_block, "window of its blocks", *models, **more)
+
+    assert [inside(0.3, 0.2), inside(0.2, 0.3)] == ["Agrees", "Differs"]
+    assert [inside(0.3, 0.2, interval=(-0.1, 0.1)), inside(0.01, 0.02)] == 2 * ["Cannot be judged"]

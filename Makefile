@@ -48,7 +48,8 @@ ablations: .venv/installed
 	@set -e; for figure in $(FIGURES); do .venv/bin/python benchmarks/ablations.py $$figure; done
 	.venv/bin/python benchmarks/evidence.py
 
-# The paper's two ablations of training, on a small model from nothing; goes on where it was stopped.
+# The paper's two ablations of training, on a small model from nothing, about 20 minutes each where two threads are free;
+# goes on where it was stopped.
 ablations-training: .venv/installed
 	.venv/bin/python benchmarks/ablations_training.py block-size
 	.venv/bin/python benchmarks/ablations_training.py inside-block

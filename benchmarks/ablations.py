@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import transformers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from wedlm import WeDLMForCausalLM
@@ -22,7 +21,7 @@ from wedlm.hub_card.demo.tasks import KINDS, held_out_examples
 from wedlm.hub_card.evaluation.decodings import BASELINE, combinations
 from wedlm.hub_card.evaluation.sweep import Answer, Question, summaries, sweep
 from wedlm.hub_card.evaluation.work_file import WorkFile, digest_of
-from wedlm.hub_card.provenance import REPOSITORY, weights_digest, write_report
+from wedlm.hub_card.provenance import REPOSITORY, conditions, weights_digest, write_report
 from wedlm.modeling_wedlm.hub_code import flat_files
 
 MAX_NEW_TOKENS = 160
@@ -225,8 +224,9 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     digest = weights_digest(Path(given.model))
     identity = {"weights_sha256": digest, "num_questions": given.num_questions, "max_new_tokens": MAX_NEW_TOKENS}
-    decodes = {"code": digest_of(flat_files()), "torch": torch.__version__, "transformers": transformers.__version__}
-    work = WorkFile(given.work, {**identity, **decodes, "figure": given.figure, "device": device})
+    # Of the same commit, as the file will say; and of the same code of decoding, where there are changes.
+    same = {**conditions(device), "code": digest_of(flat_files())}
+    work = WorkFile(given.work, {**identity, **same, "figure": given.figure})
     results = measure(FIGURES[given.figure], model, tokenizer, given.num_questions, work)
     name = given.figure.replace("-", "_")
     write_report(given.out / f"ablation_{name}.json", results, device, **identity)

@@ -23,7 +23,6 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from hashlib import sha256
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -41,7 +40,8 @@ from wedlm.hub_card.demo.recipe import SEED, MuonAndAdamW, random_model
 from wedlm.hub_card.demo.report import batch_of
 from wedlm.hub_card.demo.tasks import Example, example, held_out_examples
 from wedlm.hub_card.evaluation.resampling import paired_bounds
-from wedlm.hub_card.provenance import write_report
+from wedlm.hub_card.evaluation.work_file import digest_of
+from wedlm.hub_card.provenance import conditions, write_report
 from wedlm.modeling_wedlm.dual_stream import MEMORY
 from wedlm.modeling_wedlm.row_loss import NO_TARGET
 from wedlm.training.packing import pack_batch
@@ -317,7 +317,8 @@ Answers = dict[tuple[str, str], dict[str, list[Answer]]]  # by model and decodin
 def measure(variants: list[Variant], given: argparse.Namespace) -> tuple[dict[str, dict], Answers]:
     """What was logged in training, by model, and the answers."""
     settings = {name: getattr(given, name) for name in SETTINGS if name != "steps"}
-    folder = given.work / sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+    # Of the same commit, as the file will say; and of the same questions, where there are changes.
+    folder = given.work / digest_of({**settings, **conditions("cpu"), "code": Path(__file__).read_text("utf-8")})
     tokenizer = AutoTokenizer.from_pretrained(DEMO_FOLDER)
     examples = {kind: held_out_examples(kind, given.num_questions) for kind in KINDS}
     base_rows, rows = (steps * given.rows_per_step for steps in (given.base_steps, given.steps))

@@ -3,7 +3,7 @@
     python benchmarks/evidence.py
 
 Each section has the paper's claim, what was measured here, and what that says about the claim. Whether it agrees is
-computed from the numbers; a verdict that has no reason written for it is an error, so that none outlives its numbers.
+computed from the numbers, and so is which of the written reasons holds, so that none outlives its numbers.
 """
 
 import json
@@ -17,7 +17,7 @@ import ablations
 import ablations_training
 
 from wedlm.hub_card.evaluation.decodings import BASELINE, label_of
-from wedlm.hub_card.provenance import REPOSITORY
+from wedlm.hub_card.provenance import REPOSITORY, commit_text
 
 PAGE = REPOSITORY / "docs" / "EVIDENCE.md"
 RESULTS = REPOSITORY / "benchmarks" / "results"
@@ -41,12 +41,22 @@ median over the questions, with quartiles.
 """
 
 
+class Finding(NamedTuple):
+    verdict: str
+    outcome: str  # in a word or two, by which a section has its reason
+    numbers: str  # in a sentence
+
+
 class Section(NamedTuple):
     title: str
     name: str  # of the figure, and of its files
     paper: str
-    judge: Callable[[dict], tuple[str, str]]  # of the results: a verdict, and what was found in a sentence
-    why: dict[str, str]  # by verdict
+    judge: Callable[[dict], Finding]  # of the results
+    why: dict[str, str]  # by outcome
+
+
+NO_REASON = "the numbers say so, and why is not known."
+NOISE, FLOOR = "within noise", "at the floor"
 
 
 def label(**arguments) -> str:
@@ -70,7 +80,7 @@ def noise(one: dict, other: dict) -> float:
     return 196 * sqrt(sum(share * (1 - share) / number for share, number in shares))
 
 
-def judge_threshold(results: dict) -> tuple[str, str]:
+def judge_threshold(results: dict) -> Finding:
     rows = {row["arguments"]["entropy_threshold"]: row for row in results["all"].values() if len(row["arguments"]) > 1}
     low, middle, high = rows[min(rows)], rows[0.5], rows[max(rows)]
     early, late = right(low) - right(middle), right(middle) - right(high)
@@ -80,11 +90,11 @@ def judge_threshold(results: dict) -> tuple[str, str]:
         f"autoregressive decoding, which has {right(results['all'][BASELINE]):.1f} % right."
     )
     if early > noise(low, middle):
-        return DIFFERS, found
-    return AGREES if late > noise(middle, high) else CANNOT, found
+        return Finding(DIFFERS, "falls early", found)
+    return Finding(AGREES, "falls late", found) if late > noise(middle, high) else Finding(CANNOT, NOISE, found)
 
 
-def judge_penalty(results: dict) -> tuple[str, str]:
+def judge_penalty(results: dict) -> Finding:
     low, high = (results["all"][label(distance_penalty=penalty)] for penalty in (0.01, 0.05))
     gained, slower = right(high) - right(low), 100 * (1 - times(high) / times(low))
     found = (
@@ -92,11 +102,13 @@ def judge_penalty(results: dict) -> tuple[str, str]:
         f"{-slower:+.0f} %."
     )
     if abs(gained) <= noise(low, high):
-        return CANNOT, found
-    return AGREES if gained > 0 and slower < 10 else DIFFERS, found
+        return Finding(CANNOT, NOISE, found)
+    if gained < 0:
+        return Finding(DIFFERS, "worse", found)
+    return Finding(DIFFERS, "better and slower", found) if slower > 10 else Finding(AGREES, "better", found)
 
 
-def judge_streaming(results: dict) -> tuple[str, str]:
+def judge_streaming(results: dict) -> Finding:
     rows = results["all"]
     thresholds = sorted({row["arguments"].get("entropy_threshold") for row in rows.values()} - {None})
     pairs = [
@@ -112,10 +124,12 @@ def judge_streaming(results: dict) -> tuple[str, str]:
         f"{right(streaming):.1f} % right, blockwise {times(blockwise):.1f} times and {right(blockwise):.1f} %; rows "
         f"are cacheable to {streaming['prefix_cacheability']:.2f} and {blockwise['prefix_cacheability']:.2f}."
     )
-    return AGREES if faster == len(pairs) else DIFFERS, found
+    if faster < len(pairs):
+        return Finding(DIFFERS, "not always faster", found)
+    return Finding(AGREES, "faster" if 2 * better > len(pairs) else "faster and less right", found)
 
 
-def judge_pareto(results: dict) -> tuple[str, str]:
+def judge_pareto(results: dict) -> Finding:
     rows = results["all"]
     careful, fast = (rows[label(entropy_threshold=threshold, distance_penalty=0.01)] for threshold in (0.2, 0.9))
     verified = max((row for row in rows.values() if row["arguments"]["decoding"] == "verified"), key=times)
@@ -126,11 +140,15 @@ def judge_pareto(results: dict) -> tuple[str, str]:
         f"decoding, which the paper does not have, keeps {right(verified):.1f} % at {times(verified):.1f} times."
     )
     if times(fast) <= times(careful) or right(fast) - right(careful) > noise(careful, fast):
-        return DIFFERS, found
-    return AGREES if right(careful) - right(fast) > noise(careful, fast) else CANNOT, found
+        return Finding(DIFFERS, "speed costs nothing", found)
+    if right(careful) - right(fast) <= noise(careful, fast):
+        return Finding(CANNOT, NOISE, found)
+    faster = [row for row in rows.values() if times(row) > times(verified)]
+    is_in_front = right(verified) >= right(base) and all(right(row) < right(verified) for row in faster)
+    return Finding(AGREES, "verified in front" if is_in_front else "speed costs answers", found)
 
 
-def judge_window(results: dict) -> tuple[str, str]:
+def judge_window(results: dict) -> Finding:
     rows = results["all"]
 
     def of(decoding: str) -> dict[int, dict]:
@@ -146,15 +164,18 @@ def judge_window(results: dict) -> tuple[str, str]:
         for decoding, (size, row) in best.items()
     )
     streaming, base = of("streaming"), right(rows[BASELINE])
-    kept = max(size for size, row in streaming.items() if right(row) >= base)
-    lost = streaming[min(size for size in streaming if size > kept)]
-    return CANNOT, (
-        f"{found[0].upper()}{found[1:]}. Up to {kept} slots streaming loses no answers against autoregressive "
-        f"decoding ({base:.1f} %), with {lost['arguments']['window_size']} it has {right(lost):.1f} %."
-    )
+    lost = [size for size in sorted(streaming) if right(streaming[size]) < base]
+    compared = f"autoregressive decoding, which has {base:.1f} % right"
+    if lost:
+        found += f". Streaming loses answers from {lost[0]} slots on against {compared}: "
+        found += f"{right(streaming[lost[0]]):.1f} %, and {right(streaming[lost[-1]]):.1f} % with {lost[-1]}."
+    else:
+        found += f". With none of the sizes does streaming lose answers against {compared}."
+    found = f"{found[0].upper()}{found[1:]}"
+    return Finding(CANNOT, "loses with many" if lost[-1:] == [max(streaming)] else "keeps", found)
 
 
-def judge_kinds(results: dict) -> tuple[str, str]:
+def judge_kinds(results: dict) -> Finding:
     streaming = {kind: rows["streaming"]["tokens_per_forward"] for kind, rows in results.items()}
     verified = {kind: rows["verified"]["tokens_per_forward"] for kind, rows in results.items()}
     order = [streaming[kind] for kind in ("counting", "equations", "stories")]
@@ -163,7 +184,10 @@ def judge_kinds(results: dict) -> tuple[str, str]:
         f"{order[2]:.1f}, verified {verified['counting']:.1f}, {verified['equations']:.1f} and "
         f"{verified['stories']:.1f}."
     )
-    return AGREES if all(more > less for more, less in pairwise(order)) else DIFFERS, found
+    if all(more > less for more, less in pairwise(order)):
+        return Finding(AGREES, "the paper's order", found)
+    is_behind = order[1] > order[0] > order[2]
+    return Finding(DIFFERS, "counting behind equations" if is_behind else "another order", found)
 
 
 def rows_of(results: dict, decoding: str) -> dict[str, dict]:
@@ -179,7 +203,7 @@ def right_of(row: dict) -> str:
     return f"{points(row['accuracy'])} % ({row['model']})"
 
 
-FLOOR = 0.05  # with fewer right answers than this a comparison of them says nothing
+LEAST = 0.05  # with fewer right answers than this a comparison of them says nothing
 
 
 def is_noise(row: dict) -> bool:
@@ -187,19 +211,22 @@ def is_noise(row: dict) -> bool:
     return low <= 0 <= high
 
 
-def judge_block_size(results: dict) -> tuple[str, str]:
+def judge_block_size(results: dict) -> Finding:
     rows, base = rows_of(results, "window of 6"), rows_of(results, "token by token")["base"]
     *smaller, reference = rows.values()
     found = (
         f"Of answers decoded in a window of 6, one token per forward, {', '.join(map(right_of, smaller))} and "
         f"{right_of(reference)} are right; of those of the base, token by token, {points(base['accuracy'])} %."
     )
-    if max(row["accuracy"] for row in rows.values()) < FLOOR:
-        return CANNOT, found
-    return AGREES if all(map(is_noise, smaller)) else DIFFERS, found
+    if max(row["accuracy"] for row in rows.values()) < LEAST:
+        return Finding(CANNOT, FLOOR, found)
+    if all(map(is_noise, smaller)):
+        return Finding(AGREES, NOISE, found)
+    are_better = all(row["over_reference"] > 0 for row in smaller if not is_noise(row))
+    return Finding(DIFFERS, "smaller blocks are better" if are_better else "large blocks are better", found)
 
 
-def judge_inside_block(results: dict) -> tuple[str, str]:
+def judge_inside_block(results: dict) -> Finding:
     rows = rows_of(results, "window of its blocks")
     causal, bidirectional = rows.values()
     low, high = bidirectional["over_reference_interval"]
@@ -208,9 +235,13 @@ def judge_inside_block(results: dict) -> tuple[str, str]:
         f"{right_of(bidirectional)} of the answers are right, a difference of {100 * low:+.1f} to {100 * high:+.1f} "
         "points."
     )
-    if max(causal["accuracy"], bidirectional["accuracy"]) < FLOOR or is_noise(bidirectional):
-        return CANNOT, found
-    return AGREES if bidirectional["over_reference"] < 0 else DIFFERS, found
+    if max(causal["accuracy"], bidirectional["accuracy"]) < LEAST:
+        return Finding(CANNOT, FLOOR, found)
+    if is_noise(bidirectional):
+        return Finding(CANNOT, NOISE, found)
+    if bidirectional["over_reference"] > 0:
+        return Finding(DIFFERS, "bidirectional is better", found)
+    return Finding(AGREES, "causal is better", found)
 
 
 SECTIONS = [
@@ -221,9 +252,9 @@ SECTIONS = [
         "to 0.6 is recommended.",
         judge_threshold,
         {
-            DIFFERS: "on a model this small accuracy falls where the paper's is still flat: of what it fills at the "
-            "default threshold some is wrong, and later tokens build on it. The steep fall beyond is the "
-            "paper's as well.",
+            "falls early": "on a model this small accuracy falls where the paper's is still flat: of what it fills at "
+            "the default threshold some is wrong, and later tokens build on it. The steep fall beyond is the paper's "
+            "as well.",
         },
     ),
     Section(
@@ -232,8 +263,8 @@ SECTIONS = [
         "Figure 4b: a penalty of 0.05 instead of 0.01 brings 2.6 points at 3 % less speed.",
         judge_penalty,
         {
-            DIFFERS: "it helps more than in the paper, and costs more speed. The errors of this model are slots filled"
-            " far ahead of what they follow from, which a penalty makes wait; so do the right ones.",
+            "better and slower": "it helps more than in the paper, and costs more speed. The errors of this model are "
+            "slots filled far ahead of what they follow from, which a penalty makes wait; so do the right ones.",
         },
     ),
     Section(
@@ -242,9 +273,9 @@ SECTIONS = [
         "Figure 4c: streaming is faster at every threshold; at 0.9, 423 against 221 tokens per second.",
         judge_streaming,
         {
-            AGREES: "a slot is committed as soon as none before it is open, so that new ones are opened in every "
-            "forward. Blockwise decoding is right more often here, perhaps because its window ends and with it "
-            "the guesses far ahead.",
+            "faster and less right": "a slot is committed as soon as none before it is open, so that new ones are "
+            "opened in every forward. Blockwise decoding is right more often here, perhaps because its window ends "
+            "and with it the guesses far ahead.",
         },
     ),
     Section(
@@ -254,8 +285,8 @@ SECTIONS = [
         "(threshold 0.2), and above 79 % at 3.2 times (0.9).",
         judge_pareto,
         {
-            AGREES: "speed is bought with accuracy. But verified decoding is on the front without paying for it: "
-            "streaming passes it in speed only where it loses answers.",
+            "verified in front": "speed is bought with accuracy. But verified decoding is on the front without paying "
+            "for it: streaming passes it in speed only where it loses answers.",
         },
     ),
     Section(
@@ -264,8 +295,8 @@ SECTIONS = [
         "Quality was measured with a window of 6; the window is not varied.",
         judge_window,
         {
-            CANNOT: "the paper says nothing of it. What is wrong with a large window are slots filled far ahead of "
-            "what they follow from.",
+            "loses with many": "the paper says nothing of it. What is wrong with a large window are slots filled far "
+            "ahead of what they follow from.",
         },
     ),
     Section(
@@ -275,9 +306,9 @@ SECTIONS = [
         "quantum physics at 198: the less is left open, the more is filled at once.",
         judge_kinds,
         {
-            DIFFERS: "what leaves nothing open is filled fastest and stories slowest, as in the paper; but counting is"
-            " behind equations, whose answers repeat what stands in the question, where each number of a "
-            "count has to be computed.",
+            "counting behind equations": "what leaves nothing open is filled fastest and stories slowest, as in the "
+            "paper; but counting is behind equations, whose answers repeat what stands in the question, where each "
+            "number of a count has to be computed.",
         },
     ),
     Section(
@@ -286,9 +317,9 @@ SECTIONS = [
         "Figure 5b: trained in blocks of 4, 8 and 32 the averages are 71.23, 70.45 and 70.84, so it hardly matters.",
         judge_block_size,
         {
-            DIFFERS: "after so short a training the largest blocks have learned least, as their masked tokens stand "
-            "farthest from what is known. The paper trained until that no longer mattered; one seed, and "
-            "models with few answers right.",
+            "smaller blocks are better": "after so short a training the largest blocks have learned least, as their "
+            "masked tokens stand farthest from what is known. The paper trained until that no longer mattered. It is "
+            "one seed, and equations are beyond models of this size.",
         },
     ),
     Section(
@@ -298,9 +329,8 @@ SECTIONS = [
         "Qwen3-0.6B -3.91 and -5.02, Qwen2.5-1.5B -0.57 and -0.48, Qwen2.5-7B +3.63 and -0.11.",
         judge_inside_block,
         {
-            CANNOT: "after so short a training neither kind of attention answers anything with its largest blocks. Of"
-            " the tokens more are right with causal attention, which is the sign of the paper's difference; "
-            "it is one seed.",
+            NOISE: "what separates the two is less than so few questions and one seed of training can tell; in the "
+            "paper it is a few points as well.",
         },
     ),
 ]
@@ -317,13 +347,13 @@ def report_of(name: str) -> dict:
 def settings(report: dict) -> str:
     versions = report["versions"]
     return (
-        f"{report['device']}, {report['threads']} threads, torch {versions['torch']}, transformers "
-        f"{versions['transformers']}, commit {report['commit'][:12]}"
+        f"{report['device']}, {report['threads']} thread{'s' * (report['threads'] != 1)}, torch {versions['torch']}, transformers "
+        f"{versions['transformers']}, {commit_text(report['commit'])}"
     )
 
 
 def section(described: Section, report: dict) -> str:
-    verdict, found = described.judge(report["results"])
+    found = described.judge(report["results"])
     plot = f"evidence/{described.name.replace('-', '_')}.png"
     file = file_of(described.name)
     module = ablations_training if described.name in ablations_training.VARIANTS else ablations
@@ -332,9 +362,9 @@ def section(described: Section, report: dict) -> str:
 
 **The paper.** {described.paper}
 
-**Here.** {found}
+**Here.** {found.numbers}
 
-**{verdict}**: {described.why[verdict]}
+**{found.verdict}**: {described.why.get(found.outcome, NO_REASON)}
 
 ![{described.title}]({plot})
 

@@ -17,7 +17,13 @@ SECRETS = re.compile(
 )
 SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|_KEY")  # of an environment variable
 MIN_SECRET_LETTERS = 12  # of its value; shorter ones are switches
-SECRET_OPTION = re.compile(r"(--[\w-]*(?:token|secret|password|key)[ =])\S+", flags=re.IGNORECASE)
+# By the name in front of it: of an option, in JSON, in an address.
+NAMED_SECRET = re.compile(
+    r"""(--[\w-]*(?:token|secret|password|key)[ =])(?:'[^']*'|"[^"]*"|\S+)"""
+    r"""|("[\w-]*(?:token|secret|password|key)"\s*:\s*)(?:"[^"]*"|[^\s,}]+)"""
+    r"""|([?&][\w-]*(?:token|secret|password|key)=)[^\s&'"]+""",
+    flags=re.IGNORECASE,
+)
 
 # A tokenizer has tokens such as /home, so there must be something behind it.
 COMMON_PLACES = re.compile(
@@ -25,7 +31,7 @@ COMMON_PLACES = re.compile(
     r"|[A-Za-z]:\\+Users\\+)[\w.-]+[\w./\\-]*"
 )
 # As a word, or a part of one behind = or in a list.
-SHOWN_PATH = re.compile(r"""(?<![^\s"'=,\[(])(?:~|\.\.|[A-Za-z]:)?(?:[/\\]+[^\s"'=,/\\\])]+)+[/\\]?""")
+SHOWN_PATH = re.compile(r"""(?<![^\s"'=,\[(])(?:~|\.\.|[A-Za-z]:|file:)?(?:[/\\]+[^\s"'=,/\\\])]+)+[/\\]?""")
 
 
 def without_leaks(text: str) -> str:
@@ -33,7 +39,8 @@ def without_leaks(text: str) -> str:
 
     without_leaks("wedlm train /home/me/full.yaml --hub_token hf_...") == "wedlm train full.yaml --hub_token ..."
     """
-    text = SECRETS.sub("...", SECRET_OPTION.sub(r"\1...", text))
+    named = NAMED_SECRET.sub(lambda found: f"{found[1] or found[2] or found[3]}...", text)
+    text = SECRETS.sub("...", named)
     return SHOWN_PATH.sub(lambda path: re.split(r"[/\\]+", path[0].rstrip("/\\"))[-1], text)
 
 

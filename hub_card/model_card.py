@@ -13,6 +13,7 @@ from huggingface_hub import EvalResult, ModelCardData, metadata_load
 from huggingface_hub.utils import validate_repo_id
 
 from wedlm.hub_card.leaks import without_leaks
+from wedlm.hub_card.provenance import commit_text
 
 LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[A-Za-z]+)*|code|multilingual")
@@ -140,11 +141,6 @@ def number(value: float | None, digits: int) -> str:
 
 def versions_text(versions: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
-
-
-def commit_text(commit: str) -> str:
-    name, plus, _ = commit.partition("+")
-    return f"commit {name[:12]}{' with changes' if plus else ''}"
 
 
 # --- What was measured ---

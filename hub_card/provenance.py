@@ -44,6 +44,13 @@ def commit() -> str | None:
     )
 
 
+def commit_text(commit: str | None) -> str:
+    if commit is None:
+        return "of no commit"
+    name, plus, _ = commit.partition("+")
+    return f"commit {name[:12]}{' with changes' if plus else ''}"
+
+
 def command() -> str:
     """As it would be typed in the repository."""
     program = getattr(sys.modules["__main__"], "__spec__", None)  # set by python -m
@@ -70,6 +77,17 @@ def weights_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def conditions(device: torch.device | str, packages: Sequence[str] = ()) -> dict[str, object]:
+    """What numbers depend on besides what was asked, which is what a run that goes on must have in common."""
+    return {
+        "commit": commit(),
+        "versions": {name: version(name) for name in ("torch", "transformers", "wedlm", *packages)}
+        | {"python": platform.python_version()},
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+    }
+
+
 def write_report(
     path: Path,
     results: dict | list,
@@ -78,16 +96,7 @@ def write_report(
     **more: object,
 ) -> None:
     """Replaces `path` at once, so that an interrupted run leaves the old file whole."""
-    report = {
-        "command": command(),
-        "commit": commit(),
-        "versions": {name: version(name) for name in ("torch", "transformers", "wedlm", *packages)}
-        | {"python": platform.python_version()},
-        "device": device_name(device),
-        "threads": torch.get_num_threads(),
-        **more,
-        "results": results,
-    }
+    report = {"command": command(), **conditions(device, packages), **more, "results": results}
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".unfinished")
     unfinished.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

@@ -3339,6 +3339,55 @@ MUTANTS = [
         "        for path in self.path.parent.iterdir():\n            path.unlink()\n        if True:",
         "test_evaluation.py::test_other_runs_keep_their_work",
     ),
+    Mutant(
+        "evaluation's questions are drawn by chance",
+        f"{EVALUATION}/harness.py",
+        "    seed_all(seed)\n    with quiet(), ours_first():",
+        "    with quiet(), ours_first():",
+        "test_evaluation.py::test_questions_that_are_drawn_are_drawn_by_the_seed",
+    ),
+    Mutant(
+        "evaluation forgets the tokenizer's end token",
+        f"{EVALUATION}/lm.py",
+        ', "eos_token_id": self.end_tokens}',
+        "}",
+        "test_evaluation.py::test_the_tokenizers_end_token_ends_an_answer",
+    ),
+    Mutant(
+        "evaluation looks at the first test of a task only",
+        f"{EVALUATION}/harness.py",
+        "for document in task.eval_docs]",
+        "for document in [task.eval_docs[0]]]",
+        "test_evaluation.py::test_code_is_run_in_the_sandbox_or_not_at_all",
+    ),
+    Mutant(
+        "evaluation does not say the device's window",
+        f"{EVALUATION}/decodings.py",
+        '        filled["window_size"] = what_suits(model.device)',
+        "        pass",
+        "test_evaluation.py::test_what_is_not_given_is_the_checkpoints_or_the_devices",
+    ),
+    Mutant(
+        "evaluation goes on from work of another machine",
+        "wedlm/evaluate.py",
+        '**conditions(model.device, ["lm_eval"]), ',
+        "",
+        "test_evaluation.py::test_work_of_other_conditions_is_left_alone",
+    ),
+    Mutant(
+        "tuning replaces its examples",
+        "wedlm/tune.py",
+        "    if given.out.resolve() == given.data.resolve():",
+        "    if False:",
+        "test_tuning.py::test_bad_input_is_one_sentence",
+    ),
+    Mutant(
+        "published: a secret of JSON",
+        LEAKS,
+        "found[1] or found[2] or found[3]",
+        "found[1] or found[0] or found[3]",
+        "test_export.py::test_commands_are_shown_without_paths_and_secrets",
+    ),
 ]
 
 

@@ -117,48 +117,68 @@ def labelled(*rows):
     return {"all": {BASELINE: base} | {label_of(row["arguments"]): row for row in rows}}
 
 
-def test_verdicts_follow_the_numbers(evidence):
+def test_verdicts_and_reasons_follow_the_numbers(evidence):
+    def said(finding):
+        return f"{finding.verdict}, {finding.outcome}"
+
     def threshold(*qualities):
         rows = [row(q, 2.0, entropy_threshold=t) for q, t in zip(qualities, (0.1, 0.5, 1.5), strict=True)]
-        return evidence.judge_threshold(labelled(*rows))[0]
+        return said(evidence.judge_threshold(labelled(*rows)))
 
     assert [threshold(0.9, 0.89, 0.5), threshold(0.9, 0.8, 0.5), threshold(0.9, 0.89, 0.88)] == [
-        "Agrees", "Differs", "Cannot be judged"
+        "Agrees, falls late", "Differs, falls early", "Cannot be judged, within noise"
     ]  # fmt: skip
 
     def penalty(gained, speed):
         rows = [row(0.8, 3.0, distance_penalty=0.01), row(0.8 + gained, speed, distance_penalty=0.05)]
-        return evidence.judge_penalty(labelled(*rows))[0]
+        return said(evidence.judge_penalty(labelled(*rows)))
 
     made = [penalty(0.1, 2.9), penalty(-0.1, 2.9), penalty(0.1, 2.0), penalty(0.02, 2.9)]
-    assert made == ["Agrees", "Differs", "Differs", "Cannot be judged"]
+    assert made == [
+        "Agrees, better", "Differs, worse", "Differs, better and slower", "Cannot be judged, within noise"
+    ]  # fmt: skip
 
-    def pareto(careful, fast):
+    def pareto(careful, fast, exact=1.0):
         (good, slow), (bad, quick) = careful, fast
         rows = [
             row(good, slow, entropy_threshold=0.2, distance_penalty=0.01),
             row(bad, quick, entropy_threshold=0.9, distance_penalty=0.01),
-            row(0.9, 2.0, decoding="verified", window_size=8),
+            row(exact, 2.0, decoding="verified", window_size=8),
         ]
-        return evidence.judge_pareto(labelled(*rows))[0]
+        return said(evidence.judge_pareto(labelled(*rows)))
 
     made = [
         pareto((0.9, 2), (0.7, 3)),
         pareto((0.9, 2), (0.7, 1.5)),
         pareto((0.9, 2), (0.89, 3)),
         pareto((0.7, 2), (0.9, 3)),
+        pareto((0.9, 2), (0.7, 3), exact=0.9),
     ]
-    assert made == ["Agrees", "Differs", "Cannot be judged", "Differs"]
+    assert made == [
+        "Agrees, verified in front", "Differs, speed costs nothing", "Cannot be judged, within noise",
+        "Differs, speed costs nothing", "Agrees, speed costs answers",
+    ]  # fmt: skip
 
-    def streaming(*speeds):
+    def window(*qualities):
+        sizes = dict(zip((2, 8, 16), qualities, strict=True))
+        streaming = [row(quality, 2.0, window_size=size) for size, quality in sizes.items()]
+        return said(evidence.judge_window(labelled(*streaming, row(1.0, 3.0, decoding="verified", window_size=8))))
+
+    keeps, loses = "Cannot be judged, keeps", "Cannot be judged, loses with many"
+    assert [window(1, 1, 1), window(1, 1, 0.9), window(0.9, 0.9, 0.9), window(1, 0.9, 1)] == [
+        keeps, loses, loses, keeps
+    ]  # fmt: skip
+
+    def streaming(*speeds, lost=0.0):
         rows = [
-            row(0.5, speed, decoding=decoding, entropy_threshold=threshold)
+            row(0.5 - lost * (decoding == "streaming"), speed, decoding=decoding, entropy_threshold=threshold)
             for threshold, pair in zip((0.1, 0.9), speeds, strict=True)
             for decoding, speed in zip(("streaming", "blockwise"), pair, strict=True)
         ]
-        return evidence.judge_streaming(labelled(*rows))[0]
+        return said(evidence.judge_streaming(labelled(*rows)))
 
-    assert [streaming((2, 1), (3, 2)), streaming((2, 1), (2, 3))] == ["Agrees", "Differs"]
+    made = [streaming((2, 1), (3, 2), lost=-0.1), streaming((2, 1), (3, 2), lost=0.1), streaming((2, 1), (2, 3))]
+    assert made == ["Agrees, faster", "Agrees, faster and less right", "Differs, not always faster"]
 
     def kinds(*filled):
         names = ("counting", "equations", "stories")
@@ -166,29 +186,41 @@ def test_verdicts_follow_the_numbers(evidence):
             kind: dict.fromkeys(("streaming", "verified"), {"tokens_per_forward": value})
             for kind, value in zip(names, filled, strict=True)
         }
-        return evidence.judge_kinds(rows)[0]
+        return said(evidence.judge_kinds(rows))
 
-    assert [kinds(9, 5, 2), kinds(5, 9, 2)] == ["Agrees", "Differs"]
+    assert [kinds(9, 5, 2), kinds(5, 9, 2), kinds(5, 2, 9)] == [
+        "Agrees, the paper's order", "Differs, counting behind equations", "Differs, another order"
+    ]  # fmt: skip
 
-    def training(judge, decoding, *models, interval=(0.01, 0.2)):
+    def training(judge, decoding, *models, reference, interval=(0.01, 0.2)):
         rows = [
             {"model": name, "accuracy": share, "decoding": decoding, "kind": "both",
-             "over_reference": share - models[0][1], "over_reference_interval": list(interval)}
+             "over_reference": share - reference, "over_reference_interval": list(interval)}
             for name, share in models
         ]  # fmt: skip
         base = {"model": "base", "accuracy": 0.5, "decoding": "token by token", "kind": "both"}
-        return judge({"rows": [*rows, base]})[0]
+        return said(judge({"rows": [*rows, base]}))
 
     def sizes(*shares, **more):
         models = zip(("4", "8", "32"), shares, strict=True)
-        return training(evidence.judge_block_size, "window of 6", *models, **more)
+        return training(evidence.judge_block_size, "window of 6", *models, reference=shares[2], **more)
 
-    assert [sizes(0.2, 0.3, 0.1, interval=(-0.1, 0.1)), sizes(0.2, 0.3, 0.1)] == ["Agrees", "Differs"]
-    assert sizes(0.01, 0.02, 0.0) == "Cannot be judged"
+    assert sizes(0.2, 0.3, 0.1, interval=(-0.1, 0.1)) == "Agrees, within noise"
+    assert sizes(0.2, 0.3, 0.1) == "Differs, smaller blocks are better"
+    assert sizes(0.2, 0.3, 0.4) == "Differs, large blocks are better"
+    assert sizes(0.01, 0.02, 0.0) == "Cannot be judged, at the floor"
 
     def inside(causal, bidirectional, **more):
         models = (("causal", causal), ("bidirectional", bidirectional))
-        return training(evidence.judge_inside_block, "window of its blocks", *models, **more)
+        return training(evidence.judge_inside_block, "window of its blocks", *models, reference=causal, **more)
 
-    assert [inside(0.3, 0.2), inside(0.2, 0.3)] == ["Agrees", "Differs"]
-    assert [inside(0.3, 0.2, interval=(-0.1, 0.1)), inside(0.01, 0.02)] == 2 * ["Cannot be judged"]
+    assert inside(0.3, 0.2) == "Agrees, causal is better"
+    assert inside(0.2, 0.3) == "Differs, bidirectional is better"
+    assert inside(0.3, 0.2, interval=(-0.1, 0.1)) == "Cannot be judged, within noise"
+    assert inside(0.01, 0.02) == "Cannot be judged, at the floor"
+
+
+def test_a_number_without_a_reason_is_said_to_have_none(evidence):
+    described = evidence.SECTIONS[0]._replace(judge=lambda results: evidence.Finding("Agrees", "unheard of", "It is."))
+    text = evidence.section(described, {**evidence.report_of(described.name), "commit": None})
+    assert f"It is.\n\n**Agrees**: {evidence.NO_REASON}" in text and "of no commit" in text

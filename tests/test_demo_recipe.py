@@ -1,35 +1,41 @@
 import copy
 import json
 import shutil
-import subprocess
 import sys
 
 import pytest
 import torch
-from helpers import REPOSITORY, load
+from helpers import load
 from safetensors import safe_open
 
+from wedlm.hub_card.demo import recipe
 from wedlm.hub_card.demo.recipe import MAX_STEPS, SEED, MuonAndAdamW, num_conversations, random_model
 from wedlm.hub_card.demo.tasks import KINDS, conversation, held_out_examples
 from wedlm.hub_card.demo.tokenizer import demo_tokenizer
 
 
-def run(folder, *arguments, steps):
-    command = [sys.executable, "-m", "wedlm.hub_card.demo.recipe", folder, "--max_steps", str(steps)]
-    subprocess.run([*command, "--logging_steps", "1", *arguments], cwd=REPOSITORY, check=True, capture_output=True)
-    return json.loads((folder / "checkpoint" / "training.json").read_text())
+@pytest.fixture
+def run(monkeypatch):
+    def run(folder, *arguments, steps):
+        words = [folder, "--max_steps", steps, "--logging_steps", 1, *arguments]
+        monkeypatch.setattr(sys, "argv", ["recipe", *map(str, words)])
+        recipe.main()
+        return json.loads((folder / "checkpoint" / "training.json").read_text())
+
+    return run
 
 
 def losses(report):
     return [(entry["mlm_loss"], entry["ar_loss"]) for entry in report["results"]]
 
 
-def test_an_interrupted_run_goes_on_to_the_same_losses(tmp_path):
-    whole = run(tmp_path, "--save_steps", "1", steps=3)
+def test_an_interrupted_run_goes_on_to_the_same_losses(run, tmp_path):
+    small = ("--save_steps", 1, "--hidden_size", 96, "--num_layers", 1)
+    whole = run(tmp_path, *small, steps=3)
     assert whole["first_step"] == 0 and len(losses(whole)) == 3
     shutil.rmtree(tmp_path / "run" / "checkpoint-3")
     shutil.rmtree(tmp_path / "checkpoint")
-    resumed = run(tmp_path, "--save_steps", "1", steps=3)
+    resumed = run(tmp_path, *small, steps=3)
     assert resumed["first_step"] == 2 and losses(resumed) == losses(whole)
 
     folder = tmp_path / "checkpoint"
@@ -40,7 +46,7 @@ def test_an_interrupted_run_goes_on_to_the_same_losses(tmp_path):
         assert {weights.get_tensor(name).dtype for name in weights.keys()} == {torch.bfloat16}
     model = load(folder)
     assert model.dtype == torch.float32 and model.num_parameters() == resumed["parameters"]
-    assert resumed["seconds"] > 0 and "recipe" in resumed["command"]
+    assert resumed["seconds"] > 0 and "--num_layers 1" in resumed["command"]
 
 
 def test_the_optimizer_goes_on_where_it_stopped():
@@ -77,7 +83,7 @@ def test_the_optimizer_goes_on_where_it_stopped():
 
 
 @pytest.mark.slow
-def test_two_hundred_steps_have_the_same_losses_again(tmp_path):
+def test_two_hundred_steps_have_the_same_losses_again(run, tmp_path):
     first, second = (run(tmp_path / name, steps=200) for name in ("first", "second"))
     assert len(losses(first)) == 200 and losses(first) == losses(second)
 

@@ -1,6 +1,7 @@
 """lm-eval with our generate() underneath: what stock lm-eval scores, counted, and the same after an interruption."""
 
 import json
+from unittest.mock import Mock
 
 import lm_eval
 import pytest
@@ -30,6 +31,7 @@ from wedlm.hub_card.evaluation.harness import (
 )
 from wedlm.hub_card.evaluation.lm import DecodingLM, StopBehindPrompt
 from wedlm.hub_card.evaluation.work_file import WorkFile
+from wedlm.hub_card.provenance import conditions
 
 DEMO_TASKS = DEMO_FOLDER.parent / "demo" / "lm_eval_tasks"
 STREAMING = {"decoding": "streaming", "window_size": 16, "entropy_threshold": 0.4, "distance_penalty": 0.02}
@@ -353,7 +355,7 @@ def test_recipes_read(tmp_path):
         assert recipe.tasks and all(isinstance(shots, int) for shots in recipe.tasks.values())
         Choices(**recipe.choices)
         for arguments in recipe.decodings.values():
-            assert whole(arguments, load(DEMO_FOLDER).generation_config)
+            assert whole(arguments, load(DEMO_FOLDER))
     table = read_recipe("table1-base")
     assert (table.tasks["gsm8k"], table.tasks["hellaswag"], table.tasks["mmlu"]) == (3, 10, 5)
     assert table.decodings["one token per forward"]["entropy_threshold"] is None
@@ -363,6 +365,8 @@ def test_recipes_read(tmp_path):
         ("tasks: {a", "cannot be used"),
         ("decodings: {}", "cannot be used (KeyError"),
         ("tasks: {a: three}", "a has 'three' shots"),
+        ("tasks: {a: true}", "a has True shots"),
+        ("tasks: {a: 0}\ninclude_path: [b]", "cannot be used (TypeError"),
         ("tasks: {a: 0}\nsettings: {shots: 3}", "there is no setting 'shots', but apply_chat_template"),
         ("tasks: {a: 0}\nsettings: {run_code: true}", "there is no setting 'run_code'"),
         ("tasks: {a: 0}\nsettings: {temperature: hot}", "the setting temperature is 'hot'"),
@@ -393,6 +397,28 @@ def test_every_task_of_the_recipes_is_one_of_lm_evals():
     known = set(TaskManager(include_path=str(DEMO_TASKS)).all_tasks)
     for path in RECIPES.glob("*.yaml"):
         assert read_recipe(path.stem).tasks.keys() <= known
+
+
+def test_what_is_not_given_is_the_checkpoints_or_the_devices():
+    model = load(DEMO_FOLDER)
+    said = model.generation_config
+    assert whole({"decoding": "verified"}, model) == {"decoding": "verified", "window_size": said.window_size}
+    said.window_size = None
+    assert whole({"decoding": "verified"}, model)["window_size"] == 8
+    given = {"decoding": "streaming", "window_size": 4, "entropy_threshold": None}
+    assert whole(given, model) == {**given, "distance_penalty": said.distance_penalty}
+
+
+def test_work_of_other_conditions_is_left_alone(demo, tmp_path, monkeypatch):
+    """Their speeds would be told as those of this device, these threads and this code."""
+    monkeypatch.chdir(tmp_path)
+    command = ("--include-path", DEMO_TASKS, "--tasks", "demo_counting", "--limit", 1, "--out", "eval.json")
+    monkeypatch.setattr("wedlm.evaluate.write_report", Mock(side_effect=OSError("The disk is full.")))
+    assert run(DEMO_FOLDER, *command).exit_code != 0
+    real = conditions
+    for changed, goes_on in (({}, True), ({"threads": 99}, False), ({"commit": "other"}, False)):
+        monkeypatch.setattr("wedlm.evaluate.conditions", lambda *args, now=changed: {**real(*args), **now})
+        assert ("Going on from" in run(DEMO_FOLDER, *command).stderr) == goes_on, changed
 
 
 def test_decodings_are_combined_with_what_they_read():
@@ -473,12 +499,49 @@ def test_the_length_is_that_asked_for(demo, tmp_path):
 def test_documents_are_processed_once(folder, tmp_path):
     """GPQA's answers are shuffled at each access, once for the questions and once for the scores."""
     (folder / "shuffled.py").write_text(
-        "import random\n\n\ndef mixed(rows):\n    return rows.map(lambda row: {'first': random.random()})\n"
+        "import random\n\ndraws = random.Random(1)\n\n\n"
+        "def mixed(rows):\n    return rows.map(lambda row: {'first': draws.random()})\n"
     )
     text = (folder / "first.yaml").read_text().replace("task: first", "task: shuffled")
     (folder / "shuffled.yaml").write_text(text + "process_docs: !function shuffled.mixed\n")
     task = named("shuffled", folder=folder).all["shuffled"]
     assert [row["first"] for row in task.eval_docs] == [row["first"] for row in task.eval_docs]
+
+
+def test_questions_that_are_drawn_are_drawn_by_the_seed(folder):
+    (folder / "drawn.py").write_text(
+        "import random\n\nfrom datasets import Dataset\n\n\ndef rows(**kwargs):\n"
+        "    return {'test': Dataset.from_list([{'question': str(random.random())} for _ in range(3)])}\n"
+    )
+    (folder / "drawn.yaml").write_text(
+        "task: drawn\ncustom_dataset: !function drawn.rows\ntest_split: test\noutput_type: generate_until\n"
+        "doc_to_text: '{{question}}'\ndoc_to_target: a\n"
+    )
+
+    def questions(seed):
+        task = load_tasks({"drawn": None}, [folder], seed=seed).all["drawn"]
+        return [row["question"] for row in task.eval_docs]
+
+    assert questions(1) == questions(1) != questions(2)
+
+
+def test_the_tokenizers_end_token_ends_an_answer(demo, tmp_path):
+    """Also where generation_config.json has another one, as of a base model whose chats were trained later."""
+    model, tokenizer = demo
+    before = model.generation_config
+    choices = Choices(limit=3, batch_size=3, apply_chat_template=True)
+
+    def run(end):
+        model.generation_config = GenerationConfig(**{**before.to_dict(), "eos_token_id": end})
+        work = WorkFile(tmp_path / str(end), {})
+        return without_times(evaluate(*demo, named("demo_equations"), {"": STREAMING}, choices, work))
+
+    try:
+        expected = run(tokenizer.eos_token_id)
+        assert expected == run(tokenizer.unk_token_id or 0) == run([0, 1]) == run(None)
+    finally:
+        model.generation_config = before
+    assert expected[0]["num_tokens"] < 3 * 100
 
 
 def test_code_is_run_in_the_sandbox_or_not_at_all(folder):
@@ -494,12 +557,16 @@ def test_code_is_run_in_the_sandbox_or_not_at_all(folder):
     judged = text.replace("metric: exact_match", "metric: !function judge.passes")
     (folder / "safe.yaml").write_text(judged.replace("{name}", "safe"))
     assert named("safe", folder=folder).all
-    importing = judged.replace("{name}", "numeric").replace("'{{right}}'", "'import numpy as np'")
+    second = '\'{{ "import numpy" if "by 3" in question else right }}\''  # of the documents, not the first one
+    importing = judged.replace("{name}", "numeric").replace("'{{right}}'", second)
     (folder / "numeric.yaml").write_text(importing)
     with pytest.raises(
         EvaluationError, match="The tests of the task numeric import numpy, which the sandbox does not"
     ):
         named("numeric", folder=folder)
+    (folder / "headless.yaml").write_text(judged.replace("{name}", "headless").replace("{{right}}", "{{ 1 / 0 }}"))
+    with pytest.raises(EvaluationError, match="The task headless cannot be made .* correct it, or leave it out"):
+        named("headless", folder=folder)
 
 
 def test_a_file_of_the_folder_that_is_no_yaml_is_named(folder, tmp_path, monkeypatch):

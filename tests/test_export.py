@@ -481,6 +481,10 @@ def test_a_training_file_that_is_none(tmp_path, model, unchecked):
         ("'C:\\Users\\Me\\model'", "'model'"),
         ("Qwen/Qwen3-8B configs/full.yaml https://host/a/b --x 1/2 /", ...),
         (f"--key {TOKEN} --hub_token=abc --hub-token abc", "--key ... --hub_token=... --hub-token ..."),
+        ("--hub-token 'a b' --password \"c d\" e", "--hub-token ... --password ... e"),
+        ("""'{"api_key": "a b", "max_new_tokens": 4, "secret":5}'""",
+         """'{"api_key": ..., "max_new_tokens": 4, "secret":...}'"""),
+        ("s3://bucket/key?token=abc&x=1 file:///home/me/x", "s3://bucket/key?token=...&x=1 x"),
         (f"--max_new_tokens 40 --say {TOKEN}, sk-{'a1' * 20}", "--max_new_tokens 40 --say ..., ..."),
     ],
 )  # fmt: skip

@@ -110,7 +110,7 @@ def recorded(run, decoding):
 @pytest.mark.parametrize("attention, cache, every", [("eager", None, 4), ("sdpa", None, 1), ("sdpa", "static", 4)])
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
 def test_recorded_runs(attention, cache, every, decoding, steps):
-    """Alone, and as a row of ragged batches of 2, 5 and 8 (in turn, and not every run in every way, to save time)."""
+    """Alone, and every other one as a row of ragged batches of 2, 5 and 8; in rarer ways not all of them."""
     assert DECODE["eos_token_id"] == EOS
     model = models(attention)
     runs = [run for run in DECODE["runs"] if decoding == "streaming" or "blockwise_ids" in run]
@@ -125,6 +125,8 @@ def test_recorded_runs(attention, cache, every, decoding, steps):
         if decoding == "streaming" and "steps" in run:
             assert steps[: alone.forwards] == run["steps"]
             assert len(steps) <= alone.forwards + (cache == "static")
+        if i % 2 == 0:
+            continue
         others = [DECODE["prompts"][(run["prompt"] + k) % 5] for k in range(1, (2, 5, 8)[i % 3])]
         in_a_batch = generate(model[run["checkpoint"]], [prompt, *others], **arguments)
         assert agree(in_a_batch[0], expected), run

@@ -287,6 +287,7 @@ def test_loads_without_the_package_and_saves_the_same_folder_again(checkpoint, t
     assert all(torch.equal(a, b) for a, b in zip(reloaded.parameters(), model.parameters(), strict=True))
 
 
+@ONE_CHECKPOINT
 def test_trains_without_the_package(checkpoint, tmp_path):
     model = load(checkpoint)
     model.save_pretrained(tmp_path / "saved")

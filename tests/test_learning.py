@@ -131,6 +131,7 @@ def converted(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_lora_learns_another_task_and_keeps_the_old(converted, tmp_path):
     """Half of the rows are of the old task; its autoregressive loss rises by less than 0.1, and 9 of 10 are right."""
     tokenizer = AutoTokenizer.from_pretrained(converted)

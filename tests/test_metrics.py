@@ -17,10 +17,17 @@ from wedlm.hub_card.evaluation.metrics import (
 
 
 def test_exact_match():
-    metric = ExactMatch()
-    assert metric.compute(predictions=[" 4, 8\n", "3", "x"], references=["4, 8", "4", "x"]) == {
-        "exact_match": pytest.approx(2 / 3)
-    }
+    told, right = ["4, 8\n", "X7.", "x"], ["4, 8", "x", "x"]
+
+    def share(**options):
+        return ExactMatch().compute(predictions=told, references=right, **options)["exact_match"]
+
+    assert share() == pytest.approx(1 / 3)
+    assert share(regexes_to_ignore=[r"\s+"]) == pytest.approx(2 / 3)
+    assert share(regexes_to_ignore=["X"], ignore_case=True, ignore_punctuation=True) == pytest.approx(1 / 3)
+    options = {"ignore_case": True, "ignore_punctuation": True, "ignore_numbers": True}
+    assert share(**options) == pytest.approx(2 / 3)
+    assert [share(**{**options, name: False}) for name in options] == [pytest.approx(1 / 3)] * 3
 
 
 def test_code_that_passes_its_test():
@@ -76,8 +83,8 @@ def test_the_demos_answers_are_judged_by_their_checkers():
 
 def test_what_the_sandbox_cannot_import_is_known():
     code = "import math, numpy as np\nfrom pandas.core import frame\nfrom collections import deque"
-    assert modules_missing_in_sandbox(code) == ["numpy", "pandas"]
-    assert modules_missing_in_sandbox("no code at all") == []
+    assert modules_missing_in_sandbox(["import re", "no code at all", code]) == ["numpy", "pandas"]
+    assert modules_missing_in_sandbox(["no code at all"]) == []
 
 
 def test_no_metric_leaves_files(tmp_path, monkeypatch):

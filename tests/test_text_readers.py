@@ -174,7 +174,7 @@ CONSTRAINTS = {
 
 
 @given(st.data())
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 def test_every_constraint_holds(data):
     """Under any settings, sampled or greedy, in ragged batches."""
     model = MODELS[data.draw(st.sampled_from(["q25", "q3"]), "model")]

@@ -131,7 +131,8 @@ def test_qlora_and_merge(place, tmp_path):
     AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
 
 
-@pytest.mark.parametrize("config", ["full", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["full", "fsdp"])
 def test_two_processes(place, tmp_path, config):
     fields = {"model": place / "qwen", "train_data": place / "chats.jsonl", "output_dir": tmp_path / "out", **TOY}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "wedlm"]

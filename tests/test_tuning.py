@@ -239,6 +239,7 @@ def test_without_answers_agreement_is_measured(place):
         (["mine", "--data", "words.jsonl", "--measure", "last-number"], "the answer in line 1 holds no number"),
         (["mine", "--data", "data.jsonl", "--max-new-tokens", 5000], "--max-new-tokens 5000 is not from 1 to"),
         (["mine", "--data", "data.jsonl", "--out", "data.jsonl"], "--out data.jsonl exists"),
+        (["mine", "--data", "data.jsonl", "--out", "mine/../data.jsonl", "--overwrite"], "is the file of --data"),
         (["mine", "--data", "masked.jsonl"], "masked.jsonl, line 2: The prompt holds <|mask|>"),
         (["somebody/model", "--data", "data.jsonl"], "somebody/model is no folder, and generation_config.json is"),
         (["broken", "--data", "data.jsonl"], "cannot be read (Expecting"),

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from wedlm.compare import PIPE_WIDTH
 from wedlm.hub_card.evaluation.decodings import combinations, whole
 from wedlm.hub_card.evaluation.harness import Choices, EvaluationError, evaluate, load_tasks, read_recipe
 from wedlm.hub_card.evaluation.work_file import WorkFile
-from wedlm.hub_card.provenance import weights_digest, write_report
+from wedlm.hub_card.provenance import conditions, weights_digest, write_report
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.settings import read_threshold
 
@@ -66,7 +65,7 @@ class Asked:
 def run_eval(model_name: str, asked: Asked, out: Path, overwrite: bool, dtype: str, device: str | None) -> None:
     check_out(out, overwrite)
     names, folders, choices, decodings = plan(asked)
-    tasks = load_tasks(names, folders, read_metadata(asked.metadata), choices.run_code)
+    tasks = load_tasks(names, folders, read_metadata(asked.metadata), choices.run_code, choices.seed)
     model, tokenizer = load_checkpoint(model_name, dtype, device)
     logging.set_verbosity_error()
     if choices.apply_chat_template and tokenizer.chat_template is None:
@@ -74,11 +73,10 @@ def run_eval(model_name: str, asked: Asked, out: Path, overwrite: bool, dtype: s
     if tokenizer.eos_token_id is None:
         raise EvaluationError(f"The tokenizer of {model_name} has no end token; set eos_token in its config.")
     decodings = decodings or {model.generation_config.decoding: {"decoding": model.generation_config.decoding}}
-    decodings = {label: whole(arguments, model.generation_config) for label, arguments in decodings.items()}
+    decodings = {label: whole(arguments, model) for label, arguments in decodings.items()}
     settings = {**asdict(choices), "metadata": read_metadata(asked.metadata)}
     identity = identity_of(model, checkpoint_folder(model_name, with_weights=True))
-    versions = {name: version(name) for name in ("torch", "transformers", "wedlm", "lm_eval")}
-    about = {**identity, "settings": settings, "device": str(model.device), "versions": versions}
+    about = {**identity, **conditions(model.device, ["lm_eval"]), "settings": settings}
     work = WorkFile(out.with_name(f"{out.name}.work"), about)
     with told_where_it_goes_on(work):
         rows, warnings = evaluate(model, tokenizer, tasks, decodings, choices, work)

@@ -3,7 +3,6 @@
 import json
 import sys
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from rich.console import Console
@@ -31,7 +30,7 @@ from wedlm.hub_card.evaluation.tuning import (
     verdict,
 )
 from wedlm.hub_card.evaluation.work_file import WorkFile
-from wedlm.hub_card.provenance import write_report
+from wedlm.hub_card.provenance import conditions, write_report
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.trace import write_whole
 
@@ -55,6 +54,8 @@ class Tuning:
 def tune(given: Tuning) -> None:
     loss = read_share(given.max_quality_loss)
     check_out(given.out, given.overwrite)
+    if given.out.resolve() == given.data.resolve():
+        raise TuningError(f"--out {given.out} is the file of --data, which would be replaced; choose another one.")
     examples = read_examples(given.data)
     measure = measure_of(given.measure, examples)
     if not given.model.is_dir():
@@ -69,7 +70,7 @@ def tune(given: Tuning) -> None:
     most = model.config.max_position_embeddings - max(map(len, all_ids))
     if not 1 <= given.max_new_tokens <= most:
         raise TuningError(f"--max-new-tokens {given.max_new_tokens} is not from 1 to {most}, for which there is room.")
-    decodings = {label: whole(chosen, model.generation_config) for label, chosen in settings_to_try().items()}
+    decodings = {label: whole(chosen, model) for label, chosen in settings_to_try().items()}
     judge = MEASURES.get(measure)
     questions = [
         Question(ids, (lambda text, right=example.answer: float(judge(text, right))) if judge else lambda text: 0.0)
@@ -80,9 +81,8 @@ def tune(given: Tuning) -> None:
         "measure": measure,
         "max_new_tokens": given.max_new_tokens,
     }
-    versions = {name: version(name) for name in ("torch", "transformers", "wedlm")}
     answered = [example.answer for example in examples]
-    about = {**identity, "answers": answered, "versions": versions, "device": str(model.device)}
+    about = {**identity, **conditions(model.device), "answers": answered}
     work = WorkFile(given.out.with_name(f"{given.out.name}.work"), about)
     with told_where_it_goes_on(work):
         answers = sweep(model, tokenizer, questions, decodings, given.max_new_tokens, work)

@@ -3,8 +3,9 @@
 from itertools import product
 from typing import Any
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
+from wedlm.generation.policy import what_suits
 from wedlm.generation.support import DECODINGS, check_parameters
 
 BASELINE = "autoregressive"
@@ -64,12 +65,18 @@ def check(arguments: dict[str, Any], where: str) -> None:
         )
 
 
-def whole(arguments: dict[str, Any], generation_config: GenerationConfig) -> dict[str, Any]:
-    """`arguments` with what the checkpoint says of the rest that the decoding reads; refuses what cannot be."""
+def whole(arguments: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
+    """`arguments` with the rest that the decoding reads, as the checkpoint or the device says; refuses what cannot be.
+
+    whole({"decoding": "verified"}, model) == {"decoding": "verified", "window_size": 8}    # on a CPU
+    """
+    generation_config = model.generation_config
     names = ("decoding", *READS[arguments["decoding"]])
     filled = {name: arguments.get(name, getattr(generation_config, name)) for name in names}
     checked = GenerationConfig()
     for name in ("decoding", *WORDS):
         setattr(checked, name, filled.get(name, getattr(generation_config, name)))
     check_parameters(checked)
+    if "window_size" in filled and filled["window_size"] is None:
+        filled["window_size"] = what_suits(model.device)
     return filled

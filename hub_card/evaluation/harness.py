@@ -107,13 +107,15 @@ def load_tasks(
     folders: Iterable[Path] = (),
     metadata: dict[str, Any] | None = None,
     run_code: bool = False,
+    seed: int = Choices.seed,
 ) -> Tasks:
-    """`names`: tasks, groups or tags, each with the shots that a recipe asks for, or None.
+    """`names`: tasks, groups or tags, each with the shots that a recipe asks for, or None; some draw their questions.
 
     load_tasks({"gsm8k": None, "my_task": 3}, [Path("my_tasks")])
     """
     if not names:
         raise EvaluationError("No task is named; pass --tasks NAME,NAME or --recipe NAME.")
+    seed_all(seed)
     with quiet(), ours_first():
         manager = manager_of(list(names), list(folders), metadata or {})
         if not run_code:
@@ -137,6 +139,12 @@ def load_tasks(
     return Tasks(loaded, fewshot)
 
 
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
 def refuse_code(name: str, manager: TaskManager) -> None:
     """Before a task is made, whose own module may need the network for what runs code."""
     config = manager._index[name].cfg or {}
@@ -154,7 +162,11 @@ def check_task(name: str, task: Task, run_code: bool) -> None:
                 f"The task {name} runs code outside of the sandbox, by other means than code_eval; leave it out, or "
                 "run it with lm_eval itself where that may be."
             )
-        if missing := modules_missing_in_sandbox(str(task.doc_to_target(task.eval_docs[0]))):
+        try:
+            tests = [str(task.doc_to_target(document)) for document in task.eval_docs]
+        except Exception as error:  # of a template, or of a function of the task's own
+            raise EvaluationError(why_not(name, error)) from error
+        if missing := modules_missing_in_sandbox(tests):
             raise EvaluationError(
                 f"The tests of the task {name} import {', '.join(missing)}, which the sandbox does not have; leave "
                 "the task out."
@@ -283,9 +295,7 @@ def evaluate(
     rows, warnings = [], {}
     for number, (label, arguments) in enumerate(decodings.items()):
         configure(tasks, choices)
-        random.seed(choices.seed)
-        np.random.seed(choices.seed)
-        torch.manual_seed(choices.seed)
+        seed_all(choices.seed)
         with quiet():
             lm = DecodingLM(model, tokenizer, choices.batch_size, arguments, work, choices.seed, label)
         with quiet() as collector, as_sentences(tasks):
@@ -422,18 +432,20 @@ def read_recipe(name: str) -> Recipe:
         if unknown:
             raise ValueError(f"it has {', '.join(sorted(unknown))}")
         for task, shots in tasks.items():
-            if not (shots is None or isinstance(shots, int) and shots >= 0):
+            if not (shots is None or type(shots) is int and shots >= 0):
                 raise ValueError(f"{task} has {shots!r} shots")
         for arguments in decodings.values():
             check(arguments, "decodings")
         check_settings(settings)
+        include_path = recipe.get("include_path")
+        if include_path is not None:
+            include_path = (path.parent / include_path).resolve()
     except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise EvaluationError(
             f"--recipe {name} cannot be used ({type(error).__name__}: {' '.join(str(error).split())}); it needs "
             "`tasks:` with the shots of each, and may have `decodings:`, `settings:`, `include_path:` and `about:`."
         ) from error
-    include_path = recipe.get("include_path")
-    return Recipe(tasks, decodings, settings, include_path and (path.parent / include_path).resolve())
+    return Recipe(tasks, decodings, settings, include_path)
 
 
 def check_settings(settings: dict[str, Any]) -> None:

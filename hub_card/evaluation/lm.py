@@ -72,6 +72,8 @@ class DecodingLM(HFLM):
         super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=batch_size, backend="causal")
         self.arguments, self.work, self.seed, self.description = arguments, work, seed, description
         self.end = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
+        ends = model.generation_config.eos_token_id
+        self.end_tokens = sorted({self.eot_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
         self.counts = defaultdict(lambda: dict.fromkeys(COUNTS, 0))  # by task
         self.counts_of_piece: dict[str, float] = {}
         self.seed_of_piece, self.is_warm = seed, False
@@ -102,8 +104,9 @@ class DecodingLM(HFLM):
         """HFLM's own, but for the criterion, the length and what is asked for beside the text."""
         width = context.shape[1]
         arguments = {**as_lm_eval_samples(kwargs), **self.arguments, "use_cache": True}
-        arguments["pad_token_id"] = self.tokenizer.pad_token_id
-        texts = [text for text in stop if text != self.end]  # the end token needs no criterion
+        # The tokenizer's end token ends an answer, as with lm-eval, whatever generation_config.json says.
+        arguments |= {"pad_token_id": self.tokenizer.pad_token_id, "eos_token_id": self.end_tokens}
+        texts = [text for text in stop if text != self.end]
         if texts:
             criterion = StopBehindPrompt(self.tokenizer, texts, width)
             arguments["stopping_criteria"] = StoppingCriteriaList([criterion])

@@ -1,15 +1,18 @@
 """Metrics that need no network: subclasses of evaluate.Metric, used as those of the Hub are."""
 
 import ast
+import re
+import string
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import comb
 from typing import Any
 from unittest.mock import patch
 
 import evaluate
-from datasets import Features, Sequence, Value
+from datasets import Features, Value
+from datasets import Sequence as Several
 
 from wedlm.hub_card.evaluation.sandbox import run_python
 
@@ -23,9 +26,10 @@ def info(description: str, inputs: str, features: dict) -> evaluate.MetricInfo:
 
 
 class ExactMatch(evaluate.Metric):
-    """The share of predictions that are their reference, white space around both left out.
+    """The share of predictions that are their reference: the Hub's exact_match, with its options.
 
-    ExactMatch().compute(predictions=["4, 8 ", "3"], references=["4, 8", "4"]) == {"exact_match": 0.5}
+    ExactMatch().compute(predictions=["4, 8.", "3"], references=["4, 8", "4"], ignore_punctuation=True)
+    {"exact_match": 0.5}
     """
 
     def __init__(self, **kwargs: Any):
@@ -35,8 +39,24 @@ class ExactMatch(evaluate.Metric):
         features = {"predictions": Value("string"), "references": Value("string")}
         return info("The share of predictions that are their reference.", "Texts, and the right ones.", features)
 
-    def _compute(self, predictions: list[str], references: list[str]) -> dict[str, float]:
-        same = [told.strip() == right.strip() for told, right in zip(predictions, references, strict=True)]
+    def _compute(
+        self,
+        predictions: list[str],
+        references: list[str],
+        regexes_to_ignore: Sequence[str] | None = None,
+        ignore_case: bool = False,
+        ignore_punctuation: bool = False,
+        ignore_numbers: bool = False,
+    ) -> dict[str, float]:
+        ignored = (string.punctuation if ignore_punctuation else "") + (string.digits if ignore_numbers else "")
+
+        def compared(text: str) -> str:
+            for pattern in regexes_to_ignore or ():
+                text = re.sub(pattern, "", text)
+            text = text.lower() if ignore_case else text
+            return text.translate(str.maketrans("", "", ignored))
+
+        same = [compared(told) == compared(right) for told, right in zip(predictions, references, strict=True)]
         return {"exact_match": sum(same) / len(same)}
 
 
@@ -53,7 +73,7 @@ class CodeExecution(evaluate.Metric):
         super().__init__(keep_in_memory=True, **kwargs)
 
     def _info(self) -> evaluate.MetricInfo:
-        features = {"predictions": Sequence(Value("string")), "references": Value("string")}
+        features = {"predictions": Several(Value("string")), "references": Value("string")}
         return info("The chance that code passes a test.", "Candidates, and a test for each list of them.", features)
 
     def _compute(
@@ -76,14 +96,16 @@ def pass_at(number: int, passed: list[bool]) -> float:
     return 1 - comb(passed.count(False), number) / comb(len(passed), number)
 
 
-def modules_missing_in_sandbox(code: str) -> list[str]:
-    """Those that `code` imports and the sandbox, which has the standard library alone, does not have."""
-    try:
-        nodes = list(ast.walk(ast.parse(code)))
-    except SyntaxError:
-        return []
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+def modules_missing_in_sandbox(tests: list[str]) -> list[str]:
+    """Those that one of the tests imports and the sandbox, which has the standard library alone, does not have."""
+    names = set()
+    for code in tests:
+        try:
+            nodes = list(ast.walk(ast.parse(code)))
+        except SyntaxError:
+            continue
+        names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
     rooms = sorted({name.partition(".")[0] for name in names})
     return [room for room in rooms if room not in sys.stdlib_module_names]
 

@@ -345,9 +345,9 @@ def report_of(name: str) -> dict:
 
 
 def settings(report: dict) -> str:
-    versions = report["versions"]
+    versions, threads = report["versions"], report["threads"]
     return (
-        f"{report['device']}, {report['threads']} thread{'s' * (report['threads'] != 1)}, torch {versions['torch']}, transformers "
+        f"{report['device']}, {threads} thread{'s' * (threads != 1)}, torch {versions['torch']}, transformers "
         f"{versions['transformers']}, {commit_text(report['commit'])}"
     )
 

@@ -165,13 +165,11 @@ def judge_window(results: dict) -> Finding:
     )
     streaming, base = of("streaming"), right(rows[BASELINE])
     lost = [size for size in sorted(streaming) if right(streaming[size]) < base]
-    compared = f"autoregressive decoding, which has {base:.1f} % right"
-    if lost:
-        found += f". Streaming loses answers from {lost[0]} slots on against {compared}: "
-        found += f"{right(streaming[lost[0]]):.1f} %, and {right(streaming[lost[-1]]):.1f} % with {lost[-1]}."
-    else:
-        found += f". With none of the sizes does streaming lose answers against {compared}."
-    found = f"{found[0].upper()}{found[1:]}"
+    sizes = ", ".join(f"{size} slots ({right(streaming[size]):.1f} %)" for size in lost) or "none of the sizes"
+    found = (
+        f"{found[0].upper()}{found[1:]}. Against autoregressive decoding, which has {base:.1f} % right, streaming loses "
+        f"answers with {sizes}."
+    )
     return Finding(CANNOT, "loses with many" if lost[-1:] == [max(streaming)] else "keeps", found)
 
 

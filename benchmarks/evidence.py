@@ -167,8 +167,8 @@ def judge_window(results: dict) -> Finding:
     lost = [size for size in sorted(streaming) if right(streaming[size]) < base]
     sizes = ", ".join(f"{size} slots ({right(streaming[size]):.1f} %)" for size in lost) or "none of the sizes"
     found = (
-        f"{found[0].upper()}{found[1:]}. Against autoregressive decoding, which has {base:.1f} % right, streaming loses "
-        f"answers with {sizes}."
+        f"{found[0].upper()}{found[1:]}. Against autoregressive decoding, which has {base:.1f} % right, streaming "
+        f"loses answers with {sizes}."
     )
     return Finding(CANNOT, "loses with many" if lost[-1:] == [max(streaming)] else "keeps", found)
 

@@ -137,10 +137,9 @@ def put_into_hub_cache(folder: Path, hub: Path, name: str) -> None:
     (repository / "refs" / "main").write_text(commit)
 
 
-# In front of tests that start processes: for both checkpoints they take a minute.
-ONE_CHECKPOINT = pytest.mark.parametrize(
-    "checkpoint", ["q3", pytest.param("q25", marks=pytest.mark.slow)], indirect=True
-)
+# For what the shape of a layer does not change one golden checkpoint does in `make test`; the other one is slow.
+NAMES = ["q3", pytest.param("q25", marks=pytest.mark.slow)]
+ONE_CHECKPOINT = pytest.mark.parametrize("checkpoint", NAMES, indirect=True)
 
 
 def run_python(code: str, cwd: Path, wedlm: bool = True, **environment: str) -> str:

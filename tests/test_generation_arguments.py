@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, REPOSITORY, left_padded, load, stock_model
+from helpers import CHECKPOINTS, EOS, MASK, NAMES, PAD, PROMPTS, REPOSITORY, left_padded, load, stock_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     CompileConfig,
@@ -615,7 +615,7 @@ NO_EFFECT = {
 }
 
 
-@pytest.fixture(params=["q25", "q3"])
+@pytest.fixture(params=NAMES)
 def model(request):
     return MODELS[request.param]
 

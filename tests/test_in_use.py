@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 from accelerate import cpu_offload
-from helpers import EOS, MASK, PAD, PROMPTS, left_padded, load, logits_of
+from helpers import CHECKPOINTS, EOS, MASK, NAMES, PAD, PROMPTS, left_padded, load, logits_of
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -62,6 +62,11 @@ def tokenizer():
 def words():
     """A token per word: n3 to n158, many of which begin with another."""
     return tokenizer_of({f"n{i}": i for i in range(3, MASK)}, pre_tokenizers.WhitespaceSplit(), None)
+
+
+@pytest.fixture(params=NAMES)
+def checkpoint(request):
+    return CHECKPOINTS / request.param
 
 
 @pytest.fixture

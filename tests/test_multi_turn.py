@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, left_padded, load, random_tokens
+from helpers import CHECKPOINTS, EOS, MASK, NAMES, PAD, PROMPTS, left_padded, load, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
@@ -17,7 +17,7 @@ SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD, "return_dict_in_generate": 
 DECODINGS = ("streaming", "blockwise", "verified", "autoregressive")
 
 
-@pytest.fixture(params=["q25", "q3"])
+@pytest.fixture(params=NAMES)
 def model(request):
     return MODELS[request.param]
 

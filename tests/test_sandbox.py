@@ -69,6 +69,11 @@ def test_code_that_ends_the_process_has_no_values(code):
     assert run_python(DOUBLE + code, ["double(3)"]) == ("failed", [], "")
 
 
+def test_waiting_is_no_computing():
+    """As on a busy machine, where right answers would be wrong."""
+    assert run_python("import time\ntime.sleep(0.5)", timeout_seconds=0.3).outcome == "finished"
+
+
 @pytest.mark.parametrize(
     "code", ["while True: pass", "import time\ntime.sleep(60)", "try:\n    while True: pass\nexcept: pass"]
 )

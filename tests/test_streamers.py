@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, left_padded, load, logits_of
+from helpers import CHECKPOINTS, EOS, MASK, NAMES, PAD, PROMPTS, left_padded, load, logits_of
 from reference_decoder import decode
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -29,7 +29,7 @@ ENDING = {"q25": [PROMPTS[1], PROMPTS[3], PROMPTS[0]], "q3": [PROMPTS[4], PROMPT
 TIMEOUT = 20.0  # seconds after which an iterator that never ends makes its test fail
 
 
-@pytest.fixture(params=["q25", "q3"])
+@pytest.fixture(params=NAMES)
 def name(request):
     return request.param
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, left_padded, load, logits_of
+from helpers import CHECKPOINTS, EOS, MASK, NAMES, PAD, PROMPTS, left_padded, load, logits_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_decoder import decode
@@ -28,7 +28,7 @@ MODELS = {name: load(CHECKPOINTS / name).double() for name in ("q25", "q3")}  # 
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
 
 
-@pytest.fixture(params=["q25", "q3"])
+@pytest.fixture(params=NAMES)
 def model(request):
     return MODELS[request.param]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 MAX_OUTPUT_BYTES = 65_536
+WAITING = 5  # times the seconds of computing that a process may take in all: on a busy machine it gets its turn late
 
 # Runs in the child. The limits come as arguments, the code in a file of the working directory, and values leave in
 # another, which is open before the code runs.
@@ -74,10 +75,11 @@ def run_python(
 
     Values are literals (numbers, strings, lists and so on); anything else fails. They do not pass through what the
     code prints. Since the caller keeps the values it expects to itself, code cannot claim them without computing them.
+    `timeout_seconds` are of computing, and whole ones.
     """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "request").write_text(repr([code, *expressions]), encoding="utf-8")
-        limits = [math.ceil(timeout_seconds) + 1, memory_bytes, MAX_OUTPUT_BYTES]
+        limits = [math.ceil(timeout_seconds), memory_bytes, MAX_OUTPUT_BYTES]
         with open(Path(folder, "output"), "wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-X", "utf8", "-c", CHILD, *map(str, limits)],
@@ -90,8 +92,10 @@ def run_python(
             )
         outcome = "failed"
         try:
-            if process.wait(timeout_seconds) == 0:
-                outcome = "finished"
+            code = process.wait(WAITING * timeout_seconds)
+            outcome = {0: "finished", -signal.SIGKILL: "timed out"}.get(
+                code, "failed"
+            )  # killed: it has computed enough
         except subprocess.TimeoutExpired:
             outcome = "timed out"
         finally:

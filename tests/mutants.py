@@ -3186,10 +3186,10 @@ MUTANTS = [
         "test_evaluation.py::test_an_interrupted_run_goes_on_and_gives_the_same_table",
     ),
     Mutant(
-        "evaluation takes its answers in another order",
+        "evaluation gives answers to other questions",
         f"{EVALUATION}/lm.py",
-        "            return -len(self.tok_encode(request.args[0])), request.args[0]",
-        "            return len(self.tok_encode(request.args[0])), request.args[0]",
+        "for i, answer in zip(indices, result[",
+        "for i, answer in zip(sorted(indices), result[",
         "test_evaluation.py::test_stock_lm_eval_gives_the_same_scores",
     ),
     Mutant(

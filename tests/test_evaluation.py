@@ -134,7 +134,7 @@ def test_what_comes_behind_a_stop_is_cut_and_ends_the_row(demo, folder, tmp_path
     _, expected = stock_scores(["first"], folder, choices)
     texts = [text for result in work.results.values() for text in result["answers"]]
     assert sorted(texts) == sorted(text for ((text,),) in expected)
-    assert row["num_tokens"] < 24 * 5
+    assert row["num_tokens"] < 5 * 5, "of some ten"
 
 
 @pytest.mark.parametrize("decoding", ["streaming", "verified", "autoregressive"])

@@ -116,7 +116,7 @@ def qualities(values):
 
 
 def test_what_is_lost_at_most_is_bounded_for_all_settings_at_once(monkeypatch):
-    """Of runs with settings that all lose two answers in a hundred, few show one of them to lose one at most."""
+    """Of runs with settings that all lose two answers in a hundred, few show one of them to lose no more."""
     monkeypatch.setattr("wedlm.hub_card.evaluation.resampling.NUM_RESAMPLES", 50)
     decodings = combinations([BASELINE, "streaming"], entropy_threshold=[number / 10 for number in range(12)])
     random, wrong = np.random.default_rng(0), 0
@@ -124,7 +124,7 @@ def test_what_is_lost_at_most_is_bounded_for_all_settings_at_once(monkeypatch):
         answers = {label: qualities(random.random(300) >= 0.02) for label in decodings}
         answers[BASELINE] = qualities([1] * 300)
         bounds = most_lost(answers, decodings)
-        wrong += any(bound <= 0.01 for label, bound in bounds.items() if label != BASELINE)
+        wrong += any(bound <= 0.02 for label, bound in bounds.items() if label != BASELINE)
     assert wrong / 60 <= 0.05 and bounds[BASELINE] == 0
 
 

@@ -220,6 +220,7 @@ def test_too_little_memory_is_one_sentence(monkeypatch):
     assert result.stderr.endswith("; ask for fewer tokens, or choose another --dtype or --device.\n")
 
 
+@pytest.mark.slow
 def test_a_terminal_that_knows_fewer_letters(checkpoint):
     result = subprocess.run(
         [sys.executable, "-m", "wedlm", "trace", PROMPT, "--model", checkpoint, *SHORT],
@@ -228,6 +229,7 @@ def test_a_terminal_that_knows_fewer_letters(checkpoint):
     assert result.returncode == 0 and b" ? " in result.stdout
 
 
+@pytest.mark.slow
 def test_a_pipe_that_nobody_reads_is_no_error():
     result = subprocess.run(
         f"{sys.executable} -m wedlm info | true", shell=True, capture_output=True, text=True, executable="/bin/bash"

@@ -101,7 +101,7 @@ def run_two_processes(script, folder, *arguments):
 
 
 @pytest.mark.parametrize("how", ["tensor parallel", "fully sharded"])
-@ONE_CHECKPOINT
+@pytest.mark.slow
 def test_two_processes_give_the_single_process_logits(checkpoint, tmp_path, how):
     inputs = {"input_ids": random_tokens(1, 8), "position_ids": torch.tensor([[0, 1, 2, 3, 6, 4, 5, 7]])}
     torch.save(inputs, tmp_path / "inputs.pt")

@@ -310,7 +310,7 @@ for attention in ("sdpa", "dual_stream"):
     assert "trained with sdpa" in output and "trained with dual_stream" in output
 
 
-@ONE_CHECKPOINT
+@pytest.mark.slow
 def test_remote_code_survives_pickling_and_deepcopy(checkpoint, tmp_path):
     load(checkpoint).save_pretrained(tmp_path / "saved")
     code = """

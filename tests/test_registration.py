@@ -41,10 +41,10 @@ def test_auto_classes_load_official_checkpoints(official, trust_remote_code):
 ORDERS = [
     "import wedlm; from transformers import AutoModelForCausalLM",
     "from transformers import AutoModelForCausalLM; import wedlm",
-    "import wedlm; from transformers import GenerationMixin",
-    "import wedlm.modeling_wedlm.modeling_wedlm",
 ]
 MORE_ORDERS = [
+    "import wedlm; from transformers import GenerationMixin",
+    "import wedlm.modeling_wedlm.modeling_wedlm",
     "import wedlm, transformers",
     "import transformers, wedlm",
     "import wedlm; from transformers import Qwen3ForCausalLM",

@@ -92,10 +92,9 @@ def run_python(
             )
         outcome = "failed"
         try:
-            code = process.wait(WAITING * timeout_seconds)
-            outcome = {0: "finished", -signal.SIGKILL: "timed out"}.get(
-                code, "failed"
-            )  # killed: it has computed enough
+            status = process.wait(WAITING * timeout_seconds)
+            # Killed: it has computed for as long as it may.
+            outcome = {0: "finished", -signal.SIGKILL: "timed out"}.get(status, "failed")
         except subprocess.TimeoutExpired:
             outcome = "timed out"
         finally:

@@ -19,14 +19,14 @@ demo: .venv/installed
 
 # Trains the demo checkpoint, about an hour on 2 cores; goes on where it was stopped. Then comes demo-report.
 demo-model: .venv/installed
-	.venv/bin/python -m wedlm.hub_card.demo.recipe build/demo-model
+	.venv/bin/python -m wedlm.demo.recipe build/demo-model
 	mkdir -p $(DEMO)
 	cp build/demo-model/checkpoint/* $(DEMO)
 
 # Measures the demo checkpoint and writes its card; goes on where it was stopped.
 demo-report: .venv/installed
-	.venv/bin/python -m wedlm.hub_card.demo.report
-	.venv/bin/python -m wedlm.hub_card.demo.card
+	.venv/bin/python -m wedlm.demo.report
+	.venv/bin/python -m wedlm.demo.card
 
 # Puts the present code beside the demo checkpoint's weights.
 demo-code: .venv/installed

@@ -1,14 +1,18 @@
 from setuptools import setup
 
-# The rooms of the package lie at the top level of the repository; this map puts them under one import name.
+# Four rooms of the package lie at the top level of the repository; this map puts them under one import name. A room
+# stands behind those that it may import (tests/test_map.py).
 FOLDERS = {
     "wedlm": "wedlm",
-    "wedlm.modeling_wedlm": "modeling_wedlm",
     "wedlm.generation": "generation",
+    "wedlm.modeling_wedlm": "modeling_wedlm",
+    "wedlm.checkpoints": "wedlm/checkpoints",
     "wedlm.training": "training",
+    "wedlm.evaluation": "wedlm/evaluation",
     "wedlm.hub_card": "hub_card",
-    "wedlm.hub_card.demo": "hub_card/demo",
-    "wedlm.hub_card.evaluation": "hub_card/evaluation",
+    "wedlm.demo": "wedlm/demo",
+    "wedlm.serving": "wedlm/serving",
+    "wedlm.commands": "wedlm/commands",
 }
 
 setup(
@@ -23,13 +27,14 @@ setup(
     python_requires=">=3.11",
     # (rich and huggingface_hub are requirements of typer and transformers, and are imported here as well.)
     install_requires=["huggingface_hub", "rich", "torch>=2.11", "transformers>=5.17,<6", "typer>=0.29"],
-    entry_points={"console_scripts": ["wedlm = wedlm.cli:app"]},
+    entry_points={"console_scripts": ["wedlm = wedlm.commands.cli:app"]},
     package_data={
-        "wedlm": ["trace_page.html"],
+        "wedlm": ["py.typed"],
         "wedlm.training": ["configs/*"],
+        "wedlm.evaluation": ["recipes/*"],
         "wedlm.hub_card": ["wedlm-demo/*", "card_template.md"],
-        "wedlm.hub_card.demo": ["lm_eval_tasks/*"],
-        "wedlm.hub_card.evaluation": ["recipes/*"],
+        "wedlm.demo": ["lm_eval_tasks/*"],
+        "wedlm.commands": ["trace_page.html"],
     },
     extras_require={
         "train": ["accelerate>=1.13", "datasets>=4.5", "matplotlib>=3.9", "peft>=0.19"],

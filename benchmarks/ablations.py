@@ -15,13 +15,13 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from wedlm import WeDLMForCausalLM
-from wedlm.hub_card.demo import DEMO_FOLDER
-from wedlm.hub_card.demo.checkers import check
-from wedlm.hub_card.demo.tasks import KINDS, held_out_examples
-from wedlm.hub_card.evaluation.decodings import BASELINE, combinations
-from wedlm.hub_card.evaluation.sweep import Answer, Question, summaries, sweep
-from wedlm.hub_card.evaluation.work_file import WorkFile, digest_of
-from wedlm.hub_card.provenance import REPOSITORY, conditions, weights_digest, write_report
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.demo.checkers import check
+from wedlm.demo.tasks import KINDS, held_out_examples
+from wedlm.evaluation.decodings import BASELINE, combinations
+from wedlm.evaluation.provenance import REPOSITORY, conditions, weights_digest, write_report
+from wedlm.evaluation.sweep import Answer, Question, summaries, sweep
+from wedlm.evaluation.work_file import WorkFile, digest_of
 from wedlm.modeling_wedlm.hub_code import flat_files
 
 MAX_NEW_TOKENS = 160

@@ -34,14 +34,14 @@ from transformers import AutoTokenizer, DynamicCache, PreTrainedModel, PreTraine
 from transformers.trainer_utils import get_last_checkpoint
 
 from wedlm import DualStreamCollator, WeDLMForCausalLM, WeDLMTrainer, WeDLMTrainingArguments
-from wedlm.hub_card.demo import DEMO_FOLDER
-from wedlm.hub_card.demo.checkers import check
-from wedlm.hub_card.demo.recipe import SEED, MuonAndAdamW, random_model
-from wedlm.hub_card.demo.report import batch_of
-from wedlm.hub_card.demo.tasks import Example, example, held_out_examples
-from wedlm.hub_card.evaluation.resampling import paired_bounds
-from wedlm.hub_card.evaluation.work_file import digest_of
-from wedlm.hub_card.provenance import conditions, write_report
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.demo.checkers import check
+from wedlm.demo.recipe import SEED, MuonAndAdamW, random_model
+from wedlm.demo.report import batch_of
+from wedlm.demo.tasks import Example, example, held_out_examples
+from wedlm.evaluation.provenance import conditions, write_report
+from wedlm.evaluation.resampling import paired_bounds
+from wedlm.evaluation.work_file import digest_of
 from wedlm.modeling_wedlm.dual_stream import MEMORY
 from wedlm.modeling_wedlm.row_loss import NO_TARGET
 from wedlm.training.packing import pack_batch

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
-from wedlm.hub_card.demo import DEMO_FOLDER
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 
 QWEN3 = {
     "vocab_size": 151_936,

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from wedlm.hub_card.provenance import write_report
+from wedlm.evaluation.provenance import write_report
 
 HIDDEN_SIZE, NUM_SHARDS = 1024, 4
 CONVERT = """

@@ -29,8 +29,8 @@ from common import Panel, add_model_arguments, model_of, now, plot, spread
 from huggingface_hub.utils import tqdm
 from transformers import AutoTokenizer, CompileConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from wedlm.hub_card.demo.tasks import KINDS, held_out_examples, training_example
-from wedlm.hub_card.provenance import write_report
+from wedlm.demo.tasks import KINDS, held_out_examples, training_example
+from wedlm.evaluation.provenance import write_report
 
 STATIC = {"cache_implementation": "static"}
 SIDES = {

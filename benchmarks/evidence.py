@@ -16,8 +16,8 @@ from typing import NamedTuple
 import ablations
 import ablations_training
 
-from wedlm.hub_card.evaluation.decodings import BASELINE, label_of
-from wedlm.hub_card.provenance import REPOSITORY, commit_text
+from wedlm.evaluation.decodings import BASELINE, label_of
+from wedlm.evaluation.provenance import REPOSITORY, commit_text
 
 PAGE = REPOSITORY / "docs" / "EVIDENCE.md"
 RESULTS = REPOSITORY / "benchmarks" / "results"

@@ -27,8 +27,8 @@ from common import Panel, add_model_arguments, model_of, now, plot, spread
 from step import bytes_per_second, floors
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from wedlm.hub_card.demo import DEMO_FOLDER
-from wedlm.hub_card.provenance import write_report
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.evaluation.provenance import write_report
 
 STATIC = {"cache_implementation": "static"}
 ONE_BY_ONE = {"entropy_threshold": None}  # of random weights nothing else has a meaning

@@ -16,7 +16,7 @@ import torch
 from common import Panel, add_model_arguments, model_of, peak_bytes, plot
 from huggingface_hub.utils import tqdm
 
-from wedlm.hub_card.provenance import write_report
+from wedlm.evaluation.provenance import write_report
 
 DECODINGS = ("autoregressive", "streaming", "verified", "blockwise")
 

@@ -22,8 +22,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer, PreTrainedModel
 
+from wedlm.evaluation.provenance import write_report
 from wedlm.generation import generation_wedlm
-from wedlm.hub_card.provenance import write_report
 
 DECODINGS = ("autoregressive", "streaming", "verified", "blockwise")
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")

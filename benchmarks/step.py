@@ -19,9 +19,9 @@ from common import Panel, add_model_arguments, median_seconds, model_of, now, pl
 from huggingface_hub.utils import tqdm
 from transformers import PreTrainedModel
 
+from wedlm.evaluation.provenance import write_report
 from wedlm.generation.row_attention import attend, row_bias
 from wedlm.generation.row_cache import RowCache
-from wedlm.hub_card.provenance import write_report
 
 
 def bytes_per_second(device: torch.device, repeats: int) -> float:

@@ -22,7 +22,7 @@ import torch
 from common import now, peak_bytes
 
 from wedlm import DualStreamCollator, WeDLMConfig, WeDLMForCausalLM
-from wedlm.hub_card.provenance import write_report
+from wedlm.evaluation.provenance import write_report
 from wedlm.training.loss import scale_weights, weight_sums
 
 HAS_GPU = torch.cuda.is_available()

@@ -19,10 +19,10 @@ from huggingface_hub.utils import tqdm
 from transformers import AutoTokenizer
 
 from wedlm import WeDLMForCausalLM
-from wedlm.hub_card.demo import DEMO_FOLDER
-from wedlm.hub_card.demo.report import MAX_NEW_TOKENS, batch_of
-from wedlm.hub_card.demo.tasks import KINDS, held_out_examples
-from wedlm.hub_card.provenance import write_report
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.demo.report import MAX_NEW_TOKENS, batch_of
+from wedlm.demo.tasks import KINDS, held_out_examples
+from wedlm.evaluation.provenance import write_report
 
 TEMPERATURES = (0.5, 1.0)
 NUM_MASKS = 16

@@ -19,11 +19,11 @@ from torch.nn.functional import pad
 from transformers import AutoTokenizer
 
 from wedlm import WeDLMForCausalLM
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.demo.report import MAX_NEW_TOKENS, batch_of
+from wedlm.demo.tasks import KINDS, held_out_examples
+from wedlm.evaluation.provenance import write_report
 from wedlm.generation import verified
-from wedlm.hub_card.demo import DEMO_FOLDER
-from wedlm.hub_card.demo.report import MAX_NEW_TOKENS, batch_of
-from wedlm.hub_card.demo.tasks import KINDS, held_out_examples
-from wedlm.hub_card.provenance import write_report
 
 
 def by_the_root(num_rows: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:

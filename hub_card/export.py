@@ -20,7 +20,24 @@ from huggingface_hub import HfApi, ModelCard, ModelCardData
 from huggingface_hub.utils import validate_repo_id
 from rich.console import Console
 
-from wedlm.checkpoint import check_weights, checkpoint_folder, read_config, require_tokenizer, require_wedlm
+from wedlm.checkpoints.convert import (
+    GENERATION_FILE,
+    SPARE_BYTES,
+    Plan,
+    check_shapes,
+    limits_of_parallel_decoding,
+    one_line,
+    read_generation_fields,
+    wedlm_model,
+    write_companions,
+    write_weights,
+)
+from wedlm.checkpoints.facts import offered_decodings
+from wedlm.checkpoints.load import check_weights, checkpoint_folder, read_config, require_tokenizer, require_wedlm
+from wedlm.checkpoints.new_folder import check_apart, check_out, check_space, complete_or_absent
+from wedlm.checkpoints.shards import Shard, read_shards
+from wedlm.checkpoints.tokenizer_files import TokenizerFiles
+from wedlm.evaluation.provenance import weights_digest
 from wedlm.generation.support import DEFAULTS
 from wedlm.hub_card.leaks import environment_without_secrets, find_leak, secrets_here
 from wedlm.hub_card.model_card import (
@@ -33,24 +50,7 @@ from wedlm.hub_card.model_card import (
     read_metadata,
     read_training,
 )
-from wedlm.hub_card.provenance import weights_digest
-from wedlm.info import offered_decodings
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
-from wedlm.modeling_wedlm.convert import (
-    GENERATION_FILE,
-    SPARE_BYTES,
-    Plan,
-    check_shapes,
-    limits_of_parallel_decoding,
-    one_line,
-    read_generation_fields,
-    wedlm_model,
-    write_companions,
-    write_weights,
-)
-from wedlm.modeling_wedlm.new_folder import check_apart, check_out, check_space, complete_or_absent
-from wedlm.modeling_wedlm.shards import Shard, read_shards
-from wedlm.modeling_wedlm.tokenizer_files import TokenizerFiles
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
 TRAINING_FILES = ("training_report.json", "training.json")

@@ -12,8 +12,8 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData, metadata_load
 from huggingface_hub.utils import validate_repo_id
 
+from wedlm.evaluation.provenance import commit_text
 from wedlm.hub_card.leaks import without_leaks
-from wedlm.hub_card.provenance import commit_text
 
 LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[A-Za-z]+)*|code|multilingual")

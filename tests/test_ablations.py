@@ -8,8 +8,8 @@ import sys
 import pytest
 from helpers import REPOSITORY
 
-from wedlm.hub_card.evaluation import resampling
-from wedlm.hub_card.evaluation.decodings import BASELINE, label_of
+from wedlm.evaluation import resampling
+from wedlm.evaluation.decodings import BASELINE, label_of
 
 BENCHMARKS = REPOSITORY / "benchmarks"
 NAMES = ("threshold", "penalty", "streaming-blockwise", "pareto", "window", "kinds")
@@ -57,7 +57,7 @@ def test_an_interrupted_figure_goes_on_and_gives_the_same_table(run, ablations, 
     kept = list((tmp_path / "work").iterdir())[0].read_text().splitlines()
     assert len(kept) == 2, "a line for each question"
     (tmp_path / "ablation_window.json").unlink()
-    monkeypatch.setattr("wedlm.hub_card.evaluation.sweep.answer_of", None)  # nobody is asked again
+    monkeypatch.setattr("wedlm.evaluation.sweep.answer_of", None)  # nobody is asked again
     assert run("window")["results"] == whole["results"]
 
 

@@ -13,9 +13,9 @@ from helpers import EOS, MASK, PROMPTS, REPOSITORY, left_padded, logits_of
 from reference_decoder import decode as reference_decode
 from transformers import AutoTokenizer
 
-from wedlm.hub_card.demo import DEMO_FOLDER
-from wedlm.hub_card.demo.tasks import example, held_out_examples, split_of
-from wedlm.hub_card.evaluation import resampling
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.demo.tasks import example, held_out_examples, split_of
+from wedlm.evaluation import resampling
 from wedlm.modeling_wedlm.dual_stream import dual_stream_mask
 from wedlm.training.data import prepare_dataset
 from wedlm.training.data_options import DataOptions

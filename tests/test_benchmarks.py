@@ -81,7 +81,7 @@ def test_decodings_take_turns_and_are_counted(run, capsys):
 def test_prompts_of_a_checkpoint_are_conversations_up_to_a_length(run):
     from transformers import AutoTokenizer
 
-    from wedlm.hub_card.demo import DEMO_FOLDER
+    from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 
     run("decode", *TINY, "--batch-sizes", 1, "--prompt-lengths", 4, "--new-tokens", 2, "--repeats", 1)
     chat = sys.modules["decode"].chat

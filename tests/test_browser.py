@@ -6,9 +6,9 @@ import time
 import pytest
 from test_commands import ids_of, run, user
 
-from wedlm.checkpoint import load_checkpoint
-from wedlm.hub_card.demo import DEMO_FOLDER
-from wedlm.trace import Slot, Step, page
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.checkpoints.load import load_checkpoint
+from wedlm.commands.trace import Slot, Step, page
 
 pytestmark = pytest.mark.browser
 QUESTION = "Count by 4 from 12 to 60."

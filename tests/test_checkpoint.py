@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from tiny_tokenizer import make_tokenizer
 from transformers import AutoModelForCausalLM
 
-from wedlm.checkpoint import CheckpointError, load_checkpoint
+from wedlm.checkpoints.load import CheckpointError, load_checkpoint
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_what_is_no_checkpoint(tmp_path):
 
 def test_a_demo_checkpoint_that_is_not_there(tmp_path, monkeypatch):
     """As in an installed package, which comes without it."""
-    monkeypatch.setattr("wedlm.checkpoint.DEMO_FOLDER", tmp_path / "demo")
+    monkeypatch.setattr("wedlm.checkpoints.load.DEMO_FOLDER", tmp_path / "demo")
     assert refusal(str(tmp_path / "demo")).startswith(f"The demo checkpoint is not at {tmp_path / 'demo'}; give ")
 
 
@@ -65,7 +65,7 @@ def test_the_hub_says_no(monkeypatch):
     def no(*arguments, **options):
         raise RuntimeError("404: no such\nrepository")
 
-    monkeypatch.setattr("wedlm.checkpoint.snapshot_download", no)
+    monkeypatch.setattr("wedlm.checkpoints.load.snapshot_download", no)
     assert "(404: no such repository); correct the name, or give a folder." in refusal("somebody/nothing")
 
 

@@ -12,7 +12,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from wedlm import cli
-from wedlm.hub_card.demo import DEMO_FOLDER
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 
 QUESTION = "Solve 3x + 7 = 22 for x."
 
@@ -25,7 +25,7 @@ def test_help_is_fast_and_shows_every_command(tmp_path):
     """Neither torch nor transformers is imported."""
     commands = [[], ["--version"], *([command.callback.__name__] for command in cli.app.registered_commands)]
     code = (
-        "import sys\nfrom wedlm.cli import app\n"
+        "import sys\nfrom wedlm.commands.cli import app\n"
         f"for arguments in {commands}:\n"
         "    try:\n        app([*arguments, '--help'])\n    except SystemExit as end:\n        assert end.code == 0\n"
         "print({'torch', 'transformers'} & sys.modules.keys())"
@@ -79,8 +79,8 @@ def test_a_source_that_may_not_be_read(tmp_path, monkeypatch):
 
 
 def test_the_command_is_installed():
-    assert '"wedlm = wedlm.cli:app"' in (REPOSITORY / "setup.py").read_text()
-    result = subprocess.run([sys.executable, "-m", "wedlm.cli", "--help"], capture_output=True, text=True)
+    assert '"wedlm = wedlm.commands.cli:app"' in (REPOSITORY / "setup.py").read_text()
+    result = subprocess.run([sys.executable, "-m", "wedlm.commands.cli", "--help"], capture_output=True, text=True)
     assert result.returncode == 0 and "convert" in result.stdout
 
 

@@ -19,13 +19,13 @@ from transformers import DynamicCache, PreTrainedModel, logging
 from typer.testing import CliRunner
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM, cli
-from wedlm.chat import Chat, Recorder
-from wedlm.checkpoint import load_checkpoint
-from wedlm.compare import difference, table
-from wedlm.generate import Answer, read_prompt
+from wedlm.checkpoints.facts import read_facts
+from wedlm.checkpoints.load import load_checkpoint
+from wedlm.commands.chat import Chat, Recorder
+from wedlm.commands.compare import difference, table
+from wedlm.commands.generate import Answer, read_prompt
+from wedlm.commands.settings import Settings
 from wedlm.generation.support import DECODINGS, DEFAULTS
-from wedlm.info import read_facts
-from wedlm.settings import Settings
 
 PROMPT = "the cat sat on the mat"
 CONTEXT = 600
@@ -214,7 +214,7 @@ def test_too_little_memory_is_one_sentence(monkeypatch):
     def load_checkpoint(*arguments):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
 
-    monkeypatch.setattr("wedlm.generate.load_checkpoint", load_checkpoint)
+    monkeypatch.setattr("wedlm.commands.generate.load_checkpoint", load_checkpoint)
     result = run("generate", "x")
     assert result.exit_code == 2 and result.stderr.startswith("There is not enough memory (DefaultCPUAllocator: ")
     assert result.stderr.endswith("; ask for fewer tokens, or choose another --dtype or --device.\n")

@@ -24,8 +24,8 @@ from transformers import (
 )
 
 from wedlm import WeDLMForCausalLM, convert_to_autoregressive, convert_to_wedlm
+from wedlm.checkpoints.conversion_error import ConversionError
 from wedlm.modeling_wedlm import convert, new_folder
-from wedlm.modeling_wedlm.conversion_error import ConversionError
 from wedlm.modeling_wedlm.hub_code import AUTO_MAP, flat_files
 
 TOKENS = 259  # of the tokenizer below
@@ -215,7 +215,7 @@ def test_a_single_file_is_preferred_to_an_index(source, tmp_path):
 def test_mean_of_chunks(source, tmp_path, monkeypatch):
     """A large embedding is read in parts, in bytes as in rows."""
     convert_to_wedlm(source, tmp_path / "whole")
-    monkeypatch.setattr("wedlm.modeling_wedlm.shards.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("wedlm.checkpoints.shards.CHUNK_BYTES", 1000)
     convert_to_wedlm(source, tmp_path / "parts")
     whole, parts = weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts")
     for name in whole:
@@ -796,7 +796,7 @@ def refuse_access(*arguments):
 
 
 def test_a_shard_that_may_not_be_read(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("wedlm.modeling_wedlm.shards.open", refuse_access, raising=False)
+    monkeypatch.setattr("wedlm.checkpoints.shards.open", refuse_access, raising=False)
     with pytest.raises(
         ConversionError, match=r"model-00001-of-00003.safetensors cannot be read \(Permission denied\)"
     ):
@@ -805,7 +805,7 @@ def test_a_shard_that_may_not_be_read(source, tmp_path, monkeypatch):
 
 def test_a_place_that_may_not_be_looked_into(source, tmp_path, monkeypatch):
     (tmp_path / "wedlm").mkdir()
-    monkeypatch.setattr("wedlm.modeling_wedlm.new_folder.Path.iterdir", refuse_access)
+    monkeypatch.setattr("wedlm.checkpoints.new_folder.Path.iterdir", refuse_access)
     with pytest.raises(
         ConversionError, match=r"wedlm cannot be looked into \(.*Permission denied.*\); choose another"
     ):

@@ -8,13 +8,13 @@ import pytest
 from helpers import REPOSITORY, load, run_python
 from transformers import AutoTokenizer
 
-from wedlm.hub_card.demo import DEMO_FOLDER
-from wedlm.hub_card.demo.card import card, overview
-from wedlm.hub_card.demo.checkers import check
-from wedlm.hub_card.demo.report import batch_of
-from wedlm.hub_card.demo.tasks import Example
-from wedlm.hub_card.demo.tokenizer import demo_tokenizer
-from wedlm.hub_card.provenance import weights_digest
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.demo.card import card, overview
+from wedlm.demo.checkers import check
+from wedlm.demo.report import batch_of
+from wedlm.demo.tasks import Example
+from wedlm.demo.tokenizer import demo_tokenizer
+from wedlm.evaluation.provenance import weights_digest
 from wedlm.modeling_wedlm.hub_code import flat_files
 
 REPORT, TRAINING = (
@@ -74,7 +74,7 @@ def test_the_files_are_about_this_checkpoint():
     for written in (REPORT, TRAINING):
         assert len(written["commit"]) == 40, "a commit, without changes"
         assert {"torch", "transformers", "wedlm", "python"} == set(written["versions"])
-        assert written["device"] and written["command"].startswith("python -m wedlm.hub_card.demo.")
+        assert written["device"] and written["command"].startswith("python -m wedlm.demo.")
 
 
 def test_a_thousand_questions_of_each_kind_were_asked():

@@ -8,10 +8,10 @@ import torch
 from helpers import load
 from safetensors import safe_open
 
-from wedlm.hub_card.demo import recipe
-from wedlm.hub_card.demo.recipe import MAX_STEPS, SEED, MuonAndAdamW, num_conversations, random_model
-from wedlm.hub_card.demo.tasks import KINDS, conversation, held_out_examples
-from wedlm.hub_card.demo.tokenizer import demo_tokenizer
+from wedlm.demo import recipe
+from wedlm.demo.recipe import MAX_STEPS, SEED, MuonAndAdamW, num_conversations, random_model
+from wedlm.demo.tasks import KINDS, conversation, held_out_examples
+from wedlm.demo.tokenizer import demo_tokenizer
 
 
 @pytest.fixture

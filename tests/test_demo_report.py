@@ -7,10 +7,10 @@ import torch
 from helpers import load
 from huggingface_hub.utils import tqdm
 
-from wedlm.hub_card.demo import report
-from wedlm.hub_card.demo.card import card, overview
-from wedlm.hub_card.demo.recipe import random_model
-from wedlm.hub_card.demo.report import (
+from wedlm.demo import report
+from wedlm.demo.card import card, overview
+from wedlm.demo.recipe import random_model
+from wedlm.demo.report import (
     BASELINE,
     DECODINGS,
     Answer,
@@ -21,11 +21,11 @@ from wedlm.hub_card.demo.report import (
     summary,
     timings,
 )
-from wedlm.hub_card.demo.tasks import KINDS, held_out_examples
-from wedlm.hub_card.demo.tokenizer import demo_tokenizer
-from wedlm.hub_card.evaluation import resampling
-from wedlm.hub_card.evaluation.resampling import interval, resampled_means
-from wedlm.hub_card.evaluation.work_file import WorkFile
+from wedlm.demo.tasks import KINDS, held_out_examples
+from wedlm.demo.tokenizer import demo_tokenizer
+from wedlm.evaluation import resampling
+from wedlm.evaluation.resampling import interval, resampled_means
+from wedlm.evaluation.work_file import WorkFile
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ from helpers import run_python
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from wedlm.hub_card.demo.checkers import check
-from wedlm.hub_card.demo.counting_checker import expected
-from wedlm.hub_card.demo.equations_checker import equation_in, value_of
-from wedlm.hub_card.demo.tasks import (
+from wedlm.demo.checkers import check
+from wedlm.demo.counting_checker import expected
+from wedlm.demo.equations_checker import equation_in, value_of
+from wedlm.demo.tasks import (
     KINDS,
     WEIGHTS,
     example,
@@ -18,7 +18,7 @@ from wedlm.hub_card.demo.tasks import (
     training_example,
     training_examples,
 )
-from wedlm.hub_card.demo.words import HEROES, NAMES, OBJECTS, PLACES
+from wedlm.demo.words import HEROES, NAMES, OBJECTS, PLACES
 
 ALL_NAMES = [name for names in NAMES.values() for name in names]
 NUM_CHECKED = {kind: 1000 for kind in KINDS} | {"functions": 60}  # of each split; a function takes a process
@@ -335,7 +335,7 @@ def test_the_key_is_the_problem_in_whatever_words(stream):
 
 def test_an_example_depends_on_its_arguments_and_on_nothing_else(stream, tmp_path):
     code = (
-        "from wedlm.hub_card.demo.tasks import training_example\n"
+        "from wedlm.demo.tasks import training_example\n"
         "import sys; assert 'torch' not in sys.modules\n"
         "for position in range(300): print(repr(training_example(7, position)))"
     )

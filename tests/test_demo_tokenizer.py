@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from wedlm import WeDLMConfig
-from wedlm.hub_card.demo.tasks import KINDS, example, training_examples
-from wedlm.hub_card.demo.tokenizer import VOCABULARY_SIZE, demo_tokenizer
+from wedlm.demo.tasks import KINDS, example, training_examples
+from wedlm.demo.tokenizer import VOCABULARY_SIZE, demo_tokenizer
 
 NUM_EXAMPLES = 200  # of each kind
 MOST_TOKENS = 180  # of a question with its answer and the template
@@ -104,7 +104,7 @@ def test_it_loads_from_the_folder_of_a_checkpoint(tokenizer, tmp_path):
 def test_it_is_the_same_to_the_byte_in_another_process(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path / "here")
     code = (
-        "from wedlm.hub_card.demo.tokenizer import demo_tokenizer\n"
+        "from wedlm.demo.tokenizer import demo_tokenizer\n"
         f"demo_tokenizer().save_pretrained({str(tmp_path / 'there')!r})"
     )
     run_python(code, tmp_path, PYTHONHASHSEED="1", RAYON_NUM_THREADS="2")

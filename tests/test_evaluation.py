@@ -14,13 +14,13 @@ from transformers import AutoTokenizer, GenerationConfig, StoppingCriteriaList
 from typer.testing import CliRunner
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM, cli
-from wedlm.evaluate import side_by_side
-from wedlm.hub_card.demo import DEMO_FOLDER
-from wedlm.hub_card.demo.checkers import check
-from wedlm.hub_card.demo.tasks import held_out_examples
-from wedlm.hub_card.evaluation import harness
-from wedlm.hub_card.evaluation.decodings import combinations, label_of, whole
-from wedlm.hub_card.evaluation.harness import (
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.commands.evaluate import side_by_side
+from wedlm.demo.checkers import check
+from wedlm.demo.tasks import held_out_examples
+from wedlm.evaluation import harness
+from wedlm.evaluation.decodings import combinations, label_of, whole
+from wedlm.evaluation.harness import (
     LIKELIHOOD,
     RECIPES,
     Choices,
@@ -29,9 +29,9 @@ from wedlm.hub_card.evaluation.harness import (
     load_tasks,
     read_recipe,
 )
-from wedlm.hub_card.evaluation.lm import DecodingLM, StopBehindPrompt
-from wedlm.hub_card.evaluation.work_file import WorkFile
-from wedlm.hub_card.provenance import conditions
+from wedlm.evaluation.lm import DecodingLM, StopBehindPrompt
+from wedlm.evaluation.provenance import conditions
+from wedlm.evaluation.work_file import WorkFile
 
 DEMO_TASKS = DEMO_FOLDER.parent / "demo" / "lm_eval_tasks"
 STREAMING = {"decoding": "streaming", "window_size": 16, "entropy_threshold": 0.4, "distance_penalty": 0.02}
@@ -413,11 +413,11 @@ def test_work_of_other_conditions_is_left_alone(demo, tmp_path, monkeypatch):
     """Their speeds would be told as those of this device, these threads and this code."""
     monkeypatch.chdir(tmp_path)
     command = ("--include-path", DEMO_TASKS, "--tasks", "demo_counting", "--limit", 1, "--out", "eval.json")
-    monkeypatch.setattr("wedlm.evaluate.write_report", Mock(side_effect=OSError("The disk is full.")))
+    monkeypatch.setattr("wedlm.commands.evaluate.write_report", Mock(side_effect=OSError("The disk is full.")))
     assert run(DEMO_FOLDER, *command).exit_code != 0
     real = conditions
     for changed, goes_on in (({}, True), ({"threads": 99}, False), ({"commit": "other"}, False)):
-        monkeypatch.setattr("wedlm.evaluate.conditions", lambda *args, now=changed: {**real(*args), **now})
+        monkeypatch.setattr("wedlm.commands.evaluate.conditions", lambda *args, now=changed: {**real(*args), **now})
         assert ("Going on from" in run(DEMO_FOLDER, *command).stderr) == goes_on, changed
 
 

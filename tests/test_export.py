@@ -20,12 +20,12 @@ from test_commands import save_checkpoint
 from typer.testing import CliRunner
 
 from wedlm import cli
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.evaluation.provenance import weights_digest
 from wedlm.hub_card import export as module
-from wedlm.hub_card.demo import DEMO_FOLDER
 from wedlm.hub_card.export import CardOptions, check_card, make_card, read_checkpoint, run_snippet
 from wedlm.hub_card.leaks import find_leak, secrets_here, without_leaks
 from wedlm.hub_card.model_card import ExportError, card_data, read_evaluation, read_metadata
-from wedlm.hub_card.provenance import weights_digest
 from wedlm.modeling_wedlm import new_folder
 from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.training.data import DataSummary
@@ -192,7 +192,7 @@ from importlib.util import find_spec
 from pathlib import Path
 assert find_spec("wedlm") is None and find_spec("transformers") is not None
 try:
-    import wedlm.cli
+    import wedlm.commands.cli
 except ImportError:
     pass
 else:
@@ -630,7 +630,9 @@ def test_a_checkpoint_on_the_hub(tmp_path, model, unchecked, monkeypatch):
     """Also its licence is taken over."""
     readme_with(model, "license: mit")
     put_into_hub_cache(model, tmp_path / "hub", "me/model")
-    monkeypatch.setattr("wedlm.checkpoint.snapshot_download", partial(snapshot_download, cache_dir=tmp_path / "hub"))
+    monkeypatch.setattr(
+        "wedlm.checkpoints.load.snapshot_download", partial(snapshot_download, cache_dir=tmp_path / "hub")
+    )
     assert run("me/model", tmp_path / "out").exit_code == 0
     assert ModelCard.load(tmp_path / "out" / "README.md").data.license == "mit"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import evaluate
 import pytest
 
-from wedlm.hub_card.demo.scoring import RightAnswers, process_results
-from wedlm.hub_card.evaluation.metrics import (
+from wedlm.demo.scoring import RightAnswers, process_results
+from wedlm.evaluation.metrics import (
     CodeExecution,
     ExactMatch,
     modules_missing_in_sandbox,

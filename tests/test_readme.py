@@ -14,10 +14,10 @@ from transformers import logging
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from wedlm.cli import app
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.commands.cli import app
+from wedlm.demo.card import overview
 from wedlm.generation.support import DEFAULTS
-from wedlm.hub_card.demo import DEMO_FOLDER
-from wedlm.hub_card.demo.card import overview
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import (
 
 import wedlm
 from wedlm import WeDLMConfig, WeDLMForCausalLM, WeDLMModel
-from wedlm.hub_card.demo import DEMO_FOLDER
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 
 BROKEN_CODE = "raise RuntimeError('the broken remote code ran')\n"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from wedlm.hub_card.evaluation.sandbox import MAX_OUTPUT_BYTES, run_python
+from wedlm.evaluation.sandbox import MAX_OUTPUT_BYTES, run_python
 
 DOUBLE = "def double(n):\n    return 2 * n\n"
 

@@ -25,9 +25,17 @@ from transformers.cli.serving.utils import _StreamError
 from typer.testing import CliRunner
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
-from wedlm.cli import app
-from wedlm.serve import Chat, Generation, OneAtATime, OneModel, before_possible_stop, before_stop, error_response
-from wedlm.settings import read_threshold
+from wedlm.commands.cli import app
+from wedlm.commands.settings import read_threshold
+from wedlm.serving.server import (
+    Chat,
+    Generation,
+    OneAtATime,
+    OneModel,
+    before_possible_stop,
+    before_stop,
+    error_response,
+)
 
 DOCUMENT = REPOSITORY / "docs" / "serve.md"
 MESSAGES = [{"role": "user", "content": "the cat sat"}]
@@ -449,14 +457,14 @@ def test_a_threshold_may_be_none():
 
 
 def test_without_the_extra_it_says_how_to_install_it(monkeypatch):
-    monkeypatch.delitem(sys.modules, "wedlm.serve")
+    monkeypatch.delitem(sys.modules, "wedlm.serving.server")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert "install wedlm with its extra 'serve', in a clone of it by pip install -e \".[serve]\"" in refused()
 
 
 def test_help_imports_neither_torch_nor_transformers(tmp_path):
     code = (
-        "import sys\nfrom wedlm.cli import app\ntry:\n    app(['serve', '--help'])\n"
+        "import sys\nfrom wedlm.commands.cli import app\ntry:\n    app(['serve', '--help'])\n"
         "except SystemExit:\n    print({'torch', 'transformers'} & sys.modules.keys())"
     )
     out = run_python(code, tmp_path)

@@ -6,13 +6,13 @@ import torch
 from helpers import load
 from transformers import AutoTokenizer
 
-from wedlm.hub_card.demo import DEMO_FOLDER
-from wedlm.hub_card.demo.tasks import held_out_examples
-from wedlm.hub_card.evaluation import resampling, sweep
-from wedlm.hub_card.evaluation.decodings import BASELINE, combinations
-from wedlm.hub_card.evaluation.resampling import newcombe, paired_bounds
-from wedlm.hub_card.evaluation.sweep import Answer, Question, answer_of, front, summaries, summary
-from wedlm.hub_card.evaluation.work_file import WorkFile
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.demo.tasks import held_out_examples
+from wedlm.evaluation import resampling, sweep
+from wedlm.evaluation.decodings import BASELINE, combinations
+from wedlm.evaluation.resampling import newcombe, paired_bounds
+from wedlm.evaluation.sweep import Answer, Question, answer_of, front, summaries, summary
+from wedlm.evaluation.work_file import WorkFile
 
 DECODINGS = combinations([BASELINE, "verified", "streaming"], entropy_threshold=[0.1])
 

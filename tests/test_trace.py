@@ -10,10 +10,10 @@ import torch
 from test_commands import assert_counted, ids_of, run, user
 from tiny_tokenizer import make_tokenizer
 
-from wedlm.checkpoint import load_checkpoint
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.checkpoints.load import load_checkpoint
+from wedlm.commands.trace import Slot, Step, Tracer, check_writable, line, page, visible, write_whole
 from wedlm.generation.support import DECODINGS
-from wedlm.hub_card.demo import DEMO_FOLDER
-from wedlm.trace import Slot, Step, Tracer, check_writable, line, page, visible, write_whole
 
 QUESTIONS = [
     "Count by 4 from 12 to 60.",

@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from wedlm import cli, tune
-from wedlm.hub_card.demo import DEMO_FOLDER
-from wedlm.hub_card.demo.tasks import held_out_examples
-from wedlm.hub_card.evaluation.decodings import BASELINE, combinations
-from wedlm.hub_card.evaluation.sweep import Answer
-from wedlm.hub_card.evaluation.tuning import (
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.demo.tasks import held_out_examples
+from wedlm.evaluation.decodings import BASELINE, combinations
+from wedlm.evaluation.sweep import Answer
+from wedlm.evaluation.tuning import (
     MEASURES,
     Example,
     TuningError,
@@ -117,7 +117,7 @@ def qualities(values):
 
 def test_what_is_lost_at_most_is_bounded_for_all_settings_at_once(monkeypatch):
     """Of runs with settings that all lose two answers in a hundred, few show one of them to lose no more."""
-    monkeypatch.setattr("wedlm.hub_card.evaluation.resampling.NUM_RESAMPLES", 50)
+    monkeypatch.setattr("wedlm.evaluation.resampling.NUM_RESAMPLES", 50)
     decodings = combinations([BASELINE, "streaming"], entropy_threshold=[number / 10 for number in range(12)])
     random, wrong = np.random.default_rng(0), 0
     for _ in range(60):
@@ -130,7 +130,7 @@ def test_what_is_lost_at_most_is_bounded_for_all_settings_at_once(monkeypatch):
 
 @pytest.mark.parametrize(("loss", "settings"), [(0.01, 24), (0.05, 1)])
 def test_so_many_examples_are_needed(monkeypatch, loss, settings):
-    monkeypatch.setattr("wedlm.hub_card.evaluation.resampling.NUM_RESAMPLES", 50)
+    monkeypatch.setattr("wedlm.evaluation.resampling.NUM_RESAMPLES", 50)
     decodings = combinations([BASELINE, "streaming"], entropy_threshold=[number / 10 for number in range(settings)])
     number = examples_needed(loss, settings)
     for size, is_shown in ((number, True), (number - 1, False)):

@@ -7,7 +7,7 @@ import sys
 import pytest
 from helpers import REPOSITORY
 
-from wedlm.hub_card.demo.tasks import KINDS
+from wedlm.demo.tasks import KINDS
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
 

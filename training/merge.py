@@ -3,10 +3,10 @@ from pathlib import Path
 from peft import PeftConfig, PeftModel
 from transformers import AutoTokenizer
 
-from wedlm.modeling_wedlm.conversion_error import ConversionError
-from wedlm.modeling_wedlm.convert import one_line
+from wedlm.checkpoints.conversion_error import ConversionError
+from wedlm.checkpoints.convert import one_line
+from wedlm.checkpoints.new_folder import check_out, complete_or_absent
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
-from wedlm.modeling_wedlm.new_folder import check_out, complete_or_absent
 
 
 def merge_adapter(adapter: str, out: str, *, overwrite: bool = False) -> Path:

@@ -22,8 +22,8 @@ from transformers import (
 )
 from transformers.trainer_utils import get_last_checkpoint
 
+from wedlm.checkpoints.convert import convert_to_wedlm
 from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE
-from wedlm.modeling_wedlm.convert import convert_to_wedlm
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.data import prepare_dataset

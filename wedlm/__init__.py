@@ -15,8 +15,8 @@ PUBLIC_NAMES = {
     "DualStreamCollator": "wedlm.training.collator",
     "WeDLMTrainer": "wedlm.training.trainer",
     "WeDLMTrainingArguments": "wedlm.training.arguments",
-    "convert_to_wedlm": "wedlm.modeling_wedlm.convert",
-    "convert_to_autoregressive": "wedlm.modeling_wedlm.convert",
+    "convert_to_wedlm": "wedlm.checkpoints.convert",
+    "convert_to_autoregressive": "wedlm.checkpoints.convert",
 }
 
 __all__ = list(PUBLIC_NAMES)

@@ -1,5 +1,5 @@
 """`python -m wedlm`, as `accelerate launch -m wedlm train ...` needs it."""
 
-from wedlm.cli import app
+from wedlm.commands.cli import app
 
 app(prog_name="wedlm")

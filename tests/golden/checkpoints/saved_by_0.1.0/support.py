@@ -1,0 +1,142 @@
+import math
+
+from transformers import DynamicCache, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+from transformers.utils.generic import is_flash_attention_requested
+
+from .row_attention import flash_function
+
+DECODINGS = ("streaming", "blockwise", "verified", "autoregressive")
+# window_size: None is what suits the device.
+DEFAULTS = {"decoding": "streaming", "window_size": None, "entropy_threshold": 0.4, "distance_penalty": 0.02}
+# What generate() takes and parallel decoding does not do, each with the values that ask for nothing.
+NOT_OFFERED = {
+    "assistant_early_exit": (None,),
+    "cache_implementation": (None, "dynamic", "static"),
+    "num_beams": (None, 1),
+    "output_attentions": (None, False),
+    "output_hidden_states": (None, False),
+    "prompt_lookup_num_tokens": (None,),
+    "use_mtp": (None, False),
+}
+
+
+# Every refusal is one sentence that names the argument, the value and the remedy.
+
+
+def refuse(name: str, value: object, generation_config: GenerationConfig) -> None:
+    raise ValueError(
+        f"{name}={value!r} is not offered by decoding={generation_config.decoding!r}; leave it out (or reset it in "
+        'model.generation_config), or pass decoding="autoregressive".'
+    )
+
+
+def refuse_impossible(row: int, position: int) -> None:
+    raise ValueError(
+        f"No token has a finite score in row {row} at position {position}: the logits are not finite, or "
+        "suppress_tokens and the other logits processors leave nothing to choose; loosen them."
+    )
+
+
+def is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def check_parameters(config: GenerationConfig) -> None:
+    if config.decoding not in DECODINGS:
+        raise ValueError(f"decoding={config.decoding!r} is unknown; choose one of {', '.join(map(repr, DECODINGS))}.")
+    if config.window_size is not None and not is_count(config.window_size):
+        raise ValueError(
+            f"window_size={config.window_size!r} is not a number of slots; set it to an integer of 1 or more, or to "
+            "None for what suits the device."
+        )
+    if config.entropy_threshold is not None and not is_amount(config.entropy_threshold):
+        raise ValueError(
+            f"entropy_threshold={config.entropy_threshold!r} is not an entropy; set it to a finite number of nats, 0 "
+            "or more, or to None to fill one slot per forward."
+        )
+    if not is_amount(config.distance_penalty):
+        raise ValueError(
+            f"distance_penalty={config.distance_penalty!r} is not a penalty; set it to a finite number, 0 or more."
+        )
+
+
+def check_support(model: PreTrainedModel, generation_config: GenerationConfig, model_kwargs: dict) -> None:
+    """Names what parallel decoding does not do, before anything has begun."""
+    config = model.config
+    if config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
+        # They stretch positions by the longest row of the batch, so that rows would influence each other.
+        refuse("rope_type", config.rope_parameters["rope_type"], generation_config)
+    if "sliding_attention" in config.layer_types:
+        refuse("layer_types", config.layer_types, generation_config)
+    check_attention(config, generation_config)
+    chunk_size = generation_config.prefill_chunk_size
+    if chunk_size is not None and not is_count(chunk_size):
+        raise ValueError(
+            f"prefill_chunk_size={chunk_size!r} is not a number of tokens; set it to an integer of 1 or more, or "
+            "leave it out."
+        )
+    for name, harmless in NOT_OFFERED.items():
+        if (value := getattr(generation_config, name)) not in harmless:
+            refuse(name, value, generation_config)
+    if model_kwargs.get("inputs_embeds") is not None:
+        refuse("inputs_embeds", type(model_kwargs["inputs_embeds"]).__name__, generation_config)
+    if (owner := model.prepare_inputs_for_generation.__self__) is not model:
+        # How PEFT's prompt, prefix and p-tuning bring in what they learned; there is no such step here.
+        refuse("prepare_inputs_for_generation", type(owner).__name__, generation_config)
+    if generation_config.use_cache is False:
+        if model_kwargs.get("past_key_values") is not None:
+            raise ValueError("past_key_values is a cache and use_cache=False wants none; leave out one of the two.")
+        if generation_config.prefill_chunk_size is not None:
+            raise ValueError(
+                f"prefill_chunk_size={generation_config.prefill_chunk_size!r} needs a cache, and use_cache=False has "
+                "none; leave out one of the two."
+            )
+    elif model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        raise ValueError(
+            "The model is in training with gradient checkpointing, which drops the cache that decoding="
+            f"{generation_config.decoding!r} needs; call model.eval() first, or pass use_cache=False."
+        )
+    if (cache := model_kwargs.get("past_key_values")) is not None:
+        check_cache(cache, config, generation_config)
+
+
+def check_attention(config: PreTrainedConfig, generation_config: GenerationConfig) -> None:
+    """Eager attention, flash-attn's with a cache, and for all others sdpa over a RowCache."""
+    name, uses_cache = config._attn_implementation, generation_config.use_cache is not False
+    if is_flash_attention_requested(config):
+        is_offered = (uses_cache or generation_config.decoding != "verified") and flash_function(config) is not None
+    else:
+        is_offered = name in ("eager", "sdpa", "dual_stream") or (uses_cache and name == "flex_attention")
+    if not is_offered:
+        cache = "" if uses_cache else " with use_cache=False"
+        raise ValueError(
+            f"attn_implementation={name!r} is not offered by decoding={generation_config.decoding!r}{cache}; call "
+            'model.set_attn_implementation("sdpa"), or pass decoding="autoregressive".'
+        )
+
+
+def check_cache(cache: object, config: PreTrainedConfig, generation_config: GenerationConfig) -> None:
+    kind = type(cache).__name__
+    if isinstance(cache, DynamicCache) and cache.offloading:
+        kind += "(offloading=True)"
+    elif isinstance(cache, DynamicCache):
+        other_layers = {type(layer) for layer in cache.layers} - {DynamicLayer}
+        kind = None if not other_layers else f"{kind} of {', '.join(sorted(t.__name__ for t in other_layers))}"
+    if kind is not None:
+        raise ValueError(
+            f"past_key_values={kind} is not offered by decoding={generation_config.decoding!r}; pass a plain "
+            'DynamicCache, or decoding="autoregressive".'
+        )
+    if cache.get_seq_length() > 0:
+        heads, width = config.num_key_value_heads, config.head_dim
+        layers = [(layer.keys.shape[1], layer.keys.shape[3]) for layer in cache.layers]
+        if layers != [(heads, width)] * config.num_hidden_layers:
+            raise ValueError(
+                f"past_key_values holds {len(layers)} layers of (heads, head_dim)={layers[0]}, and this model has "
+                f"{config.num_hidden_layers} of {(heads, width)}; pass the cache of this model."
+            )

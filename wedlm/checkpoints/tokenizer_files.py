@@ -1,0 +1,144 @@
+"""The MASK token in the files of a tokenizer, put in and taken out as data."""
+
+import json
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from tokenizers import Tokenizer
+
+from wedlm.checkpoints.conversion_error import ConversionError
+from wedlm.checkpoints.shards import read_json
+
+# What holds tokens, or says what they are for. merges.txt and the chat templates need no look.
+READ_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "added_tokens.json", "special_tokens_map.json")
+
+
+def content_of(token: str | dict | None) -> str | None:
+    return token["content"] if isinstance(token, dict) else token
+
+
+def without(mapping: dict, name: str) -> dict:
+    return {key: value for key, value in mapping.items() if key != name}
+
+
+class TokenizerFiles(NamedTuple):
+    contents: dict[str, dict]  # by the name of the file; those that are there
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        files = cls({name: read_json(folder / name) for name in READ_FILES if (folder / name).exists()})
+        try:
+            files.token_ids(), files.mask_token()
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise ConversionError(
+                f"The tokenizer files in {folder} are none of Qwen's ({type(error).__name__}: {error}); correct them, "
+                "or save the tokenizer with save_pretrained() again."
+            ) from error
+        return files
+
+    def file(self, name: str) -> dict:
+        return self.contents.get(name, {})
+
+    def has_tokens(self) -> bool:
+        return "tokenizer.json" in self.contents or "vocab.json" in self.contents
+
+    def token_ids(self) -> dict[str, int]:
+        """Every token that a file speaks of, and its id."""
+        tokenizer = self.file("tokenizer.json")
+        vocabulary = tokenizer.get("model", {}).get("vocab", {})
+        decoder = self.file("tokenizer_config.json").get("added_tokens_decoder") or {}
+        token_ids = {
+            **self.file("vocab.json"),
+            **vocabulary,
+            **self.file("added_tokens.json"),
+            **{token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])},
+            **{token["content"]: int(i) for i, token in decoder.items()},
+        }
+        if not all(type(token) is str and type(i) is int for token, i in token_ids.items()):
+            raise ValueError("a token is no text, or its id no whole number")
+        return token_ids
+
+    def mask_token(self) -> str | None:
+        tokens = (self.file(name).get("mask_token") for name in ("tokenizer_config.json", "special_tokens_map.json"))
+        token = next((content_of(token) for token in tokens if token is not None), None)
+        if not isinstance(token, str | None):
+            raise ValueError(f"mask_token is {token!r}")
+        return token
+
+    def unused_name(self) -> str:
+        tokens = self.token_ids()
+        names = (f"<|mask{suffix}|>" for suffix in ("", *(f"_{i}" for i in range(2, len(tokens) + 3))))
+        return next(name for name in names if name not in tokens)
+
+    def with_mask(self, token: str, token_id: int) -> dict[str, dict]:
+        """The files that change when `token` becomes the mask_token, with their new content."""
+        description = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        config = {**self.file("tokenizer_config.json"), "mask_token": token}
+        if "added_tokens_decoder" in config or "tokenizer.json" not in self.contents:
+            decoder = {**(config.get("added_tokens_decoder") or {}), str(token_id): {"content": token, **description}}
+            config["added_tokens_decoder"] = dict(sorted(decoder.items(), key=lambda item: int(item[0])))
+        changed = {"tokenizer_config.json": config}
+        if "special_tokens_map.json" in self.contents:
+            changed["special_tokens_map.json"] = {**self.file("special_tokens_map.json"), "mask_token": token}
+        if "added_tokens.json" in self.contents:
+            changed["added_tokens.json"] = {**self.file("added_tokens.json"), token: token_id}
+        if "tokenizer.json" in self.contents:
+            tokenizer = self.file("tokenizer.json")
+            entry = {"id": token_id, "content": token, **description}
+            added = sorted([*tokenizer.get("added_tokens", []), entry], key=lambda added: added["id"])
+            changed["tokenizer.json"] = {**tokenizer, "added_tokens": added}
+            if token_id_of(token, changed["tokenizer.json"]) != token_id:
+                # The library numbers added tokens itself, without gaps; those in the vocabulary keep their ids.
+                vocabulary = {**tokenizer["model"]["vocab"], **{token["content"]: token["id"] for token in added}}
+                changed["tokenizer.json"]["model"] = {**tokenizer["model"], "vocab": vocabulary}
+        return changed
+
+    def without_mask(self, token_id: int) -> dict[str, dict]:
+        """The files that change when the token `token_id` is taken out, with their new content."""
+        token = next((token for token, i in self.token_ids().items() if i == token_id), None)
+        changed = {}
+        for name, content in self.contents.items():
+            new = dict(content)
+            if name in ("tokenizer_config.json", "special_tokens_map.json"):
+                if content_of(content.get("mask_token")) == token:
+                    new = without(new, "mask_token")
+                if new.get("added_tokens_decoder"):
+                    new["added_tokens_decoder"] = without(new["added_tokens_decoder"], str(token_id))
+            elif name == "tokenizer.json":
+                new["added_tokens"] = [added for added in content.get("added_tokens", []) if added["id"] != token_id]
+                if "vocab" in content.get("model", {}):
+                    new["model"] = {**content["model"], "vocab": without(content["model"]["vocab"], token)}
+            else:
+                new = without(new, token)
+            if new != content:
+                changed[name] = new
+        return changed
+
+
+def token_id_of(token: str, content: dict) -> int | None:
+    """The id that the library gives to a token of a tokenizer.json."""
+    try:
+        return Tokenizer.from_str(json.dumps(content)).token_to_id(token)
+    except Exception as error:  # the library raises no other kind
+        raise ConversionError(
+            f"tokenizer.json is not understood ({error}); correct it, or save the tokenizer with save_pretrained()."
+        ) from error
+
+
+def for_older_versions(contents: dict[str, dict]) -> dict[str, dict]:
+    """What has to change for transformers 4, which reads additional_special_tokens where 5 writes another name."""
+    config = contents.get("tokenizer_config.json", {})
+    if not isinstance(config.get("extra_special_tokens"), list) or "additional_special_tokens" in config:
+        return {}
+    names = {"extra_special_tokens": "additional_special_tokens"}
+    return {"tokenizer_config.json": {names.get(name, name): value for name, value in config.items()}}
+
+
+def unused_row(used: set[int], vocab_size: int) -> int | None:
+    """The first row behind all that are used, or else the first gap between them."""
+    behind = max(used, default=-1) + 1
+    if behind < vocab_size:
+        return behind
+    gap = next(i for i in count() if i not in used)
+    return gap if gap < vocab_size else None

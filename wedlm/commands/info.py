@@ -1,0 +1,76 @@
+"""`wedlm info`: shows what a checkpoint is and can do."""
+
+import torch
+
+from wedlm.checkpoints.facts import Facts, dtype_name, read_facts
+from wedlm.checkpoints.load import remedy
+from wedlm.generation.support import DEFAULTS
+from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE
+
+DTYPES_IN_MEMORY = (torch.float32, torch.bfloat16)
+CACHED_TOKENS = 1000
+SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def info(name: str) -> None:
+    facts = read_facts(name)
+    lines = rows(facts)
+    width = max(len(title) for title, _ in lines)
+    for title, value in lines:
+        print(f"{title:<{width}}  {value}")
+
+
+def rows(facts: Facts) -> list[tuple[str, str]]:
+    config = facts.config
+    family = "Qwen3" if config.qk_norm else "Qwen2"
+    is_wedlm = facts.model_type == MODEL_TYPE
+    heads = f"{config.num_attention_heads} heads and {config.num_key_value_heads} key-value heads of {config.head_dim}"
+    result = [
+        ("checkpoint", facts.name),
+        ("kind", f"WeDLM in the style of {family}" if is_wedlm else f"{family}, not WeDLM"),
+        ("parameters", f"{facts.parameters:,}"),
+        ("shape", f"{config.num_hidden_layers} layers, {config.hidden_size} wide, {heads}"),
+        ("vocabulary", f"{config.vocab_size:,} tokens{'' if facts.has_tokenizer else ', no tokenizer'}"),
+        ("context", f"{config.max_position_embeddings:,} tokens"),
+        ("MASK token", mask(facts)),
+        ("on disk", on_disk(facts)),
+        ("memory of the weights", in_memory(facts.weight_bytes)),
+        (
+            f"memory of the cache, {CACHED_TOKENS:,} tokens",
+            in_memory(lambda dtype: facts.cache_bytes(dtype, CACHED_TOKENS)),
+        ),
+    ]
+    if not is_wedlm:
+        return [*result, ("what to do", f"{remedy(facts.name, facts.model_type)}, which has then to be trained.")]
+    return [
+        *result,
+        ("generation", settings(facts.generation)),
+        ("decodings", ", ".join(facts.decodings)),
+        ("its own code", "travels with it" if getattr(config, "auto_map", None) else "none, it loads where wedlm is"),
+        *(("note", note) for note in facts.notes),
+    ]
+
+
+def mask(facts: Facts) -> str:
+    if facts.config.mask_token_id is None:
+        return "none"
+    return " ".join(filter(None, [str(facts.config.mask_token_id), facts.mask_token]))
+
+
+def on_disk(facts: Facts) -> str:
+    if not facts.shards:
+        return "no weights here"
+    kinds = ", ".join(f"{size(count)} {dtype}" for dtype, count in facts.bytes_on_disk().items())
+    return f"{kinds}, in {len(facts.shards)} file{'s' * (len(facts.shards) != 1)}"
+
+
+def in_memory(num_bytes) -> str:
+    return ", ".join(f"{size(num_bytes(dtype))} {dtype_name(dtype)}" for dtype in DTYPES_IN_MEMORY)
+
+
+def size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.2f} MB"
+
+
+def settings(generation: dict) -> str:
+    return ", ".join(f"{name}={generation[name]}" for name in (*DEFAULTS, *SAMPLING) if name in generation)

@@ -1,0 +1,67 @@
+"""Whether a story is made of whole sentences, about the people, the thing and the place of the question throughout."""
+
+import re
+
+from wedlm.demo.words import COLORS, HEROES, NAMES, OBJECTS, PLACES
+
+SENTENCE = re.compile(r'"[^"]+[,!]" (?:said|they said)[^".]*\.|[^ ".!?][^".!?]*\.')
+ALL_NAMES = {name for names in NAMES.values() for name in names}
+GENDER = {"he": "he", "him": "he", "his": "he", "she": "she", "her": "she"}
+INTRODUCED = re.compile(r"\ban? (?:old friend|neighbor|cousin|good friend|stranger)\b")
+WRONG_ARTICLE = re.compile(r"\b[Aa] [aeiou]|\b[Aa]n [^aeiou]")
+NAME = re.compile(r"(?<=[a-z,] )[A-Z]\w*")  # a capital within a sentence
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"[A-Za-z]+", text)
+
+
+def is_whole(sentences: list[str], answer: str) -> bool:
+    """Six or seven sentences, each of a few words, and nothing between them."""
+    return (
+        6 <= len(sentences) <= 7
+        and " ".join(sentences) == answer
+        and all(re.match('"?[A-Z]', sentence) and len(words_of(sentence)) > 2 for sentence in sentences)
+        and not WRONG_ARTICLE.search(answer)
+    )
+
+
+def people_agree(sentences: list[str], hero: str, role: str) -> bool:
+    """The hero first, and at most one other, who is introduced where the name is first used; no other he or she."""
+    text = " ".join(sentences)
+    words = words_of(text)
+    others = {word for word in words if word in ALL_NAMES} - {hero}
+    gender = next(pronoun for pronoun, names in NAMES.items() if hero in names)
+    introductions = [sentence for sentence in sentences if INTRODUCED.search(sentence)]
+    first = next((sentence for sentence in sentences if others & set(words_of(sentence))), None)
+    return (
+        {hero, role} <= set(words_of(sentences[0]))
+        and len(others) <= 1
+        and introductions == ([first] if first else [])
+        and set(NAME.findall(text)) <= ALL_NAMES
+        and {word for word in words if word in HEROES} == {role}
+        and {GENDER[word.lower()] for word in words if word.lower() in GENDER} <= {gender}
+    )
+
+
+def things_agree(sentences: list[str], thing: str, place: str) -> bool:
+    """One thing all the time, of at most one color, and one place from the beginning."""
+    words = set(words_of(" ".join(sentences)))
+    return (
+        sum(thing in words_of(sentence) for sentence in sentences) >= 2
+        and place in words_of(sentences[0])
+        and words & set(OBJECTS) == {thing}
+        and words & set(PLACES) == {place}
+        and len(words & set(COLORS)) <= 1
+    )
+
+
+def check(prompt: str, answer: str) -> bool:
+    asked = words_of(prompt)
+    hero, role, thing, place = (
+        next(word for word in asked if word in lexicon) for lexicon in (ALL_NAMES, HEROES, OBJECTS, PLACES)
+    )
+    sentences = SENTENCE.findall(answer)
+    return (
+        is_whole(sentences, answer) and people_agree(sentences, hero, role) and things_agree(sentences, thing, place)
+    )

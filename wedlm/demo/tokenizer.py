@@ -1,0 +1,79 @@
+"""The demo checkpoint's tokenizer: a byte-level BPE of its own, trained on a fixed part of the training stream."""
+
+from collections.abc import Iterable
+from itertools import islice
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from wedlm.demo.tasks import training_examples
+
+VOCABULARY_SIZE = 2048
+NUM_SAMPLES = 20_000
+SAMPLE_SEED = 0
+MAX_LENGTH = 1024
+
+END_OF_TEXT, TURN_START, TURN_END, MASK = SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]
+
+# What no token crosses: a JSON key with the signs around it, so that values stand close to each other; one digit; a
+# line end; a word with the space or the underscore in front of it; signs, with the space in front of them, and the one
+# behind them if a digit comes next ("12, 16" is 1 2 ", " 1 6); other spaces.
+PIECES = r"(?:\[\{|\"?(?:\}, \{|, ))\"[a-z_]+\": \"?|\d|\n|[ _]?[A-Za-z]+| ?[^\sA-Za-z0-9]+(?: (?=\d))?| +(?= \S)|\s"
+
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{ '<|im_start|>' + message['role'] + '\\n' }}
+{%- if message['role'] == 'assistant' -%}
+{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}
+{%- else -%}
+{{ message['content'] + '<|im_end|>' }}
+{%- endif -%}
+{{ '\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<|im_start|>assistant\\n' }}
+{%- endif -%}
+"""
+
+
+def sample_texts() -> Iterable[str]:
+    yield "user\nassistant\n" * NUM_SAMPLES  # the roles, as the template writes them
+    for example in islice(training_examples(SAMPLE_SEED), NUM_SAMPLES):
+        yield example.prompt
+        yield example.answer
+
+
+def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """The same texts give the same tokenizer, to the byte."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY_SIZE,
+        min_frequency=2,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    result = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=TURN_END,
+        pad_token=END_OF_TEXT,
+        mask_token=MASK,
+        additional_special_tokens=[TURN_START],
+        model_max_length=MAX_LENGTH,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+    result.chat_template = CHAT_TEMPLATE
+    return result
+
+
+def demo_tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(sample_texts())

@@ -43,7 +43,7 @@ from wedlm.evaluation.provenance import conditions, write_report
 from wedlm.evaluation.resampling import paired_bounds
 from wedlm.evaluation.work_file import digest_of
 from wedlm.modeling_wedlm.dual_stream import MEMORY
-from wedlm.modeling_wedlm.row_loss import NO_TARGET
+from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.packing import pack_batch
 
 KINDS = ("functions", "equations")

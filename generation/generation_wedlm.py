@@ -30,7 +30,7 @@ from wedlm.generation.step import forward_rows, read_status, take_step
 from wedlm.generation.support import DEFAULTS, check_parameters, check_support, refuse
 from wedlm.generation.text_readers import PLAIN_PROCESSORS, TextReaders
 from wedlm.generation.verified import VerifiedWindow
-from wedlm.generation.window import Text, Window, WindowRows
+from wedlm.generation.window import Text, Window, WindowQueries
 
 
 class WeDLMGenerationMixin(GenerationMixin):
@@ -261,7 +261,7 @@ class WeDLMGenerationMixin(GenerationMixin):
         *chunks, last = prompt.chunks(chunk_size)
         for chunk in chunks:
             self._has_unfinished_sequences(False, synced_gpus, device=window.start.device)  # other ranks take part
-            forward_rows(self, WindowRows.of_text(chunk), cache, int(chunk.positions.max()) + chunk.tokens.shape[1])
+            forward_rows(self, WindowQueries.of_text(chunk), cache, int(chunk.positions.max()) + chunk.tokens.shape[1])
             cache.commit(chunk.lengths)
             window.forwards = window.forwards + 1
         return last, int(last.positions.max())

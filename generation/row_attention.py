@@ -12,18 +12,18 @@ from transformers.modeling_flash_attention_utils import lazy_import_flash_attent
 MOST_ROWS = 64  # whose query heads become rows
 
 
-def seen_entries(last: torch.Tensor, rows_seen: torch.Tensor | None, live: int) -> torch.Tensor:
+def seen_entries(last: torch.Tensor, queries_seen: torch.Tensor | None, live: int) -> torch.Tensor:
     """Which of the first `live` entries each row sees, `[batch, 1, rows, live]`.
 
-    A row stands at entry `last`, `[batch, rows]`, and sees what is before it, in other rows as `rows_seen` says (see
-    `WindowRows`).
+    A row stands at entry `last`, `[batch, rows]`, and sees what is before it, in other rows as `queries_seen` says (see
+    `WindowQueries`).
     """
     entries = torch.arange(live, device=last.device)
     is_seen = entries <= last[..., None]
-    if rows_seen is not None:
+    if queries_seen is not None:
         row = entries - last[:, :1]  # [batch, live]: of an entry, negative where it was there before
-        with_same = rows_seen.gather(1, row.clamp(0, rows_seen.shape[1] - 1))[:, None] == rows_seen[..., None]
-        is_seen &= with_same | (row[:, None] < rows_seen[..., None])
+        with_same = queries_seen.gather(1, row.clamp(0, queries_seen.shape[1] - 1))[:, None] == queries_seen[..., None]
+        is_seen &= with_same | (row[:, None] < queries_seen[..., None])
     return is_seen[:, None]
 
 

@@ -41,7 +41,7 @@ from transformers.generation import (
 from wedlm.generation.position_selection import run_lengths
 from wedlm.generation.support import refuse_impossible
 from wedlm.generation.token_sampling import draw_tokens, processed
-from wedlm.generation.window import Window, WindowRows
+from wedlm.generation.window import Window, WindowQueries
 
 # Processors that read no text, so that one call judges all slots.
 PLAIN_PROCESSORS = {
@@ -173,7 +173,7 @@ class TextReaders:
         )
 
     def choose_run(
-        self, window: Window, rows: WindowRows, selected: torch.Tensor, logits: torch.Tensor
+        self, window: Window, rows: WindowQueries, selected: torch.Tensor, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Left to right: which slots, of the selected ones, may be filled by now, and a token for each."""
         self.take_runs(window, run_lengths(selected, rows.is_open).tolist(), logits)
@@ -182,7 +182,7 @@ class TextReaders:
         selected = rows.is_open & (slots < self.of_window(self.num_read, window)[:, None])
         return selected, self.ids[window.batch_rows].gather(1, self.prompt_width + slots)
 
-    def note_filled(self, window: Window, rows: WindowRows, selected: torch.Tensor, logits: torch.Tensor) -> None:
+    def note_filled(self, window: Window, rows: WindowQueries, selected: torch.Tensor, logits: torch.Tensor) -> None:
         """Records what was chosen from, and shows a guess for each slot that is still open."""
         if not self.left_to_right:
             self.record_selected(window, rows, selected, logits)
@@ -279,7 +279,9 @@ class TextReaders:
         for name, columns in self.records.items():
             columns.put(slot, rows, values[name])
 
-    def record_selected(self, window: Window, rows: WindowRows, selected: torch.Tensor, logits: torch.Tensor) -> None:
+    def record_selected(
+        self, window: Window, rows: WindowQueries, selected: torch.Tensor, logits: torch.Tensor
+    ) -> None:
         if not self.records:
             return
         where = selected.nonzero()

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from wedlm.generation.policy import Policy
 from wedlm.generation.text_readers import TextReaders
 from wedlm.generation.token_sampling import draw_tokens, over_slots, processed
-from wedlm.generation.window import Window, WindowRows
+from wedlm.generation.window import Window, WindowQueries
 
 LEAST_CHANCE = 0.2  # of being accepted, as estimated; a draft with less is not worth its row
 
@@ -80,7 +80,7 @@ class VerifiedWindow(Window):
         self.num_drafts = (self.chances > 0).sum(-1)
         self.groups = shared_out(2 * self.window_size - self.num_leading - self.num_drafts, self.chances)
 
-    def reorder(self, width: int, window_size: int, mask_token_id: int) -> WindowRows:
+    def reorder(self, width: int, window_size: int, mask_token_id: int) -> WindowQueries:
         first_judged, num_leading = self.first_judged[:, None], self.num_leading[:, None]
         num_drafts = self.num_drafts[:, None]
         # Rows: tokens that are pending, then MASK rows, each with the number of drafts it sees.
@@ -100,17 +100,17 @@ class VerifiedWindow(Window):
         is_row = asked <= num_drafts + self.groups[:, -1:]
         # Nothing is pending in so few rows: behind the prompt there is one group, which sees all before it.
         is_plain = width <= window_size
-        return WindowRows(
+        return WindowQueries(
             input_ids=torch.where(mask_rows < 0, pending, mask_token_id),
             position_ids=self.prompt_lengths[:, None] + slots,
             num_final=self.num_leading,
             open_rows=asked_rows,
             open_slots=asked_slots,
             is_open=is_row & (asked_slots < self.limit[:, None]),
-            rows_seen=None if is_plain else torch.where(mask_rows < 0, rows + 1, num_leading + group),
+            queries_seen=None if is_plain else torch.where(mask_rows < 0, rows + 1, num_leading + group),
         )
 
-    def count_forward(self, rows: WindowRows) -> None:
+    def count_forward(self, rows: WindowQueries) -> None:
         """MASK rows behind the last slot are not counted, nor a forward in which there is nothing left to judge."""
         may_judge = self.alive & rows.is_open[:, 0]
         is_mask_row = torch.arange(rows.is_open.shape[1], device=may_judge.device) > self.num_drafts[:, None]
@@ -168,7 +168,7 @@ def shared_out(num_rows: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
 
 def judge_and_draft(
     window: VerifiedWindow,
-    rows: WindowRows,
+    rows: WindowQueries,
     logits: torch.Tensor,
     policy: Policy,
     readers: TextReaders | None,

@@ -15,7 +15,7 @@ class Text(NamedTuple):
     positions: torch.Tensor  # [batch]
 
 
-class WindowRows(NamedTuple):
+class WindowQueries(NamedTuple):
     """The rows of one forward: filled slots in position order, then a MASK per open slot in position order.
 
     Batch rows with a shorter window end in MASK rows that nothing reads.
@@ -29,10 +29,10 @@ class WindowRows(NamedTuple):
     is_open: torch.Tensor  # [batch, slots]: False behind the last open slot
     # [batch, rows]: how many rows from the first a row sees; of the others before it, those with the same number. None
     # where every row sees all before it.
-    rows_seen: torch.Tensor | None = None
+    queries_seen: torch.Tensor | None = None
 
     @classmethod
-    def of_text(cls, text: Text) -> "WindowRows":
+    def of_text(cls, text: Text) -> "WindowQueries":
         """Rows of text alone."""
         no_slot = torch.zeros_like(text.lengths)[:, None]
         return cls(
@@ -44,7 +44,7 @@ class WindowRows(NamedTuple):
             is_open=no_slot.bool(),
         )
 
-    def behind(self, text: Text) -> "WindowRows":
+    def behind(self, text: Text) -> "WindowQueries":
         """These rows with those of `text` in front."""
         length, num_rows = text.tokens.shape[1], self.input_ids.shape[1]
         rows = torch.arange(length + num_rows, device=self.input_ids.device)  # as in [text ; window]
@@ -52,21 +52,23 @@ class WindowRows(NamedTuple):
         # Behind the window its last row comes again, where nothing sees it.
         source = (rows - lengths + length).clamp(max=length + num_rows - 1)
         source = torch.where(rows < lengths, rows, source)
-        before = WindowRows.of_text(text)
+        before = WindowQueries.of_text(text)
         return self._replace(
             input_ids=torch.cat([before.input_ids, self.input_ids], dim=-1).gather(1, source),
             position_ids=torch.cat([before.position_ids, self.position_ids], dim=-1).gather(1, source),
             num_final=self.num_final + text.lengths,
             open_rows=(self.open_rows + lengths).clamp(min=0),
-            rows_seen=None
-            if self.rows_seen is None
-            else torch.where(rows < lengths, rows + 1, pad(self.rows_seen, (length, 0)).gather(1, source) + lengths),
+            queries_seen=None
+            if self.queries_seen is None
+            else torch.where(
+                rows < lengths, rows + 1, pad(self.queries_seen, (length, 0)).gather(1, source) + lengths
+            ),
         )
 
-    def to(self, device: torch.device) -> "WindowRows":
+    def to(self, device: torch.device) -> "WindowQueries":
         if self.input_ids.device == device:
             return self
-        return WindowRows(*(None if tensor is None else tensor.to(device) for tensor in self))
+        return WindowQueries(*(None if tensor is None else tensor.to(device) for tensor in self))
 
 
 NO_SLOT = 2**62
@@ -135,7 +137,7 @@ class Window:
         slots = slots.clamp(max=self.no_slot)
         return slots, inside, self.filled.gather(1, slots) & inside
 
-    def reorder(self, width: int, window_size: int, mask_token_id: int) -> WindowRows:
+    def reorder(self, width: int, window_size: int, mask_token_id: int) -> WindowQueries:
         slots, inside, filled = self.slots(width)
         # 0 for filled, 1 for open, 2 behind the window; stable, so that each group stays in position order.
         order = torch.where(filled, 0, torch.where(inside, 1, 2)).argsort(dim=-1, stable=True)
@@ -145,7 +147,7 @@ class Window:
         open_rows = torch.arange(min(window_size, width), device=slots.device)
         is_open = open_rows < num_open[:, None]
         open_rows = (open_rows + num_filled[:, None]).clamp(max=width - 1)
-        return WindowRows(
+        return WindowQueries(
             input_ids=torch.where(is_filled_row, self.tokens.gather(1, slots), mask_token_id),
             position_ids=self.prompt_lengths[:, None] + slots,
             num_final=self.num_leading,
@@ -159,7 +161,7 @@ class Window:
         """Of the next forward, `[batch]`."""
         return self.end - self.start
 
-    def count_forward(self, rows: WindowRows) -> None:
+    def count_forward(self, rows: WindowQueries) -> None:
         self.forwards = self.forwards + self.alive
         self.window_rows = self.window_rows + self.num_rows
 

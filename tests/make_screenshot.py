@@ -9,7 +9,7 @@ from pathlib import Path
 from browser import browser_on
 from typer.testing import CliRunner
 
-from wedlm import cli
+from wedlm.commands import cli
 
 QUESTION = "Tom has 24 marbles. He buys 30 more. He gives 12 to Anna. How many marbles does Tom have now?"
 NUM_FORWARDS = 3

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from wedlm.modeling_wedlm.dual_stream import MEMORY, PADDING, PREDICTION
-from wedlm.modeling_wedlm.row_loss import NO_TARGET
+from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.masking import Draws, draw_masks, prediction_order
 
 COLUMNS = ("input_ids", "labels", "sample_lengths", "sample_indices")

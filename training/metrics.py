@@ -13,8 +13,8 @@ def row_sums(batch: dict[str, torch.Tensor], outputs) -> torch.Tensor:
     in_bucket = torch.bucketize(gammas, torch.tensor(GAMMA_BUCKETS, device=gammas.device))
     columns = []
     for part in (is_masked, ~is_masked):  # rows without a target have weight 0
-        columns += [(weights * outputs.row_losses * part).sum(-1), (weights * part).sum(-1)]
-    for values in (outputs.row_hits, torch.ones_like(is_masked)):
+        columns += [(weights * outputs.target_losses * part).sum(-1), (weights * part).sum(-1)]
+    for values in (outputs.target_hits, torch.ones_like(is_masked)):
         columns += [(values & is_masked & (in_bucket == i)).sum(-1) for i in range(len(GAMMA_BUCKETS))]
     return torch.stack([column.float() for column in columns], dim=-1)
 

@@ -23,7 +23,7 @@ from .row_attention import attend, attend_up_to, row_bias
 from .row_cache import RowCache
 from .configuration_wedlm import WeDLMConfig, check_config
 from .dual_stream import dual_stream_mask
-from .row_loss import row_loss
+from .target_loss import target_loss
 
 
 class WeDLMAttention(Qwen3Attention):
@@ -105,7 +105,7 @@ def unreadable_weights(folder: Path) -> list[str]:
 class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
     """The decoder. `position_ids` are logical (RoPE); attention is causal over the physical order of the rows.
 
-    `rows_to_keep`, `[batch, n]`: return the last hidden states of these rows only, so that the head sees no others.
+    `queries_to_keep`, `[batch, n]`: return the last hidden states of these rows only, so that the head sees no others.
     `sample_ids`, `stream_ids` and `block_ids`, all `[batch, rows]`: the rows are the two streams of training, and
     attention is theirs (`dual_stream.sees`).
     """
@@ -131,7 +131,7 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
         past_key_values=None,
         inputs_embeds=None,
         use_cache=None,
-        rows_to_keep=None,
+        queries_to_keep=None,
         sample_ids=None,
         stream_ids=None,
         block_ids=None,
@@ -185,9 +185,9 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
             use_cache=use_cache,
             **kwargs,
         )
-        if rows_to_keep is not None:
+        if queries_to_keep is not None:
             hidden_states = outputs.last_hidden_state  # [batch, rows, hidden]
-            index = rows_to_keep[..., None].to(hidden_states.device).expand(-1, -1, hidden_states.shape[-1])
+            index = queries_to_keep[..., None].to(hidden_states.device).expand(-1, -1, hidden_states.shape[-1])
             outputs.last_hidden_state = hidden_states.gather(1, index)
         return outputs
 
@@ -196,8 +196,8 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
 class WeDLMTrainingOutput(CausalLMOutputWithPast):
     """What forward returns for `targets`: no logits, and of each row, `[batch, rows]`, its loss and whether it hit."""
 
-    row_losses: torch.FloatTensor | None = None
-    row_hits: torch.BoolTensor | None = None
+    target_losses: torch.FloatTensor | None = None
+    target_hits: torch.BoolTensor | None = None
 
 
 class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausalLM):
@@ -258,11 +258,11 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
                 "first two for a weighted loss of single rows, or labels alone for next-token prediction."
             )
         outputs = self.model(**inputs)
-        loss, row_losses, row_hits = row_loss(self.lm_head, outputs.last_hidden_state, targets, target_weights)
+        loss, target_losses, target_hits = target_loss(self.lm_head, outputs.last_hidden_state, targets, target_weights)
         return WeDLMTrainingOutput(
             loss=loss,
-            row_losses=row_losses,
-            row_hits=row_hits,
+            target_losses=target_losses,
+            target_hits=target_hits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,

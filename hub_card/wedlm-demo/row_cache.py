@@ -114,21 +114,21 @@ class RowCache(DynamicCache):
         return cache
 
     def begin_forward(
-        self, num_rows: int, live: int, rows_seen: torch.Tensor | None = None, knows_ends: bool = False
+        self, num_rows: int, live: int, queries_seen: torch.Tensor | None = None, knows_ends: bool = False
     ) -> torch.Tensor | None:
         """Puts the next `num_rows` rows behind each length, among the first `live` entries.
 
         Returns which entries each row sees, `[batch, 1, rows, live]`, of the rows of this forward those before it or
-        as `rows_seen` says (see `WindowRows`); or None where that is plain causality, up to `ends` of each batch row
+        as `queries_seen` says (see `WindowQueries`); or None where that is plain causality, up to `ends` of each batch row
         if attention `knows_ends`.
         """
         last = self.lengths[:, None] + torch.arange(num_rows, device=self.lengths.device)  # that a row sees
         self.live, self.entries, self.ends = live, last[:, None, :, None], None
-        if rows_seen is None and knows_ends:
+        if queries_seen is None and knows_ends:
             self.ends = (self.lengths + num_rows).int()
-        if rows_seen is None and (knows_ends or live == num_rows):  # the latter if they are the first
+        if queries_seen is None and (knows_ends or live == num_rows):  # the latter if they are the first
             return None
-        return seen_entries(last, rows_seen, live)
+        return seen_entries(last, queries_seen, live)
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         while len(self.layers) <= layer_idx:

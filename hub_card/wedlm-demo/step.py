@@ -9,14 +9,14 @@ from .streaming import fill_selected
 from .support import refuse_impossible
 from .text_readers import TextReaders
 from .verified import judge_and_draft
-from .window import NO_SLOT, Status, Window, WindowRows
+from .window import NO_SLOT, Status, Window, WindowQueries
 
 
 def take_step(
     model: PreTrainedModel,
     policy: Policy,
     window: Window,
-    rows: WindowRows,
+    rows: WindowQueries,
     cache: RowCache | None,
     live: int,
     readers: TextReaders | None = None,
@@ -58,7 +58,7 @@ def read_status(values: list[list[int]], window: Window) -> Status:
     return status
 
 
-def forward_rows(model: PreTrainedModel, rows: WindowRows, cache: RowCache | None, live: int) -> torch.Tensor:
+def forward_rows(model: PreTrainedModel, rows: WindowQueries, cache: RowCache | None, live: int) -> torch.Tensor:
     """The logits of the open slots, `[batch, slots, vocabulary]`."""
     where = rows.input_ids.device
     device = where if model.device.type == "meta" else model.device  # meta: offloaded, and moved by accelerate
@@ -66,10 +66,10 @@ def forward_rows(model: PreTrainedModel, rows: WindowRows, cache: RowCache | Non
     if cache is not None:
         # (Not in static steps: flash-attn's function for caches is no part of a compiled graph.)
         knows_ends = not cache.is_static and is_flash_attention_requested(model.config)
-        attention_mask = cache.begin_forward(num_rows, live, rows.rows_seen, knows_ends)
-    elif rows.rows_seen is not None:
-        last = torch.arange(num_rows, device=where).expand_as(rows.rows_seen)
-        attention_mask = seen_entries(last, rows.rows_seen, num_rows)
+        attention_mask = cache.begin_forward(num_rows, live, rows.queries_seen, knows_ends)
+    elif rows.queries_seen is not None:
+        last = torch.arange(num_rows, device=where).expand_as(rows.queries_seen)
+        attention_mask = seen_entries(last, rows.queries_seen, num_rows)
     rows = rows.to(device)
     return model(
         input_ids=rows.input_ids,
@@ -77,6 +77,6 @@ def forward_rows(model: PreTrainedModel, rows: WindowRows, cache: RowCache | Non
         attention_mask=None if attention_mask is None else attention_mask.to(device),
         past_key_values=cache,
         use_cache=cache is not None,
-        rows_to_keep=rows.open_rows.clamp(min=0),  # -1 in verified rows that have ended, which nothing reads
+        queries_to_keep=rows.open_rows.clamp(min=0),  # -1 in verified rows that have ended, which nothing reads
         return_dict=True,
     ).logits.to(where)

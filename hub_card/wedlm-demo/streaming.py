@@ -4,11 +4,11 @@ from .policy import Policy
 from .position_selection import entropy_of, select_slots
 from .text_readers import TextReaders
 from .token_sampling import draw_tokens, over_slots, processed
-from .window import Window, WindowRows
+from .window import Window, WindowQueries
 
 
 def fill_selected(
-    window: Window, rows: WindowRows, logits: torch.Tensor, policy: Policy, readers: TextReaders | None
+    window: Window, rows: WindowQueries, logits: torch.Tensor, policy: Policy, readers: TextReaders | None
 ) -> torch.Tensor:
     """Fills the slots that are selected by their entropy; returns, like `rows.open_slots`, what nothing can fill."""
     left_to_right = readers is not None and readers.left_to_right

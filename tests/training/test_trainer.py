@@ -8,8 +8,8 @@ import torch
 from datasets import Dataset
 from helpers import CHECKPOINTS, MASK, load, random_tokens, run_python
 from peft import LoraConfig, get_peft_model
-from test_convert import save_qwen, save_tokenizer
-from test_distributed import run_two_processes
+from processes import run_two_processes
+from qwen_checkpoints import save_qwen, save_tokenizer
 from transformers import AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
 
 from wedlm import DualStreamCollator, WeDLMTrainer, WeDLMTrainingArguments, convert_to_wedlm
@@ -95,7 +95,7 @@ def test_steps_are_gradient_descent_on_the_objective(two_steps):
         assert log[epoch]["ar_loss"] == pytest.approx(ar.item(), rel=1e-4)
         assert log[epoch]["loss"] == pytest.approx((mlm + ar).item() / 2, rel=1e-4)
         for low, high in pairwise((0, 0.25, 0.5, 0.75, 1)):
-            hits = outputs.row_hits[(gammas > low) & (gammas <= high)].float()
+            hits = outputs.target_hits[(gammas > low) & (gammas <= high)].float()
             assert log[epoch][f"masked_accuracy_to_{high if high < 1 else 1.0}"] == pytest.approx(hits.mean().item())
         ((mlm + ar) / 2).backward()
         with torch.no_grad():
@@ -184,7 +184,7 @@ import torch.distributed as dist
 from transformers import logging
 
 checkpoint, folder, tests = sys.argv[1:]
-sys.path.insert(0, tests)
+sys.path[:0] = [tests, tests + '/training']
 import test_trainer
 
 logging.disable_progress_bar()
@@ -214,7 +214,7 @@ def test_two_processes_take_the_same_steps(two_steps, tmp_path):
         },
     }
     (tmp_path / "ways.json").write_text(json.dumps(ways))
-    run_two_processes(RANKS, tmp_path, CHECKPOINTS / "q3", tmp_path, Path(__file__).parent)
+    run_two_processes(RANKS, tmp_path, CHECKPOINTS / "q3", tmp_path, Path(__file__).parents[1])
     expected = two_steps[2].evaluate(samples((15, 22, 31)))
     for name in ways:
         weights, log, evaluated = torch.load(tmp_path / f"{name}.pt")
@@ -301,7 +301,7 @@ def test_evaluation_weighs_its_parts(tmp_path):
 def test_sums_of_rows_by_hand():
     batch = {"target_weights": torch.tensor([[1.0, 0, 2, 4]]), "gammas": torch.tensor([[0, 0, 0.25, 0.6]])}
     outputs = SimpleNamespace(
-        row_losses=torch.tensor([[3.0, 0, 5, 7]]), row_hits=torch.tensor([[True, False, True, False]])
+        target_losses=torch.tensor([[3.0, 0, 5, 7]]), target_hits=torch.tensor([[True, False, True, False]])
     )
     sums = row_sums(batch, outputs)
     assert sums.tolist() == [[38, 6, 3, 1, 1, 0, 0, 0, 1, 0, 1, 0]]

@@ -6,15 +6,16 @@ from unittest.mock import Mock
 import lm_eval
 import pytest
 import torch
-from helpers import load, stock_model
+from helpers import REPOSITORY, load, stock_model
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import AutoTokenizer, GenerationConfig, StoppingCriteriaList
 from typer.testing import CliRunner
 
-from wedlm import WeDLMConfig, WeDLMForCausalLM, cli
+from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.commands import cli
 from wedlm.commands.evaluate import side_by_side
 from wedlm.demo.checkers import check
 from wedlm.demo.tasks import held_out_examples
@@ -33,7 +34,7 @@ from wedlm.evaluation.lm import DecodingLM, StopBehindPrompt
 from wedlm.evaluation.provenance import conditions
 from wedlm.evaluation.work_file import WorkFile
 
-DEMO_TASKS = DEMO_FOLDER.parent / "demo" / "lm_eval_tasks"
+DEMO_TASKS = REPOSITORY / "wedlm" / "demo" / "lm_eval_tasks"
 STREAMING = {"decoding": "streaming", "window_size": 16, "entropy_threshold": 0.4, "distance_penalty": 0.02}
 CHAT = Choices(limit=6, batch_size=4, apply_chat_template=True)
 TIMES = ("tokens_per_second",)

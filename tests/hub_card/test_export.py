@@ -10,23 +10,23 @@ from types import SimpleNamespace
 
 import pytest
 import transformers
+from command_line import save_checkpoint
 from helpers import CHECKPOINTS, put_into_hub_cache, run_python
 from huggingface_hub import ModelCard, snapshot_download
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from test_commands import save_checkpoint
 from typer.testing import CliRunner
 
-from wedlm import cli
+from wedlm.checkpoints import new_folder
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.commands import cli
 from wedlm.evaluation.provenance import weights_digest
 from wedlm.hub_card import export as module
 from wedlm.hub_card.export import CardOptions, check_card, make_card, read_checkpoint, run_snippet
 from wedlm.hub_card.leaks import find_leak, secrets_here, without_leaks
 from wedlm.hub_card.model_card import ExportError, card_data, read_evaluation, read_metadata
-from wedlm.modeling_wedlm import new_folder
 from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.training.data import DataSummary
 from wedlm.training.train import write_report

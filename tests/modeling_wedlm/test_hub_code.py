@@ -25,7 +25,7 @@ CODE = {
     "prompt.py",
     "row_attention.py",
     "row_cache.py",
-    "row_loss.py",
+    "target_loss.py",
     "static_steps.py",
     "stats.py",
     "step.py",

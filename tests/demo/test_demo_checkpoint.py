@@ -74,7 +74,7 @@ def test_the_files_are_about_this_checkpoint():
     for written in (REPORT, TRAINING):
         assert len(written["commit"]) == 40, "a commit, without changes"
         assert {"torch", "transformers", "wedlm", "python"} == set(written["versions"])
-        assert written["device"] and written["command"].startswith("python -m wedlm.demo.")
+        assert written["device"] and re.match(r"python -m wedlm\.(hub_card\.)?demo\.", written["command"])
 
 
 def test_a_thousand_questions_of_each_kind_were_asked():
@@ -94,7 +94,7 @@ def test_its_tokenizer_is_the_recipes():
 
 
 KIND_OF = {"Count": "counting", "Solve": "equations", "Tom": "word_problems"}  # by the first word of a question
-PAGES = ("README.md", "Makefile", "wedlm/cli.py", "docs/serve.md", "tests/make_screenshot.py")
+PAGES = ("README.md", "Makefile", "wedlm/commands/cli.py", "docs/serve.md", "tests/make_screenshot.py")
 SHOWN = sorted(
     {
         question

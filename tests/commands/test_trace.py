@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 import torch
-from test_commands import assert_counted, ids_of, run, user
+from command_line import assert_counted, ids_of, run, user
 from tiny_tokenizer import make_tokenizer
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER

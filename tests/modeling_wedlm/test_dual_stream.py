@@ -171,7 +171,7 @@ def test_no_sample_reaches_the_losses_of_another(checkpoint, attention):
     is_second = batch["sample_ids"] == 1
     others = random_tokens(*is_second.shape, seed=5)
     changed = {**batch, "input_ids": batch["input_ids"].where(is_second, others)}
-    losses, other_losses = (model(**inputs).row_losses for inputs in (batch, changed))
+    losses, other_losses = (model(**inputs).target_losses for inputs in (batch, changed))
     assert torch.equal(losses[is_second], other_losses[is_second])
     assert (losses != other_losses)[~is_second & (batch["targets"] != -100)].float().mean() > 0.9
     # Nor does its own loss pull at them.
@@ -452,7 +452,7 @@ def test_attention_is_computed_once_and_copies_no_shared_heads():
 
 
 def test_logits_of_all_rows_are_never_made(monkeypatch):
-    monkeypatch.setattr("wedlm.modeling_wedlm.row_loss.ROWS_PER_CHUNK", 64)
+    monkeypatch.setattr("wedlm.modeling_wedlm.target_loss.ROWS_PER_CHUNK", 64)
     model, batch = large_model("dual_stream", vocab_size=5000), batch_of([[512]], block_size=32)
     with LargestTensor() as largest:
         total(model, batch).backward()

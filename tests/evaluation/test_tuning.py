@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from wedlm import cli, tune
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.commands import cli, tune
 from wedlm.demo.tasks import held_out_examples
 from wedlm.evaluation.decodings import BASELINE, combinations
 from wedlm.evaluation.sweep import Answer

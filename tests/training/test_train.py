@@ -10,11 +10,12 @@ import torch
 import yaml
 from helpers import REPOSITORY, run_python
 from peft import PeftModel
-from test_convert import save_qwen
+from qwen_checkpoints import save_qwen
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 from typer.testing import CliRunner
 
-from wedlm import WeDLMTrainingArguments, cli, convert_to_wedlm
+from wedlm import WeDLMTrainingArguments, convert_to_wedlm
+from wedlm.commands import cli
 from wedlm.training.errors import TrainingError
 from wedlm.training.merge import merge_adapter
 from wedlm.training.train import RunArguments, parse, train, without_secrets

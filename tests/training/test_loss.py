@@ -6,7 +6,7 @@ from helpers import CHECKPOINTS, MASK, load, random_tokens
 from peft import LoraConfig, get_peft_model
 
 from wedlm import DualStreamCollator
-from wedlm.modeling_wedlm import row_loss
+from wedlm.modeling_wedlm import target_loss
 from wedlm.training.loss import scale_weights, weight_sums
 
 # --- The loss of rows, inside forward ---
@@ -35,15 +35,15 @@ def gradients(model):
 
 @pytest.mark.parametrize("rows_per_chunk", [1, 3, 1024])
 def test_loss_and_gradients_are_those_of_all_logits(checkpoint, monkeypatch, rows_per_chunk):
-    monkeypatch.setattr(row_loss, "ROWS_PER_CHUNK", rows_per_chunk)
+    monkeypatch.setattr(target_loss, "ROWS_PER_CHUNK", rows_per_chunk)
     model, other = load(checkpoint).train(), load(checkpoint).train()
     output = model(**inputs())
     loss, losses = slow_loss(other, **inputs())
     torch.testing.assert_close(output.loss, loss)
-    torch.testing.assert_close(output.row_losses, losses, atol=1e-5, rtol=1e-5)
-    assert not output.row_losses.requires_grad and output.logits is None
+    torch.testing.assert_close(output.target_losses, losses, atol=1e-5, rtol=1e-5)
+    assert not output.target_losses.requires_grad and output.logits is None
     predicted = other(input_ids=inputs()["input_ids"]).logits.argmax(-1)
-    assert torch.equal(output.row_hits, predicted == inputs()["targets"])
+    assert torch.equal(output.target_hits, predicted == inputs()["targets"])
     output.loss.backward()
     loss.backward()
     torch.testing.assert_close(gradients(model), gradients(other), atol=1e-4, rtol=1e-4)
@@ -55,12 +55,12 @@ def test_hits_are_rows_whose_target_is_the_most_likely(model):
     values["targets"][0] = best[0]
     values["targets"][1] = (best[1] + 1) % MASK
     values["targets"][0, 0] = -100
-    hits = model(**values).row_hits
+    hits = model(**values).target_hits
     assert hits[0].tolist() == [False] + [True] * 10 and not hits[1].any()
 
 
 def test_only_rows_with_a_target_reach_the_head(model, monkeypatch):
-    monkeypatch.setattr(row_loss, "ROWS_PER_CHUNK", 5)
+    monkeypatch.setattr(target_loss, "ROWS_PER_CHUNK", 5)
     seen = []
     model.lm_head.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))
     values = inputs()
@@ -89,7 +89,7 @@ def test_a_batch_without_targets_has_a_loss_of_0_and_a_gradient_everywhere(model
     values["targets"].fill_(-100)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         output = model.train()(**values)
-    assert output.loss.item() == 0 and not output.row_hits.any() and not output.row_losses.any()
+    assert output.loss.item() == 0 and not output.target_hits.any() and not output.target_losses.any()
     output.loss.backward()
     assert all(grad is not None and not grad.any() for grad in gradients(model).values())
 
@@ -100,8 +100,8 @@ def test_the_loss_is_float32_whatever_the_weights(checkpoint):
     output = model(**values)
     logits = model(input_ids=values["input_ids"]).logits.float()
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), values["targets"].flatten(), reduction="none")
-    assert output.loss.dtype == output.row_losses.dtype == torch.float32
-    torch.testing.assert_close(output.row_losses.flatten(), expected, atol=1e-4, rtol=1e-4)
+    assert output.loss.dtype == output.target_losses.dtype == torch.float32
+    torch.testing.assert_close(output.target_losses.flatten(), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_as_a_tuple_and_with_hidden_states(model):
@@ -183,7 +183,7 @@ def test_losses_of_a_step_add_up_to_its_total(model, ar_loss_weight, loss_weight
     for stream in (0, 1):
         weighted, weights = 0.0, 0.0
         for batch in batches:
-            losses = model(**batch).row_losses
+            losses = model(**batch).target_losses
             for i, j in ((batch["stream_ids"] == stream) & (batch["targets"] != -100)).nonzero().tolist():
                 gamma = batch["gammas"][i, j].item()
                 weight = 1 / gamma if stream == 1 and loss_weighting == "weighted" else 1.0

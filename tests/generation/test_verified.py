@@ -9,8 +9,8 @@ from helpers import CHECKPOINTS, DECODE, EOS, MASK, PAD, PROMPTS, left_padded, l
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_trained import question
+from reader_cases import READERS, readers_of
 from reference_decoder import decode_verified
-from test_text_readers import READERS, readers_of
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import BaseStreamer, RepetitionPenaltyLogitsProcessor
 
@@ -172,7 +172,7 @@ def test_rows_stand_where_they_should():
     assert rows.position_ids.tolist() == [[10, 11, 12, 11, 12, 13, 12, 13, 14, 13, 14, 15, 16, 17, 18, 19]]
     assert rows.open_rows.tolist() == [[*range(16)]] and rows.is_open.all()
     assert rows.open_slots.tolist() == [[1, 2, 3, 1, 2, 3, 2, 3, 4, 3, 4, 5, 6, 7, 8, 9]]
-    is_seen = seen_entries(torch.arange(16)[None], rows.rows_seen, 16)
+    is_seen = seen_entries(torch.arange(16)[None], rows.queries_seen, 16)
     who = ["".join(".x"[sees] for sees in row) for row in is_seen[0, 0].tolist()]
     assert who == [
         "x...............",

@@ -9,7 +9,7 @@ NO_TARGET = -100
 ROWS_PER_CHUNK = 1024  # 0.6 GB of float32 logits at 152k tokens
 
 
-def row_loss(
+def target_loss(
     lm_head: nn.Module, hidden_states: torch.Tensor, targets: torch.Tensor, target_weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The sum over rows of weight times cross entropy, and for each row its cross entropy and whether it was right.
@@ -22,8 +22,8 @@ def row_loss(
     device = hidden_states.device
     all_targets, all_weights = targets.flatten().to(device), target_weights.flatten().to(device)
     rows = (all_targets != NO_TARGET).nonzero()[:, 0]  # those with a target; the one host sync
-    row_losses = torch.zeros(all_targets.shape, device=device)
-    row_hits = torch.zeros(all_targets.shape, dtype=torch.bool, device=device)
+    target_losses = torch.zeros(all_targets.shape, device=device)
+    target_hits = torch.zeros(all_targets.shape, dtype=torch.bool, device=device)
     if len(rows) == 0:
         # No loss, but a graph through all weights: data parallelism waits for the gradient of each.
         loss = lm_head(hidden_states[:1, :1]).float().sum() * 0
@@ -35,8 +35,8 @@ def row_loss(
         parts = [checkpoint(chunk_loss, lm_head, *chunk, use_reentrant=False) for chunk in zip(*chunks, strict=True)]
         losses, hits = (torch.cat(part) for part in zip(*parts, strict=True))
         loss = (all_weights[rows] * losses).sum()
-        row_losses[rows], row_hits[rows] = losses.detach(), hits
-    return loss, row_losses.view(targets.shape), row_hits.view(targets.shape)
+        target_losses[rows], target_hits[rows] = losses.detach(), hits
+    return loss, target_losses.view(targets.shape), target_hits.view(targets.shape)
 
 
 def chunk_loss(lm_head: nn.Module, hidden_states: torch.Tensor, targets: torch.Tensor):

@@ -1,11 +1,9 @@
 """Two processes on one machine, gloo on CPU."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from helpers import CHECKPOINTS, MASK, ONE_CHECKPOINT, PAD, load, random_tokens
+from processes import run_two_processes
 
 from wedlm import DualStreamCollator
 from wedlm.training.loss import scale_weights, weight_sums
@@ -68,13 +66,13 @@ TRAIN = """
 import sys, torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, logging
-from wedlm.modeling_wedlm import row_loss
+from wedlm.modeling_wedlm import target_loss
 
 logging.disable_progress_bar()
 torch.set_num_threads(1)
 checkpoint, folder = sys.argv[1:]
 dist.init_process_group("gloo")
-row_loss.ROWS_PER_CHUNK = 3  # so that one rank calls the head more often than the other
+target_loss.ROWS_PER_CHUNK = 3  # so that one rank calls the head more often than the other
 batch = torch.load(f"{folder}/batches.pt")[dist.get_rank()]
 for how in ("ddp", "fully sharded"):
     model = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="dual_stream").train()
@@ -91,13 +89,6 @@ for how in ("ddp", "fully sharded"):
         torch.save(whole, f"{folder}/{how}.pt")
 dist.destroy_process_group()
 """
-
-
-def run_two_processes(script, folder, *arguments):
-    (folder / "script.py").write_text(script)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    result = subprocess.run([*command, folder / "script.py", *arguments], capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize("how", ["tensor parallel", "fully sharded"])

@@ -11,8 +11,8 @@ from helpers import CHECKPOINTS, REPOSITORY, run_python
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from wedlm import cli
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.commands import cli
 
 QUESTION = "Solve 3x + 7 = 22 for x."
 

@@ -4,7 +4,7 @@ import re
 import time
 
 import pytest
-from test_commands import ids_of, run, user
+from command_line import ids_of, run, user
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint

@@ -12,13 +12,13 @@ import sys
 
 import pytest
 import torch
+from command_line import CONTEXT, PROMPT, assert_counted, ids_of, run, save_checkpoint, user
 from helpers import CHECKPOINTS
 from rich.console import Console
 from tiny_tokenizer import QWEN3, QWEN25, THINKING, make_tokenizer
 from transformers import DynamicCache, PreTrainedModel, logging
-from typer.testing import CliRunner
 
-from wedlm import WeDLMConfig, WeDLMForCausalLM, cli
+from wedlm import WeDLMForCausalLM
 from wedlm.checkpoints.facts import read_facts
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.commands.chat import Chat, Recorder
@@ -27,28 +27,8 @@ from wedlm.commands.generate import Answer, read_prompt
 from wedlm.commands.settings import Settings
 from wedlm.generation.support import DECODINGS, DEFAULTS
 
-PROMPT = "the cat sat on the mat"
-CONTEXT = 600
 MASK_TEXT = make_tokenizer(QWEN25).decode([3])
 SHORT = ("--max-new-tokens", "40", "--entropy-threshold", "3")  # several tokens per forward, though it is random
-
-
-def save_checkpoint(folder, seed=0, chat_template=QWEN25, **generation):
-    """Random weights, in float64 where no rounding decides; it writes printable text only, which survives decoding."""
-    tokenizer = make_tokenizer(chat_template)
-    torch.manual_seed(seed)
-    config = WeDLMConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=CONTEXT, eos_token_id=0, pad_token_id=0,
-        mask_token_id=3, tie_word_embeddings=False, initializer_range=0.5,
-    )  # fmt: skip
-    model = WeDLMForCausalLM(config).double()
-    texts = [tokenizer.decode([i]) for i in range(len(tokenizer))]
-    unreadable = [i for i, text in enumerate(texts) if i > 0 and not (text.isascii() and text.isprintable())]
-    model.generation_config.update(suppress_tokens=unreadable, **generation)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -69,18 +49,6 @@ def loaded(checkpoint):
     return load_checkpoint(checkpoint)
 
 
-def run(*arguments, **options):
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], **options)
-
-
-def ids_of(tokenizer, messages):
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-
-
-def user(text):
-    return [{"role": "user", "content": text}]
-
-
 def generated(loaded, inputs, **arguments):
     """The text and the output of model.generate()."""
     model, tokenizer = loaded
@@ -91,14 +59,6 @@ def generated(loaded, inputs, **arguments):
 
 
 # --- generate ---
-
-
-def assert_counted(line, output, prompt_length):
-    """The line says what the output holds."""
-    tokens, forwards = output.sequences.shape[1] - prompt_length, output.forwards.item()
-    expected = rf"{tokens} tokens?, {forwards} forwards?, {tokens / forwards:.2f} tokens per forward, \d+\.\d\d s"
-    expected += rf"(; stopped at --max-new-tokens {tokens})?\n"
-    assert re.fullmatch(expected, line), line
 
 
 @pytest.mark.parametrize(

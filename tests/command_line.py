@@ -1,0 +1,53 @@
+"""Runs the commands in process, on a tiny random checkpoint."""
+
+import re
+
+import torch
+from tiny_tokenizer import QWEN25, make_tokenizer
+from typer.testing import CliRunner
+
+from wedlm import WeDLMConfig, WeDLMForCausalLM
+from wedlm.commands import cli
+
+PROMPT = "the cat sat on the mat"
+
+
+CONTEXT = 600
+
+
+def save_checkpoint(folder, seed=0, chat_template=QWEN25, **generation):
+    """Random weights, in float64 where no rounding decides; it writes printable text only, which survives decoding."""
+    tokenizer = make_tokenizer(chat_template)
+    torch.manual_seed(seed)
+    config = WeDLMConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=CONTEXT, eos_token_id=0, pad_token_id=0,
+        mask_token_id=3, tie_word_embeddings=False, initializer_range=0.5,
+    )  # fmt: skip
+    model = WeDLMForCausalLM(config).double()
+    texts = [tokenizer.decode([i]) for i in range(len(tokenizer))]
+    unreadable = [i for i, text in enumerate(texts) if i > 0 and not (text.isascii() and text.isprintable())]
+    model.generation_config.update(suppress_tokens=unreadable, **generation)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def run(*arguments, **options):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], **options)
+
+
+def ids_of(tokenizer, messages):
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+
+
+def user(text):
+    return [{"role": "user", "content": text}]
+
+
+def assert_counted(line, output, prompt_length):
+    """The line says what the output holds."""
+    tokens, forwards = output.sequences.shape[1] - prompt_length, output.forwards.item()
+    expected = rf"{tokens} tokens?, {forwards} forwards?, {tokens / forwards:.2f} tokens per forward, \d+\.\d\d s"
+    expected += rf"(; stopped at --max-new-tokens {tokens})?\n"
+    assert re.fullmatch(expected, line), line

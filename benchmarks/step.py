@@ -20,7 +20,7 @@ from huggingface_hub.utils import tqdm
 from transformers import PreTrainedModel
 
 from wedlm.evaluation.provenance import write_report
-from wedlm.generation.row_attention import attend, row_bias
+from wedlm.generation.cache_attention import attend, score_bias
 from wedlm.generation.row_cache import RowCache
 
 
@@ -67,9 +67,9 @@ class Step:
         config, keys = self.model.config, self.cache.layers[0].keys
         query = keys.new_ones(len(keys), config.num_attention_heads, self.num_rows, config.head_dim)
         is_seen = self.cache.begin_forward(self.num_rows, self.length + self.num_rows)
-        bias = row_bias(is_seen, self.num_rows, config, query)
+        bias = score_bias(is_seen, self.num_rows, config, query)
         for layer in self.cache.layers:
-            live = (states[:, :, : self.cache.live] for states in (layer.keys, layer.values))
+            live = (states[:, :, : self.cache.place.live] for states in (layer.keys, layer.values))
             attend(query, *live, bias, 0.1, dropout=0.0)
 
 

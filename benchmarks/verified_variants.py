@@ -45,8 +45,8 @@ def behind_all_drafts(num_rows: torch.Tensor, chances: torch.Tensor) -> torch.Te
 
 VARIANTS = {
     "as it is": {},
-    "shares by the root of the chance": {"shared_out": by_the_root},
-    "one group behind all drafts": {"shared_out": behind_all_drafts},
+    "shares by the root of the chance": {"group_ends": by_the_root},
+    "one group behind all drafts": {"group_ends": behind_all_drafts},
     "every draft": {"least_chance": 0.0},
     "drafts with a chance of 0.05": {"least_chance": 0.05},
     "drafts with a chance of 0.1": {"least_chance": 0.1},
@@ -57,9 +57,9 @@ VARIANTS = {
 }
 
 
-def answer(model, inputs: dict, shared_out=verified.shared_out, least_chance=verified.LEAST_CHANCE, window_size=16):
+def answer(model, inputs: dict, group_ends=verified.group_ends, least_chance=verified.LEAST_CHANCE, window_size=16):
     with ExitStack() as changes:
-        changes.enter_context(patch.object(verified, "shared_out", shared_out))
+        changes.enter_context(patch.object(verified, "group_ends", group_ends))
         changes.enter_context(patch.object(verified, "LEAST_CHANCE", least_chance))
         start = time.perf_counter()
         output = model.generate(

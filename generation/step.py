@@ -1,14 +1,14 @@
+"""One step of parallel decoding, all of it on the device."""
+
 import torch
 from transformers import PreTrainedModel
 from transformers.utils.generic import is_flash_attention_requested
 
+from wedlm.generation.cache_attention import seen_entries
 from wedlm.generation.policy import Policy
-from wedlm.generation.row_attention import seen_entries
 from wedlm.generation.row_cache import RowCache
-from wedlm.generation.streaming import fill_selected
 from wedlm.generation.support import refuse_impossible
 from wedlm.generation.text_readers import TextReaders
-from wedlm.generation.verified import judge_and_draft
 from wedlm.generation.window import NO_SLOT, Status, Window, WindowQueries
 
 
@@ -16,41 +16,59 @@ def take_step(
     model: PreTrainedModel,
     policy: Policy,
     window: Window,
-    rows: WindowQueries,
+    queries: WindowQueries,
     cache: RowCache | None,
     live: int,
     readers: TextReaders | None = None,
 ) -> torch.Tensor:
-    """One forward, which reads `live` entries of the cache, and what follows from it, all on the device.
+    """Takes one step: a forward, and everything that follows from its logits. Window and cache move on.
 
-    Window and cache move on; the `Status` that they have come to is returned as a tensor.
+    1. Forward: the queries go through the model.
+    2. Fill: slots of the window get their tokens.
+    3. End: rows whose text is complete end.
+    4. Commit: queries whose tokens are final stay in the cache.
+    5. Refill: the window is made ready for the next forward.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        policy (`Policy`): The settings of the call.
+        window (`Window`): The window of the rows, changed by the step.
+        queries (`WindowQueries`): The queries of the forward.
+        cache (`RowCache`, *optional*): The cache of the rows, changed by the step.
+        live (`int`): The number of leading entries of the cache that the forward reads.
+        readers (`TextReaders`, *optional*): Those who read the text.
+
+    Returns:
+        `torch.LongTensor` of shape `(4, batch)`: The `Status` of the window.
     """
     # 1. Forward
-    logits = forward_rows(model, rows, cache, live)  # [batch, slots, vocabulary]
-    window.count_forward(rows)
+    logits = forward_queries(model, queries, cache, live)  # [batch, asked, vocabulary]
+    window.count_forward(queries)
 
     # 2. Fill
-    fill = judge_and_draft if policy.decoding == "verified" else fill_selected
-    impossible = fill(window, rows, logits, policy, readers)
-    del logits  # or it would live through what follows
+    impossible = window.fill(queries, logits, policy, readers)
+    del logits  # or it would live through the rest of the step
 
-    # 3. Commit
-    num_final = window.commit(rows.num_final)
-    if cache is not None:
-        cache.commit(num_final)
-
-    # 4. Advance
+    # 3. End
     slots, in_run = window.new_run(policy.window_size)
     num_run = in_run.sum(-1)
     if readers is None:
-        window.end_at(policy.end_tokens, slots, in_run, num_run)
+        window.end_at(policy.end_tokens, slots, in_run)
     else:
         readers.end(window, slots[:, 0] + num_run)
-    window.refill(num_run, policy.decoding == "blockwise")
-    return window.status(rows.open_slots, impossible)
+
+    # 4. Commit
+    num_kept = window.commit(num_run)
+    if cache is not None:
+        cache.commit(queries.num_text + num_kept)
+
+    # 5. Refill
+    window.refill(num_run)
+    return window.status(queries.asked_slots, impossible)
 
 
 def read_status(values: list[list[int]], window: Window) -> Status:
+    """The status as the host reads it; refuses to go on if no token had a finite score for some slot."""
     status = Status(*values)
     for i, slot in enumerate(status.impossible):
         if slot != NO_SLOT:
@@ -58,25 +76,25 @@ def read_status(values: list[list[int]], window: Window) -> Status:
     return status
 
 
-def forward_rows(model: PreTrainedModel, rows: WindowQueries, cache: RowCache | None, live: int) -> torch.Tensor:
-    """The logits of the open slots, `[batch, slots, vocabulary]`."""
-    where = rows.input_ids.device
-    device = where if model.device.type == "meta" else model.device  # meta: offloaded, and moved by accelerate
-    num_rows, attention_mask = rows.input_ids.shape[1], None
+def forward_queries(model: PreTrainedModel, queries: WindowQueries, cache: RowCache | None, live: int) -> torch.Tensor:
+    """The logits of the asked queries, `[batch, asked, vocabulary]`."""
+    home = queries.input_ids.device
+    device = home if model.device.type == "meta" else model.device  # meta: offloaded, and moved by accelerate
+    num_queries, attention_mask = queries.input_ids.shape[1], None
     if cache is not None:
-        # (Not in static steps: flash-attn's function for caches is no part of a compiled graph.)
+        # (Static steps need a mask: a compiled graph cannot hold flash-attn's function for caches.)
         knows_ends = not cache.is_static and is_flash_attention_requested(model.config)
-        attention_mask = cache.begin_forward(num_rows, live, rows.queries_seen, knows_ends)
-    elif rows.queries_seen is not None:
-        last = torch.arange(num_rows, device=where).expand_as(rows.queries_seen)
-        attention_mask = seen_entries(last, rows.queries_seen, num_rows)
-    rows = rows.to(device)
+        attention_mask = cache.begin_forward(num_queries, live, queries.queries_seen, knows_ends)
+    elif queries.queries_seen is not None:
+        last = torch.arange(num_queries, device=home).expand_as(queries.queries_seen)
+        attention_mask = seen_entries(last, queries.queries_seen, num_queries)
+    queries = queries.to(device)
     return model(
-        input_ids=rows.input_ids,
-        position_ids=rows.position_ids,
+        input_ids=queries.input_ids,
+        position_ids=queries.position_ids,
         attention_mask=None if attention_mask is None else attention_mask.to(device),
         past_key_values=cache,
         use_cache=cache is not None,
-        queries_to_keep=rows.open_rows.clamp(min=0),  # -1 in verified rows that have ended, which nothing reads
+        queries_to_keep=queries.asked.clamp(min=0),  # -1 in rows that have ended, where nothing is read
         return_dict=True,
-    ).logits.to(where)
+    ).logits.to(home)

@@ -1,15 +1,21 @@
+"""The parameters of parallel decoding, and the refusals of everything that it cannot do.
+
+Every refusal is one sentence that names the argument, its value and the remedy.
+"""
+
 import math
 
 from transformers import DynamicCache, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.utils.generic import is_flash_attention_requested
 
-from wedlm.generation.row_attention import flash_function
+from wedlm.generation.cache_attention import flash_function
+from wedlm.generation.transformers_internals import attention_of
 
 DECODINGS = ("streaming", "blockwise", "verified", "autoregressive")
-# window_size: None is what suits the device.
+# A window_size of None stands for `default_window_size`.
 DEFAULTS = {"decoding": "streaming", "window_size": None, "entropy_threshold": 0.4, "distance_penalty": 0.02}
-# What generate() takes and parallel decoding does not do, each with the values that ask for nothing.
+# Arguments of generate() that parallel decoding does not offer, each with the values that ask for nothing.
 NOT_OFFERED = {
     "assistant_early_exit": (None,),
     "cache_implementation": (None, "dynamic", "static"),
@@ -19,9 +25,6 @@ NOT_OFFERED = {
     "prompt_lookup_num_tokens": (None,),
     "use_mtp": (None, False),
 }
-
-
-# Every refusal is one sentence that names the argument, the value and the remedy.
 
 
 def refuse(name: str, value: object, generation_config: GenerationConfig) -> None:
@@ -52,7 +55,7 @@ def check_parameters(config: GenerationConfig) -> None:
     if config.window_size is not None and not is_count(config.window_size):
         raise ValueError(
             f"window_size={config.window_size!r} is not a number of slots; set it to an integer of 1 or more, or to "
-            "None for what suits the device."
+            "None for the default of the device."
         )
     if config.entropy_threshold is not None and not is_amount(config.entropy_threshold):
         raise ValueError(
@@ -66,10 +69,10 @@ def check_parameters(config: GenerationConfig) -> None:
 
 
 def check_support(model: PreTrainedModel, generation_config: GenerationConfig, model_kwargs: dict) -> None:
-    """Names what parallel decoding does not do, before anything has begun."""
+    """Refuses a call that parallel decoding cannot answer, before anything is computed."""
     config = model.config
     if config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
-        # They stretch positions by the longest row of the batch, so that rows would influence each other.
+        # These stretch positions by the longest row of the batch, so rows would change each other's text.
         refuse("rope_type", config.rope_parameters["rope_type"], generation_config)
     if "sliding_attention" in config.layer_types:
         refuse("layer_types", config.layer_types, generation_config)
@@ -86,7 +89,7 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
     if model_kwargs.get("inputs_embeds") is not None:
         refuse("inputs_embeds", type(model_kwargs["inputs_embeds"]).__name__, generation_config)
     if (owner := model.prepare_inputs_for_generation.__self__) is not model:
-        # How PEFT's prompt, prefix and p-tuning bring in what they learned; there is no such step here.
+        # PEFT's prompt, prefix and p-tuning bring their vectors in there, and parallel decoding never calls it.
         refuse("prepare_inputs_for_generation", type(owner).__name__, generation_config)
     if generation_config.use_cache is False:
         if model_kwargs.get("past_key_values") is not None:
@@ -106,8 +109,8 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
 
 
 def check_attention(config: PreTrainedConfig, generation_config: GenerationConfig) -> None:
-    """Eager attention, flash-attn's with a cache, and for all others sdpa over a RowCache."""
-    name, uses_cache = config._attn_implementation, generation_config.use_cache is not False
+    """Refuses attention implementations that parallel decoding has no form of."""
+    name, uses_cache = attention_of(config), generation_config.use_cache is not False
     if is_flash_attention_requested(config):
         is_offered = (uses_cache or generation_config.decoding != "verified") and flash_function(config) is not None
     else:

@@ -18,8 +18,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 from transformers.utils import CONFIG_NAME, cached_file, can_return_tuple
 
+from wedlm.generation.cache_attention import attend, attend_up_to, score_bias
 from wedlm.generation.generation_wedlm import WeDLMGenerationMixin
-from wedlm.generation.row_attention import attend, attend_up_to, row_bias
 from wedlm.generation.row_cache import RowCache
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig, check_config
 from wedlm.modeling_wedlm.dual_stream import dual_stream_mask
@@ -49,8 +49,8 @@ class WeDLMAttention(Qwen3Attention):
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
         keys, values = past_key_values.update(key, value, self.layer_idx)
         dropout = self.attention_dropout if self.training else 0.0
-        if past_key_values.ends is not None:
-            attended = attend_up_to(past_key_values.ends, query, keys, values, self)
+        if past_key_values.place.ends is not None:
+            attended = attend_up_to(past_key_values.place.ends, query, keys, values, self)
         else:
             attended = attend(query, keys, values, attention_mask, self.scaling, dropout)
         return self.o_proj(attended.transpose(1, 2).flatten(2)), None
@@ -162,7 +162,7 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
             attention_mask = mask if isinstance(mask, torch.Tensor) else {"full_attention": mask}
             use_cache = False
         if isinstance(past_key_values, RowCache):
-            bias = row_bias(attention_mask, inputs_embeds.shape[1], self.config, inputs_embeds)
+            bias = score_bias(attention_mask, inputs_embeds.shape[1], self.config, inputs_embeds)
             attention_mask = {"full_attention": bias}
         elif not isinstance(attention_mask, dict):
             is_dense = isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 4

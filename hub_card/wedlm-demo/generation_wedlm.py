@@ -1,4 +1,23 @@
-from collections.abc import Callable
+"""generate() of a WeDLM model: parallel decoding behind transformers' own interface.
+
+The words of this folder:
+
+- row: a row of the batch.
+- slot: the place of one new token in a row; slot s is position prompt length + s.
+- window: the slots behind the committed text that are being decided.
+- open, filled: a slot without, or with, its token. A filled slot keeps its token.
+- query: one position of a forward, a token or a MASK with its position id. A forward asks some of its queries for
+  logits, each about one slot.
+- entry: the place of one token's key and value in a row of a RowCache.
+- column: a place in tensors that all rows share: input_ids, attention_mask, an ordinary cache. Padding has columns.
+- run: filled slots with no open slot before them.
+- committed: a slot whose token is final and whose key and value stay in the cache.
+- draft (verified decoding): a token guessed for a slot, which a later forward judges.
+- known (verified decoding): a token that is certain to be the autoregressive one. The last known token has no entry
+  yet.
+- settled (verified decoding): known, and not the last known token; the forward that made it known wrote its entry.
+"""
+
 from contextlib import suppress
 from copy import copy
 from functools import wraps
@@ -7,43 +26,37 @@ from typing import Any
 
 import torch
 from transformers import (
-    CompileConfig,
     DynamicCache,
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
     StoppingCriteriaList,
 )
-from transformers.generation import (
-    BaseStreamer,
-    GenerateDecoderOnlyOutput,
-    GenerationMode,
-    SuppressTokensLogitsProcessor,
-)
+from transformers.generation import BaseStreamer, GenerationMode, SuppressTokensLogitsProcessor
 
-from .policy import Policy, what_suits
-from .prompt import Prompt, read_prompt
-from .row_cache import RowCache
-from .static_steps import StaticSteps, left, static_step
-from .stats import WeDLMGenerateOutput, statistics
-from .step import forward_rows, read_status, take_step
+from .decoding_run import DecodingRun
+from .outputs import WeDLMGenerateOutput, autoregressive_output
+from .reader_kinds import reads_no_text
+from .static_memory import take
 from .support import DEFAULTS, check_parameters, check_support, refuse
-from .text_readers import PLAIN_PROCESSORS, TextReaders
-from .verified import VerifiedWindow
-from .window import Text, Window, WindowQueries
+from .transformers_internals import keep_on_save
 
 
 class WeDLMGenerationMixin(GenerationMixin):
     """`generate()` of a WeDLM model: several tokens per forward, unless decoding="autoregressive" asks for one.
 
-    Four parameters live on `generation_config` and can be passed to `generate()`:
+    Four parameters stand on `model.generation_config` and can be passed to `generate()`:
 
-    - `decoding`: "streaming" (default) fills slots of a window and commits each as soon as none before it is open;
-      "blockwise" commits a window when it is full; "verified" writes the autoregressive text, in forwards that judge
-      the drafts of those before; "autoregressive" is transformers' own. None produces MASK.
-    - `window_size`: slots behind the committed text, at least 1.
-    - `entropy_threshold`: slots whose entropy in nats is below it are filled; None fills one slot per forward.
-    - `distance_penalty`: added to the entropy of a slot for each slot from the first open one to it.
+    Args:
+        decoding (`str`, *optional*, defaults to `"streaming"`): "streaming" fills slots of a window, and commits each
+            as soon as no slot before it is open. "blockwise" commits a window when all of it is filled. "verified"
+            writes the autoregressive text: each forward judges the drafts of the one before. "autoregressive" is
+            transformers' own loop. No decoding writes MASK.
+        window_size (`int`, *optional*): Slots behind the committed text, at least 1; by default 16, on a CPU 8.
+        entropy_threshold (`float`, *optional*, defaults to 0.4): Slots whose entropy in nats is lower are filled. None
+            fills one slot per forward.
+        distance_penalty (`float`, *optional*, defaults to 0.02): Added to a slot's entropy for each slot between it
+            and the first open one.
     """
 
     @property
@@ -52,18 +65,22 @@ class WeDLMGenerationMixin(GenerationMixin):
 
     @generation_config.setter
     def generation_config(self, generation_config: GenerationConfig) -> None:
-        """The config becomes the model's own: what it lacks of the four parameters is added to it."""
+        """The model keeps a copy, with defaults for those of the four parameters that it lacks."""
+        generation_config = copy(generation_config)
         for name, default in DEFAULTS.items():
             if not hasattr(generation_config, name):
                 setattr(generation_config, name, default)
-        # A config that says it was made from the model config loses these four when it is loaded again.
-        generation_config._from_model_config = False
+        keep_on_save(generation_config)
         self._generation_config = generation_config
+
+    def free_static_memory(self) -> None:
+        """Frees the window and the cache that the last call with cache_implementation="static" left for the next."""
+        take(self)
 
     def _prepare_generation_config(
         self, generation_config: GenerationConfig | None, **kwargs: Any
     ) -> tuple[GenerationConfig, dict]:
-        # The four are set last: to transformers None means "not given", and entropy_threshold=None says something.
+        # The four are set last, since None means "not given" to transformers, and entropy_threshold=None is a value.
         given = (
             {name: vars(generation_config)[name] for name in DEFAULTS.keys() & vars(generation_config).keys()}
             if generation_config is not None
@@ -92,8 +109,8 @@ class WeDLMGenerationMixin(GenerationMixin):
         if self.config.mask_token_id is not None:
             # (An offloaded model's own device is meta.)
             ban = SuppressTokensLogitsProcessor([self.config.mask_token_id], device=device or self.device)
-            if any(type(processor) not in PLAIN_PROCESSORS for processor in processors):
-                processors.append(ban)  # also against a processor that sets scores of its own
+            if not all(map(reads_no_text, processors)):
+                processors.append(ban)  # a processor may have set scores of its own
             processors.insert(0, ban)  # so that none sees a score for MASK
         return processors
 
@@ -106,15 +123,15 @@ class WeDLMGenerationMixin(GenerationMixin):
         except BaseException:
             if lengths is not None:
                 shorten(cache, lengths)
-            # Or whoever iterates over the streamer in another thread waits for ever.
+            # Another thread may iterate over the streamer, and would wait for ever.
             streamer = signature(GenerationMixin.generate).bind(self, *args, **kwargs).arguments.get("streamer")
             if streamer is not None:
-                with suppress(Exception):  # the error of the call is the one to be seen
+                with suppress(Exception):  # the caller is to see the error of the call
                     streamer.end()
             raise
 
     def _prepare_cache_for_generation(self, generation_config: GenerationConfig, model_kwargs: dict, *args):
-        """No StaticCache for parallel decoding, whose static steps have a cache of their own."""
+        """Makes no StaticCache for parallel decoding, whose static steps have a cache of their own."""
         asked = generation_config.cache_implementation
         if generation_config.decoding != "autoregressive" and model_kwargs.get("past_key_values") is None:
             generation_config.cache_implementation = None
@@ -142,181 +159,30 @@ class WeDLMGenerationMixin(GenerationMixin):
         streamer: BaseStreamer | None = None,
         **model_kwargs,
     ) -> WeDLMGenerateOutput | torch.LongTensor:
-        """Streaming, blockwise or verified decoding of a batch, every row at its own pace.
-
-        1. Forward: the filled slots of the window, then a MASK per open slot; the first has the prompt in front.
-           (Verified: the last token known, drafts, then MASK rows.)
-        2. Fill: a token for every open slot that is selected.
-           (Verified: for every judged slot, up to the first refuted draft.)
-        3. Commit: what stood before the first open slot, or was accepted, is final, and stays in the cache.
-        4. Advance: rows whose text is complete end; the others get new open slots behind the window.
-        """
+        """Decodes a batch, every row at its own pace; `take_step` says what one step does."""
         if generation_config.decoding == "autoregressive":
-            output = super()._sample(
-                input_ids,
-                logits_processor,
-                stopping_criteria,
-                generation_config,
-                synced_gpus,
-                streamer,
-                **model_kwargs,
-            )
+            arguments = (input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
+            output = super()._sample(*arguments, **model_kwargs)
             return autoregressive_output(output, input_ids.shape[1], generation_config)
-        mask_token_id = self.config.require_mask_token_id()
-        max_new_tokens = max(1, stopping_criteria.max_length - input_ids.shape[1])
-        runs_on = input_ids.device if self.device.type == "meta" else self.device
-        window_size = min(generation_config.window_size or what_suits(runs_on), max_new_tokens)
-        policy = Policy.of(generation_config, logits_processor, window_size, mask_token_id, input_ids.device)
-
-        past = model_kwargs.get("past_key_values")
-        prompt = self._prompt_of(input_ids, max_new_tokens, generation_config, model_kwargs)
-        kind = VerifiedWindow if policy.decoding == "verified" else Window
-        batch = window = kind.opened(prompt.is_text.sum(-1), max_new_tokens, policy.window_size, mask_token_id)
-        readers = None
-        if TextReaders.are_needed(logits_processor, stopping_criteria, streamer, generation_config):
-            readers = TextReaders(
-                input_ids,
-                max_new_tokens,
-                mask_token_id,
-                logits_processor,
-                stopping_criteria,
-                streamer,
-                generation_config,
-            )
-        most = prompt.room + max_new_tokens + 2 * policy.window_size
-        returns_cache = generation_config.return_dict_in_generate or getattr(past, "_is_user_defined", False)
-        static = cache = None
-        if past is not None and generation_config.cache_implementation == "static" and not (readers or synced_gpus):
-            most = max(most, (getattr(generation_config, "max_cache_len", None) or 0) + 2 * policy.window_size)
-            static = StaticSteps.of(self, policy, window, most)
-            cache = static.cache
-        elif past is not None:
-            cache = RowCache.of_columns(past, prompt.cached_is_text, most, returns_cache)
-        text, longest = self._read_ahead(prompt, window, cache, generation_config.prefill_chunk_size, synced_gpus)
-        rows = window.reorder(policy.window_size, policy.window_size, mask_token_id).behind(text)
-        # A hook may count on the rows of the batch, as that of PEFT's adapter_names does.
-        num_alive = len(input_ids)
-        rows_may_leave = num_alive > 1 and not any(m._forward_pre_hooks or m._forward_hooks for m in self.modules())
-        while self._has_unfinished_sequences(num_alive == 0, synced_gpus, device=input_ids.device):
-            live = longest + rows.input_ids.shape[1]
-            if num_alive == 0:
-                forward_rows(self, rows, cache, live)  # with synced_gpus, so that other ranks can go on
-                continue
-            status = take_step(self, policy, window, rows, cache, live, readers)
-            if static is not None:
-                static.take_all(self, policy, window, status, self._static_step(generation_config, cache))
-                break
-            status = read_status(status.tolist(), window)
-            num_alive, longest = sum(status.alive), max(status.committed)
-            if rows_may_leave and 0 < 2 * num_alive <= len(window.alive):  # which pays for the copy of what stays
-                batch.put(window)
-                kept = window.alive.int().argsort(descending=True, stable=True)[:num_alive]
-                window = window.select(kept)
-                if cache is not None:
-                    cache.select(kept)
-            rows = window.reorder(max(1, *status.num_rows), policy.window_size, mask_token_id)
-            if cache is None:
-                rows = rows.behind(window.committed_text(prompt.text.tokens, longest))
-        batch.put(window)
-        if cache is not None and returns_cache:
-            past.layers = cached_columns(cache, prompt, batch).layers
-        if static is not None:
-            left[self] = static
-        if streamer is not None:
-            streamer.end()
-        return output_of(batch, input_ids, generation_config, past, readers)
-
-    def _static_step(self, generation_config: GenerationConfig, cache: RowCache) -> Callable:
-        """Compiled where transformers would, and wherever compile_config asks for it."""
-        config = copy(generation_config.compile_config)
-        if config is not None:
-            config._compile_all_devices = True
-        asked = GenerationConfig(compile_config=config, disable_compile=generation_config.disable_compile)
-        if not self._valid_auto_compile_criteria({"past_key_values": cache}, asked):
-            return static_step
-        return torch.compile(static_step, **(config or CompileConfig()).to_dict())
-
-    def _prompt_of(
-        self, input_ids: torch.Tensor, max_new_tokens: int, generation_config: GenerationConfig, model_kwargs: dict
-    ) -> Prompt:
-        past = model_kwargs.get("past_key_values")
-        attention_mask = model_kwargs.get("attention_mask")
-        if attention_mask is None:  # transformers drops one that is all ones, and keeps its length
-            mask_length = getattr(generation_config, "_mask_length", input_ids.shape[1])
-            attention_mask = input_ids.new_ones(len(input_ids), mask_length)
-        return read_prompt(
+        run = DecodingRun(
+            self,
             input_ids,
-            attention_mask,
-            model_kwargs["position_ids"],
-            0 if past is None else past.get_seq_length(),
-            self.config.mask_token_id,
-            max_new_tokens,
-            self.config.max_position_embeddings,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            synced_gpus,
+            streamer,
+            model_kwargs,
         )
-
-    def _read_ahead(
-        self, prompt: Prompt, window: Window, cache: RowCache | None, chunk_size: int | None, synced_gpus: bool
-    ) -> tuple[Text, int]:
-        """Takes all chunks of the prompt but the last into the cache; returns that one, and the longest row cached."""
-        *chunks, last = prompt.chunks(chunk_size)
-        for chunk in chunks:
-            self._has_unfinished_sequences(False, synced_gpus, device=window.start.device)  # other ranks take part
-            forward_rows(self, WindowQueries.of_text(chunk), cache, int(chunk.positions.max()) + chunk.tokens.shape[1])
-            cache.commit(chunk.lengths)
-            window.forwards = window.forwards + 1
-        return last, int(last.positions.max())
+        queries = run.read_prompt()
+        while run.is_unfinished():
+            queries = run.step(queries)
+        return run.output()
 
 
 def shorten(cache: DynamicCache, lengths: list[int]) -> None:
-    """Undoes what a call has put into a cache, which may be in some layers only."""
+    """Takes out what a failed call has put into a cache, perhaps into some layers only."""
     del cache.layers[len(lengths) :]
     for layer, length in zip(cache.layers, lengths, strict=True):
         if (more := layer.get_seq_length() - length) > 0:
             layer.crop(-more)
-
-
-def cached_columns(cache: RowCache, prompt: Prompt, window: Window) -> DynamicCache:
-    """An ordinary cache over as many columns of the text as every row has in the cache."""
-    num_cached = int(torch.minimum(window.start, window.num_tokens).min())
-    is_new_text = prompt.is_text.new_ones(len(prompt.is_text), num_cached)
-    return cache.to_columns(torch.cat([prompt.is_text, is_new_text], dim=-1))
-
-
-def output_of(
-    window: Window,
-    input_ids: torch.Tensor,
-    generation_config: GenerationConfig,
-    past_key_values: DynamicCache | None,
-    readers: TextReaders | None,
-) -> WeDLMGenerateOutput | torch.LongTensor:
-    """The prompts as they were given and behind each its text, padded on the right; with statistics if asked for."""
-    columns = torch.arange(int(window.num_tokens.max()), device=input_ids.device)
-    tokens = window.tokens[:, : len(columns)]
-    if generation_config._pad_token_tensor is not None:
-        tokens = torch.where(columns < window.num_tokens[:, None], tokens, generation_config._pad_token_tensor)
-    sequences = torch.cat([input_ids, tokens], dim=-1)
-    if not generation_config.return_dict_in_generate:
-        return sequences
-    return WeDLMGenerateOutput(
-        sequences=sequences,
-        **({} if readers is None else readers.recorded(window.num_tokens)),
-        past_key_values=past_key_values,
-        **window.counted(),
-    )
-
-
-def autoregressive_output(
-    output: GenerateDecoderOnlyOutput | torch.LongTensor, prompt_length: int, generation_config: GenerationConfig
-) -> WeDLMGenerateOutput | torch.LongTensor:
-    """The same statistics for transformers' own decoding: a forward for each token, nothing processed twice."""
-    if not generation_config.return_dict_in_generate:
-        return output
-    tokens = output.sequences[:, prompt_length:]
-    num_tokens = torch.full_like(tokens[:, 0], tokens.shape[1])
-    if generation_config._pad_token_tensor is not None:
-        is_padding = tokens.eq(generation_config._pad_token_tensor).flip(-1).cumprod(-1)  # the run at the end
-        num_tokens = num_tokens - is_padding.sum(-1)
-    if generation_config._eos_token_tensor is not None:
-        is_end = torch.isin(tokens, generation_config._eos_token_tensor)  # it may be the padding as well
-        num_tokens = torch.where(is_end.any(-1), is_end.int().argmax(-1) + 1, num_tokens)
-    return WeDLMGenerateOutput(**output, **statistics(num_tokens, num_tokens, num_tokens))

@@ -1,26 +1,45 @@
+"""How the steps of one call decode: the settings that they read, resolved once."""
+
 from typing import NamedTuple
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList
 
+from .reader_kinds import reads_no_text
+from .transformers_internals import end_tokens_of
 
-def what_suits(device: torch.device) -> int:
-    """On a CPU a window's rows cost arithmetic, which a GPU does while it reads the weights: benchmarks/RESULTS.md."""
+
+def default_window_size(device: torch.device) -> int:
+    """The window_size of a checkpoint that names none.
+
+    On a CPU more queries cost more arithmetic; a GPU does it while it reads the weights (benchmarks/RESULTS.md).
+    """
     return 8 if device.type == "cpu" else 16
 
 
 class Policy(NamedTuple):
-    """How the steps of a call decode."""
+    """The settings of one call.
 
-    decoding: str
+    Args:
+        window_size (`int`): Slots behind the committed text.
+        mask_token_id (`int`): The MASK token.
+        end_tokens (`torch.LongTensor` of shape `(n,)`): The tokens that end a text; empty where there is none.
+        do_sample (`bool`): Whether tokens are drawn.
+        entropy_threshold (`torch.FloatTensor` of shape `()`, *optional*): In nats; a tensor, so that one compiled step
+            serves all values.
+        distance_penalty (`torch.FloatTensor` of shape `()`): Likewise.
+        processors (`LogitsProcessorList`): The logits processors.
+        left_to_right (`bool`): Whether a processor reads the text, so that each token waits for those before it.
+    """
+
     window_size: int
     mask_token_id: int
     end_tokens: torch.Tensor
     do_sample: bool
-    # Tensors, so that a compiled step does for all values.
     entropy_threshold: torch.Tensor | None
     distance_penalty: torch.Tensor
     processors: LogitsProcessorList
+    left_to_right: bool
 
     @classmethod
     def of(
@@ -31,9 +50,8 @@ class Policy(NamedTuple):
         mask_token_id: int,
         device: torch.device,
     ) -> "Policy":
-        end_tokens, threshold = generation_config._eos_token_tensor, generation_config.entropy_threshold
+        end_tokens, threshold = end_tokens_of(generation_config), generation_config.entropy_threshold
         return cls(
-            decoding=generation_config.decoding,
             window_size=window_size,
             mask_token_id=mask_token_id,
             end_tokens=torch.empty(0, dtype=torch.long, device=device) if end_tokens is None else end_tokens,
@@ -41,4 +59,5 @@ class Policy(NamedTuple):
             entropy_threshold=None if threshold is None else torch.full((), float(threshold), device=device),
             distance_penalty=torch.full((), float(generation_config.distance_penalty), device=device),
             processors=processors,
+            left_to_right=not all(map(reads_no_text, processors)),
         )

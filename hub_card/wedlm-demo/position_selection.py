@@ -1,3 +1,5 @@
+"""The formula that selects which open slots a forward fills."""
+
 import torch
 
 
@@ -13,12 +15,23 @@ def select_slots(
     entropy_threshold: float | None,
     distance_penalty: float,
 ) -> torch.Tensor:
-    """Which open slots to fill now, `[batch, slots]`; every row with an open slot fills at least one.
+    """Selects the open slots to fill now; every row with an open slot fills at least one.
 
     adjusted = entropy + distance_penalty * (slot - first open slot)
 
-    A slot is taken where adjusted < entropy_threshold. If none is, or the threshold is None, the one with the least
-    adjusted is, the first on ties. `slots` holds positions in ascending order, the first open one in front:
+    A slot is selected where adjusted < entropy_threshold. If there is none, or the threshold is None, the slot with
+    the least adjusted entropy is selected, the first one on ties.
+
+    Args:
+        entropy (`torch.Tensor` of shape `(batch, slots)`): The entropy of each slot's prediction, in nats.
+        slots (`torch.LongTensor` of shape `(batch, slots)`): The slots in ascending order, the first open one in
+            front.
+        is_open (`torch.BoolTensor` of shape `(batch, slots)`): False behind a row's last open slot.
+        entropy_threshold (`float`, *optional*): In nats.
+        distance_penalty (`float`): In nats for each slot of distance.
+
+    Returns:
+        `torch.BoolTensor` of shape `(batch, slots)`: The slots to fill.
 
     >>> select_slots(torch.tensor([[0.5, 0.1, 0.1]]), torch.tensor([[4, 5, 7]]), torch.ones(1, 3).bool(), 0.2, 0.02)
     tensor([[False,  True,  True]])
@@ -35,7 +48,7 @@ def select_slots(
 
 
 def run_lengths(selected: torch.Tensor, is_open: torch.Tensor) -> torch.Tensor:
-    """How many slots, from the first open one on, are selected without a gap, `[batch]`; at least one if any is open.
+    """Counts the slots selected without a gap from the first open one on, `[batch]`; at least one if any is open.
 
     >>> run_lengths(torch.tensor([[True, True, False, True], [False, True, True, True]]), torch.ones(2, 4).bool())
     tensor([2, 1])

@@ -1,8 +1,27 @@
+"""A cache in which every row of the batch has a length of its own."""
+
+from typing import NamedTuple
+
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from .row_attention import seen_entries
+from .cache_attention import seen_entries
+
+
+class ForwardPlace(NamedTuple):
+    """Where one forward writes in a RowCache, and how much of it the forward reads.
+
+    Args:
+        entries (`torch.LongTensor` of shape `(batch, 1, queries, 1)`): The entry that each query writes.
+        live (`int`): The number of leading entries that the forward reads.
+        ends (`torch.IntTensor` of shape `(batch,)`, *optional*): The number of entries that each row's last query
+            sees, for an attention that asks for it instead of a mask.
+    """
+
+    entries: torch.Tensor
+    live: int
+    ends: torch.Tensor | None
 
 
 class RowLayer(DynamicLayer):
@@ -17,29 +36,31 @@ class RowLayer(DynamicLayer):
         self.is_initialized = True
 
     def write(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, cache: "RowCache"
+        self, key_states: torch.Tensor, value_states: torch.Tensor, place: ForwardPlace, capacity: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Puts the rows at the entries that `cache` says, and returns its `live` ones."""
+        """Writes a forward's keys and values at its place; returns the entries that it reads.
+
+        The memory grows to `capacity` entries if it has too few.
+        """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if cache.live > self.keys.shape[2]:
-            capacity = cache.most if cache.is_static else min(2 * cache.live, cache.most)
+        if place.live > self.keys.shape[2]:
             self.keys, self.values = grown(self.keys, capacity), grown(self.values, capacity)
-        entries = cache.entries.to(self.device).expand_as(key_states)
+        entries = place.entries.to(self.device).expand_as(key_states)
         self.keys = put(self.keys, entries, key_states)
         self.values = put(self.values, entries, value_states)
-        return self.keys[:, :, : cache.live], self.values[:, :, : cache.live]
+        return self.keys[:, :, : place.live], self.values[:, :, : place.live]
 
 
 def put(states: torch.Tensor, entries: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    if states.dtype != new.dtype:  # of a cache passed in, or of keys alone, by autocast
+    if states.dtype != new.dtype:  # a cache passed in may have another dtype, and autocast changes keys alone
         dtype = torch.promote_types(states.dtype, new.dtype)
         states, new = states.to(dtype), new.to(dtype)
     return states.scatter_(2, entries, new)
 
 
 def grown(states: torch.Tensor, capacity: int) -> torch.Tensor:
-    # Zeros, because what is masked is multiplied by zero: left-over NaNs in fresh memory would survive that.
+    # Zeros, since attention multiplies masked entries by zero: NaNs in fresh memory would survive that.
     new = states.new_zeros((*states.shape[:2], capacity, states.shape[3]))
     new[:, :, : states.shape[2]] = states
     return new
@@ -52,38 +73,44 @@ def gathered(states: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
 
 
 class RowCache(DynamicCache):
-    """A cache in which every batch row has a length of its own.
+    """A cache with a length for each row. Entry i of a row holds the key and value of the row's token i.
 
-    A forward writes its rows behind each batch row's length; committing the first n of them moves the length by n, and
-    the others are overwritten by the next forward. Nothing is copied but when the capacity doubles, up to `most`; a
-    static cache has room for as many from the beginning.
+    A forward writes its queries behind each row's length. Committing the first n of them moves the length by n; the
+    next forward overwrites the others. Nothing is copied, except when the memory doubles.
 
-    An ordinary cache has columns instead, the same for all batch rows, some of which hold no text (padding).
-    `of_columns` and `to_columns` go from one to the other.
+    An ordinary cache has columns instead, which all rows share and some of which hold padding. `of_columns` and
+    `to_columns` go from one to the other.
+
+    Args:
+        batch_size (`int`): The number of rows.
+        max_entries (`int`): The most entries that any forward will read.
+        device (`torch.device`): The device of the lengths.
+        keep_all (`bool`, *optional*, defaults to `False`): Whether `to_columns` will be called, which also needs the
+            rows that `select` leaves out.
+        is_static (`bool`, *optional*, defaults to `False`): Whether to take the memory for all entries at once.
     """
 
     def __init__(
-        self, batch_size: int, most: int, device: torch.device, keep_all: bool = False, is_static: bool = False
+        self, batch_size: int, max_entries: int, device: torch.device, keep_all: bool = False, is_static: bool = False
     ):
         super().__init__()
-        self.most, self.is_static = most, is_static  # entries that a forward will ever read
-        self.keep_all = keep_all  # whether to_columns will be asked for, which needs the rows that left as well
-        self.lengths = torch.zeros(batch_size, dtype=torch.long, device=device)  # entries that count, per batch row
-        self.batch_rows = torch.arange(batch_size, device=device)  # which rows of the whole batch these are
-        self.left_behind = []  # batch_rows, keys and values of each layer, from before every select
-        self.live = 0  # entries that the forward at hand reads
-        self.entries = None  # [batch, 1, rows, 1]: where it writes
-        self.ends = None  # [batch]: how many entries its last row sees, if attention asks for that instead of a mask
+        self.max_entries, self.keep_all, self.is_static = max_entries, keep_all, is_static
+        self.lengths = torch.zeros(batch_size, dtype=torch.long, device=device)  # committed entries of each row
+        self.batch_rows = torch.arange(batch_size, device=device)  # the rows' indices in the batch of the call
+        self.left_out = []  # batch_rows and each layer's keys and values, as they were before every select
+        self.place: ForwardPlace | None = None  # during a forward
 
     @classmethod
-    def of_columns(cls, cache: DynamicCache, is_text: torch.Tensor, most: int, keep_all: bool = False) -> "RowCache":
+    def of_columns(
+        cls, cache: DynamicCache, is_text: torch.Tensor, max_entries: int, keep_all: bool = False
+    ) -> "RowCache":
         """Copies the columns of `cache` that hold text, `is_text` `[batch, columns]`, and leaves `cache` as it is."""
         if is_text.shape[1] > 0 and len(cache.layers[0].keys) != len(is_text):
             raise ValueError(
                 f"past_key_values holds {len(cache.layers[0].keys)} rows and the batch has {len(is_text)} (input_ids "
                 "times num_return_sequences); pass as many, past_key_values.batch_repeat_interleave(n) makes them."
             )
-        rows = cls(len(is_text), most, is_text.device, keep_all)
+        rows = cls(len(is_text), max_entries, is_text.device, keep_all)
         rows.lengths = is_text.sum(-1)
         columns = (~is_text).int().argsort(dim=-1, stable=True)  # those with text first, in order
         columns = columns[:, : int(rows.lengths.max())]
@@ -97,14 +124,14 @@ class RowCache(DynamicCache):
     def to_columns(self, is_text: torch.Tensor) -> DynamicCache:
         """An ordinary cache of the whole batch, with an entry in each column that holds text and zeros elsewhere."""
         entries = (is_text.cumsum(-1) - 1).clamp(min=0)  # [batch, columns]
-        parts = [*self.left_behind, (self.batch_rows, [(layer.keys, layer.values) for layer in self.layers])]
+        parts = [*self.left_out, (self.batch_rows, [(layer.keys, layer.values) for layer in self.layers])]
         cache = DynamicCache()
         for layer_idx in range(len(self.layers)):
             columns = []
             for kind in (0, 1):
                 like = parts[0][1][layer_idx][kind]
                 states = like.new_zeros((len(is_text), like.shape[1], is_text.shape[1], like.shape[3]))
-                for batch_rows, layers in parts:  # a row is as it was in the last part that has it
+                for batch_rows, layers in parts:  # the last part that has a row has it as it is now
                     part = layers[layer_idx][kind]
                     there = gathered(part, entries[batch_rows].clamp(max=part.shape[2] - 1))
                     holds_text = is_text[batch_rows][:, None, :, None].to(part.device)
@@ -114,34 +141,43 @@ class RowCache(DynamicCache):
         return cache
 
     def begin_forward(
-        self, num_rows: int, live: int, queries_seen: torch.Tensor | None = None, knows_ends: bool = False
+        self, num_queries: int, live: int, queries_seen: torch.Tensor | None = None, knows_ends: bool = False
     ) -> torch.Tensor | None:
-        """Puts the next `num_rows` rows behind each length, among the first `live` entries.
+        """Gives the next forward its place behind each row's length; returns which entries each query sees.
 
-        Returns which entries each row sees, `[batch, 1, rows, live]`, of the rows of this forward those before it or
-        as `queries_seen` says (see `WindowQueries`); or None where that is plain causality, up to `ends` of each batch row
-        if attention `knows_ends`.
+        Args:
+            num_queries (`int`): The queries of each row.
+            live (`int`): The number of leading entries that the forward reads.
+            queries_seen (`torch.LongTensor` of shape `(batch, queries)`, *optional*): See `WindowQueries`.
+            knows_ends (`bool`, *optional*, defaults to `False`): Whether attention reads `place.ends` instead of a
+                mask where every query sees all before it.
+
+        Returns:
+            `torch.BoolTensor` of shape `(batch, 1, queries, live)`, or None where attention needs no mask.
         """
-        last = self.lengths[:, None] + torch.arange(num_rows, device=self.lengths.device)  # that a row sees
-        self.live, self.entries, self.ends = live, last[:, None, :, None], None
-        if queries_seen is None and knows_ends:
-            self.ends = (self.lengths + num_rows).int()
-        if queries_seen is None and (knows_ends or live == num_rows):  # the latter if they are the first
+        last = self.lengths[:, None] + torch.arange(num_queries, device=self.lengths.device)
+        is_plain = queries_seen is None
+        ends = (self.lengths + num_queries).int() if is_plain and knows_ends else None
+        self.place = ForwardPlace(last[:, None, :, None], live, ends)
+        if is_plain and (knows_ends or live == num_queries):  # the latter: these queries are the only entries
             return None
         return seen_entries(last, queries_seen, live)
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         while len(self.layers) <= layer_idx:
             self.layers.append(RowLayer())
-        return self.layers[layer_idx].write(key_states, value_states, self)
+        capacity = self.max_entries if self.is_static else min(2 * self.place.live, self.max_entries)
+        return self.layers[layer_idx].write(key_states, value_states, self.place, capacity)
 
-    def commit(self, num_rows: torch.Tensor) -> None:
-        self.lengths.add_(num_rows)
-        self.live, self.entries, self.ends = 0, None, None
+    def commit(self, num_kept: torch.Tensor) -> None:
+        """Ends the forward: its first `num_kept` `[batch]` queries stay."""
+        self.lengths.add_(num_kept)
+        self.place = None
 
     def select(self, rows: torch.Tensor) -> None:
+        """Goes on with these rows alone."""
         if self.keep_all:
-            self.left_behind.append((self.batch_rows, [(layer.keys, layer.values) for layer in self.layers]))
+            self.left_out.append((self.batch_rows, [(layer.keys, layer.values) for layer in self.layers]))
         self.lengths, self.batch_rows = self.lengths[rows], self.batch_rows[rows]
         for layer in self.layers:
             chosen = rows.to(layer.device)

@@ -1,3 +1,5 @@
+"""Scores of slots, and the tokens chosen from them."""
+
 from collections.abc import Callable
 
 import torch
@@ -7,35 +9,50 @@ MOST_SCORES = 2**24  # that are in float32 at a time
 
 
 def over_slots(read: Callable, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What `read` says of every slot of logits `[batch, slots, vocabulary]`, each `[batch, slots]`.
+    """Applies `read` to the logits of every slot, a few slots at a time.
 
-    It is given a few slots at a time, float32 `[n, vocabulary]`, so that there never is such a copy of all of them.
-    All slots are read, also those that are not selected: to know which are, the host would have to wait.
+    `read` gets float32 `[n, vocabulary]`, so that there never is a float32 copy of all logits. It reads all slots,
+    also those that are not selected: the host would have to wait for the device to know which are.
+
+    Args:
+        read (`Callable`): Returns tensors `[n]`, the same number for each call.
+        logits (`torch.Tensor` of shape `(batch, slots, vocabulary)`): The logits.
+
+    Returns:
+        `tuple[torch.Tensor, ...]`: The tensors of all slots, `[batch, slots]` each.
     """
-    rows = logits.flatten(0, 1)
-    size = max(1, MOST_SCORES // rows.shape[1])
-    if torch.compiler.is_compiling() or len(rows) <= size:  # a compiler makes one pass of it, and no copy
-        columns = read(rows.float())
+    flat = logits.flatten(0, 1)
+    size = max(1, MOST_SCORES // flat.shape[1])
+    if (
+        torch.compiler.is_compiling() or len(flat) <= size
+    ):  # a compiler fuses the reading into one pass, without a copy
+        columns = read(flat.float())
     else:
-        columns = map(torch.cat, zip(*(read(part.float()) for part in rows.split(size)), strict=True))
+        columns = map(torch.cat, zip(*(read(part.float()) for part in flat.split(size)), strict=True))
     return tuple(column.view(logits.shape[:2]) for column in columns)
 
 
 def draw_tokens(scores: torch.Tensor, do_sample: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """A token for every row of processed scores `[..., vocabulary]`, and whether there was any to choose."""
+    """Chooses a token from each `[..., vocabulary]` of processed scores; also returns whether there was any choice."""
     scores = scores.float()
     best, tokens = scores.max(-1)
     if do_sample:
-        # The Gumbel trick: torch.multinomial would make the host wait for its check of the probabilities.
+        # The Gumbel trick. torch.multinomial would make the host wait for its check of the probabilities.
         exponential = torch.empty_like(scores).exponential_().clamp_(min=torch.finfo(scores.dtype).tiny)
         tokens = (scores - exponential.log()).argmax(-1)
-    return tokens, best > -torch.inf  # not where it is NaN
+    return tokens, best > -torch.inf  # False where it is NaN
 
 
 def processed(logits: torch.Tensor, processors: LogitsProcessorList) -> torch.Tensor:
-    """Scores of slots, `[n, vocabulary]`, by processors that read no text: the ids they are handed are empty."""
+    """Applies processors that read no text to `[n, vocabulary]` logits; the ids that they get are empty."""
     scores = logits.float()
     no_text = torch.empty(len(scores), 0, dtype=torch.long, device=scores.device)
-    for processor in processors:  # one by one, as a compiler can't follow the list's own call
+    for processor in processors:  # one by one, since a compiler cannot follow the list's own call
         scores = processor(no_text, scores)
     return scores
+
+
+def without_mask(logits: torch.Tensor, mask_token_id: int) -> torch.Tensor:
+    """The logits with MASK made impossible."""
+    mask = torch.full((1,), mask_token_id, device=logits.device)
+    return logits.index_fill(-1, mask, -torch.inf)

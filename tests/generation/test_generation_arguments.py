@@ -579,7 +579,7 @@ AUTOREGRESSIVE_ONLY = {
 }
 # Where the error does not begin with the argument and its value.
 ERRORS = {
-    "position_ids": "position_ids count otherwise",
+    "position_ids": "position_ids differ from 0, 1, 2, ... over",
 }
 
 REFUSED = {  # and what transformers says

@@ -31,12 +31,12 @@ from transformers import (
 )
 
 from wedlm import WeDLMForCausalLM
-from wedlm.generation import generation_wedlm
-from wedlm.generation.policy import what_suits
+from wedlm.generation import decoding_run
+from wedlm.generation.decoding_run import WINDOWS
+from wedlm.generation.outputs import WeDLMGenerateOutput
+from wedlm.generation.policy import default_window_size
 from wedlm.generation.row_cache import RowCache
-from wedlm.generation.stats import WeDLMGenerateOutput, statistics
-from wedlm.generation.verified import VerifiedWindow
-from wedlm.generation.window import Window
+from wedlm.generation.window import Window, statistics
 
 
 def generate(model, prompts, **arguments) -> list[Decoded]:
@@ -69,9 +69,9 @@ def agree(got: Decoded, expected: Decoded) -> bool:
 def steps(monkeypatch):
     """Records what each forward of the first row did, as the golden runs do."""
     recorded = []
-    fill = Window.fill
+    put_tokens = Window.put_tokens
 
-    def recording_fill(self, slots, selected, tokens):
+    def recording(self, slots, selected, tokens):
         window = slice(self.start[0], self.end[0])
         recorded.append(
             {
@@ -85,9 +85,9 @@ def steps(monkeypatch):
                 ],
             }
         )
-        fill(self, slots, selected, tokens)
+        put_tokens(self, slots, selected, tokens)
 
-    monkeypatch.setattr(Window, "fill", recording_fill)
+    monkeypatch.setattr(Window, "put_tokens", recording)
     return recorded
 
 
@@ -187,7 +187,7 @@ def test_any_batch_equals_the_reference_row_by_row(data):
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise", "verified"])
 def test_the_cache_equals_a_fresh_prefill_after_every_step(model, decoding, monkeypatch):
     snapshots = []
-    kind = VerifiedWindow if decoding == "verified" else Window
+    kind = WINDOWS[decoding]
     begin, refill = RowCache.begin_forward, kind.refill
     caches = []
     monkeypatch.setattr(RowCache, "begin_forward", lambda self, *args: (caches.append(self), begin(self, *args))[1])
@@ -220,10 +220,10 @@ def test_the_cache_equals_a_fresh_prefill_after_every_step(model, decoding, monk
 @pytest.mark.parametrize("threshold", [None, 0.0, 0.4])
 def test_every_forward_fills_at_least_one_slot_and_without_a_threshold_exactly_one(model, threshold, monkeypatch):
     filled = []
-    fill = Window.fill
+    put_tokens = Window.put_tokens
     monkeypatch.setattr(
-        Window, "fill", lambda self, slots, selected, tokens: (
-            filled.extend(selected.sum(-1)[self.alive].tolist()), fill(self, slots, selected, tokens)
+        Window, "put_tokens", lambda self, slots, selected, tokens: (
+            filled.extend(selected.sum(-1)[self.alive].tolist()), put_tokens(self, slots, selected, tokens)
         )
     )  # fmt: skip
     decoded = generate(model, PROMPTS, max_new_tokens=20, entropy_threshold=threshold)
@@ -234,15 +234,15 @@ def test_every_forward_fills_at_least_one_slot_and_without_a_threshold_exactly_o
         assert max(filled) > 1
 
 
-def test_mask_rows_behind_the_window_change_nothing(model, monkeypatch):
+def test_masks_behind_the_window_change_nothing(model, monkeypatch):
     expected = generate(model, PROMPTS, max_new_tokens=30, entropy_threshold=1.0)
-    read = generation_wedlm.read_status
+    read = decoding_run.read_status
 
     def wider(*arguments):
         status = read(*arguments)
-        return status._replace(num_rows=[number + 7 for number in status.num_rows])
+        return status._replace(num_queries=[number + 7 for number in status.num_queries])
 
-    monkeypatch.setattr(generation_wedlm, "read_status", wider)
+    monkeypatch.setattr(decoding_run, "read_status", wider)
     assert generate(model, PROMPTS, max_new_tokens=30, entropy_threshold=1.0) == expected
 
 
@@ -364,7 +364,7 @@ def test_no_step_copies_the_cache(model, monkeypatch):
     def watch(self, *args):
         addresses.extend(layer.keys.data_ptr() for layer in self.layers[:1])
         mask = begin(self, *args)
-        reads.append((self.live, self.layers[0].keys.shape[2] if self.layers else self.live))
+        reads.append((self.place.live, self.layers[0].keys.shape[2] if self.layers else self.place.live))
         return mask
 
     monkeypatch.setattr(RowCache, "begin_forward", watch)
@@ -390,13 +390,13 @@ def test_no_step_copies_the_cache(model, monkeypatch):
 def test_one_look_of_the_host_per_step(model, monkeypatch, arguments):
     """No operation that waits for the device but the look at the status, once per forward."""
     looks = {"status": 0, "other": []}
-    read = generation_wedlm.read_status
+    read = decoding_run.read_status
 
     def counted(*arguments):
         looks["status"] += 1
         return read(*arguments)
 
-    monkeypatch.setattr(generation_wedlm, "read_status", counted)
+    monkeypatch.setattr(decoding_run, "read_status", counted)
     counts = []
     arguments = {"entropy_threshold": 0.0, "eos_token_id": None, **arguments}
     for max_new_tokens in (8, 40):
@@ -617,7 +617,7 @@ def test_the_window_is_as_large_as_suits_the_device(model):
     assert on_a_cpu == generate(model, PROMPTS, **settings, window_size=None)
     assert on_a_cpu == generate(model, PROMPTS, **settings, window_size=8)
     assert on_a_cpu != generate(model, PROMPTS, **settings, window_size=16)
-    assert [what_suits(torch.device(device)) for device in ("cpu", "cuda", "mps")] == [8, 16, 16]
+    assert [default_window_size(torch.device(device)) for device in ("cpu", "cuda", "mps")] == [8, 16, 16]
 
 
 # --- Refusals ---
@@ -672,7 +672,10 @@ REFUSED = [
     ({"cache_implementation": "paged"}, "cache_implementation='paged' is not offered"),
     ({"output_attentions": True}, "output_attentions=True is not offered"),
     ({"output_hidden_states": True}, "output_hidden_states=True is not offered"),
-    ({"position_ids": torch.arange(6)[None] + 1}, "position_ids count otherwise than the ones of attention_mask do"),
+    (
+        {"position_ids": torch.arange(6)[None] + 1},
+        "position_ids differ from 0, 1, 2, ... over the ones of ",
+    ),
 ]
 
 

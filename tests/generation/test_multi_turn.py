@@ -221,7 +221,7 @@ def test_a_cache_in_use_is_not_written_to(model):
 def test_without_a_dict_nothing_is_kept_for_a_cache(model, monkeypatch):
     kept, made = [], []
     select, to_columns = RowCache.select, RowCache.to_columns
-    monkeypatch.setattr(RowCache, "select", lambda self, rows: (select(self, rows), kept.append(self.left_behind)))
+    monkeypatch.setattr(RowCache, "select", lambda self, rows: (select(self, rows), kept.append(self.left_out)))
     monkeypatch.setattr(RowCache, "to_columns", lambda *args: (made.append(args), to_columns(*args))[1])
     for returns in (False, True):
         kept.clear()

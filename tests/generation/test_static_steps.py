@@ -14,8 +14,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation import BaseStreamer
 
-from wedlm.generation import generation_wedlm
-from wedlm.generation.static_steps import Look, bucketed, left, static_step
+from wedlm.generation.decoding_run import DecodingRun
+from wedlm.generation.static_memory import KEPT
+from wedlm.generation.static_steps import Look, bucketed, static_step
 
 PARALLEL = ("streaming", "blockwise", "verified")
 STATIC = {"cache_implementation": "static"}
@@ -86,7 +87,7 @@ def test_the_host_looks_at_the_step_before(model, decoding, monkeypatch):
         with Waits(waits):
             return static_step(*arguments)
 
-    monkeypatch.setattr("wedlm.generation.generation_wedlm.static_step", step)
+    monkeypatch.setattr("wedlm.generation.decoding_run.static_step", step)
     monkeypatch.setattr(Look, "values", lambda self: (events.append("look"), values(self))[1])
     for sampling in ({}, {"do_sample": True, "top_k": 5, "temperature": 2.0}):
         events.clear()
@@ -99,27 +100,27 @@ def test_buffers_stay_for_the_next_call(model):
     addresses = []
     for prompts, more in ((PROMPTS, {}), (PROMPTS[::-1], {"max_new_tokens": 11}), (PROMPTS, {"do_sample": True})):
         run(model, prompts, **more, **STATIC)
-        buffers = [getattr(left[model].window, name) for name in ("tokens", "filled", "start", "alive")]
-        buffers += [left[model].cache.lengths, *(layer.keys for layer in left[model].cache.layers)]
+        buffers = [getattr(KEPT[model].window, name) for name in ("tokens", "filled", "start", "alive")]
+        buffers += [KEPT[model].cache.lengths, *(layer.keys for layer in KEPT[model].cache.layers)]
         addresses.append([buffer.data_ptr() for buffer in buffers])
     assert addresses[0] == addresses[1] == addresses[2]
-    first = left[model]
+    first = KEPT[model]
     run(model, PROMPTS[:2], **STATIC)
-    assert left[model] is not first, "another batch size"
-    second = left[model]
+    assert KEPT[model] is not first, "another batch size"
+    second = KEPT[model]
     run(model, PROMPTS[:2], max_new_tokens=100, **STATIC)
-    assert left[model] is not second, "more slots than there are columns"
-    third = left[model]
+    assert KEPT[model] is not second, "more slots than there are columns"
+    third = KEPT[model]
     run(model, PROMPTS[:2], decoding="verified", **STATIC)
-    assert left[model] is not third, "another kind of window"
+    assert KEPT[model] is not third, "another kind of window"
 
 
 def test_max_cache_len_takes_room_ahead(model):
     run(model, max_cache_len=500, **STATIC)
-    first = left[model]
+    first = KEPT[model]
     assert first.cache.layers[0].keys.shape[2] == bucketed(500 + 32)
     run(model, [prompt * 10 for prompt in PROMPTS], **STATIC)
-    assert left[model] is first
+    assert KEPT[model] is first
 
 
 def test_what_a_call_has_returned_stays_as_it_was(model):
@@ -134,19 +135,19 @@ def test_what_a_call_has_returned_stays_as_it_was(model):
 def test_a_call_that_fails_leaves_nothing(model):
     """Its cache may hold what is not finite, which would reach other calls by way of masked entries."""
     run(model, **STATIC)
-    assert model in left
+    assert model in KEPT
     with torch.no_grad():
         model.lm_head.weight[:, 0] = float("nan")
     with pytest.raises(ValueError, match="No token has a finite score"):
         run(model, **STATIC)
-    assert model not in left
+    assert model not in KEPT
 
 
 def test_a_model_that_moves_to_another_type_gets_new_buffers(model):
     run(model, **STATIC)
     expected = run(model.bfloat16())
     assert_same(run(model, **STATIC), expected)
-    assert left[model].cache.layers[0].keys.dtype == torch.bfloat16
+    assert KEPT[model].cache.layers[0].keys.dtype == torch.bfloat16
 
 
 def test_calls_in_other_surroundings_get_new_buffers(model):
@@ -169,20 +170,20 @@ def test_a_cache_made_without_autocast_goes_on_in_it(model):
 
 
 def test_no_other_call_gets_the_buffers_before_they_are_read(model, monkeypatch):
-    read = generation_wedlm.cached_columns
-    monkeypatch.setattr(generation_wedlm, "cached_columns", lambda *args: (seen.append(model in left), read(*args))[1])
+    read = DecodingRun.cached_columns
+    monkeypatch.setattr(DecodingRun, "cached_columns", lambda self: (seen.append(model in KEPT), read(self))[1])
     seen = []
     run(model, **STATIC)
-    assert seen == [False] and model in left
+    assert seen == [False] and model in KEPT
 
 
 def test_nothing_keeps_a_model_alive():
     model = load(CHECKPOINTS / "q3")
     run(model, **STATIC)
-    number = len(left)
+    number = len(KEPT)
     del model
     gc.collect()
-    assert len(left) == number - 1
+    assert len(KEPT) == number - 1
 
 
 @pytest.mark.parametrize("decoding", PARALLEL)
@@ -238,7 +239,7 @@ def test_those_who_read_the_text_and_others_take_the_ordinary_steps(model, reade
     monkeypatch.setattr("torch.distributed.all_reduce", lambda *args, **kwargs: None)
     expected = run(model, **readers())
     assert_same(run(model, **readers(), **STATIC), expected)
-    assert model not in left
+    assert model not in KEPT
 
 
 def test_several_sequences_and_chunks_of_the_prompt(model):
@@ -354,7 +355,7 @@ def test_a_step_allocates_a_mask_and_nothing_else_that_grows(model, decoding, mo
         allocated.setdefault(arguments[-1].shape[0], set()).add(mode.bytes)
         return status
 
-    monkeypatch.setattr("wedlm.generation.generation_wedlm.static_step", step)
+    monkeypatch.setattr("wedlm.generation.decoding_run.static_step", step)
     for length, room in ((60, 128), (60, 4000), (1900, 4000)):
         allocated.clear()
         prompts = [random_tokens(1, length, seed=1)[0].tolist()]

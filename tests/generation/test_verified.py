@@ -16,9 +16,10 @@ from transformers.generation import BaseStreamer, RepetitionPenaltyLogitsProcess
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.generation import verified
-from wedlm.generation.row_attention import seen_entries
+from wedlm.generation.cache_attention import seen_entries
+from wedlm.generation.policy import Policy
 from wedlm.generation.token_sampling import draw_tokens
-from wedlm.generation.verified import VerifiedWindow, judge_and_draft
+from wedlm.generation.verified import VerifiedWindow
 
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
 
@@ -158,21 +159,22 @@ def test_a_trained_model_has_drafts_accepted_and_refuted():
     assert 1.7 < output.sequences[:, inputs["input_ids"].shape[1] :].ne(PAD).sum() / output.forwards.sum() < 2.5
 
 
-def test_rows_stand_where_they_should():
-    """A token known, drafts with chances 0.75 and 0.5, 13 MASK rows: 3, 3 and 7 of them."""
-    window = VerifiedWindow.opened(torch.tensor([10]), 20, 8, MASK)
-    window.fill(torch.tensor([[0]]), torch.tensor([[True]]), torch.tensor([[50]]))
+def test_queries_stand_where_they_should():
+    """A known token, drafts with chances 0.75 and 0.5, and 13 MASKs in groups of 3, 3 and 7."""
+    policy = Policy(8, MASK, None, False, None, None, LogitsProcessorList(), False)
+    window = VerifiedWindow.opened(torch.tensor([10]), 20, policy)
+    window.put_tokens(torch.tensor([[0]]), torch.tensor([[True]]), torch.tensor([[50]]))
     window.num_leading = torch.tensor([1])
     window.drafts[0, :2] = torch.tensor([60, 61])
     window.chances = torch.tensor([[0.75, 0.5, 0, 0, 0, 0, 0]])
-    window.plan_rows()
-    assert window.num_rows.tolist() == [16] and window.groups.tolist() == [[0, 3, 6, 13, 13, 13, 13, 13, 13]]
-    rows = window.reorder(16, 8, MASK)
-    assert rows.input_ids.tolist() == [[50, 60, 61] + [MASK] * 13]
-    assert rows.position_ids.tolist() == [[10, 11, 12, 11, 12, 13, 12, 13, 14, 13, 14, 15, 16, 17, 18, 19]]
-    assert rows.open_rows.tolist() == [[*range(16)]] and rows.is_open.all()
-    assert rows.open_slots.tolist() == [[1, 2, 3, 1, 2, 3, 2, 3, 4, 3, 4, 5, 6, 7, 8, 9]]
-    is_seen = seen_entries(torch.arange(16)[None], rows.queries_seen, 16)
+    window.plan_queries()
+    assert window.num_queries.tolist() == [16] and window.groups.tolist() == [[0, 3, 6, 13, 13, 13, 13, 13, 13]]
+    queries = window.queries(16, policy)
+    assert queries.input_ids.tolist() == [[50, 60, 61] + [MASK] * 13]
+    assert queries.position_ids.tolist() == [[10, 11, 12, 11, 12, 13, 12, 13, 14, 13, 14, 15, 16, 17, 18, 19]]
+    assert queries.asked.tolist() == [[*range(16)]] and queries.is_asked.all()
+    assert queries.asked_slots.tolist() == [[1, 2, 3, 1, 2, 3, 2, 3, 4, 3, 4, 5, 6, 7, 8, 9]]
+    is_seen = seen_entries(torch.arange(16)[None], queries.queries_seen, 16)
     who = ["".join(".x"[sees] for sees in row) for row in is_seen[0, 0].tolist()]
     assert who == [
         "x...............",
@@ -195,12 +197,12 @@ def test_rows_stand_where_they_should():
 
 
 @pytest.mark.parametrize(("least_chance", "most"), [(verified.LEAST_CHANCE, 32), (2.0, 17)])
-def test_no_forward_has_more_rows_than_it_needs(monkeypatch, least_chance, most):
+def test_no_forward_has_more_queries_than_it_needs(monkeypatch, least_chance, most):
     """As many as the pending tokens and the groups of the row that has most."""
-    widths, plan_rows = [], VerifiedWindow.plan_rows
+    widths, plan_queries = [], VerifiedWindow.plan_queries
 
     def watched(window):
-        plan_rows(window)
+        plan_queries(window)
         sizes = window.groups.diff(dim=-1)
         assert (sizes <= window.window_size).all() and (sizes >= 0).all()
         widths.append((window.num_leading + window.num_drafts + sizes.sum(-1)).max().item())
@@ -213,7 +215,7 @@ def test_no_forward_has_more_rows_than_it_needs(monkeypatch, least_chance, most)
         return forward(**given)
 
     monkeypatch.setattr(verified, "LEAST_CHANCE", least_chance)
-    monkeypatch.setattr(VerifiedWindow, "plan_rows", watched)
+    monkeypatch.setattr(VerifiedWindow, "plan_queries", watched)
     monkeypatch.setattr(model, "forward", noted)
     MODELS["trained"].generate(**left_padded(QUESTIONS[:5]), **SPECIAL, max_new_tokens=40, decoding="verified")
     assert seen[1:] == widths[:-1] and max(widths) == most
@@ -454,6 +456,8 @@ def test_samples_have_the_autoregressive_distribution(name, monkeypatch):
 def test_a_wrong_rule_would_be_noticed(monkeypatch):
     """Drawing once more where a draft is refuted, which is what speculative decoding must not do."""
 
+    fill = VerifiedWindow.fill
+
     def judge_wrongly(window, *arguments):
         def draw_again(*given):
             (tokens, is_possible), (others, _) = draw_tokens(*given), draw_tokens(*given)
@@ -463,9 +467,9 @@ def test_a_wrong_rule_would_be_noticed(monkeypatch):
             return tokens.flatten(), is_possible
 
         monkeypatch.setattr(verified, "draw_tokens", draw_again)
-        return judge_and_draft(window, *arguments)
+        return fill(window, *arguments)
 
     monkeypatch.setattr(verified, "LEAST_CHANCE", 0.0)
-    monkeypatch.setattr("wedlm.generation.step.judge_and_draft", judge_wrongly)
+    monkeypatch.setattr(VerifiedWindow, "fill", judge_wrongly)
     counts, _ = sampled_counts({})
     assert chi_square_probability(counts, exact_distribution({})) < 1e-6

@@ -32,8 +32,8 @@ from wedlm.checkpoints.shards import (
     write_shard,
 )
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles, for_older_versions, unused_row
+from wedlm.generation.reader_kinds import PLAIN_PROCESSORS
 from wedlm.generation.support import DEFAULTS, check_support
-from wedlm.generation.text_readers import PLAIN_PROCESSORS
 from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE, WeDLMConfig
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 

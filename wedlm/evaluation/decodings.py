@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from wedlm.generation.policy import what_suits
+from wedlm.generation.policy import default_window_size
 from wedlm.generation.support import DECODINGS, check_parameters
 
 BASELINE = "autoregressive"
@@ -78,5 +78,5 @@ def whole(arguments: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
         setattr(checked, name, filled.get(name, getattr(generation_config, name)))
     check_parameters(checked)
     if "window_size" in filled and filled["window_size"] is None:
-        filled["window_size"] = what_suits(model.device)
+        filled["window_size"] = default_window_size(model.device)
     return filled

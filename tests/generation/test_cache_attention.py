@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig
 
 from wedlm import WeDLMForCausalLM
-from wedlm.generation import row_attention, token_sampling
-from wedlm.generation.row_attention import attend
+from wedlm.generation import cache_attention, token_sampling
+from wedlm.generation.cache_attention import attend
 
 PARALLEL = ("streaming", "blockwise", "verified")
 ARGUMENTS = {"max_new_tokens": 24, "entropy_threshold": 1.0, "eos_token_id": EOS, "pad_token_id": PAD}
@@ -49,12 +49,12 @@ def flash_stand_in(calls):
 @pytest.mark.parametrize("heads, key_heads", [(4, 4), (6, 2), (8, 1)])
 def test_rows_of_heads_that_share_keys_take_what_each_alone_would(heads, key_heads, most_rows, monkeypatch):
     torch.manual_seed(0)
-    monkeypatch.setattr(row_attention, "MOST_ROWS", most_rows)
+    monkeypatch.setattr(cache_attention, "MOST_QUERIES", most_rows)
 
     def kernel(*arguments, **options):  # some lay their output out as [batch, rows, heads, head_dim]
         return scaled_dot_product_attention(*arguments, **options).transpose(1, 2).contiguous().transpose(1, 2)
 
-    monkeypatch.setattr(row_attention, "scaled_dot_product_attention", kernel)
+    monkeypatch.setattr(cache_attention, "scaled_dot_product_attention", kernel)
     config = AutoConfig.from_pretrained(
         CHECKPOINTS / "q3", num_attention_heads=heads, num_key_value_heads=key_heads, attn_implementation="sdpa"
     )
@@ -65,7 +65,7 @@ def test_rows_of_heads_that_share_keys_take_what_each_alone_would(heads, key_hea
     )
     is_seen = torch.rand(2, 1, 5, 11) < 0.5
     is_seen[..., 0] = True
-    bias = row_attention.row_bias(is_seen, 5, config, query)
+    bias = cache_attention.score_bias(is_seen, 5, config, query)
     assert bias.shape[2] == (5 * heads // key_heads if most_rows else 5)
     got = attend(query, keys, values, bias, 0.3, dropout=0.0)
     torch.testing.assert_close(got, slow_attention(query, keys, values, is_seen, 0.3))
@@ -91,7 +91,7 @@ def test_flash_attention_reads_as_far_as_each_row_goes(decoding, cache, monkeypa
     expected = run(model, decoding=decoding)
     calls = []
     monkeypatch.setattr(
-        row_attention, "lazy_import_flash_attention", lambda name: ((None, None, flash_stand_in(calls)), None)
+        cache_attention, "lazy_import_flash_attention", lambda name: ((None, None, flash_stand_in(calls)), None)
     )
     model.config._attn_implementation = "flash_attention_2"
     got = run(model, decoding=decoding, cache_implementation=cache)
@@ -115,11 +115,11 @@ def test_flash_attention_reads_as_far_as_each_row_goes(decoding, cache, monkeypa
 
 def test_what_attention_cannot_do_is_refused_by_name(monkeypatch):
     model = load(CHECKPOINTS / "q3")
-    monkeypatch.setattr(row_attention, "lazy_import_flash_attention", lambda name: ((None, None, None), None))
+    monkeypatch.setattr(cache_attention, "lazy_import_flash_attention", lambda name: ((None, None, None), None))
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match=r"attn_implementation='flash_attention_2' is not .*set_attn_implementation"):
         run(model)
-    monkeypatch.setattr(row_attention, "lazy_import_flash_attention", lambda name: ((None, None, print), None))
+    monkeypatch.setattr(cache_attention, "lazy_import_flash_attention", lambda name: ((None, None, print), None))
     with pytest.raises(ValueError, match="'flash_attention_2' is not offered by decoding='verified' with use_cache=F"):
         run(model, decoding="verified", use_cache=False)
     for name in ("flex_attention", "paged|sdpa"):

@@ -1,0 +1,198 @@
+"""One call of parallel decoding: its window, cache and readers, from the prompt to the output."""
+
+from collections.abc import Callable
+from copy import copy
+
+import torch
+from transformers import (
+    CompileConfig,
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
+from transformers.generation import BaseStreamer
+
+from wedlm.generation.outputs import WeDLMGenerateOutput, output_of
+from wedlm.generation.policy import Policy, default_window_size
+from wedlm.generation.prompt import Prompt, read_prompt
+from wedlm.generation.row_cache import RowCache
+from wedlm.generation.static_memory import keep
+from wedlm.generation.static_steps import StaticSteps, static_step
+from wedlm.generation.step import forward_queries, read_status, take_step
+from wedlm.generation.streaming import BlockwiseWindow, StreamingWindow
+from wedlm.generation.text_readers import TextReaders
+from wedlm.generation.transformers_internals import (
+    compile_on_any_device,
+    dropped_mask_length,
+    has_hooks,
+    has_unfinished_rows,
+    is_passed_by_caller,
+    would_compile,
+)
+from wedlm.generation.verified import VerifiedWindow
+from wedlm.generation.window import WindowQueries
+
+WINDOWS = {"streaming": StreamingWindow, "blockwise": BlockwiseWindow, "verified": VerifiedWindow}
+
+
+class DecodingRun:
+    """One call of generate() in a parallel decoding.
+
+    The run keeps the whole batch (`batch`) and the rows that are still in its forwards (`window`, `cache`). Rows that
+    have ended leave when they are half of those that are left.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        input_ids (`torch.LongTensor` of shape `(batch, columns)`): The prompts, as generate() got them.
+        processors (`LogitsProcessorList`): The logits processors.
+        criteria (`StoppingCriteriaList`): The stopping criteria.
+        generation_config (`GenerationConfig`): The resolved generation config.
+        synced_gpus (`bool`): Whether every rank takes part in each forward.
+        streamer (`BaseStreamer`, *optional*): The streamer.
+        model_kwargs (`dict`): attention_mask, position_ids and past_key_values, as generate() made them.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.LongTensor,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool,
+        streamer: BaseStreamer | None,
+        model_kwargs: dict,
+    ):
+        self.model, self.input_ids, self.generation_config = model, input_ids, generation_config
+        self.synced_gpus, self.streamer = synced_gpus, streamer
+        mask_token_id = model.config.require_mask_token_id()
+        max_new_tokens = max(1, criteria.max_length - input_ids.shape[1])
+        runs_on = input_ids.device if model.device.type == "meta" else model.device
+        window_size = min(generation_config.window_size or default_window_size(runs_on), max_new_tokens)
+        self.policy = Policy.of(generation_config, processors, window_size, mask_token_id, input_ids.device)
+        self.past_key_values: DynamicCache | None = model_kwargs.get("past_key_values")
+        self.prompt = prompt_of(model, input_ids, max_new_tokens, generation_config, model_kwargs)
+        kind = WINDOWS[generation_config.decoding]
+        self.batch = self.window = kind.opened(self.prompt.lengths, max_new_tokens, self.policy)
+        self.readers = TextReaders.if_needed(
+            input_ids, max_new_tokens, self.policy, criteria, streamer, generation_config
+        )
+        self.static: StaticSteps | None = None
+        self.cache: RowCache | None = self.make_cache(self.prompt.max_entries + max_new_tokens + 2 * window_size)
+        self.num_alive = len(input_ids)
+        # A hook may count on the rows of the batch, as that of PEFT's adapter_names does.
+        self.rows_may_leave = self.num_alive > 1 and not has_hooks(model)
+
+    @property
+    def returns_cache(self) -> bool:
+        return self.generation_config.return_dict_in_generate or is_passed_by_caller(self.past_key_values)
+
+    def make_cache(self, max_entries: int) -> RowCache | None:
+        """A cache that begins with the text of past_key_values; that of static steps if they were asked for."""
+        config, past = self.generation_config, self.past_key_values
+        if past is None:
+            return None
+        if config.cache_implementation == "static" and self.readers is None and not self.synced_gpus:
+            asked_for = (getattr(config, "max_cache_len", None) or 0) + 2 * self.policy.window_size
+            self.static = StaticSteps.of(self.model, self.policy, self.window, max(max_entries, asked_for))
+            return self.static.cache
+        return RowCache.of_columns(past, self.prompt.cached_is_text, max_entries, self.returns_cache)
+
+    # --- The loop ---
+
+    def read_prompt(self) -> WindowQueries:
+        """Takes all chunks of the prompt but the last into the cache; returns the queries of the first step."""
+        *chunks, last = self.prompt.chunks(self.generation_config.prefill_chunk_size)
+        for chunk in chunks:
+            self.is_unfinished()  # other ranks take part
+            live = int(chunk.positions.max()) + chunk.tokens.shape[1]
+            forward_queries(self.model, WindowQueries.of_text(chunk), self.cache, live)
+            self.cache.commit(chunk.lengths)
+            self.window.forwards = self.window.forwards + 1
+        self.num_cached = int(last.positions.max())
+        return self.window.queries(self.policy.window_size, self.policy).behind(last)
+
+    def is_unfinished(self) -> bool:
+        return has_unfinished_rows(self.model, self.num_alive, self.synced_gpus, self.input_ids.device)
+
+    def step(self, queries: WindowQueries) -> WindowQueries | None:
+        """Takes a step and returns the queries of the next one; of static steps it takes all, and returns None."""
+        live = self.num_cached + queries.input_ids.shape[1]
+        if self.num_alive == 0:
+            forward_queries(self.model, queries, self.cache, live)  # with synced_gpus, so that other ranks can go on
+            return queries
+        status = take_step(self.model, self.policy, self.window, queries, self.cache, live, self.readers)
+        if self.static is not None:
+            self.static.take_all(self.model, self.policy, self.window, status, self.static_step())
+            self.num_alive = 0
+            return None
+        status = read_status(status.tolist(), self.window)
+        self.num_alive, self.num_cached = sum(status.alive), max(status.num_cached)
+        self.drop_ended_rows()
+        queries = self.window.queries(max(1, *status.num_queries), self.policy)
+        if self.cache is None:
+            queries = queries.behind(self.window.committed_text(self.prompt.text.tokens, self.num_cached))
+        return queries
+
+    def drop_ended_rows(self) -> None:
+        """Goes on with the rows that are alive, where they are few enough to pay for copying their cache."""
+        if self.rows_may_leave and 0 < 2 * self.num_alive <= len(self.window.alive):
+            self.batch.put(self.window)
+            kept = self.window.alive.int().argsort(descending=True, stable=True)[: self.num_alive]
+            self.window = self.window.select(kept)
+            if self.cache is not None:
+                self.cache.select(kept)
+
+    def static_step(self) -> Callable:
+        """The function that takes a static step, compiled where transformers would, or if compile_config is given."""
+        config = copy(self.generation_config.compile_config)
+        if config is not None:
+            compile_on_any_device(config)
+        asked = GenerationConfig(compile_config=config, disable_compile=self.generation_config.disable_compile)
+        if not would_compile(self.model, self.cache, asked):
+            return static_step
+        return torch.compile(static_step, **(config or CompileConfig()).to_dict())
+
+    # --- The end ---
+
+    def output(self) -> WeDLMGenerateOutput | torch.LongTensor:
+        """The result of generate(). A cache that was passed in, or is returned, holds the text now."""
+        self.batch.put(self.window)
+        if self.cache is not None and self.returns_cache:
+            self.past_key_values.layers = self.cached_columns().layers
+        if self.static is not None:
+            keep(self.model, self.static)
+        if self.streamer is not None:
+            self.streamer.end()
+        return output_of(self.batch, self.input_ids, self.generation_config, self.past_key_values, self.readers)
+
+    def cached_columns(self) -> DynamicCache:
+        """An ordinary cache over as many columns of the text as every row has in the cache."""
+        num_cached = int(torch.minimum(self.batch.start, self.batch.num_tokens).min())
+        is_text = self.prompt.is_text
+        return self.cache.to_columns(torch.cat([is_text, is_text.new_ones(len(is_text), num_cached)], dim=-1))
+
+
+def prompt_of(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    max_new_tokens: int,
+    generation_config: GenerationConfig,
+    model_kwargs: dict,
+) -> Prompt:
+    """Reads the prompts from what generate() hands to a decoding."""
+    past, attention_mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
+    if attention_mask is None:  # transformers drops a mask of ones, and keeps its width
+        width = dropped_mask_length(generation_config)
+        attention_mask = input_ids.new_ones(len(input_ids), input_ids.shape[1] if width is None else width)
+    return read_prompt(
+        input_ids,
+        attention_mask,
+        model_kwargs["position_ids"],
+        0 if past is None else past.get_seq_length(),
+        model.config.mask_token_id,
+        max_new_tokens,
+        model.config.max_position_embeddings,
+    )

@@ -87,9 +87,8 @@ def window_decides(
 
     The caller may pass other criteria of these two types; they are asked like any other.
     """
-    end_tokens = end_tokens_of(generation_config)
     if type(criterion) is MaxLengthCriteria:
         return criterion.max_length >= criteria.max_length
-    if type(criterion) is EosTokenCriteria and end_tokens is not None:
+    if type(criterion) is EosTokenCriteria and (end_tokens := end_tokens_of(generation_config)) is not None:
         return set(criterion.eos_token_id.tolist()) == set(end_tokens.tolist())
     return False

@@ -2,21 +2,13 @@
 
 import pytest
 import torch
-from helpers import CHECKPOINTS, EOS, PAD, PROMPTS, left_padded, load
+from decoded import PARALLEL, run
+from helpers import CHECKPOINTS, PROMPTS, load
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig
 
-from wedlm import WeDLMForCausalLM
-from wedlm.generation import cache_attention, token_sampling
+from wedlm.generation import cache_attention
 from wedlm.generation.cache_attention import attend
-
-PARALLEL = ("streaming", "blockwise", "verified")
-ARGUMENTS = {"max_new_tokens": 24, "entropy_threshold": 1.0, "eos_token_id": EOS, "pad_token_id": PAD}
-
-
-def run(model, prompts=PROMPTS, **arguments):
-    return model.generate(**left_padded(prompts), **{**ARGUMENTS, **arguments}, return_dict_in_generate=True)
 
 
 def slow_attention(query, keys, values, is_seen, scaling):
@@ -126,41 +118,3 @@ def test_what_attention_cannot_do_is_refused_by_name(monkeypatch):
         model.config._attn_implementation = name
         with pytest.raises(ValueError, match=rf"attn_implementation='{name.replace('|', '.')}' is not offered"):
             run(model, use_cache=False)
-
-
-@pytest.mark.parametrize("decoding", PARALLEL)
-@pytest.mark.parametrize("readers", [{}, {"output_scores": True}, {"repetition_penalty": 1.2}], ids=str)
-def test_scores_read_a_few_slots_at_a_time_are_the_same(decoding, readers, monkeypatch):
-    model = load(CHECKPOINTS / "q3")
-    arguments = {"decoding": decoding, "top_k": 7, "temperature": 1.5, **readers}
-    outputs = []
-    for most in (2**24, 3 * 160 + 1, 1):
-        monkeypatch.setattr(token_sampling, "MOST_SCORES", most)
-        for do_sample in (False, True):
-            torch.manual_seed(0)
-            outputs.append(run(model, do_sample=do_sample, **arguments))
-    for i, output in enumerate(outputs):
-        assert torch.equal(output.sequences, outputs[i % 2].sequences)
-        assert torch.equal(output.forwards, outputs[i % 2].forwards)
-
-
-def test_no_float32_copy_of_all_scores(monkeypatch):
-    """Of a model in bfloat16."""
-    torch.manual_seed(0)
-    monkeypatch.setattr(token_sampling, "MOST_SCORES", 20_000)
-    config = AutoConfig.from_pretrained(CHECKPOINTS / "q3", vocab_size=5000, mask_token_id=4999)
-    model = WeDLMForCausalLM(config).bfloat16().eval()
-    sizes = []
-
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            output = func(*args, **(kwargs or {}))
-            if torch.is_tensor(output) and output.dtype == torch.float32 and output.shape[-1:] == (5000,):
-                sizes.append(output.numel())
-            return output
-
-    for decoding in PARALLEL:
-        for sampling in ({}, {"do_sample": True, "top_p": 0.9}):
-            with Sizes():
-                run(model, decoding=decoding, eos_token_id=None, **sampling)
-    assert 0 < max(sizes) <= 20_000 < len(PROMPTS) * 16 * 5000

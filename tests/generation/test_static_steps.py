@@ -4,23 +4,18 @@ That they write the same ids in the same forwards is in test_generation_wedlm.py
 static caches beside the others.
 """
 
-import gc
-
 import pytest
 import torch
-from helpers import CHECKPOINTS, DECODE, EOS, PAD, PROMPTS, Waits, left_padded, load, random_tokens
+from decoded import ARGUMENTS, PARALLEL, STATIC, run
+from helpers import CHECKPOINTS, DECODE, PROMPTS, Waits, load, random_tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation import BaseStreamer
 
-from wedlm.generation.decoding_run import DecodingRun
 from wedlm.generation.static_memory import KEPT
 from wedlm.generation.static_steps import Look, bucketed, static_step
 
-PARALLEL = ("streaming", "blockwise", "verified")
-STATIC = {"cache_implementation": "static"}
-ARGUMENTS = {"max_new_tokens": 24, "entropy_threshold": 1.0, "eos_token_id": EOS, "pad_token_id": PAD}
 COUNTS = ("forwards", "tokens_per_forward", "prefix_cacheability", "judged_drafts", "accepted_drafts")
 
 
@@ -35,10 +30,6 @@ def fresh_compiler():
     torch.compiler.reset()
     yield
     torch.compiler.reset()
-
-
-def run(model, prompts=PROMPTS, **arguments):
-    return model.generate(**left_padded(prompts), **{**ARGUMENTS, **arguments}, return_dict_in_generate=True)
 
 
 def assert_same(output, expected):
@@ -96,25 +87,6 @@ def test_the_host_looks_at_the_step_before(model, decoding, monkeypatch):
         assert waits == []
 
 
-def test_buffers_stay_for_the_next_call(model):
-    addresses = []
-    for prompts, more in ((PROMPTS, {}), (PROMPTS[::-1], {"max_new_tokens": 11}), (PROMPTS, {"do_sample": True})):
-        run(model, prompts, **more, **STATIC)
-        buffers = [getattr(KEPT[model].window, name) for name in ("tokens", "filled", "start", "alive")]
-        buffers += [KEPT[model].cache.lengths, *(layer.keys for layer in KEPT[model].cache.layers)]
-        addresses.append([buffer.data_ptr() for buffer in buffers])
-    assert addresses[0] == addresses[1] == addresses[2]
-    first = KEPT[model]
-    run(model, PROMPTS[:2], **STATIC)
-    assert KEPT[model] is not first, "another batch size"
-    second = KEPT[model]
-    run(model, PROMPTS[:2], max_new_tokens=100, **STATIC)
-    assert KEPT[model] is not second, "more slots than there are columns"
-    third = KEPT[model]
-    run(model, PROMPTS[:2], decoding="verified", **STATIC)
-    assert KEPT[model] is not third, "another kind of window"
-
-
 def test_max_cache_len_takes_room_ahead(model):
     run(model, max_cache_len=500, **STATIC)
     first = KEPT[model]
@@ -130,17 +102,6 @@ def test_what_a_call_has_returned_stays_as_it_was(model):
         expected = run(model, prompts).past_key_values
         for layer, other in zip(output.past_key_values.layers, expected.layers, strict=True):
             torch.testing.assert_close(layer.keys, other.keys)
-
-
-def test_a_call_that_fails_leaves_nothing(model):
-    """Its cache may hold what is not finite, which would reach other calls by way of masked entries."""
-    run(model, **STATIC)
-    assert model in KEPT
-    with torch.no_grad():
-        model.lm_head.weight[:, 0] = float("nan")
-    with pytest.raises(ValueError, match="No token has a finite score"):
-        run(model, **STATIC)
-    assert model not in KEPT
 
 
 def test_a_model_that_moves_to_another_type_gets_new_buffers(model):
@@ -167,23 +128,6 @@ def test_a_cache_made_without_autocast_goes_on_in_it(model):
     with torch.autocast("cpu", torch.bfloat16):
         again = model.generate(turn, past_key_values=first.past_key_values, **ARGUMENTS)
     assert again.shape[1] > turn.shape[1]
-
-
-def test_no_other_call_gets_the_buffers_before_they_are_read(model, monkeypatch):
-    read = DecodingRun.cached_columns
-    monkeypatch.setattr(DecodingRun, "cached_columns", lambda self: (seen.append(model in KEPT), read(self))[1])
-    seen = []
-    run(model, **STATIC)
-    assert seen == [False] and model in KEPT
-
-
-def test_nothing_keeps_a_model_alive():
-    model = load(CHECKPOINTS / "q3")
-    run(model, **STATIC)
-    number = len(KEPT)
-    del model
-    gc.collect()
-    assert len(KEPT) == number - 1
 
 
 @pytest.mark.parametrize("decoding", PARALLEL)
@@ -245,9 +189,6 @@ def test_those_who_read_the_text_and_others_take_the_ordinary_steps(model, reade
 def test_several_sequences_and_chunks_of_the_prompt(model):
     for more in ({"num_return_sequences": 2, "do_sample": True, "top_k": 1}, {"prefill_chunk_size": 3}):
         assert_same(run(model, **more, **STATIC), run(model, **more))
-
-
-# --- Compiled ---
 
 
 class Compiler:
@@ -323,9 +264,6 @@ def test_inductor_writes_the_same(model, decoding):
         settings = {name: recorded[name] for name in names} | {"decoding": decoding}
         prompts = [DECODE["prompts"][recorded["prompt"]], PROMPTS[1]]
         assert_same(run(model, prompts, **settings, **asked), run(model, prompts, **settings))
-
-
-# --- Memory ---
 
 
 class Allocated(TorchDispatchMode):

@@ -1,0 +1,101 @@
+"""Decodes prompts, and says what came of each row."""
+
+import torch
+from helpers import CHECKPOINTS, EOS, PAD, PROMPTS, left_padded, load
+from reference_decoder import Decoded
+from transformers import (
+    AutoConfig,
+)
+
+from wedlm import WeDLMForCausalLM
+from wedlm.generation.outputs import WeDLMGenerateOutput
+
+
+def generate(model, prompts, **arguments) -> list[Decoded]:
+    """Decodes a ragged batch and takes the output apart into what the reference returns."""
+    arguments = {"eos_token_id": EOS, "pad_token_id": PAD, **arguments}
+    inputs = left_padded(prompts)
+    output = model.generate(**inputs, **arguments, return_dict_in_generate=True)
+    assert isinstance(output, WeDLMGenerateOutput)
+    width = inputs["input_ids"].shape[1]
+    assert torch.equal(output.sequences[:, :width], inputs["input_ids"])
+    decoded = []
+    for b in range(len(prompts)):
+        num_tokens = round((output.tokens_per_forward[b] * output.forwards[b]).item())
+        ids, padding = output.sequences[b, width:].tolist(), None
+        ids, padding = ids[:num_tokens], ids[num_tokens:]
+        assert set(padding) <= {PAD}
+        window_rows = round(num_tokens / output.prefix_cacheability[b].item())
+        decoded.append(Decoded(ids, output.forwards[b].item(), window_rows))
+    assert output.sequences.shape[1] == width + max(len(row.ids) for row in decoded)
+    return decoded
+
+
+def agree(got: Decoded, expected: Decoded) -> bool:
+    # prefix_cacheability counts window rows only where there were at least as many as tokens.
+    rows = max(expected.window_rows, len(expected.ids))
+    return (got.ids, got.forwards, got.window_rows) == (expected.ids, expected.forwards, rows)
+
+
+def settings_of(run):
+    return {name: run[name] for name in ("window_size", "entropy_threshold", "distance_penalty", "max_new_tokens")}
+
+
+def recorded(run, decoding):
+    prefix = "blockwise_" if decoding == "blockwise" else ""
+    return Decoded(run[f"{prefix}ids"], run[f"{prefix}forwards"], run[f"{prefix}window_rows"])
+
+
+def forwards_seen(model):
+    """Shapes of every forward: rows in, and hidden states that reach the head."""
+    seen = []
+    forward = model.model.forward
+
+    def watched(**kwargs):  # (no hook, which would keep rows in the batch)
+        output = forward(**kwargs)
+        seen.append((tuple(kwargs["input_ids"].shape), output[0].shape[1]))
+        return output
+
+    model.model.forward = watched
+    return seen
+
+
+def tiny_model(vocabulary=12):
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(CHECKPOINTS / "q3", vocab_size=vocabulary, mask_token_id=vocabulary - 1)
+    config.initializer_range = 0.3
+    return WeDLMForCausalLM(config).eval()
+
+
+def p_value(counts, probabilities):
+    expected = probabilities * counts.sum()
+    common = expected >= 5
+    observed = torch.cat([counts[common], counts[~common].sum()[None]]).double()
+    expected = torch.cat([expected[common], expected[~common].sum()[None].clamp(min=1e-9)]).double()
+    statistic = ((observed - expected) ** 2 / expected).sum()
+    return torch.special.gammaincc(torch.tensor((len(expected) - 1) / 2).double(), statistic / 2).item()
+
+
+def prefer(model, token):
+    """Makes `token` the model's favourite at every position."""
+    model.lm_head.register_forward_hook(lambda module, args, out: out.index_fill(-1, torch.tensor([token]), 100.0))
+    return model
+
+
+MODELS = {name: load(CHECKPOINTS / name) for name in ("q25", "q3")}
+
+
+PARALLEL = ("streaming", "blockwise", "verified")
+
+
+STATIC = {"cache_implementation": "static"}
+
+
+ARGUMENTS = {"max_new_tokens": 24, "entropy_threshold": 1.0, "eos_token_id": EOS, "pad_token_id": PAD}
+
+
+def run(model, prompts=PROMPTS, **arguments):
+    return model.generate(**left_padded(prompts), **{**ARGUMENTS, **arguments}, return_dict_in_generate=True)
+
+
+SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}

@@ -1,0 +1,155 @@
+"""Streaming and blockwise decoding against the slow reference and the recorded runs."""
+
+import math
+
+import pytest
+from decoded import MODELS, agree, generate, recorded, settings_of
+from helpers import (
+    CHECKPOINTS,
+    DECODE,
+    EOS,
+    MASK,
+    PROMPTS,
+    load,
+    logits_of,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_decoder import decode
+
+from wedlm.generation.window import Window
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Records what each forward of the first row did, as the golden runs do."""
+    recorded = []
+    put_tokens = Window.put_tokens
+
+    def recording(self, slots, selected, tokens):
+        window = slice(self.start[0], self.end[0])
+        recorded.append(
+            {
+                "committed": self.start[0].item(),
+                "window": self.tokens[0, window].tolist(),
+                "open": "".join("01"[not filled] for filled in self.filled[0, window].tolist()),
+                "filled": [
+                    [(self.prompt_lengths[0] + slot).item(), token.item()]
+                    for slot, chosen, token in zip(slots[0], selected[0], tokens[0], strict=True)
+                    if chosen
+                ],
+            }
+        )
+        put_tokens(self, slots, selected, tokens)
+
+    monkeypatch.setattr(Window, "put_tokens", recording)
+    return recorded
+
+
+def models(attention):
+    return {name: load(CHECKPOINTS / name, attn_implementation=attention) for name in ("q25", "q3")}
+
+
+@pytest.mark.parametrize("attention, cache, every", [("eager", None, 4), ("sdpa", None, 1), ("sdpa", "static", 4)])
+@pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
+def test_recorded_runs(attention, cache, every, decoding, steps):
+    """Alone, and every other one as a row of ragged batches of 2, 5 and 8; in rarer ways not all of them."""
+    assert DECODE["eos_token_id"] == EOS
+    model = models(attention)
+    runs = [run for run in DECODE["runs"] if decoding == "streaming" or "blockwise_ids" in run]
+    assert len(runs) > 20
+    for i, run in enumerate(runs[::every]):
+        expected = recorded(run, decoding)
+        arguments = {"decoding": decoding, "cache_implementation": cache, **settings_of(run)}
+        prompt = DECODE["prompts"][run["prompt"]]
+        steps.clear()
+        (alone,) = generate(model[run["checkpoint"]], [prompt], **arguments)
+        assert agree(alone, expected), run
+        if decoding == "streaming" and "steps" in run:
+            assert steps[: alone.forwards] == run["steps"]
+            assert len(steps) <= alone.forwards + (cache == "static")
+        if i % 2 == 0:
+            continue
+        others = [DECODE["prompts"][(run["prompt"] + k) % 5] for k in range(1, (2, 5, 8)[i % 3])]
+        in_a_batch = generate(model[run["checkpoint"]], [prompt, *others], **arguments)
+        assert agree(in_a_batch[0], expected), run
+
+
+@pytest.mark.parametrize("name", ["q25", "q3"])
+def test_the_reference_reproduces_the_recorded_runs(name):
+    """In float64, where no rounding decides: so it may judge the cases below."""
+    forward = logits_of(load(CHECKPOINTS / name).double())
+    for run in DECODE["runs"][:: 3 if name == "q25" else 4]:
+        if run["checkpoint"] == name:
+            for decoding in ("streaming", "blockwise") if "blockwise_ids" in run else ("streaming",):
+                got = decode(
+                    forward, DECODE["prompts"][run["prompt"]], mask_token_id=MASK, eos_token_ids=[EOS],
+                    decoding=decoding, **settings_of(run),
+                )  # fmt: skip
+                expected = recorded(run, decoding)
+                assert (got.ids, got.forwards, got.window_rows) == (
+                    expected.ids,
+                    expected.forwards,
+                    expected.window_rows,
+                )
+                if decoding == "streaming" and "steps" in run:
+                    assert got.steps == run["steps"]
+
+
+@given(st.data())
+@settings(max_examples=80, deadline=None, derandomize=True)
+def test_any_batch_equals_the_reference_row_by_row(data):
+    model = MODELS[data.draw(st.sampled_from(["q25", "q3"]), "model")]
+    tokens = st.integers(3, 158)
+    prompts = data.draw(st.lists(st.lists(tokens, min_size=1, max_size=20), min_size=1, max_size=5), "prompts")
+    arguments = {
+        "max_new_tokens": data.draw(st.integers(1, 24), "max_new_tokens"),
+        "window_size": data.draw(st.integers(1, 18), "window_size"),
+        "entropy_threshold": data.draw(st.sampled_from([None, 0.0, 0.05, 0.4, 1.0, 2.0, 4.0, 100.0]), "threshold"),
+        "distance_penalty": data.draw(st.sampled_from([0.0, 0.02, 0.1, 0.5]), "penalty"),
+        "decoding": data.draw(st.sampled_from(["streaming", "blockwise"]), "decoding"),
+    }
+    # Tokens that the text is likely to hold, so that rows end early and at different times.
+    end_tokens = data.draw(st.lists(tokens, max_size=8, unique=True), "end tokens")
+    if data.draw(st.booleans(), "end inside the text"):
+        text = decode(logits_of(model), prompts[0], mask_token_id=MASK, eos_token_ids=[], **arguments).ids
+        end_tokens.append(data.draw(st.sampled_from(text), "end token"))
+    cache = data.draw(st.sampled_from([None, "static"]), "cache")
+    got = generate(model, prompts, **arguments, eos_token_id=end_tokens or None, cache_implementation=cache)
+    for row, prompt in zip(got, prompts, strict=True):
+        expected = decode(logits_of(model), prompt, mask_token_id=MASK, eos_token_ids=end_tokens, **arguments)
+        assert agree(row, expected) or expected.margin < 1e-4, (row, expected)
+
+
+@pytest.mark.parametrize("threshold", [None, 0.0, 0.4])
+def test_every_forward_fills_at_least_one_slot_and_without_a_threshold_exactly_one(model, threshold, monkeypatch):
+    filled = []
+    put_tokens = Window.put_tokens
+    monkeypatch.setattr(
+        Window, "put_tokens", lambda self, slots, selected, tokens: (
+            filled.extend(selected.sum(-1)[self.alive].tolist()), put_tokens(self, slots, selected, tokens)
+        )
+    )  # fmt: skip
+    decoded = generate(model, PROMPTS, max_new_tokens=20, entropy_threshold=threshold)
+    assert len(filled) == sum(row.forwards for row in decoded)
+    assert min(filled) == 1
+    assert max(filled) == 1 or threshold == 0.4
+    if threshold is not None and threshold > 0:
+        assert max(filled) > 1
+
+
+def test_window_reaches_the_limit_exactly(model):
+    for max_new_tokens in range(1, 20):
+        for decoding in ("streaming", "blockwise"):
+            (row,) = generate(
+                model, [PROMPTS[2]], max_new_tokens=max_new_tokens, window_size=7, eos_token_id=None,
+                entropy_threshold=100.0, decoding=decoding,
+            )  # fmt: skip
+            assert len(row.ids) == max_new_tokens
+            assert row.forwards == math.ceil(max_new_tokens / 7), "all slots of a window are filled at once"
+
+
+def test_any_window_size_is_as_good_as_the_largest_useful_one(model):
+    expected = generate(model, PROMPTS, max_new_tokens=9, window_size=9)
+    for window_size in (10, 10**6, 10**20):
+        assert generate(model, PROMPTS, max_new_tokens=9, window_size=window_size) == expected

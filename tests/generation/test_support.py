@@ -1,0 +1,138 @@
+"""Every refusal names the argument, the value and the remedy."""
+
+import math
+
+import pytest
+import torch
+from decoded import MODELS
+from helpers import (
+    CHECKPOINTS,
+    PAD,
+    random_tokens,
+)
+from peft import PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
+from transformers import (
+    AutoConfig,
+    DynamicCache,
+    StaticCache,
+)
+
+from wedlm import WeDLMForCausalLM
+
+REFUSED = [
+    (
+        {"decoding": "diffusion"},
+        "decoding='diffusion' is unknown; choose one of 'streaming', 'blockwise', 'verified', ",
+    ),
+    ({"window_size": 0}, "window_size=0 is not a number of slots; set it to an integer of 1 or more"),
+    ({"window_size": 2.5}, "window_size=2.5 is not a number of slots"),
+    ({"window_size": True}, "window_size=True is not a number of slots; .* or to None"),
+    ({"entropy_threshold": -0.1}, "entropy_threshold=-0.1 is not an entropy; .* or to None"),
+    ({"entropy_threshold": math.nan}, "entropy_threshold=nan is not an entropy"),
+    ({"entropy_threshold": math.inf}, "entropy_threshold=inf is not an entropy"),
+    ({"distance_penalty": -1}, "distance_penalty=-1 is not a penalty; set it to a finite number, 0 or more"),
+    ({"distance_penalty": math.inf}, "distance_penalty=inf is not a penalty"),
+    ({"distance_penalty": None}, "distance_penalty=None is not a penalty"),
+    ({"window_sise": 4}, "not used by the model: .*window_sise"),
+    (
+        {"num_beams": 2},
+        "num_beams=2 is not offered by decoding='streaming'; leave it out .*, or pass decoding=\"autoreg",
+    ),
+    ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3 is not offered"),
+    (
+        {"past_key_values": StaticCache(MODELS["q3"].config, 8)},
+        "past_key_values=StaticCache is not offered .* a plain D",
+    ),
+    (
+        {"past_key_values": DynamicCache(offloading=True)},
+        r"past_key_values=DynamicCache\(offloading=True\) is not offer",
+    ),
+    ({"past_key_values": ()}, "past_key_values=tuple is not offered"),
+    (
+        {"use_cache": False, "past_key_values": DynamicCache()},
+        "past_key_values is a cache and use_cache=False wants",
+    ),
+    (
+        {"use_cache": False, "prefill_chunk_size": 4},
+        "prefill_chunk_size=4 needs a cache, and use_cache=False has none",
+    ),
+    (
+        {"cache_implementation": "offloaded"},
+        r"cache_implementation='offloaded' is not offered .* \(or reset it in model.generation_config\)",
+    ),
+    (
+        {"cache_implementation": "static", "past_key_values": DynamicCache()},
+        "both `cache_implementation` .* and `past_key_values`",
+    ),
+    ({"cache_implementation": "quantized"}, "cache_implementation='quantized' is not offered"),
+    ({"cache_implementation": "paged"}, "cache_implementation='paged' is not offered"),
+    ({"output_attentions": True}, "output_attentions=True is not offered"),
+    ({"output_hidden_states": True}, "output_hidden_states=True is not offered"),
+    (
+        {"position_ids": torch.arange(6)[None] + 1},
+        "position_ids differ from 0, 1, 2, ... over the ones of ",
+    ),
+]
+
+
+@pytest.mark.parametrize("arguments, message", REFUSED, ids=lambda value: str(value)[:40])
+def test_what_is_not_offered_is_refused_by_name(arguments, message):
+    model = MODELS["q3"]
+    before = (model.generation_config.to_dict(), model.config.to_dict())
+    prompt = random_tokens(1, 6)
+    with pytest.raises(ValueError, match=message):
+        model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=4, **arguments)
+    assert (model.generation_config.to_dict(), model.config.to_dict()) == before
+    assert torch.equal(prompt, random_tokens(1, 6))
+
+
+def test_an_assistant_and_a_batch_are_refused_by_name():
+    model, prompt = MODELS["q3"], random_tokens(1, 6)
+    with pytest.raises(ValueError, match="assistant_model='WeDLMForCausalLM' is not offered"):
+        model.generate(prompt, assistant_model=model, max_new_tokens=4)
+    with pytest.raises(ValueError, match="continuous batching=.*generate_batch.* is not offered"):
+        model.generate_batch([[3, 4, 5]])
+    with pytest.raises(ValueError, match="continuous batching=.* is not offered"):
+        model.init_continuous_batching()
+    with pytest.raises(ValueError, match="inputs_embeds='Tensor' is not offered"):
+        model.generate(inputs_embeds=model.model.embed_tokens(prompt), max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+    "rope", [{"rope_type": "dynamic", "factor": 2.0}, {"rope_type": "longrope", "long_factor": [1.0] * 8}]
+)
+def test_rope_types_that_look_at_the_batch_are_refused_by_name(rope):
+    more = {"short_factor": [1.0] * 8, "original_max_position_embeddings": 32} if "long_factor" in rope else {}
+    config = AutoConfig.from_pretrained(CHECKPOINTS / "q3", rope_parameters={"rope_theta": 1e6, **rope, **more})
+    with pytest.raises(ValueError, match=rf"rope_type='{rope['rope_type']}' is not offered"):
+        WeDLMForCausalLM(config).generate(random_tokens(1, 6), max_new_tokens=4)
+
+
+def test_gradient_checkpointing_in_training_is_refused(model):
+    model.gradient_checkpointing_enable()
+    prompt = random_tokens(1, 6)
+    text = model.generate(prompt, max_new_tokens=4)
+    with pytest.raises(ValueError, match=r"in training with gradient checkpointing, .* call model\.eval\(\) first"):
+        model.train().generate(prompt, max_new_tokens=4)
+    assert torch.equal(model.generate(prompt, max_new_tokens=4, use_cache=False), text)
+    assert torch.equal(model.eval().generate(prompt, max_new_tokens=4), text)
+
+
+def test_sliding_layers_are_refused_by_name():
+    config = AutoConfig.from_pretrained(
+        CHECKPOINTS / "q3", use_sliding_window=True, sliding_window=4, layer_types=["sliding_attention"] * 3
+    )
+    with pytest.raises(ValueError, match="layer_types=.*sliding_attention.* is not offered"):
+        WeDLMForCausalLM(config).generate(random_tokens(1, 6), max_new_tokens=4)
+
+
+@pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig, PromptEncoderConfig])
+def test_prompt_learning_is_refused_by_name(model, kind):
+    adapted = get_peft_model(model, kind(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
+    prompt = random_tokens(1, 6)
+    inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt), "max_new_tokens": 4}
+    inputs |= {"eos_token_id": None, "pad_token_id": PAD}  # the adapter is random
+    with pytest.raises(ValueError, match="prepare_inputs_for_generation='PeftModelForCausalLM' is not offered"):
+        adapted.generate(**inputs)
+    assert adapted.generate(**inputs, decoding="autoregressive").shape == (1, 10)
+    assert model.generate(prompt, max_new_tokens=4).shape == (1, 10), "the model itself decodes as before"

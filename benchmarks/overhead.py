@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer, PreTrainedModel
 
 from wedlm.evaluation.provenance import write_report
-from wedlm.generation import generation_wedlm
+from wedlm.generation import decoding_run
 
 DECODINGS = ("autoregressive", "streaming", "verified", "blockwise")
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
@@ -71,13 +71,13 @@ def generate(model: PreTrainedModel, inputs: dict, decoding: str, new_tokens: in
 
 def counted(model: PreTrainedModel, forward: Forward, inputs: dict, decoding: str, new_tokens: int) -> Counter:
     """Of one call, with its forwards."""
-    read, status_looks = generation_wedlm.read_status, Counter()
+    read, status_looks = decoding_run.read_status, Counter()
 
     def counting(*arguments):
         status_looks["looks"] += 1  # tolist() of a CPU's tensor is no operation
         return read(*arguments)
 
-    generation_wedlm.read_status = counting
+    decoding_run.read_status = counting
     try:
         if model.device.type == "cuda":
             with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
@@ -90,7 +90,7 @@ def counted(model: PreTrainedModel, forward: Forward, inputs: dict, decoding: st
                 output = generate(model, inputs, decoding, new_tokens)
             numbers = mode.numbers + status_looks
     finally:
-        generation_wedlm.read_status = read
+        decoding_run.read_status = read
     return numbers + Counter(forwards=output.forwards.max().item())
 
 

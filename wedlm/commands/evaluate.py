@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 from transformers import logging
 
-from wedlm.checkpoints.load import checkpoint_folder, load_checkpoint
+from wedlm.checkpoints.load import load_checkpoint
+from wedlm.checkpoints.resolve import checkpoint_folder
 from wedlm.commands.compare import PIPE_WIDTH
 from wedlm.commands.settings import read_threshold
 from wedlm.evaluation.decodings import combinations, whole

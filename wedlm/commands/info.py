@@ -3,7 +3,7 @@
 import torch
 
 from wedlm.checkpoints.facts import Facts, dtype_name, read_facts
-from wedlm.checkpoints.load import remedy
+from wedlm.checkpoints.resolve import how_to_convert
 from wedlm.generation.support import DEFAULTS
 from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE
 
@@ -41,7 +41,10 @@ def rows(facts: Facts) -> list[tuple[str, str]]:
         ),
     ]
     if not is_wedlm:
-        return [*result, ("what to do", f"{remedy(facts.name, facts.model_type)}, which has then to be trained.")]
+        return [
+            *result,
+            ("what to do", f"{how_to_convert(facts.name, facts.model_type)}, which has then to be trained."),
+        ]
     return [
         *result,
         ("generation", settings(facts.generation)),

@@ -1,6 +1,10 @@
 """Runs the commands in process, on a tiny random checkpoint."""
 
+import os
 import re
+import signal
+import subprocess
+import sys
 
 import torch
 from tiny_tokenizer import QWEN25, make_tokenizer
@@ -51,3 +55,37 @@ def assert_counted(line, output, prompt_length):
     expected = rf"{tokens} tokens?, {forwards} forwards?, {tokens / forwards:.2f} tokens per forward, \d+\.\d\d s"
     expected += rf"(; stopped at --max-new-tokens {tokens})?\n"
     assert re.fullmatch(expected, line), line
+
+
+MASK_TEXT = make_tokenizer(QWEN25).decode([3])
+
+
+SHORT = ("--max-new-tokens", "40", "--entropy-threshold", "3")  # several tokens per forward, though it is random
+
+
+def generated(loaded, inputs, **arguments):
+    """The text and the output of model.generate()."""
+    model, tokenizer = loaded
+    arguments = {"max_new_tokens": 40, "entropy_threshold": 3.0, **arguments}
+    output = model.generate(**inputs, **arguments, return_dict_in_generate=True)
+    new = output.sequences[0, inputs["input_ids"].shape[1] :]
+    return tokenizer.decode(new, skip_special_tokens=True), output
+
+
+def start(*arguments, **pipes):
+    environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS")}
+    command = [sys.executable, "-m", "wedlm", *map(str, arguments)]
+    return subprocess.Popen(
+        command,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what a shell starts with & ignores it
+        **pipes,
+    )
+
+
+TIMEOUT = 300  # seconds, on a busy machine
+
+
+# A short text with spaces in it, at which streamers write.
+SPACED = ("--max-new-tokens", 60, "--decoding", "autoregressive", "--temperature", 2, "--seed", 0)
+ENDLESS = ("--max-new-tokens", 10**5, "--decoding", "autoregressive", "--temperature", 2, "--seed", 0)

@@ -1,9 +1,7 @@
 """`wedlm trace`: what it tells of each forward is what happened."""
 
 import json
-import os
 import re
-import subprocess
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ from tiny_tokenizer import make_tokenizer
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.commands.trace import Slot, Step, Tracer, check_writable, line, page, visible, write_whole
+from wedlm.commands.trace import Slot, Step, Tracer, line, page, visible
 from wedlm.generation.support import DECODINGS
 
 QUESTIONS = [
@@ -186,22 +184,6 @@ def test_a_page_that_cannot_be_written_is_refused_at_once(tmp_path, where, monke
     assert result.stderr == (
         f"--html {where} cannot be written; give the name of a file in a folder that you may write to.\n"
     )
-
-
-def test_a_page_replaces_no_link_and_nothing_but_files(tmp_path):
-    target, link, pipe = tmp_path / "page.html", tmp_path / "link.html", tmp_path / "pipe"
-    link.symlink_to(target)
-    write_whole(link, "one")
-    write_whole(link, "two")
-    assert link.is_symlink() and target.read_text() == "two"
-    os.mkfifo(pipe)
-    check_writable(pipe)
-    reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True)
-    write_whole(pipe, "three")
-    assert reader.communicate()[0] == "three" and pipe.is_fifo()
-    with pytest.raises(OSError):
-        write_whole(tmp_path / ("x" * 300), "four")
-    assert {path.name for path in tmp_path.iterdir()} == {"page.html", "link.html", "pipe"}
 
 
 def test_an_empty_prompt_is_refused():

@@ -26,7 +26,6 @@ from typer.testing import CliRunner
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.commands.cli import app
-from wedlm.commands.settings import read_threshold
 from wedlm.serving.server import (
     Chat,
     Generation,
@@ -450,10 +449,6 @@ def test_bad_input_is_one_sentence(checkpoint, tmp_path):
         port = busy.getsockname()[1]
         assert f"--port {port} cannot be listened on (Address already in use" in refused(folder, "--port", port)
         assert "does not exist" not in refused(tmp_path / "nothing", "--port", port)  # said before anything is loaded
-
-
-def test_a_threshold_may_be_none():
-    assert (read_threshold("none"), read_threshold("None"), read_threshold("0.3")) == (None, None, 0.3)
 
 
 def test_without_the_extra_it_says_how_to_install_it(monkeypatch):

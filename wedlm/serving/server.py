@@ -37,7 +37,6 @@ from transformers.cli.serving.utils import (
 )
 
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.commands.settings import read_threshold
 from wedlm.generation.support import DEFAULTS, check_parameters
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
@@ -382,8 +381,6 @@ def take_port(host: str, port: int) -> socket.socket:
 
 def serve(name: str, host: str, port: int, dtype: str, device: str | None, settings: dict) -> None:
     """Serves until it is interrupted; what is in the way raises a ValueError with the sentence to show."""
-    if "entropy_threshold" in settings:
-        settings = settings | {"entropy_threshold": read_threshold(settings["entropy_threshold"])}
     check_parameters(GenerationConfig(**DEFAULTS | settings))
     listening = take_port(host, port)
     if host not in ("127.0.0.1", "localhost", "::1"):

@@ -14,8 +14,6 @@ from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.commands import cli
 
 PROMPT = "the cat sat on the mat"
-
-
 CONTEXT = 600
 
 
@@ -58,8 +56,6 @@ def assert_counted(line, output, prompt_length):
 
 
 MASK_TEXT = make_tokenizer(QWEN25).decode([3])
-
-
 SHORT = ("--max-new-tokens", "40", "--entropy-threshold", "3")  # several tokens per forward, though it is random
 
 
@@ -84,8 +80,6 @@ def start(*arguments, **pipes):
 
 
 TIMEOUT = 300  # seconds, on a busy machine
-
-
 # A short text with spaces in it, at which streamers write.
 SPACED = ("--max-new-tokens", 60, "--decoding", "autoregressive", "--temperature", 2, "--seed", 0)
 ENDLESS = ("--max-new-tokens", 10**5, "--decoding", "autoregressive", "--temperature", 2, "--seed", 0)

@@ -21,11 +21,7 @@ from wedlm import convert_to_wedlm
 from wedlm.checkpoints.errors import CheckpointError
 
 TOKENS = 259  # of the tokenizer below
-
-
 END, SAY = 256, 257  # <|endoftext|>, <|im_start|>
-
-
 INDEX = "model.safetensors.index.json"
 
 

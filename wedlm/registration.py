@@ -1,4 +1,4 @@
-"""Makes transformers' Auto classes know WeDLM, and imports nothing before somebody asks for it."""
+"""Registers WeDLM with transformers' Auto classes, without importing transformers before somebody else does."""
 
 import importlib
 import sys
@@ -12,9 +12,12 @@ MODEL_MODULE = "transformers.models.auto.modeling_auto"
 
 
 def register(module: ModuleType) -> None:
-    """Enters the classes by name, the way transformers lists its own: it imports them from `_modules` when asked for.
+    """Enters the classes by name, as transformers enters its own; the Auto classes import them when they are used.
 
-    The public AutoModel.register() takes the class itself, whose imports cost every process two seconds.
+    The public AutoModel.register() takes the class itself, whose imports would cost every process two seconds.
+
+    Args:
+        module (`ModuleType`): One of transformers' two modules with the mappings of the Auto classes.
     """
     if module.__name__ == CONFIG_MODULE:
         module.CONFIG_MAPPING._mapping[MODEL_TYPE] = CONFIG_CLASS
@@ -30,7 +33,7 @@ def register(module: ModuleType) -> None:
 
 
 class RegisterOnImport(MetaPathFinder):
-    """Registers when one of the two modules has been executed, before anybody else gets to see it."""
+    """Calls `register` when one of the two modules has been executed, before its importer can use it."""
 
     def find_spec(self, name, path=None, target=None):
         if name not in (CONFIG_MODULE, MODEL_MODULE):
@@ -49,7 +52,8 @@ class RegisterOnImport(MetaPathFinder):
 
 
 def register_when_transformers_is_used() -> None:
+    """Registers at once with modules that are imported already, and with the others when they are."""
     sys.meta_path.insert(0, RegisterOnImport())
     for name in (CONFIG_MODULE, MODEL_MODULE):
         if name in sys.modules:
-            register(importlib.import_module(name))  # waits if another thread is in the middle of it
+            register(importlib.import_module(name))  # waits for a thread that is importing it

@@ -18,7 +18,7 @@ CONTEXT = 600
 
 
 def save_checkpoint(folder, seed=0, chat_template=QWEN25, **generation):
-    """Random weights, in float64 where no rounding decides; it writes printable text only, which survives decoding."""
+    """Saves a model with random weights, in float64 so that no rounding decides, that writes printable text only."""
     tokenizer = make_tokenizer(chat_template)
     torch.manual_seed(seed)
     config = WeDLMConfig(
@@ -48,7 +48,7 @@ def user(text):
 
 
 def assert_counted(line, output, prompt_length):
-    """The line says what the output holds."""
+    """The line states the counts of the output."""
     tokens, forwards = output.sequences.shape[1] - prompt_length, output.forwards.item()
     expected = rf"{tokens} tokens?, {forwards} forwards?, {tokens / forwards:.2f} tokens per forward, \d+\.\d\d s"
     expected += rf"(; stopped at --max-new-tokens {tokens})?\n"
@@ -56,7 +56,12 @@ def assert_counted(line, output, prompt_length):
 
 
 MASK_TEXT = make_tokenizer(QWEN25).decode([3])
-SHORT = ("--max-new-tokens", "40", "--entropy-threshold", "3")  # several tokens per forward, though it is random
+SHORT = (
+    "--max-new-tokens",
+    "40",
+    "--entropy-threshold",
+    "3",
+)  # at which a random model fills several slots per forward
 
 
 def generated(loaded, inputs, **arguments):
@@ -74,7 +79,9 @@ def start(*arguments, **pipes):
     return subprocess.Popen(
         command,
         env={**environment, "OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what a shell starts with & ignores it
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a shell starts processes with & so that they ignore it
         **pipes,
     )
 

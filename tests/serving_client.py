@@ -9,7 +9,7 @@ import torch
 
 MESSAGES = [{"role": "user", "content": "the cat sat"}]
 POSITIONS = 30_000
-DEFAULTS = {"window_size": 8, "entropy_threshold": 4.0}  # of the server, given on the command line
+DEFAULTS = {"window_size": 8, "entropy_threshold": 4.0}  # options of the server
 
 
 def client_of(port):
@@ -21,7 +21,7 @@ def autoregressive(**settings):
 
 
 def generated(checkpoint, prompt=None, seed=None, **settings):
-    """What generate() gives in this process: the output, the new ids and their text."""
+    """The output of generate() in this process, the new ids and their text."""
     _, model, tokenizer = checkpoint
     if prompt is None:
         inputs = tokenizer.apply_chat_template(
@@ -58,7 +58,7 @@ def chat(client, **arguments):
 
 
 def streamed(chunks):
-    """The texts of the events, why it ended and the usage."""
+    """The texts of the events, the finish_reason and the usage."""
     chunks = list(chunks)
     choices = [chunk.choices[0] for chunk in chunks]
     texts = [choice.delta.content if hasattr(choice, "delta") else choice.text for choice in choices]
@@ -66,7 +66,7 @@ def streamed(chunks):
 
 
 def post(port, path, body):
-    """Status and text of the answer to any body."""
+    """The status and the text of the answer to a body."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
     try:

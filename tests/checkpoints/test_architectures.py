@@ -33,7 +33,7 @@ def test_a_single_file_and_old_buffers(tmp_path):
 
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
 def test_what_an_old_config_says_survives(tmp_path, model_type):
-    """Flat fields, yarn, sliding windows, and a Qwen2 without head_dim, read again by the stock class."""
+    """The stock class reads flat fields, yarn, sliding windows and a Qwen2 without head_dim as before."""
     source = tmp_path / "source"
     source.mkdir()
     windows = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}

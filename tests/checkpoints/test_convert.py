@@ -80,7 +80,7 @@ print(model.generate(**tokenizer("abc", return_tensors="pt"), max_new_tokens=3).
 
 
 def test_back_after_training(source, tmp_path):
-    """What save_pretrained() writes keeps what the way back must know, and more that Qwen has no use for."""
+    """save_pretrained() keeps mask_row for the way back, and writes parameters that Qwen does not know."""
     convert_to_wedlm(source, tmp_path / "wedlm")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "wedlm")
     model.lm_head.weight.data.add_(1.0)

@@ -35,7 +35,7 @@ def test_generation_configs_that_limit_parallel_decoding(source, tmp_path, field
 
 
 def test_questions_leave_the_model_as_it_was():
-    """Whatever generation_config they ask about, and whatever they answer."""
+    """No generation_config that is asked about becomes the model's own, whatever the answer."""
     _, model = wedlm_model(json.loads((CHECKPOINTS / "q3" / "config.json").read_text()), "q3")
     model.generation_config.window_size = 5
     given, fields, config = model.generation_config, model.generation_config.to_dict(), model.config.to_dict()

@@ -17,7 +17,7 @@ from wedlm.checkpoints.load import load_checkpoint
 
 @pytest.fixture
 def folder(tmp_path):
-    """A whole checkpoint, to be spoilt."""
+    """A whole checkpoint that a test may spoil."""
     result = tmp_path / "checkpoint"
     shutil.copytree(CHECKPOINTS / "q3", result)
     make_tokenizer().save_pretrained(result)

@@ -92,7 +92,7 @@ def test_a_gap_between_tokens_is_used_when_none_is_behind_them(tmp_path):
     save_qwen(source)
     content = json.loads((source / "tokenizer.json").read_text())
     content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] != SAY]
-    content["model"]["vocab"] |= {"<|endoftext|>": 256, "<|im_end|>": 258}  # or tokenizers would number them itself
+    content["model"]["vocab"] |= {"<|endoftext|>": 256, "<|im_end|>": 258}  # otherwise tokenizers numbers them anew
     (source / "tokenizer.json").write_text(json.dumps(content, indent=2, ensure_ascii=False))
     edit(source / "tokenizer_config.json", ["additional_special_tokens", "extra_special_tokens"])
     edit(source / "config.json", eos_token_id=END)

@@ -54,7 +54,7 @@ def test_places_that_are_refused(source, tmp_path, monkeypatch):
     shutil.copy(source / "config.json", tmp_path)
     monkeypatch.chdir("/")
     with pytest.raises(CheckpointError, match="are the same folder, or one lies in the other"):
-        convert_to_wedlm(source, tmp_path, overwrite=True)  # it would take the source with it
+        convert_to_wedlm(source, tmp_path, overwrite=True)  # the source lies in it and would go too
 
 
 def test_parents_made_in_vain_go_away_again(source, tmp_path):
@@ -119,11 +119,14 @@ def test_what_a_killed_conversion_left_is_pointed_out(source, tmp_path):
     (tmp_path / "wedlm.incomplete-0").mkdir()
     notes = convert_to_wedlm(source, tmp_path / "wedlm").notes
     assert len(notes) == 1 and str(tmp_path / "wedlm.incomplete-0") in notes[0]
-    assert (tmp_path / "wedlm.incomplete-0").exists()  # it could be that of another process
+    assert (tmp_path / "wedlm.incomplete-0").exists()  # another process may be using it
 
 
 def strike_child(source, parent, overwrite, by_kill, moment):
-    """Converts in a child that is struck at that moment, and returns its exit code: 0 if it had ended before."""
+    """Converts in a child and returns its exit code, 0 if it ended before the moment of the strike.
+
+    A moment is each time that it opens, makes, renames or removes something under `parent`.
+    """
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -175,7 +178,7 @@ def strike(tmp_path, overwrite, by_kill, step):
             assert any(files_of(path) == expected for path in others), "and the new one is not complete"
         for path in others:
             assert path.name.startswith(("out.incomplete-", "out.replaced-")), path
-            # Ctrl-C leaves at most what it interrupted the removal of.
+            # Ctrl-C leaves at most a folder whose removal it interrupted.
             assert by_kill or (state == "complete" and path.name.startswith("out.replaced-")), (moment, path)
             shutil.rmtree(path)
         shutil.rmtree(out, ignore_errors=True)

@@ -17,7 +17,7 @@ from wedlm.checkpoints.errors import CheckpointError
 
 
 def test_what_comes_along(source, tmp_path):
-    """Licences and templates, and no code of others."""
+    """Licences and templates are copied, code of others is not."""
     (source / "additional_chat_templates").mkdir()
     come = {"LICENSE": "free", "NOTICE.txt": "ours", "additional_chat_templates/tool.jinja": "{{ tools }}"}
     for name, text in {**come, "README.md": "theirs", "modeling_other.py": "raise", "optimizer.pt": "pickle"}.items():
@@ -69,9 +69,9 @@ def measured(tmp_path, gigabytes):
 def test_memory_of_a_small_conversion(tmp_path):
     report = measured(tmp_path, 0.4)
     assert report.keys() == {"command", "commit", "versions", "device", "threads", "results"}
-    assert [row["function"] for row in report["results"]] == ["convert_to_wedlm", "convert_to_autoregressive"]
-    for row in report["results"]:  # 400 MB in shards of 100; building the model without weights alone takes 50
-        assert row["peak_bytes"] - row["peak_bytes_after_imports"] < 2 * row["largest_shard_bytes"]
+    assert [result["function"] for result in report["results"]] == ["convert_to_wedlm", "convert_to_autoregressive"]
+    for result in report["results"]:  # 400 MB in shards of 100 MB; the model without weights takes 50 MB
+        assert result["peak_bytes"] - result["peak_bytes_after_imports"] < 2 * result["largest_shard_bytes"]
 
 
 @pytest.mark.slow
@@ -85,9 +85,9 @@ def test_the_recorded_memory_is_within_its_bound():
 
 def assert_within_bound(report):
     assert len(report["results"]) == 2
-    for row in report["results"]:
-        assert row["checkpoint_bytes"] > 1.9e9
-        assert row["peak_bytes"] < row["largest_shard_bytes"] + 300e6
+    for result in report["results"]:
+        assert result["checkpoint_bytes"] > 1.9e9
+        assert result["peak_bytes"] < result["largest_shard_bytes"] + 300e6
 
 
 # --- Refusals ---

@@ -12,7 +12,7 @@ from wedlm.checkpoints.resolve import checkpoint_folder, read_config
 
 @pytest.fixture
 def hub(source, tmp_path, monkeypatch):
-    """`source` as the Hub's cache holds it: links into another folder."""
+    """The Hub's cache with `source` in it, as links into another folder."""
     put_into_hub_cache(source, tmp_path / "hub", "someone/qwen")
     (snapshot,) = (tmp_path / "hub").glob("*/snapshots/*")
     blobs = tmp_path / "hub" / "models--someone--qwen" / "blobs"
@@ -46,7 +46,7 @@ def test_a_network_that_breaks_off(tmp_path, monkeypatch):
 
 
 def test_what_is_asked_of_the_hub(hub, tmp_path, monkeypatch):
-    """No weights before the config is known to fit, and no others than the index lists."""
+    """The weights are asked for once the config is known to fit, and only those that the index lists."""
     asked, download = [], resolve.snapshot_download
 
     def record(name, revision, allow_patterns):
@@ -118,13 +118,13 @@ def test_what_is_no_checkpoint(tmp_path):
 
 
 def test_a_demo_checkpoint_that_is_not_there(tmp_path, monkeypatch):
-    """As in an installed package, which comes without it."""
+    """An installed package comes without it."""
     monkeypatch.setattr("wedlm.checkpoints.resolve.DEMO_FOLDER", tmp_path / "demo")
     assert refusal(str(tmp_path / "demo")).startswith(f"The demo checkpoint is not at {tmp_path / 'demo'}; give ")
 
 
 def test_a_name_on_the_hub_without_network():
-    """What was tried, and that a folder works."""
+    """The sentence names the address that was tried, and the folder as a way out."""
     sentence = refusal("somebody/nothing")
     assert "somebody/nothing is no folder here and was not downloaded before, and " in sentence
     assert "/somebody/nothing cannot be reached (" in sentence and sentence.endswith("or give a folder.")

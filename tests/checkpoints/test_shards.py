@@ -33,7 +33,7 @@ def test_the_order_of_a_file_is_that_of_its_bytes(tmp_path):
             if name.endswith("norm.weight"):
                 tensors[name] = tensors[name].float()
         if path == SHARD(source, 1):
-            tensors["model.rotary_emb.inv_freq"] = torch.ones(())  # of old checkpoints
+            tensors["model.rotary_emb.inv_freq"] = torch.ones(())  # old checkpoints have it
         save_file(tensors, path)
         write_header(path, lambda header: [header.update({name: header.pop(name)}) for name in sorted(header)[::-1]])
     index = json.loads((source / INDEX).read_text())
@@ -43,7 +43,7 @@ def test_the_order_of_a_file_is_that_of_its_bytes(tmp_path):
     old, new = weights_of(source), weights_of(tmp_path / "wedlm")
     for name in old:
         assert torch.equal(new[name][: len(old[name])] if old[name].ndim else new[name], old[name]), name
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):  # summed in more digits than the weights have
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):  # the sum has more digits than the weights
         assert torch.equal(new[name][-1], old[name].double().mean(dim=0).bfloat16())
 
 
@@ -56,7 +56,7 @@ def test_a_single_file_is_preferred_to_an_index(source, tmp_path):
 
 
 def test_mean_of_chunks(source, tmp_path, monkeypatch):
-    """A large embedding is read in parts, in bytes as in rows."""
+    """A large embedding is copied and averaged in parts."""
     convert_to_wedlm(source, tmp_path / "whole")
     monkeypatch.setattr("wedlm.checkpoints.shards.CHUNK_BYTES", 1000)
     convert_to_wedlm(source, tmp_path / "parts")

@@ -13,7 +13,7 @@ from wedlm.commands.answering import AnswerStreamer
 
 @pytest.fixture(autouse=True)
 def same_verbosity():
-    """The commands silence transformers, for their process."""
+    """The commands silence transformers for the whole process."""
     before = logging.get_verbosity()
     yield
     logging.set_verbosity(before)
@@ -31,7 +31,7 @@ def loaded(checkpoint):
 
 @pytest.fixture
 def ctrl_c_at_first_text(monkeypatch):
-    """Ctrl-C comes as soon as a text is shown: the signal itself, to this process. Returns the texts shown."""
+    """Sends SIGINT to this process when the first text is shown; the value is the list of texts that were shown."""
     shown, show = [], AnswerStreamer.on_finalized_text
 
     def show_and_strike(self, text, stream_end=False):
@@ -48,7 +48,7 @@ def ctrl_c_at_first_text(monkeypatch):
 
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory):
-    """Nothing ends its text but the limit, and there are spaces in it, at which streamers write."""
+    """A checkpoint whose text only the limit ends; it has spaces, at which streamers write."""
     folder = save_checkpoint(tmp_path_factory.mktemp("endless") / "model")
     for name, changes in {"generation_config.json": {}, "config.json": {"max_position_embeddings": 10**6}}.items():
         content = json.loads((folder / name).read_text())

@@ -21,7 +21,7 @@ QUESTIONS = ["the dog", "the log and the mat", "a cat", "on the dog"]
 
 
 def fresh_answers(loaded, questions, **arguments):
-    """Every turn from nothing."""
+    """The answer to each turn without a cache."""
     messages, texts = [], []
     for question in questions:
         messages += user(question)
@@ -34,7 +34,7 @@ def fresh_answers(loaded, questions, **arguments):
 @pytest.mark.parametrize("decoding", DECODINGS)
 @pytest.mark.parametrize("template", [QWEN25, QWEN3, THINKING], ids=["qwen25", "qwen3", "thinking"])
 def test_turns_with_the_cache_answer_as_without(loaded, capsys, decoding, template):
-    """Also if a template writes earlier turns anew, or a text is read back as other tokens."""
+    """It holds for templates that write earlier turns anew, and for texts that are encoded into other tokens."""
     model, tokenizer = loaded[0], make_tokenizer(template)
     options = GenerationOptions(max_new_tokens=40, entropy_threshold="3", decoding=decoding)
     conversation = Chat(model, tokenizer, options)
@@ -53,18 +53,18 @@ def test_a_turn_reads_what_the_cache_does_not_have(loaded, capsys):
     shared = 0
     while conversation.cached_ids[shared : shared + 1] == [ids[shared]]:
         shared += 1
-    rows = []
+    lengths = []
     handle = loaded[0].model.register_forward_hook(
-        lambda module, args, kwargs, output: rows.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+        lambda module, args, kwargs, output: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
     conversation.say(QUESTIONS[1])
     handle.remove()
     assert conversation.reused == shared > 10
-    assert rows[0] == len(ids) - shared + 8  # and the window
+    assert lengths[0] == len(ids) - shared + 8  # the window of 8
 
 
 def test_a_prompt_that_is_cached_to_its_end(loaded):
-    """One token of it is left to read, or there would be nothing to decode from."""
+    """One token of it is left to read, as decoding starts from a forward."""
     conversation = Chat(*loaded, GenerationOptions())
     conversation.cache = DynamicCache()
     ids = [5, 6, 7, 8]
@@ -143,7 +143,7 @@ def test_a_turn_that_fails_has_not_been(checkpoint, loaded, capsys):
 
 
 def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves_a_chat(endless):
-    """On a terminal."""
+    """A chat on a terminal, in a process of its own that gets real signals."""
     ours, theirs = pty.openpty()
     process = start("chat", "--model", endless, *ENDLESS, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
@@ -166,8 +166,8 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves_a_chat(endless):
     os.write(ours, b"/stats\n")
     wait_for(b"Nothing has been answered yet.")
     wait_for(b"> ")
-    process.send_signal(signal.SIGINT)  # at the prompt it leaves the line only
-    while not select.select([ours], [], [], 1)[0]:  # readline misses one that comes before it waits
+    process.send_signal(signal.SIGINT)  # at the prompt it only gives up the line
+    while not select.select([ours], [], [], 1)[0]:  # readline misses a signal that comes before it waits
         process.send_signal(signal.SIGINT)
     wait_for(b"> ")
     os.write(ours, b"\x04")

@@ -38,7 +38,7 @@ def test_every_command_has_an_example_that_parses(command):
     text = " ".join(run(command, "--help").stdout.split())
     (example,) = re.findall(rf"Example: wedlm {command} (.*)", text)
     with get_command(cli.app).commands[command].make_context(command, shlex.split(example)):
-        pass  # what does not parse raises
+        pass  # a command that does not parse raises an error
 
 
 def test_there_and_back(tmp_path):

@@ -24,9 +24,9 @@ from wedlm.generation.support import DECODINGS
 
 
 def table_of(text):
-    """The cells of each row, by the decoding it is about."""
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
-    return {row[0]: row[1:] for row in rows}
+    """The cells of each line, by its decoding."""
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    return {cells[0]: cells[1:] for cells in lines}
 
 
 def test_compare_counts_and_finds_the_first_difference(checkpoint, loaded):
@@ -35,25 +35,25 @@ def test_compare_counts_and_finds_the_first_difference(checkpoint, loaded):
     for prompt, shown in zip((PROMPT, "the dog"), re.split("^> ", result.stdout, flags=re.M)[1:], strict=True):
         assert shown.startswith(prompt + "\n")
         inputs = ids_of(loaded[1], user(prompt))
-        rows = table_of(shown)
-        assert list(rows) == [
+        table_lines = table_of(shown)
+        assert list(table_lines) == [
             "autoregressive",
             *(name for name in DECODINGS if name not in ("autoregressive", "blockwise")),
         ]
         texts = {}
-        for decoding, (seconds, forwards, tokens, per_forward, per_second, _) in rows.items():
+        for decoding, (seconds, forwards, tokens, per_forward, per_second, _) in table_lines.items():
             texts[decoding], output = generated(loaded, inputs, decoding=decoding)
             length = output.sequences.shape[1] - inputs["input_ids"].shape[1]
             assert (int(forwards), int(tokens)) == (output.forwards.item(), length)
             assert per_forward == f"{length / int(forwards):.2f}"
             assert float(per_second) * float(seconds) == pytest.approx(length, rel=0.2)
             assert texts[decoding] in shown
-        for decoding, row in rows.items():
+        for decoding, cells in table_lines.items():
             is_same = texts[decoding] == texts["autoregressive"]
-            assert row[-1] == ("" if decoding == "autoregressive" else "same" if is_same else "differs")
+            assert cells[-1] == ("" if decoding == "autoregressive" else "same" if is_same else "differs")
             parted = "" if is_same else difference(texts["autoregressive"], texts[decoding])
             assert is_same or f"\n{decoding} differs {parted}\n" in shown
-        assert rows["streaming"][-1] == "differs"
+        assert table_lines["streaming"][-1] == "differs"
 
 
 def test_the_table_fits_a_terminal(loaded):
@@ -73,16 +73,16 @@ def test_compare_with_what_was_asked_for(checkpoint):
 
 
 def test_compare_says_same(tmp_path, loaded):
-    """Every token looks alike to this model, so all decodings write one and the same."""
+    """Every token looks alike to this model, so all decodings write the same text."""
     folder = save_checkpoint(tmp_path / "alike")
     model, tokenizer = load_checkpoint(folder)
     with torch.no_grad():
         model.model.embed_tokens.weight.copy_(model.model.embed_tokens.weight[5].expand(len(tokenizer), -1))
     model.save_pretrained(folder)
     result = run("compare", PROMPT, "--model", folder, "--max-new-tokens", 20)
-    rows = table_of(result.stdout)
-    assert [row[-1] for row in rows.values()] == ["", *["same"] * (len(rows) - 1)]
-    assert f"{', '.join(rows)}:\n" in result.stdout  # and the text once
+    table_lines = table_of(result.stdout)
+    assert [cells[-1] for cells in table_lines.values()] == ["", *["same"] * (len(table_lines) - 1)]
+    assert f"{', '.join(table_lines)}:\n" in result.stdout  # the text is printed once
     text, _ = generated((model, tokenizer), ids_of(tokenizer, user(PROMPT)), max_new_tokens=20)
     assert text and result.stdout.count(text) == 1
 

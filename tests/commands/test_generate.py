@@ -47,7 +47,7 @@ def test_the_text_is_that_of_model_generate(checkpoint, loaded, options, argumen
 
 
 def test_each_of_these_settings_writes_another_text(loaded):
-    """Or the test above would not see one that is dropped."""
+    """Otherwise the test above would not see a setting that is dropped."""
     inputs = ids_of(loaded[1], user(PROMPT))
     torch.manual_seed(5)
     counts = {}
@@ -81,7 +81,7 @@ def test_without_a_template_the_text_is_continued(tmp_path):
 
 
 def test_without_a_temperature_nothing_is_drawn(tmp_path, loaded):
-    """Also if the checkpoint would draw."""
+    """Not even if the checkpoint asks for draws."""
     folder = save_checkpoint(tmp_path / "drawing", do_sample=True, temperature=5.0)
     text, _ = generated(loaded, ids_of(loaded[1], user(PROMPT)))
     assert run("generate", PROMPT, "--model", folder, *SHORT).stdout == text + "\n"

@@ -14,7 +14,7 @@ from wedlm.checkpoints.load import load_checkpoint
 from wedlm.generation.support import DECODINGS, DEFAULTS
 
 
-def shown_rows(result):
+def shown_lines(result):
     assert (result.exit_code, result.stderr) == (0, "")
     return dict(re.split(r"  +", line, maxsplit=1) for line in result.stdout.splitlines())
 
@@ -35,16 +35,16 @@ def test_the_numbers_of_info_are_those_of_the_loaded_model(checkpoint, loaded, m
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     assert facts.cache_bytes(torch.float64, 70) == held
     assert {name: facts.generation[name] for name in DEFAULTS} == DEFAULTS
-    rows = shown_rows(run("info", checkpoint))
-    assert rows["kind"] == "WeDLM in the style of Qwen3"
-    assert rows["parameters"] == f"{model.num_parameters():,}"
-    assert rows["shape"] == "2 layers, 32 wide, 2 heads and 1 key-value heads of 16"
-    assert rows["context"] == "600 tokens" and rows["MASK token"] == "3 <|mask|>"
-    assert rows["on disk"] == f"{facts.parameters * 8 / 1e6:.2f} MB float64, in 1 file"
-    assert rows["memory of the cache, 1,000 tokens"] == "0.26 MB float32, 0.13 MB bfloat16"
-    assert rows["generation"] == ", ".join(f"{name}={value}" for name, value in DEFAULTS.items())
-    assert rows["decodings"] == ", ".join(DECODINGS)
-    assert rows["its own code"] == "travels with it"
+    lines = shown_lines(run("info", checkpoint))
+    assert lines["kind"] == "WeDLM in the style of Qwen3"
+    assert lines["parameters"] == f"{model.num_parameters():,}"
+    assert lines["shape"] == "2 layers, 32 wide, 2 heads and 1 key-value heads of 16"
+    assert lines["context"] == "600 tokens" and lines["MASK token"] == "3 <|mask|>"
+    assert lines["on disk"] == f"{facts.parameters * 8 / 1e6:.2f} MB float64, in 1 file"
+    assert lines["memory of the cache, 1,000 tokens"] == "0.26 MB float32, 0.13 MB bfloat16"
+    assert lines["generation"] == ", ".join(f"{name}={value}" for name, value in DEFAULTS.items())
+    assert lines["decodings"] == ", ".join(DECODINGS)
+    assert lines["its own code"] == "travels with it"
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_what_a_checkpoint_can_do(tmp_path, change, decodings, note):
     save_checkpoint(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))
-    rows = shown_rows(run("info", tmp_path))
-    assert rows["decodings"] == ", ".join(decodings)
-    assert note is None or note in rows["note"]
+    lines = shown_lines(run("info", tmp_path))
+    assert lines["decodings"] == ", ".join(decodings)
+    assert note is None or note in lines["note"]
     model, tokenizer = load_checkpoint(tmp_path)
     inputs = tokenizer(PROMPT, return_tensors="pt")
     for decoding in DECODINGS:
@@ -79,15 +79,15 @@ def test_what_a_checkpoint_can_do(tmp_path, change, decodings, note):
 
 def test_generation_settings_of_the_checkpoint_are_shown(tmp_path):
     save_checkpoint(tmp_path, repetition_penalty=1.2, window_size=5)
-    rows = shown_rows(run("info", tmp_path))
-    assert "window_size=5" in rows["generation"] and "repetition_penalty=1.2" in rows["generation"]
-    assert "it reads the text" in rows["note"]
+    lines = shown_lines(run("info", tmp_path))
+    assert "window_size=5" in lines["generation"] and "repetition_penalty=1.2" in lines["generation"]
+    assert "it reads the text" in lines["note"]
 
 
 def test_a_checkpoint_without_weights(tmp_path):
     save_checkpoint(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    assert shown_rows(run("info", tmp_path))["on disk"] == "no weights here"
+    assert shown_lines(run("info", tmp_path))["on disk"] == "no weights here"
 
 
 def test_a_checkpoint_that_is_not_wedlm(tmp_path):
@@ -95,12 +95,12 @@ def test_a_checkpoint_that_is_not_wedlm(tmp_path):
         source = CHECKPOINTS / {"qwen2": "q25", "qwen3": "q3"}[family]
         folder = tmp_path / family
         assert run("convert", "--to-autoregressive", source, folder).exit_code == 0
-        rows = shown_rows(run("info", folder))
-        assert rows["kind"] == f"{family.capitalize()}, not WeDLM"
-        assert rows["what to do"].startswith(f"`wedlm convert {folder} OUT` makes a WeDLM checkpoint of it")
-        assert "decodings" not in rows and rows["MASK token"] == "none"
+        lines = shown_lines(run("info", folder))
+        assert lines["kind"] == f"{family.capitalize()}, not WeDLM"
+        assert lines["what to do"].startswith(f"`wedlm convert {folder} OUT` makes a WeDLM checkpoint of it")
+        assert "decodings" not in lines and lines["MASK token"] == "none"
         assert (
-            rows["parameters"]
+            lines["parameters"]
             == f"{load_checkpoint.__globals__['AutoModelForCausalLM'].from_pretrained(folder).num_parameters():,}"
         )
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')

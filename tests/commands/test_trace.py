@@ -1,4 +1,4 @@
-"""`wedlm trace`: what it tells of each forward is what happened."""
+"""`wedlm trace`: its lines and its page tell what each forward did."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def test_every_forward_is_told(demo, decoding, question):
         num_final += len(step.new)
         assert all(1 <= slot.filled_in <= forward for slot in step.new)
         for slot, final, token in zip(step.window, told[num_final:], new[num_final:], strict=False):
-            if slot.filled_in is not None:  # what is filled stays, but for what an end token cuts off
+            if slot.filled_in is not None:  # a filled slot keeps its token, unless an end token cuts it off
                 assert (slot.text, slot.filled_in) == (tokenizer.decode([token]), final.filled_in)
     filled_early = sum(slot.filled_in < forward for forward, step in enumerate(steps, start=1) for slot in step.new)
     left_open = sum(slot.filled_in is None for step in steps for slot in step.window)
@@ -68,7 +68,7 @@ def test_verdicts_are_those_that_the_output_counts(demo, question):
 
 
 def test_a_forward_fills_what_it_says():
-    """By hand: three slots; the second is filled first."""
+    """Three slots by hand, the second of which is filled first."""
     tokenizer = make_tokenizer()
     a, b, c, other = (tokenizer(text)["input_ids"][0] for text in ("a", "b", "c", "d"))
     shown = []

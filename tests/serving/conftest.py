@@ -52,7 +52,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(checkpoint):
-    """The port of a running `wedlm serve`; interrupted with requests under way, it ends at once and in order."""
+    """The port of a running `wedlm serve`, which is interrupted at the end while it has requests to answer."""
     command = [sys.executable, "-m", "wedlm", "serve", str(checkpoint[0]), "--port", "0", "--device", "cpu"]
     for name, value in DEFAULTS.items():
         command += [f"--{name.replace('_', '-')}", str(value)]

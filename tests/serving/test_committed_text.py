@@ -13,7 +13,7 @@ def test_a_stream_has_an_event_for_each_commit(checkpoint, client):
 
 
 def test_a_stream_loses_no_part_of_a_character(checkpoint, client):
-    """Tokens are bytes: a text may end within a character, and a stream waits for its end."""
+    """Tokens are bytes, so a text may end within a character, which the stream holds back until the end."""
     settings = {"suppress_tokens": [MASK], "decoding": "autoregressive"}
     lengths = [n for n in range(1, 25) if generated(checkpoint, max_new_tokens=n, **settings)[2].endswith("\ufffd")]
     for max_tokens in lengths[:3]:

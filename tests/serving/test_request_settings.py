@@ -32,7 +32,7 @@ def test_settings_of_a_request_reach_generate(checkpoint, client):
             answer = chat(client, extra_body={"generation_config": written})
             assert answer.choices[0].message.content == texts[-1], settings
     assert len(set(texts)) == len(texts)
-    # without a limit the text may have the length that it has without generation_config
+    # generation_config leaves the default limit as it is
     answer = chat(client, max_tokens=None, extra_body={"generation_config": {"window_size": 3}})
     assert answer.usage.completion_tokens == 1024
 

@@ -45,12 +45,12 @@ def test_a_client_that_leaves_ends_its_generation(checkpoint, client, server):
     for _, _ in zip(range(4), stream, strict=False):
         pass
     stream.close()
-    assert seconds() < 10 + 30 * before  # all of it would take a minute or more
+    assert seconds() < 10 + 30 * before  # the whole text would take a minute or more
 
 
 @pytest.mark.parametrize("error, sentence", [(ValueError('say "it"\nagain.'), 'say "it" again.'), (KeyError(), "log")])
 def test_a_failure_behind_the_first_text_is_told(checkpoint, error, sentence):
-    """generate() ends the streamer when it fails; for a client the text would be complete."""
+    """generate() ends the streamer when it fails, and the client must not take the text for complete."""
 
     class Failing(torch.nn.Module):
         def generate(self, streamer, **kwargs):

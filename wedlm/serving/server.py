@@ -49,7 +49,7 @@ def serve(name: str, host: str, port: int, dtype: str, device: str | None, setti
     check_parameters(GenerationConfig(**DEFAULTS | settings))
     listening = take_port(host, port)
     if host not in ("127.0.0.1", "localhost", "::1"):
-        print(f"Whoever reaches {host} may use the model: there is no key.", file=sys.stderr)
+        print(f"Everybody who reaches {host} may use the model: there is no key.", file=sys.stderr)
     model, tokenizer = load_checkpoint(name, dtype, device)
     model.generation_config.update(**settings)
     if Path(name).is_dir():

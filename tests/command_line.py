@@ -56,12 +56,12 @@ def assert_counted(line, output, prompt_length):
 
 
 MASK_TEXT = make_tokenizer(QWEN25).decode([3])
-SHORT = (
-    "--max-new-tokens",
-    "40",
-    "--entropy-threshold",
-    "3",
-)  # at which a random model fills several slots per forward
+# A threshold at which a random model fills several slots per forward.
+SHORT = ("--max-new-tokens", "40", "--entropy-threshold", "3")
+TIMEOUT = 300  # seconds, on a busy machine
+# A short text with spaces in it, at which streamers write.
+SPACED = ("--max-new-tokens", 60, "--decoding", "autoregressive", "--temperature", 2, "--seed", 0)
+ENDLESS = ("--max-new-tokens", 10**5, "--decoding", "autoregressive", "--temperature", 2, "--seed", 0)
 
 
 def generated(loaded, inputs, **arguments):
@@ -74,19 +74,12 @@ def generated(loaded, inputs, **arguments):
 
 
 def start(*arguments, **pipes):
+    """A command in a process of its own."""
     environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS")}
     command = [sys.executable, "-m", "wedlm", *map(str, arguments)]
     return subprocess.Popen(
         command,
         env={**environment, "OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        ),  # a shell starts processes with & so that they ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
         **pipes,
     )
-
-
-TIMEOUT = 300  # seconds, on a busy machine
-# A short text with spaces in it, at which streamers write.
-SPACED = ("--max-new-tokens", 60, "--decoding", "autoregressive", "--temperature", 2, "--seed", 0)
-ENDLESS = ("--max-new-tokens", 10**5, "--decoding", "autoregressive", "--temperature", 2, "--seed", 0)

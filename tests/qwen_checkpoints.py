@@ -70,10 +70,8 @@ def save_qwen(folder, model_type="qwen3", rows=TOKENS, tied=False, dtype=torch.f
     return model
 
 
-OLD_NAME = (
-    b'"extra_special_tokens"',
-    b'"additional_special_tokens"',
-)  # the second is of transformers 4, and the way back writes it
+# The name of transformers 5, and that of transformers 4, which the way back writes.
+OLD_NAME = (b'"extra_special_tokens"', b'"additional_special_tokens"')
 
 
 def edit(path, removed=(), **fields):

@@ -20,21 +20,20 @@ from huggingface_hub import HfApi, ModelCard, ModelCardData
 from huggingface_hub.utils import validate_repo_id
 from rich.console import Console
 
-from wedlm.checkpoints.convert import (
-    GENERATION_FILE,
-    SPARE_BYTES,
-    Plan,
-    check_shapes,
-    limits_of_parallel_decoding,
-    one_line,
-    read_generation_fields,
-    wedlm_model,
-    write_companions,
-    write_weights,
-)
-from wedlm.checkpoints.facts import offered_decodings
-from wedlm.checkpoints.load import check_weights, checkpoint_folder, read_config, require_tokenizer, require_wedlm
+from wedlm.checkpoints.architectures import check_shapes, wedlm_model
+from wedlm.checkpoints.errors import one_line
+from wedlm.checkpoints.facts import limits_of_parallel_decoding, offered_decodings
 from wedlm.checkpoints.new_folder import check_apart, check_out, check_space, complete_or_absent
+from wedlm.checkpoints.plan import SPARE_BYTES, Plan, write_companions, write_weights
+from wedlm.checkpoints.resolve import (
+    GENERATION_FILE,
+    check_weights,
+    checkpoint_folder,
+    read_config,
+    read_generation_fields,
+    require_tokenizer,
+    require_wedlm,
+)
 from wedlm.checkpoints.shards import Shard, read_shards
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles
 from wedlm.evaluation.provenance import weights_digest

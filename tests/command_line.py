@@ -1,6 +1,10 @@
 """Runs the commands in process, on a tiny random checkpoint."""
 
+import os
 import re
+import signal
+import subprocess
+import sys
 
 import torch
 from tiny_tokenizer import QWEN25, make_tokenizer
@@ -10,13 +14,11 @@ from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.commands import cli
 
 PROMPT = "the cat sat on the mat"
-
-
 CONTEXT = 600
 
 
 def save_checkpoint(folder, seed=0, chat_template=QWEN25, **generation):
-    """Random weights, in float64 where no rounding decides; it writes printable text only, which survives decoding."""
+    """Saves a model with random weights, in float64 so that no rounding decides, that writes printable text only."""
     tokenizer = make_tokenizer(chat_template)
     torch.manual_seed(seed)
     config = WeDLMConfig(
@@ -46,8 +48,38 @@ def user(text):
 
 
 def assert_counted(line, output, prompt_length):
-    """The line says what the output holds."""
+    """The line states the counts of the output."""
     tokens, forwards = output.sequences.shape[1] - prompt_length, output.forwards.item()
     expected = rf"{tokens} tokens?, {forwards} forwards?, {tokens / forwards:.2f} tokens per forward, \d+\.\d\d s"
     expected += rf"(; stopped at --max-new-tokens {tokens})?\n"
     assert re.fullmatch(expected, line), line
+
+
+MASK_TEXT = make_tokenizer(QWEN25).decode([3])
+# A threshold at which a random model fills several slots per forward.
+SHORT = ("--max-new-tokens", "40", "--entropy-threshold", "3")
+TIMEOUT = 300  # seconds, on a busy machine
+# A short text with spaces in it, at which streamers write.
+SPACED = ("--max-new-tokens", 60, "--decoding", "autoregressive", "--temperature", 2, "--seed", 0)
+ENDLESS = ("--max-new-tokens", 10**5, "--decoding", "autoregressive", "--temperature", 2, "--seed", 0)
+
+
+def generated(loaded, inputs, **arguments):
+    """The text and the output of model.generate()."""
+    model, tokenizer = loaded
+    arguments = {"max_new_tokens": 40, "entropy_threshold": 3.0, **arguments}
+    output = model.generate(**inputs, **arguments, return_dict_in_generate=True)
+    new = output.sequences[0, inputs["input_ids"].shape[1] :]
+    return tokenizer.decode(new, skip_special_tokens=True), output
+
+
+def start(*arguments, **pipes):
+    """A command in a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS")}
+    command = [sys.executable, "-m", "wedlm", *map(str, arguments)]
+    return subprocess.Popen(
+        command,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
+        **pipes,
+    )

@@ -1,9 +1,13 @@
 """Tiny Qwen checkpoints, as stock transformers writes them."""
 
+import errno
 import json
+import os
+from pathlib import Path
 
+import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
 from transformers import (
     Qwen2Config,
@@ -13,12 +17,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from wedlm import convert_to_wedlm
+from wedlm.checkpoints.errors import CheckpointError
+
 TOKENS = 259  # of the tokenizer below
-
-
 END, SAY = 256, 257  # <|endoftext|>, <|im_start|>
-
-
 INDEX = "model.safetensors.index.json"
 
 
@@ -65,3 +68,59 @@ def save_qwen(folder, model_type="qwen3", rows=TOKENS, tied=False, dtype=torch.f
     if tokenizer:
         save_tokenizer(folder)
     return model
+
+
+# The name of transformers 5, and that of transformers 4, which the way back writes.
+OLD_NAME = (b'"extra_special_tokens"', b'"additional_special_tokens"')
+
+
+def edit(path, removed=(), **fields):
+    content = {name: value for name, value in json.loads(path.read_text()).items() if name not in removed}
+    path.write_text(json.dumps(content | fields))
+
+
+def files_of(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def weights_of(folder):
+    return {name: tensor for path in Path(folder).glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+def bits(tensor):
+    return tensor.contiguous().view(torch.uint8)
+
+
+def write_header(path, change):
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+
+
+def cut(path, num_bytes):
+    path.write_bytes(path.read_bytes()[:num_bytes])
+
+
+def config(**fields):
+    return lambda folder: edit(folder / "config.json", **fields)
+
+
+def SHARD(folder, i):
+    return folder / f"model-0000{i}-of-00003.safetensors"
+
+
+def refuse_access(*arguments):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(arguments[0]))
+
+
+def assert_refused(source, tmp_path, change, message):
+    """Conversion of the changed source raises one sentence, and writes nothing."""
+    change(source)
+    before = files_of(tmp_path)
+    with pytest.raises(CheckpointError, match=message) as error:
+        convert_to_wedlm(source, tmp_path / "wedlm")
+    assert "\n" not in str(error.value) and str(error.value).endswith(".")
+    assert files_of(tmp_path) == before and not (tmp_path / "wedlm").exists()

@@ -3,8 +3,7 @@ from pathlib import Path
 from peft import PeftConfig, PeftModel
 from transformers import AutoTokenizer
 
-from wedlm.checkpoints.conversion_error import ConversionError
-from wedlm.checkpoints.convert import one_line
+from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.new_folder import check_out, complete_or_absent
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
@@ -18,14 +17,14 @@ def merge_adapter(adapter: str, out: str, *, overwrite: bool = False) -> Path:
     try:
         base = PeftConfig.from_pretrained(adapter).base_model_name_or_path
     except (OSError, ValueError) as error:
-        raise ConversionError(
+        raise CheckpointError(
             f"{adapter} is no adapter of PEFT ({one_line(error)}); give the folder it was saved to."
         ) from error
     try:
         # Not quantized, even if it was while the adapter was trained.
         model = WeDLMForCausalLM.from_pretrained(base, dtype="auto")
     except (OSError, ValueError) as error:
-        raise ConversionError(
+        raise CheckpointError(
             f"The checkpoint {base} that {adapter} was trained on cannot be loaded ({one_line(error)}); put it there, "
             "or correct base_model_name_or_path in adapter_config.json."
         ) from error
@@ -35,7 +34,7 @@ def merge_adapter(adapter: str, out: str, *, overwrite: bool = False) -> Path:
         has_tokenizer = (Path(adapter) / "tokenizer_config.json").exists()
         tokenizer = AutoTokenizer.from_pretrained(adapter if has_tokenizer else base, trust_remote_code=False)
     except (OSError, ValueError, RuntimeError) as error:
-        raise ConversionError(f"{adapter} cannot be merged ({one_line(error)}); train or copy it again.") from error
+        raise CheckpointError(f"{adapter} cannot be merged ({one_line(error)}); train or copy it again.") from error
     with complete_or_absent(out, overwrite) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -1,13 +1,11 @@
-"""WeDLM, native to transformers: after `import wedlm` the Auto classes load WeDLM checkpoints.
-
-Nothing heavy is imported before it is used; the public names are found where `PUBLIC_NAMES` says.
-"""
+"""WeDLM for transformers: after `import wedlm` the Auto classes load WeDLM checkpoints."""
 
 from importlib import import_module
 from importlib.metadata import version
 
 from wedlm.registration import register_when_transformers_is_used
 
+# The modules of the public names. Each is imported with the first use of a name, so that `import wedlm` stays light.
 PUBLIC_NAMES = {
     "WeDLMConfig": "wedlm.modeling_wedlm.configuration_wedlm",
     "WeDLMModel": "wedlm.modeling_wedlm.modeling_wedlm",

@@ -1,4 +1,4 @@
-"""`python -m wedlm`, as `accelerate launch -m wedlm train ...` needs it."""
+"""`python -m wedlm`, for `accelerate launch -m wedlm train ...`."""
 
 from wedlm.commands.cli import app
 

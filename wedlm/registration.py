@@ -1,9 +1,11 @@
-"""Makes transformers' Auto classes know WeDLM, and imports nothing before somebody asks for it."""
+"""Registers WeDLM with transformers' Auto classes, without importing transformers before somebody else does."""
 
 import importlib
 import sys
 from importlib.abc import MetaPathFinder
 from types import ModuleType
+
+from wedlm.generation.transformers_internals import enter_config_class, enter_model_class
 
 MODEL_TYPE = "wedlm"
 CONFIG_CLASS = "WeDLMConfig"
@@ -12,25 +14,23 @@ MODEL_MODULE = "transformers.models.auto.modeling_auto"
 
 
 def register(module: ModuleType) -> None:
-    """Enters the classes by name, the way transformers lists its own: it imports them from `_modules` when asked for.
+    """Enters the classes by name, as transformers enters its own; the Auto classes import them when they are used.
 
-    The public AutoModel.register() takes the class itself, whose imports cost every process two seconds.
+    The public AutoModel.register() takes the class itself, whose imports would cost every process two seconds.
+
+    Args:
+        module (`ModuleType`): One of transformers' two modules with the mappings of the Auto classes.
     """
+    package = sys.modules["wedlm"]
     if module.__name__ == CONFIG_MODULE:
-        module.CONFIG_MAPPING._mapping[MODEL_TYPE] = CONFIG_CLASS
-        module.CONFIG_MAPPING._modules[MODEL_TYPE] = sys.modules["wedlm"]
+        enter_config_class(module.CONFIG_MAPPING, MODEL_TYPE, CONFIG_CLASS, package)
     else:
-        for mapping, class_name in (
-            (module.MODEL_MAPPING, "WeDLMModel"),
-            (module.MODEL_FOR_CAUSAL_LM_MAPPING, "WeDLMForCausalLM"),
-        ):
-            mapping._model_mapping[MODEL_TYPE] = class_name
-            mapping._reverse_config_mapping[CONFIG_CLASS] = MODEL_TYPE
-            mapping._modules[MODEL_TYPE] = sys.modules["wedlm"]
+        enter_model_class(module.MODEL_MAPPING, MODEL_TYPE, CONFIG_CLASS, "WeDLMModel", package)
+        enter_model_class(module.MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_TYPE, CONFIG_CLASS, "WeDLMForCausalLM", package)
 
 
 class RegisterOnImport(MetaPathFinder):
-    """Registers when one of the two modules has been executed, before anybody else gets to see it."""
+    """Calls `register` when one of the two modules has been executed, before its importer can use it."""
 
     def find_spec(self, name, path=None, target=None):
         if name not in (CONFIG_MODULE, MODEL_MODULE):
@@ -49,7 +49,8 @@ class RegisterOnImport(MetaPathFinder):
 
 
 def register_when_transformers_is_used() -> None:
+    """Registers at once with modules that are imported already, and with the others when they are."""
     sys.meta_path.insert(0, RegisterOnImport())
     for name in (CONFIG_MODULE, MODEL_MODULE):
         if name in sys.modules:
-            register(importlib.import_module(name))  # waits if another thread is in the middle of it
+            register(importlib.import_module(name))  # waits for a thread that is importing it

@@ -16,7 +16,7 @@ QUESTION = "Count by 4 from 12 to 60."
 
 @pytest.fixture(scope="module", params=["streaming", "verified"])
 def traced(request, tmp_path_factory):
-    """A page on a decoding, and the text that it came to."""
+    """The page of a decoding, its text and the number of its forwards."""
     file = tmp_path_factory.mktemp("page") / "trace.html"
     result = run("trace", QUESTION, "--decoding", request.param, "--html", file)
     assert result.exit_code == 0, result.stderr

@@ -1,4 +1,7 @@
+"""The `wedlm` command: help, errors, exit codes and the entry point."""
+
 import json
+import os
 import re
 import shlex
 import signal
@@ -7,18 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import PROMPT, SHORT, run
 from helpers import CHECKPOINTS, REPOSITORY, run_python
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.commands import cli
 
 QUESTION = "Solve 3x + 7 = 22 for x."
-
-
-def run(*arguments):
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
 
 
 def test_help_is_fast_and_shows_every_command(tmp_path):
@@ -39,7 +38,7 @@ def test_every_command_has_an_example_that_parses(command):
     text = " ".join(run(command, "--help").stdout.split())
     (example,) = re.findall(rf"Example: wedlm {command} (.*)", text)
     with get_command(cli.app).commands[command].make_context(command, shlex.split(example)):
-        pass  # what does not parse raises
+        pass  # a command that does not parse raises an error
 
 
 def test_there_and_back(tmp_path):
@@ -118,3 +117,36 @@ def test_every_command_through_the_installed_entry_point(tmp_path):
     finally:
         server.kill()
     assert called == {command.callback.__name__ for command in cli.app.registered_commands}
+
+
+def test_too_little_memory_is_one_sentence(monkeypatch):
+    def load_checkpoint(*arguments):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+
+    monkeypatch.setattr("wedlm.commands.answering.load_checkpoint", load_checkpoint)
+    result = run("generate", "x")
+    assert result.exit_code == 2 and result.stderr.startswith("There is not enough memory (DefaultCPUAllocator: ")
+    assert result.stderr.endswith("; ask for fewer tokens, or choose another --dtype or --device.\n")
+
+
+@pytest.mark.slow
+def test_a_terminal_that_knows_fewer_letters(checkpoint):
+    result = subprocess.run(
+        [sys.executable, "-m", "wedlm", "trace", PROMPT, "--model", checkpoint, *SHORT],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True,
+    )  # fmt: skip
+    assert result.returncode == 0 and b" ? " in result.stdout
+
+
+@pytest.mark.slow
+def test_a_pipe_that_nobody_reads_is_no_error():
+    result = subprocess.run(
+        f"{sys.executable} -m wedlm info | true", shell=True, capture_output=True, text=True, executable="/bin/bash"
+    )
+    assert result.stderr == ""
+
+
+def test_debug_shows_where_an_error_comes_from():
+    for arguments in (["generate", PROMPT, "--model", "nothing"], ["info", "nothing"]):
+        assert isinstance(run(*arguments).exception, SystemExit)
+        assert isinstance(run(*arguments, "--debug").exception, ValueError)

@@ -1,9 +1,7 @@
-"""`wedlm trace`: what it tells of each forward is what happened."""
+"""`wedlm trace`: its lines and its page tell what each forward did."""
 
 import json
-import os
 import re
-import subprocess
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ from tiny_tokenizer import make_tokenizer
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.commands.trace import Slot, Step, Tracer, check_writable, line, page, visible, write_whole
+from wedlm.commands.trace import Slot, Step, Tracer, line, page, visible
 from wedlm.generation.support import DECODINGS
 
 QUESTIONS = [
@@ -53,7 +51,7 @@ def test_every_forward_is_told(demo, decoding, question):
         num_final += len(step.new)
         assert all(1 <= slot.filled_in <= forward for slot in step.new)
         for slot, final, token in zip(step.window, told[num_final:], new[num_final:], strict=False):
-            if slot.filled_in is not None:  # what is filled stays, but for what an end token cuts off
+            if slot.filled_in is not None:  # a filled slot keeps its token, unless an end token cuts it off
                 assert (slot.text, slot.filled_in) == (tokenizer.decode([token]), final.filled_in)
     filled_early = sum(slot.filled_in < forward for forward, step in enumerate(steps, start=1) for slot in step.new)
     left_open = sum(slot.filled_in is None for step in steps for slot in step.window)
@@ -70,7 +68,7 @@ def test_verdicts_are_those_that_the_output_counts(demo, question):
 
 
 def test_a_forward_fills_what_it_says():
-    """By hand: three slots; the second is filled first."""
+    """Three slots by hand, the second of which is filled first."""
     tokenizer = make_tokenizer()
     a, b, c, other = (tokenizer(text)["input_ids"][0] for text in ("a", "b", "c", "d"))
     shown = []
@@ -186,22 +184,6 @@ def test_a_page_that_cannot_be_written_is_refused_at_once(tmp_path, where, monke
     assert result.stderr == (
         f"--html {where} cannot be written; give the name of a file in a folder that you may write to.\n"
     )
-
-
-def test_a_page_replaces_no_link_and_nothing_but_files(tmp_path):
-    target, link, pipe = tmp_path / "page.html", tmp_path / "link.html", tmp_path / "pipe"
-    link.symlink_to(target)
-    write_whole(link, "one")
-    write_whole(link, "two")
-    assert link.is_symlink() and target.read_text() == "two"
-    os.mkfifo(pipe)
-    check_writable(pipe)
-    reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True)
-    write_whole(pipe, "three")
-    assert reader.communicate()[0] == "three" and pipe.is_fifo()
-    with pytest.raises(OSError):
-        write_whole(tmp_path / ("x" * 300), "four")
-    assert {path.name for path in tmp_path.iterdir()} == {"page.html", "link.html", "pipe"}
 
 
 def test_an_empty_prompt_is_refused():

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.commands import cli
-from wedlm.commands.evaluate import side_by_side
+from wedlm.commands.eval import side_by_side
 from wedlm.demo.checkers import check
 from wedlm.demo.tasks import held_out_examples
 from wedlm.evaluation import harness
@@ -414,11 +414,11 @@ def test_work_of_other_conditions_is_left_alone(demo, tmp_path, monkeypatch):
     """Their speeds would be told as those of this device, these threads and this code."""
     monkeypatch.chdir(tmp_path)
     command = ("--include-path", DEMO_TASKS, "--tasks", "demo_counting", "--limit", 1, "--out", "eval.json")
-    monkeypatch.setattr("wedlm.commands.evaluate.write_report", Mock(side_effect=OSError("The disk is full.")))
+    monkeypatch.setattr("wedlm.commands.eval.write_report", Mock(side_effect=OSError("The disk is full.")))
     assert run(DEMO_FOLDER, *command).exit_code != 0
     real = conditions
     for changed, goes_on in (({}, True), ({"threads": 99}, False), ({"commit": "other"}, False)):
-        monkeypatch.setattr("wedlm.commands.evaluate.conditions", lambda *args, now=changed: {**real(*args), **now})
+        monkeypatch.setattr("wedlm.commands.eval.conditions", lambda *args, now=changed: {**real(*args), **now})
         assert ("Going on from" in run(DEMO_FOLDER, *command).stderr) == goes_on, changed
 
 

@@ -631,7 +631,7 @@ def test_a_checkpoint_on_the_hub(tmp_path, model, unchecked, monkeypatch):
     readme_with(model, "license: mit")
     put_into_hub_cache(model, tmp_path / "hub", "me/model")
     monkeypatch.setattr(
-        "wedlm.checkpoints.load.snapshot_download", partial(snapshot_download, cache_dir=tmp_path / "hub")
+        "wedlm.checkpoints.resolve.snapshot_download", partial(snapshot_download, cache_dir=tmp_path / "hub")
     )
     assert run("me/model", tmp_path / "out").exit_code == 0
     assert ModelCard.load(tmp_path / "out" / "README.md").data.license == "mit"

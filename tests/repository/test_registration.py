@@ -20,7 +20,7 @@ BROKEN_CODE = "raise RuntimeError('the broken remote code ran')\n"
 
 @pytest.fixture
 def official(checkpoint, tmp_path):
-    """A checkpoint as released: with remote code that must not run."""
+    """A released checkpoint, with remote code that must not run."""
     folder = tmp_path / "official"
     shutil.copytree(checkpoint, folder)
     for name in ("configuration_wedlm.py", "modeling_wedlm.py"):
@@ -73,7 +73,7 @@ def test_registration_in_any_order_of_imports_and_in_silence(order, tmp_path):
 
 
 def test_import_costs_little(tmp_path):
-    """Processor time, so that a busy machine does not decide."""
+    """Processor time is measured, which a busy machine does not change."""
     seconds = float(
         run_python(
             "from transformers import AutoModelForCausalLM\n"
@@ -108,7 +108,7 @@ def test_other_models_load_as_before(tmp_path):
 
 
 def test_registration_does_not_wait_for_other_threads(tmp_path):
-    """While another thread is in the middle of a long import of transformers, the Auto classes know WeDLM already."""
+    """The Auto classes know WeDLM while another thread is in the middle of a long import of transformers."""
     code = """
 import sys, threading, time
 import wedlm

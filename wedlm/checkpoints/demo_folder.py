@@ -1,4 +1,4 @@
-"""Where the demo checkpoint lies: the commands take it when nobody names a model."""
+"""The folder of the demo checkpoint, which the commands take when no model is named."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,28 +1,34 @@
-"""What a checkpoint is and can do, from its config and the headers of its weight files."""
+"""The facts about a checkpoint, from its config and the headers of its weight files: its size, and how it decodes."""
 
 import os
 from collections import Counter
+from copy import copy
 from typing import NamedTuple
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig
 
-from wedlm.checkpoints.conversion_error import ConversionError
-from wedlm.checkpoints.convert import (
-    STOCK_CONFIGS,
-    limits_of_parallel_decoding,
+from wedlm.checkpoints.architectures import STOCK, wedlm_model
+from wedlm.checkpoints.resolve import (
+    GENERATION_FILE,
+    checkpoint_folder,
+    read_config,
     read_generation_fields,
-    wedlm_model,
+    require_wedlm,
 )
-from wedlm.checkpoints.load import CheckpointError, checkpoint_folder, read_config, require_wedlm
 from wedlm.checkpoints.shards import DTYPES, Shard, read_shards, shard_names
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles
-from wedlm.generation.support import DECODINGS, DEFAULTS
+from wedlm.generation.reader_kinds import reads_no_text
+from wedlm.generation.support import DECODINGS, DEFAULTS, check_support
+from wedlm.generation.transformers_internals import processors_of, resolved_generation_config
 from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE, WeDLMConfig
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 
 class Facts(NamedTuple):
+    """The facts about a WeDLM checkpoint, or about a stock one that can be converted."""
+
     name: str
     model_type: str
     config: WeDLMConfig
@@ -30,7 +36,7 @@ class Facts(NamedTuple):
     shards: list[Shard]  # none, if the weights are not here
     mask_token: str | None  # as the tokenizer writes it
     has_tokenizer: bool
-    generation: dict  # what generate() does unless told otherwise
+    generation: dict  # generation_config.json, over the defaults
     decodings: list[str]
     notes: list[str]
 
@@ -43,7 +49,7 @@ class Facts(NamedTuple):
         return config.num_hidden_layers * width * tokens * dtype.itemsize
 
     def bytes_on_disk(self) -> Counter[str]:
-        """By dtype."""
+        """The size of the weights on disk, by dtype."""
         total: Counter[str] = Counter()
         for shard in self.shards:
             for tensor in shard.tensors.values():
@@ -57,18 +63,20 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def read_facts(name: str | os.PathLike) -> Facts:
+    """Reads the facts about a checkpoint without loading its weights.
+
+    Args:
+        name (`str` or `os.PathLike`): A folder or a name on the Hub, of a WeDLM, Qwen2, Qwen2.5 or Qwen3 checkpoint.
+    """
     folder = checkpoint_folder(name, with_weights=False)
     fields = read_config(name, folder)
     model_type = fields.get("model_type")
-    if model_type not in STOCK_CONFIGS:
+    if model_type not in STOCK:
         require_wedlm(name, fields)
-    try:
-        config, model = wedlm_model(fields, name)
-        generation = read_generation_fields(folder)
-        shards = read_shards(folder) if any((folder / file).exists() for file in shard_names(folder)) else []
-        tokenizer = TokenizerFiles.read(folder)
-    except ConversionError as error:
-        raise CheckpointError(str(error)) from error
+    config, model = wedlm_model(fields, name)
+    generation = read_generation_fields(folder)
+    shards = read_shards(folder) if any((folder / file).exists() for file in shard_names(folder)) else []
+    tokenizer = TokenizerFiles.read(folder)
     is_wedlm = model_type == MODEL_TYPE
     tokens = {i: token for token, i in tokenizer.token_ids().items()}
     return Facts(
@@ -85,15 +93,56 @@ def read_facts(name: str | os.PathLike) -> Facts:
     )
 
 
-def offered_decodings(model: WeDLMForCausalLM, generation: dict) -> list[str]:
+def offered_decodings(model: WeDLMForCausalLM, generation_fields: dict) -> list[str]:
+    """The decodings that `generate()` does not refuse.
+
+    Args:
+        model (`WeDLMForCausalLM`): A model, whose weights may be missing. It stays as it is.
+        generation_fields (`dict`): The content of generation_config.json, in place of the model's generation_config.
+    """
     offered = []
     for decoding in DECODINGS:
         try:
-            model.generation_config = GenerationConfig.from_dict(generation)
-            model._prepare_generation_config(None, decoding=decoding)
+            resolved_generation_config(with_generation_fields(model, generation_fields), decoding=decoding)
             if decoding != "autoregressive":
                 model.config.require_mask_token_id()
             offered.append(decoding)
         except ValueError:
             continue
     return offered
+
+
+def limits_of_parallel_decoding(model: WeDLMForCausalLM, generation_fields: dict) -> list[str]:
+    """A sentence for each thing that keeps a checkpoint from decoding in parallel, or slows it down.
+
+    Args:
+        model (`WeDLMForCausalLM`): A model, whose weights may be missing. It stays as it is.
+        generation_fields (`dict`): The content of generation_config.json, in place of the model's generation_config.
+    """
+    try:
+        as_given = with_generation_fields(model, generation_fields)
+        check_support(as_given, resolved_generation_config(as_given), {})
+        readers = [
+            f"{name}={value!r}" for name, value in generation_fields.items() if reads_text(as_given, name, value)
+        ]
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        return [f"generate() will refuse this checkpoint until it is changed: {error}"]
+    if not readers:
+        return []
+    return [
+        f"{GENERATION_FILE} has {', '.join(readers)}: it reads the text, so that tokens are chosen left to right and "
+        "fewer are filled per forward; remove it there for full speed."
+    ]
+
+
+def with_generation_fields(model: WeDLMForCausalLM, generation_fields: dict) -> WeDLMForCausalLM:
+    """The same model with another generation_config; the weights are shared, and `model` keeps its own config."""
+    other = copy(model)
+    other.generation_config = GenerationConfig.from_dict(generation_fields)
+    return other
+
+
+def reads_text(model: WeDLMForCausalLM, name: str, value: object) -> bool:
+    """Whether a field of generation_config.json asks for a processor that reads the text before a slot."""
+    config = GenerationConfig.from_dict({"eos_token_id": [0], name: value})
+    return not all(map(reads_no_text, processors_of(model, config, torch.zeros(1, 1, dtype=torch.long))))

@@ -1,4 +1,4 @@
-"""The folder that a conversion writes: absent or complete, whatever happens to the process."""
+"""The folder that a conversion, a merge or an export writes: it appears complete, or not at all."""
 
 import json
 import os
@@ -8,31 +8,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from wedlm.checkpoints.conversion_error import ConversionError
+from wedlm.checkpoints.errors import CheckpointError
 
 
 def check_out(out: str | os.PathLike, overwrite: bool) -> Path:
+    """Refuses a place that nothing may be written to, and returns it as an absolute path.
+
+    Args:
+        out (`str` or `os.PathLike`): The folder to write; it may be missing or empty.
+        overwrite (`bool`): Whether it may hold a checkpoint, which will be replaced.
+    """
     try:
         out = Path(out).resolve()
         if out.exists() and not out.is_dir():
-            raise ConversionError(f"{out} is a file; choose a folder that does not exist yet.")
+            raise CheckpointError(f"{out} is a file; choose a folder that does not exist yet.")
         is_used = out.exists() and any(out.iterdir())
-    except (OSError, RuntimeError) as error:  # the latter for a link to itself
-        raise ConversionError(f"{out} cannot be looked into ({error}); choose another place.") from error
-    # The folder itself is replaced, which a mount cannot be, and where a shell sits should not.
+    except (OSError, RuntimeError) as error:  # a link to itself raises a RuntimeError
+        raise CheckpointError(f"{out} cannot be looked into ({error}); choose another place.") from error
+    # The folder itself is replaced. A mount point cannot be, and the folder of a shell should not be.
     if os.path.ismount(out) or out in (Path.cwd(), *Path.cwd().parents):
-        raise ConversionError(f"{out} is a mount point, or the folder you are in; choose a new folder inside of it.")
+        raise CheckpointError(f"{out} is a mount point, or the folder you are in; choose a new folder inside of it.")
     if is_used and not overwrite:
-        raise ConversionError(f"{out} exists and is not empty; choose another folder, or pass --overwrite.")
+        raise CheckpointError(f"{out} exists and is not empty; choose another folder, or pass --overwrite.")
     if is_used and not is_checkpoint(out):
-        raise ConversionError(f"{out} is no checkpoint, and only a checkpoint is overwritten; empty it yourself.")
+        raise CheckpointError(f"{out} is no checkpoint, and only a checkpoint is overwritten; empty it yourself.")
     return out
 
 
 def check_apart(out: Path, source: Path) -> None:
     source = source.resolve()
     if out == source or out in source.parents or source in out.parents:
-        raise ConversionError(
+        raise CheckpointError(
             f"{out} and the source {source} are the same folder, or one lies in the other; choose another place for "
             "the result."
         )
@@ -46,7 +52,7 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def leftovers(out: Path) -> list[str]:
-    """Folders beside `out` that a killed conversion left, or that one now running is using."""
+    """The folders beside `out` that a killed conversion left, or that a running one uses."""
     if not out.parent.is_dir():
         return []
     prefixes = (f"{out.name}.incomplete-", f"{out.name}.replaced-")
@@ -54,22 +60,26 @@ def leftovers(out: Path) -> list[str]:
 
 
 def check_space(out: Path, num_bytes: int) -> None:
-    existing = next(path for path in out.parents if path.exists())  # it is written beside `out`
+    existing = next(path for path in out.parents if path.exists())  # the new folder is written beside `out`
     free = shutil.disk_usage(existing).free
     if free < num_bytes:
         old = leftovers(out)
-        raise ConversionError(
+        raise CheckpointError(
             f"{out} needs {num_bytes / 1e9:.2f} GB and its disk has {free / 1e9:.2f} GB free; free some"
-            + (f" (what a killed conversion left can go: {', '.join(old)})" if old else "")
+            + (f" (a killed conversion left {', '.join(old)}, which can go)" if old else "")
             + ", or choose another disk."
         )
 
 
 @contextmanager
 def complete_or_absent(out: Path, overwrite: bool) -> Iterator[Path]:
-    """A new folder beside `out` that takes its place when the block has ended, and goes away if it fails.
+    """Gives a new folder beside `out` that is renamed to `out` when the block ends, and removed when it fails.
 
-    With `overwrite`, what `out` held goes away last; a kill may leave `OUT.incomplete-...` or `OUT.replaced-...`.
+    The checkpoint that is replaced is removed last. A kill may leave `OUT.incomplete-...` or `OUT.replaced-...`.
+
+    Args:
+        out (`Path`): The folder, which `check_out` has accepted.
+        overwrite (`bool`): Whether a checkpoint that `out` holds is replaced.
     """
     suffix = secrets.token_hex(4)
     new, old = out.with_name(f"{out.name}.incomplete-{suffix}"), out.with_name(f"{out.name}.replaced-{suffix}")
@@ -81,12 +91,12 @@ def complete_or_absent(out: Path, overwrite: bool) -> Iterator[Path]:
         for path in new.rglob("*"):
             if path.is_file():
                 with open(path, "rb") as file:
-                    os.fsync(file.fileno())  # or the new name could outlive a power cut, and the bytes not
+                    os.fsync(file.fileno())  # or a power cut could leave the new name without the bytes
         if out.exists():
             if overwrite:
                 out.rename(old)
             else:
-                out.rmdir()  # it was empty; if it is not any more, this fails
+                out.rmdir()  # fails if somebody has put something into the empty folder
         new.rename(out)
     finally:  # after Ctrl-C too
         if old.exists():

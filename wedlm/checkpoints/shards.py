@@ -1,8 +1,4 @@
-"""Safetensors files taken as what they are, a header and bytes, so that weights pass through without being loaded.
-
-A file is 8 bytes with the length of the header, the header, JSON of `{name: {"dtype", "shape", "data_offsets"}}`, and
-the bytes of the tensors.
-"""
+"""Safetensors files as headers and bytes, so that weights are checked and copied without being loaded."""
 
 import json
 import math
@@ -12,7 +8,7 @@ from typing import BinaryIO, NamedTuple
 
 import torch
 
-from wedlm.checkpoints.conversion_error import ConversionError
+from wedlm.checkpoints.errors import CheckpointError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -22,11 +18,13 @@ CHUNK_BYTES = 16 * 2**20
 
 
 class Shard(NamedTuple):
+    """One weight file: 8 bytes with the length of the header, the header in JSON, and the bytes of the tensors."""
+
     path: Path
     metadata: dict[str, str] | None
-    tensors: dict[str, dict]  # as in the header, in its order
-    data_start: int
-    num_bytes: int
+    tensors: dict[str, dict]  # dtype, shape and data_offsets by name, in the order of the header
+    data_start: int  # where the bytes of the tensors begin
+    num_bytes: int  # of the file
 
     def in_file_order(self) -> list[str]:
         return sorted(self.tensors, key=lambda name: self.tensors[name]["data_offsets"])
@@ -36,28 +34,28 @@ def read_json(path: Path) -> dict:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConversionError(f"{path} cannot be read as JSON ({error}); copy or download it again.") from error
+        raise CheckpointError(f"{path} cannot be read as JSON ({error}); copy or download it again.") from error
     if not isinstance(content, dict):
-        raise ConversionError(f"{path} holds no JSON object; copy or download it again.")
+        raise CheckpointError(f"{path} holds no JSON object; copy or download it again.")
     return content
 
 
 def read_index(folder: Path) -> dict | None:
-    """The index of a checkpoint in shards, which need not be there yet; None where one file holds all weights."""
+    """The index of a checkpoint in shards; None where one file holds all weights. The shards may be missing."""
     if (folder / SINGLE_FILE).exists() or not (folder / INDEX_FILE).exists():
         return None
     index = read_json(folder / INDEX_FILE)
     weight_map, metadata = index.get("weight_map"), index.get("metadata") or {}
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ConversionError(f"{folder / INDEX_FILE} has no weight_map; copy or download it again.")
+        raise CheckpointError(f"{folder / INDEX_FILE} has no weight_map; copy or download it again.")
     if not isinstance(metadata, dict) or not all(
         isinstance(metadata.get(name, 0), int) for name in ("total_size", "total_parameters")
     ):
-        raise ConversionError(f"{folder / INDEX_FILE} has metadata={metadata!r}; copy or download it again.")
+        raise CheckpointError(f"{folder / INDEX_FILE} has metadata={metadata!r}; copy or download it again.")
     for name in weight_map.values():
-        # Links out of the folder are fine, the cache of the Hub is made of them; paths are not.
+        # A name may be a link out of the folder, as all names in the Hub's cache are, but not a path out of it.
         if not isinstance(name, str) or Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
-            raise ConversionError(
+            raise CheckpointError(
                 f"{folder / INDEX_FILE} names the shard {name!r}, which is no safetensors file inside the folder; "
                 "correct the index, or download the checkpoint again."
             )
@@ -65,30 +63,30 @@ def read_index(folder: Path) -> dict | None:
 
 
 def shard_names(folder: Path) -> list[str]:
-    """The weight files of a checkpoint, which need not be there yet."""
+    """The names of a checkpoint's weight files, which may be missing."""
     index = read_index(folder)
     return [SINGLE_FILE] if index is None else sorted(set(index["weight_map"].values()))
 
 
 def read_shards(folder: Path) -> list[Shard]:
-    """The headers of all weight files, checked against the index and against the sizes of the files."""
+    """Reads the headers of all weight files, and checks them against the index and the sizes of the files."""
     names = shard_names(folder)
     missing = [name for name in names if not (folder / name).is_file()]
     if missing == [SINGLE_FILE]:
         pickled = [name for name in PICKLED_FILES if (folder / name).exists()]
         if pickled:
-            raise ConversionError(
+            raise CheckpointError(
                 f"{folder} has only pickled weights ({pickled[0]}), and safetensors are wanted, because pickles run "
-                "code; if you trust them, load them with AutoModelForCausalLM.from_pretrained(..., "
+                "code; if you trust the file, load them with AutoModelForCausalLM.from_pretrained(..., "
                 "use_safetensors=False) and save_pretrained() them first."
             )
-        raise ConversionError(
+        raise CheckpointError(
             f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}, and safetensors are wanted; if its weights are "
             "pickled (.bin) and you trust them, load them with AutoModelForCausalLM.from_pretrained(..., "
             "use_safetensors=False) and save_pretrained() them first."
         )
     if missing:
-        raise ConversionError(
+        raise CheckpointError(
             f"{folder} lacks {', '.join(missing)}, which its index lists; copy or download the missing files."
         )
     shards = [read_shard(folder / name) for name in names]
@@ -96,14 +94,14 @@ def read_shards(folder: Path) -> list[Shard]:
     for shard in shards:
         for name in shard.tensors:
             if name in places:
-                raise ConversionError(
+                raise CheckpointError(
                     f"{name} stands in both {places[name]} and {shard.path.name} of {folder}; save it again."
                 )
             places[name] = shard.path.name
     if (index := read_index(folder)) is not None:
         for name, place in index["weight_map"].items():
             if places.get(name) != place:
-                raise ConversionError(
+                raise CheckpointError(
                     f"{folder / INDEX_FILE} says that {name} lies in {place}, and it does not; copy or download the "
                     "checkpoint again."
                 )
@@ -121,7 +119,7 @@ def read_shard(path: Path) -> Shard:
         for name, tensor in tensors.items():
             start, stop = tensor["data_offsets"]
             if tensor["dtype"] not in DTYPES:
-                raise ConversionError(
+                raise CheckpointError(
                     f"{name} in {path} is of type {tensor['dtype']}, and only {', '.join(DTYPES)} are supported; "
                     "start from the checkpoint as it was before quantization."
                 )
@@ -136,17 +134,17 @@ def read_shard(path: Path) -> Shard:
             expected = shard.data_start + stop
         if expected != num_bytes:
             raise ValueError(f"it has {num_bytes} bytes instead of {expected}")
-    except ConversionError:
+    except CheckpointError:
         raise
     except OSError as error:
-        raise ConversionError(f"{path} cannot be read ({error.strerror}); allow it, or copy it again.") from error
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); allow it, or copy it again.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConversionError(f"{path} is cut short or damaged ({error}); copy or download it again.") from error
+        raise CheckpointError(f"{path} is cut short or damaged ({error}); copy or download it again.") from error
     return shard
 
 
 def new_header(shard: Shard, num_rows: dict[str, int]) -> tuple[bytes, int]:
-    """How a shard begins if the tensors named in `num_rows` have that many rows, and the bytes of its tensors then."""
+    """The header of a shard whose tensors have the given numbers of rows, and the number of bytes behind it."""
     tensors, offset = {name: dict(tensor) for name, tensor in shard.tensors.items()}, 0
     for name in shard.in_file_order():
         tensor = tensors[name]
@@ -157,11 +155,12 @@ def new_header(shard: Shard, num_rows: dict[str, int]) -> tuple[bytes, int]:
         offset += length
     header = {} if shard.metadata is None else {"__metadata__": shard.metadata}
     text = json.dumps(header | tensors, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # safetensors aligns its data to 8 bytes
+    text += b" " * (-len(text) % 8)  # safetensors aligns the data to 8 bytes
     return len(text).to_bytes(8, "little") + text, offset
 
 
 def num_bytes_after(shard: Shard, num_rows: dict[str, int]) -> int:
+    """The size of the file that `write_shard` writes."""
     if not num_rows.keys() & shard.tensors.keys():
         return shard.num_bytes
     header, num_bytes = new_header(shard, num_rows)
@@ -172,13 +171,13 @@ def read_chunks(file: BinaryIO, num_bytes: int, chunk_bytes: int) -> Iterator[by
     while num_bytes > 0:
         chunk = file.read(min(chunk_bytes, num_bytes))
         if not chunk:
-            raise ConversionError(f"{file.name} became shorter while it was read; copy or download it again.")
+            raise CheckpointError(f"{file.name} became shorter while it was read; copy or download it again.")
         num_bytes -= len(chunk)
         yield chunk
 
 
 def mean_row(file: BinaryIO, tensor: dict) -> bytes:
-    """The mean of the rows that begin where `file` stands."""
+    """The mean of a tensor's rows, which are read from the position of `file`."""
     dtype, (num_rows, width) = DTYPES[tensor["dtype"]], tensor["shape"]
     row_bytes = width * dtype.itemsize
     total = torch.zeros(width, dtype=torch.float64)
@@ -188,9 +187,14 @@ def mean_row(file: BinaryIO, tensor: dict) -> bytes:
 
 
 def write_shard(shard: Shard, path: Path, num_rows: dict[str, int], progress: Callable[[int], object]) -> None:
-    """Copies a shard; the tensors named in `num_rows` lose the rows behind that number, or gain their mean as one row.
+    """Copies a shard with other numbers of rows.
 
-    `progress` is called with the bytes of each chunk that was written.
+    Args:
+        shard (`Shard`): The file to copy.
+        path (`Path`): The file to write.
+        num_rows (`dict[str, int]`): The new number of rows of some tensors, by name. A tensor that has more rows
+            loses the last ones; a tensor that has one row less gains the mean of its rows.
+        progress (`Callable`): Called with the number of bytes of each chunk that was written.
     """
 
     def put(chunk: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The MASK token in the files of a tokenizer, put in and taken out as data."""
+"""The files of a tokenizer as data, so that a MASK token can be put in and taken out."""
 
 import json
 from itertools import count
@@ -7,10 +7,10 @@ from typing import NamedTuple, Self
 
 from tokenizers import Tokenizer
 
-from wedlm.checkpoints.conversion_error import ConversionError
+from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.shards import read_json
 
-# What holds tokens, or says what they are for. merges.txt and the chat templates need no look.
+# The files that hold tokens or give them a role; merges.txt and the chat templates do neither.
 READ_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "added_tokens.json", "special_tokens_map.json")
 
 
@@ -23,15 +23,17 @@ def without(mapping: dict, name: str) -> dict:
 
 
 class TokenizerFiles(NamedTuple):
-    contents: dict[str, dict]  # by the name of the file; those that are there
+    """The content of a tokenizer's files, by name."""
+
+    contents: dict[str, dict]
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         files = cls({name: read_json(folder / name) for name in READ_FILES if (folder / name).exists()})
         try:
-            files.token_ids(), files.mask_token()
+            files.token_ids(), files.mask_token()  # both raise on unusual content
         except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise ConversionError(
+            raise CheckpointError(
                 f"The tokenizer files in {folder} are none of Qwen's ({type(error).__name__}: {error}); correct them, "
                 "or save the tokenizer with save_pretrained() again."
             ) from error
@@ -44,7 +46,7 @@ class TokenizerFiles(NamedTuple):
         return "tokenizer.json" in self.contents or "vocab.json" in self.contents
 
     def token_ids(self) -> dict[str, int]:
-        """Every token that a file speaks of, and its id."""
+        """The id of every token that one of the files names."""
         tokenizer = self.file("tokenizer.json")
         vocabulary = tokenizer.get("model", {}).get("vocab", {})
         decoder = self.file("tokenizer_config.json").get("added_tokens_decoder") or {}
@@ -72,7 +74,12 @@ class TokenizerFiles(NamedTuple):
         return next(name for name in names if name not in tokens)
 
     def with_mask(self, token: str, token_id: int) -> dict[str, dict]:
-        """The files that change when `token` becomes the mask_token, with their new content."""
+        """The files that change when `token` becomes the mask_token, with their new content.
+
+        Args:
+            token (`str`): A token that no file names.
+            token_id (`int`): Its id, which no token has.
+        """
         description = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
         config = {**self.file("tokenizer_config.json"), "mask_token": token}
         if "added_tokens_decoder" in config or "tokenizer.json" not in self.contents:
@@ -89,13 +96,13 @@ class TokenizerFiles(NamedTuple):
             added = sorted([*tokenizer.get("added_tokens", []), entry], key=lambda added: added["id"])
             changed["tokenizer.json"] = {**tokenizer, "added_tokens": added}
             if token_id_of(token, changed["tokenizer.json"]) != token_id:
-                # The library numbers added tokens itself, without gaps; those in the vocabulary keep their ids.
+                # The library numbers added tokens without gaps; tokens of the vocabulary keep their ids.
                 vocabulary = {**tokenizer["model"]["vocab"], **{token["content"]: token["id"] for token in added}}
                 changed["tokenizer.json"]["model"] = {**tokenizer["model"], "vocab": vocabulary}
         return changed
 
     def without_mask(self, token_id: int) -> dict[str, dict]:
-        """The files that change when the token `token_id` is taken out, with their new content."""
+        """The files that change when the token with this id is taken out, with their new content."""
         token = next((token for token, i in self.token_ids().items() if i == token_id), None)
         changed = {}
         for name, content in self.contents.items():
@@ -121,13 +128,13 @@ def token_id_of(token: str, content: dict) -> int | None:
     try:
         return Tokenizer.from_str(json.dumps(content)).token_to_id(token)
     except Exception as error:  # the library raises no other kind
-        raise ConversionError(
+        raise CheckpointError(
             f"tokenizer.json is not understood ({error}); correct it, or save the tokenizer with save_pretrained()."
         ) from error
 
 
 def for_older_versions(contents: dict[str, dict]) -> dict[str, dict]:
-    """What has to change for transformers 4, which reads additional_special_tokens where 5 writes another name."""
+    """The files that change for transformers 4, which calls extra_special_tokens additional_special_tokens."""
     config = contents.get("tokenizer_config.json", {})
     if not isinstance(config.get("extra_special_tokens"), list) or "additional_special_tokens" in config:
         return {}
@@ -136,7 +143,7 @@ def for_older_versions(contents: dict[str, dict]) -> dict[str, dict]:
 
 
 def unused_row(used: set[int], vocab_size: int) -> int | None:
-    """The first row behind all that are used, or else the first gap between them."""
+    """The first row behind all used ones, or else the first gap between them; None if there is neither."""
     behind = max(used, default=-1) + 1
     if behind < vocab_size:
         return behind

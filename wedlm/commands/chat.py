@@ -1,41 +1,31 @@
-"""`wedlm chat`: a conversation whose cache goes from turn to turn."""
+"""`wedlm chat`: a conversation whose turns share one cache."""
 
 import os
 import sys
 from dataclasses import dataclass, field, replace
 
-from transformers import DynamicCache, PreTrainedTokenizerBase, TextStreamer
+from transformers import DynamicCache, PreTrainedTokenizerBase
 
-from wedlm.commands.generate import answer, counts, encode, load, seed, told
-from wedlm.commands.settings import Settings
+from wedlm.commands.answering import AnswerStreamer, answer, counts, encode, load, seed
+from wedlm.commands.options import GenerationOptions
 from wedlm.generation.support import DECODINGS
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 HELP = """\
 /mode             show how answers are decoded
 /mode DECODING    decode otherwise from now on: {decodings}
-/stats            what the conversation took
+/stats            count tokens, forwards and seconds of the conversation
 /reset            forget the conversation
 /exit             leave, as Ctrl-D does; Ctrl-C stops an answer"""
 
 
-class Recorder(TextStreamer):
-    """Prints, and keeps what it has printed: an answer that is stopped has said that much."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self.text = ""
-
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        self.text += text
-        super().on_finalized_text(text, stream_end)
-
-
 @dataclass
 class Chat:
+    """A conversation, its cache, and the counts of what it took."""
+
     model: WeDLMForCausalLM
     tokenizer: PreTrainedTokenizerBase
-    settings: Settings
+    options: GenerationOptions
     messages: list[dict] = field(default_factory=list)
     cache: DynamicCache | None = None
     cached_ids: list[int] = field(default_factory=list)
@@ -43,23 +33,23 @@ class Chat:
     tokens: int = 0
     forwards: int = 0
     seconds: float = 0.0
-    reused: int = 0  # tokens of prompts that the cache had
+    reused: int = 0  # tokens of prompts that were in the cache
 
     def say(self, text: str) -> None:
-        """One turn. If it fails it has not been; if it is stopped, what was answered stays."""
+        """Answers one turn. A turn that fails leaves no trace; one that Ctrl-C stops keeps the text so far."""
         messages = [*self.messages, {"role": "user", "content": text}]
         ids = encode(self.model, self.tokenizer, messages)
         cache, reused = self.reusable(ids)
-        self.forget_cache()  # until the turn is complete: Ctrl-C can come between keys and values
-        streamer = Recorder(self.tokenizer)
+        self.forget_cache()  # until the turn is complete, as Ctrl-C can come between keys and values
+        streamer = AnswerStreamer(self.tokenizer)
         try:
-            got = answer(self.model, self.tokenizer, ids, self.settings, streamer, cache)
+            got = answer(self.model, self.tokenizer, ids, self.options, streamer, cache)
         except KeyboardInterrupt:
             if streamer.text:
                 self.messages = [*messages, {"role": "assistant", "content": streamer.text}]
             raise
         if got.is_cut:
-            print(told(got), file=sys.stderr)
+            print(got.summary(), file=sys.stderr)
         self.messages = [*messages, {"role": "assistant", "content": got.text}]
         self.cache, self.cached_ids = got.cache, got.ids[: got.cache.get_seq_length()]
         self.turns += 1
@@ -69,9 +59,10 @@ class Chat:
         self.reused += reused
 
     def reusable(self, ids: list[int]) -> tuple[DynamicCache | None, int]:
-        """The cache as far as it holds the beginning of the ids, the last one left out, and how far that is.
+        """The cache, cropped to the ids that it shares with this prompt, and their number.
 
-        A template may write earlier turns anew, and a text may be cut into other tokens than it was generated in.
+        It may share less than it holds: a template may write earlier turns anew, and a text may be encoded into other
+        tokens than it was generated in. The last id of the prompt is left to be read.
         """
         shared = len(os.path.commonprefix([self.cached_ids, ids[:-1]]))
         if shared == 0:
@@ -84,15 +75,15 @@ class Chat:
         self.cache, self.cached_ids = None, []
 
     def command(self, line: str) -> str:
-        """What a line that begins with a slash answers."""
+        """The reply to a line that begins with a slash."""
         name, *arguments = line.split()
         match name, arguments:
             case "/help", []:
                 return HELP.format(decodings=", ".join(DECODINGS))
             case "/mode", []:
-                return self.settings.decoding or self.model.generation_config.decoding
+                return self.options.decoding or self.model.generation_config.decoding
             case "/mode", [decoding] if decoding in DECODINGS:
-                self.settings = replace(self.settings, decoding=decoding)
+                self.options = replace(self.options, decoding=decoding)
                 return decoding
             case "/mode", _:
                 return f"{' '.join(arguments)} is no decoding; choose one of {', '.join(DECODINGS)}."
@@ -108,17 +99,18 @@ class Chat:
         return f"{line} is no command; /help lists them."
 
 
-def chat(settings: Settings) -> None:
-    model, tokenizer = load(settings)
+def chat(options: GenerationOptions) -> None:
+    """Reads lines from standard input until it ends, and answers each."""
+    model, tokenizer = load(options)
     if tokenizer.chat_template is None:
-        raise ValueError(f"{settings.model} has no chat template; use `wedlm generate`, which continues a text.")
-    seed(settings)
-    conversation = Chat(model, tokenizer, settings)
+        raise ValueError(f"{options.model} has no chat template; use `wedlm generate`, which continues a text.")
+    seed(options)
+    conversation = Chat(model, tokenizer, options)
     is_terminal = sys.stdin is not None and sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401 (gives input() the arrow keys)
 
-        print(f"{settings.model}: /help lists the commands, Ctrl-D leaves.")
+        print(f"{options.model}: /help lists the commands, Ctrl-D leaves.")
     while True:
         try:
             line = "/exit" if sys.stdin is None else input("> " if is_terminal else "").strip()

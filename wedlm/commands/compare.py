@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -11,37 +10,24 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-from transformers import PreTrainedTokenizerBase, TextStreamer
 
-from wedlm.commands.generate import Answer, answer, encode, load, read_prompt, seed
-from wedlm.commands.settings import Settings
+from wedlm.commands.answering import Answer, AnswerStreamer, answer, encode, load, read_prompt, seed
+from wedlm.commands.options import GenerationOptions
+from wedlm.commands.reports import table_console
 from wedlm.generation.support import DECODINGS
 
 BASELINE = "autoregressive"
-PIPE_WIDTH = 200  # a table in a file is not to be broken into lines
 
 
-class Watcher(TextStreamer):
-    """Tells all of the text so far, whenever there is more of it."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, show: Callable[[str], None]):
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self.text, self.show = "", show
-
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        self.text += text
-        self.show(self.text)
-
-
-def chosen_decodings(settings: Settings) -> list[str]:
-    """The baseline, and the one that was asked for or else all but blockwise, which is there for the paper's sake."""
-    others = [settings.decoding] if settings.decoding else [name for name in DECODINGS if name != "blockwise"]
+def chosen_decodings(options: GenerationOptions) -> list[str]:
+    """The baseline, and the decoding of --decoding or else all others but blockwise, the ablation of the paper."""
+    others = [options.decoding] if options.decoding else [name for name in DECODINGS if name != "blockwise"]
     return list(dict.fromkeys([BASELINE, *others]))
 
 
 @dataclass
 class Board:
-    """A column for each decoding, on a terminal redrawn whenever one of them grows."""
+    """The answers of all decodings; a terminal shows them in columns and redraws them when one grows."""
 
     live: Live
     texts: dict[str, str]
@@ -53,39 +39,43 @@ class Board:
             self.live.update(columns(self.texts, self.answers), refresh=True)
 
 
-def compare(prompts: list[str], settings: Settings, raw: bool) -> None:
+def compare(prompts: list[str], options: GenerationOptions, raw: bool) -> None:
+    """Answers each prompt by several decodings, and prints their texts and counts."""
     prompts = [read_prompt(prompt) for prompt in prompts]
-    if settings.seed is None:
-        settings = replace(settings, seed=0)  # every run is to draw the same
-    model, tokenizer = load(settings)
-    all_ids = [encode(model, tokenizer, prompt, raw) for prompt in prompts]  # a refusal comes before any output
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = PIPE_WIDTH
+    if options.seed is None:
+        options = replace(options, seed=0)  # so that every decoding draws the same
+    model, tokenizer = load(options)
+    all_ids = [encode(model, tokenizer, prompt, raw) for prompt in prompts]  # refusals come before any output
+    console = table_console()
 
     def run(ids: list[int], decoding: str, board: Board) -> Answer:
-        """Twice: the first time is seen and warms up, the second is timed and nobody watches."""
-        chosen = replace(settings, decoding=decoding)
+        """Generates twice: the first run warms up and is shown, the second is timed and has no streamer."""
+        chosen = replace(options, decoding=decoding)
         seed(chosen)
-        answer(model, tokenizer, ids, chosen, Watcher(tokenizer, partial(board.show, decoding)))
+        answer(model, tokenizer, ids, chosen, AnswerStreamer(tokenizer, partial(board.show, decoding)))
         seed(chosen)
         return answer(model, tokenizer, ids, chosen)
 
     for prompt, ids in zip(prompts, all_ids, strict=True):
         console.print(Text(f"> {prompt}"), soft_wrap=True)
         with Live(console=console, auto_refresh=False) as live:
-            board = Board(live, dict.fromkeys(chosen_decodings(settings), ""))
+            board = Board(live, dict.fromkeys(chosen_decodings(options), ""))
             for decoding in board.texts:
                 board.answers[decoding] = run(ids, decoding, board)
                 board.show(decoding, board.answers[decoding].text)
-        if not console.is_terminal:
-            for names, text in grouped(board.answers):
-                console.print(Text(f"{names}:\n{text}"), soft_wrap=True)
-        console.print(table(board.answers))
-        for decoding, got in board.answers.items():
-            if got.text != board.answers[BASELINE].text:
-                parted = difference(board.answers[BASELINE].text, got.text)
-                console.print(Text(f"{decoding} differs {parted}"), soft_wrap=True)
+        print_answers(console, board.answers)
+
+
+def print_answers(console: Console, answers: dict[str, Answer]) -> None:
+    """Prints the texts, unless a terminal has shown them, the table, and where texts differ from the baseline's."""
+    if not console.is_terminal:
+        for names, text in grouped(answers):
+            console.print(Text(f"{names}:\n{text}"), soft_wrap=True)
+    console.print(table(answers))
+    baseline = answers[BASELINE].text
+    for decoding, got in answers.items():
+        if got.text != baseline:
+            console.print(Text(f"{decoding} differs {difference(baseline, got.text)}"), soft_wrap=True)
 
 
 def columns(texts: dict[str, str], answers: dict[str, Answer]) -> Table:
@@ -107,7 +97,7 @@ def columns(texts: dict[str, str], answers: dict[str, Answer]) -> Table:
 
 
 def grouped(answers: dict[str, Answer]) -> list[tuple[str, str]]:
-    """Each text once, with the decodings that wrote it."""
+    """Each text once, behind the names of the decodings that wrote it."""
     names: dict[str, list[str]] = {}
     for decoding, got in answers.items():
         names.setdefault(got.text, []).append(decoding)
@@ -126,7 +116,7 @@ def table(answers: dict[str, Answer]) -> Table:
             f"{got.seconds:.3f}",
             f"{got.forwards}",
             f"{got.tokens}",
-            f"{got.tokens_per_forward:.2f}",
+            f"{got.tokens / got.forwards:.2f}",
             f"{got.tokens / got.seconds:.1f}",
             "" if decoding == BASELINE else "same" if got.text == answers[BASELINE].text else "differs",
         )
@@ -134,7 +124,7 @@ def table(answers: dict[str, Answer]) -> Table:
 
 
 def difference(expected: str, got: str) -> str:
-    """The words with which two texts part."""
+    """The first place where two texts differ, with the words there."""
     i = len(os.path.commonprefix([expected, got]))
     return f"from character {i + 1} on: {word_at(got, i)} for {word_at(expected, i)}"
 

@@ -1,9 +1,9 @@
-"""`wedlm info`: shows what a checkpoint is and can do."""
+"""`wedlm info`: the facts about a checkpoint, without its weights."""
 
 import torch
 
 from wedlm.checkpoints.facts import Facts, dtype_name, read_facts
-from wedlm.checkpoints.load import remedy
+from wedlm.checkpoints.resolve import how_to_convert
 from wedlm.generation.support import DEFAULTS
 from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE
 
@@ -13,14 +13,15 @@ SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_p
 
 
 def info(name: str) -> None:
+    """Prints the facts about a checkpoint, a line each."""
     facts = read_facts(name)
-    lines = rows(facts)
+    lines = described(facts)
     width = max(len(title) for title, _ in lines)
     for title, value in lines:
         print(f"{title:<{width}}  {value}")
 
 
-def rows(facts: Facts) -> list[tuple[str, str]]:
+def described(facts: Facts) -> list[tuple[str, str]]:
     config = facts.config
     family = "Qwen3" if config.qk_norm else "Qwen2"
     is_wedlm = facts.model_type == MODEL_TYPE
@@ -41,7 +42,10 @@ def rows(facts: Facts) -> list[tuple[str, str]]:
         ),
     ]
     if not is_wedlm:
-        return [*result, ("what to do", f"{remedy(facts.name, facts.model_type)}, which has then to be trained.")]
+        return [
+            *result,
+            ("what to do", f"{how_to_convert(facts.name, facts.model_type)}, which has then to be trained."),
+        ]
     return [
         *result,
         ("generation", settings(facts.generation)),

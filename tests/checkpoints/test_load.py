@@ -1,3 +1,5 @@
+"""`load_checkpoint`: a model and a tokenizer, or one sentence."""
+
 import json
 import shutil
 
@@ -5,14 +7,17 @@ import pytest
 from helpers import CHECKPOINTS, put_into_hub_cache
 from safetensors.torch import load_file, save_file
 from tiny_tokenizer import make_tokenizer
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+)
 
-from wedlm.checkpoints.load import CheckpointError, load_checkpoint
+from wedlm.checkpoints.errors import CheckpointError
+from wedlm.checkpoints.load import load_checkpoint
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A whole checkpoint, to be spoilt."""
+    """A whole checkpoint that a test may spoil."""
     result = tmp_path / "checkpoint"
     shutil.copytree(CHECKPOINTS / "q3", result)
     make_tokenizer().save_pretrained(result)
@@ -38,35 +43,6 @@ def test_a_folder_and_a_name_on_the_hub(folder, tmp_path, monkeypatch):
         for name, tensor in load_file(folder / "model.safetensors").items():
             assert model.state_dict()[name].equal(tensor)
     assert load_checkpoint(folder, dtype="bfloat16")[0].dtype.itemsize == 2
-
-
-def test_what_is_no_checkpoint(tmp_path):
-    assert refusal(tmp_path / "nothing").startswith(f"{tmp_path / 'nothing'} does not exist; give the folder of a ")
-    assert "nothing does not exist; " in refusal("nothing")
-    assert "has no config.json, so it is no checkpoint" in refusal(tmp_path)
-    (tmp_path / "adapter_config.json").touch()
-    assert f"is an adapter; `wedlm merge {tmp_path} OUT` makes" in refusal(tmp_path)
-
-
-def test_a_demo_checkpoint_that_is_not_there(tmp_path, monkeypatch):
-    """As in an installed package, which comes without it."""
-    monkeypatch.setattr("wedlm.checkpoints.load.DEMO_FOLDER", tmp_path / "demo")
-    assert refusal(str(tmp_path / "demo")).startswith(f"The demo checkpoint is not at {tmp_path / 'demo'}; give ")
-
-
-def test_a_name_on_the_hub_without_network():
-    """What was tried, and that a folder works."""
-    sentence = refusal("somebody/nothing")
-    assert "somebody/nothing is no folder here and was not downloaded before, and " in sentence
-    assert "/somebody/nothing cannot be reached (" in sentence and sentence.endswith("or give a folder.")
-
-
-def test_the_hub_says_no(monkeypatch):
-    def no(*arguments, **options):
-        raise RuntimeError("404: no such\nrepository")
-
-    monkeypatch.setattr("wedlm.checkpoints.load.snapshot_download", no)
-    assert "(404: no such repository); correct the name, or give a folder." in refusal("somebody/nothing")
 
 
 def test_another_model_type(folder):

@@ -1,0 +1,48 @@
+"""The facts that are read from a checkpoint without its weights."""
+
+import json
+
+import pytest
+from helpers import CHECKPOINTS
+from qwen_checkpoints import edit
+
+from wedlm import convert_to_wedlm
+from wedlm.checkpoints.architectures import wedlm_model
+from wedlm.checkpoints.facts import limits_of_parallel_decoding, offered_decodings
+from wedlm.generation.support import DECODINGS
+
+
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        (
+            {"repetition_penalty": 1.05, "temperature": 0.7, "do_sample": True, "top_k": 20},
+            ["repetition_penalty=1.05"],
+        ),
+        ({"no_repeat_ngram_size": 3, "min_new_tokens": 4}, ["no_repeat_ngram_size=3", "min_new_tokens=4"]),
+        ({"num_beams": 4}, ["num_beams=4 is not offered"]),
+        ({"repetition_penalty": 1.0, "do_sample": True, "top_p": 0.8, "suppress_tokens": [3]}, []),
+    ],
+)
+def test_generation_configs_that_limit_parallel_decoding(source, tmp_path, fields, said):
+    edit(source / "generation_config.json", **fields)
+    notes = convert_to_wedlm(source, tmp_path / "wedlm").notes
+    assert len(notes) == bool(said) and all(words in notes[0] for words in said)
+    assert not any("temperature" in note or "top_k" in note for note in notes)
+    assert (tmp_path / "wedlm" / "generation_config.json").read_bytes() == (
+        source / "generation_config.json"
+    ).read_bytes()
+
+
+def test_questions_leave_the_model_as_it_was():
+    """No generation_config that is asked about becomes the model's own, whatever the answer."""
+    _, model = wedlm_model(json.loads((CHECKPOINTS / "q3" / "config.json").read_text()), "q3")
+    model.generation_config.window_size = 5
+    given, fields, config = model.generation_config, model.generation_config.to_dict(), model.config.to_dict()
+    assert offered_decodings(model, {}) == list(DECODINGS)
+    assert offered_decodings(model, {"num_beams": 4}) == ["autoregressive"]
+    assert limits_of_parallel_decoding(model, {}) == []
+    assert "num_beams=4" in limits_of_parallel_decoding(model, {"num_beams": 4})[0]
+    assert "repetition_penalty=1.5" in limits_of_parallel_decoding(model, {"repetition_penalty": 1.5})[0]
+    assert model.generation_config is given
+    assert (given.to_dict(), model.config.to_dict()) == (fields, config)

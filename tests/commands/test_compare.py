@@ -1,0 +1,136 @@
+"""`wedlm compare`: counts, differences and columns."""
+
+import io
+import re
+
+import pytest
+import torch
+from command_line import (
+    PROMPT,
+    SHORT,
+    generated,
+    ids_of,
+    run,
+    save_checkpoint,
+    user,
+)
+from rich.console import Console
+
+from wedlm import WeDLMForCausalLM
+from wedlm.checkpoints.load import load_checkpoint
+from wedlm.commands.answering import Answer
+from wedlm.commands.compare import difference, table
+from wedlm.generation.support import DECODINGS
+
+
+def table_of(text):
+    """The cells of each line, by its decoding."""
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    return {cells[0]: cells[1:] for cells in lines}
+
+
+def test_compare_counts_and_finds_the_first_difference(checkpoint, loaded):
+    result = run("compare", PROMPT, "the dog", "--model", checkpoint, *SHORT)
+    assert (result.exit_code, result.stderr) == (0, "")
+    for prompt, shown in zip((PROMPT, "the dog"), re.split("^> ", result.stdout, flags=re.M)[1:], strict=True):
+        assert shown.startswith(prompt + "\n")
+        inputs = ids_of(loaded[1], user(prompt))
+        table_lines = table_of(shown)
+        assert list(table_lines) == [
+            "autoregressive",
+            *(name for name in DECODINGS if name not in ("autoregressive", "blockwise")),
+        ]
+        texts = {}
+        for decoding, (seconds, forwards, tokens, per_forward, per_second, _) in table_lines.items():
+            texts[decoding], output = generated(loaded, inputs, decoding=decoding)
+            length = output.sequences.shape[1] - inputs["input_ids"].shape[1]
+            assert (int(forwards), int(tokens)) == (output.forwards.item(), length)
+            assert per_forward == f"{length / int(forwards):.2f}"
+            assert float(per_second) * float(seconds) == pytest.approx(length, rel=0.2)
+            assert texts[decoding] in shown
+        for decoding, cells in table_lines.items():
+            is_same = texts[decoding] == texts["autoregressive"]
+            assert cells[-1] == ("" if decoding == "autoregressive" else "same" if is_same else "differs")
+            parted = "" if is_same else difference(texts["autoregressive"], texts[decoding])
+            assert is_same or f"\n{decoding} differs {parted}\n" in shown
+        assert table_lines["streaming"][-1] == "differs"
+
+
+def test_the_table_fits_a_terminal(loaded):
+    ids = [5, 6]
+    answers = {name: Answer("a text", ids, 250, False, 250, 12.345, None) for name in DECODINGS}
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table(answers))
+    shown = console.export_text()
+    assert "…" not in shown and len(table_of(shown)) == len(DECODINGS)
+    assert table_of(shown)["autoregressive"][:5] == ["12.345", "250", "250", "1.00", "20.3"]
+
+
+def test_compare_with_what_was_asked_for(checkpoint):
+    for decoding in DECODINGS:
+        result = run("compare", PROMPT, "--model", checkpoint, *SHORT, "--decoding", decoding)
+        assert list(table_of(result.stdout)) == list(dict.fromkeys(["autoregressive", decoding]))
+
+
+def test_compare_says_same(tmp_path, loaded):
+    """Every token looks alike to this model, so all decodings write the same text."""
+    folder = save_checkpoint(tmp_path / "alike")
+    model, tokenizer = load_checkpoint(folder)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(model.model.embed_tokens.weight[5].expand(len(tokenizer), -1))
+    model.save_pretrained(folder)
+    result = run("compare", PROMPT, "--model", folder, "--max-new-tokens", 20)
+    table_lines = table_of(result.stdout)
+    assert [cells[-1] for cells in table_lines.values()] == ["", *["same"] * (len(table_lines) - 1)]
+    assert f"{', '.join(table_lines)}:\n" in result.stdout  # the text is printed once
+    text, _ = generated((model, tokenizer), ids_of(tokenizer, user(PROMPT)), max_new_tokens=20)
+    assert text and result.stdout.count(text) == 1
+
+
+@pytest.mark.parametrize(
+    "expected, got, sentence",
+    [
+        ("3, 6, 9", "3, 7, 9", "from character 4 on: '7,' for '6,'"),
+        ("a cat sat", "a cap sat", "from character 5 on: 'cap' for 'cat'"),
+        ("a cat", "a cats", "from character 6 on: 'cats' for 'cat'"),
+        ("a cat", "a cat sat", "from character 6 on: 'cat sat' for 'cat'"),
+        ("猫" * 99, "猫" * 50, f"from character 51 on: {'猫' * 20!r} for {'猫' * 40!r}"),
+        ("a ", "a b", "from character 3 on: 'b' for the end"),
+        ("a\n b", "a\n\n", r"from character 3 on: '\n' for ' b'"),
+    ],
+)
+def test_where_two_texts_part(expected, got, sentence):
+    assert difference(expected, got) == sentence
+
+
+def test_compare_warms_up_times_alone_and_draws_the_same(checkpoint, monkeypatch):
+    calls = []
+    generate = WeDLMForCausalLM.generate
+
+    def watched(self, *args, **kwargs):
+        output = generate(self, *args, **kwargs)
+        calls.append((kwargs["decoding"], kwargs["streamer"] is not None, output.sequences.tolist()))
+        return output
+
+    monkeypatch.setattr(WeDLMForCausalLM, "generate", watched)
+    assert run("compare", PROMPT, "--model", checkpoint, *SHORT, "--temperature", 1).exit_code == 0
+    seen, timed = calls[::2], calls[1::2]
+    assert all(is_watched for _, is_watched, _ in seen) and not any(is_watched for _, is_watched, _ in timed)
+    assert [(name, ids) for name, _, ids in seen] == [(name, ids) for name, _, ids in timed]
+    assert len(timed) == len({name for name, _, _ in timed}) > 1
+
+
+def test_on_a_terminal_columns_fill(checkpoint, loaded):
+    result = run("compare", PROMPT, "--model", checkpoint, *SHORT, env={"FORCE_COLOR": "1", "COLUMNS": "400"})
+    lines = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line) for line in result.stdout.splitlines()]
+    texts = [
+        generated(loaded, ids_of(loaded[1], user(PROMPT)), decoding=name)[0]
+        for name in ("autoregressive", "streaming")
+    ]
+    texts = [text.strip() for text in texts]  # a column pads them
+    assert all(0 < len(text) < 90 for text in texts)
+    columns = [[cell.strip() for cell in line.split("│")] for line in lines if line.count("│") >= 4]
+    final = max(i for i, cells in enumerate(columns) if {*texts} <= {*cells})
+    growing = [cells for cells in columns[:final] if texts[0] in cells and texts[1] not in cells]
+    assert any(texts[1].startswith(cells[cells.index(texts[0]) + 2]) for cells in growing)
+    assert [line.split()[1] for line in lines if line.startswith("│ ")][-len(DECODINGS) + 1 :][0] == "autoregressive"

@@ -1,0 +1,101 @@
+"""`wedlm generate`: the text of `model.generate()`, in a pipe and under Ctrl-C."""
+
+import subprocess
+
+import pytest
+import torch
+from command_line import (
+    ENDLESS,
+    PROMPT,
+    SHORT,
+    SPACED,
+    TIMEOUT,
+    assert_counted,
+    generated,
+    ids_of,
+    run,
+    save_checkpoint,
+    start,
+    user,
+)
+
+from wedlm.generation.support import DECODINGS
+
+
+@pytest.mark.parametrize(
+    "options, arguments",
+    [
+        ((), {}),
+        *(((f"--decoding={name}",), {"decoding": name}) for name in DECODINGS),
+        (("--window-size=3",), {"window_size": 3}),
+        (("--entropy-threshold=none",), {"entropy_threshold": None}),
+        (("--distance-penalty=0.9",), {"distance_penalty": 0.9}),
+        (("--max-new-tokens=1",), {"max_new_tokens": 1}),
+        (("--temperature=2", "--seed=5"), {"do_sample": True, "temperature": 2.0}),
+        (("--temperature=2", "--seed=5", "--top-p=0.4"), {"do_sample": True, "temperature": 2.0, "top_p": 0.4}),
+    ],
+    ids=str,
+)
+def test_the_text_is_that_of_model_generate(checkpoint, loaded, options, arguments):
+    inputs = ids_of(loaded[1], user(PROMPT))
+    torch.manual_seed(5)
+    text, output = generated(loaded, inputs, **arguments)
+    result = run("generate", PROMPT, "--model", checkpoint, *SHORT, *options)
+    assert (result.exit_code, result.stdout) == (0, text + "\n")
+    assert_counted(result.stderr, output, inputs["input_ids"].shape[1])
+    assert ("stopped at" in result.stderr) == (output.sequences[0, -1].item() != 0)  # the end token
+
+
+def test_each_of_these_settings_writes_another_text(loaded):
+    """Otherwise the test above would not see a setting that is dropped."""
+    inputs = ids_of(loaded[1], user(PROMPT))
+    torch.manual_seed(5)
+    counts = {}
+    for name, arguments in {
+        "plain": {}, "window": {"window_size": 3}, "one": {"entropy_threshold": None},
+        "penalty": {"distance_penalty": 0.9}, "block": {"decoding": "blockwise"},
+        "tokens": {"decoding": "autoregressive"}, "drawn": {"do_sample": True, "temperature": 2.0},
+        "share": {"do_sample": True, "temperature": 2.0, "top_p": 0.4},
+    }.items():  # fmt: skip
+        text, output = generated(loaded, inputs, **arguments)
+        counts[name] = (text, output.forwards.item())
+    assert len(set(counts.values())) == len(counts)
+    assert counts["plain"][1] < 40, "no forward filled several tokens"
+
+
+def test_raw_and_standard_input(checkpoint, loaded):
+    text, _ = generated(loaded, loaded[1](PROMPT, return_tensors="pt"))
+    assert run("generate", PROMPT, "--raw", "--model", checkpoint, *SHORT).stdout == text + "\n"
+    got = run("generate", "-", "--raw", "--model", checkpoint, *SHORT, input=f"{PROMPT}\n")
+    assert got.stdout == text + "\n"
+    assert text != generated(loaded, ids_of(loaded[1], user(PROMPT)))[0]
+
+
+def test_without_a_template_the_text_is_continued(tmp_path):
+    folder = save_checkpoint(tmp_path / "base", chat_template=None)
+    assert (
+        run("generate", PROMPT, "--model", folder).stdout == run("generate", PROMPT, "--raw", "--model", folder).stdout
+    )
+    result = run("chat", "--model", folder, input="hello\n")
+    assert result.exit_code == 2 and "has no chat template; use `wedlm generate`" in result.stderr
+
+
+def test_without_a_temperature_nothing_is_drawn(tmp_path, loaded):
+    """Not even if the checkpoint asks for draws."""
+    folder = save_checkpoint(tmp_path / "drawing", do_sample=True, temperature=5.0)
+    text, _ = generated(loaded, ids_of(loaded[1], user(PROMPT)))
+    assert run("generate", PROMPT, "--model", folder, *SHORT).stdout == text + "\n"
+
+
+def test_a_closed_pipe_ends_the_command_in_silence(endless):
+    process = start("generate", PROMPT, "--model", endless, *ENDLESS, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.read(1)
+    process.stdout.close()
+    assert process.wait(TIMEOUT) == 1
+    assert process.stderr.read() == b""
+
+
+def test_ctrl_c_ends_generate_with_130(checkpoint, ctrl_c_at_first_text):
+    result = run("generate", PROMPT, "--model", checkpoint, *SPACED)
+    assert (result.exit_code, result.stderr) == (130, "")
+    assert result.stdout == "".join(ctrl_c_at_first_text) + "\n"

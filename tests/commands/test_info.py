@@ -1,0 +1,119 @@
+"""`wedlm info`: the numbers of the loaded model, without loading it."""
+
+import json
+import re
+
+import pytest
+import torch
+from command_line import PROMPT, run, save_checkpoint
+from helpers import CHECKPOINTS
+from transformers import DynamicCache, PreTrainedModel
+
+from wedlm.checkpoints.facts import read_facts
+from wedlm.checkpoints.load import load_checkpoint
+from wedlm.generation.support import DECODINGS, DEFAULTS
+
+
+def shown_lines(result):
+    assert (result.exit_code, result.stderr) == (0, "")
+    return dict(re.split(r"  +", line, maxsplit=1) for line in result.stdout.splitlines())
+
+
+def test_the_numbers_of_info_are_those_of_the_loaded_model(checkpoint, loaded, monkeypatch):
+    model, _ = loaded
+
+    def loads(*arguments, **options):
+        raise AssertionError("info loads the weights")
+
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", loads)
+    facts = read_facts(checkpoint)
+    assert facts.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert facts.weight_bytes(torch.bfloat16) == 2 * facts.parameters
+    assert facts.bytes_on_disk() == {"float64": sum(parameter.nbytes for parameter in model.parameters())}
+    cache = DynamicCache()
+    model(torch.full((1, 70), 9), past_key_values=cache)
+    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert facts.cache_bytes(torch.float64, 70) == held
+    assert {name: facts.generation[name] for name in DEFAULTS} == DEFAULTS
+    lines = shown_lines(run("info", checkpoint))
+    assert lines["kind"] == "WeDLM in the style of Qwen3"
+    assert lines["parameters"] == f"{model.num_parameters():,}"
+    assert lines["shape"] == "2 layers, 32 wide, 2 heads and 1 key-value heads of 16"
+    assert lines["context"] == "600 tokens" and lines["MASK token"] == "3 <|mask|>"
+    assert lines["on disk"] == f"{facts.parameters * 8 / 1e6:.2f} MB float64, in 1 file"
+    assert lines["memory of the cache, 1,000 tokens"] == "0.26 MB float32, 0.13 MB bfloat16"
+    assert lines["generation"] == ", ".join(f"{name}={value}" for name, value in DEFAULTS.items())
+    assert lines["decodings"] == ", ".join(DECODINGS)
+    assert lines["its own code"] == "travels with it"
+
+
+@pytest.mark.parametrize(
+    "change, decodings, note",
+    [
+        ({}, DECODINGS, None),
+        ({"mask_token_id": None}, ["autoregressive"], None),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            ["autoregressive"],
+            "rope_type",
+        ),
+    ],
+    ids=["all", "no mask", "rope"],
+)
+def test_what_a_checkpoint_can_do(tmp_path, change, decodings, note):
+    save_checkpoint(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    lines = shown_lines(run("info", tmp_path))
+    assert lines["decodings"] == ", ".join(decodings)
+    assert note is None or note in lines["note"]
+    model, tokenizer = load_checkpoint(tmp_path)
+    inputs = tokenizer(PROMPT, return_tensors="pt")
+    for decoding in DECODINGS:
+        if decoding in decodings:
+            model.generate(**inputs, decoding=decoding, max_new_tokens=2)
+        else:
+            with pytest.raises(ValueError):
+                model.generate(**inputs, decoding=decoding, max_new_tokens=2)
+
+
+def test_generation_settings_of_the_checkpoint_are_shown(tmp_path):
+    save_checkpoint(tmp_path, repetition_penalty=1.2, window_size=5)
+    lines = shown_lines(run("info", tmp_path))
+    assert "window_size=5" in lines["generation"] and "repetition_penalty=1.2" in lines["generation"]
+    assert "it reads the text" in lines["note"]
+
+
+def test_a_checkpoint_without_weights(tmp_path):
+    save_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    assert shown_lines(run("info", tmp_path))["on disk"] == "no weights here"
+
+
+def test_a_checkpoint_that_is_not_wedlm(tmp_path):
+    for family in ("qwen2", "qwen3"):
+        source = CHECKPOINTS / {"qwen2": "q25", "qwen3": "q3"}[family]
+        folder = tmp_path / family
+        assert run("convert", "--to-autoregressive", source, folder).exit_code == 0
+        lines = shown_lines(run("info", folder))
+        assert lines["kind"] == f"{family.capitalize()}, not WeDLM"
+        assert lines["what to do"].startswith(f"`wedlm convert {folder} OUT` makes a WeDLM checkpoint of it")
+        assert "decodings" not in lines and lines["MASK token"] == "none"
+        assert (
+            lines["parameters"]
+            == f"{load_checkpoint.__globals__['AutoModelForCausalLM'].from_pretrained(folder).num_parameters():,}"
+        )
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    result = run("info", tmp_path)
+    assert result.exit_code == 2 and "is of model_type 'llama'" in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_what_info_refuses(tmp_path, checkpoint):
+    for name, sentence in (
+        ("nothing", "does not exist"),
+        ("somebody/nothing", "cannot be reached"),
+        (tmp_path, "has no config.json"),
+    ):
+        result = run("info", name)
+        assert (result.exit_code, result.stdout) == (2, "") and sentence in result.stderr
+        assert result.stderr.count("\n") == 1

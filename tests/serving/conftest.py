@@ -1,0 +1,90 @@
+"""A tiny checkpoint and one server for all tests of serving."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+import torch
+from helpers import REPOSITORY
+from serving_client import DEFAULTS, MESSAGES, POSITIONS, autoregressive, client_of, post
+from tiny_tokenizer import END, MASK, make_tokenizer
+
+from wedlm import WeDLMConfig, WeDLMForCausalLM
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """A random model that writes letters, with an entropy at which a forward fills some slots and not all."""
+    folder = tmp_path_factory.mktemp("serve") / "tiny"
+    tokenizer = make_tokenizer()
+    torch.manual_seed(0)
+    config = WeDLMConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=POSITIONS,
+        initializer_range=0.4,
+        pad_token_id=END,
+        eos_token_id=END,
+        mask_token_id=MASK,
+    )
+    model = WeDLMForCausalLM(config).eval()
+    letters = re.compile(r"[ -~]+")
+    pieces = [tokenizer.decode([token]) for token in range(len(tokenizer))]
+    model.generation_config.suppress_tokens = [
+        token for token, piece in enumerate(pieces) if token <= MASK or not letters.fullmatch(piece)
+    ]
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    model.generation_config.update(**DEFAULTS)
+    return folder, model, tokenizer
+
+
+@pytest.fixture(scope="session")
+def server(checkpoint):
+    """The port of a running `wedlm serve`, which is interrupted at the end while it has requests to answer."""
+    command = [sys.executable, "-m", "wedlm", "serve", str(checkpoint[0]), "--port", "0", "--device", "cpu"]
+    for name, value in DEFAULTS.items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_CACHE": str(checkpoint[0].parent / "no-cache")}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=REPOSITORY
+    )
+    try:
+        line = process.stdout.readline()
+        assert "one request at a time" in line, process.stderr.read()
+        port = int(re.match(r"tiny answers at http://127\.0\.0\.1:(\d+)/v1, ", line)[1])
+        yield port
+        stream = client_of(port).chat.completions.create(
+            model="tiny", messages=MESSAGES, stream=True, max_tokens=29_000, extra_body=autoregressive()
+        )
+        next(iter(stream))
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(post, port, "/v1/completions", {"prompt": "the cat", "max_tokens": 29_000})
+            time.sleep(1)
+            process.send_signal(signal.SIGINT)
+        status, answer = waiting.result()
+        assert status == 503 and "The server is ending." in answer
+        with pytest.raises(openai.APIError) as error:
+            list(stream)
+        assert error.value.body == "The server is ending."
+        _, errors = process.communicate(timeout=200)
+        assert process.returncode == 0 and "CancelledError" not in errors, errors
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="session")
+def client(server):
+    return client_of(server)

@@ -1,0 +1,70 @@
+"""`wedlm serve` on the command line: its documentation, its warnings and its refusals."""
+
+import json
+import re
+import socket
+import sys
+
+from helpers import CHECKPOINTS, REPOSITORY
+from serving_client import post
+from typer.testing import CliRunner
+
+from wedlm.commands.cli import app
+
+DOCUMENT = REPOSITORY / "docs" / "serve.md"
+
+
+def test_the_examples_of_the_documentation_run(server, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    exec("".join(blocks).replace(":8000", f":{server}"), {})
+    assert "completion_tokens=100" in capsys.readouterr().out
+    (curl,) = re.findall(r"curl http://127.0.0.1:8000(\S+) .*?-d '(.*?)'\n", DOCUMENT.read_text(), re.DOTALL)
+    assert post(server, curl[0], curl[1].encode())[0] == 200
+
+
+def test_it_warns_where_other_machines_may_come_in(tmp_path):
+    for host, expected in (("0.0.0.0", True), ("127.0.0.1", False)):
+        result = CliRunner().invoke(app, ["serve", str(tmp_path / "nothing"), "--host", host, "--port", "0"])
+        assert result.exit_code == 2 and ("there is no key" in result.stderr) == expected
+
+
+def refused(*arguments):
+    result = CliRunner().invoke(app, ["serve", *map(str, arguments)])
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert result.stderr.count("\n") == 1 and result.stderr.endswith(".\n")
+    return result.stderr
+
+
+def test_bad_input_is_one_sentence(checkpoint, tmp_path):
+    folder = checkpoint[0]
+    config = json.loads((CHECKPOINTS / "q3" / "config.json").read_text())
+    (tmp_path / "qwen").mkdir()
+    (tmp_path / "qwen" / "config.json").write_text(json.dumps(config | {"model_type": "qwen3"}))
+    free = ("--port", 0)
+    assert f"{tmp_path / 'nothing'} does not exist" in refused(tmp_path / "nothing", *free)
+    assert "was not downloaded before" in refused("tencent/WeDLM-8B-Instruct", *free)
+    assert f"`wedlm convert {tmp_path / 'qwen'} OUT`" in refused(tmp_path / "qwen", *free)
+    assert "decoding='fast' is unknown" in refused(folder, *free, "--decoding", "fast")
+    assert "window_size=0 is not" in refused(folder, *free, "--window-size", 0)
+    assert "entropy_threshold=-1.0 is not" in refused(folder, *free, "--entropy-threshold", -1)
+    assert "--entropy-threshold few is neither" in refused(folder, *free, "--entropy-threshold", "few")
+    assert "distance_penalty=nan is not" in refused(folder, *free, "--distance-penalty", "nan")
+    assert "the device 'gpu'" in refused(folder, *free, "--device", "gpu")
+    assert "--host 'no.such.host.invalid' --port 0 cannot be" in refused(
+        folder, *free, "--host", "no.such.host.invalid"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        assert f"--port {port} cannot be listened on (Address already in use" in refused(folder, "--port", port)
+        assert "does not exist" not in refused(tmp_path / "nothing", "--port", port)  # said before anything is loaded
+
+
+def test_without_the_extra_it_says_how_to_install_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "wedlm.serving.server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "install wedlm with its extra 'serve', in a clone of it by pip install -e \".[serve]\"" in refused()
+
+
+def test_help_says_where_it_listens_and_that_requests_wait():
+    shown = CliRunner().invoke(app, ["serve", "--help"]).stdout
+    assert "127.0.0.1" in shown and "One request at a time" in shown

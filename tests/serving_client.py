@@ -1,0 +1,76 @@
+"""Requests to `wedlm serve`, and the same from `model.generate()`."""
+
+import json
+import urllib.error
+import urllib.request
+
+import openai
+import torch
+
+MESSAGES = [{"role": "user", "content": "the cat sat"}]
+POSITIONS = 30_000
+DEFAULTS = {"window_size": 8, "entropy_threshold": 4.0}  # options of the server
+
+
+def client_of(port):
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=300)
+
+
+def autoregressive(**settings):
+    return {"generation_config": {"decoding": "autoregressive", **settings}}
+
+
+def generated(checkpoint, prompt=None, seed=None, **settings):
+    """The output of generate() in this process, the new ids and their text."""
+    _, model, tokenizer = checkpoint
+    if prompt is None:
+        inputs = tokenizer.apply_chat_template(
+            MESSAGES, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+        )
+    else:
+        inputs = tokenizer(prompt, return_tensors="pt")
+    if seed is not None:
+        torch.manual_seed(seed)
+    settings = {"max_new_tokens": 40, "do_sample": False, **settings}
+    output = model.generate(**inputs, **settings, return_dict_in_generate=True)
+    ids = output.sequences[0, inputs["input_ids"].shape[1] :]
+    return output, ids, tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def commits(checkpoint):
+    """The text of each commit."""
+    token_ids = []
+
+    class Recorder:
+        def put(self, value):
+            token_ids.append(value)
+
+        def end(self):
+            pass
+
+    generated(checkpoint, streamer=Recorder())
+    return [checkpoint[2].decode(ids) for ids in token_ids[1:]]  # behind the prompt
+
+
+def chat(client, **arguments):
+    arguments = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 40, **arguments}
+    return client.chat.completions.create(**{name: value for name, value in arguments.items() if value is not None})
+
+
+def streamed(chunks):
+    """The texts of the events, the finish_reason and the usage."""
+    chunks = list(chunks)
+    choices = [chunk.choices[0] for chunk in chunks]
+    texts = [choice.delta.content if hasattr(choice, "delta") else choice.text for choice in choices]
+    return [text for text in texts if text], choices[-1].finish_reason, chunks[-1].usage
+
+
+def post(port, path, body):
+    """The status and the text of the answer to a body."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=300) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()

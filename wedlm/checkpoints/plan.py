@@ -1,0 +1,126 @@
+"""A checkpoint that is going to be written, and the writing of it."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from huggingface_hub.utils import tqdm
+from transformers import AutoTokenizer
+
+from wedlm.checkpoints.errors import CheckpointError, one_line
+from wedlm.checkpoints.new_folder import check_space, complete_or_absent, leftovers
+from wedlm.checkpoints.resolve import COMPANIONS, CONFIG_FILE
+from wedlm.checkpoints.shards import INDEX_FILE, Shard, num_bytes_after, read_index, write_shard
+from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
+
+SPARE_BYTES = 32 * 2**20  # of disk space, for config, tokenizer and code
+
+
+class Plan(NamedTuple):
+    """Everything that is going to be written."""
+
+    config: WeDLMConfig | dict  # a dict is the config.json of a stock checkpoint
+    shards: list[Shard]
+    num_rows: dict[str, int]  # of the weights that gain or lose a row
+    folder: Path  # the source
+    changed: dict[str, dict]  # small files with their new content
+    tokens: dict[str, int] | None  # ids that the changed tokenizer must give; None if it does not change
+    notes: list[str]
+
+
+def write(plan: Plan, out: Path, overwrite: bool) -> None:
+    """Writes all of a checkpoint to `out`, or nothing.
+
+    Args:
+        plan (`Plan`): The checkpoint.
+        out (`Path`): The folder, which `check_out` has accepted.
+        overwrite (`bool`): Whether a checkpoint that `out` holds is replaced.
+    """
+    try:
+        if old := leftovers(out):
+            plan.notes.append(f"A conversion that was killed, or is still running, left {', '.join(old)}.")
+        check_space(out, sum(num_bytes_after(shard, plan.num_rows) for shard in plan.shards) + SPARE_BYTES)
+        with complete_or_absent(out, overwrite) as folder:
+            write_companions(plan, folder)
+            if plan.tokens is not None:
+                check_tokenizer(plan, folder)
+            write_weights(plan, folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"{out} could not be written ({error}) and is as it was; make room or give access there, or choose "
+            "another place, and convert again."
+        ) from error
+
+
+def write_companions(plan: Plan, folder: Path) -> None:
+    """Writes the small files: the config, the code that belongs to it, the tokenizer and licences."""
+    for name in companions(plan.folder):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(plan.folder / name, folder / name)
+    for name, content in plan.changed.items():
+        write_json(folder / name, content)
+    if isinstance(plan.config, dict):
+        write_json(folder / CONFIG_FILE, plan.config)
+    else:
+        plan.config.save_pretrained(folder)  # the code too
+
+
+def companions(folder: Path) -> Iterator[Path]:
+    for pattern in COMPANIONS:
+        yield from (path.relative_to(folder) for path in sorted(folder.glob(pattern)) if path.is_file())
+
+
+def write_json(path: Path, content: dict) -> None:
+    # In the form of transformers and tokenizers, so that MASK put in and taken out again leaves the same bytes.
+    end = "" if path.name == "tokenizer.json" else "\n"
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + end, encoding="utf-8")
+
+
+def check_tokenizer(plan: Plan, folder: Path) -> None:
+    """Loads the changed tokenizer and compares the id of every token with the planned one."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # wrong files raise errors of many kinds
+        raise CheckpointError(
+            f"The tokenizer in {plan.folder} cannot be loaded ({one_line(error)}); correct its files."
+        ) from error
+    vocabulary = tokenizer.get_vocab()
+    moved = [token for token, i in plan.tokens.items() if vocabulary.get(token) != i]
+    takes_mask_out = isinstance(plan.config, dict)
+    mask_token_id = None if takes_mask_out else plan.config.mask_token_id
+    if not moved and tokenizer.mask_token_id == mask_token_id:
+        return
+    if takes_mask_out:
+        change, remedy = "taken out", "set mask_row to null in config.json there, which keeps MASK"
+    else:
+        change, remedy = "put in", "load it and save it with save_pretrained() first"
+    raise CheckpointError(
+        f"With MASK {change}, the tokenizer in {plan.folder} gives other ids to {moved[:3] or 'MASK'}; {remedy}."
+    )
+
+
+def write_weights(plan: Plan, folder: Path) -> None:
+    """Copies the weight files with their new rows, a progress bar each, and writes the index that belongs to them."""
+    for i, shard in enumerate(plan.shards, start=1):
+        title = f"{shard.path.name} ({i}/{len(plan.shards)})"
+        with tqdm(total=num_bytes_after(shard, plan.num_rows), unit="B", unit_scale=True, desc=title) as bar:
+            write_shard(shard, folder / shard.path.name, plan.num_rows, bar.update)
+    index = read_index(plan.folder)
+    if index is not None:
+        update_totals(index["metadata"], plan)
+        write_json(folder / INDEX_FILE, index)
+
+
+def update_totals(metadata: dict, plan: Plan) -> None:
+    """Corrects the sizes that an index states by the rows that are gained or lost."""
+    for shard in plan.shards:
+        for name in plan.num_rows.keys() & shard.tensors.keys():
+            tensor = shard.tensors[name]
+            start, stop = tensor["data_offsets"]
+            rows, width = tensor["shape"]
+            new_rows = plan.num_rows[name] - rows
+            for total, row_size in (("total_size", (stop - start) // rows), ("total_parameters", width)):
+                if total in metadata:
+                    metadata[total] += new_rows * row_size

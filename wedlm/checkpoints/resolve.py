@@ -1,0 +1,123 @@
+"""Turns a folder or a name on the Hub into a folder with a checkpoint's files, and says what the folder lacks."""
+
+import os
+import re
+from pathlib import Path
+
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from wedlm.checkpoints.architectures import STOCK
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.checkpoints.errors import CheckpointError, one_line
+from wedlm.checkpoints.shards import INDEX_FILE, read_json, shard_names
+from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE
+
+CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
+# Files that go along with the weights and the config, as patterns of names. No code is among them: each checkpoint
+# that is written gets the code of this package.
+COMPANIONS = (
+    GENERATION_FILE, "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "added_tokens.json",
+    "special_tokens_map.json", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
+    "LICENSE*", "NOTICE*",
+)  # fmt: skip
+SMALL_FILES = (CONFIG_FILE, "README.md", INDEX_FILE, *COMPANIONS)
+
+
+def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
+    """Returns the folder of a checkpoint; a checkpoint on the Hub is downloaded first.
+
+    Args:
+        name (`str` or `os.PathLike`): A folder, or a name on the Hub such as `"tencent/WeDLM-8B-Instruct"`.
+        with_weights (`bool`): Whether the weights are downloaded too; without them only the small files are.
+    """
+    if not str(name):
+        raise CheckpointError("The name of the checkpoint is empty; give a folder, or a name on the Hub.")
+    if Path(name).is_dir():
+        return Path(name)
+    if Path(name).exists():
+        raise CheckpointError(f"{name} is a file; give the folder of a checkpoint.")
+    if Path(name) == DEMO_FOLDER:
+        raise CheckpointError(
+            f"The demo checkpoint is not at {name}; give the folder of another one, or a name on the Hub."
+        )
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)):
+        raise CheckpointError(
+            f"{name} does not exist; give the folder of a checkpoint, or a name on the Hub such as "
+            "tencent/WeDLM-8B-Instruct."
+        )
+    folder = download(name, list(SMALL_FILES))
+    return download_weights(name, folder) if with_weights else folder
+
+
+def download_weights(name: str | os.PathLike, folder: Path) -> Path:
+    """Downloads the weights that belong to the small files in `folder`; a local folder is returned as it is.
+
+    Args:
+        name (`str` or `os.PathLike`): The name that `checkpoint_folder` got.
+        folder (`Path`): The folder that it returned. In the Hub's cache its name is the commit, so the weights are
+            those of the config that has been read.
+    """
+    if Path(name).is_dir():
+        return folder
+    return download(name, [*SMALL_FILES, *shard_names(folder)], revision=folder.name)
+
+
+def download(name: str | os.PathLike, patterns: list[str], revision: str | None = None) -> Path:
+    try:
+        return Path(snapshot_download(str(name), revision=revision, allow_patterns=patterns))
+    except LocalEntryNotFoundError as error:
+        raise CheckpointError(
+            f"{name} is no folder here and was not downloaded before, and {constants.ENDPOINT}/{name} cannot be "
+            f"reached ({one_line(error.__cause__ or error)}); connect to the network, or give a folder."
+        ) from error
+    except Exception as error:  # the Hub, the network and the disk raise errors of many kinds
+        raise CheckpointError(
+            f"{name} is no folder here, and cannot be had from {constants.ENDPOINT}/{name} ({one_line(error)}); "
+            "correct the name, or give a folder."
+        ) from error
+
+
+def read_config(name: str | os.PathLike, folder: Path) -> dict:
+    if (folder / CONFIG_FILE).exists():
+        return read_json(folder / CONFIG_FILE)
+    if (folder / "adapter_config.json").exists():
+        raise CheckpointError(f"{name} is an adapter; `wedlm merge {name} OUT` makes a whole checkpoint of it.")
+    raise CheckpointError(f"{name} has no config.json, so it is no checkpoint; give the folder of one.")
+
+
+def read_generation_fields(folder: Path) -> dict:
+    """The fields of generation_config.json; none where the file is missing."""
+    return read_json(folder / GENERATION_FILE) if (folder / GENERATION_FILE).exists() else {}
+
+
+def check_weights(name: str | os.PathLike, folder: Path) -> None:
+    if missing := [file for file in shard_names(folder) if not (folder / file).is_file()]:
+        raise CheckpointError(
+            f"{name} lacks its weights ({', '.join(missing)}); copy or download them (only safetensors are read)."
+        )
+
+
+def require_tokenizer(name: str | os.PathLike, folder: Path) -> None:
+    if not any((folder / file).exists() for file in TOKENIZER_FILES):
+        raise CheckpointError(
+            f"{name} has no tokenizer (neither {' nor '.join(TOKENIZER_FILES)}); copy the tokenizer of the model that "
+            "the checkpoint was made from."
+        )
+
+
+def require_wedlm(name: str | os.PathLike, fields: dict) -> None:
+    model_type = fields.get("model_type")
+    if model_type != MODEL_TYPE:
+        raise CheckpointError(
+            f"{name} is of model_type {model_type!r}, and this needs WeDLM; {how_to_convert(name, model_type)}."
+        )
+
+
+def how_to_convert(name: str | os.PathLike, model_type: str | None) -> str:
+    """Tells the owner of a checkpoint that is not WeDLM how to get one, as the end of a sentence."""
+    if model_type in STOCK:
+        return f"`wedlm convert {name} OUT` makes a WeDLM checkpoint of it"
+    return "`wedlm convert` makes WeDLM checkpoints of Qwen2, Qwen2.5 and Qwen3"

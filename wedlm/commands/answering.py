@@ -1,0 +1,151 @@
+"""The answer to one prompt: load a checkpoint, encode the prompt, generate, and count."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from transformers import DynamicCache, PreTrainedTokenizerBase, TextStreamer, logging
+from transformers.generation import BaseStreamer
+
+from wedlm.checkpoints.load import load_checkpoint
+from wedlm.commands.options import GenerationOptions
+from wedlm.generation.transformers_internals import resolved_generation_config
+from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+
+
+class Answer(NamedTuple):
+    """A generated text, and the cost of it."""
+
+    text: str
+    ids: list[int]  # of the prompt and the answer
+    tokens: int  # of the answer
+    is_cut: bool  # at max_new_tokens
+    forwards: int
+    seconds: float
+    cache: DynamicCache
+
+    def summary(self) -> str:
+        cut = f"; stopped at --max-new-tokens {self.tokens}" if self.is_cut else ""
+        return counts(self.tokens, self.forwards, self.seconds) + cut
+
+
+class AnswerStreamer(TextStreamer):
+    """Keeps the text of an answer while it is generated, and prints each new part or calls `show` with all of it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, show: Callable[[str], None] | None = None):
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.text, self.show = "", show
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        self.text += text
+        if self.show is None:
+            super().on_finalized_text(text, stream_end)
+        else:
+            self.show(self.text)
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt of the command line, where - stands for standard input."""
+    if prompt == "-":
+        prompt = "" if sys.stdin is None else sys.stdin.read().removesuffix("\n")
+    if not prompt.strip():
+        raise ValueError("The prompt is empty; give it some text.")
+    if any("\ud800" <= char <= "\udfff" for char in prompt):
+        raise ValueError(f"The prompt {prompt!r} is not UTF-8; convert it, or read it from standard input.")
+    return prompt
+
+
+def load(options: GenerationOptions) -> tuple[WeDLMForCausalLM, PreTrainedTokenizerBase]:
+    """Loads the model and the tokenizer; impossible options are refused, before the weights are read if possible."""
+    arguments = options.arguments()
+    model, tokenizer = load_checkpoint(options.model, options.dtype, options.device)
+    most = model.config.max_position_embeddings
+    if options.max_new_tokens > most:  # the cache takes memory for all of them
+        raise ValueError(
+            f"--max-new-tokens {options.max_new_tokens} is more than max_position_embeddings={most} of this model; "
+            "give fewer."
+        )
+    logging.set_verbosity_error()  # the commands show refusals as sentences, not as warnings
+    resolved_generation_config(model, **arguments)
+    return model, tokenizer
+
+
+def encode(
+    model: WeDLMForCausalLM, tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict], raw: bool = False
+) -> list[int]:
+    """The ids of a prompt.
+
+    Args:
+        model (`WeDLMForCausalLM`): The model, for its limits.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        prompt (`str` or `list[dict]`): A text, or the messages of a chat that the model answers.
+        raw (`bool`, *optional*, defaults to `False`): Whether a text is continued as it is. Otherwise it becomes a
+            message, if the tokenizer has a chat template.
+    """
+    if isinstance(prompt, str) and not raw and tokenizer.chat_template is not None:
+        prompt = [{"role": "user", "content": prompt}]
+    if isinstance(prompt, str):
+        ids = tokenizer(prompt)["input_ids"]
+    else:
+        ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
+    if len(ids) >= model.config.max_position_embeddings:
+        raise ValueError(
+            f"The prompt has {len(ids)} tokens, and the model reads {model.config.max_position_embeddings} with the "
+            "answer; shorten it (in a chat, /reset forgets the conversation)."
+        )
+    if model.config.mask_token_id in ids:
+        mask = tokenizer.decode([model.config.mask_token_id])
+        raise ValueError(f"The prompt holds {mask}, the MASK token, which stands for an open slot; take it out.")
+    return ids
+
+
+def seed(options: GenerationOptions) -> None:
+    if options.seed is not None:
+        torch.manual_seed(options.seed)
+
+
+def answer(
+    model: WeDLMForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    ids: list[int],
+    options: GenerationOptions,
+    streamer: BaseStreamer | None = None,
+    cache: DynamicCache | None = None,
+) -> Answer:
+    """Generates the answer to a prompt.
+
+    Args:
+        model (`WeDLMForCausalLM`): The model.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        ids (`list[int]`): The ids of the prompt.
+        options (`GenerationOptions`): The options, of which `arguments()` goes to `generate()`.
+        streamer (`BaseStreamer`, *optional*): A streamer that follows the answer.
+        cache (`DynamicCache`, *optional*): A cache that holds the first ids of the prompt.
+    """
+    input_ids = torch.tensor([ids], device=model.device)
+    start = time.perf_counter()
+    output = model.generate(
+        input_ids,
+        attention_mask=torch.ones_like(input_ids),
+        **options.arguments(),
+        **({} if cache is None else {"past_key_values": cache}),
+        streamer=streamer,
+        return_dict_in_generate=True,
+    )
+    sequence = output.sequences[0].tolist()  # waits for the device
+    seconds = time.perf_counter() - start
+    new = sequence[len(ids) :]
+    text = tokenizer.decode(new, skip_special_tokens=True)
+    ends = model.generation_config.eos_token_id
+    has_end = new[-1] in (ends if isinstance(ends, list) else [ends])
+    is_cut = len(new) == options.max_new_tokens and not has_end
+    return Answer(text, sequence, len(new), is_cut, output.forwards.item(), seconds, output.past_key_values)
+
+
+def counts(tokens: int, forwards: int, seconds: float) -> str:
+    return (
+        f"{tokens} token{'s' * (tokens != 1)}, {forwards} forward{'s' * (forwards != 1)}, "
+        f"{tokens / forwards:.2f} tokens per forward, {seconds:.2f} s"
+    )

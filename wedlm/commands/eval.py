@@ -1,0 +1,146 @@
+"""`wedlm eval`: scores of lm-eval's tasks beside the speed of the decodings, in one file and one table."""
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+from transformers import logging
+
+from wedlm.checkpoints.load import load_checkpoint
+from wedlm.checkpoints.resolve import checkpoint_folder
+from wedlm.commands.options import EvalOptions, read_threshold
+from wedlm.commands.reports import check_out, identity_of, resumable, table_console
+from wedlm.evaluation.decodings import combinations, whole
+from wedlm.evaluation.harness import Choices, EvaluationError, evaluate, load_tasks, read_recipe
+from wedlm.evaluation.provenance import conditions, write_report
+from wedlm.evaluation.work_file import WorkFile
+
+CHOICES = ("num_fewshot", "limit", "batch_size", "system_instruction", "max_new_tokens", "temperature", "seed")
+
+
+def run_eval(options: EvalOptions) -> None:
+    """Scores a checkpoint, writes the numbers to --out and prints them as a table."""
+    check_out(options.out, options.overwrite)
+    names, folders, choices, decodings = plan(options)
+    metadata = read_metadata(options.metadata)
+    tasks = load_tasks(names, folders, dict(metadata), choices.run_code, choices.seed)
+    model, tokenizer = load_checkpoint(options.model, options.dtype, options.device)
+    logging.set_verbosity_error()
+    if choices.apply_chat_template and tokenizer.chat_template is None:
+        raise EvaluationError(f"{options.model} has no chat template; leave out --apply-chat-template.")
+    if tokenizer.eos_token_id is None:
+        raise EvaluationError(f"The tokenizer of {options.model} has no end token; set eos_token in its config.")
+    decodings = decodings or {model.generation_config.decoding: {"decoding": model.generation_config.decoding}}
+    decodings = {label: whole(arguments, model) for label, arguments in decodings.items()}
+    settings = {**asdict(choices), "metadata": metadata}
+    identity = identity_of(model, checkpoint_folder(options.model, with_weights=True))
+    about = {**identity, **conditions(model.device, ["lm_eval"]), "settings": settings}
+    work = WorkFile(options.out.with_name(f"{options.out.name}.work"), about)
+    with resumable(work):
+        results, warnings = evaluate(model, tokenizer, tasks, decodings, choices, work)
+    for warning in warnings:
+        print(f"lm-eval: {warning}", file=sys.stderr)
+    settings["dtype"] = identity["dtype"]
+    name = Path(options.model).resolve().name if Path(options.model).is_dir() else options.model
+    write_report(options.out, results, model.device, packages=["lm_eval"], model=name, settings=settings, **identity)
+    work.remove()
+    print_table(results, f"{name}, {identity['dtype']}, batch size {choices.batch_size}, {model.device}")
+    print(f"Written to {options.out}.", file=sys.stderr)
+
+
+def plan(options: EvalOptions) -> tuple[dict[str, int | None], list[Path], Choices, dict[str, dict]]:
+    """The tasks with their shots, the folders of tasks, the choices, and the decodings by label."""
+    task_names = [name for name in options.tasks.replace(" ", "").split(",") if name]
+    names: dict[str, int | None] = dict.fromkeys(task_names)
+    folders, choices, decodings = options.include_path or [], Choices(), {}
+    given = given_choices(options)
+    if options.recipe is not None:
+        recipe = read_recipe(options.recipe)
+        names = recipe.tasks | names
+        if "num_fewshot" in given:
+            names = dict.fromkeys(names)
+        folders = [*folders, *filter(None, [recipe.include_path])]
+        choices, decodings = replace(choices, **recipe.choices), recipe.decodings
+    choices = replace(choices, **given)
+    check_choices(choices)
+    window_sizes, penalties = options.window_size or [], options.distance_penalty or []
+    if options.decoding:
+        thresholds = [read_threshold(threshold) for threshold in options.entropy_threshold or []]
+        decodings = combinations(options.decoding, window_sizes, thresholds, penalties)
+    elif window_sizes or options.entropy_threshold or penalties:
+        raise EvaluationError("--window-size and its like need a --decoding that reads them; name one, say streaming.")
+    return names, folders, choices, decodings
+
+
+def given_choices(options: EvalOptions) -> dict[str, Any]:
+    """The fields of `Choices` that the command line gives."""
+    given = {name: getattr(options, name) for name in CHOICES if getattr(options, name) is not None}
+    if options.apply_chat_template:
+        given["apply_chat_template"] = True
+    return given | {"run_code": options.run_code}
+
+
+def check_choices(choices: Choices) -> None:
+    for name, least in (("num_fewshot", 0), ("limit", 1), ("batch_size", 1), ("max_new_tokens", 1), ("seed", 0)):
+        value = getattr(choices, name)
+        if value is not None and not (isinstance(value, int) and least <= value < 2**31):
+            raise EvaluationError(
+                f"--{name.replace('_', '-')} {value} is too small or too large; give {least} or more."
+            )
+    if choices.temperature is not None and not 0 <= choices.temperature < 1e6:
+        raise EvaluationError(f"--temperature {choices.temperature} is no temperature; give 0 or a finite number.")
+
+
+def read_metadata(text: str | None) -> dict[str, Any]:
+    try:
+        metadata = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise EvaluationError(f"--metadata {text} is no JSON ({error}); write it as '{{\"seed\": 1}}'.") from error
+    if not isinstance(metadata, dict):
+        raise EvaluationError(f"--metadata {text} is no JSON object; write it as '{{\"seed\": 1}}'.")
+    return metadata
+
+
+def side_by_side(results: list[dict]) -> list[list[str]]:
+    """A header and lines of cells, a column per decoding: the scores of each task, and the speed beside them."""
+    decodings = list(dict.fromkeys(result["decoding"] for result in results))
+    lines = [["task", "", *decodings]]
+    for task in dict.fromkeys(result["task"] for result in results):
+        by_decoding = {result["decoding"]: result for result in results if result["task"] == task}
+        any_result = next(iter(by_decoding.values()))
+        shots = "" if any_result["num_fewshot"] is None else f", {any_result['num_fewshot']} shots"
+        title = f"{task} ({any_result['num_examples']}{shots})"
+        for i, metric in enumerate(any_result["metrics"]):
+            cells = [score(by_decoding[label]["metrics"][i]) if label in by_decoding else "" for label in decodings]
+            filtered = "" if metric["filter"] == "none" else f" ({metric['filter']})"
+            lines.append([title, metric["name"] + filtered, *cells])
+            title = ""
+        for name, words, digits in (
+            ("tokens_per_forward", "tokens per forward", 2),
+            ("prefix_cacheability", "prefix cacheability", 2),
+            ("tokens_per_second", "tokens per second", 0),
+        ):
+            values = [by_decoding[label][name] if label in by_decoding else None for label in decodings]
+            if any(value is not None for value in values):
+                lines.append([title, words, *("" if value is None else f"{value:.{digits}f}" for value in values)])
+                title = ""
+    return lines
+
+
+def score(metric: dict) -> str:
+    error = "" if metric["stderr"] is None else f" ±{metric['stderr']:.4f}"
+    return f"{metric['value']:.4f}{error}"
+
+
+def print_table(results: list[dict], title: str) -> None:
+    header, *lines = side_by_side(results)
+    table = Table(title=Text(title), title_justify="left")
+    for number, cell in enumerate(header):
+        table.add_column(Text(cell), justify="left" if number < 2 else "right")
+    for line in lines:
+        table.add_row(*map(Text, line))
+    table_console().print(table)

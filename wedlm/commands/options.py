@@ -1,0 +1,248 @@
+"""The options of the commands: a dataclass for each command that has many, with one field per option."""
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+
+
+def option(help: str, panel: str = "Decoding", show_default: bool | str = False) -> Any:
+    """An option in a panel of its own of the help."""
+    return typer.Option(help=help, rich_help_panel=panel, show_default=show_default)
+
+
+Model = Annotated[
+    str, typer.Argument(help="A checkpoint: a folder, or a name on the Hub.", show_default="the demo checkpoint")
+]
+Source = Annotated[str, typer.Argument(help="A checkpoint: a folder, or a name on the Hub.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"],
+    option("The dtype of the weights; auto keeps the one they have on disk.", "Model", show_default=True),
+]
+Device = Annotated[
+    str | None, option("The device, such as cpu or cuda:0; by default the GPU if there is one.", "Model")
+]
+Decoding = Annotated[str | None, option("How to decode: streaming, verified, blockwise or autoregressive.")]
+WindowSize = Annotated[
+    int | None, option("Slots behind the committed text; by default the checkpoint's, or else 16, on a CPU 8.")
+]
+EntropyThreshold = Annotated[
+    str | None, option("Fill the slots whose entropy in nats is below this; none fills one slot per forward.")
+]
+DistancePenalty = Annotated[
+    float | None, option("Add this to the entropy for each slot of distance from the first open one.")
+]
+OverwriteCheckpoint = Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint that OUT holds.")]
+OverwriteFile = Annotated[bool, typer.Option("--overwrite", help="Replace FILE.")]
+OutFile = Annotated[Path, typer.Option(help="The file that gets every number.", metavar="FILE")]
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """Options of the commands that generate text; None leaves the choice to the checkpoint."""
+
+    model: Annotated[
+        str, option("A WeDLM checkpoint: a folder, or a name on the Hub.", "Model", show_default="the demo checkpoint")
+    ] = str(DEMO_FOLDER)
+    dtype: Dtype = "auto"
+    device: Device = None
+    decoding: Decoding = None
+    window_size: WindowSize = None
+    entropy_threshold: EntropyThreshold = None
+    distance_penalty: DistancePenalty = None
+    max_new_tokens: Annotated[int, option("The most tokens of an answer.", show_default=True)] = 256
+    temperature: Annotated[float, option("Draw tokens at this temperature; 0 takes the most likely token.")] = 0.0
+    top_p: Annotated[float | None, option("Draw from the likeliest tokens that make up this share.")] = None
+    seed: Annotated[int | None, option("The seed of the draws; the same seed gives the same text.")] = None
+    debug: Debug = False
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `generate()`; an option that it would not check is checked here."""
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"--temperature {self.temperature} is no temperature; give 0 or a finite number.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"--top-p {self.top_p} is no share; give a number above 0 and at most 1.")
+        if self.top_p is not None and self.temperature == 0:
+            raise ValueError(f"--top-p {self.top_p} needs draws, and there are none; give a --temperature above 0.")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise ValueError(f"--seed {self.seed} is no seed; give a whole number from 0 to 2**63 - 1.")
+        arguments = decoding_arguments(self)
+        if self.temperature:
+            arguments["temperature"] = self.temperature
+        if self.top_p is not None:
+            arguments["top_p"] = self.top_p
+        return arguments | {"max_new_tokens": self.max_new_tokens, "do_sample": self.temperature != 0}
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """Options of `wedlm eval`; an option that is given comes before what a recipe says."""
+
+    model: Model = str(DEMO_FOLDER)
+    tasks: Annotated[str, typer.Option(help="Tasks of lm-eval, or of your folder, with commas between.")] = ""
+    recipe: Annotated[
+        str | None, typer.Option(help="Tasks, shots and settings together: table1-base, speed, ... or a YAML file.")
+    ] = None
+    include_path: Annotated[
+        list[Path] | None,
+        typer.Option(help="A folder with YAML files of tasks; may be given again.", metavar="FOLDER"),
+    ] = None
+    decoding: Annotated[
+        list[str] | None, option("streaming, verified, blockwise or autoregressive; give several to compare them.")
+    ] = None
+    window_size: Annotated[list[int] | None, option("Slots behind the committed text; may be given again.")] = None
+    entropy_threshold: Annotated[
+        list[str] | None, option("In nats, or none; may be given again, and each is tried.")
+    ] = None
+    distance_penalty: Annotated[
+        list[float] | None, option("Add this to the entropy for each slot of distance; may be given again.")
+    ] = None
+    num_fewshot: Annotated[int | None, typer.Option(help="Examples in front of each question.")] = None
+    limit: Annotated[int | None, typer.Option(help="Ask only the first so many questions of each task.")] = None
+    batch_size: Annotated[int | None, typer.Option(help="Questions that are answered at once; by default 8.")] = None
+    apply_chat_template: Annotated[
+        bool, typer.Option("--apply-chat-template", help="Ask as in a chat; for checkpoints that are tuned for it.")
+    ] = False
+    system_instruction: Annotated[str | None, typer.Option(help="A system message in front.")] = None
+    max_new_tokens: Annotated[int | None, typer.Option(help="The most tokens of an answer.")] = None
+    temperature: Annotated[float | None, typer.Option(help="Draw tokens at this temperature; 0 draws none.")] = None
+    seed: Annotated[
+        int | None, typer.Option(help="The seed of the examples in front and of the draws; by default 1234.")
+    ] = None
+    metadata: Annotated[
+        str | None, typer.Option(help="JSON that tasks may read; the demo's read num_examples and seed.")
+    ] = None
+    run_code: Annotated[
+        bool, typer.Option("--run-code", help="Allow tasks that run the model's code, in a sandbox.")
+    ] = False
+    out: OutFile = Path("eval.json")
+    overwrite: OverwriteFile = False
+    dtype: Dtype = "auto"
+    device: Device = None
+    debug: Debug = False
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """Options of `wedlm tune`."""
+
+    model: Annotated[Path, typer.Argument(help="The folder of a WeDLM checkpoint.")]
+    data: Annotated[Path, typer.Option(help="JSON Lines: prompt and answer, or messages.", metavar="FILE")]
+    max_quality_loss: Annotated[
+        str, typer.Option(help="The share of the answers that may be lost against autoregressive decoding.")
+    ] = "1%"
+    measure: Annotated[
+        str | None,
+        typer.Option(
+            help="When an answer is right: exact, contains, last-number, or agreement with the autoregressive text.",
+            show_default="exact, without answers agreement",
+        ),
+    ] = None
+    max_new_tokens: Annotated[int, typer.Option(help="The most tokens of an answer.")] = 256
+    out: OutFile = Path("tune.json")
+    overwrite: OverwriteFile = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Leave generation_config.json as it is.")] = False
+    dtype: Dtype = "auto"
+    device: Device = None
+    debug: Debug = False
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Options of `wedlm export`."""
+
+    model: Source
+    out: Annotated[str, typer.Argument(help="The folder that the repository becomes.")]
+    license: Annotated[
+        str | None,
+        typer.Option(help="As the Hub writes it, such as apache-2.0; needed if MODEL's README.md has none."),
+    ] = None
+    base_model: Annotated[
+        list[str] | None, typer.Option(help="A model on the Hub that MODEL was made from; may be given again.")
+    ] = None
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="A dataset on the Hub that MODEL was trained on; may be given again.")
+    ] = None
+    language: Annotated[list[str] | None, typer.Option(help="Such as en; may be given again.")] = None
+    name: Annotated[str | None, typer.Option(help="The title of the card; by default the name of REPO or OUT.")] = None
+    prompt: Annotated[str | None, typer.Option(help="The prompt of the card's snippet.")] = None
+    eval: Annotated[
+        list[Path] | None,
+        typer.Option(help="The file of `wedlm eval MODEL`; may be given again.", metavar="FILE"),
+    ] = None
+    training: Annotated[
+        Path | None,
+        typer.Option(help="The report of `wedlm train`; by default MODEL's training_report.json.", metavar="FILE"),
+    ] = None
+    push: Annotated[str | None, typer.Option(help="Upload the folder, as OWNER/NAME.", metavar="REPO")] = None
+    private: Annotated[bool, typer.Option("--private", help="Let only REPO's owner see it.")] = False
+    overwrite: OverwriteCheckpoint = False
+    debug: Debug = False
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Options of `wedlm serve`; None leaves the choice to the checkpoint."""
+
+    model: Model = str(DEMO_FOLDER)
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000
+    dtype: Dtype = "auto"
+    device: Device = None
+    decoding: Decoding = None
+    window_size: WindowSize = None
+    entropy_threshold: EntropyThreshold = None
+    distance_penalty: DistancePenalty = None
+    debug: Debug = False
+
+
+def decoding_arguments(options: GenerationOptions | ServeOptions) -> dict[str, Any]:
+    """The parameters of decoding that are given."""
+    given = {name: getattr(options, name) for name in ("decoding", "window_size", "distance_penalty")}
+    arguments = {name: value for name, value in given.items() if value is not None}
+    if options.entropy_threshold is not None:
+        arguments["entropy_threshold"] = read_threshold(options.entropy_threshold)
+    return arguments
+
+
+def read_threshold(text: str) -> float | None:
+    """The value of --entropy-threshold, where none is None."""
+    if text.lower() == "none":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"--entropy-threshold {text} is neither a number of nats nor none.") from None
+
+
+def with_options(command: Callable) -> Callable:
+    """Makes an option of each field of the dataclass that annotates the parameter `options` of a command."""
+    parameters = inspect.signature(command).parameters
+    kind = parameters["options"].annotation
+    own = [parameter for name, parameter in parameters.items() if name != "options"]
+    from_fields = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=field.type,
+        )
+        for field in fields(kind)
+    ]
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        options = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+        command(**values, options=options)
+
+    run.__signature__ = inspect.Signature([*own, *from_fields])
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *from_fields]}
+    return run

@@ -74,6 +74,17 @@ def two_steps(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("two"), max_steps=2)
 
 
+@pytest.fixture
+def evaluator(two_steps, tmp_path):
+    """A trainer around the trained model, new for each test.
+
+    Making TrainingArguments empties the state that all of accelerate's objects share, and only making a Trainer fills
+    it again. A trainer that outlives a test therefore works or fails by which test ran in between.
+    """
+    _, _, trainer = two_steps
+    return WeDLMTrainer(trainer.model, arguments(tmp_path))
+
+
 # --- One step, however it is cut ---
 
 
@@ -202,7 +213,7 @@ dist.destroy_process_group()
 """
 
 
-def test_two_processes_take_the_same_steps(two_steps, tmp_path):
+def test_two_processes_take_the_same_steps(two_steps, evaluator, tmp_path):
     ways = {
         "ddp": {"max_steps": 2, "per_device_train_batch_size": 4},
         "accumulated": {"max_steps": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
@@ -215,7 +226,7 @@ def test_two_processes_take_the_same_steps(two_steps, tmp_path):
     }
     (tmp_path / "ways.json").write_text(json.dumps(ways))
     run_two_processes(RANKS, tmp_path, CHECKPOINTS / "q3", tmp_path, Path(__file__).parents[1])
-    expected = two_steps[2].evaluate(samples((15, 22, 31)))
+    expected = evaluator.evaluate(samples((15, 22, 31)))
     for name in ways:
         weights, log, evaluated = torch.load(tmp_path / f"{name}.pt")
         assert_same(two_steps, (weights, log, None))
@@ -267,13 +278,12 @@ def test_a_stream_resumes_in_its_first_pass_only(tmp_path):
 # --- Evaluation ---
 
 
-def test_evaluation_does_not_depend_on_batches_or_epoch(two_steps, tmp_path):
-    _, _, trainer = two_steps
+def test_evaluation_does_not_depend_on_batches_or_epoch(evaluator):
     evaluated = []
     for batch_size, dataset in ((1, samples()), (3, samples()), (8, samples()), (2, pack(samples(), 64))):
-        trainer.args.per_device_eval_batch_size = batch_size
-        evaluated.append(trainer.evaluate(dataset))
-        trainer.data_collator.set_epoch(batch_size)
+        evaluator.args.per_device_eval_batch_size = batch_size
+        evaluated.append(evaluator.evaluate(dataset))
+        evaluator.data_collator.set_epoch(batch_size)
     names = {name for name in evaluated[0] if "loss" in name or "accuracy" in name}
     assert {"eval_loss", "eval_mlm_loss", "eval_ar_loss", "eval_masked_accuracy_to_1.0"} <= names
     for name in names:
@@ -283,12 +293,12 @@ def test_evaluation_does_not_depend_on_batches_or_epoch(two_steps, tmp_path):
     )
 
 
-def test_evaluation_is_the_formula(two_steps):
-    model, trainer = two_steps[2].model.eval(), two_steps[2]
+def test_evaluation_is_the_formula(evaluator):
+    model = evaluator.model.eval()
     batch = DualStreamCollator(mask_token_id=MASK, block_size=8, seed=42).for_evaluation()(list(samples()))
     with torch.no_grad():
         total = model(**scale_weights(batch, weight_sums(batch))).loss.item()
-    assert trainer.evaluate(samples())["eval_loss"] == pytest.approx(total, rel=1e-5)
+    assert evaluator.evaluate(samples())["eval_loss"] == pytest.approx(total, rel=1e-5)
 
 
 def test_evaluation_weighs_its_parts(tmp_path):
@@ -342,11 +352,10 @@ def test_the_model_attends_as_asked(tmp_path):
     assert seen == ["eager", "eager"]
 
 
-def test_prediction_is_evaluation(two_steps, monkeypatch):
-    trainer = two_steps[2]
-    evaluated = trainer.evaluate(samples())
-    trainer.data_collator.set_epoch(7)
-    assert trainer.predict(samples()).metrics["test_loss"] == pytest.approx(evaluated["eval_loss"], rel=1e-6)
+def test_prediction_is_evaluation(evaluator):
+    evaluated = evaluator.evaluate(samples())
+    evaluator.data_collator.set_epoch(7)
+    assert evaluator.predict(samples()).metrics["test_loss"] == pytest.approx(evaluated["eval_loss"], rel=1e-6)
 
 
 def test_the_model_attends_as_before_when_it_is_done(tmp_path):

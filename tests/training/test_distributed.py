@@ -72,7 +72,7 @@ logging.disable_progress_bar()
 torch.set_num_threads(1)
 checkpoint, folder = sys.argv[1:]
 dist.init_process_group("gloo")
-target_loss.ROWS_PER_CHUNK = 3  # so that one rank calls the head more often than the other
+target_loss.QUERIES_PER_CHUNK = 3  # so that one rank calls the head more often than the other
 batch = torch.load(f"{folder}/batches.pt")[dist.get_rank()]
 for how in ("ddp", "fully sharded"):
     model = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="dual_stream").train()

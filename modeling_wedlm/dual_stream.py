@@ -1,4 +1,4 @@
-"""The attention of dual-stream training: which query sees which key, and what computes attention under that rule."""
+"""The attention of dual-stream training: the rule which query sees which key, and masks and calls that follow it."""
 
 from bisect import bisect_left
 from collections.abc import Callable

@@ -5,9 +5,9 @@ Words that all of training uses:
 - A record is one example of the user's data: `messages`, `prompt` and `completion`, or `text`.
 - A sample is a record as tokens with labels. A label is the token itself, not shifted, or -100 where there is no loss.
 - A sequence is one sample or, with packing, several behind each other; it has at most `max_length` tokens.
-- A row is a row of a batch. The collator makes it from one sequence: of each sample first the memory stream, which is
-  the clean text, and then the prediction stream, which is the same text in blocks with masked tokens.
-- A query is a position in a row. It stands for one token of one stream.
+- A row is a row of a batch. The collator makes one of each sequence. A row holds two streams of each sample: the
+  memory stream is the clean text, and the prediction stream after it is the same text in blocks with masked tokens.
+- A query is a position in a row. It belongs to one token of one stream.
 - A streamed dataset is an `IterableDataset`, read while training. It has nothing to do with the two streams of a row.
 """
 
@@ -48,7 +48,7 @@ PACKING_BUFFER = 512  # samples of a streamed dataset that are packed at a time
 
 @dataclass
 class DataSummary:
-    """Counts of what became of the records; training_report.json holds its fields.
+    """Counts records, samples and tokens; training_report.json holds its fields.
 
     For a streamed dataset it counts the records that this process has read so far, in all passes.
     """
@@ -134,7 +134,7 @@ def prepare_dataset(
             lists of messages), or `text`. In a streamed dataset of several shards each record has a number of its own,
             which does not depend on the process that reads it.
         tokenizer (`PreTrainedTokenizerBase`): A fast tokenizer with a mask token and an end token.
-        options (`DataOptions`): What the user chooses about the data.
+        options (`DataOptions`): The user's choices about the data.
 
     Returns:
         `tuple[Dataset | IterableDataset, DataSummary]`: The sequences, and a summary whose `str` is a few lines.

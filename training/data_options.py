@@ -14,8 +14,8 @@ class DataOptions:
         max_length (`int`, *optional*, defaults to 2048):
             The most tokens of a sample, and of a packed sequence.
         overlong (`str`, *optional*, defaults to `"truncate"`):
-            What happens to a sample longer than `max_length`: `"truncate"` cuts it, `"drop"` leaves it out. The
-            summary counts both.
+            Whether a sample longer than `max_length` is cut (`"truncate"`) or left out (`"drop"`). The summary counts
+            both.
         loss_on (`str`, *optional*, defaults to `"all"`):
             Which assistant turns of a conversation have loss: `"all"`, or only the `"last"`.
         extra_end_tokens (`int`, *optional*, defaults to 0):

@@ -1,3 +1,5 @@
+"""The attention of the two streams in every form, against slow references and a recorded step."""
+
 import numpy as np
 import pytest
 import torch
@@ -86,7 +88,7 @@ def loss_and_gradients(model, batch):
     return {"loss": loss.detach(), **{name: weight.grad.clone() for name, weight in model.named_parameters()}}
 
 
-# --- What was recorded ---
+# --- The recorded step ---
 
 
 def test_recorded_batch_and_mask():
@@ -138,7 +140,7 @@ def test_without_idle_blocks_losses_and_gradients_are_the_same(checkpoint, layou
         )
 
 
-# --- What decoding computes ---
+# --- Decoding computes the same ---
 
 
 @pytest.mark.parametrize("attention", FORMS)
@@ -470,7 +472,7 @@ def bytes_kept_for_backward(length):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = total(model, batch)  # keeps what is saved alive
+        loss = total(model, batch)  # keeps the saved tensors alive
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     assert loss.requires_grad
     return sum(size for pointer, (_, size) in storages.items() if pointer not in weights)
@@ -507,7 +509,7 @@ def test_no_cache_is_filled(model):
     assert model(**forward_inputs(batch_of([[9]])), use_cache=True).past_key_values is None
 
 
-# --- What is refused ---
+# --- Refusals ---
 
 
 @pytest.mark.parametrize("missing", [*IDS, "position_ids"])

@@ -1,3 +1,5 @@
+"""The code that travels with a checkpoint, in every way of saving and loading."""
+
 import ast
 import json
 import shutil
@@ -70,7 +72,7 @@ def contents(folder):
 
 
 def save_with_inputs(checkpoint, folder):
-    """Saves a checkpoint into folder/saved, and beside it what the model of this process makes of some inputs."""
+    """Saves a checkpoint into folder/saved, and beside it inputs with the outputs of the model in this process."""
     model = load(checkpoint)
     model.save_pretrained(folder / "saved")
     input_ids, text = random_tokens(1, 8), random_tokens(1, 20)[0].tolist()
@@ -99,7 +101,7 @@ def process_without_the_package(tmp_path_factory):
     return place, run_python(code, place, wedlm=False)
 
 
-# --- What travels ---
+# --- The files that travel ---
 
 
 def test_the_files_that_travel_are_this_packages_own():
@@ -148,7 +150,7 @@ def test_generation_does_not_import_modeling():
 
 
 def test_nothing_else_travels(tmp_path, monkeypatch):
-    """Not from the working directory, not from the checkpoint's folder, not what lies beside the package's files."""
+    """No file of the working directory, of the checkpoint's folder or beside the package's files travels."""
     folder = tmp_path / "checkpoint"
     shutil.copytree(CHECKPOINTS / "q3", folder)
     for place in (tmp_path, folder):
@@ -182,7 +184,7 @@ def test_save_pretrained_is_complete(model, tmp_path):
 
 
 def test_official_auto_map_does_not_survive(checkpoint, tmp_path):
-    """A checkpoint loaded from the Hub names the repository of its broken code; what we save must not."""
+    """A checkpoint loaded from the Hub names the repository of its broken code; ours must not."""
     config = AutoConfig.from_pretrained(checkpoint)
     config.auto_map = {"AutoConfig": "tencent/WeDLM--configuration_wedlm.WeDLMConfig", "AutoModel": "a/b--c.D"}
     config.save_pretrained(tmp_path)
@@ -299,7 +301,7 @@ def assert_saved_again(folder, checkpoint):
     assert configs[1].pop("auto_map") == {"AutoConfig": AUTO_MAP["AutoConfig"]}
     assert {**configs[1], "auto_map": AUTO_MAP} == configs[0]
     assert contents(folder / "config_again").keys() == {"config.json", "configuration_wedlm.py", "hub_code.py"}
-    # And this package loads what the checkpoint's own code has saved.
+    # This package loads the folder that the checkpoint's own code has saved.
     reloaded, model = load(folder / "again"), load(checkpoint)
     assert all(torch.equal(a, b) for a, b in zip(reloaded.parameters(), model.parameters(), strict=True))
 

@@ -1,3 +1,5 @@
+"""The loss of chosen queries against the formula, in forward and backward."""
+
 import pytest
 import torch
 from helpers import CHECKPOINTS, MASK, load, random_tokens

@@ -1,3 +1,5 @@
+"""Fixtures of the tests of training: a cache of datasets, tiny checkpoints with data, and runs on them."""
+
 import json
 from contextlib import redirect_stdout
 from io import StringIO
@@ -21,7 +23,8 @@ def datasets_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
 
 
-# Each run is made once, and tests only read its files. Fixtures import what is slow to import and few tests need.
+# Each run is made once, and tests only read its files. The fixtures import `wedlm train`, without which most of the tests
+# here start faster.
 
 
 @pytest.fixture(scope="session")

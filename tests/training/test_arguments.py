@@ -1,3 +1,5 @@
+"""WeDLMTrainingArguments: the paper's defaults, and DeepSpeed's."""
+
 import json
 
 import pytest

@@ -1,3 +1,5 @@
+"""The collator against a slow loop, and the draws of its masks."""
+
 import copy
 import pickle
 import textwrap
@@ -46,7 +48,7 @@ def by_sample(batch, sequences):
     return found
 
 
-# --- What it makes ---
+# --- Batches ---
 
 
 def test_the_example_of_the_docstring():
@@ -215,7 +217,7 @@ def test_survives_copies():
         assert masked(twin(SEQUENCES)) == masked(one(SEQUENCES))
 
 
-# --- What is refused ---
+# --- Refusals ---
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+"""Which tokens of a conversation have loss."""
+
 import json
 
 import pytest

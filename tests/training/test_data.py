@@ -1,3 +1,5 @@
+"""prepare_dataset as a whole: the summary, numbers of samples, streamed datasets and caches."""
+
 import re
 
 import pytest

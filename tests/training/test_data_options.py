@@ -1,3 +1,5 @@
+"""The options of the data, and their refusals."""
+
 import dataclasses
 
 import pytest

@@ -44,7 +44,7 @@ def record_of(sign, word):
 
 
 def share_right(model, tokenizer, sign, **settings):
-    """Of the held-out words, those that are answered to the letter and to the end; and what generate() returned."""
+    """Returns the share of held-out words answered to the letter and to the end, and the output of generate()."""
     records = [record_of(sign, word) for word in HELD_OUT]
     inputs = tokenizer([record["prompt"] for record in records], return_tensors="pt")
     output = model.generate(**inputs, max_new_tokens=32, do_sample=False, return_dict_in_generate=True, **settings)

@@ -1,3 +1,5 @@
+"""The weights of a step against the formula of its loss."""
+
 import copy
 
 import pytest

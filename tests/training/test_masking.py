@@ -1,3 +1,5 @@
+"""The draws of masks, their proportions, and the order of the prediction stream."""
+
 import numpy as np
 import pytest
 from helpers import GOLDEN

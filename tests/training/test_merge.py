@@ -1,3 +1,5 @@
+"""Merging an adapter into its checkpoint."""
+
 import json
 import shutil
 

@@ -1,3 +1,5 @@
+"""The sums of a batch and the metrics made of them, by hand."""
+
 from types import SimpleNamespace
 
 import pytest

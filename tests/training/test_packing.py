@@ -1,3 +1,5 @@
+"""Packing against a slow best fit."""
+
 from itertools import product
 
 import datasets

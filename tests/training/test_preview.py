@@ -1,3 +1,5 @@
+"""The text that --preview prints."""
+
 import torch
 from datasets import Dataset
 from tiny_tokenizer import MASK, make_tokenizer

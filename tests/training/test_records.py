@@ -1,3 +1,5 @@
+"""Records from every kind of file and dataset."""
+
 import json
 
 import pytest

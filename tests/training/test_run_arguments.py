@@ -1,3 +1,5 @@
+"""The arguments of `wedlm train`, and the sentences that refuse them."""
+
 import re
 from dataclasses import fields
 

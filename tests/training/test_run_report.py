@@ -1,3 +1,5 @@
+"""The report that a run leaves."""
+
 import json
 
 from wedlm.training.run_report import without_secrets, write_report

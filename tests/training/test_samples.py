@@ -1,3 +1,5 @@
+"""A record as tokens with labels, and what is cut, dropped or refused."""
+
 import json
 
 import pytest

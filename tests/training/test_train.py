@@ -1,3 +1,5 @@
+"""Runs of `wedlm train` on tiny checkpoints."""
+
 import json
 import re
 import shutil

@@ -1,3 +1,5 @@
+"""WeDLMTrainer: one step however it is cut, evaluation, resuming and saving."""
+
 import json
 from itertools import pairwise
 from pathlib import Path

@@ -26,8 +26,8 @@ class WeDLMTrainingArguments(DataOptions, TrainingArguments):
         ar_loss_weight (`float`, *optional*, defaults to 1.0):
             The weight of the autoregressive loss. The loss of the masked tokens has weight 1.
         suffix_mask_probability (`float`, *optional*, defaults to 0.0):
-            The share of blocks that mask their last tokens, as in a decoding window, and not any. It is beyond the
-            paper.
+            The share of blocks that mask their last tokens, as in a decoding window, instead of random ones. The paper
+            does not have it.
         attn_implementation (`str`, *optional*, defaults to `"dual_stream"`):
             The attention of training and evaluation: `"dual_stream"`, `"flex_attention"`, `"sdpa"` or `"eager"`. The
             first is FlexAttention on a GPU and never holds a mask of all pairs of queries; the last two do.
@@ -53,8 +53,8 @@ class WeDLMTrainingArguments(DataOptions, TrainingArguments):
     suffix_mask_probability: float = field(
         default=0.0,
         metadata={
-            "help": "The share of blocks that mask their last tokens, as in a decoding window, and not any. It is "
-            "beyond the paper, and therefore 0 by default."
+            "help": "The share of blocks that mask their last tokens, as in a decoding window, instead of random "
+            "ones; 0 by default, because the paper does not have it."
         },
     )
     attn_implementation: str = field(

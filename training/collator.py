@@ -38,7 +38,7 @@ class DualStreamCollator:
         seed (`int`, *optional*, defaults to 0):
             The seed of the masks.
         suffix_mask_probability (`float`, *optional*, defaults to 0.0):
-            The share of blocks that mask their last tokens, as a decoding window mostly looks, and not any.
+            The share of blocks that mask their last tokens, as a decoding window mostly looks, instead of random ones.
         loss_weighting (`str`, *optional*, defaults to `"weighted"`):
             The weight of a masked query: `"weighted"` for 1 / gamma of its block, `"uniform"` for 1.
         pad_token_id (`int`, *optional*, defaults to 0):

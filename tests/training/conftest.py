@@ -23,8 +23,8 @@ def datasets_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
 
 
-# Each run is made once, and tests only read its files. The fixtures import `wedlm train`, without which most of the tests
-# here start faster.
+# Each run is made once, and tests only read its files. The fixtures import `wedlm train`, without which most of the
+# tests here start faster.
 
 
 @pytest.fixture(scope="session")

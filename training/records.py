@@ -29,8 +29,10 @@ Paths = str | os.PathLike | Iterable[str | os.PathLike]
 
 
 class Record(NamedTuple):
+    """An example of training data before it is tokenized."""
+
     fields: dict[str, Any]  # those of FIELDS that it has
-    where: str  # its file and line, say, for error messages
+    where: str  # its place, such as a file and a line, for error messages
     index: int  # its number in the data
 
 
@@ -38,7 +40,7 @@ class Record(NamedTuple):
 
 
 def load_records(paths: Paths, streaming: bool = False) -> Dataset | IterableDataset:
-    """Numbers the records of files through, without looking into them.
+    """Reads the records of files and numbers them, without parsing their fields.
 
     Args:
         paths (`str`, `os.PathLike` or an iterable of them):

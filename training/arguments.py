@@ -1,4 +1,4 @@
-"""What a training run can be told, beside what transformers' own TrainingArguments take."""
+"""The arguments of WeDLMTrainer: transformers' TrainingArguments, and those of the objective and the data."""
 
 from dataclasses import dataclass, field, fields
 from typing import Literal
@@ -12,40 +12,61 @@ from wedlm.training.data_options import DataOptions
 
 @dataclass
 class WeDLMTrainingArguments(DataOptions, TrainingArguments):
-    """TrainingArguments with the dual-stream objective's own, and those of the data.
+    """TrainingArguments with the arguments of the dual-stream objective and of the data.
+
+    The loss is (mlm + ar_loss_weight * ar) / (1 + ar_loss_weight). mlm is the loss of the masked tokens of the
+    prediction stream, ar is the loss of the next tokens of the memory stream, and both are means over the whole
+    optimizer step.
+
+    Args:
+        block_size (`int`, *optional*, defaults to 32):
+            The number of tokens of a block of the prediction stream. Each block is masked by itself.
+        loss_weighting (`str`, *optional*, defaults to `"weighted"`):
+            The weight of a masked token: `"weighted"` for 1 / gamma of its block, `"uniform"` for 1.
+        ar_loss_weight (`float`, *optional*, defaults to 1.0):
+            The weight of the autoregressive loss. The loss of the masked tokens has weight 1.
+        suffix_mask_probability (`float`, *optional*, defaults to 0.0):
+            The share of blocks that mask their last tokens, as in a decoding window, instead of random ones. The paper
+            does not have it.
+        attn_implementation (`str`, *optional*, defaults to `"dual_stream"`):
+            The attention of training and evaluation: `"dual_stream"`, `"flex_attention"`, `"sdpa"` or `"eager"`. The
+            first is FlexAttention on a GPU and never holds a mask of all pairs of queries; the last two do.
+
+    The arguments of the data are those of `DataOptions`, all others are those of `TrainingArguments`.
+
+    Example:
 
         WeDLMTrainingArguments("out", block_size=32, max_length=2048, packing=True, learning_rate=1e-5, bf16=True)
-
-    The loss is (mlm + ar_loss_weight * ar) / (1 + ar_loss_weight), where mlm scores the masked tokens of the
-    prediction stream and ar the next tokens of the memory stream, each a mean over the whole optimizer step.
     """
 
     block_size: int = field(
-        default=32, metadata={"help": "Tokens in a block of the prediction stream; each block is masked by itself."}
+        default=32, metadata={"help": "Tokens of a block of the prediction stream; each block is masked by itself."}
     )
     loss_weighting: Literal["weighted", "uniform"] = field(
         default="weighted",
-        metadata={"help": "How masked tokens count: 'weighted', by 1/gamma of their block, or 'uniform', alike."},
+        metadata={"help": "The weight of a masked token: 'weighted', 1/gamma of its block, or 'uniform', 1."},
     )
     ar_loss_weight: float = field(
-        default=1.0, metadata={"help": "The weight of the autoregressive loss; the loss over masked tokens has 1."}
+        default=1.0,
+        metadata={"help": "The weight of the autoregressive loss; the loss of masked tokens has weight 1."},
     )
     suffix_mask_probability: float = field(
         default=0.0,
         metadata={
-            "help": "The share of blocks whose last tokens are masked, as in a decoding window, instead of any. It is "
-            "beyond the paper, and therefore 0 by default."
+            "help": "The share of blocks that mask their last tokens, as in a decoding window, instead of random "
+            "ones; 0 by default, because the paper does not have it."
         },
     )
     attn_implementation: str = field(
         default="dual_stream",
         metadata={
-            "help": "'dual_stream' takes what suits the device: FlexAttention on a GPU, else groups of blocks, which "
-            "never build a mask over all pairs of rows. 'sdpa' and 'eager' build it."
+            "help": "'dual_stream' is FlexAttention on a GPU and attention in groups of blocks elsewhere; it never "
+            "holds a mask of all pairs of queries. 'sdpa' and 'eager' hold one."
         },
     )
-    # The columns are read by the collator, not by the model.
-    remove_unused_columns: bool = field(default=False, metadata={"help": "Leave it: the collator needs the columns."})
+    remove_unused_columns: bool = field(
+        default=False, metadata={"help": "Leave it at False: the collator needs columns that the model does not take."}
+    )
 
     def __post_init__(self):
         DataOptions.__post_init__(self)
@@ -62,18 +83,20 @@ class WeDLMTrainingArguments(DataOptions, TrainingArguments):
         ):
             if getattr(self, name) != value:
                 raise ValueError(
-                    f"{name}={getattr(self, name)} is not offered, since forward returns no logits; leave it out."
+                    f"{name}={getattr(self, name)} is not supported, because the model returns its loss and no "
+                    "logits; leave it out."
                 )
-        self.collator(mask_token_id=0)  # refuses what it cannot do, before anything is read or written
+        self.collator(mask_token_id=0)  # raises its errors before anything is read or written
         if self.ar_loss_weight < 0:
             raise ValueError(
-                f"ar_loss_weight={self.ar_loss_weight} is negative; pass 0 for none of that loss, or more."
+                f"ar_loss_weight={self.ar_loss_weight} is negative; pass 0 for no autoregressive loss, or more."
             )
-        # Batches differ in width, so no rank can read them for the others and hand them out in one piece.
+        # Each rank reads its own batches: they differ in width, so one rank cannot dispatch them in one tensor.
         if self.accelerator_config.dispatch_batches is None:
             self.accelerator_config.dispatch_batches = False
 
     def collator(self, mask_token_id: int) -> DualStreamCollator:
+        """Returns the collator that these arguments describe."""
         return DualStreamCollator(
             mask_token_id=mask_token_id,
             block_size=self.block_size,
@@ -84,4 +107,5 @@ class WeDLMTrainingArguments(DataOptions, TrainingArguments):
         )
 
     def data_options(self) -> DataOptions:
+        """Returns the arguments of the data alone."""
         return DataOptions(**{option.name: getattr(self, option.name) for option in fields(DataOptions)})

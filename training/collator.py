@@ -1,4 +1,4 @@
-"""Rows of text become a batch of the dual-stream objective: per sample the clean tokens, then the masked blocks."""
+"""Makes batches of the dual-stream objective: for each sample the clean tokens, and then the masked blocks."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -18,31 +18,46 @@ DTYPES = {"target_weights": torch.float32, "gammas": torch.float32}  # the other
 
 @dataclass
 class DualStreamCollator:
-    """Makes the batch that `WeDLMForCausalLM` trains on; a DataLoader's or Trainer's collate function.
+    """Makes the batches that `WeDLMForCausalLM` trains on; the collate function of a DataLoader or Trainer.
 
-    A row of the input packs one or more samples, back to back, in four columns: `input_ids`, `labels` (the token, or
-    -100 where there is no loss: a prompt; not shifted), `sample_lengths`, and `sample_indices`: a sample's masks are
-    drawn from (`seed`, epoch, its index) and from nothing else. `set_epoch` sets the epoch, also in workers that are
-    running already; `for_evaluation()` is a collator whose draws are the same in every epoch.
+    It takes sequences, which are one or more samples behind each other, as four columns: `input_ids`; `labels`, the
+    token itself (not shifted) or -100 where there is no loss, as in a prompt; `sample_lengths`; and `sample_indices`,
+    the numbers of the samples in the data. The masks of a sample are drawn from `seed`, the epoch and its number, and
+    from nothing else.
 
-    Of each sample the output has the memory stream, its L tokens, and then the prediction stream, the same tokens in
-    blocks of `block_size`: observed ones, then masked ones. A memory row predicts the token after it, a masked row its
-    own. The weights are 1 for the first and, by `loss_weighting`, 1 / gamma ("weighted") or 1 ("uniform") for the
-    second; what they are divided by is the business of `wedlm.training.loss`. Of the blocks, the share
-    `suffix_mask_probability` masks its last tokens instead of any, as a decoding window mostly looks.
+    Each sequence becomes a row of the batch. A sample of L tokens takes 2L queries: its memory stream, which is its
+    tokens, and its prediction stream, which is its tokens in blocks, the observed ones of a block before the masked
+    ones. A memory query has the next token as its target, with weight 1. A masked query has its own token as its
+    target, with the weight that `loss_weighting` gives it. `wedlm.training.loss` divides the weights by their sums.
 
-    With `drop_idle_blocks` the prediction stream leaves out blocks without a masked token, such as those of a long
-    prompt: nothing is predicted there and no other row sees them, so that losses and gradients stay the same, in fewer
-    rows. (Of a sample without any masked token the last block stays.)
+    Args:
+        mask_token_id (`int`):
+            The token that stands in place of a masked one.
+        block_size (`int`, *optional*, defaults to 32):
+            The number of tokens of a block.
+        seed (`int`, *optional*, defaults to 0):
+            The seed of the masks.
+        suffix_mask_probability (`float`, *optional*, defaults to 0.0):
+            The share of blocks that mask their last tokens, as a decoding window mostly looks, instead of random ones.
+        loss_weighting (`str`, *optional*, defaults to `"weighted"`):
+            The weight of a masked query: `"weighted"` for 1 / gamma of its block, `"uniform"` for 1.
+        pad_token_id (`int`, *optional*, defaults to 0):
+            The token of padding. No other query sees it.
+        drop_idle_blocks (`bool`, *optional*, defaults to `False`):
+            Whether the prediction stream leaves out blocks without a masked token, such as those of a long prompt.
+            They predict nothing and no other query sees them, so losses and gradients stay the same. A sample without
+            any masked token keeps its last block.
 
     Example:
 
         collator = DualStreamCollator(mask_token_id=9, block_size=3)
-        row = {"input_ids": [5, 6, 7, 8], "labels": [-100, 6, 7, 8], "sample_lengths": [4], "sample_indices": [2]}
-        collator([row]) == {
+        sequence = {
+            "input_ids": [5, 6, 7, 8], "labels": [-100, 6, 7, 8], "sample_lengths": [4], "sample_indices": [2]
+        }
+        collator([sequence]) == {
             "input_ids":      [[5, 6, 7, 8, 5, 7, 9, 9]],
             "position_ids":   [[0, 1, 2, 3, 0, 2, 1, 3]],
-            "sample_ids":     [[0, 0, 0, 0, 0, 0, 0, 0]],  # the sample's place in the row; -1 for padding
+            "sample_ids":     [[0, 0, 0, 0, 0, 0, 0, 0]],  # the sample's place in the sequence; -1 for padding
             "stream_ids":     [[0, 0, 0, 0, 1, 1, 1, 1]],  # 0 memory, 1 prediction
             "block_ids":      [[0, 0, 0, 1, 0, 0, 0, 1]],
             "targets":        [[6, 7, 8, -100, -100, -100, 6, 8]],
@@ -62,7 +77,7 @@ class DualStreamCollator:
     def __post_init__(self):
         if self.mask_token_id is None:
             raise ValueError(
-                "mask_token_id is None, and the collator puts MASK tokens into the prediction stream; pass "
+                "mask_token_id is None, but the collator puts MASK tokens into the prediction stream; pass "
                 "mask_token_id=model.config.mask_token_id of a checkpoint that has one."
             )
         if self.block_size < 1:
@@ -80,20 +95,22 @@ class DualStreamCollator:
         self._epoch = torch.zeros((), dtype=torch.long).share_memory_()  # DataLoader workers keep seeing it
 
     def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch of the masks, also in DataLoader workers that are already running."""
         self._epoch.fill_(epoch)
 
     def for_evaluation(self) -> "DualStreamCollator":
+        """Returns a collator that draws the same masks in every epoch."""
         collator = copy.copy(self)
         collator.is_evaluation = True
         return collator
 
-    def __call__(self, rows: Sequence[Mapping]) -> dict[str, torch.Tensor]:
-        rows = [self.dual_stream_row(row) for row in rows]
+    def __call__(self, sequences: Sequence[Mapping]) -> dict[str, torch.Tensor]:
+        rows = [self.dual_stream_row(sequence) for sequence in sequences]
         return {name: self.pad(name, [row[name] for row in rows]) for name in rows[0]}
 
-    def dual_stream_row(self, row: Mapping) -> dict[str, np.ndarray]:
-        """The samples of one row, `{"input_ids": [rows], ...}`, without padding."""
-        input_ids, labels, lengths, indices = read_columns(row)
+    def dual_stream_row(self, sequence: Mapping) -> dict[str, np.ndarray]:
+        """Returns the row of the batch that a sequence becomes, `{"input_ids": [queries], ...}`, without padding."""
+        input_ids, labels, lengths, indices = read_columns(sequence)
         ends = np.cumsum(lengths)
         samples = []
         for i, (start, end) in enumerate(zip(ends - lengths, ends, strict=True)):
@@ -112,8 +129,8 @@ class DualStreamCollator:
             )
         if (masks := np.flatnonzero(has_loss & (tokens == self.mask_token_id))).size:
             raise ValueError(
-                f"labels of sample {index} hold the MASK token, {self.mask_token_id}, at position {masks[0]}, and no "
-                "decoding ever writes it; take it out of the text."
+                f"labels of sample {index} hold the MASK token, {self.mask_token_id}, at position {masks[0]}, but "
+                "decoding never writes it; take it out of the text."
             )
 
     def draw(self, index: int, maskable: np.ndarray) -> Draws:
@@ -121,7 +138,7 @@ class DualStreamCollator:
         return draw_masks(maskable, self.block_size, np.random.default_rng(key), self.suffix_mask_probability)
 
     def dual_stream_sample(self, tokens: np.ndarray, labels: np.ndarray, draws: Draws) -> dict[str, np.ndarray]:
-        """`[memory ; prediction]`, of one sample of L tokens: 2L rows, or fewer without idle blocks."""
+        """Returns the memory stream and then the prediction stream of a sample."""
         positions = np.arange(len(tokens))
         blocks = positions // self.block_size
         order = prediction_order(draws.masked, self.block_size)
@@ -155,19 +172,19 @@ class DualStreamCollator:
         )
 
 
-def read_columns(row: Mapping) -> list[np.ndarray]:
-    missing = [column for column in COLUMNS if column not in row]
+def read_columns(sequence: Mapping) -> list[np.ndarray]:
+    missing = [column for column in COLUMNS if column not in sequence]
     if missing:
         raise ValueError(
-            f"A row has the columns {', '.join(row)}, and {', '.join(missing)} is missing; pass input_ids, labels "
-            "(-100 where there is no loss), sample_lengths and sample_indices (of a row that is one sample "
-            "[len(input_ids)] and [its number]), and to Trainer remove_unused_columns=False, so that it keeps them."
+            f"A sequence has the columns {', '.join(sequence)}, and {', '.join(missing)} is missing; pass input_ids, "
+            "labels (-100 where there is no loss), sample_lengths and sample_indices ([len(input_ids)] and [its "
+            "number] if it is one sample), and to Trainer remove_unused_columns=False, so that it keeps them."
         )
-    input_ids, labels, lengths, indices = (np.asarray(row[column]) for column in COLUMNS)
+    input_ids, labels, lengths, indices = (np.asarray(sequence[column]) for column in COLUMNS)
     consistent = len(input_ids) == len(labels) == lengths.sum() and len(lengths) == len(indices) >= 1
     if not consistent or lengths.min() < 1:
         raise ValueError(
-            f"A row has {len(input_ids)} input_ids, {len(labels)} labels, sample_lengths={lengths.tolist()} and "
+            f"A sequence has {len(input_ids)} input_ids, {len(labels)} labels, sample_lengths={lengths.tolist()} and "
             f"sample_indices={indices.tolist()}; give each sample a length of 1 or more and an index, so that the "
             "lengths add up to the number of input_ids and of labels."
         )

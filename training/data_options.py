@@ -1,4 +1,4 @@
-"""What the user chooses about the data."""
+"""The user's choices about training data."""
 
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -8,35 +8,54 @@ from wedlm.training.errors import TrainingError
 
 @dataclass
 class DataOptions:
-    """What rows become; the fields are also arguments of the command line."""
+    """Options of `prepare_dataset`, which are also arguments of `wedlm train`.
 
-    max_length: int = field(default=2048, metadata={"help": "The most tokens of a row, packed or not."})
+    Args:
+        max_length (`int`, *optional*, defaults to 2048):
+            The most tokens of a sample, and of a packed sequence.
+        overlong (`str`, *optional*, defaults to `"truncate"`):
+            Whether a sample longer than `max_length` is cut (`"truncate"`) or left out (`"drop"`). The summary counts
+            both.
+        loss_on (`str`, *optional*, defaults to `"all"`):
+            Which assistant turns of a conversation have loss: `"all"`, or only the `"last"`.
+        extra_end_tokens (`int`, *optional*, defaults to 0):
+            How many end tokens with loss follow the one that ends an answer or a text.
+        packing (`bool`, *optional*, defaults to `False`):
+            Whether several samples share a sequence. Packing is best fit and cuts no sample.
+        streaming (`bool`, *optional*, defaults to `False`):
+            Whether files are read while training, without a copy in the cache of datasets.
+        num_proc (`int`, *optional*):
+            The number of processes that tokenize; None for this one alone.
+    """
+
+    max_length: int = field(default=2048, metadata={"help": "The most tokens of a sample, and of a packed sequence."})
     overlong: Literal["truncate", "drop"] = field(
         default="truncate",
-        metadata={"help": "What becomes of a sample that is longer than max_length; it is counted."},
+        metadata={"help": "Truncate or drop a sample that is longer than max_length; the summary counts it."},
     )
     loss_on: Literal["all", "last"] = field(
         default="all", metadata={"help": "The assistant turns of a conversation that have loss."}
     )
     extra_end_tokens: int = field(
-        default=0, metadata={"help": "End tokens with loss behind the one that ends an answer or a text."}
+        default=0, metadata={"help": "End tokens with loss after the one that ends an answer or a text."}
     )
     packing: bool = field(
-        default=False, metadata={"help": "Put several samples into a row, best fit, none of them cut."}
+        default=False, metadata={"help": "Put several samples into a sequence, best fit, none of them cut."}
     )
     streaming: bool = field(
         default=False, metadata={"help": "Read files while training, without a copy in the cache of datasets."}
     )
-    num_proc: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
+    num_proc: int | None = field(default=None, metadata={"help": "The number of processes that tokenize."})
 
     def __post_init__(self):
         if self.max_length < 2:
-            raise TrainingError(f"max_length={self.max_length} is too small; a row needs at least 2 tokens.")
+            raise TrainingError(f"max_length={self.max_length} is too small; pass at least 2 tokens.")
         if self.extra_end_tokens < 0:
-            raise TrainingError(f"extra_end_tokens={self.extra_end_tokens} must be 0 or more.")
+            raise TrainingError(f"extra_end_tokens={self.extra_end_tokens} is negative; pass 0 or more.")
         if self.num_proc is not None and self.num_proc < 1:
-            raise TrainingError(f"num_proc={self.num_proc} must be 1 or more, or None.")
+            raise TrainingError(f"num_proc={self.num_proc} is no number of processes; pass 1 or more, or None.")
         for name in ("overlong", "loss_on"):
             choices = get_args(type(self).__dataclass_fields__[name].type)
             if getattr(self, name) not in choices:
-                raise TrainingError(f"{name}={getattr(self, name)!r} must be one of {', '.join(map(repr, choices))}.")
+                given = getattr(self, name)
+                raise TrainingError(f"{name}={given!r} is not a choice; pass {' or '.join(map(repr, choices))}.")

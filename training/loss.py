@@ -1,4 +1,4 @@
-"""The total loss of an optimizer step, (mlm + a * ar) / (1 + a), as weights of the rows of its batches."""
+"""The loss of an optimizer step, (mlm + a * ar) / (1 + a), expressed as weights of the queries of its batches."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,14 @@ from wedlm.modeling_wedlm.dual_stream import MEMORY, PREDICTION
 
 
 def weight_sums(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """`[memory, prediction]`: the sums of the two streams' `target_weights`, to be added up over a whole step."""
+    """Sums the `target_weights` of each stream of a batch.
+
+    Args:
+        batch (`Mapping[str, torch.Tensor]`): A batch of the collator.
+
+    Returns:
+        `torch.Tensor`: `[memory, prediction]`. The sums of the batches of a step add up to those of the step.
+    """
     weights, streams = batch["target_weights"], batch["stream_ids"]
     return torch.stack([(weights * (streams == stream)).sum() for stream in (MEMORY, PREDICTION)])
 
@@ -16,10 +23,18 @@ def weight_sums(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def scale_weights(
     batch: Mapping[str, torch.Tensor], sums: torch.Tensor, ar_loss_weight: float = 1.0
 ) -> dict[str, torch.Tensor]:
-    """The batch with its `target_weights` scaled: the losses of a step's batches then add up to its total.
+    """Scales the `target_weights` of a batch so that the losses of a step's batches add up to the loss of the step.
 
-    total = (mlm + a * ar) / (1 + a), with a the `ar_loss_weight`, mlm the weighted mean of the loss of all masked rows
-    of the step, and ar that of all memory rows; a mean over no rows is 0. `sums` are the `weight_sums` of the step.
+    The loss of the step is (mlm + a * ar) / (1 + a). mlm is the weighted mean of the losses of all masked queries of
+    the step, ar is that of all memory queries, and a is `ar_loss_weight`. A mean over no queries is 0.
+
+    Args:
+        batch (`Mapping[str, torch.Tensor]`): A batch of the collator. It is not changed.
+        sums (`torch.Tensor`): The `weight_sums` of all batches of the step, added up.
+        ar_loss_weight (`float`, *optional*, defaults to 1.0): The weight of the autoregressive loss.
+
+    Returns:
+        `dict[str, torch.Tensor]`: The batch with scaled weights.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Which tokens of a sample are masked, and in which order its prediction stream lists them."""
+"""Draws which tokens of a sample are masked, and orders the tokens of its prediction stream."""
 
 from typing import NamedTuple
 
@@ -6,18 +6,26 @@ import numpy as np
 
 
 class Draws(NamedTuple):
-    """What is random about a sample of L tokens in K blocks: `gammas` `[K]` in (0, 1], and `masked` `[L]`, bool."""
+    """The random choices for a sample of L tokens in K blocks."""
 
-    gammas: np.ndarray
-    masked: np.ndarray
+    gammas: np.ndarray  # [K], in (0, 1]
+    masked: np.ndarray  # [L], bool
 
 
 def draw_masks(
     maskable: np.ndarray, block_size: int, rng: np.random.Generator, suffix_mask_probability: float = 0.0
 ) -> Draws:
-    """Masks round(n * gamma) of the n maskable tokens of each block, with a gamma drawn uniformly from (0, 1].
+    """Draws a gamma from (0, 1] for each block, and masks round(n * gamma) of the block's n maskable tokens.
 
-    Which of them is a uniform choice; with `suffix_mask_probability` it is the block's last ones instead.
+    Args:
+        maskable (`np.ndarray`): Whether each token of the sample may be masked, `[L]`.
+        block_size (`int`): The number of tokens of a block.
+        rng (`np.random.Generator`): The source of all draws.
+        suffix_mask_probability (`float`, *optional*, defaults to 0.0):
+            The probability that a block masks its last maskable tokens. Other blocks choose any of them, uniformly.
+
+    Returns:
+        `Draws`: The gammas and the masked tokens.
 
     Example:
 
@@ -27,7 +35,8 @@ def draw_masks(
     positions = np.arange(len(maskable))
     blocks = positions // block_size
     num_blocks = blocks[-1] + 1
-    # Everything is drawn, needed or not: so no draw depends on the probability, on another or on the labels.
+    # Numbers are drawn even where none is needed, so that no draw depends on the labels, on suffix_mask_probability or
+    # on another draw.
     gammas = 1 - rng.random(num_blocks)
     masks_suffix = rng.random(num_blocks) < suffix_mask_probability
     rank = np.where(masks_suffix[blocks], -positions, rng.random(len(maskable)))  # the lowest ranks are masked
@@ -39,7 +48,16 @@ def draw_masks(
 
 
 def prediction_order(masked: np.ndarray, block_size: int) -> np.ndarray:
-    """Positions in the order of the prediction stream: per block the observed, then the masked, each ascending.
+    """Orders the positions of a sample as the prediction stream lists them.
+
+    Blocks follow each other; a block lists its observed tokens and then its masked ones, each in ascending order.
+
+    Args:
+        masked (`np.ndarray`): Whether each token of the sample is masked, `[L]`.
+        block_size (`int`): The number of tokens of a block.
+
+    Returns:
+        `np.ndarray`: The positions, `[L]`.
 
     Example:
 

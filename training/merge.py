@@ -1,3 +1,5 @@
+"""Merges a LoRA adapter into the checkpoint that it was trained on."""
+
 from pathlib import Path
 
 from peft import PeftConfig, PeftModel
@@ -9,9 +11,19 @@ from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 
 def merge_adapter(adapter: str, out: str, *, overwrite: bool = False) -> Path:
-    """Folds an adapter of PEFT into the checkpoint it was trained on, and writes the whole, with its code, to `out`.
+    """Writes the checkpoint that an adapter was trained on, with the adapter folded into its weights.
 
-    merge_adapter("out/lora", "merged")
+    Args:
+        adapter (`str`): The folder of the adapter, as PEFT or `wedlm train` saved it.
+        out (`str`): The folder that the merged checkpoint becomes, with its code and tokenizer.
+        overwrite (`bool`, *optional*, defaults to `False`): Whether a checkpoint in `out` is replaced.
+
+    Returns:
+        `Path`: The folder.
+
+    Example:
+
+        merge_adapter("out/lora", "merged")
     """
     out = check_out(out, overwrite)
     try:
@@ -21,12 +33,12 @@ def merge_adapter(adapter: str, out: str, *, overwrite: bool = False) -> Path:
             f"{adapter} is no adapter of PEFT ({one_line(error)}); give the folder it was saved to."
         ) from error
     try:
-        # Not quantized, even if it was while the adapter was trained.
+        # The checkpoint is not quantized here, even if it was while the adapter was trained.
         model = WeDLMForCausalLM.from_pretrained(base, dtype="auto")
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"The checkpoint {base} that {adapter} was trained on cannot be loaded ({one_line(error)}); put it there, "
-            "or correct base_model_name_or_path in adapter_config.json."
+            f"The checkpoint {base}, which {adapter} was trained on, cannot be loaded ({one_line(error)}); put it "
+            "there, or correct base_model_name_or_path in adapter_config.json."
         ) from error
     try:
         model = PeftModel.from_pretrained(model, adapter).merge_and_unload(safe_merge=True)

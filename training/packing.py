@@ -1,4 +1,4 @@
-"""Several samples in a row: best fit, longest first, and none is ever cut."""
+"""Packs samples into sequences: best fit, longest sample first, and no sample is cut."""
 
 import inspect
 from bisect import bisect_left, insort
@@ -13,52 +13,82 @@ from wedlm.training.errors import TrainingError
 
 
 def best_fit(lengths: Sequence[int], max_length: int) -> list[list[int]]:
-    """Which samples share a row: from the longest on, each goes where it leaves the least room, or into a new row.
+    """Decides which samples share a sequence.
 
-    Samples keep their order inside a row, and rows that of their first samples.
+    From the longest on, each sample goes into the sequence where it leaves the least room, or into a new one. Samples
+    keep their order inside a sequence, and sequences have the order of their first samples.
+
+    Args:
+        lengths (`Sequence[int]`): The number of tokens of each sample.
+        max_length (`int`): The most tokens of a sequence.
+
+    Returns:
+        `list[list[int]]`: For each sequence, the numbers of its samples.
+
+    Example:
 
         best_fit([3, 6, 7, 2], max_length=10) == [[0, 2], [1, 3]]
     """
     if lengths and max(lengths) > max_length:
-        raise TrainingError(f"A sample of {max(lengths)} tokens does not fit into a row of max_length={max_length}.")
-    rows_by_room = defaultdict(list)
-    rooms = []  # sorted: the rooms that some row has
+        raise TrainingError(
+            f"A sample of {max(lengths)} tokens does not fit into a sequence of max_length={max_length}; truncate or "
+            "drop it first."
+        )
+    sequences_by_room = defaultdict(list)
+    rooms = []  # sorted; each room that some sequence has left
     for sample in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         length = lengths[sample]
         place = bisect_left(rooms, length)
         if place == len(rooms):
-            row, room = [], max_length
+            sequence, room = [], max_length
         else:
             room = rooms[place]
-            row = rows_by_room[room].pop()
-            if not rows_by_room[room]:
+            sequence = sequences_by_room[room].pop()
+            if not sequences_by_room[room]:
                 del rooms[place]
-        row.append(sample)
-        if not rows_by_room[room - length]:
+        sequence.append(sample)
+        if not sequences_by_room[room - length]:
             insort(rooms, room - length)
-        rows_by_room[room - length].append(row)
-    return sorted(sorted(row) for rows in rows_by_room.values() for row in rows)
+        sequences_by_room[room - length].append(sequence)
+    return sorted(sorted(sequence) for sequences in sequences_by_room.values() for sequence in sequences)
 
 
 def pack_batch(samples: dict[str, list], max_length: int) -> dict[str, list]:
-    """The columns of samples, as columns of packed rows."""
-    rows = best_fit([len(input_ids) for input_ids in samples["input_ids"]], max_length)
+    """Packs samples that are in memory.
+
+    Args:
+        samples (`dict[str, list]`): The columns of the samples.
+        max_length (`int`): The most tokens of a sequence.
+
+    Returns:
+        `dict[str, list]`: The same columns, of sequences.
+    """
+    sequences = best_fit([len(input_ids) for input_ids in samples["input_ids"]], max_length)
     return {
-        name: [list(chain.from_iterable(column[i] for i in row)) for row in rows] for name, column in samples.items()
+        name: [list(chain.from_iterable(column[i] for i in sequence)) for sequence in sequences]
+        for name, column in samples.items()
     }
 
 
 def pack(samples: Dataset, max_length: int) -> Dataset:
-    """Best fit over the whole dataset; the packed rows are written to the cache of datasets, not held in memory."""
-    rows = best_fit([sum(lengths) for lengths in samples["sample_lengths"][:]], max_length)
+    """Packs a whole dataset. The result lies in the cache of datasets, not in memory.
+
+    Args:
+        samples (`Dataset`): Samples as `prepare_dataset` makes them.
+        max_length (`int`): The most tokens of a sequence.
+
+    Returns:
+        `Dataset`: The sequences, with the columns of the samples.
+    """
+    sequences = best_fit([sum(lengths) for lengths in samples["sample_lengths"][:]], max_length)
     return Dataset.from_generator(
-        packed_rows,
+        packed_sequences,
         features=samples.features,
-        gen_kwargs={"samples": samples, "rows": tuple(rows)},  # a list would be taken for shards
-        fingerprint=Hasher.hash((samples._fingerprint, rows, inspect.getsource(packed_rows))),
+        gen_kwargs={"samples": samples, "sequences": tuple(sequences)},  # datasets takes a list for shards
+        fingerprint=Hasher.hash((samples._fingerprint, sequences, inspect.getsource(packed_sequences))),
     )
 
 
-def packed_rows(samples: Dataset, rows: Sequence[list[int]]) -> Iterator[dict[str, list[int]]]:
-    for row in rows:
-        yield {name: list(chain.from_iterable(column)) for name, column in samples[row].items()}
+def packed_sequences(samples: Dataset, sequences: Sequence[list[int]]) -> Iterator[dict[str, list[int]]]:
+    for sequence in sequences:
+        yield {name: list(chain.from_iterable(column)) for name, column in samples[sequence].items()}

@@ -1,4 +1,4 @@
-"""What training sees, as text to read: samples with their loss mask, and a masked block."""
+"""Prints training data as the model will see it: samples with their loss, and one masked block."""
 
 from collections.abc import Mapping
 from itertools import groupby, islice
@@ -6,6 +6,9 @@ from itertools import groupby, islice
 import torch
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
+
+from wedlm.modeling_wedlm.dual_stream import PADDING, PREDICTION
+from wedlm.modeling_wedlm.target_loss import NO_TARGET
 
 MARKS = "⟦", "⟧"
 COLORS = "\x1b[32m", "\x1b[0m"  # green
@@ -15,26 +18,36 @@ def preview(
     dataset: Dataset | IterableDataset,
     tokenizer: PreTrainedTokenizerBase,
     batch: Mapping[str, torch.Tensor] | None = None,
-    num_rows: int = 3,
+    num_sequences: int = 3,
     color: bool = False,
 ) -> str:
-    """The first rows of a prepared dataset and, given a batch of the collator, one of its masked blocks.
+    """Shows the first sequences of a prepared dataset and one masked block of a batch.
 
-    What has loss stands between ⟦ and ⟧, with `color` in green too. Special tokens are shown; control characters,
-    backslashes and these marks in the data are escaped as in Python, so that nothing in the data can act on a
-    terminal.
+    Text with loss stands between ⟦ and ⟧. Special tokens are shown. Control characters, backslashes and these marks
+    are escaped as in Python, so that nothing in the data can act on a terminal.
 
-        Row 0, sample 17: 4 tokens, 3 with loss
+        Sequence 0, sample 17: 4 tokens, 3 with loss
         <|im_start|>⟦Hello<|im_end|>⟧
+
+    Args:
+        dataset (`Dataset` or `IterableDataset`): Data from `prepare_dataset`.
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the data.
+        batch (`Mapping[str, torch.Tensor]`, *optional*): A batch of the collator; without it no block is shown.
+        num_sequences (`int`, *optional*, defaults to 3): How many sequences are shown.
+        color (`bool`, *optional*, defaults to `False`): Whether text with loss is green.
+
+    Returns:
+        `str`: The text to print.
     """
     parts = []
-    for number, row in enumerate(islice(dataset, num_rows)):
+    for number, sequence in enumerate(islice(dataset, num_sequences)):
         start = 0
-        for length, index in zip(row["sample_lengths"], row["sample_indices"], strict=True):
-            input_ids, labels = row["input_ids"][start : start + length], row["labels"][start : start + length]
-            num_loss_tokens = sum(label >= 0 for label in labels)
+        for length, index in zip(sequence["sample_lengths"], sequence["sample_indices"], strict=True):
+            input_ids = sequence["input_ids"][start : start + length]
+            labels = sequence["labels"][start : start + length]
+            num_loss_tokens = sum(label != NO_TARGET for label in labels)
             parts.append(
-                f"Row {number}, sample {index}: {length} tokens, {num_loss_tokens} with loss\n"
+                f"Sequence {number}, sample {index}: {length} tokens, {num_loss_tokens} with loss\n"
                 + marked_text(input_ids, labels, tokenizer, color)
             )
             start += length
@@ -46,44 +59,45 @@ def preview(
 def marked_text(input_ids: list[int], labels: list[int], tokenizer: PreTrainedTokenizerBase, color: bool) -> str:
     opening, closing = (COLORS[0] + MARKS[0], MARKS[1] + COLORS[1]) if color else MARKS
     text = ""
-    for has_loss, run in groupby(zip(input_ids, labels, strict=True), key=lambda pair: pair[1] >= 0):
+    for has_loss, run in groupby(zip(input_ids, labels, strict=True), key=lambda pair: pair[1] != NO_TARGET):
         piece = shown([token for token, _ in run], tokenizer, break_lines=True)
         text += opening + piece + closing if has_loss else piece
     return text
 
 
 def masked_block(batch: Mapping[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase) -> str:
-    """The first block with masked tokens, and with observed ones if there is such a block, in the order of its rows.
+    """Shows the first block that has masked tokens, preferring one that has observed tokens as well.
 
     Block 2 of sample 0 in the batch, gamma 0.50: the observed tokens first, then the masked ones, by position
       observed  64 'The'  66 ' sat'
       masked    65 ' cat'  67 '.'
     """
-    has_target = batch["targets"] >= 0  # [batch, rows]
+    has_target = batch["targets"] != NO_TARGET  # [batch, queries]
     blocks = {}
-    for i, row in torch.nonzero((batch["stream_ids"] == 1) & (batch["sample_ids"] >= 0)).tolist():
-        key = i, batch["sample_ids"][i, row].item(), batch["block_ids"][i, row].item()
-        blocks.setdefault(key, []).append(row)
-    with_masked = [(key, rows) for key, rows in blocks.items() if has_target[key[0], rows].any()]
+    in_prediction = (batch["stream_ids"] == PREDICTION) & (batch["sample_ids"] != PADDING)
+    for row, query in torch.nonzero(in_prediction).tolist():
+        key = row, batch["sample_ids"][row, query].item(), batch["block_ids"][row, query].item()
+        blocks.setdefault(key, []).append(query)
+    with_masked = [(key, queries) for key, queries in blocks.items() if has_target[key[0], queries].any()]
     if not with_masked:
         return "The batch has no masked token."
-    (i, sample, block), rows = next(
+    (row, sample, block), queries = next(
         (block for block in with_masked if not has_target[block[0][0], block[1]].all()), with_masked[0]
     )
 
-    def places(name: str, masked: bool) -> str:
-        chosen = [row for row in rows if has_target[i, row].item() == masked]
+    def tokens(name: str, is_masked: bool) -> str:
         return "  ".join(
-            f"{batch['position_ids'][i, row].item()} '{shown([batch[name][i, row].item()], tokenizer)}'"
-            for row in chosen
+            f"{batch['position_ids'][row, query].item()} '{shown([batch[name][row, query].item()], tokenizer)}'"
+            for query in queries
+            if has_target[row, query].item() == is_masked
         )
 
-    masked_row = next(row for row in rows if has_target[i, row])
+    masked_query = next(query for query in queries if has_target[row, query])
     return (
-        f"Block {block} of sample {sample} in the batch, gamma {batch['gammas'][i, masked_row].item():.2f}: "
+        f"Block {block} of sample {sample} in the batch, gamma {batch['gammas'][row, masked_query].item():.2f}: "
         "the observed tokens first, then the masked ones, by position\n"
-        f"  observed  {places('input_ids', False)}\n"
-        f"  masked    {places('targets', True)}"
+        f"  observed  {tokens('input_ids', False)}\n"
+        f"  masked    {tokens('targets', True)}"
     )
 
 

@@ -1,18 +1,17 @@
-"""One row becomes one sample: its tokens, which of them have loss, and what is wrong with it."""
+"""Turns a record into a sample: the tokens, the labels, and whether the sample was cut or dropped."""
 
 import json
 from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.conversation import Renderer, render_conversation, tokenize_with_loss
 from wedlm.training.data_options import DataOptions
 from wedlm.training.errors import TrainingError
-from wedlm.training.rows import fields_of
+from wedlm.training.records import Record, parse_record
 
-IGNORED = -100  # the label of a token without loss
-
-# What becomes of a row: it is a sample, or it is dropped for one of the reasons.
+# The outcomes of a record: it becomes a sample, whole or truncated, or it is dropped for one of the reasons.
 WHOLE, TRUNCATED = "whole", "truncated"
 TOO_LONG = "longer than max_length"
 NOTHING_LEFT = "cut before the first token with loss"
@@ -23,20 +22,32 @@ HAS_MASK = "the MASK token in the data"
 class Tokens(NamedTuple):
     input_ids: list[int]
     has_loss: list[bool]
-    num_rewritten: int = 0
+    num_rewritten: int = 0  # see DataSummary
     num_without_end: int = 0
 
 
-def tokenize_row(row: dict, index: int, tokenizer: PreTrainedTokenizerBase, options: DataOptions) -> dict:
-    """The columns of a sample, and those that are counted; a dropped sample has no tokens."""
-    fields, where, index = fields_of(row, index)
-    tokens = tokens_of(fields, where, tokenizer, options)
+def tokenize_record(
+    columns: dict, index: int, tokenizer: PreTrainedTokenizerBase, options: DataOptions
+) -> dict[str, list[int] | str | int]:
+    """Tokenizes a record.
+
+    Args:
+        columns (`dict`): The record, as `parse_record` reads it.
+        index (`int`): Its number in the data.
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer.
+        options (`DataOptions`): How long a sample may be, and which of its tokens have loss.
+
+    Returns:
+        `dict`: The columns of the sample, which has no tokens if it is dropped, and the columns that are counted.
+    """
+    record = parse_record(columns, index)
+    tokens = tokens_of(record, tokenizer, options)
     outcome, input_ids, has_loss = cut_or_drop(tokens, tokenizer.mask_token_id, options)
     return {
         "input_ids": input_ids,
-        "labels": [token if loss else IGNORED for token, loss in zip(input_ids, has_loss, strict=True)],
+        "labels": [token if loss else NO_TARGET for token, loss in zip(input_ids, has_loss, strict=True)],
         "sample_lengths": [len(input_ids)],
-        "sample_indices": [index],
+        "sample_indices": [record.index],
         "outcome": outcome,
         "num_tokens": len(input_ids),
         "num_loss_tokens": sum(has_loss),
@@ -46,6 +57,7 @@ def tokenize_row(row: dict, index: int, tokenizer: PreTrainedTokenizerBase, opti
 
 
 def cut_or_drop(tokens: Tokens, mask_token_id: int, options: DataOptions) -> tuple[str, list[int], list[bool]]:
+    """Returns the outcome with the tokens that are left, and whether each has loss."""
     input_ids, has_loss = tokens.input_ids, tokens.has_loss
     if not input_ids:
         return BLANK, [], []
@@ -59,7 +71,8 @@ def cut_or_drop(tokens: Tokens, mask_token_id: int, options: DataOptions) -> tup
     return (TRUNCATED if input_ids else NOTHING_LEFT), input_ids, has_loss
 
 
-def tokens_of(fields: dict, where: str, tokenizer: PreTrainedTokenizerBase, options: DataOptions) -> Tokens:
+def tokens_of(record: Record, tokenizer: PreTrainedTokenizerBase, options: DataOptions) -> Tokens:
+    fields, where = record.fields, record.where
     kinds = [name for name in ("messages", "prompt", "text") if name in fields]
     if "completion" in fields and "prompt" not in fields:
         raise TrainingError(f"{where} has a completion without a prompt; add one, or call the field text.")
@@ -67,41 +80,47 @@ def tokens_of(fields: dict, where: str, tokenizer: PreTrainedTokenizerBase, opti
         raise TrainingError(f"{where} has none of the fields messages, prompt and completion, or text; add one.")
     if len(kinds) > 1:
         raise TrainingError(f"{where} has both {kinds[0]} and {kinds[1]}; leave only one kind of field.")
-    end_tokens = [tokenizer.eos_token_id] * options.extra_end_tokens
     if kinds == ["text"]:
-        check_text(fields["text"], "text", where)
-        if not fields["text"].strip():
-            return Tokens([], [])
-        input_ids = with_end(tokenizer(fields["text"], verbose=False)["input_ids"], tokenizer) + end_tokens
-        return Tokens(input_ids, [True] * len(input_ids))
+        return tokens_of_text(record, tokenizer, options)
     if kinds == ["prompt"]:
-        if "completion" not in fields:
-            raise TrainingError(f"{where} has a prompt without a completion; add one, or call the field text.")
-        prompt, completion = fields["prompt"], fields["completion"]
-        if isinstance(prompt, list) and isinstance(completion, list):
-            messages, first_message = prompt + completion, len(prompt)
-            return tokens_of_messages(messages, first_message, fields.get("tools"), where, tokenizer, options)
-        check_text(prompt, "prompt", where)
-        check_text(completion, "completion", where)
-        if not completion.strip():
-            raise TrainingError(f"{where} has an empty completion; write one, or remove the row.")
-        # The prompt by itself, as generate() gets it: a token across the border would hide the answer's beginning.
-        prompt_ids = tokenizer(prompt, verbose=False)["input_ids"]
-        answer = tokenizer(completion, add_special_tokens=False, verbose=False)["input_ids"]
-        answer = with_end(answer, tokenizer) + end_tokens
-        return Tokens(prompt_ids + answer, [False] * len(prompt_ids) + [True] * len(answer))
-    return tokens_of_messages(fields["messages"], 0, fields.get("tools"), where, tokenizer, options)
+        return tokens_of_prompt_and_completion(record, tokenizer, options)
+    return tokens_of_messages(fields["messages"], 0, record, tokenizer, options)
+
+
+def tokens_of_text(record: Record, tokenizer: PreTrainedTokenizerBase, options: DataOptions) -> Tokens:
+    text = record.fields["text"]
+    check_text(text, "text", record.where)
+    if not text.strip():
+        return Tokens([], [])
+    input_ids = with_end(tokenizer(text, verbose=False)["input_ids"], tokenizer, options)
+    return Tokens(input_ids, [True] * len(input_ids))
+
+
+def tokens_of_prompt_and_completion(
+    record: Record, tokenizer: PreTrainedTokenizerBase, options: DataOptions
+) -> Tokens:
+    where = record.where
+    if "completion" not in record.fields:
+        raise TrainingError(f"{where} has a prompt without a completion; add one, or call the field text.")
+    prompt, completion = record.fields["prompt"], record.fields["completion"]
+    if isinstance(prompt, list) and isinstance(completion, list):
+        return tokens_of_messages(prompt + completion, len(prompt), record, tokenizer, options)
+    check_text(prompt, "prompt", where)
+    check_text(completion, "completion", where)
+    if not completion.strip():
+        raise TrainingError(f"{where} has an empty completion; write one, or remove the record.")
+    # The prompt is tokenized alone, as generate() gets it. A token across the border would hide how the answer begins.
+    prompt_ids = tokenizer(prompt, verbose=False)["input_ids"]
+    answer_ids = tokenizer(completion, add_special_tokens=False, verbose=False)["input_ids"]
+    answer_ids = with_end(answer_ids, tokenizer, options)
+    return Tokens(prompt_ids + answer_ids, [False] * len(prompt_ids) + [True] * len(answer_ids))
 
 
 def tokens_of_messages(
-    messages: list,
-    first_message: int,
-    tools: object,
-    where: str,
-    tokenizer: PreTrainedTokenizerBase,
-    options: DataOptions,
+    messages: list, first_message: int, record: Record, tokenizer: PreTrainedTokenizerBase, options: DataOptions
 ) -> Tokens:
-    """A conversation, with loss on its assistant turns from `first_message` on, or on the last of them."""
+    """Tokenizes a conversation with loss on its assistant turns from `first_message` on, or on the last of them."""
+    where = record.where
     messages = [checked_message(message, i, where) for i, message in enumerate(checked_list(messages, where))]
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= first_message]
     if not turns:
@@ -109,10 +128,10 @@ def tokens_of_messages(
         raise TrainingError(f"{where} has no assistant turn in its {part}, so nothing to learn; add one.")
     if tokenizer.chat_template is None:
         raise TrainingError(
-            f"{where} has messages, and the tokenizer has no chat template; set tokenizer.chat_template, "
+            f"{where} has messages, but the tokenizer has no chat template; set tokenizer.chat_template, "
             "or give prompt and completion as texts."
         )
-    render = Renderer(tokenizer, checked_tools(tools, where), where)
+    render = Renderer(tokenizer, checked_tools(record.fields.get("tools"), where), where)
     first_turn = turns[-1] if options.loss_on == "last" else first_message
     rendered = render_conversation(messages, first_turn, render)
     input_ids, has_loss = up_to_last_loss(*tokenize_with_loss(rendered.text, rendered.spans, tokenizer))
@@ -127,9 +146,11 @@ def tokens_of_messages(
     return Tokens(input_ids, has_loss, rendered.num_rewritten, int(last is None or not last.special))
 
 
-def with_end(input_ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def with_end(input_ids: list[int], tokenizer: PreTrainedTokenizerBase, options: DataOptions) -> list[int]:
+    """Appends the end token, unless the data has it, and the extra ones."""
     end = tokenizer.eos_token_id
-    return input_ids if input_ids and input_ids[-1] == end else [*input_ids, end]
+    has_end = bool(input_ids) and input_ids[-1] == end
+    return input_ids + [end] * (options.extra_end_tokens + (not has_end))
 
 
 def up_to_last_loss(input_ids: list[int], has_loss: list[bool]) -> tuple[list[int], list[bool]]:
@@ -137,37 +158,42 @@ def up_to_last_loss(input_ids: list[int], has_loss: list[bool]) -> tuple[list[in
     return input_ids[:length], has_loss[:length]
 
 
+# --- Checks ---
+
+
 def check_text(value: object, name: str, where: str) -> None:
     if not isinstance(value, str):
-        raise TrainingError(f"{where} has a {name} of type {type(value).__name__}; it must be a text.")
+        raise TrainingError(f"{where} has a {name} of type {type(value).__name__}; write a text.")
 
 
 def checked_list(messages: object, where: str) -> list:
     if not isinstance(messages, list) or not messages:
         found = "no messages" if messages == [] else f"messages of type {type(messages).__name__}"
-        raise TrainingError(f"{where} has {found}; it must be a list of them, each with role and content.")
+        raise TrainingError(f"{where} has {found}; write a list of messages, each with role and content.")
     return messages
 
 
 def checked_message(message: object, i: int, where: str) -> dict:
-    """The message without fields that are None, as transformers passes it to the template."""
+    """Returns the message without fields that are None, as transformers passes it to the template."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise TrainingError(f"{where}: messages[{i}] must be an object with a role and a content.")
+        raise TrainingError(f"{where}: messages[{i}] is no object with a role and a content; write one.")
     message = {name: value for name, value in message.items() if value is not None}
     content = message.get("content", "" if message.get("tool_calls") else None)
     if not isinstance(content, str):
-        raise TrainingError(f"{where}: the content of messages[{i}] must be a text, not {type(content).__name__}.")
+        raise TrainingError(
+            f"{where}: the content of messages[{i}] is of type {type(content).__name__}; write a text."
+        )
     if message["role"] == "assistant" and not content.strip() and not message.get("tool_calls"):
         raise TrainingError(f"{where}: messages[{i}] is an assistant turn with empty content; write it, or remove it.")
     return message
 
 
 def checked_tools(tools: object, where: str) -> list | None:
-    """The tools as a list; datasets often keep them as JSON text."""
+    """Returns the tools as a list; datasets often keep them as JSON text."""
     try:
         tools = json.loads(tools) if isinstance(tools, str) else tools
     except json.JSONDecodeError as error:
-        raise TrainingError(f"{where}: its tools are no JSON ({error.msg}).") from None
+        raise TrainingError(f"{where}: its tools are no JSON ({error.msg}); correct them.") from None
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-        raise TrainingError(f"{where}: its tools must be a list of objects.")
+        raise TrainingError(f"{where}: its tools are no list of objects; write one.")
     return tools or None

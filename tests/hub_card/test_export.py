@@ -29,7 +29,7 @@ from wedlm.hub_card.leaks import find_leak, secrets_here, without_leaks
 from wedlm.hub_card.model_card import ExportError, card_data, read_evaluation, read_metadata
 from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.training.data import DataSummary
-from wedlm.training.train import write_report
+from wedlm.training.run_report import write_report
 
 TOKEN = "hf_" + "abcdefghij" * 3 + "ABCD"
 TOKENIZER = {"chat_template.jinja", "tokenizer.json", "tokenizer_config.json"}

@@ -1,3 +1,5 @@
+"""The config: fields old and new, saving, and checks."""
+
 import json
 
 import pytest

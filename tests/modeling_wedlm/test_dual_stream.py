@@ -1,3 +1,5 @@
+"""The attention of the two streams in every form, against slow references and a recorded step."""
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ from wedlm.modeling_wedlm.dual_stream import (
     PADDING,
     PREDICTION,
     DecomposedAttention,
-    Rows,
+    StreamQueries,
     block_mask,
     dense_mask,
 )
@@ -47,15 +49,16 @@ def recorded_batch(**kwargs):
 
 def batch_of(layout, block_size=8, prompt_length=3, **collator):
     """A batch of random tokens: `layout` lists the lengths of the samples of each row."""
-    rows = []
+    sequences = []
     for i, lengths in enumerate(layout):
         input_ids = random_tokens(1, sum(lengths), seed=i)[0].tolist()
         starts = np.cumsum([0, *lengths])
         is_prompt = [k - max(starts[starts <= k]) < prompt_length for k in range(len(input_ids))]
         labels = [-100 if prompt else token for token, prompt in zip(input_ids, is_prompt, strict=True)]
         indices = [100 * i + j for j in range(len(lengths))]
-        rows.append({"input_ids": input_ids, "labels": labels, "sample_lengths": lengths, "sample_indices": indices})
-    return DualStreamCollator(mask_token_id=MASK, block_size=block_size, **collator)(rows)
+        sample = {"sample_lengths": lengths, "sample_indices": indices}
+        sequences.append({"input_ids": input_ids, "labels": labels, **sample})
+    return DualStreamCollator(mask_token_id=MASK, block_size=block_size, **collator)(sequences)
 
 
 LAYOUTS = {
@@ -65,8 +68,9 @@ LAYOUTS = {
 }
 
 
-def rows_of(batch):
-    return Rows(*(batch[name] for name in IDS), torch.arange(batch["sample_ids"].shape[1]).expand_as(batch[IDS[0]]))
+def queries_of(batch):
+    index = torch.arange(batch["sample_ids"].shape[1]).expand_as(batch["sample_ids"])
+    return StreamQueries(*(batch[name] for name in IDS), index)
 
 
 def total(model, batch, ar_loss_weight=1.0):
@@ -84,7 +88,7 @@ def loss_and_gradients(model, batch):
     return {"loss": loss.detach(), **{name: weight.grad.clone() for name, weight in model.named_parameters()}}
 
 
-# --- What was recorded ---
+# --- The recorded step ---
 
 
 def test_recorded_batch_and_mask():
@@ -96,7 +100,7 @@ def test_recorded_batch_and_mask():
     assert batch["targets"][is_masked].tolist() == TRAIN["original_ids"][TRAIN["masked_indices"]].tolist()
     np.testing.assert_array_equal(batch["gammas"][0], TRAIN["p_mask"])
     recorded = np.unpackbits(TRAIN["attn_mask_packbits"], axis=1, count=len(TRAIN["packed_input_ids"]))
-    assert dense_mask(rows_of(batch))[0, 0].tolist() == recorded.astype(bool).tolist()
+    assert dense_mask(queries_of(batch))[0, 0].tolist() == recorded.astype(bool).tolist()
 
 
 @pytest.mark.parametrize("attention", FORMS)
@@ -136,7 +140,7 @@ def test_without_idle_blocks_losses_and_gradients_are_the_same(checkpoint, layou
         )
 
 
-# --- What decoding computes ---
+# --- Decoding computes the same ---
 
 
 @pytest.mark.parametrize("attention", FORMS)
@@ -165,7 +169,7 @@ def test_every_block_equals_a_forward_on_its_prefix_and_itself(checkpoint, layou
 
 @pytest.mark.parametrize("attention", FORMS)
 def test_no_sample_reaches_the_losses_of_another(checkpoint, attention):
-    """Packed rows: what a sample's rows predict, to the last bit, depends on no token of its neighbours."""
+    """The losses of a sample in a packed sequence depend, to the last bit, on no token of its neighbours."""
     model = load(checkpoint, attn_implementation=attention)
     batch = batch_of([[37, 20, 9]])
     is_second = batch["sample_ids"] == 1
@@ -215,15 +219,15 @@ def test_scores_are_divided_by_the_root_of_head_dim(hidden_size, attention):
 # --- Who sees whom ---
 
 
-def slowly_sees(rows, query, key):
-    """SPEC's words, for one pair of rows."""
-    if rows.sample[query] != rows.sample[key]:
+def slowly_sees(queries, query, key):
+    """The rule of the paper for one query and one key."""
+    if queries.sample[query] != queries.sample[key]:
         return False
-    if rows.stream[query] == MEMORY:  # "memory rows are causal over memory"
-        return bool(rows.stream[key] == MEMORY and key <= query)
-    if rows.stream[key] == MEMORY:  # "all memory rows of earlier blocks"
-        return bool(rows.block[key] < rows.block[query])
-    return bool(rows.block[key] == rows.block[query] and key <= query)  # "its own block up to itself in row order"
+    if queries.stream[query] == MEMORY:  # memory is causal over memory
+        return bool(queries.stream[key] == MEMORY and key <= query)
+    if queries.stream[key] == MEMORY:  # the prediction sees all memory of earlier blocks
+        return bool(queries.block[key] < queries.block[query])
+    return bool(queries.block[key] == queries.block[query] and key <= query)  # and its own block up to itself
 
 
 layouts = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=3)
@@ -231,33 +235,33 @@ ids = st.lists(st.tuples(st.integers(-1, 2), st.integers(0, 1), st.integers(0, 2
 
 
 @given(ids)
-def test_predicate_equals_the_words_for_rows_of_any_kind(ids):
+def test_predicate_equals_the_slow_rule_for_queries_of_any_kind(ids):
     index = torch.arange(len(ids))[None]
-    rows = Rows(*(torch.tensor(column)[None] for column in zip(*ids, strict=True)), index)
-    row = rows.at(0)
+    queries = StreamQueries(*(torch.tensor(column)[None] for column in zip(*ids, strict=True)), index)
+    row = queries.at(0)
     expected = [[slowly_sees(row, query, key) for key in range(len(ids))] for query in range(len(ids))]
-    assert dense_mask(rows)[0, 0].tolist() == expected
+    assert dense_mask(queries)[0, 0].tolist() == expected
 
 
 @given(layouts, st.integers(1, 4))
-def test_every_row_sees_one(layout, block_size):
-    assert dense_mask(rows_of(batch_of(layout, block_size))).any(-1).all()
+def test_every_query_sees_a_key(layout, block_size):
+    assert dense_mask(queries_of(batch_of(layout, block_size))).any(-1).all()
 
 
 @settings(deadline=None, max_examples=20)
 @given(layouts, st.integers(1, 4))
 def test_block_mask_equals_the_dense_one(layout, block_size):
-    rows = rows_of(batch_of(layout, block_size))
-    mask = block_mask(rows)
-    batch, length = rows.sample.shape
-    assert torch.equal(create_mask(mask.mask_mod, batch, 1, length, length, device="cpu"), dense_mask(rows))
+    queries = queries_of(batch_of(layout, block_size))
+    mask = block_mask(queries)
+    batch, length = queries.sample.shape
+    assert torch.equal(create_mask(mask.mask_mod, batch, 1, length, length, device="cpu"), dense_mask(queries))
 
 
 def test_block_mask_skips_what_nobody_sees():
-    """200 rows of memory and 200 of prediction, twice, are 7 tiles of 128: those of other samples are left out."""
-    rows = rows_of(batch_of([[200, 200]], block_size=32))
-    mask = block_mask(rows)
-    seen = torch.nn.functional.pad(dense_mask(rows), (0, 96, 0, 96)).view(1, 1, 7, 128, 7, 128).any(5).any(3)
+    """200 queries of memory and 200 of prediction, twice, are 7 tiles of 128: those of other samples are left out."""
+    queries = queries_of(batch_of([[200, 200]], block_size=32))
+    mask = block_mask(queries)
+    seen = torch.nn.functional.pad(dense_mask(queries), (0, 96, 0, 96)).view(1, 1, 7, 128, 7, 128).any(5).any(3)
     assert torch.equal(mask.to_dense().bool(), seen)
     assert seen.float().mean() < 0.5
 
@@ -265,17 +269,17 @@ def test_block_mask_skips_what_nobody_sees():
 @settings(deadline=None)
 @given(layouts, st.integers(1, 4))
 def test_decomposed_attention_equals_dense_attention(layout, block_size):
-    rows = rows_of(batch_of(layout, block_size))
-    shape = (*rows.sample.shape, 2, 4)
+    queries = queries_of(batch_of(layout, block_size))
+    shape = (*queries.sample.shape, 2, 4)
     tensors = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i in range(4)]
     results = []
-    for attention in (DecomposedAttention(rows), None):
+    for attention in (DecomposedAttention(queries), None):
         query, key, value = (x.clone().transpose(1, 2).requires_grad_() for x in tensors[:3])
         if attention is not None:
             output = attention(plain_attention, query, key, value)
         else:
-            output = plain_attention(query, key, value, dense_mask(rows))
-        output = output * (rows.sample != PADDING)[..., None, None]
+            output = plain_attention(query, key, value, dense_mask(queries))
+        output = output * (queries.sample != PADDING)[..., None, None]
         output.backward(tensors[3])
         results.append([output.detach(), query.grad, key.grad, value.grad])
     torch.testing.assert_close(*results, atol=1e-5, rtol=0)
@@ -376,12 +380,12 @@ def test_dropout_falls_the_same_way_in_the_backward(monkeypatch):
 def test_flex_attention(checkpoint, monkeypatch):
     monkeypatch.setattr(transformers_flex.WrappedFlexAttention, "_is_flex_compiled", False)
     batch = batch_of([[21, 7], [12]])
-    is_row = batch["sample_ids"] != PADDING
+    is_text = batch["sample_ids"] != PADDING
     expected = load(checkpoint)(**forward_inputs(batch)).logits
     with torch.compiler.set_stance("force_eager"):
         model = load(checkpoint, attn_implementation="flex_attention")
         logits = model(**forward_inputs(batch)).logits
-    torch.testing.assert_close(logits[is_row], expected[is_row], atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits[is_text], expected[is_text], atol=1e-4, rtol=0)
 
 
 @pytest.mark.slow
@@ -393,8 +397,8 @@ def test_flex_attention_with_its_compiled_kernel_and_mask(checkpoint, monkeypatc
     model, dense = load(checkpoint, attn_implementation="flex_attention"), load(checkpoint)
     for layout in ([[21, 7], [12]], [[150], [90]], [[70, 40], [90, 30]]):
         batch = batch_of(layout)
-        is_row = batch["sample_ids"] != PADDING
-        logits, expected = (m(**forward_inputs(batch)).logits[is_row] for m in (model, dense))
+        is_text = batch["sample_ids"] != PADDING
+        logits, expected = (m(**forward_inputs(batch)).logits[is_text] for m in (model, dense))
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
@@ -451,8 +455,8 @@ def test_attention_is_computed_once_and_copies_no_shared_heads():
     assert attentions.key_heads == [model.config.num_key_value_heads] * (1 + 512 // 32 // 4)  # memory, and the groups
 
 
-def test_logits_of_all_rows_are_never_made(monkeypatch):
-    monkeypatch.setattr("wedlm.modeling_wedlm.target_loss.ROWS_PER_CHUNK", 64)
+def test_logits_of_all_queries_are_never_made(monkeypatch):
+    monkeypatch.setattr("wedlm.modeling_wedlm.target_loss.QUERIES_PER_CHUNK", 64)
     model, batch = large_model("dual_stream", vocab_size=5000), batch_of([[512]], block_size=32)
     with LargestTensor() as largest:
         total(model, batch).backward()
@@ -468,7 +472,7 @@ def bytes_kept_for_backward(length):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = total(model, batch)  # keeps what is saved alive
+        loss = total(model, batch)  # keeps the saved tensors alive
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     assert loss.requires_grad
     return sum(size for pointer, (_, size) in storages.items() if pointer not in weights)
@@ -478,7 +482,7 @@ def test_memory_is_linear_in_the_length():
     assert bytes_kept_for_backward(1024) < 2.05 * bytes_kept_for_backward(512)
     masks = []
     for length in (512, 1024):
-        ((sample,),) = DecomposedAttention(rows_of(batch_of([[length]], block_size=32))).batch
+        ((sample,),) = DecomposedAttention(queries_of(batch_of([[length]], block_size=32))).batch
         masks.append(sum(group.mask.numel() for group in sample.groups))
     assert masks[1] == 2 * masks[0]
 
@@ -505,7 +509,7 @@ def test_no_cache_is_filled(model):
     assert model(**forward_inputs(batch_of([[9]])), use_cache=True).past_key_values is None
 
 
-# --- What is refused ---
+# --- Refusals ---
 
 
 @pytest.mark.parametrize("missing", [*IDS, "position_ids"])
@@ -549,7 +553,7 @@ def test_sliding_windows_are_refused(attention):
         ([-1, -1, -1, -1], [0, 0, 1, 1], [0, 0, 0, 0]),  # padding that predicts
     ],
 )
-def test_rows_in_another_order_are_refused_only_where_they_are_decomposed(model, samples, streams, blocks):
+def test_streams_in_another_order_are_refused_only_where_they_are_decomposed(model, samples, streams, blocks):
     ids = {name: torch.tensor([values]) for name, values in zip(IDS, (samples, streams, blocks), strict=True)}
     inputs = {"input_ids": random_tokens(1, 4), "position_ids": torch.arange(4)[None], **ids}
     assert model(**inputs).logits.isfinite().all()

@@ -1,3 +1,5 @@
+"""The code that travels with a checkpoint, in every way of saving and loading."""
+
 import ast
 import json
 import shutil
@@ -7,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import CHECKPOINTS, ONE_CHECKPOINT, REPOSITORY, load, put_into_hub_cache, random_tokens, run_python
+from helpers import CHECKPOINTS, REPOSITORY, load, put_into_hub_cache, random_tokens, run_python
 from transformers import AutoConfig, Trainer, TrainingArguments
 from transformers import trainer as trainer_module
 
@@ -58,26 +60,54 @@ AutoConfig.from_pretrained({name!r}, trust_remote_code=True).save_pretrained("co
 assert AutoConfig.from_pretrained("config_again", trust_remote_code=True).mask_token_id == 159
 """
 
+TRAIN = """
+import torch
+from transformers import AutoModelForCausalLM
+inputs = torch.load("inputs.pt")
+for attention in ("sdpa", "dual_stream"):
+    model = AutoModelForCausalLM.from_pretrained("saved", trust_remote_code=True, attn_implementation=attention)
+    loss = model(**inputs["batch"]).loss
+    loss.backward()
+    torch.testing.assert_close(loss.detach(), inputs["loss"], atol=1e-3, rtol=1e-5)
+    print("trained with", model.config._attn_implementation)
+"""
+
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
-def fill(tmp_path, model):
-    """What the clean process needs to know to judge: inputs, logits and generated tokens."""
-    input_ids = random_tokens(1, 8)
+def save_with_inputs(checkpoint, folder):
+    """Saves a checkpoint into folder/saved, and beside it inputs with the outputs of the model in this process."""
+    model = load(checkpoint)
+    model.save_pretrained(folder / "saved")
+    input_ids, text = random_tokens(1, 8), random_tokens(1, 20)[0].tolist()
     position_ids = torch.tensor([[0, 1, 2, 3, 6, 4, 5, 7]])
-    torch.save(
-        {
-            "forward": {"input_ids": input_ids, "position_ids": position_ids},
-            "logits": model(input_ids=input_ids, position_ids=position_ids).logits.detach(),
-            "generated": model.generate(input_ids, max_new_tokens=4),
-        },
-        tmp_path / "inputs.pt",
-    )
+    sequence = {"input_ids": text, "labels": text, "sample_lengths": [13, 7], "sample_indices": [0, 1]}
+    batch = DualStreamCollator(mask_token_id=159, block_size=4)([sequence])
+    inputs = {
+        "forward": {"input_ids": input_ids, "position_ids": position_ids},
+        "logits": model(input_ids=input_ids, position_ids=position_ids).logits.detach(),
+        "generated": model.generate(input_ids, max_new_tokens=4),
+        "batch": batch,
+        "loss": model(**batch).loss.detach(),
+    }
+    torch.save(inputs, folder / "inputs.pt")
 
 
-# --- What travels ---
+@pytest.fixture(scope="module")
+def process_without_the_package(tmp_path_factory):
+    """The output of a process that loads, saves and trains each checkpoint, and the place with a folder for each."""
+    place = tmp_path_factory.mktemp("elsewhere")
+    for name in ("q25", "q3"):
+        (place / name).mkdir()
+        save_with_inputs(CHECKPOINTS / name, place / name)
+    script = LOAD_AND_SAVE_AGAIN.format(name="saved") + TRAIN
+    code = f"import os\nfor name in ('q25', 'q3'):\n    os.chdir(f'{place}/{{name}}')\n    exec({script!r}, {{}})\n"
+    return place, run_python(code, place, wedlm=False)
+
+
+# --- The files that travel ---
 
 
 def test_the_files_that_travel_are_this_packages_own():
@@ -126,7 +156,7 @@ def test_generation_does_not_import_modeling():
 
 
 def test_nothing_else_travels(tmp_path, monkeypatch):
-    """Not from the working directory, not from the checkpoint's folder, not what lies beside the package's files."""
+    """No file of the working directory, of the checkpoint's folder or beside the package's files travels."""
     folder = tmp_path / "checkpoint"
     shutil.copytree(CHECKPOINTS / "q3", folder)
     for place in (tmp_path, folder):
@@ -160,7 +190,7 @@ def test_save_pretrained_is_complete(model, tmp_path):
 
 
 def test_official_auto_map_does_not_survive(checkpoint, tmp_path):
-    """A checkpoint loaded from the Hub names the repository of its broken code; what we save must not."""
+    """A checkpoint loaded from the Hub names the repository of its broken code; ours must not."""
     config = AutoConfig.from_pretrained(checkpoint)
     config.auto_map = {"AutoConfig": "tencent/WeDLM--configuration_wedlm.WeDLMConfig", "AutoModel": "a/b--c.D"}
     config.save_pretrained(tmp_path)
@@ -209,11 +239,11 @@ def test_uploads_carry_the_code(model, tmp_path, monkeypatch, what, how):
 
 
 def test_trainer_checkpoints_are_complete(model, tmp_path):
-    rows = [{"input_ids": ids, "labels": ids} for ids in random_tokens(4, 8)]
+    samples = [{"input_ids": ids, "labels": ids} for ids in random_tokens(4, 8)]
     arguments = TrainingArguments(
         tmp_path / "run", max_steps=2, save_steps=1, per_device_train_batch_size=2, report_to=[], use_cpu=True
     )
-    trainer = Trainer(model, arguments, train_dataset=rows)
+    trainer = Trainer(model, arguments, train_dataset=samples)
     trainer.train()
     trainer.save_model(tmp_path / "final")
     for folder in (tmp_path / "run" / "checkpoint-1", tmp_path / "run" / "checkpoint-2", tmp_path / "final"):
@@ -256,12 +286,12 @@ def test_a_trainers_uploads_carry_the_code_once_the_config_was_saved_there(model
 
     monkeypatch.setattr(Trainer, "init_hf_repo", init_hf_repo)
     monkeypatch.setattr(Trainer, "create_model_card", lambda self, **kwargs: None)
-    rows = [{"input_ids": ids, "labels": ids} for ids in random_tokens(4, 8)]
+    samples = [{"input_ids": ids, "labels": ids} for ids in random_tokens(4, 8)]
     arguments = TrainingArguments(
         tmp_path / "run", max_steps=2, save_steps=1, report_to=[], use_cpu=True, push_to_hub=True,
         hub_model_id="someone/model", hub_always_push=True, hub_strategy="every_save",
     )  # fmt: skip
-    trainer = Trainer(model, arguments, train_dataset=rows)
+    trainer = Trainer(model, arguments, train_dataset=samples)
     model.config.save_pretrained(arguments.output_dir)
     trainer.train()
     assert len(uploads) >= 2
@@ -271,49 +301,35 @@ def test_a_trainers_uploads_carry_the_code_once_the_config_was_saved_there(model
 # --- Loading without the package ---
 
 
-@pytest.mark.parametrize("source", ["folder", pytest.param("hub", marks=pytest.mark.slow)])
-def test_loads_without_the_package_and_saves_the_same_folder_again(checkpoint, tmp_path, source):
-    model = load(checkpoint)
-    model.save_pretrained(tmp_path / "saved")
-    fill(tmp_path, model)
-    environment = {}
-    name = "saved"
-    if source == "hub":
-        name = "someone/wedlm-tiny"
-        put_into_hub_cache(tmp_path / "saved", tmp_path / "hub", name)
-        environment = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
-    run_python(LOAD_AND_SAVE_AGAIN.format(name=name), tmp_path, wedlm=False, **environment)
-    assert contents(tmp_path / "again") == contents(tmp_path / "saved")
-    configs = [json.loads((tmp_path / folder / "config.json").read_text()) for folder in ("saved", "config_again")]
+def assert_saved_again(folder, checkpoint):
+    assert contents(folder / "again") == contents(folder / "saved")
+    configs = [json.loads((folder / name / "config.json").read_text()) for name in ("saved", "config_again")]
     assert configs[1].pop("auto_map") == {"AutoConfig": AUTO_MAP["AutoConfig"]}
     assert {**configs[1], "auto_map": AUTO_MAP} == configs[0]
-    assert contents(tmp_path / "config_again").keys() == {"config.json", "configuration_wedlm.py", "hub_code.py"}
-    # And what the remote code saved, this package loads.
-    reloaded = load(tmp_path / "again")
+    assert contents(folder / "config_again").keys() == {"config.json", "configuration_wedlm.py", "hub_code.py"}
+    # This package loads the folder that the checkpoint's own code has saved.
+    reloaded, model = load(folder / "again"), load(checkpoint)
     assert all(torch.equal(a, b) for a, b in zip(reloaded.parameters(), model.parameters(), strict=True))
 
 
-@ONE_CHECKPOINT
-def test_trains_without_the_package(checkpoint, tmp_path):
-    model = load(checkpoint)
-    model.save_pretrained(tmp_path / "saved")
-    text = random_tokens(1, 20)[0].tolist()
-    row = {"input_ids": text, "labels": text, "sample_lengths": [13, 7], "sample_indices": [0, 1]}
-    batch = DualStreamCollator(mask_token_id=159, block_size=4)([row])
-    torch.save({"batch": batch, "loss": model(**batch).loss.detach()}, tmp_path / "inputs.pt")
-    code = """
-import torch
-from transformers import AutoModelForCausalLM
-inputs = torch.load("inputs.pt")
-for attention in ("sdpa", "dual_stream"):
-    model = AutoModelForCausalLM.from_pretrained("saved", trust_remote_code=True, attn_implementation=attention)
-    loss = model(**inputs["batch"]).loss
-    loss.backward()
-    torch.testing.assert_close(loss.detach(), inputs["loss"], atol=1e-3, rtol=1e-5)
-    print("trained with", model.config._attn_implementation)
-"""
-    output = run_python(code, tmp_path, wedlm=False)
-    assert "trained with sdpa" in output and "trained with dual_stream" in output
+def test_loads_without_the_package_and_saves_the_same_folder_again(checkpoint, process_without_the_package):
+    place, _ = process_without_the_package
+    assert_saved_again(place / checkpoint.name, checkpoint)
+
+
+@pytest.mark.slow
+def test_loads_from_the_hub_without_the_package(checkpoint, tmp_path):
+    name = "someone/wedlm-tiny"
+    save_with_inputs(checkpoint, tmp_path)
+    put_into_hub_cache(tmp_path / "saved", tmp_path / "hub", name)
+    environment = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    run_python(LOAD_AND_SAVE_AGAIN.format(name=name), tmp_path, wedlm=False, **environment)
+    assert_saved_again(tmp_path, checkpoint)
+
+
+def test_trains_without_the_package(process_without_the_package):
+    _, printed = process_without_the_package
+    assert printed.count("trained with sdpa") == printed.count("trained with dual_stream") == 2
 
 
 @pytest.mark.slow

@@ -1,3 +1,5 @@
+"""The model against slow arithmetic, stock Qwen and recorded logits, and bad checkpoints."""
+
 import copy
 import json
 import pickle
@@ -42,7 +44,7 @@ def tiny_config(**kwargs):
     return AutoConfig.from_pretrained(CHECKPOINTS / "q3", **kwargs)
 
 
-# --- What is computed ---
+# --- Logits ---
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -75,8 +77,8 @@ def test_logits_equal_the_recorded_ones(checkpoint, attention, batch, cached):
         position_ids = position_ids.expand(batch, -1)
         if cached:
             cache, parts = DynamicCache(), []
-            for rows in torch.arange(length).tensor_split(min(3, length)):
-                out = model(input_ids=input_ids[:, rows], position_ids=position_ids[:, rows], past_key_values=cache)
+            for part in torch.arange(length).tensor_split(min(3, length)):
+                out = model(input_ids=input_ids[:, part], position_ids=position_ids[:, part], past_key_values=cache)
                 parts.append(out.logits)
             got = torch.cat(parts, dim=1)
         else:
@@ -171,7 +173,7 @@ def test_a_head_of_any_width_and_a_batch_of_any_shape():
 
 
 def flash_attention(q, k, v, causal=True, softmax_scale=None, dropout_p=0.0, **kwargs):
-    """What the flash-attn kernel computes: [batch, rows, heads, head_dim], the mask aligned at the bottom right."""
+    """The flash-attn kernel in torch: [batch, queries, heads, head_dim], the mask aligned at the bottom right."""
     assert causal and dropout_p == 0.0
     k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * softmax_scale
@@ -184,8 +186,8 @@ def flash_attention_varlen(
 ):
     parts = []
     for i in range(len(cu_seqlens_q) - 1):
-        rows_q, rows_k = (slice(int(cu[i]), int(cu[i + 1])) for cu in (cu_seqlens_q, cu_seqlens_k))
-        parts.append(flash_attention(q[None, rows_q], k[None, rows_k], v[None, rows_k], **kwargs)[0])
+        part_q, part_k = (slice(int(cu[i]), int(cu[i + 1])) for cu in (cu_seqlens_q, cu_seqlens_k))
+        parts.append(flash_attention(q[None, part_q], k[None, part_k], v[None, part_k], **kwargs)[0])
     return torch.cat(parts)
 
 
@@ -234,12 +236,12 @@ BACKENDS_AND_MASKS = [
 def logits_of_reordered(model, batch, cached, mask):
     """Logits of [prompt ; window]: in one forward, or the window alone after the prompt went into a cache."""
     input_ids, position_ids = reordered_batch(batch)
-    rows = input_ids.shape[1]
+    length = input_ids.shape[1]
     if not cached:
-        mask = MASKS[mask](batch, rows, rows)
+        mask = MASKS[mask](batch, length, length)
         return model(input_ids=input_ids, position_ids=position_ids, attention_mask=mask, use_cache=False).logits
     cache, parts = DynamicCache(), []
-    for part in (slice(0, PROMPT_LENGTH), slice(PROMPT_LENGTH, rows)):
+    for part in (slice(0, PROMPT_LENGTH), slice(PROMPT_LENGTH, length)):
         out = model(
             input_ids=input_ids[:, part],
             position_ids=position_ids[:, part],
@@ -271,7 +273,7 @@ def test_reordered_window_equals_the_reference(attention_backend, cached, mask, 
 )
 @torch.no_grad()
 def test_the_window_above_would_show_packed_detection(attention_backend, cached, batch):
-    """transformers' own class on the same rows is wrong by whole logits: the test above can fail."""
+    """transformers' own class on the same input is wrong by whole logits: the test above can fail."""
     model = load(CHECKPOINTS / "q3")
     stock = stock_model(model)
     stock.config._attn_implementation = attention_backend

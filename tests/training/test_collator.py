@@ -1,3 +1,5 @@
+"""The collator against a slow loop, and the draws of its masks."""
+
 import copy
 import pickle
 import textwrap
@@ -15,8 +17,8 @@ from wedlm.training.masking import draw_masks
 MASK = 9
 
 
-def row(samples, indices=None):
-    """A row of samples, each a list of (token, whether it has a loss)."""
+def sequence(samples, indices=None):
+    """A sequence of samples, each a list of (token, whether it has a loss)."""
     pairs = [pair for sample in samples for pair in sample]
     return {
         "input_ids": [token for token, _ in pairs],
@@ -34,32 +36,34 @@ def collator(**kwargs):
     return DualStreamCollator(**{"mask_token_id": MASK, "block_size": 4, **kwargs})
 
 
-def by_sample(batch, rows):
-    """What the batch holds of each sample, by its index, without its number in the row."""
+def by_sample(batch, sequences):
+    """The columns of each sample in the batch, by its index, without its place in the sequence."""
     found = {}
-    for i, columns in enumerate(rows):
+    for i, columns in enumerate(sequences):
         for number, index in enumerate(columns["sample_indices"]):
-            is_row = batch["sample_ids"][i] == number
-            found[index] = {name: values[i, is_row].tolist() for name, values in batch.items() if name != "sample_ids"}
+            is_sample = batch["sample_ids"][i] == number
+            found[index] = {
+                name: values[i, is_sample].tolist() for name, values in batch.items() if name != "sample_ids"
+            }
     return found
 
 
-# --- What it makes ---
+# --- Batches ---
 
 
 def test_the_example_of_the_docstring():
     """Run as it stands there, up to rounding."""
     *_, example = DualStreamCollator.__doc__.partition("Example:")
-    setup, literal = example.split("collator([row]) == ")
+    setup, literal = example.split("collator([sequence]) == ")
     names = {"DualStreamCollator": DualStreamCollator}
     exec(textwrap.dedent(setup), names)
-    batch = names["collator"]([names["row"]])
+    batch = names["collator"]([names["sequence"]])
     rounded = {name: [[round(x, 2) for x in row] for row in tensor.tolist()] for name, tensor in batch.items()}
     assert rounded == eval(literal.strip())
 
 
 def test_types():
-    batch = collator()([row([text(6)])])
+    batch = collator()([sequence([text(6)])])
     floats = {name for name, tensor in batch.items() if tensor.dtype == torch.float32}
     assert floats == {"target_weights", "gammas"}
     assert all(tensor.dtype == torch.long for name, tensor in batch.items() if name not in floats)
@@ -74,10 +78,10 @@ samples = st.lists(st.tuples(st.integers(10, 99), st.booleans()), min_size=1, ma
     st.integers(0, 99),
     st.sampled_from(["weighted", "uniform"]),
 )
-def test_every_row_is_what_a_loop_makes(packed, block_size, seed, loss_weighting):
+def test_a_batch_is_what_a_loop_makes(packed, block_size, seed, loss_weighting):
     indices = [[100 * i + j for j in range(len(samples))] for i, samples in enumerate(packed)]
-    rows = [row(samples, index) for samples, index in zip(packed, indices, strict=True)]
-    batch = collator(block_size=block_size, seed=seed, loss_weighting=loss_weighting, pad_token_id=3)(rows)
+    sequences = [sequence(samples, index) for samples, index in zip(packed, indices, strict=True)]
+    batch = collator(block_size=block_size, seed=seed, loss_weighting=loss_weighting, pad_token_id=3)(sequences)
     expected = []
     for samples, numbers in zip(packed, indices, strict=True):
         made = []
@@ -113,23 +117,23 @@ def test_every_row_is_what_a_loop_makes(packed, block_size, seed, loss_weighting
         torch.testing.assert_close(batch[name], torch.tensor(columns, dtype=batch[name].dtype), msg=name)
 
 
-def test_rows_may_be_arrays_or_tensors():
-    columns = row([text(6), text(3)])
+def test_sequences_may_be_arrays_or_tensors():
+    columns = sequence([text(6), text(3)])
     expected = collator()([columns])
     for convert in (np.array, torch.tensor):
         batch = collator()([{name: convert(values) for name, values in columns.items()}])
         assert all(torch.equal(batch[name], expected[name]) for name in expected)
 
 
-def test_no_row_predicts_a_token_of_another_sample():
+def test_no_query_predicts_a_token_of_another_sample():
     """The last token of a sample has no successor, though one stands beside it."""
-    batch = collator()([row([text(5, prompt_length=0), text(4, prompt_length=0, first=50)])])
+    batch = collator()([sequence([text(5, prompt_length=0), text(4, prompt_length=0, first=50)])])
     memory = batch["stream_ids"] == 0
     assert batch["targets"][memory].tolist() == [11, 12, 13, 14, -100, 51, 52, 53, -100]
 
 
 def test_prompts_are_neither_masked_nor_predicted():
-    batch = collator(suffix_mask_probability=0.5)([row([text(40, prompt_length=17)])])
+    batch = collator(suffix_mask_probability=0.5)([sequence([text(40, prompt_length=17)])])
     is_prompt = batch["position_ids"] < 17
     assert not (is_prompt & (batch["input_ids"] == MASK)).any()
     assert not set(range(10, 27)) & set(batch["targets"].unique().tolist())
@@ -137,19 +141,23 @@ def test_prompts_are_neither_masked_nor_predicted():
 
 # --- Draws ---
 
-ROWS = [row([text(40), text(9)], [3, 7]), row([text(25)], [12]), row([text(33), text(8), text(17)], [1, 40, 2])]
+SEQUENCES = [
+    sequence([text(40), text(9)], [3, 7]),
+    sequence([text(25)], [12]),
+    sequence([text(33), text(8), text(17)], [1, 40, 2]),
+]
 
 
 def test_draws_depend_on_nothing_but_the_sample():
-    expected = by_sample(collator()(ROWS), ROWS)
+    expected = by_sample(collator()(SEQUENCES), SEQUENCES)
     for order in ([2, 0, 1], [1]):
-        rows = [ROWS[i] for i in order]
-        found = by_sample(collator()(rows), rows)
+        sequences = [SEQUENCES[i] for i in order]
+        found = by_sample(collator()(sequences), sequences)
         assert found == {index: expected[index] for index in found}
     lengths = {3: 40, 7: 9, 12: 25, 1: 33, 40: 8, 2: 17}
-    one_row = [row([text(length) for length in lengths.values()], list(lengths))]
-    assert by_sample(collator()(one_row), one_row) == expected
-    alone = [row([text(length)], [index]) for index, length in lengths.items()]
+    one_sequence = [sequence([text(length) for length in lengths.values()], list(lengths))]
+    assert by_sample(collator()(one_sequence), one_sequence) == expected
+    alone = [sequence([text(length)], [index]) for index, length in lengths.items()]
     assert by_sample(collator()(alone), alone) == expected
 
 
@@ -159,23 +167,23 @@ def masked(batch):
 
 def test_draws_depend_on_seed_epoch_and_index():
     one = collator()
-    first = one(ROWS)
+    first = one(SEQUENCES)
     one.set_epoch(1)
-    second = one(ROWS)
+    second = one(SEQUENCES)
     assert masked(first) != masked(second)
     one.set_epoch(0)
-    assert masked(one(ROWS)) == masked(first)
-    assert masked(collator(seed=1)(ROWS)) != masked(first)
-    assert masked(collator()([row([text(40)], [0])])) != masked(collator()([row([text(40)], [1])]))
+    assert masked(one(SEQUENCES)) == masked(first)
+    assert masked(collator(seed=1)(SEQUENCES)) != masked(first)
+    assert masked(collator()([sequence([text(40)], [0])])) != masked(collator()([sequence([text(40)], [1])]))
 
 
 def test_evaluation_draws_the_same_in_every_epoch():
     training = collator(seed=5)
     evaluation = training.for_evaluation()
-    first = evaluation(ROWS)
+    first = evaluation(SEQUENCES)
     training.set_epoch(3)
-    assert masked(evaluation(ROWS)) == masked(first)
-    assert masked(training(ROWS)) != masked(first)
+    assert masked(evaluation(SEQUENCES)) == masked(first)
+    assert masked(training(SEQUENCES)) != masked(first)
     draws = draw_masks(np.arange(40) >= 1, 4, np.random.default_rng([5, 3]))
     gammas = first["gammas"][0, first["sample_ids"][0] == 0]
     expected = np.where(draws.masked, draws.gammas[np.arange(40) // 4], 0).astype("float32")
@@ -186,14 +194,19 @@ def test_evaluation_draws_the_same_in_every_epoch():
 def test_workers_that_run_on_see_the_epoch(context):
     one = collator()
     loader = DataLoader(
-        ROWS * 2, batch_size=2, collate_fn=one, num_workers=2, persistent_workers=True, multiprocessing_context=context
+        SEQUENCES * 2,
+        batch_size=2,
+        collate_fn=one,
+        num_workers=2,
+        persistent_workers=True,
+        multiprocessing_context=context,
     )
     for epoch in (0, 1):
         one.set_epoch(epoch)
         alone = collator()
         alone.set_epoch(epoch)
         for i, batch in enumerate(loader):
-            expected = alone((ROWS * 2)[2 * i : 2 * i + 2])
+            expected = alone((SEQUENCES * 2)[2 * i : 2 * i + 2])
             assert all(torch.equal(batch[name], expected[name]) for name in expected)
 
 
@@ -201,10 +214,10 @@ def test_survives_copies():
     one = collator(seed=4)
     one.set_epoch(2)
     for twin in (copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
-        assert masked(twin(ROWS)) == masked(one(ROWS))
+        assert masked(twin(SEQUENCES)) == masked(one(SEQUENCES))
 
 
-# --- What is refused ---
+# --- Refusals ---
 
 
 @pytest.mark.parametrize(
@@ -224,7 +237,7 @@ def test_arguments_out_of_range_are_refused(argument, message):
 
 @pytest.mark.parametrize("column", ["input_ids", "labels", "sample_lengths", "sample_indices"])
 def test_a_missing_column_is_named(column):
-    columns = row([text(6)])
+    columns = sequence([text(6)])
     del columns[column]
     with pytest.raises(
         ValueError, match=f"has the columns {', '.join(columns)}, and {column} is missing; pass input_ids"
@@ -245,17 +258,17 @@ def test_a_missing_column_is_named(column):
     ],
 )
 def test_lengths_that_do_not_add_up_are_refused(change):
-    with pytest.raises(ValueError, match="A row has 6 input_ids, .*sample_lengths=.*sample_indices=.*add up"):
-        collator()([{**row([text(6)]), **change}])
+    with pytest.raises(ValueError, match="A sequence has 6 input_ids, .*sample_lengths=.*sample_indices=.*add up"):
+        collator()([{**sequence([text(6)]), **change}])
 
 
-def test_an_empty_row_is_refused():
-    with pytest.raises(ValueError, match="A row has 0 input_ids"):
-        collator()([row([])])
+def test_an_empty_sequence_is_refused():
+    with pytest.raises(ValueError, match="A sequence has 0 input_ids"):
+        collator()([sequence([])])
 
 
 def test_shifted_labels_are_refused():
-    columns = row([text(6)], [8])
+    columns = sequence([text(6)], [8])
     columns["labels"] = columns["labels"][1:] + [-100]
     with pytest.raises(
         ValueError, match="labels of sample 8 hold 11 at position 0, where input_ids hold 10; labels are not"
@@ -265,15 +278,17 @@ def test_shifted_labels_are_refused():
 
 def test_a_mask_token_to_learn_is_refused():
     with pytest.raises(ValueError, match="labels of sample 8 hold the MASK token, 9, at position 2, .*take it out"):
-        collator()([row([[(10, False), (11, True), (MASK, True)]], [8])])
-    collator()([row([[(MASK, False), (11, True)]])])  # of a prompt it is what the user wrote
+        collator()([sequence([[(10, False), (11, True), (MASK, True)]], [8])])
+    collator()([sequence([[(MASK, False), (11, True)]])])  # in a prompt the user may have written it
 
 
 @given(st.lists(samples, min_size=1, max_size=3), st.integers(1, 5), st.integers(0, 99))
 def test_idle_blocks_are_left_out_and_nothing_else(packed, block_size, seed):
-    rows = [row(packed)]
-    whole, lean = (collator(block_size=block_size, seed=seed, drop_idle_blocks=drop)(rows) for drop in (False, True))
-    whole, lean = (by_sample(batch, rows) for batch in (whole, lean))
+    sequences = [sequence(packed)]
+    whole, lean = (
+        collator(block_size=block_size, seed=seed, drop_idle_blocks=drop)(sequences) for drop in (False, True)
+    )
+    whole, lean = (by_sample(batch, sequences) for batch in (whole, lean))
     for index, expected in whole.items():
         places = range(len(expected["input_ids"]))
         blocks = {expected["block_ids"][i] for i in places if expected["gammas"][i] > 0}

@@ -38,27 +38,27 @@ SIZES = {
 }
 
 
-def record(sign, word):
+def record_of(sign, word):
     moved = (LETTERS[(LETTERS.index(letter) + STEPS[sign]) % len(LETTERS)] for letter in word)
     return {"prompt": sign + word, "completion": "".join(moved)}
 
 
 def share_right(model, tokenizer, sign, **settings):
-    """Of the held-out words, those that are answered to the letter and to the end; and what generate() returned."""
-    records = [record(sign, word) for word in HELD_OUT]
-    inputs = tokenizer([row["prompt"] for row in records], return_tensors="pt")
+    """Returns the share of held-out words answered to the letter and to the end, and the output of generate()."""
+    records = [record_of(sign, word) for word in HELD_OUT]
+    inputs = tokenizer([record["prompt"] for record in records], return_tensors="pt")
     output = model.generate(**inputs, max_new_tokens=32, do_sample=False, return_dict_in_generate=True, **settings)
     answers = tokenizer.batch_decode(output.sequences[:, inputs["input_ids"].shape[1] :])
     right = [
-        answer.startswith(row["completion"] + tokenizer.eos_token)
-        for answer, row in zip(answers, records, strict=True)
+        answer.startswith(record["completion"] + tokenizer.eos_token)
+        for answer, record in zip(answers, records, strict=True)
     ]
     return sum(right) / len(right), output
 
 
 def train(model, tokenizer, folder, signs, learning_rate):
     """Returns the metrics on held-out words before and after, and the log."""
-    rows = [record(signs[i % len(signs)], word) for i, word in enumerate(TRAINED_ON)]
+    records = [record_of(signs[i % len(signs)], word) for i, word in enumerate(TRAINED_ON)]
     args = WeDLMTrainingArguments(
         str(folder),
         block_size=24,
@@ -77,8 +77,8 @@ def train(model, tokenizer, folder, signs, learning_rate):
     trainer = WeDLMTrainer(
         model,
         args,
-        train_dataset=Dataset.from_list(rows),
-        eval_dataset={sign: Dataset.from_list([record(sign, word) for word in HELD_OUT]) for sign in signs},
+        train_dataset=Dataset.from_list(records),
+        eval_dataset={sign: Dataset.from_list([record_of(sign, word) for word in HELD_OUT]) for sign in signs},
         processing_class=tokenizer,
     )
     before = trainer.evaluate()
@@ -115,8 +115,8 @@ def converted(tmp_path_factory):
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=NUM_STEPS, pct_start=0.1)
     draws = random.Random(0)
     for _ in range(NUM_STEPS):
-        rows = [record("+", word) for word in draws.sample(TRAINED_ON, 16)]
-        texts = [row["prompt"] + row["completion"] + tokenizer.eos_token for row in rows]
+        records = [record_of("+", word) for word in draws.sample(TRAINED_ON, 16)]
+        texts = [record["prompt"] + record["completion"] + tokenizer.eos_token for record in records]
         input_ids = tokenizer(texts, return_tensors="pt")["input_ids"]
         labels = input_ids.clone()
         labels[:, :24] = -100
@@ -133,7 +133,7 @@ def converted(tmp_path_factory):
 
 @pytest.mark.slow
 def test_lora_learns_another_task_and_keeps_the_old(converted, tmp_path):
-    """Half of the rows are of the old task; its autoregressive loss rises by less than 0.1, and 9 of 10 are right."""
+    """Half of the records are of the old task: its loss rises by less than 0.1, and 9 of 10 stay right."""
     tokenizer = AutoTokenizer.from_pretrained(converted)
     torch.manual_seed(0)
     model = get_peft_model(

@@ -1,160 +1,20 @@
+"""The weights of a step against the formula of its loss."""
+
 import copy
 
 import pytest
 import torch
-from helpers import CHECKPOINTS, MASK, load, random_tokens
-from peft import LoraConfig, get_peft_model
+from helpers import MASK, random_tokens
 
 from wedlm import DualStreamCollator
-from wedlm.modeling_wedlm import target_loss
 from wedlm.training.loss import scale_weights, weight_sums
-
-# --- The loss of rows, inside forward ---
-
-
-def inputs(batch=2, rows=11):
-    input_ids = random_tokens(batch, rows)
-    targets = random_tokens(batch, rows, seed=1)
-    targets[torch.rand(batch, rows, generator=torch.Generator().manual_seed(2)) < 0.4] = -100
-    weights = torch.rand(batch, rows, generator=torch.Generator().manual_seed(3)) * (targets != -100)
-    return {"input_ids": input_ids, "targets": targets, "target_weights": weights}
-
-
-def slow_loss(model, input_ids, targets, target_weights):
-    """The formula, from the logits of all rows."""
-    log_probabilities = model(input_ids=input_ids).logits.log_softmax(-1)
-    losses = torch.zeros(targets.shape)
-    for i, j in (targets != -100).nonzero().tolist():
-        losses[i, j] = -log_probabilities[i, j, targets[i, j]]
-    return (target_weights * losses).sum(), losses.detach()
-
-
-def gradients(model):
-    return {name: weight.grad for name, weight in model.named_parameters()}
-
-
-@pytest.mark.parametrize("rows_per_chunk", [1, 3, 1024])
-def test_loss_and_gradients_are_those_of_all_logits(checkpoint, monkeypatch, rows_per_chunk):
-    monkeypatch.setattr(target_loss, "ROWS_PER_CHUNK", rows_per_chunk)
-    model, other = load(checkpoint).train(), load(checkpoint).train()
-    output = model(**inputs())
-    loss, losses = slow_loss(other, **inputs())
-    torch.testing.assert_close(output.loss, loss)
-    torch.testing.assert_close(output.target_losses, losses, atol=1e-5, rtol=1e-5)
-    assert not output.target_losses.requires_grad and output.logits is None
-    predicted = other(input_ids=inputs()["input_ids"]).logits.argmax(-1)
-    assert torch.equal(output.target_hits, predicted == inputs()["targets"])
-    output.loss.backward()
-    loss.backward()
-    torch.testing.assert_close(gradients(model), gradients(other), atol=1e-4, rtol=1e-4)
-
-
-def test_hits_are_rows_whose_target_is_the_most_likely(model):
-    values = inputs()
-    best = model(input_ids=values["input_ids"]).logits.argmax(-1)
-    values["targets"][0] = best[0]
-    values["targets"][1] = (best[1] + 1) % MASK
-    values["targets"][0, 0] = -100
-    hits = model(**values).target_hits
-    assert hits[0].tolist() == [False] + [True] * 10 and not hits[1].any()
-
-
-def test_only_rows_with_a_target_reach_the_head(model, monkeypatch):
-    monkeypatch.setattr(target_loss, "ROWS_PER_CHUNK", 5)
-    seen = []
-    model.lm_head.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))
-    values = inputs()
-    model(**values)
-    count = int((values["targets"] != -100).sum())
-    assert seen == [5] * (count // 5) + [count % 5] * (count % 5 > 0)
-
-
-def test_logits_are_not_kept_for_the_backward(model):
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(tuple(x.shape)) or x, lambda x: x):
-        model.train()(**inputs())
-    assert kept and all(shape[-1:] != (160,) for shape in kept)
-
-
-def test_weights_without_a_target_count_nothing(model):
-    values = inputs()
-    expected = model(**values).loss
-    values["target_weights"][values["targets"] == -100] = 7.0
-    assert torch.equal(model(**values).loss, expected)
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-def test_a_batch_without_targets_has_a_loss_of_0_and_a_gradient_everywhere(model, autocast):
-    values = inputs()
-    values["targets"].fill_(-100)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        output = model.train()(**values)
-    assert output.loss.item() == 0 and not output.target_hits.any() and not output.target_losses.any()
-    output.loss.backward()
-    assert all(grad is not None and not grad.any() for grad in gradients(model).values())
-
-
-def test_the_loss_is_float32_whatever_the_weights(checkpoint):
-    model = load(checkpoint, dtype=torch.bfloat16)
-    values = inputs()
-    output = model(**values)
-    logits = model(input_ids=values["input_ids"]).logits.float()
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), values["targets"].flatten(), reduction="none")
-    assert output.loss.dtype == output.target_losses.dtype == torch.float32
-    torch.testing.assert_close(output.target_losses.flatten(), expected, atol=1e-4, rtol=1e-4)
-
-
-def test_as_a_tuple_and_with_hidden_states(model):
-    output = model(**inputs(), output_hidden_states=True)
-    assert len(output.hidden_states) == 4
-    assert torch.equal(model(**inputs(), return_dict=False)[0], output.loss)
-
-
-@pytest.mark.parametrize("change", [{"target_weights": None}, {"targets": None}, {"labels": random_tokens(2, 11)}])
-def test_half_of_the_arguments_and_labels_beside_them_are_refused(model, change):
-    with pytest.raises(ValueError, match="targets, target_weights and labels: got one of .*; pass"):
-        model(**{**inputs(), **change})
-
-
-# --- With adapters ---
-
-
-def adapted(checkpoint, **kwargs):
-    torch.manual_seed(0)
-    return get_peft_model(load(checkpoint), LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", **kwargs))
-
-
-def test_a_head_that_peft_wraps_is_the_one_that_is_trained():
-    model = adapted(CHECKPOINTS / "q25", modules_to_save=["lm_head"]).train()
-    before = model(**inputs()).loss.item()
-    with torch.no_grad():
-        model.base_model.model.lm_head.modules_to_save["default"].weight.mul_(0.5)
-    output = model(**inputs())
-    assert output.loss.item() != pytest.approx(before, abs=1e-2)
-    output.loss.backward()
-    trained = {name for name, weight in model.named_parameters() if weight.grad is not None}
-    assert any("lm_head.modules_to_save.default" in name for name in trained)
-    assert not any("lm_head.original_module" in name for name in trained)
-
-
-def test_the_mask_row_alone_can_be_trained(checkpoint):
-    model = adapted(checkpoint, trainable_token_indices={"embed_tokens": [MASK]}).train()
-    batch = collated([[20]])
-    model(**scale_weights(batch, weight_sums(batch))).loss.backward()
-    trained = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
-    (name,) = (name for name in trained if "trainable_tokens" in name)
-    assert trained[name].abs().sum() > 0
-    assert all("lora_" in name or "trainable_tokens" in name for name in trained)
-
-
-# --- The total of a step ---
 
 
 def collated(layout, prompt_length=2, first_index=0, **kwargs):
-    rows, index = [], first_index
+    sequences, index = [], first_index
     for lengths in layout:
         samples = [random_tokens(1, length, seed=index + i)[0].tolist() for i, length in enumerate(lengths)]
-        rows.append(
+        sequences.append(
             {
                 "input_ids": sum(samples, []),
                 "labels": sum(([-100] * prompt_length + sample[prompt_length:] for sample in samples), []),
@@ -163,7 +23,7 @@ def collated(layout, prompt_length=2, first_index=0, **kwargs):
             }
         )
         index += len(lengths)
-    return DualStreamCollator(mask_token_id=MASK, block_size=4, **kwargs)(rows)
+    return DualStreamCollator(mask_token_id=MASK, block_size=4, **kwargs)(sequences)
 
 
 STEP = [[[20, 5], [9]], [[3], [31]], [[7, 7, 7]]]

@@ -1,3 +1,5 @@
+"""The draws of masks, their proportions, and the order of the prediction stream."""
+
 import numpy as np
 import pytest
 from helpers import GOLDEN
@@ -26,9 +28,9 @@ def test_every_block_masks_its_share_of_what_is_maskable(maskable, block_size, s
     assert not (masked & ~maskable).any()
     assert len(gammas) == -(-len(maskable) // block_size)
     for block, gamma in enumerate(gammas):
-        rows = slice(block * block_size, (block + 1) * block_size)
+        tokens = slice(block * block_size, (block + 1) * block_size)
         assert 0 < gamma <= 1
-        assert masked[rows].sum() == round(maskable[rows].sum() * gamma)
+        assert masked[tokens].sum() == round(maskable[tokens].sum() * gamma)
 
 
 @given(maskables, st.integers(1, 12))

@@ -1,3 +1,5 @@
+"""Packing against a slow best fit."""
+
 from itertools import product
 
 import datasets
@@ -15,7 +17,7 @@ LENGTHS = st.integers(4, 30).flatmap(
 
 
 def slow_best_fit(lengths, max_length):
-    """Every row is looked at for every sample; of rows that fit equally well it does not matter which."""
+    """Looks at every sequence for every sample. Which of two that fit equally well it takes does not matter."""
     rooms = []
     for length in sorted(lengths, reverse=True):
         fitting = [room for room in rooms if room >= length]
@@ -25,34 +27,34 @@ def slow_best_fit(lengths, max_length):
     return rooms
 
 
-def fewest_rows(lengths, max_length):
-    """By trying every division of the samples."""
-    for num_rows in range(len(lengths) + 1):
-        for rows in product(range(num_rows), repeat=len(lengths)):
-            sums = [0] * num_rows
-            for row, length in zip(rows, lengths, strict=True):
-                sums[row] += length
+def fewest_sequences(lengths, max_length):
+    """Tries every division of the samples."""
+    for num_sequences in range(len(lengths) + 1):
+        for sequences in product(range(num_sequences), repeat=len(lengths)):
+            sums = [0] * num_sequences
+            for sequence, length in zip(sequences, lengths, strict=True):
+                sums[sequence] += length
             if all(total <= max_length for total in sums):
-                return num_rows
+                return num_sequences
 
 
 @settings(deadline=None)
 @given(LENGTHS)
 def test_packing_loses_and_cuts_nothing_and_fits_as_the_slow_reference(case):
     lengths, max_length = case
-    rows = best_fit(lengths, max_length)
-    assert sorted(sample for row in rows for sample in row) == list(range(len(lengths)))
-    sums = [sum(lengths[sample] for sample in row) for row in rows]
+    sequences = best_fit(lengths, max_length)
+    assert sorted(sample for sequence in sequences for sample in sequence) == list(range(len(lengths)))
+    sums = [sum(lengths[sample] for sample in sequence) for sequence in sequences]
     assert sorted(max_length - total for total in sums) == sorted(slow_best_fit(lengths, max_length))
-    assert all(row == sorted(row) for row in rows) and rows == sorted(rows)
+    assert all(sequence == sorted(sequence) for sequence in sequences) and sequences == sorted(sequences)
     smallest = sorted(sums)[:2]
-    assert len(rows) < 2 or sum(smallest) > max_length  # no two rows could be one
+    assert len(sequences) < 2 or sum(smallest) > max_length  # no two sequences could be one
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(1, 10), max_size=6))
-def test_packing_is_near_the_fewest_rows(lengths):
-    assert 9 * len(best_fit(lengths, 10)) <= 11 * fewest_rows(lengths, 10) + 6
+def test_packing_is_near_the_fewest_sequences(lengths):
+    assert 9 * len(best_fit(lengths, 10)) <= 11 * fewest_sequences(lengths, 10) + 6
 
 
 def test_packing_by_hand():
@@ -64,7 +66,10 @@ def test_packing_by_hand():
 def test_a_sample_that_is_too_long_is_refused():
     with pytest.raises(TrainingError) as error:
         best_fit([3, 11], 10)
-    assert str(error.value) == "A sample of 11 tokens does not fit into a row of max_length=10."
+    assert (
+        str(error.value)
+        == "A sample of 11 tokens does not fit into a sequence of max_length=10; truncate or drop it first."
+    )
 
 
 @settings(deadline=None)
@@ -84,11 +89,11 @@ def test_packed_columns_stay_side_by_side(case):
     packed = pack_batch(samples, max_length)
     assert list(packed) == list(samples)
     seen = []
-    for input_ids, labels, row_lengths, indices in zip(*packed.values(), strict=True):
+    for input_ids, labels, sample_lengths, indices in zip(*packed.values(), strict=True):
         assert labels == [-1 - token for token in input_ids]
-        assert len(input_ids) == sum(row_lengths) <= max_length
+        assert len(input_ids) == sum(sample_lengths) <= max_length
         start = 0
-        for length, index in zip(row_lengths, indices, strict=True):
+        for length, index in zip(sample_lengths, indices, strict=True):
             assert input_ids[start : start + length] == samples["input_ids"][index - 100]
             start += length
         seen += indices

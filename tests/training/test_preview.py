@@ -1,3 +1,5 @@
+"""The text that --preview prints."""
+
 import torch
 from datasets import Dataset
 from tiny_tokenizer import MASK, make_tokenizer
@@ -9,12 +11,12 @@ from wedlm.training.preview import preview
 TOKENIZER = make_tokenizer()
 
 
-def rows_of(*texts):
-    """Rows as prepare_dataset makes them; (text, has_loss) each piece."""
-    rows = []
+def samples_of(*texts):
+    """Samples as prepare_dataset makes them, each from pieces (text, has_loss)."""
+    samples = []
     for index, pieces in enumerate(texts):
         ids = [(token, loss) for text, loss in pieces for token in TOKENIZER(text)["input_ids"]]
-        rows.append(
+        samples.append(
             {
                 "input_ids": [token for token, _ in ids],
                 "labels": [token if loss else -100 for token, loss in ids],
@@ -22,32 +24,32 @@ def rows_of(*texts):
                 "sample_indices": [17 + index],
             }
         )
-    return rows
+    return samples
 
 
 def test_the_loss_mask_is_shown():
-    rows = rows_of([("<|im_start|>user\nthe cat", False), ("sat\non<|im_end|>", True)], [("dog", True)])
-    num_tokens = len(rows[0]["input_ids"])
-    num_loss_tokens = sum(label >= 0 for label in rows[0]["labels"])
-    assert preview(rows, TOKENIZER, num_rows=1) == (
-        f"Row 0, sample 17: {num_tokens} tokens, {num_loss_tokens} with loss\n"
+    samples = samples_of([("<|im_start|>user\nthe cat", False), ("sat\non<|im_end|>", True)], [("dog", True)])
+    num_tokens = len(samples[0]["input_ids"])
+    num_loss_tokens = sum(label >= 0 for label in samples[0]["labels"])
+    assert preview(samples, TOKENIZER, num_sequences=1) == (
+        f"Sequence 0, sample 17: {num_tokens} tokens, {num_loss_tokens} with loss\n"
         "<|im_start|>user\\n\nthe cat⟦sat\\n\non<|im_end|>⟧\n"
     )
-    colored = preview(rows, TOKENIZER, num_rows=1, color=True)
+    colored = preview(samples, TOKENIZER, num_sequences=1, color=True)
     assert "the cat\x1b[32m⟦sat\\n\non<|im_end|>⟧\x1b[0m\n" in colored
 
 
-def test_samples_of_a_packed_row_are_shown_one_by_one():
-    first, second = rows_of([("the cat", True)], [("a", False), ("dog", True)])
+def test_samples_of_a_packed_sequence_are_shown_one_by_one():
+    first, second = samples_of([("the cat", True)], [("a", False), ("dog", True)])
     packed = {name: first[name] + second[name] for name in first}
     apart = preview([first, second], TOKENIZER)
-    assert preview([packed], TOKENIZER) == apart.replace("Row 1", "Row 0")
+    assert preview([packed], TOKENIZER) == apart.replace("Sequence 1", "Sequence 0")
     assert "sample 18: " in apart and apart.endswith("\na⟦dog⟧\n")
 
 
 def test_nothing_in_the_data_acts_on_a_terminal():
-    (row,) = rows_of([("\x1b[31m[red]⟦\u202e\\n\t\x00é", True)])
-    text = preview([row], TOKENIZER)
+    (sample,) = samples_of([("\x1b[31m[red]⟦\u202e\\n\t\x00é", True)])
+    text = preview([sample], TOKENIZER)
     assert text.splitlines()[1] == "⟦\\x1b[31m[red]\\u27e6\\u202e\\\\n\\t\\x00é⟧"
 
 
@@ -74,7 +76,7 @@ BATCH = {
     "targets": [[-100] * 6, [-100, -100, A, B, -100, D]],
     "gammas": [[0.0] * 6, [0.0, 0.0, 1.0, 1.0, 0.5, 0.5]],
 }
-BATCH = {name: torch.tensor(rows) for name, rows in BATCH.items()}
+BATCH = {name: torch.tensor(values) for name, values in BATCH.items()}
 
 
 def test_a_masked_block_is_shown():
@@ -83,11 +85,11 @@ def test_a_masked_block_is_shown():
         "  observed  4 ' the'\n"
         "  masked    3 'd'\n"
     )
-    only_masked = {name: rows[:, :4] for name, rows in BATCH.items()}
+    only_masked = {name: values[:, :4] for name, values in BATCH.items()}
     assert preview([], TOKENIZER, only_masked) == (
         "Block 0 of sample 0 in the batch, gamma 1.00: the observed tokens first, then the masked ones, by position\n"
         "  observed  \n"
         "  masked    0 'a'  1 '\\n'\n"
     )
-    no_masked = {name: rows[:1] for name, rows in BATCH.items()}
+    no_masked = {name: values[:1] for name, values in BATCH.items()}
     assert preview([], TOKENIZER, no_masked) == "The batch has no masked token.\n"

@@ -1,14 +1,14 @@
-"""Two processes on one machine, gloo on CPU."""
+"""Two processes on one machine, which talk over gloo."""
 
 import pytest
 import torch
-from helpers import CHECKPOINTS, MASK, ONE_CHECKPOINT, PAD, load, random_tokens
+from helpers import CHECKPOINTS, MASK, NAMES, PAD, load, random_tokens
 from processes import run_two_processes
 
 from wedlm import DualStreamCollator
 from wedlm.training.loss import scale_weights, weight_sums
 
-SCRIPT = """
+LOGITS = """
 import sys, torch, torch.distributed as dist
 from transformers import AutoModelForCausalLM, logging
 import wedlm
@@ -37,51 +37,39 @@ if how != "tensor parallel":
 dist.destroy_process_group()
 """
 
-GENERATE = """
+GENERATE_AND_TRAIN = """
 import datetime, sys, torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, logging
 import wedlm
-
-logging.disable_progress_bar()
-torch.set_num_threads(1)
-checkpoint, folder = sys.argv[1:]
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))  # a rank that waits longer fails
-model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
-for layer in model.model.layers:
-    fully_shard(layer)
-fully_shard(model)
-calls = torch.load(f"{folder}/calls{dist.get_rank()}.pt")
-forwards = []
-model.model.register_forward_hook(lambda *_: forwards.append(1))
-texts = []
-for call in calls:
-    texts.append((model.generate(**call), len(forwards)))
-    forwards.clear()
-torch.save(texts, f"{folder}/texts{dist.get_rank()}.pt")
-dist.destroy_process_group()
-"""
-
-TRAIN = """
-import sys, torch, torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-from transformers import AutoModelForCausalLM, logging
 from wedlm.modeling_wedlm import target_loss
 
 logging.disable_progress_bar()
 torch.set_num_threads(1)
-checkpoint, folder = sys.argv[1:]
-dist.init_process_group("gloo")
-target_loss.ROWS_PER_CHUNK = 3  # so that one rank calls the head more often than the other
+checkpoint, trained_checkpoint, folder = sys.argv[1:]
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))  # a rank that waits longer fails
+
+
+def shard(model):
+    for layer in model.model.layers:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+model = shard(AutoModelForCausalLM.from_pretrained(checkpoint).eval())
+forwards = []
+model.model.register_forward_hook(lambda *_: forwards.append(1))
+texts = []
+for call in torch.load(f"{folder}/calls{dist.get_rank()}.pt"):
+    texts.append((model.generate(**call), len(forwards)))
+    forwards.clear()
+torch.save(texts, f"{folder}/texts{dist.get_rank()}.pt")
+
+target_loss.QUERIES_PER_CHUNK = 3  # so that one rank calls the head more often than the other
 batch = torch.load(f"{folder}/batches.pt")[dist.get_rank()]
 for how in ("ddp", "fully sharded"):
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="dual_stream").train()
-    if how == "ddp":
-        wrapped = torch.nn.parallel.DistributedDataParallel(model)
-    else:
-        for layer in model.model.layers:
-            fully_shard(layer)
-        wrapped = fully_shard(model)
+    model = AutoModelForCausalLM.from_pretrained(trained_checkpoint, attn_implementation="dual_stream").train()
+    wrapped = torch.nn.parallel.DistributedDataParallel(model) if how == "ddp" else shard(model)
     (wrapped(**batch).loss * dist.get_world_size()).backward()  # gradients are averaged over the ranks
     gradients = {name: weight.grad for name, weight in model.named_parameters()}
     whole = {name: grad.full_tensor() if how != "ddp" else grad for name, grad in gradients.items()}
@@ -91,20 +79,8 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("how", ["tensor parallel", "fully sharded"])
-@pytest.mark.slow
-def test_two_processes_give_the_single_process_logits(checkpoint, tmp_path, how):
-    inputs = {"input_ids": random_tokens(1, 8), "position_ids": torch.tensor([[0, 1, 2, 3, 6, 4, 5, 7]])}
-    torch.save(inputs, tmp_path / "inputs.pt")
-    run_two_processes(SCRIPT, tmp_path, checkpoint, tmp_path, how)
-    expected = load(checkpoint)(**inputs).logits
-    for rank in range(2):
-        torch.testing.assert_close(torch.load(tmp_path / f"logits{rank}.pt"), expected, atol=1e-4, rtol=1e-4)
-
-
-@ONE_CHECKPOINT
-def test_sharded_ranks_wait_for_each_other(checkpoint, tmp_path):
-    """Each generates its own text, of another length; one that is done takes part in the forwards of the other."""
+def calls_of_ranks():
+    """For each rank several calls of generate(), with other lengths than those of the other rank."""
     settings = [
         {},
         {"synced_gpus": True, "entropy_threshold": 3.0},
@@ -119,10 +95,50 @@ def test_sharded_ranks_wait_for_each_other(checkpoint, tmp_path):
         call = {"input_ids": random_tokens(batch, prompt_length, seed=rank), "max_new_tokens": max_new_tokens}
         call |= {"attention_mask": torch.ones_like(call["input_ids"]), "pad_token_id": PAD, "eos_token_id": None}
         calls.append([call | more for more in settings])
-        torch.save(calls[rank], tmp_path / f"calls{rank}.pt")
-    run_two_processes(GENERATE, tmp_path, checkpoint, tmp_path)
-    model = load(checkpoint)
-    texts = [torch.load(tmp_path / f"texts{rank}.pt") for rank in range(2)]
+    return calls
+
+
+def batches_of_ranks():
+    """For each rank a batch of one step; that of the second has no targets."""
+    sequences = []
+    for index, (length, prompt) in enumerate([(40, 2), (9, 9)]):
+        text = random_tokens(1, length, seed=index)[0].tolist()
+        labels = [-100] * prompt + text[prompt:]
+        sample = {"sample_lengths": [length], "sample_indices": [index]}
+        sequences.append({"input_ids": text, "labels": labels, **sample})
+    collator = DualStreamCollator(mask_token_id=MASK, block_size=4)
+    batches = [collator([sequence]) for sequence in sequences]
+    sums = sum(weight_sums(batch) for batch in batches)
+    return [scale_weights(batch, sums) for batch in batches]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def ranks(request, tmp_path_factory):
+    """The checkpoint, and the folder with the results of two ranks that generate with it and then train another."""
+    folder, checkpoint = tmp_path_factory.mktemp("ranks"), CHECKPOINTS / request.param
+    for rank, calls in enumerate(calls_of_ranks()):
+        torch.save(calls, folder / f"calls{rank}.pt")
+    torch.save(batches_of_ranks(), folder / "batches.pt")
+    run_two_processes(GENERATE_AND_TRAIN, folder, checkpoint, CHECKPOINTS / "q25", folder)
+    return checkpoint, folder
+
+
+@pytest.mark.parametrize("how", ["tensor parallel", "fully sharded"])
+@pytest.mark.slow
+def test_two_processes_give_the_single_process_logits(checkpoint, tmp_path, how):
+    inputs = {"input_ids": random_tokens(1, 8), "position_ids": torch.tensor([[0, 1, 2, 3, 6, 4, 5, 7]])}
+    torch.save(inputs, tmp_path / "inputs.pt")
+    run_two_processes(LOGITS, tmp_path, checkpoint, tmp_path, how)
+    expected = load(checkpoint)(**inputs).logits
+    for rank in range(2):
+        torch.testing.assert_close(torch.load(tmp_path / f"logits{rank}.pt"), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_sharded_ranks_wait_for_each_other(ranks):
+    """Each generates its own text, of another length; one that is done takes part in the forwards of the other."""
+    checkpoint, folder = ranks
+    model, calls = load(checkpoint), calls_of_ranks()
+    texts = [torch.load(folder / f"texts{rank}.pt") for rank in range(2)]
     for mine, theirs in zip(*texts, strict=True):
         assert mine[1] == theirs[1], "forwards that only one rank took part in"
     for rank in range(2):
@@ -135,21 +151,11 @@ def test_sharded_ranks_wait_for_each_other(checkpoint, tmp_path):
     assert len(forwards) < texts[0][0][1], "the first rank was not done before the other"
 
 
-def test_a_rank_without_targets_trains_together_with_another(tmp_path):
-    rows = []
-    for index, (length, prompt) in enumerate([(40, 2), (9, 9)]):
-        text = random_tokens(1, length, seed=index)[0].tolist()
-        labels = [-100] * prompt + text[prompt:]
-        rows.append({"input_ids": text, "labels": labels, "sample_lengths": [length], "sample_indices": [index]})
-    collator = DualStreamCollator(mask_token_id=MASK, block_size=4)
-    batches = [collator([row]) for row in rows]
-    sums = sum(weight_sums(batch) for batch in batches)
-    batches = [scale_weights(batch, sums) for batch in batches]
-    torch.save(batches, tmp_path / "batches.pt")
-    run_two_processes(TRAIN, tmp_path, CHECKPOINTS / "q25", tmp_path)
+def test_a_rank_without_targets_trains_together_with_another(ranks):
+    _, folder = ranks
     model = load(CHECKPOINTS / "q25").train()
-    for batch in batches:
+    for batch in batches_of_ranks():
         model(**batch).loss.backward()
     expected = {name: weight.grad for name, weight in model.named_parameters()}
     for how in ("ddp", "fully sharded"):
-        torch.testing.assert_close(torch.load(tmp_path / f"{how}.pt"), expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(torch.load(folder / f"{how}.pt"), expected, atol=1e-4, rtol=1e-4)

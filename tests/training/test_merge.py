@@ -1,0 +1,62 @@
+"""Merging an adapter into its checkpoint."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from peft import PeftModel
+from training_runs import run
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from wedlm.commands import cli
+from wedlm.training.merge import merge_adapter
+
+
+def test_a_merged_checkpoint_is_the_base_with_the_adapter(place, lora_run, merge):
+    """It loads without the package: test_train.py has all folders that must."""
+    assert merge.result.exit_code == 0 and "Written to" in merge.result.stdout
+    base = AutoModelForCausalLM.from_pretrained(place / "model")
+    whole = AutoModelForCausalLM.from_pretrained(merge.folder).eval()
+    mask = base.config.mask_token_id
+    rows = (whole.model.embed_tokens.weight != base.model.embed_tokens.weight).any(-1).nonzero().flatten()
+    assert rows.tolist() == [mask]
+    with_adapter = PeftModel.from_pretrained(base, lora_run).eval()
+    input_ids = torch.tensor([[3, 4, 5, mask, mask]])
+    torch.testing.assert_close(whole(input_ids).logits, with_adapter(input_ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_merge_takes_the_tokenizer_of_the_adapter(lora_run, tmp_path):
+    shutil.copytree(lora_run, tmp_path / "adapter", ignore=shutil.ignore_patterns("checkpoint-*"))
+    (tmp_path / "adapter" / "chat_template.jinja").write_text("another")
+    merge_adapter(str(tmp_path / "adapter"), tmp_path / "merged")
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template == "another"
+
+
+@pytest.mark.slow
+def test_qlora_and_merge(place, tmp_path):
+    out = run(place, tmp_path / "out", "qlora", lora_r=4)
+    report = json.loads((out / "training_report.json").read_text())
+    assert 0 < report["train"]["loss"] < 20
+    result = CliRunner().invoke(cli.app, ["merge", str(out), str(tmp_path / "merged")])
+    assert result.exit_code == 0
+    AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+
+
+def test_a_merge_that_cannot_be(tmp_path, place):
+    for adapter, message in ((tmp_path, "is no adapter of PEFT"), (place / "model", "is no adapter of PEFT")):
+        result = CliRunner().invoke(cli.app, ["merge", str(adapter), str(tmp_path / "out")])
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert message in result.stderr
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / "gone")})
+    )
+    result = CliRunner().invoke(cli.app, ["merge", str(tmp_path / "adapter"), str(tmp_path / "out")])
+    assert result.exit_code == 2 and "was trained on, cannot be loaded" in result.stderr
+    adapter = json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(place / "model")})
+    (tmp_path / "adapter" / "adapter_config.json").write_text(adapter)  # and no weights
+    result = CliRunner().invoke(cli.app, ["merge", str(tmp_path / "adapter"), str(tmp_path / "out")])
+    assert (result.exit_code, "cannot be merged" in result.stderr) == (2, True)
+    assert not (tmp_path / "out").exists()

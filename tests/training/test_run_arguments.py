@@ -1,0 +1,131 @@
+"""The arguments of `wedlm train`, and the sentences that refuse them."""
+
+import re
+from dataclasses import fields
+
+import pytest
+import yaml
+from helpers import REPOSITORY
+from training_runs import CONFIGS, TOY, words
+from transformers import TrainingArguments
+from typer.testing import CliRunner
+
+from wedlm import WeDLMTrainingArguments
+from wedlm.commands import cli
+from wedlm.training.errors import TrainingError
+from wedlm.training.run_arguments import RunArguments, parse
+
+
+def test_the_command_line_overrides_the_file(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "model: a\ntrain_data: [b, c]\noutput_dir: d\nlearning_rate: 1e-4\npacking: true\nfsdp_config: {x: 1}\n"
+    )
+    run, training = parse([str(path), "--train_data", "e", "--block_size=4"])
+    assert (run.model, run.train_data, training.learning_rate, training.packing) == ("a", ["e"], 1e-4, True)
+    assert training.block_size == 4
+    run, training = parse([str(path), "--packing", "false"])
+    assert run.train_data == ["b", "c"] and not training.packing
+
+
+def test_what_yaml_means(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "model: a\ntrain_data: b\noutput_dir: d\nsave_strategy: no\neval_data: []\nlora_target_modules: [q, v]\n"
+        "run_name: -x\nwarmup_steps: null\npacking: false\n"
+    )
+    run, training = parse([str(path)])
+    assert (training.save_strategy, run.eval_data, run.lora_target_modules) == ("no", [], ["q", "v"])
+    assert (training.run_name, training.packing) == ("-x", False)
+
+
+REFUSED = {
+    "an unknown argument": (
+        ["--learning_rat", "1"],
+        "no argument 'learning_rat' .on the command line.; did you mean le",
+    ),
+    "a strange argument": (["--qqqqqqqq", "1"], "no argument 'qqqqqqqq' .*docs/train.md"),
+    "a word that belongs to none": (["--model", "a", "b"], "'b' belongs to no argument"),
+    "no number": (["--learning_rate", "fast"], "argument --learning_rate.*: invalid float value: 'fast'"),
+    "no model": ([], "the following arguments are required: --model, --train_data"),
+    "no file": (["nothing.yaml"], "nothing.yaml cannot be read as YAML .*correct"),
+    "a block of nothing": (["--block_size", "0"], "block_size=0 is no number of tokens; pass 1 or more"),
+    "a negative weight": (["--ar_loss_weight", "-1"], "ar_loss_weight=-1.0 is negative; pass 0"),
+    "a choice that is none": (["--overlong", "cut"], "--overlong: invalid choice: 'cut'"),
+    "a length of nothing": (["--max_length", "1"], "max_length=1 is too small"),
+    "missing data": (["--train_data", "nowhere.jsonl"], "nowhere.jsonl"),
+    "no checkpoint": (["--model", "."], "model=. is no checkpoint with a tokenizer .*; give a folder or a name"),
+    "no rank": (["--lora_r", "-1"], "lora_r=-1 is no rank"),
+    "QLoRA from scratch": (
+        ["--load_in_4bit", "true", "--lora_r", "4", "--random_weights", "true"],
+        "load_in_4bit=True and random_weights=True exclude each other",
+    ),
+    "a streamed dataset without an end": (
+        ["--streaming", "true", "--max_steps", "-1"],
+        "streaming=True needs max_steps",
+    ),
+    "evaluation of nothing": (["--eval_strategy", "steps"], "eval_strategy=steps needs eval_data"),
+    "a type that is none": (["--dtype", "float31"], "dtype='float31' is no type of torch; pass float32"),
+    "an output that is a file": (["--output_dir", "file"], "output_dir=file is a file"),
+    "attention that cannot": (
+        ["--attn_implementation", "flash_attention_2"],
+        "cannot express the attention of the two",
+    ),
+    "smoothed labels": (
+        ["--label_smoothing_factor", "0.1"],
+        "label_smoothing_factor=0.1 is not supported, .*leave it out",
+    ),
+    "modules that are none": (["--lora_r", "4", "--lora_target_modules", "nothing"], "nothing"),
+    "a logger that is not there": (["--report_to", "wandb"], "wandb"),
+    "QLoRA without LoRA": (["--load_in_4bit", "true"], "load_in_4bit=True needs lora_r"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_one_sentence_and_exit_code_2(place, tmp_path, monkeypatch, name):
+    arguments, message = REFUSED[name]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    start = words(model=place / "qwen", train_data=place / "chats.jsonl", output_dir="out", **TOY)
+    if name in ("no model", "no file"):
+        start = []
+    result = CliRunner().invoke(cli.app, ["train", *(arguments if name == "no file" else [*start, *arguments])])
+    if name == "no model":
+        result = CliRunner().invoke(cli.app, ["train", "--output_dir", "out"])
+    assert result.exit_code == 2, result.output + repr(result.exception)
+    assert re.search(message, result.stderr), result.stderr
+    assert result.stderr.endswith((".\n", "?\n"))
+    # Errors that only the model or Trainer raises come after the conversion of Qwen's checkpoint.
+    assert (tmp_path / "out").exists() == (name in ("modules that are none", "a logger that is not there"))
+    if not (tmp_path / "out").exists():
+        assert result.stderr.count("\n") == 1
+
+
+def test_an_unknown_name_in_the_file(tmp_path):
+    (tmp_path / "config.yaml").write_text("modle: a\n")
+    with pytest.raises(TrainingError, match="no argument 'modle' .in .*config.yaml.; did you mean model"):
+        parse([str(tmp_path / "config.yaml")])
+    (tmp_path / "config.yaml").write_text("- a\n")
+    with pytest.raises(TrainingError, match="holds no arguments; write a line"):
+        parse([str(tmp_path / "config.yaml")])
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_example_config_parses(path, monkeypatch, tmp_path):
+    fields = yaml.safe_load(path.read_text())
+    more = ["--use_cpu", "true"]
+    if "deepspeed" in fields:
+        more += ["--deepspeed", ""]  # which the test below is for
+    run, training = parse([str(path), *more])
+    assert (run.model, training.learning_rate) == (fields["model"], fields["learning_rate"])
+    assert "wedlm train" in path.read_text() or "-m wedlm train" in path.read_text()
+
+
+def test_every_argument_is_documented():
+    table = (REPOSITORY / "docs" / "train.md").read_text()
+    own = {item.name for kind in (RunArguments, WeDLMTrainingArguments) for item in fields(kind) if item.init}
+    own -= {item.name for item in fields(TrainingArguments)} - {"attn_implementation"}
+    documented = {
+        name for line in table.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line)
+    }
+    assert own <= documented, own - documented

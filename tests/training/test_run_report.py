@@ -1,0 +1,27 @@
+"""The report that a run leaves."""
+
+import json
+
+from wedlm.training.run_report import without_secrets, write_report
+
+
+def test_secrets_are_not_written():
+    words = ["a.yaml", "--hub_token", "secret", "--push_to_hub_token=secret", "--hub-token=secret", "--lr", "1"]
+    written = " ".join(without_secrets(words))
+    assert "secret" not in written and "--lr 1" in written and "a.yaml" in written
+
+
+def test_the_report_of_a_run(full_run):
+    report = json.loads((full_run.folder / "training_report.json").read_text())
+    assert "secret" not in report["command"]
+    assert report["command"].startswith("wedlm train") and report["versions"].keys() >= {"torch", "transformers"}
+    assert report["data"]["train"]["num_samples"] == 10 and report["train"]["step"] == 2
+    assert report["train"]["mlm_loss"] > 0 and report["eval"]["eval_loss"] > 0
+    assert (full_run.folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_report_without_steps_or_data(tmp_path):
+    write_report(tmp_path, ["a.yaml"], [], {})
+    report = json.loads((tmp_path / "training_report.json").read_text())
+    assert (report["train"], report["eval"], report["data"], report["log"]) == (None, None, {}, [])
+    assert (tmp_path / "loss.png").exists()

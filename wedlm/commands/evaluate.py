@@ -17,9 +17,12 @@ from transformers import logging
 from wedlm.checkpoints.load import checkpoint_folder, load_checkpoint
 from wedlm.commands.compare import PIPE_WIDTH
 from wedlm.commands.settings import read_threshold
+from wedlm.evaluation.choices import Choices, EvaluationError
 from wedlm.evaluation.decodings import combinations, whole
-from wedlm.evaluation.harness import Choices, EvaluationError, evaluate, load_tasks, read_recipe
+from wedlm.evaluation.harness import evaluate
 from wedlm.evaluation.provenance import conditions, weights_digest, write_report
+from wedlm.evaluation.recipe import read_recipe
+from wedlm.evaluation.tasks import load_tasks
 from wedlm.evaluation.work_file import WorkFile
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 

@@ -1,3 +1,5 @@
+"""Fixtures of the tests of evaluation: the demo checkpoint, and a folder of tasks."""
+
 import pytest
 from evaluations import write_tasks
 from helpers import load

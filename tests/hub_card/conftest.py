@@ -1,3 +1,5 @@
+"""Fixtures of the tests of exports: a tiny checkpoint, and an export that runs no snippet."""
+
 import shutil
 from pathlib import Path
 

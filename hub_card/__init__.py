@@ -1,0 +1,1 @@
+"""Export of checkpoints as Hub repositories with a model card."""

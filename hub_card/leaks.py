@@ -1,4 +1,4 @@
-"""What must not be published: paths of this machine, and secrets."""
+"""Finds what must not be published, paths of this machine and secrets, and removes it from commands."""
 
 import os
 import re
@@ -15,9 +15,9 @@ SECRETS = re.compile(
     r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"  # of GitHub
     r")|-----BEGIN [A-Z ]*PRIVATE KEY"
 )
-SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|_KEY")  # of an environment variable
-MIN_SECRET_LETTERS = 12  # of its value; shorter ones are switches
-# By the name in front of it: of an option, in JSON, in an address.
+SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|_KEY")  # in names of environment variables
+MIN_SECRET_LETTERS = 12  # shorter values of such variables are switches
+# A secret by the name in front of it: an option, a key of JSON, a parameter of an address.
 NAMED_SECRET = re.compile(
     r"""(--[\w-]*(?:token|secret|password|key)[ =])(?:'[^']*'|"[^"]*"|\S+)"""
     r"""|("[\w-]*(?:token|secret|password|key)"\s*:\s*)(?:"[^"]*"|[^\s,}]+)"""
@@ -25,17 +25,17 @@ NAMED_SECRET = re.compile(
     flags=re.IGNORECASE,
 )
 
-# A tokenizer has tokens such as /home, so there must be something behind it.
+# Tokenizers have tokens such as /home, so a path needs something behind it.
 COMMON_PLACES = re.compile(
     r"(?<![\w.-])(?:/(?:home|Users|root|tmp|var|mnt|media|opt|private|scratch|workspace|data)/"
     r"|[A-Za-z]:\\+Users\\+)[\w.-]+[\w./\\-]*"
 )
-# As a word, or a part of one behind = or in a list.
+# A path as a word, behind an equals sign, or in a list.
 SHOWN_PATH = re.compile(r"""(?<![^\s"'=,\[(])(?:~|\.\.|[A-Za-z]:|file:)?(?:[/\\]+[^\s"'=,/\\\])]+)+[/\\]?""")
 
 
 def without_leaks(text: str) -> str:
-    """A command as it may be shown: absolute paths reduced to their last part, secrets to `...`.
+    """Returns a command with absolute paths reduced to their last part, and secrets to `...`.
 
     without_leaks("wedlm train /home/me/full.yaml --hub_token hf_...") == "wedlm train full.yaml --hub_token ..."
     """
@@ -45,22 +45,32 @@ def without_leaks(text: str) -> str:
 
 
 def find_leak(text: str, places: list[Path], secrets: set[str]) -> str | None:
-    """What `text` holds that must not be published, in words that do not repeat a secret."""
+    """Names what a text holds that must not be published, without repeating a secret; None if there is nothing.
+
+    Args:
+        text (`str`):
+            The text.
+        places (`list[Path]`):
+            Paths of this machine besides the home, the current and the temporary folder.
+        secrets (`set[str]`):
+            Secrets besides those that are known by their form.
+    """
     if SECRETS.search(text) or any(secret in text for secret in secrets):
         return "a token, a key or another secret"
     found = COMMON_PLACES.search(text)
     for place in {*places, Path.home(), Path.cwd(), Path(tempfile.gettempdir())}:
-        behind = r"[\w./-]*" if len(place.parts) > 2 else r"/[\w.-]+[\w./-]*"  # /root is also a token
+        behind = r"[\w./-]*" if len(place.parts) > 2 else r"/[\w.-]+[\w./-]*"  # /root may be a token
         if len(place.parts) > 1:
             found = found or re.search(rf"(?<![\w.-]){re.escape(str(place))}(?![\w-]){behind}", text)
     return f"the local path {found[0]}" if found else None
 
 
 def secrets_here() -> set[str]:
-    """Of this process's environment, and the token that `hf auth login` stored."""
+    """Returns the secrets in this process's environment, and the token that `hf auth login` stored."""
     values = {value for name, value in os.environ.items() if SECRET_NAME.search(name)}
     return {value for value in {*values, get_token() or ""} if len(value) >= MIN_SECRET_LETTERS}
 
 
 def environment_without_secrets() -> dict[str, str]:
+    """Returns this process's environment without the variables whose names say that they are secret."""
     return {name: value for name, value in os.environ.items() if not SECRET_NAME.search(name)}

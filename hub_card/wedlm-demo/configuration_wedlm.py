@@ -1,3 +1,5 @@
+"""The configuration of WeDLM models."""
+
 import os
 from typing import Literal
 
@@ -10,21 +12,25 @@ MODEL_TYPE = "wedlm"
 
 
 def check_model_type(model_type: str, name: object) -> None:
+    """Raises a ValueError that names the checkpoint or class if its model_type is not WeDLM's."""
     if model_type != MODEL_TYPE:
         raise ValueError(
-            f"{name} is of model_type {model_type!r}, and the WeDLM classes support only {MODEL_TYPE!r}; load it with "
+            f"{name} is of model_type {model_type!r}, but the WeDLM classes support only {MODEL_TYPE!r}; load it with "
             "transformers' Auto classes."
         )
 
 
 def check_config(config: Qwen3Config) -> None:
-    """Raises a ValueError on a config that no model can be built from; its fields may have been set after loading."""
+    """Raises a ValueError if no model can be built from the config.
+
+    The config checks itself when it is made, and again here, because its fields can be set afterwards.
+    """
     check_model_type(config.model_type, type(config).__name__)
     heads, key_value_heads = config.num_attention_heads, config.num_key_value_heads
     if min(heads, key_value_heads or 0) < 1 or heads % key_value_heads:
         raise ValueError(
             f"num_attention_heads={heads} is not a multiple of num_key_value_heads={key_value_heads}; every key-value "
-            "head serves the same number of query heads, at least one, so correct one of the two in config.json."
+            "head has to serve the same number of query heads, so correct one of the two in config.json."
         )
     if config.mask_token_id is not None and not 0 <= config.mask_token_id < config.vocab_size:
         raise ValueError(
@@ -35,15 +41,24 @@ def check_config(config: Qwen3Config) -> None:
 
 @strict
 class WeDLMConfig(Qwen3Config):
-    """Configuration of a WeDLM model: Qwen3's, and what lets it be a Qwen2.5 as well and predict masked tokens.
+    """Configuration of a WeDLM model: Qwen3's, with a MASK token and the switches that make it a Qwen2.5.
 
-    - `mask_token_id`: the token that stands for a position still to be predicted; None in a checkpoint without one.
-    - `mask_row`: how conversion from Qwen got a row for MASK, "unused" or "added", for the way back; else None.
-    - `attention_bias`: biases on the query, key and value projections (Qwen2.5 has them, Qwen3 does not).
-    - `qk_norm`: RMSNorm on each query and key head (Qwen3 has it, Qwen2.5 does not).
-    - `head_dim`: the width of a head, independent of `hidden_size`.
+    Args:
+        mask_token_id (`int`, *optional*):
+            The token that stands in the input for a position still to be predicted. None means that the checkpoint
+            has no such token: it loads, and decodes token by token only.
+        mask_row (`str`, *optional*):
+            How the conversion from Qwen got a row of the embedding for MASK: `"unused"` if it took a row that no token
+            used, `"added"` if it appended one. The conversion back to Qwen reads it.
+        attention_bias (`bool`, *optional*, defaults to `False`):
+            Whether the query, key and value projections have biases. Those of Qwen2.5 have, those of Qwen3 have not.
+        qk_norm (`bool`, *optional*, defaults to `True`):
+            Whether each query head and key head goes through RMSNorm. Those of Qwen3 do, those of Qwen2.5 do not.
+        head_dim (`int`, *optional*, defaults to 128):
+            The width of a head. It does not depend on `hidden_size`.
 
-    The defaults are Qwen3's; a Qwen2.5 is `WeDLMConfig(attention_bias=True, qk_norm=False, ...)`.
+    All other arguments, and all defaults, are those of `Qwen3Config`. A Qwen2.5 is
+    `WeDLMConfig(attention_bias=True, qk_norm=False, ...)`.
     """
 
     model_type = MODEL_TYPE
@@ -57,11 +72,11 @@ class WeDLMConfig(Qwen3Config):
         check_config(self)
 
     def require_mask_token_id(self) -> int:
-        """The id of the MASK token, for whoever is about to put one into a sequence."""
+        """Returns the id of the MASK token, or raises a ValueError if the checkpoint has none."""
         check_config(self)
         if self.mask_token_id is None:
             raise ValueError(
-                "mask_token_id is None in the config of this checkpoint, and masked prediction needs a MASK token; "
+                "mask_token_id is None in the config of this checkpoint, but masked prediction needs a MASK token; "
                 "set model.config.mask_token_id to the id of the token that the model was trained to fill in."
             )
         return self.mask_token_id
@@ -74,10 +89,10 @@ class WeDLMConfig(Qwen3Config):
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs):
         check_config(self)
-        if not os.path.isfile(save_directory):  # which transformers refuses
+        if not os.path.isfile(save_directory):  # transformers itself refuses a file
             os.makedirs(save_directory, exist_ok=True)
             self.auto_map = copy_code(save_directory, getattr(self, "auto_map", None) or {})
         super().save_pretrained(save_directory)
         if push_to_hub:
-            # Not by super().save_pretrained: it would upload only what it wrote itself, the config without the code.
+            # super().save_pretrained would upload the config without the code, which it did not write.
             self.push_to_hub(kwargs.pop("repo_id", os.path.basename(os.path.normpath(save_directory))), **kwargs)

@@ -1,15 +1,13 @@
-"""Code that travels: every checkpoint carries the files it needs to load with transformers and torch alone.
-
-transformers copies the class's own file and what it imports relatively from the same folder; the files of this package
-lie in several. So they import each other only as `from wedlm.<folder>.<file> import Name`, and saving follows those
-imports, copies the files flat and rewrites the imports to `from .<file> import Name`.
-"""
+"""Copies the code of the model into every saved checkpoint, which then loads with transformers and torch alone."""
 
 import importlib.util
 import os
 import re
 from pathlib import Path
 
+# transformers copies the file of a model's class and the files of its folder that it imports relatively, but the files
+# of this package lie in two folders. They therefore import each other as `from wedlm.<folder>.<file> import Name`, on
+# one line; saving follows these imports, copies the files into one folder and makes the imports relative.
 PACKAGE_IMPORT = re.compile(r"^from (wedlm\.\w+\.(\w+)) import ", flags=re.MULTILINE)
 ROOT_MODULE = "wedlm.modeling_wedlm.modeling_wedlm"
 AUTO_MAP = {
@@ -20,7 +18,7 @@ AUTO_MAP = {
 
 
 def flat_files() -> dict[str, str]:
-    """The files that travel, `{"modeling_wedlm.py": its source with flat imports, ...}`."""
+    """Returns the files of a checkpoint's code by name, with the imports of each other made relative."""
     sources, pending = {}, [ROOT_MODULE]
     while pending:
         module = pending.pop()
@@ -34,16 +32,22 @@ def flat_files() -> dict[str, str]:
 
 
 def copy_code(save_directory: str | os.PathLike, auto_map: dict[str, str]) -> dict[str, str]:
-    """Writes the files that travel into `save_directory` and returns the auto_map for what lies there.
+    """Writes the code of a checkpoint into a folder.
 
-    Of the old `auto_map` it keeps what names a file in the folder, a subclass of the caller's own, say.
+    Args:
+        save_directory (`str` or `os.PathLike`): The folder of the checkpoint.
+        auto_map (`dict[str, str]`): The `auto_map` of the config so far. Entries that name a file of the folder, such
+            as a user's own subclass, stay; entries that name another repository go.
+
+    Returns:
+        `dict[str, str]`: The `auto_map` of the code that now lies in the folder.
     """
-    # Loaded from a checkpoint these files are flat already, and transformers copies them along itself.
+    # In a checkpoint's own code this package is not named wedlm; there transformers copies the files itself.
     if __package__.partition(".")[0] == "wedlm":
         for name, source in flat_files().items():
             Path(save_directory, name).write_text(source, encoding="utf-8")
 
-    def names_a_file_here(reference) -> bool:  # "file.Class", where "repository--file.Class" names one elsewhere
+    def names_a_file_here(reference) -> bool:  # "file.Class"; a file elsewhere is "repository--file.Class"
         return isinstance(reference, str) and Path(save_directory, reference.partition(".")[0] + ".py").exists()
 
     own = {name: reference for name, reference in auto_map.items() if names_a_file_here(reference)}

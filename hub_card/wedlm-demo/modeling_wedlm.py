@@ -1,9 +1,12 @@
+"""The WeDLM model: a Qwen3 or Qwen2.5 whose input may stand in any order of its positions."""
+
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from transformers.cache_utils import Cache
 from transformers.masking_utils import create_masks_for_generate
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.qwen3.modeling_qwen3 import (
@@ -21,16 +24,22 @@ from transformers.utils import CONFIG_NAME, cached_file, can_return_tuple
 from .cache_attention import attend, attend_up_to, score_bias
 from .generation_wedlm import WeDLMGenerationMixin
 from .row_cache import RowCache
+from .transformers_internals import attention_of
 from .configuration_wedlm import WeDLMConfig, check_config
 from .dual_stream import dual_stream_mask
 from .target_loss import target_loss
 
 
 class WeDLMAttention(Qwen3Attention):
+    """The attention of Qwen3 or, by `attention_bias` and `qk_norm` of the config, of Qwen2.5.
+
+    It reads the keys and values of a RowCache where they lie.
+    """
+
     def __init__(self, config: WeDLMConfig, layer_idx: int):
         super().__init__(config, layer_idx)
         if config.attention_bias:
-            # Qwen2.5 has biases on query, key and value only; Qwen3's flag would add one to the output.
+            # Qwen2.5 has biases on query, key and value alone. Qwen3's class would put one on the output as well.
             self.o_proj = nn.Linear(config.num_attention_heads * self.head_dim, config.hidden_size, bias=False)
         if not config.qk_norm:
             self.q_norm = nn.Identity()
@@ -39,8 +48,8 @@ class WeDLMAttention(Qwen3Attention):
     def forward(
         self, hidden_states, position_embeddings, attention_mask, past_key_values=None, position_ids=None, **kwargs
     ):
-        # position_ids end here: the flash-attention path takes any that are not consecutive for packed sequences.
-        if not isinstance(past_key_values, RowCache) or self.config._attn_implementation == "eager":
+        # position_ids go no further: flash attention takes positions that are not consecutive for packed sequences.
+        if not isinstance(past_key_values, RowCache) or attention_of(self.config) == "eager":
             return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         query = self.q_norm(self.q_proj(hidden_states).view(shape)).transpose(1, 2)
@@ -69,7 +78,7 @@ class WeDLMPreTrainedModel(Qwen3PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, use_safetensors=True, **kwargs):
-        # Safetensors only, unless the caller asks for pickled weights by name.
+        """Loads a checkpoint as transformers does, but pickled weights only with `use_safetensors=False`."""
         name = pretrained_model_name_or_path
         try:
             return super().from_pretrained(name, *model_args, use_safetensors=use_safetensors, **kwargs)
@@ -91,7 +100,7 @@ class WeDLMPreTrainedModel(Qwen3PreTrainedModel):
 
 
 def unreadable_weights(folder: Path) -> list[str]:
-    """The names of the weight files in a folder that do not open."""
+    """Returns the names of the weight files of a folder that cannot be opened."""
     names = []
     for path in sorted(folder.glob("*.safetensors")):
         try:
@@ -103,15 +112,14 @@ def unreadable_weights(folder: Path) -> list[str]:
 
 
 class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
-    """The decoder. `position_ids` are logical (RoPE); attention is causal over the physical order of the rows.
+    """The decoder without a head.
 
-    `queries_to_keep`, `[batch, n]`: return the last hidden states of these rows only, so that the head sees no others.
-    `sample_ids`, `stream_ids` and `block_ids`, all `[batch, rows]`: the rows are the two streams of training, and
-    attention is theirs (`dual_stream.sees`).
+    `position_ids` are the logical positions that RoPE sees. Attention is causal over the physical order of the input,
+    whatever the positions are.
     """
 
     def __init__(self, config: WeDLMConfig):
-        # Not Qwen3Model's own: it would build Qwen3 layers.
+        # Qwen3Model's own __init__ would build Qwen3 layers.
         Qwen3PreTrainedModel.__init__(self, config)
         check_config(config)
         self.padding_idx = config.pad_token_id
@@ -137,48 +145,32 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
         block_ids=None,
         **kwargs,
     ):
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("input_ids and inputs_embeds: got both or neither; pass exactly one of the two.")
+        """Runs the layers. All arguments not listed are those of `Qwen3Model`.
+
+        Args:
+            queries_to_keep (`torch.LongTensor` of shape `(batch, n)`, *optional*):
+                The queries whose last hidden states are returned, so that the head sees no others.
+            sample_ids (`torch.LongTensor` of shape `(batch, queries)`, *optional*):
+                The sample of each query, -1 for padding. With `stream_ids` and `block_ids` it says that the input
+                holds the two streams of training, whose attention is `dual_stream.sees`.
+            stream_ids (`torch.LongTensor` of shape `(batch, queries)`, *optional*):
+                0 for queries of the memory stream, 1 for those of the prediction stream.
+            block_ids (`torch.LongTensor` of shape `(batch, queries)`, *optional*):
+                The number of each query's block in its sample.
+        """
+        check_inputs(input_ids, inputs_embeds)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        if self.training and self.gradient_checkpointing and past_key_values is not None:
-            if past_key_values.get_seq_length() > 0:  # the layers would drop it and predict without it
-                raise ValueError(
-                    "past_key_values holds cached text, which gradient checkpointing cannot use in training; call "
-                    "model.eval(), or pass the whole text and no past_key_values."
-                )
-        if not (sample_ids is None and stream_ids is None and block_ids is None):
-            if any(ids is None for ids in (sample_ids, stream_ids, block_ids, position_ids)):
-                raise ValueError(
-                    "sample_ids, stream_ids and block_ids: got some, and not all of the three with position_ids; pass "
-                    "them all, as DualStreamCollator makes them, or none."
-                )
-            if attention_mask is not None or past_key_values is not None:
-                raise ValueError(
-                    "attention_mask or past_key_values came with sample_ids, stream_ids and block_ids, which say who "
-                    "sees whom already; leave out the one or the other."
-                )
-            mask = dual_stream_mask(self.config, sample_ids, stream_ids, block_ids)
+        if self.training and self.gradient_checkpointing:
+            check_nothing_is_cached(past_key_values)
+        stream_inputs = (sample_ids, stream_ids, block_ids)
+        if any(ids is not None for ids in stream_inputs):
+            check_stream_inputs(*stream_inputs, position_ids, attention_mask, past_key_values)
+            mask = dual_stream_mask(self.config, *stream_inputs)
             attention_mask = mask if isinstance(mask, torch.Tensor) else {"full_attention": mask}
             use_cache = False
-        if isinstance(past_key_values, RowCache):
-            bias = score_bias(attention_mask, inputs_embeds.shape[1], self.config, inputs_embeds)
-            attention_mask = {"full_attention": bias}
-        elif not isinstance(attention_mask, dict):
-            is_dense = isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 4
-            if is_dense and attention_mask.dtype == torch.bool and self.config._attn_implementation == "eager":
-                # Eager adds its mask to the scores, where transformers' other backends read True as "sees".
-                bias = torch.zeros_like(attention_mask, dtype=inputs_embeds.dtype)
-                attention_mask = bias.masked_fill(~attention_mask, torch.finfo(bias.dtype).min)
-            # Built without position_ids: transformers takes any that are not consecutive for packed sequences.
-            attention_mask = create_masks_for_generate(
-                config=self.config,
-                inputs_embeds=inputs_embeds,
-                attention_mask=attention_mask,
-                past_key_values=past_key_values,
-            )
         outputs = super().forward(
-            attention_mask=attention_mask,
+            attention_mask=masks_of_layers(self.config, inputs_embeds, attention_mask, past_key_values),
             position_ids=position_ids,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
@@ -186,22 +178,89 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
             **kwargs,
         )
         if queries_to_keep is not None:
-            hidden_states = outputs.last_hidden_state  # [batch, rows, hidden]
-            index = queries_to_keep[..., None].to(hidden_states.device).expand(-1, -1, hidden_states.shape[-1])
-            outputs.last_hidden_state = hidden_states.gather(1, index)
+            outputs.last_hidden_state = keep_queries(outputs.last_hidden_state, queries_to_keep)
         return outputs
+
+
+def check_inputs(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> None:
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("input_ids and inputs_embeds: got both or neither; pass exactly one of the two.")
+
+
+def check_nothing_is_cached(past_key_values: Cache | None) -> None:
+    """Refuses cached text under gradient checkpointing, where the layers would drop it and predict without it."""
+    if past_key_values is not None and past_key_values.get_seq_length() > 0:
+        raise ValueError(
+            "past_key_values holds cached text, which gradient checkpointing cannot use in training; call "
+            "model.eval(), or pass the whole text and no past_key_values."
+        )
+
+
+def check_stream_inputs(sample_ids, stream_ids, block_ids, position_ids, attention_mask, past_key_values) -> None:
+    if any(ids is None for ids in (sample_ids, stream_ids, block_ids, position_ids)):
+        raise ValueError(
+            "sample_ids, stream_ids and block_ids: got some, but not all three together with position_ids; pass them "
+            "all, as DualStreamCollator makes them, or none."
+        )
+    if attention_mask is not None or past_key_values is not None:
+        raise ValueError(
+            "attention_mask or past_key_values came with sample_ids, stream_ids and block_ids, which already say "
+            "which query sees which key; leave out one or the other."
+        )
+
+
+def masks_of_layers(
+    config: WeDLMConfig,
+    inputs_embeds: torch.Tensor,
+    attention_mask: torch.Tensor | dict | None,
+    past_key_values: Cache | None,
+) -> dict | torch.Tensor | None:
+    """Returns the mask as the layers take it: by layer type, or one for all.
+
+    Qwen3Model would build it from `position_ids` as well, and take positions that are not consecutive for packed
+    sequences.
+    """
+    if isinstance(past_key_values, RowCache):
+        return {"full_attention": score_bias(attention_mask, inputs_embeds.shape[1], config, inputs_embeds)}
+    if isinstance(attention_mask, dict):
+        return attention_mask
+    is_dense = isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 4
+    if is_dense and attention_mask.dtype == torch.bool and attention_of(config) == "eager":
+        # Eager attention adds its mask to the scores; the others read True as "sees".
+        bias = torch.zeros_like(attention_mask, dtype=inputs_embeds.dtype)
+        attention_mask = bias.masked_fill(~attention_mask, torch.finfo(bias.dtype).min)
+    return create_masks_for_generate(
+        config=config, inputs_embeds=inputs_embeds, attention_mask=attention_mask, past_key_values=past_key_values
+    )
+
+
+def keep_queries(hidden_states: torch.Tensor, queries_to_keep: torch.Tensor) -> torch.Tensor:
+    index = queries_to_keep[..., None].to(hidden_states.device).expand(-1, -1, hidden_states.shape[-1])
+    return hidden_states.gather(1, index)  # [batch, n, hidden]
 
 
 @dataclass
 class WeDLMTrainingOutput(CausalLMOutputWithPast):
-    """What forward returns for `targets`: no logits, and of each row, `[batch, rows]`, its loss and whether it hit."""
+    """The output of a forward with `targets`. It has no logits.
+
+    Args:
+        loss (`torch.FloatTensor` of shape `(1,)`):
+            The sum of weight times cross entropy over the queries with a target.
+        target_losses (`torch.FloatTensor` of shape `(batch, queries)`):
+            The cross entropy of each query, without its weight; 0 where a query has no target.
+        target_hits (`torch.BoolTensor` of shape `(batch, queries)`):
+            Whether the most likely token of each query is its target.
+    """
 
     target_losses: torch.FloatTensor | None = None
     target_hits: torch.BoolTensor | None = None
 
 
 class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausalLM):
-    """WeDLM with its language-model head: row i predicts token i+1, and a MASK row predicts its own position.
+    """WeDLM with its language-model head.
+
+    The query of a token predicts the next token, as in other causal models. The query of a MASK predicts the token at
+    its own position.
 
     Example:
 
@@ -210,15 +269,14 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
         inputs = tokenizer("The capital of France is", return_tensors="pt")
         print(tokenizer.decode(model.generate(**inputs, max_new_tokens=32)[0]))
 
-    Trained with `targets` and `target_weights`, both `[batch, rows]`, -100 where a row has no target: `loss` is the
-    sum of weight times cross entropy over the rows, not shifted. Only rows with a target reach the head.
+    A step of dual-stream training:
 
-        batch = DualStreamCollator(mask_token_id=model.config.mask_token_id)(rows)
+        batch = DualStreamCollator(mask_token_id=model.config.mask_token_id)(sequences)
         model(**batch).loss.backward()
     """
 
     def __init__(self, config: WeDLMConfig):
-        # Not Qwen3ForCausalLM's own: it would build a Qwen3Model.
+        # Qwen3ForCausalLM's own __init__ would build a Qwen3Model.
         Qwen3PreTrainedModel.__init__(self, config)
         self.model = WeDLMModel(config)
         self.vocab_size = config.vocab_size
@@ -238,9 +296,23 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
         logits_to_keep=0,
         targets=None,
         target_weights=None,
-        gammas=None,  # of the collator's batch: for who logs, not for the model
+        gammas=None,
         **kwargs,
     ):
+        """Predicts tokens, or computes a loss. All arguments not listed are those of `Qwen3ForCausalLM`.
+
+        Args:
+            targets (`torch.LongTensor` of shape `(batch, queries)`, *optional*):
+                The token that each query has to predict, -100 for none. It is not shifted. Queries without a target
+                do not reach the head.
+            target_weights (`torch.FloatTensor` of shape `(batch, queries)`, *optional*):
+                The weight of each query in the loss, needed with `targets`.
+            gammas (`torch.FloatTensor` of shape `(batch, queries)`, *optional*):
+                Ignored. It is a part of the collator's batch that metrics read.
+
+        Returns:
+            `WeDLMTrainingOutput` with `targets`, otherwise `CausalLMOutputWithPast`.
+        """
         inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -255,7 +327,7 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
         if targets is None or target_weights is None or labels is not None:
             raise ValueError(
                 "targets, target_weights and labels: got one of the first two alone, or labels with them; pass the "
-                "first two for a weighted loss of single rows, or labels alone for next-token prediction."
+                "first two for a weighted loss of chosen queries, or labels alone for next-token prediction."
             )
         outputs = self.model(**inputs)
         loss, target_losses, target_hits = target_loss(

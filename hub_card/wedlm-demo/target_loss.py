@@ -1,4 +1,4 @@
-"""The loss of rows that each have a target and a weight, without the logits of all rows at once."""
+"""The weighted loss of chosen queries, computed without holding the logits of all queries at once."""
 
 import torch
 from torch import nn
@@ -6,39 +6,46 @@ from torch.utils.checkpoint import checkpoint
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 NO_TARGET = -100
-ROWS_PER_CHUNK = 1024  # 0.6 GB of float32 logits at 152k tokens
+QUERIES_PER_CHUNK = 1024  # 0.6 GB of float32 logits at 152k tokens
 
 
 def target_loss(
     lm_head: nn.Module, hidden_states: torch.Tensor, targets: torch.Tensor, target_weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The sum over rows of weight times cross entropy, and for each row its cross entropy and whether it was right.
+    """Computes `sum(target_weights * cross_entropy(lm_head(hidden_states), targets))` over the queries with a target.
 
-    `hidden_states` is `[batch, rows, hidden]`; `targets` and `target_weights` are `[batch, rows]`, NO_TARGET where
-    there is none, and so are the last two results, detached, 0 and False there.
+    Args:
+        lm_head (`nn.Module`): The language-model head. It sees only queries with a target, a chunk at a time.
+        hidden_states (`torch.Tensor`): The last hidden states, `[batch, queries, hidden]`.
+        targets (`torch.Tensor`): The token that each query has to predict, `[batch, queries]`; NO_TARGET for none.
+        target_weights (`torch.Tensor`): The weight of each query in the sum, `[batch, queries]`.
 
-        loss = sum(target_weights * cross_entropy(lm_head(hidden_states), targets))
+    Returns:
+        The loss, and two detached tensors `[batch, queries]`: the unweighted cross entropy of each query, and whether
+        its most likely token is its target. Queries without a target have 0 and False.
     """
     device = hidden_states.device
     all_targets, all_weights = targets.flatten().to(device), target_weights.flatten().to(device)
-    rows = (all_targets != NO_TARGET).nonzero()[:, 0]  # those with a target; the one host sync
+    chosen = (all_targets != NO_TARGET).nonzero()[:, 0]  # waits for the device, the only time
     target_losses = torch.zeros(all_targets.shape, device=device)
     target_hits = torch.zeros(all_targets.shape, dtype=torch.bool, device=device)
-    if len(rows) == 0:
-        # No loss, but a graph through all weights: data parallelism waits for the gradient of each.
+    if len(chosen) == 0:
+        # The loss is 0, but its graph reaches all weights: data parallelism waits for the gradient of each.
         loss = lm_head(hidden_states[:1, :1]).float().sum() * 0
     else:
-        # (ZeRO-3 gathers the head's weights anew for each call, and waits until all ranks call it.)
-        rows_per_chunk = len(rows) if is_deepspeed_zero3_enabled() else ROWS_PER_CHUNK
-        chunks = (x[rows].split(rows_per_chunk) for x in (hidden_states.flatten(0, 1), all_targets))
-        # Logits are made again in the backward, so that those of one chunk are the most that there is.
+        # ZeRO-3 gathers the head's weights for each call and waits until all ranks make it, so each rank makes one.
+        queries_per_chunk = len(chosen) if is_deepspeed_zero3_enabled() else QUERIES_PER_CHUNK
+        chunks = (x[chosen].split(queries_per_chunk) for x in (hidden_states.flatten(0, 1), all_targets))
+        # The backward recomputes the logits, so that no more than those of one chunk exist at a time.
         parts = [checkpoint(chunk_loss, lm_head, *chunk, use_reentrant=False) for chunk in zip(*chunks, strict=True)]
         losses, hits = (torch.cat(part) for part in zip(*parts, strict=True))
-        loss = (all_weights[rows] * losses).sum()
-        target_losses[rows], target_hits[rows] = losses.detach(), hits
+        loss = (all_weights[chosen] * losses).sum()
+        target_losses[chosen], target_hits[chosen] = losses.detach(), hits
     return loss, target_losses.view(targets.shape), target_hits.view(targets.shape)
 
 
-def chunk_loss(lm_head: nn.Module, hidden_states: torch.Tensor, targets: torch.Tensor):
-    logits = lm_head(hidden_states).float()  # [rows, vocabulary]
+def chunk_loss(
+    lm_head: nn.Module, hidden_states: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = lm_head(hidden_states).float()  # [queries, vocabulary]
     return nn.functional.cross_entropy(logits, targets, reduction="none"), logits.argmax(-1) == targets

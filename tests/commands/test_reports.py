@@ -6,8 +6,7 @@ import subprocess
 import pytest
 from rich.table import Table
 
-from wedlm.commands.reports import check_out, check_writable, resumable, table_console, write_whole
-from wedlm.evaluation.work_file import WorkFile
+from wedlm.commands.reports import check_out, check_writable, table_console, write_whole
 
 
 def test_a_page_replaces_no_link_and_nothing_but_files(tmp_path):
@@ -46,20 +45,3 @@ def test_a_table_in_a_pipe_keeps_its_lines_whole(capsys):
     table.add_row("x" * 150)
     table_console().print(table)
     assert "x" * 150 in capsys.readouterr().out
-
-
-def test_a_measurement_says_where_it_goes_on(tmp_path, capsys):
-    folder = tmp_path / "eval.json.work"
-    with pytest.raises(ValueError), resumable(WorkFile(folder, {"seed": 1})):
-        raise ValueError  # before there was any result
-    assert capsys.readouterr().err == "" and not folder.exists()
-    work = WorkFile(folder, {"seed": 1})
-    with pytest.raises(KeyboardInterrupt), resumable(work):
-        work.add(("task", 0), 1)
-        raise KeyboardInterrupt
-    assert capsys.readouterr().err == f"\nStopped; the same command goes on from the results in {folder}.\n"
-    with resumable(WorkFile(folder, {"seed": 1})):
-        assert capsys.readouterr().err == f"Going on from the results in {folder}.\n"
-    with pytest.raises(ValueError), resumable(WorkFile(folder, {"seed": 1})):
-        raise ValueError
-    assert folder.exists(), "what was measured stays"

@@ -22,6 +22,11 @@ REPORT, TRAINING = (
 )
 
 
+@pytest.fixture(scope="module")
+def demo():
+    return load(DEMO_FOLDER), AutoTokenizer.from_pretrained(DEMO_FOLDER)
+
+
 def test_it_is_a_whole_hub_repository_and_small():
     names = {path.name for path in DEMO_FOLDER.iterdir()}
     assert names == {
@@ -37,39 +42,50 @@ def test_its_code_is_that_of_the_package():
         assert (DEMO_FOLDER / name).read_text(encoding="utf-8") == text, name
 
 
-@pytest.mark.parametrize("shown", REPORT["examples"], ids=lambda shown: shown["prompt"])
-def test_a_clean_process_without_the_package_writes_the_cards_example(tmp_path, shown):
-    shutil.copytree(DEMO_FOLDER, tmp_path / "wedlm-demo")
+@pytest.fixture(scope="module")
+def written_elsewhere(tmp_path_factory):
+    """The answers to the card's examples by prompt, from a clean process without the package."""
+    place = tmp_path_factory.mktemp("elsewhere")
+    shutil.copytree(DEMO_FOLDER, place / "wedlm-demo")
     code = f"""
 import json
 from transformers import AutoModelForCausalLM, AutoTokenizer
 folder = "wedlm-demo"
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-chat = [{{"role": "user", "content": {shown["prompt"]!r}}}]
-inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")
-output = model.generate(**inputs, max_new_tokens=160, return_dict_in_generate=True)
-new = output.sequences[0, inputs["input_ids"].shape[1] :]
-print("\\n" + json.dumps([new.tolist(), int(output.forwards), tokenizer.decode(new, skip_special_tokens=True)]))
+answers = {{}}
+for prompt in {[shown["prompt"] for shown in REPORT["examples"]]!r}:
+    chat = [{{"role": "user", "content": prompt}}]
+    inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+    output = model.generate(**inputs, max_new_tokens=160, return_dict_in_generate=True)
+    new = output.sequences[0, inputs["input_ids"].shape[1] :]
+    answers[prompt] = new.tolist(), int(output.forwards), tokenizer.decode(new, skip_special_tokens=True)
+print("\\n" + json.dumps([answers]))
 """
-    printed = run_python(code, tmp_path, wedlm=False)
-    (result,) = (line for line in printed.splitlines() if line.startswith("[["))
-    assert json.loads(result) == [shown["token_ids"], shown["forwards"], shown["text"]]
+    printed = run_python(code, place, wedlm=False)
+    (line,) = (line for line in printed.splitlines() if line.startswith("[{"))
+    (answers,) = json.loads(line)
+    return answers
+
+
+@pytest.mark.parametrize("shown", REPORT["examples"], ids=lambda shown: shown["prompt"])
+def test_a_clean_process_without_the_package_writes_the_cards_example(written_elsewhere, shown):
+    assert written_elsewhere[shown["prompt"]] == [shown["token_ids"], shown["forwards"], shown["text"]]
     assert shown["tokens"] == len(shown["token_ids"])
 
 
 def test_the_card_is_written_from_the_files_beside_it():
-    """And so is every number on it."""
-    assert (DEMO_FOLDER / "README.md").read_text(encoding="utf-8") == card(REPORT, TRAINING)
+    """This holds for every number on it."""
+    assert (DEMO_FOLDER / "README.md").read_text(encoding="utf-8") == card(DEMO_FOLDER)
 
 
 def test_the_table_of_the_readme_is_the_reports():
     assert overview(REPORT) in (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_files_are_about_this_checkpoint():
+def test_the_files_are_about_this_checkpoint(demo):
     assert REPORT["weights_sha256"] == weights_digest(DEMO_FOLDER)
-    model = load(DEMO_FOLDER)
+    model, _ = demo
     assert TRAINING["parameters"] == model.num_parameters()
     for written in (REPORT, TRAINING):
         assert len(written["commit"]) == 40, "a commit, without changes"
@@ -81,8 +97,8 @@ def test_a_thousand_questions_of_each_kind_were_asked():
     assert REPORT["num_examples"] >= 1000
 
 
-def test_its_tokenizer_is_the_recipes():
-    tokenizer = AutoTokenizer.from_pretrained(DEMO_FOLDER)
+def test_its_tokenizer_is_the_recipes(demo):
+    model, tokenizer = demo
     made = demo_tokenizer()
     assert tokenizer.get_vocab() == made.get_vocab() and tokenizer.chat_template == made.chat_template
     text = 'Count from 12 to 24 in steps of 4.\n[{"name": "Mia", "age": 31}]\ndef f(n):\n    return n'
@@ -90,7 +106,7 @@ def test_its_tokenizer_is_the_recipes():
         tokenizer(text)["input_ids"] == made(text)["input_ids"]
         and tokenizer.decode(tokenizer(text)["input_ids"]) == text
     )
-    assert (tokenizer.mask_token_id, tokenizer.padding_side) == (load(DEMO_FOLDER).config.mask_token_id, "left")
+    assert (tokenizer.mask_token_id, tokenizer.padding_side) == (model.config.mask_token_id, "left")
 
 
 KIND_OF = {"Count": "counting", "Solve": "equations", "Tom": "word_problems"}  # by the first word of a question
@@ -106,8 +122,8 @@ SHOWN = sorted(
 
 @pytest.mark.parametrize("question", SHOWN)
 @pytest.mark.parametrize("decoding", ["streaming", "verified"])
-def test_the_questions_that_we_show_are_answered_right(question, decoding):
-    model, tokenizer = load(DEMO_FOLDER), AutoTokenizer.from_pretrained(DEMO_FOLDER)
+def test_the_questions_that_we_show_are_answered_right(demo, question, decoding):
+    model, tokenizer = demo
     inputs = batch_of(tokenizer, [Example("", question, "", "")], model.device)
     output = model.generate(**inputs, decoding=decoding, max_new_tokens=160)[0, inputs["input_ids"].shape[1] :]
     text = tokenizer.decode(output, skip_special_tokens=True)
@@ -119,8 +135,8 @@ def test_questions_are_shown_everywhere():
 
 
 def test_what_the_readme_advises():
-    """Verified decoding is faster than the streaming decoding that comes nearest to the autoregressive answers."""
-    for rows in REPORT["results"].values():
-        verified, careful = rows["verified"], rows["streaming, threshold 0.1"]
-        assert verified["accuracy"] == rows["autoregressive"]["accuracy"] > rows["streaming"]["accuracy"]
+    """Verified decoding loses nothing, and is faster than the streaming decoding that loses least."""
+    for results in REPORT["results"].values():
+        verified, careful = results["verified"], results["streaming, threshold 0.1"]
+        assert verified["accuracy"] == results["autoregressive"]["accuracy"] > results["streaming"]["accuracy"]
         assert verified["times_autoregressive"]["median"] > careful["times_autoregressive"]["median"]

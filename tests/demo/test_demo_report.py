@@ -1,4 +1,5 @@
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -187,7 +188,7 @@ def test_held_out_nll_is_that_of_the_answers_tokens(model, tokenizer):
     assert held_out_nll(model, tokenizer, [example]) == pytest.approx(-losses.mean().item(), rel=1e-4)
 
 
-def test_the_whole_report_and_its_card(folder, tmp_path, monkeypatch, capsys):
+def test_the_whole_report_and_its_card(folder, model, tmp_path, monkeypatch, capsys):
     arguments = [
         "--checkpoint",
         str(folder),
@@ -213,19 +214,20 @@ def test_the_whole_report_and_its_card(folder, tmp_path, monkeypatch, capsys):
         held_out_examples(kind, 1)[0].prompt for kind in report.EXAMPLES
     ]
     training = {
-        "parameters": 2_800_000,
-        "seconds": 4000,
-        "device": "a CPU",
-        "threads": 2,
-        "command": "c",
-        "commit": "0" * 40,
-    }
-    text = card(written, training)
+        "seconds": 4000, "device": "a CPU", "threads": 2, "command": "c", "commit": "0" * 40,
+        "versions": {"torch": "2"}, "results": [{"loss": 1.5, "step": 2800, "epoch": 0.5}],
+    }  # fmt: skip
+    whole = shutil.copytree(folder, tmp_path / "whole")
+    shutil.copy(tmp_path / "report.json", whole)
+    (whole / "training.json").write_text(json.dumps(training))
+    text = card(whole)
     for kind in KINDS:
         for decoding in DECODINGS:
             row = written["results"][kind][decoding]
             line = f"| {decoding} | {100 * row['accuracy']:.1f} % |"
             assert line in text and f" {row['tokens_per_forward']:.2f} | {row['prefix_cacheability']:.2f} |" in text
-    assert "2.8 million parameters" in text and "in 67 minutes on a CPU" in text
+    assert f"of {model.num_parameters() / 1e6:.1f} million parameters" in text
+    assert "in 67 minutes on a CPU" in " ".join(text.split())
+    assert "| optimizer steps | 2,800 |" in text and "| source | commit 000000000000 |" in text
     assert all(shown["text"] in text for shown in written["examples"])
     assert overview(written).count("\n") == 1 + len(KINDS)

@@ -1,4 +1,4 @@
-"""Metrics of our own: what they compute, and that code they run can reach nothing."""
+"""Our metrics compute what the Hub's do, and replace them while tasks are loaded."""
 
 from itertools import combinations
 from pathlib import Path
@@ -11,7 +11,7 @@ from wedlm.evaluation.metrics import (
     CodeExecution,
     ExactMatch,
     modules_missing_in_sandbox,
-    ours_first,
+    our_metrics_first,
     pass_at,
 )
 
@@ -39,11 +39,11 @@ def test_code_that_passes_its_test():
         timeout=1.0,
     )
     assert passed == {0: [True, False], 1: [False, False]}
-    assert scores == {"pass@1": 0.25, "pass@2": 0.5}, "of two candidates no three can be chosen"
+    assert scores == {"pass@1": 0.25, "pass@2": 0.5}, "three cannot be chosen from two candidates"
 
 
 def test_code_reaches_no_file(tmp_path):
-    """A test that passes does not mean that what the code tried has happened."""
+    """The test passes, and yet the code has written nothing."""
     target = tmp_path / "written"
     _, passed = CodeExecution().compute(
         predictions=[[f"try:\n    open({str(target)!r}, 'w')\nexcept PermissionError:\n    pass"]], references=["pass"]
@@ -59,10 +59,10 @@ def test_the_chance_of_k_is_that_of_all_choices_of_k(passed, k):
 
 
 def test_tasks_that_load_the_hubs_metric_get_ours(monkeypatch):
-    """Without network; lm-eval's HumanEval, whose module loads and tries it."""
+    """lm-eval's HumanEval loads and tries it on import, here without network."""
     asked = []
     monkeypatch.setattr(evaluate, "load", lambda path, *args, **kwargs: asked.append(path))
-    with ours_first():
+    with our_metrics_first():
         from lm_eval.tasks.humaneval import utils
 
         evaluate.load("bleu")
@@ -70,14 +70,16 @@ def test_tasks_that_load_the_hubs_metric_get_ours(monkeypatch):
     assert utils.pass_at_k(["assert f(3) == 6"], [["def f(n): return 2 * n"]], k=[1]) == {"pass@1": 1.0}
     assert isinstance(utils.compute_, CodeExecution)
     evaluate.load("code_eval")
-    assert asked == ["bleu", "code_eval"], "outside of it nothing is changed"
+    assert asked == ["bleu", "code_eval"], "evaluate.load is as before"
 
 
 def test_the_demos_answers_are_judged_by_their_checkers():
-    row = {"kind": "counting", "prompt": "Count by 4 from 12 to 20.", "answer": "12, 16, 20."}
-    assert process_results(row, ["12, 16, 20."]) == {"right": 1.0, "exact_match": 1.0}
-    assert process_results(row, ["12, 16, 21."]) == {"right": 0.0, "exact_match": 0.0}
-    right = RightAnswers().compute(predictions=["12, 16, 20.", "5"], references=[row["prompt"]] * 2, kind="counting")
+    document = {"kind": "counting", "prompt": "Count by 4 from 12 to 20.", "answer": "12, 16, 20."}
+    assert process_results(document, ["12, 16, 20."]) == {"right": 1.0, "exact_match": 1.0}
+    assert process_results(document, ["12, 16, 21."]) == {"right": 0.0, "exact_match": 0.0}
+    right = RightAnswers().compute(
+        predictions=["12, 16, 20.", "5"], references=[document["prompt"]] * 2, kind="counting"
+    )
     assert right == {"right": 0.5}
 
 

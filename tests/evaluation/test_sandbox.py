@@ -1,3 +1,5 @@
+"""The sandbox runs code, returns its values, and refuses what could do harm."""
+
 import os
 import subprocess
 import time
@@ -70,7 +72,7 @@ def test_code_that_ends_the_process_has_no_values(code):
 
 
 def test_waiting_is_no_computing():
-    """As on a busy machine, where right answers would be wrong."""
+    """On a busy machine a process waits for its turn, and a right answer stays right."""
     assert run_python("import time\ntime.sleep(0.5)", timeout_seconds=0.3).outcome == "finished"
 
 

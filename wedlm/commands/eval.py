@@ -13,11 +13,14 @@ from transformers import logging
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.resolve import checkpoint_folder
 from wedlm.commands.options import EvalOptions, read_threshold
-from wedlm.commands.reports import check_out, identity_of, resumable, table_console
+from wedlm.commands.reports import check_out, table_console
+from wedlm.evaluation.choices import Choices, EvaluationError
 from wedlm.evaluation.decodings import combinations, whole
-from wedlm.evaluation.harness import Choices, EvaluationError, evaluate, load_tasks, read_recipe
-from wedlm.evaluation.provenance import conditions, write_report
-from wedlm.evaluation.work_file import WorkFile
+from wedlm.evaluation.harness import evaluate
+from wedlm.evaluation.provenance import checkpoint_identity, conditions, write_report
+from wedlm.evaluation.recipe import read_recipe
+from wedlm.evaluation.tasks import load_tasks
+from wedlm.evaluation.work_file import WorkFile, resumable
 
 CHOICES = ("num_fewshot", "limit", "batch_size", "system_instruction", "max_new_tokens", "temperature", "seed")
 
@@ -37,7 +40,7 @@ def run_eval(options: EvalOptions) -> None:
     decodings = decodings or {model.generation_config.decoding: {"decoding": model.generation_config.decoding}}
     decodings = {label: whole(arguments, model) for label, arguments in decodings.items()}
     settings = {**asdict(choices), "metadata": metadata}
-    identity = identity_of(model, checkpoint_folder(options.model, with_weights=True))
+    identity = checkpoint_identity(model, checkpoint_folder(options.model, with_weights=True))
     about = {**identity, **conditions(model.device, ["lm_eval"]), "settings": settings}
     work = WorkFile(options.out.with_name(f"{options.out.name}.work"), about)
     with resumable(work):

@@ -1,21 +1,11 @@
-"""Tables and files that commands write, and measurements that go on where they were stopped."""
+"""Tables and files that commands write."""
 
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from wedlm.evaluation.provenance import weights_digest
-from wedlm.evaluation.work_file import WorkFile
-from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
-
 PIPE_WIDTH = 200  # so that no line of a table is broken
-BESIDE_WEIGHTS = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def table_console() -> Console:
@@ -60,30 +50,3 @@ def write_whole(file: Path, text: str) -> None:
         part.replace(file)
     finally:
         part.unlink(missing_ok=True)
-
-
-def identity_of(model: WeDLMForCausalLM, folder: Path) -> dict[str, Any]:
-    """Everything about a checkpoint that its answers depend on: weights, files beside them, dtype and generation."""
-    beside = [path for name in BESIDE_WEIGHTS if (path := folder / name).exists()]
-    return {
-        "weights_sha256": weights_digest(folder),
-        "files_sha256": sha256(b"".join(path.read_bytes() for path in beside)).hexdigest(),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "generation_config": model.generation_config.to_diff_dict(),
-    }
-
-
-@contextmanager
-def resumable(work: WorkFile) -> Iterator[None]:
-    """Says where a measurement goes on from, and after Ctrl-C where it will; a failure leaves no empty work file."""
-    if work.results:
-        print(f"Going on from the results in {work.path.parent}.", file=sys.stderr)
-    try:
-        yield
-    except KeyboardInterrupt:
-        print(f"\nStopped; the same command goes on from the results in {work.path.parent}.", file=sys.stderr)
-        raise
-    except BaseException:
-        if not work.results:
-            work.remove()
-        raise

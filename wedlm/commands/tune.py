@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerBase, logging
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.commands.answering import encode
 from wedlm.commands.options import TuneOptions
-from wedlm.commands.reports import check_out, identity_of, resumable, table_console, write_whole
+from wedlm.commands.reports import check_out, table_console, write_whole
 from wedlm.evaluation.decodings import BASELINE, EXACT, READS, whole
-from wedlm.evaluation.provenance import conditions, write_report
+from wedlm.evaluation.provenance import checkpoint_identity, conditions, write_report
 from wedlm.evaluation.sweep import Question, front, summaries, sweep
 from wedlm.evaluation.tuning import (
     AGREEMENT,
@@ -30,7 +30,7 @@ from wedlm.evaluation.tuning import (
     settings_to_try,
     verdict,
 )
-from wedlm.evaluation.work_file import WorkFile
+from wedlm.evaluation.work_file import WorkFile, resumable
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 CONFIG = "generation_config.json"
@@ -55,7 +55,7 @@ def tune(options: TuneOptions) -> None:
     questions = questions_of(examples, measure, model, tokenizer, options)
     decodings = {label: whole(chosen, model) for label, chosen in settings_to_try().items()}
     identity = {
-        **identity_of(model, options.model),
+        **checkpoint_identity(model, options.model),
         "measure": measure,
         "max_new_tokens": options.max_new_tokens,
     }

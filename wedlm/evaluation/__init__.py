@@ -1,0 +1,1 @@
+"""Evaluation and tuning of checkpoints, and the provenance of measured numbers."""

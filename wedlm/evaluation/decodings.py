@@ -1,4 +1,4 @@
-"""Ways to decode, by a label that says what is special about each."""
+"""Ways to decode: arguments of generate() by a label that names what differs from the defaults."""
 
 from itertools import product
 from typing import Any
@@ -9,8 +9,8 @@ from wedlm.generation.policy import default_window_size
 from wedlm.generation.support import DECODINGS, check_parameters
 
 BASELINE = "autoregressive"
-EXACT = (BASELINE, "verified")  # the baseline's text, but for rounding
-READS = {  # which of the other three parameters a decoding reads
+EXACT = (BASELINE, "verified")  # these write the baseline's text, up to rounding
+READS = {  # the parameters that each decoding reads
     "streaming": ("window_size", "entropy_threshold", "distance_penalty"),
     "blockwise": ("window_size", "entropy_threshold", "distance_penalty"),
     "verified": ("window_size",),
@@ -20,10 +20,13 @@ WORDS = {"window_size": "window", "entropy_threshold": "threshold", "distance_pe
 
 
 def label_of(arguments: dict[str, Any]) -> str:
-    """label_of({"decoding": "streaming", "entropy_threshold": 0.1}) == "streaming, threshold 0.1" """
+    """Returns the label of a decoding.
+
+    label_of({"decoding": "streaming", "entropy_threshold": 0.1}) == "streaming, threshold 0.1"
+    """
     decoding = arguments["decoding"]
-    said = [f"{WORDS[name]} {arguments[name]}".lower() for name in READS[decoding] if name in arguments]
-    return ", ".join([decoding, *said])
+    settings = [f"{WORDS[name]} {arguments[name]}".lower() for name in READS[decoding] if name in arguments]
+    return ", ".join([decoding, *settings])
 
 
 def combinations(
@@ -32,12 +35,20 @@ def combinations(
     entropy_threshold: list[float | None] | None = None,
     distance_penalty: list[float] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Each decoding with each combination of the values given for what it reads, by label.
+    """Returns arguments of `generate()` by label: each decoding with each combination of the parameters it reads.
 
-    What is not given is left out.
+        combinations(["autoregressive", "streaming"], entropy_threshold=[0.1, 0.4])
+        {"autoregressive": {...}, "streaming, threshold 0.1": {...}, "streaming, threshold 0.4": {...}}
 
-    combinations(["autoregressive", "streaming"], entropy_threshold=[0.1, 0.4])
-    {"autoregressive": {...}, "streaming, threshold 0.1": {...}, "streaming, threshold 0.4": {...}}
+    Args:
+        decodings (`list[str]`):
+            Names of decodings.
+        window_size (`list[int | None]`, *optional*):
+            Values to try; the arguments have no `window_size` without them. The next two work in the same way.
+        entropy_threshold (`list[float | None]`, *optional*):
+            Values to try.
+        distance_penalty (`list[float]`, *optional*):
+            Values to try.
     """
     given = {
         "window_size": window_size,
@@ -47,7 +58,7 @@ def combinations(
     made = {}
     for decoding in decodings:
         if decoding not in DECODINGS:
-            raise ValueError(f"--decoding {decoding} is unknown; choose of {', '.join(DECODINGS)}.")
+            raise ValueError(f"--decoding {decoding} is unknown; choose one of {', '.join(DECODINGS)}.")
         names = [name for name in READS[decoding] if given[name]]
         for values in product(*(given[name] for name in names)):
             arguments = {"decoding": decoding, **dict(zip(names, values, strict=True))}
@@ -55,20 +66,28 @@ def combinations(
     return made
 
 
-def check(arguments: dict[str, Any], where: str) -> None:
+def check_decoding(arguments: dict[str, Any], where: str) -> None:
+    """Refuses an unknown decoding, and parameters that the decoding does not read; `where` starts the message."""
     decoding = arguments.get("decoding")
     if decoding not in DECODINGS:
-        raise ValueError(f"{where}: decoding {decoding!r} is unknown; choose of {', '.join(DECODINGS)}.")
+        raise ValueError(f"{where}: decoding {decoding!r} is unknown; choose one of {', '.join(DECODINGS)}.")
     for name in arguments.keys() - {"decoding", *READS[decoding]}:
         raise ValueError(
-            f"{where}: {decoding} decoding reads no {name!r}; it reads {', '.join(READS[decoding]) or 'nothing'}."
+            f"{where}: {decoding} decoding does not read {name!r}; leave it out (it reads "
+            f"{', '.join(READS[decoding]) or 'no parameters'})."
         )
 
 
 def whole(arguments: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
-    """`arguments` with the rest that the decoding reads, as the checkpoint or the device says; refuses what cannot be.
+    """Adds the parameters that the decoding reads and `arguments` lacks, and refuses impossible values.
 
-    whole({"decoding": "verified"}, model) == {"decoding": "verified", "window_size": 8}    # on a CPU
+        whole({"decoding": "verified"}, model) == {"decoding": "verified", "window_size": 8}    # on a CPU
+
+    Args:
+        arguments (`dict[str, Any]`):
+            Arguments of `generate()`.
+        model (`PreTrainedModel`):
+            Its generation config has the missing values; its device decides the window size if that is None.
     """
     generation_config = model.generation_config
     names = ("decoding", *READS[arguments["decoding"]])

@@ -1,4 +1,4 @@
-"""lm-eval's model class with parallel decoding underneath: what it asks goes in pieces, and each is asked once."""
+"""lm-eval's model class on top of parallel decoding; it counts forwards and keeps answers between runs."""
 
 import json
 import time
@@ -16,34 +16,42 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from wedlm.evaluation.work_file import WorkFile, digest_of
 
-WARM_UP_TOKENS = 8  # before anything is timed
-LIKELIHOOD_BATCHES = 16  # in a piece, so that lm-eval can sort by length and share contexts within it
+WARM_UP_TOKENS = 8  # generated before anything is timed
+LIKELIHOOD_BATCHES = 16  # batches per piece, within which lm-eval sorts by length and shares contexts
 COUNTS = ("tokens", "forwards", "window_rows", "seconds")
 
 
 def counted(output: GenerateDecoderOnlyOutput) -> dict[str, int]:
-    """Sums over the rows of the batch."""
+    """Returns the counts of one call of generate(), summed over the rows of the batch."""
     tokens = output.tokens_per_forward * output.forwards
-    rows = tokens / output.prefix_cacheability
+    queries = tokens / output.prefix_cacheability
     return {
         "tokens": round(float(tokens.sum())),
         "forwards": int(output.forwards.sum()),
-        "window_rows": round(float(rows.sum())),
+        "window_rows": round(float(queries.sum())),
     }
 
 
 class StopBehindPrompt(StoppingCriteria):
-    """Whether one of the texts stands behind the prompt, for each row by itself.
+    """Ends a row once one of the texts stands behind its prompt.
 
-    lm-eval's own criterion ends a batch when all of its rows have had theirs. (transformers' reads the prompt as well,
-    and takes seconds to make for a large vocabulary.)
+    lm-eval's own criterion ends the batch, once every row has its text. That of transformers reads the prompt as
+    well, and takes seconds to build for a large vocabulary.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`):
+            Decodes the tokens.
+        texts (`list[str]`):
+            The texts that end a row.
+        prompt_width (`int`):
+            Number of positions of the prompt, padding included.
     """
 
     is_stateless = True
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: list[str], prompt_width: int):
         self.tokenizer, self.texts, self.prompt_width = tokenizer, texts, prompt_width
-        # A text may begin inside of a token, and end inside of another.
+        # A text may begin and end within a token.
         self.width = 2 + max(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
@@ -52,11 +60,27 @@ class StopBehindPrompt(StoppingCriteria):
 
 
 class DecodingLM(HFLM):
-    """HFLM whose generate() gets `arguments`, such as {"decoding": "verified"}, and is counted, task by task.
+    """lm-eval's HFLM with our generate(), whose tokens and forwards it counts for each task.
 
-    What has been answered is kept in `work`. A piece is a batch of generation or a few of likelihoods, always the same
-    ones, so that a run that goes on where another stopped computes what that one would have. Draws depend on `seed`
-    and the piece alone.
+    Requests are answered in pieces: a batch to generate, or a few batches of likelihoods. The pieces depend on the
+    requests alone, and samples on the piece and `seed` alone, so a run that continues a stopped one has the results
+    of one that was never stopped.
+
+    Args:
+        model (`PreTrainedModel`):
+            The model that answers.
+        tokenizer (`PreTrainedTokenizerBase`):
+            Its tokenizer.
+        batch_size (`int`):
+            Number of requests that are answered at once.
+        arguments (`dict[str, Any]`):
+            Arguments of `generate()` such as `{"decoding": "verified"}`.
+        work (`WorkFile`):
+            Where answers are kept.
+        seed (`int`):
+            Seed of sampling.
+        description (`str`):
+            Text in front of the progress bar.
     """
 
     def __init__(
@@ -74,12 +98,12 @@ class DecodingLM(HFLM):
         self.end = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         ends = model.generation_config.eos_token_id
         self.end_tokens = sorted({self.eot_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
-        self.counts = defaultdict(lambda: dict.fromkeys(COUNTS, 0))  # by task
+        self.counts = defaultdict(lambda: dict.fromkeys(COUNTS, 0))  # of each task
         self.counts_of_piece: dict[str, float] = {}
         self.seed_of_piece, self.is_warm = seed, False
 
     def get_model_info(self) -> dict:
-        return {}  # lm-eval's own would ask the network
+        return {}  # the method of HFLM asks the network
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         def compute(piece: list[Instance], digest: str) -> dict:
@@ -101,10 +125,10 @@ class DecodingLM(HFLM):
         return self.answered("generate_until", requests, pieces, self.arguments, compute)
 
     def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **kwargs: Any) -> torch.Tensor:
-        """HFLM's own, but for the criterion, the length and what is asked for beside the text."""
+        """Replaces HFLM's method: another stopping criterion, an exact length, and counts beside the tokens."""
         width = context.shape[1]
         arguments = {**as_lm_eval_samples(kwargs), **self.arguments, "use_cache": True}
-        # The tokenizer's end token ends an answer, as with lm-eval, whatever generation_config.json says.
+        # As in lm-eval, the tokenizer's end token ends an answer even if generation_config.json has another one.
         arguments |= {"pad_token_id": self.tokenizer.pad_token_id, "eos_token_id": self.end_tokens}
         texts = [text for text in stop if text != self.end]
         if texts:
@@ -112,7 +136,7 @@ class DecodingLM(HFLM):
             arguments["stopping_criteria"] = StoppingCriteriaList([criterion])
 
         def generate(max_new_tokens: int) -> GenerateDecoderOnlyOutput:
-            # Not max_length, over which a max_new_tokens of generation_config.json would win.
+            # max_new_tokens in generation_config.json would override max_length.
             return self.model.generate(
                 context, **arguments, max_new_tokens=max_new_tokens, return_dict_in_generate=True
             )
@@ -123,7 +147,7 @@ class DecodingLM(HFLM):
         torch.manual_seed(self.seed_of_piece)
         start = time.perf_counter()
         output = generate(max_length - width)
-        counts = counted(output)  # waits for the device
+        counts = counted(output)  # waits until the device is done
         self.counts_of_piece = {**counts, "seconds": time.perf_counter() - start}
         return output.sequences
 
@@ -134,7 +158,7 @@ class DecodingLM(HFLM):
         return self.likelihoods("loglikelihood_rolling", requests)
 
     def likelihoods(self, method: str, requests: list[Instance]) -> list:
-        """Exact and causal, whatever the decoding."""
+        """Answers with exact causal likelihoods, which no decoding changes."""
 
         def compute(piece: list[Instance], digest: str) -> dict:
             return {"answers": getattr(super(DecodingLM, self), method)(piece, disable_tqdm=True)}
@@ -150,7 +174,7 @@ class DecodingLM(HFLM):
         arguments: dict[str, Any],
         compute: Callable[[list[Instance], str], dict],
     ) -> list:
-        """The answers in the order of the requests; `pieces` are their indices."""
+        """Returns the answers in the order of the requests and computes those that `work` lacks."""
         answers = [None] * len(requests)
         with tqdm(total=len(requests), unit=" requests", desc=self.description) as bar:
             for number, indices in enumerate(pieces):
@@ -170,7 +194,7 @@ class DecodingLM(HFLM):
 
 
 def as_lm_eval_samples(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """A temperature of 0 is greedy decoding, and so is none at all, unless do_sample says otherwise."""
+    """Follows lm-eval: a temperature of 0, or none, means greedy decoding unless do_sample is set."""
     kwargs = {"temperature": 0.0, **kwargs}
     if kwargs["temperature"] == 0.0 and not kwargs.setdefault("do_sample", False):
         del kwargs["temperature"]

@@ -1,4 +1,4 @@
-"""Metrics that need no network: subclasses of evaluate.Metric, used as those of the Hub are."""
+"""Metrics that replace two of the Hub's, exact_match and code_eval, and need no network."""
 
 import ast
 import re
@@ -16,17 +16,27 @@ from datasets import Sequence as Several
 
 from wedlm.evaluation.sandbox import run_python
 
-CODE_SECONDS = 3.0
+CODE_SECONDS = 3.0  # time limit of a candidate
 
 
 def info(description: str, inputs: str, features: dict) -> evaluate.MetricInfo:
+    """Returns what `evaluate.Metric._info` has to return.
+
+    Args:
+        description (`str`):
+            What the metric measures.
+        inputs (`str`):
+            What its predictions and references are.
+        features (`dict`):
+            Types of the predictions and references.
+    """
     return evaluate.MetricInfo(
         description=description, citation="", inputs_description=inputs, features=Features(features)
     )
 
 
 class ExactMatch(evaluate.Metric):
-    """The share of predictions that are their reference: the Hub's exact_match, with its options.
+    """The share of predictions that equal their reference, with the options of the Hub's exact_match.
 
     ExactMatch().compute(predictions=["4, 8.", "3"], references=["4, 8", "4"], ignore_punctuation=True)
     {"exact_match": 0.5}
@@ -37,7 +47,7 @@ class ExactMatch(evaluate.Metric):
 
     def _info(self) -> evaluate.MetricInfo:
         features = {"predictions": Value("string"), "references": Value("string")}
-        return info("The share of predictions that are their reference.", "Texts, and the right ones.", features)
+        return info("The share of predictions that equal their reference.", "Texts, and the right ones.", features)
 
     def _compute(
         self,
@@ -61,9 +71,9 @@ class ExactMatch(evaluate.Metric):
 
 
 class CodeExecution(evaluate.Metric):
-    """The chance that one of k candidates passes its test, estimated from all of them: the Hub's code_eval.
+    """The chance that one of k candidates passes its test, estimated from all candidates as the Hub's code_eval does.
 
-    Each runs in `sandbox.run_python`: a process of its own, with little time and memory and nothing to reach.
+    Each candidate runs in the sandbox, `sandbox.run_python`.
 
         CodeExecution().compute(predictions=[["def double(n): return 2 * n"]], references=["assert double(3) == 6"])[0]
         {"pass@1": 1.0}
@@ -74,7 +84,7 @@ class CodeExecution(evaluate.Metric):
 
     def _info(self) -> evaluate.MetricInfo:
         features = {"predictions": Several(Value("string")), "references": Value("string")}
-        return info("The chance that code passes a test.", "Candidates, and a test for each list of them.", features)
+        return info("The chance that code passes a test.", "Lists of candidates, and a test for each list.", features)
 
     def _compute(
         self, predictions: list[list[str]], references: list[str], k: list[int] = (1,), timeout: float = CODE_SECONDS
@@ -92,12 +102,12 @@ class CodeExecution(evaluate.Metric):
 
 
 def pass_at(number: int, passed: list[bool]) -> float:
-    """Of all ways to choose `number` of the candidates, the share with one among them that passed."""
+    """Returns the share of all choices of `number` candidates that contain one that passed."""
     return 1 - comb(passed.count(False), number) / comb(len(passed), number)
 
 
 def modules_missing_in_sandbox(tests: list[str]) -> list[str]:
-    """Those that one of the tests imports and the sandbox, which has the standard library alone, does not have."""
+    """Returns the top-level modules that the tests import and the standard library, all the sandbox has, lacks."""
     names = set()
     for code in tests:
         try:
@@ -106,20 +116,20 @@ def modules_missing_in_sandbox(tests: list[str]) -> list[str]:
             continue
         names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
         names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
-    rooms = sorted({name.partition(".")[0] for name in names})
-    return [room for room in rooms if room not in sys.stdlib_module_names]
+    modules = sorted({name.partition(".")[0] for name in names})
+    return [module for module in modules if module not in sys.stdlib_module_names]
 
 
-OF_OURS = {"exact_match": ExactMatch, "code_eval": CodeExecution}  # by their names on the Hub
+OUR_METRICS = {"exact_match": ExactMatch, "code_eval": CodeExecution}  # by name on the Hub
 
 
 @contextmanager
-def ours_first() -> Iterator[None]:
-    """Within it evaluate.load gives ours for their names: tasks run code in the sandbox, with no network for it."""
+def our_metrics_first() -> Iterator[None]:
+    """Makes evaluate.load return our metrics for their names on the Hub, so that tasks run code in the sandbox."""
     load = evaluate.load
 
     def load_ours(path: str, *args: Any, **kwargs: Any) -> evaluate.EvaluationModule:
-        return OF_OURS[path]() if path in OF_OURS else load(path, *args, **kwargs)
+        return OUR_METRICS[path]() if path in OUR_METRICS else load(path, *args, **kwargs)
 
     with patch.object(evaluate, "load", load_ours):
         yield

@@ -1,4 +1,4 @@
-"""What every file of measured numbers holds beside them: the command, the commit, versions and the device."""
+"""Where measured numbers come from: command, commit, versions, device and checkpoint, written beside them."""
 
 import json
 import os
@@ -11,18 +11,20 @@ from collections.abc import Sequence
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from wedlm.checkpoints.shards import CHUNK_BYTES, shard_names
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-
-
-RESULTS = (":!benchmarks/results", ":!docs/evidence", ":!docs/EVIDENCE.md")
+RESULTS = (":!benchmarks/results", ":!docs/evidence", ":!docs/EVIDENCE.md")  # git pathspecs that leave them out
+BESIDE_WEIGHTS = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def device_name(device: torch.device | str) -> str:
+    """Returns the model of the GPU or processor."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
@@ -36,7 +38,7 @@ def git(*arguments: str) -> str:
 
 
 def commit() -> str | None:
-    """None outside a clone of the repository, and without git. Files of results are no changes."""
+    """Returns the commit, with "+changes" if files other than results differ from it; None outside of a git clone."""
     if not (REPOSITORY / ".git").exists() or shutil.which("git") is None:
         return None
     return git("rev-parse", "HEAD") + (
@@ -45,6 +47,10 @@ def commit() -> str | None:
 
 
 def commit_text(commit: str | None) -> str:
+    """Returns a commit as it is printed.
+
+    commit_text("0123456789abcdef+changes") == "commit 0123456789ab with changes"
+    """
     if commit is None:
         return "of no commit"
     name, plus, _ = commit.partition("+")
@@ -52,8 +58,8 @@ def commit_text(commit: str | None) -> str:
 
 
 def command() -> str:
-    """As it would be typed in the repository."""
-    program = getattr(sys.modules["__main__"], "__spec__", None)  # set by python -m
+    """Returns the command of this process as one types it in the repository."""
+    program = getattr(sys.modules["__main__"], "__spec__", None)  # python -m sets it
     script = Path(sys.argv[0]).resolve()
     if script.name in ("wedlm", "wedlm.exe") or program is not None and program.name == "wedlm.__main__":
         words = ["wedlm"]
@@ -65,9 +71,9 @@ def command() -> str:
 
 
 def weights_digest(folder: Path) -> str:
-    """SHA-256 of the weights that are loaded from `folder`, its files in the order of their names one after another.
+    """Returns the SHA-256 of the weights that are loaded from `folder`, their files one after another by name.
 
-    Of a checkpoint in one file it is the hash of model.safetensors, which the Hub shows.
+    For a checkpoint in one file this is the hash of model.safetensors that the Hub shows.
     """
     digest = sha256()
     for name in shard_names(folder):
@@ -77,8 +83,33 @@ def weights_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def checkpoint_identity(model: PreTrainedModel, folder: Path) -> dict[str, Any]:
+    """Returns what identifies a loaded checkpoint: its weights, the files beside them, dtype and generation config.
+
+    Args:
+        model (`PreTrainedModel`):
+            The model as it is loaded.
+        folder (`Path`):
+            The folder it was loaded from.
+    """
+    beside = [path for name in BESIDE_WEIGHTS if (path := folder / name).exists()]
+    return {
+        "weights_sha256": weights_digest(folder),
+        "files_sha256": sha256(b"".join(path.read_bytes() for path in beside)).hexdigest(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "generation_config": model.generation_config.to_diff_dict(),
+    }
+
+
 def conditions(device: torch.device | str, packages: Sequence[str] = ()) -> dict[str, object]:
-    """What numbers depend on besides what was asked, which is what a run that goes on must have in common."""
+    """Returns commit, versions, device and threads, which a run that continues a stopped one must share with it.
+
+    Args:
+        device (`torch.device` or `str`):
+            Where the model runs.
+        packages (`Sequence[str]`, *optional*):
+            Packages whose versions matter besides torch, transformers and wedlm.
+    """
     return {
         "commit": commit(),
         "versions": {name: version(name) for name in ("torch", "transformers", "wedlm", *packages)}
@@ -95,7 +126,20 @@ def write_report(
     packages: Sequence[str] = (),
     **more: object,
 ) -> None:
-    """Replaces `path` at once, so that an interrupted run leaves the old file whole."""
+    """Writes a JSON file of results, with their command and conditions; it replaces an old file in one step.
+
+    Args:
+        path (`Path`):
+            The file.
+        results (`dict` or `list`):
+            The measured numbers.
+        device (`torch.device` or `str`):
+            Where the model ran.
+        packages (`Sequence[str]`, *optional*):
+            As for `conditions`.
+        more (`object`):
+            Further entries of the file by name.
+    """
     report = {"command": command(), **conditions(device, packages), **more, "results": results}
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".unfinished")

@@ -1,4 +1,4 @@
-"""What is said of measured numbers: how far they might be off, and how much they spread."""
+"""Confidence intervals and quartiles of measured numbers."""
 
 from math import sqrt
 from statistics import NormalDist
@@ -9,19 +9,37 @@ NUM_RESAMPLES = 10_000
 
 
 def resampled_means(values: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Means over examples drawn with replacement: `[NUM_RESAMPLES, ...]` of `[examples, ...]`.
+    """Returns the means of resamples of the examples, drawn with replacement.
 
-    What belongs to one example stays together, so that differences between columns are those of pairs.
+    The numbers of one example stay together, so that differences between columns are differences of pairs.
+
+    Args:
+        values (`np.ndarray` of shape `(examples, ...)`):
+            The numbers of each example.
+        seed (`int`, defaults to 0):
+            Seed of the draws.
+
+    Returns:
+        `np.ndarray` of shape `(NUM_RESAMPLES, ...)`.
     """
     random = np.random.default_rng(seed)
     return np.stack([values[random.integers(len(values), size=len(values))].mean(0) for _ in range(NUM_RESAMPLES)])
 
 
 def paired_bounds(quality: np.ndarray, base: np.ndarray, share: float = 0.95) -> list[float]:
-    """Where the difference of two means of pairs of 0 and 1 may lie: what holds so much of the resamples.
+    """Returns a confidence interval of the difference of two means over pairs, as [low, high].
 
-    Resampling cannot draw what has not been seen, so the bounds are never narrower than those by the counts of pairs
-    (Newcombe's tenth method): of n pairs without any difference, all right, about 3.8 / n may be lost.
+    The interval contains the share `share` of the resamples. Resamples contain no difference that was not observed,
+    so the interval is widened to Newcombe's (his tenth method, by the counts of pairs): if n pairs are all right on
+    both sides, it still reaches down to about -3.8 / n.
+
+    Args:
+        quality (`np.ndarray`):
+            Quality of each answer, 0 or 1.
+        base (`np.ndarray`):
+            Quality of the answer to the same question that it is compared with.
+        share (`float`, defaults to 0.95):
+            Confidence of the interval.
     """
     tail = (1 - share) / 2
     resampled = np.quantile(resampled_means(quality - base), [tail, 1 - tail])
@@ -30,7 +48,7 @@ def paired_bounds(quality: np.ndarray, base: np.ndarray, share: float = 0.95) ->
 
 
 def newcombe(quality: np.ndarray, base: np.ndarray, z: float) -> tuple[float, float]:
-    """The hybrid score interval of a difference of paired shares, from Wilson's interval of each."""
+    """Returns the hybrid score interval of a difference of paired shares, from Wilson's interval of each share."""
     number = len(quality)
     both, neither = (quality * base).sum(), ((1 - quality) * (1 - base)).sum()
     gained, lost = (quality * (1 - base)).sum(), ((1 - quality) * base).sum()
@@ -47,17 +65,18 @@ def newcombe(quality: np.ndarray, base: np.ndarray, z: float) -> tuple[float, fl
 
 
 def wilson_distances(share: float, number: int, z: float) -> tuple[float, float]:
-    """From a share of so many to the ends of Wilson's interval, below and above."""
+    """Returns the distances from the share to the lower and upper end of Wilson's interval."""
     middle = (share + z**2 / (2 * number)) / (1 + z**2 / number)
     half = z * sqrt(share * (1 - share) / number + z**2 / (4 * number**2)) / (1 + z**2 / number)
     return share - (middle - half), middle + half - share
 
 
 def interval(resampled: np.ndarray) -> list[float]:
-    """What holds 95 % of the resamples."""
+    """Returns the interval that contains 95 % of the resamples, as [low, high]."""
     return [float(value) for value in np.quantile(resampled, [0.025, 0.975])]
 
 
 def median_and_quartiles(values: np.ndarray) -> dict:
+    """Returns {"median": ..., "quartiles": [low, high]}."""
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
     return {"median": float(median), "quartiles": [float(low), float(high)]}

@@ -1,6 +1,6 @@
-"""Runs Python code that nobody has read, in a process of its own with little time, little memory and nothing to reach.
+"""Runs code that a model wrote, in a process with little time and memory, no network and no files.
 
-Meant for what a small model writes by accident, not for an attacker: the system's kernel is not hidden from the code.
+It guards against accidents, not against an attacker: the code can still reach the kernel of the system.
 """
 
 import ast
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 MAX_OUTPUT_BYTES = 65_536
-WAITING = 5  # times the seconds of computing that a process may take in all: on a busy machine it gets its turn late
+WAITING = 5  # wall-clock limit, as a multiple of the limit of CPU time: on a busy machine a process waits its turn
 
-# Runs in the child. The limits come as arguments, the code in a file of the working directory, and values leave in
-# another, which is open before the code runs.
+# The program of the child process. Limits arrive as arguments, the code in a file of the working directory. Values
+# leave through another file there, which is opened before the code runs.
 CHILD = """
 import resource, sys
 seconds, memory_bytes, output_bytes = map(int, sys.argv[1:])
@@ -31,7 +31,7 @@ def guard(event, arguments):
     room = event.partition(".")[0]
     if event == "open":
         path, _, flags = arguments
-        refused = not str(path).startswith(library) or flags & 0o1103  # to write, to create, to truncate
+        refused = not str(path).startswith(library) or flags & 0o1103  # writes, creates or truncates
     elif event == "import":
         refused = arguments[0] in ("_ctypes", "_posixsubprocess", "_socket")
     else:
@@ -44,7 +44,7 @@ for limit, value in (
     (resource.RLIMIT_AS, memory_bytes),
     (resource.RLIMIT_CPU, seconds),
     (resource.RLIMIT_FSIZE, output_bytes),
-    (resource.RLIMIT_NPROC, 0),  # does not bind root, whom the guard stops
+    (resource.RLIMIT_NPROC, 0),  # root is exempt from it, but not from the guard
     (resource.RLIMIT_CORE, 0),
 ):
     resource.setrlimit(limit, (value, value))
@@ -58,9 +58,20 @@ channel.close()
 
 
 class PythonResult(NamedTuple):
+    """The result of running code.
+
+    Args:
+        outcome (`str`):
+            `"finished"`, `"failed"` or `"timed out"`.
+        values (`list[Any]`):
+            The value of each expression; empty unless the code finished.
+        output (`str`):
+            What the code printed, errors included, cut at MAX_OUTPUT_BYTES.
+    """
+
     outcome: Literal["finished", "failed", "timed out"]
-    values: list[Any]  # of the expressions, one each; empty unless finished
-    output: str  # what was printed, errors included, as far as MAX_OUTPUT_BYTES
+    values: list[Any]
+    output: str
 
 
 def run_python(
@@ -69,13 +80,22 @@ def run_python(
     timeout_seconds: float = 2.0,
     memory_bytes: int = 256 * 2**20,
 ) -> PythonResult:
-    """Executes `code`, then evaluates each expression with what it defined.
+    """Executes `code`, then evaluates expressions in its namespace.
 
         run_python("def double(n): return 2 * n", ["double(3)", "double(-1)"]).values == [6, -2]
 
-    Values are literals (numbers, strings, lists and so on); anything else fails. They do not pass through what the
-    code prints. Since the caller keeps the values it expects to itself, code cannot claim them without computing them.
-    `timeout_seconds` are of computing, and whole ones.
+    Values must be literals (numbers, strings, lists and so on). They return through a file of their own, so that
+    printing does not forge them, and the code never sees the values that the caller expects.
+
+    Args:
+        code (`str`):
+            The program.
+        expressions (`Sequence[str]`, *optional*):
+            What to evaluate afterwards.
+        timeout_seconds (`float`, defaults to 2.0):
+            Limit of CPU time, rounded up to whole seconds.
+        memory_bytes (`int`, defaults to 256 MiB):
+            Limit of the address space.
     """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "request").write_text(repr([code, *expressions]), encoding="utf-8")
@@ -88,12 +108,12 @@ def run_python(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # its process group, children included, is killed as one
+                start_new_session=True,  # a process group of its own, which is killed as a whole
             )
         outcome = "failed"
         try:
             status = process.wait(WAITING * timeout_seconds)
-            # Killed: it has computed for as long as it may.
+            # The system kills a process at its limit of CPU time.
             outcome = {0: "finished", -signal.SIGKILL: "timed out"}.get(status, "failed")
         except subprocess.TimeoutExpired:
             outcome = "timed out"
@@ -109,7 +129,7 @@ def run_python(
 
 
 def read_values(path: Path, number: int) -> list[Any] | None:
-    """None for what is not a list of so many literals: the code under test may have ended the process on its own."""
+    """Returns the `number` values, or None if the file lacks them: the code may have ended the process itself."""
     try:
         values = ast.literal_eval(path.read_text(encoding="utf-8"))
     except (ValueError, SyntaxError, RecursionError, MemoryError, FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Which way to decode suits somebody's own examples: the fastest that is shown to lose no more than they allow."""
+"""Finds the fastest decoding that is shown to keep quality on a user's own examples."""
 
 import json
 import math
@@ -14,15 +14,24 @@ from wedlm.evaluation.decodings import BASELINE, EXACT, combinations
 from wedlm.evaluation.resampling import paired_bounds
 from wedlm.evaluation.sweep import Answer
 
-CONFIDENCE = 0.95
+CONFIDENCE = 0.95  # of all settings together
 
 
 class TuningError(ValueError):
-    """What cannot be tuned: one sentence with the remedy, to be shown as it is."""
+    """Tuning that is impossible as asked; the message is one sentence with the remedy, shown as it is."""
 
 
 class Example(NamedTuple):
-    """What is asked, a text or the messages of a chat, and the right answer where there is one."""
+    """A question of the user's file.
+
+    Args:
+        prompt (`str` or `list[dict]`):
+            A text, or the messages of a chat.
+        answer (`str`, *optional*):
+            The right answer.
+        line (`int`):
+            Number of its line in the file.
+    """
 
     prompt: str | list[dict]
     answer: str | None
@@ -30,12 +39,18 @@ class Example(NamedTuple):
 
 
 def read_examples(path: Path) -> list[Example]:
-    """A line of JSON each: {"prompt": ..., "answer": ...}, or {"messages": [...]} with the answer last.
+    """Reads examples from a file with one JSON object per line.
 
-    `prompt` is a text or a list of messages; without answers a text is compared with the autoregressive one.
+    An object is {"prompt": ..., "answer": ...}, where the prompt is a text or a list of messages, or
+    {"messages": [...]} whose last message is the answer. Answers are optional, but all examples have one or none has.
+
+    Args:
+        path (`Path`):
+            The file.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other ends of lines
+        # splitlines() would also split at U+2028 and its like, which texts in JSON may contain.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise TuningError(f"--data {path} cannot be read ({error}); give a file of JSON Lines.") from error
     examples = [read_example(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
@@ -52,21 +67,19 @@ def read_examples(path: Path) -> list[Example]:
 def read_example(line: str, number: int, path: Path) -> Example:
     where = f"{path}, line {number}"
     try:
-        row = json.loads(line)
-        json.dumps(row, ensure_ascii=False).encode()  # half a pair of surrogates is no text
+        record = json.loads(line)
+        json.dumps(record, ensure_ascii=False).encode()  # fails for a lone surrogate, which is no text
     except (json.JSONDecodeError, UnicodeEncodeError, RecursionError) as error:
-        raise TuningError(f"{where}: no JSON ({error}); correct the line, or take it out.") from error
-    row = row if isinstance(row, dict) else {}
-    prompt, answer = row.get("prompt"), row.get("answer")
-    if is_chat(row.get("messages")):
-        prompt, answer = row["messages"], None
+        raise TuningError(f"{where}: not JSON ({error}); correct or remove the line.") from error
+    record = record if isinstance(record, dict) else {}
+    prompt, answer = record.get("prompt"), record.get("answer")
+    if is_chat(record.get("messages")):
+        prompt, answer = record["messages"], None
         if prompt[-1]["role"] == "assistant":
             *prompt, last = prompt
             answer = last["content"]
             if not prompt:
-                raise TuningError(
-                    f"{where}: messages holds an answer and nothing to answer; put the question in front."
-                )
+                raise TuningError(f"{where}: messages holds an answer and no question; put the question in front.")
     is_prompt = isinstance(prompt, str) and prompt.strip() or is_chat(prompt)
     if not is_prompt or not (answer is None or isinstance(answer, str) and answer.strip()):
         raise TuningError(
@@ -77,6 +90,7 @@ def read_example(line: str, number: int, path: Path) -> Example:
 
 
 def is_chat(value: Any) -> bool:
+    """Whether the value is a non-empty list of messages."""
     return (
         isinstance(value, list)
         and len(value) > 0
@@ -89,7 +103,7 @@ def is_chat(value: Any) -> bool:
     )
 
 
-# --- Quality: how right a text is, from 0 to 1 ---
+# --- Measures: whether a text is right ---
 
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
 
@@ -99,11 +113,11 @@ def last_number(text: str) -> float | None:
     return float(numbers[-1].replace(",", "")) if numbers else None
 
 
-def is_same(text: str, answer: str) -> bool:
+def equals(text: str, answer: str) -> bool:
     return text.split() == answer.split()
 
 
-def holds(text: str, answer: str) -> bool:
+def contains(text: str, answer: str) -> bool:
     return " ".join(answer.split()).lower() in " ".join(text.split()).lower()
 
 
@@ -112,33 +126,44 @@ def has_last_number(text: str, answer: str) -> bool:
 
 
 MEASURES: dict[str, Callable[[str, str], bool]] = {
-    "exact": is_same,
-    "contains": holds,
+    "exact": equals,
+    "contains": contains,
     "last-number": has_last_number,
 }
-AGREEMENT = "agreement"  # with the autoregressive text, where there are no answers
+AGREEMENT = "agreement"  # a text is right if it equals the autoregressive one; needs no answers
 
 
 def measure_of(name: str | None, examples: list[Example]) -> str:
+    """Returns the measure to use, and refuses one that the examples do not allow.
+
+    Args:
+        name (`str`, *optional*):
+            The measure that the user asks for; by default `"exact"`, or `"agreement"` if there are no answers.
+        examples (`list[Example]`):
+            What `read_examples` returned.
+    """
     has_answers = examples[0].answer is not None
     name = name or ("exact" if has_answers else AGREEMENT)
     if name not in (*MEASURES, AGREEMENT):
         raise TuningError(f"--measure {name} is unknown; choose one of {', '.join([*MEASURES, AGREEMENT])}.")
     if name != AGREEMENT and not has_answers:
-        raise TuningError(f"--measure {name} needs answers, and the examples have none; add them, or leave it out.")
+        raise TuningError(
+            f"--measure {name} needs answers, and the examples have none; add answers, or leave out --measure."
+        )
     if name == "last-number":
         for example in examples:
             if last_number(example.answer) is None:
                 raise TuningError(
-                    f"--measure last-number: the answer in line {example.line} holds no number; correct it."
+                    f"--measure last-number: the answer in line {example.line} holds no number; correct the line."
                 )
     return name
 
 
-# --- What is tried, and which of it is taken ---
+# --- Settings: which are tried, and which one is chosen ---
 
 
 def settings_to_try() -> dict[str, dict[str, Any]]:
+    """Returns arguments of `generate()` by label."""
     return combinations(
         [BASELINE, "verified", "streaming"],
         window_size=[8, 16],
@@ -148,20 +173,27 @@ def settings_to_try() -> dict[str, dict[str, Any]]:
 
 
 def read_share(text: str) -> float:
-    """read_share("1%") == read_share("0.01") == 0.01"""
+    """Reads a share: read_share("1%") == read_share("0.01") == 0.01."""
     try:
         share = float(text.removesuffix("%").strip()) / (100 if text.endswith("%") else 1)
     except ValueError:
         share = -1.0
     if not 0 <= share < 1:
-        raise TuningError(f"--max-quality-loss {text} is no share of the examples; give one such as 1% or 0.01.")
+        raise TuningError(f"--max-quality-loss {text} is no share of the examples; give a share such as 1% or 0.01.")
     return share
 
 
 def most_lost(answers: dict[str, list[Answer]], decodings: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """How many of the answers each setting loses at most, by label: with 95 % confidence that all of these hold.
+    """Returns an upper bound of the share of answers that each setting loses, by label.
 
-    The fastest of many settings is chosen on the examples it is judged on, so each bound is held to more than that.
+    All bounds hold together with 95 % confidence. The fastest setting is chosen by the examples that judge it, so
+    each single bound has a higher confidence.
+
+    Args:
+        answers (`dict[str, list[Answer]]`):
+            The answers of each setting, the baseline among them, by label.
+        decodings (`dict[str, dict[str, Any]]`):
+            Arguments of `generate()` by label.
     """
     uncertain = [label for label, arguments in decodings.items() if arguments["decoding"] not in EXACT]
     share = 1 - (1 - CONFIDENCE) / max(1, len(uncertain))
@@ -170,28 +202,42 @@ def most_lost(answers: dict[str, list[Answer]], decodings: dict[str, dict[str, A
     for label, of_label in answers.items():
         quality = np.array([answer.quality for answer in of_label])
         is_exact = label not in uncertain and (quality == base).all()
-        # One-sided: what is gained at most is nobody's question.
+        # One-sided: only the lower end of the interval matters.
         bounds[label] = 0.0 if is_exact else max(0.0, -paired_bounds(quality, base, 2 * share - 1)[0])
     return bounds
 
 
 def examples_needed(loss: float, num_uncertain: int) -> int | None:
-    """With so many, all right, none of which is lost, that loss is shown; None if no number of them can."""
+    """Returns how many examples, all right and none lost, show a loss of at most `loss`; None if no number does.
+
+    Args:
+        loss (`float`):
+            The largest loss that the user allows, as a share.
+        num_uncertain (`int`):
+            Number of settings that may write another text than the baseline.
+    """
     z = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / num_uncertain)
     return math.ceil(z**2 * (1 - loss) / loss) if loss > 0 else None
 
 
-def allowed(rows: dict[str, dict], loss: float) -> list[str]:
-    """The labels that are shown to lose no more, fastest first."""
-    labels = [label for label, row in rows.items() if row["most_lost"] <= loss]
-    return sorted(labels, key=lambda label: -rows[label]["times_autoregressive"]["median"])
+def allowed(summaries: dict[str, dict], loss: float) -> list[str]:
+    """Returns the labels of the settings that are shown to lose at most `loss`, fastest first.
+
+    Args:
+        summaries (`dict[str, dict]`):
+            The numbers of each setting by label, its bound `most_lost` among them.
+        loss (`float`):
+            The largest loss that the user allows, as a share.
+    """
+    labels = [label for label, summary in summaries.items() if summary["most_lost"] <= loss]
+    return sorted(labels, key=lambda label: -summaries[label]["times_autoregressive"]["median"])
 
 
-def verdict(row: dict) -> str:
-    """What the examples show about a setting's quality."""
-    if row["arguments"]["decoding"] == BASELINE:
+def verdict(summary: dict) -> str:
+    """Says how a setting's quality compares with the baseline's; an interval that contains zero is noise."""
+    if summary["arguments"]["decoding"] == BASELINE:
         return "the measure"
-    low, high = row["quality_over_autoregressive_interval"]
-    if low == high == 0 and row["arguments"]["decoding"] in EXACT:
+    low, high = summary["quality_over_autoregressive_interval"]
+    if low == high == 0 and summary["arguments"]["decoding"] in EXACT:
         return "the same"
     return "worse" if high < 0 else "better" if low > 0 else "within noise"

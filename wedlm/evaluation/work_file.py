@@ -1,22 +1,33 @@
-"""What a long measurement has found so far, so that one that was stopped goes on where it was."""
+"""Keeps the results of a long measurement between runs, so that a stopped run can be continued."""
 
 import json
-from collections.abc import Hashable
+import sys
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 
 def digest_of(value: Any) -> str:
+    """Returns 16 hexadecimal digits that identify a JSON value."""
     return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class WorkFile:
-    """Results by key, kept between runs of equal `settings`: a line of JSON each, in a file named by the settings.
+    """Results by key, kept between runs with equal settings.
 
-    work = WorkFile(Path("build/work"), {"weights": "1f0e...", "num_examples": 100})
-    work.add(("counting", "streaming", 0), [1, 2])
-    work[("counting", "streaming", 0)] == [1, 2]    # in the next run as well
+        work = WorkFile(Path("build/work"), {"weights": "1f0e...", "num_examples": 100})
+        work.add(("counting", "streaming", 0), [1, 2])
+        work[("counting", "streaming", 0)] == [1, 2]    # in the next run as well
+
+    The file has a line of JSON for each result; its name is a digest of the settings.
+
+    Args:
+        folder (`Path`):
+            Where the file lies; created if needed.
+        settings (`dict`):
+            Everything that the results depend on, as JSON.
     """
 
     def __init__(self, folder: Path, settings: dict):
@@ -24,7 +35,7 @@ class WorkFile:
         self.results: dict[Hashable, Any] = {}
         folder.mkdir(parents=True, exist_ok=True)
         lines = self.path.read_text(encoding="utf-8").split("\n") if self.path.exists() else []
-        if lines and lines[-1]:  # the run was stopped in the middle of a line
+        if lines and lines[-1]:  # a run was stopped while it wrote this line
             lines[-1] = ""
             self.path.write_text("\n".join(lines), encoding="utf-8")
         for line in lines[:-1]:
@@ -38,12 +49,34 @@ class WorkFile:
         return self.results[key]
 
     def add(self, key: tuple, result: Any) -> None:
+        """Stores a result, on disk as well."""
         self.results[key] = result
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps([key, result]) + "\n")
 
     def remove(self) -> None:
-        """Once the results are elsewhere; other runs' files beside it stay."""
+        """Deletes the file, and its folder unless files of other runs lie there."""
         self.path.unlink(missing_ok=True)
         if not any(self.path.parent.iterdir()):
             self.path.parent.rmdir()
+
+
+@contextmanager
+def resumable(work: WorkFile) -> Iterator[None]:
+    """Tells the user on standard error when the block continues an earlier run, and how to continue a stopped one.
+
+    Args:
+        work (`WorkFile`):
+            Where the block keeps its results. It is removed if the block fails before the first result.
+    """
+    if work.results:
+        print(f"Going on from the results in {work.path.parent}.", file=sys.stderr)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"\nStopped; the same command goes on from the results in {work.path.parent}.", file=sys.stderr)
+        raise
+    except BaseException:
+        if not work.results:
+            work.remove()
+        raise

@@ -1,0 +1,173 @@
+"""What a model card consists of, and the generator that writes it by card_template.md."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from wedlm.hub_card.checkpoint import Checkpoint
+from wedlm.hub_card.markdown import escaped
+from wedlm.hub_card.metadata import as_list, card_data
+from wedlm.hub_card.options import ExportError
+
+TEMPLATE = Path(__file__).parent / "card_template.md"
+DECODINGS = {
+    "streaming": "fills in each forward the slots whose distribution is certain enough; a slot is final once no slot "
+    "before it is open",
+    "verified": "writes the autoregressive text, up to rounding, in fewer forwards; each forward also judges the "
+    "drafts of earlier ones",
+    "blockwise": "as streaming, but a window is final once all its slots are filled",
+    "autoregressive": "token by token, as transformers does it for other models",
+}
+
+
+class Example(NamedTuple):
+    """A question, and what the checkpoint answers by default."""
+
+    prompt: str
+    text: str
+    tokens: int
+    forwards: int
+
+
+class TaskTable(NamedTuple):
+    """What was measured on one task, in Markdown."""
+
+    title: str
+    description: str
+    table: str
+
+
+class EvaluationSection(NamedTuple):
+    """One evaluation, in Markdown.
+
+    Args:
+        conditions (`str`):
+            How it was measured, in front of the command.
+        command (`str`):
+            The command that measured it.
+        tasks (`list[TaskTable]`):
+            Its tables.
+    """
+
+    conditions: str
+    command: str
+    tasks: list[TaskTable]
+
+
+class TrainingSection(NamedTuple):
+    """The training, in Markdown: its command, and facts by name."""
+
+    command: str
+    facts: dict[str, str]
+
+
+class Section(NamedTuple):
+    """A section of a checkpoint's own, in Markdown."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class CardContent:
+    """Everything that a card says.
+
+    Args:
+        title (`str`):
+            The title, and the name of the model.
+        repository (`str`):
+            The name by which the snippet loads the checkpoint.
+        prompt (`str`):
+            The question that the snippet asks.
+        checkpoint (`Checkpoint`):
+            What `read_checkpoint` returned.
+        metadata (`dict[str, Any]`):
+            Licence, base models, datasets, languages and tags.
+        introduction (`str`, *optional*):
+            A paragraph below the first one, in Markdown.
+        examples (`Sequence[Example]`, *optional*):
+            Questions with their answers.
+        evaluations (`Sequence[EvaluationSection]`, *optional*):
+            What was measured.
+        hub_results (`Sequence[EvalResult]`, *optional*):
+            The same for the Hub's model-index.
+        training (`TrainingSection`, *optional*):
+            How it was trained.
+        loss_plot (`Path`, *optional*):
+            The picture of the loss, which the card shows as `loss.png`.
+        sections (`Sequence[Section]`, *optional*):
+            Further sections, in front of the limits.
+    """
+
+    title: str
+    repository: str
+    prompt: str
+    checkpoint: Checkpoint
+    metadata: dict[str, Any]
+    introduction: str = ""
+    examples: Sequence[Example] = ()
+    evaluations: Sequence[EvaluationSection] = ()
+    hub_results: Sequence[EvalResult] = ()
+    training: TrainingSection | None = None
+    loss_plot: Path | None = None
+    sections: Sequence[Section] = ()
+
+
+class Card(NamedTuple):
+    """A card, and the metadata that it was given."""
+
+    card: ModelCard
+    data: ModelCardData
+
+
+def make_card(content: CardContent) -> Card:
+    """Writes a card by the template."""
+    checkpoint, metadata = content.checkpoint, content.metadata
+    data = card_data(metadata, content.title, content.hub_results)
+    card = ModelCard.from_template(
+        data,
+        template_path=str(TEMPLATE),
+        content=content,
+        title=escaped(content.title),
+        repository=json.dumps(content.repository, ensure_ascii=False),
+        prompt=json.dumps(content.prompt, ensure_ascii=False),
+        parameters=shown_parameters(checkpoint.parameters),
+        family="Qwen3" if checkpoint.config.qk_norm else "Qwen2.5",
+        made_from=" and ".join(map(hub_link, as_list(metadata.get("base_model")))),
+        has_chat_template=checkpoint.has_chat_template,
+        decodings={name: text for name, text in DECODINGS.items() if name in checkpoint.decodings},
+        defaults={name: repr(value) for name, value in checkpoint.generation.items()},
+        context=f"{checkpoint.config.max_position_embeddings:,}",
+        limits=list(map(escaped, checkpoint.limits)),
+        licence=shown_licence(metadata),
+    )
+    return Card(card, data)
+
+
+def check_card(readme: Path, data: ModelCardData) -> None:
+    """Refuses a written card whose metadata is not `data` when huggingface_hub reads it again."""
+    if ModelCard.load(readme).data.to_dict() != data.to_dict():
+        raise ExportError(
+            f"The metadata of the card is another when it is read again: {data.to_dict()}; change --name or the "
+            "evaluation files that it comes from."
+        )
+
+
+def shown_parameters(parameters: int) -> str:
+    if parameters >= 1e9:
+        return f"{parameters / 1e9:.1f} billion"
+    return f"{parameters / 1e6:.1f} million" if parameters >= 1e5 else f"{parameters:,}"
+
+
+def hub_link(name: str) -> str:
+    return f"[{name}](https://huggingface.co/{name})"
+
+
+def shown_licence(metadata: dict[str, Any]) -> str:
+    if metadata["license"] != "other":
+        return f"{metadata['license']}."
+    return f"{escaped(metadata['license_name'])}: {escaped(metadata['license_link'])}"

@@ -1,0 +1,113 @@
+"""Reads and checks the checkpoint that is published, without loading its weights."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from wedlm.checkpoints.architectures import check_shapes, wedlm_model
+from wedlm.checkpoints.facts import limits_of_parallel_decoding, offered_decodings
+from wedlm.checkpoints.resolve import (
+    GENERATION_FILE,
+    check_weights,
+    read_config,
+    read_generation_fields,
+    require_tokenizer,
+    require_wedlm,
+)
+from wedlm.checkpoints.shards import Shard, read_shards
+from wedlm.checkpoints.tokenizer_files import TokenizerFiles
+from wedlm.generation.support import DEFAULTS
+from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
+
+# Fields of tokenizer_config.json that say where somebody once loaded the tokenizer from.
+PLACES_OF_TOKENIZERS = {"name_or_path", "_name_or_path", "special_tokens_map_file", "tokenizer_file"}
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint, but for its weights.
+
+    Args:
+        name (`str`):
+            The folder or name on the Hub that the user gave.
+        folder (`Path`):
+            The folder with its files.
+        config (`WeDLMConfig`):
+            The config as it is published.
+        parameters (`int`):
+            Number of parameters.
+        shards (`list[Shard]`):
+            The files of weights.
+        changed (`dict[str, dict]`):
+            New contents, by name, of the files that are published with other contents than in `folder`.
+        generation (`dict[str, Any]`):
+            The default parameters of parallel decoding.
+        decodings (`list[str]`):
+            The decodings that the checkpoint can do.
+        has_chat_template (`bool`):
+            Whether it can chat.
+        limits (`list[str]`):
+            Sentences on what it cannot do.
+        notes (`list[str]`):
+            Sentences for whoever exports it.
+    """
+
+    name: str
+    folder: Path
+    config: WeDLMConfig
+    parameters: int
+    shards: list[Shard]
+    changed: dict[str, dict]
+    generation: dict[str, Any]
+    decodings: list[str]
+    has_chat_template: bool
+    limits: list[str]
+    notes: list[str]
+
+
+def read_checkpoint(name: str, folder: Path) -> Checkpoint:
+    """Reads a checkpoint, and refuses one that is incomplete or not WeDLM's.
+
+    Args:
+        name (`str`):
+            The folder or name on the Hub that the user gave.
+        folder (`Path`):
+            The folder with its files.
+    """
+    fields = read_config(name, folder)
+    require_wedlm(name, fields)
+    check_weights(name, folder)
+    require_tokenizer(name, folder)
+    config, model = wedlm_model(fields, name)
+    shards = read_shards(folder)
+    check_shapes(shards, model, name)
+    tokenizer_config = TokenizerFiles.read(folder).file("tokenizer_config.json")
+    changed, notes = {}, []
+    if tokenizer_config.keys() & PLACES_OF_TOKENIZERS:
+        changed["tokenizer_config.json"] = without(tokenizer_config, *PLACES_OF_TOKENIZERS)
+    generation = read_generation_fields(folder)
+    if not generation:
+        generation = changed[GENERATION_FILE] = json.loads(model.generation_config.to_json_string())
+    if "max_new_tokens" in generation:
+        notes.append(
+            f"max_new_tokens={generation['max_new_tokens']} in {GENERATION_FILE} is left out; each caller chooses it."
+        )
+        generation = changed[GENERATION_FILE] = without(generation, "max_new_tokens")
+    limits = limits_of_parallel_decoding(model, generation)
+    config.architectures, config.auto_map = ["WeDLMForCausalLM"], None  # the package's code is written beside it
+    return Checkpoint(
+        name=name,
+        folder=folder,
+        config=config,
+        parameters=model.num_parameters(),
+        shards=shards,
+        changed=changed,
+        generation={name: generation.get(name, default) for name, default in DEFAULTS.items()},
+        decodings=offered_decodings(model, generation),
+        has_chat_template=bool(tokenizer_config.get("chat_template")) or any(folder.glob("chat_template.*")),
+        limits=limits,
+        notes=notes + limits,
+    )
+
+
+def without(fields: dict, *names: str) -> dict:
+    return {name: value for name, value in fields.items() if name not in names}

@@ -1,0 +1,37 @@
+"""Text, commands and tables in Markdown."""
+
+import re
+
+from wedlm.hub_card.leaks import without_leaks
+
+
+def escaped(text: object) -> str:
+    """Returns the text on one line without markup, fit for a cell of a table as well."""
+    return re.sub(r"([\\`*\[\]<>|])", r"\\\1", " ".join(str(text).split()))
+
+
+def shown_command(command: str) -> str:
+    """Returns a command on one line, without absolute paths and secrets."""
+    return " ".join(without_leaks(command).replace("`", "'").split())
+
+
+def shown_versions(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def number(value: float | None, digits: int) -> str:
+    """Returns a number with so many digits behind the point; None is empty."""
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def table(lines: list[list[str]]) -> str:
+    """Returns a table whose first line is the head; columns behind the first are numbers, and empty ones go.
+
+    Args:
+        lines (`list[list[str]]`):
+            The cells of each line, escaped.
+    """
+    columns = [column for column in zip(*lines, strict=True) if any(column[1:])]
+    marks = ["---", *["---:"] * (len(columns) - 1)]
+    head, *rest = zip(*columns, strict=True)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, marks, *rest))

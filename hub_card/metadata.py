@@ -1,0 +1,106 @@
+"""The metadata of a card: read from README.md and the command line, checked, and put into the Hub's form."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, ModelCardData, metadata_load
+from huggingface_hub.utils import validate_repo_id
+
+from wedlm.hub_card.options import CardOptions, ExportError
+
+LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[A-Za-z]+)*|code|multilingual")
+README_FIELDS = ("license", "license_name", "license_link", "base_model", "datasets", "language", "tags")
+TASK = "text-generation"
+
+
+def read_metadata(folder: Path, options: CardOptions) -> dict[str, Any]:
+    """Returns the metadata of a card, checked: that of README.md, overridden by the options.
+
+    Args:
+        folder (`Path`):
+            Folder of the checkpoint; a README.md in it is optional.
+        options (`CardOptions`):
+            What the command line says.
+    """
+    readme = folder / "README.md"
+    try:
+        written = (metadata_load(readme) or {}) if readme.exists() else {}
+    except (ValueError, OSError, yaml.YAMLError) as error:
+        said = " ".join(str(error).split())
+        raise ExportError(f"The metadata of {readme} cannot be read ({said}); correct or remove it.") from error
+    metadata = {name: written[name] for name in README_FIELDS if written.get(name) is not None}
+    if options.license is not None:
+        metadata = {name: value for name, value in metadata.items() if not name.startswith("license")}
+        metadata["license"] = options.license
+    given = {"base_model": options.base_models, "datasets": options.datasets, "language": options.languages}
+    metadata |= {name: list(values) for name, values in given.items() if values}
+    check_licence(metadata, readme)
+    for name in (name for name in given if name in metadata):
+        values = as_list(metadata[name])
+        for value in values:
+            (check_language if name == "language" else check_hub_name)(name, value)
+        metadata[name] = values if name == "datasets" or len(values) > 1 else values[0]
+    return metadata
+
+
+def check_licence(metadata: dict[str, Any], readme: Path) -> None:
+    value = metadata.get("license")
+    if value is None:
+        raise ExportError(f"No licence is given, neither in {readme} nor here; pass --license, such as apache-2.0.")
+    if not isinstance(value, str) or not LICENCE.fullmatch(value):
+        raise ExportError(
+            f"license={value!r} is not written as on the Hub; pass --license with one identifier in lower case, such "
+            "as apache-2.0."
+        )
+    if value == "other" and not {"license_name", "license_link"} <= metadata.keys():
+        raise ExportError(
+            f"The licence 'other' needs a license_name and a license_link; write all three into the metadata of "
+            f"{readme}, and leave out --license."
+        )
+
+
+def check_language(name: str, value: object) -> None:
+    if not isinstance(value, str) or not LANGUAGE.fullmatch(value):
+        raise ExportError(f"{name}={value!r} is no code of a language; pass --language with one such as en or deu.")
+
+
+def check_hub_name(name: str, value: object) -> None:
+    option = {"base_model": "--base-model", "datasets": "--dataset"}[name]
+    try:
+        if not isinstance(value, str):
+            raise ValueError("it is no text")
+        validate_repo_id(value)
+    except ValueError as error:
+        said = " ".join(str(error).split()).rstrip(".")
+        raise ExportError(
+            f"{name}={value!r} is no name on the Hub ({said}); pass {option} with one such as Qwen/Qwen3-8B."
+        ) from error
+
+
+def as_list(value: Any) -> list:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def card_data(metadata: dict[str, Any], title: str, results: Sequence[EvalResult]) -> ModelCardData:
+    """Returns the metadata in the Hub's form.
+
+    Args:
+        metadata (`dict[str, Any]`):
+            What `read_metadata` returned.
+        title (`str`):
+            Name of the model in the Hub's model-index.
+        results (`Sequence[EvalResult]`):
+            Entries of the model-index.
+    """
+    return ModelCardData(
+        **{name: value for name, value in metadata.items() if name != "tags"},
+        library_name="transformers",
+        pipeline_tag=TASK,
+        tags=["wedlm", *as_list(metadata.get("tags"))],  # ModelCardData drops duplicates
+        model_name=title if results else None,
+        eval_results=list(results) or None,
+    )

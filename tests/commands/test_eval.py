@@ -1,0 +1,107 @@
+"""`wedlm eval`: its file, its table, and what it refuses."""
+
+import json
+from unittest.mock import Mock
+
+import pytest
+from evaluations import DEMO_TASKS, STREAMING, without_times
+from helpers import load
+from transformers import AutoTokenizer
+from typer.testing import CliRunner
+
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.commands import cli
+from wedlm.commands.eval import side_by_side
+from wedlm.evaluation.provenance import conditions
+from wedlm.evaluation.results import LIKELIHOOD
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, ["eval", *map(str, arguments)])
+
+
+def test_the_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = ["--tasks", "demo_counting", "--include-path", DEMO_TASKS, "--apply-chat-template", "--limit", 3]
+    several = ["--decoding", "streaming", "--decoding", "autoregressive", "--entropy-threshold", "0.1",
+               "--entropy-threshold", "none", "--batch-size", 3]  # fmt: skip
+    first = run(*asked, *several)
+    assert first.exit_code == 0, first.output
+    assert [path.name for path in tmp_path.iterdir()] == ["eval.json"], "the work folder is gone"
+    report = json.loads((tmp_path / "eval.json").read_text())
+    assert report["generation_config"]["entropy_threshold"] == 0.4 and len(report["files_sha256"]) == 64
+    assert report["versions"]["lm_eval"] and report["model"] == "wedlm-demo" and report["device"]
+    assert report["settings"]["limit"] == 3 and report["settings"]["apply_chat_template"] is True
+    labels = ["streaming, threshold 0.1", "streaming, threshold none", "autoregressive"]
+    assert [result["decoding"] for result in report["results"]] == labels
+    assert report["results"][0]["arguments"] == {**STREAMING, "entropy_threshold": 0.1}
+    assert all(label in first.stdout for label in labels) and "tokens per forward" in first.stdout
+    assert all(label in first.stderr for label in labels), "a bar for each"
+    again = run(*asked, *several)
+    assert again.exit_code == 2 and "--out eval.json exists" in again.output
+    assert run(*asked, *several, "--overwrite").exit_code == 0
+    repeated = json.loads((tmp_path / "eval.json").read_text())
+    assert without_times(repeated["results"]) == without_times(report["results"])
+
+
+def test_work_of_other_conditions_is_left_alone(tmp_path, monkeypatch):
+    """Otherwise its speeds would pass for those of this device, these threads and this code."""
+    monkeypatch.chdir(tmp_path)
+    command = ("--include-path", DEMO_TASKS, "--tasks", "demo_counting", "--limit", 1, "--out", "eval.json")
+    monkeypatch.setattr("wedlm.commands.eval.write_report", Mock(side_effect=OSError("The disk is full.")))
+    assert run(DEMO_FOLDER, *command).exit_code != 0
+    real = conditions
+    for changed, goes_on in (({}, True), ({"threads": 99}, False), ({"commit": "other"}, False)):
+        monkeypatch.setattr("wedlm.commands.eval.conditions", lambda *args, now=changed: {**real(*args), **now})
+        assert ("Going on from" in run(DEMO_FOLDER, *command).stderr) == goes_on, changed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--tasks", "demo_counting", "--decoding", "fast"], "--decoding fast is unknown; choose one of streaming"),
+        (["--tasks", "demo_counting", "--window-size", 4], "need a --decoding that reads them"),
+        (["--tasks", "demo_counting", "--decoding", "streaming", "--window-size", 0], "window_size=0 is not a number"),
+        (["--tasks", "demo_counting", "--decoding", "streaming", "--entropy-threshold", "x"], "neither a number of"),
+        (["--tasks", "demo_counting", "--limit", 0], "--limit 0 is too small or too large; give 1 or more."),
+        (["--tasks", "demo_counting", "--temperature", "nan"], "--temperature nan is no temperature"),
+        (["--tasks", "demo_counting", "--metadata", "[1]"], "--metadata [1] is no JSON object"),
+        (["--tasks", "demo_counting", "--metadata", "{"], "--metadata { is no JSON ("),
+        (["--recipe", "table3"], "--recipe table3 is neither one of demo, speed, table1-base, table2-instruct nor"),
+        (["--tasks", "demo_counting", "--out", "/nowhere/eval.json"], "lies in one that is not there"),
+        (["--tasks", "demo_counting,demo"], "name each task once"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_one_sentence(tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    result = run("--include-path", DEMO_TASKS, "--run-code", *arguments)
+    assert result.exit_code == 2 and words in result.stderr, result.output
+    assert result.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_model_without_a_chat_template(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    load(DEMO_FOLDER).save_pretrained("base")
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_FOLDER)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained("base")
+    result = run("base", "--include-path", DEMO_TASKS, "--tasks", "demo_counting", "--apply-chat-template")
+    assert result.exit_code == 2 and "base has no chat template; leave out --apply-chat-template." in result.stderr
+
+
+def test_decodings_stand_side_by_side():
+    def result(task, decoding, value, tokens_per_forward=None):
+        metric = {"name": "right", "filter": "none", "value": value, "stderr": 0.01}
+        return {"task": task, "decoding": decoding, "num_examples": 9, "num_fewshot": 2, "metrics": [metric]} | {
+            "tokens_per_forward": tokens_per_forward, "prefix_cacheability": None, "tokens_per_second": None
+        }  # fmt: skip
+
+    lines = side_by_side([result("a", "x", 0.5, 2.0), result("a", "y", 0.25, 3.0), result("b", LIKELIHOOD, 1.0)])
+    assert lines == [
+        ["task", "", "x", "y", LIKELIHOOD],
+        ["a (9, 2 shots)", "right", "0.5000 ±0.0100", "0.2500 ±0.0100", ""],
+        ["", "tokens per forward", "2.00", "3.00", ""],
+        ["b (9, 2 shots)", "right", "", "", "1.0000 ±0.0100"],
+    ]
+    (title, *_), *_ = side_by_side([{**result("a", "x", 0.5, 2.0), "metrics": []}])[1:]
+    assert title, "also without a score"

@@ -1,0 +1,41 @@
+"""Decodings by label, with all parameters that they read."""
+
+import pytest
+
+from wedlm.evaluation.decodings import check_decoding, combinations, label_of, whole
+
+
+def test_decodings_are_combined_with_what_they_read():
+    made = combinations(["autoregressive", "verified", "streaming"], [4, 8], [0.1, None], None)
+    assert list(made) == [
+        "autoregressive", "verified, window 4", "verified, window 8",
+        "streaming, window 4, threshold 0.1", "streaming, window 4, threshold none",
+        "streaming, window 8, threshold 0.1", "streaming, window 8, threshold none",
+    ]  # fmt: skip
+    assert made["verified, window 4"] == {"decoding": "verified", "window_size": 4}
+    assert all(label_of(arguments) == label for label, arguments in made.items())
+
+
+def test_missing_parameters_come_from_the_checkpoint_or_the_device(demo, monkeypatch):
+    model, _ = demo
+    said = model.generation_config
+    assert whole({"decoding": "verified"}, model) == {"decoding": "verified", "window_size": said.window_size}
+    monkeypatch.setattr(said, "window_size", None)
+    assert whole({"decoding": "verified"}, model)["window_size"] == 8
+    given = {"decoding": "streaming", "window_size": 4, "entropy_threshold": None}
+    assert whole(given, model) == {**given, "distance_penalty": said.distance_penalty}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "x: decoding None is unknown; choose one of streaming"),
+        ({"decoding": "verified", "entropy_threshold": 0.1}, "verified decoding does not read 'entropy_threshold'"),
+        ({"decoding": "autoregressive", "window_size": 8}, "'window_size'; leave it out (it reads no parameters)."),
+    ],
+)
+def test_parameters_that_a_decoding_does_not_read_are_refused(arguments, words):
+    check_decoding({"decoding": "streaming", "window_size": 8, "entropy_threshold": None}, "x")
+    with pytest.raises(ValueError) as refused:
+        check_decoding(arguments, "x")
+    assert words in str(refused.value)

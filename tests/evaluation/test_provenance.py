@@ -1,0 +1,81 @@
+"""The command, commit and versions behind measured numbers, and what identifies a checkpoint."""
+
+import json
+import sys
+from hashlib import sha256
+
+import pytest
+
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.evaluation import provenance
+from wedlm.evaluation.provenance import (
+    checkpoint_identity,
+    command,
+    commit_text,
+    conditions,
+    weights_digest,
+    write_report,
+)
+
+
+def test_the_digest_of_weights_in_several_files(tmp_path):
+    content = [b"first", b"second"]
+    index = {"weight_map": {"b": "model-2.safetensors", "a": "model-1.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    for i, part in enumerate(content, start=1):
+        (tmp_path / f"model-{i}.safetensors").write_bytes(part)
+    (tmp_path / "adapter.safetensors").write_bytes(b"third")  # which is not loaded
+    assert weights_digest(tmp_path) == sha256(b"firstsecond").hexdigest()
+
+
+def test_a_checkpoint_is_its_weights_its_files_and_how_it_generates(demo, tmp_path, monkeypatch):
+    model, _ = demo
+    for path in DEMO_FOLDER.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    identity = checkpoint_identity(model, tmp_path)
+    assert identity["weights_sha256"] == weights_digest(DEMO_FOLDER) and identity["dtype"] == "float32"
+    assert identity["generation_config"]["entropy_threshold"] == 0.4
+    (tmp_path / "README.md").unlink()
+    assert checkpoint_identity(model, tmp_path) == identity, "texts about it do not change its answers"
+    (tmp_path / "chat_template.jinja").unlink()
+    assert checkpoint_identity(model, tmp_path)["files_sha256"] != identity["files_sha256"]
+    monkeypatch.setattr(model.generation_config, "entropy_threshold", 0.3)
+    assert checkpoint_identity(model, tmp_path)["generation_config"]["entropy_threshold"] == 0.3
+
+
+def test_commits_as_they_are_printed():
+    assert commit_text("0123456789abcdef") == "commit 0123456789ab"
+    assert commit_text("0123456789abcdef+changes") == "commit 0123456789ab with changes"
+    assert commit_text(None) == "of no commit"
+
+
+@pytest.mark.parametrize(
+    ("script", "module", "shown"),
+    [
+        ("/somewhere/bin/wedlm", None, "wedlm 'a b' --limit 3"),
+        ("/somewhere/wedlm/__main__.py", "wedlm.__main__", "wedlm 'a b' --limit 3"),
+        ("/somewhere/report.py", "wedlm.demo.report", "python -m wedlm.demo.report 'a b' --limit 3"),
+        (str(provenance.REPOSITORY / "benchmarks" / "step.py"), None, "python benchmarks/step.py 'a b' --limit 3"),
+        ("/somewhere/else.py", None, "python else.py 'a b' --limit 3"),
+    ],
+)
+def test_the_command_as_it_is_typed_in_the_repository(monkeypatch, script, module, shown):
+    monkeypatch.setattr(sys, "argv", [script, "a b", "--limit", "3"])
+    spec = None if module is None else type("Spec", (), {"name": module})
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+    assert command() == shown
+
+
+def test_a_report_holds_its_conditions_and_replaces_the_old_one_at_once(tmp_path, monkeypatch):
+    path = tmp_path / "new" / "report.json"
+    write_report(path, {"a": 1}, "cpu", packages=["numpy"], model="m")
+    written = json.loads(path.read_text(encoding="utf-8"))
+    assert list(written) == ["command", "commit", "versions", "device", "threads", "model", "results"]
+    assert (written["model"], written["results"]) == ("m", {"a": 1}) and "numpy" in written["versions"]
+    assert {name: written[name] for name in ("commit", "device", "threads")} == {
+        name: value for name, value in conditions("cpu").items() if name != "versions"
+    }
+    monkeypatch.setattr(provenance.os, "replace", lambda *paths: (_ for _ in ()).throw(OSError))
+    with pytest.raises(OSError):
+        write_report(path, {"a": 2}, "cpu")
+    assert json.loads(path.read_text(encoding="utf-8"))["results"] == {"a": 1}

@@ -1,0 +1,59 @@
+"""Recipes are read, and broken ones are refused."""
+
+import pytest
+from evaluations import DEMO_TASKS
+from lm_eval.tasks import TaskManager
+
+from wedlm.evaluation.choices import Choices, EvaluationError
+from wedlm.evaluation.decodings import whole
+from wedlm.evaluation.recipe import RECIPES, read_recipe
+
+
+def test_recipes_read(demo):
+    model, _ = demo
+    for path in RECIPES.glob("*.yaml"):
+        recipe = read_recipe(path.stem)
+        assert recipe.tasks and all(isinstance(shots, int) for shots in recipe.tasks.values())
+        Choices(**recipe.choices)
+        for arguments in recipe.decodings.values():
+            assert whole(arguments, model)
+    table = read_recipe("table1-base")
+    assert (table.tasks["gsm8k"], table.tasks["hellaswag"], table.tasks["mmlu"]) == (3, 10, 5)
+    assert table.decodings["one token per forward"]["entropy_threshold"] is None
+    assert read_recipe("demo").include_path == DEMO_TASKS.resolve()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tasks: [a]", "cannot be used"),
+        ("tasks: {a", "cannot be used"),
+        ("decodings: {}", "cannot be used (KeyError"),
+        ("tasks: {a: three}", "a has 'three' shots"),
+        ("tasks: {a: true}", "a has True shots"),
+        ("tasks: {a: 0}\ninclude_path: [b]", "cannot be used (TypeError"),
+        ("tasks: {a: 0}\nsettings: {shots: 3}", "there is no setting 'shots', but apply_chat_template"),
+        ("tasks: {a: 0}\nsettings: {run_code: true}", "there is no setting 'run_code'"),
+        ("tasks: {a: 0}\nsettings: {temperature: hot}", "the setting temperature is 'hot'"),
+        ("tasks: {a: 0}\nsettings: {limit: true}", "the setting limit is True"),
+        ("tasks: {a: 0}\ndecodings: {x: {threshold: 0.1}}", "decoding None is unknown"),
+        (
+            "tasks: {a: 0}\ndecodings: {x: {decoding: streaming, threshold: 0.1}}",
+            "streaming decoding does not read 'threshold'",
+        ),
+        ("tasks: {a: 0}\ndecodings: {x: streaming}", "cannot be used (AttributeError"),
+        ("tasks: {a: 0}\nmore: 1", "it has more"),
+    ],
+)
+def test_a_broken_recipe_is_refused(tmp_path, text, words):
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(EvaluationError) as refused:
+        read_recipe(str(tmp_path / "mine.yaml"))
+    assert words in str(refused.value)
+
+
+@pytest.mark.slow
+def test_every_task_of_the_recipes_is_one_of_lm_evals():
+    known = set(TaskManager(include_path=str(DEMO_TASKS)).all_tasks)
+    for path in RECIPES.glob("*.yaml"):
+        assert read_recipe(path.stem).tasks.keys() <= known

@@ -1,0 +1,70 @@
+"""Checkpoints, evaluation files and runs of `wedlm export` for tests."""
+
+import json
+import re
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from wedlm.commands import cli
+from wedlm.evaluation.provenance import weights_digest
+from wedlm.modeling_wedlm.hub_code import flat_files
+
+TOKEN = "hf_" + "abcdefghij" * 3 + "ABCD"
+TOKENIZER = {"chat_template.jinja", "tokenizer.json", "tokenizer_config.json"}
+WHOLE = {"README.md", "config.json", "generation_config.json", "model.safetensors", *flat_files()}
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, ["export", *map(str, arguments)])
+
+
+def refused(*arguments):
+    """Returns the sentence of a refused export, and checks that nothing stands at OUT or beside it."""
+    before = sorted(Path(arguments[1]).parent.iterdir())
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert result.stderr.count("\n") == 1 and result.stderr.endswith(".\n"), result.stderr
+    assert sorted(Path(arguments[1]).parent.iterdir()) == before
+    return result.stderr
+
+
+def edit(path, **fields):
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def names(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def readme_with(folder, yaml):
+    (folder / "README.md").write_text(f"---\n{yaml}\n---\n# Card\n")
+    return folder
+
+
+def snippet_of(readme):
+    return re.search(r"```python\n(.*?)```", readme, flags=re.DOTALL)[1]
+
+
+def result_of(**fields):
+    """A result of an evaluation file."""
+    metric = {"name": "exact_match", "filter": "none", "value": 0.93, "stderr": 0.01, "higher_is_better": True}
+    return {
+        "task": "demo_counting", "title": "Counting", "dataset": "wedlm-demo/counting", "dataset_config": None,
+        "split": "test", "num_fewshot": 0, "num_examples": 1000, "decoding": "streaming, threshold 0.1",
+        "arguments": {"decoding": "streaming", "entropy_threshold": 0.1}, "metrics": [metric],
+        "tokens_per_forward": 2.345, "prefix_cacheability": 0.5, "tokens_per_second": 1234.5, "num_tokens": 42,
+        **fields,
+    }  # fmt: skip
+
+
+def write_evaluation(path, folder, results=None, **fields):
+    content = {
+        "command": "wedlm eval /home/me/model --out /home/me/eval.json", "commit": "0123456789abcdef+changes",
+        "versions": {"torch": "2.13.0", "lm_eval": "0.4.13"}, "device": "A <device>", "threads": 2, "model": "model",
+        "weights_sha256": weights_digest(folder),
+        "settings": {"apply_chat_template": True, "limit": None, "metadata": {}, "batch_size": 1},
+        "results": [result_of()] if results is None else results, **fields,
+    }  # fmt: skip
+    path.write_text(json.dumps(content))
+    return path

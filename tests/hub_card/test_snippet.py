@@ -1,0 +1,55 @@
+"""The snippet runs in a clean process, and a failure is one sentence."""
+
+import re
+from pathlib import Path
+
+import pytest
+from exports import TOKEN
+
+from wedlm.hub_card.options import ExportError
+from wedlm.hub_card.snippet import run_snippet
+
+
+def card_with(folder, code):
+    folder.mkdir()
+    (folder / "README.md").write_text(f"```bash\nfalse\n```\n\n```python\n{code}\n```\n\n```python\nraise 1\n```\n")
+    return folder
+
+
+def test_the_process_of_the_snippet_is_clean(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("SOMEBODYS_API_KEY", "0123456789abc")
+    code = f"""
+import os, site, sys
+from importlib.util import find_spec
+from pathlib import Path
+assert find_spec("wedlm") is None and find_spec("transformers") is not None
+try:
+    import wedlm.commands.cli
+except ImportError:
+    pass
+else:
+    raise AssertionError("wedlm can be imported")
+assert "HF_TOKEN" not in os.environ and "SOMEBODYS_API_KEY" not in os.environ
+assert Path("me/my-wedlm/README.md").exists()
+from huggingface_hub import constants, get_token
+assert constants.HF_HUB_OFFLINE and get_token() is None
+for place in (Path.home(), Path(constants.HF_HOME), Path(os.environ["HF_MODULES_CACHE"])):
+    assert {str(Path.home())!r} not in str(place) and {str(tmp_path)!r} not in str(place)
+assert site.getuserbase() == {__import__("site").getuserbase()!r}
+"""
+    run_snippet(card_with(tmp_path / "new", code), "me/my-wedlm")
+
+
+@pytest.mark.parametrize(
+    "code, reason",
+    [
+        ("import wedlm", "ModuleNotFoundError: import of wedlm halted; None in sys.modules"),
+        ("raise ValueError('one\\n\\n  and two')", "and two"),
+        ("raise SystemExit(3)", ""),
+        ("import os; os.kill(os.getpid(), 9)", "signal 9, as when memory is short"),
+    ],
+)
+def test_a_snippet_that_fails(tmp_path, code, reason):
+    with pytest.raises(ExportError, match=re.escape(f"does not run without wedlm ({reason}); correct the checkpoint")):
+        run_snippet(card_with(tmp_path / "new", code), "new")

@@ -1,0 +1,238 @@
+"""Loads tasks of lm-eval by name, from its own collection or from a folder, and refuses those that cannot be run."""
+
+import difflib
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import wraps
+from inspect import isfunction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from huggingface_hub.constants import ENDPOINT
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from lm_eval.api.task import ConfigurableTask, Task
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks.manager import TaskDict
+
+from wedlm.evaluation.choices import Choices, EvaluationError
+from wedlm.evaluation.lm_eval_log import quiet_lm_eval
+from wedlm.evaluation.metrics import CodeExecution, modules_missing_in_sandbox, our_metrics_first
+
+GENERATES = "generate_until"  # lm-eval's output_type of tasks that generate text
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Loaded tasks, with their data.
+
+    Args:
+        loaded (`TaskDict`):
+            What lm-eval's manager returned: tasks and groups by name.
+        fewshot (`dict[str, int]`):
+            The number of shots that a recipe asks for, by task.
+    """
+
+    loaded: TaskDict
+    fewshot: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def all(self) -> dict[str, Task]:
+        return self.loaded["tasks"]
+
+
+def load_tasks(
+    names: dict[str, int | None],
+    folders: Iterable[Path] = (),
+    metadata: dict[str, Any] | None = None,
+    run_code: bool = False,
+    seed: int = Choices.seed,
+) -> Tasks:
+    """Loads tasks, groups and tags of lm-eval with their data.
+
+        load_tasks({"gsm8k": None, "my_task": 3}, [Path("my_tasks")])
+
+    Args:
+        names (`dict[str, int | None]`):
+            The number of shots that a recipe asks for, or None, by name of the task, group or tag.
+        folders (`Iterable[Path]`, *optional*):
+            Folders with YAML files of further tasks.
+        metadata (`dict[str, Any]`, *optional*):
+            Values that tasks may read.
+        run_code (`bool`, defaults to `False`):
+            Allow tasks that run the code that the model writes.
+        seed (`int`, *optional*, defaults to 1234):
+            Seed for tasks that draw their questions while they are built.
+    """
+    if not names:
+        raise EvaluationError("No task is named; pass --tasks NAME,NAME or --recipe NAME.")
+    seed_all(seed)
+    with quiet_lm_eval(), our_metrics_first():
+        manager = manager_of(list(names), list(folders), metadata or {})
+        if not run_code:
+            for name in names:
+                refuse_code(name, manager)
+        built, fewshot = [], {}
+        for name, shots in names.items():
+            try:
+                found = manager.load([name])
+            except Exception as error:  # a task may raise anything while it is built
+                raise EvaluationError(reason_not_built(name, error)) from error
+            built += [found["groups"][name]] if name in found["groups"] else found["tasks"].values()
+            fewshot |= dict.fromkeys(found["tasks"], shots) if shots is not None else {}
+        try:
+            loaded = manager.load(built)
+        except ValueError as error:
+            raise EvaluationError(f"--tasks {','.join(names)}: {error}; name each task once.") from error
+    for name, task in loaded["tasks"].items():
+        check_task(name, task, run_code)
+        remember_documents(task)
+    return Tasks(loaded, fewshot)
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+# --- Finding a task by its name ---
+
+
+def manager_of(names: list[str], folders: list[Path], metadata: dict[str, Any]) -> TaskManager:
+    """Returns a manager that knows all `names`, without lm-eval's own tasks if possible: reading those takes 10 s."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise EvaluationError(f"--include-path {folder} is no folder; give one with YAML files of tasks.")
+    paths = [str(folder) for folder in folders]
+    manager = TaskManager(include_path=paths, include_defaults=False, metadata=metadata)
+    if set(names) <= set(manager.all_tasks):
+        return manager
+    manager = TaskManager(include_path=paths, metadata=metadata)
+    for name in names:
+        if name not in manager.all_tasks:
+            for folder in folders:
+                check_yaml(folder)
+            near = difflib.get_close_matches(name, manager.all_tasks, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else "`lm_eval ls tasks` lists lm-eval's own."
+            raise EvaluationError(f"There is no task {name!r}; {hint}")
+    return manager
+
+
+def check_yaml(folder: Path) -> None:
+    """Refuses a folder with a broken YAML file, which lm-eval would skip in silence."""
+    for path in sorted(folder.rglob("*.yaml")):
+        try:
+            yaml.compose(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            said = " ".join(str(error).split())
+            raise EvaluationError(f"{path} cannot be read as YAML ({said}); correct or remove it.") from error
+
+
+def reason_not_built(name: str, error: Exception) -> str:
+    said = " ".join(str(error).split()) or type(error).__name__
+    causes = causes_of(error)
+    if any(isinstance(cause, ConnectionError | OfflineModeIsEnabled | TimeoutError) for cause in causes) or any(
+        words in str(cause) for cause in causes for words in ("offline", "Couldn't reach", "Cannot send a request")
+    ):
+        return (
+            f"The task {name} needs its data from {ENDPOINT}, which cannot be reached ({said}); connect to the "
+            "network, or pass --include-path with a folder of tasks whose data is on this machine."
+        )
+    if any(isinstance(cause, HfHubHTTPError) for cause in causes):
+        return (
+            f"The data of the task {name} cannot be downloaded ({said}); if it asks for an account, run "
+            "`hf auth login`."
+        )
+    return f"The task {name} cannot be built ({type(error).__name__}: {said}); correct it, or leave it out."
+
+
+def causes_of(error: BaseException | None) -> list[BaseException]:
+    """Returns the exception and those that it was raised from."""
+    causes = []
+    while error is not None and error not in causes:
+        causes.append(error)
+        error = error.__cause__ or error.__context__
+    return causes
+
+
+# --- Refusing a task before hours are spent on it ---
+
+
+def refuse_code(name: str, manager: TaskManager) -> None:
+    """Refuses a task that runs code before it is built, since building it may need the network."""
+    config = manager._index[name].cfg or {}
+    if config.get("unsafe_code"):
+        raise EvaluationError(code_refused(name))
+
+
+def code_refused(name: str) -> str:
+    return f"The task {name} runs code that the model writes; pass --run-code to allow it, or leave the task out."
+
+
+def check_task(name: str, task: Task, run_code: bool) -> None:
+    """Refuses a task whose scoring would fail after everything has been generated."""
+    if getattr(task, "UNSAFE_CODE", False):
+        check_task_with_code(name, task, run_code)
+    if isinstance(task, ConfigurableTask) and task.config.process_results is None:
+        for functions, kind in ((task._metric_fn_list, "metric"), (task._aggregation_list, "aggregation of")):
+            for metric, function in functions.items():
+                if function is None:
+                    raise EvaluationError(
+                        f"The task {name} has a {kind} {metric!r} that lm-eval does not know; correct its YAML file."
+                    )
+
+
+def check_task_with_code(name: str, task: Task, run_code: bool) -> None:
+    if not run_code:
+        raise EvaluationError(code_refused(name))
+    if not uses_sandbox(task):
+        raise EvaluationError(
+            f"The task {name} runs code outside of the sandbox, by other means than code_eval; leave it out, or "
+            "run it with lm_eval itself on a machine where that is safe."
+        )
+    try:
+        tests = [str(task.doc_to_target(document)) for document in task.eval_docs]
+    except Exception as error:  # a template or a function of the task may raise anything
+        raise EvaluationError(reason_not_built(name, error)) from error
+    if missing := modules_missing_in_sandbox(tests):
+        raise EvaluationError(
+            f"The tests of the task {name} import {', '.join(missing)}, which the sandbox does not have; leave "
+            "the task out."
+        )
+
+
+def uses_sandbox(task: Task) -> bool:
+    """Whether the task is scored by this package's functions, or by a module that has loaded our code_eval."""
+    functions = [task.config.process_results, *(metric["metric"] for metric in task.config.metric_list or [])]
+    return any(
+        function.__module__.startswith("wedlm.")
+        or any(isinstance(value, CodeExecution) for value in function.__globals__.values())
+        for function in functions
+        if isfunction(function)
+    )
+
+
+# --- Keeping documents ---
+
+
+def remember_documents(task: Task) -> None:
+    """Makes the task process its documents once.
+
+    lm-eval asks for them twice, for requests and for scores, and some tasks shuffle their answers each time.
+    """
+    process = task.config.process_docs if isinstance(task, ConfigurableTask) else None
+    if process is None:
+        return
+    processed: dict[int, Any] = {}
+
+    @wraps(process)
+    def once(documents: Any) -> Any:
+        if id(documents) not in processed:
+            processed[id(documents)] = process(documents)
+        return processed[id(documents)]
+
+    task.set_config("process_docs", once)

@@ -57,7 +57,7 @@ def test_an_interrupted_figure_goes_on_and_gives_the_same_table(run, ablations, 
     kept = list((tmp_path / "work").iterdir())[0].read_text().splitlines()
     assert len(kept) == 2, "a line for each question"
     (tmp_path / "ablation_window.json").unlink()
-    monkeypatch.setattr("wedlm.evaluation.sweep.answer_of", None)  # nobody is asked again
+    monkeypatch.setattr("wedlm.evaluation.sweep.write", None)  # nobody is asked again
     assert run("window")["results"] == whole["results"]
 
 

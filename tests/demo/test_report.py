@@ -1,3 +1,5 @@
+"""The demo report counts what generate() counts, times in turns, and is the card's source."""
+
 import json
 import sys
 
@@ -62,8 +64,8 @@ def alone(model, tokenizer, example, settings):
         logits = model(output.sequences, use_cache=False).logits[0, start - 1 : -1].double()
     logits[:, tokenizer.mask_token_id] = -torch.inf
     nll = -sum(row.log_softmax(-1)[token].item() for row, token in zip(logits, tokens, strict=True))
-    rows = round(len(tokens) / output.prefix_cacheability.item())
-    return tokenizer.decode(tokens, skip_special_tokens=True), len(tokens), output.forwards.item(), rows, nll
+    queries = round(len(tokens) / output.prefix_cacheability.item())
+    return tokenizer.decode(tokens, skip_special_tokens=True), len(tokens), output.forwards.item(), queries, nll
 
 
 @pytest.mark.parametrize("decoding", DECODINGS)
@@ -71,13 +73,13 @@ def test_answers_of_a_batch_are_those_of_each_question_alone(model, tokenizer, d
     examples = [held_out_examples(kind, 2)[1] for kind in ("counting", "records", "stories")]
     for answer, example in zip(answers_of(model, tokenizer, examples, DECODINGS[decoding]), examples, strict=True):
         text, *counts, nll = alone(model, tokenizer, example, DECODINGS[decoding])
-        assert (answer.text, answer.tokens, answer.forwards, answer.window_rows) == (text, *counts)
+        assert (answer.text, answer.tokens, answer.forwards, answer.window_queries) == (text, *counts)
         assert answer.nll == pytest.approx(nll, rel=1e-3, abs=1e-3)
         assert answer.is_right == report.check(example.kind, example.prompt, text)
 
 
-def answer(right, tokens, forwards, rows=None, nll=0.0, text=""):
-    return Answer(text, right, tokens, forwards, rows or tokens, nll)
+def answer(right, tokens, forwards, window_queries=None, nll=0.0, text=""):
+    return Answer(text, right, tokens, forwards, window_queries or tokens, nll)
 
 
 def test_a_summary_by_hand():
@@ -87,13 +89,13 @@ def test_a_summary_by_hand():
         answer(False, 30, 10, 60, 2.0, "x"),
         answer(False, 20, 3, 40, 3.0, "c"),
     ]
-    row = summary(answers, baseline)
-    assert row["accuracy"] == pytest.approx(1 / 3) and row["accuracy_over_autoregressive"] == pytest.approx(-1 / 3)
-    assert row["accuracy_over_autoregressive_interval"] == [-1.0, 0.0]
-    assert row["same_text_as_autoregressive"] == pytest.approx(2 / 3)
-    assert row["tokens"] == 20 and row["tokens_per_forward"] == 60 / 15 and row["prefix_cacheability"] == 0.5
-    assert row["nll_per_token"] == pytest.approx(0.1)
-    low, high = row["tokens_per_forward_interval"]
+    found = summary(answers, baseline)
+    assert found["accuracy"] == pytest.approx(1 / 3) and found["accuracy_over_autoregressive"] == pytest.approx(-1 / 3)
+    assert found["accuracy_over_autoregressive_interval"] == [-1.0, 0.0]
+    assert found["same_text_as_autoregressive"] == pytest.approx(2 / 3)
+    assert found["tokens"] == 20 and found["tokens_per_forward"] == 60 / 15 and found["prefix_cacheability"] == 0.5
+    assert found["nll_per_token"] == pytest.approx(0.1)
+    low, high = found["tokens_per_forward_interval"]
     assert 3 <= low < 4 < high <= 20 / 3
 
 

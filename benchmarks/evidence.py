@@ -33,8 +33,8 @@ NO_REASON = "the numbers say so, and the reason is not known."
 HEAD = """\
 # Evidence
 
-This page has the figures of the paper ([arXiv 2512.22737](https://arxiv.org/abs/2512.22737)) again, on models
-that anyone can run on two CPU cores. `make ablations` measures decoding on the demo checkpoint, and
+This page repeats the figures of the paper ([arXiv 2512.22737](https://arxiv.org/abs/2512.22737)) on models that
+anyone can run on two CPU cores. `make ablations` measures decoding on the demo checkpoint, and
 `make ablations-training` trains small models of its own. The paper's models have billions of parameters and saw
 a hundred billion tokens, so the findings here are about the method on small models and on texts of known kinds.
 A forward takes a few milliseconds here, much of it overhead, so the speeds say little about a GPU.
@@ -69,9 +69,9 @@ SECTIONS = [
         "The recommended range is 0.3 to 0.6.",
         judge_threshold,
         {
-            "falls early": "on a model this small accuracy falls where the paper's is still flat. Some of the tokens "
-            "that it fills at the default threshold are wrong, and later tokens build on them. Beyond that accuracy "
-            "falls steeply, as in the paper.",
+            "falls early": "on a model this small, accuracy falls where the paper's is still flat. Some of the tokens "
+            "that it fills at the default threshold are wrong, and later tokens build on them. At higher thresholds "
+            "accuracy falls steeply, as in the paper.",
         },
     ),
     Section(

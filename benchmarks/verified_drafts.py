@@ -37,7 +37,7 @@ def log_probabilities(logits: torch.Tensor, mask_token_id: int, temperature: flo
 def accepted(
     model: PreTrainedModel, ids: torch.Tensor, prompt_length: int, temperature: float
 ) -> dict[str, torch.Tensor]:
-    """`[new tokens]` by kind of draft: the expected number of drafts accepted in a row behind each token of a text."""
+    """`[new tokens]` by kind of draft: the expected number of successive drafts accepted behind each token."""
     mask, length = model.config.mask_token_id, len(ids)
     judges = log_probabilities(model(ids[None], use_cache=False).logits[0], mask, temperature)
     starts = torch.arange(prompt_length, length)  # positions of the tokens that the judge chooses

@@ -63,7 +63,7 @@ def alone(model, tokenizer, example, settings):
     with torch.no_grad():
         logits = model(output.sequences, use_cache=False).logits[0, start - 1 : -1].double()
     logits[:, tokenizer.mask_token_id] = -torch.inf
-    nll = -sum(row.log_softmax(-1)[token].item() for row, token in zip(logits, tokens, strict=True))
+    nll = -sum(scores.log_softmax(-1)[token].item() for scores, token in zip(logits, tokens, strict=True))
     queries = round(len(tokens) / output.prefix_cacheability.item())
     return tokenizer.decode(tokens, skip_special_tokens=True), len(tokens), output.forwards.item(), queries, nll
 
@@ -137,15 +137,15 @@ def test_decodings_take_turns(model, tokenizer, monkeypatch):
     measured = timings(model, tokenizer, examples, 2, tqdm(disable=True))
     turn = [(settings["decoding"], settings.get("entropy_threshold")) for settings in DECODINGS.values()]
     assert order == turn * 2 * 3
-    for row in measured.values():
-        for spread in row.values():
+    for numbers in measured.values():
+        for spread in numbers.values():
             low, high = spread["quartiles"]
             assert 0 < low <= spread["median"] <= high
     assert measured[BASELINE]["times_autoregressive"] == {"median": 1, "quartiles": [1, 1]}
 
 
 def test_goals_are_compared_with_what_was_reached():
-    def row(accuracy, over, tokens_per_forward):
+    def numbers(accuracy, over, tokens_per_forward):
         return {
             "accuracy": accuracy,
             "accuracy_over_autoregressive_interval": [over - 0.1, over],
@@ -153,9 +153,10 @@ def test_goals_are_compared_with_what_was_reached():
         }
 
     results = {
-        kind: {BASELINE: row(0.93, 0, 1), "streaming": row(0.9, 0.0, 5), "verified": row(0.93, 0, 9)} for kind in KINDS
+        kind: {BASELINE: numbers(0.93, 0, 1), "streaming": numbers(0.9, 0.0, 5), "verified": numbers(0.93, 0, 9)}
+        for kind in KINDS
     }
-    results["records"]["streaming"] = row(0.5, -0.2, 9)
+    results["records"]["streaming"] = numbers(0.5, -0.2, 9)
     missed = {goal["goal"] for goal in goals(results) if not goal["met"]}
     assert missed == {
         "counting: accuracy, autoregressive",
@@ -195,7 +196,7 @@ def test_the_whole_report_and_its_card(folder, tmp_path, monkeypatch, capsys):
     report.main()
     written = json.loads((tmp_path / "report.json").read_text())
     assert set(written["results"]) == set(KINDS) and all(
-        set(row) == set(DECODINGS) for row in written["results"].values()
+        set(by_decoding) == set(DECODINGS) for by_decoding in written["results"].values()
     )
     assert {"command", "commit", "versions", "device", "threads", "weights_sha256", "goals"} <= set(written)
     assert len(capsys.readouterr().out.splitlines()) == len(KINDS) * len(DECODINGS) + 1
@@ -213,9 +214,12 @@ def test_the_whole_report_and_its_card(folder, tmp_path, monkeypatch, capsys):
     text = card(written, training)
     for kind in KINDS:
         for decoding in DECODINGS:
-            row = written["results"][kind][decoding]
-            line = f"| {decoding} | {100 * row['accuracy']:.1f} % |"
-            assert line in text and f" {row['tokens_per_forward']:.2f} | {row['prefix_cacheability']:.2f} |" in text
+            numbers = written["results"][kind][decoding]
+            line = f"| {decoding} | {100 * numbers['accuracy']:.1f} % |"
+            assert (
+                line in text
+                and f" {numbers['tokens_per_forward']:.2f} | {numbers['prefix_cacheability']:.2f} |" in text
+            )
     assert "2.8 million parameters" in text and "in 67 minutes on a CPU" in text
     assert all(shown["text"] in text for shown in written["examples"])
     assert overview(written).count("\n") == 1 + len(KINDS)

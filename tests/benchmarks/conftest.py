@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+from argparse import Namespace
 
 import pytest
 from helpers import REPOSITORY
@@ -37,6 +38,4 @@ def run(load_benchmark, monkeypatch, tmp_path):
 
 @pytest.fixture
 def tiny_model(load_benchmark):
-    from argparse import Namespace
-
     return load_benchmark("common").model_of(Namespace(shape="tiny", dtype="float32"))

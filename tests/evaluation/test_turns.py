@@ -1,5 +1,7 @@
 """Calls take turns, the warm-up is not timed, and the clock waits for the device."""
 
+from io import StringIO
+
 import pytest
 import torch
 from tqdm.auto import tqdm
@@ -51,7 +53,7 @@ def test_seconds_are_by_name_and_round(calls, clock):
 
 
 def test_the_bar_counts_the_warm_up_too(calls):
-    with tqdm(total=9, disable=False, file=open("/dev/null", "w")) as bar:
+    with tqdm(total=9, disable=False, file=StringIO()) as bar:
         seconds_in_turns(calls, "cpu", 2, bar=bar)
         assert bar.n == 9
 

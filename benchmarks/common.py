@@ -1,18 +1,21 @@
-"""What is measured: a checkpoint, the demo by default, or random weights in the shape of a released one; and plots."""
+"""Shared by the benchmarks: arguments, models, random prompts, peak memory, tables, plots and files of results."""
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.evaluation.provenance import write_report
 
+RESULTS = Path(__file__).parent / "results"
+DECODINGS = ("autoregressive", "streaming", "verified", "blockwise")
 QWEN3 = {
     "vocab_size": 151_936,
     "num_key_value_heads": 8,
@@ -31,6 +34,15 @@ SHAPES = {
     | {"vocab_size": 512, "num_key_value_heads": 2, "head_dim": 16, "mask_token_id": 511},
 }
 
+# --- Arguments and models ---
+
+
+def new_parser(description: str, name: str) -> argparse.ArgumentParser:
+    """A parser with --out, by default the file results/`name`.json."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json")
+    return parser
+
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=str(DEMO_FOLDER), help="a checkpoint; the demo by default")
@@ -38,53 +50,79 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32")
 
 
-def model_of(arguments: argparse.Namespace) -> PreTrainedModel:
-    device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, arguments.dtype)
-    if arguments.shape is None:
-        return WeDLMForCausalLM.from_pretrained(arguments.model, dtype=dtype).to(device).eval()
+def model_of(given: argparse.Namespace) -> PreTrainedModel:
+    """The checkpoint of --model, or random weights in the shape of --shape; on a GPU where there is one."""
+    device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, given.dtype)
+    if given.shape is None:
+        return WeDLMForCausalLM.from_pretrained(given.model, dtype=dtype).to(device).eval()
     torch.manual_seed(0)
-    config = WeDLMConfig(**{**QWEN3, **SHAPES[arguments.shape]}, dtype=dtype)
+    config = WeDLMConfig(**{**QWEN3, **SHAPES[given.shape]}, dtype=dtype)
     with torch.device(device):
         return WeDLMForCausalLM._from_config(config, dtype=dtype).eval()
 
 
+def tokenizer_of(given: argparse.Namespace) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of --model; random weights have none."""
+    return AutoTokenizer.from_pretrained(given.model) if given.shape is None else None
+
+
+def random_tokens(model: PreTrainedModel, batch_size: int, length: int) -> torch.Tensor:
+    """`[batch_size, length]`, without MASK."""
+    tokens = torch.randint(0, model.config.vocab_size - 1, (batch_size, length))
+    return tokens.where(tokens != model.config.mask_token_id, 0).to(model.device)
+
+
+def load(
+    folder: str | Path = DEMO_FOLDER, dtype: torch.dtype | str = "auto"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model and the tokenizer of a checkpoint, on the CPU."""
+    return WeDLMForCausalLM.from_pretrained(folder, dtype=dtype).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+# --- Memory ---
+
+
 def peak_bytes() -> int:
-    """The most memory that this process ever had, on a GPU the most allocated there. (Linux: VmHWM of /proc.)"""
+    """The peak memory of this process; on a GPU the peak that torch allocated there. (VmHWM of /proc needs Linux.)"""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
     return 1024 * int(line.split()[1])
 
 
-def now(device: torch.device | str) -> float:
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+def in_fresh_process(function: Callable, *arguments: Any) -> Any:
+    """What `function` returns in a new process, whose peak of memory nothing else has raised."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as process:
+        return process.submit(function, *arguments).result()
 
 
-def median_seconds(work: Callable, device: torch.device, repeats: int) -> float:
-    seconds = []
-    for i in range(repeats + 2):
-        start = now(device)
-        work()
-        if i > 1:  # the first two warm up
-            seconds.append(now(device) - start)
-    return statistics.median(seconds)
+# --- Tables ---
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+def markdown(header: Sequence[str], lines: Iterable[Sequence[object]], left: Collection[str]) -> str:
+    """A table whose columns are aligned to the right, except for those named in `left`."""
+    alignment = ["---" if name in left else "---:" for name in header]
+    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in (header, alignment, *lines))
+
+
+def with_range(measured: dict[str, float], spec: str) -> str:
+    """with_range({"median": 3.61, "min": 3.2, "max": 5.0}, ".1f") == "3.6 (3.2 - 5.0)" """
+    median, low, high = (format(measured[name], spec) for name in ("median", "min", "max"))
+    return f"{median} ({low} - {high})"
+
+
+# --- Plots and files ---
 
 
 class Panel(NamedTuple):
     title: str
     x_label: str
     y_label: str
-    lines: dict[str, Iterable[tuple[float, float]]]
+    lines: dict[str, Iterable[tuple[float, float]]]  # points by label
 
 
 def plot(path: Path, panels: list[Panel]) -> None:
-    """Readable in grey; left out where there is no matplotlib, as the numbers are in the JSON file beside it."""
+    """Draws the panels side by side, readable in grey. Without matplotlib there is no plot."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import NullLocator
@@ -103,3 +141,13 @@ def plot(path: Path, panels: list[Panel]) -> None:
         axes.yaxis.set_minor_formatter("{x:g}")
         axes.legend(fontsize="small")
     figure.savefig(path.with_suffix(".png"), dpi=110)
+
+
+def save(
+    out: Path, results: dict | list, device: torch.device | str, panels: Sequence[Panel] = (), **more: object
+) -> None:
+    """Writes the results with `more` and all they depend on into `out`, and the plot into a file of the same name."""
+    write_report(out, results, device, **more)
+    if panels:
+        plot(out, list(panels))
+    print(f"written to {out}")

@@ -1,13 +1,12 @@
-"""How much memory a conversion takes: the peak of a fresh process that converts a synthetic checkpoint.
+"""The memory that a conversion takes: the peak of a fresh process that converts a synthetic checkpoint.
 
     python benchmarks/convert_memory.py [--gigabytes 2] [--out benchmarks/results/convert_memory.json]
 
-A Qwen3 of bfloat16 weights in four shards whose vocabulary is full, so that the embedding and the head gain a row and
-their shards are rewritten; then back again. The embedding alone is an eighth of the checkpoint.
-The peak is read from /proc, so this needs Linux.
+The checkpoint is a Qwen3 with bfloat16 weights in four shards. Its vocabulary is full, so that the embedding and the
+head grow by one token and their shards are rewritten; the embedding alone is an eighth of the checkpoint. It is
+converted to WeDLM and back again. The peak is read from /proc, which needs Linux.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -16,16 +15,15 @@ import tempfile
 from pathlib import Path
 
 import torch
+from common import new_parser, save
 from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
-
-from wedlm.evaluation.provenance import write_report
 
 HIDDEN_SIZE, NUM_SHARDS = 1024, 4
 CONVERT = """
 from pathlib import Path
 from wedlm import {function}
-def peak():  # not getrusage's, which starts at what the parent had
+def peak():  # getrusage() would begin with the peak of the parent process
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
     return 1024 * int(line.split()[1])
 before = peak()
@@ -36,12 +34,27 @@ print(before, peak())
 
 def save_synthetic(folder: Path, gigabytes: float) -> list[int]:
     """Writes the checkpoint shard by shard and returns the sizes of the shards."""
-    num_rows = int(gigabytes * 1e9 / 8 / (2 * HIDDEN_SIZE))
-    intermediate_size = int(gigabytes * 1e9 / 4 / (2 * 3 * HIDDEN_SIZE)) // 2
-    config = Qwen3Config(
-        vocab_size=num_rows,
+    config = config_of_size(gigabytes)
+    config.save_pretrained(folder)
+    shards = shapes_by_shard(config)
+    weight_map, sizes = {}, []
+    for i, shapes in enumerate(shards, start=1):
+        path = folder / f"model-{i:05}-of-{NUM_SHARDS:05}.safetensors"
+        generator = torch.Generator().manual_seed(i)
+        save_file({n: torch.randn(s, generator=generator, dtype=torch.bfloat16) for n, s in shapes.items()}, path)
+        weight_map |= dict.fromkeys(shapes, path.name)
+        sizes.append(path.stat().st_size)
+    total = sum(shape.numel() for shapes in shards for shape in shapes.values())
+    index = {"metadata": {"total_size": 2 * total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return sizes
+
+
+def config_of_size(gigabytes: float) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=int(gigabytes * 1e9 / 8 / (2 * HIDDEN_SIZE)),
         hidden_size=HIDDEN_SIZE,
-        intermediate_size=intermediate_size,
+        intermediate_size=int(gigabytes * 1e9 / 4 / (2 * 3 * HIDDEN_SIZE)) // 2,
         num_hidden_layers=6,
         num_attention_heads=2,
         num_key_value_heads=1,
@@ -49,7 +62,10 @@ def save_synthetic(folder: Path, gigabytes: float) -> list[int]:
         dtype=torch.bfloat16,
         architectures=["Qwen3ForCausalLM"],
     )
-    config.save_pretrained(folder)
+
+
+def shapes_by_shard(config: Qwen3Config) -> list[dict[str, torch.Size]]:
+    """The shapes of all weights by name, spread evenly over the shards."""
     with torch.device("meta"):
         shapes = {name: tensor.shape for name, tensor in Qwen3ForCausalLM(config).state_dict().items()}
     total = sum(shape.numel() for shape in shapes.values())
@@ -57,16 +73,7 @@ def save_synthetic(folder: Path, gigabytes: float) -> list[int]:
     for name, shape in shapes.items():
         shards[min(written * NUM_SHARDS // total, NUM_SHARDS - 1)][name] = shape
         written += shape.numel()
-    weight_map, sizes = {}, []
-    for i, names in enumerate(shards, start=1):
-        path = folder / f"model-{i:05}-of-{NUM_SHARDS:05}.safetensors"
-        generator = torch.Generator().manual_seed(i)
-        save_file({n: torch.randn(s, generator=generator, dtype=torch.bfloat16) for n, s in names.items()}, path)
-        weight_map |= dict.fromkeys(names, path.name)
-        sizes.append(path.stat().st_size)
-    index = {"metadata": {"total_size": 2 * total}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return sizes
+    return shards
 
 
 def measure(function: str, source: Path, out: Path, sizes: list[int]) -> dict:
@@ -76,29 +83,32 @@ def measure(function: str, source: Path, out: Path, sizes: list[int]) -> dict:
         [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True
     )
     before, peak = map(int, result.stdout.split())
-    row = {"function": function, "checkpoint_bytes": sum(sizes), "largest_shard_bytes": max(sizes)}
-    return row | {"peak_bytes_after_imports": before, "peak_bytes": peak}
+    return {
+        "function": function,
+        "checkpoint_bytes": sum(sizes),
+        "largest_shard_bytes": max(sizes),
+        "peak_bytes_after_imports": before,
+        "peak_bytes": peak,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "convert_memory")
     parser.add_argument("--gigabytes", type=float, default=2)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "convert_memory.json")
-    arguments = parser.parse_args()
+    given = parser.parse_args()
     results = []
     with tempfile.TemporaryDirectory() as folder:
         source, wedlm, back = (Path(folder, name) for name in ("source", "wedlm", "back"))
-        sizes = save_synthetic(source, arguments.gigabytes)
+        sizes = save_synthetic(source, given.gigabytes)
         for function, start, end in (("convert_to_wedlm", source, wedlm), ("convert_to_autoregressive", wedlm, back)):
-            row = measure(function, start, end, sizes)
-            print(", ".join(f"{name} {value / 1e6:.0f} MB" for name, value in row.items() if name != "function"))
-            results.append(row)
+            measured = measure(function, start, end, sizes)
+            print(", ".join(f"{name} {value / 1e6:.0f} MB" for name, value in measured.items() if name != "function"))
+            results.append(measured)
         for path in source.glob("*.safetensors"):
             same = subprocess.run(["cmp", "--silent", path, back / path.name]).returncode == 0
             if not same:
-                raise SystemExit(f"{path.name} is not what it was before the way there and back.")
-    write_report(arguments.out, results, "cpu")
-    print(f"written to {arguments.out}")
+                raise SystemExit(f"{path.name} has changed in the conversion to WeDLM and back.")
+    save(given.out, results, "cpu")
 
 
 if __name__ == "__main__":

@@ -4,36 +4,41 @@
                                 [--new-tokens 128] [--window-size 8] [--compile] [--repeats 5]
                                 [--out benchmarks/results/decode.json]
 
-Prompts are conversations about the demo's tasks, as many turns as the length has room for, the last question held
-out. (The demo was trained on 192 tokens at most, and has little to say in longer ones.) With --shape they are random
-tokens, and every decoding writes all --new-tokens; of random weights tokens per forward say nothing. All decodings
-take turns in each cell. "autoregressive" is transformers' own with a DynamicCache, "static" the same with
-cache_implementation="static", which transformers compiles on a GPU; there, and with --compile, streaming and verified
-have compiled sides, too. "one slot" is streaming decoding with a window of one slot: this package's own step with one
-row. A small batch size has several batches, so that each kind of task takes part. Latencies are of batch size 1, from
-runs of their own with a streamer.
+Prompts are conversations about the demo's tasks. A held-out question comes last, behind as many answered ones as fit
+into the length. (The demo was trained on 192 tokens at most and has little to say in longer ones.) With --shape the
+prompts are random tokens and every decoding writes all --new-tokens; with random weights the number of tokens per
+forward means nothing.
 
-Of the ratio of tokens per forward, the ratio of tokens per second keeps a share, printed as "kept"; were a step with a
-window as fast as one with a row, it would be the share that "one slot" keeps. The goal beside it is 0.6 at batch size
-1, and else 0.9 times the milliseconds of a "one slot" forward over those of a forward with a window.
+All decodings take turns in each cell. "autoregressive" is transformers' own with a DynamicCache, and "static" is the
+same with cache_implementation="static", which transformers compiles on a GPU. There, and with --compile, streaming and
+verified decoding are also measured compiled. "one slot" is streaming decoding with a window of one slot: this
+package's own step with a single query. A small batch size has several batches, so that each kind of task takes part.
+Latencies are measured at batch size 1, in separate runs with a streamer.
+
+A forward over a window takes longer than one over a single query, so a decoding gains less in tokens per second than
+in tokens per forward. "kept" is the ratio of tokens per second to autoregressive decoding over the ratio of tokens per
+forward. If a forward over a window were as fast as one over a single query, it would be as large as for "one slot".
+The goal beside it is 0.6 at batch size 1. At larger batch sizes it is 0.9 times the milliseconds of a "one slot"
+forward over those of a forward with a window.
 """
 
-import argparse
 import statistics
 import time
-from itertools import count
-from pathlib import Path
+from functools import partial
+from typing import NamedTuple
 
 import torch
-from common import Panel, add_model_arguments, model_of, now, plot, spread
+from common import Panel, add_model_arguments, markdown, model_of, new_parser, save, tokenizer_of, with_range
 from huggingface_hub.utils import tqdm
-from transformers import AutoTokenizer, CompileConfig, PreTrainedModel, PreTrainedTokenizerBase
+from prompts import prompts
+from transformers import CompileConfig, PreTrainedModel
+from transformers.generation import GenerateDecoderOnlyOutput
 
-from wedlm.demo.tasks import KINDS, held_out_examples, training_example
-from wedlm.evaluation.provenance import write_report
+from wedlm.demo.tasks import KINDS
+from wedlm.evaluation.turns import Turn, median_and_range, take_turns
 
 STATIC = {"cache_implementation": "static"}
-SIDES = {
+DECODINGS = {
     "autoregressive": {"decoding": "autoregressive"},
     "static": {"decoding": "autoregressive", **STATIC},
     "one slot": {"decoding": "streaming", "window_size": 1},
@@ -41,12 +46,15 @@ SIDES = {
     "verified": {"decoding": "verified"},
     "blockwise": {"decoding": "blockwise"},
 }
-COMPILED = {f"{name}, compiled": {**SIDES[name], **STATIC} for name in ("streaming", "verified")}
+COMPILED = {
+    f"{name}, compiled": {**DECODINGS[name], **STATIC, "compile_config": CompileConfig()}
+    for name in ("streaming", "verified")
+}
 BASELINE = "autoregressive"
 
 
 class Clock:
-    """A streamer of one row: when what was committed."""
+    """A streamer for one text that notes when tokens are committed."""
 
     def __init__(self):
         self.start, self.times, self.has_prompt = time.perf_counter(), [], False
@@ -60,59 +68,28 @@ class Clock:
         pass
 
 
-def chat(tokenizer: PreTrainedTokenizerBase, number: int, length: int) -> list[dict[str, str]]:
-    """A held-out question with answered ones in front, `length` tokens at most but for the question alone."""
-    messages = held_out_examples(KINDS[number % len(KINDS)], number // len(KINDS) + 1)[-1].messages[:1]
-    for position in count(1000 * number):
-        longer = training_example(0, position).messages + messages
-        if len(tokenizer.apply_chat_template(longer, add_generation_prompt=True)["input_ids"]) > length:
-            return messages
-        messages = longer
+class Run(NamedTuple):
+    seconds: float
+    tokens: int
+    forwards: int
 
 
-def prompts(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, batch_size: int, length: int, number: int = 0
-) -> dict:
-    """The batch of this number; each kind of task comes in turn."""
-    if tokenizer is None:
-        tokens = torch.randint(0, model.config.vocab_size - 1, (batch_size, length))
-        tokens = tokens.where(tokens != model.config.mask_token_id, 0).to(model.device)
-        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    chats = [chat(tokenizer, number * batch_size + i, length) for i in range(batch_size)]
-    return tokenizer.apply_chat_template(
-        chats, add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
-    ).to(model.device)
+def generate(model: PreTrainedModel, batches: list[dict], settings: dict) -> list[GenerateDecoderOnlyOutput]:
+    return [model.generate(**inputs, **settings) for inputs in batches]
 
 
-def measure(
-    model: PreTrainedModel, batches: list[dict], new_tokens: int, more: dict, repeats: int, bar: tqdm
-) -> dict[str, dict]:
-    seconds, tokens, forwards = ({side: [] for side in SIDES} for _ in range(3))
-    settings = {"max_new_tokens": new_tokens, "do_sample": False, "return_dict_in_generate": True, **more}
-    for i in range(repeats + 1):
-        for side, decoding in SIDES.items():
-            start = now(model.device)
-            outputs = [model.generate(**inputs, **{**settings, **decoding}) for inputs in batches]
-            if i > 0:  # the first warms up
-                seconds[side].append(now(model.device) - start)
-                tokens[side].append(sum((o.tokens_per_forward * o.forwards).sum().round().item() for o in outputs))
-                forwards[side].append(sum(output.forwards.max().item() for output in outputs))
-            bar.update()
-    measured, batch_size = {}, len(batches[0]["input_ids"])
-    for side in SIDES:
-        rates = [number / taken for number, taken in zip(tokens[side], seconds[side], strict=True)]
-        measured[side] = {
-            "tokens_per_second": spread(rates),
-            "tokens_per_forward": tokens[side][0] / batch_size / forwards[side][0],
-            "milliseconds_per_forward": 1e3 * statistics.median(seconds[side]) / forwards[side][0],
-        }
-        if batch_size == 1:
-            measured[side] |= latencies(model, batches, {**settings, **SIDES[side]}, repeats)
-    for side in SIDES:
-        row, base = measured[side], measured[BASELINE]
-        row["times_autoregressive"] = row["tokens_per_second"]["median"] / base["tokens_per_second"]["median"]
-        row["share_kept"] = row["times_autoregressive"] * base["tokens_per_forward"] / row["tokens_per_forward"]
-    return measured
+def run_of(turn: Turn) -> Run:
+    tokens = sum((output.tokens_per_forward * output.forwards).sum().round().item() for output in turn.result)
+    return Run(turn.seconds, tokens, sum(output.forwards.max().item() for output in turn.result))
+
+
+def speed(runs: list[Run], batch_size: int) -> dict:
+    first = runs[0]
+    return {
+        "tokens_per_second": median_and_range([run.tokens / run.seconds for run in runs]),
+        "tokens_per_forward": first.tokens / batch_size / first.forwards,
+        "milliseconds_per_forward": 1e3 * statistics.median(run.seconds for run in runs) / first.forwards,
+    }
 
 
 def latencies(model: PreTrainedModel, batches: list[dict], settings: dict, repeats: int) -> dict[str, float]:
@@ -128,53 +105,77 @@ def latencies(model: PreTrainedModel, batches: list[dict], settings: dict, repea
     }
 
 
+def measure(
+    model: PreTrainedModel, batches: list[dict], decodings: dict[str, dict], settings: dict, repeats: int, bar: tqdm
+) -> dict[str, dict]:
+    """The numbers of one cell by decoding; `settings` are the arguments of `generate()` that all decodings share."""
+    settings = {name: {**settings, **decoding} for name, decoding in decodings.items()}
+    runs = {name: [] for name in decodings}
+    calls = {name: partial(generate, model, batches, settings[name]) for name in decodings}
+    for turn in take_turns(calls, model.device, repeats, bar=bar):
+        runs[turn.name].append(run_of(turn))
+    batch_size = len(batches[0]["input_ids"])
+    measured = {name: speed(runs[name], batch_size) for name in decodings}
+    if batch_size == 1:
+        for name in decodings:
+            measured[name] |= latencies(model, batches, settings[name], repeats)
+    base = measured[BASELINE]
+    for numbers in measured.values():
+        times = numbers["tokens_per_second"]["median"] / base["tokens_per_second"]["median"]
+        numbers["times_autoregressive"] = times
+        numbers["share_kept"] = times * base["tokens_per_forward"] / numbers["tokens_per_forward"]
+    return measured
+
+
+def goal(cell: dict, name: str) -> float:
+    if cell["batch_size"] == 1:
+        return 0.6
+    one_slot, window = (cell["sides"][side]["milliseconds_per_forward"] for side in ("one slot", name))
+    return 0.9 * one_slot / window
+
+
 def table(cells: list[dict]) -> str:
-    """In Markdown."""
-    lines = [
-        "| batch | prompt | decoding | tokens/s (min - max) | times AR | tokens/forward | kept (goal) | ms/forward"
-        " | first |",
-        "| ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    """For benchmarks/RESULTS.md."""
+    header = ["batch", "prompt", "decoding", "tokens/s (min - max)", "times AR", "tokens/forward", "kept (goal)"]
+    lines = []
     for cell in cells:
-        for side, row in cell["sides"].items():
-            rate = row["tokens_per_second"]
-            goal = 0.6
-            if cell["batch_size"] > 1:
-                one_slot = cell["sides"]["one slot"]["milliseconds_per_forward"]
-                goal = 0.9 * one_slot / row["milliseconds_per_forward"]
-            is_window = side.partition(",")[0] in ("streaming", "verified", "blockwise")
-            kept = f"{row['share_kept']:.2f} ({goal:.2f})" if is_window else f"{row['share_kept']:.2f}"
-            first = f"{row['milliseconds_to_first_token']:.1f}" if "milliseconds_to_first_token" in row else ""
+        for name, numbers in cell["sides"].items():
+            has_window = name.partition(",")[0] in ("streaming", "verified", "blockwise")
+            first = numbers.get("milliseconds_to_first_token")
             lines.append(
-                f"| {cell['batch_size']} | {cell['prompt_length']} | {side}"
-                f" | {rate['median']:.0f} ({rate['min']:.0f} - {rate['max']:.0f}) | {row['times_autoregressive']:.2f}"
-                f" | {row['tokens_per_forward']:.2f} | {kept} | {row['milliseconds_per_forward']:.2f}"
-                f" | {first} |"
+                [
+                    cell["batch_size"],
+                    cell["prompt_length"],
+                    name,
+                    with_range(numbers["tokens_per_second"], ".0f"),
+                    f"{numbers['times_autoregressive']:.2f}",
+                    f"{numbers['tokens_per_forward']:.2f}",
+                    f"{numbers['share_kept']:.2f}" + (f" ({goal(cell, name):.2f})" if has_window else ""),
+                    f"{numbers['milliseconds_per_forward']:.2f}",
+                    "" if first is None else f"{first:.1f}",
+                ]
             )
-    return "\n".join(lines)
+    return markdown([*header, "ms/forward", "first"], lines, left={"decoding"})
 
 
 def panels(cells: list[dict]) -> list[Panel]:
-    return [
-        Panel(
-            f"prompts of {length} tokens",
-            "batch size",
-            "tokens per second",
-            {
-                side: [
-                    (cell["batch_size"], cell["sides"][side]["tokens_per_second"]["median"])
-                    for cell in cells
-                    if cell["prompt_length"] == length
-                ]
-                for side in cells[0]["sides"]
-            },
-        )
-        for length in sorted({cell["prompt_length"] for cell in cells})
-    ]
+    """A panel for each prompt length."""
+    shown = []
+    for length in sorted({cell["prompt_length"] for cell in cells}):
+        lines = {
+            name: [
+                (cell["batch_size"], cell["sides"][name]["tokens_per_second"]["median"])
+                for cell in cells
+                if cell["prompt_length"] == length
+            ]
+            for name in cells[0]["sides"]
+        }
+        shown.append(Panel(f"prompts of {length} tokens", "batch size", "tokens per second", lines))
+    return shown
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "decode")
     add_model_arguments(parser)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--prompt-lengths", type=int, nargs="+", default=[128])
@@ -182,30 +183,24 @@ def main() -> None:
     parser.add_argument("--window-size", type=int, help="the checkpoint's by default")
     parser.add_argument("--compile", action="store_true", help="on a CPU as well, which takes a minute or two")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "decode.json")
     given = parser.parse_args()
-    model = model_of(given)
-    if given.compile or torch.cuda.is_available():
-        for name, settings in COMPILED.items():
-            SIDES[name] = {**settings, "compile_config": CompileConfig()}
-    tokenizer = None if given.shape is not None else AutoTokenizer.from_pretrained(given.model)
+    model, tokenizer = model_of(given), tokenizer_of(given)
+    decodings = {**DECODINGS, **(COMPILED if given.compile or torch.cuda.is_available() else {})}
+    settings = {"max_new_tokens": given.new_tokens, "do_sample": False, "return_dict_in_generate": True}
+    if given.window_size is not None:
+        settings["window_size"] = given.window_size
     cells = []
-    num_runs = len(given.batch_sizes) * len(given.prompt_lengths) * len(SIDES) * (given.repeats + 1)
-    with tqdm(total=num_runs, unit=" runs") as bar:
-        for batch_size in given.batch_sizes:
-            for length in given.prompt_lengths:
-                torch.manual_seed(0)
-                batches = [
-                    prompts(model, tokenizer, batch_size, length, i) for i in range(max(1, len(KINDS) // batch_size))
-                ]
-                more = {} if given.window_size is None else {"window_size": given.window_size}
-                measured = measure(model, batches, given.new_tokens, more, given.repeats, bar)
-                cells.append({"batch_size": batch_size, "prompt_length": length, "sides": measured})
+    shapes = [(batch_size, length) for batch_size in given.batch_sizes for length in given.prompt_lengths]
+    with tqdm(total=len(shapes) * len(decodings) * (given.repeats + 1), unit=" runs") as bar:
+        for batch_size, length in shapes:
+            torch.manual_seed(0)
+            num_batches = max(1, len(KINDS) // batch_size)
+            batches = [prompts(model, tokenizer, batch_size, length, number) for number in range(num_batches)]
+            measured = measure(model, batches, decodings, settings, given.repeats, bar)
+            cells.append({"batch_size": batch_size, "prompt_length": length, "sides": measured})
     print(table(cells))
     about = {"shape": given.shape, "dtype": str(model.dtype), "repeats": given.repeats}
-    write_report(given.out, cells, model.device, window_size=given.window_size, **about)
-    plot(given.out, panels(cells))
-    print(f"written to {given.out}")
+    save(given.out, cells, model.device, panels(cells), window_size=given.window_size, **about)
 
 
 if __name__ == "__main__":

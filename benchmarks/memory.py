@@ -3,32 +3,35 @@
     python benchmarks/memory.py [--shape qwen3-8b] [--batch-sizes 1 16] [--prompt-lengths 128 1024] [--new-tokens 128]
                                 [--out benchmarks/results/memory.json]
 
-Each cell has a fresh process, in which a call with a short prompt comes first; the rise is what the second call needs
-above that. `cache_bytes` is what keys and values of all its tokens take, which no decoding can do without.
+Each cell has a fresh process. A call with a short prompt comes first, and the rise is measured from its peak to that
+of a second call. `cache_bytes` is the memory of the keys and values of all its tokens, which every decoding needs.
 """
 
 import argparse
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from pathlib import Path
 
 import torch
-from common import Panel, add_model_arguments, model_of, peak_bytes, plot
+from common import (
+    DECODINGS,
+    Panel,
+    add_model_arguments,
+    in_fresh_process,
+    markdown,
+    model_of,
+    new_parser,
+    peak_bytes,
+    random_tokens,
+    save,
+)
 from huggingface_hub.utils import tqdm
-
-from wedlm.evaluation.provenance import write_report
-
-DECODINGS = ("autoregressive", "streaming", "verified", "blockwise")
 
 
 def rise(given: argparse.Namespace, decoding: str, batch_size: int, length: int) -> tuple[int, int]:
-    """Bytes above the first call's peak, and bytes of keys and values."""
+    """The bytes above the peak of the first call, and the bytes of keys and values."""
     model = model_of(given)
     settings = {"decoding": decoding, "eos_token_id": None, "do_sample": False}
 
     def call(batch_size: int, length: int, new_tokens: int) -> None:
-        tokens = torch.randint(0, model.config.vocab_size - 1, (batch_size, length))
-        tokens = tokens.where(tokens != model.config.mask_token_id, 0).to(model.device)
+        tokens = random_tokens(model, batch_size, length)
         model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=new_tokens, **settings)
 
     call(1, 16, 2)
@@ -39,54 +42,49 @@ def rise(given: argparse.Namespace, decoding: str, batch_size: int, length: int)
     return peak_bytes() - before, 2 * size * entries * config.num_key_value_heads * config.head_dim
 
 
-def table(rows: list[dict]) -> str:
-    """In Markdown."""
-    lines = ["| batch | prompt | decoding | MB | keys and values |", "| ---: | ---: | --- | ---: | ---: |"]
-    for row in rows:
-        lines.append(
-            f"| {row['batch_size']} | {row['prompt_length']} | {row['decoding']} | {row['bytes'] / 1e6:.1f}"
-            f" | {row['cache_bytes'] / 1e6:.1f} |"
-        )
-    return "\n".join(lines)
-
-
-def panels(rows: list[dict]) -> list[Panel]:
-    return [
-        Panel(
-            f"batch size {batch_size}",
-            "tokens of the prompt",
-            "megabytes above the model",
-            {
-                name: [
-                    (row["prompt_length"], row[value] / 1e6)
-                    for row in rows
-                    if row["batch_size"] == batch_size and row["decoding"] == decoding
-                ]
-                for name, decoding, value in (
-                    *((decoding, decoding, "bytes") for decoding in DECODINGS),
-                    ("keys and values", DECODINGS[0], "cache_bytes"),
-                )
-            },
-        )
-        for batch_size in sorted({row["batch_size"] for row in rows})
+def table(cells: list[dict]) -> str:
+    """For benchmarks/RESULTS.md."""
+    lines = [
+        [
+            cell["batch_size"],
+            cell["prompt_length"],
+            cell["decoding"],
+            f"{cell['bytes'] / 1e6:.1f}",
+            f"{cell['cache_bytes'] / 1e6:.1f}",
+        ]
+        for cell in cells
     ]
+    return markdown(["batch", "prompt", "decoding", "MB", "keys and values"], lines, left={"decoding"})
+
+
+def panels(cells: list[dict]) -> list[Panel]:
+    """A panel for each batch size."""
+    shown = []
+    for batch_size in sorted({cell["batch_size"] for cell in cells}):
+        of_batch = [cell for cell in cells if cell["batch_size"] == batch_size]
+
+        def points(decoding: str, value: str, of_batch=of_batch) -> list[tuple[float, float]]:
+            return [(cell["prompt_length"], cell[value] / 1e6) for cell in of_batch if cell["decoding"] == decoding]
+
+        lines = {decoding: points(decoding, "bytes") for decoding in DECODINGS}
+        lines["keys and values"] = points(DECODINGS[0], "cache_bytes")
+        shown.append(Panel(f"batch size {batch_size}", "tokens of the prompt", "megabytes above the model", lines))
+    return shown
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "memory")
     add_model_arguments(parser)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--prompt-lengths", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "memory.json")
     given = parser.parse_args()
-    cells = [(batch, length) for batch in given.batch_sizes for length in given.prompt_lengths]
-    rows = []
-    for batch_size, length in tqdm(cells, unit=" cells"):
+    shapes = [(batch_size, length) for batch_size in given.batch_sizes for length in given.prompt_lengths]
+    cells = []
+    for batch_size, length in tqdm(shapes, unit=" cells"):
         for decoding in DECODINGS:
-            with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as fresh_process:
-                more, cache = fresh_process.submit(rise, given, decoding, batch_size, length).result()
-            rows.append(
+            more, cache = in_fresh_process(rise, given, decoding, batch_size, length)
+            cells.append(
                 {
                     "batch_size": batch_size,
                     "prompt_length": length,
@@ -95,10 +93,9 @@ def main() -> None:
                     "cache_bytes": cache,
                 }
             )
-    print(table(rows))
-    write_report(given.out, rows, "cuda" if torch.cuda.is_available() else "cpu", shape=given.shape, dtype=given.dtype)
-    plot(given.out, panels(rows))
-    print(f"written to {given.out}")
+    print(table(cells))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    save(given.out, cells, device, panels(cells), shape=given.shape, dtype=given.dtype)
 
 
 if __name__ == "__main__":

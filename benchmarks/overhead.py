@@ -1,36 +1,46 @@
-"""What a step costs beside the model: the share of time outside its forward, operations, and looks of the host.
+"""The cost of a step outside the model: time outside its forward, operations, and reads of the device by the host.
 
     python benchmarks/overhead.py [--shape qwen3-8b] [--batch-sizes 1 8] [--new-tokens 96] [--repeats 7]
                                   [--out benchmarks/results/overhead.json]
 
-Every decoding writes the same held-out answers (of random weights: as many tokens); they take turns. The share is that
-of the whole call, what generate() does before and after the loop included; transformers' own decoding has one too.
-Operations and looks are counted in a run of their own: what one more forward adds. On a CPU an operation is one that
-torch dispatches and that makes a tensor of its own or changes one; on a GPU it is a kernel launched, and looks are
-synchronisations.
+Every decoding answers the same held-out questions, or with --shape writes as many tokens, and the decodings take
+turns. The share of time is that of the whole call and so includes what generate() does before and after its loop;
+transformers' own decoding has such a share too. Operations and looks are counted in a separate run, and the number is
+what one more forward adds. On a CPU an operation is one that torch dispatches and that makes a new tensor or changes
+one, and a look is a value that the host reads. On a GPU they are kernel launches and synchronisations.
 """
 
-import argparse
 import functools
 from collections import Counter
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
-from common import Panel, add_model_arguments, model_of, now, plot, spread
-from decode import prompts
+from common import (
+    DECODINGS,
+    Panel,
+    add_model_arguments,
+    markdown,
+    model_of,
+    new_parser,
+    save,
+    tokenizer_of,
+    with_range,
+)
+from prompts import prompts
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
+from transformers.generation import GenerateDecoderOnlyOutput
 
-from wedlm.evaluation.provenance import write_report
+from wedlm.evaluation.turns import median_and_range, now, take_turns
 from wedlm.generation import decoding_run
 
-DECODINGS = ("autoregressive", "streaming", "verified", "blockwise")
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
 
 
 class Forward:
-    """The model's forward, with the seconds spent in it; `is_running` while it runs."""
+    """Replaces the model's forward by one that adds up its `seconds` and says whether it `is_running`."""
 
     def __init__(self, model: PreTrainedModel):
         self.seconds, self.is_running = 0.0, False
@@ -49,7 +59,7 @@ class Forward:
 
 
 class Counts(TorchDispatchMode):
-    """Operations outside and inside the forward, and how often the host reads a value of the device."""
+    """Counts operations inside and outside the forward, and values of the device that the host reads."""
 
     def __init__(self, forward: Forward):
         super().__init__()
@@ -63,81 +73,96 @@ class Counts(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def generate(model: PreTrainedModel, inputs: dict, decoding: str, new_tokens: int):
+def generate(model: PreTrainedModel, inputs: dict, decoding: str, new_tokens: int) -> GenerateDecoderOnlyOutput:
     return model.generate(
         **inputs, decoding=decoding, max_new_tokens=new_tokens, do_sample=False, return_dict_in_generate=True
     )
 
 
-def counted(model: PreTrainedModel, forward: Forward, inputs: dict, decoding: str, new_tokens: int) -> Counter:
-    """Of one call, with its forwards."""
-    read, status_looks = decoding_run.read_status, Counter()
+@contextmanager
+def counted_status_reads() -> Iterator[Counter]:
+    """Counts reads of the decoding's status, which on a CPU are a tolist() and no operation."""
+    read, numbers = decoding_run.read_status, Counter()
 
     def counting(*arguments):
-        status_looks["looks"] += 1  # tolist() of a CPU's tensor is no operation
+        numbers["looks"] += 1
         return read(*arguments)
 
     decoding_run.read_status = counting
     try:
-        if model.device.type == "cuda":
-            with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
-                output = generate(model, inputs, decoding, new_tokens)
-            names = Counter(event.name for event in profiled.events())
-            numbers = Counter(launches=sum(n for name, n in names.items() if name.startswith(LAUNCHES)))
-            numbers["looks"] = sum(n for name, n in names.items() if "Synchronize" in name)
-        else:
-            with Counts(forward) as mode:
-                output = generate(model, inputs, decoding, new_tokens)
-            numbers = mode.numbers + status_looks
+        yield numbers
     finally:
         decoding_run.read_status = read
+
+
+def counted(model: PreTrainedModel, forward: Forward, inputs: dict, decoding: str, new_tokens: int) -> Counter:
+    """Operations, looks and forwards of one call."""
+    if model.device.type == "cuda":
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+            output = generate(model, inputs, decoding, new_tokens)
+        names = Counter(event.name for event in profiled.events())
+        numbers = Counter(
+            launches=sum(number for name, number in names.items() if name.startswith(LAUNCHES)),
+            looks=sum(number for name, number in names.items() if "Synchronize" in name),
+        )
+    else:
+        with counted_status_reads() as status_reads, Counts(forward) as mode:
+            output = generate(model, inputs, decoding, new_tokens)
+        numbers = mode.numbers + status_reads
     return numbers + Counter(forwards=output.forwards.max().item())
 
 
+def counts_per_step(
+    model: PreTrainedModel, forward: Forward, inputs: dict, decoding: str, new_tokens: int
+) -> dict[str, float]:
+    """The difference of a long and a short call over the difference of their forwards."""
+    few, many = (counted(model, forward, inputs, decoding, number) for number in (2, new_tokens))
+    forwards = many.pop("forwards") - few.pop("forwards")
+    return {name: (many[name] - few[name]) / forwards for name in sorted(many)}
+
+
 def measure(model: PreTrainedModel, forward: Forward, inputs: dict, new_tokens: int, repeats: int) -> dict[str, dict]:
+    def call(decoding: str) -> GenerateDecoderOnlyOutput:
+        forward.seconds = 0.0
+        return generate(model, inputs, decoding, new_tokens)
+
+    calls = {decoding: functools.partial(call, decoding) for decoding in DECODINGS}
     shares, steps = ({decoding: [] for decoding in DECODINGS} for _ in range(2))
-    for i in range(repeats + 1):
-        for decoding in DECODINGS:
-            forward.seconds, start = 0.0, now(model.device)
-            output = generate(model, inputs, decoding, new_tokens)
-            seconds = now(model.device) - start
-            if i > 0:  # the first warms up
-                shares[decoding].append(1 - forward.seconds / seconds)
-                steps[decoding].append(1e3 * seconds / output.forwards.max().item())
-    rows = {}
-    for decoding in DECODINGS:
-        few, many = (counted(model, forward, inputs, decoding, n) for n in (2, new_tokens))
-        forwards = many.pop("forwards") - few.pop("forwards")
-        rows[decoding] = {
-            "share_outside_forward": spread(shares[decoding]),
-            "milliseconds_per_step": spread(steps[decoding]),
-            "per_step": {name: (many[name] - few[name]) / forwards for name in sorted(many)},
+    for turn in take_turns(calls, model.device, repeats):
+        shares[turn.name].append(1 - forward.seconds / turn.seconds)
+        steps[turn.name].append(1e3 * turn.seconds / turn.result.forwards.max().item())
+    return {
+        decoding: {
+            "share_outside_forward": median_and_range(shares[decoding]),
+            "milliseconds_per_step": median_and_range(steps[decoding]),
+            "per_step": counts_per_step(model, forward, inputs, decoding, new_tokens),
         }
-    return rows
+        for decoding in DECODINGS
+    }
 
 
 def table(results: list[dict]) -> str:
-    """In Markdown."""
+    """For benchmarks/RESULTS.md."""
+    header = ["batch", "decoding", "outside the forward (min - max)", "ms per step", "a step has"]
     lines = [
-        "| batch | decoding | outside the forward (min - max) | ms per step | a step has |",
-        "| ---: | --- | ---: | ---: | --- |",
+        [
+            numbers["batch_size"],
+            numbers["decoding"],
+            with_range(numbers["share_outside_forward"], ".1%"),
+            f"{numbers['milliseconds_per_step']['median']:.2f}",
+            ", ".join(f"{name} {number:.1f}" for name, number in numbers["per_step"].items()),
+        ]
+        for numbers in results
     ]
-    for row in results:
-        share, step = row["share_outside_forward"], row["milliseconds_per_step"]
-        lines.append(
-            f"| {row['batch_size']} | {row['decoding']}"
-            f" | {share['median']:.1%} ({share['min']:.1%} - {share['max']:.1%}) | {step['median']:.2f}"
-            f" | {', '.join(f'{name} {number:.1f}' for name, number in row['per_step'].items())} |"
-        )
-    return "\n".join(lines)
+    return markdown(header, lines, left={"decoding", "a step has"})
 
 
 def panels(results: list[dict]) -> list[Panel]:
     lines = {
         decoding: [
-            (row["batch_size"], row["share_outside_forward"]["median"])
-            for row in results
-            if row["decoding"] == decoding
+            (numbers["batch_size"], numbers["share_outside_forward"]["median"])
+            for numbers in results
+            if numbers["decoding"] == decoding
         ]
         for decoding in DECODINGS
     }
@@ -145,30 +170,28 @@ def panels(results: list[dict]) -> list[Panel]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "overhead")
     add_model_arguments(parser)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--window-size", type=int, help="the checkpoint's by default")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "overhead.json")
     given = parser.parse_args()
-    model = model_of(given)
+    model, tokenizer = model_of(given), tokenizer_of(given)
     if given.window_size is not None:
         model.generation_config.window_size = given.window_size
-    tokenizer = None if given.shape is not None else AutoTokenizer.from_pretrained(given.model)
     forward = Forward(model)
     results = []
     for batch_size in given.batch_sizes:
         torch.manual_seed(0)
         inputs = prompts(model, tokenizer, batch_size, 64)
         measured = measure(model, forward, inputs, given.new_tokens, given.repeats)
-        results += [{"batch_size": batch_size, "decoding": decoding, **row} for decoding, row in measured.items()]
+        results += [
+            {"batch_size": batch_size, "decoding": decoding, **numbers} for decoding, numbers in measured.items()
+        ]
     print(table(results))
     about = {"shape": given.shape, "dtype": str(model.dtype), "window_size": model.generation_config.window_size}
-    write_report(given.out, results, model.device, **about)
-    plot(given.out, panels(results))
-    print(f"written to {given.out}")
+    save(given.out, results, model.device, panels(results), **about)
 
 
 if __name__ == "__main__":

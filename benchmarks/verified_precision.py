@@ -2,30 +2,25 @@
 
     python benchmarks/verified_precision.py [--num-examples 1000] [--out benchmarks/results/verified_precision.json]
 
-On the demo checkpoint, held-out questions of every kind in batches of 50, float32 and bfloat16. Where two texts part,
-the gap is that between the scores of the two tokens, as the model computes them in the same precision from the text
-before.
+The demo checkpoint answers held-out questions of every kind in batches of 50, in float32 and in bfloat16. Where two
+texts part, the gap is the difference between the scores of the two tokens, which the model computes in the same
+precision from the text before them.
 """
 
-import argparse
-from pathlib import Path
-
 import torch
+from common import load, markdown, new_parser, save
 from huggingface_hub.utils import tqdm
-from transformers import AutoTokenizer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from wedlm import WeDLMForCausalLM
-from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.demo.report import MAX_NEW_TOKENS, batch_of, batches
-from wedlm.demo.tasks import KINDS, held_out_examples
-from wedlm.evaluation.provenance import write_report
+from wedlm.demo.tasks import KINDS, Example, held_out_examples
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @torch.no_grad()
-def gaps(model: WeDLMForCausalLM, tokenizer, examples: list) -> list[float]:
-    """One for each example whose two texts differ."""
+def gaps(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: list[Example]) -> list[float]:
+    """A gap for each example whose two texts differ."""
     inputs = batch_of(tokenizer, examples, model.device)
     verified, autoregressive = (
         model.generate(**inputs, decoding=decoding, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
@@ -43,30 +38,27 @@ def gaps(model: WeDLMForCausalLM, tokenizer, examples: list) -> list[float]:
     return found
 
 
+def told(measured: dict) -> str:
+    gaps = f", gaps {measured['gaps'][0]:.1g} to {measured['gaps'][-1]:.1g}" if measured["gaps"] else ""
+    return f"{len(measured['gaps'])} of {measured['questions']:,}{gaps}"
+
+
 def table(results: list[dict]) -> str:
     """For docs/generate.md."""
-    lines = [f"| texts that differ | {' | '.join(DTYPES)} |", f"| --- |{' ---: |' * len(DTYPES)}"]
-    for kind in KINDS:
-        cells = []
-        for row in (row for name in DTYPES for row in results if (row["kind"], row["dtype"]) == (kind, name)):
-            gaps = f", gaps {row['gaps'][0]:.1g} to {row['gaps'][-1]:.1g}" if row["gaps"] else ""
-            cells.append(f"{len(row['gaps'])} of {row['questions']:,}{gaps}")
-        lines.append(f"| {kind.replace('_', ' ')} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    of = {(measured["kind"], measured["dtype"]): measured for measured in results}
+    lines = [[kind.replace("_", " "), *(told(of[kind, dtype]) for dtype in DTYPES)] for kind in KINDS]
+    return markdown(["texts that differ", *DTYPES], lines, left={"texts that differ"})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "verified_precision")
     parser.add_argument("--num-examples", type=int, default=1000, help="of each kind")
-    default = Path(__file__).parent / "results" / "verified_precision.json"
-    parser.add_argument("--out", type=Path, default=default)
-    arguments = parser.parse_args()
-    tokenizer = AutoTokenizer.from_pretrained(DEMO_FOLDER)
-    examples = {kind: held_out_examples(kind, arguments.num_examples) for kind in KINDS}
+    given = parser.parse_args()
+    examples = {kind: held_out_examples(kind, given.num_examples) for kind in KINDS}
     results = []
-    with tqdm(total=len(DTYPES) * len(KINDS) * arguments.num_examples, unit=" questions") as bar:
+    with tqdm(total=len(DTYPES) * len(KINDS) * given.num_examples, unit=" questions") as bar:
         for name, dtype in DTYPES.items():
-            model = WeDLMForCausalLM.from_pretrained(DEMO_FOLDER, dtype=dtype).eval()
+            model, tokenizer = load(dtype=dtype)
             for kind in KINDS:
                 found = []
                 for part in batches(examples[kind]):
@@ -74,8 +66,7 @@ def main() -> None:
                     bar.update(len(part))
                 results.append({"dtype": name, "kind": kind, "questions": len(examples[kind]), "gaps": sorted(found)})
     print(table(results))
-    write_report(arguments.out, results, "cpu", num_examples=arguments.num_examples)
-    print(f"written to {arguments.out}")
+    save(given.out, results, "cpu", num_examples=given.num_examples)
 
 
 if __name__ == "__main__":

@@ -1,33 +1,30 @@
-"""What verified decoding does with its rows, against other ways: tokens per forward, and milliseconds per token.
+"""Other ways for verified decoding to use its queries: tokens per forward, and milliseconds per token.
 
     python benchmarks/verified_variants.py [--num-examples 10] [--rounds 3] [--out ...results/verified_variants.json]
 
-On the demo checkpoint at batch 1, held-out questions of every kind; the variants take turns on each question. All of
-them write the same text, which is checked. Milliseconds are medians over questions and rounds.
+The variants answer held-out questions of every kind on the demo checkpoint at batch size 1, and take turns on each
+question. They must write the same text, which is checked. Milliseconds are medians over questions and rounds.
 """
 
-import argparse
-import statistics
-import time
 from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
 from unittest.mock import patch
 
 import torch
+from common import load, markdown, new_parser, save
 from huggingface_hub.utils import tqdm
 from torch.nn.functional import pad
-from transformers import AutoTokenizer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation import GenerateDecoderOnlyOutput
 
-from wedlm import WeDLMForCausalLM
-from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.demo.report import MAX_NEW_TOKENS, batch_of
 from wedlm.demo.tasks import KINDS, held_out_examples
-from wedlm.evaluation.provenance import write_report
+from wedlm.evaluation.turns import median_and_range, take_turns
 from wedlm.generation import verified
 
 
 def by_the_root(num_rows: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
-    """Groups of MASK rows in proportion to the root of their chance."""
+    """Shares MASK queries out in proportion to the root of the chance of each group."""
     window_size = chances.shape[1] + 1
     chances = pad(pad(chances, (1, 0), value=1.0), (0, 1))
     shares = (chances[:, :-1] - chances[:, 1:]).clamp(min=0).sqrt().cumsum(-1)
@@ -36,14 +33,14 @@ def by_the_root(num_rows: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
 
 
 def behind_all_drafts(num_rows: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
-    """One group, of use only if every draft is accepted."""
+    """Gives all MASK queries to one group, which is of use only if every draft is accepted."""
     window_size = chances.shape[1] + 1
     numbers = torch.arange(window_size + 1, device=chances.device)
     is_behind = numbers > (chances > 0).sum(-1, keepdim=True)
     return torch.where(is_behind, num_rows.clamp(max=window_size)[:, None], 0)
 
 
-VARIANTS = {
+VARIANTS = {  # arguments of answer() by the name in the results
     "as it is": {},
     "shares by the root of the chance": {"group_ends": by_the_root},
     "one group behind all drafts": {"group_ends": behind_all_drafts},
@@ -57,12 +54,17 @@ VARIANTS = {
 }
 
 
-def answer(model, inputs: dict, group_ends=verified.group_ends, least_chance=verified.LEAST_CHANCE, window_size=16):
+def answer(
+    model: PreTrainedModel,
+    inputs: dict,
+    group_ends=verified.group_ends,
+    least_chance=verified.LEAST_CHANCE,
+    window_size: int = 16,
+) -> GenerateDecoderOnlyOutput:
     with ExitStack() as changes:
         changes.enter_context(patch.object(verified, "group_ends", group_ends))
         changes.enter_context(patch.object(verified, "LEAST_CHANCE", least_chance))
-        start = time.perf_counter()
-        output = model.generate(
+        return model.generate(
             **inputs,
             decoding="verified",
             window_size=window_size,
@@ -70,38 +72,33 @@ def answer(model, inputs: dict, group_ends=verified.group_ends, least_chance=ver
             do_sample=False,
             return_dict_in_generate=True,
         )
-        return output, time.perf_counter() - start
 
 
-def measure(model, tokenizer, kind: str, num_examples: int, rounds: int, bar: tqdm) -> list[dict]:
-    counts = {name: [0, 0] for name in VARIANTS}
+def measure(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: str, num_examples: int, rounds: int, bar: tqdm
+) -> list[dict]:
+    """The numbers of each variant on one kind of questions."""
+    tokens, forwards = (dict.fromkeys(VARIANTS, 0) for _ in range(2))
     milliseconds = {name: [] for name in VARIANTS}
     for example in held_out_examples(kind, num_examples):
         inputs = batch_of(tokenizer, [example], model.device)
-        for turn in range(rounds + 1):  # the first warms up
-            texts = set()
-            for name, variant in VARIANTS.items():
-                output, seconds = answer(model, inputs, **variant)
-                num_tokens = output.sequences.shape[1] - inputs["input_ids"].shape[1]
-                texts.add(tuple(output.sequences[0].tolist()))
-                if turn > 0:
-                    milliseconds[name].append(1000 * seconds / num_tokens)
-                else:
-                    counts[name][0] += num_tokens
-                    counts[name][1] += output.forwards.item()
-            if len(texts) > 1:
-                raise SystemExit(f"The variants wrote different texts for {example.prompt!r}.")
+        calls = {name: partial(answer, model, inputs, **variant) for name, variant in VARIANTS.items()}
+        texts = set()
+        for turn in take_turns(calls, model.device, rounds):
+            num_tokens = turn.result.sequences.shape[1] - inputs["input_ids"].shape[1]
+            tokens[turn.name] += num_tokens
+            forwards[turn.name] += turn.result.forwards.item()
+            milliseconds[turn.name].append(1000 * turn.seconds / num_tokens)
+            texts.add(tuple(turn.result.sequences[0].tolist()))
+        if len(texts) > 1:
+            raise SystemExit(f"The variants wrote different texts for {example.prompt!r}.")
         bar.update()
     return [
         {
             "kind": kind,
             "variant": name,
-            "tokens_per_forward": counts[name][0] / counts[name][1],
-            "milliseconds_per_token": {
-                "median": statistics.median(milliseconds[name]),
-                "min": min(milliseconds[name]),
-                "max": max(milliseconds[name]),
-            },
+            "tokens_per_forward": tokens[name] / forwards[name],
+            "milliseconds_per_token": median_and_range(milliseconds[name]),
         }
         for name in VARIANTS
     ]
@@ -109,33 +106,32 @@ def measure(model, tokenizer, kind: str, num_examples: int, rounds: int, bar: tq
 
 def table(results: list[dict]) -> str:
     """For benchmarks/RESULTS.md."""
-    lines = [f"| | {' | '.join(kind.replace('_', ' ') for kind in KINDS)} |", f"| --- |{' ---: |' * len(KINDS)}"]
-    for name in VARIANTS:
-        cells = [
-            f"{row['tokens_per_forward']:.1f}, {row['milliseconds_per_token']['median']:.2f} ms"
-            for row in results
-            if row["variant"] == name
+    lines = [
+        [
+            name,
+            *(
+                f"{numbers['tokens_per_forward']:.1f}, {numbers['milliseconds_per_token']['median']:.2f} ms"
+                for numbers in results
+                if numbers["variant"] == name
+            ),
         ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        for name in VARIANTS
+    ]
+    return markdown(["variant", *(kind.replace("_", " ") for kind in KINDS)], lines, left={"variant"})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "verified_variants")
     parser.add_argument("--num-examples", type=int, default=10, help="of each kind")
     parser.add_argument("--rounds", type=int, default=3)
-    default = Path(__file__).parent / "results" / "verified_variants.json"
-    parser.add_argument("--out", type=Path, default=default)
-    arguments = parser.parse_args()
-    model = WeDLMForCausalLM.from_pretrained(DEMO_FOLDER).eval()
-    tokenizer = AutoTokenizer.from_pretrained(DEMO_FOLDER)
+    given = parser.parse_args()
+    model, tokenizer = load()
     results = []
-    with tqdm(total=len(KINDS) * arguments.num_examples, unit=" questions") as bar:
+    with tqdm(total=len(KINDS) * given.num_examples, unit=" questions") as bar:
         for kind in KINDS:
-            results += measure(model, tokenizer, kind, arguments.num_examples, arguments.rounds, bar)
+            results += measure(model, tokenizer, kind, given.num_examples, given.rounds, bar)
     print(table(results))
-    write_report(arguments.out, results, "cpu", num_examples=arguments.num_examples, rounds=arguments.rounds)
-    print(f"written to {arguments.out}")
+    save(given.out, results, "cpu", num_examples=given.num_examples, rounds=given.rounds)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""The demo checkpoint: its tasks and checkers, tokenizer, recipe, report and card."""

@@ -1,4 +1,4 @@
-"""Whether an answer is right, found out from the text of the question alone."""
+"""Judges an answer from the text of the question alone, by the checker of its kind."""
 
 from wedlm.demo import (
     counting_checker,
@@ -20,10 +20,15 @@ CHECK = {
 
 
 def check(kind: str, prompt: str, answer: str) -> bool:
-    """The checkers share no code with the generators.
+    """
+    Whether the answer is right. The checkers share no code with the generators. A story is right if it is well-formed
+    and agrees with the question.
 
-    check("counting", "Count by 4 from 12 to 24.", "12, 16, 20, 24.") is True
+        check("counting", "Count by 4 from 12 to 24.", "12, 16, 20, 24.") is True
 
-    Any text may be given as the answer. Of a story, only form and agreement are checked: any well-formed one is right.
+    Args:
+        kind (`str`): One of the demo's kinds.
+        prompt (`str`): A question of that kind.
+        answer (`str`): Any text.
     """
     return CHECK[kind](prompt, answer)

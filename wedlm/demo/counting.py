@@ -1,4 +1,4 @@
-"""Numbers up and down with steps. The question leaves no choice of answer, and ends as the answer does."""
+"""Generates questions that ask to count up or down in steps. The question names both ends, and one answer is right."""
 
 from random import Random
 

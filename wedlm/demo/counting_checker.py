@@ -1,4 +1,4 @@
-"""Reads a question about a sequence and answers it with range()."""
+"""Checks an answer to a counting question: reads first, last and step from it and counts with range()."""
 
 import re
 

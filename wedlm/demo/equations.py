@@ -1,4 +1,4 @@
-"""Linear equations in one unknown, solved step by step and checked. Every step is one small sum."""
+"""Generates linear equations in one unknown, solved step by step and checked; a step is one small calculation."""
 
 from fractions import Fraction
 from random import Random

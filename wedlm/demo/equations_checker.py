@@ -1,4 +1,4 @@
-"""Puts the answer into the equation of the question and into every line on the way: both sides must agree."""
+"""Checks the solution of an equation: with the number put in, both sides of every line must be equal."""
 
 import ast
 import operator
@@ -33,7 +33,7 @@ def is_true(equation: str, letter: str, number: int) -> bool:
 
 
 def equation_in(prompt: str) -> str:
-    """The words around an equation have no digits and no operators."""
+    """The equation of a question, whose other words have no digits and no operators."""
     sides = [re.split(r"[^A-Za-z0-9()+\-*/ ]", side) for side in prompt.split(" = ")]
     left = re.search(r"(?:^|\s)((?:[a-z]|\S*[\d()+\-*/]\S*)(?: (?:[a-z]|\S*[\d()+\-*/]\S*))*)$", sides[0][-1])[1]
     right = re.match(r"(?:[a-z]\b|[\d()+\-*/]\S*)(?: (?:[a-z]\b|[\d()+\-*/]\S*))*", sides[1][0])[0]
@@ -49,7 +49,7 @@ def check(prompt: str, answer: str) -> bool:
     checks = [step.removeprefix("Check: ") for step in steps if step.startswith("Check: ")]
     work = [step for step in steps if not step.startswith("Check: ")]
     question = equation_in(prompt)
-    # Every side that holds the unknown is computed once with the number in its place.
+    # The answer must compute each side with the unknown once, with the number in its place.
     sides = [side for side in question.split(" = ") if letter in side]
     put_in = [re.sub(rf"(?<=\d){letter}", f" * {number}", side).replace(letter, str(number)) for side in sides]
     put_in = [re.sub(r"(?<=\d)\(", " * (", side) for side in put_in]

@@ -1,4 +1,4 @@
-"""Small Python functions from a description, which determines what they compute and not how they are written."""
+"""Generates descriptions of small Python functions, which say what a function computes but not how it is written."""
 
 import string
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import NamedTuple
 class Function(NamedTuple):
     parameter: str
     description: str  # "multiplies n by 3 and then adds 7"
-    bodies: list[str]  # any of them is right
+    bodies: list[str]  # all of them are right
     key: str
 
 
@@ -35,7 +35,7 @@ LETTERS = string.ascii_lowercase
 
 
 def condition(variable: str, random: Random) -> tuple[str, str]:
-    """In words, behind "is", and in Python."""
+    """A condition in words that follow "is", and in Python."""
     k = random.randint(2, 50)
     divisor = random.randint(3, 12)
     return random.choice(
@@ -52,7 +52,7 @@ def condition(variable: str, random: Random) -> tuple[str, str]:
 
 
 def operation(variable: str, random: Random) -> tuple[str, str]:
-    """As a noun, and in Python."""
+    """An operation as a noun phrase, and in Python."""
     k = random.randint(2, 20)
     return random.choice(
         [
@@ -97,7 +97,7 @@ def choice(random: Random) -> Function:
 
 
 def selection(random: Random) -> Function:
-    """Over a list: which of the numbers, what is made of each, and what is made of all."""
+    """A function of a list: which numbers it takes, what it makes of each, and what it makes of all of them."""
     (words, test), (made, value) = condition("x", random), operation("x", random)
     if random.random() < 0.3:
         made, value = "x", "x"

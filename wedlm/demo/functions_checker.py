@@ -1,4 +1,4 @@
-"""Runs the answer on cases around the numbers of the description, and compares with what the description asks for."""
+"""Checks a function: runs it on cases around the numbers of the description and compares with the description."""
 
 import re
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def has_word(match: re.Match, word: str) -> bool:
     return placed and (len(word) > k if more == "more" else len(word) < k)
 
 
-# What descriptions mean: a pattern, and the result for an argument.
+# Patterns of descriptions, each with the result that it describes as a function of the argument.
 MEANINGS: list[tuple[str, Callable[[re.Match, Any], Any]]] = [
     (r"multiplies n by (\d+) and then adds (\d+)", lambda m, n: int(m[1]) * n + int(m[2])),
     (r"multiplies n by (\d+) and then subtracts (\d+)", lambda m, n: int(m[1]) * n - int(m[2])),

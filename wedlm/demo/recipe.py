@@ -1,9 +1,10 @@
-"""`make demo-model`: the demo checkpoint from nothing, by WeDLMTrainer. Run again, it goes on where it stopped.
+"""`make demo-model`: trains the demo checkpoint from nothing with WeDLMTrainer, and goes on where it was stopped.
 
     python -m wedlm.demo.recipe build/demo-model [--max_steps 7000 --learning_rate 3e-3 ...]
 
-build/demo-model/checkpoint becomes a whole Hub repository but for the card: weights in bfloat16, which load as float32
-(it has no cost at this size, and both sides of a comparison round alike), training.json and loss.png.
+build/demo-model/checkpoint becomes a whole Hub repository except for the card, with training.json and loss.png. Its
+weights are in bfloat16 and load as float32, which costs nothing at this size and lets all decodings that are compared
+round alike.
 """
 
 import argparse
@@ -22,14 +23,21 @@ from wedlm.evaluation.provenance import write_report
 from wedlm.training.data import prepare_dataset
 from wedlm.training.data_options import DataOptions
 
-SEED = 1  # of weights, draws and training stream; the tokenizer's sample is stream 0
+SEED = 1  # of weights, draws and training stream; the tokenizer is trained on stream 0
 ROW_TOKENS = 192  # no example is longer
 ROWS_PER_STEP = 12
 MAX_STEPS = 7000
-CONVERSATIONS_PER_ROW = 2.5  # at most, on the average: enough are drawn that no row comes twice
+CONVERSATIONS_PER_ROW = 2.5  # an upper bound of the mean, so that no row is needed twice
 
 
 def random_model(tokenizer: PreTrainedTokenizerBase, hidden_size: int, num_layers: int) -> WeDLMForCausalLM:
+    """A model with random weights, the same in every run.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer, which decides the vocabulary and the special tokens.
+        hidden_size (`int`): Width of the model, a multiple of 96.
+        num_layers (`int`): Number of layers.
+    """
     set_seed(SEED)
     model = WeDLMForCausalLM(
         WeDLMConfig(
@@ -48,8 +56,9 @@ def random_model(tokenizer: PreTrainedTokenizerBase, hidden_size: int, num_layer
             pad_token_id=tokenizer.pad_token_id,
         )
     )
-    # Words are large and far apart from the start, and layers add little to them at first: words of a class, whose
-    # vectors would else stay close to their mean, are copied thousands of steps earlier.
+    # Large embeddings are far apart from the start, and small output projections add little to them at first. With
+    # the usual ones, embeddings of a class of words stay close to their mean, and the model learns to copy such words
+    # thousands of steps later.
     with torch.no_grad():
         model.model.embed_tokens.weight.normal_()
         for layer in model.model.layers:
@@ -59,7 +68,12 @@ def random_model(tokenizer: PreTrainedTokenizerBase, hidden_size: int, num_layer
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
-    """Muon for the matrices of the layers, AdamW for all else, scheduled as one."""
+    """Muon for the matrices of the layers and AdamW for the other weights, under one schedule.
+
+    Args:
+        model (`WeDLMForCausalLM`): The model that is trained.
+        learning_rate (`float`): The learning rate of both.
+    """
 
     def __init__(self, model: WeDLMForCausalLM, learning_rate: float):
         weights = dict(model.named_parameters())
@@ -81,7 +95,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         super().__init__(self.groups(), {})
 
     def groups(self) -> list[dict]:
-        # The same dictionaries, no copies: a scheduler writes into them.
+        # The dictionaries themselves and no copies, because a scheduler writes into them.
         return [group for part in self.parts for group in part.param_groups]
 
     def step(self, closure=None):
@@ -102,6 +116,8 @@ def num_conversations(num_steps: int) -> int:
 
 
 def training_rows(tokenizer: PreTrainedTokenizerBase, num_steps: int, folder: Path) -> Dataset:
+    """Conversations of the training stream, packed into rows of a batch; `folder` is for the cache of datasets."""
+
     def conversations():
         for position in range(num_conversations(num_steps)):
             yield {"messages": conversation(SEED, position)}
@@ -130,8 +146,8 @@ def plot(log: list[dict], path: Path) -> None:
     plt.close(figure)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--max_steps", type=int, default=MAX_STEPS)
     parser.add_argument("--learning_rate", type=float, default=3e-3)
@@ -140,50 +156,65 @@ def main() -> None:
     parser.add_argument("--num_layers", type=int, default=6)
     parser.add_argument("--logging_steps", type=int, default=25)
     parser.add_argument("--save_steps", type=int, default=250)
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def training_arguments(given: argparse.Namespace) -> WeDLMTrainingArguments:
+    return WeDLMTrainingArguments(
+        str(given.out / "run"),
+        seed=SEED,
+        max_steps=given.max_steps,
+        per_device_train_batch_size=ROWS_PER_STEP,
+        learning_rate=given.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=100,
+        suffix_mask_probability=given.suffix_mask_probability,
+        ar_loss_weight=0.5,  # the autoregressive loss falls first, and masked tokens are harder to learn
+        block_size=16,  # the window of decoding
+        attn_implementation="sdpa",  # in rows this short it is faster than groups of blocks
+        bf16=True,
+        use_cpu=not torch.cuda.is_available(),
+        logging_steps=given.logging_steps,
+        save_steps=given.save_steps,
+        save_total_limit=2,
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def save(model: WeDLMForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    model = model.to(torch.bfloat16)
+    model.generation_config.window_size = 16  # on a CPU too, because most of its texts leave little choice
+    model.save_pretrained(folder)
+    model.config.dtype = torch.float32  # in which from_pretrained loads the weights
+    model.config.use_cache = True  # Trainer switched it off
+    model.config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def main() -> None:
+    given = parse_arguments()
     tokenizer = demo_tokenizer()
     model = random_model(tokenizer, given.hidden_size, given.num_layers)
     trainer = WeDLMTrainer(
         model,
-        WeDLMTrainingArguments(
-            str(given.out / "run"),
-            seed=SEED,
-            max_steps=given.max_steps,
-            per_device_train_batch_size=ROWS_PER_STEP,
-            learning_rate=given.learning_rate,
-            lr_scheduler_type="cosine",
-            warmup_steps=100,
-            suffix_mask_probability=given.suffix_mask_probability,
-            ar_loss_weight=0.5,  # that loss falls first, and masked tokens are what is harder to learn
-            block_size=16,  # the window of decoding
-            attn_implementation="sdpa",  # in rows as short as these faster than groups of blocks
-            bf16=True,
-            use_cpu=not torch.cuda.is_available(),
-            logging_steps=given.logging_steps,
-            save_steps=given.save_steps,
-            save_total_limit=2,
-            report_to="none",
-            disable_tqdm=True,
-        ),
+        training_arguments(given),
         train_dataset=training_rows(tokenizer, given.max_steps, given.out / "data"),
         processing_class=tokenizer,
         optimizers=(MuonAndAdamW(model, given.learning_rate), None),
     )
-    folder = given.out / "run"
-    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    run = given.out / "run"
+    last = get_last_checkpoint(str(run)) if run.is_dir() else None
     outcome = trainer.train(resume_from_checkpoint=last)
 
     checkpoint = given.out / "checkpoint"
-    model = trainer.model.to(torch.bfloat16)
-    model.generation_config.window_size = 16  # on a CPU as well: most of its texts leave little choice
-    model.save_pretrained(checkpoint)
-    model.config.dtype = torch.float32  # what from_pretrained makes of the weights
-    model.config.use_cache = True  # which Trainer switched off
-    model.config.save_pretrained(checkpoint)
-    tokenizer.save_pretrained(checkpoint)
+    save(trainer.model, tokenizer, checkpoint)
     losses = [entry for entry in trainer.state.log_history if "mlm_loss" in entry]
-    start = json.loads(Path(last, "trainer_state.json").read_text())["global_step"] if last else 0
-    steps = {"parameters": model.num_parameters(), "first_step": start, "seconds": outcome.metrics["train_runtime"]}
+    steps = {
+        "parameters": model.num_parameters(),
+        "first_step": json.loads(Path(last, "trainer_state.json").read_text())["global_step"] if last else 0,
+        "seconds": outcome.metrics["train_runtime"],
+    }
     write_report(checkpoint / "training.json", losses, trainer.args.device, **steps)
     plot(losses, checkpoint / "loss.png")
 

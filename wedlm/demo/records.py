@@ -1,4 +1,4 @@
-"""Small tables in JSON or CSV, rewritten by a rule. The question leaves no choice of answer."""
+"""Generates small tables in JSON or CSV with a rule to rewrite them by. There is one right answer."""
 
 import json
 from random import Random
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from wedlm.demo.words import ANIMALS, CITIES, COLORS, JOBS, NAMES, SPORTS, THINGS
 
-Row = dict[str, str | int]
+Record = dict[str, str | int]  # a line of the table
 
 PEOPLE = [name for names in NAMES.values() for name in names]
 WORD_FIELDS = {
@@ -64,19 +64,20 @@ UPPER = [
 ]
 
 
-def as_json(rows: list[Row]) -> str:
-    return json.dumps(rows)
+def as_json(records: list[Record]) -> str:
+    return json.dumps(records)
 
 
-def as_csv(rows: list[Row]) -> str:
-    return "\n".join(",".join(map(str, line)) for line in [rows[0], *(row.values() for row in rows)])
+def as_csv(records: list[Record]) -> str:
+    lines = [records[0], *(record.values() for record in records)]  # of the keys, then of the values
+    return "\n".join(",".join(map(str, line)) for line in lines)
 
 
 WRITE = {"JSON": as_json, "CSV": as_csv}
 
 
 class Table(NamedTuple):
-    rows: list[Row]
+    records: list[Record]
     word_keys: list[str]
 
     @classmethod
@@ -85,53 +86,57 @@ class Table(NamedTuple):
         first, firsts = ("item", list(THINGS)) if topic == "article" else ("name", PEOPLE)
         number_key = random.choice(NUMBER_FIELDS[topic])
         word_keys = random.sample(list(WORD_FIELDS[topic]), random.randint(1, 2))
-        num_rows = random.randint(2, 3)
+        num_records = random.randint(2, 3)
         columns = {
-            first: random.sample(firsts, num_rows),
-            number_key: random.sample(range(1, 100), num_rows),
-            **{key: random.choices(WORD_FIELDS[topic][key], k=num_rows) for key in word_keys},
+            first: random.sample(firsts, num_records),
+            number_key: random.sample(range(1, 100), num_records),
+            **{key: random.choices(WORD_FIELDS[topic][key], k=num_records) for key in word_keys},
         }
         keys = [first, *random.sample([number_key, *word_keys], 1 + len(word_keys))]
-        rows = [{key: columns[key][i] for key in keys} for i in range(num_rows)]
-        return cls(rows, word_keys)
+        records = [{key: columns[key][i] for key in keys} for i in range(num_records)]
+        return cls(records, word_keys)
 
     def keys(self) -> list[str]:
-        return list(self.rows[0])
+        return list(self.records[0])
 
 
-class Rule(NamedTuple):
-    templates: list[str]
+class Rewritten(NamedTuple):
+    templates: list[str]  # of the instruction
     slots: dict[str, str]
-    rows: list[Row]  # after it
+    records: list[Record]
 
 
-def rename(table: Table, random: Random) -> Rule:
+# The rules. Their names are part of the keys that decide which problems are held out.
+
+
+def rename(table: Table, random: Random) -> Rewritten:
     key = random.choice(table.keys())
     new = random.choice(NEW_NAMES[key])
-    rows = [{new if name == key else name: value for name, value in row.items()} for row in table.rows]
-    return Rule(RENAME, {"key": key, "new": new}, rows)
+    records = [{new if name == key else name: value for name, value in old.items()} for old in table.records]
+    return Rewritten(RENAME, {"key": key, "new": new}, records)
 
 
-def drop(table: Table, random: Random) -> Rule:
+def drop(table: Table, random: Random) -> Rewritten:
     dropped = random.choice(table.keys())
-    rows = [{key: value for key, value in row.items() if key != dropped} for row in table.rows]
-    return Rule(DROP, {"key": dropped}, rows)
+    records = [{key: value for key, value in old.items() if key != dropped} for old in table.records]
+    return Rewritten(DROP, {"key": dropped}, records)
 
 
-def keep_if(table: Table, random: Random) -> Rule:
-    """At least one row stays."""
+def keep_if(table: Table, random: Random) -> Rewritten:
+    """Keeps at least one record."""
     key = random.choice(table.word_keys)
-    value = random.choice(table.rows)[key]
-    return Rule(KEEP_IF, {"key": key, "value": value}, [row for row in table.rows if row[key] == value])
+    value = random.choice(table.records)[key]
+    records = [record for record in table.records if record[key] == value]
+    return Rewritten(KEEP_IF, {"key": key, "value": value}, records)
 
 
-def upper_case(table: Table, random: Random) -> Rule:
+def upper_case(table: Table, random: Random) -> Rewritten:
     key = random.choice(table.word_keys)
-    return Rule(UPPER, {"key": key}, [{**row, key: row[key].upper()} for row in table.rows])
+    return Rewritten(UPPER, {"key": key}, [{**record, key: record[key].upper()} for record in table.records])
 
 
-def convert(table: Table, random: Random) -> Rule:
-    return Rule(CONVERT, {}, table.rows)
+def convert(table: Table, random: Random) -> Rewritten:
+    return Rewritten(CONVERT, {}, table.records)
 
 
 RULES = [rename, drop, keep_if, upper_case, convert, convert]
@@ -139,10 +144,11 @@ RULES = [rename, drop, keep_if, upper_case, convert, convert]
 
 def draw(random: Random) -> tuple[str, str, str]:
     table, rule = Table.draw(random), random.choice(RULES)
-    changed = rule(table, random)
+    rewritten = rule(table, random)
     old, new = random.sample(list(WRITE), 2) if rule is convert else [random.choice(list(WRITE))] * 2
     unit = {"JSON": "key", "CSV": "column"}[old]
-    instruction = random.choice(changed.templates).format(**changed.slots, unit=unit, old=old, new_format=new)
-    text = WRITE[old](table.rows)
+    instruction = random.choice(rewritten.templates).format(**rewritten.slots, unit=unit, old=old, new_format=new)
+    text = WRITE[old](table.records)
     prompt = f"{instruction}\n{text}" if random.random() < 0.7 else f"{text}\n{instruction}"
-    return prompt, WRITE[new](changed.rows), as_json([table.rows, rule.__name__, changed.rows])
+    key = as_json([table.records, rule.__name__, rewritten.records])
+    return prompt, WRITE[new](rewritten.records), key

@@ -1,30 +1,32 @@
-"""`make demo-report`: how right and how fast the demo checkpoint is, on held-out examples of every kind.
+"""`make demo-report`: measures how right and how fast the demo checkpoint is, on held-out questions of every kind.
 
     python -m wedlm.demo.report [--checkpoint FOLDER] [--num_examples 1000] [--out report.json]
 
-1. Every decoding answers the same held-out questions, in batches; checkers judge the answers. What is answered is kept
-   in a work folder, so that a run that was interrupted goes on where it stopped.
-2. Some of the questions are answered once more, one at a time, the decodings taking turns, against the clock.
+1. Every decoding answers the same held-out questions in batches, and checkers judge the answers. Answers are kept in a
+   work folder, so that a run that was interrupted goes on where it stopped.
+2. Every decoding answers some of the questions once more, one at a time and in turns, against the clock.
 3. The numbers go into one JSON file, from which `card.py` writes the model card.
 """
 
 import argparse
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from huggingface_hub.utils import tqdm
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from wedlm import WeDLMForCausalLM
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.demo.checkers import check
 from wedlm.demo.tasks import KINDS, Example, held_out_examples
+from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import weights_digest, write_report
 from wedlm.evaluation.resampling import interval, median_and_quartiles, resampled_means
+from wedlm.evaluation.turns import take_turns
 from wedlm.evaluation.work_file import WorkFile
 
 DECODINGS = {
@@ -35,32 +37,39 @@ DECODINGS = {
     "blockwise": {"decoding": "blockwise"},
     "verified": {"decoding": "verified"},
 }
-BASELINE = "autoregressive"
 MAX_NEW_TOKENS = 160  # the longest right answer has 88
 BATCH_SIZE = 50
 WORKED_KINDS = ("word_problems", "equations", "functions")
-TOKENS_PER_FORWARD = {  # that are aimed at
+TOKENS_PER_FORWARD = {  # the goals
     "streaming": {"counting": 8.0} | dict.fromkeys(WORKED_KINDS, 3.0),
     "verified": {"counting": 10.0} | dict.fromkeys(WORKED_KINDS, 8.0) | {"stories": 2.0},
 }
-EXAMPLES = ("counting", "word_problems")  # shown on the card, by the first held-out question of each
+EXAMPLES = ("counting", "word_problems")  # kinds whose first held-out question is shown on the card
 
 
 class Answer(NamedTuple):
-    """What one decoding made of one question.
+    """
+    The answer of one decoding to one question.
 
-    Answer(text="12, 16, 20, 24.", is_right=True, tokens=13, forwards=2, window_rows=16, nll=0.02)
+    Answer(text="12, 16, 20, 24.", is_right=True, tokens=13, forwards=2, window_queries=16, nll=0.02)
     """
 
     text: str
     is_right: bool
     tokens: int  # the end token included
     forwards: int
-    window_rows: int  # tokens / window_rows is the prefix cacheability
-    nll: float  # of the answer's tokens together, each after those before it, in nats
+    window_queries: int  # tokens / window_queries is the prefix cacheability
+    nll: float  # sum over the tokens of the answer, each given those before it, in nats
 
 
-def batch_of(tokenizer: PreTrainedTokenizerBase, examples: list[Example], device: torch.device) -> dict:
+def batch_of(tokenizer: PreTrainedTokenizerBase, examples: list[Example], device: torch.device | str) -> BatchEncoding:
+    """The questions of the examples as inputs of `generate()`, padded on the left.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): A tokenizer with a chat template.
+        examples (`list[Example]`): The examples, whose answers are left out.
+        device (`torch.device` or `str`): Where the inputs go.
+    """
     chats = [example.messages[:1] for example in examples]
     return tokenizer.apply_chat_template(
         chats, add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
@@ -71,42 +80,55 @@ def batch_of(tokenizer: PreTrainedTokenizerBase, examples: list[Example], device
 def answers_of(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: list[Example], settings: dict
 ) -> list[Answer]:
+    """Answers the questions greedily in one batch, `settings` being arguments of `generate()`."""
     inputs = batch_of(tokenizer, examples, model.device)
     output = model.generate(
         **inputs, **settings, max_new_tokens=MAX_NEW_TOKENS, do_sample=False, return_dict_in_generate=True
     )
     tokens = output.sequences[:, inputs["input_ids"].shape[1] :]
     is_end = tokens == tokenizer.eos_token_id
-    is_token = is_end.cumsum(1) - is_end.long() == 0  # up to the end token, and with it
+    is_token = is_end.cumsum(1) - is_end.long() == 0  # up to the end token and with it
     num_tokens = is_token.sum(1)
-
-    mask = torch.cat([inputs["attention_mask"], is_token.long()], dim=1)
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    logits = model(output.sequences, attention_mask=mask, position_ids=positions, use_cache=False).logits
-    logits = logits[:, -tokens.shape[1] - 1 : -1].float()
-    logits[..., tokenizer.mask_token_id] = -torch.inf  # as generate() does
-    nll = torch.nn.functional.cross_entropy(logits.transpose(1, 2), tokens, reduction="none")
-    nll = nll.where(is_token, 0).sum(1)
-
     if settings["decoding"] == BASELINE:
-        forwards = window_rows = num_tokens
+        forwards = window_queries = num_tokens
     else:
-        forwards, window_rows = output.forwards, (num_tokens / output.prefix_cacheability).round().long()
+        forwards, window_queries = output.forwards, (num_tokens / output.prefix_cacheability).round().long()
+    mask = torch.cat([inputs["attention_mask"], is_token.long()], dim=1)
+    nll = answer_nll(model, output.sequences, mask, is_token, tokenizer.mask_token_id)
     texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
     return [
-        Answer(text, check(example.kind, example.prompt, text), *map(int, counts), float(row_nll))
-        for example, text, *counts, row_nll in zip(
-            examples, texts, num_tokens, forwards, window_rows, nll, strict=True
+        Answer(text, check(example.kind, example.prompt, text), *map(int, counts), float(of_answer))
+        for example, text, *counts, of_answer in zip(
+            examples, texts, num_tokens, forwards, window_queries, nll, strict=True
         )
     ]
+
+
+def answer_nll(
+    model: PreTrainedModel,
+    sequences: torch.Tensor,
+    attention_mask: torch.Tensor,
+    is_token: torch.Tensor,
+    mask_token_id: int,
+) -> torch.Tensor:
+    """`[batch]`, the negative log-likelihood of the tokens at the end of `sequences` that `is_token` marks."""
+    positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
+    logits = model(sequences, attention_mask=attention_mask, position_ids=positions, use_cache=False).logits
+    num_columns = is_token.shape[1]
+    logits = logits[:, -num_columns - 1 : -1].float()
+    logits[..., mask_token_id] = -torch.inf  # as generate() does
+    nll = torch.nn.functional.cross_entropy(logits.transpose(1, 2), sequences[:, -num_columns:], reduction="none")
+    return nll.where(is_token, 0).sum(1)
 
 
 def batches(examples: list[Example]) -> list[list[Example]]:
     return [examples[start : start + BATCH_SIZE] for start in range(0, len(examples), BATCH_SIZE)]
 
 
-def answer_all(model, tokenizer, examples: dict[str, list[Example]], work: WorkFile) -> dict[tuple, list[Answer]]:
-    """By (kind, decoding)."""
+def answer_all(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: dict[str, list[Example]], work: WorkFile
+) -> dict[tuple[str, str], list[Answer]]:
+    """The answers to all examples by kind and decoding; answers that are in `work` are not asked for again."""
     todo = [
         (kind, decoding, number, part)
         for kind in examples
@@ -132,7 +154,7 @@ def answer_all(model, tokenizer, examples: dict[str, list[Example]], work: WorkF
 
 def summary(answers: list[Answer], baseline: list[Answer]) -> dict:
     """The numbers of one kind and decoding, with intervals that hold 95 % of the resamples of the examples."""
-    right, tokens, forwards, rows, nll = (
+    right, tokens, forwards, window_queries, nll = (
         np.array(column, dtype=float) for column in list(zip(*answers, strict=True))[1:]
     )
     base = np.array([answer.is_right for answer in baseline], dtype=float)
@@ -147,27 +169,27 @@ def summary(answers: list[Answer], baseline: list[Answer]) -> dict:
         "tokens": float(tokens.mean()),
         "tokens_per_forward": float(tokens.sum() / forwards.sum()),
         "tokens_per_forward_interval": interval(means[:, 1] / means[:, 2]),
-        "prefix_cacheability": float(tokens.sum() / rows.sum()),
+        "prefix_cacheability": float(tokens.sum() / window_queries.sum()),
         "nll_per_token": float(nll.sum() / tokens.sum()),
     }
 
 
-def timings(model, tokenizer, examples: list[Example], rounds: int, bar: tqdm) -> dict[str, dict]:
-    """At batch 1. The decodings take turns on each question, and the first round warms up."""
+def timings(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: list[Example], rounds: int, bar: tqdm
+) -> dict[str, dict]:
+    """The speed of each decoding at batch size 1. A round asks all questions, in all decodings one after another."""
+    inputs = [batch_of(tokenizer, [example], model.device) for example in examples]
+    calls = {
+        (i, decoding): partial(model.generate, **question, **settings, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
+        for i, question in enumerate(inputs)
+        for decoding, settings in DECODINGS.items()
+    }
     seconds_per_token = {decoding: [] for decoding in DECODINGS}
-    for turn in range(rounds + 1):
-        for example in examples:
-            inputs = batch_of(tokenizer, [example], model.device)
-            for decoding, settings in DECODINGS.items():
-                start = time.perf_counter()
-                output = model.generate(**inputs, **settings, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
-                num_tokens = (output.shape[1] - inputs["input_ids"].shape[1]) or 1
-                seconds = time.perf_counter() - start
-                if turn > 0:
-                    seconds_per_token[decoding].append(seconds / num_tokens)
-            bar.update()
+    for turn in take_turns(calls, model.device, rounds, bar=bar):
+        i, decoding = turn.name
+        num_tokens = (turn.result.shape[1] - inputs[i]["input_ids"].shape[1]) or 1
+        seconds_per_token[decoding].append(turn.seconds / num_tokens)
     speeds = {decoding: 1 / np.array(seconds) for decoding, seconds in seconds_per_token.items()}
-
     return {
         decoding: {
             "tokens_per_second": median_and_quartiles(speed),
@@ -178,7 +200,7 @@ def timings(model, tokenizer, examples: list[Example], rounds: int, bar: tqdm) -
 
 
 def goals(results: dict[str, dict[str, dict]]) -> Iterator[dict]:
-    """What the checkpoint was meant to reach, and what it did."""
+    """The goals of the checkpoint with the number that it reached."""
 
     def goal(sentence: str, target: float, reached: float) -> dict:
         return {"goal": sentence, "target": target, "reached": reached, "met": reached >= target}
@@ -194,24 +216,23 @@ def goals(results: dict[str, dict[str, dict]]) -> Iterator[dict]:
             yield goal(f"{kind}: tokens per forward, {decoding}", target, reached)
 
 
-def held_out_nll(model, tokenizer, examples: list[Example]) -> float:
-    """Per token of the answers that the generators wrote."""
-    total, number = 0.0, 0
+@torch.no_grad()
+def held_out_nll(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: list[Example]) -> float:
+    """The negative log-likelihood per token of the answers that the generators wrote."""
+    total, num_tokens = 0.0, 0
     for example in examples:
         prompt = tokenizer.apply_chat_template(example.messages[:1], add_generation_prompt=True)["input_ids"]
         answer = [*tokenizer(example.answer)["input_ids"], tokenizer.eos_token_id]
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + answer], device=model.device), use_cache=False).logits
+        logits = model(torch.tensor([prompt + answer], device=model.device), use_cache=False).logits
         logits = logits[0, len(prompt) - 1 : -1].float()
-        total += float(
-            torch.nn.functional.cross_entropy(logits, torch.tensor(answer, device=model.device), reduction="sum")
-        )
-        number += len(answer)
-    return total / number
+        targets = torch.tensor(answer, device=model.device)
+        total += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+        num_tokens += len(answer)
+    return total / num_tokens
 
 
-def shown(model, tokenizer, kind: str) -> dict:
-    """An example for the card, at the settings that the checkpoint comes with."""
+def shown(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: str) -> dict:
+    """An example for the card, decoded with the checkpoint's own settings."""
     (example,) = held_out_examples(kind, 1)
     inputs = batch_of(tokenizer, [example], model.device)
     output = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, return_dict_in_generate=True)
@@ -225,15 +246,41 @@ def shown(model, tokenizer, kind: str) -> dict:
     }
 
 
-def main() -> None:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, default=DEMO_FOLDER)
     parser.add_argument("--num_examples", type=int, default=1000, help="held-out examples of each kind")
     parser.add_argument("--num_timed", type=int, default=10, help="examples of each kind that are timed")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each is timed")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each of them is timed")
     parser.add_argument("--out", type=Path, default=DEMO_FOLDER / "report.json")
     parser.add_argument("--work", type=Path, default=Path("build/demo-report"), help="where answers are kept")
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def measure(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: dict[str, list[Example]],
+    work: WorkFile,
+    num_timed: int,
+    rounds: int,
+) -> dict[str, dict[str, dict]]:
+    """The summary and the speed of every decoding, by kind and decoding."""
+    answers = answer_all(model, tokenizer, examples, work)
+    results = {
+        kind: {decoding: summary(answers[kind, decoding], answers[kind, BASELINE]) for decoding in DECODINGS}
+        for kind in examples
+    }
+    num_answers = sum(len(of_kind[:num_timed]) for of_kind in examples.values()) * len(DECODINGS) * (rounds + 1)
+    with tqdm(total=num_answers, unit=" answers", desc="timing") as bar:
+        for kind, of_kind in examples.items():
+            for decoding, speed in timings(model, tokenizer, of_kind[:num_timed], rounds, bar).items():
+                results[kind][decoding].update(speed)
+    return results
+
+
+def main() -> None:
+    given = parse_arguments()
     model = WeDLMForCausalLM.from_pretrained(given.checkpoint).eval()
     tokenizer = AutoTokenizer.from_pretrained(given.checkpoint)
     weights = weights_digest(given.checkpoint)
@@ -245,17 +292,8 @@ def main() -> None:
         "batch_size": BATCH_SIZE,
     }
     examples = {kind: held_out_examples(kind, given.num_examples) for kind in KINDS}
-    answers = answer_all(model, tokenizer, examples, WorkFile(given.work, settings))
-    results = {
-        kind: {decoding: summary(answers[kind, decoding], answers[kind, BASELINE]) for decoding in DECODINGS}
-        for kind in KINDS
-    }
-    with tqdm(total=len(KINDS) * given.num_timed * (given.rounds + 1), unit=" questions", desc="timing") as bar:
-        for kind in KINDS:
-            for decoding, measured in timings(
-                model, tokenizer, examples[kind][: given.num_timed], given.rounds, bar
-            ).items():
-                results[kind][decoding].update(measured)
+    work = WorkFile(given.work, settings)
+    results = measure(model, tokenizer, examples, work, given.num_timed, given.rounds)
     write_report(
         given.out,
         results,
@@ -270,10 +308,10 @@ def main() -> None:
         examples=[shown(model, tokenizer, kind) for kind in EXAMPLES],
     )
     for kind in KINDS:
-        for decoding, row in results[kind].items():
+        for decoding, numbers in results[kind].items():
             print(
-                f"{kind:14} {decoding:25} right {row['accuracy']:6.1%}  tokens per forward "
-                f"{row['tokens_per_forward']:5.2f}  tokens/s {row['tokens_per_second']['median']:7.1f}"
+                f"{kind:14} {decoding:25} right {numbers['accuracy']:6.1%}  tokens per forward "
+                f"{numbers['tokens_per_forward']:5.2f}  tokens/s {numbers['tokens_per_second']['median']:7.1f}"
             )
     print(f"written to {given.out}")
 

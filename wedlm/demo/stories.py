@@ -1,4 +1,4 @@
-"""Short stories from a grammar: much is open at every turn, and who and what it is about stays the same throughout."""
+"""Generates short stories from a grammar: sentences vary freely, and people, thing and place stay the same."""
 
 from random import Random
 
@@ -39,7 +39,7 @@ OPENINGS = [
     "Everyone at the {place} knew {hero}, the {mood} {role}.",
     "In a house near the {place} lived {hero}, {a_mood} {role}.",
 ]
-# Three plots; each is a list of what the next sentence can be.
+# Three plots. A plot lists the possible sentences for each place in the story.
 FOUND = [
     [
         "One {weather} {time}, {he} found {a_color} {object} {hidden}.",
@@ -149,7 +149,7 @@ def draw(random: Random) -> tuple[str, str, str]:
     fixed |= {**he, "He": he["he"].capitalize(), "His": he["his"].capitalize(), "companion": random.choice(FRIENDS)}
 
     def write(sentences: list[str]) -> str:
-        """What is open is drawn anew for every sentence; what is fixed is the same in all."""
+        """Chooses a sentence and fills its slots: those in `fixed` as in the whole story, the others drawn anew."""
         mood, weather, look = (random.choice(words) for words in (MOODS, WEATHERS, LOOKS))
         return random.choice(sentences).format(
             **fixed,

@@ -1,4 +1,4 @@
-"""Whether a story is made of whole sentences, about the people, the thing and the place of the question throughout."""
+"""Checks a story: whole sentences, and the people, the thing and the place of the question throughout."""
 
 import re
 
@@ -17,7 +17,7 @@ def words_of(text: str) -> list[str]:
 
 
 def is_whole(sentences: list[str], answer: str) -> bool:
-    """Six or seven sentences, each of a few words, and nothing between them."""
+    """Whether the answer is six or seven sentences of a few words each, with nothing between them."""
     return (
         6 <= len(sentences) <= 7
         and " ".join(sentences) == answer
@@ -27,7 +27,10 @@ def is_whole(sentences: list[str], answer: str) -> bool:
 
 
 def people_agree(sentences: list[str], hero: str, role: str) -> bool:
-    """The hero first, and at most one other, who is introduced where the name is first used; no other he or she."""
+    """
+    Whether the hero comes first, with at most one friend, who is introduced where the name is first used, and all
+    pronouns are the hero's.
+    """
     text = " ".join(sentences)
     words = words_of(text)
     others = {word for word in words if word in ALL_NAMES} - {hero}
@@ -45,7 +48,7 @@ def people_agree(sentences: list[str], hero: str, role: str) -> bool:
 
 
 def things_agree(sentences: list[str], thing: str, place: str) -> bool:
-    """One thing all the time, of at most one color, and one place from the beginning."""
+    """Whether the story has the thing of the question in at most one color, its place from the start, and no other."""
     words = set(words_of(" ".join(sentences)))
     return (
         sum(thing in words_of(sentence) for sentence in sentences) >= 2

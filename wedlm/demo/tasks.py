@@ -1,4 +1,4 @@
-"""The examples of the demo checkpoint: six kinds of text, from one with no choice at all to one with plenty."""
+"""The examples of the demo checkpoint: six kinds, from answers without a choice (counting) to free ones (stories)."""
 
 from collections.abc import Iterator
 from hashlib import sha256
@@ -19,15 +19,15 @@ DRAW = {
     "stories": stories.draw,
 }
 KINDS = tuple(DRAW)
-# Shares of the training stream: most for what has to be computed.
+# Relative frequency in the training stream: kinds that have to be computed come most often.
 WEIGHTS = {"counting": 4, "word_problems": 5, "equations": 4, "records": 4, "functions": 2, "stories": 2}
-TEST_SHARE = 8  # one key in so many is held out
-SHARE_OF_TWO_TURNS = 0.25  # of the conversations
-MAX_POSITIONS = 2**40  # of one training stream
+TEST_SHARE = 8  # one key in 8 is held out
+SHARE_OF_TWO_TURNS = 0.25  # of conversations with two questions
+MAX_POSITIONS = 2**40  # length limit of a training stream
 
 
 class Example(NamedTuple):
-    """A question and an answer to it; `key` is what makes the problem, whatever the words it is put in.
+    """A question with a right answer; `key` identifies the problem, whatever words the question uses.
 
     Example(kind="counting", prompt="Count by 4 from 12 to 24.", answer="12, 16, 20, 24.", key="12 4")
     """
@@ -43,13 +43,19 @@ class Example(NamedTuple):
 
 
 def split_of(kind: str, key: str) -> Split:
-    """A hash of the key alone decides, so no test problem is in any training stream, however long."""
+    """The split of a problem. A hash of the key decides, so that no training stream contains a test problem."""
     digest = sha256(f"{kind} {key}".encode()).digest()
     return "test" if int.from_bytes(digest[:8]) % TEST_SHARE == 0 else "train"
 
 
 def example(kind: str, split: Split, index: int) -> Example:
-    """Depends on its arguments and on nothing else."""
+    """The example with this index, which depends on nothing but the arguments.
+
+    Args:
+        kind (`str`): One of `KINDS`.
+        split (`"train"` or `"test"`): The split that the example's key must belong to.
+        index (`int`): Number of the example.
+    """
     random = Random(f"{kind} {split} {index}")
     while True:
         drawn = Example(kind, *DRAW[kind](random))
@@ -58,7 +64,13 @@ def example(kind: str, split: Split, index: int) -> Example:
 
 
 def held_out_examples(kind: str, number: int, seed: int = 0) -> list[Example]:
-    """The first `number` test examples of a seed, no two with the same key."""
+    """The first test examples of a seed, no two of them with the same key.
+
+    Args:
+        kind (`str`): One of `KINDS`.
+        number (`int`): Number of examples.
+        seed (`int`, *optional*, defaults to 0): Another seed gives other examples.
+    """
     by_key = {}
     for index in count(seed * MAX_POSITIONS):
         if len(by_key) == number:
@@ -68,13 +80,14 @@ def held_out_examples(kind: str, number: int, seed: int = 0) -> list[Example]:
 
 
 def training_example(seed: int, position: int) -> Example:
+    """The example at this position of the training stream with this seed."""
     index = seed * MAX_POSITIONS + position
     (kind,) = Random(f"kind {index}").choices(KINDS, [WEIGHTS[kind] for kind in KINDS])
     return example(kind, "train", index)
 
 
 def conversation(seed: int, number: int) -> list[dict[str, str]]:
-    """The messages of a training example, sometimes with another behind it, so that chats have more than one turn."""
+    """The messages of a training example; a second example follows in a quarter of the conversations."""
     messages = training_example(seed, 2 * number).messages
     if Random(f"turns {seed} {number}").random() < SHARE_OF_TWO_TURNS:
         messages += training_example(seed, 2 * number + 1).messages
@@ -82,5 +95,5 @@ def conversation(seed: int, number: int) -> list[dict[str, str]]:
 
 
 def training_examples(seed: int, start: int = 0) -> Iterator[Example]:
-    """Endless; `start` is where to go on."""
+    """The endless training stream of a seed, from position `start` on."""
     return (training_example(seed, position) for position in count(start))

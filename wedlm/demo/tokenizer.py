@@ -1,4 +1,4 @@
-"""The demo checkpoint's tokenizer: a byte-level BPE of its own, trained on a fixed part of the training stream."""
+"""The tokenizer of the demo checkpoint: a byte-level BPE, trained on a fixed part of the training stream."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -15,9 +15,13 @@ MAX_LENGTH = 1024
 
 END_OF_TEXT, TURN_START, TURN_END, MASK = SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]
 
-# What no token crosses: a JSON key with the signs around it, so that values stand close to each other; one digit; a
-# line end; a word with the space or the underscore in front of it; signs, with the space in front of them, and the one
-# behind them if a digit comes next ("12, 16" is 1 2 ", " 1 6); other spaces.
+# The text is cut into these pieces first, and no token crosses the border of a piece:
+# - a JSON key with the punctuation around it, so that few tokens stand between two values;
+# - a single digit;
+# - a line end;
+# - a word with the space or the underscore before it;
+# - punctuation with the space before it, and with the space behind it if a digit follows ("12, 16" is 1 2 ", " 1 6);
+# - other whitespace.
 PIECES = r"(?:\[\{|\"?(?:\}, \{|, ))\"[a-z_]+\": \"?|\d|\n|[ _]?[A-Za-z]+| ?[^\sA-Za-z0-9]+(?: (?=\d))?| +(?= \S)|\s"
 
 CHAT_TEMPLATE = """\
@@ -37,14 +41,15 @@ CHAT_TEMPLATE = """\
 
 
 def sample_texts() -> Iterable[str]:
-    yield "user\nassistant\n" * NUM_SAMPLES  # the roles, as the template writes them
+    """The texts that the tokenizer is trained on."""
+    yield "user\nassistant\n" * NUM_SAMPLES  # the roles, as the chat template writes them
     for example in islice(training_examples(SAMPLE_SEED), NUM_SAMPLES):
         yield example.prompt
         yield example.answer
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """The same texts give the same tokenizer, to the byte."""
+    """Trains a tokenizer; the same texts give the same tokenizer, byte for byte."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -76,4 +81,5 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def demo_tokenizer() -> PreTrainedTokenizerFast:
+    """Trains the tokenizer of the demo checkpoint."""
     return train_tokenizer(sample_texts())

@@ -1,4 +1,4 @@
-"""Problems told in words, of two or three steps. Every step of the answer is one small sum with a label."""
+"""Generates word problems of two or three steps; a step of the answer is one small calculation with a label."""
 
 import operator
 from random import Random
@@ -24,7 +24,7 @@ class Step(NamedTuple):
 
 
 class Cast(NamedTuple):
-    """Who and what a problem is about; the fields are the slots of the sentences."""
+    """The people and things of a problem; the fields are the names of slots in the sentences."""
 
     name: str
     he: str
@@ -244,7 +244,7 @@ def bus(random: Random) -> tuple[str, list[Step]]:
     return fill(text, a=people, b=left.right, c=back.right), [left, back]
 
 
-def rows(random: Random) -> tuple[str, list[Step]]:
+def garden(random: Random) -> tuple[str, list[Step]]:
     planted = Step("Start", random.randint(2, 9), "*", random.randint(3, 12))
     text = random.choice(
         [
@@ -269,12 +269,12 @@ FAMILIES = {
     trip: 1,
     saving: 1,
     bus: 1,
-    rows: 1,
+    garden: 1,
 }
 
 
 def fill(text: str, **slots: int | str) -> str:
-    """Fills these slots and leaves the others."""
+    """Fills the given slots and leaves the others in the text."""
     for name, value in slots.items():
         text = text.replace("{" + name + "}", str(value))
     return text

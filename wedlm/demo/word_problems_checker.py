@@ -1,4 +1,4 @@
-"""Solves a problem by reading its sentences one after another, and goes through the steps of the answer."""
+"""Checks an answer to a word problem: solves the problem sentence by sentence and follows the steps of the answer."""
 
 import re
 from collections import Counter
@@ -6,7 +6,7 @@ from collections import Counter
 STEP = re.compile(r"[A-Z][a-z]+: ([0-9]{1,6}) ([+\-*/]) ([0-9]{1,6}) = ([0-9]{1,6})")
 N = r"(\d+)"
 
-# What a sentence or a part of it does to the amount: a pattern, and the new amount from the old one and the numbers.
+# Patterns of a sentence or a part of it, each with the new amount as a function of the old one and the numbers.
 READINGS = [
     # Prices.
     (
@@ -28,7 +28,7 @@ READINGS = [
     (rf"has {N} times as many\b", lambda old, k: old + k * old),
     (rf"has {N} more than", lambda old, b: old + old + b),
     (rf"has {N} fewer than", lambda old, b: old + old - b),
-    # So much again and again.
+    # An amount several times.
     (rf"reads {N} pages a day for {N} days", lambda old, n, d: old - n * d),
     (rf"For {N} days \w+ reads {N} pages", lambda old, d, n: old - n * d),
     (rf"{N} km a day for {N} days", lambda _, n, d: n * d),
@@ -38,7 +38,7 @@ READINGS = [
     (rf"{N} rows of trees with {N} trees", lambda _, m, n: m * n),
     (rf"{N} rows of {N} trees", lambda _, m, n: m * n),
     (rf"{N} (?:bag|basket|box|jar|pack|tray)e?s,? (?:with|and there are) {N}", lambda _, m, n: m * n),
-    # More and less.
+    # Changes of the amount.
     (rf"(?:finds|buys|gives (?:him|her)|gets) {N} more", lambda old, n: old + n),
     (rf"and then {N} km more", lambda old, n: old + n),
     (rf"another {N}", lambda old, n: old + n),
@@ -46,17 +46,17 @@ READINGS = [
     (rf"{N} people leave the bus and {N} enter", lambda old, b, c: old - b + c),
     (rf"(?:gives|loses|sells|takes|spends|takes out|breaks) {N} (?:to|of|away|dollars)", lambda old, n: old - n),
     (rf"{N} trees are cut down", lambda old, n: old - n),
-    # What there is at first.
+    # The first amount.
     (rf"(?:has|owns|There are|of|with) {N} (?:people|pages|[a-z]+s\b)", lambda _, a: a),
 ]
 
 
 def solution(prompt: str) -> int | None:
-    """None for a text that holds a number which no reading accounts for."""
+    """The solution of a problem, or None if the text contains a number that no reading explains."""
     amount, place = None, 0
     while re.search(r"\d", prompt[place:]):
         matches = [(re.compile(pattern).search(prompt, place), new_amount) for pattern, new_amount in READINGS]
-        # The reading of the next number; where several read it, the first of the list, which reads most.
+        # The reading that explains the next number. If there are several, the first of the list explains most numbers.
         match, new_amount = min(matches, key=lambda item: item[0].start(1) if item[0] else len(prompt))
         if match is None or re.search(r"\d", prompt[place : match.start(1)]):
             return None
@@ -74,7 +74,7 @@ def is_true(left: int, sign: str, right: int, result: int) -> bool:
 
 
 def check(prompt: str, answer: str) -> bool:
-    """Every number given and every result but the last is used; the last is what the question asks for."""
+    """Whether all steps are true and use every given number and every result but the last, which is the solution."""
     *lines, last = answer.split("\n")
     steps = [STEP.fullmatch(line) for line in lines]
     if not steps or not all(steps) or len(set(lines)) < len(lines):

@@ -1,6 +1,6 @@
-"""The words that the examples are made of. Lists only, no rules: generators and checkers both read them."""
+"""Lists of the words that the examples are made of, shared by generators and checkers, which share no rules."""
 
-# By the pronoun of the person.
+# First names by the pronoun of the person.
 NAMES = {
     "she": (
         "Ada Anna Bella Clara Dora Ella Emma Eva Flora Hanna Ida Julia Lena Lily Maria Mia Nora Olga Rosa "
@@ -16,7 +16,7 @@ PRONOUNS = {
     "he": {"he": "he", "him": "him", "his": "his"},
 }
 
-# One of them, several of them.
+# Singular and plural.
 THINGS = {
     "apple": "apples",
     "balloon": "balloons",
@@ -47,7 +47,7 @@ JOBS = "baker cook doctor driver farmer nurse pilot singer teacher writer".split
 ANIMALS = "bird cat dog fish goat horse mouse rabbit sheep turtle".split()
 SPORTS = "boxing chess golf hockey judo rowing rugby sailing soccer tennis".split()
 
-# Of the stories.
+# Words of the stories.
 HEROES = (
     "baker carpenter doctor farmer fisher gardener miller painter pilot sailor shepherd singer tailor teacher"
 ).split()

@@ -1,3 +1,5 @@
+"""The recipe trains from nothing, goes on where it was stopped, and never sees a held-out question."""
+
 import copy
 import json
 import shutil

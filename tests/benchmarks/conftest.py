@@ -1,0 +1,41 @@
+"""Fixtures that import and run the scripts of benchmarks/."""
+
+import importlib
+import json
+import sys
+from argparse import Namespace
+
+import pytest
+from helpers import REPOSITORY
+
+BENCHMARKS = REPOSITORY / "benchmarks"
+
+
+@pytest.fixture
+def load_benchmark(monkeypatch):
+    """Imports a module of benchmarks/ by its name; all that were imported are forgotten behind the test."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    loaded = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - loaded:
+        if (BENCHMARKS / f"{name}.py").exists():
+            del sys.modules[name]
+
+
+@pytest.fixture
+def run(load_benchmark, monkeypatch, tmp_path):
+    """Runs the main of a benchmark in this process and returns its report."""
+
+    def run(name, *arguments):
+        out = tmp_path / f"{name}.json"
+        words = [f"{BENCHMARKS}/{name}.py", *map(str, arguments), "--out", str(out)]
+        monkeypatch.setattr(sys, "argv", words)
+        load_benchmark(name).main()
+        return json.loads(out.read_text())
+
+    return run
+
+
+@pytest.fixture
+def tiny_model(load_benchmark):
+    return load_benchmark("common").model_of(Namespace(shape="tiny", dtype="float32"))

@@ -1,0 +1,42 @@
+"""The pages show the numbers that were recorded."""
+
+import json
+import re
+
+import pytest
+from helpers import REPOSITORY
+
+RESULTS = REPOSITORY / "benchmarks" / "results"
+
+
+@pytest.mark.parametrize("name", ["decode", "decode_window8", "step", "step_long", "step_qwen3", "overhead", "memory"])
+def test_the_page_shows_the_recorded_numbers(load_benchmark, name):
+    report = json.loads((RESULTS / f"{name}.json").read_text())
+    module = load_benchmark(name.partition("_")[0])
+    page = (REPOSITORY / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    assert module.table(report["results"]) in page
+    assert f"python {report['command'].removeprefix('python ')}" in page
+    assert not report["commit"].endswith("+changes")
+
+
+@pytest.mark.parametrize(
+    ("name", "page", "num_examples"),
+    [
+        ("verified_variants", "benchmarks/RESULTS.md", 10),
+        ("verified_drafts", "benchmarks/RESULTS.md", 20),
+        ("verified_precision", "docs/generate.md", 1000),
+    ],
+)
+def test_a_page_shows_the_recorded_numbers_of_verified_decoding(load_benchmark, name, page, num_examples):
+    report = json.loads((RESULTS / f"{name}.json").read_text())
+    assert report["num_examples"] >= num_examples
+    assert load_benchmark(name).table(report["results"]) in (REPOSITORY / page).read_text(encoding="utf-8")
+
+
+def test_the_page_names_the_files_of_trees_with_changes():
+    page = (REPOSITORY / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    (told,) = (paragraph for paragraph in page.split("\n\n") if "+changes" in paragraph)
+    changed = {
+        path.name for path in RESULTS.glob("*.json") if json.loads(path.read_text())["commit"].endswith("+changes")
+    }
+    assert set(re.findall(r"`(\w+\.json)`", told)) == changed

@@ -17,7 +17,7 @@ FOLDERS = {
 
 setup(
     name="wedlm",
-    version="0.1.0",
+    version="0.2.0",
     description="WeDLM, a language model that decodes several tokens per forward, native to transformers",
     long_description=open("README.md", encoding="utf-8").read(),
     long_description_content_type="text/markdown",
@@ -41,6 +41,6 @@ setup(
         "eval": ["accelerate>=1.13", "evaluate>=0.4.6", "lm_eval>=0.4.13,<0.5"],
         "serve": ["fastapi>=0.120", "openai>=1.98", "uvicorn>=0.35"],
         "browser": ["selenium>=4.20"],
-        "dev": ["bitsandbytes>=0.48", "hypothesis", "numpy", "pytest>=8", "pytest-xdist", "ruff"],
+        "dev": ["bitsandbytes>=0.48", "hypothesis", "numpy", "pytest>=8", "pytest-timeout", "pytest-xdist", "ruff"],
     },
 )

@@ -16,7 +16,7 @@ from hypothesis import settings
 LIMITS = {"slow": 900, "browser": 300, "full": 300}
 
 
-def examples(number: int, **options) -> settings:
+def property_settings(number: int, **options) -> settings:
     """Settings of a property with `number` examples in `make test-all`, and a third of them in `make test`."""
     in_this_run = number * settings().max_examples // 100  # of the profile, which has 100 by itself
     return settings(max_examples=max(1, in_this_run), **options)

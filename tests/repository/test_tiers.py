@@ -5,7 +5,7 @@ import re
 import pytest
 from helpers import REPOSITORY
 from hypothesis import settings
-from tiers import LIMITS, examples, spread
+from tiers import LIMITS, property_settings, spread
 
 pytest_plugins = ["pytester"]
 
@@ -75,9 +75,9 @@ def test_the_short_run_draws_a_third_of_the_examples():
     before = settings.get_current_profile_name()
     try:
         settings.load_profile("default")
-        assert [examples(number).max_examples for number in (60, 20, 1)] == [60, 20, 1]
-        assert examples(60, deadline=None).deadline is None
+        assert [property_settings(number).max_examples for number in (60, 20, 1)] == [60, 20, 1]
+        assert property_settings(60, deadline=None).deadline is None
         settings.load_profile("short")
-        assert [examples(number).max_examples for number in (60, 20, 1)] == [19, 6, 1]
+        assert [property_settings(number).max_examples for number in (60, 20, 1)] == [19, 6, 1]
     finally:
         settings.load_profile(before)

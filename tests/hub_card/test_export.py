@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+import wedlm
 from wedlm.checkpoints import new_folder
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.commands import cli
@@ -438,7 +439,7 @@ def test_the_summary_of_a_training(tmp_path, model, unchecked):
     text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     text = text[text.index("## Training") : text.index("## Limits")]
     rows = dict(re.findall(r"^\| (\w[\w, ()-]*?) \| (.*) \|$", text, flags=re.MULTILINE))
-    assert rows.pop("versions").startswith("wedlm 0.1.0, torch ")
+    assert rows.pop("versions").startswith(f"wedlm {wedlm.__version__}, torch ")
     assert rows == {
         "optimizer steps": "2,000",
         "epochs": "1.25",

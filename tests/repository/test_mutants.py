@@ -32,9 +32,9 @@ sys.path[:0] = [TESTS, "."]
 import pytest  # as the runner does, before it forks
 from mutants import Replaced, run_tests
 file = Path("made_up.py").absolute()
-for source in json.loads(Path("sources.json").read_text()):
+for source, limit in json.loads(Path("sources.json").read_text()):
     replaced = Replaced("made_up", file, source) if source else None
-    print(*run_tests([file.with_name("test_made_up.py")], [], 5, replaced), sep="; ")
+    print(*run_tests([file.with_name("test_made_up.py")], [], limit, replaced), sep="; ")
 """
 
 
@@ -43,7 +43,8 @@ def test_verdicts(tmp_path):
     endless, broken, crash = MODULE.replace("+= 1", "-= 1"), "import nothing_such", "import os; os.abort()"
     (tmp_path / "made_up.py").write_text(MODULE)
     (tmp_path / "test_made_up.py").write_text(TESTS)
-    (tmp_path / "sources.json").write_text(json.dumps([None, noticed, alive, endless, broken, crash]))
+    sources = [(None, 30), (noticed, 30), (alive, 30), (endless, 2), (broken, 30), (crash, 30)]
+    (tmp_path / "sources.json").write_text(json.dumps(sources))
     lines = run_python(JUDGE.replace("TESTS", repr(str(REPOSITORY / "tests"))), tmp_path).splitlines()
     told = [(outcome, test) for outcome, _, test in (line.split("; ") for line in lines)]
     assert told == [

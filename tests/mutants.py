@@ -6,6 +6,7 @@ source files: tests that compare or copy them, and processes that tests start, s
 """
 
 import argparse
+import contextlib
 import importlib
 import importlib.abc
 import importlib.util
@@ -99,15 +100,19 @@ def run_tests(tests: list[Path], options: list[str], limit: float, replaced: Rep
 
 
 def wait(child: int, deadline: float) -> int | None:
-    """The exit code of `child`; None if it was killed, with all it started, at the deadline."""
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
+    """The exit code of `child`; None if it went on until the deadline. Ends all that it started."""
+    try:
+        while time.monotonic() < deadline:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.02)
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child, 0)
 
 
 # --- This repository ---
@@ -205,20 +210,7 @@ def main() -> None:
     assert not any(name.partition(".")[0] == "wedlm" for name in sys.modules), "the forks must import it"
 
     judges, results, counts = Judges(), [], {}
-    for number, (file, mutation) in enumerate(sorted(drawn), start=1):
-        verdict = judges.judge(file, mutation)
-        name = str(file.relative_to(REPOSITORY))
-        counts.setdefault(name, Counter())[verdict.outcome] += 1
-        results.append({"place": f"{name}:{mutation.line}", **mutation._asdict(), **verdict._asdict()})
-        del results[-1]["source"]
-        print(
-            f"{number}/{len(drawn)} {verdict.outcome} in {verdict.seconds:.0f} s  {name}:{mutation.line}", flush=True
-        )
-        if verdict.outcome == "alive":
-            print(told(file, mutation), flush=True)
-    print(table(counts))
-    alive = sum(of_file["alive"] for of_file in counts.values())
-    record = {
+    conditions = {
         "command": shlex.join(["python", *sys.argv]),
         "commit": commit(),
         "versions": {
@@ -226,13 +218,24 @@ def main() -> None:
             **{name: version(name) for name in ("torch", "transformers")},
         },
         "places": len(places),
-        "mutants": len(results),
-        "score": 1 - alive / len(results),
-        "files": counts,
-        "results": results,
+        "drawn": len(drawn),
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    for number, (file, mutation) in enumerate(sorted(drawn), start=1):
+        verdict = judges.judge(file, mutation)
+        name = str(file.relative_to(REPOSITORY))
+        counts.setdefault(name, Counter())[verdict.outcome] += 1
+        change = {"place": f"{name}:{mutation.line}", "before": mutation.before, "after": mutation.after}
+        results.append(change | verdict._asdict())
+        print(
+            f"{number}/{len(drawn)} {verdict.outcome} in {verdict.seconds:.0f} s  {name}:{mutation.line}", flush=True
+        )
+        if verdict.outcome == "alive":
+            print(told(file, mutation), flush=True)
+        score = 1 - sum(of_file["alive"] for of_file in counts.values()) / len(results)
+        record = conditions | {"judged": len(results), "score": score, "files": counts, "results": results}
+        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(table(counts))
 
 
 def commit() -> str:

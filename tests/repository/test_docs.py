@@ -52,3 +52,14 @@ def test_versions_agree():
     assert released == stated == wedlm.__version__ == citation["version"]
     assert citation["date-released"] == date
     assert citation["preferred-citation"]["url"].endswith("/2512.22737")
+
+
+def test_the_log_is_sorted_by_topic_and_dated():
+    log = (REPOSITORY / "DEVLOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"/(?:tmp|work|root|home)/\S*", log) == [], "a folder of one machine"
+    topics = re.split(r"^## .+\n", log, flags=re.MULTILINE)[1:]
+    assert len(topics) > 5
+    for topic in topics:
+        entries = topic.strip().split("\n\n")
+        dates = [re.match(r"(\d{4}-\d\d-\d\d) — [A-Z`a-z]", entry)[1] for entry in entries]
+        assert dates == sorted(dates)

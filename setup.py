@@ -1,7 +1,7 @@
 from setuptools import setup
 
-# Four rooms of the package lie at the top level of the repository; this map puts them under one import name. A room
-# stands behind those that it may import (tests/test_map.py).
+# The rooms of the package; four of them lie at the top level of the repository. Each may import only those before it
+# (tests/repository/test_map.py).
 FOLDERS = {
     "wedlm": "wedlm",
     "wedlm.generation": "generation",
@@ -25,7 +25,7 @@ setup(
     packages=list(FOLDERS),
     package_dir=FOLDERS,
     python_requires=">=3.11",
-    # (rich and huggingface_hub are requirements of typer and transformers, and are imported here as well.)
+    # rich and huggingface_hub come with typer and transformers; they are named because the package imports them.
     install_requires=["huggingface_hub", "rich", "torch>=2.11", "transformers>=5.17,<6", "typer>=0.29"],
     entry_points={"console_scripts": ["wedlm = wedlm.commands.cli:app"]},
     package_data={

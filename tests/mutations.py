@@ -21,7 +21,7 @@ PAIRS = [
     ("zeros_like", "ones_like"), ("startswith", "endswith"),
 ]  # fmt: skip
 NAMES = dict(PAIRS) | {new: old for old, new in PAIRS}
-NO_DIFFERENCE = {"device", "strict", "non_blocking"}  # keywords of calls: on a CPU, or where nothing is wrong
+NO_DIFFERENCE = {"desc", "device", "non_blocking", "strict"}  # keywords of calls: on a CPU, or where nothing is wrong
 DROPPED = (ast.AugAssign, ast.Raise, ast.Break, ast.Continue, ast.Delete)
 
 
@@ -55,7 +55,7 @@ def changes(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         if field in ("annotation", "returns", "decorator_list", "type_comment"):
             continue
         for node in value if isinstance(value, list) else [value]:
-            if isinstance(node, ast.AST) and not isinstance(node, ast.JoinedStr):
+            if isinstance(node, ast.AST) and not is_left_alone(node):
                 yield from ((node, new) for new in replacements(node))
                 if field in ("test", "ifs") and not has_operator(node):
                     yield node, ast.UnaryOp(ast.Not(), node)
@@ -95,6 +95,10 @@ def replacements(node: ast.AST) -> Iterator[ast.AST]:
                     yield with_changes(node, keywords=[*node.keywords[:place], *node.keywords[place + 1 :]])
     if is_dropped(node):
         yield ast.Pass()
+
+
+def is_left_alone(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.keyword) and node.arg in NO_DIFFERENCE)
 
 
 def has_operator(node: ast.AST) -> bool:

@@ -27,7 +27,7 @@ def changed(source: str) -> list[str]:
         ("a = True, 0, 0.5", ["a = False, 0, 0.5", "a = True, 1, 0.5", "a = True, 0, 1.5"]),
         ("a = min(b.any(), c)", ["a = max(b.any(), c)", "a = min(b.all(), c)"]),
         ("a = b[c:d, :e]", ["a = b[:d, :e]", "a = b[c:, :e]", "a = b[c:d, :]"]),
-        ("a = f(b, c=d, device=e)", ["a = f(b, device=e)"]),
+        ("a = f(b, c=d, strict=True)", ["a = f(b, strict=True)"]),
         ("f(a)", ["pass"]),
         ("a.b = c", ["pass"]),
         ("if a: raise b", ["if a: pass", "if not a: raise b"]),

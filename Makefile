@@ -3,10 +3,13 @@ EXTRAS = train,eval,serve,dev
 # Without dependencies: xgrammar asks for triton, hundreds of megabytes that are of use on a GPU only.
 GRAMMAR = xgrammar apache-tvm-ffi
 PYTEST = -m pytest -n 2 --dist worksteal
+# The three tiers (tests/tiers.py). The short run also draws a third of the examples of each property.
+SHORT = -m "not (full or slow or browser)" --hypothesis-profile=short
+ALL = -m "not (slow or browser)"
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: demo demo-model demo-report demo-code bench ablations ablations-training test test-slow test-browser screenshot test-oldest mutants lint
+.PHONY: demo demo-model demo-report demo-code bench ablations ablations-training test test-all test-slow test-browser screenshot test-oldest mutants lint
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
@@ -30,6 +33,7 @@ demo-report: .venv/installed
 
 # Puts the present code beside the demo checkpoint's weights.
 demo-code: .venv/installed
+	rm -f $(DEMO)/*.py
 	.venv/bin/python -c "from wedlm import WeDLMConfig; WeDLMConfig.from_pretrained('$(DEMO)').save_pretrained('$(DEMO)')"
 
 # The short form of every benchmark of decoding, on the demo checkpoint, in minutes; tables, JSON and plots in $(BENCH).
@@ -54,11 +58,15 @@ ablations-training: .venv/installed
 	.venv/bin/python benchmarks/ablations_training.py block-size
 	.venv/bin/python benchmarks/ablations_training.py inside-block
 
-# Every test that is not marked slow or browser.
+# Every behaviour once, in a few minutes.
 test: .venv/installed
-	.venv/bin/python $(PYTEST) -m "not slow and not browser"
+	.venv/bin/python $(PYTEST) $(SHORT)
 
-# What needs a compiler, a wheel build or minutes.
+# Every test but those that need a compiler, a wheel build, a browser or minutes; .ci/run calls it.
+test-all: .venv/installed
+	.venv/bin/python $(PYTEST) $(ALL)
+
+# The tests that need a compiler, a wheel build or minutes.
 test-slow: .venv/installed
 	.venv/bin/python -m pytest -m slow
 
@@ -69,13 +77,16 @@ test-browser: .venv/browser
 screenshot: .venv/browser
 	.venv/bin/python tests/make_screenshot.py
 
-# The same tests as `test` on the oldest versions that setup.py promises.
+# The tests of `test-all` on the oldest versions that setup.py promises.
 test-oldest: .venv-oldest/installed
-	.venv-oldest/bin/python $(PYTEST) -m "not slow and not browser"
+	.venv-oldest/bin/python $(PYTEST) $(ALL)
 
-# Breaks one line at a time; each must make a test fail.
+# Changes one place of the source at a time, in memory, and shows the changes that no test notices:
+# `make mutants ONLY=generation/window.py NUM=50 SEED=1`.
+NUM = 100
+SEED = 0
 mutants: .venv/installed
-	.venv/bin/python tests/mutants.py $(ONLY)
+	.venv/bin/python tests/mutants.py $(ONLY) --num $(NUM) --seed $(SEED) --out build/mutants.json
 
 lint: .venv/installed
 	.venv/bin/ruff check .

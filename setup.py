@@ -1,7 +1,7 @@
 from setuptools import setup
 
-# Four rooms of the package lie at the top level of the repository; this map puts them under one import name. A room
-# stands behind those that it may import (tests/test_map.py).
+# The rooms of the package; four of them lie at the top level of the repository. Each may import only those before it
+# (tests/repository/test_map.py).
 FOLDERS = {
     "wedlm": "wedlm",
     "wedlm.generation": "generation",
@@ -17,7 +17,7 @@ FOLDERS = {
 
 setup(
     name="wedlm",
-    version="0.1.0",
+    version="0.2.0",
     description="WeDLM, a language model that decodes several tokens per forward, native to transformers",
     long_description=open("README.md", encoding="utf-8").read(),
     long_description_content_type="text/markdown",
@@ -25,7 +25,7 @@ setup(
     packages=list(FOLDERS),
     package_dir=FOLDERS,
     python_requires=">=3.11",
-    # (rich and huggingface_hub are requirements of typer and transformers, and are imported here as well.)
+    # rich and huggingface_hub come with typer and transformers; they are named because the package imports them.
     install_requires=["huggingface_hub", "rich", "torch>=2.11", "transformers>=5.17,<6", "typer>=0.29"],
     entry_points={"console_scripts": ["wedlm = wedlm.commands.cli:app"]},
     package_data={
@@ -41,6 +41,6 @@ setup(
         "eval": ["accelerate>=1.13", "evaluate>=0.4.6", "lm_eval>=0.4.13,<0.5"],
         "serve": ["fastapi>=0.120", "openai>=1.98", "uvicorn>=0.35"],
         "browser": ["selenium>=4.20"],
-        "dev": ["bitsandbytes>=0.48", "hypothesis", "numpy", "pytest>=8", "pytest-xdist", "ruff"],
+        "dev": ["bitsandbytes>=0.48", "hypothesis", "numpy", "pytest>=8", "pytest-timeout", "pytest-xdist", "ruff"],
     },
 )

@@ -1,4 +1,4 @@
-"""What several test files share: the golden checkpoints, a slow reference forward, and clean processes."""
+"""Shared by many test files: the golden checkpoints, a slow reference forward, and clean processes."""
 
 import json
 import os
@@ -64,9 +64,9 @@ def stock_model(model: WeDLMForCausalLM) -> PreTrainedModel:
 
 
 class Waits(TorchDispatchMode):
-    """Writes down the operations for which a host waits until the device has come to them.
+    """Records the operations for which the host waits for the device.
 
-    (Copies to the CPU are none, where everything is on it; the tests count those by where they are made.)
+    A copy from the CPU to the CPU is not recorded; the tests count copies at the places that make them.
     """
 
     def __init__(self, seen: list[str]):
@@ -137,7 +137,7 @@ def put_into_hub_cache(folder: Path, hub: Path, name: str) -> None:
     (repository / "refs" / "main").write_text(commit)
 
 
-# For what the shape of a layer does not change one golden checkpoint does in `make test`; the other one is slow.
+# Tests that do not depend on the shape of a layer run on one golden checkpoint; `make test-slow` adds the other.
 NAMES = ["q3", pytest.param("q25", marks=pytest.mark.slow)]
 ONE_CHECKPOINT = pytest.mark.parametrize("checkpoint", NAMES, indirect=True)
 

@@ -45,6 +45,7 @@ def test_a_figure_is_one_command_a_file_and_a_plot(run, ablations, tmp_path, cap
     assert report["command"] and report["device"] and len(report["weights_sha256"]) == 64
 
 
+@pytest.mark.full
 def test_an_interrupted_figure_goes_on_and_gives_the_same_table(run, ablations, monkeypatch, tmp_path):
     whole = run("window")
     kept = list((tmp_path / "work").iterdir())[0].read_text().splitlines()

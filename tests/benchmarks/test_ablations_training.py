@@ -88,6 +88,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_results(ablations, run, monk
     assert len(losses) == len({tuple(values) for values in losses.values()}) == 4
 
 
+@pytest.mark.full
 def test_differences_are_taken_question_by_question(ablations, monkeypatch):
     def answers(functions, equations):
         kinds = {"functions": functions, "equations": equations}
@@ -134,6 +135,7 @@ def test_differences_are_taken_question_by_question(ablations, monkeypatch):
     assert f"| {causal} | {paper} | 100.0% | 100.0% | 100.0% | +25.0 ({low:+.1f} to {high:+.1f}) |  |" in table
 
 
+@pytest.mark.full
 def test_answers_are_judged_up_to_the_end_token(ablations):
     tokenizer = AutoTokenizer.from_pretrained(DEMO_FOLDER)
     questions = held_out_examples("counting", 2)
@@ -146,6 +148,7 @@ def test_answers_are_judged_up_to_the_end_token(ablations):
     assert not wrong.is_right
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ablation", ["block-size", "inside-block"])
 def test_the_recorded_run_is_whole_and_its_plot_is_drawn_from_it(ablations, ablation, tmp_path):
     name = ablation.replace("-", "_")
@@ -160,6 +163,7 @@ def test_the_recorded_run_is_whole_and_its_plot_is_drawn_from_it(ablations, abla
     assert (EVIDENCE / f"{name}.png").exists()
 
 
+@pytest.mark.full
 def test_both_recorded_ablations_have_the_same_base_and_blocks_of_32():
     reports = [json.loads((RESULTS / f"ablation_{name}.json").read_text()) for name in ("block_size", "inside_block")]
     shared = [

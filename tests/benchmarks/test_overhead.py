@@ -1,8 +1,11 @@
 """The overhead of a step is what one more forward adds, and no look of the host escapes."""
 
+import pytest
+
 from wedlm.generation.window import Window
 
 
+@pytest.mark.full
 def test_operations_are_counted_for_one_more_forward(run, load_benchmark, capsys):
     results = run("overhead", "--shape", "tiny", "--batch-sizes", 1, 2, "--new-tokens", 12, "--repeats", 2)["results"]
     decodings = ["autoregressive", "streaming", "verified", "blockwise"]

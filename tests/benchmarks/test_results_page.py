@@ -9,6 +9,7 @@ from helpers import REPOSITORY
 RESULTS = REPOSITORY / "benchmarks" / "results"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["decode", "decode_window8", "step", "step_long", "step_qwen3", "overhead", "memory"])
 def test_the_page_shows_the_recorded_numbers(load_benchmark, name):
     report = json.loads((RESULTS / f"{name}.json").read_text())

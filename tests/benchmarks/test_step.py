@@ -4,6 +4,7 @@ import pytest
 import torch
 
 
+@pytest.mark.full
 def test_a_step_is_measured_beside_its_floors(run, load_benchmark, capsys):
     report = run("step", "--shape", "tiny", "--rows", 1, 8, "--lengths", 16, 64, "--repeats", 3)
     results = report["results"]

@@ -18,6 +18,7 @@ from wedlm import WeDLMForCausalLM, convert_to_autoregressive, convert_to_wedlm
 from wedlm.modeling_wedlm.hub_code import AUTO_MAP, flat_files
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [TOKENS, TOKENS + 1, 384])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
@@ -66,6 +67,7 @@ def test_there_and_back(tmp_path, model_type, tied, rows, dtype):
     assert AutoTokenizer.from_pretrained(back).mask_token is None
 
 
+@pytest.mark.full
 def test_the_result_loads_without_the_package(source, tmp_path):
     convert_to_wedlm(source, tmp_path / "converted")
     code = """

@@ -74,6 +74,7 @@ def test_a_name_that_is_taken_is_not_used(source, tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path / "wedlm").mask_token == "<|mask_2|>"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
 @pytest.mark.parametrize("name", ["eos_token_id", "pad_token_id", "bos_token_id"])
 def test_ids_that_only_a_config_names_are_used(tmp_path, file, name):

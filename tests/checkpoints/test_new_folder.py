@@ -188,6 +188,7 @@ def strike(tmp_path, overwrite, by_kill, step):
     assert moment > 30 and {"complete", "old"} <= outcomes
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("by_kill", [True, False], ids=["kill", "interrupt"])
 def test_struck_at_some_moments_the_result_is_complete_or_absent(tmp_path, by_kill):
     strike(tmp_path, overwrite=True, by_kill=by_kill, step=7)

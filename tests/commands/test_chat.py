@@ -31,6 +31,7 @@ def fresh_answers(loaded, questions, **arguments):
     return texts
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("decoding", DECODINGS)
 @pytest.mark.parametrize("template", [QWEN25, QWEN3, THINKING], ids=["qwen25", "qwen3", "thinking"])
 def test_turns_with_the_cache_answer_as_without(loaded, capsys, decoding, template):
@@ -142,6 +143,7 @@ def test_a_turn_that_fails_has_not_been(checkpoint, loaded, capsys):
     assert result.exit_code == 2 and result.stderr.count("\n") == 1
 
 
+@pytest.mark.full
 def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves_a_chat(endless):
     """A chat on a terminal, in a process of its own that gets real signals."""
     ours, theirs = pty.openpty()

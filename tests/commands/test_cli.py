@@ -41,6 +41,7 @@ def test_every_command_has_an_example_that_parses(command):
         pass  # a command that does not parse raises an error
 
 
+@pytest.mark.few(8)
 def test_there_and_back(tmp_path):
     there = run("convert", CHECKPOINTS / "q3", tmp_path / "wedlm")
     assert there.exit_code == 0

@@ -103,6 +103,7 @@ def test_where_two_texts_part(expected, got, sentence):
     assert difference(expected, got) == sentence
 
 
+@pytest.mark.full
 def test_compare_warms_up_times_alone_and_draws_the_same(checkpoint, monkeypatch):
     calls = []
     generate = WeDLMForCausalLM.generate

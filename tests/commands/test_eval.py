@@ -44,6 +44,7 @@ def test_the_command(tmp_path, monkeypatch):
     assert without_times(repeated["results"]) == without_times(report["results"])
 
 
+@pytest.mark.full
 def test_work_of_other_conditions_is_left_alone(tmp_path, monkeypatch):
     """Otherwise its speeds would pass for those of this device, these threads and this code."""
     monkeypatch.chdir(tmp_path)

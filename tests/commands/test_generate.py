@@ -22,6 +22,7 @@ from command_line import (
 from wedlm.generation.support import DECODINGS
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "options, arguments",
     [
@@ -71,6 +72,7 @@ def test_raw_and_standard_input(checkpoint, loaded):
     assert text != generated(loaded, ids_of(loaded[1], user(PROMPT)))[0]
 
 
+@pytest.mark.full
 def test_without_a_template_the_text_is_continued(tmp_path):
     folder = save_checkpoint(tmp_path / "base", chat_template=None)
     assert (
@@ -87,6 +89,7 @@ def test_without_a_temperature_nothing_is_drawn(tmp_path, loaded):
     assert run("generate", PROMPT, "--model", folder, *SHORT).stdout == text + "\n"
 
 
+@pytest.mark.full
 def test_a_closed_pipe_ends_the_command_in_silence(endless):
     process = start("generate", PROMPT, "--model", endless, *ENDLESS, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout.read(1)
@@ -95,6 +98,7 @@ def test_a_closed_pipe_ends_the_command_in_silence(endless):
     assert process.stderr.read() == b""
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_generate_with_130(checkpoint, ctrl_c_at_first_text):
     result = run("generate", PROMPT, "--model", checkpoint, *SPACED)
     assert (result.exit_code, result.stderr) == (130, "")

@@ -36,6 +36,7 @@ def traced(demo, question, **arguments):
     return tracer, output, output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("decoding", DECODINGS)
 def test_every_forward_is_told(demo, decoding, question):
@@ -126,6 +127,7 @@ def test_nothing_acts_on_the_terminal():
 # --- The command ---
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("decoding", DECODINGS)
 def test_a_line_for_each_forward(demo, decoding):
     _, output, new = traced(demo, QUESTIONS[0], decoding=decoding)

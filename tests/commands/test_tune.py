@@ -73,6 +73,7 @@ def test_the_fastest_is_taken_where_enough_examples_show_it(place, monkeypatch):
     assert {name: config[name] for name in TRIED[fast]} == TRIED[fast]
 
 
+@pytest.mark.full
 def test_a_dry_run_writes_no_setting(place, monkeypatch):
     answers(monkeypatch, SECONDS)
     before = (place / "mine" / "generation_config.json").read_bytes()
@@ -81,6 +82,7 @@ def test_a_dry_run_writes_no_setting(place, monkeypatch):
     assert (place / "mine" / "generation_config.json").read_bytes() == before
 
 
+@pytest.mark.full
 def test_without_answers_agreement_is_measured(place):
     result = run("mine", "--data", "plain.jsonl", "--max-new-tokens", 160)
     assert result.exit_code == 0, result.output

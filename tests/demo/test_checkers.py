@@ -3,8 +3,9 @@
 import re
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from tiers import property_settings
 
 from wedlm.demo.checkers import check
 from wedlm.demo.tasks import KINDS, example
@@ -14,6 +15,7 @@ ALL_NAMES = [name for names in NAMES.values() for name in names]
 NUM_CHECKED = {kind: 1000 for kind in KINDS} | {"functions": 60}  # of each split; a function takes a process
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_the_checker_accepts_every_answer(kind, split):
@@ -213,7 +215,7 @@ def test_what_is_wrong_by_hand_is_refused(kind, prompt, answer):
     assert not check(kind, prompt, answer)
 
 
-@settings(max_examples=100)
+@property_settings(100)
 @given(st.sampled_from(["counting", "word_problems", "equations", "records"]), st.integers(0, 10**6), st.data())
 def test_an_answer_with_one_character_changed_is_refused(kind, index, data):
     drawn = example(kind, "train", index)
@@ -227,7 +229,7 @@ def test_an_answer_with_one_character_changed_is_refused(kind, index, data):
     assert not check(kind, drawn.prompt, drawn.answer[:place] + new + drawn.answer[place + 1 :])
 
 
-@settings(max_examples=100)
+@property_settings(100)
 @given(st.sampled_from(["counting", "word_problems", "equations", "records"]), st.integers(0, 10**6), st.data())
 def test_an_answer_with_a_part_left_out_or_said_twice_is_refused(kind, index, data):
     drawn = example(kind, "train", index)
@@ -243,7 +245,7 @@ def test_an_answer_with_a_part_left_out_or_said_twice_is_refused(kind, index, da
 SIGNS = st.text('0123456789 ,.=+-*/()[]{}":\nxACkert', max_size=60)
 
 
-@settings(max_examples=100)
+@property_settings(100)
 @given(st.sampled_from([kind for kind in KINDS if kind != "functions"]), st.text(max_size=60) | SIGNS)
 def test_any_other_text_is_refused(kind, text):
     drawn = example(kind, "train", 0)
@@ -252,6 +254,7 @@ def test_any_other_text_is_refused(kind, text):
         assert not check(kind, drawn.prompt, drawn.answer + "," + text)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "text", ["", "x", "\x00", "\ud800", "[" * 10_000, "(" * 10_000, "x = " + "1 + " * 10_000 + "1"]
 )
@@ -262,7 +265,7 @@ def test_odd_texts_are_refused(kind, text):
         assert not check(kind, "Solve x + 1 = 3.", f"{text}\nAnswer: x = 2")
 
 
-@settings(max_examples=100)
+@property_settings(100)
 @given(st.integers(0, 10**6), st.data())
 def test_a_story_with_one_noun_or_pronoun_changed_is_refused(index, data):
     drawn = example("stories", "train", index)

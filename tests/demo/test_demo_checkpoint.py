@@ -68,6 +68,7 @@ print("\\n" + json.dumps([answers]))
     return answers
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shown", REPORT["examples"], ids=lambda shown: shown["prompt"])
 def test_a_clean_process_without_the_package_writes_the_cards_example(written_elsewhere, shown):
     assert written_elsewhere[shown["prompt"]] == [shown["token_ids"], shown["forwards"], shown["text"]]
@@ -97,6 +98,7 @@ def test_a_thousand_questions_of_each_kind_were_asked():
     assert REPORT["num_examples"] >= 1000
 
 
+@pytest.mark.full
 def test_its_tokenizer_is_the_recipes(demo):
     model, tokenizer = demo
     made = demo_tokenizer()

@@ -31,6 +31,7 @@ def losses(report):
     return [(entry["mlm_loss"], entry["ar_loss"]) for entry in report["results"]]
 
 
+@pytest.mark.full
 def test_an_interrupted_run_goes_on_to_the_same_losses(run, tmp_path):
     small = ("--save_steps", 1, "--hidden_size", 96, "--num_layers", 1)
     whole = run(tmp_path, *small, steps=3)
@@ -51,6 +52,7 @@ def test_an_interrupted_run_goes_on_to_the_same_losses(run, tmp_path):
     assert resumed["seconds"] > 0 and "--num_layers 1" in resumed["command"]
 
 
+@pytest.mark.full
 def test_the_optimizer_goes_on_where_it_stopped():
     """With the schedule, and for every weight."""
 

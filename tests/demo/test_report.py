@@ -69,6 +69,7 @@ def alone(model, tokenizer, example, settings):
     return tokenizer.decode(tokens, skip_special_tokens=True), len(tokens), output.forwards.item(), queries, nll
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("decoding", DECODINGS)
 def test_answers_of_a_batch_are_those_of_each_question_alone(model, tokenizer, decoding):
     examples = [held_out_examples(kind, 2)[1] for kind in ("counting", "records", "stories")]
@@ -179,6 +180,7 @@ def test_held_out_nll_is_that_of_the_answers_tokens(model, tokenizer):
     assert held_out_nll(model, tokenizer, [example]) == pytest.approx(-losses.mean().item(), rel=1e-4)
 
 
+@pytest.mark.full
 def test_the_whole_report_and_its_card(folder, model, tmp_path, monkeypatch, capsys):
     arguments = [
         "--checkpoint",

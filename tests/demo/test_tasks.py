@@ -32,6 +32,7 @@ def held_out():
     return {kind: held_out_examples(kind, NUM_HELD_OUT) for kind in KINDS}
 
 
+@pytest.mark.full
 def test_no_test_problem_is_in_the_training_stream(stream, held_out):
     keys = {(drawn.kind, drawn.key) for drawn in stream}
     prompts = {drawn.prompt for drawn in stream}

@@ -103,6 +103,7 @@ def test_it_loads_from_the_folder_of_a_checkpoint(tokenizer, tmp_path):
     assert loaded.mask_token_id == 3 and loaded.padding_side == "left"
 
 
+@pytest.mark.full
 def test_it_is_the_same_to_the_byte_in_another_process(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path / "here")
     code = (

@@ -37,6 +37,7 @@ class Stop(KeyboardInterrupt):
     pass
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("temperature", [None, 0.8])
 def test_an_interrupted_run_goes_on_and_gives_the_same_table(demo, task_folder, tmp_path, monkeypatch, temperature):
     decodings = {"streaming": STREAMING, "verified": {"decoding": "verified"}}

@@ -16,6 +16,7 @@ from wedlm.evaluation.lm import DecodingLM, StopBehindPrompt
 from wedlm.evaluation.work_file import WorkFile
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("decoding", ["streaming", "verified", "autoregressive"])
 def test_counts_are_those_of_generate(demo, tmp_path, decoding):
     model, tokenizer = demo
@@ -123,6 +124,7 @@ def test_the_length_is_that_asked_for(demo, tmp_path, monkeypatch):
     assert results[0]["num_tokens"] == 6
 
 
+@pytest.mark.full
 def test_the_tokenizers_end_token_ends_an_answer(demo, tmp_path, monkeypatch):
     """Even if generation_config.json has another one, as that of a base model which later learned to chat."""
     model, tokenizer = demo

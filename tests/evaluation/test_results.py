@@ -8,6 +8,7 @@ from wedlm.evaluation.results import shared
 from wedlm.evaluation.work_file import WorkFile
 
 
+@pytest.mark.full
 def test_a_group_adds_up_its_tasks(demo, tmp_path):
     choices = Choices(batch_size=4, apply_chat_template=True, run_code=True)
     results = evaluate(

@@ -26,6 +26,7 @@ def test_the_standard_library_is_there_and_packages_are_not():
     assert "No module named 'torch'" in run_python("import torch").output
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("code", "error"),
     [
@@ -71,11 +72,13 @@ def test_code_that_ends_the_process_has_no_values(code):
     assert run_python(DOUBLE + code, ["double(3)"]) == ("failed", [], "")
 
 
+@pytest.mark.full
 def test_waiting_is_no_computing():
     """On a busy machine a process waits for its turn, and a right answer stays right."""
     assert run_python("import time\ntime.sleep(0.5)", timeout_seconds=0.3).outcome == "finished"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "code", ["while True: pass", "import time\ntime.sleep(60)", "try:\n    while True: pass\nexcept: pass"]
 )
@@ -86,6 +89,7 @@ def test_code_that_does_not_end_is_killed(code):
     assert time.monotonic() - start < 20
 
 
+@pytest.mark.full
 def test_no_process_and_no_file_stays(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     started = []

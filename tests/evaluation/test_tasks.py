@@ -22,6 +22,7 @@ def without_lm_evals_own(monkeypatch):
     monkeypatch.setattr(tasks, "TaskManager", lambda **kwargs: real(**{**kwargs, "include_defaults": False}))
 
 
+@pytest.mark.full
 def test_what_cannot_be_loaded(task_folder, without_lm_evals_own, tmp_path):
     for names, words in (
         (["fist"], "There is no task 'fist'; did you mean first?"),

@@ -109,6 +109,7 @@ def qualities(values):
     return [Answer("x", float(value), 10, 5, 20, 1.0) for value in values]
 
 
+@pytest.mark.full
 def test_what_is_lost_at_most_is_bounded_for_all_settings_at_once(monkeypatch):
     """All settings lose two answers in a hundred; in at most 5 % of the runs one of them is shown to lose no more."""
     monkeypatch.setattr("wedlm.evaluation.resampling.NUM_RESAMPLES", 50)

@@ -66,6 +66,7 @@ def test_rows_of_heads_that_share_keys_take_what_each_alone_would(heads, key_hea
     torch.testing.assert_close(got, slow_attention(query, keys[:, :, :5], values[:, :, :5], causal, 0.3))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", ["eager", "flex_attention", "dual_stream"])
 @pytest.mark.parametrize("decoding", PARALLEL)
 @pytest.mark.parametrize("cache", [None, "static"])
@@ -76,6 +77,7 @@ def test_every_implementation_decodes_as_sdpa_does(name, decoding, cache):
     assert torch.equal(got.sequences, expected.sequences) and torch.equal(got.forwards, expected.forwards)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("decoding", PARALLEL)
 @pytest.mark.parametrize("cache", [None, "static"])
 def test_flash_attention_reads_as_far_as_each_row_goes(decoding, cache, monkeypatch):

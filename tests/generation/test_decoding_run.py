@@ -19,6 +19,7 @@ from wedlm.generation.decoding_run import WINDOWS
 from wedlm.generation.row_cache import RowCache
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise", "verified"])
 def test_the_cache_equals_a_fresh_prefill_after_every_step(model, decoding, monkeypatch):
     snapshots = []
@@ -64,6 +65,7 @@ def test_masks_behind_the_window_change_nothing(model, monkeypatch):
     assert generate(model, PROMPTS, max_new_tokens=30, entropy_threshold=1.0) == expected
 
 
+@pytest.mark.few(1)
 def test_the_end_token_is_kept_and_nothing_follows_it(model):
     (free,) = generate(model, [PROMPTS[2]], max_new_tokens=30, eos_token_id=None, entropy_threshold=1.0)
     for k, token in enumerate(free.ids):
@@ -93,6 +95,7 @@ def test_num_return_sequences_repeats_the_row(model):
     assert torch.equal(output[0], output[1]) and torch.equal(output[0], output[2])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
 def test_rows_stay_where_a_hook_may_count_on_them(model, kind):
     """As one that steers each row by a vector of its own."""
@@ -123,6 +126,7 @@ def test_the_head_sees_open_slots_only_and_the_prompt_carries_the_window(model):
     assert {shape[1] for shape, _ in seen[1:]} > {6}, "windows of several widths"
 
 
+@pytest.mark.few(1)
 def test_finished_rows_leave_the_batch(model):
     alone = [generate(model, [prompt], max_new_tokens=40, entropy_threshold=1.0)[0] for prompt in PROMPTS]
     ends = sorted(row.forwards for row in alone)
@@ -139,6 +143,7 @@ def test_finished_rows_leave_the_batch(model):
     assert len(set(expected)) > 1, "no row left"
 
 
+@pytest.mark.few(1)
 def test_no_step_copies_the_cache(model, monkeypatch):
     addresses, reads = [], []
     begin = RowCache.begin_forward
@@ -158,6 +163,7 @@ def test_no_step_copies_the_cache(model, monkeypatch):
     assert max(capacity for _, capacity in reads) <= 12 + 200 + 8
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -193,6 +199,7 @@ def test_one_look_of_the_host_per_step(model, monkeypatch, arguments):
     assert counts[0][1] == counts[1][1], f"looks grow with the forwards: {counts}"
 
 
+@pytest.mark.few(1)
 def test_eight_threads_on_one_model(model):
     expected = [generate(model, [prompt], max_new_tokens=24, entropy_threshold=1.0) for prompt in PROMPTS]
     got = [None] * 8

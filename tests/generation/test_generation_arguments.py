@@ -661,6 +661,7 @@ def test_what_works(model, name, decoding):
     exercise(model, name, WORKS[name], decoding)
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("name", [name for name in lines("works") if name not in OURS])
 def test_what_works_is_what_transformers_does(name):
     exercise(MODELS["q25"], name, WORKS[name], "autoregressive")
@@ -698,6 +699,7 @@ def test_what_no_decoding_takes(model, name):
             Ran(model, BASE | asked | {"decoding": decoding, "trust_remote_code": True}, asked)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", lines("no effect"))
 def test_what_has_no_effect(model, name):
     for decoding in PARALLEL:

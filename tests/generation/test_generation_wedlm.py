@@ -15,6 +15,7 @@ from transformers import (
 )
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -61,6 +62,7 @@ def test_autoregressive_text_is_that_of_an_ordinary_qwen(model, arguments):
     assert torch.equal(*outputs)
 
 
+@pytest.mark.few(1)
 def test_recorded_autoregressive_runs():
     assert len(DECODE["autoregressive"]) > 1
     for run in DECODE["autoregressive"]:
@@ -94,6 +96,7 @@ def test_defaults_live_on_the_generation_config(model):
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("threshold", [None, 0.0, 0.7])
 def test_changed_defaults_survive_saving(model, tmp_path, threshold):
     changes = {"decoding": "blockwise", "window_size": 5, "entropy_threshold": threshold, "distance_penalty": 0.0}

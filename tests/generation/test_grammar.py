@@ -52,6 +52,7 @@ def grammar(tokenizer):
     return xgrammar.GrammarCompiler(info, max_threads=1).compile_json_schema(SCHEMA, any_whitespace=False)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("prompts", [["ab"], ["ab", "q", "hello"]], ids=len)
 @pytest.mark.parametrize(
     "more", [{}, {"do_sample": True, "temperature": 1.5, "top_k": 0}, {"decoding": "blockwise"}], ids=str

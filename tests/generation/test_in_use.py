@@ -112,6 +112,7 @@ def test_pipeline_of_a_string(model, generator, tokenizer):
     assert len(shapes) < len(expected)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -278,6 +279,7 @@ def texts_of(model, **arguments):
     return model.generate(**left_padded(PROMPTS[:3]), **SPECIAL, **{**SETTINGS, **arguments}).tolist()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.2}, {"decoding": "blockwise"}], ids=str)
 def test_an_adapted_model_writes_what_the_merged_one_writes(model, more):
     base = texts_of(model, **more)
@@ -289,6 +291,7 @@ def test_an_adapted_model_writes_what_the_merged_one_writes(model, more):
     assert texts_of(adapted.merge_and_unload(), **more) == text
 
 
+@pytest.mark.full
 def test_switching_adapters(model):
     base = texts_of(model)
     adapted = get_peft_model(model, lora(0), "first").eval()
@@ -369,6 +372,7 @@ def offloaded(checkpoint, kind, folder):
     return load(checkpoint, device_map={**layers, **others}, offload_folder=folder)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["cpu_offload", "disk"])
 def test_an_offloaded_model(checkpoint, model, kind, tmp_path):
     other = offloaded(checkpoint, kind, tmp_path)
@@ -386,6 +390,7 @@ def test_an_offloaded_model(checkpoint, model, kind, tmp_path):
         assert texts_of(other, **more) == texts_of(model, **more), more
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["cpu_offload", "disk"])
 def test_cache_and_scores_of_an_offloaded_model(checkpoint, model, kind, tmp_path):
     inputs = {**left_padded(PROMPTS[:3]), **SPECIAL, **SETTINGS, "return_dict_in_generate": True}
@@ -412,6 +417,7 @@ def continued(model, output, mode=torch.no_grad, **arguments):
 MODES = {"inference": torch.inference_mode, "no grad": torch.no_grad, "grad": torch.enable_grad}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.2}], ids=str)
 def test_gradient_modes_change_nothing(model, more):
     texts = {}
@@ -425,6 +431,7 @@ def test_gradient_modes_change_nothing(model, more):
     assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("before, after", [("inference", "grad"), ("inference", "no grad"), ("grad", "inference")])
 def test_a_cache_of_one_gradient_mode_is_continued_in_another(model, before, after):
     arguments = {**SPECIAL, **SETTINGS, "eos_token_id": None}  # so that no padding is in the text
@@ -456,6 +463,7 @@ def generated(model, **arguments):
     return output, output.sequences[:, max(map(len, PROMPTS)) :], torch.stack(output.scores, dim=1)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.2}], ids=str)
 def test_half_precision(model, dtype, more):
@@ -471,6 +479,7 @@ def test_half_precision(model, dtype, more):
 
 
 # Where a choice decides about no other, or only about those behind it.
+@pytest.mark.few(1)
 @pytest.mark.parametrize("settings", [{"entropy_threshold": 100.0, "max_new_tokens": 8}, {"window_size": 1}], ids=str)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_eager_and_sdpa_differ_at_near_ties_only(checkpoint, dtype, settings):
@@ -492,6 +501,7 @@ def test_eager_and_sdpa_differ_at_near_ties_only(checkpoint, dtype, settings):
     assert num_compared > text.numel() / 3
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_a_cache_in_half_precision_is_continued(model, dtype):
     model.to(dtype)
@@ -529,6 +539,7 @@ class Listener:
         self.parts.append("end")
 
 
+@pytest.mark.full
 def test_threads_with_different_arguments(model, tokenizer):
     cached = model.generate(**left_padded(PROMPTS[:3]), **SPECIAL | {"eos_token_id": None}, **SETTINGS,
                             return_dict_in_generate=True)  # fmt: skip
@@ -711,6 +722,7 @@ def test_a_custom_loop_of_its_own(model):
     assert filled[0].tolist() == [*got[0, :-1].tolist(), 7], "an argument of its own"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"]
 )
@@ -728,6 +740,7 @@ def test_a_copy_of_the_model(model, copied):
     assert model.generation_config.window_size == 6
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda output: pickle.loads(pickle.dumps(output))], ids=["deepcopy", "pickle"]
 )

@@ -5,8 +5,9 @@ import copy
 import pytest
 import torch
 from helpers import CHECKPOINTS, EOS, MASK, NAMES, PAD, PROMPTS, left_padded, load, random_tokens
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import property_settings
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -52,7 +53,7 @@ def assert_is_prefill(model, cache, input_ids, attention_mask):
 
 
 @given(st.data())
-@settings(max_examples=10, deadline=None, derandomize=True)
+@property_settings(10, deadline=None, derandomize=True)
 def test_ten_turns_equal_a_fresh_call_each(data):
     """In ragged batches, with decodings, settings and ways to pass the cache mixed between turns."""
     model = MODELS[data.draw(st.sampled_from(["q25", "q3"]), "model")]
@@ -126,6 +127,7 @@ def test_a_plain_forward_continues_from_it(model):
     torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("decoding", DECODINGS)
 def test_a_cache_that_a_plain_forward_made(model, decoding):
     """Of all columns but the last, of some, and of all of them."""
@@ -164,6 +166,7 @@ class OwnCache(DynamicCache):
     pass
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("kind", [DynamicCache, OwnCache])
 @pytest.mark.parametrize("when", ["before", "within", "in a layer"])
 @pytest.mark.parametrize("decoding", DECODINGS)
@@ -237,6 +240,7 @@ def test_without_a_cache_none_comes_back(model):
     assert output.past_key_values is None
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise", "verified"])
 @pytest.mark.parametrize(
     "more",
@@ -350,6 +354,7 @@ def test_zeros_between_the_tokens_are_no_text(model):
     assert torch.equal(got[:, :7], ids)
 
 
+@pytest.mark.full
 def test_text_behind_a_late_end_does_not_come_back(model):
     """A criterion is asked about a row that is ahead of another only when the other has come to its width."""
     ahead = 0

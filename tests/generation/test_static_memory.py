@@ -55,6 +55,7 @@ def test_no_other_call_gets_the_buffers_before_they_are_read(model, monkeypatch)
     assert seen == [False] and model in KEPT
 
 
+@pytest.mark.full
 def test_nothing_keeps_a_model_alive():
     model = load(CHECKPOINTS / "q3")
     run(model, **STATIC)

@@ -67,6 +67,7 @@ def test_a_text_that_ends_with_its_first_forward_needs_no_step(model):
     assert len(seen) == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("decoding", PARALLEL)
 def test_the_host_looks_at_the_step_before(model, decoding, monkeypatch):
     """No operation waits for the device, and a status is read when the next step is under way."""
@@ -167,6 +168,7 @@ class Nudge(LogitsProcessor):
         return scores + (input_ids[:, -1:] % 7) * torch.linspace(0, 1, scores.shape[1])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "readers",
     [
@@ -205,6 +207,7 @@ class Compiler:
         return self
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("decoding", PARALLEL)
 def test_one_graph_does_for_all_lengths(model, decoding):
     """Ten lengths of prompt, in several buckets, other limits and other settings: one compilation, and no break."""
@@ -225,6 +228,7 @@ def test_one_graph_does_for_all_lengths(model, decoding):
     assert compiler.graphs == 1
 
 
+@pytest.mark.full
 def test_a_compiled_step_samples(model):
     compiler = Compiler()
     asked = {"compile_config": CompileConfig(fullgraph=True, backend=compiler), **STATIC}
@@ -282,6 +286,7 @@ class Allocated(TorchDispatchMode):
         return output
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("decoding", PARALLEL)
 def test_a_step_allocates_a_mask_and_nothing_else_that_grows(model, decoding, monkeypatch):
     """Of an entry more less than a copy of one layer's keys, and of capacity that is not read nothing."""

@@ -13,9 +13,10 @@ from helpers import (
     load,
     logits_of,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from reference_decoder import decode
+from tiers import property_settings
 
 from wedlm.generation.window import Window
 
@@ -50,6 +51,7 @@ def models(attention):
     return {name: load(CHECKPOINTS / name, attn_implementation=attention) for name in ("q25", "q3")}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("attention, cache, every", [("eager", None, 4), ("sdpa", None, 1), ("sdpa", "static", 4)])
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
 def test_recorded_runs(attention, cache, every, decoding, steps):
@@ -75,6 +77,7 @@ def test_recorded_runs(attention, cache, every, decoding, steps):
         assert agree(in_a_batch[0], expected), run
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["q25", "q3"])
 def test_the_reference_reproduces_the_recorded_runs(name):
     """In float64, where no rounding decides: so it may judge the cases below."""
@@ -97,7 +100,7 @@ def test_the_reference_reproduces_the_recorded_runs(name):
 
 
 @given(st.data())
-@settings(max_examples=80, deadline=None, derandomize=True)
+@property_settings(80, deadline=None, derandomize=True)
 def test_any_batch_equals_the_reference_row_by_row(data):
     model = MODELS[data.draw(st.sampled_from(["q25", "q3"]), "model")]
     tokens = st.integers(3, 158)
@@ -138,6 +141,7 @@ def test_every_forward_fills_at_least_one_slot_and_without_a_threshold_exactly_o
         assert max(filled) > 1
 
 
+@pytest.mark.few(1)
 def test_window_reaches_the_limit_exactly(model):
     for max_new_tokens in range(1, 20):
         for decoding in ("streaming", "blockwise"):

@@ -6,10 +6,11 @@ import pytest
 import torch
 from decoded import SPECIAL
 from helpers import CHECKPOINTS, EOS, MASK, NAMES, PAD, PROMPTS, left_padded, load, logits_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from reader_cases import READERS, readers_of
 from reference_decoder import decode
+from tiers import property_settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     EosTokenCriteria,
@@ -59,6 +60,7 @@ def token_by_token(model, input_ids, logits_processor, stopping_criteria, genera
     return input_ids
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("settings", [{"window_size": 1}, {"entropy_threshold": None}], ids=str)
 def test_one_slot_at_a_time_equals_the_obvious_loop(model, name, settings):
@@ -74,7 +76,7 @@ STATEFUL = {"allowed", "stateful watermark", "guidance"}  # or not known to be s
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@property_settings(60, deadline=None, derandomize=True)
 def test_any_batch_equals_the_reference_row_by_row(data):
     model = MODELS[data.draw(st.sampled_from(["q25", "q3"]), "model")]
     prompts = data.draw(st.lists(st.lists(st.integers(3, 158), min_size=1, max_size=12), min_size=1, max_size=4))
@@ -132,8 +134,9 @@ CONSTRAINTS = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 @given(st.data())
-@settings(max_examples=50, deadline=None, derandomize=True)
+@property_settings(50, deadline=None, derandomize=True)
 def test_every_constraint_holds(data):
     """Under any settings, sampled or greedy, in ragged batches."""
     model = MODELS[data.draw(st.sampled_from(["q25", "q3"]), "model")]
@@ -196,6 +199,7 @@ class RecordedCriterion(StoppingCriteria):
         return self.counts >= 3
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kinds", [("processor",), ("criterion",), ("processor", "criterion")], ids=str)
 @pytest.mark.parametrize("threshold", [0.4, 3.0, 100.0])
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
@@ -228,6 +232,7 @@ def test_whoever_keeps_state_is_called_as_in_transformers_loop(model, kinds, thr
                 assert set(new[marks[2] + 1 :]) == {pad}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("reader", ["processor", "criterion"])
 def test_rows_in_step_have_the_text_they_have_alone(model, reader):
     class Nothing(LogitsProcessor):
@@ -282,6 +287,7 @@ def test_a_score_of_infinity_is_chosen(model):
         assert all(column[:, 77].eq(torch.inf).all() for column in output.scores)
 
 
+@pytest.mark.full
 def test_scores_of_half_precision_are_drawn_from_evenly():
     from wedlm.generation.token_sampling import draw_tokens
 
@@ -346,6 +352,7 @@ STOPS = {
 }
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", STOPS)
 @pytest.mark.parametrize(
     "settings", [{}, {"entropy_threshold": 3.0}, {"decoding": "blockwise"}, {"repetition_penalty": 1.2}], ids=str

@@ -128,6 +128,7 @@ def with_tokenizer(arguments, tokenizer):
     return {**arguments, "tokenizer": tokenizer} if "stop_strings" in arguments else arguments
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("reader", READERS)
 def test_one_row_is_put_in_runs(decoding, reader, tokenizer):
     arguments = {"decoding": decoding, **with_tokenizer(READERS[reader], tokenizer)}
@@ -141,6 +142,7 @@ def test_one_row_is_put_in_runs(decoding, reader, tokenizer):
     assert torch.equal(without[0, len(PROMPTS[2]) :], new[0])
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("reader", ["plain", "a processor that reads the text"])
 @pytest.mark.parametrize("end", ["end token", "stop string", "criterion", "max_time"])
 def test_nothing_behind_the_end_is_put(model, decoding, reader, end, tokenizer):
@@ -170,6 +172,7 @@ def is_first(runs, k, i):
     return runs[k][i] not in sum(runs[:k], runs[k][:i])
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise", "verified", "autoregressive"])
 @pytest.mark.parametrize("reader", READERS)
 def test_a_batch_is_put_in_columns(decoding, reader, tokenizer):
@@ -259,6 +262,7 @@ PROCESSORS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("reader", PROCESSORS)
 def test_text_is_put_one_forward_before_it_is_committed(name, decoding, reader):
     for prompt in ENDING[name]:
@@ -270,6 +274,7 @@ def test_text_is_put_one_forward_before_it_is_committed(name, decoding, reader):
         assert reference.known > reference.committed
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("reader", PROCESSORS)
 def test_columns_are_put_when_all_rows_that_go_on_have_come_to_them(name, decoding, reader):
     prompts = ENDING[name]
@@ -288,6 +293,7 @@ def test_columns_are_put_when_all_rows_that_go_on_have_come_to_them(name, decodi
 # --- Drafts ---
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("reader", PROCESSORS)
 def test_drafts_show_the_rest_of_the_window(name, decoding, reader):
     for prompt in ENDING[name]:

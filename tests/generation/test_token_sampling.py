@@ -46,6 +46,7 @@ def test_seeds_reproduce_and_warpers_restrict(model):
         assert torch.equal(run(0, **narrow), greedy), narrow
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("decoding", PARALLEL)
 @pytest.mark.parametrize("readers", [{}, {"output_scores": True}, {"repetition_penalty": 1.2}], ids=str)
 def test_scores_read_a_few_slots_at_a_time_are_the_same(decoding, readers, monkeypatch):
@@ -62,6 +63,7 @@ def test_scores_read_a_few_slots_at_a_time_are_the_same(decoding, readers, monke
         assert torch.equal(output.forwards, outputs[i % 2].forwards)
 
 
+@pytest.mark.full
 def test_no_float32_copy_of_all_scores(monkeypatch):
     """Of a model in bfloat16."""
     torch.manual_seed(0)

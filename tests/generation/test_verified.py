@@ -6,11 +6,12 @@ from itertools import pairwise, product
 import pytest
 import torch
 from helpers import CHECKPOINTS, DECODE, EOS, MASK, PAD, PROMPTS, left_padded, load, logits_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from make_trained import question
 from reader_cases import READERS, readers_of
 from reference_decoder import decode_verified
+from tiers import property_settings
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import BaseStreamer, RepetitionPenaltyLogitsProcessor
 
@@ -67,7 +68,7 @@ def calls(draw):
 
 
 @given(calls(), st.data())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@property_settings(60, deadline=None, derandomize=True)
 def test_any_batch_equals_the_slow_reference_row_by_row(call, data):
     """The text, and also the forwards, the rows in them, and every draft that was judged and accepted."""
     model, prompts, arguments = call
@@ -89,7 +90,7 @@ def test_any_batch_equals_the_slow_reference_row_by_row(call, data):
 
 
 @given(calls(), st.data())
-@settings(max_examples=120, deadline=None, derandomize=True)
+@property_settings(120, deadline=None, derandomize=True)
 def test_the_text_is_that_of_autoregressive_decoding(call, data):
     """With processors, criteria and stop strings, in ragged batches, in no more forwards than tokens."""
     model, prompts, arguments = call
@@ -108,6 +109,7 @@ def test_the_text_is_that_of_autoregressive_decoding(call, data):
         assert got.forwards + got.accepted_drafts.sum(-1) <= tokens + 1, "as was at most the last one"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", ["q25", "q3"])
 def test_recorded_autoregressive_runs(name, attention):
@@ -126,6 +128,7 @@ def test_recorded_autoregressive_runs(name, attention):
 # --- What drafts may change, and what they may not ---
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("draft", [7, MASK - 1])
 def test_drafts_that_are_always_wrong_cost_a_forward_for_each_token(draft):
     model = MODELS["q3"]
@@ -329,6 +332,7 @@ def test_drafts_are_counted_alike_where_rows_go_in_step():
     assert torch.equal(got.accepted_drafts, expected.accepted_drafts)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["end token", "criterion"])
 def test_the_text_ends_within_accepted_drafts(name):
     """And what was accepted behind the end is nobody's: not in the text, the cache or the counts."""
@@ -444,6 +448,7 @@ def sampled_counts(settings) -> tuple[torch.Tensor, torch.Tensor]:
     return counts, accepted
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_samples_have_the_autoregressive_distribution(name, monkeypatch):
     monkeypatch.setattr(verified, "LEAST_CHANCE", 0.0)  # so that there are always drafts
@@ -453,6 +458,7 @@ def test_samples_have_the_autoregressive_distribution(name, monkeypatch):
     assert chi_square_probability(counts, exact_distribution(SAMPLERS[name])) > 1e-3
 
 
+@pytest.mark.full
 def test_a_wrong_rule_would_be_noticed(monkeypatch):
     """Drawing once more where a draft is refuted, which is what speculative decoding must not do."""
 

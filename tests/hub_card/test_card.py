@@ -4,8 +4,9 @@ import ast
 
 import pytest
 from exports import result_of, snippet_of, write_evaluation
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import property_settings
 
 from wedlm.hub_card.card import check_card, make_card, shown_licence, shown_parameters
 from wedlm.hub_card.export import card_content
@@ -13,7 +14,7 @@ from wedlm.hub_card.metadata import card_data
 from wedlm.hub_card.options import CardOptions, ExportError
 
 
-@settings(max_examples=30, deadline=None)
+@property_settings(30, deadline=None)
 @given(title=st.text(), prompt=st.text(min_size=1), repository=st.text(min_size=1), label=st.text())
 def test_whatever_is_said_the_card_says_it(read, title, prompt, repository, label):
     """The snippet has the same strings, the metadata is the same when it is read again, and the title is one line."""

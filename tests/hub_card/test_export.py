@@ -20,6 +20,7 @@ from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.hub_card import card as card_module
 
 
+@pytest.mark.full
 def test_the_demo_becomes_a_repository_that_loads_elsewhere(tmp_path):
     source = tmp_path / "source"
     shutil.copytree(DEMO_FOLDER, source)

@@ -5,6 +5,7 @@ import shutil
 
 from exports import names, refused, run
 
+import wedlm
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.training.data import DataSummary
 from wedlm.training.train import write_report
@@ -23,7 +24,7 @@ def test_the_summary_of_a_training(tmp_path, model, unchecked):
     text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     text = text[text.index("## Training") : text.index("## Limits")]
     facts = dict(re.findall(r"^\| (\w[\w, ()-]*?) \| (.*) \|$", text, flags=re.MULTILINE))
-    assert facts.pop("versions").startswith("wedlm 0.1.0, torch ")
+    assert facts.pop("versions").startswith(f"wedlm {wedlm.__version__}, torch ")
     assert facts == {
         "optimizer steps": "2,000",
         "epochs": "1.25",

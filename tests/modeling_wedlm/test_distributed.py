@@ -134,6 +134,7 @@ def test_two_processes_give_the_single_process_logits(checkpoint, tmp_path, how)
         torch.testing.assert_close(torch.load(tmp_path / f"logits{rank}.pt"), expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.full
 def test_sharded_ranks_wait_for_each_other(ranks):
     """Each generates its own text, of another length; one that is done takes part in the forwards of the other."""
     checkpoint, folder = ranks
@@ -151,6 +152,7 @@ def test_sharded_ranks_wait_for_each_other(ranks):
     assert len(forwards) < texts[0][0][1], "the first rank was not done before the other"
 
 
+@pytest.mark.full
 def test_a_rank_without_targets_trains_together_with_another(ranks):
     _, folder = ranks
     model = load(CHECKPOINTS / "q25").train()

@@ -6,6 +6,7 @@ import torch
 from helpers import CHECKPOINTS, GOLDEN, MASK, load, logits_of, random_tokens, reference_logits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import property_settings
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -127,6 +128,7 @@ def test_recorded_step(checkpoint, attention):
     assert norm.item() == pytest.approx(recorded["grad_norm_total"], abs=1e-3)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("attention", FORMS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_without_idle_blocks_losses_and_gradients_are_the_same(checkpoint, layout, attention):
@@ -143,6 +145,7 @@ def test_without_idle_blocks_losses_and_gradients_are_the_same(checkpoint, layou
 # --- Decoding computes the same ---
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("attention", FORMS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_block_equals_a_forward_on_its_prefix_and_itself(checkpoint, layout, attention):
@@ -248,7 +251,11 @@ def test_every_query_sees_a_key(layout, block_size):
     assert dense_mask(queries_of(batch_of(layout, block_size))).any(-1).all()
 
 
-@settings(deadline=None, max_examples=20)
+@pytest.mark.full
+@property_settings(
+    20,
+    deadline=None,
+)
 @given(layouts, st.integers(1, 4))
 def test_block_mask_equals_the_dense_one(layout, block_size):
     queries = queries_of(batch_of(layout, block_size))
@@ -293,6 +300,7 @@ def plain_attention(query, key, value, mask):
 # --- The forms agree ---
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("attention", ["eager", "dual_stream"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_forms_agree_in_loss_and_gradients(checkpoint, layout, attention):
@@ -326,6 +334,7 @@ def test_any_shape_of_heads():
     torch.testing.assert_close(loss_and_gradients(model, batch), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("attention", FORMS)
 def test_gradient_checkpointing_changes_nothing(attention, use_reentrant):
@@ -337,6 +346,7 @@ def test_gradient_checkpointing_changes_nothing(attention, use_reentrant):
     torch.testing.assert_close(loss_and_gradients(model, batch), expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("attention", FORMS)
 def test_autocast(attention, checkpointing):
@@ -490,6 +500,7 @@ def test_memory_is_linear_in_the_length():
 # --- The same model otherwise ---
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("decoding", DECODINGS)
 def test_generation_is_that_of_sdpa(checkpoint, decoding):
     prompts = {"input_ids": random_tokens(2, 7), "max_new_tokens": 12, "decoding": decoding}

@@ -238,6 +238,7 @@ def test_uploads_carry_the_code(model, tmp_path, monkeypatch, what, how):
     assert ("model.safetensors" in uploaded) == (what == "model")
 
 
+@pytest.mark.few(1)
 def test_trainer_checkpoints_are_complete(model, tmp_path):
     samples = [{"input_ids": ids, "labels": ids} for ids in random_tokens(4, 8)]
     arguments = TrainingArguments(
@@ -268,6 +269,7 @@ def test_a_users_subclass_is_saved_beside_the_package(tmp_path, monkeypatch):
     assert json.loads(saved["config.json"])["auto_map"] == {**AUTO_MAP, "AutoModelForCausalLM": "mine.Mine"}
 
 
+@pytest.mark.few(1)
 def test_a_trainers_uploads_carry_the_code_once_the_config_was_saved_there(model, tmp_path, monkeypatch):
     """Trainer uploads its folder, and copies only weights and json files into it before the end of training."""
     uploads = []
@@ -312,6 +314,7 @@ def assert_saved_again(folder, checkpoint):
     assert all(torch.equal(a, b) for a, b in zip(reloaded.parameters(), model.parameters(), strict=True))
 
 
+@pytest.mark.few(1)
 def test_loads_without_the_package_and_saves_the_same_folder_again(checkpoint, process_without_the_package):
     place, _ = process_without_the_package
     assert_saved_again(place / checkpoint.name, checkpoint)
@@ -327,6 +330,7 @@ def test_loads_from_the_hub_without_the_package(checkpoint, tmp_path):
     assert_saved_again(tmp_path, checkpoint)
 
 
+@pytest.mark.full
 def test_trains_without_the_package(process_without_the_package):
     _, printed = process_without_the_package
     assert printed.count("trained with sdpa") == printed.count("trained with dual_stream") == 2

@@ -252,6 +252,7 @@ def logits_of_reordered(model, batch, cached, mask):
     return torch.cat(parts, dim=1)
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("attention_backend, mask", BACKENDS_AND_MASKS, indirect=["attention_backend"])
 @pytest.mark.parametrize("cached", [False, True], ids=["uncached", "cached"])
@@ -282,6 +283,7 @@ def test_the_window_above_would_show_packed_detection(attention_backend, cached,
     assert (logits_of_reordered(stock, batch, cached, "no mask") - expected).abs().max() > 1
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("attention_backend, mask", BACKENDS_AND_MASKS, indirect=["attention_backend"])
 def test_gradient_checkpointing_changes_nothing(checkpoint, attention_backend, mask, use_reentrant):
@@ -318,6 +320,7 @@ def test_gradient_checkpointing_with_cached_text_is_refused(model):
         model.train()(random_tokens(1, 4), past_key_values=cache)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("cached", [False, True], ids=["uncached", "cached"])
 @pytest.mark.parametrize("attention_backend", BACKENDS, indirect=True)
 @torch.no_grad()
@@ -390,6 +393,7 @@ def test_resizing_the_embeddings(model):
     torch.testing.assert_close(model(input_ids).logits[..., :160], before)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(checkpoint, dtype):
     model = load(checkpoint, dtype=dtype)
@@ -418,6 +422,7 @@ def test_device_maps(checkpoint, tmp_path):
         torch.testing.assert_close(model(input_ids=input_ids, position_ids=position_ids).logits, expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cached", [False, True])
 def test_compiles_to_one_graph(checkpoint, cached):
     model = load(checkpoint)
@@ -467,6 +472,7 @@ def test_survives_deepcopy(model):
     assert (twin.lm_head.weight is twin.model.embed_tokens.weight) == model.config.tie_word_embeddings
 
 
+@pytest.mark.full
 @ONE_CHECKPOINT
 def test_survives_pickling_across_processes(model, tmp_path):
     input_ids, position_ids = reordered_batch(1)

@@ -52,6 +52,7 @@ def test_every_block_compiles(block):
                 pass  # what does not parse raises
 
 
+@pytest.mark.full
 def test_the_code_runs_in_its_order(newcomers_folder):
     """All of it in one process, and the server in another."""
     namespace, server, printed = {}, None, ""

@@ -55,6 +55,7 @@ MORE_ORDERS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("order", [*ORDERS, *(pytest.param(order, marks=pytest.mark.slow) for order in MORE_ORDERS)])
 def test_registration_in_any_order_of_imports_and_in_silence(order, tmp_path):
     checkpoint = str(CHECKPOINTS / "q3")
@@ -72,6 +73,7 @@ def test_registration_in_any_order_of_imports_and_in_silence(order, tmp_path):
     assert out == ""
 
 
+@pytest.mark.full
 def test_import_costs_little(tmp_path):
     """Processor time is measured, which a busy machine does not change."""
     seconds = float(
@@ -107,6 +109,7 @@ def test_other_models_load_as_before(tmp_path):
     assert type(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))).__name__ == "Qwen3ForCausalLM"
 
 
+@pytest.mark.full
 def test_registration_does_not_wait_for_other_threads(tmp_path):
     """The Auto classes know WeDLM while another thread is in the middle of a long import of transformers."""
     code = """

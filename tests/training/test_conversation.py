@@ -3,8 +3,9 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
+from tiers import property_settings
 from tiny_tokenizer import COLON, INSTRUCT, MARKED, QWEN3, QWEN25, THINKING, make_tokenizer
 from tokenizers import normalizers
 from training_data import CHAT, answers, assistant, prepare, user
@@ -84,7 +85,7 @@ TEMPLATES = {template: make_tokenizer(template) for template in (QWEN25, QWEN3, 
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=["qwen2.5", "qwen3", "instruct", "colon", "marked"])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@property_settings(60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(has_system=st.booleans(), rounds=ROUNDS, loss_on=st.sampled_from(["all", "last"]))
 @example(has_system=False, rounds=[("the cat", "sat"), ("the dog", "on the mat")], loss_on="all")
 @example(has_system=False, rounds=[("the cat", "sat"), ("the dog", "on the mat")], loss_on="last")

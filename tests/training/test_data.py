@@ -5,8 +5,9 @@ import re
 import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
 from datasets.distributed import split_dataset_by_node
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from tiers import property_settings
 from tiny_tokenizer import QWEN25, make_tokenizer
 from torch.utils.data import DataLoader
 from training_data import CHAT, TOKENIZER, prepare, user, write_lines
@@ -21,7 +22,7 @@ from wedlm.training.errors import TrainingError
 pytestmark = pytest.mark.usefixtures("datasets_cache")
 
 
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@property_settings(20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.booleans(), st.sampled_from(["truncate", "drop"]))
 def test_every_token_is_in_a_sequence_or_its_sample_is_counted(num_words, packing, overlong):
     """Nothing is cut silently: sequences hold each sample whole, except for those that the summary counts."""

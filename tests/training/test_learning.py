@@ -88,6 +88,7 @@ def train(model, tokenizer, folder, signs, learning_rate):
     return before, after, [entry for entry in trainer.state.log_history if "mlm_loss" in entry]
 
 
+@pytest.mark.full
 def test_a_random_model_learns_and_writes_several_tokens_a_forward(tmp_path):
     save_tokenizer(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, mask_token="<|mask|>")

@@ -33,6 +33,7 @@ def step(**kwargs):
     return [collated(layout, first_index=10 * i, **kwargs) for i, layout in enumerate(STEP)]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("loss_weighting", ["weighted", "uniform"])
 @pytest.mark.parametrize("ar_loss_weight", [0.0, 0.5, 1.0])
 def test_losses_of_a_step_add_up_to_its_total(model, ar_loss_weight, loss_weighting):

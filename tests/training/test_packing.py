@@ -7,6 +7,7 @@ import pytest
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import property_settings
 
 from wedlm.training.errors import TrainingError
 from wedlm.training.packing import best_fit, pack, pack_batch
@@ -51,7 +52,10 @@ def test_packing_loses_and_cuts_nothing_and_fits_as_the_slow_reference(case):
     assert len(sequences) < 2 or sum(smallest) > max_length  # no two sequences could be one
 
 
-@settings(deadline=None, max_examples=50)
+@property_settings(
+    50,
+    deadline=None,
+)
 @given(st.lists(st.integers(1, 10), max_size=6))
 def test_packing_is_near_the_fewest_sequences(lengths):
     assert 9 * len(best_fit(lengths, 10)) <= 11 * fewest_sequences(lengths, 10) + 6

@@ -71,6 +71,7 @@ def test_an_end_token_in_the_data_is_not_doubled():
     assert sample["input_ids"] == TOKENIZER("the cat<|endoftext|>")["input_ids"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "record", [{"messages": CHAT}, {"prompt": "the cat", "completion": "sat on the mat"}, {"text": "the cat sat on"}]
 )

@@ -17,6 +17,7 @@ from wedlm.training.errors import TrainingError
 # --- Its results ---
 
 
+@pytest.mark.full
 def test_full_fine_tuning(place, full_run):
     out = full_run.folder
     assert "10 records read, 10 samples" in full_run.printed
@@ -71,6 +72,7 @@ def test_two_processes(place, tmp_path, config):
     assert json.loads((tmp_path / "out" / "training_report.json").read_text())["train"]["step"] == 2
 
 
+@pytest.mark.full
 def test_weights_in_16_bits_are_trained_in_32(place, tmp_path):
     """Or steps as small as those of the paper would be lost in rounding."""
     AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.bfloat16).save_pretrained(tmp_path / "half")

@@ -125,6 +125,7 @@ def test_no_query_is_made_for_a_block_without_a_masked_token(tmp_path):
     assert batch["block_ids"][batch["stream_ids"] == 1].tolist() == [4] * 8
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -152,6 +153,7 @@ def test_packing_changes_nothing(two_steps, tmp_path):
     assert_same(two_steps, trained(tmp_path, dataset=packed, max_steps=2))
 
 
+@pytest.mark.full
 def test_a_last_step_of_fewer_batches(tmp_path):
     dataset = samples((*LENGTHS, 14, 25))
     whole = trained(tmp_path / "a", dataset=dataset, max_steps=4)
@@ -162,6 +164,7 @@ def test_a_last_step_of_fewer_batches(tmp_path):
     assert whole[2].state.epoch == cut[2].state.epoch == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("weighting, ar_loss_weight", [("uniform", 0.5), ("weighted", 0.0)])
 def test_other_weights(tmp_path, weighting, ar_loss_weight):
     fields = {"loss_weighting": weighting, "ar_loss_weight": ar_loss_weight}
@@ -173,6 +176,7 @@ def test_other_weights(tmp_path, weighting, ar_loss_weight):
     assert_same(whole, trained(tmp_path / "b", per_device_train_batch_size=2, gradient_accumulation_steps=4, **fields))
 
 
+@pytest.mark.full
 def test_lora_in_other_ways(tmp_path):
     def lora():
         torch.manual_seed(0)
@@ -217,6 +221,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.full
 def test_two_processes_take_the_same_steps(two_steps, evaluator, tmp_path):
     ways = {
         "ddp": {"max_steps": 2, "per_device_train_batch_size": 4},
@@ -312,6 +317,7 @@ def test_evaluation_weighs_its_parts(tmp_path):
     assert evaluated["eval_loss"] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.full
 def test_training_draws_after_an_evaluation(two_steps, tmp_path):
     model = load(CHECKPOINTS / "q3")
     trainer = WeDLMTrainer(model, arguments(tmp_path, max_steps=2), train_dataset=samples())
@@ -321,6 +327,7 @@ def test_training_draws_after_an_evaluation(two_steps, tmp_path):
     assert_same(two_steps, (dict(model.named_parameters()), log, trainer))
 
 
+@pytest.mark.full
 def test_the_model_attends_as_asked(tmp_path):
     seen = []
 
@@ -344,6 +351,7 @@ def test_prediction_is_evaluation(evaluator):
     assert evaluator.predict(samples()).metrics["test_loss"] == pytest.approx(evaluated["eval_loss"], rel=1e-6)
 
 
+@pytest.mark.full
 def test_the_model_attends_as_before_when_it_is_done(tmp_path):
     _, _, trainer = trained(tmp_path)
     assert trainer.model.config._attn_implementation == "sdpa"
@@ -384,6 +392,7 @@ def test_a_resumed_run_goes_on_exactly(tmp_path):
         assert torch.equal(weight, weights[name]), name
 
 
+@pytest.mark.full
 def test_uploads_of_checkpoints_carry_the_code(tmp_path, monkeypatch):
     uploaded = []
 

@@ -1,0 +1,140 @@
+"""Private names of other packages stand in one module, or in the short list below, each with its reason."""
+
+import importlib
+import inspect
+
+import pytest
+from helpers import REPOSITORY
+from import_graph import source_files
+from private_names import Use, overrides, private_uses
+
+INTERNALS = REPOSITORY / "generation" / "transformers_internals.py"
+
+# Outside of that module: what is no part of transformers' generation or modeling, by file.
+ELSEWHERE = {
+    "wedlm/registration.py": {
+        "_mapping": "AutoConfig.register() imports torch; the class is entered by its name, as transformers does it",
+        "_modules": "the same",
+        "_model_mapping": "the same for the models",
+        "_reverse_config_mapping": "the same for the models",
+    },
+    "modeling_wedlm/modeling_wedlm.py": {
+        "_no_split_modules": "every model class of transformers states it",
+        "_can_record_outputs": "every model class of transformers states it",
+    },
+    "modeling_wedlm/dual_stream.py": {
+        "_scaled_dot_product_flash_attention_for_cpu": "the name of torch's operator, for selective checkpointing",
+    },
+    "training/data.py": {"_fingerprint": "datasets has no public name for it, and map() must know the source's"},
+    "training/packing.py": {"_fingerprint": "datasets has no public name for it"},
+    "training/trainer.py": {
+        "_get_num_items_in_batch": "Trainer calls it; the weights of a step are normalised already",
+        "_push_from_checkpoint": "Trainer calls it; the code goes with the weights",
+        "_prepare_inputs": "Trainer's own prediction_step() begins with it",
+    },
+    "wedlm/evaluation/harness.py": {
+        "_index": "lm_eval's TaskManager shows the config of a task without making the task nowhere else",
+        "_metric_fn_list": "lm_eval checks its metrics only after everything has been generated",
+        "_aggregation_list": "the same",
+    },
+    "wedlm/evaluation/lm.py": {"_model_generate": "lm_eval's HFLM calls generate() in it"},
+    "wedlm/evaluation/metrics.py": {
+        "_info": "evaluate.Metric is written by overriding it",
+        "_compute": "evaluate.Metric is written by overriding it",
+    },
+    "wedlm/demo/scoring.py": {
+        "_info": "evaluate.Metric is written by overriding it",
+        "_compute": "evaluate.Metric is written by overriding it",
+    },
+    "wedlm/serving/server.py": {
+        "_GenerationCancelled": "transformers' server tells by it that a client has left",
+        "_StreamError": "transformers' server sends it as the last event of a stream",
+        "_validate_request": "transformers' handler calls it",
+        "_build_generation_config": "transformers' handler calls it",
+        "_tokenizer": "DirectStreamer decodes with the tokenizer of the tokenizers library",
+        "_first": "DirectStreamer's own: whether the prompt comes next",
+        "_enqueue": "DirectStreamer calls it for every piece of text",
+        "_parser": "DirectStreamer's own: the parser of a response_template",
+    },
+}
+
+
+def in_source() -> set[tuple[str, int, str]]:
+    return {
+        (path.relative_to(REPOSITORY).as_posix(), use.line, use.name)
+        for path in source_files().values()
+        if path != INTERNALS
+        for use in private_uses(path.read_text(encoding="utf-8"))
+    }
+
+
+def in_classes() -> set[tuple[str, str]]:
+    """The overrides of every file."""
+    found = set()
+    for module, path in source_files().items():
+        if path.stem == "__main__":
+            continue
+        for value in vars(importlib.import_module(module)).values():
+            if inspect.isclass(value) and value.__module__ == module:
+                found |= {(path.relative_to(REPOSITORY).as_posix(), name) for name in overrides(value, "wedlm")}
+    return found
+
+
+def test_private_names_stand_in_one_module():
+    outside = {(file, line, name) for file, line, name in in_source() if name not in ELSEWHERE.get(file, {})}
+    assert sorted(outside) == []
+
+
+def test_overrides_are_listed():
+    """Those of generation/ and modeling_wedlm/ are named in the module of private names too."""
+    text = INTERNALS.read_text(encoding="utf-8") if INTERNALS.exists() else ""
+    travelling = ("generation/", "modeling_wedlm/")
+    missing = {
+        (file, name)
+        for file, name in in_classes()
+        if name not in ELSEWHERE.get(file, {}) and not (file.startswith(travelling) and name in text)
+    }
+    assert sorted(missing) == []
+
+
+def test_nothing_is_listed_in_vain():
+    found = {(file, name) for file, _, name in in_source()} | in_classes()
+    assert {(file, name) for file, names in ELSEWHERE.items() for name in names} - found == set()
+
+
+# --- The check itself, on made-up code ---
+
+
+@pytest.mark.parametrize(
+    "source, names",
+    [
+        ("model._head()", ["_head"]),
+        ("a = model.config._attention", ["_attention"]),
+        ("getattr(cache, '_layers', None)", ["_layers"]),
+        ("setattr(cache, '_layers', [])", ["_layers"]),
+        ("def f():\n    import torch._dynamo.config", ["_dynamo"]),
+        ("from transformers._utils import a", ["_utils"]),
+        ("from transformers import _lazy as lazy", ["_lazy"]),
+        ("make(_flag=True)", ["_flag"]),
+        ("class A(B):\n    def f(self):\n        return self._inherited", ["_inherited"]),
+        ("class A(B):\n    def f(self):\n        return super()._sample()", ["_sample"]),
+        ("class A(B):\n    def _sample(self):\n        return super()._sample()", []),
+        ("class A:\n    def __init__(self):\n        self._own = self._own2()\n    def _own2(self): pass", []),
+        ("class A:\n    _own = 1\n    def f(self):\n        return self._own", []),
+        ("for _ in range(3): x.__dict__, p._asdict(), _local", []),
+    ],
+)  # fmt: skip
+def test_uses_are_found(source, names):
+    assert [use.name for use in private_uses(source)] == names
+
+
+def test_a_use_has_its_line():
+    assert private_uses("a = 1\nb = c._d\n") == [Use(2, "_d")]
+
+
+def test_overrides_are_found_in_classes_that_are_put_together():
+    theirs = type("Theirs", (), {"_sample": None, "_left": None, "public": None, "__module__": "transformers.x"})
+    mixin = type("Mixin", (), {"_sample": None, "_own": None, "__module__": "wedlm.x"})
+    ours = type("Ours", (mixin, theirs), {"public": None, "__module__": "wedlm.x"})
+    assert overrides(mixin, "wedlm") == set()
+    assert overrides(ours, "wedlm") == {"_sample"}

@@ -3,7 +3,7 @@
 An upgrade of transformers is checked here: all names exist, with the meaning given, in 5.17.0 to 5.23.0 and torch 2.11
 to 2.13. The module imports neither, because registration uses it before anybody has imported transformers.
 
-Methods and attributes that our classes override, and transformers calls, stay in their classes (`OVERRIDDEN`).
+The methods and attributes that our classes override, and that transformers calls, are in `OVERRIDDEN`.
 """
 
 OVERRIDDEN = {
@@ -14,14 +14,6 @@ OVERRIDDEN = {
     "_prepare_cache_for_generation": "makes the cache; static steps have their own",
     "_no_split_modules": "device_map and FSDP keep a decoder layer whole",
     "_can_record_outputs": "the layers whose hidden states and attentions forward may return",
-    "_push_from_checkpoint": "Trainer's upload of a checkpoint; the code goes along",
-    "_get_num_items_in_batch": "Trainer's count of targets in an optimizer step; ours are weighted",
-    "_validate_request": "the server's check of a request's fields",
-    "_build_generation_config": "the server's translation of a request",
-    "_enqueue": "the server's streamer hands on a piece of text",
-    "_model_generate": "lm-eval's call of generate()",
-    "_info": "describes a metric of `evaluate`",
-    "_compute": "computes a metric of `evaluate`",
 }
 
 

@@ -10,7 +10,7 @@ from huggingface_hub import EvalResult
 from wedlm.evaluation.provenance import commit_text
 from wedlm.hub_card.card import EvaluationSection, TaskTable
 from wedlm.hub_card.leaks import without_leaks
-from wedlm.hub_card.markdown import escaped, number, shown_command, shown_versions, table
+from wedlm.hub_card.markdown import escaped, number, on_one_line, shown_command, shown_versions, table
 from wedlm.hub_card.metadata import TASK
 from wedlm.hub_card.options import ExportError
 from wedlm.hub_card.report_file import read_fields, read_report
@@ -111,7 +111,7 @@ class Evaluation:
                 dataset_split=result.split,
                 metric_type=metric.name,
                 metric_value=metric.value,
-                metric_name=f"{result.title}: {metric.title()} ({result.decoding})",
+                metric_name=on_one_line(f"{result.title}: {metric.title()} ({result.decoding})"),
                 metric_args=metric_arguments(result, metric),
             )
             for result in self.results

@@ -5,9 +5,13 @@ import re
 from wedlm.hub_card.leaks import without_leaks
 
 
+def on_one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
 def escaped(text: object) -> str:
     """Returns the text on one line without markup, fit for a cell of a table as well."""
-    return re.sub(r"([\\`*\[\]<>|])", r"\\\1", " ".join(str(text).split()))
+    return re.sub(r"([\\`*\[\]<>|])", r"\\\1", on_one_line(text))
 
 
 def shown_command(command: str) -> str:

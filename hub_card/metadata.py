@@ -9,6 +9,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData, metadata_load
 from huggingface_hub.utils import validate_repo_id
 
+from wedlm.hub_card.markdown import on_one_line
 from wedlm.hub_card.options import CardOptions, ExportError
 
 LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
@@ -101,6 +102,6 @@ def card_data(metadata: dict[str, Any], title: str, results: Sequence[EvalResult
         library_name="transformers",
         pipeline_tag=TASK,
         tags=["wedlm", *as_list(metadata.get("tags"))],  # ModelCardData drops duplicates
-        model_name=title if results else None,
+        model_name=on_one_line(title) if results else None,  # huggingface_hub loses U+0085, a line break
         eval_results=list(results) or None,
     )

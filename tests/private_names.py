@@ -63,9 +63,12 @@ def private_uses(source: str) -> list[Use]:
     return sorted(set(uses))
 
 
+SET_AT_RUN_TIME = re.compile("_abc_impl|_can_set_\\w+_cached_value")  # on classes, when they are made or used
+
+
 def overrides(cls: type, package: str) -> set[str]:
     """Private names that `cls`, or a base class of it in `package`, takes over from a base class outside of it."""
     is_ours = {base: base.__module__.partition(".")[0] == package for base in cls.__mro__}
     ours = {name for base in cls.__mro__ if is_ours[base] for name in vars(base)}
     theirs = {name for base in cls.__mro__ if not is_ours[base] for name in vars(base)}
-    return {name for name in ours & theirs if PRIVATE.match(name) and name != "_abc_impl"}
+    return {name for name in ours & theirs if PRIVATE.match(name) and not SET_AT_RUN_TIME.fullmatch(name)}

@@ -35,6 +35,7 @@ def benchmark(load_benchmark):
     return load_benchmark("training")
 
 
+@pytest.mark.full
 def test_cells_of_a_longer_length_say_how_memory_grew(benchmark, monkeypatch):
     monkeypatch.setattr(benchmark, "LARGEST_DENSE_MASKS", benchmark.dense_masks_bytes(64))
     monkeypatch.setattr(benchmark, "measure_bytes", lambda length, side: length if side == "plain" else length**2)

@@ -7,6 +7,7 @@ from wedlm.evaluation import resampling
 from wedlm.evaluation.resampling import interval, newcombe, paired_bounds, resampled_means
 
 
+@pytest.mark.full
 def test_an_interval_of_a_share_holds_the_truth_as_often_as_it_says(monkeypatch):
     monkeypatch.setattr(resampling, "NUM_RESAMPLES", 500)
     random = np.random.default_rng(1)

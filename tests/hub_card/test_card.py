@@ -4,7 +4,7 @@ import ast
 
 import pytest
 from exports import result_of, snippet_of, write_evaluation
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tiers import property_settings
 
@@ -14,6 +14,7 @@ from wedlm.hub_card.metadata import card_data
 from wedlm.hub_card.options import CardOptions, ExportError
 
 
+@example(title="a\x85b", prompt="c", repository="d", label="e\x85f")
 @property_settings(30, deadline=None)
 @given(title=st.text(), prompt=st.text(min_size=1), repository=st.text(min_size=1), label=st.text())
 def test_whatever_is_said_the_card_says_it(read, title, prompt, repository, label):

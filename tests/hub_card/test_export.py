@@ -60,6 +60,7 @@ def test_the_demo_becomes_a_repository_that_loads_elsewhere(tmp_path):
     assert "Answer: x = 5\n" in printed and re.search(r"^\d+ forwards$", printed, flags=re.MULTILINE)
 
 
+@pytest.mark.full
 def test_a_checkpoint_without_a_template_and_with_little_else(tmp_path):
     """Its snippet continues a text, and generation_config.json is written."""
     model = save_checkpoint(tmp_path / "base", chat_template=None)

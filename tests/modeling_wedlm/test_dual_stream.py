@@ -502,6 +502,7 @@ def test_memory_is_linear_in_the_length():
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("decoding", DECODINGS)
+@pytest.mark.full
 def test_generation_is_that_of_sdpa(checkpoint, decoding):
     prompts = {"input_ids": random_tokens(2, 7), "max_new_tokens": 12, "decoding": decoding}
     prompts["attention_mask"] = torch.ones(2, 7, dtype=torch.long)

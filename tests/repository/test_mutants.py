@@ -38,6 +38,7 @@ for source, limit in json.loads(Path("sources.json").read_text()):
 """
 
 
+@pytest.mark.full
 def test_verdicts(tmp_path):
     noticed, alive = MODULE.replace("<", "<="), MODULE.replace("<", "!=")
     endless, broken, crash = MODULE.replace("+= 1", "-= 1"), "import nothing_such", "import os; os.abort()"

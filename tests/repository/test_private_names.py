@@ -12,12 +12,6 @@ INTERNALS = REPOSITORY / "generation" / "transformers_internals.py"
 
 # Outside of that module: what is no part of transformers' generation or modeling, by file.
 ELSEWHERE = {
-    "wedlm/registration.py": {
-        "_mapping": "AutoConfig.register() imports torch; the class is entered by its name, as transformers does it",
-        "_modules": "the same",
-        "_model_mapping": "the same for the models",
-        "_reverse_config_mapping": "the same for the models",
-    },
     "modeling_wedlm/modeling_wedlm.py": {
         "_no_split_modules": "every model class of transformers states it",
         "_can_record_outputs": "every model class of transformers states it",
@@ -32,8 +26,8 @@ ELSEWHERE = {
         "_push_from_checkpoint": "Trainer calls it; the code goes with the weights",
         "_prepare_inputs": "Trainer's own prediction_step() begins with it",
     },
-    "wedlm/evaluation/harness.py": {
-        "_index": "lm_eval's TaskManager shows the config of a task without making the task nowhere else",
+    "wedlm/evaluation/tasks.py": {
+        "_index": "lm_eval's TaskManager has no public way to the config of a task that is not loaded",
         "_metric_fn_list": "lm_eval checks its metrics only after everything has been generated",
         "_aggregation_list": "the same",
     },
@@ -46,11 +40,14 @@ ELSEWHERE = {
         "_info": "evaluate.Metric is written by overriding it",
         "_compute": "evaluate.Metric is written by overriding it",
     },
-    "wedlm/serving/server.py": {
+    "wedlm/serving/routes.py": {
         "_GenerationCancelled": "transformers' server tells by it that a client has left",
-        "_StreamError": "transformers' server sends it as the last event of a stream",
         "_validate_request": "transformers' handler calls it",
         "_build_generation_config": "transformers' handler calls it",
+    },
+    "wedlm/serving/worker.py": {"_GenerationCancelled": "transformers' server tells by it that a client has left"},
+    "wedlm/serving/errors.py": {"_StreamError": "transformers' server sends it as the last event of a stream"},
+    "wedlm/serving/committed_text.py": {
         "_tokenizer": "DirectStreamer decodes with the tokenizer of the tokenizers library",
         "_first": "DirectStreamer's own: whether the prompt comes next",
         "_enqueue": "DirectStreamer calls it for every piece of text",

@@ -129,6 +129,7 @@ thread.join()
     assert out.strip() == "wedlm.modeling_wedlm.configuration_wedlm"
 
 
+@pytest.mark.full
 def test_the_mappings_list_the_classes():
     assert MODEL_FOR_CAUSAL_LM_MAPPING[WeDLMConfig] is WeDLMForCausalLM
     assert MODEL_MAPPING[WeDLMConfig] is WeDLMModel

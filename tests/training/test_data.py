@@ -101,6 +101,7 @@ def test_a_sample_has_the_number_of_its_record_whatever_is_packed_or_dropped(tmp
         start += length
 
 
+@pytest.mark.full
 def test_several_processes_give_the_same_sequences(tmp_path):
     file = write_lines(tmp_path / "a.jsonl", [{"text": "the cat " * count} for count in range(1, 9)])
     one, _ = prepare_dataset(file, TOKENIZER, DataOptions(max_length=16, packing=True))

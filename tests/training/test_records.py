@@ -87,6 +87,7 @@ def as_generator(folder):
         as_generator,
     ],
 )
+@pytest.mark.full
 def test_every_source_gives_the_same_samples(tmp_path, source, streaming, packing):
     options = DataOptions(max_length=8, packing=packing, streaming=streaming)
     samples, _ = prepare_dataset(source(tmp_path), TOKENIZER, options)

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from wedlm.training.run_report import without_secrets, write_report
 
 
@@ -11,6 +13,7 @@ def test_secrets_are_not_written():
     assert "secret" not in written and "--lr 1" in written and "a.yaml" in written
 
 
+@pytest.mark.full
 def test_the_report_of_a_run(full_run):
     report = json.loads((full_run.folder / "training_report.json").read_text())
     assert "secret" not in report["command"]

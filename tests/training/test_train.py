@@ -29,6 +29,7 @@ def test_full_fine_tuning(place, full_run):
     assert {path.name for path in out.glob("checkpoint-*")} == {"checkpoint-1", "checkpoint-2"}
 
 
+@pytest.mark.full
 def test_every_checkpoint_loads_without_the_package(full_run, merge, tmp_path):
     """One process loads them all, because its start takes longer than the loading."""
     folders = [full_run.folder, full_run.folder / "checkpoint-1", merge.folder]

@@ -245,6 +245,7 @@ def test_two_processes_take_the_same_steps(two_steps, evaluator, tmp_path):
 # --- Streamed datasets ---
 
 
+@pytest.mark.full
 def test_a_streamed_dataset_takes_whole_steps_only(tmp_path):
     """Batches left over at the end of a pass would be added to the next step. Masks are drawn anew for each pass."""
     streamed = samples((*LENGTHS, 14, 25)).to_iterable_dataset()
@@ -257,6 +258,7 @@ def test_a_streamed_dataset_takes_whole_steps_only(tmp_path):
     assert log[0]["ar_loss"] == pytest.approx(log[2]["ar_loss"], rel=1e-5)
 
 
+@pytest.mark.full
 def test_a_streamed_dataset_too_short_for_a_step_is_refused(tmp_path):
     with pytest.raises(ValueError, match="too few batches for a step of gradient_accumulation_steps=8; lower it"):
         trained(
@@ -267,6 +269,7 @@ def test_a_streamed_dataset_too_short_for_a_step_is_refused(tmp_path):
         )
 
 
+@pytest.mark.full
 def test_a_streamed_dataset_resumes_in_its_first_pass_only(tmp_path):
     fields = {"max_steps": 5, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2}
     weights, _, _ = trained(tmp_path / "whole", dataset=samples().to_iterable_dataset(), **fields)
@@ -408,10 +411,12 @@ def test_uploads_of_checkpoints_carry_the_code(tmp_path, monkeypatch):
 # --- Datasets and refusals ---
 
 
+@pytest.mark.full
 def test_any_list_of_sequences_will_do(two_steps, tmp_path):
     assert_same(two_steps, trained(tmp_path, dataset=list(samples()), max_steps=2))
 
 
+@pytest.mark.full
 def test_records_are_prepared(tmp_path):
     tokenizer = converted(tmp_path)
     records = Dataset.from_list([{"prompt": "a b", "completion": " c"}, {"prompt": "d", "completion": " e f g h i"}])

@@ -6,6 +6,8 @@ from decoded import MODELS
 from helpers import (
     CHECKPOINTS,
     MASK,
+    PAD,
+    PROMPTS,
     random_tokens,
 )
 from transformers import (
@@ -57,3 +59,14 @@ def test_prompts_beyond_the_models_positions(caplog):
         assert "reach beyond max_position_embeddings=16" in caplog.text
     finally:
         logging.disable_propagation()
+
+
+def test_ids_may_follow_a_single_cached_column():
+    model, ids = MODELS["q3"], torch.tensor([PROMPTS[1]])
+    first = model.generate(ids[:, :1], max_new_tokens=1, return_dict_in_generate=True)
+    assert first.past_key_values.get_seq_length() == 1
+    arguments = {"max_new_tokens": 6, "pad_token_id": PAD}
+    got = model.generate(
+        ids[:, 1:], attention_mask=torch.ones_like(ids), past_key_values=first.past_key_values, **arguments
+    )
+    assert torch.equal(got[:, ids.shape[1] - 1 :], model.generate(ids, **arguments)[:, ids.shape[1] :])

@@ -386,3 +386,15 @@ def test_a_cache_of_another_dtype(model):
     got = model.generate(**following, **arguments, past_key_values=cache)
     assert torch.equal(got.sequences, model.generate(**following, **arguments).sequences)
     assert cache.layers[0].keys.dtype == torch.float64
+
+
+def test_a_call_that_fails_after_one_entry_takes_it_out():
+    model, ids = load(CHECKPOINTS / "q3"), torch.tensor([[5, 6, 7]])
+    cache = DynamicCache()
+    arguments = {"max_new_tokens": 1, "past_key_values": cache, "decoding": "autoregressive"}
+    model.generate(ids, **arguments)
+    lengths = [layer.get_seq_length() for layer in cache.layers]
+    model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model.generate(torch.tensor([[5, 6, 7, 8]]), **arguments)
+    assert [layer.get_seq_length() for layer in cache.layers] == lengths == [3] * len(lengths)

@@ -107,3 +107,8 @@ def test_a_head_count_that_does_not_divide_is_refused(folder, key_value_heads):
 def test_values_of_the_wrong_type_are_refused(folder):
     with pytest.raises(Exception, match="mask_token_id.*expected int"):
         WeDLMConfig.from_pretrained(rewrite(folder, mask_token_id="<mask>"))
+
+
+def test_one_head_of_keys_for_all_query_heads():
+    config = WeDLMConfig(num_attention_heads=4, num_key_value_heads=1)
+    assert (config.num_key_value_heads, config.qk_norm, config.attention_bias) == (1, True, False)

@@ -72,7 +72,7 @@ def content_of(folder: Path) -> CardContent:
         sections=[
             Section("Likelihood of held-out answers", likelihoods(report["held_out_nll"])),
             Section("Goals", goals(report["goals"])),
-            Section("What to expect of it", EXPECTATIONS),
+            Section("Expectations", EXPECTATIONS),
             Section("How it was made", RECIPE),
         ],
     )

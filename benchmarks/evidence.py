@@ -29,26 +29,27 @@ from verdicts import (
 from wedlm.evaluation.provenance import REPOSITORY, commit_text
 
 PAGE = REPOSITORY / "docs" / "EVIDENCE.md"
-NO_REASON = "the numbers say so, and the reason is not known."
+NO_REASON = "the numbers show it, and the reason is not known."
 HEAD = """\
 # Evidence
 
 This page repeats the figures of the paper ([arXiv 2512.22737](https://arxiv.org/abs/2512.22737)) on models that
 anyone can run on two CPU cores. `make ablations` measures decoding on the demo checkpoint, and
-`make ablations-training` trains small models of its own. The paper's models have billions of parameters and saw
-a hundred billion tokens, so the findings here are about the method on small models and on texts of known kinds.
-A forward takes a few milliseconds here, much of it overhead, so the speeds say little about a GPU.
+`make ablations-training` trains small models for its figures. The paper's models have billions of parameters and
+saw a hundred billion tokens, so the findings here hold for the method on small models and on texts of known
+kinds. A forward takes a few milliseconds here, much of it overhead, so the speeds say little about a GPU.
+[How it works](../README.md#how-it-works) defines windows, slots and drafts.
 
-`python benchmarks/evidence.py` writes this page from the files of the two commands, and a test compares them.
+`python benchmarks/evidence.py` writes this page from the files of the two commands. A test compares them.
 
 In the figures of decoding all settings answer the same held-out questions, one at a time, and take turns on each
-question, so quality and speed are of the same texts. "Over autoregressive" is the 95 % interval of the
+question, so quality and speed are measured on the same texts. "Over autoregressive" is the 95 % interval of the
 difference to autoregressive decoding, in percentage points. It comes from resampling the questions in pairs, and
 is never narrower than the numbers of questions gained and lost allow. "Cacheable" is the paper's prefix
-cacheability. "Times autoregressive" is how many times as fast a setting is, the median over the questions with
-quartiles.
+cacheability: generated tokens divided by the tokens that the model computed after the prompt. "Times
+autoregressive" is the speed as a multiple of autoregressive speed, the median over the questions with quartiles.
 
-In the figures of training the models answer in batches, and no speed is measured. Parentheses hold the 95 %
+In the figures of training the models answer in batches, and speed is not measured. Parentheses hold the 95 %
 intervals of the differences. On the whole page a difference whose interval contains zero is called noise.
 """
 
@@ -69,9 +70,9 @@ SECTIONS = [
         "The recommended range is 0.3 to 0.6.",
         judge_threshold,
         {
-            "falls early": "on a model this small, accuracy falls where the paper's is still flat. Some of the tokens "
-            "that it fills at the default threshold are wrong, and later tokens build on them. At higher thresholds "
-            "accuracy falls steeply, as in the paper.",
+            "falls early": "on a model this small, accuracy falls at thresholds where the paper's accuracy is stable. "
+            "Some tokens that it fills at the default threshold are wrong, and later tokens depend on them. At higher "
+            "thresholds accuracy falls steeply, as in the paper.",
         },
     ),
     Section(
@@ -80,9 +81,9 @@ SECTIONS = [
         "Figure 4b: a penalty of 0.05 instead of 0.01 brings 2.6 points at 3 % less speed.",
         judge_penalty,
         {
-            "better and slower": "the penalty helps more than in the paper and costs more speed. The errors of this "
-            "model are slots filled far ahead of the text that they depend on. A penalty makes slots far ahead wait, "
-            "right ones as well as wrong ones.",
+            "better and slower": "the penalty helps more than in the paper and costs more speed. This model errs in "
+            "slots that it fills before the text that they depend on. A penalty delays distant slots, both right "
+            "ones and wrong ones.",
         },
     ),
     Section(
@@ -91,20 +92,20 @@ SECTIONS = [
         "Figure 4c: streaming is faster at every threshold; at 0.9, 423 against 221 tokens per second.",
         judge_streaming,
         {
-            "faster and less right": "streaming commits a slot as soon as no slot before it is open, and so opens new "
-            "slots in every forward. Blockwise decoding is right more often here, perhaps because no guess reaches "
-            "beyond the end of its window.",
+            "faster and less right": "in streaming a slot is final as soon as no slot before it is open, so new slots "
+            "open in every forward. Blockwise decoding is right more often here, perhaps because it fills no slot "
+            "after the end of its window.",
         },
     ),
     Section(
         "The front of quality and speed",
         "pareto",
-        "Figure 5a, WeDLM-8B-Instruct on GSM8K, penalty 0.01: 92.3 % at 1.97 times the speed of Qwen3-8B in vLLM "
-        "(threshold 0.2), and above 79 % at 3.2 times (0.9).",
+        "Figure 5a, WeDLM-8B-Instruct on GSM8K, penalty 0.01: 92.3 % right at 1.97 times the speed of Qwen3-8B in "
+        "vLLM (threshold 0.2), and above 79 % at 3.2 times (threshold 0.9).",
         judge_pareto,
         {
-            "verified in front": "streaming pays for speed with answers, as in the paper. Verified decoding is on the "
-            "front and pays nothing: streaming is faster only where it loses answers.",
+            "verified in front": "streaming gains speed and loses right answers, as in the paper. Verified decoding "
+            "is on the front and loses none: streaming is faster only where it loses right answers.",
         },
     ),
     Section(
@@ -113,8 +114,8 @@ SECTIONS = [
         "Quality was measured with a window of 6; the window is not varied.",
         judge_window,
         {
-            "loses with many": "the paper makes no claim. The errors with a large window are slots filled far ahead "
-            "of the text that they depend on.",
+            "loses with many": "the paper makes no claim. With a large window the model fills slots before the "
+            "text that they depend on.",
         },
     ),
     Section(
@@ -124,8 +125,8 @@ SECTIONS = [
         "quantum physics at 198. The fewer choices a text leaves, the more tokens a forward fills.",
         judge_kinds,
         {
-            "counting behind equations": "stories come last, as in the paper, but counting is behind equations. The "
-            "answer to an equation repeats parts of the question, while each number of a count has to be computed.",
+            "counting behind equations": "stories come last, as in the paper, but counting comes after equations. The "
+            "answer to an equation repeats parts of the question, but each number of a count has to be computed.",
         },
     ),
     Section(
@@ -136,8 +137,8 @@ SECTIONS = [
         judge_block_size,
         {
             "smaller blocks are better": "after so short a training the largest blocks have learned least, because "
-            "their masked tokens stand farthest from known text. The paper trained until that no longer mattered. "
-            "There is one seed here, and equations are beyond models of this size.",
+            "their masked tokens stand farthest from known text. The paper trained long enough to remove this "
+            "effect. There is one seed here, and models of this size cannot solve equations.",
         },
     ),
     Section(
@@ -147,8 +148,8 @@ SECTIONS = [
         "block: Qwen3-0.6B -3.91 and -5.02, Qwen2.5-1.5B -0.57 and -0.48, Qwen2.5-7B +3.63 and -0.11.",
         judge_inside_block,
         {
-            NOISE: "so few questions and one seed of training cannot tell the two apart. In the paper, too, they are "
-            "only a few points apart.",
+            NOISE: "so few questions and one seed of training cannot show a difference. In the paper, too, the two "
+            "are only a few points apart.",
         },
     ),
 ]

@@ -50,8 +50,8 @@ def judge_threshold(results: dict) -> Finding:
     low, middle, high = of[min(of)], of[0.5], of[max(of)]
     early, late = right(low) - right(middle), right(middle) - right(high)
     found = (
-        f"From threshold {min(of)} to 0.5 accuracy falls by {early:.1f} points, and from there to {max(of)} by "
-        f"{late:.1f}. The speed goes from {times(low):.1f} to {times(middle):.1f} and {times(high):.1f} times that of "
+        f"From threshold {min(of)} to 0.5 accuracy falls by {early:.1f} points, and from 0.5 to {max(of)} by "
+        f"{late:.1f}. The speed is {times(low):.1f}, {times(middle):.1f} and {times(high):.1f} times that of "
         f"autoregressive decoding, which has {right(results['all'][BASELINE]):.1f} % right."
     )
     if early > noise(low, middle):
@@ -84,7 +84,7 @@ def judge_streaming(results: dict) -> Finding:
     better = sum(right(streaming) > right(blockwise) for streaming, blockwise in pairs)
     streaming, blockwise = pairs[-1]
     found = (
-        f"Streaming is faster at {faster} of {len(pairs)} thresholds and more often right at {better}. At "
+        f"Streaming is faster at {faster} of {len(pairs)} thresholds, and right more often at {better} of them. At "
         f"{thresholds[-1]} it has {right(streaming):.1f} % right at {times(streaming):.1f} times the speed of "
         f"autoregressive decoding, and blockwise decoding has {right(blockwise):.1f} % at {times(blockwise):.1f} "
         f"times. The prefix cacheability is {streaming['prefix_cacheability']:.2f} for streaming and "
@@ -184,9 +184,9 @@ def judge_block_size(results: dict) -> Finding:
     of, base = by_model(results, "window of 6"), by_model(results, "token by token")["base"]
     *smaller, reference = of.values()
     found = (
-        f"Decoded in a window of 6 with one token per forward, {', '.join(map(of_model, smaller))} and "
-        f"{of_model(reference)} of the answers are right. Of the base's answers, decoded token by token, "
-        f"{percent(base)} are right."
+        f"In a window of 6 with one token per forward, {', '.join(map(of_model, smaller))} and "
+        f"{of_model(reference)} of the answers are right. The base, decoded token by token, has {percent(base)} "
+        f"right."
     )
     if max(numbers["accuracy"] for numbers in of.values()) < LEAST_ACCURACY:
         return Finding(CANNOT, FLOOR, found)
@@ -200,7 +200,7 @@ def judge_inside_block(results: dict) -> Finding:
     causal, bidirectional = by_model(results, "window of its blocks").values()
     low, high = (100 * bound for bound in bidirectional["over_reference_interval"])
     found = (
-        f"Decoded in a window of the trained size with one token per forward, {of_model(causal)} and "
+        f"In a window of the trained size with one token per forward, {of_model(causal)} and "
         f"{of_model(bidirectional)} of the answers are right. The 95 % interval of the difference goes from "
         f"{low:+.1f} to {high:+.1f} points."
     )

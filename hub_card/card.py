@@ -15,12 +15,12 @@ from wedlm.hub_card.options import ExportError
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
 DECODINGS = {
-    "streaming": "fills in each forward the slots whose distribution is certain enough; a slot is final once no slot "
+    "streaming": "each forward fills the slots whose prediction is certain enough; a slot is final when no slot "
     "before it is open",
-    "verified": "writes the autoregressive text, up to rounding, in fewer forwards; each forward also judges the "
-    "drafts of earlier ones",
-    "blockwise": "as streaming, but a window is final once all its slots are filled",
-    "autoregressive": "token by token, as transformers does it for other models",
+    "verified": "writes the autoregressive text, up to rounding, in fewer forwards; each forward also checks the "
+    "drafts of earlier forwards",
+    "blockwise": "like streaming, but a window of slots becomes final when all its slots are filled",
+    "autoregressive": "writes token by token, as transformers does for other models",
 }
 
 

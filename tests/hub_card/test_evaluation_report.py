@@ -55,7 +55,7 @@ wedlm-demo/counting, split test: 1,000 examples, 0 shots.
     )
     assert "\n| decoding | nll ↓ |\n| --- | ---: |\n| likelihood | 1.000 |\n\nOn Another, 2" in text
     assert "wedlm-demo/counting, main, split test" in text and "has not been measured" not in card.text
-    assert text.endswith("the queries that the model computed behind the prompt.\n\n") and "\n\n\n" not in text
+    assert text.endswith("(input tokens) that the model computed after the prompt.\n\n") and "\n\n\n" not in text
 
     assert card.data.model_name == "My | model"
     told = {

@@ -12,8 +12,8 @@ from wedlm.generation.support import DECODINGS
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 HELP = """\
-/mode             show how answers are decoded
-/mode DECODING    decode otherwise from now on: {decodings}
+/mode             show the decoding of answers
+/mode DECODING    change the decoding: {decodings}
 /stats            count tokens, forwards and seconds of the conversation
 /reset            forget the conversation
 /exit             leave, as Ctrl-D does; Ctrl-C stops an answer"""

@@ -92,9 +92,9 @@ def extra(name: str) -> Iterator[None]:
         ) from error
 
 
-PROMPT_HELP = "The text to answer; - reads it from standard input. Put -- in front of a text that begins with -."
+PROMPT_HELP = "The text to answer; - reads it from standard input. Put -- before a text that begins with -."
 Prompt = Annotated[str, typer.Argument(help=PROMPT_HELP, metavar="PROMPT")]
-Raw = Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Continue the text without the chat template.")]
 
 
 @app.command(epilog='Example: wedlm generate "Count by 5 from 10 to 60."')
@@ -104,7 +104,7 @@ def generate(
     options: GenerationOptions,
     raw: Raw = False,
 ) -> None:
-    """Answer PROMPT, and print the text as it is decoded. A pipe gets the text alone."""
+    """Answer PROMPT, and print the text while it is decoded. Standard output gets only the text."""
     with refusals(options.debug):
         from wedlm.commands.generate import generate
 
@@ -114,7 +114,7 @@ def generate(
 @app.command(epilog="Example: wedlm chat --decoding verified")
 @with_options
 def chat(options: GenerationOptions) -> None:
-    """Talk in turns; what was said stays in the cache. /help lists the commands."""
+    """Hold a conversation; earlier turns stay in the cache. In the chat, /help lists the commands."""
     with refusals(options.debug):
         from wedlm.commands.chat import chat
 
@@ -128,9 +128,9 @@ def compare(
     options: GenerationOptions,
     raw: Raw = False,
 ) -> None:
-    """Answer each PROMPT token by token and in parallel, side by side, and count.
+    """Answer each PROMPT in several decodings, and show texts, tokens, forwards and seconds side by side.
 
-    With --decoding only that one is compared with autoregressive decoding.
+    With --decoding, compare only that decoding with autoregressive decoding.
     """
     with refusals(options.debug):
         from wedlm.commands.compare import compare
@@ -146,14 +146,14 @@ def trace(
     raw: Raw = False,
     html: Annotated[
         Path | None,
-        typer.Option(help="Also write a page that plays the decoding back; FILE is replaced.", metavar="FILE"),
+        typer.Option(help="Also write a web page that replays the decoding; FILE is overwritten.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Answer PROMPT and show each forward: the text that became final, a bar, and the window behind it.
+    """Answer PROMPT and show each forward: the text that became final, a bar, and the window of slots after it.
 
-    A dot is an open slot; colours tell how long ago a slot was filled.
+    A dot is an open slot; the colour of a filled slot shows how long ago it was filled.
 
-    Verified decoding shows its drafts in open slots, how many drafts were accepted, and which one was refuted.
+    Verified decoding shows drafts in open slots, the number of accepted drafts, and the draft that was refuted.
     """
     with refusals(options.debug):
         from wedlm.commands.trace import trace
@@ -166,7 +166,7 @@ def info(
     model: Model = str(DEMO_FOLDER),
     debug: Debug = False,
 ) -> None:
-    """Show what MODEL is, the memory it takes and what it can do, without loading its weights."""
+    """Show the kind, size, memory and decodings of MODEL without loading its weights."""
     with refusals(debug):
         from wedlm.commands.info import info
 
@@ -176,14 +176,14 @@ def info(
 @app.command(epilog="Example: wedlm convert Qwen/Qwen3-8B qwen3-8b-wedlm")
 def convert(
     source: Source,
-    out: Annotated[str, typer.Argument(help="The folder that the result becomes.")],
+    out: Annotated[str, typer.Argument(help="The new folder for the result.")],
     to_autoregressive: Annotated[
-        bool, typer.Option("--to-autoregressive", help="From WeDLM to a plain Qwen2 or Qwen3 checkpoint.")
+        bool, typer.Option("--to-autoregressive", help="Convert WeDLM to a plain Qwen2 or Qwen3 checkpoint.")
     ] = False,
     overwrite: OverwriteCheckpoint = False,
     debug: Debug = False,
 ) -> None:
-    """Make a WeDLM checkpoint from a Qwen2, Qwen2.5, Qwen3 or released WeDLM checkpoint, or go back."""
+    """Make a WeDLM checkpoint from a Qwen2, Qwen2.5, Qwen3 or released WeDLM checkpoint, or convert it back."""
     with refusals(debug):
         from wedlm import convert_to_autoregressive, convert_to_wedlm
 
@@ -202,12 +202,12 @@ def convert(
 )
 def train(
     context: typer.Context,
-    config: Annotated[str, typer.Argument(help="A YAML file of arguments; training/configs has some.")],
+    config: Annotated[str, typer.Argument(help="A YAML file of arguments; training/configs has examples.")],
     debug: Debug = False,
 ) -> None:
     """Train a WeDLM checkpoint, or a Qwen checkpoint that is converted first: the whole model, LoRA or QLoRA.
 
-    Behind CONFIG any argument may follow as --name value; it overrides the file. docs/train.md lists them.
+    After CONFIG, any argument may follow as --name value; it overrides the file. docs/train.md lists the arguments.
     """
     with refusals(debug), extra("train"):
         from wedlm.training.train import train
@@ -217,12 +217,12 @@ def train(
 
 @app.command(epilog="Example: wedlm merge out/lora merged")
 def merge(
-    adapter: Annotated[str, typer.Argument(help="The folder of an adapter of PEFT.")],
-    out: Annotated[str, typer.Argument(help="The folder that the result becomes.")],
+    adapter: Annotated[str, typer.Argument(help="The folder of a PEFT adapter.")],
+    out: Annotated[str, typer.Argument(help="The new folder for the result.")],
     overwrite: OverwriteCheckpoint = False,
     debug: Debug = False,
 ) -> None:
-    """Fold an adapter into the checkpoint it was trained on: one whole checkpoint, with its code."""
+    """Merge an adapter with the checkpoint it was trained on, and write one whole checkpoint with its code."""
     with refusals(debug), extra("train"):
         from wedlm.training.merge import merge_adapter
 
@@ -235,9 +235,9 @@ def merge(
 )
 @with_options
 def export(options: ExportOptions) -> None:
-    """Make a whole Hub repository of MODEL: weights, code, tokenizer, and a card with the measured numbers.
+    """Make a whole Hub repository of MODEL: weights, code, tokenizer, and a model card with the measured numbers.
 
-    It is done when the card's snippet has run in a process that has no wedlm. docs/publish.md says what goes in.
+    Before OUT appears, the snippet of the card runs in a process without wedlm. docs/publish.md lists the contents.
     """
     with refusals(options.debug):
         from wedlm.hub_card.export import CardOptions, export
@@ -270,9 +270,9 @@ def export(options: ExportOptions) -> None:
 @app.command(epilog="Example: wedlm serve tencent/WeDLM-8B-Instruct --dtype bfloat16 --port 8000")
 @with_options
 def serve(options: ServeOptions) -> None:
-    """Serve one model in OpenAI's protocol, on transformers' own server: chat and completions, streamed or not.
+    """Serve one model with transformers' own server, in OpenAI's protocol: chat and completions, streamed or not.
 
-    One request at a time is answered; others wait in line. A request may ask for another decoding: docs/serve.md.
+    The server answers one request at a time; others wait. A request may set its own decoding: docs/serve.md.
     """
     with refusals(options.debug), extra("serve"):
         from wedlm.serving.server import serve
@@ -283,9 +283,9 @@ def serve(options: ServeOptions) -> None:
 @app.command(epilog="Example: wedlm eval --recipe demo --run-code --limit 20")
 @with_options
 def eval(options: EvalOptions) -> None:
-    """Score MODEL on tasks of lm-eval, and show each score beside the speed; several decodings side by side.
+    """Score MODEL on tasks of lm-eval, and show the score and the speed of each decoding.
 
-    After a stop the same command goes on where it was. docs/evaluate.md describes tasks of your own and the recipes.
+    After a stop, the same command continues. docs/evaluate.md describes recipes and tasks of your own.
     """
     with refusals(options.debug), extra("eval"):
         from wedlm.commands.eval import run_eval
@@ -298,7 +298,7 @@ def eval(options: EvalOptions) -> None:
 def tune(options: TuneOptions) -> None:
     """Find the fastest decoding that keeps quality on your own examples, and write it into generation_config.json.
 
-    Every setting answers every example, in turns. After a stop the same command goes on where it was.
+    Every setting answers every example. After a stop, the same command continues.
     """
     with refusals(options.debug), extra("eval"):
         from wedlm.commands.tune import tune

@@ -22,27 +22,27 @@ Model = Annotated[
     str, typer.Argument(help="A checkpoint: a folder, or a name on the Hub.", show_default="the demo checkpoint")
 ]
 Source = Annotated[str, typer.Argument(help="A checkpoint: a folder, or a name on the Hub.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
-    option("The dtype of the weights; auto keeps the one they have on disk.", "Model", show_default=True),
+    option("The dtype of the weights; auto keeps the dtype on disk.", "Model", show_default=True),
 ]
 Device = Annotated[
     str | None, option("The device, such as cpu or cuda:0; by default the GPU if there is one.", "Model")
 ]
-Decoding = Annotated[str | None, option("How to decode: streaming, verified, blockwise or autoregressive.")]
+Decoding = Annotated[str | None, option("The decoding: streaming, verified, blockwise or autoregressive.")]
 WindowSize = Annotated[
-    int | None, option("Slots behind the committed text; by default the checkpoint's, or else 16, on a CPU 8.")
+    int | None, option("Slots after the final text; by default the checkpoint's number, or else 16, and on a CPU 8.")
 ]
 EntropyThreshold = Annotated[
-    str | None, option("Fill the slots whose entropy in nats is below this; none fills one slot per forward.")
+    str | None, option("Fill the slots whose entropy in nats is below this number; none fills one slot per forward.")
 ]
 DistancePenalty = Annotated[
-    float | None, option("Add this to the entropy for each slot of distance from the first open one.")
+    float | None, option("Add this number to the entropy for each slot of distance from the first open slot.")
 ]
-OverwriteCheckpoint = Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint that OUT holds.")]
+OverwriteCheckpoint = Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is a checkpoint.")]
 OverwriteFile = Annotated[bool, typer.Option("--overwrite", help="Replace FILE.")]
-OutFile = Annotated[Path, typer.Option(help="The file that gets every number.", metavar="FILE")]
+OutFile = Annotated[Path, typer.Option(help="The file for all numbers.", metavar="FILE")]
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,12 @@ class GenerationOptions:
     window_size: WindowSize = None
     entropy_threshold: EntropyThreshold = None
     distance_penalty: DistancePenalty = None
-    max_new_tokens: Annotated[int, option("The most tokens of an answer.", show_default=True)] = 256
-    temperature: Annotated[float, option("Draw tokens at this temperature; 0 takes the most likely token.")] = 0.0
-    top_p: Annotated[float | None, option("Draw from the likeliest tokens that make up this share.")] = None
-    seed: Annotated[int | None, option("The seed of the draws; the same seed gives the same text.")] = None
+    max_new_tokens: Annotated[int, option("The largest number of tokens of an answer.", show_default=True)] = 256
+    temperature: Annotated[float, option("Sample tokens at this temperature; 0 chooses the most likely token.")] = 0.0
+    top_p: Annotated[float | None, option("Sample from the likeliest tokens that together have this probability.")] = (
+        None
+    )
+    seed: Annotated[int | None, option("The seed of sampling; the same seed gives the same text.")] = None
     debug: Debug = False
 
     def arguments(self) -> dict[str, Any]:
@@ -87,38 +89,44 @@ class EvalOptions:
     """Options of `wedlm eval`; an option that is given comes before what a recipe says."""
 
     model: Model = str(DEMO_FOLDER)
-    tasks: Annotated[str, typer.Option(help="Tasks of lm-eval, or of your folder, with commas between.")] = ""
+    tasks: Annotated[str, typer.Option(help="Tasks of lm-eval or of --include-path, separated by commas.")] = ""
     recipe: Annotated[
-        str | None, typer.Option(help="Tasks, shots and settings together: table1-base, speed, ... or a YAML file.")
+        str | None,
+        typer.Option(help="Tasks, shots and settings together: speed, demo, ... or a YAML file."),
     ] = None
     include_path: Annotated[
         list[Path] | None,
         typer.Option(help="A folder with YAML files of tasks; may be given again.", metavar="FOLDER"),
     ] = None
     decoding: Annotated[
-        list[str] | None, option("streaming, verified, blockwise or autoregressive; give several to compare them.")
+        list[str] | None,
+        option("streaming, verified, blockwise or autoregressive; may be given again."),
     ] = None
-    window_size: Annotated[list[int] | None, option("Slots behind the committed text; may be given again.")] = None
+    window_size: Annotated[list[int] | None, option("Slots after the final text; may be given again.")] = None
     entropy_threshold: Annotated[
-        list[str] | None, option("In nats, or none; may be given again, and each is tried.")
+        list[str] | None,
+        option("The limit of the entropy in nats, or none; may be given again."),
     ] = None
     distance_penalty: Annotated[
-        list[float] | None, option("Add this to the entropy for each slot of distance; may be given again.")
+        list[float] | None, option("Add this number to the entropy for each slot of distance; may be given again.")
     ] = None
-    num_fewshot: Annotated[int | None, typer.Option(help="Examples in front of each question.")] = None
-    limit: Annotated[int | None, typer.Option(help="Ask only the first so many questions of each task.")] = None
-    batch_size: Annotated[int | None, typer.Option(help="Questions that are answered at once; by default 8.")] = None
+    num_fewshot: Annotated[int | None, typer.Option(help="The number of examples before each question.")] = None
+    limit: Annotated[int | None, typer.Option(help="Ask only the first N questions of each task.")] = None
+    batch_size: Annotated[int | None, typer.Option(help="Questions that are answered together; by default 8.")] = None
     apply_chat_template: Annotated[
-        bool, typer.Option("--apply-chat-template", help="Ask as in a chat; for checkpoints that are tuned for it.")
+        bool,
+        typer.Option("--apply-chat-template", help="Use the chat template, for checkpoints trained for chats."),
     ] = False
-    system_instruction: Annotated[str | None, typer.Option(help="A system message in front.")] = None
-    max_new_tokens: Annotated[int | None, typer.Option(help="The most tokens of an answer.")] = None
-    temperature: Annotated[float | None, typer.Option(help="Draw tokens at this temperature; 0 draws none.")] = None
+    system_instruction: Annotated[str | None, typer.Option(help="A system message before each question.")] = None
+    max_new_tokens: Annotated[int | None, typer.Option(help="The largest number of tokens of an answer.")] = None
+    temperature: Annotated[
+        float | None, typer.Option(help="Sample tokens at this temperature; 0 chooses the most likely token.")
+    ] = None
     seed: Annotated[
-        int | None, typer.Option(help="The seed of the examples in front and of the draws; by default 1234.")
+        int | None, typer.Option(help="The seed of the examples before questions and of sampling; by default 1234.")
     ] = None
     metadata: Annotated[
-        str | None, typer.Option(help="JSON that tasks may read; the demo's read num_examples and seed.")
+        str | None, typer.Option(help="JSON for the tasks; those of the demo read num_examples and seed.")
     ] = None
     run_code: Annotated[
         bool, typer.Option("--run-code", help="Allow tasks that run the model's code, in a sandbox.")
@@ -135,21 +143,21 @@ class TuneOptions:
     """Options of `wedlm tune`."""
 
     model: Annotated[Path, typer.Argument(help="The folder of a WeDLM checkpoint.")]
-    data: Annotated[Path, typer.Option(help="JSON Lines: prompt and answer, or messages.", metavar="FILE")]
+    data: Annotated[Path, typer.Option(help="JSON Lines with prompt and answer, or with messages.", metavar="FILE")]
     max_quality_loss: Annotated[
-        str, typer.Option(help="The share of the answers that may be lost against autoregressive decoding.")
+        str, typer.Option(help="The share of answers that may be lost, compared with autoregressive decoding.")
     ] = "1%"
     measure: Annotated[
         str | None,
         typer.Option(
             help="When an answer is right: exact, contains, last-number, or agreement with the autoregressive text.",
-            show_default="exact, without answers agreement",
+            show_default="exact, or agreement if the data have no answers",
         ),
     ] = None
-    max_new_tokens: Annotated[int, typer.Option(help="The most tokens of an answer.")] = 256
+    max_new_tokens: Annotated[int, typer.Option(help="The largest number of tokens of an answer.")] = 256
     out: OutFile = Path("tune.json")
     overwrite: OverwriteFile = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Leave generation_config.json as it is.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do not change generation_config.json.")] = False
     dtype: Dtype = "auto"
     device: Device = None
     debug: Debug = False
@@ -160,10 +168,10 @@ class ExportOptions:
     """Options of `wedlm export`."""
 
     model: Source
-    out: Annotated[str, typer.Argument(help="The folder that the repository becomes.")]
+    out: Annotated[str, typer.Argument(help="The new folder for the repository.")]
     license: Annotated[
         str | None,
-        typer.Option(help="As the Hub writes it, such as apache-2.0; needed if MODEL's README.md has none."),
+        typer.Option(help="The licence, such as apache-2.0; needed if MODEL's README.md has none."),
     ] = None
     base_model: Annotated[
         list[str] | None, typer.Option(help="A model on the Hub that MODEL was made from; may be given again.")
@@ -171,7 +179,7 @@ class ExportOptions:
     dataset: Annotated[
         list[str] | None, typer.Option(help="A dataset on the Hub that MODEL was trained on; may be given again.")
     ] = None
-    language: Annotated[list[str] | None, typer.Option(help="Such as en; may be given again.")] = None
+    language: Annotated[list[str] | None, typer.Option(help="A language code such as en; may be given again.")] = None
     name: Annotated[str | None, typer.Option(help="The title of the card; by default the name of REPO or OUT.")] = None
     prompt: Annotated[str | None, typer.Option(help="The prompt of the card's snippet.")] = None
     eval: Annotated[
@@ -182,8 +190,8 @@ class ExportOptions:
         Path | None,
         typer.Option(help="The report of `wedlm train`; by default MODEL's training_report.json.", metavar="FILE"),
     ] = None
-    push: Annotated[str | None, typer.Option(help="Upload the folder, as OWNER/NAME.", metavar="REPO")] = None
-    private: Annotated[bool, typer.Option("--private", help="Let only REPO's owner see it.")] = False
+    push: Annotated[str | None, typer.Option(help="Upload OUT to the Hub as OWNER/NAME.", metavar="REPO")] = None
+    private: Annotated[bool, typer.Option("--private", help="Make REPO private.")] = False
     overwrite: OverwriteCheckpoint = False
     debug: Debug = False
 
@@ -193,8 +201,8 @@ class ServeOptions:
     """Options of `wedlm serve`; None leaves the choice to the checkpoint."""
 
     model: Model = str(DEMO_FOLDER)
-    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 chooses a free port.", min=0, max=65535)] = 8000
     dtype: Dtype = "auto"
     device: Device = None
     decoding: Decoding = None

@@ -15,39 +15,39 @@ from wedlm.hub_card.training_report import read_training
 METADATA = {"license": "apache-2.0", "language": "en", "tags": ["diffusion", "parallel-decoding"]}
 
 INTRODUCTION = """\
-It was made to be at hand: for trying parallel decoding, for tests and for benchmarks. It knows six kinds of tasks,
-from text without any choice (counting) to text full of choices (stories), and nothing else. It was trained from
+It was made to try parallel decoding, and for tests and benchmarks. It answers six kinds of questions and nothing
+else. Some of them have one right text (counting), and others leave many choices (stories). It was trained from
 scratch, on generated data only, in {minutes} minutes on {device} ({threads} threads)."""
 
 CONDITIONS = """\
 Each decoding answered {num_examples} held-out questions of each kind, greedily, with at most 160 new tokens. None of
-these problems is in the training data, in whatever words. The columns of the tables are:
+these problems is in the training data, in any wording. The columns of the tables are:
 
-- *Right*: the share of the answers that a checker accepts, which reads the question alone. Functions are run; of
-  stories only the form is checked.
+- *Right*: the share of answers that a checker accepts. The checker knows only the question. It runs functions; of
+  stories it checks only the form.
 - *Over autoregressive*: the interval that contains 95 % of the differences to the share of autoregressive decoding, in
   percentage points, when the questions are resampled in pairs.
-- *NLL*: the negative log-likelihood of what was written, per token and in nats, as this model judges each token after
-  those before it.
+- *NLL*: the negative log-likelihood of the answer, in nats per token, which this model computes for each token from
+  the tokens before it.
 - *Tokens/s*: the median at batch size 1, over {num_timed} questions of each kind in {rounds} rounds in which the
   decodings take turns.
-- *Times as fast*: the speed as a multiple of that of autoregressive decoding: the median, and the quartiles in
-  brackets.
+- *Times as fast*: the speed as a multiple of autoregressive speed: the median, with the quartiles in brackets.
 
 Measured on {device}, {threads} threads, {versions}, {commit}:"""
 
 EXPECTATIONS = """\
 - It answers questions like those that `wedlm/demo/` of the repository generates: in English, with numbers of at most
-  three digits. Its answer to anything else looks like one of the six kinds.
-- The fewer choices a text leaves, the more tokens a forward can fill. The tables go from text with no choice to text
-  full of choices; this is a property of the method, not of the size of the model.
+  three digits. Its answer to any other question looks like an answer of the six kinds.
+- If a text leaves fewer choices, a forward can fill more tokens. The tables go from text with no choice to text with
+  many choices. This is a property of the method, not of the size of the model.
 - A forward of a model this small consists mostly of overhead, so its tokens per second say little about large
   models."""
 
 RECIPE = """\
 In the repository, `make demo-model` trains this checkpoint, and `make demo-report` measures it and writes this card.
-The sections on training and evaluation name the commands that did so here, and their commits. Training uses the
-dual-stream objective of WeDLMTrainer. `training.json` holds the losses, `report.json` all other numbers here."""
+The sections on training and evaluation show the commands that did this, as they were named at their commits.
+Training uses the dual-stream objective of WeDLMTrainer. `training.json` holds the losses, and `report.json` all other
+numbers."""
 
 
 def content_of(folder: Path) -> CardContent:
@@ -72,7 +72,7 @@ def content_of(folder: Path) -> CardContent:
         sections=[
             Section("Likelihood of held-out answers", likelihoods(report["held_out_nll"])),
             Section("Goals", goals(report["goals"])),
-            Section("What to expect of it", EXPECTATIONS),
+            Section("Expectations", EXPECTATIONS),
             Section("How it was made", RECIPE),
         ],
     )
@@ -130,7 +130,7 @@ def goals(reached: list[dict]) -> str:
     for goal in reached:
         result = "met" if goal["met"] else "**missed**"
         lines.append([escaped(words(goal["goal"])), f"{goal['target']:g}", f"{goal['reached']:.3g}", result])
-    return f"The goals that were set for this checkpoint stand beside the numbers that it reached.\n\n{table(lines)}"
+    return f"The table compares the goals set for this checkpoint with the numbers that it reached.\n\n{table(lines)}"
 
 
 def overview(report: dict) -> str:

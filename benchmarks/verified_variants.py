@@ -23,21 +23,19 @@ from wedlm.evaluation.turns import median_and_range, take_turns
 from wedlm.generation import verified
 
 
-def by_the_root(num_rows: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
+def by_the_root(num_masks: torch.Tensor, chances: torch.Tensor, longest: torch.Tensor) -> torch.Tensor:
     """Shares MASK queries out in proportion to the root of the chance of each group."""
-    window_size = chances.shape[1] + 1
     chances = pad(pad(chances, (1, 0), value=1.0), (0, 1))
     shares = (chances[:, :-1] - chances[:, 1:]).clamp(min=0).sqrt().cumsum(-1)
-    ends = (shares / shares[:, -1:] * num_rows[:, None]).round().long()
-    return pad(pad(ends, (1, 0)).diff().clamp(max=window_size).cumsum(-1), (1, 0))
+    ends = (shares / shares[:, -1:] * num_masks[:, None]).round().long()
+    return pad(pad(ends, (1, 0)).diff().minimum(longest[:, None]).cumsum(-1), (1, 0))
 
 
-def behind_all_drafts(num_rows: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
+def behind_all_drafts(num_masks: torch.Tensor, chances: torch.Tensor, longest: torch.Tensor) -> torch.Tensor:
     """Gives all MASK queries to one group, which is of use only if every draft is accepted."""
-    window_size = chances.shape[1] + 1
-    numbers = torch.arange(window_size + 1, device=chances.device)
+    numbers = torch.arange(chances.shape[1] + 2, device=chances.device)
     is_behind = numbers > (chances > 0).sum(-1, keepdim=True)
-    return torch.where(is_behind, num_rows.clamp(max=window_size)[:, None], 0)
+    return torch.where(is_behind, num_masks.minimum(longest)[:, None], 0)
 
 
 VARIANTS = {  # arguments of answer() by the name in the results

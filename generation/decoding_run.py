@@ -70,17 +70,20 @@ class DecodingRun:
         mask_token_id = model.config.require_mask_token_id()
         max_new_tokens = max(1, criteria.max_length - input_ids.shape[1])
         runs_on = input_ids.device if model.device.type == "meta" else model.device
-        window_size = min(generation_config.window_size or default_window_size(runs_on), max_new_tokens)
+        window_size = generation_config.window_size or default_window_size(runs_on)
         self.policy = Policy.of(generation_config, processors, window_size, mask_token_id, input_ids.device)
         self.past_key_values: DynamicCache | None = model_kwargs.get("past_key_values")
-        self.prompt = prompt_of(model, input_ids, max_new_tokens, generation_config, model_kwargs)
-        kind = WINDOWS[generation_config.decoding]
-        self.batch = self.window = kind.opened(self.prompt.lengths, max_new_tokens, self.policy)
         self.readers = TextReaders.if_needed(
             input_ids, max_new_tokens, self.policy, criteria, streamer, generation_config
         )
+        if not self.is_static:  # static steps have the same shape for every limit
+            self.policy = self.policy._replace(window_size=min(window_size, max_new_tokens))
+        self.prompt = prompt_of(model, input_ids, max_new_tokens, generation_config, model_kwargs)
+        kind = WINDOWS[generation_config.decoding]
+        self.batch = self.window = kind.opened(self.prompt.lengths, max_new_tokens, self.policy)
         self.static: StaticSteps | None = None
-        self.cache: RowCache | None = self.make_cache(self.prompt.max_entries + max_new_tokens + 2 * window_size)
+        max_entries = self.prompt.max_entries + max_new_tokens + 2 * self.policy.window_size
+        self.cache: RowCache | None = self.make_cache(max_entries)
         self.num_alive = len(input_ids)
         # A hook may count on the rows of the batch, as that of PEFT's adapter_names does.
         self.rows_may_leave = self.num_alive > 1 and not has_hooks(model)
@@ -89,12 +92,18 @@ class DecodingRun:
     def returns_cache(self) -> bool:
         return self.generation_config.return_dict_in_generate or is_passed_by_caller(self.past_key_values)
 
+    @property
+    def is_static(self) -> bool:
+        """Whether the steps have a fixed shape. Steps whose text is read, or that other ranks share, are ordinary."""
+        asked = self.generation_config.cache_implementation == "static" and self.past_key_values is not None
+        return asked and self.readers is None and not self.synced_gpus
+
     def make_cache(self, max_entries: int) -> RowCache | None:
         """A cache that begins with the text of past_key_values; that of static steps if they were asked for."""
         config, past = self.generation_config, self.past_key_values
         if past is None:
             return None
-        if config.cache_implementation == "static" and self.readers is None and not self.synced_gpus:
+        if self.is_static:
             asked_for = (getattr(config, "max_cache_len", None) or 0) + 2 * self.policy.window_size
             self.static = StaticSteps.of(self.model, self.policy, self.window, max(max_entries, asked_for))
             return self.static.cache
@@ -193,6 +202,7 @@ def prompt_of(
         model_kwargs["position_ids"],
         0 if past is None else past.get_seq_length(),
         model.config.mask_token_id,
+        model.config.vocab_size,
         max_new_tokens,
         model.config.max_position_embeddings,
     )

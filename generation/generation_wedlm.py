@@ -18,7 +18,8 @@ The words of this folder:
 - settled (verified decoding): known, and not the last known token; the forward that made it known wrote its entry.
 """
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from copy import copy
 from functools import wraps
 from inspect import signature
@@ -30,15 +31,26 @@ from transformers import (
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
+    PreTrainedModel,
     StoppingCriteriaList,
 )
 from transformers.generation import BaseStreamer, GenerationMode, SuppressTokensLogitsProcessor
 
 from wedlm.generation.decoding_run import DecodingRun
+from wedlm.generation.first_scores import FirstScores
 from wedlm.generation.outputs import WeDLMGenerateOutput, autoregressive_output
 from wedlm.generation.reader_kinds import reads_no_text
 from wedlm.generation.static_memory import take
-from wedlm.generation.support import DEFAULTS, check_parameters, check_support, refuse
+from wedlm.generation.support import (
+    DEFAULTS,
+    NoTokenError,
+    check_in_vocabulary,
+    check_inputs,
+    check_parameters,
+    check_support,
+    refuse,
+    refuse_broken_weights,
+)
 from wedlm.generation.transformers_internals import keep_on_save
 
 
@@ -104,14 +116,16 @@ class WeDLMGenerationMixin(GenerationMixin):
                 refuse("generation mode", generation_mode.value, generation_config)
         super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
 
-    def _get_logits_processor(self, *args, device=None, **kwargs) -> LogitsProcessorList:
-        processors = super()._get_logits_processor(*args, device=device, **kwargs)
+    def _get_logits_processor(self, generation_config, *args, device=None, **kwargs) -> LogitsProcessorList:
+        processors = super()._get_logits_processor(generation_config, *args, device=device, **kwargs)
         if self.config.mask_token_id is not None:
             # (An offloaded model's own device is meta.)
             ban = SuppressTokensLogitsProcessor([self.config.mask_token_id], device=device or self.device)
             if not all(map(reads_no_text, processors)):
                 processors.append(ban)  # a processor may have set scores of its own
             processors.insert(0, ban)  # so that none sees a score for MASK
+        if getattr(generation_config, "decoding", None) == "autoregressive":
+            processors.insert(0, FirstScores())
         return processors
 
     @wraps(GenerationMixin.generate)
@@ -119,6 +133,9 @@ class WeDLMGenerationMixin(GenerationMixin):
         cache = kwargs.get("past_key_values")
         lengths = [layer.get_seq_length() for layer in cache.layers] if isinstance(cache, DynamicCache) else None
         try:
+            inputs = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+            if inputs is not None:
+                check_inputs(inputs)
             return super().generate(*args, **kwargs)
         except BaseException:
             if lengths is not None:
@@ -161,8 +178,10 @@ class WeDLMGenerationMixin(GenerationMixin):
     ) -> WeDLMGenerateOutput | torch.LongTensor:
         """Decodes a batch, every row at its own pace; `take_step` says what one step does."""
         if generation_config.decoding == "autoregressive":
+            check_in_vocabulary(input_ids, self.config.vocab_size)
             arguments = (input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
-            output = super()._sample(*arguments, **model_kwargs)
+            with named_weights(self):
+                output = super()._sample(*arguments, **model_kwargs)
             return autoregressive_output(output, input_ids.shape[1], generation_config)
         run = DecodingRun(
             self,
@@ -174,10 +193,21 @@ class WeDLMGenerationMixin(GenerationMixin):
             streamer,
             model_kwargs,
         )
-        queries = run.read_prompt()
-        while run.is_unfinished():
-            queries = run.step(queries)
+        with named_weights(self):
+            queries = run.read_prompt()
+            while run.is_unfinished():
+                queries = run.step(queries)
         return run.output()
+
+
+@contextmanager
+def named_weights(model: PreTrainedModel) -> Iterator[None]:
+    """Where no token can be chosen because of a broken weight, the error names the weight."""
+    try:
+        yield
+    except NoTokenError:
+        refuse_broken_weights(model)
+        raise
 
 
 def shorten(cache: DynamicCache, lengths: list[int]) -> None:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from transformers import logging
 
+from wedlm.generation.support import check_in_vocabulary
 from wedlm.generation.window import Text
 
 logger = logging.get_logger(__name__)
@@ -58,6 +59,7 @@ def read_prompt(
     position_ids: torch.Tensor,
     num_cached: int,
     mask_token_id: int,
+    vocab_size: int,
     max_new_tokens: int,
     max_position_embeddings: int,
 ) -> Prompt:
@@ -70,6 +72,7 @@ def read_prompt(
         position_ids (`torch.LongTensor`): Must count the ones of the mask.
         num_cached (`int`): The number of columns that past_key_values holds.
         mask_token_id (`int`): The MASK token, which no prompt may hold.
+        vocab_size (`int`): The number of tokens that the model knows.
         max_new_tokens (`int`): The room for new tokens.
         max_position_embeddings (`int`): The positions that the model was made for.
     """
@@ -77,15 +80,18 @@ def read_prompt(
     is_text = attention_mask.bool()
     is_new = is_text[:, num_cached:]
     findings = [
+        ((new < 0) | (new >= vocab_size)).any(),
         (new.eq(mask_token_id) & is_new).any(),
         (~is_text).all(-1).any(),
         (~is_text[:, -1:]).any(),
         count_otherwise(position_ids, is_text),
         is_text.sum(-1).max(),
     ]
-    holds_mask, is_empty, is_right_padded, is_elsewhere, longest = torch.stack(
+    is_unknown, holds_mask, is_empty, is_right_padded, is_elsewhere, longest = torch.stack(
         findings
     ).tolist()  # waits for the device
+    if is_unknown:
+        check_in_vocabulary(new, vocab_size)
     if holds_mask:
         raise ValueError(
             f"input_ids holds the MASK token, mask_token_id={mask_token_id}, which stands for a position still to be "

@@ -24,7 +24,7 @@ class StreamingWindow(Window):
 
     @classmethod
     def opened_window(cls, zeros: Callable, max_new_tokens: int, policy: Policy) -> dict[str, torch.Tensor]:
-        return {"end": zeros() + policy.window_size}
+        return {"end": zeros() + min(policy.window_size, max_new_tokens)}
 
     @property
     def num_queries(self) -> torch.Tensor:

@@ -60,7 +60,7 @@ class VerifiedWindow(Window):
             "drafts": zeros(size - 1),
             "chances": zeros(size - 1, dtype=torch.float32),
             "num_drafts": zeros(),
-            "groups": pad(zeros(1), (0, size), value=size),
+            "groups": pad(zeros(1), (0, size), value=min(size, max_new_tokens)),
             "judged_at": zeros(max_new_tokens + 1),
             "accepted": zeros(max_new_tokens + 1, dtype=torch.bool),
         }
@@ -208,36 +208,37 @@ class VerifiedWindow(Window):
     def plan_queries(self) -> None:
         """Counts the drafts, and shares the rest of 2 * window_size queries out among the groups of MASKs."""
         self.num_drafts = (self.chances > 0).sum(-1)
-        self.groups = group_ends(2 * self.window_size - self.num_leading - self.num_drafts, self.chances)
+        # A limit below the window makes the window as small, whatever the shape of the steps is.
+        size = self.limit.clamp(max=self.window_size)
+        self.groups = group_ends(2 * size - self.num_leading - self.num_drafts, self.chances, size)
 
     def counts(self) -> dict[str, torch.Tensor]:
         """Adds how many drafts were judged and accepted at each distance; those behind the text's end do not count."""
         is_text = torch.arange(self.judged_at.shape[1], device=self.start.device) < self.num_tokens[:, None]
-        zeros = torch.zeros_like(self.judged_at[:, : self.window_size])
+        zeros = torch.zeros_like(self.judged_at[:, : min(self.window_size, int(self.limit.max()))])
         judged, accepted = (
             zeros.scatter_add(1, self.judged_at, values.long())[:, 1:] for values in (is_text, is_text & self.accepted)
         )
         return {**super().counts(), "judged_drafts": judged, "accepted_drafts": accepted}
 
 
-def group_ends(num_masks: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
+def group_ends(num_masks: torch.Tensor, chances: torch.Tensor, longest: torch.Tensor) -> torch.Tensor:
     """Shares `num_masks` MASKs out over the numbers of accepted drafts, in proportion to the chance of each number.
 
     Args:
         num_masks (`torch.LongTensor` of shape `(batch,)`): The number of MASKs.
         chances (`torch.FloatTensor` of shape `(batch, window_size - 1)`): P(at least n drafts are accepted), n = 1,
             2...
+        longest (`torch.LongTensor` of shape `(batch,)`): The most MASKs of a group.
 
     Returns:
-        `torch.LongTensor` of shape `(batch, window_size + 1)`: Where the groups begin, and the end of the last. No
-        group is longer than window_size.
+        `torch.LongTensor` of shape `(batch, window_size + 1)`: Where the groups begin, and the end of the last.
 
     With 12 MASKs and chances of 0.75 and 0.5, exactly 0, 1 and 2 drafts are accepted with 0.25, 0.25 and 0.5:
 
         0, 3, 6, 12, 12, ...
     """
-    window_size = chances.shape[1] + 1
     # P(exactly n accepted) = P(at least n) - P(at least n + 1), summed up over n.
     shares = (pad(chances, (1, 0), value=1.0) - pad(chances, (0, 1))).clamp_(min=0).cumsum(-1)
     ends = (shares / shares[:, -1:] * num_masks[:, None]).round_().long()
-    return pad(pad(ends, (1, 0)).diff().clamp_(max=window_size).cumsum(-1), (1, 0))
+    return pad(pad(ends, (1, 0)).diff().minimum(longest[:, None]).cumsum(-1), (1, 0))

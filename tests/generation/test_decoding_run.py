@@ -226,3 +226,11 @@ def test_memory_does_not_grow(model):
         k = i % 5
         generate(model, PROMPTS[: 1 + k], max_new_tokens=4 + 3 * (i % 7), entropy_threshold=1.0, window_size=4 + i % 9)
     assert process.memory_info().rss - before < 5e6
+
+
+def test_rows_leave_although_a_forward_has_recorded_hidden_states(model):
+    """It leaves transformers' hooks on the modules."""
+    model(torch.tensor([PROMPTS[1]]), output_hidden_states=True)
+    seen = forwards_seen(model)
+    generate(model, PROMPTS, max_new_tokens=40, entropy_threshold=1.0)
+    assert min(shape[0] for shape, *_ in seen) < len(PROMPTS)

@@ -1,6 +1,7 @@
 """Every refusal names the argument, the value and the remedy."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from helpers import (
 from peft import PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from transformers import (
     AutoConfig,
+    BatchEncoding,
     DynamicCache,
     StaticCache,
 )
@@ -136,3 +138,27 @@ def test_prompt_learning_is_refused_by_name(model, kind):
         adapted.generate(**inputs)
     assert adapted.generate(**inputs, decoding="autoregressive").shape == (1, 10)
     assert model.generate(prompt, max_new_tokens=4).shape == (1, 10), "the model itself decodes as before"
+
+
+@pytest.mark.parametrize("decoding", ["streaming", "verified", "autoregressive"])
+@pytest.mark.parametrize(
+    ("inputs", "sentence"),
+    [
+        (BatchEncoding({"input_ids": torch.tensor([[5]])}), "inputs is a BatchEncoding; unpack it: model.generate("),
+        ({"input_ids": torch.tensor([[5]])}, "inputs is a dict; unpack it"),
+        ("Why?", "inputs is text (str), and generate() takes token ids; tokenize it"),
+        (["Why?", "How?"], "inputs is text (list), and generate() takes token ids; tokenize it"),
+        ([5, 6, 7], "inputs is a list; pass a tensor of token ids, such as torch.tensor([ids])."),
+        (torch.tensor([[5.0, 6.0]]), "input_ids has dtype torch.float32; pass token ids as integers"),
+        (
+            torch.tensor([5, 6]),
+            "input_ids has shape (2,), and generate() takes (batch, columns); pass",
+        ),
+        (torch.tensor([[5, 160]]), "input_ids holds 160, and this model has tokens 0 to 159; tokenize with"),
+        (torch.tensor([[5, -1]]), "input_ids holds -1, and this model has tokens 0 to 159"),
+    ],
+    ids=str,
+)
+def test_inputs_of_another_form_are_refused(inputs, sentence, decoding):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        MODELS["q3"].generate(inputs, decoding=decoding, max_new_tokens=2, pad_token_id=0)

@@ -1,9 +1,8 @@
 from setuptools import setup
 
-# The rooms of the package; four of them lie at the top level of the repository. Each may import only those before it
-# (tests/repository/test_map.py).
+# The rooms of the package, four of them at the top level of the repository. Each may import only those before it
+# (tests/repository/test_map.py). The last one is the face, whose public names point into the rooms.
 FOLDERS = {
-    "wedlm": "wedlm",
     "wedlm.generation": "generation",
     "wedlm.modeling_wedlm": "modeling_wedlm",
     "wedlm.checkpoints": "wedlm/checkpoints",
@@ -13,6 +12,7 @@ FOLDERS = {
     "wedlm.demo": "wedlm/demo",
     "wedlm.serving": "wedlm/serving",
     "wedlm.commands": "wedlm/commands",
+    "wedlm": "wedlm",
 }
 
 setup(

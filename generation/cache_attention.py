@@ -11,7 +11,7 @@ from transformers.modeling_flash_attention_utils import lazy_import_flash_attent
 
 from wedlm.generation.transformers_internals import attention_of
 
-MOST_QUERIES = 64  # for which query heads are laid out as further queries
+MOST_QUERIES = 64  # up to so many, query heads that share keys become further queries
 
 
 def seen_entries(last: torch.Tensor, queries_seen: torch.Tensor | None, live: int) -> torch.Tensor:

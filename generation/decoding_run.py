@@ -18,7 +18,7 @@ from wedlm.generation.outputs import WeDLMGenerateOutput, output_of
 from wedlm.generation.policy import Policy, default_window_size
 from wedlm.generation.prompt import Prompt, read_prompt
 from wedlm.generation.row_cache import RowCache
-from wedlm.generation.static_memory import keep
+from wedlm.generation.static_memory import keep_static_steps
 from wedlm.generation.static_steps import StaticSteps, static_step
 from wedlm.generation.step import forward_queries, read_status, take_step
 from wedlm.generation.streaming import BlockwiseWindow, StreamingWindow
@@ -41,7 +41,7 @@ class DecodingRun:
     """One call of generate() in a parallel decoding.
 
     The run keeps the whole batch (`batch`) and the rows that are still in its forwards (`window`, `cache`). Rows that
-    have ended leave when they are half of those that are left.
+    have ended are dropped as soon as they are at least half of the rows in the window.
 
     Args:
         model (`PreTrainedModel`): The model.
@@ -99,7 +99,7 @@ class DecodingRun:
         return asked and self.readers is None and not self.synced_gpus
 
     def make_cache(self, max_entries: int) -> RowCache | None:
-        """A cache that begins with the text of past_key_values; that of static steps if they were asked for."""
+        """A cache that begins with the text of past_key_values; static steps bring their own, which is empty."""
         config, past = self.generation_config, self.past_key_values
         if past is None:
             return None
@@ -115,35 +115,44 @@ class DecodingRun:
         """Takes all chunks of the prompt but the last into the cache; returns the queries of the first step."""
         *chunks, last = self.prompt.chunks(self.generation_config.prefill_chunk_size)
         for chunk in chunks:
-            self.is_unfinished()  # other ranks take part
+            self.meet_other_ranks()
             live = int(chunk.positions.max()) + chunk.tokens.shape[1]
             forward_queries(self.model, WindowQueries.of_text(chunk), self.cache, live)
             self.cache.commit(chunk.lengths)
             self.window.forwards = self.window.forwards + 1
-        self.num_cached = int(last.positions.max())
+        self.longest = int(last.positions.max())
         return self.window.queries(self.policy.window_size, self.policy).behind(last)
 
     def is_unfinished(self) -> bool:
         return has_unfinished_rows(self.model, self.num_alive, self.synced_gpus, self.input_ids.device)
 
-    def step(self, queries: WindowQueries) -> WindowQueries | None:
-        """Takes a step and returns the queries of the next one; of static steps it takes all, and returns None."""
-        live = self.num_cached + queries.input_ids.shape[1]
-        if self.num_alive == 0:
-            forward_queries(self.model, queries, self.cache, live)  # with synced_gpus, so that other ranks can go on
-            return queries
-        status = take_step(self.model, self.policy, self.window, queries, self.cache, live, self.readers)
+    def meet_other_ranks(self) -> None:
+        """With synced_gpus, announces a forward in which every rank takes part."""
+        self.is_unfinished()
+
+    def idle_step(self, queries: WindowQueries) -> WindowQueries:
+        """Takes part in the forward of other ranks, with rows that have ended."""
+        forward_queries(self.model, queries, self.cache, self.longest + queries.input_ids.shape[1])
+        return queries
+
+    def step(self, queries: WindowQueries) -> WindowQueries:
+        """Takes a step; returns the queries of the next one."""
+        live = self.longest + queries.input_ids.shape[1]
+        self.status = take_step(self.model, self.policy, self.window, queries, self.cache, live, self.readers)
         if self.static is not None:
-            self.static.take_all(self.model, self.policy, self.window, status, self.static_step())
-            self.num_alive = 0
-            return None
-        status = read_status(status.tolist(), self.window)
-        self.num_alive, self.num_cached = sum(status.alive), max(status.num_cached)
+            return queries
+        status = read_status(self.status.tolist(), self.window)
+        self.num_alive, self.longest = sum(status.alive), max(status.num_committed)
         self.drop_ended_rows()
         queries = self.window.queries(max(1, *status.num_queries), self.policy)
         if self.cache is None:
-            queries = queries.behind(self.window.committed_text(self.prompt.text.tokens, self.num_cached))
+            queries = queries.behind(self.window.committed_text(self.prompt.text.tokens, self.longest))
         return queries
+
+    def take_static_steps(self) -> None:
+        """Takes all steps behind the first one, in their fixed shape."""
+        self.static.take_all(self.model, self.policy, self.window, self.status, self.static_step())
+        self.num_alive = 0
 
     def drop_ended_rows(self) -> None:
         """Goes on with the rows that are alive, where they are few enough to pay for copying their cache."""
@@ -166,13 +175,16 @@ class DecodingRun:
 
     # --- The end ---
 
-    def output(self) -> WeDLMGenerateOutput | torch.LongTensor:
-        """The result of generate(). A cache that was passed in, or is returned, holds the text now."""
+    def finish(self) -> WeDLMGenerateOutput | torch.LongTensor:
+        """Returns the result of generate(); a cache that was passed in, or is returned, holds the text now.
+
+        `put` also copies: an output must not share the buffers of static steps, which the next call overwrites.
+        """
         self.batch.put(self.window)
         if self.cache is not None and self.returns_cache:
             self.past_key_values.layers = self.cached_columns().layers
         if self.static is not None:
-            keep(self.model, self.static)
+            keep_static_steps(self.model, self.static)
         if self.streamer is not None:
             self.streamer.end()
         return output_of(self.batch, self.input_ids, self.generation_config, self.past_key_values, self.readers)

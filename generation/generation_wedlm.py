@@ -11,6 +11,9 @@ The words of this folder:
 - entry: the place of one token's key and value in a row of a RowCache.
 - column: a place in tensors that all rows share: input_ids, attention_mask, an ordinary cache. Padding has columns.
 - run: filled slots with no open slot before them.
+- leading: slots at the start of the window whose tokens the next forward commits.
+- asked: a query whose logits a step reads.
+- live: the entries that a forward reads; those behind them hold nothing.
 - committed: a slot whose token is final and whose key and value stay in the cache.
 - draft (verified decoding): a token guessed for a slot, which a later forward judges.
 - known (verified decoding): a token that is certain to be the autoregressive one. The last known token has no entry
@@ -40,7 +43,7 @@ from wedlm.generation.decoding_run import DecodingRun
 from wedlm.generation.first_scores import FirstScores
 from wedlm.generation.outputs import WeDLMGenerateOutput, autoregressive_output
 from wedlm.generation.reader_kinds import reads_no_text
-from wedlm.generation.static_memory import take
+from wedlm.generation.static_memory import take_static_steps
 from wedlm.generation.support import (
     DEFAULTS,
     NoTokenError,
@@ -67,8 +70,8 @@ class WeDLMGenerationMixin(GenerationMixin):
         window_size (`int`, *optional*): Slots behind the committed text, at least 1; by default 16, on a CPU 8.
         entropy_threshold (`float`, *optional*, defaults to 0.4): Slots whose entropy in nats is lower are filled. None
             fills one slot per forward.
-        distance_penalty (`float`, *optional*, defaults to 0.02): Added to a slot's entropy for each slot between it
-            and the first open one.
+        distance_penalty (`float`, *optional*, defaults to 0.02): Added to a slot's entropy for each slot of its
+            distance from the first open one.
     """
 
     @property
@@ -77,7 +80,9 @@ class WeDLMGenerationMixin(GenerationMixin):
 
     @generation_config.setter
     def generation_config(self, generation_config: GenerationConfig) -> None:
-        """The model keeps a copy, with defaults for those of the four parameters that it lacks."""
+        """The model keeps a copy of the config. Those of the four parameters that it lacks get their defaults."""
+        if generation_config is self.__dict__.get("_generation_config"):  # PEFT sets it again in each call
+            return
         generation_config = copy(generation_config)
         for name, default in DEFAULTS.items():
             if not hasattr(generation_config, name):
@@ -87,7 +92,7 @@ class WeDLMGenerationMixin(GenerationMixin):
 
     def free_static_memory(self) -> None:
         """Frees the window and the cache that the last call with cache_implementation="static" left for the next."""
-        take(self)
+        take_static_steps(self)
 
     def _prepare_generation_config(
         self, generation_config: GenerationConfig | None, **kwargs: Any
@@ -196,8 +201,10 @@ class WeDLMGenerationMixin(GenerationMixin):
         with named_weights(self):
             queries = run.read_prompt()
             while run.is_unfinished():
-                queries = run.step(queries)
-        return run.output()
+                queries = run.step(queries) if run.num_alive > 0 else run.idle_step(queries)
+                if run.static is not None:
+                    run.take_static_steps()
+        return run.finish()
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def output_of(
         return sequences
     return WeDLMGenerateOutput(
         sequences=sequences,
-        **({} if readers is None else readers.scores.of_text(window.num_tokens)),
+        **({} if readers is None else readers.records.of_text(window.num_tokens)),
         past_key_values=past_key_values,
         **window.counts(),
     )

@@ -44,7 +44,7 @@ class Prompt(NamedTuple):
         width = tokens.shape[1]
         if size is None:
             return [self.text]
-        parts = []
+        parts = []  # cut from the end, so that every row's last token falls into the last chunk
         for start in range(0, width, size):
             end = min(start + size, width)
             before, through = ((lengths - (width - column)).clamp(min=0) for column in (start, end))
@@ -84,10 +84,10 @@ def read_prompt(
         (new.eq(mask_token_id) & is_new).any(),
         (~is_text).all(-1).any(),
         (~is_text[:, -1:]).any(),
-        count_otherwise(position_ids, is_text),
+        positions_differ(position_ids, is_text),
         is_text.sum(-1).max(),
     ]
-    is_unknown, holds_mask, is_empty, is_right_padded, is_elsewhere, longest = torch.stack(
+    is_unknown, holds_mask, is_empty, is_right_padded, positions_are_other, longest = torch.stack(
         findings
     ).tolist()  # waits for the device
     if is_unknown:
@@ -104,7 +104,7 @@ def read_prompt(
             "attention_mask (made from pad_token_id if you passed none) has zeros behind a prompt; pad on the left "
             '(tokenizer.padding_side="left") and pass the mask of the tokenizer.'
         )
-    if is_elsewhere:
+    if positions_are_other:
         raise ValueError(
             "position_ids differ from 0, 1, 2, ... over the ones of attention_mask, and only "
             'decoding="autoregressive" can follow that; leave them out.'
@@ -160,7 +160,7 @@ def check_length(longest: int, max_new_tokens: int, max_position_embeddings: int
         )
 
 
-def count_otherwise(position_ids: torch.Tensor, is_text: torch.Tensor) -> torch.Tensor:
+def positions_differ(position_ids: torch.Tensor, is_text: torch.Tensor) -> torch.Tensor:
     """Whether position_ids, given for the last columns or for all, differ from 0, 1, 2, ... over the text."""
     columns = is_text[:, -position_ids.shape[-1] :]
     if position_ids.shape not in (columns.shape, columns[:1].shape):

@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 KEPT: WeakKeyDictionary[PreTrainedModel, object] = WeakKeyDictionary()
 
 
-def take(model: PreTrainedModel):
+def take_static_steps(model: PreTrainedModel):
     """The static steps that the model's last call left, or None. They are the caller's now."""
     return KEPT.pop(model, None)
 
 
-def keep(model: PreTrainedModel, steps) -> None:
+def keep_static_steps(model: PreTrainedModel, steps) -> None:
     """Keeps static steps, with their window and cache, for the model's next call."""
     KEPT[model] = steps

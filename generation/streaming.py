@@ -89,7 +89,10 @@ class StreamingWindow(Window):
         return num_kept
 
     def refill(self, num_run: torch.Tensor) -> None:
-        """The next forward commits the new run, and as many slots open behind the window, within the limit."""
+        """The next forward commits the new run. As many open slots join the window, up to the limit.
+
+        The window of a row that has ended becomes empty.
+        """
         self.num_leading = num_run * self.may_commit(num_run)
         end = (self.end + self.num_leading).clamp(max=self.limit)
         self.end = torch.where(self.alive, end, self.start)

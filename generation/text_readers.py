@@ -22,14 +22,15 @@ class RowProgress:
     """How far one row of the batch has come.
 
     Args:
-        num_known (`int`): Tokens with no open slot before them. Left to right, some of them are still to be chosen.
+        num_reachable (`int`): Tokens with no open slot before them. Left to right, some of them are still to be
+            chosen.
         num_read (`int`): Tokens that the criteria have been asked about.
         logits (`torch.Tensor` of shape `(n, vocabulary)`, *optional*): Left to right, the logits of the last n slots
-            before `num_known`.
+            before `num_reachable`.
         alive (`bool`): Whether the text is still incomplete.
     """
 
-    num_known: int = 0
+    num_reachable: int = 0
     num_read: int = 0
     logits: torch.Tensor | None = None
     alive: bool = True
@@ -80,7 +81,7 @@ class TextReaders:
         self.policy, self.criteria = policy, criteria
         self.in_step = not all(is_stateless(reader) for reader in [*policy.processors, *criteria])
         self.rows = [RowProgress() for _ in range(batch)]
-        self.scores = ScoreRecords(batch, generation_config)
+        self.records = ScoreRecords(batch, generation_config)
         self.stream = None if streamer is None else TextStream(streamer, batch)
 
     @classmethod
@@ -117,7 +118,7 @@ class TextReaders:
     def choose_run(
         self, window: Window, queries: WindowQueries, selected: torch.Tensor, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Left to right: says which of the selected slots may be filled by now, and gives a token for each slot."""
+        """Left to right: says which asked slots have a token by now, and gives the tokens."""
         self.take_runs(window, run_lengths(selected, queries.is_asked).tolist(), logits)
         self.read_on(window)
         slots = queries.asked_slots.clamp(max=self.max_new_tokens - 1)
@@ -133,7 +134,7 @@ class TextReaders:
         if self.shows_guesses:
             is_open = queries.is_asked[0] & ~selected[0]
             guesses = logits[0, is_open].index_fill(-1, self.ids.new_tensor([self.policy.mask_token_id]), -torch.inf)
-            self.guess(window, queries.asked_slots[0, is_open], guesses.argmax(-1), end=window.end[0])
+            self.stream.guess(window, queries.asked_slots[0, is_open], guesses.argmax(-1), end=window.end[0])
 
     # --- Verified decoding ---
 
@@ -147,32 +148,29 @@ class TextReaders:
         self.take_runs(window, may_judge.sum(-1).tolist(), logits)
         self.read_on(window, drafts.tolist())
         for row in self.rows:
-            row.num_known = row.num_read
+            row.num_reachable = row.num_read
         is_chosen = may_judge & (slots < self.num_read(window)[:, None])
         return self.tokens_at(window, slots.clamp(max=self.max_new_tokens - 1)), is_chosen
 
     def record_selected(
         self, window: Window, queries: WindowQueries, selected: torch.Tensor, logits: torch.Tensor
     ) -> None:
-        self.scores.put_selected(window, queries, selected, logits, self.policy.processors)
+        self.records.put_selected(window, queries, selected, logits, self.policy.processors)
 
     # --- Every decoding ---
 
-    def guess(self, window: Window, slots: torch.Tensor, tokens: torch.Tensor, end: torch.Tensor) -> None:
-        self.stream.guess(window, slots, tokens, end)
-
-    def end(self, window: Window, num_known: torch.Tensor) -> None:
-        """Ends the rows whose text is complete, of what is known and read; hands on what is final."""
+    def end(self, window: Window, num_reachable: torch.Tensor) -> None:
+        """Reads what has become known, ends the rows whose text is complete, and hands final text to the streamer."""
         if not self.policy.left_to_right:
-            for row, num in zip(window.batch_rows.tolist(), num_known.tolist(), strict=True):
-                self.rows[row].num_known = num
+            for row, num in zip(window.batch_rows.tolist(), num_reachable.tolist(), strict=True):
+                self.rows[row].num_reachable = num
             self.read_on(window)
         window.num_tokens = self.num_read(window)
         window.alive = window.tokens.new_tensor([row.alive for row in self.rows], dtype=torch.bool)[window.batch_rows]
         if self.stream is not None:
             # Of several rows a column is final when every row that is alive has come to it.
             num_read = [row.num_read for row in self.rows if row.alive] or [max(row.num_read for row in self.rows)]
-            self.stream.hand_on(self.ids[:, self.prompt_width :], min(num_read), shows_guesses=self.rows[0].alive)
+            self.stream.hand_on(self.ids[:, self.prompt_width :], min(num_read), is_alive=self.rows[0].alive)
 
     def num_read(self, window: Window) -> torch.Tensor:
         return window.tokens.new_tensor([row.num_read for row in self.rows])[window.batch_rows]
@@ -181,12 +179,12 @@ class TextReaders:
         return self.ids[window.batch_rows].gather(1, self.prompt_width + slots)
 
     def take_runs(self, window: Window, lengths: list[int], logits: torch.Tensor) -> None:
-        """Gives each row the logits of its next tokens, unless it has waited and has some to go on with."""
+        """Gives each row the logits of its next tokens, unless it still has some that wait."""
         for i, index in enumerate(window.batch_rows.tolist()):
             row = self.rows[index]
-            if row.num_read == row.num_known:
+            if row.num_read == row.num_reachable:
                 row.logits = logits[i, : lengths[i]].clone()  # a view would keep all logits alive
-                row.num_known += lengths[i]
+                row.num_reachable += lengths[i]
 
     def read_on(self, window: Window, drafts: list[list[int]] | None = None) -> None:
         """Takes every row on, width by width, to what is known of it: chooses tokens and asks the criteria.
@@ -196,10 +194,10 @@ class TextReaders:
         before = [row.num_read for row in self.rows]
         alive = [i for i, row in enumerate(self.rows) if row.alive]
         place = {row: i for i, row in enumerate(window.batch_rows.tolist())}
-        first, last = min(self.rows[i].num_read for i in alive), max(self.rows[i].num_known for i in alive)
+        first, last = min(self.rows[i].num_read for i in alive), max(self.rows[i].num_reachable for i in alive)
         for slot in range(first, last):
             alive = [i for i in alive if self.rows[i].alive]
-            rows = [i for i in alive if self.rows[i].num_read == slot < self.rows[i].num_known]
+            rows = [i for i in alive if self.rows[i].num_read == slot < self.rows[i].num_reachable]
             if self.in_step and rows != alive:
                 return
             if not rows:
@@ -208,20 +206,26 @@ class TextReaders:
                 tokens = self.choose(slot, rows, window, place)
             else:
                 tokens = window.tokens[[place[i] for i in rows], slot]
-            width = self.prompt_width + slot
-            self.ids[rows, width] = tokens
-            is_done = self.criteria(self.ids[:, : width + 1].contiguous(), self.scores.scores_up_to(slot)).tolist()
-            for i, token in zip(rows, tokens.tolist(), strict=True):
-                row = self.rows[i]
-                row.num_read += 1
-                if drafts is not None and row.num_read < row.num_known:
-                    if token != drafts[place[i]][slot - before[i]]:
-                        row.num_known = row.num_read
-                row.alive = not is_done[i] and row.num_read < self.max_new_tokens
+            self.read_column(slot, rows, tokens)
+            if drafts is not None:
+                for i, token in zip(rows, tokens.tolist(), strict=True):
+                    row = self.rows[i]
+                    if row.num_read < row.num_reachable and token != drafts[place[i]][slot - before[i]]:
+                        row.num_reachable = row.num_read
+
+    def read_column(self, slot: int, rows: list[int], tokens: torch.Tensor) -> None:
+        """Puts the tokens of `rows` at `slot` into the text, and asks the criteria which of these rows end there."""
+        width = self.prompt_width + slot
+        self.ids[rows, width] = tokens
+        is_done = self.criteria(self.ids[:, : width + 1].contiguous(), self.records.scores_up_to(slot)).tolist()
+        for i in rows:
+            row = self.rows[i]
+            row.num_read += 1
+            row.alive = not is_done[i] and row.num_read < self.max_new_tokens
 
     def choose(self, slot: int, rows: list[int], window: Window, place: dict[int, int]) -> torch.Tensor:
         """Chooses a token for `slot` in each of `rows`, from the logits that the row keeps."""
-        chosen_from = torch.stack([self.rows[i].logits[slot - self.rows[i].num_known] for i in rows])
+        chosen_from = torch.stack([self.rows[i].logits[slot - self.rows[i].num_reachable] for i in rows])
         logits = chosen_from.new_zeros(len(self.ids), chosen_from.shape[-1], dtype=torch.float32)
         logits[rows] = chosen_from.float()
         scores = self.policy.processors(self.ids[:, : self.prompt_width + slot].contiguous(), logits)[rows]
@@ -229,5 +233,5 @@ class TextReaders:
         for i, possible in zip(rows, is_possible.tolist(), strict=True):
             if not possible:
                 refuse_impossible(i, window.prompt_lengths[place[i]].item() + slot)
-        self.scores.put(slot, rows, logits=chosen_from, scores=scores)
+        self.records.put(slot, rows, logits=chosen_from, scores=scores)
         return tokens

@@ -27,16 +27,16 @@ class TextStream:
     def guess(self, window: Window, slots: torch.Tensor, tokens: torch.Tensor, end: torch.Tensor) -> None:
         """Keeps guesses for open slots of the one row until its final text has been handed on."""
         shown = window.tokens[0].index_put((slots,), tokens)
-        self.guesses = shown[:end], window.filled[0, :end]
+        self.guesses = shown[:end], window.filled[0, :end].clone()
 
-    def hand_on(self, new_tokens: torch.Tensor, num_final: int, shows_guesses: bool) -> None:
+    def hand_on(self, new_tokens: torch.Tensor, num_final: int, is_alive: bool) -> None:
         """Hands on `[batch, slots]` new tokens up to `num_final`: a single row at once, several column by column."""
         new = new_tokens[:, self.num_streamed : num_final].cpu()
         if new.shape[1] > 0:
             for tokens in new if len(new) == 1 else new.T.contiguous():
                 self.streamer.put(tokens)
         self.num_streamed = num_final
-        if self.shows_guesses and shows_guesses:
+        if self.shows_guesses and is_alive:
             tokens, filled = (values[num_final:].cpu() for values in self.guesses)
             if hasattr(self.streamer, "put_window"):
                 self.streamer.put_window(tokens, filled)

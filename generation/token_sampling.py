@@ -33,7 +33,7 @@ def over_slots(read: Callable, logits: torch.Tensor) -> tuple[torch.Tensor, ...]
 
 
 def draw_tokens(scores: torch.Tensor, do_sample: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chooses a token from each `[..., vocabulary]` of processed scores; also returns whether there was any choice."""
+    """Chooses a token from each `[..., vocabulary]` of processed scores; also returns whether any was possible."""
     scores = scores.float()
     best, tokens = scores.max(-1)
     if do_sample:

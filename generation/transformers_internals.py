@@ -111,7 +111,7 @@ def keep_address(tensor):
     torch._dynamo.mark_static_address(tensor)
 
 
-def vary_length(tensor, dim):
+def allow_any_length(tensor, dim):
     """Tells torch.compile that the length of a dimension varies, so that one graph serves all lengths."""
     import torch
 

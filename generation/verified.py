@@ -28,7 +28,7 @@ class VerifiedWindow(Window):
 
     The MASKs predict the next drafts. They must not see a draft that is refuted, and nobody knows beforehand which one
     that is. So they come in groups, one for each number of accepted drafts; a group sees that many drafts and no
-    other, and it is the longer, the higher the chance of that number. The first MASK of a group stands at the slot
+    other, and it is longer, the likelier that number is. The first MASK of a group stands at the slot
     that the forward makes known, the others at the slots of the next drafts.
 
     Args:
@@ -77,7 +77,7 @@ class VerifiedWindow(Window):
         """The last known token, the drafts, the MASKs; asked are first the judges, then the MASKs."""
         size = self.window_size
         start, num_leading = self.start[:, None], self.num_leading[:, None]
-        num_drafts, first_judged = self.num_drafts[:, None], self.first_undecided[:, None]
+        num_drafts, first_judged = self.num_drafts[:, None], self.behind_leading[:, None]
         query = torch.arange(width, device=start.device)
         mask = query - num_leading - num_drafts  # [batch, width]: the place among the MASKs, negative before them
         group = (self.groups[:, None, 1:] <= mask[..., None]).sum(-1)
@@ -98,7 +98,7 @@ class VerifiedWindow(Window):
             asked=asked,
             asked_slots=asked_slots,
             is_asked=is_query & (asked_slots < self.limit[:, None]),
-            # So few queries are those of the first forward: one group, which sees all before it.
+            # Only the first forward has so few queries. They form one group, which sees all before it.
             queries_seen=None if width <= size else queries_seen,
         )
 
@@ -145,7 +145,7 @@ class VerifiedWindow(Window):
         policy: Policy,
         readers: TextReaders | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Fills the judged slots up to the first refuted draft; returns the slots, which are known now, and tokens."""
+        """Fills slots up to the first refuted draft; returns the judged slots, which are known now, and tokens."""
         size = self.window_size
         place = torch.arange(size, device=logits.device)
         slots = queries.asked_slots[:, :size]
@@ -189,12 +189,15 @@ class VerifiedWindow(Window):
     def show_drafts(self, readers: TextReaders, num_known: torch.Tensor) -> None:
         """Shows the drafts of the one row behind its last known token."""
         drafts = self.drafts[0, self.chances[0] > 0]
-        first = (self.first_undecided + num_known)[0]
+        first = (self.behind_leading + num_known)[0]
         slots = first + torch.arange(len(drafts), device=drafts.device)
-        readers.guess(self, slots, drafts, end=first + len(drafts))
+        readers.stream.guess(self, slots, drafts, end=first + len(drafts))
 
     def commit(self, num_run: torch.Tensor) -> torch.Tensor:
-        """Commits all known tokens but the last; returns how many of the window's queries stay in the cache."""
+        """Commits all known tokens but the last; returns how many of the window's queries stay in the cache.
+
+        (The run of a row that has ended is its last known token, at its start: nothing more is committed.)
+        """
         num_kept = self.num_leading + (num_run - 1).clamp(min=0)
         self.start = self.start + num_kept
         return num_kept

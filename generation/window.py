@@ -40,8 +40,8 @@ class WindowQueries(NamedTuple):
         asked_slots (`torch.LongTensor` of shape `(batch, asked)`): The slot that each is asked about.
         is_asked (`torch.BoolTensor` of shape `(batch, asked)`): False behind a row's last asked query.
         queries_seen (`torch.LongTensor` of shape `(batch, queries)`, *optional*):
-            A query sees this many queries from the first on; of the others before it, it sees those with the same
-            number. None where every query sees all before it.
+            How many leading queries a query sees. Behind those it sees itself, and the queries before it with the
+            same number. None: it sees all before it.
     """
 
     input_ids: torch.Tensor
@@ -98,13 +98,13 @@ class Status(NamedTuple):
     Args:
         alive (`list[bool]`): Whether the row's text is still incomplete.
         num_queries (`list[int]`): The number of queries that the row needs in the next forward.
-        num_cached (`list[int]`): The number of the row's tokens in the cache, the prompt included.
+        num_committed (`list[int]`): The number of the row's committed tokens, the prompt included.
         impossible (`list[int]`): The first slot for which no token had a finite score, or NO_SLOT.
     """
 
     alive: list[bool]
     num_queries: list[int]
-    num_cached: list[int]
+    num_committed: list[int]
     impossible: list[int]
 
 
@@ -113,15 +113,10 @@ class Window:
     """The new tokens of every row. Slot s of a row is the place of its new token s, at position prompt + s.
 
     Slots before `start` are committed. The window begins at `start`: first `num_leading` slots whose tokens the next
-    forward commits, then slots that are not final. Subclasses say which they are, by these methods:
+    forward commits, then slots that are not final. Subclasses say how slots become final.
 
-    - `queries`: the queries of the next forward.
-    - `fill`: gives slots their tokens, from the logits of the asked queries.
-    - `commit`: moves `start` behind the slots that the forward has made final.
-    - `refill`: makes the window ready for the next forward.
-
-    Every tensor is replaced, never written into, except `tokens` and `filled` and the other `PER_SLOT` ones, which
-    `put_tokens` writes in place.
+    Tensors are replaced, never written into, except the `PER_SLOT` ones: `put_tokens` and `note_judged` write in
+    place.
 
     Args:
         tokens (`torch.LongTensor` of shape `(batch, slots + 1)`): The token of each slot, MASK where there is none.
@@ -181,12 +176,44 @@ class Window:
         """The fields that a subclass adds, before the first forward; `zeros(n)` makes a `[batch, n]`."""
         raise NotImplementedError
 
+    # --- A subclass says how slots become final ---
+
+    @property
+    def num_queries(self) -> torch.Tensor:
+        """The number of queries that each row needs in the next forward, `[batch]`."""
+        raise NotImplementedError
+
+    def queries(self, width: int, policy: Policy) -> WindowQueries:
+        """The queries of the next forward, `width` of them in every row."""
+        raise NotImplementedError
+
+    def count_forward(self, queries: WindowQueries) -> None:
+        """Counts a forward over these queries."""
+        raise NotImplementedError
+
+    def fill(self, queries: WindowQueries, logits: torch.Tensor, policy: Policy, readers) -> torch.Tensor:
+        """Gives slots their tokens, from the logits of the asked queries; returns which asked slots nothing can fill.
+
+        `readers` are the `TextReaders` of the call, or None.
+        """
+        raise NotImplementedError
+
+    def commit(self, num_run: torch.Tensor) -> torch.Tensor:
+        """Moves `start` behind the slots that the forward has made final; returns how many of its queries stay."""
+        raise NotImplementedError
+
+    def refill(self, num_run: torch.Tensor) -> None:
+        """Makes the window ready for the next forward."""
+        raise NotImplementedError
+
+    # --- Places ---
+
     @property
     def no_slot(self) -> int:
         return self.tokens.shape[1] - 1
 
     @property
-    def first_undecided(self) -> torch.Tensor:
+    def behind_leading(self) -> torch.Tensor:
         """The slot behind those that the next forward commits, `[batch]`."""
         return self.start + self.num_leading
 
@@ -203,7 +230,7 @@ class Window:
 
         Both are `[batch, width]`; the second is of integers.
         """
-        slots = self.first_undecided[:, None] + torch.arange(width, device=self.start.device)
+        slots = self.behind_leading[:, None] + torch.arange(width, device=self.start.device)
         slots = slots.clamp(max=self.no_slot)
         return slots, self.filled.gather(1, slots).cumprod(-1)
 

@@ -86,7 +86,7 @@ class Group(NamedTuple):
     length: int  # of the group's queries
     memory_length: int  # of the memory before its last block
     # [queries, keys], True where the query sees the key. The keys are those of the memory from the group's first block
-    # up to its last one, and then the group's own. All queries of the group see the memory before that.
+    # to before its last one, and then the group's own. All queries of the group see the memory before that.
     mask: torch.Tensor
 
 

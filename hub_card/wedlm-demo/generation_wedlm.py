@@ -11,6 +11,9 @@ The words of this folder:
 - entry: the place of one token's key and value in a row of a RowCache.
 - column: a place in tensors that all rows share: input_ids, attention_mask, an ordinary cache. Padding has columns.
 - run: filled slots with no open slot before them.
+- leading: slots at the start of the window whose tokens the next forward commits.
+- asked: a query whose logits a step reads.
+- live: the entries that a forward reads; those behind them hold nothing.
 - committed: a slot whose token is final and whose key and value stay in the cache.
 - draft (verified decoding): a token guessed for a slot, which a later forward judges.
 - known (verified decoding): a token that is certain to be the autoregressive one. The last known token has no entry
@@ -18,7 +21,8 @@ The words of this folder:
 - settled (verified decoding): known, and not the last known token; the forward that made it known wrote its entry.
 """
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from copy import copy
 from functools import wraps
 from inspect import signature
@@ -30,15 +34,26 @@ from transformers import (
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
+    PreTrainedModel,
     StoppingCriteriaList,
 )
 from transformers.generation import BaseStreamer, GenerationMode, SuppressTokensLogitsProcessor
 
 from .decoding_run import DecodingRun
+from .first_scores import FirstScores
 from .outputs import WeDLMGenerateOutput, autoregressive_output
 from .reader_kinds import reads_no_text
-from .static_memory import take
-from .support import DEFAULTS, check_parameters, check_support, refuse
+from .static_memory import take_static_steps
+from .support import (
+    DEFAULTS,
+    NoTokenError,
+    check_in_vocabulary,
+    check_inputs,
+    check_parameters,
+    check_support,
+    refuse,
+    refuse_broken_weights,
+)
 from .transformers_internals import keep_on_save
 
 
@@ -55,8 +70,8 @@ class WeDLMGenerationMixin(GenerationMixin):
         window_size (`int`, *optional*): Slots behind the committed text, at least 1; by default 16, on a CPU 8.
         entropy_threshold (`float`, *optional*, defaults to 0.4): Slots whose entropy in nats is lower are filled. None
             fills one slot per forward.
-        distance_penalty (`float`, *optional*, defaults to 0.02): Added to a slot's entropy for each slot between it
-            and the first open one.
+        distance_penalty (`float`, *optional*, defaults to 0.02): Added to a slot's entropy for each slot of its
+            distance from the first open one.
     """
 
     @property
@@ -65,7 +80,9 @@ class WeDLMGenerationMixin(GenerationMixin):
 
     @generation_config.setter
     def generation_config(self, generation_config: GenerationConfig) -> None:
-        """The model keeps a copy, with defaults for those of the four parameters that it lacks."""
+        """The model keeps a copy of the config. Those of the four parameters that it lacks get their defaults."""
+        if generation_config is self.__dict__.get("_generation_config"):  # PEFT sets it again in each call
+            return
         generation_config = copy(generation_config)
         for name, default in DEFAULTS.items():
             if not hasattr(generation_config, name):
@@ -75,7 +92,7 @@ class WeDLMGenerationMixin(GenerationMixin):
 
     def free_static_memory(self) -> None:
         """Frees the window and the cache that the last call with cache_implementation="static" left for the next."""
-        take(self)
+        take_static_steps(self)
 
     def _prepare_generation_config(
         self, generation_config: GenerationConfig | None, **kwargs: Any
@@ -104,14 +121,16 @@ class WeDLMGenerationMixin(GenerationMixin):
                 refuse("generation mode", generation_mode.value, generation_config)
         super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
 
-    def _get_logits_processor(self, *args, device=None, **kwargs) -> LogitsProcessorList:
-        processors = super()._get_logits_processor(*args, device=device, **kwargs)
+    def _get_logits_processor(self, generation_config, *args, device=None, **kwargs) -> LogitsProcessorList:
+        processors = super()._get_logits_processor(generation_config, *args, device=device, **kwargs)
         if self.config.mask_token_id is not None:
             # (An offloaded model's own device is meta.)
             ban = SuppressTokensLogitsProcessor([self.config.mask_token_id], device=device or self.device)
             if not all(map(reads_no_text, processors)):
                 processors.append(ban)  # a processor may have set scores of its own
             processors.insert(0, ban)  # so that none sees a score for MASK
+        if getattr(generation_config, "decoding", None) == "autoregressive":
+            processors.insert(0, FirstScores())
         return processors
 
     @wraps(GenerationMixin.generate)
@@ -119,6 +138,9 @@ class WeDLMGenerationMixin(GenerationMixin):
         cache = kwargs.get("past_key_values")
         lengths = [layer.get_seq_length() for layer in cache.layers] if isinstance(cache, DynamicCache) else None
         try:
+            inputs = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+            if inputs is not None:
+                check_inputs(inputs)
             return super().generate(*args, **kwargs)
         except BaseException:
             if lengths is not None:
@@ -161,8 +183,10 @@ class WeDLMGenerationMixin(GenerationMixin):
     ) -> WeDLMGenerateOutput | torch.LongTensor:
         """Decodes a batch, every row at its own pace; `take_step` says what one step does."""
         if generation_config.decoding == "autoregressive":
+            check_in_vocabulary(input_ids, self.config.vocab_size)
             arguments = (input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
-            output = super()._sample(*arguments, **model_kwargs)
+            with named_weights(self):
+                output = super()._sample(*arguments, **model_kwargs)
             return autoregressive_output(output, input_ids.shape[1], generation_config)
         run = DecodingRun(
             self,
@@ -174,10 +198,23 @@ class WeDLMGenerationMixin(GenerationMixin):
             streamer,
             model_kwargs,
         )
-        queries = run.read_prompt()
-        while run.is_unfinished():
-            queries = run.step(queries)
-        return run.output()
+        with named_weights(self):
+            queries = run.read_prompt()
+            while run.is_unfinished():
+                queries = run.step(queries) if run.num_alive > 0 else run.idle_step(queries)
+                if run.static is not None:
+                    run.take_static_steps()
+        return run.finish()
+
+
+@contextmanager
+def named_weights(model: PreTrainedModel) -> Iterator[None]:
+    """Where no token can be chosen because of a broken weight, the error names the weight."""
+    try:
+        yield
+    except NoTokenError:
+        refuse_broken_weights(model)
+        raise
 
 
 def shorten(cache: DynamicCache, lengths: list[int]) -> None:

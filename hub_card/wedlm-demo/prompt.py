@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from transformers import logging
 
+from .support import check_in_vocabulary
 from .window import Text
 
 logger = logging.get_logger(__name__)
@@ -43,7 +44,7 @@ class Prompt(NamedTuple):
         width = tokens.shape[1]
         if size is None:
             return [self.text]
-        parts = []
+        parts = []  # cut from the end, so that every row's last token falls into the last chunk
         for start in range(0, width, size):
             end = min(start + size, width)
             before, through = ((lengths - (width - column)).clamp(min=0) for column in (start, end))
@@ -58,6 +59,7 @@ def read_prompt(
     position_ids: torch.Tensor,
     num_cached: int,
     mask_token_id: int,
+    vocab_size: int,
     max_new_tokens: int,
     max_position_embeddings: int,
 ) -> Prompt:
@@ -70,6 +72,7 @@ def read_prompt(
         position_ids (`torch.LongTensor`): Must count the ones of the mask.
         num_cached (`int`): The number of columns that past_key_values holds.
         mask_token_id (`int`): The MASK token, which no prompt may hold.
+        vocab_size (`int`): The number of tokens that the model knows.
         max_new_tokens (`int`): The room for new tokens.
         max_position_embeddings (`int`): The positions that the model was made for.
     """
@@ -77,15 +80,18 @@ def read_prompt(
     is_text = attention_mask.bool()
     is_new = is_text[:, num_cached:]
     findings = [
+        ((new < 0) | (new >= vocab_size)).any(),
         (new.eq(mask_token_id) & is_new).any(),
         (~is_text).all(-1).any(),
         (~is_text[:, -1:]).any(),
-        count_otherwise(position_ids, is_text),
+        positions_differ(position_ids, is_text),
         is_text.sum(-1).max(),
     ]
-    holds_mask, is_empty, is_right_padded, is_elsewhere, longest = torch.stack(
+    is_unknown, holds_mask, is_empty, is_right_padded, positions_are_other, longest = torch.stack(
         findings
     ).tolist()  # waits for the device
+    if is_unknown:
+        check_in_vocabulary(new, vocab_size)
     if holds_mask:
         raise ValueError(
             f"input_ids holds the MASK token, mask_token_id={mask_token_id}, which stands for a position still to be "
@@ -98,7 +104,7 @@ def read_prompt(
             "attention_mask (made from pad_token_id if you passed none) has zeros behind a prompt; pad on the left "
             '(tokenizer.padding_side="left") and pass the mask of the tokenizer.'
         )
-    if is_elsewhere:
+    if positions_are_other:
         raise ValueError(
             "position_ids differ from 0, 1, 2, ... over the ones of attention_mask, and only "
             'decoding="autoregressive" can follow that; leave them out.'
@@ -154,7 +160,7 @@ def check_length(longest: int, max_new_tokens: int, max_position_embeddings: int
         )
 
 
-def count_otherwise(position_ids: torch.Tensor, is_text: torch.Tensor) -> torch.Tensor:
+def positions_differ(position_ids: torch.Tensor, is_text: torch.Tensor) -> torch.Tensor:
     """Whether position_ids, given for the last columns or for all, differ from 0, 1, 2, ... over the text."""
     columns = is_text[:, -position_ids.shape[-1] :]
     if position_ids.shape not in (columns.shape, columns[:1].shape):

@@ -76,7 +76,7 @@ class RowCache(DynamicCache):
     """A cache with a length for each row. Entry i of a row holds the key and value of the row's token i.
 
     A forward writes its queries behind each row's length. Committing the first n of them moves the length by n; the
-    next forward overwrites the others. Nothing is copied, except when the memory doubles.
+    next forward overwrites the others. A forward copies nothing unless the memory has to grow.
 
     An ordinary cache has columns instead, which all rows share and some of which hold padding. `of_columns` and
     `to_columns` go from one to the other.
@@ -110,16 +110,16 @@ class RowCache(DynamicCache):
                 f"past_key_values holds {len(cache.layers[0].keys)} rows and the batch has {len(is_text)} (input_ids "
                 "times num_return_sequences); pass as many, past_key_values.batch_repeat_interleave(n) makes them."
             )
-        rows = cls(len(is_text), max_entries, is_text.device, keep_all)
-        rows.lengths = is_text.sum(-1)
+        row_cache = cls(len(is_text), max_entries, is_text.device, keep_all)
+        row_cache.lengths = is_text.sum(-1)
         columns = (~is_text).int().argsort(dim=-1, stable=True)  # those with text first, in order
-        columns = columns[:, : int(rows.lengths.max())]
+        columns = columns[:, : int(row_cache.lengths.max())]
         for layer_idx, layer in enumerate(cache.layers if is_text.shape[1] > 0 else ()):
             keys, values = gathered(layer.keys, columns), gathered(layer.values, columns)
-            rows.layers.append(RowLayer())
-            rows.layers[layer_idx].lazy_initialization(keys, values)
-            rows.layers[layer_idx].keys, rows.layers[layer_idx].values = keys, values
-        return rows
+            row_cache.layers.append(RowLayer())
+            row_cache.layers[layer_idx].lazy_initialization(keys, values)
+            row_cache.layers[layer_idx].keys, row_cache.layers[layer_idx].values = keys, values
+        return row_cache
 
     def to_columns(self, is_text: torch.Tensor) -> DynamicCache:
         """An ordinary cache of the whole batch, with an entry in each column that holds text and zeros elsewhere."""

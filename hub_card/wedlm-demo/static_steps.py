@@ -8,9 +8,9 @@ from transformers import PreTrainedModel
 
 from .policy import Policy
 from .row_cache import RowCache
-from .static_memory import take
+from .static_memory import take_static_steps
 from .step import read_status, take_step
-from .transformers_internals import keep_address, vary_length
+from .transformers_internals import allow_any_length, keep_address
 from .window import Window
 
 
@@ -35,12 +35,12 @@ class StaticSteps:
             keep_address(buffer)
         keep_address(self.cache.lengths)
         for name in window.PER_SLOT:
-            vary_length(getattr(self.window, name), 1)
+            allow_any_length(getattr(self.window, name), 1)
 
     @classmethod
     def of(cls, model: PreTrainedModel, policy: Policy, window: Window, max_entries: int) -> "StaticSteps":
         """The steps that the model's last call left if this call fits into them, else new ones."""
-        steps = take(model)
+        steps = take_static_steps(model)
         if steps is None or not steps.fit(model, window, max_entries):
             num_slots = bucketed(window.tokens.shape[1]) - 1
             steps = cls(model, window.with_slots(num_slots, policy.mask_token_id), bucketed(max_entries))
@@ -61,19 +61,19 @@ class StaticSteps:
         )
 
     def take_all(self, model: PreTrainedModel, policy: Policy, window: Window, status: torch.Tensor, step: Callable):
-        """Takes `window`, which has come to `status`, on until its rows have ended; it shares the buffers then."""
+        """Steps on from `window` and its `status` until all rows have ended. Then `window` shares the buffers."""
         put_into(self.window, window.with_slots(self.window.no_slot, policy.mask_token_id))
         for layer in self.cache.layers:
             for states in (layer.keys, layer.values):
                 keep_address(states)
-                vary_length(states, 2)
+                allow_any_length(states, 2)
         num_queries = 2 * policy.window_size
         seen, under_way = read_status(status.tolist(), window), None
         while any(seen.alive):
             # One step has been taken since, which may have committed all its queries; this one comes behind it.
-            length = min(bucketed(max(seen.num_cached) + 2 * num_queries), self.cache.max_entries)
+            length = min(bucketed(max(seen.num_committed) + 2 * num_queries), self.cache.max_entries)
             live = torch.arange(length, device=status.device)
-            vary_length(live, 0)
+            allow_any_length(live, 0)
             look = Look(step(model, policy, self.window, self.cache, live))
             if under_way is not None:
                 seen = read_status(under_way.values(), window)
@@ -84,7 +84,7 @@ class StaticSteps:
 
 
 def surroundings(model: PreTrainedModel) -> tuple:
-    """Everything else that decides which kind of tensors a call makes."""
+    """Returns what decides the kind of tensors of a call, besides their shapes."""
     is_autocast = torch.is_autocast_enabled(model.device.type) if model.device.type != "meta" else None
     return model.device, model.dtype, is_autocast, torch.is_inference_mode_enabled()
 

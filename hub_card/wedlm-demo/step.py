@@ -36,7 +36,7 @@ def take_step(
         queries (`WindowQueries`): The queries of the forward.
         cache (`RowCache`, *optional*): The cache of the rows, changed by the step.
         live (`int`): The number of leading entries of the cache that the forward reads.
-        readers (`TextReaders`, *optional*): Those who read the text.
+        readers (`TextReaders`, *optional*): The processors, criteria and streamer that read the text.
 
     Returns:
         `torch.LongTensor` of shape `(4, batch)`: The `Status` of the window.

@@ -24,7 +24,7 @@ class StreamingWindow(Window):
 
     @classmethod
     def opened_window(cls, zeros: Callable, max_new_tokens: int, policy: Policy) -> dict[str, torch.Tensor]:
-        return {"end": zeros() + policy.window_size}
+        return {"end": zeros() + min(policy.window_size, max_new_tokens)}
 
     @property
     def num_queries(self) -> torch.Tensor:
@@ -89,7 +89,10 @@ class StreamingWindow(Window):
         return num_kept
 
     def refill(self, num_run: torch.Tensor) -> None:
-        """The next forward commits the new run, and as many slots open behind the window, within the limit."""
+        """The next forward commits the new run. As many open slots join the window, up to the limit.
+
+        The window of a row that has ended becomes empty.
+        """
         self.num_leading = num_run * self.may_commit(num_run)
         end = (self.end + self.num_leading).clamp(max=self.limit)
         self.end = torch.where(self.alive, end, self.start)

@@ -4,7 +4,9 @@ Every refusal is one sentence that names the argument, its value and the remedy.
 """
 
 import math
+from collections.abc import Mapping
 
+import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.utils.generic import is_flash_attention_requested
@@ -34,11 +36,56 @@ def refuse(name: str, value: object, generation_config: GenerationConfig) -> Non
     )
 
 
+class NoTokenError(ValueError):
+    """No token can be chosen: one sentence with the remedy."""
+
+
 def refuse_impossible(row: int, position: int) -> None:
-    raise ValueError(
+    raise NoTokenError(
         f"No token has a finite score in row {row} at position {position}: the logits are not finite, or "
         "suppress_tokens and the other logits processors leave nothing to choose; loosen them."
     )
+
+
+def refuse_broken_weights(model: PreTrainedModel) -> None:
+    """Names the first weight with a value that is not finite; returns if there is none."""
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and weight.device.type != "meta" and not weight.isfinite().all():
+            raise NoTokenError(
+                f"The weight {name} holds values that are not finite, so that the model predicts nothing; load the "
+                "checkpoint again, or go back to one from before its training failed."
+            )
+
+
+def check_inputs(inputs: object) -> None:
+    """Refuses prompts in another form than generate() takes: `[batch, columns]` of token ids."""
+    kind = type(inputs).__name__
+    if isinstance(inputs, Mapping):
+        raise ValueError(f"inputs is a {kind}; unpack it: model.generate(**inputs).")
+    if isinstance(inputs, str) or isinstance(inputs, list | tuple) and any(isinstance(each, str) for each in inputs):
+        raise ValueError(
+            f"inputs is text ({kind}), and generate() takes token ids; tokenize it: "
+            'model.generate(**tokenizer(text, return_tensors="pt")).'
+        )
+    if not isinstance(inputs, torch.Tensor):
+        raise ValueError(f"inputs is a {kind}; pass a tensor of token ids, such as torch.tensor([ids]).")
+    if inputs.is_floating_point() or inputs.dtype == torch.bool:
+        raise ValueError(f"input_ids has dtype {inputs.dtype}; pass token ids as integers, such as input_ids.long().")
+    if inputs.ndim != 2:
+        raise ValueError(
+            f"input_ids has shape {tuple(inputs.shape)}, and generate() takes (batch, columns); pass input_ids[None] "
+            "for a single prompt."
+        )
+
+
+def check_in_vocabulary(input_ids: torch.Tensor, vocab_size: int) -> None:
+    """Refuses ids that the model has no embedding for; waits for the device."""
+    if ((input_ids < 0) | (input_ids >= vocab_size)).any():
+        worst = input_ids.max().item() if input_ids.max() >= vocab_size else input_ids.min().item()
+        raise ValueError(
+            f"input_ids holds {worst}, and this model has tokens 0 to {vocab_size - 1}; tokenize with the model's own "
+            "tokenizer."
+        )
 
 
 def is_amount(value: object) -> bool:
@@ -90,7 +137,11 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
         refuse("inputs_embeds", type(model_kwargs["inputs_embeds"]).__name__, generation_config)
     if (owner := model.prepare_inputs_for_generation.__self__) is not model:
         # PEFT's prompt, prefix and p-tuning bring their vectors in there, and parallel decoding never calls it.
-        refuse("prepare_inputs_for_generation", type(owner).__name__, generation_config)
+        raise ValueError(
+            f"{type(owner).__name__} prepares the inputs of each forward, as prompt, prefix and p-tuning do, and "
+            f"decoding={generation_config.decoding!r} does not; use an adapter of another kind, such as LoRA, or pass "
+            'decoding="autoregressive".'
+        )
     if generation_config.use_cache is False:
         if model_kwargs.get("past_key_values") is not None:
             raise ValueError("past_key_values is a cache and use_cache=False wants none; leave out one of the two.")

@@ -80,8 +80,17 @@ def compile_on_any_device(compile_config):
 
 
 def has_hooks(model):
-    """Whether any module has a forward hook."""
-    return any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    """Whether any module has a forward hook that may count on the rows of the batch.
+
+    A forward with output_hidden_states=True leaves hooks of transformers' own on the modules. They record nothing
+    unless a later forward asks for it.
+    """
+    hooks = (
+        hook
+        for module in model.modules()
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    )
+    return any(getattr(hook, "__module__", None) != "transformers.utils.output_capturing" for hook in hooks)
 
 
 # --- Attention ---
@@ -102,7 +111,7 @@ def keep_address(tensor):
     torch._dynamo.mark_static_address(tensor)
 
 
-def vary_length(tensor, dim):
+def allow_any_length(tensor, dim):
     """Tells torch.compile that the length of a dimension varies, so that one graph serves all lengths."""
     import torch
 

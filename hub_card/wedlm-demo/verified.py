@@ -28,7 +28,7 @@ class VerifiedWindow(Window):
 
     The MASKs predict the next drafts. They must not see a draft that is refuted, and nobody knows beforehand which one
     that is. So they come in groups, one for each number of accepted drafts; a group sees that many drafts and no
-    other, and it is the longer, the higher the chance of that number. The first MASK of a group stands at the slot
+    other, and it is longer, the likelier that number is. The first MASK of a group stands at the slot
     that the forward makes known, the others at the slots of the next drafts.
 
     Args:
@@ -60,7 +60,7 @@ class VerifiedWindow(Window):
             "drafts": zeros(size - 1),
             "chances": zeros(size - 1, dtype=torch.float32),
             "num_drafts": zeros(),
-            "groups": pad(zeros(1), (0, size), value=size),
+            "groups": pad(zeros(1), (0, size), value=min(size, max_new_tokens)),
             "judged_at": zeros(max_new_tokens + 1),
             "accepted": zeros(max_new_tokens + 1, dtype=torch.bool),
         }
@@ -77,7 +77,7 @@ class VerifiedWindow(Window):
         """The last known token, the drafts, the MASKs; asked are first the judges, then the MASKs."""
         size = self.window_size
         start, num_leading = self.start[:, None], self.num_leading[:, None]
-        num_drafts, first_judged = self.num_drafts[:, None], self.first_undecided[:, None]
+        num_drafts, first_judged = self.num_drafts[:, None], self.behind_leading[:, None]
         query = torch.arange(width, device=start.device)
         mask = query - num_leading - num_drafts  # [batch, width]: the place among the MASKs, negative before them
         group = (self.groups[:, None, 1:] <= mask[..., None]).sum(-1)
@@ -98,7 +98,7 @@ class VerifiedWindow(Window):
             asked=asked,
             asked_slots=asked_slots,
             is_asked=is_query & (asked_slots < self.limit[:, None]),
-            # So few queries are those of the first forward: one group, which sees all before it.
+            # Only the first forward has so few queries. They form one group, which sees all before it.
             queries_seen=None if width <= size else queries_seen,
         )
 
@@ -145,7 +145,7 @@ class VerifiedWindow(Window):
         policy: Policy,
         readers: TextReaders | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Fills the judged slots up to the first refuted draft; returns the slots, which are known now, and tokens."""
+        """Fills slots up to the first refuted draft; returns the judged slots, which are known now, and tokens."""
         size = self.window_size
         place = torch.arange(size, device=logits.device)
         slots = queries.asked_slots[:, :size]
@@ -189,12 +189,15 @@ class VerifiedWindow(Window):
     def show_drafts(self, readers: TextReaders, num_known: torch.Tensor) -> None:
         """Shows the drafts of the one row behind its last known token."""
         drafts = self.drafts[0, self.chances[0] > 0]
-        first = (self.first_undecided + num_known)[0]
+        first = (self.behind_leading + num_known)[0]
         slots = first + torch.arange(len(drafts), device=drafts.device)
-        readers.guess(self, slots, drafts, end=first + len(drafts))
+        readers.stream.guess(self, slots, drafts, end=first + len(drafts))
 
     def commit(self, num_run: torch.Tensor) -> torch.Tensor:
-        """Commits all known tokens but the last; returns how many of the window's queries stay in the cache."""
+        """Commits all known tokens but the last; returns how many of the window's queries stay in the cache.
+
+        (The run of a row that has ended is its last known token, at its start: nothing more is committed.)
+        """
         num_kept = self.num_leading + (num_run - 1).clamp(min=0)
         self.start = self.start + num_kept
         return num_kept
@@ -208,36 +211,37 @@ class VerifiedWindow(Window):
     def plan_queries(self) -> None:
         """Counts the drafts, and shares the rest of 2 * window_size queries out among the groups of MASKs."""
         self.num_drafts = (self.chances > 0).sum(-1)
-        self.groups = group_ends(2 * self.window_size - self.num_leading - self.num_drafts, self.chances)
+        # A limit below the window makes the window as small, whatever the shape of the steps is.
+        size = self.limit.clamp(max=self.window_size)
+        self.groups = group_ends(2 * size - self.num_leading - self.num_drafts, self.chances, size)
 
     def counts(self) -> dict[str, torch.Tensor]:
         """Adds how many drafts were judged and accepted at each distance; those behind the text's end do not count."""
         is_text = torch.arange(self.judged_at.shape[1], device=self.start.device) < self.num_tokens[:, None]
-        zeros = torch.zeros_like(self.judged_at[:, : self.window_size])
+        zeros = torch.zeros_like(self.judged_at[:, : min(self.window_size, int(self.limit.max()))])
         judged, accepted = (
             zeros.scatter_add(1, self.judged_at, values.long())[:, 1:] for values in (is_text, is_text & self.accepted)
         )
         return {**super().counts(), "judged_drafts": judged, "accepted_drafts": accepted}
 
 
-def group_ends(num_masks: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
+def group_ends(num_masks: torch.Tensor, chances: torch.Tensor, longest: torch.Tensor) -> torch.Tensor:
     """Shares `num_masks` MASKs out over the numbers of accepted drafts, in proportion to the chance of each number.
 
     Args:
         num_masks (`torch.LongTensor` of shape `(batch,)`): The number of MASKs.
         chances (`torch.FloatTensor` of shape `(batch, window_size - 1)`): P(at least n drafts are accepted), n = 1,
             2...
+        longest (`torch.LongTensor` of shape `(batch,)`): The most MASKs of a group.
 
     Returns:
-        `torch.LongTensor` of shape `(batch, window_size + 1)`: Where the groups begin, and the end of the last. No
-        group is longer than window_size.
+        `torch.LongTensor` of shape `(batch, window_size + 1)`: Where the groups begin, and the end of the last.
 
     With 12 MASKs and chances of 0.75 and 0.5, exactly 0, 1 and 2 drafts are accepted with 0.25, 0.25 and 0.5:
 
         0, 3, 6, 12, 12, ...
     """
-    window_size = chances.shape[1] + 1
     # P(exactly n accepted) = P(at least n) - P(at least n + 1), summed up over n.
     shares = (pad(chances, (1, 0), value=1.0) - pad(chances, (0, 1))).clamp_(min=0).cumsum(-1)
     ends = (shares / shares[:, -1:] * num_masks[:, None]).round_().long()
-    return pad(pad(ends, (1, 0)).diff().clamp_(max=window_size).cumsum(-1), (1, 0))
+    return pad(pad(ends, (1, 0)).diff().minimum(longest[:, None]).cumsum(-1), (1, 0))

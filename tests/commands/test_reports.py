@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from rich.table import Table
 
-from wedlm.commands.reports import check_out, check_writable, table_console, write_whole
+from wedlm.commands.reports import check_out_file, check_writable, table_console, write_whole
 
 
 def test_a_page_replaces_no_link_and_nothing_but_files(tmp_path):
@@ -27,16 +27,16 @@ def test_a_page_replaces_no_link_and_nothing_but_files(tmp_path):
 
 def test_places_of_out_that_are_refused(tmp_path):
     file = tmp_path / "eval.json"
-    check_out(file, overwrite=False)
+    check_out_file(file, overwrite=False)
     file.touch()
-    check_out(file, overwrite=True)
+    check_out_file(file, overwrite=True)
     for out, overwrite, message in (
         (file, False, f"--out {file} exists; choose another file, or pass --overwrite."),
         (tmp_path, True, f"--out {tmp_path} is a folder, or lies in one that is not there; choose a file."),
         (tmp_path / "no" / "eval.json", True, "is a folder, or lies in one that is not there; choose a file."),
     ):
         with pytest.raises(ValueError) as error:
-            check_out(out, overwrite)
+            check_out_file(out, overwrite)
         assert str(error.value).endswith(message)
 
 

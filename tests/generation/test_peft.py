@@ -1,6 +1,6 @@
 import pytest
 import torch
-from helpers import load, random_tokens
+from helpers import CHECKPOINTS, load, random_tokens
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 
 POSITIONS = torch.tensor([[0, 1, 2, 3, 6, 4, 5, 7]])
@@ -46,3 +46,15 @@ def test_adapted_model_generates_and_trains(adapted):
     adapted(input_ids=ids, labels=ids).loss.backward()
     trained = {name for name, weight in adapted.named_parameters() if weight.grad is not None}
     assert trained == {name for name, _ in adapted.named_parameters() if "lora_" in name}
+
+
+def test_the_generation_config_stays_one_object_over_calls():
+    """PEFT sets it again in each call."""
+    model = load(CHECKPOINTS / "q3")
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+    config = model.generation_config
+    prompt = random_tokens(1, 5)
+    adapted.generate(input_ids=prompt, max_new_tokens=4, eos_token_id=None)
+    config.max_new_tokens = 2
+    assert model.generation_config is config
+    assert adapted.generate(input_ids=prompt, eos_token_id=None).shape[1] == 7

@@ -134,7 +134,10 @@ def test_prompt_learning_is_refused_by_name(model, kind):
     prompt = random_tokens(1, 6)
     inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt), "max_new_tokens": 4}
     inputs |= {"eos_token_id": None, "pad_token_id": PAD}  # the adapter is random
-    with pytest.raises(ValueError, match="prepare_inputs_for_generation='PeftModelForCausalLM' is not offered"):
+    with pytest.raises(
+        ValueError,
+        match="PeftModelForCausalLM prepares the inputs of each forward, as prompt, prefix and p-tuning do, and decoding=",
+    ):
         adapted.generate(**inputs)
     assert adapted.generate(**inputs, decoding="autoregressive").shape == (1, 10)
     assert model.generate(prompt, max_new_tokens=4).shape == (1, 10), "the model itself decodes as before"

@@ -22,6 +22,8 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, TextDiffusionStreamer
 
+from wedlm.generation.support import NoTokenError
+
 MODELS = {name: load(CHECKPOINTS / name).double() for name in ("q25", "q3")}  # where no rounding decides
 VOCABULARY = {**{f"w{i:03}": i for i in range(160)}, "abcdef": 160}  # what StopStringCriteria asks for
 PLAIN = {"eos_token_id": EOS, "pad_token_id": PAD, "max_new_tokens": 28, "entropy_threshold": 1.0, "window_size": 16}
@@ -413,7 +415,7 @@ FAILURES = {
     "an unknown argument": ({"window_sise": 4}, ValueError, "window_sise"),
     "in the loop": ({"logits_processor": RuntimeError("third call")}, RuntimeError, "third call"),
     "an interrupt": ({"logits_processor": KeyboardInterrupt("by hand")}, KeyboardInterrupt, "by hand"),
-    "nothing to choose": ({"suppress_tokens": list(range(160))}, ValueError, "No token has a finite score"),
+    "nothing to choose": ({"suppress_tokens": list(range(160))}, NoTokenError, "No token has a finite score"),
     "token by token": (
         {"logits_processor": RuntimeError("third call"), "decoding": "autoregressive", "min_new_tokens": 9},
         RuntimeError,

@@ -21,6 +21,7 @@ CODE = {
     "configuration_wedlm.py",
     "decoding_run.py",
     "dual_stream.py",
+    "first_scores.py",
     "generation_wedlm.py",
     "hub_code.py",
     "modeling_wedlm.py",

@@ -13,7 +13,7 @@ from transformers import logging
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.resolve import checkpoint_folder
 from wedlm.commands.options import EvalOptions, read_threshold
-from wedlm.commands.reports import check_out, table_console
+from wedlm.commands.reports import check_out_file, table_console
 from wedlm.evaluation.choices import Choices, EvaluationError
 from wedlm.evaluation.decodings import combinations, whole
 from wedlm.evaluation.harness import evaluate
@@ -27,7 +27,7 @@ CHOICES = ("num_fewshot", "limit", "batch_size", "system_instruction", "max_new_
 
 def run_eval(options: EvalOptions) -> None:
     """Scores a checkpoint, writes the numbers to --out and prints them as a table."""
-    check_out(options.out, options.overwrite)
+    check_out_file(options.out, options.overwrite)
     names, folders, choices, decodings = plan(options)
     metadata = read_metadata(options.metadata)
     tasks = load_tasks(names, folders, dict(metadata), choices.run_code, choices.seed)

@@ -16,7 +16,7 @@ def table_console() -> Console:
     return console
 
 
-def check_out(out: Path, overwrite: bool) -> None:
+def check_out_file(out: Path, overwrite: bool) -> None:
     """Refuses a file of --out that cannot be made, or that exists and may not be replaced."""
     if out.is_dir() or not out.resolve().parent.is_dir():
         raise ValueError(f"--out {out} is a folder, or lies in one that is not there; choose a file.")

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase, logging
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.commands.answering import encode
 from wedlm.commands.options import TuneOptions
-from wedlm.commands.reports import check_out, table_console, write_whole
+from wedlm.commands.reports import check_out_file, table_console, write_whole
 from wedlm.evaluation.decodings import BASELINE, EXACT, READS, whole
 from wedlm.evaluation.provenance import checkpoint_identity, conditions, write_report
 from wedlm.evaluation.sweep import Question, front, summaries, sweep
@@ -39,7 +39,7 @@ CONFIG = "generation_config.json"
 def tune(options: TuneOptions) -> None:
     """Answers all examples in all settings, reports them, and writes the chosen setting into the checkpoint."""
     loss = read_share(options.max_quality_loss)
-    check_out(options.out, options.overwrite)
+    check_out_file(options.out, options.overwrite)
     if options.out.resolve() == options.data.resolve():
         raise TuningError(f"--out {options.out} is the file of --data, which would be replaced; choose another one.")
     examples = read_examples(options.data)

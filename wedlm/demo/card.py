@@ -23,8 +23,9 @@ CONDITIONS = """\
 Each decoding answered {num_examples} held-out questions of each kind, greedily, with at most 160 new tokens. None of
 these problems is in the training data, in any wording. The columns of the tables are:
 
-- *Right*: the share of answers that a checker accepts. The checker knows only the question. It runs functions; of
-  stories it checks only the form.
+- *Right*: the share of answers that a checker accepts. The checker knows only the question. It runs functions. A
+  story is right if it has the form that was asked for and keeps to the people, the thing and the place of the
+  question.
 - *Over autoregressive*: the interval that contains 95 % of the differences to the share of autoregressive decoding, in
   percentage points, when the questions are resampled in pairs.
 - *NLL*: the negative log-likelihood of the answer, in nats per token, which this model computes for each token from

@@ -136,7 +136,7 @@ def test_prompt_learning_is_refused_by_name(model, kind):
     inputs |= {"eos_token_id": None, "pad_token_id": PAD}  # the adapter is random
     with pytest.raises(
         ValueError,
-        match="PeftModelForCausalLM prepares the inputs of each forward, as prompt, prefix and p-tuning do, and decoding=",
+        match="PeftModelForCausalLM prepares the inputs of each forward, as prompt, prefix",
     ):
         adapted.generate(**inputs)
     assert adapted.generate(**inputs, decoding="autoregressive").shape == (1, 10)

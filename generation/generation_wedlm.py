@@ -129,7 +129,8 @@ class WeDLMGenerationMixin(GenerationMixin):
             if not all(map(reads_no_text, processors)):
                 processors.append(ban)  # a processor may have set scores of its own
             processors.insert(0, ban)  # so that none sees a score for MASK
-        if getattr(generation_config, "decoding", None) == "autoregressive":
+        is_autoregressive = getattr(generation_config, "decoding", None) == "autoregressive"
+        if is_autoregressive and not generation_config.remove_invalid_values:
             processors.insert(0, FirstScores())
         return processors
 

@@ -72,7 +72,9 @@ def test_a_checkpoint_without_a_template_and_with_little_else(tmp_path):
     assert "apply_chat_template" not in readme
     generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert (generation["decoding"], generation["eos_token_id"]) == ("streaming", 0)
-    assert "of 39,200 parameters, with the layers of Qwen3. It fills" in " ".join(readme.split())
+    assert "of 39,200 parameters, with the layers of Qwen3. It writes several tokens per forward" in " ".join(
+        readme.split()
+    )
     assert "No report of a training" in readme and "No evaluation of these weights" in readme
     assert names(tmp_path / "out") == (WHOLE | TOKENIZER) - {"chat_template.jinja"}
 

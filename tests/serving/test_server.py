@@ -67,4 +67,4 @@ def test_without_the_extra_it_says_how_to_install_it(monkeypatch):
 
 def test_help_says_where_it_listens_and_that_requests_wait():
     shown = CliRunner().invoke(app, ["serve", "--help"]).stdout
-    assert "127.0.0.1" in shown and "One request at a time" in shown
+    assert "127.0.0.1" in shown and "answers one request at a time" in shown

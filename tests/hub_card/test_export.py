@@ -75,7 +75,7 @@ def test_a_checkpoint_without_a_template_and_with_little_else(tmp_path):
     assert "of 39,200 parameters, with the layers of Qwen3. It writes several tokens per forward" in " ".join(
         readme.split()
     )
-    assert "No report of a training" in readme and "No evaluation of these weights" in readme
+    assert "No training report was found" in readme and "No evaluation of these weights" in readme
     assert names(tmp_path / "out") == (WHOLE | TOKENIZER) - {"chat_template.jinja"}
 
 

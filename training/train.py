@@ -16,7 +16,6 @@ from transformers import (
     PreTrainedTokenizerBase,
     set_seed,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
 from wedlm.checkpoints.convert import convert_to_wedlm
 from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE
@@ -25,6 +24,7 @@ from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.data import DataSummary, prepare_dataset
 from wedlm.training.errors import TrainingError, as_training_errors
 from wedlm.training.preview import preview
+from wedlm.training.resume import checkpoint_to_resume
 from wedlm.training.run_arguments import RunArguments, parse
 from wedlm.training.run_report import write_report
 from wedlm.training.trainer import WeDLMTrainer
@@ -64,22 +64,6 @@ def train(arguments: list[str]) -> None:
     trainer.save_state()
     if trainer.is_world_process_zero():
         write_report(Path(training.output_dir), arguments, trainer.state.log_history, summaries)
-
-
-def checkpoint_to_resume(training: WeDLMTrainingArguments) -> str | None:
-    """Returns the checkpoint to resume from; `resume_from_checkpoint: true` is the last one in output_dir."""
-    asked = training.resume_from_checkpoint
-    if asked is None or asked.lower() == "false":
-        return None
-    found = asked
-    if asked.lower() == "true":
-        found = get_last_checkpoint(training.output_dir) if Path(training.output_dir).is_dir() else None
-    if found is None or not (Path(found) / "trainer_state.json").exists():
-        raise TrainingError(
-            f"resume_from_checkpoint={asked}: there is no checkpoint in {found or training.output_dir}; name a "
-            "checkpoint-... folder, or leave the argument out to start anew."
-        )
-    return found
 
 
 # --- Data ---

@@ -15,6 +15,7 @@ from wedlm.training.collator import DualStreamCollator
 from wedlm.training.data import prepare_dataset
 from wedlm.training.loss import scale_weights, weight_sums
 from wedlm.training.metrics import combined_loss, logged_metrics, row_sums
+from wedlm.training.resume import last_complete_checkpoint
 
 
 class CollatorEpoch(TrainerCallback):
@@ -107,9 +108,11 @@ class WeDLMTrainer(Trainer):
         finally:
             self.model.set_attn_implementation(before)
 
-    def train(self, *args, **kwargs):
+    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_complete_checkpoint(self.args)
         with self.training_attention():
-            output = super().train(*args, **kwargs)
+            output = super().train(resume_from_checkpoint, *args, **kwargs)
         if self.is_streamed and self.state.global_step < self.state.max_steps:
             raise ValueError(
                 f"The streamed dataset has too few batches for a step of gradient_accumulation_steps="

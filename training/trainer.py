@@ -13,6 +13,7 @@ from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.collator import DualStreamCollator
 from wedlm.training.data import prepare_dataset
+from wedlm.training.finite import FiniteWeights, check_loss
 from wedlm.training.loss import scale_weights, weight_sums
 from wedlm.training.metrics import combined_loss, logged_metrics, row_sums
 from wedlm.training.resume import last_complete_checkpoint
@@ -92,7 +93,7 @@ class WeDLMTrainer(Trainer):
             train_dataset,
             eval_dataset,
             processing_class,
-            callbacks=[CollatorEpoch(data_collator, self.is_streamed), *(callbacks or ())],
+            callbacks=[CollatorEpoch(data_collator, self.is_streamed), *(callbacks or ()), FiniteWeights()],
             **kwargs,
         )
         self.compute_metrics = self.metrics_of_sums
@@ -138,6 +139,7 @@ class WeDLMTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(**inputs)
         if model.training:
+            check_loss(inputs, outputs, self.state.global_step + 1, self.args, self.processing_class)
             sums = row_sums(inputs, outputs).sum(dim=0)
             self.sums_since_log = sums if self.sums_since_log is None else self.sums_since_log + sums
         # The loss of a step is the sum over the processes, but gradients are averaged over them.

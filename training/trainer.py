@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset, IterableDataset
+from peft import PeftModel
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from wedlm.generation.transformers_internals import attention_of
@@ -78,6 +79,7 @@ class WeDLMTrainer(Trainer):
     ):
         args = WeDLMTrainingArguments("trainer_output") if args is None else args
         check_arguments(model, args, **kwargs)
+        record_absolute_base(model)
         if data_collator is None:
             data_collator = args.collator(model.config.mask_token_id)
         if isinstance(eval_dataset, dict):
@@ -193,6 +195,14 @@ class WeDLMTrainer(Trainer):
             for name, text in flat_files().items():
                 (Path(self.args.output_dir) / name).write_text(text, encoding="utf-8")
         super()._push_from_checkpoint(checkpoint_folder)
+
+
+def record_absolute_base(model) -> None:
+    """Makes adapters record the absolute path of a checkpoint in a folder, so that it is found from other folders."""
+    if isinstance(model, PeftModel):
+        for config in model.peft_config.values():
+            if config.base_model_name_or_path and Path(config.base_model_name_or_path).is_dir():
+                config.base_model_name_or_path = str(Path(config.base_model_name_or_path).absolute())
 
 
 def check_arguments(model, args, compute_metrics=None, compute_loss_func=None, **kwargs) -> None:

@@ -145,6 +145,8 @@ def prepare_dataset(
     records = data if isinstance(data, Dataset | IterableDataset) else load_records(data, options.streaming)
     if isinstance(records, IterableDataset):
         return prepare_streamed(records, tokenizer, options)
+    if not len(records):
+        raise TrainingError(NO_RECORDS)
     summary = DataSummary(options.max_length)
     samples = tokenize_records(records, tokenizer, options)
     counts = list(zip(*(samples[name][:] for name in COUNT_COLUMNS), strict=True))

@@ -1,5 +1,6 @@
 """Merges a LoRA adapter into the checkpoint that it was trained on."""
 
+import re
 from pathlib import Path
 
 from peft import PeftConfig, PeftModel
@@ -7,6 +8,7 @@ from transformers import AutoTokenizer
 
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.new_folder import check_out, complete_or_absent
+from wedlm.checkpoints.resolve import HUB_NAME
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 
@@ -32,6 +34,7 @@ def merge_adapter(adapter: str, out: str, *, overwrite: bool = False) -> Path:
         raise CheckpointError(
             f"{adapter} is no adapter of PEFT ({one_line(error)}); give the folder it was saved to."
         ) from error
+    check_base(base, adapter)
     try:
         # The checkpoint is not quantized here, even if it was while the adapter was trained.
         model = WeDLMForCausalLM.from_pretrained(base, dtype="auto")
@@ -51,3 +54,14 @@ def merge_adapter(adapter: str, out: str, *, overwrite: bool = False) -> Path:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return out
+
+
+def check_base(base: str | None, adapter: str) -> None:
+    """Refuses a base that is no folder and no name on the Hub, which transformers would ask for it."""
+    if base and (Path(base).is_dir() or re.fullmatch(HUB_NAME, base)):
+        return
+    place = f"there is no folder {Path(base).absolute()}" if base else "its name is missing"
+    raise CheckpointError(
+        f"The checkpoint {base}, which {adapter} was trained on, cannot be loaded ({place}); put it there, or correct "
+        "base_model_name_or_path in adapter_config.json."
+    )

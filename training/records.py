@@ -59,7 +59,7 @@ def load_records(paths: Paths, streaming: bool = False) -> Dataset | IterableDat
     """
     files = tuple(find_files(paths))
     if next(read_records(files), None) is None:
-        raise TrainingError(NO_RECORDS)
+        raise TrainingError(f"There is no record in {', '.join(files)}; give a file with at least one.")
     if streaming:
         return IterableDataset.from_generator(read_records, features=RECORD_FEATURES, gen_kwargs={"files": files})
     contents = []

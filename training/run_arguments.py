@@ -88,6 +88,8 @@ def parse(arguments: list[str]) -> tuple[RunArguments, WeDLMTrainingArguments]:
 
 
 def read_yaml(path: str, known: set[str]) -> dict:
+    if not Path(path).exists():
+        raise TrainingError(f"There is no file {path}; give the YAML file of a run, as in training/configs.")
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -16,7 +16,6 @@ from transformers import (
     PreTrainedTokenizerBase,
     set_seed,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
 from wedlm.checkpoints.convert import convert_to_wedlm
 from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE
@@ -24,7 +23,9 @@ from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.data import DataSummary, prepare_dataset
 from wedlm.training.errors import TrainingError, as_training_errors
+from wedlm.training.output_folder import check_output_folder, full_disks
 from wedlm.training.preview import preview
+from wedlm.training.resume import checkpoint_to_resume
 from wedlm.training.run_arguments import RunArguments, parse
 from wedlm.training.run_report import write_report
 from wedlm.training.trainer import WeDLMTrainer
@@ -41,6 +42,7 @@ def train(arguments: list[str]) -> None:
     config, tokenizer = read_config_and_tokenizer(run)
     if run.preview:
         return print_preview(run, training, tokenizer)
+    check_output_folder(run, training, config)
     # The data comes before the model, so that its errors are raised before anything is written.
     datasets, summaries = prepare_datasets(run, training, tokenizer)
     print_summaries(summaries, training)
@@ -55,31 +57,16 @@ def train(arguments: list[str]) -> None:
             eval_dataset=datasets.get("eval"),
             processing_class=AutoTokenizer.from_pretrained(source, trust_remote_code=False),
         )
-    trainer.train(resume_from_checkpoint=checkpoint)
-    if training.streaming:
-        print_summaries(summaries, training)
-    if "eval" in datasets:
-        trainer.evaluate()
-    trainer.save_model()
-    trainer.save_state()
-    if trainer.is_world_process_zero():
-        write_report(Path(training.output_dir), arguments, trainer.state.log_history, summaries)
-
-
-def checkpoint_to_resume(training: WeDLMTrainingArguments) -> str | None:
-    """Returns the checkpoint to resume from; `resume_from_checkpoint: true` is the last one in output_dir."""
-    asked = training.resume_from_checkpoint
-    if asked is None or asked.lower() == "false":
-        return None
-    found = asked
-    if asked.lower() == "true":
-        found = get_last_checkpoint(training.output_dir) if Path(training.output_dir).is_dir() else None
-    if found is None or not (Path(found) / "trainer_state.json").exists():
-        raise TrainingError(
-            f"resume_from_checkpoint={asked}: there is no checkpoint in {found or training.output_dir}; name a "
-            "checkpoint-... folder, or leave the argument out to start anew."
-        )
-    return found
+    with full_disks(training):
+        trainer.train(resume_from_checkpoint=checkpoint)
+        if training.streaming:
+            print_summaries(summaries, training)
+        if "eval" in datasets:
+            trainer.evaluate()
+        trainer.save_model()
+        trainer.save_state()
+        if trainer.is_world_process_zero():
+            write_report(Path(training.output_dir), arguments, trainer.state.log_history, summaries)
 
 
 # --- Data ---

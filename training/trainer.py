@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset, IterableDataset
+from peft import PeftModel
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from wedlm.generation.transformers_internals import attention_of
@@ -13,8 +14,10 @@ from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.collator import DualStreamCollator
 from wedlm.training.data import prepare_dataset
+from wedlm.training.finite import FiniteWeights, check_loss
 from wedlm.training.loss import scale_weights, weight_sums
 from wedlm.training.metrics import combined_loss, logged_metrics, row_sums
+from wedlm.training.resume import last_complete_checkpoint
 
 
 class CollatorEpoch(TrainerCallback):
@@ -76,6 +79,7 @@ class WeDLMTrainer(Trainer):
     ):
         args = WeDLMTrainingArguments("trainer_output") if args is None else args
         check_arguments(model, args, **kwargs)
+        record_absolute_base(model)
         if data_collator is None:
             data_collator = args.collator(model.config.mask_token_id)
         if isinstance(eval_dataset, dict):
@@ -91,7 +95,7 @@ class WeDLMTrainer(Trainer):
             train_dataset,
             eval_dataset,
             processing_class,
-            callbacks=[CollatorEpoch(data_collator, self.is_streamed), *(callbacks or ())],
+            callbacks=[CollatorEpoch(data_collator, self.is_streamed), *(callbacks or ()), FiniteWeights()],
             **kwargs,
         )
         self.compute_metrics = self.metrics_of_sums
@@ -107,9 +111,11 @@ class WeDLMTrainer(Trainer):
         finally:
             self.model.set_attn_implementation(before)
 
-    def train(self, *args, **kwargs):
+    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_complete_checkpoint(self.args)
         with self.training_attention():
-            output = super().train(*args, **kwargs)
+            output = super().train(resume_from_checkpoint, *args, **kwargs)
         if self.is_streamed and self.state.global_step < self.state.max_steps:
             raise ValueError(
                 f"The streamed dataset has too few batches for a step of gradient_accumulation_steps="
@@ -135,6 +141,7 @@ class WeDLMTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(**inputs)
         if model.training:
+            check_loss(inputs, outputs, self.state.global_step + 1, self.args, self.processing_class)
             sums = row_sums(inputs, outputs).sum(dim=0)
             self.sums_since_log = sums if self.sums_since_log is None else self.sums_since_log + sums
         # The loss of a step is the sum over the processes, but gradients are averaged over them.
@@ -188,6 +195,14 @@ class WeDLMTrainer(Trainer):
             for name, text in flat_files().items():
                 (Path(self.args.output_dir) / name).write_text(text, encoding="utf-8")
         super()._push_from_checkpoint(checkpoint_folder)
+
+
+def record_absolute_base(model) -> None:
+    """Makes adapters record the absolute path of a checkpoint in a folder, so that it is found from other folders."""
+    if isinstance(model, PeftModel):
+        for config in model.peft_config.values():
+            if config.base_model_name_or_path and Path(config.base_model_name_or_path).is_dir():
+                config.base_model_name_or_path = str(Path(config.base_model_name_or_path).absolute())
 
 
 def check_arguments(model, args, compute_metrics=None, compute_loss_func=None, **kwargs) -> None:

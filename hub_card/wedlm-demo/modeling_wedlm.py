@@ -8,6 +8,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_masks_for_generate
+from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3Attention,
@@ -20,6 +21,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     apply_rotary_pos_emb,
 )
 from transformers.utils import CONFIG_NAME, cached_file, can_return_tuple
+from transformers.utils.generic import is_flash_attention_requested
 
 from .cache_attention import attend, attend_up_to, score_bias
 from .generation_wedlm import WeDLMGenerationMixin
@@ -48,7 +50,8 @@ class WeDLMAttention(Qwen3Attention):
     def forward(
         self, hidden_states, position_embeddings, attention_mask, past_key_values=None, position_ids=None, **kwargs
     ):
-        # position_ids go no further: flash attention takes positions that are not consecutive for packed sequences.
+        # position_ids go no further: flash attention would take a reordered window for packed samples. The bounds of
+        # samples that are packed come in kwargs.
         if not isinstance(past_key_values, RowCache) or attention_of(self.config) == "eager":
             return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
@@ -115,7 +118,7 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
     """The decoder without a head.
 
     `position_ids` are the logical positions that RoPE sees. Attention is causal over the physical order of the input,
-    whatever the positions are.
+    whatever the positions are, except between samples that are packed into a row (`packed_positions`).
     """
 
     def __init__(self, config: WeDLMConfig):
@@ -169,8 +172,13 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
             mask = dual_stream_mask(self.config, *stream_inputs)
             attention_mask = mask if isinstance(mask, torch.Tensor) else {"full_attention": mask}
             use_cache = False
+        packed = None
+        if position_ids is not None and attention_mask is None and past_key_values is None:
+            packed = packed_positions(position_ids).expand(inputs_embeds.shape[0], -1)
+            if is_flash_attention_requested(self.config):
+                kwargs = {**sample_bounds(packed), **kwargs}
         outputs = super().forward(
-            attention_mask=masks_of_layers(self.config, inputs_embeds, attention_mask, past_key_values),
+            attention_mask=masks_of_layers(self.config, inputs_embeds, attention_mask, past_key_values, packed),
             position_ids=position_ids,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
@@ -209,16 +217,46 @@ def check_stream_inputs(sample_ids, stream_ids, block_ids, position_ids, attenti
         )
 
 
+def packed_positions(position_ids: torch.Tensor) -> torch.Tensor:
+    """Returns positions that restart at 0 exactly where a row holds several packed samples.
+
+        [0, 1, 2, 0, 1]    packed: every position is 0 or follows the one before it; the row stays as it is
+        [0, 1, 4, 2, 3]    reordered: the row becomes [0, 1, 2, 3, 4]
+
+    transformers begins a sample wherever a position does not follow the one before it. A reordered text has no
+    position twice. So it has one 0 at most, and can never be taken for two samples.
+
+    Args:
+        position_ids (`torch.LongTensor` of shape `(batch, queries)`): The positions that RoPE sees.
+    """
+    before = nn.functional.pad(position_ids, (1, 0), value=-1)[:, :-1]
+    is_consecutive = ((position_ids == 0) | (position_ids == before + 1)).all(dim=-1, keepdim=True)
+    return torch.where(is_consecutive, position_ids, torch.arange(position_ids.shape[1], device=position_ids.device))
+
+
+def sample_bounds(packed: torch.Tensor) -> dict:
+    """Returns the arguments that tell flash attention where samples begin; none if each row is one sample.
+
+    transformers would find them in every layer anew, and only for a batch of one row.
+    """
+    (bounds, _), (longest, _) = prepare_fa_kwargs_from_position_ids(packed)
+    if len(bounds) == len(packed) + 1:
+        return {}
+    longest = longest.item()
+    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+
+
 def masks_of_layers(
     config: WeDLMConfig,
     inputs_embeds: torch.Tensor,
     attention_mask: torch.Tensor | dict | None,
     past_key_values: Cache | None,
+    packed: torch.Tensor | None,
 ) -> dict | torch.Tensor | None:
     """Returns the mask as the layers take it: by layer type, or one for all.
 
-    Qwen3Model would build it from `position_ids` as well, and take positions that are not consecutive for packed
-    sequences.
+    Qwen3Model would build it from `position_ids`, which may be reordered; `packed` has the rows that are not packed
+    in physical order.
     """
     if isinstance(past_key_values, RowCache):
         return {"full_attention": score_bias(attention_mask, inputs_embeds.shape[1], config, inputs_embeds)}
@@ -230,7 +268,11 @@ def masks_of_layers(
         bias = torch.zeros_like(attention_mask, dtype=inputs_embeds.dtype)
         attention_mask = bias.masked_fill(~attention_mask, torch.finfo(bias.dtype).min)
     return create_masks_for_generate(
-        config=config, inputs_embeds=inputs_embeds, attention_mask=attention_mask, past_key_values=past_key_values
+        config=config,
+        inputs_embeds=inputs_embeds,
+        attention_mask=attention_mask,
+        past_key_values=past_key_values,
+        position_ids=packed,
     )
 
 

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 from accelerate import cpu_offload
+from datasets import Dataset
 from helpers import (
     CHECKPOINTS,
     GOLDEN,
     ONE_CHECKPOINT,
+    Waits,
     load,
     put_into_hub_cache,
     random_tokens,
@@ -21,11 +23,23 @@ from helpers import (
     run_python,
     stock_model,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
-from transformers import AutoConfig, DynamicCache, Qwen3Config, Qwen3ForCausalLM, modeling_flash_attention_utils
+from transformers import (
+    AutoConfig,
+    DataCollatorWithFlattening,
+    DynamicCache,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Trainer,
+    TrainingArguments,
+    modeling_flash_attention_utils,
+)
 from transformers.integrations import flex_attention as transformers_flex
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM, WeDLMModel
+from wedlm.modeling_wedlm.modeling_wedlm import packed_positions
 
 PROMPT_LENGTH = 10
 WINDOW_POSITIONS = [10, 12, 15, 11, 13, 14]  # filled slots first, then the open ones
@@ -169,7 +183,7 @@ def test_a_head_of_any_width_and_a_batch_of_any_shape():
     )
 
 
-# --- Positions that are not consecutive are never taken for packed sequences ---
+# --- Reordered positions are never taken for packed samples ---
 
 
 def flash_attention(q, k, v, causal=True, softmax_scale=None, dropout_p=0.0, **kwargs):
@@ -342,6 +356,147 @@ def test_padding_does_not_reach_a_row(checkpoint, attention_backend, cached):
         parts.append(out.logits)
     alone = reference_logits(model, input_ids[0, 4:], position_ids[0, 4:])
     torch.testing.assert_close(torch.cat(parts, dim=1)[0, 4:], alone, atol=1e-4, rtol=1e-4)
+
+
+# --- Samples that are packed into a row do not see each other ---
+
+LENGTHS = [[7, 10], [1, 4, 12]]  # of the samples of each row
+
+
+def packed_batch(batch):
+    positions = [[i for length in row for i in range(length)] for row in LENGTHS[:batch]]
+    return random_tokens(batch, 17), torch.tensor(positions)
+
+
+def logits_alone(model, input_ids):
+    """The logits of each sample in a forward of its own."""
+    rows = [
+        torch.cat([model(sample[None]).logits[0] for sample in row.split(lengths)])
+        for row, lengths in zip(input_ids, LENGTHS, strict=False)
+    ]
+    return torch.stack(rows)
+
+
+@pytest.mark.few(5)
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("attention_backend", [*BACKENDS, "dual_stream"], indirect=True)
+@torch.no_grad()
+def test_packed_samples_are_each_alone(checkpoint, attention_backend, batch):
+    model = load(checkpoint)
+    input_ids, position_ids = packed_batch(batch)
+    expected = logits_alone(stock_model(model), input_ids)
+    model.config._attn_implementation = attention_backend
+    for use_cache in (False, True):
+        out = model(input_ids, position_ids=position_ids, use_cache=use_cache)
+        torch.testing.assert_close(out.logits, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("attention_backend", BACKENDS, indirect=True)
+@torch.no_grad()
+def test_a_packed_row_beside_a_reordered_one(attention_backend):
+    model = load(CHECKPOINTS / "q3")
+    (packed, packed_ids), (reordered, reordered_ids) = packed_batch(1), reordered_batch(1)
+    expected = [logits_alone(model, packed)[0, :16], reference_logits(model, reordered[0], reordered_ids[0])]
+    model.config._attn_implementation = attention_backend
+    input_ids = torch.cat([packed[:, :16], reordered])
+    position_ids = torch.cat([packed_ids[:, :16], reordered_ids])
+    torch.testing.assert_close(
+        model(input_ids, position_ids=position_ids).logits, torch.stack(expected), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_packed_samples_in_a_sliding_window():
+    config = tiny_config(use_sliding_window=True, sliding_window=4, layer_types=["sliding_attention"] * 3)
+    model = WeDLMForCausalLM(config).eval()
+    input_ids, position_ids = packed_batch(2)
+    logits = model(input_ids, position_ids=position_ids).logits
+    torch.testing.assert_close(logits, logits_alone(model, input_ids), atol=1e-4, rtol=1e-4)
+
+
+@given(st.permutations(range(9)), st.integers(0, 3))
+def test_a_reordered_text_is_in_physical_order(positions, start):
+    positions = torch.tensor([positions]) + start
+    assert packed_positions(positions).tolist() == [list(range(9))]
+
+
+@given(st.lists(st.integers(1, 5), min_size=1))
+def test_packed_positions_stay(lengths):
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    assert torch.equal(packed_positions(positions), positions)
+
+
+def test_a_mask_of_the_caller_decides_alone(model):
+    """As in transformers, which looks at positions only where there is no mask."""
+    input_ids, position_ids = packed_batch(1)
+    mask = torch.ones_like(input_ids)
+    logits = model(input_ids, position_ids=position_ids, attention_mask=mask).logits
+    torch.testing.assert_close(logits[0], reference_logits(model, input_ids[0], position_ids[0]), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("make_batch", [packed_batch, reordered_batch])
+@torch.no_grad()
+def test_the_host_waits_no_more_often_than_for_qwen(make_batch):
+    model = load(CHECKPOINTS / "q3")
+    input_ids, position_ids = make_batch(2)
+    waits = []
+    for either in (model, stock_model(model)):
+        with Waits([]) as mode:
+            either(input_ids, position_ids=position_ids, use_cache=False)
+        waits.append(len(mode.seen))
+    assert waits[0] <= waits[1] == 1
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("attention_backend", ["eager", "sdpa", "flash_attention_2"], indirect=True)
+def test_gradients_of_packed_samples(attention_backend, use_reentrant):
+    input_ids, position_ids = packed_batch(2)
+    alone, together = load(CHECKPOINTS / "q3").train(), load(CHECKPOINTS / "q3").train()
+    logits_alone(alone, input_ids).logsumexp(-1).sum().backward()
+    together.config._attn_implementation = attention_backend
+    together.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    together.enable_input_require_grads()
+    together(input_ids, position_ids=position_ids).logits.logsumexp(-1).sum().backward()
+    for (name, weight), other in zip(alone.named_parameters(), together.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, weight.grad, atol=1e-3, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_packed_positions_compile_to_one_graph(attention):
+    model = load(CHECKPOINTS / "q3", attn_implementation=attention)
+    input_ids, position_ids = packed_batch(2)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        logits = compiled(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
+        torch.testing.assert_close(logits, logits_alone(model, input_ids), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_losses_of_a_flattened_batch_are_qwens(tmp_path, attention, checkpointing):
+    """transformers' own Trainer and collator, on this model and on Qwen3 with the same weights."""
+    records = [{"input_ids": random_tokens(1, length, seed=length)[0].tolist()} for length in (7, 12, 5, 9)]
+    losses = []
+    model = load(CHECKPOINTS / "q3")
+    for either in (stock_model(model), model):
+        either.set_attn_implementation(attention)
+        arguments = TrainingArguments(
+            str(tmp_path),
+            per_device_train_batch_size=2,
+            max_steps=2,
+            learning_rate=1e-3,
+            gradient_checkpointing=checkpointing,
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=True,
+        )
+        trainer = Trainer(either, arguments, DataCollatorWithFlattening(), train_dataset=Dataset.from_list(records))
+        trainer.train()
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and len(losses[0]) == 2
 
 
 # --- Inherited abilities ---

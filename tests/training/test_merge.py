@@ -10,6 +10,8 @@ from training_runs import run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from wedlm import WeDLMForCausalLM
+from wedlm.checkpoints.errors import CheckpointError
 from wedlm.commands import cli
 from wedlm.training.merge import merge_adapter
 
@@ -32,6 +34,28 @@ def test_merge_takes_the_tokenizer_of_the_adapter(lora_run, tmp_path):
     (tmp_path / "adapter" / "chat_template.jinja").write_text("another")
     merge_adapter(str(tmp_path / "adapter"), tmp_path / "merged")
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template == "another"
+
+
+def test_an_adapter_finds_its_checkpoint_from_another_folder(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(place)
+    out = run(place, tmp_path / "adapter", "lora", model="model", lora_r=4, max_steps=1)
+    for folder in (out, out / "checkpoint-1"):
+        base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+        assert base == str(place / "model")
+    monkeypatch.chdir(tmp_path)
+    assert (merge_adapter("adapter", "merged") / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "base", ["/gone/model", "model", "../base/model", "./model", "runs/base/model", "~/model", None]
+)
+def test_a_base_that_is_gone_is_not_asked_for_on_the_hub(tmp_path, monkeypatch, base):
+    monkeypatch.setattr(WeDLMForCausalLM, "from_pretrained", lambda *args, **kwargs: pytest.fail("the Hub is asked"))
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": base}))
+    with pytest.raises(
+        CheckpointError, match=r"was trained on, cannot be loaded \((there is no folder /|its name is)"
+    ):
+        merge_adapter(str(tmp_path), str(tmp_path / "out"))
 
 
 @pytest.mark.slow

@@ -145,7 +145,8 @@ def test_records_of_a_dataset_are_named_by_their_number():
         ("a.jsonl", b'{"text": "\\ud8"}',
          "{file}, line 1 is no JSON (Invalid \\uXXXX escape, column 12); correct it."),
         ("a.jsonl", b'["\\ud800"]', "{file}, line 1 has half of a surrogate pair, which is no text; remove it."),
-        ("a.jsonl", b"\n", "The data has no records; give a file or a dataset with at least one."),
+        ("a.jsonl", b"\n", "There is no record in {file}; give a file with at least one."),
+        ("a.json", b"[]", "There is no record in {file}; give a file with at least one."),
         ("a.json", b'[{"text": "a"},\n{"text": }]', "{file}, line 2 is no JSON (Expecting value); correct it."),
         ("a.json", b'[{"text": "\xff"}]', "{file} is no UTF-8 text; save the file as UTF-8."),
         ("a.json", b'[{"text": "a"}, 3]', "{file}, record 1 is a JSON int; write an object with fields."),
@@ -159,6 +160,16 @@ def test_files_that_are_refused(tmp_path, name, content, sentence, streaming):
     with pytest.raises(TrainingError) as error:
         list(prepare_dataset(file, TOKENIZER, DataOptions(streaming=streaming))[0])
     assert str(error.value) == sentence.format(file=file)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [Dataset.from_list([]), Dataset.from_dict({"text": []}), IterableDataset.from_generator(lambda: iter(()))],
+    ids=["no columns", "no records", "streamed"],
+)
+def test_a_dataset_without_records(dataset):
+    with pytest.raises(TrainingError, match="^The data has no records; give a file or a dataset with at least one.$"):
+        prepare_dataset(dataset, TOKENIZER, DataOptions())
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["map", "streamed"])

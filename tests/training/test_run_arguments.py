@@ -48,7 +48,7 @@ REFUSED = {
     "a word that belongs to none": (["--model", "a", "b"], "'b' belongs to no argument"),
     "no number": (["--learning_rate", "fast"], "argument --learning_rate.*: invalid float value: 'fast'"),
     "no model": ([], "the following arguments are required: --model, --train_data"),
-    "no file": (["nothing.yaml"], "nothing.yaml cannot be read as YAML .*correct"),
+    "no file": (["nothing.yaml"], "^There is no file nothing.yaml; give the YAML file of a run"),
     "a block of nothing": (["--block_size", "0"], "block_size=0 is no number of tokens; pass 1 or more"),
     "a negative weight": (["--ar_loss_weight", "-1"], "ar_loss_weight=-1.0 is negative; pass 0"),
     "a choice that is none": (["--overlong", "cut"], "--overlong: invalid choice: 'cut'"),
@@ -106,6 +106,8 @@ def test_an_unknown_name_in_the_file(tmp_path):
     with pytest.raises(TrainingError, match="no argument 'modle' .in .*config.yaml.; did you mean model"):
         parse([str(tmp_path / "config.yaml")])
     (tmp_path / "config.yaml").write_text("- a\n")
+    with pytest.raises(TrainingError, match="cannot be read as YAML .*directory.*; correct the name or the file"):
+        parse([str(tmp_path)])
     with pytest.raises(TrainingError, match="holds no arguments; write a line"):
         parse([str(tmp_path / "config.yaml")])
 

@@ -13,6 +13,7 @@ from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.shards import INDEX_FILE, read_json, shard_names
 from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE
 
+HUB_NAME = r"[\w-][\w.-]*/[\w.-]+"
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
@@ -43,7 +44,7 @@ def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
         raise CheckpointError(
             f"The demo checkpoint is not at {name}; give the folder of another one, or a name on the Hub."
         )
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)):
+    if not re.fullmatch(HUB_NAME, str(name)):
         raise CheckpointError(
             f"{name} does not exist; give the folder of a checkpoint, or a name on the Hub such as "
             "tencent/WeDLM-8B-Instruct."

@@ -1,0 +1,127 @@
+"""Finds the checkpoint that a run resumes from, and leaves out those that a kill has cut short."""
+
+import json
+import os
+import re
+import zipfile
+from pathlib import Path
+
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from wedlm.checkpoints.errors import CheckpointError
+from wedlm.checkpoints.shards import INDEX_FILE, SINGLE_FILE, shard_names
+from wedlm.modeling_wedlm.modeling_wedlm import unreadable_weights
+from wedlm.training.arguments import WeDLMTrainingArguments
+from wedlm.training.errors import TrainingError
+
+STATE_FILE = "trainer_state.json"
+ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
+
+
+def checkpoint_to_resume(training: WeDLMTrainingArguments) -> str | None:
+    """Returns the checkpoint to resume from; `resume_from_checkpoint: true` is the last complete one in output_dir."""
+    asked = training.resume_from_checkpoint
+    if asked is None or asked.lower() == "false":
+        return None
+    if asked.lower() == "true":
+        return last_complete_checkpoint(training)
+    if not (Path(asked) / STATE_FILE).exists():
+        raise TrainingError(no_checkpoint(training, asked))
+    if reason := incompleteness(Path(asked), training):
+        raise TrainingError(
+            f"resume_from_checkpoint={asked}: {reason}, so the run that wrote it was killed; name an earlier "
+            "checkpoint-... folder, or pass true for the last complete one."
+        )
+    return asked
+
+
+def last_complete_checkpoint(training: WeDLMTrainingArguments) -> str:
+    """Returns the newest checkpoint of output_dir that is complete, and prints which newer ones are left out."""
+    left_out = []
+    for checkpoint in newest_first(Path(training.output_dir)):
+        reason = incompleteness(checkpoint, training)
+        if reason is None:
+            if left_out and training.process_index == 0:
+                print(f"The run resumes from {checkpoint}; left out: {'; '.join(left_out)}.")
+            return str(checkpoint)
+        left_out.append(f"{checkpoint.name}, because {reason}")
+    raise TrainingError(no_checkpoint(training, training.output_dir, left_out))
+
+
+def no_checkpoint(training: WeDLMTrainingArguments, place: str, left_out: list[str] | None = None) -> str:
+    kind = (
+        f"complete checkpoint in {place} (left out: {'; '.join(left_out)})" if left_out else f"checkpoint in {place}"
+    )
+    return (
+        f"resume_from_checkpoint={training.resume_from_checkpoint}: there is no {kind}; name a checkpoint-... folder, "
+        "or leave the argument out to start anew."
+    )
+
+
+def newest_first(folder: Path) -> list[Path]:
+    steps = {}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        name = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.name)
+        if name and path.is_dir():
+            steps[int(name[1])] = path
+    return [steps[step] for step in sorted(steps, reverse=True)]
+
+
+def incompleteness(checkpoint: Path, training: WeDLMTrainingArguments) -> str | None:
+    """Says which file of a checkpoint is missing or cut short; None if the checkpoint is complete.
+
+    Only the ends of large files are read. FSDP and DeepSpeed have files of their own for weights and optimizer, of
+    which those that are there are checked.
+    """
+    names = [STATE_FILE]
+    if not is_sharded(training):
+        names = [*weight_files(checkpoint), STATE_FILE]
+        if not training.save_only_model:
+            # With several processes, there is a file of random states for each.
+            random_states = min((path.name for path in checkpoint.glob("rng_state*.pth")), default="rng_state.pth")
+            names += ["optimizer.pt", "scheduler.pt", random_states]
+    for name in names:
+        if not (checkpoint / name).is_file():
+            return f"its {name} is missing"
+    if names := unreadable_weights(checkpoint):
+        return f"its {names[0]} is cut short"
+    for path in sorted(checkpoint.iterdir()):
+        if path.suffix in READABLE and not READABLE[path.suffix](path):
+            return f"its {path.name} is cut short"
+    return None
+
+
+def is_sharded(training: WeDLMTrainingArguments) -> bool:
+    """Whether FSDP or DeepSpeed is on, by an argument or by `accelerate launch`, which sets variables."""
+    launched = (os.environ.get(f"ACCELERATE_USE_{name}", "").lower() for name in ("FSDP", "DEEPSPEED"))
+    return bool(training.fsdp or training.deepspeed or any(value in ("true", "1") for value in launched))
+
+
+def weight_files(checkpoint: Path) -> list[str]:
+    if any((checkpoint / name).exists() for name in ADAPTER_FILES):
+        return list(ADAPTER_FILES)
+    if not (checkpoint / INDEX_FILE).exists():
+        return [SINGLE_FILE]
+    try:
+        return shard_names(checkpoint)
+    except CheckpointError:
+        return [INDEX_FILE]  # it is there, and is no JSON
+
+
+def is_json(path: Path) -> bool:
+    try:
+        return isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+    except (OSError, ValueError):
+        return False
+
+
+def is_archive(path: Path) -> bool:
+    """Whether the end of a file of torch.save() is there, where its table of contents lies."""
+    try:
+        zipfile.ZipFile(path).close()
+    except (OSError, zipfile.BadZipFile):
+        return False
+    return True
+
+
+READABLE = {".json": is_json, ".pt": is_archive, ".pth": is_archive, ".bin": is_archive}

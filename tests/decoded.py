@@ -25,16 +25,16 @@ def generate(model, prompts, **arguments) -> list[Decoded]:
         ids, padding = output.sequences[b, width:].tolist(), None
         ids, padding = ids[:num_tokens], ids[num_tokens:]
         assert set(padding) <= {PAD}
-        window_rows = round(num_tokens / output.prefix_cacheability[b].item())
-        decoded.append(Decoded(ids, output.forwards[b].item(), window_rows))
+        window_queries = round(num_tokens / output.prefix_cacheability[b].item())
+        decoded.append(Decoded(ids, output.forwards[b].item(), window_queries))
     assert output.sequences.shape[1] == width + max(len(row.ids) for row in decoded)
     return decoded
 
 
 def agree(got: Decoded, expected: Decoded) -> bool:
     # prefix_cacheability counts window rows only where there were at least as many as tokens.
-    rows = max(expected.window_rows, len(expected.ids))
-    return (got.ids, got.forwards, got.window_rows) == (expected.ids, expected.forwards, rows)
+    rows = max(expected.window_queries, len(expected.ids))
+    return (got.ids, got.forwards, got.window_queries) == (expected.ids, expected.forwards, rows)
 
 
 def settings_of(run):

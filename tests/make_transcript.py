@@ -2,8 +2,8 @@
 
     git clone . /tmp/wedlm && python3 tests/make_transcript.py /tmp/wedlm
 
-Blocks that need the network, a GPU or a server are left out. Of `make test` the last line is kept; colours and progress
-bars are cut.
+Blocks that need the network, a GPU or a server are left out. Of `make test` the last line is kept; colours and
+progress bars are cut.
 """
 
 import json
@@ -19,8 +19,8 @@ from readme_blocks import BLOCKS, BY_HAND
 HEAD = """\
 # A newcomer's first hour
 
-`tests/make_transcript.py` typed the code blocks of the README, in their order, in a fresh clone with a fresh HOME. It left
-out the blocks that need the network, a GPU or a server.
+`tests/make_transcript.py` typed the code blocks of the README, in their order, in a fresh clone with a fresh HOME. It
+left out the blocks that need the network, a GPU or a server.
 """
 # A Python that stays, as a newcomer's would: code comes in as lines of JSON, and a mark ends what it printed.
 PYTHON = """

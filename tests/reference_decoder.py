@@ -16,7 +16,7 @@ import torch
 class Decoded:
     ids: list[int] = field(default_factory=list)
     forwards: int = 0
-    window_rows: int = 0
+    window_queries: int = 0
     steps: list[dict] = field(default_factory=list)
     margin: float = math.inf  # the smallest gap that decided anything
     judged: list[int] = field(default_factory=list)  # verified: drafts judged at each distance
@@ -63,7 +63,7 @@ def decode(
         positions = list(range(len(before))) + [first_position + i for i in filled + opened]
         logits = logits_of(tokens, positions)[len(before) + len(filled) :].double()
         result.forwards += 1
-        result.window_rows += len(window)
+        result.window_queries += len(window)
         step = {
             "committed": len(committed),
             "window": [mask_token_id if token is None else token for token in window],
@@ -166,7 +166,7 @@ def decode_verified(
         who_sees_whom = [[other in those for other in range(len(rows))] for those in seen]
         logits = logits_of(list(tokens), list(positions), who_sees_whom)
         result.forwards += 1
-        result.window_rows += len(rows) - len(known) + (1 if text else 0)
+        result.window_queries += len(rows) - len(known) + (1 if text else 0)
 
         # Judge.
         num_accepted = 0

@@ -90,10 +90,10 @@ def test_the_reference_reproduces_the_recorded_runs(name):
                     decoding=decoding, **settings_of(run),
                 )  # fmt: skip
                 expected = recorded(run, decoding)
-                assert (got.ids, got.forwards, got.window_rows) == (
+                assert (got.ids, got.forwards, got.window_queries) == (
                     expected.ids,
                     expected.forwards,
-                    expected.window_rows,
+                    expected.window_queries,
                 )
                 if decoding == "streaming" and "steps" in run:
                     assert got.steps == run["steps"]

@@ -110,7 +110,7 @@ def test_any_batch_equals_the_reference_row_by_row(data):
         assert text[:num_tokens].tolist() == expected.ids and set(text[num_tokens:].tolist()) <= {PAD}
         if not STATEFUL & set(names) or len(prompts) == 1:
             assert got.forwards[row] == expected.forwards
-            assert got.prefix_cacheability[row] == pytest.approx(num_tokens / max(num_tokens, expected.window_rows))
+            assert got.prefix_cacheability[row] == pytest.approx(num_tokens / max(num_tokens, expected.window_queries))
         assert got.forwards[row] >= expected.forwards
     assert got.sequences.shape[1] == width + longest
 

@@ -84,7 +84,7 @@ def test_any_batch_equals_the_slow_reference_row_by_row(call, data):
         assert got.sequences[row, width : width + num_tokens].tolist() == expected.ids
         assert (got.sequences[row, width + num_tokens :] == arguments["pad_token_id"]).all()
         assert got.forwards[row] == expected.forwards
-        assert got.prefix_cacheability[row] == pytest.approx(num_tokens / max(num_tokens, expected.window_rows))
+        assert got.prefix_cacheability[row] == pytest.approx(num_tokens / max(num_tokens, expected.window_queries))
         assert got.judged_drafts[row].tolist() == expected.judged
         assert got.accepted_drafts[row].tolist() == expected.accepted
 

@@ -18,7 +18,7 @@ from wedlm.evaluation.work_file import WorkFile, digest_of
 
 WARM_UP_TOKENS = 8  # generated before anything is timed
 LIKELIHOOD_BATCHES = 16  # batches per piece, within which lm-eval sorts by length and shares contexts
-COUNTS = ("tokens", "forwards", "window_rows", "seconds")
+COUNTS = ("tokens", "forwards", "window_queries", "seconds")
 
 
 def counted(output: GenerateDecoderOnlyOutput) -> dict[str, int]:
@@ -28,7 +28,7 @@ def counted(output: GenerateDecoderOnlyOutput) -> dict[str, int]:
     return {
         "tokens": round(float(tokens.sum())),
         "forwards": int(output.forwards.sum()),
-        "window_rows": round(float(queries.sum())),
+        "window_queries": round(float(queries.sum())),
     }
 
 

@@ -89,7 +89,7 @@ def metrics_of(values: dict[str, Any], higher_is_better: dict[str, bool]) -> lis
 def speeds(counts: list[dict[str, float]]) -> dict[str, float | None]:
     """Adds up the counts of several tasks; all speeds are None where nothing was generated."""
     tokens, forwards, queries, seconds = (
-        sum(count[name] for count in counts) for name in ("tokens", "forwards", "window_rows", "seconds")
+        sum(count[name] for count in counts) for name in ("tokens", "forwards", "window_queries", "seconds")
     )
     if not forwards:
         return dict.fromkeys(("tokens_per_forward", "prefix_cacheability", "tokens_per_second", "num_tokens"))

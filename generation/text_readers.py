@@ -12,7 +12,7 @@ from wedlm.generation.reader_kinds import is_stateless, window_decides
 from wedlm.generation.score_records import ScoreRecords
 from wedlm.generation.support import refuse_impossible
 from wedlm.generation.text_stream import TextStream
-from wedlm.generation.token_sampling import draw_tokens
+from wedlm.generation.token_sampling import draw_tokens, without_mask
 from wedlm.generation.transformers_internals import pad_token_of
 from wedlm.generation.window import Window, WindowQueries
 
@@ -133,8 +133,8 @@ class TextReaders:
             self.record_selected(window, queries, selected, logits)
         if self.shows_guesses:
             is_open = queries.is_asked[0] & ~selected[0]
-            guesses = logits[0, is_open].index_fill(-1, self.ids.new_tensor([self.policy.mask_token_id]), -torch.inf)
-            self.stream.guess(window, queries.asked_slots[0, is_open], guesses.argmax(-1), end=window.end[0])
+            guesses = without_mask(logits[0, is_open], self.policy.mask_token_id).argmax(-1)
+            self.stream.guess(window, queries.asked_slots[0, is_open], guesses, end=window.end[0])
 
     # --- Verified decoding ---
 
@@ -168,7 +168,7 @@ class TextReaders:
         window.num_tokens = self.num_read(window)
         window.alive = window.tokens.new_tensor([row.alive for row in self.rows], dtype=torch.bool)[window.batch_rows]
         if self.stream is not None:
-            # Of several rows a column is final when every row that is alive has come to it.
+            # A column is final when every row that is alive has a token in it.
             num_read = [row.num_read for row in self.rows if row.alive] or [max(row.num_read for row in self.rows)]
             self.stream.hand_on(self.ids[:, self.prompt_width :], min(num_read), is_alive=self.rows[0].alive)
 

@@ -1,4 +1,4 @@
-"""What a streamer gets: final text, and the guesses behind it."""
+"""Hands final text, and the guesses behind it, to a streamer."""
 
 import torch
 from transformers.generation import BaseStreamer

@@ -93,7 +93,7 @@ class WindowQueries(NamedTuple):
 
 
 class Status(NamedTuple):
-    """What the host reads of a window after each step, a list over the rows each.
+    """The state of a window that the host reads after each step: a list over the rows for each field.
 
     Args:
         alive (`list[bool]`): Whether the row's text is still incomplete.

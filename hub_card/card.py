@@ -1,4 +1,4 @@
-"""What a model card consists of, and the generator that writes it by card_template.md."""
+"""The content of a model card, and the generator that writes it by card_template.md."""
 
 import json
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Example(NamedTuple):
 
 
 class TaskTable(NamedTuple):
-    """What was measured on one task, in Markdown."""
+    """The measurements on one task, in Markdown."""
 
     title: str
     description: str
@@ -84,7 +84,7 @@ class CardContent:
         prompt (`str`):
             The question that the snippet asks.
         checkpoint (`Checkpoint`):
-            What `read_checkpoint` returned.
+            The result of `read_checkpoint`.
         metadata (`dict[str, Any]`):
             Licence, base models, datasets, languages and tags.
         introduction (`str`, *optional*):
@@ -92,7 +92,7 @@ class CardContent:
         examples (`Sequence[Example]`, *optional*):
             Questions with their answers.
         evaluations (`Sequence[EvaluationSection]`, *optional*):
-            What was measured.
+            The measurements.
         hub_results (`Sequence[EvalResult]`, *optional*):
             The same for the Hub's model-index.
         training (`TrainingSection`, *optional*):

@@ -1,4 +1,4 @@
-"""What `wedlm eval` measured, as a section of a card and as entries of the Hub's model-index."""
+"""The measurements of `wedlm eval`, as a section of a card and as entries of the Hub's model-index."""
 
 import math
 from dataclasses import dataclass

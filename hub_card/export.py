@@ -33,7 +33,7 @@ PNG_START = b"\x89PNG"
 
 
 class Exported(NamedTuple):
-    """What an export made.
+    """The result of an export.
 
     Args:
         folder (`Path`):
@@ -68,7 +68,7 @@ def export(
         out (`str` or `os.PathLike`):
             The folder that the repository becomes.
         options (`CardOptions`):
-            What the card says.
+            The content of the card.
         push (`str`, *optional*):
             Name of the repository on the Hub that the folder is uploaded to. If that fails, the folder stays.
         private (`bool`, defaults to `False`):
@@ -107,9 +107,9 @@ def card_content(checkpoint: Checkpoint, options: CardOptions, repository: str) 
 
     Args:
         checkpoint (`Checkpoint`):
-            What `read_checkpoint` returned.
+            The result of `read_checkpoint`.
         options (`CardOptions`):
-            What the command line says.
+            The options of the command line.
         repository (`str`):
             The name by which the snippet loads the checkpoint.
     """

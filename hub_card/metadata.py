@@ -25,7 +25,7 @@ def read_metadata(folder: Path, options: CardOptions) -> dict[str, Any]:
         folder (`Path`):
             Folder of the checkpoint; a README.md in it is optional.
         options (`CardOptions`):
-            What the command line says.
+            The options of the command line.
     """
     readme = folder / "README.md"
     try:
@@ -91,7 +91,7 @@ def card_data(metadata: dict[str, Any], title: str, results: Sequence[EvalResult
 
     Args:
         metadata (`dict[str, Any]`):
-            What `read_metadata` returned.
+            The result of `read_metadata`.
         title (`str`):
             Name of the model in the Hub's model-index.
         results (`Sequence[EvalResult]`):

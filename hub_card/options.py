@@ -1,4 +1,4 @@
-"""What `wedlm export` is told about the card, and the error of an export that is impossible."""
+"""The options of the card, and the error of an export that is impossible."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ class ExportError(ValueError):
 
 @dataclass(frozen=True)
 class CardOptions:
-    """What the command line says about the card. It overrides the metadata of the checkpoint's README.md.
+    """The options of the card from the command line. They override the metadata of the checkpoint's README.md.
 
     Args:
         license (`str`, *optional*):

@@ -85,6 +85,8 @@ class DecodingRun:
         max_entries = self.prompt.max_entries + max_new_tokens + 2 * self.policy.window_size
         self.cache: RowCache | None = self.make_cache(max_entries)
         self.num_alive = len(input_ids)
+        self.longest = 0  # tokens of the longest row's committed text
+        self.status: torch.Tensor | None = None  # as the last step left it, on the device
         # A hook may count on the rows of the batch, as that of PEFT's adapter_names does.
         self.rows_may_leave = self.num_alive > 1 and not has_hooks(model)
 

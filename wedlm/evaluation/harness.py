@@ -35,7 +35,7 @@ def evaluate(
         tokenizer (`PreTrainedTokenizerBase`):
             Its tokenizer.
         tasks (`Tasks`):
-            What `load_tasks` returned.
+            The result of `load_tasks`.
         decodings (`dict[str, dict[str, Any]]`):
             Arguments of `generate()` by label.
         choices (`Choices`):

@@ -24,9 +24,9 @@ def info(description: str, inputs: str, features: dict) -> evaluate.MetricInfo:
 
     Args:
         description (`str`):
-            What the metric measures.
+            The meaning of the metric.
         inputs (`str`):
-            What its predictions and references are.
+            The form of its predictions and references.
         features (`dict`):
             Types of the predictions and references.
     """

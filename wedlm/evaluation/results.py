@@ -15,7 +15,7 @@ def results_of(
 
     Args:
         measured (`dict`):
-            What `lm_eval.evaluate` returned.
+            The result of `lm_eval.evaluate`.
         tasks (`Tasks`):
             The tasks that were asked.
         label (`str`):

@@ -66,7 +66,7 @@ class PythonResult(NamedTuple):
         values (`list[Any]`):
             The value of each expression; empty unless the code finished.
         output (`str`):
-            What the code printed, errors included, cut at MAX_OUTPUT_BYTES.
+            The output of the code, errors included, cut at MAX_OUTPUT_BYTES.
     """
 
     outcome: Literal["finished", "failed", "timed out"]
@@ -91,7 +91,7 @@ def run_python(
         code (`str`):
             The program.
         expressions (`Sequence[str]`, *optional*):
-            What to evaluate afterwards.
+            The expressions to evaluate afterwards.
         timeout_seconds (`float`, defaults to 2.0):
             Limit of CPU time, rounded up to whole seconds.
         memory_bytes (`int`, defaults to 256 MiB):

@@ -31,7 +31,7 @@ class Tasks:
 
     Args:
         loaded (`TaskDict`):
-            What lm-eval's manager returned: tasks and groups by name.
+            The result of lm-eval's manager: tasks and groups by name.
         fewshot (`dict[str, int]`):
             The number of shots that a recipe asks for, by task.
     """

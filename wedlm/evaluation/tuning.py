@@ -140,7 +140,7 @@ def measure_of(name: str | None, examples: list[Example]) -> str:
         name (`str`, *optional*):
             The measure that the user asks for; by default `"exact"`, or `"agreement"` if there are no answers.
         examples (`list[Example]`):
-            What `read_examples` returned.
+            The result of `read_examples`.
     """
     has_answers = examples[0].answer is not None
     name = name or ("exact" if has_answers else AGREEMENT)

@@ -25,7 +25,7 @@ def now(device: torch.device | str) -> float:
 
 
 def timed(call: Callable[[], Result], device: torch.device | str) -> tuple[Result, float]:
-    """What the call returns, and the seconds until the device has finished it."""
+    """The result of the call, and the seconds until the device has finished it."""
     start = now(device)
     result = call()
     return result, now(device) - start

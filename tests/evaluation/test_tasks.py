@@ -38,8 +38,9 @@ def test_what_cannot_be_loaded(task_folder, without_lm_evals_own, tmp_path):
     with pytest.raises(EvaluationError, match="is no folder; give one with YAML files"):
         named("first", folder=tmp_path / "nowhere")
     for name in ("demo_functions", "demo"):
-        with pytest.raises(EvaluationError, match="demo_functions runs code that the model writes; pass --run-code"):
+        with pytest.raises(EvaluationError, match="demo_functions runs code that the model writes; pass") as refused:
             load_tasks({name: None}, [DEMO_TASKS])
+        assert "--run-code to allow it, in a sandbox against accidents, not attackers" in str(refused.value)
 
 
 def test_a_file_of_the_folder_that_is_no_yaml_is_named(without_lm_evals_own, tmp_path):

@@ -129,7 +129,11 @@ class EvalOptions:
         str | None, typer.Option(help="JSON for the tasks; those of the demo read num_examples and seed.")
     ] = None
     run_code: Annotated[
-        bool, typer.Option("--run-code", help="Allow tasks that run the model's code, in a sandbox.")
+        bool,
+        typer.Option(
+            "--run-code",
+            help="Allow tasks that run the model's code, in a sandbox: it guards against accidents, not attackers.",
+        ),
     ] = False
     out: OutFile = Path("eval.json")
     overwrite: OverwriteFile = False

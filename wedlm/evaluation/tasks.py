@@ -170,7 +170,10 @@ def refuse_code(name: str, manager: TaskManager) -> None:
 
 
 def code_refused(name: str) -> str:
-    return f"The task {name} runs code that the model writes; pass --run-code to allow it, or leave the task out."
+    return (
+        f"The task {name} runs code that the model writes; pass --run-code to allow it, in a sandbox against "
+        "accidents, not attackers, or leave the task out."
+    )
 
 
 def check_task(name: str, task: Task, run_code: bool) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from wedlm.checkpoints.new_folder import check_apart, check_out, check_space, complete_or_absent
+from wedlm.checkpoints.new_folder import check_apart, check_links, check_out, check_space, complete_or_absent
 from wedlm.checkpoints.plan import SPARE_BYTES, Plan, write_companions, write_weights
 from wedlm.checkpoints.resolve import checkpoint_folder
 from wedlm.evaluation.provenance import weights_digest
@@ -83,6 +83,7 @@ def export(
         raise ExportError("--private is about the repository of --push; pass --push REPO with it, or leave it out.")
     folder = checkpoint_folder(model, with_weights=True)
     check_apart(out, folder)
+    check_links(folder)
     checkpoint = read_checkpoint(model, folder)
     repository = push or out.name
     content = card_content(checkpoint, options, repository)

@@ -22,7 +22,7 @@ def read_report(path: Path, parse: Callable[[object], Any], command: str) -> Any
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ExportError(f"{path} cannot be read as JSON ({error}); pass a file that `{command}` wrote.") from error
     try:
         return parse(content)

@@ -145,6 +145,8 @@ def read_json(file: str) -> Iterator[tuple[str, str]]:
         raise TrainingError(f"{file} is no UTF-8 text; save the file as UTF-8.") from None
     except json.JSONDecodeError as error:
         raise TrainingError(f"{file}, line {error.lineno} is no JSON ({error.msg}); correct it.") from None
+    except RecursionError:
+        raise TrainingError(f"{file} is nested too deeply for JSON; correct it.") from None
     for number, record in enumerate(records):
         yield json.dumps(record), f"record {number}"
 
@@ -188,6 +190,8 @@ def parse_record(columns: dict, index: int) -> Record:
         json.dumps(content, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise TrainingError(f"{where} is no JSON ({error.msg}, column {error.colno}); correct it.") from None
+    except RecursionError:
+        raise TrainingError(f"{where} is nested too deeply for JSON; correct it.") from None
     except UnicodeEncodeError:
         raise TrainingError(f"{where} has half of a surrogate pair, which is no text; remove it.") from None
     if not isinstance(content, dict):

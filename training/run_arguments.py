@@ -9,6 +9,7 @@ import torch
 import yaml
 from transformers import HfArgumentParser
 
+from wedlm.checkpoints.yaml_file import read_yaml
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.errors import TrainingError, as_training_errors
 
@@ -67,7 +68,7 @@ def parse(arguments: list[str]) -> tuple[RunArguments, WeDLMTrainingArguments]:
     words = []
     if arguments and not arguments[0].startswith("--"):
         path, *arguments = arguments
-        words += [word for name, value in read_yaml(path, known).items() for word in as_words(name, value)]
+        words += [word for name, value in read_fields(path, known).items() for word in as_words(name, value)]
     for word in arguments:
         if word.startswith("--"):
             check_name(word[2:].partition("=")[0], known, "on the command line")
@@ -87,11 +88,11 @@ def parse(arguments: list[str]) -> tuple[RunArguments, WeDLMTrainingArguments]:
     return run, training
 
 
-def read_yaml(path: str, known: set[str]) -> dict:
+def read_fields(path: str, known: set[str]) -> dict:
     if not Path(path).exists():
         raise TrainingError(f"There is no file {path}; give the YAML file of a run, as in training/configs.")
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = read_yaml(path)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         sentence = " ".join(str(error).split())
         raise TrainingError(f"{path} cannot be read as YAML ({sentence}); correct the name or the file.") from error

@@ -194,6 +194,8 @@ def checked_tools(tools: object, where: str) -> list | None:
         tools = json.loads(tools) if isinstance(tools, str) else tools
     except json.JSONDecodeError as error:
         raise TrainingError(f"{where}: its tools are no JSON ({error.msg}); correct them.") from None
+    except RecursionError:
+        raise TrainingError(f"{where}: its tools are nested too deeply for JSON; correct them.") from None
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise TrainingError(f"{where}: its tools are no list of objects; write one.")
     return tools or None

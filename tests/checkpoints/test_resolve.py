@@ -93,6 +93,10 @@ REFUSED = {
         lambda folder: (folder / "config.json").write_text("{"),
         "config.json cannot be read as",
     ),
+    "a config that is nested too deeply": (
+        lambda folder: (folder / "config.json").write_text('{"a": ' + "[" * 10_000),
+        "config.json cannot be read as JSON .maximum recursion depth.*; copy",
+    ),
     "a config that is a list": (
         lambda folder: (folder / "config.json").write_text("[]"),
         "holds no JSON object; copy",

@@ -95,8 +95,8 @@ def swap_for_folder(path):
     path.mkdir()
 
 
-def retype(header):
-    next(tensor for name, tensor in header.items() if name != "__metadata__")["dtype"] = "F8_E4M3"
+def retype(header, dtype="F8_E4M3"):
+    next(tensor for name, tensor in header.items() if name != "__metadata__")["dtype"] = dtype
 
 
 def overlap(header):
@@ -142,6 +142,18 @@ REFUSED = {
         "00002-of-00003.safetensors is cut short or damaged .*copy",
     ),
     "a cut header": (lambda folder: cut(SHARD(folder, 2), 30), "is cut short or damaged"),
+    "a header beyond the limit": (
+        lambda folder: SHARD(folder, 2).write_bytes((100_000_001).to_bytes(8, "little")),
+        "its header has 100000001 bytes, and safetensors allows 100000000.; copy",
+    ),
+    "a header that is nested too deeply": (
+        lambda folder: SHARD(folder, 2).write_bytes((20_000).to_bytes(8, "little") + b"[" * 20_000),
+        "is cut short or damaged .maximum recursion depth",
+    ),
+    "integers": (
+        lambda folder: write_header(SHARD(folder, 2), lambda header: retype(header, "I8")),
+        "I8, and only BF16, F16, F32, F64 are supported; start from the checkpoint as it was before quantization",
+    ),
     "an empty shard": (lambda folder: cut(SHARD(folder, 2), 0), "is cut short or damaged"),
     "a longer shard": (lambda folder: SHARD(folder, 2).open("ab").write(b"x"), "is cut short or damaged"),
     "8 bits": (

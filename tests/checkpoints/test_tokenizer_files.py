@@ -44,13 +44,52 @@ def test_a_tokenizer_of_vocab_and_merges_only(source, tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path / "back").get_vocab() == before
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"auto_map": {"AutoTokenizer": ["tokenization_mine.Mine", None]}},
+        {"tokenizer_class": "Mine"},
+        {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["tokenization_mine.Mine", None]}},
+        {"tokenizer_class": "Trainer"},  # a class of transformers, and no tokenizer
+    ],
+)
+def test_code_of_a_tokenizer_is_left_out(source, tmp_path, fields):
+    texts = ["a b", "<|im_start|>user"]
+    before = AutoTokenizer.from_pretrained(source)(texts)["input_ids"]
+    edit(source / "tokenizer_config.json", **fields)
+    results = [convert_to_wedlm(source, tmp_path / "wedlm")]
+    edit(tmp_path / "wedlm" / "tokenizer_config.json", **fields)
+    results += [
+        convert_to_wedlm(tmp_path / "wedlm", tmp_path / "again"),
+        convert_to_autoregressive(tmp_path / "wedlm", tmp_path / "back"),
+    ]
+    for (note,) in (result.notes for result in results):
+        assert "has code of its own, which is left out; compare the tokens" in note
+    for folder in ("again", "back"):
+        content = json.loads((tmp_path / folder / "tokenizer_config.json").read_text())
+        assert "auto_map" not in content and content["tokenizer_class"] not in ("Mine", "Trainer")
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / folder, trust_remote_code=False)
+        assert tokenizer(texts)["input_ids"] == before
+
+
 # --- Refusals ---
+
+
+def use_other_class(folder):
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "tokenizer.json").unlink()
+    edit(folder / "tokenizer_config.json", tokenizer_class="Mine")
 
 
 REFUSED = {
     "a tokenizer of another kind": (
         lambda folder: edit(folder / "tokenizer.json", model={"type": "Unigram", "vocab": [["a", 0.0]]}),
         "The tokenizer files in .* are none of Qwen's .*; correct them",
+    ),
+    "a class of others without tokenizer.json": (
+        use_other_class,
+        "The tokenizer of .* has the class 'Mine', which transformers lacks, and no tokenizer.json; save it",
     ),
     "added tokens without ids": (
         lambda folder: edit(folder / "tokenizer.json", added_tokens=[{"content": "<|endoftext|>"}]),

@@ -159,6 +159,9 @@ def test_checkpoints_that_are_refused(tmp_path, model, unchecked, monkeypatch):
     with monkeypatch.context() as full:
         full.setattr(new_folder.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
         assert "and its disk has 0.00 GB free" in sentence()
+    (model / "LICENSE").symlink_to("/etc/hostname")
+    assert "LICENSE is a link to /etc/hostname, outside of the checkpoint" in sentence()
+    (model / "LICENSE").unlink()
     edit(model / "config.json", hidden_size=30)
     assert "and by its config" in sentence()
     edit(model / "config.json", model_type="qwen3")

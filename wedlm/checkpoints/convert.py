@@ -15,7 +15,7 @@ from wedlm.checkpoints.architectures import (
 )
 from wedlm.checkpoints.facts import limits_of_parallel_decoding
 from wedlm.checkpoints.mask_token import MaskChange, put_mask_in, take_mask_out
-from wedlm.checkpoints.new_folder import check_apart, check_out
+from wedlm.checkpoints.new_folder import check_apart, check_links, check_out
 from wedlm.checkpoints.plan import Plan, write
 from wedlm.checkpoints.resolve import (
     GENERATION_FILE,
@@ -72,7 +72,7 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
     read = read_source(source, out, wanted=(*STOCK, MODEL_TYPE))
     shards = read_weights(read)
     generation_fields = read_generation_fields(read.folder)
-    tokenizer = TokenizerFiles.read(read.folder)
+    tokenizer, changed, tokenizer_notes = TokenizerFiles.read(read.folder).without_code(source)
     if read.model_type != MODEL_TYPE:
         mask = put_mask_in(read.config, tokenizer, generation_fields, shards, source)
     elif read.config.mask_token_id is None:
@@ -81,8 +81,8 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
     else:
         mask = MaskChange()
     read.config.architectures, read.config.auto_map = [WEDLM_CLASS], None  # the code written beside it sets auto_map
-    notes = mask.notes + limits_of_parallel_decoding(read.model, generation_fields)
-    plan = Plan(read.config, shards, mask.num_rows, read.folder, mask.files, mask.tokens, notes)
+    notes = tokenizer_notes + mask.notes + limits_of_parallel_decoding(read.model, generation_fields)
+    plan = Plan(read.config, shards, mask.num_rows, read.folder, changed | mask.files, mask.tokens, notes)
     write(plan, out, overwrite)
     return Conversion(out, read.config.mask_token_id, notes)
 
@@ -110,22 +110,25 @@ def convert_to_autoregressive(
     read = read_source(source, out, wanted=(MODEL_TYPE,))
     model_type = stock_model_type(read.config, source)
     shards = read_weights(read)
-    tokenizer = TokenizerFiles.read(read.folder)
+    tokenizer, changed, tokenizer_notes = TokenizerFiles.read(read.folder).without_code(source)
     mask = take_mask_out(read.config, tokenizer, shards, source)
-    changed = mask.files | for_older_versions({**tokenizer.contents, **mask.files})
+    changed |= mask.files
+    changed |= for_older_versions({**tokenizer.contents, **changed})
     generation_fields = read_generation_fields(read.folder)
     if generation_fields.keys() & DEFAULTS.keys():  # parameters of parallel decoding, unknown to Qwen
         changed[GENERATION_FILE] = {name: value for name, value in generation_fields.items() if name not in DEFAULTS}
     config = stock_fields(read.config, model_type)
-    plan = Plan(config, shards, mask.num_rows, read.folder, changed, mask.tokens, mask.notes)
+    notes = tokenizer_notes + mask.notes
+    plan = Plan(config, shards, mask.num_rows, read.folder, changed, mask.tokens, notes)
     write(plan, out, overwrite)
-    return Conversion(out, read.config.mask_token_id, mask.notes)
+    return Conversion(out, read.config.mask_token_id, notes)
 
 
 def read_source(source: str | os.PathLike, out: Path, wanted: tuple[str, ...]) -> Source:
     """Reads and checks a config; a checkpoint on the Hub is asked for its weights once its config is known to fit."""
     folder = checkpoint_folder(source, with_weights=False)
     check_apart(out, folder)
+    check_links(folder)
     fields = read_config(source, folder)
     check_architecture(fields, source, wanted)
     folder = download_weights(source, folder)

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.new_folder import check_space, complete_or_absent, leftovers
-from wedlm.checkpoints.resolve import COMPANIONS, CONFIG_FILE
+from wedlm.checkpoints.resolve import COMPANIONS, CONFIG_FILE, TOKENIZER_FILES
 from wedlm.checkpoints.shards import INDEX_FILE, Shard, num_bytes_after, read_index, write_shard
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 
@@ -44,7 +44,7 @@ def write(plan: Plan, out: Path, overwrite: bool) -> None:
         check_space(out, sum(num_bytes_after(shard, plan.num_rows) for shard in plan.shards) + SPARE_BYTES)
         with complete_or_absent(out, overwrite) as folder:
             write_companions(plan, folder)
-            if plan.tokens is not None:
+            if any((folder / name).exists() for name in TOKENIZER_FILES):
                 check_tokenizer(plan, folder)
             write_weights(plan, folder)
     except OSError as error:
@@ -79,13 +79,15 @@ def write_json(path: Path, content: dict) -> None:
 
 
 def check_tokenizer(plan: Plan, folder: Path) -> None:
-    """Loads the changed tokenizer and compares the id of every token with the planned one."""
+    """Loads the tokenizer and, if it changed, compares the id of every token with the planned one."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # wrong files raise errors of many kinds
         raise CheckpointError(
             f"The tokenizer in {plan.folder} cannot be loaded ({one_line(error)}); correct its files."
         ) from error
+    if plan.tokens is None:
+        return
     vocabulary = tokenizer.get_vocab()
     moved = [token for token, i in plan.tokens.items() if vocabulary.get(token) != i]
     takes_mask_out = isinstance(plan.config, dict)

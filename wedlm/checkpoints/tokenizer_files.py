@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.shards import read_json
@@ -38,6 +40,33 @@ class TokenizerFiles(NamedTuple):
                 "or save the tokenizer with save_pretrained() again."
             ) from error
         return files
+
+    def without_code(self, source: object) -> tuple[Self, dict[str, dict], list[str]]:
+        """Takes out the code that a tokenizer names besides transformers'; tokenizer.json stands for itself.
+
+        Args:
+            source (`str` or `os.PathLike`): The name of the checkpoint, for messages.
+
+        Returns:
+            `tuple`: The tokenizer, its files that change, with their new content, and notes for its user.
+        """
+        config = self.file("tokenizer_config.json")
+        name = config.get("tokenizer_class")
+        is_foreign = isinstance(name, str) and not is_tokenizer_class(name)
+        if is_foreign and "tokenizer.json" not in self.contents:
+            raise CheckpointError(
+                f"The tokenizer of {source} has the class {name!r}, which transformers lacks, and no tokenizer.json; "
+                "save it as a tokenizer of transformers first."
+            )
+        if not is_foreign and "auto_map" not in config:
+            return self, {}, []
+        stock = {"tokenizer_class": "PreTrainedTokenizerFast"} if is_foreign else {}
+        changed = {"tokenizer_config.json": without(config, "auto_map") | stock}
+        note = (
+            f"The tokenizer of {source} has code of its own, which is left out; compare the tokens of a few texts "
+            "with those of the source."
+        )
+        return TokenizerFiles({**self.contents, **changed}), changed, [note]
 
     def file(self, name: str) -> dict:
         return self.contents.get(name, {})
@@ -121,6 +150,12 @@ class TokenizerFiles(NamedTuple):
             if new != content:
                 changed[name] = new
         return changed
+
+
+def is_tokenizer_class(name: str) -> bool:
+    """Whether transformers has a tokenizer of this name."""
+    found = tokenizer_class_from_name(name)
+    return isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)
 
 
 def token_id_of(token: str, content: dict) -> int | None:

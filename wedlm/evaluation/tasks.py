@@ -127,7 +127,7 @@ def check_yaml(folder: Path) -> None:
     for path in sorted(folder.rglob("*.yaml")):
         try:
             yaml.compose(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             said = " ".join(str(error).split())
             raise EvaluationError(f"{path} cannot be read as YAML ({said}); correct or remove it.") from error
 

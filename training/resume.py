@@ -111,7 +111,7 @@ def weight_files(checkpoint: Path) -> list[str]:
 def is_json(path: Path) -> bool:
     try:
         return isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return False
 
 

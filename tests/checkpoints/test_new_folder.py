@@ -57,6 +57,13 @@ def test_places_that_are_refused(source, tmp_path, monkeypatch):
         convert_to_wedlm(source, tmp_path, overwrite=True)  # the source lies in it and would go too
 
 
+def test_a_folder_whose_config_is_nested_too_deeply_is_no_checkpoint(source, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "config.json").write_text("[" * 10_000)
+    with pytest.raises(CheckpointError, match="full is no checkpoint, and only a checkpoint is overwritten"):
+        convert_to_wedlm(source, tmp_path / "full", overwrite=True)
+
+
 @pytest.mark.parametrize("name", ["LICENSE", "chat_template.jinja", "additional_chat_templates", "model.safetensors"])
 def test_a_link_out_of_the_checkpoint_is_refused(source, tmp_path, name):
     (tmp_path / "secret").mkdir()

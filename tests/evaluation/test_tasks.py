@@ -44,9 +44,10 @@ def test_what_cannot_be_loaded(task_folder, without_lm_evals_own, tmp_path):
 
 
 def test_a_file_of_the_folder_that_is_no_yaml_is_named(without_lm_evals_own, tmp_path):
-    (tmp_path / "mine.yaml").write_text("task: mine\n  oops: [")
-    with pytest.raises(EvaluationError, match="mine.yaml cannot be read as YAML"):
-        named("mine", folder=tmp_path)
+    for text in ("task: mine\n  oops: [", "task: " + "[" * 2000):
+        (tmp_path / "mine.yaml").write_text(text)
+        with pytest.raises(EvaluationError, match="mine.yaml cannot be read as YAML"):
+            named("mine", folder=tmp_path)
 
 
 def test_code_is_run_in_the_sandbox_or_not_at_all(task_folder):

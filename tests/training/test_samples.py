@@ -144,6 +144,7 @@ REFUSED = [
      "use loss_on='last'."),
     ({"messages": CHAT, "tools": "{{"},
      "{where}: its tools are no JSON (Expecting property name enclosed in double quotes); correct them."),
+    ({"messages": CHAT, "tools": "[" * 10_000}, "{where}: its tools are nested too deeply for JSON; correct them."),
     ({"messages": CHAT, "tools": ["a"]}, "{where}: its tools are no list of objects; write one."),
 ]  # fmt: skip
 

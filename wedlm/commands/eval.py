@@ -101,7 +101,7 @@ def check_choices(choices: Choices) -> None:
 def read_metadata(text: str | None) -> dict[str, Any]:
     try:
         metadata = json.loads(text or "{}")
-    except (json.JSONDecodeError, RecursionError) as error:
+    except json.JSONDecodeError as error:
         raise EvaluationError(f"--metadata {text} is no JSON ({error}); write it as '{{\"seed\": 1}}'.") from error
     if not isinstance(metadata, dict):
         raise EvaluationError(f"--metadata {text} is no JSON object; write it as '{{\"seed\": 1}}'.")

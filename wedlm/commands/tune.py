@@ -134,7 +134,7 @@ def read_config(folder: Path) -> dict:
     path = folder / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"_from_model_config": False}
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise TuningError(f"{path} cannot be read ({error}); correct it, or take it away.") from error
     if not isinstance(config, dict):
         raise TuningError(f"{path} holds no JSON object; correct it, or take it away.")

@@ -1,6 +1,8 @@
 """Requests to `wedlm serve`, and the same from `model.generate()`."""
 
+import http.client
 import json
+import time
 import urllib.error
 import urllib.request
 
@@ -74,3 +76,11 @@ def post(port, path, body):
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
+
+
+def leave_after(seconds, port, path, body):
+    """Posts a body and closes the connection before the answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    time.sleep(seconds)
+    connection.close()

@@ -4,7 +4,6 @@ import asyncio
 import copy
 import http.client
 import json
-import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -55,11 +54,9 @@ def test_a_completion_is_the_text_of_generate(checkpoint, client):
 
 
 def test_other_bad_requests(server):
-    for body in (b"{", b"[]", b"\xff"):
+    for body in (b"{", b"[]", b"\xff", b'{"a": ' + b"[" * 100_000):
         status, answer = post(server, "/v1/chat/completions", body)
-        assert status == 400 and re.search(
-            "not a JSON object|parsing the body", json.loads(answer)["error"]["message"]
-        )
+        assert status == 400 and "is not a JSON object" in json.loads(answer)["error"]["message"]
     for prompt, sentence in ((3, "prompt=3 is not a text"), ("", "empty prompt")):
         status, answer = post(server, "/v1/completions", {"model": "tiny", "prompt": prompt, "stream": prompt == ""})
         assert status == 400 and sentence in json.loads(answer)["error"]["message"]

@@ -1,13 +1,12 @@
 """The door of the server: foreign names, bodies beyond the limit, and clients that leave."""
 
 import asyncio
-import http.client
 import json
 import socket
 
 import pytest
 from fastapi import HTTPException
-from serving_client import MESSAGES
+from serving_client import MESSAGES, post
 from starlette.datastructures import Headers
 
 from wedlm.serving import transport
@@ -19,14 +18,9 @@ PATH, BODY = "/v1/chat/completions", json.dumps({"messages": MESSAGES, "max_toke
 
 
 def answer_to(server, headers, body=BODY, path=PATH, **arguments):
-    """The status and the sentence of the answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", server, timeout=60)
-    headers = {"Content-Type": "application/json", **headers}
-    connection.request("POST", path, body, headers, **arguments)
-    response = connection.getresponse()
-    answer = json.loads(response.read())
-    connection.close()
-    return response.status, answer["error"]["message"] if "error" in answer else None
+    """The status and the sentence of the answer, which is None where nothing is refused."""
+    status, answer = post(server, path, body, headers, **arguments)
+    return status, json.loads(answer).get("error", {}).get("message")
 
 
 @pytest.mark.parametrize("header", ["Host", "Origin"])

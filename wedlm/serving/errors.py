@@ -12,6 +12,7 @@ from wedlm.serving.limits import REQUESTS_IN_LINE, SENTENCE_CHARACTERS
 
 FAILED, ENDING = "The server failed; its log says how.", "The server is ending."
 FULL = f"The server has {REQUESTS_IN_LINE} requests in line, its limit; send this one again later."
+NO_JSON = "There was an error parsing the body"  # FastAPI's words for a body that json.loads cannot read
 STATUS_OF = {FAILED: 500, ENDING: 503, FULL: 503}  # any other refusal is the fault of the request: 400
 
 
@@ -27,7 +28,7 @@ def stream_error(sentence: str) -> _StreamError:
 
 async def error_response(request: Request, error: StarletteHTTPException | RequestValidationError) -> JSONResponse:
     """Answers a request that was refused."""
-    if isinstance(error, RequestValidationError):
+    if isinstance(error, RequestValidationError) or error.detail == NO_JSON:
         status, sentence = 400, "The body of the request is not a JSON object; correct it."
     else:
         status, sentence = error.status_code, sentence_of(error.detail)

@@ -129,6 +129,7 @@ def test_a_text_is_no_longer_than_the_model_reads(checkpoint, monkeypatch):
                 ("output_scores", True, "True"),
                 ("watermarking_config", {"context_width": 10**9}, "{'context_width': 1000000000}"),
                 ("low_memory", True, "True"),
+                ("exponential_decay_length_penalty", [9, 1.5], "[9, 1.5]"),  # overflows in a long text
                 ("token_healing", True, "True"),
             )
         ),
@@ -149,13 +150,14 @@ def test_a_text_is_no_longer_than_the_model_reads(checkpoint, monkeypatch):
         ({"generation_config": {"stop_strings": ["ab"] * 3000}}, "is more than 4 texts of 64 characters"),
         ({"generation_config": {"top_k": "x"}}, "top_k='x' is not an integer of 0 or more"),
         ({"generation_config": {"do_sample": "x"}}, "do_sample='x' is neither true nor false"),
-        ({"generation_config": {"eos_token_id": 10**30}}, "is neither a token from 0 to 320 nor a list of them"),
-        ({"generation_config": {"suppress_tokens": [340]}}, "suppress_tokens=[340] is neither a token from 0 to 320"),
+        ({"generation_config": {"eos_token_id": 10**30}}, "is not a list of tokens from 0 to 320"),
+        ({"generation_config": {"eos_token_id": []}}, "eos_token_id=[] is not a list of tokens from 0 to 320"),
+        ({"generation_config": {"pad_token_id": [3]}}, "pad_token_id=[3] is not a token from 0 to 320"),
+        ({"generation_config": {"suppress_tokens": [340]}}, "suppress_tokens=[340] is not a list of tokens from 0"),
         ({"generation_config": {"bad_words_ids": [[5]] * 301}}, "is not a list of 1 to 300 tokens, with tokens from"),
         ({"generation_config": {"bad_words_ids": [5]}}, "bad_words_ids=[5] is not a list of 1 to 300"),
         ({"generation_config": {"sequence_bias": [[5, 6, 7]]}}, "sequence_bias=[[5, 6, 7]] is not a list of 1 to 300"),
         ({"generation_config": {"sequence_bias": {"5": 1}}}, "sequence_bias={'5': 1} is not a list of 1 to 300"),
-        ({"generation_config": {"exponential_decay_length_penalty": [1]}}, "is not a list of a start and a factor"),
         ({"unheard_of": 1}, "The request has a field 'unheard_of', which this server does not know; leave it out."),
     ],
 )
@@ -261,7 +263,7 @@ def test_settings_of_every_kind_reach_generate(checkpoint, client):
         ({"sequence_bias": [[ids[:1], -90]]}, {"sequence_bias": {(ids[0],): -90.0}}),
         ({"eos_token_id": [ids[7], 0]}, None),
         ({"decoding": "autoregressive", "num_beams": 2, "early_stopping": True}, None),
-        ({"exponential_decay_length_penalty": [2, 1.5], "use_cache": True, "num_return_sequences": 1}, None),
+        ({"min_new_tokens": 5, "use_cache": True, "num_return_sequences": 1}, None),
         ({"top_k": 5, "max_cache_len": None, "do_sample": False}, {}),
     ):
         answer = chat(client, extra_body={"generation_config": given})

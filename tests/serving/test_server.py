@@ -19,6 +19,7 @@ from wedlm.serving.request_settings import (
     NUMBER_SETTINGS,
     OTHER_SETTINGS,
     TOKEN_SETTINGS,
+    TOKENS_SETTINGS,
 )
 
 DOCUMENT = REPOSITORY / "docs" / "serve.md"
@@ -35,7 +36,7 @@ def test_the_examples_of_the_documentation_run(server, capsys):
 def test_the_documentation_names_every_field_setting_and_limit():
     text = DOCUMENT.read_text()
     named = set(re.findall(r"`(\w+)", text))
-    settings = {*NUMBER_SETTINGS, *FLAG_SETTINGS, *TOKEN_SETTINGS, *OTHER_SETTINGS}
+    settings = {*NUMBER_SETTINGS, *FLAG_SETTINGS, *TOKEN_SETTINGS, *TOKENS_SETTINGS, *OTHER_SETTINGS}
     assert CHAT_FIELDS - {"messages", "model"} | COMPLETION_FIELDS - {"model", "prompt"} | IGNORED_FIELDS <= named
     assert settings <= named
     for sentence in (

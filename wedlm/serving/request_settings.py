@@ -83,11 +83,9 @@ NUMBER_SETTINGS = {  # kind, least, most
     "prefill_chunk_size": (int, 1, math.inf),
 }
 FLAG_SETTINGS = {"do_sample", "early_stopping", "remove_invalid_values", "renormalize_logits"}
-TOKEN_SETTINGS = {  # a token or a list of tokens
-    "begin_suppress_tokens", "bos_token_id", "eos_token_id", "forced_bos_token_id", "forced_eos_token_id",
-    "pad_token_id", "suppress_tokens",
-}  # fmt: skip
-OTHER_SETTINGS = {*DEFAULTS, "bad_words_ids", "exponential_decay_length_penalty", "sequence_bias", "stop_strings"}
+TOKEN_SETTINGS = {"bos_token_id", "forced_bos_token_id", "pad_token_id"}
+TOKENS_SETTINGS = {"begin_suppress_tokens", "eos_token_id", "forced_eos_token_id", "suppress_tokens"}
+OTHER_SETTINGS = {*DEFAULTS, "bad_words_ids", "sequence_bias", "stop_strings"}
 # Settings that are not offered, each with the values besides null that ask for nothing.
 SETTINGS_NOT_OFFERED = {
     "cache_implementation": ("dynamic",),
@@ -258,13 +256,17 @@ def checked_settings(given: dict, vocab_size: int) -> dict:
             if not isinstance(value, bool | None):
                 raise ValueError(f"{name}={shown(value)} is neither true nor false; correct it.")
         elif name in TOKEN_SETTINGS:
+            if value is not None and not is_token(value, vocab_size):
+                raise ValueError(f"{name}={shown(value)} is not a token from 0 to {vocab_size - 1}; correct it.")
+        elif name in TOKENS_SETTINGS and value is not None:
             tokens = value if isinstance(value, list) else [value]
-            if value is not None and not all(is_token(token, vocab_size) for token in tokens):
+            if not tokens or not all(is_token(token, vocab_size) for token in tokens):
                 raise ValueError(
-                    f"{name}={shown(value)} is neither a token from 0 to {vocab_size - 1} nor a list of them; "
-                    "correct it."
+                    f"{name}={shown(value)} is not a list of tokens from 0 to {vocab_size - 1}; correct it, or set "
+                    "it to null."
                 )
-        elif name not in OTHER_SETTINGS:
+            value = tokens
+        elif name not in OTHER_SETTINGS | TOKENS_SETTINGS:
             if name not in vars(GenerationConfig()) or name.startswith("_"):
                 raise ValueError(f"generation_config has {shown(name)}, unknown to generate(); leave it out.")
             if name not in RECORDS:
@@ -272,12 +274,6 @@ def checked_settings(given: dict, vocab_size: int) -> dict:
             continue
         settings[name] = value
     check_stop_strings("stop_strings", settings.get("stop_strings"))
-    if (penalty := settings.get("exponential_decay_length_penalty")) is not None and not (
-        isinstance(penalty, list) and len(penalty) == 2 and isinstance(penalty[0], int) and is_number(penalty[1])
-    ):
-        raise ValueError(
-            f"exponential_decay_length_penalty={shown(penalty)} is not a list of a start and a factor; correct it."
-        )
     if (words := settings.get("bad_words_ids")) is not None:
         check_sequences("bad_words_ids", words, words, vocab_size)
     if (biases := settings.get("sequence_bias")) is not None:

@@ -88,21 +88,25 @@ def refuse_foreign(headers: Headers) -> None:
 
 async def body_of(headers: Headers, receive: Receive) -> bytes:
     """The whole body, which may come in chunks without a Content-Length."""
-    declared = headers.get("content-length", "")
-    size, parts, is_more = int(declared) if declared.isdecimal() else 0, [], True
+    declared, body, is_more = headers.get("content-length", ""), bytearray(), True
+    refuse_large(int(declared) if declared.isdecimal() else 0)
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            while is_more and max(size, sum(map(len, parts))) <= BODY_BYTES:
+            while is_more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnect
-                parts.append(message.get("body", b""))
+                body += message.get("body", b"")
+                refuse_large(len(body))
                 is_more = message.get("more_body", False)
     except TimeoutError as error:
         raise HTTPException(408, f"The body took longer than {BODY_SECONDS} seconds; send it faster.") from error
-    if max(size, sum(map(len, parts))) > BODY_BYTES:
+    return bytes(body)
+
+
+def refuse_large(num_bytes: int) -> None:
+    if num_bytes > BODY_BYTES:
         raise HTTPException(413, f"The body of the request is larger than {BODY_BYTES} bytes; shorten it.")
-    return b"".join(parts)
 
 
 async def wait_until_it_leaves(receive: Receive) -> None:

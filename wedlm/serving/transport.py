@@ -81,8 +81,8 @@ def refuse_foreign(headers: Headers) -> None:
             if not is_this_machine(name):
                 raise HTTPException(
                     403,
-                    f"{header.capitalize()} {value!r} is not this machine, and this server answers only it; use the "
-                    "address http://127.0.0.1, or serve with --host.",
+                    f"{header.capitalize()} {value!r} is not this machine, and this server answers this machine "
+                    "alone; use http://127.0.0.1, or start the server with --host 0.0.0.0.",
                 )
 
 

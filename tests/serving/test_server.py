@@ -10,6 +10,17 @@ from serving_client import post
 from typer.testing import CliRunner
 
 from wedlm.commands.cli import app
+from wedlm.serving import limits
+from wedlm.serving.request_settings import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    FLAG_SETTINGS,
+    IGNORED_FIELDS,
+    NUMBER_SETTINGS,
+    OTHER_SETTINGS,
+    TOKEN_SETTINGS,
+    TOKENS_SETTINGS,
+)
 
 DOCUMENT = REPOSITORY / "docs" / "serve.md"
 
@@ -20,6 +31,24 @@ def test_the_examples_of_the_documentation_run(server, capsys):
     assert "completion_tokens=100" in capsys.readouterr().out
     (curl,) = re.findall(r"curl http://127.0.0.1:8000(\S+) .*?-d '(.*?)'\n", DOCUMENT.read_text(), re.DOTALL)
     assert post(server, curl[0], curl[1].encode())[0] == 200
+
+
+def test_the_documentation_names_every_field_setting_and_limit():
+    text = DOCUMENT.read_text()
+    named = set(re.findall(r"`(\w+)", text))
+    settings = {*NUMBER_SETTINGS, *FLAG_SETTINGS, *TOKEN_SETTINGS, *TOKENS_SETTINGS, *OTHER_SETTINGS}
+    assert CHAT_FIELDS - {"messages", "model"} | COMPLETION_FIELDS - {"model", "prompt"} | IGNORED_FIELDS <= named
+    assert settings <= named
+    for sentence in (
+        f"| `window_size` | {limits.WINDOW_SIZE} |",
+        f"| `stop_strings` | {limits.STOP_STRINGS} texts of {limits.STOP_CHARACTERS} characters |",
+        f"| `bad_words_ids`, `sequence_bias` | {limits.BIASES} entries |",
+        f"| `num_beams` | {limits.BEAMS} |",
+        f"at most {limits.BODY_BYTES // 2**20} MiB (status 413), and {limits.BODY_SECONDS} seconds",
+        f"{limits.REQUESTS_IN_LINE} requests can wait",
+        f"{limits.CONNECTIONS} connections can be open",
+    ):
+        assert sentence in text
 
 
 def test_it_warns_where_other_machines_may_come_in(tmp_path):

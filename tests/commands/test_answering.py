@@ -5,7 +5,7 @@ import sys
 import pytest
 from command_line import CONTEXT, MASK_TEXT, run
 
-from wedlm.commands.answering import read_prompt
+from wedlm.commands.checks import read_prompt
 
 
 def test_standard_input_that_is_closed_or_not_text(checkpoint, monkeypatch):

@@ -19,7 +19,7 @@ from command_line import (
     user,
 )
 
-from wedlm.generation.support import DECODINGS
+from wedlm.generation.parameters import DECODINGS
 
 
 @pytest.mark.few(4)

@@ -8,7 +8,7 @@ from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from wedlm.commands.answering import AnswerStreamer, answer, counts, encode, load, seed
 from wedlm.commands.options import GenerationOptions
-from wedlm.generation.support import DECODINGS
+from wedlm.generation.parameters import DECODINGS
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 HELP = """\

@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.commands.checks import check_generation, plan_eval, plan_tune, read_prompt
 from wedlm.commands.options import (
     Debug,
     EvalOptions,
@@ -24,6 +25,7 @@ from wedlm.commands.options import (
     decoding_arguments,
     with_options,
 )
+from wedlm.commands.reports import check_writable
 
 app = typer.Typer(
     help="WeDLM, a language model that decodes several tokens per forward.",
@@ -106,6 +108,8 @@ def generate(
 ) -> None:
     """Answer PROMPT, and print the text while it is decoded. Standard output gets only the text."""
     with refusals(options.debug):
+        prompt = read_prompt(prompt)
+        check_generation(options)
         from wedlm.commands.generate import generate
 
         generate(prompt, options, raw)
@@ -116,6 +120,7 @@ def generate(
 def chat(options: GenerationOptions) -> None:
     """Hold a conversation; earlier turns stay in the cache. In the chat, /help lists the commands."""
     with refusals(options.debug):
+        check_generation(options)
         from wedlm.commands.chat import chat
 
         chat(options)
@@ -133,6 +138,8 @@ def compare(
     With --decoding, compare only that decoding with autoregressive decoding.
     """
     with refusals(options.debug):
+        prompts = [read_prompt(prompt) for prompt in prompts]
+        check_generation(options)
         from wedlm.commands.compare import compare
 
         compare(prompts, options, raw)
@@ -156,6 +163,10 @@ def trace(
     Verified decoding shows drafts in open slots, the number of accepted drafts, and the draft that was refuted.
     """
     with refusals(options.debug):
+        prompt = read_prompt(prompt)
+        if html is not None:
+            check_writable("--html", html)
+        check_generation(options)
         from wedlm.commands.trace import trace
 
         trace(prompt, options, raw, html)
@@ -275,6 +286,7 @@ def serve(options: ServeOptions) -> None:
     The server answers one request at a time; others wait. A request may set its own decoding: docs/serve.md.
     """
     with refusals(options.debug), extra("serve"):
+        check_generation(options)
         from wedlm.serving.server import serve
 
         serve(options.model, options.host, options.port, options.dtype, options.device, decoding_arguments(options))
@@ -288,9 +300,10 @@ def eval(options: EvalOptions) -> None:
     After a stop, the same command continues. docs/evaluate.md describes recipes and tasks of your own.
     """
     with refusals(options.debug), extra("eval"):
+        asked = plan_eval(options)
         from wedlm.commands.eval import run_eval
 
-        run_eval(options)
+        run_eval(options, asked)
 
 
 @app.command(epilog="Example: wedlm tune my-wedlm --data questions.jsonl --max-quality-loss 1%")
@@ -301,9 +314,10 @@ def tune(options: TuneOptions) -> None:
     Every setting answers every example. After a stop, the same command continues.
     """
     with refusals(options.debug), extra("eval"):
+        asked = plan_tune(options)
         from wedlm.commands.tune import tune
 
-        tune(options)
+        tune(options, asked)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from contextlib import suppress
 from fastapi import HTTPException
 from transformers import GenerationConfig
 
-from wedlm.generation.support import check_parameters
+from wedlm.generation.parameters import check_parameters
 from wedlm.serving.stop_strings import as_list
 
 NUMBERS = {  # kind, least, most

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,10 +40,20 @@ def check_generation(options: GenerationOptions | ServeOptions) -> None:
     wedlm_folder(options.model)
 
 
+@contextmanager
+def text_of_standard_input() -> Iterator[None]:
+    """Turns bytes that are no text into a sentence that names standard input."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ValueError(f"Standard input is not UTF-8 ({error}); convert it, such as with iconv.") from error
+
+
 def read_prompt(prompt: str) -> str:
     """The prompt of the command line, where - stands for standard input."""
     if prompt == "-":
-        prompt = "" if sys.stdin is None else sys.stdin.read().removesuffix("\n")
+        with text_of_standard_input():
+            prompt = "" if sys.stdin is None else sys.stdin.read().removesuffix("\n")
     if not prompt.strip():
         raise ValueError("The prompt is empty; give it some text.")
     if any("\ud800" <= char <= "\udfff" for char in prompt):

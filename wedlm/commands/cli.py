@@ -73,8 +73,6 @@ def refusals(debug: bool) -> Iterator[None]:
 
 def sentence_of(error: Exception) -> str:
     said = " ".join(str(error).split())
-    if isinstance(error, UnicodeDecodeError):
-        return f"Standard input is not UTF-8 ({said}); convert it, such as with iconv."
     if isinstance(error, RuntimeError | MemoryError):
         return f"There is not enough memory ({said}); ask for fewer tokens, or choose another --dtype or --device."
     if isinstance(error, OSError):

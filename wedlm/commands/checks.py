@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wedlm.commands.options import (
     EvalOptions,
+    ExportOptions,
     GenerationOptions,
     ServeOptions,
     TuneOptions,
@@ -24,6 +25,7 @@ from wedlm.generation.parameters import DEFAULTS, check_parameters
 
 if TYPE_CHECKING:
     from wedlm.evaluation.tuning import Example
+    from wedlm.hub_card.options import CardOptions
 
 CHOICES = ("num_fewshot", "limit", "batch_size", "system_instruction", "max_new_tokens", "temperature", "seed")
 
@@ -59,6 +61,37 @@ def read_prompt(prompt: str) -> str:
     if any("\ud800" <= char <= "\udfff" for char in prompt):
         raise ValueError(f"The prompt {prompt!r} is not UTF-8; convert it, or read it from standard input.")
     return prompt
+
+
+# --- wedlm convert and export ---
+
+
+def check_source_and_out(source: str, out: str, overwrite: bool) -> Path:
+    """Returns the folder of a checkpoint; refuses one without a config, and a place that nothing may be written to."""
+    from wedlm.checkpoints.new_folder import check_apart, check_out
+    from wedlm.checkpoints.resolve import checkpoint_folder, read_config
+
+    place = check_out(out, overwrite)
+    folder = checkpoint_folder(source, with_weights=False)
+    check_apart(place, folder)
+    read_config(source, folder)
+    return folder
+
+
+def check_export(options: ExportOptions, card: "CardOptions") -> None:
+    """Refuses the files and the metadata that cannot become a card."""
+    from wedlm.checkpoints.resolve import wedlm_folder
+    from wedlm.hub_card.metadata import read_metadata
+    from wedlm.hub_card.report_file import read_json
+
+    check_source_and_out(options.model, options.out, options.overwrite)
+    for path, command in [
+        *((path, "wedlm eval") for path in card.evaluation_files),
+        (card.training_file, "wedlm train"),
+    ]:
+        if path is not None:
+            read_json(path, command)
+    read_metadata(wedlm_folder(options.model), card)
 
 
 # --- wedlm eval ---

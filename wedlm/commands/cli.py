@@ -11,7 +11,14 @@ from typing import Annotated, NoReturn
 import typer
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.commands.checks import check_generation, plan_eval, plan_tune, read_prompt
+from wedlm.commands.checks import (
+    check_export,
+    check_generation,
+    check_source_and_out,
+    plan_eval,
+    plan_tune,
+    read_prompt,
+)
 from wedlm.commands.options import (
     Debug,
     EvalOptions,
@@ -194,6 +201,7 @@ def convert(
 ) -> None:
     """Make a WeDLM checkpoint from a Qwen2, Qwen2.5, Qwen3 or released WeDLM checkpoint, or convert it back."""
     with refusals(debug):
+        check_source_and_out(source, out, overwrite)
         from wedlm import convert_to_autoregressive, convert_to_wedlm
 
         result = (convert_to_autoregressive if to_autoregressive else convert_to_wedlm)(
@@ -219,9 +227,13 @@ def train(
     After CONFIG, any argument may follow as --name value; it overrides the file. docs/train.md lists the arguments.
     """
     with refusals(debug), extra("train"):
+        from wedlm.training.run_arguments import check_before_torch
+
+        arguments = [config, *context.args]
+        check_before_torch(arguments)
         from wedlm.training.train import train
 
-        train([config, *context.args])
+        train(arguments)
 
 
 @app.command(epilog="Example: wedlm merge out/lora merged")
@@ -249,7 +261,7 @@ def export(options: ExportOptions) -> None:
     Before OUT appears, the snippet of the card runs in a process without wedlm. docs/publish.md lists the contents.
     """
     with refusals(options.debug):
-        from wedlm.hub_card.export import CardOptions, export
+        from wedlm.hub_card.options import CardOptions
 
         card = CardOptions(
             options.license,
@@ -261,6 +273,9 @@ def export(options: ExportOptions) -> None:
             options.eval or [],
             options.training,
         )
+        check_export(options, card)
+        from wedlm.hub_card.export import export
+
         exported = export(
             options.model,
             options.out,

@@ -63,19 +63,23 @@ def read_prompt(prompt: str) -> str:
     return prompt
 
 
-# --- wedlm convert and export ---
+# --- wedlm info, convert and export ---
 
 
-def check_source_and_out(source: str, out: str, overwrite: bool) -> Path:
-    """Returns the folder of a checkpoint; refuses one without a config, and a place that nothing may be written to."""
-    from wedlm.checkpoints.new_folder import check_apart, check_out
+def check_readable(name: str) -> Path:
+    """Returns the folder of a checkpoint; refuses one without a config."""
     from wedlm.checkpoints.resolve import checkpoint_folder, read_config
 
-    place = check_out(out, overwrite)
-    folder = checkpoint_folder(source, with_weights=False)
-    check_apart(place, folder)
-    read_config(source, folder)
+    folder = checkpoint_folder(name, with_weights=False)
+    read_config(name, folder)
     return folder
+
+
+def check_source_and_out(source: str, out: str, overwrite: bool) -> None:
+    """Refuses a source without a config, and a place that nothing may be written to."""
+    from wedlm.checkpoints.new_folder import check_apart, check_out
+
+    check_apart(check_out(out, overwrite), check_readable(source))
 
 
 def check_export(options: ExportOptions, card: "CardOptions") -> None:

@@ -14,6 +14,7 @@ from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.commands.checks import (
     check_export,
     check_generation,
+    check_readable,
     check_source_and_out,
     plan_eval,
     plan_tune,
@@ -184,6 +185,7 @@ def info(
 ) -> None:
     """Show the kind, size, memory and decodings of MODEL without loading its weights."""
     with refusals(debug):
+        check_readable(model)
         from wedlm.commands.info import info
 
         info(model)

@@ -118,6 +118,7 @@ BEFORE_TORCH = [
     ("eval", "No task is named; pass --tasks NAME,NAME or --recipe NAME."),
     ("eval --tasks a --limit 0", "--limit 0 is too small or too large; give 1 or more."),
     ("eval --tasks a --window-size 4", "--window-size and its like need a --decoding that reads them; name one, *."),
+    ("eval --tasks a --decoding streaming --window-size 0", "window_size=0 is not a number of slots; set it *."),
     ("eval --tasks a --include-path gone", "--include-path gone is no folder; give one with YAML files of tasks."),
     ("eval --tasks a --metadata {", "--metadata { is no JSON (*); write it as '{\"seed\": 1}'."),
     ("eval --tasks a --out gone/eval.json", "--out gone/eval.json is a folder, or lies in one that is not there; *."),

@@ -34,11 +34,11 @@ CHOICES = ("num_fewshot", "limit", "batch_size", "system_instruction", "max_new_
 
 
 def check_generation(options: GenerationOptions | ServeOptions) -> None:
-    """Refuses options and checkpoints that cannot work, before the seconds in which torch is imported."""
+    """Refuses options and checkpoints that no answer can come from."""
     from wedlm.checkpoints.resolve import wedlm_folder  # it imports huggingface_hub
 
     arguments = options.arguments() if isinstance(options, GenerationOptions) else decoding_arguments(options)
-    check_parameters(SimpleNamespace(**{name: arguments.get(name, default) for name, default in DEFAULTS.items()}))
+    check_parameters(SimpleNamespace(**DEFAULTS | arguments))
     wedlm_folder(options.model)
 
 
@@ -89,12 +89,10 @@ def check_export(options: ExportOptions, card: "CardOptions") -> None:
     from wedlm.hub_card.report_file import read_json
 
     check_source_and_out(options.model, options.out, options.overwrite)
-    for path, command in [
-        *((path, "wedlm eval") for path in card.evaluation_files),
-        (card.training_file, "wedlm train"),
-    ]:
-        if path is not None:
-            read_json(path, command)
+    for path in card.evaluation_files:
+        read_json(path, "wedlm eval")
+    if card.training_file is not None:
+        read_json(card.training_file, "wedlm train")
     read_metadata(wedlm_folder(options.model), card)
 
 
@@ -102,7 +100,7 @@ def check_export(options: ExportOptions, card: "CardOptions") -> None:
 
 
 class EvalPlan(NamedTuple):
-    """What `wedlm eval` was asked to do."""
+    """The request of a `wedlm eval`."""
 
     tasks: dict[str, int | None]  # the shots of each
     folders: list[Path]
@@ -137,6 +135,8 @@ def plan_eval(options: EvalOptions) -> EvalPlan:
         decodings = combinations(options.decoding, window_sizes, thresholds, penalties)
     elif window_sizes or options.entropy_threshold or penalties:
         raise EvaluationError("--window-size and its like need a --decoding that reads them; name one, say streaming.")
+    for arguments in decodings.values():
+        check_parameters(SimpleNamespace(**DEFAULTS | arguments))
     if not names:
         raise EvaluationError("No task is named; pass --tasks NAME,NAME or --recipe NAME.")
     for folder in folders:
@@ -180,7 +180,7 @@ def read_metadata(text: str | None) -> dict[str, Any]:
 
 
 class TunePlan(NamedTuple):
-    """What `wedlm tune` was asked to do."""
+    """The request of a `wedlm tune`."""
 
     loss: float
     examples: "list[Example]"

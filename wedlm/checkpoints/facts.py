@@ -56,7 +56,7 @@ class Facts(NamedTuple):
         for shard in self.shards:
             for tensor in shard.tensors.values():
                 start, stop = tensor["data_offsets"]
-                total[dtype_name(DTYPES[tensor["dtype"]])] += stop - start
+                total[DTYPES[tensor["dtype"]].name] += stop - start
         return total
 
 

@@ -51,11 +51,14 @@ class EvaluationSection(NamedTuple):
             The command that measured it.
         tasks (`list[TaskTable]`):
             Its tables.
+        limit (`int`, *optional*):
+            The number of questions of each task that were asked, where not all were.
     """
 
     conditions: str
     command: str
     tasks: list[TaskTable]
+    limit: int | None = None
 
 
 class TrainingSection(NamedTuple):
@@ -115,6 +118,11 @@ class CardContent:
     training: TrainingSection | None = None
     loss_plot: Path | None = None
     sections: Sequence[Section] = ()
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether an evaluation has asked all questions of its tasks."""
+        return any(evaluation.limit is None for evaluation in self.evaluations)
 
 
 class Card(NamedTuple):

@@ -16,7 +16,7 @@ from wedlm.checkpoints.resolve import (
 )
 from wedlm.checkpoints.shards import Shard, read_shards
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles
-from wedlm.generation.support import DEFAULTS
+from wedlm.generation.parameters import DEFAULTS
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 
 # Fields of tokenizer_config.json that say where somebody once loaded the tokenizer from.

@@ -100,7 +100,8 @@ def export(
         check_leaks(checkpoint, new, [folder.absolute(), folder.resolve(), out])
         with Console(stderr=True).status("Running the snippet of the card in a clean process"):
             run_snippet(new, repository)
-    return Exported(out, None if push is None else push_folder(out, push, private, card), checkpoint.notes)
+    notes = checkpoint.notes + partial_runs(options, content)
+    return Exported(out, None if push is None else push_folder(out, push, private, card), notes)
 
 
 def card_content(checkpoint: Checkpoint, options: CardOptions, repository: str) -> CardContent:
@@ -130,6 +131,16 @@ def card_content(checkpoint: Checkpoint, options: CardOptions, repository: str) 
         training=None if training_file is None else read_training(training_file),
         loss_plot=plot_beside(training_file),
     )
+
+
+def partial_runs(options: CardOptions, content: CardContent) -> list[str]:
+    """Returns a sentence for each evaluation that has not asked all questions."""
+    return [
+        f"{path} is of a run with --limit {evaluation.limit}; the card calls it partial, and the metadata leaves it "
+        "out."
+        for path, evaluation in zip(options.evaluation_files, content.evaluations, strict=True)
+        if evaluation.limit is not None
+    ]
 
 
 def plot_beside(training_file: Path | None) -> Path | None:

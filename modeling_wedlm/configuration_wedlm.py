@@ -7,8 +7,7 @@ from huggingface_hub.dataclasses import strict
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 
 from wedlm.modeling_wedlm.hub_code import copy_code
-
-MODEL_TYPE = "wedlm"
+from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 
 def check_model_type(model_type: str, name: object) -> None:

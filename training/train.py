@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from wedlm.checkpoints.convert import convert_to_wedlm
-from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE
+from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.data import DataSummary, prepare_dataset

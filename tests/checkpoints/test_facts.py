@@ -9,7 +9,7 @@ from qwen_checkpoints import edit
 from wedlm import convert_to_wedlm
 from wedlm.checkpoints.architectures import wedlm_model
 from wedlm.checkpoints.facts import limits_of_parallel_decoding, offered_decodings
-from wedlm.generation.support import DECODINGS
+from wedlm.generation.parameters import DECODINGS
 
 
 @pytest.mark.parametrize(

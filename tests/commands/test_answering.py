@@ -5,7 +5,7 @@ import sys
 import pytest
 from command_line import CONTEXT, MASK_TEXT, run
 
-from wedlm.commands.answering import read_prompt
+from wedlm.commands.checks import read_prompt
 
 
 def test_standard_input_that_is_closed_or_not_text(checkpoint, monkeypatch):
@@ -14,6 +14,8 @@ def test_standard_input_that_is_closed_or_not_text(checkpoint, monkeypatch):
     assert result.stderr.startswith("Standard input is not UTF-8 (") and result.stderr.endswith(
         "such as with iconv.\n"
     )
+    result = run("chat", "--model", checkpoint, input=b"\xff")
+    assert result.exit_code == 2 and result.stderr.startswith("Standard input is not UTF-8 (")
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(ValueError, match="The prompt is empty"):
         read_prompt("-")

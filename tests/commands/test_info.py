@@ -11,7 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from wedlm.checkpoints.facts import read_facts
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.generation.support import DECODINGS, DEFAULTS
+from wedlm.generation.parameters import DECODINGS, DEFAULTS
 
 
 def shown_lines(result):

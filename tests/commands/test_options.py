@@ -31,7 +31,7 @@ from wedlm.commands.options import (
         (("--entropy-threshold", "-1"), "entropy_threshold=-1.0 is not an entropy; "),
         (("--entropy-threshold", "low"), "--entropy-threshold low is neither a number of nats nor none."),
         (("--distance-penalty", "nan"), "distance_penalty=nan is not a penalty; "),
-        (("--max-new-tokens", "0"), "`max_new_tokens` must be greater than 0"),
+        (("--max-new-tokens", "0"), "--max-new-tokens 0 leaves no room for an answer; give 1 or more."),
         (("--max-new-tokens", 10**30), f"{10**30} is more than max_position_embeddings={CONTEXT} of this model; "),
         (("--device", "meta"), "The device 'meta' holds no weights; "),
         (("--model", ""), "The name of the checkpoint is empty; "),

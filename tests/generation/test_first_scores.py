@@ -5,7 +5,8 @@ import torch
 from helpers import CHECKPOINTS, PROMPTS, load
 
 from wedlm.generation.first_scores import FirstScores
-from wedlm.generation.support import DECODINGS, NoTokenError
+from wedlm.generation.parameters import DECODINGS
+from wedlm.generation.support import NoTokenError
 
 
 @pytest.mark.parametrize("decoding", DECODINGS)

@@ -7,7 +7,8 @@ from transformers import PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.shards import Shard
-from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE, WeDLMConfig
+from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
+from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 WEDLM_CLASS = "WeDLMForCausalLM"

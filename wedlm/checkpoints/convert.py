@@ -26,8 +26,9 @@ from wedlm.checkpoints.resolve import (
 )
 from wedlm.checkpoints.shards import Shard, read_shards
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles, for_older_versions
-from wedlm.generation.support import DEFAULTS
-from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE, WeDLMConfig
+from wedlm.generation.parameters import DEFAULTS
+from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
+from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 

@@ -19,10 +19,12 @@ from wedlm.checkpoints.resolve import (
 )
 from wedlm.checkpoints.shards import DTYPES, Shard, read_shards, shard_names
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles
+from wedlm.generation.parameters import DECODINGS, DEFAULTS
 from wedlm.generation.reader_kinds import reads_no_text
-from wedlm.generation.support import DECODINGS, DEFAULTS, check_support
+from wedlm.generation.support import check_support
 from wedlm.generation.transformers_internals import processors_of, resolved_generation_config
-from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE, WeDLMConfig
+from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
+from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 
@@ -54,7 +56,7 @@ class Facts(NamedTuple):
         for shard in self.shards:
             for tensor in shard.tensors.values():
                 start, stop = tensor["data_offsets"]
-                total[dtype_name(DTYPES[tensor["dtype"]])] += stop - start
+                total[DTYPES[tensor["dtype"]].name] += stop - start
         return total
 
 

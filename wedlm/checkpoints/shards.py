@@ -6,16 +6,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-import torch
-
 from wedlm.checkpoints.errors import CheckpointError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLED_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 MAX_HEADER_BYTES = 100_000_000  # as the library has it
 CHUNK_BYTES = 16 * 2**20
+
+
+class Dtype(NamedTuple):
+    name: str  # in torch
+    itemsize: int
+
+
+DTYPES = {
+    "BF16": Dtype("bfloat16", 2),
+    "F16": Dtype("float16", 2),
+    "F32": Dtype("float32", 4),
+    "F64": Dtype("float64", 8),
+}
 
 
 class Shard(NamedTuple):
@@ -181,7 +191,9 @@ def read_chunks(file: BinaryIO, num_bytes: int, chunk_bytes: int) -> Iterator[by
 
 def mean_row(file: BinaryIO, tensor: dict) -> bytes:
     """The mean of a tensor's rows, which are read from the position of `file`."""
-    dtype, (num_rows, width) = DTYPES[tensor["dtype"]], tensor["shape"]
+    import torch  # here, so that a checkpoint is checked without it
+
+    dtype, (num_rows, width) = getattr(torch, DTYPES[tensor["dtype"]].name), tensor["shape"]
     row_bytes = width * dtype.itemsize
     total = torch.zeros(width, dtype=torch.float64)
     for chunk in read_chunks(file, num_rows * row_bytes, max(1, CHUNK_BYTES // 4 // row_bytes) * row_bytes):

@@ -4,8 +4,8 @@ import torch
 
 from wedlm.checkpoints.facts import Facts, dtype_name, read_facts
 from wedlm.checkpoints.resolve import how_to_convert
-from wedlm.generation.support import DEFAULTS
-from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE
+from wedlm.generation.parameters import DEFAULTS
+from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 DTYPES_IN_MEMORY = (torch.float32, torch.bfloat16)
 CACHED_TOKENS = 1000

@@ -11,7 +11,7 @@ from reprlib import repr as shown  # of a value that may be megabytes
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from wedlm.generation.support import DEFAULTS, check_parameters
+from wedlm.generation.parameters import DEFAULTS, check_parameters
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 from wedlm.serving.limits import BEAMS, BIASES, STOP_CHARACTERS, STOP_STRINGS, WINDOW_SIZE
 from wedlm.serving.stop_strings import as_list

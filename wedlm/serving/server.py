@@ -11,7 +11,7 @@ import uvicorn
 from transformers import GenerationConfig
 
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.generation.support import DEFAULTS, check_parameters
+from wedlm.generation.parameters import DEFAULTS, check_parameters
 from wedlm.serving.limits import CONNECTIONS
 from wedlm.serving.one_model import OneModel
 from wedlm.serving.routes import build_app

@@ -77,10 +77,7 @@ def export(
             Replace a checkpoint that `out` holds.
     """
     out = check_out(out, overwrite)
-    if push is not None:
-        check_push(push)
-    elif private:
-        raise ExportError("--private is about the repository of --push; pass --push REPO with it, or leave it out.")
+    check_push(push, private)
     folder = checkpoint_folder(model, with_weights=True)
     check_apart(out, folder)
     check_links(folder)

@@ -83,11 +83,13 @@ def check_source_and_out(source: str, out: str, overwrite: bool) -> None:
 
 
 def check_export(options: ExportOptions, card: "CardOptions") -> None:
-    """Refuses the files and the metadata that cannot become a card."""
+    """Refuses a push that cannot be, and files and metadata that cannot become a card."""
     from wedlm.checkpoints.resolve import wedlm_folder
     from wedlm.hub_card.metadata import read_metadata
+    from wedlm.hub_card.push import check_push
     from wedlm.hub_card.report_file import read_json
 
+    check_push(options.push, options.private)
     check_source_and_out(options.model, options.out, options.overwrite)
     for path in card.evaluation_files:
         read_json(path, "wedlm eval")

@@ -4,8 +4,8 @@ EXTRAS = train,eval,serve,dev
 GRAMMAR = xgrammar apache-tvm-ffi
 PYTEST = -m pytest -n 2 --dist worksteal
 # The three tiers (tests/tiers.py). The short run also draws a third of the examples of each property.
-SHORT = -m "not (full or slow or browser)" --hypothesis-profile=short
-ALL = -m "not (slow or browser)"
+SHORT = -m "not (full or slow or browser or ecosystem)" --hypothesis-profile=short
+ALL = -m "not (slow or browser or ecosystem)"
 
 DEMO = hub_card/wedlm-demo
 
@@ -94,6 +94,8 @@ lint: .venv/installed
 
 .venv/installed: setup.py pyproject.toml constraints.txt
 .venv-oldest/installed: setup.py pyproject.toml constraints-oldest.txt
+.venv-ecosystem/installed: EXTRAS = train,ecosystem,dev
+.venv-ecosystem/installed: setup.py pyproject.toml constraints.txt constraints-ecosystem.txt
 
 .venv/browser: .venv/installed
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check \

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 # Seconds after which a test fails; pyproject.toml has the limit of tests without one of these markers.
-LIMITS = {"slow": 900, "browser": 300, "full": 300}
+LIMITS = {"slow": 900, "ecosystem": 900, "browser": 300, "full": 300}
 
 
 def property_settings(number: int, **options) -> settings:

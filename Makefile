@@ -9,7 +9,7 @@ ALL = -m "not (slow or browser or ecosystem)"
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: demo demo-model demo-report demo-code bench ablations ablations-training test test-all test-slow test-browser screenshot test-oldest mutants lint
+.PHONY: demo demo-model demo-report demo-code bench ablations ablations-training test test-all test-slow test-browser screenshot test-oldest test-ecosystem mutants lint
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
@@ -80,6 +80,10 @@ screenshot: .venv/browser
 # The tests of `test-all` on the oldest versions that setup.py promises.
 test-oldest: .venv-oldest/installed
 	.venv-oldest/bin/python $(PYTEST) $(ALL)
+
+# Training on two processes with DeepSpeed, and TRL's trainer; DeepSpeed compiles a file, with g++ or another compiler.
+test-ecosystem: .venv-ecosystem/installed
+	PATH="$(CURDIR)/.venv-ecosystem/bin:$$PATH" .venv-ecosystem/bin/python -m pytest -m ecosystem
 
 # Changes one place of the source at a time, in memory, and shows the changes that no test notices:
 # `make mutants ONLY=generation/window.py NUM=50 SEED=1`.

@@ -14,8 +14,8 @@ from wedlm.training.errors import TrainingError
 def ended_processes(training: WeDLMTrainingArguments) -> Iterator[None]:
     """Turns the end of another process into one sentence.
 
-    This process learns of it in two ways: a collective raises an error, and the launcher sends SIGTERM. Either may come
-    first, or while the other is being handled.
+    This process learns of it in two ways: a collective raises an error, and the launcher sends SIGTERM. Either may
+    come first, or while the other is being handled.
     """
     if training.world_size == 1:
         yield
@@ -24,9 +24,9 @@ def ended_processes(training: WeDLMTrainingArguments) -> Iterator[None]:
     def end(reason: str, error: Exception | None = None):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the sentence has yet to be printed
         raise TrainingError(
-            f"Process {training.process_index} of {training.world_size} ends, because another one has ended or does not "
-            f"answer ({reason}); see the messages of the others, and pass resume_from_checkpoint=true to go on from the "
-            "last complete checkpoint, if there is one."
+            f"Process {training.process_index} of {training.world_size} ends, because another one has ended or does "
+            f"not answer ({reason}); see the messages of the others, and pass resume_from_checkpoint=true to go on "
+            "from the last complete checkpoint, if there is one."
         ) from error
 
     before = signal.signal(signal.SIGTERM, lambda *_: end("the launcher has sent SIGTERM"))

@@ -139,12 +139,14 @@ class WeDLMTrainer(Trainer):
         return [scale_weights(batch, torch.stack(sums), self.args.ar_loss_weight) for batch in batches], num_targets
 
     def without_repeats(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Takes the loss from rows that accelerate repeats, so that the last batches of an epoch are full on all ranks."""
+        """Takes the loss from the rows that accelerate repeats to fill the last batches of an epoch on all ranks."""
         num_ranks, num_rows = self.accelerator.num_processes, len(batch["input_ids"])
         if num_ranks == 1 or self.args.dataloader_drop_last or not has_length(self.train_dataset):
             return batch
         # Of the rows of all ranks, in the order of the ranks, the first ones are new.
-        num_new = (len(self.train_dataset) - 1) % (num_ranks * num_rows) + 1 - self.accelerator.process_index * num_rows
+        num_new = (
+            (len(self.train_dataset) - 1) % (num_ranks * num_rows) + 1 - self.accelerator.process_index * num_rows
+        )
         is_new = (torch.arange(num_rows, device=batch["targets"].device) < num_new)[:, None]
         return {
             **batch,

@@ -98,7 +98,7 @@ lint: .venv/installed
 
 .venv/installed: setup.py pyproject.toml constraints.txt
 .venv-oldest/installed: setup.py pyproject.toml constraints-oldest.txt
-.venv-ecosystem/installed: EXTRAS = train,ecosystem,dev
+.venv-ecosystem/installed: EXTRAS := $(EXTRAS),ecosystem
 .venv-ecosystem/installed: setup.py pyproject.toml constraints.txt constraints-ecosystem.txt
 
 .venv/browser: .venv/installed

@@ -143,11 +143,10 @@ class WeDLMTrainer(Trainer):
         num_ranks, num_rows = self.accelerator.num_processes, len(batch["input_ids"])
         if num_ranks == 1 or self.args.dataloader_drop_last or not has_length(self.train_dataset):
             return batch
-        # Of the rows of all ranks, in the order of the ranks, the first ones are new.
-        num_new = (
-            (len(self.train_dataset) - 1) % (num_ranks * num_rows) + 1 - self.accelerator.process_index * num_rows
-        )
-        is_new = (torch.arange(num_rows, device=batch["targets"].device) < num_new)[:, None]
+        # The first rows are new, in the order of the ranks.
+        num_new = (len(self.train_dataset) - 1) % (num_ranks * num_rows) + 1
+        first = self.accelerator.process_index * num_rows
+        is_new = (torch.arange(first, first + num_rows, device=batch["targets"].device) < num_new)[:, None]
         return {
             **batch,
             "targets": batch["targets"].where(is_new, NO_TARGET),

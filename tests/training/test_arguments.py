@@ -38,5 +38,5 @@ def test_zero3_keys_are_deepspeeds():
 
 @pytest.mark.ecosystem
 def test_zero3_through_training_arguments(tmp_path):
-    _, training = parse([str(CONFIGS / "zero3.yaml"), "--output_dir", str(tmp_path)])
+    _, training = parse([str(CONFIGS / "zero3.yaml"), "--output_dir", str(tmp_path), "--use_cpu", "true"])
     assert training.hf_deepspeed_config.is_zero3()

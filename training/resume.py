@@ -85,7 +85,7 @@ def incompleteness(checkpoint: Path, training: WeDLMTrainingArguments) -> str | 
             return f"its {name} is missing"
     if names := unreadable_weights(checkpoint):
         return f"its {names[0]} is cut short"
-    for path in sorted(checkpoint.iterdir()):
+    for path in sorted(checkpoint.rglob("*")):
         if path.suffix in READABLE and not READABLE[path.suffix](path):
             return f"its {path.name} is cut short"
     return None

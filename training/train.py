@@ -22,6 +22,7 @@ from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.data import DataSummary, prepare_dataset
+from wedlm.training.ended_processes import ended_processes
 from wedlm.training.errors import TrainingError, as_training_errors
 from wedlm.training.output_folder import check_output_folder, full_disks
 from wedlm.training.preview import preview
@@ -57,7 +58,7 @@ def train(arguments: list[str]) -> None:
             eval_dataset=datasets.get("eval"),
             processing_class=AutoTokenizer.from_pretrained(source, trust_remote_code=False),
         )
-    with full_disks(training):
+    with full_disks(training), ended_processes(training):
         trainer.train(resume_from_checkpoint=checkpoint)
         if training.streaming:
             print_summaries(summaries, training)

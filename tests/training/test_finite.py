@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from wedlm import DualStreamCollator, WeDLMTrainer, WeDLMTrainingArguments
 from wedlm.training.errors import TrainingError
-from wedlm.training.finite import check_loss
+from wedlm.training.finite import check_loss, is_finite
 
 SEQUENCES = [
     {"input_ids": tokens, "labels": tokens, "sample_lengths": [4], "sample_indices": [i]}
@@ -67,3 +67,11 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, step):
         trainer.train()
     (saved,) = tmp_path.glob("checkpoint-*")
     assert all(weight.isfinite().all() for weight in load_file(saved / "model.safetensors").values())
+
+
+@pytest.mark.parametrize("value", [1.0, torch.nan])
+def test_a_part_of_a_weight_under_zero3(value):
+    """DeepSpeed leaves the weight empty, and keeps the part of the rank beside it."""
+    weight = torch.nn.Parameter(torch.empty(0))
+    weight.ds_tensor = torch.tensor([0.0, value])
+    assert is_finite(weight) == (value == 1.0)

@@ -81,6 +81,14 @@ def test_fsdp_has_files_of_its_own(three_steps, tmp_path, monkeypatch):
     assert last_complete_checkpoint(training).endswith("checkpoint-2")
 
 
+def test_deepspeed_has_a_folder_of_its_own(three_steps, tmp_path):
+    shutil.copytree(three_steps, tmp_path / "out")
+    folder = tmp_path / "out" / "checkpoint-3" / "global_step3"
+    folder.mkdir()
+    (folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt").write_bytes(b"half")
+    assert last_complete_checkpoint(resuming(tmp_path / "out")).endswith("checkpoint-2")
+
+
 def test_a_sharded_model(three_steps, tmp_path):
     from transformers import AutoModelForCausalLM
 

@@ -59,18 +59,54 @@ def test_continued_pretraining_of_a_qwen(place, tmp_path):
     assert type(AutoModelForCausalLM.from_pretrained(out)).__name__ == "WeDLMForCausalLM"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("config", ["full", "fsdp"])
+# On GPUs accelerate starts DeepSpeed's communication before the model is loaded, and on CPUs it does not.
+ZERO3 = """
+import os
+os.environ["DS_ACCELERATOR"] = "cpu"
+import deepspeed
+from wedlm.commands.cli import app
+
+deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
+app()
+"""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param("full", marks=pytest.mark.slow),
+        pytest.param("fsdp", marks=pytest.mark.slow),
+        pytest.param("zero3", marks=pytest.mark.ecosystem),
+    ],
+)
 def test_two_processes(place, tmp_path, config):
-    fields = {"model": place / "qwen", "train_data": place / "chats.jsonl", "output_dir": tmp_path / "out", **TOY}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "wedlm"]
-    command = [*launch, "train", CONFIGS / f"{config}.yaml", *words(**fields, bf16=False)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("10 records read") == 1, "each process reports"
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    out = tmp_path / "out"
+    fields = {"model": place / "qwen", "train_data": place / "chats.jsonl", "output_dir": out, **TOY}
+    fields |= {"bf16": False, "learning_rate": 1e-2, "warmup_steps": 0}
+    program = ["-m", "wedlm"]
+    if config == "zero3":
+        program = [tmp_path / "program.py"]
+        program[0].write_text(ZERO3)
+
+    def launched(**more):
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *program]
+        command = [*launch, "train", CONFIGS / f"{config}.yaml", *words(**fields, **more)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    assert launched().count("10 records read") == 1, "each process reports"
+    model = AutoModelForCausalLM.from_pretrained(out)
     assert model.config.mask_row == "unused"
-    assert json.loads((tmp_path / "out" / "training_report.json").read_text())["train"]["step"] == 2
+    assert json.loads((out / "training_report.json").read_text())["train"]["step"] == 2
+    (out / "model.safetensors").unlink()
+    for path in (out / "checkpoint-2").rglob("*optim*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[:100])
+    assert f"The run resumes from {out}/checkpoint-1; left out: checkpoint-2" in launched(resume_from_checkpoint=True)
+    weights = dict(model.named_parameters())
+    for name, weight in AutoModelForCausalLM.from_pretrained(out).named_parameters():
+        torch.testing.assert_close(weight, weights[name])
 
 
 @pytest.mark.full

@@ -1,4 +1,4 @@
-"""The WeDLM model: a Qwen3 or Qwen2.5 whose input may stand in any order of its positions."""
+"""The WeDLM model: a Qwen3, Qwen2.5 or Llama whose input may stand in any order of its positions."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from .target_loss import target_loss
 
 
 class WeDLMAttention(Qwen3Attention):
-    """The attention of Qwen3 or, by `attention_bias` and `qk_norm` of the config, of Qwen2.5.
+    """The attention of Qwen3 or, by `attention_bias` and `qk_norm` of the config, of Qwen2.5 or Llama.
 
     It reads the keys and values of a RowCache where they lie.
     """

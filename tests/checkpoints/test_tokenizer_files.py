@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from qwen_checkpoints import OLD_NAME, TOKENS, assert_refused, edit
+from stock_checkpoints import OLD_NAME, TOKENS, assert_refused, edit
 from transformers import (
     AutoTokenizer,
 )
@@ -49,20 +49,20 @@ def test_a_tokenizer_of_vocab_and_merges_only(source, tmp_path):
 
 REFUSED = {
     "a tokenizer of another kind": (
-        lambda folder: edit(folder / "tokenizer.json", model={"type": "Unigram", "vocab": [["a", 0.0]]}),
-        "The tokenizer files in .* are none of Qwen's .*; correct them",
+        lambda folder: edit(folder / "tokenizer.json", model={"type": "Unigram", "vocab": ["a", "b"]}),
+        "The tokenizer files in .* have an unknown form .*; correct them",
     ),
     "added tokens without ids": (
         lambda folder: edit(folder / "tokenizer.json", added_tokens=[{"content": "<|endoftext|>"}]),
-        "are none of Qwen's .KeyError: 'id'",
+        "have an unknown form .KeyError: 'id'",
     ),
     "a mask_token that is a list": (
         lambda folder: edit(folder / "tokenizer_config.json", mask_token=["a"]),
-        "are none of Qwen's .*mask_token is",
+        "have an unknown form .*mask_token is",
     ),
     "ids that are texts": (
         lambda folder: (folder / "added_tokens.json").write_text('{"a": "1"}'),
-        "are none of Qwen's .*its id no whole number",
+        "have an unknown form .*its id no whole number",
     ),
     "a tokenizer that the library does not know": (
         lambda folder: edit(folder / "tokenizer.json", pre_tokenizer={"type": "Nothing"}),

@@ -91,12 +91,14 @@ def load_tokenizer(folder: Path, source: Path) -> PreTrainedTokenizerBase:
 
 
 def form_of(tokenizer: PreTrainedTokenizerBase) -> dict | None:
-    """Everything that decides how a tokenizer splits and joins a text, but its tokens."""
+    """Everything that decides how a tokenizer splits and joins a text, but the ids and MASK."""
     if not tokenizer.is_fast:
         return None
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     model = {name: value for name, value in content["model"].items() if name not in ("vocab", "merges")}
-    return {**content, "model": model, "added_tokens": None}
+    added = {token["content"]: {**token, "id": None} for token in content["added_tokens"]}
+    added.pop(tokenizer.mask_token, None)
+    return {**content, "model": model, "added_tokens": added}
 
 
 def keep_form(plan: Plan, folder: Path) -> None:

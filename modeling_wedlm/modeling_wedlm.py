@@ -1,4 +1,4 @@
-"""The WeDLM model: a Qwen3 or Qwen2.5 whose input may stand in any order of its positions."""
+"""The WeDLM model: a Qwen3, Qwen2.5 or Llama whose input may stand in any order of its positions."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ FLOATS = ("BF16", "F16", "F32", "F64")  # as safetensors writes them
 
 
 class WeDLMAttention(Qwen3Attention):
-    """The attention of Qwen3 or, by `attention_bias` and `qk_norm` of the config, of Qwen2.5.
+    """The attention of Qwen3 or, by `attention_bias` and `qk_norm` of the config, of Qwen2.5 or Llama.
 
     It reads the keys and values of a RowCache where they lie.
     """

@@ -24,7 +24,7 @@ class RunArguments:
     """The arguments of `wedlm train` that WeDLMTrainer does not have: the model, the data and LoRA.
 
     Args:
-        model (`str`): A WeDLM checkpoint, or one of Qwen2, Qwen2.5 or Qwen3, which is converted.
+        model (`str`): A WeDLM checkpoint, or one of Qwen2, Qwen3, Llama or Mistral, which is converted.
         train_data (`list[str]`): Files, folders or patterns.
         eval_data (`list[str]`, *optional*): The same, to evaluate on.
         random_weights (`bool`, *optional*, defaults to `False`): Whether to train from scratch.
@@ -39,7 +39,7 @@ class RunArguments:
         preview (`bool`, *optional*, defaults to `False`): Whether to print samples and train nothing.
     """
 
-    model: str = field(metadata={"help": "A WeDLM checkpoint, or one of Qwen2, Qwen2.5 or Qwen3, which is converted."})
+    model: str = field(metadata={"help": "A WeDLM checkpoint, or one of Qwen2, Qwen3, Llama or Mistral to convert."})
     train_data: list[str] = field(metadata={"help": "Files of JSON Lines or Parquet, folders or patterns."})
     eval_data: list[str] = field(default_factory=list, metadata={"help": "Files to evaluate on."})
     random_weights: bool = field(default=False, metadata={"help": "Start from scratch: only the config is read."})

@@ -74,7 +74,7 @@ def train(arguments: list[str]) -> None:
 
 
 def read_config_and_tokenizer(run: RunArguments) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
-    """Returns the config and the tokenizer of the model; Qwen's gets a mask token, as conversion will give it one."""
+    """Returns the config and the tokenizer of the model; a stock one gets a mask token, as conversion gives it one."""
     try:
         config = AutoConfig.from_pretrained(run.model, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(run.model, trust_remote_code=False)
@@ -121,7 +121,7 @@ def print_preview(run: RunArguments, training: WeDLMTrainingArguments, tokenizer
 
 
 def convert_model(run: RunArguments, training: WeDLMTrainingArguments, is_resumed: bool) -> str:
-    """Converts a Qwen checkpoint, in one process, and returns the folder of the result."""
+    """Converts a stock checkpoint, in one process, and returns the folder of the result."""
     out = Path(training.output_dir) / "converted"
     with training.main_process_first(local=training.save_on_each_node, desc="converting the model"):
         is_first = training.local_process_index == 0 if training.save_on_each_node else training.process_index == 0

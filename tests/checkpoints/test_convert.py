@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from helpers import CHECKPOINTS, run_python
-from qwen_checkpoints import END, OLD_NAME, SAY, TOKENS, bits, edit, files_of, save_qwen, weights_of
+from stock_checkpoints import CLASSES, END, OLD_NAME, SAY, TOKENS, bits, edit, files_of, save_stock, weights_of
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -22,11 +22,11 @@ from wedlm.modeling_wedlm.hub_code import AUTO_MAP, flat_files
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [TOKENS, TOKENS + 1, 384])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("model_type", CLASSES)
 def test_there_and_back(tmp_path, model_type, tied, rows, dtype):
     source, wedlm, back = tmp_path / "source", tmp_path / "wedlm", tmp_path / "back"
     source.mkdir()
-    save_qwen(source, model_type, rows, tied, dtype)
+    save_stock(source, model_type, rows, tied, dtype)
     stock = AutoModelForCausalLM.from_pretrained(source).eval()
     result = convert_to_wedlm(source, wedlm)
     assert result == (wedlm, TOKENS, [])

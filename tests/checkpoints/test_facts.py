@@ -4,7 +4,7 @@ import json
 
 import pytest
 from helpers import CHECKPOINTS
-from qwen_checkpoints import edit
+from stock_checkpoints import edit
 
 from wedlm import convert_to_wedlm
 from wedlm.checkpoints.architectures import wedlm_model

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from qwen_checkpoints import assert_refused, edit, files_of, refuse_access, save_qwen
+from stock_checkpoints import assert_refused, edit, files_of, refuse_access, save_stock
 
 from wedlm import convert_to_wedlm
 from wedlm.checkpoints import new_folder, plan
@@ -195,7 +195,7 @@ def strike(tmp_path, overwrite, by_kill, step):
     source, parent = tmp_path / "source", tmp_path / "parent"
     source.mkdir()
     parent.mkdir()
-    save_qwen(source)
+    save_stock(source)
     convert_to_wedlm(source, tmp_path / "expected")
     expected, outcomes = files_of(tmp_path / "expected"), set()
     old = {"config.json": b'{"model_type": "old"}', "old.txt": b"old"} if overwrite else {}

@@ -2,7 +2,7 @@
 
 import pytest
 from helpers import put_into_hub_cache
-from qwen_checkpoints import INDEX, assert_refused, edit, files_of
+from stock_checkpoints import INDEX, assert_refused, edit, files_of
 
 from wedlm import convert_to_wedlm
 from wedlm.checkpoints import resolve

@@ -5,18 +5,18 @@ import shutil
 
 import pytest
 import torch
-from qwen_checkpoints import (
+from safetensors.torch import load_file, save_file
+from stock_checkpoints import (
     INDEX,
     SHARD,
     assert_refused,
     cut,
     edit,
     refuse_access,
-    save_qwen,
+    save_stock,
     weights_of,
     write_header,
 )
-from safetensors.torch import load_file, save_file
 
 from wedlm import convert_to_wedlm
 from wedlm.checkpoints.errors import CheckpointError
@@ -26,7 +26,7 @@ def test_the_order_of_a_file_is_that_of_its_bytes(tmp_path):
     """A header may list tensors in another order than their bytes have, and mix types and sizes."""
     source = tmp_path / "source"
     source.mkdir()
-    save_qwen(source, hidden_size=31, dtype=torch.bfloat16)
+    save_stock(source, hidden_size=31, dtype=torch.bfloat16)
     for path in source.glob("*.safetensors"):
         tensors = load_file(path)
         for name in tensors:

@@ -10,7 +10,7 @@ from datasets import Dataset
 from helpers import CHECKPOINTS, MASK, load, random_tokens
 from peft import LoraConfig, get_peft_model
 from processes import run_two_processes
-from qwen_checkpoints import save_qwen, save_tokenizer
+from stock_checkpoints import save_stock, save_tokenizer
 from training_runs import CONFIGS
 from transformers import AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
 
@@ -422,7 +422,7 @@ def test_the_model_attends_as_before_when_it_is_done(tmp_path):
 def converted(tmp_path):
     """A tiny Qwen in tmp_path/"converted" after conversion; returns its tokenizer."""
     (tmp_path / "source").mkdir()
-    save_qwen(tmp_path / "source", rows=300)
+    save_stock(tmp_path / "source", rows=300)
     convert_to_wedlm(tmp_path / "source", tmp_path / "converted")
     return AutoTokenizer.from_pretrained(tmp_path / "converted")
 

@@ -1,4 +1,4 @@
-"""Conversion of Qwen checkpoints to WeDLM and back: the same weights with another config, code and tokenizer."""
+"""Conversion of stock checkpoints to WeDLM and back: the same weights with another config, code and tokenizer."""
 
 import os
 from pathlib import Path
@@ -8,11 +8,14 @@ from wedlm.checkpoints.architectures import (
     STOCK,
     WEDLM_CLASS,
     check_architecture,
+    check_layers,
     check_shapes,
+    families,
     stock_fields,
     stock_model_type,
     wedlm_model,
 )
+from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.facts import limits_of_parallel_decoding
 from wedlm.checkpoints.mask_token import MaskChange, put_mask_in, take_mask_out
 from wedlm.checkpoints.new_folder import check_apart, check_links, check_out
@@ -25,7 +28,7 @@ from wedlm.checkpoints.resolve import (
     read_generation_fields,
 )
 from wedlm.checkpoints.shards import Shard, read_shards
-from wedlm.checkpoints.tokenizer_files import TokenizerFiles, for_older_versions
+from wedlm.checkpoints.tokenizer_files import TokenizerFiles, for_stock
 from wedlm.generation.parameters import DEFAULTS
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
@@ -60,8 +63,8 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
         convert_to_wedlm("Qwen/Qwen3-8B", "qwen3-8b-wedlm")
 
     Args:
-        source (`str` or `os.PathLike`): A folder or a name on the Hub, of a dense Qwen2, Qwen2.5 or Qwen3 causal
-            language model in safetensors, or of a WeDLM checkpoint.
+        source (`str` or `os.PathLike`): A folder or a name on the Hub, of a dense causal language model of the
+            architecture Qwen2 (also Qwen2.5), Qwen3, Llama or Mistral in safetensors, or of a WeDLM checkpoint.
         out (`str` or `os.PathLike`): The folder that the result becomes.
         overwrite (`bool`, *optional*, defaults to `False`): Whether a checkpoint in `out` is replaced, once the new
             one is complete.
@@ -91,7 +94,7 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
 def convert_to_autoregressive(
     source: str | os.PathLike, out: str | os.PathLike, *, overwrite: bool = False
 ) -> Conversion:
-    """Writes a WeDLM checkpoint as a plain Qwen2 or Qwen3 checkpoint.
+    """Writes a WeDLM checkpoint as a plain checkpoint of the architecture that has its layers.
 
     The weights are copied bit for bit. The row and the token that `convert_to_wedlm` added for MASK are taken out.
 
@@ -109,14 +112,20 @@ def convert_to_autoregressive(
     """
     out = check_out(out, overwrite)
     read = read_source(source, out, wanted=(MODEL_TYPE,))
-    model_type = stock_model_type(read.config, source)
+    model_type = stock_model_type(read.config)
+    if model_type is None:
+        raise CheckpointError(
+            f"{source} has qk_norm={read.config.qk_norm} and attention_bias={read.config.attention_bias}, and none of "
+            f"{families()} has both, so there is no stock class to convert it to."
+        )
+    check_layers(read.config.to_dict(), source, model_type)
     shards = read_weights(read)
     tokenizer, changed, tokenizer_notes = TokenizerFiles.read(read.folder).without_code(source)
     mask = take_mask_out(read.config, tokenizer, shards, source)
     changed |= mask.files
-    changed |= for_older_versions({**tokenizer.contents, **changed})
+    changed |= for_stock({**tokenizer.contents, **changed})
     generation_fields = read_generation_fields(read.folder)
-    if generation_fields.keys() & DEFAULTS.keys():  # parameters of parallel decoding, unknown to Qwen
+    if generation_fields.keys() & DEFAULTS.keys():  # parameters of parallel decoding
         changed[GENERATION_FILE] = {name: value for name, value in generation_fields.items() if name not in DEFAULTS}
     config = stock_fields(read.config, model_type)
     notes = tokenizer_notes + mask.notes

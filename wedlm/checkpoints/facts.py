@@ -9,7 +9,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig
 
-from wedlm.checkpoints.architectures import STOCK, wedlm_model
+from wedlm.checkpoints.architectures import STOCK, check_architecture, wedlm_model
 from wedlm.checkpoints.resolve import (
     GENERATION_FILE,
     checkpoint_folder,
@@ -68,12 +68,15 @@ def read_facts(name: str | os.PathLike) -> Facts:
     """Reads the facts about a checkpoint without loading its weights.
 
     Args:
-        name (`str` or `os.PathLike`): A folder or a name on the Hub, of a WeDLM, Qwen2, Qwen2.5 or Qwen3 checkpoint.
+        name (`str` or `os.PathLike`): A folder or a name on the Hub, of a WeDLM checkpoint or of a stock one that can
+            be converted.
     """
     folder = checkpoint_folder(name, with_weights=False)
     fields = read_config(name, folder)
     model_type = fields.get("model_type")
-    if model_type not in STOCK:
+    if model_type in STOCK:
+        check_architecture(fields, name, wanted=tuple(STOCK))
+    else:
         require_wedlm(name, fields)
     config, model = wedlm_model(fields, name)
     generation = read_generation_fields(folder)

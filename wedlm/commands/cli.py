@@ -196,12 +196,13 @@ def convert(
     source: Source,
     out: Annotated[str, typer.Argument(help="The new folder for the result.")],
     to_autoregressive: Annotated[
-        bool, typer.Option("--to-autoregressive", help="Convert WeDLM to a plain Qwen2 or Qwen3 checkpoint.")
+        bool,
+        typer.Option("--to-autoregressive", help="Convert WeDLM to a plain Llama, Mistral or Qwen checkpoint."),
     ] = False,
     overwrite: OverwriteCheckpoint = False,
     debug: Debug = False,
 ) -> None:
-    """Make a WeDLM checkpoint from a Qwen2, Qwen2.5, Qwen3 or released WeDLM checkpoint, or convert it back."""
+    """Make a WeDLM checkpoint from one of Qwen2, Qwen3, Llama, Mistral or a released WeDLM, or convert it back."""
     with refusals(debug):
         check_source_and_out(source, out, overwrite)
         from wedlm import convert_to_autoregressive, convert_to_wedlm
@@ -224,7 +225,7 @@ def train(
     config: Annotated[str, typer.Argument(help="A YAML file of arguments; training/configs has examples.")],
     debug: Debug = False,
 ) -> None:
-    """Train a WeDLM checkpoint, or a Qwen checkpoint that is converted first: the whole model, LoRA or QLoRA.
+    """Train a WeDLM checkpoint, or a stock one that is converted first: the whole model, LoRA or QLoRA.
 
     After CONFIG, any argument may follow as --name value; it overrides the file. docs/train.md lists the arguments.
     """

@@ -2,6 +2,7 @@
 
 import torch
 
+from wedlm.checkpoints.architectures import family_of
 from wedlm.checkpoints.facts import Facts, dtype_name, read_facts
 from wedlm.checkpoints.resolve import how_to_convert
 from wedlm.generation.parameters import DEFAULTS
@@ -23,7 +24,7 @@ def info(name: str) -> None:
 
 def described(facts: Facts) -> list[tuple[str, str]]:
     config = facts.config
-    family = "Qwen3" if config.qk_norm else "Qwen2"
+    family = family_of(config)
     is_wedlm = facts.model_type == MODEL_TYPE
     heads = f"{config.num_attention_heads} heads and {config.num_key_value_heads} key-value heads of {config.head_dim}"
     result = [

@@ -123,6 +123,18 @@ def test_calls_in_other_surroundings_get_new_buffers(model):
         assert_same(run(model, **STATIC), expected)
 
 
+def test_keys_and_values_have_the_types_of_their_call(model):
+    """Autocast changes the type of values alone."""
+
+    def types(autocast):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            run(model, **STATIC)
+        return {(layer.keys.dtype, layer.values.dtype) for layer in KEPT[model].cache.layers}
+
+    plain, mixed = {(torch.float32, torch.float32)}, {(torch.float32, torch.bfloat16)}
+    assert [types(autocast) for autocast in (False, True, False)] == [plain, mixed, plain]
+
+
 def test_a_cache_made_without_autocast_goes_on_in_it(model):
     first = run(model)
     turn = torch.cat([first.sequences, random_tokens(len(PROMPTS), 3)], dim=-1)

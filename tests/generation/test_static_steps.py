@@ -300,7 +300,7 @@ class Allocated(TorchDispatchMode):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("decoding", PARALLEL)
 def test_a_step_allocates_a_mask_and_nothing_else_that_grows(model, decoding, monkeypatch):
-    """Of an entry more less than a copy of one layer's keys, and of capacity that is not read nothing."""
+    """An entry more costs less than a copy of one layer's keys; capacity that is not read costs nothing."""
     allocated = {}
 
     def step(*arguments):

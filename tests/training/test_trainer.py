@@ -397,6 +397,16 @@ def test_a_resumed_run_goes_on_exactly(tmp_path):
         assert torch.equal(weight, weights[name]), name
 
 
+def test_true_resumes_from_the_last_complete_checkpoint(tmp_path):
+    fields = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    weights, _, _ = trained(tmp_path, **fields)
+    (tmp_path / "checkpoint-2" / "trainer_state.json").unlink()
+    trainer = WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path, **fields), train_dataset=samples())
+    trainer.train(resume_from_checkpoint=True)
+    for name, weight in trainer.model.named_parameters():
+        assert torch.equal(weight, weights[name]), name
+
+
 @pytest.mark.full
 def test_uploads_of_checkpoints_carry_the_code(tmp_path, monkeypatch):
     uploaded = []

@@ -239,7 +239,7 @@ def main() -> None:
 
 
 def commit() -> str:
-    """What is checked out, with a mark where files differ from it."""
+    """Returns the commit that is checked out, with a mark if files differ from it."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
 

@@ -78,7 +78,7 @@ def incompleteness(checkpoint: Path, training: WeDLMTrainingArguments) -> str | 
         names = [*weight_files(checkpoint), STATE_FILE]
         if not training.save_only_model:
             # With several processes, there is a file of random states for each.
-            random_states = min((path.name for path in checkpoint.glob("rng_state*.pth")), default="rng_state.pth")
+            random_states = next((path.name for path in checkpoint.glob("rng_state*.pth")), "rng_state.pth")
             names += ["optimizer.pt", "scheduler.pt", random_states]
     for name in names:
         if not (checkpoint / name).is_file():
@@ -110,7 +110,7 @@ def weight_files(checkpoint: Path) -> list[str]:
 
 def is_json(path: Path) -> bool:
     try:
-        return isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+        return isinstance(json.loads(path.read_bytes()), dict)
     except (OSError, ValueError):
         return False
 

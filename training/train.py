@@ -9,6 +9,7 @@ from datasets import Dataset, IterableDataset
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
     GenerationConfig,
@@ -137,7 +138,7 @@ def load_model(source: str, run: RunArguments, training: WeDLMTrainingArguments)
     is_lora = run.lora_r > 0
     dtype = run.dtype if run.dtype != "auto" or is_lora else "float32"
     if run.random_weights:
-        model = random_model(source, None if dtype == "auto" else dtype)
+        model = random_model(source, dtype)
     else:
         quantization = quantization_config(training) if run.load_in_4bit else None
         model = WeDLMForCausalLM.from_pretrained(source, dtype=dtype, quantization_config=quantization)
@@ -146,8 +147,9 @@ def load_model(source: str, run: RunArguments, training: WeDLMTrainingArguments)
     return with_lora(model, run, training) if is_lora else model
 
 
-def random_model(source: str, dtype: str | None) -> WeDLMForCausalLM:
-    model = WeDLMForCausalLM(AutoConfig.from_pretrained(source, dtype=dtype, trust_remote_code=False))
+def random_model(source: str, dtype: str) -> WeDLMForCausalLM:
+    config = AutoConfig.from_pretrained(source)
+    model = AutoModelForCausalLM.from_config(config, dtype=config.dtype if dtype == "auto" else dtype)
     if (Path(source) / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(source)
     return model

@@ -1,4 +1,4 @@
-"""What `wedlm eval` measured, on the card and in the Hub's model-index."""
+"""The measurements of `wedlm eval`, on the card and in the Hub's model-index."""
 
 import json
 import re

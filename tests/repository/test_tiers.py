@@ -1,4 +1,4 @@
-"""What `make test` leaves out, and that a test which hangs fails."""
+"""`make test` leaves out the marked tests, and a test that hangs fails."""
 
 import re
 

@@ -3,6 +3,7 @@
 import json
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from wedlm import DualStreamCollator, WeDLMTrainer, WeDLMTrainingArguments, conv
 from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.training.loss import scale_weights, weight_sums
 from wedlm.training.packing import pack
+from wedlm.training.trainer import prepared
 
 LENGTHS = (40, 21, 9, 33, 12, 27, 18, 30)
 
@@ -449,6 +451,16 @@ def test_a_resumed_run_goes_on_exactly(tmp_path):
         assert torch.equal(weight, weights[name]), name
 
 
+def test_true_resumes_from_the_last_complete_checkpoint(tmp_path):
+    fields = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    weights, _, _ = trained(tmp_path, **fields)
+    (tmp_path / "checkpoint-2" / "trainer_state.json").unlink()
+    trainer = WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path, **fields), train_dataset=samples())
+    trainer.train(resume_from_checkpoint=True)
+    for name, weight in trainer.model.named_parameters():
+        assert torch.equal(weight, weights[name]), name
+
+
 @pytest.mark.full
 def test_uploads_of_checkpoints_carry_the_code(tmp_path, monkeypatch):
     uploaded = []
@@ -484,6 +496,18 @@ def test_records_are_prepared(tmp_path):
     assert trainer.train_dataset["sample_indices"] == [[0]]
     trainer.train()
     assert "eval_one_loss" in trainer.evaluate()
+
+
+def test_the_summary_of_records_is_printed_once(tmp_path, capsys):
+    tokenizer = converted(tmp_path)
+    records = Dataset.from_list([{"text": "a b c"}])
+    args = arguments(tmp_path / "out")
+    assert len(prepared(records, tokenizer, args)) == 1
+    assert capsys.readouterr().out.startswith("1 records read, 1 samples")
+    prepared(records.to_iterable_dataset(), tokenizer, args)  # nothing of it is read yet
+    with patch.object(type(args), "process_index", 1):
+        prepared(records, tokenizer, args)
+    assert not capsys.readouterr().out
 
 
 def test_refusals(tmp_path):

@@ -14,7 +14,6 @@ from lm_eval import simple_evaluate
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 from peft import LoraConfig, get_peft_model
-from real_prompts import PROMPTS
 from transformers import AutoTokenizer, LlamaForCausalLM, LogitsProcessorList
 from typer.testing import CliRunner
 from xgrammar import GrammarCompiler, TokenizerInfo
@@ -24,6 +23,7 @@ from wedlm.checkpoints.convert import convert_to_autoregressive
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.commands import cli
 from wedlm.demo.real_model import GGUF_FILE, gguf_file
+from wedlm.demo.real_questions import QUESTIONS
 
 STOCK = REPOSITORY / "build" / "smollm2-135m"
 CONVERTED = REPOSITORY / "build" / "smollm2-135m-wedlm"
@@ -64,8 +64,8 @@ def written(model, inputs, **arguments):
 def all_written(model, tokenizer, batch_size, **arguments):
     """The answers to all prompts, as text with its special tokens; padding is the end token, so it is left out."""
     answers = []
-    for first in range(0, len(PROMPTS), batch_size):
-        inputs = asked(tokenizer, *PROMPTS[first : first + batch_size])
+    for first in range(0, len(QUESTIONS), batch_size):
+        inputs = asked(tokenizer, *QUESTIONS[first : first + batch_size])
         for row in written(model, inputs, **arguments).tolist():
             answers.append(row[: row.index(tokenizer.eos_token_id)] if tokenizer.eos_token_id in row else row)
     return answers
@@ -78,7 +78,7 @@ def stock_answers(stock, tokenizer):
 
 
 def test_every_logit_equals_that_of_llama(stock, converted, tokenizer):
-    for question in PROMPTS[::8]:
+    for question in QUESTIONS[::8]:
         inputs = asked(tokenizer, question)
         with torch.no_grad():
             logits = converted(**inputs).logits
@@ -94,7 +94,9 @@ def test_answers_equal_those_of_llama(converted, tokenizer, stock_answers, decod
 
 
 def test_the_command_line_answers_in_english():
-    result = CliRunner().invoke(cli.app, ["generate", "--model", str(CONVERTED), PROMPTS[0], "--max-new-tokens", "40"])
+    result = CliRunner().invoke(
+        cli.app, ["generate", "--model", str(CONVERTED), QUESTIONS[0], "--max-new-tokens", "40"]
+    )
     assert result.exit_code == 0, result.output
     assert "sky" in result.stdout and "light" in result.stdout
 
@@ -119,7 +121,7 @@ def test_sampled_tokens_have_the_distribution_of_llama(stock, converted, tokeniz
 def test_a_seed_repeats_a_sampled_answer(converted, tokenizer):
     def answer(seed):
         torch.manual_seed(seed)
-        return written(converted, asked(tokenizer, PROMPTS[33]), do_sample=True, decoding="verified").tolist()
+        return written(converted, asked(tokenizer, QUESTIONS[33]), do_sample=True, decoding="verified").tolist()
 
     assert answer(1) == answer(1) != answer(2)
 
@@ -179,7 +181,7 @@ def test_a_stop_string_ends_the_text_as_in_llama(stock, converted, tokenizer):
 
 
 def test_a_prompt_of_6000_tokens_in_chunks(stock, converted, tokenizer):
-    text = "\n".join(f"{place}. {question}" for place, question in enumerate(PROMPTS * 7))
+    text = "\n".join(f"{place}. {question}" for place, question in enumerate(QUESTIONS * 7))
     inputs = asked(tokenizer, f"{text}\nWhich of these questions is about a train?")
     assert inputs["input_ids"].shape[1] > 6000
     expected = written(stock, inputs, max_new_tokens=12)
@@ -236,7 +238,7 @@ def test_lora_acts_as_on_llama(tokenizer):
         return get_peft_model(model, config).eval()
 
     stock, converted = adapted(LlamaForCausalLM.from_pretrained(STOCK)), adapted(load(CONVERTED))
-    inputs = asked(tokenizer, PROMPTS[0])
+    inputs = asked(tokenizer, QUESTIONS[0])
     with torch.no_grad():
         assert torch.equal(converted(**inputs).logits[..., : stock.config.vocab_size], stock(**inputs).logits)
     assert torch.equal(written(converted, inputs, decoding="verified"), written(stock, inputs))
@@ -246,7 +248,7 @@ def test_an_export_answers_without_the_package(converted, tokenizer, tmp_path):
     arguments = ["export", str(CONVERTED), str(tmp_path / "exported"), "--license", "apache-2.0"]
     result = CliRunner().invoke(cli.app, arguments)
     assert result.exit_code == 0, result.output
-    inputs = asked(tokenizer, PROMPTS[0])
+    inputs = asked(tokenizer, QUESTIONS[0])
     output = run_python(
         f"""
 import torch

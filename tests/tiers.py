@@ -14,8 +14,7 @@ import pytest
 from hypothesis import settings
 
 # Seconds after which a test fails; pyproject.toml has the limit of tests without one of these markers.
-- `@pytest.mark.slow`, `browser`, `real` and `ecosystem`: `make test-slow`, `make test-browser`, `make test-real` and
-  `make test-ecosystem` run it.
+LIMITS = {"slow": 900, "real": 900, "ecosystem": 900, "browser": 300, "full": 300}
 
 
 def property_settings(number: int, **options) -> settings:

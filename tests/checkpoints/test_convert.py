@@ -81,6 +81,23 @@ print(model.generate(**tokenizer("abc", return_tensors="pt"), max_new_tokens=3).
     assert "transformers_modules True" in out
 
 
+@pytest.mark.parametrize("has_file", [True, False])
+def test_a_converted_model_writes_the_text_of_its_source_by_default(source, tmp_path, has_file):
+    if not has_file:
+        (source / "generation_config.json").unlink()
+    convert_to_wedlm(source, tmp_path / "wedlm")
+    stock, model = (
+        kind.from_pretrained(folder).eval()
+        for kind, folder in ((AutoModelForCausalLM, source), (WeDLMForCausalLM, tmp_path / "wedlm"))
+    )
+    assert model.generation_config.decoding == "verified"
+    assert model.generation_config.eos_token_id == stock.generation_config.eos_token_id == [END, SAY]
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    assert torch.equal(*(each.generate(tokens, max_new_tokens=20, do_sample=False) for each in (stock, model)))
+    convert_to_autoregressive(tmp_path / "wedlm", tmp_path / "back")
+    assert (tmp_path / "back" / "generation_config.json").exists() == has_file
+
+
 def test_back_after_training(source, tmp_path):
     """save_pretrained() keeps mask_row for the way back, and writes parameters that Qwen does not know."""
     convert_to_wedlm(source, tmp_path / "wedlm")

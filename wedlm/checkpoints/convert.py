@@ -57,8 +57,9 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
     """Writes a checkpoint as a WeDLM checkpoint.
 
     The weights are copied bit for bit, file by file, with the code of this package beside them. MASK gets a row that
-    no token uses, or else one more row, the mean of the others. Everything but the changed tokenizer is checked
-    before the first byte is written, and `out` appears when it is complete.
+    no token uses, or else one more row, the mean of the others. generation_config.json asks for verified decoding,
+    which writes the same text as before, because the model was not trained to fill in MASK. Everything but
+    the changed tokenizer is checked before the first byte is written, and `out` appears when it is complete.
 
         convert_to_wedlm("Qwen/Qwen3-8B", "qwen3-8b-wedlm")
 
@@ -79,6 +80,7 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
     tokenizer, changed, tokenizer_notes = TokenizerFiles.read(read.folder).without_code(source)
     if read.model_type != MODEL_TYPE:
         mask = put_mask_in(read.config, tokenizer, generation_fields, shards, source)
+        generation_fields = changed[GENERATION_FILE] = with_verified_decoding(read.config, generation_fields)
     elif read.config.mask_token_id is None:
         note = "The config names no mask_token_id, so the result loads, but masked prediction refuses it."
         mask = MaskChange(notes=[note])
@@ -126,12 +128,36 @@ def convert_to_autoregressive(
     changed |= for_stock({**tokenizer.contents, **changed})
     generation_fields = read_generation_fields(read.folder)
     if generation_fields.keys() & DEFAULTS.keys():  # parameters of parallel decoding
-        changed[GENERATION_FILE] = {name: value for name, value in generation_fields.items() if name not in DEFAULTS}
+        changed[GENERATION_FILE] = without_parallel_decoding(read.config, generation_fields)
     config = stock_fields(read.config, model_type)
     notes = tokenizer_notes + mask.notes
     plan = Plan(config, shards, mask.num_rows, read.folder, changed, mask.tokens, notes)
     write(plan, out, overwrite)
     return Conversion(out, read.config.mask_token_id, notes)
+
+
+def with_verified_decoding(config: WeDLMConfig, generation_fields: dict) -> dict:
+    """The content of generation_config.json for a model that was not trained to fill in MASK.
+
+    Verified decoding writes the text that the model wrote before its conversion. Streaming would write nonsense.
+
+    Args:
+        config (`WeDLMConfig`): The config, which has the special tokens if there is no such file.
+        generation_fields (`dict`): The content so far, empty if there is no such file.
+    """
+    return {**(generation_fields or fields_of_no_file(config)), "decoding": "verified"}
+
+
+def without_parallel_decoding(config: WeDLMConfig, generation_fields: dict) -> dict | None:
+    """The content of generation_config.json without the parameters of parallel decoding; None for no such file."""
+    fields = {name: value for name, value in generation_fields.items() if name not in DEFAULTS}
+    return None if fields == fields_of_no_file(config) else fields
+
+
+def fields_of_no_file(config: WeDLMConfig) -> dict:
+    """The fields that transformers takes from the config of a model without a generation_config.json."""
+    special = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return {"_from_model_config": True} | {name: token for name, token in special.items() if token is not None}
 
 
 def read_source(source: str | os.PathLike, out: Path, wanted: tuple[str, ...]) -> Source:

@@ -26,7 +26,7 @@ class Plan(NamedTuple):
     shards: list[Shard]
     num_rows: dict[str, int]  # of the weights that gain or lose a row
     folder: Path  # the source
-    changed: dict[str, dict]  # small files with their new content
+    changed: dict[str, dict | None]  # small files with their new content; None for one that is left out
     tokens: dict[str, int] | None  # ids that the changed tokenizer must give; None if it does not change
     notes: list[str]
 
@@ -62,7 +62,10 @@ def write_companions(plan: Plan, folder: Path) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(plan.folder / name, folder / name)
     for name, content in plan.changed.items():
-        write_json(folder / name, content)
+        if content is None:
+            (folder / name).unlink()
+        else:
+            write_json(folder / name, content)
     if isinstance(plan.config, dict):
         write_json(folder / CONFIG_FILE, plan.config)
     else:

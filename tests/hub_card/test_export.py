@@ -84,7 +84,7 @@ def test_a_checkpoint_without_a_template_and_with_little_else(tmp_path):
 
 @pytest.mark.full
 def test_a_converted_mistral(tmp_path):
-    """Its card names the layers and the base model; its snippet runs with a tokenizer that comes from SentencePiece."""
+    """Its card names the layers and the base model, and its snippet runs with a tokenizer from SentencePiece."""
     (tmp_path / "source").mkdir()
     rows = FLAVOURS["sentencepiece"](tmp_path / "source")
     save_stock(tmp_path / "source", "mistral", rows, tokenizer=False, eos_token_id=2)

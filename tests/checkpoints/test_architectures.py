@@ -126,6 +126,19 @@ def test_llama_and_mistral_there_and_back(tmp_path, model_type, variant):
         assert torch.equal(bits(back(input_ids).logits), expected)
 
 
+def test_a_qwen2_whose_heads_have_another_width(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    save_stock(source, "qwen2", rows=300, head_dim=12)
+    convert_to_wedlm(source, tmp_path / "wedlm")
+    convert_to_autoregressive(tmp_path / "wedlm", tmp_path / "back")
+    stock, ours, back = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / name)(torch.arange(20)[None]).logits
+        for name in ("source", "wedlm", "back")
+    )
+    assert torch.equal(ours, stock) and torch.equal(back, stock)
+
+
 def test_a_wedlm_that_was_never_converted_goes_back_to_the_class_of_its_layers(tmp_path):
     """Checkpoints from before the field converted_from have no such field either."""
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}

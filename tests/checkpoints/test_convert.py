@@ -67,6 +67,25 @@ def test_there_and_back(tmp_path, model_type, tied, rows, dtype):
     assert AutoTokenizer.from_pretrained(back).mask_token is None
 
 
+@pytest.mark.parametrize("model_type", ["llama", "mistral"])
+def test_a_converted_llama_writes_the_text_of_the_stock_class(tmp_path, model_type):
+    """In float64, so that no rounding decides."""
+    source = tmp_path / "source"
+    source.mkdir()
+    llama3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+    rope = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, **llama3}
+    save_stock(source, model_type, rows=300, dtype=torch.float64, rope_parameters=rope)
+    convert_to_wedlm(source, tmp_path / "wedlm")
+    stock, model = (AutoModelForCausalLM.from_pretrained(tmp_path / name).eval() for name in ("source", "wedlm"))
+    input_ids = torch.arange(3, 43).view(2, 20)
+    arguments = {"max_new_tokens": 40, "suppress_tokens": [model.config.mask_token_id], "pad_token_id": END}
+    mask = torch.ones_like(input_ids)
+    mask[0, :5] = 0
+    expected = stock.generate(input_ids, attention_mask=mask, **arguments)
+    for decoding in ("autoregressive", "verified"):
+        assert torch.equal(model.generate(input_ids, attention_mask=mask, decoding=decoding, **arguments), expected)
+
+
 @pytest.mark.full
 def test_the_result_loads_without_the_package(source, tmp_path):
     convert_to_wedlm(source, tmp_path / "converted")

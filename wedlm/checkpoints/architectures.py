@@ -160,7 +160,7 @@ def stock_fields(config: WeDLMConfig, model_type: str) -> dict:
     fields = config.to_dict()
     own = names_of_fields(config) - names_of_fields(architecture.config_class)
     if config.head_dim * config.num_attention_heads != config.hidden_size:
-        own.discard("head_dim")  # no field of Qwen2's class, which otherwise computes it, but read
+        own.discard("head_dim")  # the class of Qwen2 computes it and has no such field, but reads one
     for name in {*OWN_FIELDS, *own}:
         fields.pop(name, None)
     fields = architecture.config_class(**fields).to_diff_dict()

@@ -201,7 +201,7 @@ def for_stock(contents: dict[str, dict]) -> dict[str, dict]:
     if new.get("tokenizer_class") == "TokenizersBackend":
         new["tokenizer_class"] = "PreTrainedTokenizerFast"  # the name in transformers 4
     if isinstance(config.get("extra_special_tokens"), list) and "additional_special_tokens" not in config:
-        names = {"extra_special_tokens": "additional_special_tokens"}  # so too
+        names = {"extra_special_tokens": "additional_special_tokens"}  # the same
         new = {names.get(name, name): value for name, value in new.items()}
     return {"tokenizer_config.json": new} if new != config else {}
 

@@ -32,7 +32,7 @@ def test_generation_configs_that_limit_parallel_decoding(source, tmp_path, field
     before, after = (
         json.loads((folder / "generation_config.json").read_text()) for folder in (source, tmp_path / "wedlm")
     )
-    assert after == {**before, "decoding": "verified"}
+    assert after == {**before, "_from_model_config": False, "decoding": "verified"}
 
 
 def test_questions_leave_the_model_as_it_was():

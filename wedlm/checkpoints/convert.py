@@ -34,6 +34,8 @@ from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
+FROM_MODEL = "_from_model_config"  # in generation_config.json: it repeats the special tokens of config.json
+
 
 class Conversion(NamedTuple):
     """The result of a conversion: its folder, its MASK token, and notes for its user, a sentence each."""
@@ -145,19 +147,24 @@ def with_verified_decoding(config: WeDLMConfig, generation_fields: dict) -> dict
         config (`WeDLMConfig`): The config, which has the special tokens if there is no such file.
         generation_fields (`dict`): The content so far, empty if there is no such file.
     """
-    return {**(generation_fields or fields_of_no_file(config)), "decoding": "verified"}
+    fields = {**(generation_fields or fields_of_no_file(config)), "decoding": "verified"}
+    if FROM_MODEL in fields:
+        fields[FROM_MODEL] = False  # transformers would take nothing else from the file
+    return fields
 
 
 def without_parallel_decoding(config: WeDLMConfig, generation_fields: dict) -> dict | None:
     """The content of generation_config.json without the parameters of parallel decoding; None for no such file."""
     fields = {name: value for name, value in generation_fields.items() if name not in DEFAULTS}
+    if FROM_MODEL in fields:  # transformers writes it only where it is true
+        fields[FROM_MODEL] = True
     return None if fields == fields_of_no_file(config) else fields
 
 
 def fields_of_no_file(config: WeDLMConfig) -> dict:
     """The fields that transformers takes from the config of a model without a generation_config.json."""
     special = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    return {"_from_model_config": True} | {name: token for name, token in special.items() if token is not None}
+    return {FROM_MODEL: True} | {name: token for name, token in special.items() if token is not None}
 
 
 def read_source(source: str | os.PathLike, out: Path, wanted: tuple[str, ...]) -> Source:

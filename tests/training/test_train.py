@@ -49,7 +49,7 @@ for folder in {folders}:
     print(type(model).__name__, type(model).__module__.partition(".")[0], len(text), model.generation_config.decoding)
 """
     printed = run_python(code.format(folders=list(map(str, folders))), tmp_path, wedlm=False)
-    assert printed.count("WeDLMForCausalLM transformers_modules 1 streaming") == len(folders)
+    assert printed.count("WeDLMForCausalLM transformers_modules 1 verified") == len(folders)
 
 
 def test_lora_follows_the_seed(place, lora_run, tmp_path):

@@ -119,11 +119,11 @@ def test_a_template_reads_its_own_variables_and_tools(checkpoint):
 
 
 HOSTILE = {  # the body, and the status of the answer
-    "a text of 2 MB": ({"messages": [{"role": "user", "content": "the cat " * 250_000}]}, 400),
-    "a word of 2 MB": ({"messages": [{"role": "user", "content": "x" * 2_000_000}]}, 400),
-    "100,000 messages": ({"messages": [{"role": "u"}] * 100_000}, 400),
-    "tool calls": ({"messages": [{"role": "u", "tool_calls": [{"arguments": {}}] * 90_000}]}, 400),
-    "small objects": (b'{"messages": [' + b"{}," * 600_000 + b"{}]}", 400),
+    "a text of 1 MB": ({"messages": [{"role": "user", "content": "the cat " * 125_000}]}, 400),
+    "a word of 1 MB": ({"messages": [{"role": "user", "content": "x" * 1_000_000}]}, 400),
+    "50,000 messages": ({"messages": [{"role": "u"}] * 50_000}, 400),
+    "tool calls": ({"messages": [{"role": "u", "tool_calls": [{"arguments": {}}] * 45_000}]}, 400),
+    "small objects": (b'{"messages": [' + b"{}," * 300_000 + b"{}]}", 400),
     "nested": (b'{"messages": ' + b"[" * 1_000_000, 400),
     "larger than the limit": (b" " * (BODY_BYTES + 1), 413),
     "50 MB": (b" " * 50_000_000, 413),

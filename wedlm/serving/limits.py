@@ -1,6 +1,6 @@
 """The limits of the server, each with its reason."""
 
-BODY_BYTES = 2 * 2**20  # more than a context of 131,072 tokens, and JSON that the event loop reads in a moment
+BODY_BYTES = 2**20  # more than a context of 131,072 tokens, and JSON that the event loop reads in a moment
 BODY_SECONDS = 60  # a body that comes slower holds memory and a connection
 CONNECTIONS = 256  # each may hold a body
 REQUESTS_IN_LINE = 64  # each holds the tokens of its prompt

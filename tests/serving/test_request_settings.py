@@ -146,6 +146,10 @@ def test_a_text_is_no_longer_than_the_model_reads(checkpoint, monkeypatch):
             )
         ),
         ({"generation_config": {"num_beams": 9}}, "num_beams=9 is not an integer from 1 to 8"),
+        (
+            {"frequency_penalty": -1},
+            "repetition_penalty=0.0, which is 1 + frequency_penalty, is not above 0; raise it.",
+        ),
         ({"generation_config": {"window_size": 1025}}, "window_size=1025 is more than 1024 slots"),
         ({"generation_config": {"stop_strings": ["ab"] * 3000}}, "is more than 4 texts of 64 characters"),
         ({"generation_config": {"top_k": "x"}}, "top_k='x' is not an integer of 0 or more"),
@@ -265,6 +269,7 @@ def test_settings_of_every_kind_reach_generate(checkpoint, client):
         ({"decoding": "autoregressive", "num_beams": 2, "early_stopping": True}, None),
         ({"min_new_tokens": 5, "use_cache": True, "num_return_sequences": 1}, None),
         ({"top_k": 5, "max_cache_len": None, "do_sample": False}, {}),
+        ({"repetition_penalty": 2}, {"repetition_penalty": 2.0}),  # JavaScript writes 2.0 so
     ):
         answer = chat(client, extra_body={"generation_config": given})
         assert answer.choices[0].message.content == generated(checkpoint, **given | (settings or {}))[2], given

@@ -330,7 +330,7 @@ def complete(config: GenerationConfig, body: dict, given: dict, model_config: We
     check_parameters(config)
     if config.repetition_penalty is not None and config.repetition_penalty <= 0:
         raise ValueError(
-            f"repetition_penalty={config.repetition_penalty}, which is 1 + frequency_penalty, is not above 0; raise it."
+            f"repetition_penalty={config.repetition_penalty}, or 1 + frequency_penalty, is not above 0; raise it."
         )
     if config.window_size is not None and config.window_size > WINDOW_SIZE:
         raise ValueError(f"window_size={config.window_size} is more than {WINDOW_SIZE} slots; make it smaller.")

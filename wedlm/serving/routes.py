@@ -136,11 +136,8 @@ class Chat(Handler, ChatCompletionHandler):
     adds_special_tokens = False  # the template writes them
 
     def text_of(self, body: dict, tokenizer: PreTrainedTokenizerBase) -> tuple[dict, str]:
-        messages, tools, variables = (
-            given_messages(body),
-            tools_of(body, tokenizer),
-            template_variables(body, tokenizer),
-        )
+        messages, tools = given_messages(body), tools_of(body, tokenizer)
+        variables = template_variables(body, tokenizer)
         try:
             messages = self.get_processor_inputs_from_messages(messages, Modality.LLM)
             text = tokenizer.apply_chat_template(

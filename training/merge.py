@@ -63,7 +63,7 @@ def base_of(adapter: str) -> str:
         is_on_hub = not Path(adapter).exists() and re.fullmatch(HUB_NAME, adapter)
         file = Path(hf_hub_download(adapter, ADAPTER_FILE) if is_on_hub else Path(adapter) / ADAPTER_FILE)
         base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{adapter} is no adapter of PEFT ({one_line(error)}); give the folder it was saved to."
         ) from error

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 from stock_checkpoints import assert_refused, edit, files_of, refuse_access, save_stock
 
 from wedlm import convert_to_wedlm
@@ -76,7 +77,7 @@ def test_a_link_out_of_the_checkpoint_is_refused(source, tmp_path, name):
     assert_refused(source, tmp_path, link, f"{name} is a link to .*secret.*, outside of the checkpoint; put a copy")
 
 
-def test_links_within_the_checkpoint_and_into_the_hubs_cache_stay(source, tmp_path):
+def test_links_within_the_checkpoint_and_into_the_hubs_cache_stay(source, tmp_path, monkeypatch):
     shutil.move(source / "tokenizer.json", source / "real.json")
     (source / "tokenizer.json").symlink_to("real.json")
     convert_to_wedlm(source, tmp_path / "wedlm")
@@ -88,10 +89,18 @@ def test_links_within_the_checkpoint_and_into_the_hubs_cache_stay(source, tmp_pa
         (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
     convert_to_wedlm(snapshot, tmp_path / "again")
     assert files_of(tmp_path / "again") == files_of(tmp_path / "wedlm")
+    (tmp_path / "folder").mkdir()
+    for path in blobs.iterdir():
+        (tmp_path / "folder" / path.name).symlink_to(path)
+    with pytest.raises(CheckpointError, match="outside of the checkpoint"):
+        convert_to_wedlm(tmp_path / "folder", tmp_path / "third")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(blobs.parents[1]))
+    convert_to_wedlm(tmp_path / "folder", tmp_path / "third")
+    assert files_of(tmp_path / "third") == files_of(tmp_path / "wedlm")
     (blobs / "LICENSE").symlink_to("/etc/hostname")
     (snapshot / "LICENSE").symlink_to("../../blobs/LICENSE")
     with pytest.raises(CheckpointError, match="LICENSE is a link to /etc/hostname"):
-        convert_to_wedlm(snapshot, tmp_path / "third")
+        convert_to_wedlm(snapshot, tmp_path / "fourth")
 
 
 def test_parents_made_in_vain_go_away_again(source, tmp_path):

@@ -7,7 +7,7 @@ from stock_checkpoints import INDEX, assert_refused, edit, files_of
 from wedlm import convert_to_wedlm
 from wedlm.checkpoints import resolve
 from wedlm.checkpoints.errors import CheckpointError
-from wedlm.checkpoints.resolve import checkpoint_folder, read_config
+from wedlm.checkpoints.resolve import checkpoint_folder, read_config, wedlm_folder
 
 
 @pytest.fixture
@@ -66,6 +66,19 @@ def test_what_is_asked_of_the_hub(hub, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="'mixtral'"):
         convert_to_wedlm("someone/qwen", tmp_path / "other")
     assert len(asked) == 3
+
+
+def test_a_check_leaves_the_weights_on_the_hub(hub, monkeypatch):
+    edit(hub / "config.json", model_type="wedlm")
+    asked, download = [], resolve.snapshot_download
+
+    def record(name, revision, allow_patterns):
+        asked.extend(pattern for pattern in allow_patterns if pattern.endswith(".safetensors"))
+        return download(name, revision=revision, allow_patterns=allow_patterns)
+
+    monkeypatch.setattr(resolve, "snapshot_download", record)
+    assert wedlm_folder("someone/qwen", with_weights=False) == hub and asked == []
+    assert wedlm_folder("someone/qwen", with_weights=True) == hub and len(asked) == 3
 
 
 def test_a_name_that_the_hub_does_not_have(hub, tmp_path):

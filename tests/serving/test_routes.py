@@ -44,6 +44,15 @@ def test_a_chat_is_the_text_of_generate(checkpoint, client):
     assert shorter.usage.completion_tokens == 7 and shorter.model == "tiny"
 
 
+def test_a_message_may_have_fields_that_hold_nothing(checkpoint):
+    """openai's client writes them for an answer that is sent back."""
+    chats = chat_with(checkpoint, "{% for message in messages %}{{ message.content }}{% endfor %}")
+    plain = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": " sat"}]
+    for nothing in ({"tool_calls": None, "refusal": None, "audio": None}, {"tool_calls": []}):
+        body = chats.prepared({"messages": [message | nothing for message in plain]})
+        assert checkpoint[2].decode(body["tokenizer"].inputs["input_ids"][0]) == "the cat sat"
+
+
 def test_a_completion_is_the_text_of_generate(checkpoint, client):
     text = generated(checkpoint, prompt="the dog")[2]
     answer = client.completions.create(model="tiny", prompt="the dog", max_tokens=40, temperature=0)

@@ -26,16 +26,16 @@ def answer_to(server, headers, body=BODY, path=PATH, **arguments):
 @pytest.mark.parametrize("header", ["Host", "Origin"])
 def test_a_foreign_name_is_refused(server, header):
     prefix = "http://" if header == "Origin" else ""
-    for name in ("127.0.0.1", "localhost", "LOCALHOST:8000", "127.1.2.3:80", "[::1]:8000"):
+    for name in ("127.0.0.1", "localhost", "LOCALHOST:8000", "127.1.2.3:80", "[::1]:8000", "host.docker.internal:80"):
         assert answer_to(server, {header: prefix + name}) == (200, None), name
-    for name in ("evil.example", "localhost.evil.example:8000", "127.0.0.1.evil.example", "192.168.0.1", "[::1"):
+    for name in ("evil.example", "evillocalhost", "localhost.evil.example:8000", "127.0.0.1.evil.example", "[::1"):
         status, sentence = answer_to(server, {header: prefix + name})
         assert status == 403 and sentence.startswith(f"{header} '{prefix}{name}' is not this machine"), name
     assert answer_to(server, {"Origin": "null"})[0] == 403  # of a page in a sandbox or in a file
 
 
 def test_names_of_this_machine():
-    assert is_this_machine("::1") and is_this_machine("127.0.0.1") and is_this_machine("localhost")
+    assert all(map(is_this_machine, ("::1", "127.0.0.1", "localhost", "a.localhost", "host.docker.internal")))
     assert not any(map(is_this_machine, ("0.0.0.0", "::", "example", "", None)))
 
 

@@ -74,6 +74,9 @@ def test_a_merge_that_cannot_be(tmp_path, place):
         assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
         assert message in result.stderr
     (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("[" * 10_000)
+    result = CliRunner().invoke(cli.app, ["merge", str(tmp_path / "adapter"), str(tmp_path / "out")])
+    assert result.exit_code == 2 and "is no adapter of PEFT" in result.stderr
     (tmp_path / "adapter" / "adapter_config.json").write_text(
         json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / "gone")})
     )

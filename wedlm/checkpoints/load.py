@@ -27,7 +27,7 @@ def load_checkpoint(
     Raises:
         `CheckpointError`: whatever is in the way, as one sentence with the remedy.
     """
-    folder = wedlm_folder(name)
+    folder = wedlm_folder(name, with_weights=True)
     if device is not None and device.partition(":")[0] == "meta":
         raise CheckpointError("The device 'meta' holds no weights; choose another, such as 'cpu'.")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from huggingface_hub import constants
+
 from wedlm.checkpoints.errors import CheckpointError
 
 
@@ -47,10 +49,13 @@ def check_apart(out: Path, source: Path) -> None:
 def check_links(source: Path) -> None:
     """Refuses a link out of a checkpoint folder, whose files are copied: it would publish any file of this machine.
 
-    The Hub's cache consists of links from the folder of a snapshot to the folder `blobs` beside `snapshots`.
+    A cache of the Hub consists of links from the folder of a snapshot to the folder `blobs` beside `snapshots`. Older
+    versions of huggingface_hub also filled other folders with links into the cache.
     """
     real = source.resolve()
-    roots = [real, real.parents[1] / "blobs"] if real.parent.name == "snapshots" else [real]
+    roots = [real, Path(constants.HF_HUB_CACHE).resolve()]
+    if real.parent.name == "snapshots":  # of any cache
+        roots.append(real.parents[1] / "blobs")
     for path in (*source.iterdir(), *source.glob("*/*.jinja")):
         target = Path(os.path.realpath(path))
         if not any(target.is_relative_to(root) for root in roots):

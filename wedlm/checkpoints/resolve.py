@@ -53,17 +53,20 @@ def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
     return download_weights(name, folder) if with_weights else folder
 
 
-def wedlm_folder(name: str | os.PathLike) -> Path:
-    """Returns the folder of a WeDLM checkpoint with its weights, and refuses one that could not be loaded.
+def wedlm_folder(name: str | os.PathLike, with_weights: bool) -> Path:
+    """Returns the folder of a WeDLM checkpoint, and refuses one that could not be loaded.
 
     Args:
         name (`str` or `os.PathLike`): A folder, or a name on the Hub.
+        with_weights (`bool`): As for `checkpoint_folder`. A check leaves them on the Hub until all else is right.
     """
     folder = checkpoint_folder(name, with_weights=False)
     require_wedlm(name, read_config(name, folder))
-    folder = download_weights(name, folder)
-    check_weights(name, folder)
     require_tokenizer(name, folder)
+    if with_weights:
+        folder = download_weights(name, folder)
+    if with_weights or Path(name).is_dir():
+        check_weights(name, folder)
     return folder
 
 

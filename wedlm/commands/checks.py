@@ -39,7 +39,7 @@ def check_generation(options: GenerationOptions | ServeOptions) -> None:
 
     arguments = options.arguments() if isinstance(options, GenerationOptions) else decoding_arguments(options)
     check_parameters(SimpleNamespace(**DEFAULTS | arguments))
-    wedlm_folder(options.model)
+    wedlm_folder(options.model, with_weights=False)
 
 
 @contextmanager
@@ -95,7 +95,7 @@ def check_export(options: ExportOptions, card: "CardOptions") -> None:
         read_json(path, "wedlm eval")
     if card.training_file is not None:
         read_json(card.training_file, "wedlm train")
-    read_metadata(wedlm_folder(options.model), card)
+    read_metadata(wedlm_folder(options.model, with_weights=False), card)
 
 
 # --- wedlm eval ---
@@ -145,7 +145,7 @@ def plan_eval(options: EvalOptions) -> EvalPlan:
         if not folder.is_dir():
             raise EvaluationError(f"--include-path {folder} is no folder; give one with YAML files of tasks.")
     metadata = metadata_of(options.metadata)
-    wedlm_folder(options.model)
+    wedlm_folder(options.model, with_weights=False)
     return EvalPlan(names, folders, choices, decodings, metadata)
 
 
@@ -207,5 +207,5 @@ def plan_tune(options: TuneOptions) -> TunePlan:
             "--local-dir FOLDER`) and give that."
         )
     config = read_generation_fields(options.model)
-    wedlm_folder(options.model)
+    wedlm_folder(options.model, with_weights=False)
     return TunePlan(loss, examples, measure, config)

@@ -172,6 +172,15 @@ def is_message(message: object) -> bool:
     return content is None or isinstance(content, str)
 
 
+def given_messages(body: dict) -> list[dict]:
+    """The messages without fields that hold nothing: transformers reads no text beside `"tool_calls": null`."""
+    check_messages(body.get("messages"))
+    return [
+        {name: value for name, value in message.items() if value is not None and value != []}
+        for message in body["messages"]
+    ]
+
+
 def tools_of(body: dict, tokenizer: PreTrainedTokenizerBase) -> list[dict] | None:
     """The tools that the chat template writes into the prompt."""
     tools = body.get("tools") or None
@@ -252,6 +261,8 @@ def checked_settings(given: dict, vocab_size: int) -> dict:
     for name, value in given.items():
         if name in NUMBER_SETTINGS:
             check_number(name, value, NUMBER_SETTINGS[name])
+            if value is not None:
+                value = NUMBER_SETTINGS[name][0](value)  # JSON may write 2.0 as 2, which transformers may refuse
         elif name in FLAG_SETTINGS:
             if not isinstance(value, bool | None):
                 raise ValueError(f"{name}={shown(value)} is neither true nor false; correct it.")
@@ -317,6 +328,10 @@ def complete(config: GenerationConfig, body: dict, given: dict, model_config: We
         config.max_new_tokens = min(config.max_new_tokens, max_positions)
     config.update(**checked_settings(given, vocab_size))
     check_parameters(config)
+    if config.repetition_penalty is not None and config.repetition_penalty <= 0:
+        raise ValueError(
+            f"repetition_penalty={config.repetition_penalty}, or 1 + frequency_penalty, is not above 0; raise it."
+        )
     if config.window_size is not None and config.window_size > WINDOW_SIZE:
         raise ValueError(f"window_size={config.window_size} is more than {WINDOW_SIZE} slots; make it smaller.")
     for number in (config.max_new_tokens, config.max_length):

@@ -29,8 +29,8 @@ from wedlm.serving.request_settings import (
     body_for_transformers,
     check_characters,
     check_fields,
-    check_messages,
     complete,
+    given_messages,
     given_settings,
     shown,
     template_variables,
@@ -136,10 +136,10 @@ class Chat(Handler, ChatCompletionHandler):
     adds_special_tokens = False  # the template writes them
 
     def text_of(self, body: dict, tokenizer: PreTrainedTokenizerBase) -> tuple[dict, str]:
-        check_messages(body.get("messages"))
-        tools, variables = tools_of(body, tokenizer), template_variables(body, tokenizer)
+        messages, tools = given_messages(body), tools_of(body, tokenizer)
+        variables = template_variables(body, tokenizer)
         try:
-            messages = self.get_processor_inputs_from_messages(body["messages"], Modality.LLM)
+            messages = self.get_processor_inputs_from_messages(messages, Modality.LLM)
             text = tokenizer.apply_chat_template(
                 messages, tools=tools, add_generation_prompt=True, tokenize=False, **variables
             )

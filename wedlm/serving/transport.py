@@ -14,6 +14,9 @@ from wedlm.serving.errors import error_response
 from wedlm.serving.limits import BODY_BYTES, BODY_SECONDS
 from wedlm.serving.worker import client_has_left
 
+# Names that end so are reserved, so no web page has one. Containers reach their host as host.docker.internal.
+RESERVED_ENDS = (".localhost", ".internal")
+
 
 class Door:
     """A middleware that reads the whole body, hands it on, and ends the request when its client leaves.
@@ -65,8 +68,10 @@ class Door:
 
 def is_this_machine(name: str | None) -> bool:
     """Whether the name or address of a host leads to this machine alone."""
+    if f".{name}".endswith(RESERVED_ENDS):
+        return True
     try:
-        return name == "localhost" or ip_address(name or "").is_loopback
+        return ip_address(name or "").is_loopback
     except ValueError:
         return False
 

@@ -100,6 +100,25 @@ print(model.generate(**tokenizer("abc", return_tensors="pt"), max_new_tokens=3).
     assert "transformers_modules True" in out
 
 
+@pytest.mark.parametrize(
+    "name, fields, reason",
+    [
+        ("config.json", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "rope_type="),
+        ("generation_config.json", {"num_beams": 2}, "num_beams=2"),
+    ],
+)
+def test_a_converted_model_that_cannot_decode_in_parallel_writes_the_text_of_its_source(
+    source, tmp_path, name, fields, reason
+):
+    edit(source / name, **fields)
+    (note,) = convert_to_wedlm(source, tmp_path / "wedlm").notes
+    assert note.startswith(f"This checkpoint decodes token by token only: {reason}")
+    stock, model = (AutoModelForCausalLM.from_pretrained(folder).eval() for folder in (source, tmp_path / "wedlm"))
+    assert model.generation_config.decoding == "autoregressive"
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    assert torch.equal(*(each.generate(tokens, max_new_tokens=20, do_sample=False) for each in (stock, model)))
+
+
 @pytest.mark.parametrize("has_file", [True, False])
 def test_a_converted_model_writes_the_text_of_its_source_by_default(source, tmp_path, has_file):
     if not has_file:

@@ -16,7 +16,7 @@ from wedlm.checkpoints.architectures import (
     wedlm_model,
 )
 from wedlm.checkpoints.errors import CheckpointError
-from wedlm.checkpoints.facts import limits_of_parallel_decoding
+from wedlm.checkpoints.facts import limits_of_parallel_decoding, offered_decodings
 from wedlm.checkpoints.mask_token import MaskChange, put_mask_in, take_mask_out
 from wedlm.checkpoints.new_folder import check_apart, check_links, check_out
 from wedlm.checkpoints.plan import Plan, write
@@ -60,7 +60,8 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
 
     The weights are copied bit for bit, file by file, with the code of this package beside them. MASK gets a row that
     no token uses, or else one more row, the mean of the others. generation_config.json asks for verified decoding,
-    which writes the same text as before, because the model was not trained to fill in MASK. Everything but
+    or for autoregressive where that is refused; both write the same text as before, because the model was not trained
+    to fill in MASK. Everything but
     the changed tokenizer is checked before the first byte is written, and `out` appears when it is complete.
 
         convert_to_wedlm("Qwen/Qwen3-8B", "qwen3-8b-wedlm")
@@ -82,7 +83,7 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
     tokenizer, changed, tokenizer_notes = TokenizerFiles.read(read.folder).without_code(source)
     if read.model_type != MODEL_TYPE:
         mask = put_mask_in(read.config, tokenizer, generation_fields, shards, source)
-        generation_fields = changed[GENERATION_FILE] = with_verified_decoding(read.config, generation_fields)
+        generation_fields = changed[GENERATION_FILE] = with_text_of_source(read, generation_fields)
     elif read.config.mask_token_id is None:
         note = "The config names no mask_token_id, so the result loads, but masked prediction refuses it."
         mask = MaskChange(notes=[note])
@@ -138,16 +139,19 @@ def convert_to_autoregressive(
     return Conversion(out, read.config.mask_token_id, notes)
 
 
-def with_verified_decoding(config: WeDLMConfig, generation_fields: dict) -> dict:
+def with_text_of_source(source: Source, generation_fields: dict) -> dict:
     """The content of generation_config.json for a model that was not trained to fill in MASK.
 
-    Verified decoding writes the text that the model wrote before its conversion. Streaming would write nonsense.
+    Verified decoding writes the text that the model wrote before its conversion, and so does autoregressive decoding,
+    which knows every kind of RoPE and beams too. Streaming would write nonsense.
 
     Args:
-        config (`WeDLMConfig`): The config, which has the special tokens if there is no such file.
+        source (`Source`): The checkpoint, whose config has the special tokens if there is no such file.
         generation_fields (`dict`): The content so far, empty if there is no such file.
     """
-    fields = {**(generation_fields or fields_of_no_file(config)), "decoding": "verified"}
+    fields = dict(generation_fields or fields_of_no_file(source.config))
+    offered = offered_decodings(source.model, fields)
+    fields["decoding"] = "verified" if "verified" in offered else "autoregressive"
     if FROM_MODEL in fields:
         fields[FROM_MODEL] = False  # transformers would take nothing else from the file
     return fields

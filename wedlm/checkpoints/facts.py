@@ -21,7 +21,6 @@ from wedlm.checkpoints.shards import DTYPES, Shard, read_shards, shard_names
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles
 from wedlm.generation.parameters import DECODINGS, DEFAULTS
 from wedlm.generation.reader_kinds import reads_no_text
-from wedlm.generation.support import check_support
 from wedlm.generation.transformers_internals import processors_of, resolved_generation_config
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
@@ -126,12 +125,17 @@ def limits_of_parallel_decoding(model: WeDLMForCausalLM, generation_fields: dict
     """
     try:
         as_given = with_generation_fields(model, generation_fields)
-        check_support(as_given, resolved_generation_config(as_given), {})
+        decoding = resolved_generation_config(as_given).decoding
         readers = [
             f"{name}={value!r}" for name, value in generation_fields.items() if reads_text(as_given, name, value)
         ]
     except (ValueError, TypeError, StrictDataclassError) as error:
         return [f"generate() will refuse this checkpoint until it is changed: {error}"]
+    if decoding == "autoregressive":
+        try:
+            resolved_generation_config(as_given, decoding="verified")
+        except ValueError as error:
+            return [f"This checkpoint decodes token by token only: {error}"]
     if not readers:
         return []
     return [

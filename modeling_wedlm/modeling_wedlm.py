@@ -28,6 +28,8 @@ from wedlm.generation.generation_wedlm import WeDLMGenerationMixin
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.transformers_internals import attention_of
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig, check_config
+from wedlm.modeling_wedlm.draft_gate import masked_positions
+from wedlm.modeling_wedlm.draft_loss import draft_loss
 from wedlm.modeling_wedlm.dual_stream import dual_stream_mask
 from wedlm.modeling_wedlm.target_loss import target_loss
 
@@ -72,6 +74,10 @@ class WeDLMDecoderLayer(Qwen3DecoderLayer):
     def __init__(self, config: WeDLMConfig, layer_idx: int):
         super().__init__(config, layer_idx)
         self.self_attn = WeDLMAttention(config, layer_idx)
+
+    def forward(self, hidden_states, *args, masked=None, **kwargs):
+        with masked_positions(masked):
+            return super().forward(hidden_states, *args, **kwargs)
 
 
 class WeDLMPreTrainedModel(Qwen3PreTrainedModel):
@@ -183,6 +189,7 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            masked=None if input_ids is None else input_ids == self.config.mask_token_id,
             **kwargs,
         )
         if queries_to_keep is not None:
@@ -339,6 +346,7 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
         targets=None,
         target_weights=None,
         gammas=None,
+        teachers=None,
         **kwargs,
     ):
         """Predicts tokens, or computes a loss. All arguments not listed are those of `Qwen3ForCausalLM`.
@@ -351,9 +359,12 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
                 The weight of each query in the loss, needed with `targets`.
             gammas (`torch.FloatTensor` of shape `(batch, queries)`, *optional*):
                 Ignored. It is a part of the collator's batch that metrics read.
+            teachers (`torch.LongTensor` of shape `(batch, queries)`, *optional*):
+                For training a draft adapter, in place of `targets`: the place in its row of the query whose prediction
+                each query has to make, -1 for none.
 
         Returns:
-            `WeDLMTrainingOutput` with `targets`, otherwise `CausalLMOutputWithPast`.
+            `WeDLMTrainingOutput` with `targets` or `teachers`, otherwise `CausalLMOutputWithPast`.
         """
         inputs = {
             "input_ids": input_ids,
@@ -364,17 +375,22 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
             "use_cache": use_cache,
             **kwargs,
         }
-        if targets is None and target_weights is None:
+        if targets is None and teachers is None and target_weights is None:
             return super().forward(**inputs, labels=labels, logits_to_keep=logits_to_keep)
-        if targets is None or target_weights is None or labels is not None:
+        if (targets is None) == (teachers is None) or target_weights is None or labels is not None:
             raise ValueError(
-                "targets, target_weights and labels: got one of the first two alone, or labels with them; pass the "
-                "first two for a weighted loss of chosen queries, or labels alone for next-token prediction."
+                "targets, teachers, target_weights and labels: a weighted loss of chosen queries takes target_weights "
+                "with either targets or teachers, and next-token prediction takes labels alone; leave out the others."
             )
         outputs = self.model(**inputs)
-        loss, target_losses, target_hits = target_loss(
-            self.lm_head, outputs.last_hidden_state, targets, target_weights
-        )
+        hidden_states = outputs.last_hidden_state
+        if teachers is None:
+            losses = target_loss(self.lm_head, hidden_states, targets, target_weights)
+        else:
+            losses = draft_loss(
+                self.lm_head, hidden_states, teachers, target_weights, self.config.require_mask_token_id()
+            )
+        loss, target_losses, target_hits = losses
         return WeDLMTrainingOutput(
             loss=loss,
             target_losses=target_losses,

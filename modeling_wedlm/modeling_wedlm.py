@@ -347,6 +347,7 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
         target_weights=None,
         gammas=None,
         teachers=None,
+        draft_places=None,
         **kwargs,
     ):
         """Predicts tokens, or computes a loss. All arguments not listed are those of `Qwen3ForCausalLM`.
@@ -362,6 +363,8 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
             teachers (`torch.LongTensor` of shape `(batch, queries)`, *optional*):
                 For training a draft adapter, in place of `targets`: the place in its row of the query whose prediction
                 each query has to make, -1 for none.
+            draft_places (`torch.LongTensor` of shape `(batch, queries)`, *optional*):
+                Ignored, as `gammas` is.
 
         Returns:
             `WeDLMTrainingOutput` with `targets` or `teachers`, otherwise `CausalLMOutputWithPast`.

@@ -12,18 +12,18 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 from wedlm.generation.transformers_internals import attention_of
 from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.training.arguments import WeDLMTrainingArguments
-from wedlm.training.collator import DualStreamCollator
+from wedlm.training.collator import StreamCollator
 from wedlm.training.data import prepare_dataset
 from wedlm.training.finite import FiniteWeights, check_loss
 from wedlm.training.loss import scale_weights, weight_sums
-from wedlm.training.metrics import combined_loss, logged_metrics, row_sums
+from wedlm.training.objectives import OBJECTIVES
 from wedlm.training.resume import last_complete_checkpoint
 
 
 class CollatorEpoch(TrainerCallback):
     """Sets the epoch of the collator, from which it draws masks."""
 
-    def __init__(self, collator: DualStreamCollator, is_streamed: bool):
+    def __init__(self, collator: StreamCollator, is_streamed: bool):
         self.collator, self.is_streamed = collator, is_streamed
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -47,7 +47,7 @@ class WeDLMTrainer(Trainer):
             A `WeDLMForCausalLM`, with or without adapters.
         args (`WeDLMTrainingArguments`, *optional*):
             The arguments; by default `WeDLMTrainingArguments("trainer_output")`.
-        data_collator (`DualStreamCollator`, *optional*):
+        data_collator (`DualStreamCollator` or `DraftCollator`, *optional*):
             The collator; by default the one that `args` describes.
         train_dataset (`Dataset` or `IterableDataset`, *optional*):
             Records with `messages`, `prompt` and `completion`, or `text`; or sequences from `prepare_dataset`.
@@ -99,6 +99,7 @@ class WeDLMTrainer(Trainer):
             **kwargs,
         )
         self.compute_metrics = self.metrics_of_sums
+        self.objective = OBJECTIVES[args.objective]
         self.sums_since_log = None  # [NUM_SUMS]
 
     @contextmanager
@@ -132,7 +133,7 @@ class WeDLMTrainer(Trainer):
         if num_short > 0:
             # A streamed dataset ends here. transformers would add these gradients to those of the next step.
             return [], num_targets
-        return [scale_weights(batch, torch.stack(sums), self.args.ar_loss_weight) for batch in batches], num_targets
+        return [scale_weights(batch, torch.stack(sums), self.args.memory_weight) for batch in batches], num_targets
 
     def _get_num_items_in_batch(self, batch_samples, device):
         # With None, transformers would divide the loss by the number of batches, but the weights are scaled already.
@@ -142,7 +143,7 @@ class WeDLMTrainer(Trainer):
         outputs = model(**inputs)
         if model.training:
             check_loss(inputs, outputs, self.state.global_step + 1, self.args, self.processing_class)
-            sums = row_sums(inputs, outputs).sum(dim=0)
+            sums = self.objective.row_sums(inputs, outputs).sum(dim=0)
             self.sums_since_log = sums if self.sums_since_log is None else self.sums_since_log + sums
         # The loss of a step is the sum over the processes, but gradients are averaged over them.
         loss = outputs.loss * (self.args.n_gpu if self.args.n_gpu > 1 else self.accelerator.num_processes)
@@ -150,7 +151,7 @@ class WeDLMTrainer(Trainer):
 
     def log(self, logs, start_time=None):
         if "loss" in logs and self.sums_since_log is not None:
-            logs |= logged_metrics(self.accelerator.reduce(self.sums_since_log, reduction="sum"))
+            logs |= self.objective.logged_metrics(self.accelerator.reduce(self.sums_since_log, reduction="sum"))
             self.sums_since_log = None
         super().log(logs, start_time)
 
@@ -180,12 +181,13 @@ class WeDLMTrainer(Trainer):
         """Returns the sums of each row where transformers expects logits, which it gathers over all processes."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            sums = row_sums(inputs, model(**inputs))
+            sums = self.objective.row_sums(inputs, model(**inputs))
         return None, sums, torch.zeros_like(sums)
 
     def metrics_of_sums(self, prediction) -> dict[str, float]:
         sums = torch.from_numpy(prediction.predictions).double().sum(dim=0)
-        return {"loss": combined_loss(sums, self.args.ar_loss_weight), **logged_metrics(sums)}
+        loss = self.objective.combined_loss(sums, self.args.ar_loss_weight)
+        return {"loss": loss, **self.objective.logged_metrics(sums)}
 
     # --- The Hub ---
 

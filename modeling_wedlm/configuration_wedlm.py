@@ -50,6 +50,8 @@ class WeDLMConfig(Qwen3Config):
         mask_row (`str`, *optional*):
             How the conversion from Qwen got a row of the embedding for MASK: `"unused"` if it took a row that no token
             used, `"added"` if it appended one. The conversion back to Qwen reads it.
+        drafts (`dict`, *optional*):
+            The draft adapter that the checkpoint contains, `{"rank": 16, "modules": ["q_proj", ...]}`. None for none.
         attention_bias (`bool`, *optional*, defaults to `False`):
             Whether the query, key and value projections have biases. Those of Qwen2.5 have, those of Qwen3 have not.
         qk_norm (`bool`, *optional*, defaults to `True`):
@@ -66,6 +68,7 @@ class WeDLMConfig(Qwen3Config):
     mask_token_id: int | None = None
     mask_row: Literal["unused", "added"] | None = None
     qk_norm: bool = True
+    drafts: dict | None = None
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)

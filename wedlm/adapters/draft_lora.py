@@ -9,7 +9,7 @@ from peft.tuners.lora import LoraModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from wedlm.modeling_wedlm.draft_gate import MaskedLinear
+from wedlm.modeling_wedlm.drafts import MaskedLinear
 
 NOT_SUPPORTED = (
     "use_dora",
@@ -98,8 +98,9 @@ class DraftLoraModel(LoraModel):
 
     def _check_merge_allowed(self):
         raise ValueError(
-            "A draft adapter cannot be merged: it acts in MASK positions only, and merged weights would act everywhere "
-            "and change the model's text; keep the adapter as it is, or export model and adapter with `wedlm export`."
+            "A draft adapter cannot be merged: it acts where the input is MASK only, and merged weights would act "
+            "everywhere and change the model's text; keep the adapter as it is, or export model and adapter together "
+            "with `wedlm export`."
         )
 
     def add_weighted_adapter(self, *args, **kwargs):

@@ -1,4 +1,4 @@
-"""The prompts of `wedlm adapt`: repeatable, all different, the kinds in turns, held-out tasks apart, code that parses."""
+"""The prompts of `wedlm adapt`: repeatable, different, the kinds in turns, held-out tasks apart, code that parses."""
 
 import ast
 import re
@@ -56,12 +56,12 @@ def test_the_kinds_come_in_turns(prompts, held_out):
 # --- Which prompts ---
 
 
-def test_the_same_seed_gives_the_same_prompts_in_every_process(prompts):
+def test_the_same_seed_gives_the_same_prompts_in_every_process(prompts, tmp_path):
     assert make_prompts(50) == prompts[:50]
     assert make_prompts(50, seed=1) != prompts[:50]
     # Another process has other hashes of strings.
     printed = run_python(
-        "from wedlm.adapters.prompts import make_prompts; print([tuple(p) for p in make_prompts(50)])"
+        "from wedlm.adapters.prompts import make_prompts; print([tuple(p) for p in make_prompts(50)])", tmp_path
     )
     assert ast.literal_eval(printed) == [tuple(prompt) for prompt in prompts[:50]]
 
@@ -86,8 +86,10 @@ def test_a_task_is_held_out_in_all_its_wordings(prompts, held_out):
     assert 0.1 < sum(is_held_out("maths", str(number)) for number in range(1000)) / 1000 < 0.15
 
 
-def test_no_torch_is_imported():
-    run_python("import sys, wedlm.adapters.prompts; assert not {'torch', 'transformers', 'peft'} & set(sys.modules)")
+def test_no_torch_is_imported(tmp_path):
+    run_python(
+        "import sys, wedlm.adapters.prompts; assert not {'torch', 'transformers', 'peft'} & set(sys.modules)", tmp_path
+    )
 
 
 # --- The texts ---
@@ -99,9 +101,10 @@ def test_texts_are_whole_and_of_a_useful_length(prompts, held_out):
     assert sum(length < 80 for length in lengths) > 0.9 * len(lengths)
     for prompt in prompts + held_out:
         assert prompt.text == prompt.text.strip(), prompt
-        assert not re.search(r"\{\w*\}|\$|[;|]$|  \w+ \w|\.\.$|\.\?", prompt.text) or "code" in prompt.kind, prompt
         assert not re.search(r"\$\w|\{[a-z_]+\}", prompt.text), prompt
-        assert not re.search(r"\b[Aa] [aeio]\w+ (?!to\b)", prompt.text.split("\n\n")[0]), prompt
+        request = "" if "code" in prompt.kind else prompt.text
+        assert not re.search(r"[.?!] ?[.?]| {2}|;$", request), prompt
+        assert not re.search(r"\b[Aa] [aeio]\w|\b[Aa]n [^aeiouhAEIOFHLMNRSX]", request), prompt
 
 
 def test_code_parses(prompts, held_out):

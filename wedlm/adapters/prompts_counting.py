@@ -136,7 +136,7 @@ def pattern(random: Random) -> str:
             f'Write "{line}" {number} times and number the lines.',
             f'Write a list from "{label} {first}" to "{label} {first + number}".',
             f"Continue this sequence with {number} more numbers: {terms}",
-            f"Which {number} numbers come next? {terms}, ...",
+            f"Which {number} numbers come next: {terms}?",
             f"Write a triangle of stars with {min(number, 12)} rows.",
             f"Write the numbers from {first} to {first + number} in words.",
             f"Write the numbers from {first} to {first + number}, each with its square.",

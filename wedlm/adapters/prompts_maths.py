@@ -95,7 +95,7 @@ def percentages(random: Random) -> str:
 
 
 def equations(random: Random) -> str:
-    letter, a, x, b = random.choice("xynta"), random.randint(2, 12), random.randint(-9, 20), random.randint(1, 40)
+    letter, a, x, b = random.choice("xyznt"), random.randint(2, 12), random.randint(-9, 20), random.randint(1, 40)
     c = random.randint(1, a - 1)
     sign = random.choice([1, -1])
     left = f"{a}{letter} {'+' if sign > 0 else '-'} {b}"

@@ -110,7 +110,7 @@ KINDS = {
     },
     "server": {
         "host": items("alpha; beta; gamma; delta; mail; backup"),
-        "cores": items("2; 4; 8; 16"),
+        "cores": [2, 4, 8, 16],
         "memory_gb": (4, 128),
         "running": [True, False],
     },
@@ -249,8 +249,8 @@ def computed(random: Random) -> str:
             f"Write a JSON array of the first {number} months, each with its name and its number of days.",
             f"Write a JSON object with {number} English words as keys and their Spanish translations as values.",
             f"Write a nested JSON object for {name}'s week: each day has a list of up to {number % 4 + 2} plans.",
-            f"Write a JSON schema for a {kind} with the fields {', '.join(KINDS[kind])}.",
-            f"Write a Python dictionary for a {kind} with the fields {', '.join(KINDS[kind])}.",
+            f"Write a JSON schema for the type {kind} with the fields {', '.join(KINDS[kind])}.",
+            f"Write a Python dictionary for the type {kind} with the fields {', '.join(KINDS[kind])}.",
             f"List {number} countries as JSON, each with its capital and continent.",
         ]
     )

@@ -124,7 +124,6 @@ def draw(random: Random) -> tuple[str, str]:
             [
                 "a short essay",
                 "an essay",
-                "a paragraph",
                 "a blog post",
                 "a short article",
                 "the introduction of an essay",

@@ -8,7 +8,7 @@ import pytest
 from helpers import run_python
 
 from wedlm.adapters.prompts import KINDS, MOST_OF_A_KIND, is_held_out, make_prompts
-from wedlm.adapters.prompts_explanations import clause, direct, third_person
+from wedlm.adapters.prompts_phrases import clause, direct, third_person
 
 MOST = {name: len(KINDS) * number for name, number in MOST_OF_A_KIND.items()}
 

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from wedlm.adapters.prompts_explanations import items
+from wedlm.adapters.prompts_phrases import items
 
 SITUATIONS = items("""
 I cannot fall asleep at night; I am always late; I forget names quickly; my flatmate never cleans

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from wedlm.adapters.prompts_explanations import items
+from wedlm.adapters.prompts_phrases import items
 
 # "Write a Python function that ..."
 FUNCTIONS = items("""

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from wedlm.adapters.prompts_explanations import items
+from wedlm.adapters.prompts_phrases import items
 
 LAYOUTS = [
     "",
@@ -27,7 +27,8 @@ Step by step; Hello, world!; Practice makes perfect; The bus is late again; I lo
 Keep calm and count
 """)
 LABELS = items(
-    "Item; Step; Chapter; Row; Player; Room; Day; Lesson; Table; Level; Seat; Question; Week; Page; Team; Part; Figure; Task"
+    "Item; Step; Chapter; Row; Player; Room; Day; Lesson; Table; Level; Seat; Question; Week; Page; Team; Part; "
+    "Figure; Task"
 )
 LANGUAGES = ["French", "German", "Spanish", "Italian"]
 
@@ -78,7 +79,8 @@ def calendar(random: Random) -> str:
             f"Make a table with the {unit}, from {first} on, and the number of letters of each name.",
             f"Write the {unit} from {first} on as a numbered list.",
             f"Write the {unit} from {first} on as a Python list.",
-            f"Make an empty plan: one line for each of the {unit}, starting with {first}, with a {kind} number behind it.",
+            f"Make an empty plan: one line for each of the {unit}, starting with {first}, with a {kind} number behind "
+            "it.",
         ]
     )
 
@@ -155,7 +157,8 @@ def clock(random: Random) -> str:
     return random.choice(
         [
             f"List the times from {hour}:00 to {hour + random.randint(1, 5)}:00 in steps of {step} minutes.",
-            f"A bus leaves every {step} minutes, starting at {hour}:00. List the first {random.randint(6, 15)} departures.",
+            f"A bus leaves every {step} minutes, starting at {hour}:00. List the first {random.randint(6, 15)} "
+            "departures.",
             f"Write a timetable from {hour}:00 to {hour + 6}:00 with one empty line for each hour.",
         ]
     )

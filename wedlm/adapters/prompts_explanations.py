@@ -2,264 +2,92 @@
 
 from random import Random
 
+from wedlm.adapters.prompts_phrases import clause, direct, items
+
 # A question without its question word: auxiliary and subject, a bar, the rest.
-WHY = """
-is the sky | blue
-is the sea | salty
-do leaves | change colour in autumn
-does ice | float on water
-does the moon | seem to change its shape
-do we | see lightning before we hear thunder
-do stars | twinkle
-is a desert | cold at night
-does bread | rise
-do onions | make us cry
-does milk | turn sour
-does iron | rust
-do cats | purr
-do dogs | wag their tails
-do birds | fly in a V shape
-do bees | dance
-do some animals | sleep through the winter
-do zebras | have stripes
-are flamingos | pink
-do we | yawn
-do we | dream
-do we | get goosebumps
-do we | need sleep
-do we | sneeze
-do muscles | ache the day after sport
-does skin | wrinkle in water
-do we | have fingerprints
-does hair | turn grey
-do we | have two eyes
-do we | feel dizzy after spinning
-does a fever | help the body
-is too much sugar | bad for the teeth
-do planes | leave white trails
-do bridges | have gaps between their parts
-do tyres | have treads
-are manhole covers | round
-do golf balls | have dimples
-do airplanes | have small windows
-do clocks | run clockwise
-do ships | float although steel is heavy
-do batteries | lose charge over time
-do phones | slow down with age
-do computers | use binary numbers
-do programs | have bugs
-are strong passwords | important
-does software | need updates
-do programmers | use version control
-do programmers | write tests
-is recursion | slower than a loop in many languages
-are floating-point numbers | not exact
-does sorting | make searching faster
-are hash tables | fast
-do websites | use cookies
-are databases | indexed
-do companies | make backups
-do prices | rise over time
-do countries | have different currencies
-do central banks | change interest rates
-do people | buy insurance
-do shops | set prices such as 9.99
-do some companies | pay dividends
-is saving early | so powerful
-do governments | collect taxes
-did the Roman Empire | fall
-was the printing press | so important
-did people | build castles on hills
-were the pyramids | built
-did the Industrial Revolution | begin in Britain
-were spices | so valuable in the Middle Ages
-was the Silk Road | important
-did sailors | suffer from scurvy
-do languages | change over time
-does English | have so many silent letters
-do people | have accents
-do some languages | have no articles
-do we | use metaphors
-is it | hard to learn a new language as an adult
-does coffee | wake us up
-does popcorn | pop
-does pasta water | need salt
-does cut fruit | turn brown
-does chocolate | melt in the hand
-does a cake | fall if the oven is opened too early
-do mirrors | fog up in the bathroom
-does metal | feel colder than wood
-does soap | clean hands
-do clothes | shrink in hot water
-do balloons | stick to the wall after rubbing
-does a straw | look bent in water
-do we | have leap years
-do we | have time zones
-do we | have seasons
-do tides | rise and fall
-do volcanoes | erupt
-do earthquakes | happen
-do rivers | bend
-are most planets | round
-is Pluto | no longer called a planet
-does Saturn | have rings
-is Mars | red
-do satellites | stay in orbit
-does a boomerang | come back
-do teams | hold short daily meetings
-do people | put things off
-do songs | get stuck in our heads
-do we | forget names so easily
-does music | make us feel emotions
-do children | ask so many questions
-do we | like stories
-do crowds | behave differently from single people
-does practice | make skills automatic
-does exercise | improve the mood
-"""
-HOW = """
-does a refrigerator | keep food cold
-does a microwave oven | heat food
-does a bicycle | stay upright
-does a plane | stay in the air
-does a submarine | dive and rise
-does a helicopter | turn in the air
-does an electric motor | work
-does a petrol engine | work
-does a battery | store energy
-does a solar panel | make electricity
-does a wind turbine | work
-does a dam | produce power
-does a nuclear power plant | work
-does a light bulb | produce light
-does a touch screen | feel a finger
-does a camera | take a picture
-does a microphone | turn sound into a signal
-does a loudspeaker | make sound
-does a printer | put ink on paper
-does a barcode scanner | read a code
-does a thermometer | measure temperature
-does a compass | find north
-does a magnet | attract iron
-does a lock | work
-does a zip | hold together
-does a toilet | flush
-does a washing machine | clean clothes
-does a vacuum cleaner | pick up dust
-does a sewing machine | make a stitch
-does a piano | produce a tone
-does a guitar | produce different notes
-does a clock with a pendulum | keep time
-does GPS | find a position
-does the internet | deliver a message
-does Wi-Fi | carry data
-does Bluetooth | connect two devices
-does e-mail | reach another person
-does a search engine | find pages
-does a web browser | show a page
-does encryption | protect a message
-does a password manager | work
-does a compiler | turn code into a program
-does an interpreter | run a program
-does a linked list | work
-does a hash table | work
-does binary search | find a value
-does merge sort | order a list
-does quicksort | work
-does a stack | differ from a queue
-does garbage collection | free memory
-does a database transaction | stay consistent
-does an operating system | share the processor
-does virtual memory | work
-does a neural network | learn
-does a spam filter | recognise unwanted mail
-does a recommendation system | choose films
-does a 3D printer | build an object
-does a vaccine | protect the body
-does the heart | pump blood
-do the lungs | take in oxygen
-do the kidneys | clean the blood
-does the liver | help digestion
-does the eye | see colours
-does the ear | hear sounds
-does the nose | detect smells
-does the brain | store memories
-do muscles | move the bones
-does the body | heal a cut
-does the body | keep its temperature
-does the immune system | recognise a virus
-do antibiotics | work
-do nerves | send signals
-does digestion | work
-do plants | make their food
-do plants | drink water through their roots
-does a seed | become a plant
-do trees | grow new rings
-do bees | make honey
-do spiders | spin webs
-do fish | breathe under water
-do bats | find their way in the dark
-do birds | find their way south
-do chameleons | change colour
-does a caterpillar | become a butterfly
-do ants | find food
-do coral reefs | form
-do mountains | form
-do caves | form
-do fossils | form
-do clouds | form
-does rain | form
-does snow | form
-does a rainbow | appear
-does a hurricane | form
-does a tornado | form
-does the greenhouse effect | work
-does a glacier | move
-does the sun | produce heat
-do stars | die
-does a black hole | form
-do astronauts | live in space
-does a rocket | reach space
-does a telescope | make things look larger
-does a lens | bend light
-does sound | travel through air
-does friction | slow things down
-does a lever | make work easier
-does a pulley | help to lift loads
-do chemical bonds | hold atoms together
-does salt | melt ice
-does yeast | make dough rise
-does cheese | get its holes
-is paper | made
-is glass | made
-is steel | made
-is chocolate | made
-is paper money | protected against copies
-does a bank | earn money
-does a loan | work
-does compound interest | work
-does a credit card | work
-does the stock market | work
-does inflation | affect savings
-does insurance | work
-does a mortgage | work
-does an auction | work
-does a law | come into being
-do elections | work
-does a court | decide a case
-does a jury | reach a verdict
-do historians | know what happened long ago
-do archaeologists | date old objects
-did the ancient Egyptians | build the pyramids
-did people | tell time before clocks
-did sailors | navigate by the stars
-did letters | travel before the railway
-do children | learn to speak
-do translators | handle jokes
-does a dictionary | choose its words
-do sign languages | work
-"""
-THINGS = """
+WHY = items("""
+is the sky | blue; is the sea | salty; do leaves | change colour in autumn; does ice | float on water
+does the moon | seem to change its shape; do we | see lightning before we hear thunder; do stars | twinkle
+is a desert | cold at night; does bread | rise; do onions | make us cry; does milk | turn sour; does iron | rust
+do cats | purr; do dogs | wag their tails; do birds | fly in a V shape; do bees | dance
+do some animals | sleep through the winter; do zebras | have stripes; are flamingos | pink; do we | yawn
+do we | dream; do we | get goosebumps; do we | need sleep; do we | sneeze; do muscles | ache the day after sport
+does skin | wrinkle in water; do we | have fingerprints; does hair | turn grey; do we | have two eyes
+do we | feel dizzy after spinning; does a fever | help the body; is too much sugar | bad for the teeth
+do planes | leave white trails; do bridges | have gaps between their parts; do tyres | have treads
+are manhole covers | round; do golf balls | have dimples; do airplanes | have small windows
+do clocks | run clockwise; do ships | float although steel is heavy; do batteries | lose charge over time
+do phones | slow down with age; do computers | use binary numbers; do programs | have bugs
+are strong passwords | important; does software | need updates; do programmers | use version control
+do programmers | write tests; is recursion | slower than a loop in many languages
+are floating-point numbers | not exact; does sorting | make searching faster; are hash tables | fast
+do websites | use cookies; are databases | indexed; do companies | make backups; do prices | rise over time
+do countries | have different currencies; do central banks | change interest rates; do people | buy insurance
+do shops | set prices such as 9.99; do some companies | pay dividends; is saving early | so powerful
+do governments | collect taxes; did the Roman Empire | fall; was the printing press | so important
+did people | build castles on hills; were the pyramids | built; did the Industrial Revolution | begin in Britain
+were spices | so valuable in the Middle Ages; was the Silk Road | important; did sailors | suffer from scurvy
+do languages | change over time; does English | have so many silent letters; do people | have accents
+do some languages | have no articles; do we | use metaphors; is it | hard to learn a new language as an adult
+does coffee | wake us up; does popcorn | pop; does pasta water | need salt; does cut fruit | turn brown
+does chocolate | melt in the hand; does a cake | fall if the oven is opened too early
+do mirrors | fog up in the bathroom; does metal | feel colder than wood; does soap | clean hands
+do clothes | shrink in hot water; do balloons | stick to the wall after rubbing; does a straw | look bent in water
+do we | have leap years; do we | have time zones; do we | have seasons; do tides | rise and fall
+do volcanoes | erupt; do earthquakes | happen; do rivers | bend; are most planets | round
+is Pluto | no longer called a planet; does Saturn | have rings; is Mars | red; do satellites | stay in orbit
+does a boomerang | come back; do teams | hold short daily meetings; do people | put things off
+do songs | get stuck in our heads; do we | forget names so easily; does music | make us feel emotions
+do children | ask so many questions; do we | like stories; do crowds | behave differently from single people
+does practice | make skills automatic; does exercise | improve the mood
+""")
+HOW = items("""
+does a refrigerator | keep food cold; does a microwave oven | heat food; does a bicycle | stay upright
+does a plane | stay in the air; does a submarine | dive and rise; does a helicopter | turn in the air
+does an electric motor | work; does a petrol engine | work; does a battery | store energy
+does a solar panel | make electricity; does a wind turbine | work; does a dam | produce power
+does a nuclear power plant | work; does a light bulb | produce light; does a touch screen | feel a finger
+does a camera | take a picture; does a microphone | turn sound into a signal; does a loudspeaker | make sound
+does a printer | put ink on paper; does a barcode scanner | read a code; does a thermometer | measure temperature
+does a compass | find north; does a magnet | attract iron; does a lock | work; does a zip | hold together
+does a toilet | flush; does a washing machine | clean clothes; does a vacuum cleaner | pick up dust
+does a sewing machine | make a stitch; does a piano | produce a tone; does a guitar | produce different notes
+does a clock with a pendulum | keep time; does GPS | find a position; does the internet | deliver a message
+does Wi-Fi | carry data; does Bluetooth | connect two devices; does e-mail | reach another person
+does a search engine | find pages; does a web browser | show a page; does encryption | protect a message
+does a password manager | work; does a compiler | turn code into a program; does an interpreter | run a program
+does a linked list | work; does a hash table | work; does binary search | find a value
+does merge sort | order a list; does quicksort | work; does a stack | differ from a queue
+does garbage collection | free memory; does a database transaction | stay consistent
+does an operating system | share the processor; does virtual memory | work; does a neural network | learn
+does a spam filter | recognise unwanted mail; does a recommendation system | choose films
+does a 3D printer | build an object; does a vaccine | protect the body; does the heart | pump blood
+do the lungs | take in oxygen; do the kidneys | clean the blood; does the liver | help digestion
+does the eye | see colours; does the ear | hear sounds; does the nose | detect smells
+does the brain | store memories; do muscles | move the bones; does the body | heal a cut
+does the body | keep its temperature; does the immune system | recognise a virus; do antibiotics | work
+do nerves | send signals; does digestion | work; do plants | make their food
+do plants | drink water through their roots; does a seed | become a plant; do trees | grow new rings
+do bees | make honey; do spiders | spin webs; do fish | breathe under water; do bats | find their way in the dark
+do birds | find their way south; do chameleons | change colour; does a caterpillar | become a butterfly
+do ants | find food; do coral reefs | form; do mountains | form; do caves | form; do fossils | form; do clouds | form
+does rain | form; does snow | form; does a rainbow | appear; does a hurricane | form; does a tornado | form
+does the greenhouse effect | work; does a glacier | move; does the sun | produce heat; do stars | die
+does a black hole | form; do astronauts | live in space; does a rocket | reach space
+does a telescope | make things look larger; does a lens | bend light; does sound | travel through air
+does friction | slow things down; does a lever | make work easier; does a pulley | help to lift loads
+do chemical bonds | hold atoms together; does salt | melt ice; does yeast | make dough rise
+does cheese | get its holes; is paper | made; is glass | made; is steel | made; is chocolate | made
+is paper money | protected against copies; does a bank | earn money; does a loan | work
+does compound interest | work; does a credit card | work; does the stock market | work
+does inflation | affect savings; does insurance | work; does a mortgage | work; does an auction | work
+does a law | come into being; do elections | work; does a court | decide a case; does a jury | reach a verdict
+do historians | know what happened long ago; do archaeologists | date old objects
+did the ancient Egyptians | build the pyramids; did people | tell time before clocks
+did sailors | navigate by the stars; did letters | travel before the railway; do children | learn to speak
+do translators | handle jokes; does a dictionary | choose its words; do sign languages | work
+""")
+THINGS = items("""
 photosynthesis; evaporation; condensation; erosion; gravity; inertia; momentum; friction; density; buoyancy; osmosis
 the water cycle; the carbon cycle; the food chain; natural selection; evolution; an ecosystem; biodiversity
 a habitat; pollination; hibernation; migration; symbiosis; a parasite; a virus; a bacterium; a cell; a gene; DNA
@@ -297,7 +125,7 @@ umami; a balanced diet; fibre in food; pasteurisation; caffeine; gluten; a marin
 an orchestra; a symphony; rhythm; harmony; a chord; perspective in painting; impressionism; animation; stop motion
 opera; chess; the offside rule in football; a marathon; a triathlon; yoga; first aid; jet lag; a passport; a visa
 crop rotation; pruning
-"""
+""")
 FACTS = {
     "What is the capital of {}?": """
 Australia; Canada; Japan; Brazil; Egypt; Kenya; Norway; Poland; Portugal; Turkey; Peru; Vietnam; Ireland; Greece
@@ -386,40 +214,7 @@ ASK_FACT = [
 ]
 
 
-def items(text: str) -> list[str]:
-    """The items of a text, which stand between semicolons or line ends."""
-    return [item.strip() for line in text.strip().splitlines() for item in line.split(";")]
-
-
-def third_person(phrase: str) -> str:
-    """A phrase that begins with a verb, in the third person: "carry data" -> "carries data"."""
-    verb, space, rest = phrase.partition(" ")
-    if verb == "have":
-        verb = "has"
-    elif verb.endswith(("s", "sh", "ch", "x", "z", "o")):
-        verb += "es"
-    elif verb.endswith("y") and verb[-2] not in "aeiou":
-        verb = verb[:-1] + "ies"
-    else:
-        verb += "s"
-    return verb + space + rest
-
-
-def clause(word: str, question: str) -> str:
-    """A question as a part of a sentence: ("why", "is the sky | blue") -> "why the sky is blue"."""
-    start, _, rest = question.partition(" | ")
-    auxiliary, _, subject = start.partition(" ")
-    if auxiliary == "does":
-        return f"{word} {subject} {third_person(rest)}"
-    return f"{word} {subject} {rest}" if auxiliary == "do" else f"{word} {subject} {auxiliary} {rest}"
-
-
-def direct(word: str, question: str) -> str:
-    return f"{word.capitalize()} {question.replace(' | ', ' ')}?"
-
-
-CLAUSES = [("why", line) for line in WHY.strip().splitlines()] + [("how", line) for line in HOW.strip().splitlines()]
-THING_LIST = items(THINGS)
+CLAUSES = [("why", question) for question in WHY] + [("how", question) for question in HOW]
 FACT_LIST = [question.format(item) for question, block in FACTS.items() for item in items(block)]
 
 
@@ -429,7 +224,7 @@ def draw(random: Random) -> tuple[str, str]:
         fact = random.choice(FACT_LIST)
         return fact, random.choice(ASK_FACT).format(fact)
     if way < 5:
-        thing = random.choice(THING_LIST)
+        thing = random.choice(THINGS)
         return thing, random.choice(ASK_THING).format(thing) + random.choice(LENGTHS)
     word, question = random.choice(CLAUSES)
     if question.startswith("did ") or random.random() < 0.5:

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from wedlm.adapters import prompts_number_functions, prompts_text_functions
-from wedlm.adapters.prompts_explanations import items
+from wedlm.adapters.prompts_phrases import items
 from wedlm.adapters.prompts_snippets import with_code
 
 WORDS = items("""

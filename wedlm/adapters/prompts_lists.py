@@ -2,7 +2,7 @@
 
 from random import Random
 
-from wedlm.adapters.prompts_explanations import items
+from wedlm.adapters.prompts_phrases import items
 
 DOING = items("""
 sleeping well; learning a language; saving money; cooking for one person; studying for an exam; working from home

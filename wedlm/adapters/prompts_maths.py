@@ -2,16 +2,19 @@
 
 from random import Random
 
-from wedlm.adapters.prompts_explanations import items
+from wedlm.adapters.prompts_phrases import items
 
 NAMES = items(
-    "Anna; Ben; Carla; David; Elif; Farid; Grace; Hugo; Ines; Jonas; Keiko; Liam; Mara; Nils; Olga; Pablo; Ravi; Sara; Tom; Yusuf; Zoe; Amina"
+    "Anna; Ben; Carla; David; Elif; Farid; Grace; Hugo; Ines; Jonas; Keiko; Liam; Mara; Nils; Olga; Pablo; Ravi; "
+    "Sara; Tom; Yusuf; Zoe; Amina"
 )
 THINGS = items(
-    "apples; pencils; marbles; stickers; books; cards; eggs; cookies; coins; stamps; balloons; oranges; shells; bottles; seeds; buttons"
+    "apples; pencils; marbles; stickers; books; cards; eggs; cookies; coins; stamps; balloons; oranges; shells; "
+    "bottles; seeds; buttons"
 )
 GOODS = items(
-    "notebook; ticket; cup of tea; bag of rice; T-shirt; candle; map; sandwich; pair of socks; toy car; flower pot; umbrella"
+    "notebook; ticket; cup of tea; bag of rice; T-shirt; candle; map; sandwich; pair of socks; toy car; flower pot; "
+    "umbrella"
 )
 MONEY = ["dollars", "euros", "pounds"]
 # From, to, and the numbers that may be asked for.
@@ -54,7 +57,7 @@ def arithmetic(random: Random) -> str:
         ]
     )
     return random.choice(
-        ["What is {}?", "Calculate {}.", "Compute {}.", "How much is {}?", "Work out {}.", "Solve step by step: {}"]
+        ["What is {}?", "Calculate {}.", "Compute {}.", "How much is {}?", "Work out {}.", "Solve step by step: {}."]
     ).format(term)
 
 
@@ -89,7 +92,8 @@ def percentages(random: Random) -> str:
             f"The price of a {good} rises by {share}% from {whole // 10} {money}. What is the new price?",
             f"{whole * share // 100} of {whole} people voted yes. What percentage is that?",
             f"A bill is {whole} {money}. How much is a tip of {share}%?",
-            f"I put {whole * 10} {money} into an account at {share / 5:g}% interest a year. How much is it after two years?",
+            f"I put {whole * 10} {money} into an account at {share / 5:g}% interest a year. How much is it after two "
+            "years?",
         ]
     )
 
@@ -109,7 +113,12 @@ def equations(random: Random) -> str:
         ]
     )
     return random.choice(
-        ["Solve {}.", f"Solve for {letter}: {{}}", f"What is {letter} if {{}}?", "Solve the equation {} step by step."]
+        [
+            "Solve {}.",
+            f"Solve for {letter}: {{}}.",
+            f"What is {letter} if {{}}?",
+            "Solve the equation {} step by step.",
+        ]
     ).format(equation)
 
 
@@ -135,23 +144,29 @@ def stories(random: Random) -> str:
             f"{name} has {a} {thing} and gives {b} of them to {other}. How many {thing} does {name} have left?",
             f"{name} has {a} {thing}, and {other} has {b} more. How many {thing} do they have together?",
             f"{name} puts {a * b} {thing} into {b} boxes, the same number into each. How many {thing} are in one box?",
-            f"A {good} costs {b} {money}. {name} buys {c} of them and pays with {b * c + a} {money}. How much change does {name} get?",
+            f"A {good} costs {b} {money}. {name} buys {c} of them and pays with {b * c + a} {money}. How much change "
+            f"does {name} get?",
             f"{name} reads {a} pages a day. How many pages are that in {b} days?",
             f"{name} is {b} years older than {other}. {other} is {a} years old. How old will {name} be in {c} years?",
             f"A train travels {a + 40} kilometres in one hour. How far does it travel in {c} hours?",
             f"A car drives {c * (a + 20)} kilometres in {c} hours. What is its average speed?",
-            f"{name} earns {b + 9} {money} an hour and works {a} hours a month. How much does {name} earn in {c} months?",
+            f"{name} earns {b + 9} {money} an hour and works {a} hours a month. How much does {name} earn in {c} "
+            "months?",
             f"{name} saves {b} {money} a week. How many weeks does it take to save {b * a} {money}?",
             f"There are {a} {thing} in a basket. {name} takes half of them and {other} takes {b}. How many are left?"
             if a % 2 == 0
             else f"{c} friends share {a * c} {thing} equally. How many does each of them get?",
-            f"{name} bakes {b} trays with {c * 2} {thing} each for a school play and drops {c} of them. How many can be used?",
+            f"{name} bakes {b} trays with {c * 2} {thing} each for a school play and drops {c} of them. How many can "
+            "be used?",
             f"A tank holds {a * 10} litres. Every minute {c * 5} litres flow out. After how many minutes is it empty?",
-            f"{name} starts work at {random.randint(6, 10)}:{random.choice(['00', '15', '30'])} and works for {c} hours and 45 minutes. When is {name} done?",
+            f"{name} starts work at {random.randint(6, 10)}:{random.choice(['00', '15', '30'])} and works for {c} "
+            f"hours and 45 minutes. When is {name} done?",
             f"In a class of {a} children there are {b + 1} who play chess. How many do not play chess?",
-            f"{name} runs {c} kilometres on Monday, {b} on Wednesday and {c + 3} on Saturday. How far does {name} run in four such weeks?",
+            f"{name} runs {c} kilometres on Monday, {b} on Wednesday and {c + 3} on Saturday. How far does {name} run "
+            "in four such weeks?",
             f"A recipe for {c} people needs {c * 50} grams of flour. How much flour is needed for {b} people?",
-            f"{name} and {other} share {a * 2} {thing} so that {name} gets {b * 2} more. How many does each of them get?",
+            f"{name} and {other} share {a * 2} {thing} so that {name} gets {b * 2} more. How many does each of them "
+            "get?",
         ]
     )
 
@@ -168,7 +183,8 @@ def geometry(random: Random) -> str:
             f"What is the volume of a box of {a} cm by {b} cm by {random.randint(2, 9)} cm?",
             f"A square has an area of {a * a} square metres. How long is one side?",
             f"Two angles of a triangle are {a + 30} and {b + 40} degrees. How large is the third?",
-            f"How many tiles of {random.choice([10, 20, 25, 50])} cm by {random.choice([10, 20, 50])} cm cover a floor of {a} m by {b} m?",
+            f"How many tiles of {random.choice([10, 20, 25, 50])} cm by {random.choice([10, 20, 50])} cm cover a "
+            f"floor of {a} m by {b} m?",
         ]
     )
 

@@ -4,7 +4,7 @@ import json
 from random import Random
 from typing import Any
 
-from wedlm.adapters.prompts_explanations import items
+from wedlm.adapters.prompts_phrases import items
 
 FIRST_NAMES = items("""
 Ada; Bruno; Clara; Dmitri; Elena; Felix; Greta; Hassan; Irene; Jakob; Kira; Leon; Mila; Noah; Oscar; Petra; Quentin
@@ -18,8 +18,8 @@ CITIES = items("""
 Lisbon; Oslo; Bern; Kyoto; Dublin; Porto; Vienna; Hamburg; Toronto; Sydney; Madrid; Prague; Helsinki; Lima; Nairobi
 Boston; Lyon; Turin
 """)
-# Records of a kind: the name of one, its fields, and for each field the values, or the smallest and the largest number.
-KINDS = {
+# The fields of records, and for each field its values, or the smallest and the largest number.
+RECORDS = {
     "person": {
         "name": FIRST_NAMES,
         "age": (18, 90),
@@ -35,7 +35,8 @@ KINDS = {
     },
     "book": {
         "title": items(
-            "The Quiet Harbour; Winter Maps; A Thousand Doors; The Glass Orchard; Salt and Stone; Letters North; Low Tide"
+            "The Quiet Harbour; Winter Maps; A Thousand Doors; The Glass Orchard; Salt and Stone; Letters North; Low "
+            "Tide"
         ),
         "author": LAST_NAMES,
         "year": (1950, 2024),
@@ -43,7 +44,8 @@ KINDS = {
     },
     "product": {
         "name": items(
-            "desk lamp; office chair; water bottle; backpack; keyboard; headphones; notebook; coffee mug; umbrella; rain jacket"
+            "desk lamp; office chair; water bottle; backpack; keyboard; headphones; notebook; coffee mug; umbrella; "
+            "rain jacket"
         ),
         "price": (3, 250),
         "stock": (0, 90),
@@ -106,7 +108,7 @@ KINDS = {
         "name": items("Momo; Rex; Luna; Pixel; Biscuit; Nala"),
         "species": items("dog; cat; rabbit; parrot; hamster"),
         "age": (1, 15),
-        "weight_kg": (1, 40),
+        "weight_kg": (1, 9),
     },
     "server": {
         "host": items("alpha; beta; gamma; delta; mail; backup"),
@@ -176,7 +178,7 @@ ASK_BACK = [
 
 
 def record(random: Random, kind: str) -> dict[str, Any]:
-    fields = KINDS[kind]
+    fields = RECORDS[kind]
     return {
         name: random.choice(values) if isinstance(values, list) else random.randint(*values)
         for name, values in fields.items()
@@ -185,9 +187,9 @@ def record(random: Random, kind: str) -> dict[str, Any]:
 
 def records(random: Random) -> tuple[str, list[dict[str, Any]]]:
     """The name of a kind, and one to five records with some of its fields."""
-    kind = random.choice(list(KINDS))
+    kind = random.choice(list(RECORDS))
     number = random.choice([1, 2, 2, 3, 3, 4, 5])
-    names = list(KINDS[kind])
+    names = list(RECORDS[kind])
     left_out = random.choice(names[1:]) if len(names) > 3 and random.random() < 0.5 else None
     return kind, [
         {name: value for name, value in record(random, kind).items() if name != left_out} for _ in range(number)
@@ -214,20 +216,50 @@ def sentence(random: Random) -> str:
     """A request for the data of one or two sentences as JSON."""
     name, other = random.sample(FIRST_NAMES, 2)
     last, city, number = random.choice(LAST_NAMES), random.choice(CITIES), random.randint(2, 80)
-    job, good = random.choice(KINDS["person"]["job"]), random.choice(KINDS["product"]["name"])
+    job, good = random.choice(RECORDS["person"]["job"]), random.choice(RECORDS["product"]["name"])
     text, keys = random.choice(
         [
-            (f"{name} {last} is {number + 10} years old, lives in {city} and works as a {job}.", "name, age, city, job"),
-            (f"{name} ordered {number} pieces of the {good} on 3 May and wants them sent to {city}.", "customer, product, quantity, date, city"),
-            (f"The meeting with {name} and {other} is on Friday at {number % 9 + 9} o'clock in {city}.", "people, day, time, place"),
-            (f"The {good} costs {number} euros, comes in black and white, and there are {number + 7} of them left.", "product, price, colors, stock"),
-            (f"{name} from {city} won the race in {number + 20} minutes; {other} was second, {number % 7 + 1} minutes later.", "winner, city, minutes, second"),
-            (f"Dr. {last} sees patients in {city} from Monday to Thursday between 8:00 and {number % 6 + 12}:30.", "doctor, city, days, opens, closes"),
-            (f"Train {number + 100} leaves {city} at {number % 12 + 6}:15 from platform {number % 9 + 1} and is {number % 20} minutes late.", "train, from, departure, platform, delay"),
-            (f"{name} and {other} have two children and {number % 4 + 1} cats, and they moved to {city} in {1950 + number % 70}.", "parents, children, cats, city, year"),
-            (f"In {1940 + number} the painter {name} {last} opened a school in {city} with {number} pupils.", "year, painter, city, pupils"),
+            (
+                f"{name} {last} is {number + 10} years old, lives in {city} and works as a {job}.",
+                "name, age, city, job",
+            ),
+            (
+                f"{name} ordered {number} pieces of the {good} on 3 May and wants them sent to {city}.",
+                "customer, product, quantity, date, city",
+            ),
+            (
+                f"The meeting with {name} and {other} is on Friday at {number % 9 + 9} o'clock in {city}.",
+                "people, day, time, place",
+            ),
+            (
+                f"The {good} costs {number} euros, comes in black and white, and there are {number + 7} of them left.",
+                "product, price, colors, stock",
+            ),
+            (
+                f"{name} from {city} won the race in {number + 20} minutes; {other} was second, {number % 7 + 1} "
+                "minutes later.",
+                "winner, city, minutes, second",
+            ),
+            (
+                f"Dr. {last} sees patients in {city} from Monday to Thursday between 8:00 and {number % 6 + 12}:30.",
+                "doctor, city, days, opens, closes",
+            ),
+            (
+                f"Train {number + 100} leaves {city} at {number % 12 + 6}:15 from platform {number % 9 + 1} and is "
+                f"{number % 20} minutes late.",
+                "train, from, departure, platform, delay",
+            ),
+            (
+                f"{name} and {other} have two children and {number % 4 + 1} cats, and they moved to {city} in "
+                f"{1950 + number % 70}.",
+                "parents, children, cats, city, year",
+            ),
+            (
+                f"In {1940 + number} the painter {name} {last} opened a school in {city} with {number} pupils.",
+                "year, painter, city, pupils",
+            ),
         ]
-    )  # fmt: skip
+    )
     return random.choice(
         [
             f"Turn this sentence into JSON with the keys {keys}: {text}",
@@ -240,7 +272,7 @@ def sentence(random: Random) -> str:
 
 def computed(random: Random) -> str:
     number, first = random.randint(3, 12), random.randint(1, 40)
-    name, kind = random.choice(FIRST_NAMES), random.choice(list(KINDS))
+    name, kind = random.choice(FIRST_NAMES), random.choice(list(RECORDS))
     return random.choice(
         [
             f"Write a JSON array with the numbers from {first} to {first + number}.",
@@ -249,8 +281,8 @@ def computed(random: Random) -> str:
             f"Write a JSON array of the first {number} months, each with its name and its number of days.",
             f"Write a JSON object with {number} English words as keys and their Spanish translations as values.",
             f"Write a nested JSON object for {name}'s week: each day has a list of up to {number % 4 + 2} plans.",
-            f"Write a JSON schema for the type {kind} with the fields {', '.join(KINDS[kind])}.",
-            f"Write a Python dictionary for the type {kind} with the fields {', '.join(KINDS[kind])}.",
+            f"Write a JSON schema for the type {kind} with the fields {', '.join(RECORDS[kind])}.",
+            f"Write a Python dictionary for the type {kind} with the fields {', '.join(RECORDS[kind])}.",
             f"List {number} countries as JSON, each with its capital and continent.",
         ]
     )

@@ -3,7 +3,7 @@
 from random import Random
 from typing import NamedTuple
 
-from wedlm.adapters.prompts_explanations import items
+from wedlm.adapters.prompts_phrases import items
 from wedlm.adapters.prompts_records import CITIES, FIRST_NAMES, LAST_NAMES
 
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday".split()
@@ -20,7 +20,7 @@ class Text(NamedTuple):
 # Each subject: sentences in their order, each with a question. Names in braces stand for values.
 SUBJECTS = [
     """
-    The {town} library opens at {early} in the morning and closes at {late} in the evening.|At what time does the library open?
+    The {town} library opens at {early} in the morning and closes at {late} in the evening.|When does the library open?
     On {day} it closes two hours earlier.|On which day does the library close earlier?
     Adults may borrow {n} books at a time, children only {few}.|How many books may an adult borrow?
     A book can be kept for {few} weeks.|For how long can a book be kept?
@@ -49,7 +49,7 @@ SUBJECTS = [
     The next meeting takes place in {city} at {early}.|Where does the next meeting take place?
     """,
     """
-    On {day} it will be cloudy in {city}, with some rain in the afternoon.|What will the weather be like in {city} on {day}?
+    On {day} it will be cloudy in {city}, with some rain in the afternoon.|What is the weather in {city} on {day}?
     The temperature rises to {m} degrees at most.|How high does the temperature rise?
     At night it falls to about {few} degrees.|How cold will it be at night?
     Along the coast there is a strong wind from the north.|Where does the wind come from?
@@ -71,18 +71,18 @@ SUBJECTS = [
     It was hungry and had hurt its left leg.|What had the {animal} hurt?
     The neighbours called the vet, who came after {n} minutes.|How long did it take until the vet came?
     She gave the animal water and some food.|What did the vet give the animal?
-    Nobody knows where it came from, since there is no zoo within {m} kilometres.|Why does nobody know where it came from?
+    Nobody knows where it came from, and no zoo is nearer than {m} kilometres.|How near is a zoo?
     The children of the street named it {other}.|What did the children name the {animal}?
     On {date} it will be brought to a park in {city}.|Where will the {animal} be brought?
     """,
     """
     {last} and Sons have made furniture in {town} since {year}.|What do {last} and Sons make?
-    The company has {n} workers and sells its tables in {m} countries.|In how many countries does the company sell its tables?
+    The company has {n} workers and sells its tables in {m} countries.|In how many countries are its tables sold?
     Last year it earned {big} euros, more than ever before.|How much did the company earn last year?
     Its best-selling product is a small desk made of oak.|What is the best-selling product?
     A desk takes {few} days to build and is checked by hand.|How long does it take to build a desk?
     In {month} the company will open a second shop in {city}.|When will the company open a second shop?
-    {name} {last}, who leads it, wants to use only wood from the region.|What does {name} {last} want to use?
+    {name} {last} wants to use only wood from the region.|What does {name} {last} want to use?
     """,
     """
     The match between {town} and {city} ended {few} to {goals}.|How did the match end?
@@ -118,7 +118,7 @@ SUBJECTS = [
     The pool is open until {late} and closed on {day}.|Until when is the pool open?
     Towels can be borrowed for {few} euros at the desk.|What does it cost to borrow a towel?
     Please leave your room before eleven on the day of departure.|When must guests leave their rooms?
-    The bus into the centre stops in front of the house every {n} minutes.|How often does the bus stop in front of the house?
+    The bus into the centre stops in front of the house every {n} minutes.|How often does the bus come?
     If you need anything, ask for {name}.|Whom should guests ask for?
     The password of the Wi-Fi is {animal}{m}.|What is the password of the Wi-Fi?
     """,
@@ -149,6 +149,57 @@ SUBJECTS = [
     Some shop owners fear that there will be fewer places to park.|What do some shop owners fear?
     A first street was planted on {date}, with {m} young limes.|Which trees were planted in the first street?
     Citizens can water a tree themselves and get a small sign with their name.|What do citizens get who water a tree?
+    """,
+    """
+    The museum of {town} shows old clocks from {month} on.|From when on does the museum show old clocks?
+    The oldest of them was made in {year} in {city}.|Where was the oldest clock made?
+    It is {m} metres high and still works.|How high is the oldest clock?
+    {name} {last} collected {n} of the clocks on long journeys.|How many clocks did {name} {last} collect?
+    Visitors may wind up a small clock themselves.|What may visitors do themselves?
+    Tickets cost {few} euros, and every {day} the museum is free.|On which day is the museum free?
+    """,
+    """
+    Hi {name}, I am writing from a small room in {city}.|From where is this letter written?
+    The journey took {m} hours, and I slept most of the time.|How long did the journey take?
+    My new job at the bakery starts on {date}.|When does the new job start?
+    I have to get up at four, but the people are kind.|When does the writer have to get up?
+    Yesterday I saw a {job} who looked just like your uncle.|Whom did the writer see yesterday?
+    Please send me the blue coat, because the nights are cold.|Why should {name} send the blue coat?
+    I will call you on {day}. Yours, {other}|Who wrote the letter?
+    """,
+    """
+    The phone Nova {few} has a bright screen and weighs {n} grams less than the last one.|Which phone is described?
+    Its battery lasts {m} hours and is full again after half an hour.|How long does the battery last?
+    The camera takes good pictures even at night.|What does the camera do well?
+    In our test it fell from a table {few} times without any damage.|How often did the phone fall from a table?
+    We did not like the loud tone of the keys, which cannot be switched off.|What did the testers not like?
+    It costs {big} crowns and is sold from {month} on.|What does the phone cost?
+    """,
+    """
+    Rooms in the house at {n} Mill Lane are let from {month} on.|Where is the house?
+    Each of the {few} rooms has a desk, a bed and a large window.|What does each room have?
+    The kitchen and the garden are shared by all.|What is shared by all?
+    The rent is {big} crowns a month, and heating is included.|What is the rent?
+    Smoking is not allowed, but small pets are no problem.|What is not allowed?
+    Write to {name} {last} if you want to see a room.|To whom should one write to see a room?
+    The railway station is {m} minutes away on foot.|How far away is the railway station?
+    """,
+    """
+    Last night at {late}, a storm hit {town} and the villages around it.|When did the storm hit {town}?
+    {n} trees fell onto the road to {city}.|How many trees fell?
+    About {big} houses had no electricity until the morning.|How many houses had no electricity?
+    Nobody was hurt, because the fire brigade had warned everyone in time.|Why was nobody hurt?
+    {name} {last}, who leads the fire brigade, thanked the {m} helpers.|Whom did {name} {last} thank?
+    The school stays closed until {day}.|Until when does the school stay closed?
+    """,
+    """
+    The course "Python for beginners" starts on {date} in {city}.|When does the course start?
+    It takes place every {day} and ends after {m} weeks.|How many weeks does the course take?
+    The teacher, {name} {last}, has worked as a programmer for {m} years.|Who is the teacher?
+    No more than {few} people can take part.|How many people can take part?
+    Bring a laptop and something to drink.|What should one bring?
+    The course costs {n} euros, and students pay half.|How much do students pay?
+    In the last lesson, everyone shows a small game.|What happens in the last lesson?
     """,
 ]
 JOBS = items("carpenter; fisherman; doctor; farmer; tailor; postman; miller")

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from wedlm.adapters.prompts_explanations import items
+from wedlm.adapters.prompts_phrases import items
 
 LANGUAGES = ["French", "Spanish", "German", "Italian", "Portuguese", "Dutch", "French", "Spanish", "German"]
 WHO = items("""
@@ -49,8 +49,14 @@ lemon; hammer; violin; tiger; cloud; bread; window; river; carpet; pepper; mirro
 candle; ladder; monkey; pencil; basket; island; engine; feather; kettle; blanket; orange; tunnel; forest; bridge
 puzzle; cherry; anchor; magnet; velvet; walnut
 """)
-VERBS = "go see take write begin choose drive eat fall forget give grow hide know lie ride ring rise run shake sing speak swim teach".split()
-NOUNS = "child mouse tooth foot knife leaf wolf sheep city box hero potato crisis analysis cactus person goose shelf fish baby bus".split()
+VERBS = items("""
+go; see; take; write; begin; choose; drive; eat; fall; forget; give; grow; hide; know; lie; ride; ring; rise; run
+shake; sing; speak; swim; teach
+""")
+NOUNS = items("""
+child; mouse; tooth; foot; knife; leaf; wolf; sheep; city; box; hero; potato; crisis; analysis; cactus; person; goose
+shelf; fish; baby; bus
+""")
 
 
 def sentence(random: Random) -> str:

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from wedlm.adapters.prompts_explanations import items
+from wedlm.adapters.prompts_phrases import items
 
 TOPICS = items("""
 the value of friendship; why we should protect forests; the history of bread; life in a big city; the future of work
@@ -59,20 +59,23 @@ a farmer and a scarecrow; a king and his cook; two neighbours at a fence; a sale
 a coach and a tired runner; a painter and a model
 """)
 OTHERS = items("""
-a product description for a wooden desk|an online shop; a product description for a rain jacket|an online shop
-a slogan for a bakery|a poster; a slogan for a bicycle shop|a poster
-a short speech for a colleague who retires|a party; a toast for a wedding|two old friends
-an invitation to a garden party|next Saturday; a diary entry of a day at sea|a sailor
-a news report about a cat on a train|a local paper; a review of a small hotel|a travel site
-a review of a headset|an online shop; a job advertisement for a cook|a village inn
-a job advertisement for a Python developer|a small company; a notice about a lost dog|a street lamp
-an announcement of a concert|a school; a text for a birthday card|a colleague
-a text for a birthday card|a grandfather; a summary of a day|a diary; a bedtime story|a child of four
-a limerick|a clumsy wizard; an advertisement for a used car|a newspaper
-the beginning of a crime novel|a foggy harbour; a fable|an ant and an owl; a monologue|a clock that stopped
-a horoscope|a patient person; a cover letter|a summer job in a bookshop; a README|a program that sorts photos
-release notes|a notes app; meeting notes|a meeting about a new website; a short biography|an invented painter
-a recipe poem|apple pie
+a product description for a wooden desk; a product description for a rain jacket; a slogan for a bakery
+three slogans for a bicycle shop; a short speech for a colleague who retires
+a toast for the wedding of an old friend; an invitation to a garden party next Saturday
+a diary entry of a sailor in a storm; a diary entry of a cat; a news report about a cat that travelled by train
+a news report about a lost painting; a review of a small hotel by the sea
+a review of a headset that broke after a week; a job advertisement for a cook in a village inn
+a job advertisement for a Python developer; a notice about a lost dog; an announcement of a school concert
+a birthday card for a colleague; a birthday card for my grandfather; a get-well card for a neighbour
+a bedtime story about a brave teapot; a limerick about a clumsy wizard; an advertisement for a used car
+the beginning of a crime novel in a foggy harbour; a fable about an ant and an owl
+the monologue of a clock that stopped; a horoscope for a patient person
+a cover letter for a summer job in a bookshop; a README for a program that sorts photos
+release notes for a notes app; meeting notes about a new website; a short biography of an invented painter
+instructions for a board game about trade; a menu for a small cafe; a museum label for a broken cup
+a weather report for an invented planet; a museum tour in three stops; a text for the start page of a bakery
+a tweet about a new library; a radio spot for a flea market; an obituary for an old bicycle
+a fan letter to an invented singer
 """)
 LENGTHS = [
     "",
@@ -174,12 +177,5 @@ def draw(random: Random) -> tuple[str, str]:
         )
         return task, f"Write {form} between {task}." + random.choice(LENGTHS[:6] + MOODS[:6])
     task = random.choice(OTHERS)
-    thing, _, context = task.partition("|")
-    ask = random.choice(
-        [
-            "Write {}. Think of this: {}.",
-            "Write {} (for or about: {}).",
-            "I need {}. Keep in mind: {}. Can you write it?",
-        ]
-    )
-    return task, ask.format(thing, context) + random.choice(LENGTHS[:6])
+    ask = random.choice(["Write {}.", "Please write {}.", "Can you write {}?", "I need {}. Can you write it?"])
+    return task, ask.format(task) + random.choice(LENGTHS[:6])

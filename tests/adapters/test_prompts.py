@@ -3,11 +3,16 @@
 import ast
 import re
 from collections import Counter
+from copy import deepcopy
+from inspect import signature
+from random import Random
 
 import pytest
 from helpers import run_python
 
 from wedlm.adapters.prompts import KINDS, MOST_OF_A_KIND, is_held_out, make_prompts
+from wedlm.adapters.prompts_code_templates import CODES
+from wedlm.adapters.prompts_functions import FUNCTIONS, value_of
 from wedlm.adapters.prompts_phrases import clause, direct, third_person
 
 MOST = {name: len(KINDS) * number for name, number in MOST_OF_A_KIND.items()}
@@ -112,6 +117,34 @@ def test_code_parses(prompts, held_out):
     assert len(with_code) == 3 * sum(MOST_OF_A_KIND.values())
     for prompt in with_code:
         assert ast.parse(code_of(prompt.text)).body, prompt
+
+
+def test_every_mistake_changes_its_code():
+    assert [template.code for template in CODES if template.mistake[0] not in template.code] == []
+
+
+def test_examples_in_docstrings_are_true(prompts):
+    """The examples in the style of doctest, checked by the functions themselves."""
+    solutions = {function.__name__: function for function in FUNCTIONS}
+    examples = {
+        example
+        for p in prompts
+        for example in re.findall(r">>> (\w+\(.*\))\n +(.*)", p.text)
+        if p.kind == "code_completed"
+    }
+    assert len({call.partition("(")[0] for call, _ in examples}) > 60
+    for call, result in examples:
+        assert eval(call, dict(solutions)) == ast.literal_eval(result), call
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_functions_do_not_change_their_arguments(function):
+    random = Random(0)
+    for _ in range(20):
+        values = [value_of(random, a.name, a.annotation) for a in signature(function).parameters.values()]
+        before = deepcopy(values)
+        function(*values)
+        assert values == before
 
 
 def test_questions_become_clauses():

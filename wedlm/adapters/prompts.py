@@ -59,12 +59,13 @@ def make_prompts(num_prompts: int, seed: int = 0, held_out: bool = False) -> lis
     """Different prompts, the kinds in turns.
 
     Each kind can give 800 training prompts and 80 held-out prompts at least: 12,000 and 1,200 over all kinds. No
-    held-out prompt is a training prompt, whatever the numbers and the seeds. It asks about another subject or function;
-    where texts, code and numbers are filled into templates, about others in the same templates.
+    held-out prompt is a training prompt, whatever the numbers and the seeds. It asks about another subject or
+    function; where texts, code and numbers are filled into templates, about others in the same templates.
 
     Args:
         num_prompts (`int`): Number of prompts.
-        seed (`int`, *optional*, defaults to 0): Equal seeds give equal prompts; a longer list begins with the shorter one.
+        seed (`int`, *optional*, defaults to 0):
+            Equal seeds give equal prompts, and a longer list begins with the shorter one.
         held_out (`bool`, *optional*, defaults to `False`): Whether to draw held-out prompts, not training prompts.
     """
     most = len(KINDS) * MOST_OF_A_KIND["held out" if held_out else "train"]

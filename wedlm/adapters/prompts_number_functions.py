@@ -36,7 +36,7 @@ def differences(numbers: list[int]) -> list[int]:
 
 def is_increasing(numbers: list[int]) -> bool:
     """Return True if every number is larger than the one before it."""
-    return all((x < y for x, y in zip(numbers, numbers[1:], strict=False)))
+    return all(x < y for x, y in zip(numbers, numbers[1:], strict=False))
 
 
 def second_largest(numbers: list[int]) -> int:
@@ -61,7 +61,7 @@ def alternating_sum(numbers: list[int]) -> int:
 
 def count_peaks(numbers: list[int]) -> int:
     """Return how many numbers are larger than both of their neighbours. The ends of the list do not count."""
-    return sum((x < y > z for x, y, z in zip(numbers, numbers[1:], numbers[2:], strict=False)))
+    return sum(x < y > z for x, y, z in zip(numbers, numbers[1:], numbers[2:], strict=False))
 
 
 def move_zeros(numbers: list[int]) -> list[int]:
@@ -79,7 +79,7 @@ def pair_sums(numbers: list[int]) -> list[int]:
 
 def split_by_sign(numbers: list[int]) -> tuple[list[int], list[int]]:
     """Return two lists: the numbers below zero, and all the others."""
-    return ([x for x in numbers if x < 0], [x for x in numbers if x >= 0])
+    return [x for x in numbers if x < 0], [x for x in numbers if x >= 0]
 
 
 def index_of_largest(numbers: list[int]) -> int:
@@ -154,7 +154,7 @@ def smallest_numbers(numbers: list[int], count: int) -> list[int]:
 
 def has_pair_with_sum(numbers: list[int], target: int) -> bool:
     """Return True if two numbers at different places add up to target."""
-    return any((x + y == target for i, x in enumerate(numbers) for y in numbers[i + 1 :]))
+    return any(x + y == target for i, x in enumerate(numbers) for y in numbers[i + 1 :])
 
 
 def window_sums(numbers: list[int], width: int) -> list[int]:
@@ -194,7 +194,7 @@ def interleave(first: list[int], second: list[int]) -> list[int]:
 
 def dot_product(first: list[int], second: list[int]) -> int:
     """Return the sum of the products of numbers at the same place. The lists have equal lengths."""
-    return sum((x * y for x, y in zip(first, second, strict=False)))
+    return sum(x * y for x, y in zip(first, second, strict=False))
 
 
 def merge_sorted(first: list[int], second: list[int]) -> list[int]:

@@ -80,7 +80,7 @@ def letters_in_order(text: str) -> str:
 
 def has_double_letter(text: str) -> bool:
     """Return True if two neighbouring characters are equal."""
-    return any((x == y for x, y in zip(text, text[1:], strict=False)))
+    return any(x == y for x, y in zip(text, text[1:], strict=False))
 
 
 def shift_letters(text: str, shift: int) -> str:
@@ -126,7 +126,7 @@ def common_prefix(words: list[str]) -> str:
 
 def shortest_and_longest(words: list[str]) -> tuple[str, str]:
     """Return the shortest and the longest word, the first of them where several have that length."""
-    return (min(words, key=len), max(words, key=len))
+    return min(words, key=len), max(words, key=len)
 
 
 def join_with_and(words: list[str]) -> str:

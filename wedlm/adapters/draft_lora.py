@@ -11,13 +11,7 @@ from torch import nn
 
 from wedlm.modeling_wedlm.draft_gate import MaskedLinear
 
-NOT_SUPPORTED = (
-    "use_dora",
-    "trainable_token_indices",
-    "modules_to_save",
-    "layers_to_transform",
-    "alora_invocation_tokens",
-)
+NOT_SUPPORTED = ("use_dora", "trainable_token_indices", "modules_to_save", "layers_to_transform", "alora_invocation_tokens")
 
 
 class PeftTypeName(str):
@@ -81,9 +75,7 @@ class DraftLoraModel(LoraModel):
     def _create_and_replace(self, lora_config, adapter_name, target, target_name, parent, *args, **kwargs):
         super()._create_and_replace(lora_config, adapter_name, target, target_name, parent, *args, **kwargs)
         downs = getattr(parent, target_name).lora_A
-        gated = MaskedLinear(
-            downs[adapter_name].in_features, downs[adapter_name].out_features, bias=False, device="meta"
-        )
+        gated = MaskedLinear(downs[adapter_name].in_features, downs[adapter_name].out_features, bias=False, device="meta")
         gated.weight = downs[adapter_name].weight
         downs[adapter_name] = gated
 

@@ -4,12 +4,12 @@ EXTRAS = train,eval,serve,dev
 GRAMMAR = xgrammar apache-tvm-ffi
 PYTEST = -m pytest -n 2 --dist worksteal
 # The three tiers (tests/tiers.py). The short run also draws a third of the examples of each property.
-SHORT = -m "not (full or slow or browser or real)" --hypothesis-profile=short
-ALL = -m "not (slow or browser or real)"
+SHORT = -m "not (full or slow or browser or real or ecosystem)" --hypothesis-profile=short
+ALL = -m "not (slow or browser or real or ecosystem)"
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: real-model test-real demo demo-model demo-report demo-code bench ablations ablations-training test test-all test-slow test-browser screenshot test-oldest mutants lint
+.PHONY: demo real-model demo-model demo-report demo-code bench ablations ablations-training test test-all test-slow test-browser test-real screenshot test-oldest test-ecosystem mutants lint
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
@@ -94,6 +94,10 @@ screenshot: .venv/browser
 test-oldest: .venv-oldest/installed
 	.venv-oldest/bin/python $(PYTEST) $(ALL)
 
+# Training on two processes with DeepSpeed, and TRL's trainer; DeepSpeed compiles a file, with g++ or another compiler.
+test-ecosystem: .venv-ecosystem/installed
+	PATH="$(CURDIR)/.venv-ecosystem/bin:$$PATH" .venv-ecosystem/bin/python -m pytest -m ecosystem
+
 # Changes one place of the source at a time, in memory, and shows the changes that no test notices:
 # `make mutants ONLY=generation/window.py NUM=50 SEED=1`.
 NUM = 100
@@ -107,6 +111,8 @@ lint: .venv/installed
 
 .venv/installed: setup.py pyproject.toml constraints.txt
 .venv-oldest/installed: setup.py pyproject.toml constraints-oldest.txt
+.venv-ecosystem/installed: EXTRAS := $(EXTRAS),ecosystem
+.venv-ecosystem/installed: setup.py pyproject.toml constraints.txt constraints-ecosystem.txt
 
 .venv/browser: .venv/installed
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check \

@@ -15,7 +15,8 @@ from transformers import (
 from transformers.generation import BaseStreamer
 
 from wedlm.generation.outputs import WeDLMGenerateOutput, output_of
-from wedlm.generation.policy import Policy, default_window_size
+from wedlm.generation.parameters import default_window_size
+from wedlm.generation.policy import Policy
 from wedlm.generation.prompt import Prompt, read_prompt
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.static_memory import keep_static_steps

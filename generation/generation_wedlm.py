@@ -42,14 +42,13 @@ from transformers.generation import BaseStreamer, GenerationMode, SuppressTokens
 from wedlm.generation.decoding_run import DecodingRun
 from wedlm.generation.first_scores import FirstScores
 from wedlm.generation.outputs import WeDLMGenerateOutput, autoregressive_output
+from wedlm.generation.parameters import DEFAULTS, check_parameters
 from wedlm.generation.reader_kinds import reads_no_text
 from wedlm.generation.static_memory import take_static_steps
 from wedlm.generation.support import (
-    DEFAULTS,
     NoTokenError,
     check_in_vocabulary,
     check_inputs,
-    check_parameters,
     check_support,
     refuse,
     refuse_broken_weights,

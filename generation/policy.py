@@ -9,14 +9,6 @@ from wedlm.generation.reader_kinds import reads_no_text
 from wedlm.generation.transformers_internals import end_tokens_of
 
 
-def default_window_size(device: torch.device) -> int:
-    """The window_size of a checkpoint that names none.
-
-    On a CPU more queries cost more arithmetic; a GPU does it while it reads the weights (benchmarks/RESULTS.md).
-    """
-    return 8 if device.type == "cpu" else 16
-
-
 class Policy(NamedTuple):
     """The settings of one call.
 

@@ -1,9 +1,8 @@
-"""The parameters of parallel decoding, and the refusals of everything that it cannot do.
+"""The refusals of everything that parallel decoding cannot do.
 
 Every refusal is one sentence that names the argument, its value and the remedy.
 """
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -12,11 +11,9 @@ from transformers.cache_utils import DynamicLayer
 from transformers.utils.generic import is_flash_attention_requested
 
 from wedlm.generation.cache_attention import flash_function
+from wedlm.generation.parameters import is_count
 from wedlm.generation.transformers_internals import attention_of
 
-DECODINGS = ("streaming", "blockwise", "verified", "autoregressive")
-# A window_size of None stands for `default_window_size`.
-DEFAULTS = {"decoding": "streaming", "window_size": None, "entropy_threshold": 0.4, "distance_penalty": 0.02}
 # Arguments of generate() that parallel decoding does not offer, each with the values that ask for nothing.
 NOT_OFFERED = {
     "assistant_early_exit": (None,),
@@ -85,33 +82,6 @@ def check_in_vocabulary(input_ids: torch.Tensor, vocab_size: int) -> None:
         raise ValueError(
             f"input_ids holds {worst}, and this model has tokens 0 to {vocab_size - 1}; tokenize with the model's own "
             "tokenizer."
-        )
-
-
-def is_amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-
-
-def is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def check_parameters(config: GenerationConfig) -> None:
-    if config.decoding not in DECODINGS:
-        raise ValueError(f"decoding={config.decoding!r} is unknown; choose one of {', '.join(map(repr, DECODINGS))}.")
-    if config.window_size is not None and not is_count(config.window_size):
-        raise ValueError(
-            f"window_size={config.window_size!r} is not a number of slots; set it to an integer of 1 or more, or to "
-            "None for the default of the device."
-        )
-    if config.entropy_threshold is not None and not is_amount(config.entropy_threshold):
-        raise ValueError(
-            f"entropy_threshold={config.entropy_threshold!r} is not an entropy; set it to a finite number of nats, 0 "
-            "or more, or to None to fill one slot per forward."
-        )
-    if not is_amount(config.distance_penalty):
-        raise ValueError(
-            f"distance_penalty={config.distance_penalty!r} is not a penalty; set it to a finite number, 0 or more."
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from wedlm.checkpoints.architectures import family_of
 from wedlm.hub_card.checkpoint import Checkpoint
 from wedlm.hub_card.markdown import escaped
 from wedlm.hub_card.metadata import as_list, card_data
@@ -51,11 +52,14 @@ class EvaluationSection(NamedTuple):
             The command that measured it.
         tasks (`list[TaskTable]`):
             Its tables.
+        limit (`int`, *optional*):
+            The number of questions of each task that were asked, where not all were.
     """
 
     conditions: str
     command: str
     tasks: list[TaskTable]
+    limit: int | None = None
 
 
 class TrainingSection(NamedTuple):
@@ -116,6 +120,11 @@ class CardContent:
     loss_plot: Path | None = None
     sections: Sequence[Section] = ()
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether an evaluation has asked all questions of its tasks."""
+        return any(evaluation.limit is None for evaluation in self.evaluations)
+
 
 class Card(NamedTuple):
     """A card, and the metadata that it was given."""
@@ -136,7 +145,7 @@ def make_card(content: CardContent) -> Card:
         repository=json.dumps(content.repository, ensure_ascii=False),
         prompt=json.dumps(content.prompt, ensure_ascii=False),
         parameters=shown_parameters(checkpoint.parameters),
-        family="Qwen3" if checkpoint.config.qk_norm else "Qwen2.5",
+        family=family_of(checkpoint.config),
         made_from=" and ".join(map(hub_link, as_list(metadata.get("base_model")))),
         has_chat_template=checkpoint.has_chat_template,
         decodings={name: text for name, text in DECODINGS.items() if name in checkpoint.decodings},

@@ -16,7 +16,7 @@ from wedlm.checkpoints.resolve import (
 )
 from wedlm.checkpoints.shards import Shard, read_shards
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles
-from wedlm.generation.support import DEFAULTS
+from wedlm.generation.parameters import DEFAULTS
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 
 # Fields of tokenizer_config.json that say where somebody once loaded the tokenizer from.
@@ -80,8 +80,8 @@ def read_checkpoint(name: str, folder: Path) -> Checkpoint:
     config, model = wedlm_model(fields, name)
     shards = read_shards(folder)
     check_shapes(shards, model, name)
-    tokenizer_config = TokenizerFiles.read(folder).file("tokenizer_config.json")
-    changed, notes = {}, []
+    tokenizer, changed, notes = TokenizerFiles.read(folder).without_code(name)
+    tokenizer_config = tokenizer.file("tokenizer_config.json")
     if tokenizer_config.keys() & PLACES_OF_TOKENIZERS:
         changed["tokenizer_config.json"] = without(tokenizer_config, *PLACES_OF_TOKENIZERS)
     generation = read_generation_fields(folder)

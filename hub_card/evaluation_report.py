@@ -80,6 +80,11 @@ class Evaluation:
     settings: dict
     results: list
 
+    @property
+    def limit(self) -> int | None:
+        """The number of questions of each task that were asked; None if all were."""
+        return self.settings.get("limit")
+
     def section(self) -> EvaluationSection:
         """Returns the section of the card, with a table for each task."""
         words = {"True": "yes", "False": "no"}
@@ -96,10 +101,13 @@ class Evaluation:
             conditions=f"On {escaped(without_leaks(', '.join(conditions)))}:",
             command=shown_command(self.command),
             tasks=[task_table([result for result in self.results if result.setup() == setup]) for setup in setups],
+            limit=self.limit,
         )
 
     def hub_results(self) -> list[EvalResult]:
-        """Returns the entries of the Hub's model-index, one for each metric."""
+        """Returns the entries of the Hub's model-index, one for each metric; a partial run has none."""
+        if self.limit is not None:
+            return []
         # The Hub groups entries by dataset and keeps one name for each group, so the name of the metric says which
         # task and decoding an entry belongs to.
         return [

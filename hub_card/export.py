@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from wedlm.checkpoints.new_folder import check_apart, check_out, check_space, complete_or_absent
+from wedlm.checkpoints.new_folder import check_apart, check_links, check_out, check_space, complete_or_absent
 from wedlm.checkpoints.plan import SPARE_BYTES, Plan, write_companions, write_weights
 from wedlm.checkpoints.resolve import checkpoint_folder
 from wedlm.evaluation.provenance import weights_digest
@@ -77,12 +77,10 @@ def export(
             Replace a checkpoint that `out` holds.
     """
     out = check_out(out, overwrite)
-    if push is not None:
-        check_push(push)
-    elif private:
-        raise ExportError("--private is about the repository of --push; pass --push REPO with it, or leave it out.")
+    check_push(push, private)
     folder = checkpoint_folder(model, with_weights=True)
     check_apart(out, folder)
+    check_links(folder)
     checkpoint = read_checkpoint(model, folder)
     repository = push or out.name
     content = card_content(checkpoint, options, repository)
@@ -99,7 +97,8 @@ def export(
         check_leaks(checkpoint, new, [folder.absolute(), folder.resolve(), out])
         with Console(stderr=True).status("Running the snippet of the card in a clean process"):
             run_snippet(new, repository)
-    return Exported(out, None if push is None else push_folder(out, push, private, card), checkpoint.notes)
+    notes = checkpoint.notes + partial_runs(options, content)
+    return Exported(out, None if push is None else push_folder(out, push, private, card), notes)
 
 
 def card_content(checkpoint: Checkpoint, options: CardOptions, repository: str) -> CardContent:
@@ -129,6 +128,16 @@ def card_content(checkpoint: Checkpoint, options: CardOptions, repository: str) 
         training=None if training_file is None else read_training(training_file),
         loss_plot=plot_beside(training_file),
     )
+
+
+def partial_runs(options: CardOptions, content: CardContent) -> list[str]:
+    """Returns a sentence for each evaluation that has not asked all questions."""
+    return [
+        f"{path} is of a run with --limit {evaluation.limit}; the card calls it partial, and the metadata leaves it "
+        "out."
+        for path, evaluation in zip(options.evaluation_files, content.evaluations, strict=True)
+        if evaluation.limit is not None
+    ]
 
 
 def plot_beside(training_file: Path | None) -> Path | None:

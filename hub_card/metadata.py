@@ -30,7 +30,7 @@ def read_metadata(folder: Path, options: CardOptions) -> dict[str, Any]:
     readme = folder / "README.md"
     try:
         written = (metadata_load(readme) or {}) if readme.exists() else {}
-    except (ValueError, OSError, yaml.YAMLError) as error:
+    except (ValueError, OSError, RecursionError, yaml.YAMLError) as error:
         said = " ".join(str(error).split())
         raise ExportError(f"The metadata of {readme} cannot be read ({said}); correct or remove it.") from error
     metadata = {name: written[name] for name in README_FIELDS if written.get(name) is not None}

@@ -10,8 +10,14 @@ from wedlm.checkpoints.errors import one_line
 from wedlm.hub_card.options import ExportError
 
 
-def check_push(repository: str) -> None:
-    """Refuses a name that is none of a repository, and a user who is not logged in."""
+def check_push(repository: str | None, private: bool) -> None:
+    """Refuses a name that is none of a repository, and a user who is not logged in; None is no push."""
+    if repository is None:
+        if private:
+            raise ExportError(
+                "--private is about the repository of --push; pass --push REPO with it, or leave it out."
+            )
+        return
     try:
         validate_repo_id(repository)
         if repository.count("/") != 1:

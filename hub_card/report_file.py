@@ -20,16 +20,21 @@ def read_report(path: Path, parse: Callable[[object], Any], command: str) -> Any
         command (`str`):
             The command that writes such files, for the message of an error.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ExportError(f"{path} cannot be read as JSON ({error}); pass a file that `{command}` wrote.") from error
+    content = read_json(path, command)
     try:
         return parse(content)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise ExportError(
             f"{path} is no file that `{command}` wrote ({type(error).__name__}: {error}); pass one that is."
         ) from error
+
+
+def read_json(path: Path, command: str) -> object:
+    """Returns the content of a file that `command` wrote."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ExportError(f"{path} cannot be read as JSON ({error}); pass a file that `{command}` wrote.") from error
 
 
 def read_fields(kind: type, content: object) -> Any:

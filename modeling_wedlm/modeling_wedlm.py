@@ -1,6 +1,8 @@
-"""The WeDLM model: a Qwen3 or Qwen2.5 whose input may stand in any order of its positions."""
+"""The WeDLM model: a Qwen3, Qwen2.5 or Llama whose input may stand in any order of its positions."""
 
+from contextlib import suppress
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 
 import torch
@@ -36,9 +38,11 @@ from wedlm.modeling_wedlm.drafts import WithDrafts, masked_positions
 from wedlm.modeling_wedlm.dual_stream import dual_stream_mask
 from wedlm.modeling_wedlm.target_loss import target_loss
 
+FLOATS = ("BF16", "F16", "F32", "F64")  # as safetensors writes them
+
 
 class WeDLMAttention(WithDrafts, Qwen3Attention):
-    """The attention of Qwen3 or, by `attention_bias` and `qk_norm` of the config, of Qwen2.5.
+    """The attention of Qwen3 or, by `attention_bias` and `qk_norm` of the config, of Qwen2.5 or Llama.
 
     It reads the keys and values of a RowCache where they lie.
     """
@@ -112,12 +116,11 @@ class WeDLMPreTrainedModel(Qwen3PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, use_safetensors=True, **kwargs):
         """Loads a checkpoint as transformers does, but pickled weights only with `use_safetensors=False`."""
         name = pretrained_model_name_or_path
+        where = {key: kwargs[key] for key in ("cache_dir", "revision", "subfolder") if kwargs.get(key) is not None}
         try:
-            return super().from_pretrained(name, *model_args, use_safetensors=use_safetensors, **kwargs)
+            loaded = super().from_pretrained(name, *model_args, use_safetensors=use_safetensors, **kwargs)
         except SafetensorError as error:
-            where = {key: kwargs[key] for key in ("cache_dir", "revision", "subfolder") if kwargs.get(key) is not None}
-            config_file = cached_file(name, CONFIG_NAME, local_files_only=True, **where)
-            files = ", ".join(unreadable_weights(Path(config_file).parent))
+            files = ", ".join(unreadable_weights(folder_of(name, where)))
             raise OSError(
                 f"{files} of {name} is cut short or damaged ({error}); copy the checkpoint again, or load it from the "
                 "Hub with force_download=True."
@@ -129,6 +132,31 @@ class WeDLMPreTrainedModel(Qwen3PreTrainedModel):
                 f"The weights of {name} are missing or incomplete: {error} Copy or download them again, or pass "
                 "use_safetensors=False if they are pickled and you trust them."
             ) from error
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        if name is not None and use_safetensors and getattr(model.config, "quantization_config", None) is None:
+            with suppress(OSError):  # an adapter's folder on the Hub has no config
+                check_floats(name, folder_of(name, where))
+        return loaded
+
+
+def folder_of(name: str | PathLike, where: dict) -> Path:
+    """Returns the folder of a checkpoint that has been loaded."""
+    if Path(name).is_dir():
+        return Path(name, where.get("subfolder", ""))
+    return Path(cached_file(name, CONFIG_NAME, local_files_only=True, **where)).parent
+
+
+def check_floats(name: str | PathLike, folder: Path) -> None:
+    """Refuses quantized weights of a config that does not say so; transformers takes their numbers as they are."""
+    for path in sorted(folder.glob("model*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():
+                dtype = file.get_slice(key).get_dtype()
+                if dtype not in FLOATS:
+                    raise ValueError(
+                        f"{key} of {name} is of type {dtype}, and its config has no quantization_config; start from "
+                        "the checkpoint as it was before quantization."
+                    )
 
 
 def unreadable_weights(folder: Path) -> list[str]:

@@ -93,7 +93,7 @@ def arrows_among(graph: Graph, nodes: set[str]) -> set[tuple[str, str]]:
 
 
 def lazy_imports(source: str) -> set[str]:
-    """What is imported inside of functions only."""
+    """Returns the names that are imported inside of functions only."""
     tree = ast.parse(source)
     at_the_top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     return imported_names(source) - imported_names(ast.unparse(ast.Module(at_the_top, [])))

@@ -35,7 +35,7 @@ PREPARED = [  # what tests import; the package itself must be left to the forks
     "accelerate", "datasets", "hypothesis.strategies", "peft", "safetensors.torch", "typer.testing", "xdist",
 ]  # fmt: skip
 PYTEST = ["--quiet", "--exitfirst", "-p", "no:cacheprovider", "-p", "no:xdist"]
-SHORT = ["-m", "not (full or slow or browser)", "--hypothesis-profile=mutants"]
+SHORT = ["-m", "not (full or slow or browser or real or ecosystem)", "--hypothesis-profile=mutants"]
 
 
 class Verdict(NamedTuple):
@@ -239,7 +239,7 @@ def main() -> None:
 
 
 def commit() -> str:
-    """What is checked out, with a mark where files differ from it."""
+    """Returns the commit that is checked out, with a mark if files differ from it."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
 

@@ -1,8 +1,8 @@
 """Requests to `wedlm serve`, and the same from `model.generate()`."""
 
+import http.client
 import json
-import urllib.error
-import urllib.request
+import time
 
 import openai
 import torch
@@ -65,12 +65,20 @@ def streamed(chunks):
     return [text for text in texts if text], choices[-1].finish_reason, chunks[-1].usage
 
 
-def post(port, path, body):
+def post(port, path, body, headers=None, **arguments):
     """The status and the text of the answer to a body."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=300) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+    data = json.dumps(body).encode() if isinstance(body, dict) else body
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    connection.request("POST", path, data, {"Content-Type": "application/json", **(headers or {})}, **arguments)
+    with connection.getresponse() as response:
+        answer = response.status, response.read().decode()
+    connection.close()
+    return answer
+
+
+def leave_after(seconds, port, path, body):
+    """Posts a body and closes the connection before the answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    time.sleep(seconds)
+    connection.close()

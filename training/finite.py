@@ -33,7 +33,9 @@ class FiniteWeights(TrainerCallback):
 def is_finite(weight: torch.Tensor) -> bool:
     if not weight.requires_grad:
         return True
-    return bool((weight.to_local() if isinstance(weight, DTensor) else weight).isfinite().all())
+    if isinstance(weight, DTensor):  # under FSDP2
+        weight = weight.to_local()
+    return bool(getattr(weight, "ds_tensor", weight).isfinite().all())  # under ZeRO-3, the part of this rank
 
 
 def check_loss(

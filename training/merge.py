@@ -1,15 +1,16 @@
 """Merges a LoRA adapter into the checkpoint that it was trained on."""
 
+import json
 import re
 from pathlib import Path
 
-from peft import PeftConfig, PeftModel
-from transformers import AutoTokenizer
+from huggingface_hub import hf_hub_download
 
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.new_folder import check_out, complete_or_absent
 from wedlm.checkpoints.resolve import HUB_NAME
-from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+
+ADAPTER_FILE = "adapter_config.json"
 
 
 def merge_adapter(adapter: str, out: str, *, overwrite: bool = False) -> Path:
@@ -28,13 +29,13 @@ def merge_adapter(adapter: str, out: str, *, overwrite: bool = False) -> Path:
         merge_adapter("out/lora", "merged")
     """
     out = check_out(out, overwrite)
-    try:
-        base = PeftConfig.from_pretrained(adapter).base_model_name_or_path
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{adapter} is no adapter of PEFT ({one_line(error)}); give the folder it was saved to."
-        ) from error
-    check_base(base, adapter)
+    base = base_of(adapter)
+    # These import torch, and need not for an adapter that cannot be merged.
+    from peft import PeftModel
+    from transformers import AutoTokenizer
+
+    from wedlm import WeDLMForCausalLM
+
     try:
         # The checkpoint is not quantized here, even if it was while the adapter was trained.
         model = WeDLMForCausalLM.from_pretrained(base, dtype="auto")
@@ -56,10 +57,18 @@ def merge_adapter(adapter: str, out: str, *, overwrite: bool = False) -> Path:
     return out
 
 
-def check_base(base: str | None, adapter: str) -> None:
-    """Refuses a base that is no folder and no name on the Hub, which transformers would ask for it."""
+def base_of(adapter: str) -> str:
+    """Returns the checkpoint that an adapter was trained on: a folder, or a name on the Hub."""
+    try:
+        is_on_hub = not Path(adapter).exists() and re.fullmatch(HUB_NAME, adapter)
+        file = Path(hf_hub_download(adapter, ADAPTER_FILE) if is_on_hub else Path(adapter) / ADAPTER_FILE)
+        base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{adapter} is no adapter of PEFT ({one_line(error)}); give the folder it was saved to."
+        ) from error
     if base and (Path(base).is_dir() or re.fullmatch(HUB_NAME, base)):
-        return
+        return base
     place = f"there is no folder {Path(base).absolute()}" if base else "its name is missing"
     raise CheckpointError(
         f"The checkpoint {base}, which {adapter} was trained on, cannot be loaded ({place}); put it there, or correct "

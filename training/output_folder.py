@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from wedlm.checkpoints.architectures import STOCK, wedlm_model
 from wedlm.checkpoints.new_folder import check_space
-from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE
+from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.errors import TrainingError
 from wedlm.training.run_arguments import RunArguments

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from wedlm.training.errors import TrainingError
 
 EXTENSIONS = (".jsonl", ".json", ".parquet")
 NO_RECORDS = "The data has no records; give a file or a dataset with at least one."
+NUM_CHECKED = 1000  # records that are read before anything else is done
 FIELDS = ("messages", "prompt", "completion", "text", "tools")
 # A record of a file stays JSON text until it is tokenized. Arrow would give all records one type, and fill the gaps
 # with nulls.
@@ -57,9 +59,7 @@ def load_records(paths: Paths, streaming: bool = False) -> Dataset | IterableDat
         load_records("chats.jsonl")
         load_records(["wiki/", "books-*.parquet"], streaming=True)
     """
-    files = tuple(find_files(paths))
-    if next(read_records(files), None) is None:
-        raise TrainingError(f"There is no record in {', '.join(files)}; give a file with at least one.")
+    files = check_data(paths)
     if streaming:
         return IterableDataset.from_generator(read_records, features=RECORD_FEATURES, gen_kwargs={"files": files})
     contents = []
@@ -75,6 +75,18 @@ def load_records(paths: Paths, streaming: bool = False) -> Dataset | IterableDat
         if isinstance(error.__cause__, TrainingError):
             raise error.__cause__ from None
         raise
+
+
+def check_data(paths: Paths) -> tuple[str, ...]:
+    """Returns the files, and refuses what cannot be read, data without a record and a broken one near the start."""
+    files = tuple(find_files(paths))
+    is_empty = True
+    for record in islice(read_records(files), NUM_CHECKED):
+        is_empty = False
+        parse_record(record, record["index"])
+    if is_empty:
+        raise TrainingError(f"There is no record in {', '.join(files)}; give a file with at least one.")
+    return files
 
 
 def find_files(paths: Paths) -> list[str]:
@@ -145,6 +157,8 @@ def read_json(file: str) -> Iterator[tuple[str, str]]:
         raise TrainingError(f"{file} is no UTF-8 text; save the file as UTF-8.") from None
     except json.JSONDecodeError as error:
         raise TrainingError(f"{file}, line {error.lineno} is no JSON ({error.msg}); correct it.") from None
+    except RecursionError:
+        raise TrainingError(f"{file} is nested too deeply for JSON; correct it.") from None
     for number, record in enumerate(records):
         yield json.dumps(record), f"record {number}"
 
@@ -188,6 +202,8 @@ def parse_record(columns: dict, index: int) -> Record:
         json.dumps(content, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise TrainingError(f"{where} is no JSON ({error.msg}, column {error.colno}); correct it.") from None
+    except RecursionError:
+        raise TrainingError(f"{where} is nested too deeply for JSON; correct it.") from None
     except UnicodeEncodeError:
         raise TrainingError(f"{where} has half of a surrogate pair, which is no text; remove it.") from None
     if not isinstance(content, dict):

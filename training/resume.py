@@ -78,14 +78,14 @@ def incompleteness(checkpoint: Path, training: WeDLMTrainingArguments) -> str | 
         names = [*weight_files(checkpoint), STATE_FILE]
         if not training.save_only_model:
             # With several processes, there is a file of random states for each.
-            random_states = min((path.name for path in checkpoint.glob("rng_state*.pth")), default="rng_state.pth")
+            random_states = next((path.name for path in checkpoint.glob("rng_state*.pth")), "rng_state.pth")
             names += ["optimizer.pt", "scheduler.pt", random_states]
     for name in names:
         if not (checkpoint / name).is_file():
             return f"its {name} is missing"
     if names := unreadable_weights(checkpoint):
         return f"its {names[0]} is cut short"
-    for path in sorted(checkpoint.iterdir()):
+    for path in sorted(checkpoint.rglob("*")):
         if path.suffix in READABLE and not READABLE[path.suffix](path):
             return f"its {path.name} is cut short"
     return None
@@ -110,7 +110,7 @@ def weight_files(checkpoint: Path) -> list[str]:
 
 def is_json(path: Path) -> bool:
     try:
-        return isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+        return isinstance(json.loads(path.read_bytes()), dict)
     except (OSError, ValueError):
         return False
 

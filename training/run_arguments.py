@@ -2,15 +2,21 @@
 
 import difflib
 import json
+from argparse import ArgumentError, ArgumentParser
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 import yaml
 from transformers import HfArgumentParser
 
-from wedlm.training.arguments import WeDLMTrainingArguments
+from wedlm.checkpoints.resolve import checkpoint_folder, read_config
+from wedlm.checkpoints.yaml_file import read_yaml
 from wedlm.training.errors import TrainingError, as_training_errors
+from wedlm.training.records import check_data
+
+if TYPE_CHECKING:  # it imports torch, as do two functions below
+    from wedlm.training.arguments import WeDLMTrainingArguments
 
 
 @dataclass
@@ -18,7 +24,7 @@ class RunArguments:
     """The arguments of `wedlm train` that WeDLMTrainer does not have: the model, the data and LoRA.
 
     Args:
-        model (`str`): A WeDLM checkpoint, or one of Qwen2, Qwen2.5 or Qwen3, which is converted.
+        model (`str`): A WeDLM checkpoint, or one of Qwen2, Qwen3, Llama or Mistral, which is converted.
         train_data (`list[str]`): Files, folders or patterns.
         eval_data (`list[str]`, *optional*): The same, to evaluate on.
         random_weights (`bool`, *optional*, defaults to `False`): Whether to train from scratch.
@@ -33,7 +39,7 @@ class RunArguments:
         preview (`bool`, *optional*, defaults to `False`): Whether to print samples and train nothing.
     """
 
-    model: str = field(metadata={"help": "A WeDLM checkpoint, or one of Qwen2, Qwen2.5 or Qwen3, which is converted."})
+    model: str = field(metadata={"help": "A WeDLM checkpoint, or one of Qwen2, Qwen3, Llama or Mistral to convert."})
     train_data: list[str] = field(metadata={"help": "Files of JSON Lines or Parquet, folders or patterns."})
     eval_data: list[str] = field(default_factory=list, metadata={"help": "Files to evaluate on."})
     random_weights: bool = field(default=False, metadata={"help": "Start from scratch: only the config is read."})
@@ -53,7 +59,31 @@ class RunArguments:
     )
 
 
-def parse(arguments: list[str]) -> tuple[RunArguments, WeDLMTrainingArguments]:
+def check_before_torch(arguments: list[str]) -> None:
+    """Refuses a YAML file, a checkpoint, data and an output folder that cannot be used. `parse` checks all the rest.
+
+    Args:
+        arguments (`list[str]`): As for `parse`.
+    """
+    parser = ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
+    for name in ("model", "output_dir"):
+        parser.add_argument(f"--{name}")
+    for name in ("train_data", "eval_data"):
+        parser.add_argument(f"--{name}", nargs="+", default=[])
+    try:
+        given, _ = parser.parse_known_args(words_of(arguments))
+    except ArgumentError:
+        return
+    if given.model is not None:
+        read_config(given.model, checkpoint_folder(given.model, with_weights=False))
+    for paths in (given.train_data, given.eval_data):
+        if paths:
+            check_data(paths)
+    if given.output_dir is not None and Path(given.output_dir).is_file():
+        raise TrainingError(f"output_dir={given.output_dir} is a file; choose a folder.")
+
+
+def parse(arguments: list[str]) -> "tuple[RunArguments, WeDLMTrainingArguments]":
     """Reads and checks the arguments of a run.
 
     Args:
@@ -62,15 +92,10 @@ def parse(arguments: list[str]) -> tuple[RunArguments, WeDLMTrainingArguments]:
     Returns:
         `tuple[RunArguments, WeDLMTrainingArguments]`: The arguments.
     """
+    from wedlm.training.arguments import WeDLMTrainingArguments
+
     kinds = (RunArguments, WeDLMTrainingArguments)
-    known = {item.name for kind in kinds for item in fields(kind) if item.init}
-    words = []
-    if arguments and not arguments[0].startswith("--"):
-        path, *arguments = arguments
-        words += [word for name, value in read_yaml(path, known).items() for word in as_words(name, value)]
-    for word in arguments:
-        if word.startswith("--"):
-            check_name(word[2:].partition("=")[0], known, "on the command line")
+    words = words_of(arguments, {item.name for kind in kinds for item in fields(kind) if item.init})
     parser = HfArgumentParser(kinds, allow_abbrev=False, add_help=False)
 
     def refuse(message: str):
@@ -79,7 +104,7 @@ def parse(arguments: list[str]) -> tuple[RunArguments, WeDLMTrainingArguments]:
     parser.error = refuse
     with as_training_errors():
         run, training, rest = parser.parse_args_into_dataclasses(
-            [*words, *arguments], return_remaining_strings=True, look_for_args_file=False
+            words, return_remaining_strings=True, look_for_args_file=False
         )
     if rest:
         raise TrainingError(f"{rest[0]!r} belongs to no argument; write --name value, the file's name first.")
@@ -87,18 +112,29 @@ def parse(arguments: list[str]) -> tuple[RunArguments, WeDLMTrainingArguments]:
     return run, training
 
 
-def read_yaml(path: str, known: set[str]) -> dict:
+def words_of(arguments: list[str], known: set[str] | None = None) -> list[str]:
+    """Returns the words of the YAML file and those behind it; a name that is not `known` is refused."""
+    path, *rest = arguments if arguments and not arguments[0].startswith("--") else [None, *arguments]
+    content = {} if path is None else read_fields(path)
+    if known is not None:
+        for name in content:
+            check_name(str(name), known, f"in {path}")
+        for word in rest:
+            if word.startswith("--"):
+                check_name(word[2:].partition("=")[0], known, "on the command line")
+    return [word for name, value in content.items() for word in as_words(name, value)] + rest
+
+
+def read_fields(path: str) -> dict:
     if not Path(path).exists():
         raise TrainingError(f"There is no file {path}; give the YAML file of a run, as in training/configs.")
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = read_yaml(path)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         sentence = " ".join(str(error).split())
         raise TrainingError(f"{path} cannot be read as YAML ({sentence}); correct the name or the file.") from error
     if not isinstance(content, dict):
         raise TrainingError(f"{path} holds no arguments; write a line `name: value` for each.")
-    for name in content:
-        check_name(str(name), known, f"in {path}")
     return content
 
 
@@ -120,7 +156,9 @@ def check_name(name: str, known: set[str], place: str) -> None:
         raise TrainingError(f"There is no argument {name!r} ({place}); {hint}")
 
 
-def check(run: RunArguments, training: WeDLMTrainingArguments) -> None:
+def check(run: RunArguments, training: "WeDLMTrainingArguments") -> None:
+    import torch
+
     if run.lora_r < 0:
         raise TrainingError(f"lora_r={run.lora_r} is no rank; pass 1 or more, or 0 to train the whole model.")
     if run.load_in_4bit and not run.lora_r:
@@ -139,5 +177,3 @@ def check(run: RunArguments, training: WeDLMTrainingArguments) -> None:
         )
     if run.dtype != "auto" and not isinstance(getattr(torch, run.dtype, None), torch.dtype):
         raise TrainingError(f"dtype={run.dtype!r} is no type of torch; pass float32, bfloat16 or auto.")
-    if Path(training.output_dir).is_file():
-        raise TrainingError(f"output_dir={training.output_dir} is a file; choose a folder.")

@@ -17,6 +17,7 @@ TOO_LONG = "longer than max_length"
 NOTHING_LEFT = "cut before the first token with loss"
 BLANK = "blank text"
 HAS_MASK = "the MASK token in the data"
+BORDERS = ("\n", ".")  # characters that stay tokens of their own before most texts
 
 
 class Tokens(NamedTuple):
@@ -111,8 +112,7 @@ def tokens_of_prompt_and_completion(
         raise TrainingError(f"{where} has an empty completion; write one, or remove the record.")
     # The prompt is tokenized alone, as generate() gets it. A token across the border would hide how the answer begins.
     prompt_ids = tokenizer(prompt, verbose=False)["input_ids"]
-    answer_ids = tokenizer(completion, add_special_tokens=False, verbose=False)["input_ids"]
-    answer_ids = with_end(answer_ids, tokenizer, options)
+    answer_ids = with_end(ids_behind_text(completion, tokenizer), tokenizer, options)
     return Tokens(prompt_ids + answer_ids, [False] * len(prompt_ids) + [True] * len(answer_ids))
 
 
@@ -144,6 +144,20 @@ def tokens_of_messages(
     has_loss += [True] * options.extra_end_tokens
     last = tokenizer.added_tokens_decoder.get(input_ids[-1])
     return Tokens(input_ids, has_loss, rendered.num_rewritten, int(last is None or not last.special))
+
+
+def ids_behind_text(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokenizes a text that follows another one.
+
+    A tokenizer that comes from SentencePiece puts a space in front of a text, but not behind a character before it.
+    """
+    alone, *pairs = tokenizer(
+        [text, *(before + rest for before in BORDERS for rest in ("", text))], add_special_tokens=False, verbose=False
+    )["input_ids"]
+    for before, whole in zip(pairs[::2], pairs[1::2], strict=True):
+        if whole[: len(before)] == before:
+            return whole[len(before) :]
+    return alone
 
 
 def with_end(input_ids: list[int], tokenizer: PreTrainedTokenizerBase, options: DataOptions) -> list[int]:
@@ -194,6 +208,8 @@ def checked_tools(tools: object, where: str) -> list | None:
         tools = json.loads(tools) if isinstance(tools, str) else tools
     except json.JSONDecodeError as error:
         raise TrainingError(f"{where}: its tools are no JSON ({error.msg}); correct them.") from None
+    except RecursionError:
+        raise TrainingError(f"{where}: its tools are nested too deeply for JSON; correct them.") from None
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise TrainingError(f"{where}: its tools are no list of objects; write one.")
     return tools or None

@@ -9,6 +9,7 @@ from datasets import Dataset, IterableDataset
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
     GenerationConfig,
@@ -18,10 +19,11 @@ from transformers import (
 )
 
 from wedlm.checkpoints.convert import convert_to_wedlm
-from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE
+from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.data import DataSummary, prepare_dataset
+from wedlm.training.ended_processes import ended_processes
 from wedlm.training.errors import TrainingError, as_training_errors
 from wedlm.training.output_folder import check_output_folder, full_disks
 from wedlm.training.preview import preview
@@ -57,7 +59,7 @@ def train(arguments: list[str]) -> None:
             eval_dataset=datasets.get("eval"),
             processing_class=AutoTokenizer.from_pretrained(source, trust_remote_code=False),
         )
-    with full_disks(training):
+    with full_disks(training), ended_processes(training):
         trainer.train(resume_from_checkpoint=checkpoint)
         if training.streaming:
             print_summaries(summaries, training)
@@ -73,7 +75,7 @@ def train(arguments: list[str]) -> None:
 
 
 def read_config_and_tokenizer(run: RunArguments) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
-    """Returns the config and the tokenizer of the model; Qwen's gets a mask token, as conversion will give it one."""
+    """Returns the config and the tokenizer of the model; a stock one gets a mask token, as conversion gives it one."""
     try:
         config = AutoConfig.from_pretrained(run.model, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(run.model, trust_remote_code=False)
@@ -120,7 +122,7 @@ def print_preview(run: RunArguments, training: WeDLMTrainingArguments, tokenizer
 
 
 def convert_model(run: RunArguments, training: WeDLMTrainingArguments, is_resumed: bool) -> str:
-    """Converts a Qwen checkpoint, in one process, and returns the folder of the result."""
+    """Converts a stock checkpoint, in one process, and returns the folder of the result."""
     out = Path(training.output_dir) / "converted"
     with training.main_process_first(local=training.save_on_each_node, desc="converting the model"):
         is_first = training.local_process_index == 0 if training.save_on_each_node else training.process_index == 0
@@ -136,7 +138,7 @@ def load_model(source: str, run: RunArguments, training: WeDLMTrainingArguments)
     is_lora = run.lora_r > 0
     dtype = run.dtype if run.dtype != "auto" or is_lora else "float32"
     if run.random_weights:
-        model = random_model(source, None if dtype == "auto" else dtype)
+        model = random_model(source, dtype)
     else:
         quantization = quantization_config(training) if run.load_in_4bit else None
         model = WeDLMForCausalLM.from_pretrained(source, dtype=dtype, quantization_config=quantization)
@@ -145,8 +147,9 @@ def load_model(source: str, run: RunArguments, training: WeDLMTrainingArguments)
     return with_lora(model, run, training) if is_lora else model
 
 
-def random_model(source: str, dtype: str | None) -> WeDLMForCausalLM:
-    model = WeDLMForCausalLM(AutoConfig.from_pretrained(source, dtype=dtype, trust_remote_code=False))
+def random_model(source: str, dtype: str) -> WeDLMForCausalLM:
+    config = AutoConfig.from_pretrained(source)
+    model = AutoModelForCausalLM.from_config(config, dtype=config.dtype if dtype == "auto" else dtype)
     if (Path(source) / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(source)
     return model

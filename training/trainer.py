@@ -8,9 +8,11 @@ import torch
 from datasets import Dataset, IterableDataset
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers.trainer_utils import has_length
 
 from wedlm.generation.transformers_internals import attention_of
 from wedlm.modeling_wedlm.hub_code import flat_files
+from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.collator import StreamCollator
 from wedlm.training.data import prepare_dataset
@@ -127,6 +129,8 @@ class WeDLMTrainer(Trainer):
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """Returns the batches of an optimizer step, with weights scaled over all batches of the step on all ranks."""
         batches, num_targets = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if batches and self.accelerator.gradient_state.end_of_dataloader:
+            batches[-1] = self.without_repeats(batches[-1])
         is_short = torch.full((1,), float(len(batches) < num_batches), device=device)
         sums = sum((weight_sums(batch).to(device) for batch in batches), torch.zeros(2, device=device))
         *sums, num_short = self.accelerator.reduce(torch.cat([sums, is_short]), reduction="sum")
@@ -134,6 +138,22 @@ class WeDLMTrainer(Trainer):
             # A streamed dataset ends here. transformers would add these gradients to those of the next step.
             return [], num_targets
         return [scale_weights(batch, torch.stack(sums), self.args.memory_weight) for batch in batches], num_targets
+
+    def without_repeats(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Takes the loss from the rows that accelerate repeats to fill the last batches of an epoch on all ranks."""
+        num_ranks, num_rows = self.accelerator.num_processes, len(batch["input_ids"])
+        if num_ranks == 1 or self.args.dataloader_drop_last or not has_length(self.train_dataset):
+            return batch
+        # The first rows are new, in the order of the ranks.
+        num_new = (len(self.train_dataset) - 1) % (num_ranks * num_rows) + 1
+        first = self.accelerator.process_index * num_rows
+        is_new = (torch.arange(first, first + num_rows, device=batch["targets"].device) < num_new)[:, None]
+        return {
+            **batch,
+            "targets": batch["targets"].where(is_new, NO_TARGET),
+            "target_weights": batch["target_weights"] * is_new,
+            "gammas": batch["gammas"] * is_new,
+        }
 
     def _get_num_items_in_batch(self, batch_samples, device):
         # With None, transformers would divide the loss by the number of batches, but the weights are scaled already.

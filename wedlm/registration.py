@@ -6,8 +6,8 @@ from importlib.abc import MetaPathFinder
 from types import ModuleType
 
 from wedlm.generation.transformers_internals import enter_config_class, enter_model_class
+from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
-MODEL_TYPE = "wedlm"
 CONFIG_CLASS = "WeDLMConfig"
 CONFIG_MODULE = "transformers.models.auto.configuration_auto"
 MODEL_MODULE = "transformers.models.auto.modeling_auto"

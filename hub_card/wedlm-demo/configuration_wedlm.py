@@ -7,8 +7,7 @@ from huggingface_hub.dataclasses import strict
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 
 from .hub_code import copy_code
-
-MODEL_TYPE = "wedlm"
+from .model_type import MODEL_TYPE
 
 
 def check_model_type(model_type: str, name: object) -> None:
@@ -41,30 +40,34 @@ def check_config(config: Qwen3Config) -> None:
 
 @strict
 class WeDLMConfig(Qwen3Config):
-    """Configuration of a WeDLM model: Qwen3's, with a MASK token and the switches that make it a Qwen2.5.
+    """Configuration of a WeDLM model: Qwen3's, with a MASK token and the switches that make it a Qwen2.5 or Llama.
 
     Args:
         mask_token_id (`int`, *optional*):
             The token that stands in the input for a position still to be predicted. None means that the checkpoint
             has no such token: it loads, and decodes token by token only.
         mask_row (`str`, *optional*):
-            How the conversion from Qwen got a row of the embedding for MASK: `"unused"` if it took a row that no token
-            used, `"added"` if it appended one. The conversion back to Qwen reads it.
+            How the conversion from a stock architecture got a row of the embedding for MASK: `"unused"` if it took a
+            row that no token used, `"added"` if it appended one. The conversion back reads it.
+        converted_from (`str`, *optional*):
+            The `model_type` that the checkpoint had before its conversion. The conversion back reads it to tell
+            architectures with the same layers apart.
         attention_bias (`bool`, *optional*, defaults to `False`):
-            Whether the query, key and value projections have biases. Those of Qwen2.5 have, those of Qwen3 have not.
+            Whether the query, key and value projections have biases. Only those of Qwen2.5 have.
         qk_norm (`bool`, *optional*, defaults to `True`):
-            Whether each query head and key head goes through RMSNorm. Those of Qwen3 do, those of Qwen2.5 do not.
+            Whether each query head and key head goes through RMSNorm. Only those of Qwen3 do.
         head_dim (`int`, *optional*, defaults to 128):
             The width of a head. It does not depend on `hidden_size`.
 
     All other arguments, and all defaults, are those of `Qwen3Config`. A Qwen2.5 is
-    `WeDLMConfig(attention_bias=True, qk_norm=False, ...)`.
+    `WeDLMConfig(attention_bias=True, qk_norm=False, ...)`, a Llama or Mistral `WeDLMConfig(qk_norm=False, ...)`.
     """
 
     model_type = MODEL_TYPE
 
     mask_token_id: int | None = None
     mask_row: Literal["unused", "added"] | None = None
+    converted_from: str | None = None
     qk_norm: bool = True
 
     def __post_init__(self, **kwargs):

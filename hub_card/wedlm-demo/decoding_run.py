@@ -15,7 +15,8 @@ from transformers import (
 from transformers.generation import BaseStreamer
 
 from .outputs import WeDLMGenerateOutput, output_of
-from .policy import Policy, default_window_size
+from .parameters import default_window_size
+from .policy import Policy
 from .prompt import Prompt, read_prompt
 from .row_cache import RowCache
 from .static_memory import keep_static_steps

@@ -42,14 +42,13 @@ from transformers.generation import BaseStreamer, GenerationMode, SuppressTokens
 from .decoding_run import DecodingRun
 from .first_scores import FirstScores
 from .outputs import WeDLMGenerateOutput, autoregressive_output
+from .parameters import DEFAULTS, check_parameters
 from .reader_kinds import reads_no_text
 from .static_memory import take_static_steps
 from .support import (
-    DEFAULTS,
     NoTokenError,
     check_in_vocabulary,
     check_inputs,
-    check_parameters,
     check_support,
     refuse,
     refuse_broken_weights,

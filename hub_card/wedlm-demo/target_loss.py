@@ -30,17 +30,17 @@ def target_loss(
     target_losses = torch.zeros(all_targets.shape, device=device)
     target_hits = torch.zeros(all_targets.shape, dtype=torch.bool, device=device)
     if len(chosen) == 0:
-        # The loss is 0, but its graph reaches all weights: data parallelism waits for the gradient of each.
-        loss = lm_head(hidden_states[:1, :1]).float().sum() * 0
-    else:
-        # ZeRO-3 gathers the head's weights for each call and waits until all ranks make it, so each rank makes one.
-        queries_per_chunk = len(chosen) if is_deepspeed_zero3_enabled() else QUERIES_PER_CHUNK
-        chunks = (x[chosen].split(queries_per_chunk) for x in (hidden_states.flatten(0, 1), all_targets))
-        # The backward recomputes the logits, so that no more than those of one chunk exist at a time.
-        parts = [checkpoint(chunk_loss, lm_head, *chunk, use_reentrant=False) for chunk in zip(*chunks, strict=True)]
-        losses, hits = (torch.cat(part) for part in zip(*parts, strict=True))
-        loss = (all_weights[chosen] * losses).sum()
-        target_losses[chosen], target_hits[chosen] = losses.detach(), hits
+        # One query without a target has loss 0, and its graph reaches all weights: data parallelism waits for each.
+        chosen = chosen.new_zeros(1)
+    # ZeRO-3 gathers the head's weights for each call, in the backward too, and waits until all ranks make it, so each
+    # rank makes one.
+    queries_per_chunk = len(chosen) if is_deepspeed_zero3_enabled() else QUERIES_PER_CHUNK
+    chunks = (x[chosen].split(queries_per_chunk) for x in (hidden_states.flatten(0, 1), all_targets))
+    # The backward recomputes the logits, so that no more than those of one chunk exist at a time.
+    parts = [checkpoint(chunk_loss, lm_head, *chunk, use_reentrant=False) for chunk in zip(*chunks, strict=True)]
+    losses, hits = (torch.cat(part) for part in zip(*parts, strict=True))
+    loss = (all_weights[chosen] * losses).sum()
+    target_losses[chosen], target_hits[chosen] = losses.detach(), hits
     return loss, target_losses.view(targets.shape), target_hits.view(targets.shape)
 
 
@@ -48,4 +48,5 @@ def chunk_loss(
     lm_head: nn.Module, hidden_states: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = lm_head(hidden_states).float()  # [queries, vocabulary]
-    return nn.functional.cross_entropy(logits, targets, reduction="none"), logits.argmax(-1) == targets
+    losses = nn.functional.cross_entropy(logits, targets, ignore_index=NO_TARGET, reduction="none")
+    return losses, logits.argmax(-1) == targets

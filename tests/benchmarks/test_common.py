@@ -1,4 +1,4 @@
-"""What the benchmarks share: tables, plots and fresh processes."""
+"""The code that the benchmarks share: tables, plots and fresh processes."""
 
 import os
 

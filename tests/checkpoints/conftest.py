@@ -2,7 +2,7 @@
 
 import pytest
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
-from qwen_checkpoints import save_qwen
+from stock_checkpoints import save_stock
 
 
 @pytest.fixture(autouse=True)
@@ -15,5 +15,5 @@ def no_bars():
 @pytest.fixture
 def source(tmp_path):
     (tmp_path / "source").mkdir()
-    save_qwen(tmp_path / "source")
+    save_stock(tmp_path / "source")
     return tmp_path / "source"

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from helpers import CHECKPOINTS, run_python
-from qwen_checkpoints import END, OLD_NAME, SAY, TOKENS, bits, edit, files_of, save_qwen, weights_of
+from stock_checkpoints import CLASSES, END, OLD_NAME, SAY, TOKENS, bits, edit, files_of, save_stock, weights_of
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -22,11 +22,11 @@ from wedlm.modeling_wedlm.hub_code import AUTO_MAP, flat_files
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [TOKENS, TOKENS + 1, 384])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("model_type", CLASSES)
 def test_there_and_back(tmp_path, model_type, tied, rows, dtype):
     source, wedlm, back = tmp_path / "source", tmp_path / "wedlm", tmp_path / "back"
     source.mkdir()
-    save_qwen(source, model_type, rows, tied, dtype)
+    save_stock(source, model_type, rows, tied, dtype)
     stock = AutoModelForCausalLM.from_pretrained(source).eval()
     result = convert_to_wedlm(source, wedlm)
     assert result == (wedlm, TOKENS, [])
@@ -67,6 +67,25 @@ def test_there_and_back(tmp_path, model_type, tied, rows, dtype):
     assert AutoTokenizer.from_pretrained(back).mask_token is None
 
 
+@pytest.mark.parametrize("model_type", ["llama", "mistral"])
+def test_a_converted_llama_writes_the_text_of_the_stock_class(tmp_path, model_type):
+    """In float64, so that no rounding decides."""
+    source = tmp_path / "source"
+    source.mkdir()
+    llama3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+    rope = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, **llama3}
+    save_stock(source, model_type, rows=300, dtype=torch.float64, rope_parameters=rope)
+    convert_to_wedlm(source, tmp_path / "wedlm")
+    stock, model = (AutoModelForCausalLM.from_pretrained(tmp_path / name).eval() for name in ("source", "wedlm"))
+    input_ids = torch.arange(3, 43).view(2, 20)
+    arguments = {"max_new_tokens": 40, "suppress_tokens": [model.config.mask_token_id], "pad_token_id": END}
+    mask = torch.ones_like(input_ids)
+    mask[0, :5] = 0
+    expected = stock.generate(input_ids, attention_mask=mask, **arguments)
+    for decoding in ("autoregressive", "verified"):
+        assert torch.equal(model.generate(input_ids, attention_mask=mask, decoding=decoding, **arguments), expected)
+
+
 @pytest.mark.full
 def test_the_result_loads_without_the_package(source, tmp_path):
     convert_to_wedlm(source, tmp_path / "converted")
@@ -79,6 +98,23 @@ print(model.generate(**tokenizer("abc", return_tensors="pt"), max_new_tokens=3).
 """
     out = run_python(code, tmp_path, wedlm=False)
     assert "transformers_modules True" in out
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_a_converted_model_writes_the_text_of_its_source_by_default(source, tmp_path, has_file):
+    if not has_file:
+        (source / "generation_config.json").unlink()
+    convert_to_wedlm(source, tmp_path / "wedlm")
+    stock, model = (
+        kind.from_pretrained(folder).eval()
+        for kind, folder in ((AutoModelForCausalLM, source), (WeDLMForCausalLM, tmp_path / "wedlm"))
+    )
+    assert model.generation_config.decoding == "verified"
+    assert model.generation_config.eos_token_id == stock.generation_config.eos_token_id == [END, SAY]
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    assert torch.equal(*(each.generate(tokens, max_new_tokens=20, do_sample=False) for each in (stock, model)))
+    convert_to_autoregressive(tmp_path / "wedlm", tmp_path / "back")
+    assert (tmp_path / "back" / "generation_config.json").exists() == has_file
 
 
 def test_back_after_training(source, tmp_path):

@@ -4,12 +4,12 @@ import json
 
 import pytest
 from helpers import CHECKPOINTS
-from qwen_checkpoints import edit
+from stock_checkpoints import edit
 
 from wedlm import convert_to_wedlm
 from wedlm.checkpoints.architectures import wedlm_model
 from wedlm.checkpoints.facts import limits_of_parallel_decoding, offered_decodings
-from wedlm.generation.support import DECODINGS
+from wedlm.generation.parameters import DECODINGS
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,10 @@ def test_generation_configs_that_limit_parallel_decoding(source, tmp_path, field
     notes = convert_to_wedlm(source, tmp_path / "wedlm").notes
     assert len(notes) == bool(said) and all(words in notes[0] for words in said)
     assert not any("temperature" in note or "top_k" in note for note in notes)
-    assert (tmp_path / "wedlm" / "generation_config.json").read_bytes() == (
-        source / "generation_config.json"
-    ).read_bytes()
+    before, after = (
+        json.loads((folder / "generation_config.json").read_text()) for folder in (source, tmp_path / "wedlm")
+    )
+    assert after == {**before, "_from_model_config": False, "decoding": "verified"}
 
 
 def test_questions_leave_the_model_as_it_was():

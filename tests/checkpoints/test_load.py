@@ -48,7 +48,7 @@ def test_a_folder_and_a_name_on_the_hub(folder, tmp_path, monkeypatch):
 def test_another_model_type(folder):
     for model_type, expected in (
         ("qwen3", f"`wedlm convert {folder} OUT` makes a WeDLM checkpoint of it."),
-        ("llama", "`wedlm convert` makes WeDLM checkpoints of Qwen2, Qwen2.5 and Qwen3."),
+        ("gpt2", "`wedlm convert` makes WeDLM checkpoints of Qwen2, Qwen3, Llama and Mistral."),
     ):
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, "model_type": model_type}))

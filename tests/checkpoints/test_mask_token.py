@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from qwen_checkpoints import END, INDEX, OLD_NAME, SAY, TOKENS, assert_refused, edit, files_of, save_qwen, weights_of
+from stock_checkpoints import END, INDEX, OLD_NAME, SAY, TOKENS, assert_refused, edit, files_of, save_stock, weights_of
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -36,7 +36,7 @@ def test_the_added_row_is_the_mean_of_the_others(source, tmp_path):
 def test_a_tied_head_that_is_in_the_file_gets_the_row_too(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
-    save_qwen(source, "qwen2")
+    save_stock(source, "qwen2")
     edit(source / "config.json", tie_word_embeddings=True)
     convert_to_wedlm(source, tmp_path / "wedlm")
     assert weights_of(tmp_path / "wedlm")["lm_head.weight"].shape[0] == TOKENS + 1
@@ -68,7 +68,7 @@ def test_a_name_that_is_taken_is_not_used(source, tmp_path):
         convert_to_wedlm(source, tmp_path / "wedlm")
     shutil.rmtree(source)
     source.mkdir()
-    save_qwen(source, rows=300, tokenizer=False)
+    save_stock(source, rows=300, tokenizer=False)
     tokenizer.save_pretrained(source)
     assert convert_to_wedlm(source, tmp_path / "wedlm").mask_token_id == 260
     assert AutoTokenizer.from_pretrained(tmp_path / "wedlm").mask_token == "<|mask_2|>"
@@ -79,7 +79,7 @@ def test_a_name_that_is_taken_is_not_used(source, tmp_path):
 @pytest.mark.parametrize("name", ["eos_token_id", "pad_token_id", "bos_token_id"])
 def test_ids_that_only_a_config_names_are_used(tmp_path, file, name):
     (tmp_path / "source").mkdir()
-    save_qwen(tmp_path / "source", rows=300)
+    save_stock(tmp_path / "source", rows=300)
     edit(tmp_path / "source" / file, **{name: [END, 270] if name == "eos_token_id" else 270})
     assert convert_to_wedlm(tmp_path / "source", tmp_path / "wedlm").mask_token_id == 271
     edit(tmp_path / "source" / "generation_config.json", **{name: "x"})
@@ -90,7 +90,7 @@ def test_ids_that_only_a_config_names_are_used(tmp_path, file, name):
 def test_a_gap_between_tokens_is_used_when_none_is_behind_them(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
-    save_qwen(source)
+    save_stock(source)
     content = json.loads((source / "tokenizer.json").read_text())
     content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] != SAY]
     content["model"]["vocab"] |= {"<|endoftext|>": 256, "<|im_end|>": 258}  # otherwise tokenizers numbers them anew
@@ -110,7 +110,7 @@ def test_a_gap_between_tokens_is_used_when_none_is_behind_them(tmp_path):
 
 def test_no_tokenizer(tmp_path):
     (tmp_path / "source").mkdir()
-    save_qwen(tmp_path / "source", rows=300, tokenizer=False)
+    save_stock(tmp_path / "source", rows=300, tokenizer=False)
     result = convert_to_wedlm(tmp_path / "source", tmp_path / "wedlm")
     assert (
         result.mask_token_id == 300
@@ -124,7 +124,7 @@ def test_no_tokenizer(tmp_path):
 
 def test_a_tokenizer_that_went_on_behind_mask_keeps_its_ids(tmp_path):
     (tmp_path / "source").mkdir()
-    save_qwen(tmp_path / "source", rows=300)
+    save_stock(tmp_path / "source", rows=300)
     convert_to_wedlm(tmp_path / "source", tmp_path / "wedlm")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "wedlm")
     tokenizer.add_tokens(["<|mine|>"])

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from qwen_checkpoints import edit, files_of, refuse_access, save_qwen
+from stock_checkpoints import assert_refused, edit, files_of, refuse_access, save_stock
 
 from wedlm import convert_to_wedlm
 from wedlm.checkpoints import new_folder, plan
@@ -55,6 +55,43 @@ def test_places_that_are_refused(source, tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     with pytest.raises(CheckpointError, match="are the same folder, or one lies in the other"):
         convert_to_wedlm(source, tmp_path, overwrite=True)  # the source lies in it and would go too
+
+
+def test_a_folder_whose_config_is_nested_too_deeply_is_no_checkpoint(source, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "config.json").write_text("[" * 10_000)
+    with pytest.raises(CheckpointError, match="full is no checkpoint, and only a checkpoint is overwritten"):
+        convert_to_wedlm(source, tmp_path / "full", overwrite=True)
+
+
+@pytest.mark.parametrize("name", ["LICENSE", "chat_template.jinja", "additional_chat_templates", "model.safetensors"])
+def test_a_link_out_of_the_checkpoint_is_refused(source, tmp_path, name):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "file.jinja").write_text("secret")
+
+    def link(folder):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to("../secret" if name == "additional_chat_templates" else "../secret/file.jinja")
+
+    assert_refused(source, tmp_path, link, f"{name} is a link to .*secret.*, outside of the checkpoint; put a copy")
+
+
+def test_links_within_the_checkpoint_and_into_the_hubs_cache_stay(source, tmp_path):
+    shutil.move(source / "tokenizer.json", source / "real.json")
+    (source / "tokenizer.json").symlink_to("real.json")
+    convert_to_wedlm(source, tmp_path / "wedlm")
+    blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "0123"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for path in (path for path in source.iterdir() if path.name != "real.json"):
+        shutil.copy(path, blobs / path.name)
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    convert_to_wedlm(snapshot, tmp_path / "again")
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "wedlm")
+    (blobs / "LICENSE").symlink_to("/etc/hostname")
+    (snapshot / "LICENSE").symlink_to("../../blobs/LICENSE")
+    with pytest.raises(CheckpointError, match="LICENSE is a link to /etc/hostname"):
+        convert_to_wedlm(snapshot, tmp_path / "third")
 
 
 def test_parents_made_in_vain_go_away_again(source, tmp_path):
@@ -158,7 +195,7 @@ def strike(tmp_path, overwrite, by_kill, step):
     source, parent = tmp_path / "source", tmp_path / "parent"
     source.mkdir()
     parent.mkdir()
-    save_qwen(source)
+    save_stock(source)
     convert_to_wedlm(source, tmp_path / "expected")
     expected, outcomes = files_of(tmp_path / "expected"), set()
     old = {"config.json": b'{"model_type": "old"}', "old.txt": b"old"} if overwrite else {}

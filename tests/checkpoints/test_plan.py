@@ -9,7 +9,7 @@ import sys
 import pytest
 from helpers import REPOSITORY
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
-from qwen_checkpoints import assert_refused, edit, files_of
+from stock_checkpoints import assert_refused, edit, files_of
 
 from wedlm import convert_to_wedlm
 from wedlm.checkpoints import plan

@@ -2,7 +2,7 @@
 
 import pytest
 from helpers import put_into_hub_cache
-from qwen_checkpoints import INDEX, assert_refused, edit, files_of
+from stock_checkpoints import INDEX, assert_refused, edit, files_of
 
 from wedlm import convert_to_wedlm
 from wedlm.checkpoints import resolve
@@ -92,6 +92,10 @@ REFUSED = {
     "a config that is no JSON": (
         lambda folder: (folder / "config.json").write_text("{"),
         "config.json cannot be read as",
+    ),
+    "a config that is nested too deeply": (
+        lambda folder: (folder / "config.json").write_text('{"a": ' + "[" * 10_000),
+        "config.json cannot be read as JSON .maximum recursion depth.*; copy",
     ),
     "a config that is a list": (
         lambda folder: (folder / "config.json").write_text("[]"),

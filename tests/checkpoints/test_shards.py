@@ -5,18 +5,18 @@ import shutil
 
 import pytest
 import torch
-from qwen_checkpoints import (
+from safetensors.torch import load_file, save_file
+from stock_checkpoints import (
     INDEX,
     SHARD,
     assert_refused,
     cut,
     edit,
     refuse_access,
-    save_qwen,
+    save_stock,
     weights_of,
     write_header,
 )
-from safetensors.torch import load_file, save_file
 
 from wedlm import convert_to_wedlm
 from wedlm.checkpoints.errors import CheckpointError
@@ -26,7 +26,7 @@ def test_the_order_of_a_file_is_that_of_its_bytes(tmp_path):
     """A header may list tensors in another order than their bytes have, and mix types and sizes."""
     source = tmp_path / "source"
     source.mkdir()
-    save_qwen(source, hidden_size=31, dtype=torch.bfloat16)
+    save_stock(source, hidden_size=31, dtype=torch.bfloat16)
     for path in source.glob("*.safetensors"):
         tensors = load_file(path)
         for name in tensors:
@@ -95,8 +95,8 @@ def swap_for_folder(path):
     path.mkdir()
 
 
-def retype(header):
-    next(tensor for name, tensor in header.items() if name != "__metadata__")["dtype"] = "F8_E4M3"
+def retype(header, dtype="F8_E4M3"):
+    next(tensor for name, tensor in header.items() if name != "__metadata__")["dtype"] = dtype
 
 
 def overlap(header):
@@ -142,6 +142,18 @@ REFUSED = {
         "00002-of-00003.safetensors is cut short or damaged .*copy",
     ),
     "a cut header": (lambda folder: cut(SHARD(folder, 2), 30), "is cut short or damaged"),
+    "a header beyond the limit": (
+        lambda folder: SHARD(folder, 2).write_bytes((100_000_001).to_bytes(8, "little")),
+        "its header has 100000001 bytes, and safetensors allows 100000000.; copy",
+    ),
+    "a header that is nested too deeply": (
+        lambda folder: SHARD(folder, 2).write_bytes((20_000).to_bytes(8, "little") + b"[" * 20_000),
+        "is cut short or damaged .maximum recursion depth",
+    ),
+    "integers": (
+        lambda folder: write_header(SHARD(folder, 2), lambda header: retype(header, "I8")),
+        "I8, and only BF16, F16, F32, F64 are supported; start from the checkpoint as it was before quantization",
+    ),
     "an empty shard": (lambda folder: cut(SHARD(folder, 2), 0), "is cut short or damaged"),
     "a longer shard": (lambda folder: SHARD(folder, 2).open("ab").write(b"x"), "is cut short or damaged"),
     "8 bits": (

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from qwen_checkpoints import OLD_NAME, TOKENS, assert_refused, edit
+from stock_checkpoints import OLD_NAME, TOKENS, assert_refused, edit, files_of, save_stock
+from stock_tokenizers import FLAVOURS
 from transformers import (
     AutoTokenizer,
 )
@@ -44,25 +45,151 @@ def test_a_tokenizer_of_vocab_and_merges_only(source, tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path / "back").get_vocab() == before
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"auto_map": {"AutoTokenizer": ["tokenization_mine.Mine", None]}},
+        {"tokenizer_class": "Mine"},
+        {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["tokenization_mine.Mine", None]}},
+        {"tokenizer_class": "Trainer"},  # a class of transformers, and no tokenizer
+    ],
+)
+def test_code_of_a_tokenizer_is_left_out(source, tmp_path, fields):
+    texts = ["a b", "<|im_start|>user"]
+    before = AutoTokenizer.from_pretrained(source)(texts)["input_ids"]
+    edit(source / "tokenizer_config.json", **fields)
+    results = [convert_to_wedlm(source, tmp_path / "wedlm")]
+    edit(tmp_path / "wedlm" / "tokenizer_config.json", **fields)
+    results += [
+        convert_to_wedlm(tmp_path / "wedlm", tmp_path / "again"),
+        convert_to_autoregressive(tmp_path / "wedlm", tmp_path / "back"),
+    ]
+    for (note,) in (result.notes for result in results):
+        assert "has code of its own, which is left out; compare the tokens" in note
+    for folder in ("again", "back"):
+        content = json.loads((tmp_path / folder / "tokenizer_config.json").read_text())
+        assert "auto_map" not in content and content["tokenizer_class"] not in ("Mine", "Trainer")
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / folder, trust_remote_code=False)
+        assert tokenizer(texts)["input_ids"] == before
+
+
+# --- Tokenizers of every kind ---
+
+TEXTS = [
+    "the cat sat",
+    " the cat",
+    "  a  b\n\nc\td",
+    "é 日本 🙂 12345",
+    "<s>[INST] the cat [/INST] it </s> </s>the</s>",
+    "<|begin_of_text|>the<|eot_id|> cat<|im_start|>user\nthe<|im_end|>",
+]
+MESSAGES = [
+    {"role": "user", "content": "Which town is it?"},
+    {"role": "assistant", "content": "It is Lima."},
+    {"role": "user", "content": " the  cat\n"},
+]
+
+
+def ids_and_texts(folder):
+    """The ids that a checkpoint's tokenizer gives to texts and to a chat, and the texts of the ids."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = [tokenizer(text)["input_ids"] for text in TEXTS]
+    ids.append(tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True)["input_ids"])
+    return ids, [tokenizer.decode(each) for each in ids]
+
+
+@pytest.mark.few(8)
+@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("padding", [0, 64])
+@pytest.mark.parametrize("model_type", ["llama", "mistral"])
+def test_tokenizers_of_every_kind_there_and_back(tmp_path, model_type, padding, flavour):
+    """Texts and chats get the ids that they get in the source; the way back restores every byte."""
+    source, wedlm, back = tmp_path / "source", tmp_path / "wedlm", tmp_path / "back"
+    source.mkdir()
+    rows = FLAVOURS[flavour](source)
+    (source / "tokenizer.model").write_bytes(b"\x0a\x00")  # of a slow tokenizer; nobody reads it
+    save_stock(source, model_type, rows + padding, tokenizer=False, eos_token_id=2)
+    expected = ids_and_texts(source)
+    mask_token_id = convert_to_wedlm(source, wedlm).mask_token_id
+    has_gap = flavour == "tiktoken" and not padding
+    assert mask_token_id == (rows if not has_gap else rows - 9)
+    assert ids_and_texts(wedlm) == expected
+    tokenizer = AutoTokenizer.from_pretrained(wedlm)
+    assert tokenizer.mask_token_id == mask_token_id and tokenizer("a<|mask|>")["input_ids"][-1] == mask_token_id
+    convert_to_autoregressive(wedlm, back)
+    old, new = files_of(source), files_of(back)
+    assert new.keys() == old.keys() and {name for name in old if old[name] != new[name]} <= {"config.json"}
+    # Training saves both by transformers 5, which forgets the field `legacy` of a LlamaTokenizer.
+    AutoTokenizer.from_pretrained(source).save_pretrained(source)
+    tokenizer.save_pretrained(wedlm)
+    convert_to_autoregressive(wedlm, back, overwrite=True)
+    assert ids_and_texts(back) == ids_and_texts(source)
+    assert "TokenizersBackend" not in (back / "tokenizer_config.json").read_text()  # unknown to transformers 4
+
+
+def test_the_class_of_the_source_is_named_where_another_one_would_be_loaded(tmp_path):
+    """LlamaTokenizer is TokenizersBackend beside a Mistral, and itself beside a WeDLM."""
+    for model_type, name in (("mistral", "TokenizersBackend"), ("llama", "LlamaTokenizer")):
+        source = tmp_path / model_type
+        source.mkdir()
+        save_stock(source, model_type, FLAVOURS["sentencepiece"](source), tokenizer=False)
+        convert_to_wedlm(source, tmp_path / f"{model_type}-wedlm")
+        config = json.loads((tmp_path / f"{model_type}-wedlm" / "tokenizer_config.json").read_text())
+        assert config["tokenizer_class"] == name
+        assert config.get("stock_tokenizer_class") == (None if name == "LlamaTokenizer" else "LlamaTokenizer")
+
+
+def test_a_tokenizer_that_cannot_stay_the_same_is_refused(tmp_path):
+    """Beside a Qwen2, transformers rebuilds a tokenizer of another kind, and MASK changes its added tokens."""
+    source = tmp_path / "source"
+    source.mkdir()
+    save_stock(source, "qwen2", FLAVOURS["tiktoken"](source), tokenizer=False)
+    message = "is a Qwen2Tokenizer, and beside another config.json it becomes another one; load it and save it"
+    assert_refused(source, tmp_path, lambda folder: None, message)
+
+
+def test_a_tokenizer_of_sentencepiece_alone_is_refused(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    save_stock(source, "llama", tokenizer=False)
+    assert_refused(
+        source,
+        tmp_path,
+        lambda folder: (folder / "tokenizer.model").touch(),
+        "has a tokenizer.model and no tokenizer.json; load the tokenizer",
+    )
+
+
 # --- Refusals ---
+
+
+def use_other_class(folder):
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "tokenizer.json").unlink()
+    edit(folder / "tokenizer_config.json", tokenizer_class="Mine")
 
 
 REFUSED = {
     "a tokenizer of another kind": (
-        lambda folder: edit(folder / "tokenizer.json", model={"type": "Unigram", "vocab": [["a", 0.0]]}),
-        "The tokenizer files in .* are none of Qwen's .*; correct them",
+        lambda folder: edit(folder / "tokenizer.json", model={"type": "Unigram", "vocab": ["a", "b"]}),
+        "The tokenizer files in .* have an unknown form .*; correct them",
+    ),
+    "a class of others without tokenizer.json": (
+        use_other_class,
+        "The tokenizer of .* has the class 'Mine', which transformers lacks, and no tokenizer.json; save it",
     ),
     "added tokens without ids": (
         lambda folder: edit(folder / "tokenizer.json", added_tokens=[{"content": "<|endoftext|>"}]),
-        "are none of Qwen's .KeyError: 'id'",
+        "have an unknown form .KeyError: 'id'",
     ),
     "a mask_token that is a list": (
         lambda folder: edit(folder / "tokenizer_config.json", mask_token=["a"]),
-        "are none of Qwen's .*mask_token is",
+        "have an unknown form .*mask_token is",
     ),
     "ids that are texts": (
         lambda folder: (folder / "added_tokens.json").write_text('{"a": "1"}'),
-        "are none of Qwen's .*its id no whole number",
+        "have an unknown form .*its id no whole number",
     ),
     "a tokenizer that the library does not know": (
         lambda folder: edit(folder / "tokenizer.json", pre_tokenizer={"type": "Nothing"}),

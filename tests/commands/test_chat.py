@@ -15,7 +15,7 @@ from transformers import DynamicCache
 from wedlm.commands.answering import AnswerStreamer
 from wedlm.commands.chat import Chat
 from wedlm.commands.options import GenerationOptions
-from wedlm.generation.support import DECODINGS
+from wedlm.generation.parameters import DECODINGS
 
 QUESTIONS = ["the dog", "the log and the mat", "a cat", "on the dog"]
 

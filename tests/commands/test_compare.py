@@ -20,7 +20,7 @@ from wedlm import WeDLMForCausalLM
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.commands.answering import Answer
 from wedlm.commands.compare import difference, table
-from wedlm.generation.support import DECODINGS
+from wedlm.generation.parameters import DECODINGS
 
 
 def table_of(text):

@@ -20,6 +20,11 @@ def run(*arguments):
     return CliRunner().invoke(cli.app, ["eval", *map(str, arguments)])
 
 
+def test_help_says_that_the_sandbox_is_for_accidents():
+    words = [word for word in run("--help").stdout.split() if word != "│"]
+    assert "it guards against accidents, not attackers." in " ".join(words)
+
+
 def test_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = ["--tasks", "demo_counting", "--include-path", DEMO_TASKS, "--apply-chat-template", "--limit", 3]

@@ -19,7 +19,8 @@ from command_line import (
     user,
 )
 
-from wedlm.generation.support import DECODINGS
+from wedlm.commands.answering import say_that_text_is_continued
+from wedlm.generation.parameters import DECODINGS
 
 
 @pytest.mark.few(4)
@@ -72,12 +73,16 @@ def test_raw_and_standard_input(checkpoint, loaded):
     assert text != generated(loaded, ids_of(loaded[1], user(PROMPT)))[0]
 
 
-@pytest.mark.full
-def test_without_a_template_the_text_is_continued(tmp_path):
+def test_without_a_template_the_text_is_continued_and_one_notice_says_so(tmp_path):
     folder = save_checkpoint(tmp_path / "base", chat_template=None)
-    assert (
-        run("generate", PROMPT, "--model", folder).stdout == run("generate", PROMPT, "--raw", "--model", folder).stdout
-    )
+    raw = run("generate", PROMPT, "--raw", "--model", folder, *SHORT)
+    result = run("generate", PROMPT, "--model", folder, *SHORT)
+    assert result.stdout == raw.stdout
+    notice = f"{folder} has no chat template, so the prompt is continued as plain text.\n"
+    assert result.stderr.startswith(notice) and notice not in raw.stderr
+    for command in (("compare", PROMPT, PROMPT), ("trace", PROMPT)):
+        say_that_text_is_continued.cache_clear()  # as in a process of its own
+        assert run(*command, "--model", folder, *SHORT).stderr.count(notice) == 1
     result = run("chat", "--model", folder, input="hello\n")
     assert result.exit_code == 2 and "has no chat template; use `wedlm generate`" in result.stderr
 

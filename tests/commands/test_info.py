@@ -11,7 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from wedlm.checkpoints.facts import read_facts
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.generation.support import DECODINGS, DEFAULTS
+from wedlm.generation.parameters import DECODINGS, DEFAULTS
 
 
 def shown_lines(result):
@@ -103,9 +103,13 @@ def test_a_checkpoint_that_is_not_wedlm(tmp_path):
             lines["parameters"]
             == f"{load_checkpoint.__globals__['AutoModelForCausalLM'].from_pretrained(folder).num_parameters():,}"
         )
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    mistral = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(mistral))
     result = run("info", tmp_path)
-    assert result.exit_code == 2 and "is of model_type 'llama'" in result.stderr and result.stderr.count("\n") == 1
+    assert result.exit_code == 2 and "sliding_window=4096" in result.stderr and result.stderr.count("\n") == 1
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    result = run("info", tmp_path)
+    assert result.exit_code == 2 and "is of model_type 'gpt2'" in result.stderr and result.stderr.count("\n") == 1
 
 
 def test_what_info_refuses(tmp_path, checkpoint):

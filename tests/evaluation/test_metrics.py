@@ -42,6 +42,16 @@ def test_code_that_passes_its_test():
     assert scores == {"pass@1": 0.25, "pass@2": 0.5}, "three cannot be chosen from two candidates"
 
 
+def test_a_list_of_candidates_may_be_longer_than_another():
+    """Each question counts the same, and pass@2 is left out because one question has a single candidate."""
+    right, wrong = "def f(n): return 2 * n", "def f(n): return n"
+    scores, passed = CodeExecution().compute(
+        predictions=[[right], [wrong, wrong, right]], references=["assert f(3) == 6"] * 2, k=[1, 2]
+    )
+    assert passed == {0: [True], 1: [False, False, True]}
+    assert scores == {"pass@1": pytest.approx((1 + 1 / 3) / 2)}
+
+
 def test_code_reaches_no_file(tmp_path):
     """The test passes, and yet the code has written nothing."""
     target = tmp_path / "written"

@@ -28,6 +28,8 @@ def test_recipes_read(demo):
     [
         ("tasks: [a]", "cannot be used"),
         ("tasks: {a", "cannot be used"),
+        ("tasks: " + "[" * 2000, "cannot be used (YAMLError: it is nested too deeply)"),
+        ("tasks: {a: &a [x, x], b: [*a, *a]}", "cannot be used (YAMLError: it has the alias *a"),
         ("decodings: {}", "cannot be used (KeyError"),
         ("tasks: {a: three}", "a has 'three' shots"),
         ("tasks: {a: true}", "a has True shots"),

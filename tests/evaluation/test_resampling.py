@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from wedlm.evaluation import resampling
-from wedlm.evaluation.resampling import interval, newcombe, paired_bounds, resampled_means
+from wedlm.evaluation.resampling import interval, newcombe, paired_bounds, resampled_means, wilson_distances
 
 
 @pytest.mark.full
@@ -26,7 +26,7 @@ def pairs(lost, gained, number, right=0.9, seed=0):
 
 
 def test_bounds_are_those_of_pairs():
-    """Of many pairs they are as wide as their differences spread, not as both sides do."""
+    """Bounds of many pairs are as wide as their differences spread, not as both sides do."""
     quality, base = pairs(0.1, 0.05, 4000)
     differences = quality - base
     spread = 1.96 * differences.std() / len(differences) ** 0.5
@@ -35,11 +35,31 @@ def test_bounds_are_those_of_pairs():
     assert high == pytest.approx(differences.mean() + spread, abs=0.001)
 
 
+def answers(both, gained, lost, neither):
+    """The qualities of answers on both sides, from the counts of pairs."""
+    rows = [(1, 1)] * both + [(1, 0)] * gained + [(0, 1)] * lost + [(0, 0)] * neither
+    return np.array(rows, dtype=float).T
+
+
 def test_newcombes_own_example():
-    """Of 50 pairs 36 right on both sides, 12 gained, 2 lost: the bounds that his paper of 1998 prints."""
-    pairs = [(1, 1)] * 36 + [(1, 0)] * 12 + [(0, 1)] * 2 + [(0, 0)] * 0
-    quality, base = np.array(pairs, dtype=float).T
+    """His paper of 1998 prints these bounds for 36 pairs right on both sides, 12 gained and 2 lost."""
+    quality, base = answers(36, 12, 2, 0)
     assert newcombe(quality, base, 1.959964) == (pytest.approx(0.0569, abs=5e-4), pytest.approx(0.3404, abs=5e-4))
+
+
+def test_a_correlation_counts_as_far_as_it_exceeds_the_continuity_correction():
+    """The excess of 50 pairs, 20 * 16 - 12 * 2 = 296, is reduced by 25. That of 9, 3 * 2 - 2 * 2 = 2, becomes 0."""
+    for counts, correlation in (
+        ((20, 12, 2, 16), (296 - 25) / (32 * 18 * 22 * 28) ** 0.5),
+        ((3, 2, 2, 2), 0.0),
+        ((2, 2, 2, 0), -4 / 8),  # one that is negative is not reduced
+    ):
+        quality, base = answers(*counts)
+        (down, up), (base_down, base_up) = (wilson_distances(x.mean(), len(x), 1.96) for x in (quality, base))
+        difference = quality.mean() - base.mean()
+        below = (down**2 - 2 * correlation * down * base_up + base_up**2) ** 0.5
+        above = (up**2 - 2 * correlation * up * base_down + base_down**2) ** 0.5
+        assert newcombe(quality, base, 1.96) == pytest.approx((difference - below, difference + above)), counts
 
 
 @pytest.mark.full

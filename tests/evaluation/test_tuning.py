@@ -19,6 +19,7 @@ from wedlm.evaluation.tuning import (
     read_share,
     settings_to_try,
     verdict,
+    would_show_a_loss,
 )
 
 USER = {"role": "user", "content": "What is it?"}
@@ -121,6 +122,22 @@ def test_what_is_lost_at_most_is_bounded_for_all_settings_at_once(monkeypatch):
         bounds = most_lost(answers, decodings)
         wrong += any(bound <= 0.02 for label, bound in bounds.items() if label != BASELINE)
     assert wrong / 60 <= 0.05 and bounds[BASELINE] == 0
+
+
+@pytest.mark.parametrize(
+    ("num_right", "number", "loss", "is_shown"),
+    [(0, 8, 0.01, False), (0, 2000, 0.01, False), (3, 3, 0.01, False), (4, 4, 0.01, True), (8, 8, 0.01, True),
+     (8, 2000, 0.01, False), (60, 2000, 0.01, True), (8, 8, 0.5, False)],
+)  # fmt: skip
+def test_a_setting_that_is_always_wrong_would_be_seen(monkeypatch, num_right, number, loss, is_shown):
+    monkeypatch.setattr("wedlm.evaluation.resampling.NUM_RESAMPLES", 200)
+    answers = qualities([1] * num_right + [0] * (number - num_right))
+    assert would_show_a_loss(answers, loss, num_uncertain=17) == is_shown
+    if is_shown:  # the setting is not allowed either
+        decodings = settings_to_try()
+        wrong = next(label for label in decodings if label.startswith("streaming"))
+        bounds = most_lost({BASELINE: answers, wrong: qualities([0] * number)}, decodings)
+        assert bounds[wrong] > loss
 
 
 @pytest.mark.parametrize(("loss", "settings"), [(0.01, 24), (0.05, 1)])

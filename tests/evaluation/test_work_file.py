@@ -1,6 +1,7 @@
 """Results are kept for the next run, and only for it."""
 
 import json
+import re
 
 import pytest
 
@@ -28,6 +29,15 @@ def test_a_line_that_was_not_finished_is_dropped(tmp_path):
     assert [json.loads(line) for line in work.path.read_text(encoding="utf-8").splitlines()] == [
         [["a", 1], [1, "ü"]], [["b", 2], None]
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", [b"\xff\n", b"no JSON\n", b"3\n"])
+def test_a_damaged_file_is_named(tmp_path, damage):
+    work = WorkFile(tmp_path, {})
+    work.path.write_bytes(damage)
+    with pytest.raises(ValueError, match=re.escape(f"{work.path} is damaged (") + ".*; delete it, .*"):
+        WorkFile(tmp_path, {})
+    assert work.path.read_bytes() == damage
 
 
 def test_a_run_says_that_it_goes_on_and_how(tmp_path, capsys):

@@ -23,7 +23,7 @@ def slow_attention(query, keys, values, is_seen, scaling):
 
 
 def flash_stand_in(calls):
-    """What flash-attn's function for caches does, `[batch, rows, heads, head_dim]`, as its documentation says."""
+    """Makes flash-attn's function for caches, `[batch, rows, heads, head_dim]`, by its documentation."""
 
     def flash_attn_with_kvcache(q, k_cache, v_cache, *, cache_seqlens, softmax_scale, causal):
         assert causal and cache_seqlens.dtype == torch.int32 and q.stride(-1) == k_cache.stride(-1) == 1

@@ -5,7 +5,8 @@ import torch
 from helpers import CHECKPOINTS, PROMPTS, load
 
 from wedlm.generation.first_scores import FirstScores
-from wedlm.generation.support import DECODINGS, NoTokenError
+from wedlm.generation.parameters import DECODINGS
+from wedlm.generation.support import NoTokenError
 
 
 @pytest.mark.parametrize("decoding", DECODINGS)
@@ -34,4 +35,4 @@ def test_the_first_scores_alone_are_looked_at():
     assert look(None, scores) is scores
     assert look(None, scores * torch.nan).isnan().any()
     with pytest.raises(NoTokenError, match="The scores of row 1 at its first new token are not a number"):
-        FirstScores()(None, torch.tensor([[0.0], [torch.nan]]))
+        FirstScores()(None, torch.tensor([[0.0, 0.0], [0.0, torch.nan]]))

@@ -32,7 +32,7 @@ MODELS = {name: load(CHECKPOINTS / name).double() for name in ("q25", "q3")}  # 
 
 
 def read_tables() -> list[dict[str, str]]:
-    """Of each table of the page the arguments and their status."""
+    """Returns the arguments and their status, for each table of the page."""
     tables, is_inside = [], False
     for line in (REPOSITORY / "docs" / "generate.md").read_text().splitlines():
         if line == "| argument | parallel decoding | note |":
@@ -136,7 +136,7 @@ class Ran:
         return [row[: max((i + 1 for i, token in enumerate(row) if token != PAD), default=0)] for row in self.rows]
 
     def logits_and_scores(self):
-        """Of every new token, MASK left out."""
+        """Yields the logits and the scores of every new token, MASK left out."""
         for slot, (logits, scores) in enumerate(zip(self.output.logits, self.output.scores, strict=True)):
             for row, new in enumerate(self.new):
                 if slot < len(new):
@@ -186,7 +186,7 @@ def ends_at_first(is_end: Callable[[Ran, int], bool]) -> Callable[[Ran], bool]:
 
 
 def kept(rule: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Ran], bool]:
-    """Of every new token, who keeps a finite score is who `rule` says, given the probabilities."""
+    """The tokens that keep a finite score are those that `rule` chooses by their probabilities, for each new token."""
 
     def holds(ran):
         return all(
@@ -272,7 +272,7 @@ def repeats_no_bigram(ran: Ran) -> bool:
 
 
 def prefers_the_prompt(ran: Ran) -> bool:
-    """Of the first row, whose prompt is one token."""
+    """Checks the first row, whose prompt is one token."""
     token = PROMPTS[0][-1]
     logits = torch.stack([column[0, token] for column in ran.output.logits])
     scores = torch.stack([column[0, token] for column in ran.output.scores])

@@ -1,4 +1,4 @@
-"""What surrounds generate() in existing code: pipelines, chats, adapters, offloading, contexts, threads, copies."""
+"""generate() inside existing code: pipelines, chats, adapters, offloading, contexts, threads, copies."""
 
 import copy
 import logging as python_logging
@@ -97,7 +97,7 @@ def chat_inputs(tokenizer, chat, **arguments):
 
 
 def same_rows(batch, width, rows):
-    """Whether the new text of a batch is that of each row alone, padded on the right."""
+    """Says if the new text of a batch is that of each row alone, padded on the right."""
     new = batch[:, width:].tolist()
     return new == [row + [PAD] * (len(new[0]) - len(row)) for row in rows] and len(new[0]) == max(map(len, rows))
 
@@ -656,7 +656,7 @@ class Records(python_logging.Handler):
 
 @pytest.fixture
 def logged():
-    """What transformers' loggers say."""
+    """Yields the messages of transformers' loggers."""
     handler, before = Records(), logging.get_verbosity()
     logging.set_verbosity_warning()
     logging.add_handler(handler)

@@ -6,7 +6,7 @@ from helpers import (
     PROMPTS,
 )
 
-from wedlm.generation.policy import default_window_size
+from wedlm.generation.parameters import default_window_size
 
 
 def test_the_window_is_as_large_as_suits_the_device(model):

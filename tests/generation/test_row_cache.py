@@ -130,7 +130,7 @@ def test_a_plain_forward_continues_from_it(model):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("decoding", DECODINGS)
 def test_a_cache_that_a_plain_forward_made(model, decoding):
-    """Of all columns but the last, of some, and of all of them."""
+    """The cache holds all columns but the last, some of them, or all."""
     inputs = left_padded(PROMPTS)
     positions = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
     arguments = {**SPECIAL, "max_new_tokens": 12, "entropy_threshold": 1.0, "decoding": decoding}

@@ -10,7 +10,7 @@ from reference_decoder import decode
 
 
 def test_scores_are_those_the_tokens_were_chosen_from(model):
-    """Of the reference's forwards: raw logits, and processed scores, in the order of the text."""
+    """The reference's forwards give the raw logits and the processed scores, in the order of the text."""
     prompt = PROMPTS[2]
     arguments = {"max_new_tokens": 16, "entropy_threshold": None, "window_size": 6}
     output = model.generate(

@@ -123,6 +123,18 @@ def test_calls_in_other_surroundings_get_new_buffers(model):
         assert_same(run(model, **STATIC), expected)
 
 
+def test_keys_and_values_have_the_types_of_their_call(model):
+    """Autocast changes the type of values alone."""
+
+    def types(autocast):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            run(model, **STATIC)
+        return {(layer.keys.dtype, layer.values.dtype) for layer in KEPT[model].cache.layers}
+
+    plain, mixed = {(torch.float32, torch.float32)}, {(torch.float32, torch.bfloat16)}
+    assert [types(autocast) for autocast in (False, True, False)] == [plain, mixed, plain]
+
+
 def test_a_cache_made_without_autocast_goes_on_in_it(model):
     first = run(model)
     turn = torch.cat([first.sequences, random_tokens(len(PROMPTS), 3)], dim=-1)
@@ -288,7 +300,7 @@ class Allocated(TorchDispatchMode):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("decoding", PARALLEL)
 def test_a_step_allocates_a_mask_and_nothing_else_that_grows(model, decoding, monkeypatch):
-    """Of an entry more less than a copy of one layer's keys, and of capacity that is not read nothing."""
+    """An entry more costs less than a copy of one layer's keys; capacity that is not read costs nothing."""
     allocated = {}
 
     def step(*arguments):

@@ -32,3 +32,22 @@ def test_logits_of_minus_infinity_change_nothing_but_their_token(model):
         handle.remove()
     assert decoded[0] == decoded[1]
     assert max(row.forwards for row in decoded[0]) < 20
+
+
+@pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_a_slot_that_nothing_can_fill_yet_stays_open(model, decoding, cache):
+    """The scores of the window's last slot are NaN in the first forward, which selects the slots before it."""
+    arguments = {"max_new_tokens": 4, "window_size": 4, "entropy_threshold": 100.0, "eos_token_id": None}
+    arguments |= {"decoding": decoding, "cache_implementation": cache}
+    (expected,) = generate(model, [PROMPTS[2]], **arguments)
+    widths = []
+
+    def spoil(module, args, scores):
+        widths.append(scores.shape[1])
+        return scores.index_fill(1, torch.tensor([3]), torch.nan) if len(widths) == 1 else scores
+
+    model.lm_head.register_forward_hook(spoil)
+    (got,) = generate(model, [PROMPTS[2]], **arguments)
+    assert widths[0] == 4
+    assert got.ids[:3] == expected.ids[:3] and (expected.forwards, got.forwards) == (1, 2)

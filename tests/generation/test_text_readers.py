@@ -325,7 +325,7 @@ def free_text(model, **arguments):
 
 
 def ends_in(text, *strings):
-    """Whether one of the strings ends in the last token."""
+    """Says if one of the strings ends in the last token."""
     words, before = ("".join(f"{token} " for token in tokens) for tokens in (text, text[:-1]))
     return any(words.count(string) > before.count(string) for string in strings)
 
@@ -372,6 +372,19 @@ def test_text_ends_where_it_would_have_token_by_token(model, tokenizer, name, se
     assert got.sequences[:, 40:].tolist() == [row + [PAD] * (longest - len(row)) for row in expected]
     num_tokens = (got.tokens_per_forward * got.forwards).round().tolist()
     assert num_tokens == [len(row) for row in expected]
+
+
+def test_without_an_end_token_verified_decoding_pads_where_autoregressive_decoding_writes_on(model):
+    arguments = {**left_padded(PROMPTS), "max_new_tokens": 30, "eos_token_id": None, "pad_token_id": PAD}
+    arguments["stopping_criteria"] = [EndsWith(SOME)]
+    rows, written_on = (model.generate(**arguments, decoding=name) for name in ("verified", "autoregressive"))
+    num_padded = 0
+    for row, other in zip(rows[:, 40:].tolist(), written_on[:, 40:].tolist(), strict=True):
+        end = next((i + 1 for i, token in enumerate(other) if token in SOME), len(other))
+        assert row == other[:end] + [PAD] * (len(row) - end)
+        assert PAD not in other
+        num_padded += end < len(row)
+    assert num_padded > 0
 
 
 def test_a_limit_of_the_callers_may_be_beyond_max_new_tokens(model):

@@ -208,7 +208,7 @@ def test_several_sequences_per_prompt(model, decoding, reader):
 
 
 class Reference:
-    """What is known of one row after each forward, by the slow decoder."""
+    """The slow decoder's knowledge of one row after each forward."""
 
     def __init__(self, model, prompt, decoding, reader="plain", padding=()):
         self.forwards = []  # of positions and logits
@@ -393,7 +393,7 @@ def generate_in_a_thread(model, *args, **kwargs):
 
 
 def stream_from_a_thread(model, tokenizer, *args, **kwargs):
-    """What an iterator yields, joined, and the output or the error of the thread."""
+    """Returns the joined pieces of an iterator, and the output or the error of the thread."""
     streamer = TextIteratorStreamer(tokenizer, timeout=TIMEOUT)
     if args:
         thread, result = generate_in_a_thread(model, *args, streamer, **kwargs)

@@ -65,7 +65,7 @@ def test_scores_read_a_few_slots_at_a_time_are_the_same(decoding, readers, monke
 
 @pytest.mark.full
 def test_no_float32_copy_of_all_scores(monkeypatch):
-    """Of a model in bfloat16."""
+    """The model is in bfloat16."""
     torch.manual_seed(0)
     monkeypatch.setattr(token_sampling, "MOST_SCORES", 20_000)
     config = AutoConfig.from_pretrained(CHECKPOINTS / "q3", vocab_size=5000, mask_token_id=4999)

@@ -403,7 +403,7 @@ SAMPLERS = {
 
 @torch.no_grad()
 def exact_distribution(settings) -> torch.Tensor:
-    """Of all continuations of PROMPT, `[5, 5, 5]`, from one plain forward for each."""
+    """Returns the chance of each continuation of PROMPT, `[5, 5, 5]`, from one plain forward for each."""
     arguments = {"input_ids": torch.tensor([PROMPT]), "do_sample": True, "top_k": 0, **settings}
     processors, _ = readers_of(SMALL, **arguments)
     chances = torch.zeros(5, 5, 5, dtype=torch.double)

@@ -9,8 +9,8 @@ from helpers import MASK
 from transformers import LogitsProcessorList
 
 from wedlm.generation.decoding_run import WINDOWS
+from wedlm.generation.parameters import DECODINGS
 from wedlm.generation.policy import Policy
-from wedlm.generation.support import DECODINGS
 from wedlm.generation.window import NO_SLOT, Text, WindowQueries
 
 POLICY = Policy(4, MASK, torch.tensor([2]), False, None, torch.tensor(0.0), LogitsProcessorList(), False)

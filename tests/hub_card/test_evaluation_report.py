@@ -1,4 +1,4 @@
-"""What `wedlm eval` measured, on the card and in the Hub's model-index."""
+"""The measurements of `wedlm eval`, on the card and in the Hub's model-index."""
 
 import json
 import re
@@ -81,6 +81,21 @@ wedlm-demo/counting, split test: 1,000 examples, 0 shots.
     assert {(r.task_type, r.dataset_type, r.dataset_name, r.dataset_split) for r in card.data.eval_results} == {
         ("text-generation", "wedlm-demo/counting", "wedlm-demo/counting", "test")
     }
+
+
+def test_the_score_of_a_partial_run_is_not_the_models(tmp_path, model, unchecked):
+    part = write_evaluation(tmp_path / "part.json", model, settings={"limit": 20})
+    whole = write_evaluation(tmp_path / "whole.json", model, [result_of(title="All")])
+    only_part = run(model, tmp_path / "one", "--license", "mit", "--eval", part)
+    both = run(model, tmp_path / "two", "--license", "mit", "--eval", part, "--eval", whole)
+    note = f"Note: {part} is of a run with --limit 20; the card calls it partial, and the metadata leaves it out.\n"
+    for result, folder, entries, unmeasured in ((only_part, "one", 0, True), (both, "two", 1, False)):
+        assert result.exit_code == 0 and result.stdout.count(note) == 1, result.output
+        card = ModelCard.load(tmp_path / folder / "README.md")
+        assert len(card.data.eval_results or []) == entries
+        assert card.text.count("A partial run: only the first 20 questions of each task were asked") == 1
+        assert ("Its quality has not been measured" in card.text) == unmeasured and "\n\n\n" not in card.text
+    assert card.data.eval_results[0].metric_name.startswith("All: ")
 
 
 @pytest.mark.parametrize(

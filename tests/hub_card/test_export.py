@@ -14,7 +14,10 @@ from exports import TOKEN, TOKENIZER, WHOLE, edit, names, readme_with, refused, 
 from helpers import CHECKPOINTS, put_into_hub_cache, run_python
 from huggingface_hub import ModelCard, snapshot_download
 from safetensors.torch import load_file, save_file
+from stock_checkpoints import save_stock
+from stock_tokenizers import FLAVOURS
 
+from wedlm import convert_to_wedlm
 from wedlm.checkpoints import new_folder
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.hub_card import card as card_module
@@ -77,6 +80,20 @@ def test_a_checkpoint_without_a_template_and_with_little_else(tmp_path):
     )
     assert "No training report was found" in readme and "No evaluation of these weights" in readme
     assert names(tmp_path / "out") == (WHOLE | TOKENIZER) - {"chat_template.jinja"}
+
+
+@pytest.mark.full
+def test_a_converted_mistral(tmp_path):
+    """Its card names the layers and the base model, and its snippet runs with a tokenizer from SentencePiece."""
+    (tmp_path / "source").mkdir()
+    rows = FLAVOURS["sentencepiece"](tmp_path / "source")
+    save_stock(tmp_path / "source", "mistral", rows, tokenizer=False, eos_token_id=2)
+    convert_to_wedlm(tmp_path / "source", tmp_path / "wedlm")
+    result = run(tmp_path / "wedlm", tmp_path / "out", "--license", "mit", "--base-model", "somebody/mistral")
+    assert result.exit_code == 0, result.stderr
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.base_model == "somebody/mistral"
+    assert "with the layers of Mistral, made from [somebody/mistral]" in " ".join(card.text.split())
 
 
 @pytest.mark.parametrize("leak", [TOKEN, "/home/me/model"], ids=["secret", "path"])
@@ -159,6 +176,9 @@ def test_checkpoints_that_are_refused(tmp_path, model, unchecked, monkeypatch):
     with monkeypatch.context() as full:
         full.setattr(new_folder.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
         assert "and its disk has 0.00 GB free" in sentence()
+    (model / "LICENSE").symlink_to("/etc/hostname")
+    assert "LICENSE is a link to /etc/hostname, outside of the checkpoint" in sentence()
+    (model / "LICENSE").unlink()
     edit(model / "config.json", hidden_size=30)
     assert "and by its config" in sentence()
     edit(model / "config.json", model_type="qwen3")

@@ -48,6 +48,7 @@ def test_the_command_line_wins_over_the_readme(tmp_path):
         ("license: mit", {"datasets": ["a b"]}, "pass --dataset with one"),
         ("license: mit\nlanguage: no", {}, "language=False is no code of a language; pass --language with one"),
         ("license: mit", {"languages": ["English"]}, "language='English' is no code of a language"),
+        ("license: " + "[" * 2000, {}, "README.md cannot be read (maximum recursion depth"),
         ("license: [mit", {}, "README.md cannot be read (while parsing"),
         ("- license", {}, "cannot be read (repo card metadata block should be a dict); correct or remove it."),
     ],

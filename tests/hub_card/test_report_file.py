@@ -28,6 +28,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
     path = tmp_path / "file.json"
     for content, words in (
         ("{", "cannot be read as JSON ("),
+        ("[" * 10_000, "cannot be read as JSON (maximum recursion depth"),
         ("{}", "is no file that `wedlm x` wrote (KeyError: 'a'); pass one that is."),
     ):
         path.write_text(content)

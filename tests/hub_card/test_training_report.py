@@ -1,4 +1,4 @@
-"""What a card says of the training."""
+"""The section of a card about the training."""
 
 import re
 import shutil

@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from transformers.integrations import flex_attention as transformers_flex
 
 from wedlm import DualStreamCollator, WeDLMForCausalLM
-from wedlm.generation.support import DECODINGS
+from wedlm.generation.parameters import DECODINGS
 from wedlm.modeling_wedlm import dual_stream
 from wedlm.modeling_wedlm.dual_stream import (
     MEMORY,

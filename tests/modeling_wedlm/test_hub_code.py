@@ -24,8 +24,10 @@ CODE = {
     "first_scores.py",
     "generation_wedlm.py",
     "hub_code.py",
+    "model_type.py",
     "modeling_wedlm.py",
     "outputs.py",
+    "parameters.py",
     "policy.py",
     "position_selection.py",
     "prompt.py",
@@ -309,7 +311,8 @@ def assert_saved_again(folder, checkpoint):
     configs = [json.loads((folder / name / "config.json").read_text()) for name in ("saved", "config_again")]
     assert configs[1].pop("auto_map") == {"AutoConfig": AUTO_MAP["AutoConfig"]}
     assert {**configs[1], "auto_map": AUTO_MAP} == configs[0]
-    assert contents(folder / "config_again").keys() == {"config.json", "configuration_wedlm.py", "hub_code.py"}
+    code_of_config = {"configuration_wedlm.py", "hub_code.py", "model_type.py"}
+    assert contents(folder / "config_again").keys() == {"config.json"} | code_of_config
     # This package loads the folder that the checkpoint's own code has saved.
     reloaded, model = load(folder / "again"), load(checkpoint)
     assert all(torch.equal(a, b) for a, b in zip(reloaded.parameters(), model.parameters(), strict=True))

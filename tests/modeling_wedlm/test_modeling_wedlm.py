@@ -25,9 +25,10 @@ from helpers import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
+    BitsAndBytesConfig,
     DataCollatorWithFlattening,
     DynamicCache,
     Qwen3Config,
@@ -683,6 +684,31 @@ def test_truncated_weights_are_named_in_a_subfolder_and_in_the_hub_cache(tmp_pat
     put_into_hub_cache(folder, tmp_path / "hub", "someone/model")
     with pytest.raises(OSError, match=r"^model\.safetensors of someone/model is cut short"):
         load("someone/model", cache_dir=tmp_path / "hub")
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")])
+def test_weights_that_are_no_floats_are_refused(tmp_path, dtype, name):
+    folder = broken_copy(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"] = weights["model.layers.1.mlp.up_proj.weight"].to(dtype)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    sentence = f"up_proj.weight of .* is of type {name}, and its config has no quantization_config; start from the ch"
+    with pytest.raises(ValueError, match=sentence):
+        load(folder)
+    with pytest.raises(ValueError, match=sentence):
+        WeDLMModel.from_pretrained(tmp_path, subfolder="broken", output_loading_info=True)
+    put_into_hub_cache(folder, tmp_path / "hub", "someone/model")
+    with pytest.raises(ValueError, match=sentence):
+        load("someone/model", cache_dir=tmp_path / "hub")
+
+
+def test_quantized_weights_whose_config_says_so_load(tmp_path):
+    model = load(CHECKPOINTS / "q3", quantization_config=BitsAndBytesConfig(load_in_4bit=True))
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert torch.uint8 in {tensor.dtype for tensor in saved.values()}
+    input_ids = torch.arange(3, 11)[None]
+    assert torch.equal(load(tmp_path)(input_ids).logits, model(input_ids).logits)
 
 
 def test_a_missing_or_truncated_shard_is_named(tmp_path):

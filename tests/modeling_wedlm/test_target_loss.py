@@ -66,6 +66,15 @@ def test_only_queries_with_a_target_reach_the_head(model, monkeypatch):
     assert seen == [5] * (count // 5) + [count % 5] * (count % 5 > 0)
 
 
+def test_the_head_gets_1024_queries_at_a_time():
+    head = torch.nn.Linear(4, 8)
+    seen = []
+    head.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))
+    targets = torch.zeros(3, 700, dtype=torch.long)
+    target_loss.target_loss(head, torch.zeros(3, 700, 4), targets, torch.ones(3, 700))
+    assert seen == [1024, 1024, 52]
+
+
 def test_logits_are_not_kept_for_the_backward(model):
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(tuple(x.shape)) or x, lambda x: x):

@@ -1,4 +1,4 @@
-"""What the mutations of a source are."""
+"""The mutations of a source."""
 
 import ast
 import textwrap

@@ -43,6 +43,7 @@ ELSEWHERE = {
     "wedlm/serving/routes.py": {
         "_GenerationCancelled": "transformers' server tells by it that a client has left",
         "_validate_request": "transformers' handler calls it",
+        "_resolve_model": "transformers' handler calls it",
         "_build_generation_config": "transformers' handler calls it",
     },
     "wedlm/serving/worker.py": {"_GenerationCancelled": "transformers' server tells by it that a client has left"},

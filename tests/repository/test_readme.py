@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.commands.cli import app
 from wedlm.demo.card import overview
-from wedlm.generation.support import DEFAULTS
+from wedlm.generation.parameters import DEFAULTS
 
 
 @pytest.fixture

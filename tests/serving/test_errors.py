@@ -7,7 +7,7 @@ import pytest
 from fastapi import HTTPException
 from fastapi.exceptions import RequestValidationError
 
-from wedlm.serving.errors import error_response, sentence_of, stream_error
+from wedlm.serving.errors import NO_JSON, error_response, sentence_of, stream_error
 
 
 @pytest.mark.parametrize(
@@ -16,8 +16,9 @@ from wedlm.serving.errors import error_response, sentence_of, stream_error
         (HTTPException(400, "Correct it."), 400, "invalid_request_error", "Correct it."),
         (HTTPException(503, "The server is ending."), 503, "server_error", "The server is ending."),
         (RequestValidationError([]), 400, "invalid_request_error", "The body of the request is not a JSON object; "),
+        (HTTPException(400, NO_JSON), 400, "invalid_request_error", "The body of the request is not a JSON object; "),
     ],
-    ids=["refusal", "failure", "no object"],
+    ids=["refusal", "failure", "no object", "no JSON"],
 )
 def test_a_refusal_has_a_status_and_a_sentence(error, status, kind, message):
     answer = asyncio.run(error_response(None, error))

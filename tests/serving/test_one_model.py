@@ -13,6 +13,10 @@ from serving_client import (
 def test_only_one_model_is_there(client, server):
     (model,) = client.models.list().data
     assert model.id == "tiny"
+    assert client.models.retrieve("tiny") == model
+    for other in ("other", "an/other"):
+        with pytest.raises(openai.NotFoundError, match=f"This server has tiny only, not {other}."):
+            client.models.retrieve(other)
     with pytest.raises(openai.BadRequestError, match="pinned to 'tiny'; requested 'other'"):
         chat(client, model="other")
     assert "This server has tiny only, not other." in post(server, "/load_model", {"model": "other"})[1]

@@ -2,7 +2,10 @@
 
 import json
 
+import openai
 import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsStreaming as CompletionParams
 from serving_client import (
     MESSAGES,
     POSITIONS,
@@ -11,8 +14,10 @@ from serving_client import (
     post,
 )
 from tiny_tokenizer import MASK
+from transformers import GenerationConfig
 
 from wedlm.serving.one_model import OneModel
+from wedlm.serving.request_settings import CHAT_FIELDS, COMPLETION_FIELDS, IGNORED_FIELDS, NOT_OFFERED
 from wedlm.serving.routes import Chat
 from wedlm.serving.worker import OneAtATime
 
@@ -40,9 +45,9 @@ def test_settings_of_a_request_reach_generate(checkpoint, client):
 def test_a_text_is_no_longer_than_the_model_reads(checkpoint, monkeypatch):
     _, model, tokenizer = checkpoint
     chats = Chat(OneModel("tiny", model, tokenizer), OneAtATime())
-    assert chats._build_generation_config({}, model.generation_config).max_new_tokens == 1024
+    assert chats.config_of({}).max_new_tokens == 1024
     monkeypatch.setattr(model.config, "max_position_embeddings", 300)
-    assert chats._build_generation_config({}, model.generation_config).max_new_tokens == 300
+    assert chats.config_of({}).max_new_tokens == 300
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -51,10 +56,10 @@ def test_a_text_is_no_longer_than_the_model_reads(checkpoint, monkeypatch):
     [
         ({"generation_config": {"window_size": 0}}, "window_size=0 is not a number of slots; set it to an integer of"),
         ({"generation_config": {"num_beams": 2}}, 'num_beams=2 is not offered by decoding="streaming"'),
-        ({"generation_config": {"windw": 1}}, "generation_config has windw, unknown to generate(); leave it out."),
+        ({"generation_config": {"windw": 1}}, "generation_config has 'windw', unknown to generate(); leave it out."),
         ({"generation_config": "{"}, "generation_config='{' is not a JSON object such as"),
         ({"generation_config": [1]}, "generation_config=[1] is not a JSON object such as"),
-        ({"generation_config": {"max_new_tokens": "x"}}, "has a value of the wrong kind"),
+        ({"generation_config": {"max_new_tokens": "x"}}, "max_new_tokens='x' is not an integer of 1 or more"),
         (
             {"generation_config": {"max_new_tokens": None, "max_length": 10**13}},
             f"{10**13} tokens are more than max_position_embeddings={POSITIONS}",
@@ -73,12 +78,196 @@ def test_a_text_is_no_longer_than_the_model_reads(checkpoint, monkeypatch):
         ({"messages": [{"role": "user", "content": [3]}]}, "is not a list of messages"),
         ({"messages": [{"role": "user", "content": "<|mask|>"}]}, f"holds the MASK token, mask_token_id={MASK}"),
         ({"messages": [{"role": "user", "content": "the cat " * POSITIONS}]}, f"={POSITIONS}; shorten the prompt"),
-        ({"unheard_of": 1}, "Unexpected fields in the request: {'unheard_of'}"),
+        ({"temperature": float("nan")}, "temperature=nan is not a number of 0 or more"),
+        ({"temperature": 10**400}, "is not a number of 0 or more"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "is more than 4 texts of 64 characters; shorten it."),
+        ({"stop": "a" * 65}, "is more than 4 texts of 64 characters; shorten it."),
+        ({"stream": "yes"}, "stream='yes' is neither true nor false"),
+        ({"logit_bias": {"50": "much"}}, "is not an object of up to 300 tokens from 0 to 320 with biases from -100"),
+        ({"logit_bias": {"340": 1}}, "logit_bias={'340': 1} is not an object of up to 300 tokens from 0 to 320"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias={'-1': 1} is not an object"),
+        ({"logit_bias": [50]}, "logit_bias=[50] is not an object"),
+        ({"logit_bias": {str(token): 1 for token in range(301)}}, "is not an object of up to 300 tokens"),
+        ({"tools": [{"type": "function"}]}, "tools are not read by the chat template of this model"),
+        ({"tools": "all"}, "tools='all' is not a list of objects"),
+        (
+            {"messages": [{"role": "user", "content": "\ud800"}]},
+            "'\\ud800' in the request is half of a surrogate pair",
+        ),
+        ({"stop": "a\udfff"}, "is half of a surrogate pair and no character"),
+        ({"\ud800": 1}, "is half of a surrogate pair and no character"),
+        ({"generation_config": '{"stop_strings": "\\ud800"}'}, "is half of a surrogate pair and no character"),
+        ({"messages": [{"role": "user", "tool_calls": [3]}]}, "cannot write these messages (AttributeError: "),
+        ({"messages": [{"role": "user", "tool_calls": [{"arguments": "{"}]}]}, "(JSONDecodeError: "),
+        ({"chat_template_kwargs": 3}, "chat_template_kwargs=3 is not a JSON object"),
+        *(
+            ({"chat_template_kwargs": {name: None}}, f"chat_template_kwargs sets {name}, and a request may set only")
+            for name in (
+                "chat_template",
+                "padding",
+                "max_length",
+                "messages",
+                "tools",
+                "add_generation_prompt",
+                "tokenize",
+                "conversation",
+                "conversations",
+                "self",
+                "truncation",
+                "tokenizer_kwargs",
+                "eos_token",
+            )
+        ),
+        *(
+            ({"generation_config": {name: value}}, f"generation_config.{name}={shown} is not offered by this server")
+            for name, value, shown in (
+                ("max_cache_len", 10**9, "1000000000"),
+                ("num_return_sequences", 10_000, "10000"),
+                ("cache_implementation", "static", "'static'"),
+                ("compile_config", {}, "{}"),
+                ("use_cache", False, "False"),
+                ("output_scores", True, "True"),
+                ("watermarking_config", {"context_width": 10**9}, "{'context_width': 1000000000}"),
+                ("low_memory", True, "True"),
+                ("exponential_decay_length_penalty", [9, 1.5], "[9, 1.5]"),  # overflows in a long text
+                ("token_healing", True, "True"),
+            )
+        ),
+        *(
+            ({"generation_config": {name: 1}}, f"generation_config has '{name}', unknown to generate(); leave it out.")
+            for name in (
+                "validate",
+                "update",
+                "to_dict",
+                "_from_model_config",
+                "_commit_hash",
+                "__class__",
+                "__dict__",
+            )
+        ),
+        ({"generation_config": {"num_beams": 9}}, "num_beams=9 is not an integer from 1 to 8"),
+        ({"generation_config": {"window_size": 1025}}, "window_size=1025 is more than 1024 slots"),
+        ({"generation_config": {"stop_strings": ["ab"] * 3000}}, "is more than 4 texts of 64 characters"),
+        ({"generation_config": {"top_k": "x"}}, "top_k='x' is not an integer of 0 or more"),
+        ({"generation_config": {"do_sample": "x"}}, "do_sample='x' is neither true nor false"),
+        ({"generation_config": {"eos_token_id": 10**30}}, "is not a list of tokens from 0 to 320"),
+        ({"generation_config": {"eos_token_id": []}}, "eos_token_id=[] is not a list of tokens from 0 to 320"),
+        ({"generation_config": {"pad_token_id": [3]}}, "pad_token_id=[3] is not a token from 0 to 320"),
+        ({"generation_config": {"suppress_tokens": [340]}}, "suppress_tokens=[340] is not a list of tokens from 0"),
+        ({"generation_config": {"bad_words_ids": [[5]] * 301}}, "is not a list of 1 to 300 tokens, with tokens from"),
+        ({"generation_config": {"bad_words_ids": [5]}}, "bad_words_ids=[5] is not a list of 1 to 300"),
+        ({"generation_config": {"sequence_bias": [[5, 6, 7]]}}, "sequence_bias=[[5, 6, 7]] is not a list of 1 to 300"),
+        ({"generation_config": {"sequence_bias": {"5": 1}}}, "sequence_bias={'5': 1} is not a list of 1 to 300"),
+        ({"unheard_of": 1}, "The request has a field 'unheard_of', which this server does not know; leave it out."),
     ],
 )
 def test_a_bad_request_is_refused_in_a_sentence(server, arguments, sentence, stream):
     status, answer = post(
         server, "/v1/chat/completions", {"model": "tiny", "messages": MESSAGES, "stream": stream} | arguments
     )
-    assert status == (422 if "unheard_of" in arguments else 400)
+    assert status == 400
     assert sentence.replace('"', "'") in json.loads(answer)["error"]["message"].replace('"', "'")
+
+
+def test_a_sentence_stays_short(server):
+    status, answer = post(server, "/v1/chat/completions", {"messages": "x" * 1_000_000})
+    assert status == 400 and len(answer) < 300 and "is not a list of messages" in answer
+    status, answer = post(server, "/v1/chat/completions", {"messages": MESSAGES, "model": "x" * 1_000_000})
+    assert status == 400 and len(answer) < 1200 and "pinned to 'tiny'" in answer
+
+
+ASKED = {  # fields of OpenAI's protocol that would change the answer, for which there is no code here
+    "chat": {
+        "audio": {"voice": "alloy", "format": "wav"},
+        "function_call": "auto",
+        "functions": [{"name": "x"}],
+        "logprobs": True,
+        "modalities": ["text", "audio"],
+        "n": 2,
+        "parallel_tool_calls": False,
+        "presence_penalty": 0.5,
+        "reasoning_effort": "high",
+        "response_format": {"type": "json_object"},
+        "tool_choice": "required",
+        "top_logprobs": 3,
+        "verbosity": "low",
+        "web_search_options": {},
+    },
+    "completion": {"best_of": 2, "echo": True, "logprobs": 0, "n": 2, "presence_penalty": -1, "suffix": "the end"},
+}
+NOTHING = {  # values that ask for nothing, and fields that change nothing
+    "chat": {
+        "logprobs": False,
+        "metadata": {"a": "b"},
+        "modalities": ["text"],
+        "n": 1,
+        "presence_penalty": 0,
+        "response_format": {"type": "text"},
+        "store": True,
+        "stream_options": {"include_usage": True},
+        "tool_choice": "none",
+        "tools": [],
+        "user": "me",
+    },
+    "completion": {"best_of": 1, "echo": False, "n": 1, "presence_penalty": 0.0, "suffix": "", "user": "me"},
+}
+
+
+def create(client, kind, **fields):
+    if kind == "chat":
+        return client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=3, **fields)
+    return client.completions.create(model="tiny", prompt="the cat", max_tokens=3, **fields)
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_fields_without_effect_are_refused_by_name(client, kind):
+    for name, value in ASKED[kind].items():
+        with pytest.raises(openai.BadRequestError, match=f"{name}=.* is not offered by this server; leave it out"):
+            create(client, kind, **{name: value})
+    assert create(client, kind, **NOTHING[kind]).choices
+    assert create(client, kind, extra_body=dict.fromkeys(NOT_OFFERED)).choices  # null
+
+
+def test_every_field_of_openai_is_decided():
+    for params, fields in ((ChatParams, CHAT_FIELDS), (CompletionParams, COMPLETION_FIELDS)):
+        sent = params.__required_keys__ | params.__optional_keys__
+        assert sent <= fields | IGNORED_FIELDS | NOT_OFFERED.keys()
+        assert not fields & (IGNORED_FIELDS | NOT_OFFERED.keys()) and not IGNORED_FIELDS & NOT_OFFERED.keys()
+
+
+@pytest.mark.parametrize("decoding", ["streaming", "autoregressive"])
+def test_logit_bias_moves_the_choice(checkpoint, client, decoding):
+    """OpenAI's form: tokens as keys, in JSON texts, with integers or other numbers."""
+    extra_body = {"generation_config": {"decoding": decoding}}
+    ids = generated(checkpoint, decoding=decoding)[1].tolist()
+    usual = max(set(ids), key=ids.count)
+    letter = checkpoint[2].decode([usual])
+    plain = chat(client, extra_body=extra_body).choices[0].message.content
+    for key in (usual, str(usual)):
+        banned = chat(client, logit_bias={key: -100}, extra_body=extra_body).choices[0].message.content
+        expected = generated(checkpoint, decoding=decoding, sequence_bias={(usual,): -100.0})
+        assert banned == expected[2] != plain and usual not in expected[1]
+    only = chat(client, logit_bias={str(usual): 100}, extra_body=extra_body).choices[0].message.content
+    assert only == letter * 40
+    answer = client.completions.create(
+        model="tiny", prompt="the cat", max_tokens=5, logit_bias={str(usual): 99.5}, extra_body=extra_body
+    )
+    assert answer.choices[0].text == letter * 5
+
+
+def test_settings_of_every_kind_reach_generate(checkpoint, client):
+    ids = generated(checkpoint)[1].tolist()
+    for given, settings in (
+        ({"suppress_tokens": ids[:3]}, None),
+        ({"bad_words_ids": [ids[:1], ids[3:5]]}, None),
+        ({"sequence_bias": [[ids[:1], -90]]}, {"sequence_bias": {(ids[0],): -90.0}}),
+        ({"eos_token_id": [ids[7], 0]}, None),
+        ({"decoding": "autoregressive", "num_beams": 2, "early_stopping": True}, None),
+        ({"min_new_tokens": 5, "use_cache": True, "num_return_sequences": 1}, None),
+        ({"top_k": 5, "max_cache_len": None, "do_sample": False}, {}),
+    ):
+        answer = chat(client, extra_body={"generation_config": given})
+        assert answer.choices[0].message.content == generated(checkpoint, **given | (settings or {}))[2], given
+    written = GenerationConfig(min_new_tokens=3, repetition_penalty=1.7).to_json_string()
+    answer = chat(client, extra_body={"generation_config": written})
+    assert answer.choices[0].message.content == generated(checkpoint, repetition_penalty=1.7, min_new_tokens=3)[2]

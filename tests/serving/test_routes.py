@@ -1,8 +1,12 @@
 """Chats and completions as OpenAI's client sees them: whole, streamed and refused."""
 
 import asyncio
+import copy
+import http.client
 import json
-import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fastapi import HTTPException
@@ -16,7 +20,10 @@ from serving_client import (
 from transformers.cli.serving.chat_completion import ChatCompletionHandler
 
 from wedlm.serving.errors import error_response
+from wedlm.serving.limits import BODY_BYTES
+from wedlm.serving.one_model import OneModel
 from wedlm.serving.routes import Chat
+from wedlm.serving.worker import OneAtATime
 
 
 def test_a_chat_is_the_text_of_generate(checkpoint, client):
@@ -47,12 +54,10 @@ def test_a_completion_is_the_text_of_generate(checkpoint, client):
 
 
 def test_other_bad_requests(server):
-    for body in (b"{", b"[]", b"\xff"):
+    for body in (b"{", b"[]", b"\xff", b'{"a": ' + b"[" * 100_000):
         status, answer = post(server, "/v1/chat/completions", body)
-        assert status == 400 and re.search(
-            "not a JSON object|parsing the body", json.loads(answer)["error"]["message"]
-        )
-    for prompt, sentence in ((3, "prompt must be a string"), ("", "empty prompt")):
+        assert status == 400 and "is not a JSON object" in json.loads(answer)["error"]["message"]
+    for prompt, sentence in ((3, "prompt=3 is not a text"), ("", "empty prompt")):
         status, answer = post(server, "/v1/completions", {"model": "tiny", "prompt": prompt, "stream": prompt == ""})
         assert status == 400 and sentence in json.loads(answer)["error"]["message"]
 
@@ -77,3 +82,91 @@ def test_a_failure_of_the_server_is_told_in_openais_form(monkeypatch):
     assert json.loads(answer.body)["error"] == {
         "message": "The server failed; its log says how.", "type": "server_error", "code": 500
     }  # fmt: skip
+
+
+def chat_with(checkpoint, template):
+    """The route of chats for a model with another chat template."""
+    tokenizer = copy.copy(checkpoint[2])
+    tokenizer.chat_template = template
+    return Chat(OneModel("tiny", checkpoint[1], tokenizer), OneAtATime())
+
+
+@pytest.mark.parametrize(
+    "template, name",
+    [("{% include 'other' %}", "TypeError"), ("{{ messages[7].role }}", "UndefinedError"), (None, "ValueError")],
+)
+def test_a_template_that_fails_is_a_refusal(checkpoint, template, name):
+    with pytest.raises(HTTPException, match=f"The chat template cannot write these messages .{name}: ") as error:
+        asyncio.run(chat_with(checkpoint, template).handle_request({"messages": MESSAGES}, "request"))
+    assert error.value.status_code == 400
+
+
+def test_a_template_reads_its_own_variables_and_tools(checkpoint):
+    template = "{{ 'a' if enable_thinking is true else 'b' }}{% for tool in tools or [] %}{{ tool.name }}{% endfor %}"
+    chats = chat_with(checkpoint, template)
+
+    def text(**fields):
+        body = chats.prepared({"messages": MESSAGES, **fields})
+        assert (body["tools"] or []) == (fields["tools"] if text.has_tools else [])
+        return checkpoint[2].decode(body["tokenizer"].inputs["input_ids"][0])
+
+    text.has_tools = False
+    assert text() == text(chat_template_kwargs={"enable_thinking": False}) == text(chat_template_kwargs=None) == "b"
+    assert text(chat_template_kwargs={"enable_thinking": True}) == "a"
+    assert text(tools=[{"name": "x"}], tool_choice="none") == text(tools=[]) == "b"
+    text.has_tools = True
+    assert text(tools=[{"name": "x"}], tool_choice="auto") == "bx"
+
+
+HOSTILE = {  # the body, and the status of the answer
+    "a text of 2 MB": ({"messages": [{"role": "user", "content": "the cat " * 250_000}]}, 400),
+    "a word of 2 MB": ({"messages": [{"role": "user", "content": "x" * 2_000_000}]}, 400),
+    "100,000 messages": ({"messages": [{"role": "u"}] * 100_000}, 400),
+    "tool calls": ({"messages": [{"role": "u", "tool_calls": [{"arguments": {}}] * 90_000}]}, 400),
+    "small objects": (b'{"messages": [' + b"{}," * 600_000 + b"{}]}", 400),
+    "nested": (b'{"messages": ' + b"[" * 1_000_000, 400),
+    "larger than the limit": (b" " * (BODY_BYTES + 1), 413),
+    "50 MB": (b" " * 50_000_000, 413),
+    "a padded prompt": ({"messages": MESSAGES, "chat_template_kwargs": {"padding": "max_length"}}, 400),
+    "a template": ({"messages": MESSAGES, "chat_template_kwargs": {"chat_template": "{{ 'x' * 10**10 }}"}}, 400),
+    "a cache": ({"messages": MESSAGES, "generation_config": {"max_cache_len": 10**10}}, 400),
+    "sequences": ({"messages": MESSAGES, "generation_config": {"num_return_sequences": 10**5}}, 400),
+    "beams": ({"messages": MESSAGES, "generation_config": {"num_beams": 10**5}}, 400),
+    "a window": ({"messages": MESSAGES, "generation_config": {"window_size": 10**9}}, 400),
+    "stop strings": ({"messages": MESSAGES, "generation_config": {"stop_strings": ["abc"] * 3000}}, 400),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", HOSTILE)
+def test_health_is_told_in_half_a_second_while_hostile_requests_come(server, name):
+    """Another process may hold up a busy machine, so that a request that blocks the server must do so three times."""
+    body, status = HOSTILE[name]
+    body = json.dumps(body).encode() if isinstance(body, dict) else body
+
+    def worst_of_health(is_over):
+        worst = 0
+        while not is_over.is_set():
+            start = time.monotonic()
+            connection = http.client.HTTPConnection("127.0.0.1", server, timeout=60)
+            connection.request("GET", "/health")
+            assert connection.getresponse().status == 200
+            worst = max(worst, time.monotonic() - start)
+            connection.close()
+            is_over.wait(0.02)
+        return worst
+
+    waits = []
+    for _ in range(3):
+        is_over = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            worst = pool.submit(worst_of_health, is_over)
+            try:
+                told = post(server, "/v1/chat/completions", body)
+            finally:
+                is_over.set()
+        waits.append(worst.result())
+        if waits[-1] < 0.5:
+            break
+    assert told[0] == status and json.loads(told[1])["error"]["message"].endswith(".")
+    assert min(waits) < 0.5, waits

@@ -10,6 +10,17 @@ from serving_client import post
 from typer.testing import CliRunner
 
 from wedlm.commands.cli import app
+from wedlm.serving import limits
+from wedlm.serving.request_settings import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    FLAG_SETTINGS,
+    IGNORED_FIELDS,
+    NUMBER_SETTINGS,
+    OTHER_SETTINGS,
+    TOKEN_SETTINGS,
+    TOKENS_SETTINGS,
+)
 
 DOCUMENT = REPOSITORY / "docs" / "serve.md"
 
@@ -22,9 +33,29 @@ def test_the_examples_of_the_documentation_run(server, capsys):
     assert post(server, curl[0], curl[1].encode())[0] == 200
 
 
-def test_it_warns_where_other_machines_may_come_in(tmp_path):
+def test_the_documentation_names_every_field_setting_and_limit():
+    text = DOCUMENT.read_text()
+    named = set(re.findall(r"`(\w+)", text))
+    settings = {*NUMBER_SETTINGS, *FLAG_SETTINGS, *TOKEN_SETTINGS, *TOKENS_SETTINGS, *OTHER_SETTINGS}
+    assert CHAT_FIELDS - {"messages", "model"} | COMPLETION_FIELDS - {"model", "prompt"} | IGNORED_FIELDS <= named
+    assert settings <= named
+    for sentence in (
+        f"| `window_size` | {limits.WINDOW_SIZE} |",
+        f"| `stop_strings` | {limits.STOP_STRINGS} texts of {limits.STOP_CHARACTERS} characters |",
+        f"| `bad_words_ids`, `sequence_bias` | {limits.BIASES} entries |",
+        f"| `num_beams` | {limits.BEAMS} |",
+        f"at most {limits.BODY_BYTES // 2**20} MiB (status 413), and {limits.BODY_SECONDS} seconds",
+        f"{limits.REQUESTS_IN_LINE} requests can wait",
+        f"{limits.CONNECTIONS} connections can be open",
+    ):
+        assert sentence in text
+
+
+def test_it_warns_where_other_machines_may_come_in(checkpoint):
     for host, expected in (("0.0.0.0", True), ("127.0.0.1", False)):
-        result = CliRunner().invoke(app, ["serve", str(tmp_path / "nothing"), "--host", host, "--port", "0"])
+        result = CliRunner().invoke(
+            app, ["serve", str(checkpoint[0]), "--host", host, "--port", "0", "--device", "gpu"]
+        )
         assert result.exit_code == 2 and ("there is no key" in result.stderr) == expected
 
 
@@ -56,7 +87,6 @@ def test_bad_input_is_one_sentence(checkpoint, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
         assert f"--port {port} cannot be listened on (Address already in use" in refused(folder, "--port", port)
-        assert "does not exist" not in refused(tmp_path / "nothing", "--port", port)  # said before anything is loaded
 
 
 def test_without_the_extra_it_says_how_to_install_it(monkeypatch):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import datasets
 import pytest
-from qwen_checkpoints import save_qwen
+from stock_checkpoints import save_stock
 from typer.testing import CliRunner, Result
 
 from wedlm import convert_to_wedlm
@@ -32,7 +32,7 @@ def place(tmp_path_factory):
     """A folder with tiny checkpoints, `qwen` and `model`, and data, `chats.jsonl` and `texts.jsonl`."""
     place = tmp_path_factory.mktemp("place")
     (place / "qwen").mkdir()
-    save_qwen(place / "qwen", rows=300)
+    save_stock(place / "qwen", rows=300)
     convert_to_wedlm(place / "qwen", place / "model")
     template = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
     template += "{% if add_generation_prompt %}<|im_start|>{% endif %}"

@@ -144,6 +144,31 @@ def test_normalized_text_keeps_its_answers():
     assert answers(sample, tokenizer) == ["\u00e9a<|im_end|>"]
 
 
+def test_an_empty_span_inside_a_token_gives_it_no_loss():
+    """The template marks the content alone. The empty one stands inside " the", which is one token."""
+    template = """\
+{%- for message in messages -%}
+{%- if message.role == 'user' -%}{{ message.content }}
+{%- elif message.content -%}{% generation %}{{ message.content }}{% endgeneration %}
+{%- else -%}{{ ' t' }}{% generation %}{% endgeneration %}{{ 'he' }}{%- endif -%}
+{%- endfor -%}
+"""
+    tokenizer = make_tokenizer(template)
+    chat = [user("a"), assistant("", tool_calls=[{"name": "log"}]), user(" cat "), assistant("sat")]
+    sample = tokenize_record({"messages": chat}, 0, tokenizer, DataOptions())
+    assert [tokenizer.decode([token]) for token in sample["input_ids"]][1:3] == [" the", " cat"]
+    assert answers(sample, tokenizer) == [" sat"]
+
+
+def test_private_characters_in_a_conversation_do_not_move_its_ends():
+    """The end of a turn that Qwen3's template rewrites is found by a mark that the text does not hold."""
+    tokenizer = make_tokenizer(QWEN3)
+    chat = [user("\ue000\ue001"), assistant("<think>\na\n</think>\n\nb\ue000c"), user("d"), assistant("e")]
+    (sample,), summary = prepare([{"messages": chat}], tokenizer)
+    assert answers(sample, tokenizer) == ["b\ue000c<|im_end|>", "<think>\n\n</think>\n\ne<|im_end|>"]
+    assert summary.num_rewritten == 1
+
+
 def test_templates_that_are_refused():
     double = [user("a"), assistant("b"), assistant("c")]
     marks = "put {% generation %} marks into the chat template, or use loss_on='last'"

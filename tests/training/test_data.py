@@ -201,6 +201,18 @@ def test_a_change_of_template_tokenizer_option_or_data_is_never_missed(tmp_path,
     assert fingerprints(file, packing=packing)[1] == before
 
 
+def test_other_code_and_other_versions_tokenize_anew(tmp_path, monkeypatch):
+    file = write_lines(tmp_path / "a.jsonl", [{"messages": CHAT}])
+    keys = [fingerprints(file)[0]]
+    with monkeypatch.context() as changed:
+        changed.setattr(data.inspect, "getsource", lambda module: f"{module.__name__} has changed")
+        keys.append(fingerprints(file)[0])
+    with monkeypatch.context() as changed:
+        changed.setattr(data, "version", lambda name: "another")
+        keys.append(fingerprints(file)[0])
+    assert len(set(keys)) == 3 and fingerprints(file)[0] == keys[0]
+
+
 def test_a_dict_of_splits_is_refused():
     records = Dataset.from_list([{"text": "the cat"}])
     with pytest.raises(TrainingError) as error:

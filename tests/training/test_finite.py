@@ -1,5 +1,7 @@
 """A loss or weight that is not finite stops training, and is never saved."""
 
+import re
+
 import pytest
 import torch
 from helpers import CHECKPOINTS, load
@@ -9,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from wedlm import DualStreamCollator, WeDLMTrainer, WeDLMTrainingArguments
 from wedlm.training.errors import TrainingError
-from wedlm.training.finite import check_loss
+from wedlm.training.finite import check_loss, is_finite
 
 SEQUENCES = [
     {"input_ids": tokens, "labels": tokens, "sample_lengths": [4], "sample_indices": [i]}
@@ -30,6 +32,16 @@ def test_the_sentence_names_step_part_and_row(tmp_path, part):
     message = rf"a batch of step 7 is nan, from the {part} tokens in row 1, .* tokens \[21, 22, 23, 24.* start anew\.$"
     with pytest.raises(TrainingError, match=message):
         check_loss(batch, outputs, 7, args, None)
+
+
+def test_the_sentence_shows_the_beginning_of_a_sample(tmp_path):
+    tokens = list(range(20, 60))
+    long = {"input_ids": tokens, "labels": tokens, "sample_lengths": [40], "sample_indices": [0]}
+    batch = DualStreamCollator(mask_token_id=159, block_size=2)([long])
+    outputs = load(CHECKPOINTS / "q3")(**batch)
+    outputs.target_losses[0, 0] = outputs.loss = torch.tensor(torch.nan)
+    with pytest.raises(TrainingError, match=rf"the tokens {re.escape(str(tokens[:24]))}; lower"):
+        check_loss(batch, outputs, 1, WeDLMTrainingArguments(str(tmp_path), use_cpu=True), None)
 
 
 def test_a_run_stops_at_its_first_step(place, tmp_path):
@@ -67,3 +79,11 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, step):
         trainer.train()
     (saved,) = tmp_path.glob("checkpoint-*")
     assert all(weight.isfinite().all() for weight in load_file(saved / "model.safetensors").values())
+
+
+@pytest.mark.parametrize("value", [1.0, torch.nan])
+def test_a_part_of_a_weight_under_zero3(value):
+    """DeepSpeed leaves the weight empty, and keeps the part of the rank beside it."""
+    weight = torch.nn.Parameter(torch.empty(0))
+    weight.ds_tensor = torch.tensor([0.0, value])
+    assert is_finite(weight) == (value == 1.0)

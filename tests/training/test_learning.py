@@ -12,7 +12,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from qwen_checkpoints import END, save_tokenizer
+from stock_checkpoints import END, save_tokenizer
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM, WeDLMTrainer, WeDLMTrainingArguments, convert_to_wedlm

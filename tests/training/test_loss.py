@@ -70,6 +70,12 @@ def test_a_part_without_targets_counts_0(model):
     assert model(**scaled).loss.item() == 0
 
 
+def test_a_part_of_one_query_and_the_two_parts_by_default():
+    batch = {"target_weights": torch.tensor([[1.0, 1.0, 2.0]]), "stream_ids": torch.tensor([[0, 1, 1]])}
+    scaled = scale_weights(batch, weight_sums(batch))["target_weights"]
+    torch.testing.assert_close(scaled, torch.tensor([[1 / 2, 1 / 6, 1 / 3]]))
+
+
 def test_scaling_leaves_the_batch_alone():
     batch = collated([[12]])
     before = copy.deepcopy(batch)

@@ -6,6 +6,7 @@ from collections import namedtuple
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from training_runs import run
 from transformers import AutoConfig
 
@@ -63,9 +64,21 @@ def test_a_disk_that_gets_full_is_one_sentence(place, tmp_path, monkeypatch, nam
         run(place, tmp_path / "out")
 
 
-def test_other_errors_stay_as_they_are(tmp_path):
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EDQUOT, "Disk quota exceeded"), SafetensorError("I/O error: No space left on device")]
+)
+def test_full_disks_of_other_libraries(tmp_path, error):
+    with pytest.raises(TrainingError, match="^The disk of output_dir="):
+        with full_disks(WeDLMTrainingArguments(str(tmp_path), use_cpu=True)):
+            raise error
+
+
+def test_other_errors_stay_as_they_are(tmp_path, monkeypatch):
     training = WeDLMTrainingArguments(str(tmp_path), use_cpu=True)
     for error in (RuntimeError("PytorchStreamWriter failed"), OSError(errno.EACCES, "Permission denied")):
         with pytest.raises(type(error)) as raised, full_disks(training):
             raise error
         assert raised.value is error
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 1000))
+    with pytest.raises(RuntimeError, match="^another$"), full_disks(training):
+        raise RuntimeError("another")

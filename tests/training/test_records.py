@@ -148,6 +148,8 @@ def test_records_of_a_dataset_are_named_by_their_number():
         ("a.jsonl", b"\n", "There is no record in {file}; give a file with at least one."),
         ("a.json", b"[]", "There is no record in {file}; give a file with at least one."),
         ("a.json", b'[{"text": "a"},\n{"text": }]', "{file}, line 2 is no JSON (Expecting value); correct it."),
+        ("a.jsonl", b"[" * 10_000, "{file}, line 1 is nested too deeply for JSON; correct it."),
+        ("a.json", b"[" * 10_000, "{file} is nested too deeply for JSON; correct it."),
         ("a.json", b'[{"text": "\xff"}]', "{file} is no UTF-8 text; save the file as UTF-8."),
         ("a.json", b'[{"text": "a"}, 3]', "{file}, record 1 is a JSON int; write an object with fields."),
         ("a.csv", b"text\na\n",

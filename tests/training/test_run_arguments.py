@@ -39,13 +39,22 @@ def test_what_yaml_means(tmp_path):
     assert (training.run_name, training.packing) == ("-x", False)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"), [("model: " + "[" * 2000, "nested too deeply"), ("model: &a x\noutput_dir: *a", "the alias ")]
+)
+def test_hostile_yaml_is_one_sentence(tmp_path, text, words):
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(TrainingError, match=f"run.yaml cannot be read as YAML .*{words}.*; correct"):
+        parse([str(tmp_path / "run.yaml")])
+
+
 REFUSED = {
     "an unknown argument": (
         ["--learning_rat", "1"],
         "no argument 'learning_rat' .on the command line.; did you mean le",
     ),
     "a strange argument": (["--qqqqqqqq", "1"], "no argument 'qqqqqqqq' .*docs/train.md"),
-    "a word that belongs to none": (["--model", "a", "b"], "'b' belongs to no argument"),
+    "a word that belongs to none": (["--seed", "1", "b"], "'b' belongs to no argument"),
     "no number": (["--learning_rate", "fast"], "argument --learning_rate.*: invalid float value: 'fast'"),
     "no model": ([], "the following arguments are required: --model, --train_data"),
     "no file": (["nothing.yaml"], "^There is no file nothing.yaml; give the YAML file of a run"),
@@ -54,7 +63,7 @@ REFUSED = {
     "a choice that is none": (["--overlong", "cut"], "--overlong: invalid choice: 'cut'"),
     "a length of nothing": (["--max_length", "1"], "max_length=1 is too small"),
     "missing data": (["--train_data", "nowhere.jsonl"], "nowhere.jsonl"),
-    "no checkpoint": (["--model", "."], "model=. is no checkpoint with a tokenizer .*; give a folder or a name"),
+    "no checkpoint": (["--model", "."], "^. has no config.json, so it is no checkpoint; give the folder of one."),
     "no rank": (["--lora_r", "-1"], "lora_r=-1 is no rank"),
     "QLoRA from scratch": (
         ["--load_in_4bit", "true", "--lora_r", "4", "--random_weights", "true"],

@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from matplotlib.figure import Figure
 
-from wedlm.training.run_report import without_secrets, write_report
+from wedlm.training.run_report import plot_losses, without_secrets, write_report
 
 
 def test_secrets_are_not_written():
@@ -21,6 +22,20 @@ def test_the_report_of_a_run(full_run):
     assert report["data"]["train"]["num_samples"] == 10 and report["train"]["step"] == 2
     assert report["train"]["mlm_loss"] > 0 and report["eval"]["eval_loss"] > 0
     assert (full_run.folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_plot_has_the_losses_of_each_step(tmp_path, monkeypatch):
+    drawn = {}
+
+    def note(self, path, **options):
+        drawn.update({line.get_label(): line.get_xydata().tolist() for line in self.axes[0].lines})
+
+    monkeypatch.setattr(Figure, "savefig", note)
+    steps = [{"step": 1, "loss": 3.0, "mlm_loss": 4.0}, {"step": 5, "loss": 2.0, "mlm_loss": 2.5, "ar_loss": 1.5}]
+    plot_losses(steps, [{"step": 5, "eval_loss": 2.5}], tmp_path / "loss.png")
+    assert drawn == {
+        "loss": [[1, 3], [5, 2]], "mlm_loss": [[1, 4], [5, 2.5]], "ar_loss": [[5, 1.5]], "eval_loss": [[5, 2.5]]
+    }  # fmt: skip
 
 
 def test_a_report_without_steps_or_data(tmp_path):

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from stock_tokenizers import FLAVOURS
 from tiny_tokenizer import COLON, END, MARKED, make_tokenizer
 from training_data import CHAT, TOKENIZER, answers, assistant, prepare, user
+from transformers import AutoTokenizer
 
 from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.data import prepare_dataset
@@ -58,6 +60,29 @@ def test_no_token_lies_across_the_border_of_prompt_and_completion():
     (sample,), _ = prepare([{"prompt": "the ca", "completion": "t"}])
     assert answers(sample) == ["t<|endoftext|>"]
     assert TOKENIZER.decode(sample["input_ids"]) == "the cat<|endoftext|>"
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_samples_have_the_ids_that_the_tokenizer_gives(tmp_path, flavour):
+    """A first token is there once, whether the template or the tokenizer writes it."""
+    FLAVOURS[flavour](tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer.add_special_tokens({"mask_token": "<|mask|>"})
+    (sample,), _ = prepare([{"messages": CHAT}], tokenizer)
+    ids, length = tokenizer.apply_chat_template(CHAT)["input_ids"], len(sample["input_ids"])
+    assert sample["input_ids"] == ids[:length] and tokenizer.decode(ids[length:]).strip() == ""
+    assert [answer.strip() for answer in answers(sample, tokenizer)] == [
+        turn["content"] + tokenizer.eos_token for turn in CHAT[1::2]
+    ]
+    (sample,), _ = prepare([{"text": "the cat sat"}], tokenizer)
+    assert sample["input_ids"] == tokenizer("the cat sat")["input_ids"] + [tokenizer.eos_token_id]
+    for prompt, completion in (("the: ", "cat"), ("the:", " cat"), ("the ca", "t"), ("the\n", "\n\tcat"), ("a", "\n")):
+        (sample,), _ = prepare([{"prompt": prompt, "completion": completion + "a"}], tokenizer)
+        first = tokenizer(prompt)["input_ids"]
+        assert sample["input_ids"][: len(first)] == first
+        assert tokenizer.decode(sample["input_ids"], skip_special_tokens=True) == prompt + completion + "a"
 
 
 @pytest.mark.parametrize("num_extra", [0, 2])
@@ -144,6 +169,7 @@ REFUSED = [
      "use loss_on='last'."),
     ({"messages": CHAT, "tools": "{{"},
      "{where}: its tools are no JSON (Expecting property name enclosed in double quotes); correct them."),
+    ({"messages": CHAT, "tools": "[" * 10_000}, "{where}: its tools are nested too deeply for JSON; correct them."),
     ({"messages": CHAT, "tools": ["a"]}, "{where}: its tools are no list of objects; write one."),
 ]  # fmt: skip
 

@@ -5,6 +5,8 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +14,11 @@ from helpers import REPOSITORY, run_python
 from training_runs import CONFIGS, TOY, run, words
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from wedlm import WeDLMTrainingArguments
+from wedlm.training.data import DataSummary
 from wedlm.training.errors import TrainingError
+from wedlm.training.run_arguments import RunArguments
+from wedlm.training.train import convert_model, load_model, print_summaries, read_config_and_tokenizer
 
 # --- Its results ---
 
@@ -59,18 +65,54 @@ def test_continued_pretraining_of_a_qwen(place, tmp_path):
     assert type(AutoModelForCausalLM.from_pretrained(out)).__name__ == "WeDLMForCausalLM"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("config", ["full", "fsdp"])
+# On GPUs accelerate starts DeepSpeed's communication before the model is loaded, and on CPUs it does not.
+ZERO3 = """
+import os
+os.environ["DS_ACCELERATOR"] = "cpu"
+import deepspeed
+from wedlm.commands.cli import app
+
+deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
+app()
+"""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param("full", marks=pytest.mark.slow),
+        pytest.param("fsdp", marks=pytest.mark.slow),
+        pytest.param("zero3", marks=pytest.mark.ecosystem),
+    ],
+)
 def test_two_processes(place, tmp_path, config):
-    fields = {"model": place / "qwen", "train_data": place / "chats.jsonl", "output_dir": tmp_path / "out", **TOY}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "wedlm"]
-    command = [*launch, "train", CONFIGS / f"{config}.yaml", *words(**fields, bf16=False)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("10 records read") == 1, "each process reports"
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    out = tmp_path / "out"
+    fields = {"model": place / "qwen", "train_data": place / "chats.jsonl", "output_dir": out, **TOY}
+    fields |= {"bf16": False, "learning_rate": 1e-2, "warmup_steps": 0}
+    program = ["-m", "wedlm"]
+    if config == "zero3":
+        program = [tmp_path / "program.py"]
+        program[0].write_text(ZERO3)
+
+    def launched(**more):
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *program]
+        command = [*launch, "train", CONFIGS / f"{config}.yaml", *words(**fields, **more)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    assert launched().count("10 records read") == 1, "each process reports"
+    model = AutoModelForCausalLM.from_pretrained(out)
     assert model.config.mask_row == "unused"
-    assert json.loads((tmp_path / "out" / "training_report.json").read_text())["train"]["step"] == 2
+    assert json.loads((out / "training_report.json").read_text())["train"]["step"] == 2
+    (out / "model.safetensors").unlink()
+    for path in (out / "checkpoint-2").rglob("*optim*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[:100])
+    assert f"The run resumes from {out}/checkpoint-1; left out: checkpoint-2" in launched(resume_from_checkpoint=True)
+    weights = dict(model.named_parameters())
+    for name, weight in AutoModelForCausalLM.from_pretrained(out).named_parameters():
+        torch.testing.assert_close(weight, weights[name])
 
 
 @pytest.mark.full
@@ -109,6 +151,102 @@ def test_preview(place, tmp_path, capsys, model):
     assert "<|im_start|>say 0<|im_end|><|im_start|>⟦0 said<|im_end|>⟧" in out
     assert "observed" in out and "masked" in out and "10 records read" in out
     assert not (tmp_path / "out").exists()
+
+
+# --- Its parts ---
+
+
+def arguments(**fields):
+    return WeDLMTrainingArguments("out", use_cpu=True, **fields)
+
+
+def copy_with(folder, out, name, **fields):
+    """Copies a checkpoint and sets fields of one of its JSON files."""
+    shutil.copytree(folder, out)
+    path = out / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    return str(out)
+
+
+def test_code_in_a_checkpoint_is_not_run_and_nobody_is_asked(place, tmp_path, monkeypatch):
+    questions = []
+    monkeypatch.setattr("builtins.input", lambda question="": questions.append(question) or "y")
+    code = "raise AssertionError('runs')\n"
+    config = {"model_type": "foreign", "auto_map": {"AutoConfig": "foreign.Config"}}
+    folder = copy_with(place / "qwen", tmp_path / "config", "config.json", **config)
+    (tmp_path / "config" / "foreign.py").write_text(code)
+    with pytest.raises(TrainingError, match="config is no checkpoint with a tokenizer .*trust_remote_code"):
+        read_config_and_tokenizer(RunArguments(folder, []))
+    tokenizer = {"tokenizer_class": "Foreign", "auto_map": {"AutoTokenizer": ["foreign.Foreign", None]}}
+    folder = copy_with(place / "model", tmp_path / "tokenizer", "tokenizer_config.json", **tokenizer)
+    (tmp_path / "tokenizer" / "foreign.py").write_text(code)
+    with pytest.raises(TrainingError, match="tokenizer is no checkpoint with a tokenizer .*trust_remote_code"):
+        read_config_and_tokenizer(RunArguments(folder, []))
+    assert questions == []
+
+
+def test_only_the_tokenizer_of_a_qwen_gets_a_mask_token(place, tmp_path):
+    def mask_token(folder):
+        return read_config_and_tokenizer(RunArguments(str(folder), []))[1].mask_token
+
+    assert mask_token(place / "qwen") == mask_token(place / "model") == "<|mask|>"
+    assert mask_token(copy_with(place / "qwen", tmp_path / "own", "tokenizer_config.json", mask_token="#")) == "#"
+    without = copy_with(place / "model", tmp_path / "without", "tokenizer_config.json", mask_token=None)
+    assert mask_token(without) is None
+
+
+def test_summaries_are_printed_by_one_process_once_something_is_read(capsys):
+    read, unread = DataSummary(8, num_read=3), DataSummary(8)
+    main, other = (SimpleNamespace(process_index=i) for i in (0, 1))
+    for training in (main, other):
+        print_summaries({"train": read, "eval": unread}, training)
+    assert capsys.readouterr().out.startswith("train: 3 records read") and not capsys.readouterr().out
+    print_summaries({"eval": unread}, main)
+    assert not capsys.readouterr().out
+
+
+def test_a_qwen_is_converted_unless_a_resumed_run_has_done_it(place, tmp_path):
+    run_arguments = RunArguments(str(place / "qwen"), [])
+    training = arguments()
+    training.output_dir = str(tmp_path)
+    times = []
+    for is_resumed in (True, True, False):
+        folder = convert_model(run_arguments, training, is_resumed)
+        times.append((Path(folder) / "config.json").stat().st_mtime_ns)
+    assert times[0] == times[1] < times[2]
+
+
+@pytest.mark.parametrize(
+    ("asked", "rank", "dtype"),
+    [
+        ("auto", 0, torch.float32),
+        ("auto", 4, torch.bfloat16),
+        ("bfloat16", 0, torch.bfloat16),
+        ("float32", 4, torch.float32),
+    ],
+)
+@pytest.mark.parametrize("random_weights", [False, True])
+def test_the_type_of_the_weights(place, tmp_path, asked, rank, dtype, random_weights):
+    AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
+    folder = str(tmp_path / "half")
+    run_arguments = RunArguments(folder, [], dtype=asked, lora_r=rank, random_weights=random_weights)
+    assert load_model(folder, run_arguments, arguments()).get_input_embeddings().weight.dtype == dtype
+
+
+@pytest.mark.parametrize(("given", "alpha"), [(None, 8), (3, 3)])
+def test_lora_alpha_is_twice_the_rank_by_default(place, given, alpha):
+    folder = str(place / "model")
+    model = load_model(folder, RunArguments(folder, [], lora_r=4, lora_alpha=given), arguments())
+    assert model.peft_config["default"].lora_alpha == alpha
+
+
+def test_a_model_without_mask_token_id_is_refused(place, tmp_path):
+    folder = copy_with(place / "model", tmp_path / "maskless", "config.json", mask_token_id=None)
+    with pytest.raises(TrainingError, match="model=.*maskless has no mask_token_id in its config; set it there"):
+        load_model(folder, RunArguments(folder, []), arguments())
+
+
+# --- The documentation ---
 
 
 def test_the_python_of_the_documentation_runs(place, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,13 +11,15 @@ from datasets import Dataset
 from helpers import CHECKPOINTS, MASK, load, random_tokens
 from peft import LoraConfig, get_peft_model
 from processes import run_two_processes
-from qwen_checkpoints import save_qwen, save_tokenizer
+from stock_checkpoints import save_stock, save_tokenizer
+from training_runs import CONFIGS
 from transformers import AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
 
 from wedlm import DualStreamCollator, WeDLMTrainer, WeDLMTrainingArguments, convert_to_wedlm
 from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.training.loss import scale_weights, weight_sums
 from wedlm.training.packing import pack
+from wedlm.training.trainer import prepared
 
 LENGTHS = (40, 21, 9, 33, 12, 27, 18, 30)
 
@@ -198,27 +201,43 @@ def test_lora_in_other_ways(tmp_path):
 
 
 RANKS = """
-import json, sys, torch
+import datetime, json, os, sys
+os.environ["DS_ACCELERATOR"] = "cpu"  # for DeepSpeed
+import torch
 import torch.distributed as dist
 from transformers import logging
 
-checkpoint, folder, tests = sys.argv[1:]
+folder, tests = sys.argv[1:]
 sys.path[:0] = [tests, tests + '/training']
 import test_trainer
 
 logging.disable_progress_bar()
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))  # a rank that waits longer fails
 for name, fields in json.load(open(f"{folder}/ways.json")).items():
-    weights, log, trainer = test_trainer.trained(f"{folder}/{name}", **fields)
-    if fields.get("fsdp"):
-        state = trainer.accelerator.get_state_dict(trainer.model)
-        weights = {key: state[key] for key in state}
+    dataset = test_trainer.packed_samples(fields.pop("lengths", test_trainer.LENGTHS), fields.pop("room", 0))
+    _, log, trainer = test_trainer.trained(f"{folder}/{name}", dataset=dataset, **fields)
     evaluated = trainer.evaluate(test_trainer.samples((15, 22, 31)))
+    trainer.save_model()
     if dist.get_rank() == 0:
-        torch.save((weights, log, evaluated), f"{folder}/{name}.pt")
+        torch.save((log, evaluated), f"{folder}/{name}.pt")
 dist.destroy_process_group()
 """
+
+
+def packed_samples(lengths, room):
+    return pack(samples(lengths), room) if room else samples(lengths)
+
+
+def in_two_processes(folder, ways):
+    """Trains in several ways on two ranks; returns for each way its weights and log, and its evaluation."""
+    (folder / "ways.json").write_text(json.dumps(ways))
+    run_two_processes(RANKS, folder, folder, Path(__file__).parents[1])
+    results = {}
+    for name in ways:
+        log, evaluated = torch.load(folder / f"{name}.pt")
+        results[name] = (dict(load(folder / name).named_parameters()), log, None), evaluated
+    return results
 
 
 @pytest.mark.full
@@ -233,13 +252,50 @@ def test_two_processes_take_the_same_steps(two_steps, evaluator, tmp_path):
             "fsdp_config": {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["WeDLMDecoderLayer"]},
         },
     }
-    (tmp_path / "ways.json").write_text(json.dumps(ways))
-    run_two_processes(RANKS, tmp_path, CHECKPOINTS / "q3", tmp_path, Path(__file__).parents[1])
     expected = evaluator.evaluate(samples((15, 22, 31)))
-    for name in ways:
-        weights, log, evaluated = torch.load(tmp_path / f"{name}.pt")
-        assert_same(two_steps, (weights, log, None))
+    for name, (run, evaluated) in in_two_processes(tmp_path, ways).items():
+        assert_same(two_steps, run)
         assert evaluated["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-4), name
+
+
+@pytest.mark.full
+def test_data_that_do_not_divide_by_the_processes(tmp_path):
+    """accelerate repeats samples, so that the last batches are full on both ranks; the repeated ones have no loss."""
+    lengths = [*LENGTHS, 14, 25, 38]
+    ways = {
+        "short": {"lengths": lengths, "per_device_train_batch_size": 4, "max_steps": 4},
+        "accumulated": {"lengths": lengths, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+        "packed": {"lengths": lengths, "room": 64, "per_device_train_batch_size": 1},
+        "few": {"lengths": lengths[:3], "per_device_train_batch_size": 4},
+    }
+    ways = {name: {"max_steps": 5, **fields} for name, fields in ways.items()}
+    for name, (run, _) in in_two_processes(tmp_path, ways).items():
+        fields = ways[name]
+        dataset = packed_samples(fields.pop("lengths"), fields.pop("room", 0))
+        fields["per_device_train_batch_size"] *= 2
+        assert_same(trained(tmp_path / "alone" / name, dataset=dataset, **fields), run)
+
+
+@pytest.mark.ecosystem
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed_takes_the_same_steps(two_steps, evaluator, tmp_path, stage):
+    config = json.loads((CONFIGS / "zero3.json").read_text())
+    config["zero_optimization"]["stage"] = stage
+    ways = {
+        "one batch": {"per_device_train_batch_size": 4},
+        "accumulated": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+        "uneven": {"lengths": [*LENGTHS, 14, 25, 38], "per_device_train_batch_size": 4},
+    }
+    ways = {name: {"max_steps": 2, "deepspeed": config, **fields} for name, fields in ways.items()}
+    results = in_two_processes(tmp_path, ways)
+    expected = evaluator.evaluate(samples((15, 22, 31)))
+    uneven = trained(tmp_path / "alone", dataset=samples(ways["uneven"]["lengths"]), max_steps=2)
+    for name, (run, evaluated) in results.items():
+        if name == "uneven":
+            assert_same(uneven, run)
+        else:
+            assert_same(two_steps, run)
+            assert evaluated["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-4), name
 
 
 # --- Streamed datasets ---
@@ -368,7 +424,7 @@ def test_the_model_attends_as_before_when_it_is_done(tmp_path):
 def converted(tmp_path):
     """A tiny Qwen in tmp_path/"converted" after conversion; returns its tokenizer."""
     (tmp_path / "source").mkdir()
-    save_qwen(tmp_path / "source", rows=300)
+    save_stock(tmp_path / "source", rows=300)
     convert_to_wedlm(tmp_path / "source", tmp_path / "converted")
     return AutoTokenizer.from_pretrained(tmp_path / "converted")
 
@@ -391,6 +447,16 @@ def test_a_resumed_run_goes_on_exactly(tmp_path):
     again = [entry for entry in trainer.state.log_history if "loss" in entry]
     for entry, other in zip(log, again, strict=True):
         assert {**entry, "epoch": 0} == {**other, "epoch": 0}
+    for name, weight in trainer.model.named_parameters():
+        assert torch.equal(weight, weights[name]), name
+
+
+def test_true_resumes_from_the_last_complete_checkpoint(tmp_path):
+    fields = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    weights, _, _ = trained(tmp_path, **fields)
+    (tmp_path / "checkpoint-2" / "trainer_state.json").unlink()
+    trainer = WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path, **fields), train_dataset=samples())
+    trainer.train(resume_from_checkpoint=True)
     for name, weight in trainer.model.named_parameters():
         assert torch.equal(weight, weights[name]), name
 
@@ -430,6 +496,18 @@ def test_records_are_prepared(tmp_path):
     assert trainer.train_dataset["sample_indices"] == [[0]]
     trainer.train()
     assert "eval_one_loss" in trainer.evaluate()
+
+
+def test_the_summary_of_records_is_printed_once(tmp_path, capsys):
+    tokenizer = converted(tmp_path)
+    records = Dataset.from_list([{"text": "a b c"}])
+    args = arguments(tmp_path / "out")
+    assert len(prepared(records, tokenizer, args)) == 1
+    assert capsys.readouterr().out.startswith("1 records read, 1 samples")
+    prepared(records.to_iterable_dataset(), tokenizer, args)  # nothing of it is read yet
+    with patch.object(type(args), "process_index", 1):
+        prepared(records, tokenizer, args)
+    assert not capsys.readouterr().out
 
 
 def test_refusals(tmp_path):

@@ -1,13 +1,16 @@
 """The stock architectures that WeDLM converts from and to, and the models that their configs describe."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import torch
-from transformers import PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.shards import Shard
-from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE, WeDLMConfig
+from wedlm.checkpoints.stock_families import STOCK_FAMILIES, families
+from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
+from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 WEDLM_CLASS = "WeDLMForCausalLM"
@@ -18,13 +21,35 @@ class StockArchitecture(NamedTuple):
     config_class: type[PreTrainedConfig]
     model_class: str  # as `architectures` in config.json names it
     wedlm_fields: dict[str, Any]  # how a WeDLMConfig describes it
+    # Fields that can ask for other layers than WeDLM's, each with the values (or values of a list) that do not.
+    harmless: dict[str, tuple]
+
+    @property
+    def family(self) -> str:
+        return STOCK_FAMILIES[self.config_class.model_type]
 
 
-STOCK = {  # by model_type
-    "qwen2": StockArchitecture(Qwen2Config, "Qwen2ForCausalLM", {"attention_bias": True, "qk_norm": False}),
-    "qwen3": StockArchitecture(Qwen3Config, "Qwen3ForCausalLM", {"attention_bias": False, "qk_norm": True}),
+PLAIN = {"attention_bias": False, "qk_norm": False}
+FULL_ATTENTION = {"sliding_window": (None,), "layer_types": (None, "full_attention")}
+NO_BIAS = {"attention_bias": (None, False)}  # it would put a bias on the output projection too; WeDLM has none there
+# By model_type. Llama and Mistral have the same layers; a WeDLM that was converted from neither becomes a Llama.
+STOCK = {
+    "qwen2": StockArchitecture(Qwen2Config, "Qwen2ForCausalLM", {"attention_bias": True, "qk_norm": False}, {}),
+    "qwen3": StockArchitecture(Qwen3Config, "Qwen3ForCausalLM", {"attention_bias": False, "qk_norm": True}, NO_BIAS),
+    "llama": StockArchitecture(
+        LlamaConfig, "LlamaForCausalLM", PLAIN, {**NO_BIAS, "mlp_bias": (None, False), **FULL_ATTENTION}
+    ),
+    "mistral": StockArchitecture(MistralConfig, "MistralForCausalLM", PLAIN, FULL_ATTENTION),
 }
-OWN_FIELDS = ("model_type", "auto_map", "mask_token_id", "mask_row")  # a conversion does not carry them over
+OTHER_LAYERS = {  # of architectures that are near, by model_type
+    "gemma2": "norms behind attention and MLP",
+    "gemma3_text": "norms behind attention and MLP",
+    "granite": "multipliers of embeddings, residuals and logits",
+    "olmo2": "norms behind attention and MLP",
+    "smollm3": "layers without RoPE",
+}
+# A conversion does not carry these over.
+OWN_FIELDS = ("model_type", "auto_map", "mask_token_id", "mask_row", "converted_from")
 
 
 def check_architecture(fields: dict, source: object, wanted: tuple[str, ...]) -> None:
@@ -37,12 +62,13 @@ def check_architecture(fields: dict, source: object, wanted: tuple[str, ...]) ->
     """
     model_type, architectures = fields.get("model_type"), fields.get("architectures")
     if model_type not in wanted:
-        supported = " and ".join(
-            "a WeDLM checkpoint" if name == MODEL_TYPE else f"dense {STOCK[name].model_class}" for name in wanted
-        )
-        kind = f"{model_type!r}, a mixture of experts" if "moe" in str(model_type) else repr(model_type)
-        remedy = "; without --to-autoregressive Qwen is converted" if wanted == (MODEL_TYPE,) else ""
-        raise CheckpointError(f"{source} is of model_type {kind}; supported is {supported}{remedy}.")
+        if wanted == (MODEL_TYPE,):
+            supported = f"a WeDLM checkpoint; without --to-autoregressive {families()} are converted"
+        else:
+            supported = f"a dense causal language model of {families()}, or a WeDLM checkpoint"
+        other = "a mixture of experts" if "moe" in str(model_type) else OTHER_LAYERS.get(model_type)
+        kind = f"{model_type!r} ({other})" if other else repr(model_type)
+        raise CheckpointError(f"{source} is of model_type {kind}; supported is {supported}.")
     expected = WEDLM_CLASS if model_type == MODEL_TYPE else STOCK[model_type].model_class
     if architectures is not None and architectures != [expected]:
         raise CheckpointError(
@@ -53,11 +79,27 @@ def check_architecture(fields: dict, source: object, wanted: tuple[str, ...]) ->
             f"{source} is quantized (its config has a quantization_config); start from the checkpoint that was "
             "quantized."
         )
-    if model_type == "qwen3" and fields.get("attention_bias"):
-        raise CheckpointError(
-            f"{source} has attention_bias=True, which in Qwen3 puts a bias on the output projection too; WeDLM has "
-            "none there, so start from a checkpoint without biases, as every released Qwen3 is."
-        )
+    if model_type in STOCK:
+        check_layers(fields, source, model_type)
+
+
+def check_layers(fields: dict, source: object, model_type: str) -> None:
+    """Refuses a config whose fields ask for layers that WeDLM and a stock architecture do not share.
+
+    Args:
+        fields (`dict`): The fields of a stock config or of a WeDLMConfig.
+        source (`str` or `os.PathLike`): The name of the checkpoint, for the message.
+        model_type (`str`): The stock architecture that is converted from or to.
+    """
+    architecture = STOCK[model_type]
+    for name, harmless in architecture.harmless.items():
+        # The stock class fills in a field that is left out.
+        value = fields.get(name, getattr(architecture.config_class, name, None))
+        if not all(each in harmless for each in (value if isinstance(value, list) else [value])):
+            raise CheckpointError(
+                f"{source} has {name}={one_line(value)}, and WeDLM is converted from and to {architecture.family} "
+                f"only with {name}={harmless[-1]}; start from a checkpoint that has it."
+            )
 
 
 def wedlm_model(fields: dict, source: object) -> tuple[WeDLMConfig, WeDLMForCausalLM]:
@@ -87,30 +129,40 @@ def wedlm_config(fields: dict) -> WeDLMConfig:
         stock.pop(name, None)
     if fields["model_type"] == "qwen2" and stock.get("head_dim") is None:
         stock["head_dim"] = stock["hidden_size"] // stock["num_attention_heads"]
-    return WeDLMConfig(**{**stock, **architecture.wedlm_fields})
+    return WeDLMConfig(**{**stock, **architecture.wedlm_fields, "converted_from": fields["model_type"]})
 
 
-def stock_model_type(config: WeDLMConfig, source: object) -> str:
-    """The model_type of the stock architecture that has the layers of `config`."""
-    for model_type, architecture in STOCK.items():
-        if all(getattr(config, name) == value for name, value in architecture.wedlm_fields.items()):
-            return model_type
-    raise CheckpointError(
-        f"{source} has qk_norm={config.qk_norm} and attention_bias={config.attention_bias}; Qwen3 has the norms only "
-        "and Qwen2 the biases only, so there is no stock class to convert it to."
-    )
+def stock_model_type(config: WeDLMConfig) -> str | None:
+    """The model_type of the stock architecture that has the layers of `config`; None if none has them.
+
+    Among architectures with the same layers it is the one that the checkpoint was converted from.
+    """
+    same = [
+        model_type
+        for model_type, architecture in STOCK.items()
+        if all(getattr(config, name) == value for name, value in architecture.wedlm_fields.items())
+    ]
+    return config.converted_from if config.converted_from in same else next(iter(same), None)
+
+
+def names_of_fields(config: PreTrainedConfig | type[PreTrainedConfig]) -> set[str]:
+    return {field.name for field in dataclasses.fields(config)}
+
+
+def family_of(config: WeDLMConfig) -> str:
+    """The name of the stock architecture whose layers are those of `config`, or nearest to them."""
+    return STOCK[stock_model_type(config) or "qwen3"].family
 
 
 def stock_fields(config: WeDLMConfig, model_type: str) -> dict:
     """The stock config.json of a WeDLMConfig, in the flat form that engines on an older transformers read too."""
     architecture = STOCK[model_type]
     fields = config.to_dict()
-    for name in (*OWN_FIELDS, "qk_norm"):
+    own = names_of_fields(config) - names_of_fields(architecture.config_class)
+    if config.head_dim * config.num_attention_heads != config.hidden_size:
+        own.discard("head_dim")  # the class of Qwen2 computes it and has no such field, but reads one
+    for name in {*OWN_FIELDS, *own}:
         fields.pop(name, None)
-    if model_type == "qwen2":
-        del fields["attention_bias"]
-        if fields["head_dim"] * fields["num_attention_heads"] == fields["hidden_size"]:
-            del fields["head_dim"]  # Qwen2 computes it
     fields = architecture.config_class(**fields).to_diff_dict()
     rope = fields.pop("rope_parameters")
     fields["rope_theta"] = rope.pop("rope_theta")

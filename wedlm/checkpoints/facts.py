@@ -9,7 +9,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig
 
-from wedlm.checkpoints.architectures import STOCK, wedlm_model
+from wedlm.checkpoints.architectures import STOCK, check_architecture, wedlm_model
 from wedlm.checkpoints.resolve import (
     GENERATION_FILE,
     checkpoint_folder,
@@ -19,10 +19,12 @@ from wedlm.checkpoints.resolve import (
 )
 from wedlm.checkpoints.shards import DTYPES, Shard, read_shards, shard_names
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles
+from wedlm.generation.parameters import DECODINGS, DEFAULTS
 from wedlm.generation.reader_kinds import reads_no_text
-from wedlm.generation.support import DECODINGS, DEFAULTS, check_support
+from wedlm.generation.support import check_support
 from wedlm.generation.transformers_internals import processors_of, resolved_generation_config
-from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE, WeDLMConfig
+from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
+from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 
@@ -54,7 +56,7 @@ class Facts(NamedTuple):
         for shard in self.shards:
             for tensor in shard.tensors.values():
                 start, stop = tensor["data_offsets"]
-                total[dtype_name(DTYPES[tensor["dtype"]])] += stop - start
+                total[DTYPES[tensor["dtype"]].name] += stop - start
         return total
 
 
@@ -66,12 +68,15 @@ def read_facts(name: str | os.PathLike) -> Facts:
     """Reads the facts about a checkpoint without loading its weights.
 
     Args:
-        name (`str` or `os.PathLike`): A folder or a name on the Hub, of a WeDLM, Qwen2, Qwen2.5 or Qwen3 checkpoint.
+        name (`str` or `os.PathLike`): A folder or a name on the Hub, of a WeDLM checkpoint or of a stock one that can
+            be converted.
     """
     folder = checkpoint_folder(name, with_weights=False)
     fields = read_config(name, folder)
     model_type = fields.get("model_type")
-    if model_type not in STOCK:
+    if model_type in STOCK:
+        check_architecture(fields, name, wanted=tuple(STOCK))
+    else:
         require_wedlm(name, fields)
     config, model = wedlm_model(fields, name)
     generation = read_generation_fields(folder)

@@ -7,14 +7,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, logging
 
 from wedlm.checkpoints.errors import CheckpointError, one_line
-from wedlm.checkpoints.resolve import (
-    check_weights,
-    checkpoint_folder,
-    download_weights,
-    read_config,
-    require_tokenizer,
-    require_wedlm,
-)
+from wedlm.checkpoints.resolve import wedlm_folder
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 
@@ -34,11 +27,7 @@ def load_checkpoint(
     Raises:
         `CheckpointError`: whatever is in the way, as one sentence with the remedy.
     """
-    folder = checkpoint_folder(name, with_weights=False)
-    require_wedlm(name, read_config(name, folder))
-    folder = download_weights(name, folder)
-    check_weights(name, folder)
-    require_tokenizer(name, folder)
+    folder = wedlm_folder(name)
     if device is not None and device.partition(":")[0] == "meta":
         raise CheckpointError("The device 'meta' holds no weights; choose another, such as 'cpu'.")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")

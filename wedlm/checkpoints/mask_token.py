@@ -107,7 +107,7 @@ def take_mask_out(config: WeDLMConfig, tokenizer: TokenizerFiles, shards: list[S
     mask_token_id, change = config.mask_token_id, MaskChange()
     if config.mask_row is None:
         if mask_token_id is not None:
-            change.notes.append(f"MASK, token {mask_token_id}, stays: conversion from Qwen did not add it.")
+            change.notes.append(f"MASK, token {mask_token_id}, stays: no conversion to WeDLM added it.")
         return change
     if config.mask_row == "added":
         if mask_token_id != config.vocab_size - 1:

@@ -44,10 +44,26 @@ def check_apart(out: Path, source: Path) -> None:
         )
 
 
+def check_links(source: Path) -> None:
+    """Refuses a link out of a checkpoint folder, whose files are copied: it would publish any file of this machine.
+
+    The Hub's cache consists of links from the folder of a snapshot to the folder `blobs` beside `snapshots`.
+    """
+    real = source.resolve()
+    roots = [real, real.parents[1] / "blobs"] if real.parent.name == "snapshots" else [real]
+    for path in (*source.iterdir(), *source.glob("*/*.jinja")):
+        target = Path(os.path.realpath(path))
+        if not any(target.is_relative_to(root) for root in roots):
+            raise CheckpointError(
+                f"{path} is a link to {target}, outside of the checkpoint; put a copy of the file there, or remove "
+                "the link."
+            )
+
+
 def is_checkpoint(folder: Path) -> bool:
     try:
         return "model_type" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return False
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from huggingface_hub.utils import tqdm
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.new_folder import check_space, complete_or_absent, leftovers
-from wedlm.checkpoints.resolve import COMPANIONS, CONFIG_FILE
-from wedlm.checkpoints.shards import INDEX_FILE, Shard, num_bytes_after, read_index, write_shard
+from wedlm.checkpoints.resolve import COMPANIONS, CONFIG_FILE, TOKENIZER_FILES
+from wedlm.checkpoints.shards import INDEX_FILE, Shard, num_bytes_after, read_index, read_json, write_shard
+from wedlm.checkpoints.tokenizer_files import TokenizerFiles, with_class
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 
 SPARE_BYTES = 32 * 2**20  # of disk space, for config, tokenizer and code
@@ -25,7 +26,7 @@ class Plan(NamedTuple):
     shards: list[Shard]
     num_rows: dict[str, int]  # of the weights that gain or lose a row
     folder: Path  # the source
-    changed: dict[str, dict]  # small files with their new content
+    changed: dict[str, dict | None]  # small files with their new content; None for one that is left out
     tokens: dict[str, int] | None  # ids that the changed tokenizer must give; None if it does not change
     notes: list[str]
 
@@ -44,7 +45,8 @@ def write(plan: Plan, out: Path, overwrite: bool) -> None:
         check_space(out, sum(num_bytes_after(shard, plan.num_rows) for shard in plan.shards) + SPARE_BYTES)
         with complete_or_absent(out, overwrite) as folder:
             write_companions(plan, folder)
-            if plan.tokens is not None:
+            if any((folder / name).exists() for name in TOKENIZER_FILES):
+                keep_form(plan, folder)
                 check_tokenizer(plan, folder)
             write_weights(plan, folder)
     except OSError as error:
@@ -60,7 +62,10 @@ def write_companions(plan: Plan, folder: Path) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(plan.folder / name, folder / name)
     for name, content in plan.changed.items():
-        write_json(folder / name, content)
+        if content is None:
+            (folder / name).unlink()
+        else:
+            write_json(folder / name, content)
     if isinstance(plan.config, dict):
         write_json(folder / CONFIG_FILE, plan.config)
     else:
@@ -78,14 +83,52 @@ def write_json(path: Path, content: dict) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + end, encoding="utf-8")
 
 
-def check_tokenizer(plan: Plan, folder: Path) -> None:
-    """Loads the changed tokenizer and compares the id of every token with the planned one."""
+def load_tokenizer(folder: Path, source: Path) -> PreTrainedTokenizerBase:
+    """Loads the tokenizer of a folder; `source` is the folder whose files its owner can correct."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # wrong files raise errors of many kinds
         raise CheckpointError(
-            f"The tokenizer in {plan.folder} cannot be loaded ({one_line(error)}); correct its files."
+            f"The tokenizer in {source} cannot be loaded ({one_line(error)}); correct its files."
         ) from error
+
+
+def form_of(tokenizer: PreTrainedTokenizerBase) -> dict | None:
+    """Everything that decides how a tokenizer splits and joins a text, but the ids and MASK."""
+    if not tokenizer.is_fast:
+        return None
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    model = {name: value for name, value in content["model"].items() if name not in ("vocab", "merges")}
+    added = {token["content"]: {**token, "id": None} for token in content["added_tokens"]}
+    added.pop(tokenizer.mask_token, None)
+    return {**content, "model": model, "added_tokens": added}
+
+
+def keep_form(plan: Plan, folder: Path) -> None:
+    """Makes AutoTokenizer load the tokenizer as in the source. It chooses the class by `model_type` too.
+
+    A Mistral that names LlamaTokenizer gets TokenizersBackend, for example, which reads tokenizer.json as it is.
+    """
+    result = load_tokenizer(folder, plan.folder)
+    if TokenizerFiles.read(plan.folder).has_code():  # the source cannot be loaded without it
+        return
+    source = load_tokenizer(plan.folder, plan.folder)
+    if form_of(result) == form_of(source):
+        return
+    path, name = folder / "tokenizer_config.json", type(source).__name__
+    write_json(path, with_class(read_json(path) if path.exists() else {}, name))
+    if form_of(load_tokenizer(folder, plan.folder)) != form_of(source):
+        raise CheckpointError(
+            f"The tokenizer in {plan.folder} is a {name}, and beside another config.json it becomes another one; load "
+            "it and save it with save_pretrained() first."
+        )
+
+
+def check_tokenizer(plan: Plan, folder: Path) -> None:
+    """Compares the id of every token with the planned one, if the tokenizer has changed."""
+    if plan.tokens is None:
+        return
+    tokenizer = load_tokenizer(folder, plan.folder)
     vocabulary = tokenizer.get_vocab()
     moved = [token for token, i in plan.tokens.items() if vocabulary.get(token) != i]
     takes_mask_out = isinstance(plan.config, dict)

@@ -7,11 +7,11 @@ from pathlib import Path
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from wedlm.checkpoints.architectures import STOCK
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.shards import INDEX_FILE, read_json, shard_names
-from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE
+from wedlm.checkpoints.stock_families import STOCK_FAMILIES, families
+from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 HUB_NAME = r"[\w-][\w.-]*/[\w.-]+"
 CONFIG_FILE = "config.json"
@@ -20,9 +20,9 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 # Files that go along with the weights and the config, as patterns of names. No code is among them: each checkpoint
 # that is written gets the code of this package.
 COMPANIONS = (
-    GENERATION_FILE, "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "added_tokens.json",
-    "special_tokens_map.json", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
-    "LICENSE*", "NOTICE*",
+    GENERATION_FILE, "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "merges.txt",
+    "added_tokens.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
+    "additional_chat_templates/*.jinja", "LICENSE*", "NOTICE*",
 )  # fmt: skip
 SMALL_FILES = (CONFIG_FILE, "README.md", INDEX_FILE, *COMPANIONS)
 
@@ -51,6 +51,20 @@ def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
         )
     folder = download(name, list(SMALL_FILES))
     return download_weights(name, folder) if with_weights else folder
+
+
+def wedlm_folder(name: str | os.PathLike) -> Path:
+    """Returns the folder of a WeDLM checkpoint with its weights, and refuses one that could not be loaded.
+
+    Args:
+        name (`str` or `os.PathLike`): A folder, or a name on the Hub.
+    """
+    folder = checkpoint_folder(name, with_weights=False)
+    require_wedlm(name, read_config(name, folder))
+    folder = download_weights(name, folder)
+    check_weights(name, folder)
+    require_tokenizer(name, folder)
+    return folder
 
 
 def download_weights(name: str | os.PathLike, folder: Path) -> Path:
@@ -119,6 +133,6 @@ def require_wedlm(name: str | os.PathLike, fields: dict) -> None:
 
 def how_to_convert(name: str | os.PathLike, model_type: str | None) -> str:
     """Tells the owner of a checkpoint that is not WeDLM how to get one, as the end of a sentence."""
-    if model_type in STOCK:
+    if model_type in STOCK_FAMILIES:
         return f"`wedlm convert {name} OUT` makes a WeDLM checkpoint of it"
-    return "`wedlm convert` makes WeDLM checkpoints of Qwen2, Qwen2.5 and Qwen3"
+    return f"`wedlm convert` makes WeDLM checkpoints of {families()}"

@@ -6,15 +6,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-import torch
-
 from wedlm.checkpoints.errors import CheckpointError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLED_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+MAX_HEADER_BYTES = 100_000_000  # as the library has it
 CHUNK_BYTES = 16 * 2**20
+
+
+class Dtype(NamedTuple):
+    name: str  # in torch
+    itemsize: int
+
+
+DTYPES = {
+    "BF16": Dtype("bfloat16", 2),
+    "F16": Dtype("float16", 2),
+    "F32": Dtype("float32", 4),
+    "F64": Dtype("float64", 8),
+}
 
 
 class Shard(NamedTuple):
@@ -33,7 +44,7 @@ class Shard(NamedTuple):
 def read_json(path: Path) -> dict:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}); copy or download it again.") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds no JSON object; copy or download it again.")
@@ -113,6 +124,8 @@ def read_shard(path: Path) -> Shard:
         num_bytes = path.stat().st_size
         with open(path, "rb") as file:
             header_length = int.from_bytes(file.read(8), "little")
+            if header_length > MAX_HEADER_BYTES:
+                raise ValueError(f"its header has {header_length} bytes, and safetensors allows {MAX_HEADER_BYTES}")
             header = file.read(header_length) if header_length <= num_bytes - 8 else b""
         tensors = json.loads(header)
         metadata = tensors.pop("__metadata__", None)
@@ -138,7 +151,7 @@ def read_shard(path: Path) -> Shard:
         raise
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror}); allow it, or copy it again.") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is cut short or damaged ({error}); copy or download it again.") from error
     return shard
 
@@ -178,7 +191,9 @@ def read_chunks(file: BinaryIO, num_bytes: int, chunk_bytes: int) -> Iterator[by
 
 def mean_row(file: BinaryIO, tensor: dict) -> bytes:
     """The mean of a tensor's rows, which are read from the position of `file`."""
-    dtype, (num_rows, width) = DTYPES[tensor["dtype"]], tensor["shape"]
+    import torch  # here, so that a checkpoint is checked without it
+
+    dtype, (num_rows, width) = getattr(torch, DTYPES[tensor["dtype"]].name), tensor["shape"]
     row_bytes = width * dtype.itemsize
     total = torch.zeros(width, dtype=torch.float64)
     for chunk in read_chunks(file, num_rows * row_bytes, max(1, CHUNK_BYTES // 4 // row_bytes) * row_bytes):

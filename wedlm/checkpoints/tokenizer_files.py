@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.shards import read_json
 
 # The files that hold tokens or give them a role; merges.txt and the chat templates do neither.
 READ_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "added_tokens.json", "special_tokens_map.json")
+BINARY_FILE = "tokenizer.model"  # of SentencePiece or tiktoken
+STOCK_CLASS = "stock_tokenizer_class"  # in tokenizer_config.json: the tokenizer_class that `with_class` replaced
 
 
 def content_of(token: str | dict | None) -> str | None:
@@ -30,14 +34,53 @@ class TokenizerFiles(NamedTuple):
     @classmethod
     def read(cls, folder: Path) -> Self:
         files = cls({name: read_json(folder / name) for name in READ_FILES if (folder / name).exists()})
+        if not files.has_tokens() and (folder / BINARY_FILE).exists():
+            raise CheckpointError(
+                f"{folder} has a {BINARY_FILE} and no tokenizer.json; load the tokenizer with AutoTokenizer and save "
+                "it there with save_pretrained(), which writes one."
+            )
         try:
             files.token_ids(), files.mask_token()  # both raise on unusual content
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise CheckpointError(
-                f"The tokenizer files in {folder} are none of Qwen's ({type(error).__name__}: {error}); correct them, "
-                "or save the tokenizer with save_pretrained() again."
+                f"The tokenizer files in {folder} have an unknown form ({type(error).__name__}: {error}); correct "
+                "them, or save the tokenizer with save_pretrained() again."
             ) from error
         return files
+
+    def without_code(self, source: object) -> tuple[Self, dict[str, dict], list[str]]:
+        """Takes out the code that a tokenizer names besides transformers'; tokenizer.json stands for itself.
+
+        Args:
+            source (`str` or `os.PathLike`): The name of the checkpoint, for messages.
+
+        Returns:
+            `tuple`: The tokenizer, its files that change, with their new content, and notes for its user.
+        """
+        if not self.has_code():
+            return self, {}, []
+        config = self.file("tokenizer_config.json")
+        name, is_foreign = config.get("tokenizer_class"), self.has_foreign_class()
+        if is_foreign and "tokenizer.json" not in self.contents:
+            raise CheckpointError(
+                f"The tokenizer of {source} has the class {name!r}, which transformers lacks, and no tokenizer.json; "
+                "save it as a tokenizer of transformers first."
+            )
+        stock = {"tokenizer_class": "PreTrainedTokenizerFast"} if is_foreign else {}
+        changed = {"tokenizer_config.json": without(config, "auto_map") | stock}
+        note = (
+            f"The tokenizer of {source} has code of its own, which is left out; compare the tokens of a few texts "
+            "with those of the source."
+        )
+        return TokenizerFiles({**self.contents, **changed}), changed, [note]
+
+    def has_code(self) -> bool:
+        """Whether the tokenizer names code besides transformers'."""
+        return "auto_map" in self.file("tokenizer_config.json") or self.has_foreign_class()
+
+    def has_foreign_class(self) -> bool:
+        name = self.file("tokenizer_config.json").get("tokenizer_class")
+        return isinstance(name, str) and not is_tokenizer_class(name)
 
     def file(self, name: str) -> dict:
         return self.contents.get(name, {})
@@ -49,6 +92,8 @@ class TokenizerFiles(NamedTuple):
         """The id of every token that one of the files names."""
         tokenizer = self.file("tokenizer.json")
         vocabulary = tokenizer.get("model", {}).get("vocab", {})
+        if isinstance(vocabulary, list):  # of a Unigram, whose tokens have scores
+            vocabulary = {token: i for i, (token, _) in enumerate(vocabulary)}
         decoder = self.file("tokenizer_config.json").get("added_tokens_decoder") or {}
         token_ids = {
             **self.file("vocab.json"),
@@ -95,7 +140,8 @@ class TokenizerFiles(NamedTuple):
             entry = {"id": token_id, "content": token, **description}
             added = sorted([*tokenizer.get("added_tokens", []), entry], key=lambda added: added["id"])
             changed["tokenizer.json"] = {**tokenizer, "added_tokens": added}
-            if token_id_of(token, changed["tokenizer.json"]) != token_id:
+            has_gap = token_id_of(token, changed["tokenizer.json"]) != token_id
+            if has_gap and isinstance(tokenizer["model"]["vocab"], dict):
                 # The library numbers added tokens without gaps; tokens of the vocabulary keep their ids.
                 vocabulary = {**tokenizer["model"]["vocab"], **{token["content"]: token["id"] for token in added}}
                 changed["tokenizer.json"]["model"] = {**tokenizer["model"], "vocab": vocabulary}
@@ -114,13 +160,19 @@ class TokenizerFiles(NamedTuple):
                     new["added_tokens_decoder"] = without(new["added_tokens_decoder"], str(token_id))
             elif name == "tokenizer.json":
                 new["added_tokens"] = [added for added in content.get("added_tokens", []) if added["id"] != token_id]
-                if "vocab" in content.get("model", {}):
+                if isinstance(content.get("model", {}).get("vocab"), dict):
                     new["model"] = {**content["model"], "vocab": without(content["model"]["vocab"], token)}
             else:
                 new = without(new, token)
             if new != content:
                 changed[name] = new
         return changed
+
+
+def is_tokenizer_class(name: str) -> bool:
+    """Whether transformers has a tokenizer of this name."""
+    found = tokenizer_class_from_name(name)
+    return isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)
 
 
 def token_id_of(token: str, content: dict) -> int | None:
@@ -133,13 +185,25 @@ def token_id_of(token: str, content: dict) -> int | None:
         ) from error
 
 
-def for_older_versions(contents: dict[str, dict]) -> dict[str, dict]:
-    """The files that change for transformers 4, which calls extra_special_tokens additional_special_tokens."""
+def with_class(config: dict, name: str) -> dict:
+    """The content of tokenizer_config.json with another tokenizer_class, and the present one beside it."""
+    return {**config, "tokenizer_class": name, STOCK_CLASS: config.get("tokenizer_class")}
+
+
+def for_stock(contents: dict[str, dict]) -> dict[str, dict]:
+    """The files that change for a stock checkpoint, whose tokenizer_config.json transformers 4 can read too."""
     config = contents.get("tokenizer_config.json", {})
-    if not isinstance(config.get("extra_special_tokens"), list) or "additional_special_tokens" in config:
-        return {}
-    names = {"extra_special_tokens": "additional_special_tokens"}
-    return {"tokenizer_config.json": {names.get(name, name): value for name, value in config.items()}}
+    new = dict(config)
+    if STOCK_CLASS in config:
+        new["tokenizer_class"] = new.pop(STOCK_CLASS)
+        if new["tokenizer_class"] is None:
+            del new["tokenizer_class"]
+    if new.get("tokenizer_class") == "TokenizersBackend":
+        new["tokenizer_class"] = "PreTrainedTokenizerFast"  # the name in transformers 4
+    if isinstance(config.get("extra_special_tokens"), list) and "additional_special_tokens" not in config:
+        names = {"extra_special_tokens": "additional_special_tokens"}  # the same
+        new = {names.get(name, name): value for name, value in new.items()}
+    return {"tokenizer_config.json": new} if new != config else {}
 
 
 def unused_row(used: set[int], vocab_size: int) -> int | None:

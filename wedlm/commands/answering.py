@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -46,19 +47,8 @@ class AnswerStreamer(TextStreamer):
             self.show(self.text)
 
 
-def read_prompt(prompt: str) -> str:
-    """The prompt of the command line, where - stands for standard input."""
-    if prompt == "-":
-        prompt = "" if sys.stdin is None else sys.stdin.read().removesuffix("\n")
-    if not prompt.strip():
-        raise ValueError("The prompt is empty; give it some text.")
-    if any("\ud800" <= char <= "\udfff" for char in prompt):
-        raise ValueError(f"The prompt {prompt!r} is not UTF-8; convert it, or read it from standard input.")
-    return prompt
-
-
 def load(options: GenerationOptions) -> tuple[WeDLMForCausalLM, PreTrainedTokenizerBase]:
-    """Loads the model and the tokenizer; impossible options are refused, before the weights are read if possible."""
+    """Loads the model and the tokenizer; options that this model cannot follow are refused."""
     arguments = options.arguments()
     model, tokenizer = load_checkpoint(options.model, options.dtype, options.device)
     most = model.config.max_position_embeddings
@@ -82,10 +72,13 @@ def encode(
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
         prompt (`str` or `list[dict]`): A text, or the messages of a chat that the model answers.
         raw (`bool`, *optional*, defaults to `False`): Whether a text is continued as it is. Otherwise it becomes a
-            message, if the tokenizer has a chat template.
+            message, if the tokenizer has a chat template; if not, a notice says so.
     """
-    if isinstance(prompt, str) and not raw and tokenizer.chat_template is not None:
-        prompt = [{"role": "user", "content": prompt}]
+    if isinstance(prompt, str) and not raw:
+        if tokenizer.chat_template is None:
+            say_that_text_is_continued(tokenizer.name_or_path)
+        else:
+            prompt = [{"role": "user", "content": prompt}]
     if isinstance(prompt, str):
         ids = tokenizer(prompt)["input_ids"]
     else:
@@ -99,6 +92,12 @@ def encode(
         mask = tokenizer.decode([model.config.mask_token_id])
         raise ValueError(f"The prompt holds {mask}, the MASK token, which stands for an open slot; take it out.")
     return ids
+
+
+@cache
+def say_that_text_is_continued(name: str) -> None:
+    """Prints the notice about a checkpoint once, however many prompts follow."""
+    print(f"{name} has no chat template, so the prompt is continued as plain text.", file=sys.stderr)
 
 
 def seed(options: GenerationOptions) -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from wedlm.commands.answering import AnswerStreamer, answer, counts, encode, load, seed
+from wedlm.commands.checks import text_of_standard_input
 from wedlm.commands.options import GenerationOptions
-from wedlm.generation.support import DECODINGS
+from wedlm.generation.parameters import DECODINGS
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 HELP = """\
@@ -113,7 +114,8 @@ def chat(options: GenerationOptions) -> None:
         print(f"{options.model}: /help lists the commands, Ctrl-D leaves.")
     while True:
         try:
-            line = "/exit" if sys.stdin is None else input("> " if is_terminal else "").strip()
+            with text_of_standard_input():
+                line = "/exit" if sys.stdin is None else input("> " if is_terminal else "").strip()
             if line == "/exit":
                 return
             if line.startswith("/"):

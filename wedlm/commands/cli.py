@@ -11,6 +11,15 @@ from typing import Annotated, NoReturn
 import typer
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.commands.checks import (
+    check_export,
+    check_generation,
+    check_readable,
+    check_source_and_out,
+    plan_eval,
+    plan_tune,
+    read_prompt,
+)
 from wedlm.commands.options import (
     Debug,
     EvalOptions,
@@ -24,6 +33,7 @@ from wedlm.commands.options import (
     decoding_arguments,
     with_options,
 )
+from wedlm.commands.reports import check_writable
 
 app = typer.Typer(
     help="WeDLM, a language model that decodes several tokens per forward.",
@@ -71,8 +81,6 @@ def refusals(debug: bool) -> Iterator[None]:
 
 def sentence_of(error: Exception) -> str:
     said = " ".join(str(error).split())
-    if isinstance(error, UnicodeDecodeError):
-        return f"Standard input is not UTF-8 ({said}); convert it, such as with iconv."
     if isinstance(error, RuntimeError | MemoryError):
         return f"There is not enough memory ({said}); ask for fewer tokens, or choose another --dtype or --device."
     if isinstance(error, OSError):
@@ -106,6 +114,8 @@ def generate(
 ) -> None:
     """Answer PROMPT, and print the text while it is decoded. Standard output gets only the text."""
     with refusals(options.debug):
+        prompt = read_prompt(prompt)
+        check_generation(options)
         from wedlm.commands.generate import generate
 
         generate(prompt, options, raw)
@@ -116,6 +126,7 @@ def generate(
 def chat(options: GenerationOptions) -> None:
     """Hold a conversation; earlier turns stay in the cache. In the chat, /help lists the commands."""
     with refusals(options.debug):
+        check_generation(options)
         from wedlm.commands.chat import chat
 
         chat(options)
@@ -133,6 +144,8 @@ def compare(
     With --decoding, compare only that decoding with autoregressive decoding.
     """
     with refusals(options.debug):
+        prompts = [read_prompt(prompt) for prompt in prompts]
+        check_generation(options)
         from wedlm.commands.compare import compare
 
         compare(prompts, options, raw)
@@ -156,6 +169,10 @@ def trace(
     Verified decoding shows drafts in open slots, the number of accepted drafts, and the draft that was refuted.
     """
     with refusals(options.debug):
+        prompt = read_prompt(prompt)
+        if html is not None:
+            check_writable("--html", html)
+        check_generation(options)
         from wedlm.commands.trace import trace
 
         trace(prompt, options, raw, html)
@@ -168,6 +185,7 @@ def info(
 ) -> None:
     """Show the kind, size, memory and decodings of MODEL without loading its weights."""
     with refusals(debug):
+        check_readable(model)
         from wedlm.commands.info import info
 
         info(model)
@@ -178,13 +196,15 @@ def convert(
     source: Source,
     out: Annotated[str, typer.Argument(help="The new folder for the result.")],
     to_autoregressive: Annotated[
-        bool, typer.Option("--to-autoregressive", help="Convert WeDLM to a plain Qwen2 or Qwen3 checkpoint.")
+        bool,
+        typer.Option("--to-autoregressive", help="Convert WeDLM to a plain Llama, Mistral or Qwen checkpoint."),
     ] = False,
     overwrite: OverwriteCheckpoint = False,
     debug: Debug = False,
 ) -> None:
-    """Make a WeDLM checkpoint from a Qwen2, Qwen2.5, Qwen3 or released WeDLM checkpoint, or convert it back."""
+    """Make a WeDLM checkpoint from one of Qwen2, Qwen3, Llama, Mistral or a released WeDLM, or convert it back."""
     with refusals(debug):
+        check_source_and_out(source, out, overwrite)
         from wedlm import convert_to_autoregressive, convert_to_wedlm
 
         result = (convert_to_autoregressive if to_autoregressive else convert_to_wedlm)(
@@ -205,14 +225,18 @@ def train(
     config: Annotated[str, typer.Argument(help="A YAML file of arguments; training/configs has examples.")],
     debug: Debug = False,
 ) -> None:
-    """Train a WeDLM checkpoint, or a Qwen checkpoint that is converted first: the whole model, LoRA or QLoRA.
+    """Train a WeDLM checkpoint, or a stock one that is converted first: the whole model, LoRA or QLoRA.
 
     After CONFIG, any argument may follow as --name value; it overrides the file. docs/train.md lists the arguments.
     """
     with refusals(debug), extra("train"):
+        from wedlm.training.run_arguments import check_before_torch
+
+        arguments = [config, *context.args]
+        check_before_torch(arguments)
         from wedlm.training.train import train
 
-        train([config, *context.args])
+        train(arguments)
 
 
 @app.command(epilog="Example: wedlm merge out/lora merged")
@@ -240,7 +264,7 @@ def export(options: ExportOptions) -> None:
     Before OUT appears, the snippet of the card runs in a process without wedlm. docs/publish.md lists the contents.
     """
     with refusals(options.debug):
-        from wedlm.hub_card.export import CardOptions, export
+        from wedlm.hub_card.options import CardOptions
 
         card = CardOptions(
             options.license,
@@ -252,6 +276,9 @@ def export(options: ExportOptions) -> None:
             options.eval or [],
             options.training,
         )
+        check_export(options, card)
+        from wedlm.hub_card.export import export
+
         exported = export(
             options.model,
             options.out,
@@ -275,6 +302,7 @@ def serve(options: ServeOptions) -> None:
     The server answers one request at a time; others wait. A request may set its own decoding: docs/serve.md.
     """
     with refusals(options.debug), extra("serve"):
+        check_generation(options)
         from wedlm.serving.server import serve
 
         serve(options.model, options.host, options.port, options.dtype, options.device, decoding_arguments(options))
@@ -288,9 +316,10 @@ def eval(options: EvalOptions) -> None:
     After a stop, the same command continues. docs/evaluate.md describes recipes and tasks of your own.
     """
     with refusals(options.debug), extra("eval"):
+        asked = plan_eval(options)
         from wedlm.commands.eval import run_eval
 
-        run_eval(options)
+        run_eval(options, asked)
 
 
 @app.command(epilog="Example: wedlm tune my-wedlm --data questions.jsonl --max-quality-loss 1%")
@@ -301,9 +330,10 @@ def tune(options: TuneOptions) -> None:
     Every setting answers every example. After a stop, the same command continues.
     """
     with refusals(options.debug), extra("eval"):
+        asked = plan_tune(options)
         from wedlm.commands.tune import tune
 
-        tune(options)
+        tune(options, asked)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from wedlm.commands.answering import Answer, AnswerStreamer, answer, encode, load, read_prompt, seed
+from wedlm.commands.answering import Answer, AnswerStreamer, answer, encode, load, seed
 from wedlm.commands.options import GenerationOptions
 from wedlm.commands.reports import table_console
-from wedlm.generation.support import DECODINGS
+from wedlm.generation.parameters import DECODINGS
 
 BASELINE = "autoregressive"
 
@@ -41,7 +41,6 @@ class Board:
 
 def compare(prompts: list[str], options: GenerationOptions, raw: bool) -> None:
     """Answers each prompt by several decodings, and prints their texts and counts."""
-    prompts = [read_prompt(prompt) for prompt in prompts]
     if options.seed is None:
         options = replace(options, seed=0)  # so that every decoding draws the same
     model, tokenizer = load(options)

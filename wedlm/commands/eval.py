@@ -1,10 +1,8 @@
 """`wedlm eval`: scores of lm-eval's tasks beside the speed of the decodings, in one file and one table."""
 
-import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -12,25 +10,21 @@ from transformers import logging
 
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.resolve import checkpoint_folder
-from wedlm.commands.options import EvalOptions, read_threshold
-from wedlm.commands.reports import check_out_file, table_console
-from wedlm.evaluation.choices import Choices, EvaluationError
-from wedlm.evaluation.decodings import combinations, whole
+from wedlm.commands.checks import EvalPlan
+from wedlm.commands.options import EvalOptions
+from wedlm.commands.reports import table_console
+from wedlm.evaluation.choices import EvaluationError
+from wedlm.evaluation.decodings import whole
 from wedlm.evaluation.harness import evaluate
 from wedlm.evaluation.provenance import checkpoint_identity, conditions, write_report
-from wedlm.evaluation.recipe import read_recipe
 from wedlm.evaluation.tasks import load_tasks
 from wedlm.evaluation.work_file import WorkFile, resumable
 
-CHOICES = ("num_fewshot", "limit", "batch_size", "system_instruction", "max_new_tokens", "temperature", "seed")
 
-
-def run_eval(options: EvalOptions) -> None:
+def run_eval(options: EvalOptions, asked: EvalPlan) -> None:
     """Scores a checkpoint, writes the numbers to --out and prints them as a table."""
-    check_out_file(options.out, options.overwrite)
-    names, folders, choices, decodings = plan(options)
-    metadata = read_metadata(options.metadata)
-    tasks = load_tasks(names, folders, dict(metadata), choices.run_code, choices.seed)
+    choices, decodings, metadata = asked.choices, asked.decodings, asked.metadata
+    tasks = load_tasks(asked.tasks, asked.folders, dict(metadata), choices.run_code, choices.seed)
     model, tokenizer = load_checkpoint(options.model, options.dtype, options.device)
     logging.set_verbosity_error()
     if choices.apply_chat_template and tokenizer.chat_template is None:
@@ -53,59 +47,6 @@ def run_eval(options: EvalOptions) -> None:
     work.remove()
     print_table(results, f"{name}, {identity['dtype']}, batch size {choices.batch_size}, {model.device}")
     print(f"Written to {options.out}.", file=sys.stderr)
-
-
-def plan(options: EvalOptions) -> tuple[dict[str, int | None], list[Path], Choices, dict[str, dict]]:
-    """The tasks with their shots, the folders of tasks, the choices, and the decodings by label."""
-    task_names = [name for name in options.tasks.replace(" ", "").split(",") if name]
-    names: dict[str, int | None] = dict.fromkeys(task_names)
-    folders, choices, decodings = options.include_path or [], Choices(), {}
-    given = given_choices(options)
-    if options.recipe is not None:
-        recipe = read_recipe(options.recipe)
-        names = recipe.tasks | names
-        if "num_fewshot" in given:
-            names = dict.fromkeys(names)
-        folders = [*folders, *filter(None, [recipe.include_path])]
-        choices, decodings = replace(choices, **recipe.choices), recipe.decodings
-    choices = replace(choices, **given)
-    check_choices(choices)
-    window_sizes, penalties = options.window_size or [], options.distance_penalty or []
-    if options.decoding:
-        thresholds = [read_threshold(threshold) for threshold in options.entropy_threshold or []]
-        decodings = combinations(options.decoding, window_sizes, thresholds, penalties)
-    elif window_sizes or options.entropy_threshold or penalties:
-        raise EvaluationError("--window-size and its like need a --decoding that reads them; name one, say streaming.")
-    return names, folders, choices, decodings
-
-
-def given_choices(options: EvalOptions) -> dict[str, Any]:
-    """The fields of `Choices` that the command line gives."""
-    given = {name: getattr(options, name) for name in CHOICES if getattr(options, name) is not None}
-    if options.apply_chat_template:
-        given["apply_chat_template"] = True
-    return given | {"run_code": options.run_code}
-
-
-def check_choices(choices: Choices) -> None:
-    for name, least in (("num_fewshot", 0), ("limit", 1), ("batch_size", 1), ("max_new_tokens", 1), ("seed", 0)):
-        value = getattr(choices, name)
-        if value is not None and not (isinstance(value, int) and least <= value < 2**31):
-            raise EvaluationError(
-                f"--{name.replace('_', '-')} {value} is too small or too large; give {least} or more."
-            )
-    if choices.temperature is not None and not 0 <= choices.temperature < 1e6:
-        raise EvaluationError(f"--temperature {choices.temperature} is no temperature; give 0 or a finite number.")
-
-
-def read_metadata(text: str | None) -> dict[str, Any]:
-    try:
-        metadata = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
-        raise EvaluationError(f"--metadata {text} is no JSON ({error}); write it as '{{\"seed\": 1}}'.") from error
-    if not isinstance(metadata, dict):
-        raise EvaluationError(f"--metadata {text} is no JSON object; write it as '{{\"seed\": 1}}'.")
-    return metadata
 
 
 def side_by_side(results: list[dict]) -> list[list[str]]:

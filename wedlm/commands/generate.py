@@ -2,13 +2,12 @@
 
 import sys
 
-from wedlm.commands.answering import AnswerStreamer, answer, encode, load, read_prompt, seed
+from wedlm.commands.answering import AnswerStreamer, answer, encode, load, seed
 from wedlm.commands.options import GenerationOptions
 
 
 def generate(prompt: str, options: GenerationOptions, raw: bool) -> None:
     """Prints the text as it is committed on standard output, and the counts on standard error."""
-    prompt = read_prompt(prompt)
     model, tokenizer = load(options)
     ids = encode(model, tokenizer, prompt, raw)
     seed(options)

@@ -2,10 +2,11 @@
 
 import torch
 
+from wedlm.checkpoints.architectures import family_of
 from wedlm.checkpoints.facts import Facts, dtype_name, read_facts
 from wedlm.checkpoints.resolve import how_to_convert
-from wedlm.generation.support import DEFAULTS
-from wedlm.modeling_wedlm.configuration_wedlm import MODEL_TYPE
+from wedlm.generation.parameters import DEFAULTS
+from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 DTYPES_IN_MEMORY = (torch.float32, torch.bfloat16)
 CACHED_TOKENS = 1000
@@ -23,7 +24,7 @@ def info(name: str) -> None:
 
 def described(facts: Facts) -> list[tuple[str, str]]:
     config = facts.config
-    family = "Qwen3" if config.qk_norm else "Qwen2"
+    family = family_of(config)
     is_wedlm = facts.model_type == MODEL_TYPE
     heads = f"{config.num_attention_heads} heads and {config.num_key_value_heads} key-value heads of {config.head_dim}"
     result = [

@@ -76,6 +76,8 @@ class GenerationOptions:
             raise ValueError(f"--top-p {self.top_p} needs draws, and there are none; give a --temperature above 0.")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"--seed {self.seed} is no seed; give a whole number from 0 to 2**63 - 1.")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"--max-new-tokens {self.max_new_tokens} leaves no room for an answer; give 1 or more.")
         arguments = decoding_arguments(self)
         if self.temperature:
             arguments["temperature"] = self.temperature
@@ -129,7 +131,11 @@ class EvalOptions:
         str | None, typer.Option(help="JSON for the tasks; those of the demo read num_examples and seed.")
     ] = None
     run_code: Annotated[
-        bool, typer.Option("--run-code", help="Allow tasks that run the model's code, in a sandbox.")
+        bool,
+        typer.Option(
+            "--run-code",
+            help="Allow tasks that run the model's code, in a sandbox: it guards against accidents, not attackers.",
+        ),
     ] = False
     out: OutFile = Path("eval.json")
     overwrite: OverwriteFile = False

@@ -13,9 +13,9 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 from transformers.generation import BaseStreamer
 
-from wedlm.commands.answering import Answer, answer, encode, load, read_prompt, seed
+from wedlm.commands.answering import Answer, answer, encode, load, seed
 from wedlm.commands.options import GenerationOptions
-from wedlm.commands.reports import check_writable, write_whole
+from wedlm.commands.reports import write_whole
 
 STYLES = ("bold green", "green", "cyan", "blue")  # of filled slots, by age in forwards; the last is for all older ones
 PLACE = "{{trace}}"  # in trace_page.html
@@ -143,9 +143,6 @@ def page(prompt: str, decoding: str, steps: list[Step], got: Answer) -> str:
 
 def trace(prompt: str, options: GenerationOptions, raw: bool, html: Path | None) -> None:
     """Prints a line per forward on standard output, the counts and the place of the page on standard error."""
-    prompt = read_prompt(prompt)
-    if html is not None:
-        check_writable("--html", html)
     model, tokenizer = load(options)
     ids = encode(model, tokenizer, prompt, raw)
     decoding = options.decoding or model.generation_config.decoding

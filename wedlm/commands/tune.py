@@ -10,9 +10,11 @@ from rich.table import Table
 from transformers import PreTrainedTokenizerBase, logging
 
 from wedlm.checkpoints.load import load_checkpoint
+from wedlm.checkpoints.resolve import GENERATION_FILE
 from wedlm.commands.answering import encode
+from wedlm.commands.checks import TunePlan
 from wedlm.commands.options import TuneOptions
-from wedlm.commands.reports import check_out_file, table_console, write_whole
+from wedlm.commands.reports import table_console, write_whole
 from wedlm.evaluation.decodings import BASELINE, EXACT, READS, whole
 from wedlm.evaluation.provenance import checkpoint_identity, conditions, write_report
 from wedlm.evaluation.sweep import Question, front, summaries, sweep
@@ -23,33 +25,18 @@ from wedlm.evaluation.tuning import (
     TuningError,
     allowed,
     examples_needed,
-    measure_of,
     most_lost,
-    read_examples,
-    read_share,
     settings_to_try,
     verdict,
+    why_nothing_is_shown,
 )
 from wedlm.evaluation.work_file import WorkFile, resumable
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
-CONFIG = "generation_config.json"
 
-
-def tune(options: TuneOptions) -> None:
+def tune(options: TuneOptions, asked: TunePlan) -> None:
     """Answers all examples in all settings, reports them, and writes the chosen setting into the checkpoint."""
-    loss = read_share(options.max_quality_loss)
-    check_out_file(options.out, options.overwrite)
-    if options.out.resolve() == options.data.resolve():
-        raise TuningError(f"--out {options.out} is the file of --data, which would be replaced; choose another one.")
-    examples = read_examples(options.data)
-    measure = measure_of(options.measure, examples)
-    if not options.model.is_dir():
-        raise TuningError(
-            f"{options.model} is no folder, and {CONFIG} is written into one; download it (`hf download NAME "
-            "--local-dir FOLDER`) and give that."
-        )
-    config = read_config(options.model)
+    loss, examples, measure, config = asked
     model, tokenizer = load_checkpoint(options.model, options.dtype, options.device)
     logging.set_verbosity_error()
     questions = questions_of(examples, measure, model, tokenizer, options)
@@ -68,7 +55,9 @@ def tune(options: TuneOptions) -> None:
         answers = with_agreement(answers)
     bounds = most_lost(answers, decodings)
     results = {label: result | {"most_lost": bounds[label]} for label, result in summaries(answers, decodings).items()}
-    chosen = allowed(results, loss)[0]
+    fastest = allowed(results, loss)[0]
+    nothing = why_nothing_is_shown(answers, decodings, loss, fastest)
+    chosen = None if nothing else fastest
     write_report(
         options.out,
         results,
@@ -81,9 +70,12 @@ def tune(options: TuneOptions) -> None:
     )
     work.remove()
     print_front(results, chosen)
+    if nothing:
+        print(f"Nothing is written into {options.model / GENERATION_FILE}: {nothing}.", file=sys.stderr)
+        return
     explain_choice(results, chosen, loss, len(examples))
     if options.dry_run:
-        print(f"Not written into {options.model / CONFIG} (--dry-run).", file=sys.stderr)
+        print(f"Not written into {options.model / GENERATION_FILE} (--dry-run).", file=sys.stderr)
     else:
         write_config(options, config, decodings[chosen])
 
@@ -130,30 +122,20 @@ def with_agreement(answers: dict[str, list]) -> dict[str, list]:
     }
 
 
-def read_config(folder: Path) -> dict:
-    path = folder / CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"_from_model_config": False}
-    except (OSError, ValueError) as error:
-        raise TuningError(f"{path} cannot be read ({error}); correct it, or take it away.") from error
-    if not isinstance(config, dict):
-        raise TuningError(f"{path} holds no JSON object; correct it, or take it away.")
-    return config
-
-
 def write_config(options: TuneOptions, config: dict[str, Any], taken: dict[str, Any]) -> None:
     names = ("decoding", *READS[taken["decoding"]])
-    write_whole(options.model / CONFIG, json.dumps(config | {name: taken[name] for name in names}, indent=2) + "\n")
-    print(f"Written into {options.model / CONFIG}; every number is in {options.out}.", file=sys.stderr)
+    config = (config or {"_from_model_config": False}) | {name: taken[name] for name in names}
+    write_whole(options.model / GENERATION_FILE, json.dumps(config, indent=2) + "\n")
+    print(f"Written into {options.model / GENERATION_FILE}; every number is in {options.out}.", file=sys.stderr)
     if config.get("do_sample"):
-        print(f"{CONFIG} says do_sample, and the settings were compared on greedy texts.", file=sys.stderr)
+        print(f"{GENERATION_FILE} says do_sample, and the settings were compared on greedy texts.", file=sys.stderr)
 
 
-def print_front(results: dict[str, dict], chosen: str) -> None:
+def print_front(results: dict[str, dict], chosen: str | None) -> None:
     table = Table(title="The front: nothing tried is both faster and more often right", title_justify="left")
     for name in ("", "setting", "right", "over autoregressive", "which is", "times as fast", "tokens/forward"):
         table.add_column(name, justify="left" if name in ("", "setting", "which is") else "right")
-    shown = dict.fromkeys([BASELINE, *front(results), chosen])
+    shown = dict.fromkeys(filter(None, [BASELINE, *front(results), chosen]))
     for label in sorted(shown, key=lambda label: results[label]["times_autoregressive"]["median"]):
         result = results[label]
         low, high = (100 * bound for bound in result["quality_over_autoregressive_interval"])

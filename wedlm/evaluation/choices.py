@@ -30,7 +30,7 @@ class Choices:
         temperature (`float`, *optional*):
             Temperature of sampling; 0 decodes greedily.
         run_code (`bool`, defaults to `False`):
-            Allow tasks that run the code that the model writes.
+            Allow tasks that run the code that the model writes, in a sandbox against accidents, not attackers.
     """
 
     num_fewshot: int | None = None

@@ -1,12 +1,13 @@
 """Ways to decode: arguments of generate() by a label that names what differs from the defaults."""
 
 from itertools import product
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from transformers import GenerationConfig, PreTrainedModel
+from wedlm.generation.parameters import DECODINGS, check_parameters, default_window_size
 
-from wedlm.generation.policy import default_window_size
-from wedlm.generation.support import DECODINGS, check_parameters
+if TYPE_CHECKING:  # transformers imports torch, and a recipe is checked before that
+    from transformers import PreTrainedModel
 
 BASELINE = "autoregressive"
 EXACT = (BASELINE, "verified")  # these write the baseline's text, up to rounding
@@ -78,7 +79,7 @@ def check_decoding(arguments: dict[str, Any], where: str) -> None:
         )
 
 
-def whole(arguments: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
+def whole(arguments: dict[str, Any], model: "PreTrainedModel") -> dict[str, Any]:
     """Adds the parameters that the decoding reads and `arguments` lacks, and refuses impossible values.
 
         whole({"decoding": "verified"}, model) == {"decoding": "verified", "window_size": 8}    # on a CPU
@@ -92,10 +93,8 @@ def whole(arguments: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
     generation_config = model.generation_config
     names = ("decoding", *READS[arguments["decoding"]])
     filled = {name: arguments.get(name, getattr(generation_config, name)) for name in names}
-    checked = GenerationConfig()
-    for name in ("decoding", *WORDS):
-        setattr(checked, name, filled.get(name, getattr(generation_config, name)))
-    check_parameters(checked)
+    checked = {name: filled.get(name, getattr(generation_config, name)) for name in ("decoding", *WORDS)}
+    check_parameters(SimpleNamespace(**checked))
     if "window_size" in filled and filled["window_size"] is None:
         filled["window_size"] = default_window_size(model.device)
     return filled

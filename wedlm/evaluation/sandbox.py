@@ -1,60 +1,77 @@
-"""Runs code that a model wrote, in a process with little time and memory, no network and no files.
+"""Runs code that a model wrote, in a process with little time and memory, and without network and files.
 
-It guards against accidents, not against an attacker: the code can still reach the kernel of the system.
+It guards against accidents, not against an attacker. Where bubblewrap works, the system shows the code nothing but
+Python's own files. Elsewhere a guard inside the process refuses the same, so that a program scores the same on every
+machine; but code that looks for the guard can remove it.
 """
 
 import ast
 import math
 import os
+import secrets
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
+from functools import cache
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
-MAX_OUTPUT_BYTES = 65_536
+MAX_ANSWER_BYTES = 1_000_000
 WAITING = 5  # wall-clock limit, as a multiple of the limit of CPU time: on a busy machine a process waits its turn
+NOBODY = 65534  # the user without rights, by convention
 
-# The program of the child process. Limits arrive as arguments, the code in a file of the working directory. Values
-# leave through another file there, which is opened before the code runs.
+# The program of the child process. Its arguments are the length of the request and the limits. The request comes
+# through the standard input. Behind it stands a secret word, which the program reads when the code has ended and puts
+# before its answer: an answer without the word is none. The code itself has neither of the two channels.
 CHILD = """
-import resource, sys
-seconds, memory_bytes, output_bytes = map(int, sys.argv[1:])
-code, *expressions = eval(open("request").read())
-channel = open("values", "w")
-library = sys.base_prefix + "/"
+import os, resource, sys
+length, seconds, memory_bytes = map(int, sys.argv[1:])
+requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+code, *expressions = eval(requests.read(length))
+nowhere = os.open(os.devnull, os.O_RDWR)
+for stream in range(3):
+    os.dup2(nowhere, stream)
+realpath, library = os.path.realpath, os.path.realpath(sys.base_prefix) + os.sep
 
 def guard(event, arguments):
     room = event.partition(".")[0]
-    if event == "open":
-        path, _, flags = arguments
-        refused = not str(path).startswith(library) or flags & 0o1103  # writes, creates or truncates
+    if event in ("open", "os.listdir", "os.scandir"):  # an import reads files and looks into folders
+        is_outside = not realpath(str(arguments[0])).startswith(library)
+        refused = is_outside or event == "open" and arguments[2] & 0o1103  # writes, creates or truncates
     elif event == "import":
         refused = arguments[0] in ("_ctypes", "_posixsubprocess", "_socket")
     else:
         refused = room in ("os", "pty", "fcntl", "mmap", "signal", "resource", "shutil", "subprocess", "socket")
-        refused = refused and event not in ("os.listdir", "os.scandir")  # an import looks into folders
     if refused:
         raise PermissionError(event + " is refused here")
 
 for limit, value in (
     (resource.RLIMIT_AS, memory_bytes),
     (resource.RLIMIT_CPU, seconds),
-    (resource.RLIMIT_FSIZE, output_bytes),
-    (resource.RLIMIT_NPROC, 0),  # root is exempt from it, but not from the guard
+    (resource.RLIMIT_FSIZE, 0),  # no file gets a byte, by whatever means it is written
+    (resource.RLIMIT_NPROC, 0),  # root is exempt from it
     (resource.RLIMIT_CORE, 0),
 ):
     resource.setrlimit(limit, (value, value))
 sys.argv = [""]
 sys.addaudithook(guard)
 namespace = {"__name__": "answer"}
-exec(compile(code, "answer.py", "exec"), namespace)
-channel.write(repr([eval(expression, namespace) for expression in expressions]))
-channel.close()
+try:
+    exec(compile(code, "answer.py", "exec"), namespace)
+    answer = repr({"values": [eval(expression, namespace) for expression in expressions]})
+except BaseException as error:
+    answer = repr({"error": type(error).__name__ + ": " + str(error)})
+answers.write(requests.read() + answer.encode())
+answers.close()
 """
+
+# bubblewrap gives the process no network, no rights, and of all files only those that Python is made of.
+BUBBLEWRAP = "--unshare-all --die-with-parent --cap-drop ALL --chdir / --dev /dev".split()
+LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")
 
 
 class PythonResult(NamedTuple):
@@ -65,13 +82,13 @@ class PythonResult(NamedTuple):
             `"finished"`, `"failed"` or `"timed out"`.
         values (`list[Any]`):
             The value of each expression; empty unless the code finished.
-        output (`str`):
-            The output of the code, errors included, cut at MAX_OUTPUT_BYTES.
+        error (`str`):
+            The error that the code failed with; empty if it finished, or ended the process itself.
     """
 
     outcome: Literal["finished", "failed", "timed out"]
     values: list[Any]
-    output: str
+    error: str
 
 
 def run_python(
@@ -84,8 +101,9 @@ def run_python(
 
         run_python("def double(n): return 2 * n", ["double(3)", "double(-1)"]).values == [6, -2]
 
-    Values must be literals (numbers, strings, lists and so on). They return through a file of their own, so that
-    printing does not forge them, and the code never sees the values that the caller expects.
+    Values must be literals (numbers, strings, lists and so on). They return through a pipe of their own, so that
+    printing does not forge them, and the code never sees the values that the caller expects. A caller without
+    expressions learns only that the code ran to its end; code that searches the frames of its process can forge that.
 
     Args:
         code (`str`):
@@ -97,41 +115,82 @@ def run_python(
         memory_bytes (`int`, defaults to 256 MiB):
             Limit of the address space.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "request").write_text(repr([code, *expressions]), encoding="utf-8")
-        limits = [math.ceil(timeout_seconds), memory_bytes, MAX_OUTPUT_BYTES]
-        with open(Path(folder, "output"), "wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-X", "utf8", "-c", CHILD, *map(str, limits)],
-                cwd=folder,
-                env={},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # a process group of its own, which is killed as a whole
-            )
-        outcome = "failed"
+    request, word = repr([code, *expressions]).encode(), secrets.token_bytes()
+    limits = [len(request), math.ceil(timeout_seconds), memory_bytes]
+    with TemporaryDirectory() as folder, start(["-c", CHILD, *map(str, limits)], folder, *boundary()) as process:
+        timer = threading.Timer(WAITING * timeout_seconds, process.kill)
+        timer.start()
         try:
-            status = process.wait(WAITING * timeout_seconds)
-            # The system kills a process at its limit of CPU time.
-            outcome = {0: "finished", -signal.SIGKILL: "timed out"}.get(status, "failed")
-        except subprocess.TimeoutExpired:
-            outcome = "timed out"
+            with suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(request + word)
+            answer = process.stdout.read(MAX_ANSWER_BYTES)
+            process.stdout.close()
+            status = process.wait()
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        printed = Path(folder, "output").read_text(encoding="utf-8", errors="replace")
-        values = read_values(Path(folder, "values"), len(expressions)) if outcome == "finished" else None
-    if values is None:
-        return PythonResult("failed" if outcome == "finished" else outcome, [], printed)
-    return PythonResult("finished", values, printed)
+            timer.cancel()
+            process.kill()
+    # The timer kills the process, or else the system at the limit of CPU time, which bubblewrap tells as a shell does.
+    if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        return PythonResult("timed out", [], "")
+    match read_answer(answer, word):
+        case {"values": list(values)} if len(values) == len(expressions):
+            return PythonResult("finished", values, "")
+        case {"error": str(error)}:
+            return PythonResult("failed", [], error)
+    return PythonResult("failed", [], "")
 
 
-def read_values(path: Path, number: int) -> list[Any] | None:
-    """Returns the `number` values, or None if the file lacks them: the code may have ended the process itself."""
-    try:
-        values = ast.literal_eval(path.read_text(encoding="utf-8"))
-    except (ValueError, SyntaxError, RecursionError, MemoryError, FileNotFoundError):
+def read_answer(answer: bytes, word: bytes) -> Any:
+    """Returns the answer of the child process, or None if the code ended the process itself."""
+    if not answer.startswith(word):
         return None
-    return values if isinstance(values, list) and len(values) == number else None
+    try:
+        return ast.literal_eval(answer.removeprefix(word).decode())
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+
+
+def start(arguments: list[str], folder: str, command: list[str], rights: dict[str, Any]) -> subprocess.Popen:
+    """Starts Python without the packages of this environment, in a session of its own.
+
+    Args:
+        arguments (`list[str]`):
+            The arguments of Python.
+        folder (`str`):
+            The working folder; bubblewrap has its own.
+        command (`list[str]`), rights (`dict[str, Any]`):
+            A boundary.
+    """
+    return subprocess.Popen(
+        [*command, os.path.realpath(sys.executable), "-I", "-S", "-X", "utf8", *arguments],
+        cwd=folder,
+        env={},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        **rights,
+    )
+
+
+@cache
+def boundary() -> tuple[list[str], dict[str, Any]]:
+    """Returns the strictest boundary around a process that works here.
+
+    It is bubblewrap, or else for root a user without rights, or else nothing. A boundary is a command to put before
+    Python's, and arguments of `subprocess.Popen`.
+    """
+    for command, rights in possible_boundaries():
+        with suppress(OSError, subprocess.SubprocessError), start(["-c", ""], "/", command, rights) as process:
+            process.communicate()
+            if process.returncode == 0:
+                return command, rights
+    return [], {}
+
+
+def possible_boundaries() -> Iterator[tuple[list[str], dict[str, Any]]]:
+    if (bubblewrap := shutil.which("bwrap")) is not None:
+        shown = (*LIBRARIES, os.path.realpath(sys.base_prefix))
+        yield [bubblewrap, *BUBBLEWRAP, *(word for path in shown for word in ("--ro-bind-try", path, path))], {}
+    if os.geteuid() == 0:  # the user must be able to read Python's files
+        yield [], {"user": NOBODY, "group": NOBODY, "extra_groups": []}

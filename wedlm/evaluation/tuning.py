@@ -6,13 +6,15 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from wedlm.evaluation.decodings import BASELINE, EXACT, combinations
 from wedlm.evaluation.resampling import paired_bounds
-from wedlm.evaluation.sweep import Answer
+
+if TYPE_CHECKING:  # it imports torch, and the examples are checked before that
+    from wedlm.evaluation.sweep import Answer
 
 CONFIDENCE = 0.95  # of all settings together
 
@@ -183,11 +185,36 @@ def read_share(text: str) -> float:
     return share
 
 
-def most_lost(answers: dict[str, list[Answer]], decodings: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Returns an upper bound of the share of answers that each setting loses, by label.
+def uncertain(decodings: dict[str, dict[str, Any]]) -> list[str]:
+    """Returns the labels of the settings that may write another text than the baseline."""
+    return [label for label, arguments in decodings.items() if arguments["decoding"] not in EXACT]
 
-    All bounds hold together with 95 % confidence. The fastest setting is chosen by the examples that judge it, so
-    each single bound has a higher confidence.
+
+def lost_bounds(quality: np.ndarray, base: np.ndarray, num_uncertain: int) -> tuple[float, float]:
+    """Returns a lower and an upper bound of the share of answers that a setting loses.
+
+    The bounds of all settings on one side hold together with 95 % confidence. The fastest setting is chosen by the
+    examples that judge it, so each single bound has a higher confidence.
+
+    Args:
+        quality (`np.ndarray`):
+            Quality of each answer of the setting, 0 or 1.
+        base (`np.ndarray`):
+            Quality of the baseline's answers.
+        num_uncertain (`int`):
+            Number of settings that may write another text than the baseline.
+    """
+    share = 1 - (1 - CONFIDENCE) / max(1, num_uncertain)
+    low, high = paired_bounds(quality, base, 2 * share - 1)  # each end is used by itself
+    return -high, -low
+
+
+def qualities(answers: "list[Answer]") -> np.ndarray:
+    return np.array([answer.quality for answer in answers])
+
+
+def most_lost(answers: "dict[str, list[Answer]]", decodings: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Returns an upper bound of the share of answers that each setting loses, by label.
 
     Args:
         answers (`dict[str, list[Answer]]`):
@@ -195,16 +222,63 @@ def most_lost(answers: dict[str, list[Answer]], decodings: dict[str, dict[str, A
         decodings (`dict[str, dict[str, Any]]`):
             Arguments of `generate()` by label.
     """
-    uncertain = [label for label, arguments in decodings.items() if arguments["decoding"] not in EXACT]
-    share = 1 - (1 - CONFIDENCE) / max(1, len(uncertain))
-    base = np.array([answer.quality for answer in answers[BASELINE]])
+    labels, base = uncertain(decodings), qualities(answers[BASELINE])
     bounds = {}
     for label, of_label in answers.items():
-        quality = np.array([answer.quality for answer in of_label])
-        is_exact = label not in uncertain and (quality == base).all()
-        # One-sided: only the lower end of the interval matters.
-        bounds[label] = 0.0 if is_exact else max(0.0, -paired_bounds(quality, base, 2 * share - 1)[0])
+        quality = qualities(of_label)
+        is_exact = label not in labels and (quality == base).all()
+        bounds[label] = 0.0 if is_exact else max(0.0, lost_bounds(quality, base, len(labels))[1])
     return bounds
+
+
+def would_show_a_loss(answers: "list[Answer]", loss: float, num_uncertain: int) -> bool:
+    """Says whether the examples would show that a setting that is always wrong loses more than `loss`.
+
+    If not, there are too few examples, or the baseline is right on too few of them, and they show nothing about any
+    setting.
+
+    Args:
+        answers (`list[Answer]`):
+            The answers of the baseline.
+        loss (`float`):
+            The largest loss that the user allows, as a share.
+        num_uncertain (`int`):
+            Number of settings that may write another text than the baseline.
+    """
+    base = qualities(answers)
+    return lost_bounds(np.zeros_like(base), base, num_uncertain)[0] > loss
+
+
+def why_nothing_is_shown(
+    answers: "dict[str, list[Answer]]", decodings: dict[str, dict[str, Any]], loss: float, fastest: str
+) -> str | None:
+    """Returns why the examples show nothing, as the end of a sentence; None if they justify the fastest setting.
+
+    Args:
+        answers (`dict[str, list[Answer]]`):
+            The answers of each setting, the baseline among them, by label.
+        decodings (`dict[str, dict[str, Any]]`):
+            Arguments of `generate()` by label.
+        loss (`float`):
+            The largest loss that the user allows, as a share.
+        fastest (`str`):
+            The label of the fastest setting that `allowed` returns.
+    """
+    number, num_uncertain = len(answers[BASELINE]), len(uncertain(decodings))
+    num_right = int(qualities(answers[BASELINE]).sum())
+    if not would_show_a_loss(answers[BASELINE], loss, num_uncertain):
+        return (
+            f"autoregressive decoding answers {num_right} of {number} examples rightly, too few to show that a "
+            f"setting which is always wrong loses more than {100 * loss:g} % of the answers; give more examples, or "
+            "another --measure"
+        )
+    needed = examples_needed(loss, num_uncertain)
+    if fastest == BASELINE and needed is not None and number < needed:
+        return (
+            f"verified decoding is no faster, and {number} examples cannot show that streaming loses at most "
+            f"{100 * loss:g} % of the answers; give at least {needed}, or a larger --max-quality-loss"
+        )
+    return None
 
 
 def examples_needed(loss: float, num_uncertain: int) -> int | None:

@@ -34,13 +34,16 @@ class WorkFile:
         self.path = folder / f"{digest_of(settings)}.jsonl"
         self.results: dict[Hashable, Any] = {}
         folder.mkdir(parents=True, exist_ok=True)
-        lines = self.path.read_text(encoding="utf-8").split("\n") if self.path.exists() else []
+        try:
+            lines = self.path.read_text(encoding="utf-8").split("\n") if self.path.exists() else []
+            for line in lines[:-1]:
+                key, result = json.loads(line)
+                self.results[tuple(key)] = result
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.path} is damaged ({error}); delete it, and its answers are made anew.") from error
         if lines and lines[-1]:  # a run was stopped while it wrote this line
             lines[-1] = ""
             self.path.write_text("\n".join(lines), encoding="utf-8")
-        for line in lines[:-1]:
-            key, result = json.loads(line)
-            self.results[tuple(key)] = result
 
     def __contains__(self, key: tuple) -> bool:
         return key in self.results

@@ -4,6 +4,7 @@ import time
 
 from transformers import PreTrainedTokenizerBase
 from transformers.cli.serving.model_manager import ModelManager
+from transformers.cli.serving.utils import Modality
 
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
@@ -24,6 +25,10 @@ class OneModel(ModelManager):
     @staticmethod
     def process_model_name(model_id: str) -> str:
         return model_id
+
+    @staticmethod
+    def get_model_modality(model: WeDLMForCausalLM, processor=None) -> Modality:
+        return Modality.LLM
 
     def load_model_and_processor(self, model_id_and_revision: str, progress_callback=None, **kwargs):
         if model_id_and_revision != self.force_model:

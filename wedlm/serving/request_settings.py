@@ -1,15 +1,54 @@
 """The fields of a request: their checks, and the generation settings that they ask for."""
 
+import inspect
 import json
 import math
+import sys
+from collections.abc import Collection
 from contextlib import suppress
+from reprlib import repr as shown  # of a value that may be megabytes
 
-from fastapi import HTTPException
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
 
-from wedlm.generation.support import check_parameters
+from wedlm.generation.parameters import DEFAULTS, check_parameters
+from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
+from wedlm.serving.limits import BEAMS, BIASES, STOP_CHARACTERS, STOP_STRINGS, WINDOW_SIZE
 from wedlm.serving.stop_strings import as_list
 
+SHARED_FIELDS = {
+    "frequency_penalty", "generation_config", "logit_bias", "max_tokens", "model", "seed", "stop", "stream",
+    "temperature", "top_p",
+}  # fmt: skip
+CHAT_FIELDS = SHARED_FIELDS | {"chat_template_kwargs", "max_completion_tokens", "messages", "tools"}
+COMPLETION_FIELDS = SHARED_FIELDS | {"prompt"}
+# Fields that change no answer: notes for OpenAI's records, caches and prices, and usage, which is always sent.
+IGNORED_FIELDS = {
+    "metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "safety_identifier", "service_tier", "store", "stream_options", "user",
+}  # fmt: skip
+# Fields that are not offered, each with the values besides null that ask for nothing.
+NOT_OFFERED = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "moderation": (),
+    "n": (1,),
+    "parallel_tool_calls": (True,),
+    "presence_penalty": (0, 0.0),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "top_logprobs": (0,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+LARGEST = {int: 2**63, float: sys.float_info.max}  # what torch can read
 NUMBERS = {  # kind, least, most
     "temperature": (float, 0, math.inf),
     "top_p": (float, 0, 1),
@@ -19,26 +58,108 @@ NUMBERS = {  # kind, least, most
     "seed": (int, -(2**63), 2**63 - 1),
 }
 
+# The settings that generation_config may bring besides those in `complete`. Any other could take memory or time
+# without bound, or load code.
+NUMBER_SETTINGS = {  # kind, least, most
+    "max_new_tokens": (int, 1, math.inf),
+    "max_length": (int, 1, math.inf),
+    "min_new_tokens": (int, 0, math.inf),
+    "min_length": (int, 0, math.inf),
+    "max_time": (float, 0, math.inf),
+    "temperature": (float, 0, math.inf),
+    "top_k": (int, 0, math.inf),
+    "top_p": (float, 0, 1),
+    "min_p": (float, 0, 1),
+    "top_h": (float, 0, 1),
+    "typical_p": (float, 0, 1),
+    "epsilon_cutoff": (float, 0, 1),
+    "eta_cutoff": (float, 0, 1),
+    "repetition_penalty": (float, 0, math.inf),
+    "encoder_repetition_penalty": (float, 0, math.inf),
+    "no_repeat_ngram_size": (int, 0, math.inf),
+    "encoder_no_repeat_ngram_size": (int, 0, math.inf),
+    "num_beams": (int, 1, BEAMS),
+    "length_penalty": (float, -math.inf, math.inf),
+    "prefill_chunk_size": (int, 1, math.inf),
+}
+FLAG_SETTINGS = {"do_sample", "early_stopping", "remove_invalid_values", "renormalize_logits"}
+TOKEN_SETTINGS = {"bos_token_id", "forced_bos_token_id", "pad_token_id"}
+TOKENS_SETTINGS = {"begin_suppress_tokens", "eos_token_id", "forced_eos_token_id", "suppress_tokens"}
+OTHER_SETTINGS = {*DEFAULTS, "bad_words_ids", "sequence_bias", "stop_strings"}
+# Settings that are not offered, each with the values besides null that ask for nothing.
+SETTINGS_NOT_OFFERED = {
+    "cache_implementation": ("dynamic",),
+    "num_return_sequences": (1,),
+    "output_attentions": (False,),
+    "output_hidden_states": (False,),
+    "output_logits": (False,),
+    "output_scores": (False,),
+    "return_dict_in_generate": (False,),
+    "use_cache": (True,),
+}
+RECORDS = {"transformers_version"}  # written by GenerationConfig.to_json_string()
 
-def check_fields(body: dict) -> None:
-    """Refuses numbers out of range and stop strings that are no texts."""
-    for name, (kind, least, most) in NUMBERS.items():
-        value = body.get(name)
-        is_kind = isinstance(value, int | kind) and not isinstance(value, bool)
-        if value is not None and not (is_kind and least <= value <= most):
-            noun = "an integer" if kind is int else "a number"
-            limits = f"of {least} or more" if most == math.inf else f"from {least} to {most}"
-            raise HTTPException(400, f"{name}={value!r} is not {noun} {limits}; correct it.")
-    stop = body.get("stop")
-    if stop is not None and not all(isinstance(text, str) and text for text in as_list(stop)):
-        raise HTTPException(400, f"stop={stop!r} is neither a text nor a list of texts; correct it.")
+
+def check_fields(body: dict, fields: Collection[str]) -> None:
+    """Refuses fields that are not offered, numbers out of range and texts that are none.
+
+    Args:
+        body (`dict`): The request.
+        fields (`Collection[str]`): The fields that its route reads.
+    """
+    check_characters(body)
+    for name in sorted(body.keys() - fields - IGNORED_FIELDS):
+        if name not in NOT_OFFERED:
+            raise ValueError(f"The request has a field {shown(name)}, which this server does not know; leave it out.")
+        refuse_unless_nothing(name, body[name], NOT_OFFERED[name])
+    for name, limits in NUMBERS.items():
+        check_number(name, body.get(name), limits)
+    check_stop_strings("stop", body.get("stop"))
+    if not isinstance(body.get("stream"), bool | None):
+        raise ValueError(f"stream={shown(body['stream'])} is neither true nor false; correct it.")
 
 
-def check_messages(body: dict) -> None:
-    messages = body.get("messages")
+def check_characters(value: object) -> None:
+    """Refuses half a surrogate pair, which JSON can write and no tokenizer reads."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{error.object[error.start]!r} in the request is half of a surrogate pair and no character; take it out."
+        ) from error
+
+
+def refuse_unless_nothing(name: str, value: object, nothing: Collection) -> None:
+    if value is not None and not any(type(value) is type(each) and value == each for each in nothing):
+        raise ValueError(f"{name}={shown(value)} is not offered by this server; leave it out.")
+
+
+def is_number(value: object, kind: type = float) -> bool:
+    return isinstance(value, int | kind) and not isinstance(value, bool) and abs(value) <= LARGEST[kind]
+
+
+def check_number(name: str, value: object, limits: tuple[type, float, float]) -> None:
+    kind, least, most = limits
+    if value is not None and not (is_number(value, kind) and least <= value <= most):
+        noun = "an integer" if kind is int else "a number"
+        bounds = f"of {least} or more" if most == math.inf else f"from {least} to {most}"
+        raise ValueError(f"{name}={shown(value)} is not {noun} {bounds}; correct it.")
+
+
+def check_stop_strings(name: str, value: object) -> None:
+    texts = as_list(value)
+    if not all(isinstance(text, str) and text for text in texts):
+        raise ValueError(f"{name}={shown(value)} is neither a text nor a list of texts; correct it.")
+    if len(texts) > STOP_STRINGS or any(len(text) > STOP_CHARACTERS for text in texts):
+        raise ValueError(
+            f"{name}={shown(value)} is more than {STOP_STRINGS} texts of {STOP_CHARACTERS} characters; shorten it."
+        )
+
+
+def check_messages(messages: object) -> None:
     if not isinstance(messages, list) or not messages or not all(is_message(message) for message in messages):
-        raise HTTPException(
-            400, f"messages={messages!r} is not a list of messages such as {{'role': 'user', 'content': 'Hello'}}."
+        raise ValueError(
+            f"messages={shown(messages)} is not a list of messages such as {{'role': 'user', 'content': 'Hello'}}."
         )
 
 
@@ -51,6 +172,36 @@ def is_message(message: object) -> bool:
     return content is None or isinstance(content, str)
 
 
+def tools_of(body: dict, tokenizer: PreTrainedTokenizerBase) -> list[dict] | None:
+    """The tools that the chat template writes into the prompt."""
+    tools = body.get("tools") or None
+    if tools is None or body.get("tool_choice") == "none":
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise ValueError(f"tools={shown(tools)} is not a list of objects; correct it.")
+    if "tools" not in tokenizer.get_chat_template(tools=tools):
+        raise ValueError("tools are not read by the chat template of this model; leave them out.")
+    return tools
+
+
+def template_variables(body: dict, tokenizer: PreTrainedTokenizerBase) -> dict:
+    """The variables of the chat template that a request sets, such as `enable_thinking`."""
+    given = body.get("chat_template_kwargs")
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise ValueError(f"chat_template_kwargs={shown(given)} is not a JSON object; correct it.")
+    # Arguments of transformers' functions, and variables that they set themselves.
+    taken = {*inspect.signature(tokenizer.apply_chat_template).parameters, "messages", "self"}
+    taken |= {*inspect.signature(render_jinja_template).parameters, *tokenizer.special_tokens_map}
+    if names := sorted(given.keys() & taken):
+        raise ValueError(
+            f"chat_template_kwargs sets {', '.join(names)}, and a request may set only variables of the chat "
+            "template's own, such as enable_thinking; leave it out."
+        )
+    return given
+
+
 def given_settings(body: dict) -> dict:
     """The content of `extra_body={"generation_config": ...}`, an object or the JSON text of one."""
     given = body.get("generation_config")
@@ -58,7 +209,10 @@ def given_settings(body: dict) -> dict:
         with suppress(json.JSONDecodeError):
             given = json.loads(given)
     if given is not None and not isinstance(given, dict):
-        raise ValueError(f'generation_config={given!r} is not a JSON object such as {{"decoding": "autoregressive"}}.')
+        raise ValueError(
+            f'generation_config={shown(given)} is not a JSON object such as {{"decoding": "autoregressive"}}.'
+        )
+    check_characters(given)
     return given or {}
 
 
@@ -69,32 +223,102 @@ def max_tokens_of(body: dict) -> int | None:
 
 def body_for_transformers(body: dict) -> dict:
     """The fields that transformers' server reads; it knows neither `max_completion_tokens` nor a seed per request."""
-    rest = {name: value for name, value in body.items() if name != "seed"}
+    rest = {name: value for name, value in body.items() if name not in ("logit_bias", "seed")}
     return rest | {"max_tokens": max_tokens_of(body), "stop": body.get("stop") or None, "generation_config": None}
 
 
-def complete(config: GenerationConfig, body: dict, given: dict, max_positions: int) -> GenerationConfig:
+def is_token(value: object, vocab_size: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab_size
+
+
+def biases_of(logit_bias: object, vocab_size: int) -> dict[tuple[int], float]:
+    """The bias of each token, from OpenAI's form: an object whose keys are tokens."""
+    if (
+        not isinstance(logit_bias, dict)
+        or len(logit_bias) > BIASES
+        or not all(token.isdecimal() and int(token) < vocab_size for token in logit_bias)
+        or not all(is_number(bias) and -100 <= bias <= 100 for bias in logit_bias.values())
+    ):
+        raise ValueError(
+            f"logit_bias={shown(logit_bias)} is not an object of up to {BIASES} tokens from 0 to {vocab_size - 1} "
+            "with biases from -100 to 100; correct it."
+        )
+    return {(int(token),): float(bias) for token, bias in logit_bias.items()}
+
+
+def checked_settings(given: dict, vocab_size: int) -> dict:
+    """The settings of generation_config, with whatever is out of bounds refused and what asks for nothing left out."""
+    settings = {}
+    for name, value in given.items():
+        if name in NUMBER_SETTINGS:
+            check_number(name, value, NUMBER_SETTINGS[name])
+        elif name in FLAG_SETTINGS:
+            if not isinstance(value, bool | None):
+                raise ValueError(f"{name}={shown(value)} is neither true nor false; correct it.")
+        elif name in TOKEN_SETTINGS:
+            if value is not None and not is_token(value, vocab_size):
+                raise ValueError(f"{name}={shown(value)} is not a token from 0 to {vocab_size - 1}; correct it.")
+        elif name in TOKENS_SETTINGS and value is not None:
+            tokens = value if isinstance(value, list) else [value]
+            if not tokens or not all(is_token(token, vocab_size) for token in tokens):
+                raise ValueError(
+                    f"{name}={shown(value)} is not a list of tokens from 0 to {vocab_size - 1}; correct it, or set "
+                    "it to null."
+                )
+            value = tokens
+        elif name not in OTHER_SETTINGS | TOKENS_SETTINGS:
+            if name not in vars(GenerationConfig()) or name.startswith("_"):
+                raise ValueError(f"generation_config has {shown(name)}, unknown to generate(); leave it out.")
+            if name not in RECORDS:
+                refuse_unless_nothing(f"generation_config.{name}", value, SETTINGS_NOT_OFFERED.get(name, ()))
+            continue
+        settings[name] = value
+    check_stop_strings("stop_strings", settings.get("stop_strings"))
+    if (words := settings.get("bad_words_ids")) is not None:
+        check_sequences("bad_words_ids", words, words, vocab_size)
+    if (biases := settings.get("sequence_bias")) is not None:
+        is_pairs = isinstance(biases, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in biases)
+        is_pairs = is_pairs and all(is_number(bias) for _, bias in biases)
+        check_sequences("sequence_bias", biases, [tokens for tokens, _ in biases] if is_pairs else None, vocab_size)
+        settings["sequence_bias"] = {tuple(tokens): float(bias) for tokens, bias in biases}
+    return settings
+
+
+def check_sequences(name: str, value: object, sequences: object, vocab_size: int) -> None:
+    is_list = isinstance(sequences, list) and 1 <= len(sequences) <= BIASES
+    if not is_list or not all(
+        isinstance(tokens, list) and tokens and all(is_token(token, vocab_size) for token in tokens)
+        for tokens in sequences
+    ):
+        form = "[tokens, bias]" if name == "sequence_bias" else "tokens"
+        raise ValueError(
+            f"{name}={shown(value)} is not a list of 1 to {BIASES} {form}, with tokens from 0 to {vocab_size - 1}; "
+            "correct it."
+        )
+
+
+def complete(config: GenerationConfig, body: dict, given: dict, model_config: WeDLMConfig) -> GenerationConfig:
     """Finishes the config that transformers' server made of a request.
 
     Args:
         config (`GenerationConfig`): The model's settings with those of the request; it is changed and returned.
         body (`dict`): The request.
         given (`dict`): Its `given_settings`, which win over its other fields.
-        max_positions (`int`): The length of text that the model reads.
+        model_config (`WeDLMConfig`): The model's, for the text that it reads and the tokens that it knows.
     """
+    max_positions, vocab_size = model_config.max_position_embeddings, model_config.vocab_size
     if body.get("temperature") == 0:
         config.temperature = None  # `given` may ask for draws, and transformers refuses draws at temperature 0
     elif body.get("temperature") is not None or body.get("top_p") is not None:
         config.do_sample = True
+    if body.get("logit_bias"):
+        config.sequence_bias = biases_of(body["logit_bias"], vocab_size)
     if max_tokens_of(body) is None:
         config.max_new_tokens = min(config.max_new_tokens, max_positions)
-    try:
-        unknown = config.update(**given)
-    except TypeError as error:
-        raise ValueError(f"generation_config={given} has a value of the wrong kind ({error}).") from error
-    if unknown:
-        raise ValueError(f"generation_config has {', '.join(unknown)}, unknown to generate(); leave it out.")
+    config.update(**checked_settings(given, vocab_size))
     check_parameters(config)
+    if config.window_size is not None and config.window_size > WINDOW_SIZE:
+        raise ValueError(f"window_size={config.window_size} is more than {WINDOW_SIZE} slots; make it smaller.")
     for number in (config.max_new_tokens, config.max_length):
         if number is not None and number > max_positions:  # the cache takes memory for all of them
             raise ValueError(

@@ -11,9 +11,11 @@ import uvicorn
 from transformers import GenerationConfig
 
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.generation.support import DEFAULTS, check_parameters
+from wedlm.generation.parameters import DEFAULTS, check_parameters
+from wedlm.serving.limits import CONNECTIONS
 from wedlm.serving.one_model import OneModel
 from wedlm.serving.routes import build_app
+from wedlm.serving.transport import is_this_machine
 from wedlm.serving.worker import OneAtATime
 
 GRACE_SECONDS = 3  # for the last answers to reach their clients
@@ -48,7 +50,8 @@ def serve(name: str, host: str, port: int, dtype: str, device: str | None, setti
     """
     check_parameters(GenerationConfig(**DEFAULTS | settings))
     listening = take_port(host, port)
-    if host not in ("127.0.0.1", "localhost", "::1"):
+    this_machine_only = is_this_machine(listening.getsockname()[0])
+    if not this_machine_only:
         print(f"Everybody who reaches {host} may use the model: there is no key.", file=sys.stderr)
     model, tokenizer = load_checkpoint(name, dtype, device)
     model.generation_config.update(**settings)
@@ -57,10 +60,11 @@ def serve(name: str, host: str, port: int, dtype: str, device: str | None, setti
     host, port, *_ = listening.getsockname()
     address = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
     state = OneAtATime()
-    app = build_app(OneModel(name, model, tokenizer), state)
+    app = build_app(OneModel(name, model, tokenizer), state, this_machine_only)
+    config = uvicorn.Config(app, timeout_graceful_shutdown=GRACE_SECONDS, limit_concurrency=CONNECTIONS)
     with suppress(KeyboardInterrupt):  # uvicorn raises it again once it has ended
         print(f"{name} answers at {address}, one request at a time; others wait. Ctrl-C ends it.", flush=True)
-        Server(uvicorn.Config(app, timeout_graceful_shutdown=GRACE_SECONDS), state).run(sockets=[listening])
+        Server(config, state).run(sockets=[listening])
 
 
 def take_port(host: str, port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Tiny Qwen checkpoints, as stock transformers writes them."""
+"""Tiny checkpoints of the stock architectures, as transformers writes them."""
 
 import errno
 import json
@@ -10,6 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
 from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2Tokenizer,
@@ -23,6 +27,12 @@ from wedlm.checkpoints.errors import CheckpointError
 TOKENS = 259  # of the tokenizer below
 END, SAY = 256, 257  # <|endoftext|>, <|im_start|>
 INDEX = "model.safetensors.index.json"
+CLASSES = {
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+}
 
 
 def save_tokenizer(folder):
@@ -33,19 +43,14 @@ def save_tokenizer(folder):
     tokenizer.save_pretrained(folder)
 
 
-def save_qwen(folder, model_type="qwen3", rows=TOKENS, tied=False, dtype=torch.float32, tokenizer=True, **fields):
-    """A tiny Qwen checkpoint in three shards."""
-    config_class, model_class = {
-        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    }[model_type]
+def save_stock(folder, model_type="qwen3", rows=TOKENS, tied=False, dtype=torch.float32, tokenizer=True, **fields):
+    """A tiny checkpoint of a stock architecture in three shards."""
+    config_class, model_class = CLASSES[model_type]
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
-    width = {"head_dim": 12} if model_type == "qwen3" else {}
-    config = config_class(
-        **{**sizes, **width, "num_hidden_layers": 2, "vocab_size": rows, "tie_word_embeddings": tied, **fields},
-        eos_token_id=[END, SAY],
-        dtype=dtype,
-    )
+    own = {"qwen3": {"head_dim": 12}, "mistral": {"sliding_window": None}}.get(model_type, {})
+    ends = {"eos_token_id": [END, SAY]}
+    shape = {"num_hidden_layers": 2, "vocab_size": rows, "tie_word_embeddings": tied}
+    config = config_class(**{**sizes, **shape, **ends, **own, **fields}, dtype=dtype)
     torch.manual_seed(0)
     model = model_class(config).to(dtype).eval()
     for parameter in model.parameters():

@@ -7,7 +7,7 @@ TEXT = (
     "noon, and on Sundays it stays closed. Children may borrow ten books at a time, adults twenty."
 )
 
-PROMPTS = [
+QUESTIONS = [
     "Why is the sky blue?",
     "Explain in two sentences how a bicycle stays upright.",
     "What does a compiler do?",

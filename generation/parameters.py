@@ -1,0 +1,43 @@
+"""The four parameters of decoding; a file without torch, so that wrong values are refused before torch is there."""
+
+import math
+from typing import Any
+
+DECODINGS = ("streaming", "blockwise", "verified", "autoregressive")
+# A window_size of None stands for `default_window_size`.
+DEFAULTS = {"decoding": "streaming", "window_size": None, "entropy_threshold": 0.4, "distance_penalty": 0.02}
+
+
+def default_window_size(device: Any) -> int:
+    """The window_size of a checkpoint that names none.
+
+    On a CPU more queries cost more arithmetic; a GPU does it while it reads the weights (benchmarks/RESULTS.md).
+    """
+    return 8 if device.type == "cpu" else 16
+
+
+def is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def check_parameters(config: Any) -> None:
+    if config.decoding not in DECODINGS:
+        raise ValueError(f"decoding={config.decoding!r} is unknown; choose one of {', '.join(map(repr, DECODINGS))}.")
+    if config.window_size is not None and not is_count(config.window_size):
+        raise ValueError(
+            f"window_size={config.window_size!r} is not a number of slots; set it to an integer of 1 or more, or to "
+            "None for the default of the device."
+        )
+    if config.entropy_threshold is not None and not is_amount(config.entropy_threshold):
+        raise ValueError(
+            f"entropy_threshold={config.entropy_threshold!r} is not an entropy; set it to a finite number of nats, 0 "
+            "or more, or to None to fill one slot per forward."
+        )
+    if not is_amount(config.distance_penalty):
+        raise ValueError(
+            f"distance_penalty={config.distance_penalty!r} is not a penalty; set it to a finite number, 0 or more."
+        )

@@ -57,15 +57,15 @@ class DraftProduct(nn.Module):
     (Its matrices are no layers, so quantization leaves them alone.)
 
     Args:
-        in_features (`int`): Width of the layer's input.
-        out_features (`int`): Width of its output.
+        layer (`nn.Linear`): The layer, which may be quantized.
         rank (`int`): The rank of the product.
     """
 
-    def __init__(self, in_features: int, out_features: int, rank: int):
+    def __init__(self, layer: nn.Linear, rank: int):
         super().__init__()
-        self.down = nn.Parameter(torch.zeros(rank, in_features))
-        self.up = nn.Parameter(torch.zeros(out_features, rank))
+        device = layer.weight.device
+        self.down = nn.Parameter(torch.zeros(rank, layer.in_features, device=device))
+        self.up = nn.Parameter(torch.zeros(layer.out_features, rank, device=device))
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return linear(only_masked(linear(hidden_states, self.down)), self.up)
@@ -77,9 +77,7 @@ class WithDrafts(nn.Module):
     def add_drafts(self, names: list[str], rank: int) -> None:
         """Gives those of its linear layers that are named draft products of zeros."""
         layers = {name: layer for name, layer in self.named_children() if name in names}
-        self.drafts = nn.ModuleDict(
-            {name: DraftProduct(layer.in_features, layer.out_features, rank) for name, layer in layers.items()}
-        )
+        self.drafts = nn.ModuleDict({name: DraftProduct(layer, rank) for name, layer in layers.items()})
 
     def project(self, name: str, hidden_states: torch.Tensor) -> torch.Tensor:
         """The output of a linear layer, with its draft product where the input of the forward is MASK."""

@@ -138,6 +138,16 @@ class WeDLMPreTrainedModel(Qwen3PreTrainedModel):
                 check_floats(name, folder_of(name, where))
         return loaded
 
+    def load_adapter(self, peft_model_id=None, *args, **kwargs):
+        """Loads an adapter as transformers does, but refuses one that lacks weights or has others."""
+        loading = super().load_adapter(peft_model_id, *args, **kwargs)
+        if wrong := sorted([*loading.missing_keys, *loading.unexpected_keys]):
+            raise ValueError(
+                f"The adapter {peft_model_id} does not fit this model: {wrong[0]} is in one of them only "
+                f"({len(wrong)} such weights in all); load the adapter of this model into a new one."
+            )
+        return loading
+
 
 def folder_of(name: str | PathLike, where: dict) -> Path:
     """Returns the folder of a checkpoint that has been loaded."""
@@ -203,7 +213,9 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
         for part in self.modules():
             if isinstance(part, WithDrafts):
                 part.add_drafts(modules, rank)
-        self.mask_embedding = nn.Parameter(torch.zeros(self.config.hidden_size))
+        self.mask_embedding = nn.Parameter(
+            torch.zeros(self.config.hidden_size, device=self.embed_tokens.weight.device)
+        )
 
     def forward(
         self,
@@ -239,7 +251,8 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
             if self.config.mask_token_id is not None:
                 masked = input_ids == self.config.mask_token_id
             if self.config.drafts is not None:
-                inputs_embeds = torch.where(masked[..., None], self.mask_embedding, inputs_embeds)
+                mask_embedding = self.mask_embedding.to(inputs_embeds.device)
+                inputs_embeds = torch.where(masked[..., None], mask_embedding, inputs_embeds)
         if self.training and self.gradient_checkpointing:
             check_nothing_is_cached(past_key_values)
         stream_inputs = (sample_ids, stream_ids, block_ids)

@@ -5,6 +5,7 @@ from helpers import EOS, MASK, PAD
 from peft import PeftModel, get_peft_model
 
 from wedlm import DraftLoraConfig, WeDLMConfig, WeDLMForCausalLM
+from wedlm.adapters.draft_lora import LAYERS
 
 FLAVOURS = {
     "qwen2": {"attention_bias": True, "qk_norm": False},
@@ -25,8 +26,9 @@ def tiny_model(flavour="qwen3", seed=0, **fields) -> WeDLMForCausalLM:
     )  # fmt: skip
     torch.manual_seed(seed)
     model = WeDLMForCausalLM(config).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
+    for name, parameter in model.named_parameters():
+        if "norm" not in name:
+            torch.nn.init.normal_(parameter, std=0.3)
     return model
 
 
@@ -49,3 +51,15 @@ def save_adapter(folder, flavour="qwen3", seed=1, base=None, **fields):
     model = tiny_model(flavour) if base is None else WeDLMForCausalLM.from_pretrained(base)
     with_adapter(model, seed, **fields).save_pretrained(folder)
     return folder
+
+
+def drafted(flavour="qwen3", seed=1, **fields) -> WeDLMForCausalLM:
+    """`tiny_model` with a random draft adapter in the model itself."""
+    model = tiny_model(flavour, **fields)
+    model.config.drafts = {"rank": 4, "modules": list(LAYERS)}
+    model.model.add_drafts(**model.config.drafts)
+    torch.manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "draft" in name or "mask_embedding" in name:
+            torch.nn.init.normal_(parameter, std=0.7)
+    return model

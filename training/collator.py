@@ -19,11 +19,7 @@ PADDING_VALUES = {"sample_ids": PADDING, "targets": NO_TARGET, "teachers": NO_TE
 
 
 class StreamCollator:
-    """What the collators of both objectives share: they make the two streams of each sample, from draws of its own.
-
-    A collator has the attributes `mask_token_id`, `seed` and `pad_token_id`, and makes the streams of a sample in
-    `streams`.
-    """
+    """Makes batches of the two streams of each sample. A subclass makes the streams of one sample, from its draws."""
 
     mask_token_id: int
     seed: int

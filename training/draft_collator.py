@@ -22,8 +22,9 @@ class DraftCollator(StreamCollator):
     text up to the anchor and each other, in their order, exactly as in a step of verified decoding. The teacher of a
     MASK is the memory query that predicts the same token.
 
-    The first anchor is one of the last tokens before an answer. The others follow at random distances, so that every
-    token of the answer stands in about two groups. They are drawn from `seed`, the epoch and the sample's number.
+    The first anchor is the last token before an answer, or one of the next. The others follow at random distances, so
+    that every token of the answer stands in about two groups. They are drawn from `seed`, the epoch and the sample's
+    number.
 
     Args:
         mask_token_id (`int`):
@@ -91,7 +92,7 @@ class DraftCollator(StreamCollator):
         bounds = np.flatnonzero(np.diff(is_answer, prepend=False, append=False))
         for start, stop in bounds.reshape(-1, 2):  # of each answer
             anchor = max(start, 1) - 1
-            anchor += generator.integers(min(self.window_size // 2, stop - anchor - 1))
+            anchor += generator.integers(max(1, min(self.window_size // 2, stop - anchor - 1)))
             while anchor + 1 < stop:
                 anchors.append((anchor, min(anchor + 1 + self.window_size, stop)))
                 anchor += generator.integers(1, self.window_size)

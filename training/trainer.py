@@ -1,4 +1,4 @@
-"""The Trainer of the dual-stream objective."""
+"""The Trainer of both objectives."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,9 @@ from peft import PeftModel
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 from transformers.trainer_utils import has_length
 
+from wedlm.adapters.draft_type import DRAFT_TYPE
 from wedlm.generation.transformers_internals import attention_of
+from wedlm.modeling_wedlm.draft_loss import NO_TEACHER
 from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.arguments import WeDLMTrainingArguments
@@ -20,6 +22,9 @@ from wedlm.training.finite import FiniteWeights, check_loss
 from wedlm.training.loss import scale_weights, weight_sums
 from wedlm.training.objectives import OBJECTIVES
 from wedlm.training.resume import last_complete_checkpoint
+
+# The values of a query without loss, in the batches of both objectives.
+NO_LOSS = {"targets": NO_TARGET, "gammas": 0, "teachers": NO_TEACHER, "draft_places": 0, "target_weights": 0}
 
 
 class CollatorEpoch(TrainerCallback):
@@ -42,7 +47,7 @@ class CollatorEpoch(TrainerCallback):
 
 
 class WeDLMTrainer(Trainer):
-    """transformers' Trainer with the dual-stream objective.
+    """transformers' Trainer with the dual-stream objective, or with that of draft adapters.
 
     Args:
         model (`PreTrainedModel` or `PeftModel`):
@@ -147,13 +152,8 @@ class WeDLMTrainer(Trainer):
         # The first rows are new, in the order of the ranks.
         num_new = (len(self.train_dataset) - 1) % (num_ranks * num_rows) + 1
         first = self.accelerator.process_index * num_rows
-        is_new = (torch.arange(first, first + num_rows, device=batch["targets"].device) < num_new)[:, None]
-        return {
-            **batch,
-            "targets": batch["targets"].where(is_new, NO_TARGET),
-            "target_weights": batch["target_weights"] * is_new,
-            "gammas": batch["gammas"] * is_new,
-        }
+        is_new = (torch.arange(first, first + num_rows, device=batch["input_ids"].device) < num_new)[:, None]
+        return batch | {name: batch[name].where(is_new, none) for name, none in NO_LOSS.items() if name in batch}
 
     def _get_num_items_in_batch(self, batch_samples, device):
         # With None, transformers would divide the loss by the number of batches, but the weights are scaled already.
@@ -232,6 +232,13 @@ def check_arguments(model, args, compute_metrics=None, compute_loss_func=None, *
         raise ValueError(
             f"model is {type(model).__name__} and args is {type(args).__name__}; pass a model, and arguments as "
             "WeDLMTrainingArguments."
+        )
+    has_drafts = isinstance(model, PeftModel) and model.active_peft_config.peft_type == DRAFT_TYPE
+    if has_drafts != (args.objective == "draft"):
+        raise ValueError(
+            f"objective={args.objective!r} does not fit the model, which {'has a' if has_drafts else 'has no'} draft "
+            'adapter; train a draft adapter with objective="draft" and get_peft_model(model, DraftLoraConfig()), '
+            'and everything else with "dual_stream".'
         )
     if compute_metrics is not None or compute_loss_func is not None:
         raise ValueError(

@@ -93,6 +93,9 @@ class MaskVector(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(values)
 
+    def forward(self, embeddings: torch.Tensor, is_mask: torch.Tensor) -> torch.Tensor:
+        return torch.where(is_mask, self.weight.to(embeddings.dtype), embeddings)
+
 
 class MaskEmbedding(nn.Module, BaseTunerLayer):
     """The embedding of the model, where the active adapter has its own vector for MASK."""
@@ -114,8 +117,7 @@ class MaskEmbedding(nn.Module, BaseTunerLayer):
             is_mask = (input_ids == self.mask_token_id)[..., None]
             for name in self.active_adapters:
                 if name in self.lora_mask:
-                    vector = self.lora_mask[name].weight.to(embeddings.dtype)
-                    embeddings = torch.where(is_mask, vector, embeddings)
+                    embeddings = self.lora_mask[name](embeddings, is_mask)
         return embeddings
 
 

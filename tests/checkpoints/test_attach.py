@@ -37,6 +37,12 @@ def test_both_forms_agree(flavour, tmp_path):
     assert not torch.allclose(logits(model)[:, 6:], logits(base)[:, 6:], atol=0.1)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_adapter_takes_the_type_of_the_model(dtype, tmp_path):
+    model = attached(tiny_model().to(dtype), save_adapter(tmp_path))
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype} == {logits(model).dtype}
+
+
 def test_an_adapter_of_some_layers(tmp_path):
     folder = save_adapter(tmp_path, target_modules=["q_proj", "down_proj"])
     model = attached(tiny_model(), folder)

@@ -46,12 +46,13 @@ def attach_adapter(model: WeDLMForCausalLM, folder: Path) -> None:
             f"{folder} cannot be used as a draft adapter of this model ({one_line(error)}); give the adapter of this "
             "model, or copy it again."
         ) from error
+    dtype = model.dtype  # before there are weights of another one
     model.config.drafts = config.drafts
     model.model.add_drafts(**config.drafts)
     for name, parameter in model.model.named_parameters():
         if name in given:
             tensor = given[name] * scale if name.endswith(".up") else given[name]
-            parameter.data = tensor.to(parameter.device, model.dtype)
+            parameter.data = tensor.to(parameter.device, dtype)
 
 
 def shapes_of_drafts(model: WeDLMForCausalLM, config) -> dict[str, torch.Size]:

@@ -78,11 +78,17 @@ def draft_adapter(name: str | os.PathLike) -> Path | None:
         name (`str` or `os.PathLike`): A folder, or a name on the Hub.
     """
     folder = checkpoint_folder(name, with_weights=False)
-    if (folder / CONFIG_FILE).exists() or not (folder / ADAPTER_FILE).exists():
-        return None
-    if read_json(folder / ADAPTER_FILE).get("peft_type") != DRAFT_TYPE:
+    if (folder / CONFIG_FILE).exists() or not has_draft_type(folder):
         return None
     return folder if Path(name).is_dir() else download(name, [*SMALL_FILES, ADAPTER_WEIGHTS], revision=folder.name)
+
+
+def has_draft_type(folder: Path) -> bool:
+    """Whether adapter_config.json describes a draft adapter."""
+    try:
+        return read_json(folder / ADAPTER_FILE).get("peft_type") == DRAFT_TYPE
+    except CheckpointError:
+        return False
 
 
 def checkpoint_of(name: str | os.PathLike) -> str | os.PathLike:
@@ -145,7 +151,7 @@ def read_config(name: str | os.PathLike, folder: Path) -> dict:
     if (folder / CONFIG_FILE).exists():
         return read_json(folder / CONFIG_FILE)
     if (folder / ADAPTER_FILE).exists():
-        if read_json(folder / ADAPTER_FILE).get("peft_type") == DRAFT_TYPE:
+        if has_draft_type(folder):
             raise CheckpointError(f"{name} is a draft adapter, and a checkpoint is wanted; give the adapter's base.")
         raise CheckpointError(f"{name} is an adapter; `wedlm merge {name} OUT` makes a whole checkpoint of it.")
     raise CheckpointError(f"{name} has no config.json, so it is no checkpoint; give the folder of one.")

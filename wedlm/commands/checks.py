@@ -206,6 +206,6 @@ def plan_tune(options: TuneOptions) -> TunePlan:
             f"{options.model} is no folder, and {GENERATION_FILE} is written into one; download it (`hf download NAME "
             "--local-dir FOLDER`) and give that."
         )
+    config = read_generation_fields(options.model)
     folder = wedlm_folder(options.model)  # another one, if the model is a draft adapter
-    config = read_generation_fields(options.model) or read_generation_fields(folder)
-    return TunePlan(loss, examples, measure, config)
+    return TunePlan(loss, examples, measure, config or read_generation_fields(folder))

@@ -2,61 +2,17 @@
 
 import pytest
 import torch
-from datasets import Dataset
 from draft_models import tiny_model
-from helpers import MASK, random_tokens
+from draft_runs import LENGTHS, adapted, arguments, assert_same, samples, trained
+from helpers import MASK, REPOSITORY, random_tokens
 from peft import LoraConfig, PeftModel, get_peft_model
+from processes import run_two_processes
 from safetensors.torch import load_file
 
-from wedlm import DraftLoraConfig, WeDLMTrainer, WeDLMTrainingArguments
+from wedlm import WeDLMTrainer
 from wedlm.checkpoints.attach import attach_adapter
 from wedlm.training.draft_collator import DraftCollator
 from wedlm.training.packing import pack
-
-LENGTHS = (40, 21, 9, 33, 12, 27, 18, 30)
-
-
-def samples(lengths=LENGTHS):
-    made = []
-    for index, length in enumerate(lengths):
-        text = random_tokens(1, length, seed=index)[0].tolist()
-        made.append(
-            {"input_ids": text, "labels": [-100] * 3 + text[3:], "sample_lengths": [length], "sample_indices": [index]}
-        )
-    return Dataset.from_list(made)
-
-
-def adapted(flavour="qwen3"):
-    model = tiny_model(flavour)
-    torch.manual_seed(0)
-    return get_peft_model(model, DraftLoraConfig(r=4, lora_alpha=16))
-
-
-def arguments(folder, **fields):
-    defaults = {
-        "objective": "draft", "draft_window": 4, "per_device_train_batch_size": 8, "max_steps": 2,
-        "learning_rate": 0.05, "lr_scheduler_type": "constant", "optim": "sgd", "max_grad_norm": 0.0,
-        "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True,
-    }  # fmt: skip
-    return WeDLMTrainingArguments(str(folder), **{**defaults, **fields})
-
-
-def trained(folder, dataset=None, model=None, resume=None, **fields):
-    """The weights that training changes, the log, and the trainer."""
-    model = adapted() if model is None else model
-    dataset = samples() if dataset is None else dataset
-    trainer = WeDLMTrainer(model, arguments(folder, **fields), train_dataset=dataset, eval_dataset=samples((20, 25)))
-    trainer.train(resume_from_checkpoint=resume)
-    weights = {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
-    return weights, [entry for entry in trainer.state.log_history if "loss" in entry], trainer
-
-
-def assert_same(first, second):
-    for name, weight in first[0].items():
-        torch.testing.assert_close(second[0][name], weight, rtol=1e-3, atol=3e-6)
-    for entry, other in zip(first[1], second[1], strict=True):
-        for name in entry.keys() - {"epoch"}:
-            assert other[name] == pytest.approx(entry[name], rel=2e-4), name
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +30,37 @@ def whole(tmp_path_factory):
 )
 def test_a_step_is_the_same_however_it_is_cut(cut, whole, tmp_path):
     assert_same(whole, trained(tmp_path, **cut))
+
+
+WAYS = {
+    "ddp": {"per_device_train_batch_size": 4},
+    "uneven": {"per_device_train_batch_size": 3, "max_steps": 4},
+    "fsdp": {
+        "per_device_train_batch_size": 4, "fsdp": "full_shard auto_wrap",
+        "fsdp_config": {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["WeDLMDecoderLayer"]},
+    },
+}  # fmt: skip
+SCRIPT = """
+import sys, torch
+folder, tests, ways = sys.argv[1:]
+sys.path.insert(0, tests)
+from draft_runs import trained
+for name, fields in eval(ways).items():
+    weights, log, trainer = trained(f"{folder}/{name}", **fields)
+    weights = {key: getattr(weight, "full_tensor", lambda weight=weight: weight)() for key, weight in weights.items()}
+    if trainer.is_world_process_zero():
+        torch.save((weights, log, None), f"{folder}/{name}.pt")
+"""
+
+
+@pytest.mark.full
+def test_two_processes_take_the_same_steps(whole, tmp_path):
+    """Rows that accelerate repeats, so that both processes have as many, have no loss."""
+    run_two_processes(SCRIPT, tmp_path, str(tmp_path), str(REPOSITORY / "tests"), repr(WAYS))
+    runs = {name: torch.load(tmp_path / f"{name}.pt") for name in WAYS}
+    assert_same(whole, runs["ddp"])
+    assert_same(whole, runs["fsdp"])
+    assert_same(trained(tmp_path / "alone", per_device_train_batch_size=6, max_steps=4), runs["uneven"])
 
 
 def test_a_packed_step_is_the_same(whole, tmp_path):

@@ -101,8 +101,11 @@ class WeDLMTrainingArguments(DataOptions, TrainingArguments):
                 )
         if self.objective not in ("dual_stream", "draft"):
             raise ValueError(f'objective={self.objective!r} is not known; pass "dual_stream" or "draft".')
-        if self.draft_window > MAX_WINDOW:
-            raise ValueError(f"draft_window={self.draft_window} is too large; pass {MAX_WINDOW} or less.")
+        if not 2 <= self.draft_window <= MAX_WINDOW:
+            raise ValueError(
+                f"draft_window={self.draft_window} is not from 2 to {MAX_WINDOW}: the first MASK of a group is never "
+                "a draft; pass a number in between, 8 by default."
+            )
         self.collator(mask_token_id=0)  # raises its errors before anything is read or written
         if self.ar_loss_weight < 0:
             raise ValueError(

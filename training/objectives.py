@@ -1,4 +1,4 @@
-"""The two objectives of WeDLMTrainer: the metrics of each."""
+"""The metrics of each objective of WeDLMTrainer."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -131,3 +131,7 @@ def test_a_draft_adapter_is_named_above_its_base(checkpoint, tmp_path):
     assert described.startswith(f"{adapter}: rank 4 on k_proj, q_proj, 0.0")
     assert described.endswith("MB; with it the model decodes verified by default")
     assert lines == of_base
+    whole, tokenizer = load_checkpoint(adapter)
+    whole.save_pretrained(tmp_path / "whole")
+    tokenizer.save_pretrained(tmp_path / "whole")
+    assert shown_lines(run("info", tmp_path / "whole"))["draft adapter"] == "contained, rank 4 on k_proj, q_proj"

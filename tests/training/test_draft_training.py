@@ -161,8 +161,8 @@ def test_an_objective_that_does_not_fit_the_model(model, tmp_path):
     ("fields", "sentence"),
     [
         ({"objective": "other"}, 'objective=\'other\' is not known; pass "dual_stream" or "draft"'),
-        ({"draft_window": 1}, "window_size=1 leaves no place for a draft"),
-        ({"draft_window": 33}, "draft_window=33 is too large; pass 32 or less"),
+        ({"draft_window": 1}, "draft_window=1 is not from 2 to 32: .*; pass a number in between"),
+        ({"draft_window": 33}, "draft_window=33 is not from 2 to 32"),
     ],
 )
 def test_arguments_that_are_refused(fields, sentence, tmp_path):

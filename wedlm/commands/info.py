@@ -54,6 +54,7 @@ def described(facts: Facts) -> list[tuple[str, str]]:
     return [
         *result,
         ("generation", settings(facts.generation)),
+        *([] if config.drafts is None else [("draft adapter", f"contained, {rank_and_layers(**config.drafts)}")]),
         ("decodings", ", ".join(facts.decodings)),
         ("its own code", "travels with it" if getattr(config, "auto_map", None) else "none, it loads where wedlm is"),
         *(("note", note) for note in facts.notes),
@@ -62,9 +63,13 @@ def described(facts: Facts) -> list[tuple[str, str]]:
 
 def described_adapter(name: str, folder: Path) -> str:
     fields = read_json(folder / ADAPTER_FILE)
-    modules = ", ".join(sorted(fields["target_modules"]))
     on_disk = size((folder / ADAPTER_WEIGHTS).stat().st_size)
-    return f"{name}: rank {fields['r']} on {modules}, {on_disk}; with it the model decodes verified by default"
+    layers = rank_and_layers(fields["r"], fields["target_modules"])
+    return f"{name}: {layers}, {on_disk}; with it the model decodes verified by default"
+
+
+def rank_and_layers(rank: int, modules: list[str]) -> str:
+    return f"rank {rank} on {', '.join(sorted(modules))}"
 
 
 def mask(facts: Facts) -> str:

@@ -126,6 +126,7 @@ BROKEN = {
     "another rank": (with_fields(r=2), r"has the shape \(4, 32\) and should have \(2, 32\)"),
     "other layers": (with_fields(target_modules=["q_proj"]), "is in one of them only"),
     "no rank": (with_fields(r=None), "NoneType"),
+    "rank 0": (with_fields(r=0), "division by zero"),
     "another kind": (with_fields(peft_type="LORA"), "its peft_type is 'LORA', that of draft adapters 'WEDLM_DRAFT'"),
     "another base": (with_fields(base_fingerprint="0"), "base_fingerprint='0' of the draft adapter is not that of"),
     "no file": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "No such file"),

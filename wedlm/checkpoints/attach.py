@@ -41,7 +41,7 @@ def attach_adapter(model: WeDLMForCausalLM, folder: Path) -> None:
         config.require_mask_token_id()
         config.drafts = {"rank": rank, "modules": modules}
         check_shapes(given, shapes_of_drafts(model, config))
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, ArithmeticError) as error:
         raise CheckpointError(
             f"{folder} cannot be used as a draft adapter of this model ({one_line(error)}); give the adapter of this "
             "model, or copy it again."

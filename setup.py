@@ -5,6 +5,7 @@ from setuptools import setup
 FOLDERS = {
     "wedlm.generation": "generation",
     "wedlm.modeling_wedlm": "modeling_wedlm",
+    "wedlm.adapters": "wedlm/adapters",
     "wedlm.checkpoints": "wedlm/checkpoints",
     "wedlm.training": "training",
     "wedlm.evaluation": "wedlm/evaluation",

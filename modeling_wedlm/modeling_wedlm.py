@@ -12,15 +12,18 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import create_masks_for_generate
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3Attention,
     Qwen3DecoderLayer,
     Qwen3ForCausalLM,
+    Qwen3MLP,
     Qwen3Model,
     Qwen3PreTrainedModel,
     Qwen3RMSNorm,
     Qwen3RotaryEmbedding,
     apply_rotary_pos_emb,
+    eager_attention_forward,
 )
 from transformers.utils import CONFIG_NAME, cached_file, can_return_tuple
 from transformers.utils.generic import is_flash_attention_requested
@@ -30,13 +33,15 @@ from wedlm.generation.generation_wedlm import WeDLMGenerationMixin
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.transformers_internals import attention_of
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig, check_config
+from wedlm.modeling_wedlm.draft_loss import draft_loss
+from wedlm.modeling_wedlm.drafts import WithDrafts, masked_positions
 from wedlm.modeling_wedlm.dual_stream import dual_stream_mask
 from wedlm.modeling_wedlm.target_loss import target_loss
 
 FLOATS = ("BF16", "F16", "F32", "F64")  # as safetensors writes them
 
 
-class WeDLMAttention(Qwen3Attention):
+class WeDLMAttention(WithDrafts, Qwen3Attention):
     """The attention of Qwen3 or, by `attention_bias` and `qk_norm` of the config, of Qwen2.5 or Llama.
 
     It reads the keys and values of a RowCache where they lie.
@@ -50,32 +55,56 @@ class WeDLMAttention(Qwen3Attention):
         if not config.qk_norm:
             self.q_norm = nn.Identity()
             self.k_norm = nn.Identity()
+        self.drafts = nn.ModuleDict()
 
     def forward(
         self, hidden_states, position_embeddings, attention_mask, past_key_values=None, position_ids=None, **kwargs
     ):
         # position_ids go no further: flash attention would take a reordered window for packed samples. The bounds of
         # samples that are packed come in kwargs.
-        if not isinstance(past_key_values, RowCache) or attention_of(self.config) == "eager":
-            return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
-        query = self.q_norm(self.q_proj(hidden_states).view(shape)).transpose(1, 2)
-        key = self.k_norm(self.k_proj(hidden_states).view(shape)).transpose(1, 2)
-        value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
+        query = self.q_norm(self.project("q_proj", hidden_states).view(shape)).transpose(1, 2)
+        key = self.k_norm(self.project("k_proj", hidden_states).view(shape)).transpose(1, 2)
+        value = self.project("v_proj", hidden_states).view(shape).transpose(1, 2)
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
-        keys, values = past_key_values.update(key, value, self.layer_idx)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        attended, weights = self.attend(query, key, value, attention_mask, past_key_values, **kwargs)
+        return self.project("o_proj", attended.flatten(2)), weights
+
+    def attend(self, query, key, value, attention_mask, past_key_values, **kwargs):
+        """Returns `[batch, queries, heads, head_dim]`, and the weights where the attention implementation has them."""
         dropout = self.attention_dropout if self.training else 0.0
+        if not isinstance(past_key_values, RowCache) or attention_of(self.config) == "eager":
+            attention = ALL_ATTENTION_FUNCTIONS.get_interface(attention_of(self.config), eager_attention_forward)
+            options = {"dropout": dropout, "scaling": self.scaling, "sliding_window": self.sliding_window}
+            return attention(self, query, key, value, attention_mask, **options, **kwargs)
         if past_key_values.place.ends is not None:
-            attended = attend_up_to(past_key_values.place.ends, query, keys, values, self)
+            attended = attend_up_to(past_key_values.place.ends, query, key, value, self)
         else:
-            attended = attend(query, keys, values, attention_mask, self.scaling, dropout)
-        return self.o_proj(attended.transpose(1, 2).flatten(2)), None
+            attended = attend(query, key, value, attention_mask, self.scaling, dropout)
+        return attended.transpose(1, 2), None
+
+
+class WeDLMMLP(WithDrafts, Qwen3MLP):
+    def __init__(self, config: WeDLMConfig):
+        super().__init__(config)
+        self.drafts = nn.ModuleDict()
+
+    def forward(self, hidden_states):
+        gate = self.act_fn(self.project("gate_proj", hidden_states))
+        return self.project("down_proj", gate * self.project("up_proj", hidden_states))
 
 
 class WeDLMDecoderLayer(Qwen3DecoderLayer):
     def __init__(self, config: WeDLMConfig, layer_idx: int):
         super().__init__(config, layer_idx)
         self.self_attn = WeDLMAttention(config, layer_idx)
+        self.mlp = WeDLMMLP(config)
+
+    def forward(self, hidden_states, *args, masked=None, **kwargs):
+        with masked_positions(masked):
+            return super().forward(hidden_states, *args, **kwargs)
 
 
 class WeDLMPreTrainedModel(Qwen3PreTrainedModel):
@@ -108,6 +137,16 @@ class WeDLMPreTrainedModel(Qwen3PreTrainedModel):
             with suppress(OSError):  # an adapter's folder on the Hub has no config
                 check_floats(name, folder_of(name, where))
         return loaded
+
+    def load_adapter(self, peft_model_id=None, *args, **kwargs):
+        """Loads an adapter as transformers does, but refuses one that lacks weights or has others."""
+        loading = super().load_adapter(peft_model_id, *args, **kwargs)
+        if wrong := sorted([*loading.missing_keys, *loading.unexpected_keys]):
+            raise ValueError(
+                f"The adapter {peft_model_id} does not fit this model: {wrong[0]} is in one of them only "
+                f"({len(wrong)} such weights in all); load the adapter of this model into a new one."
+            )
+        return loading
 
 
 def folder_of(name: str | PathLike, where: dict) -> Path:
@@ -160,7 +199,23 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config=config)
         self.gradient_checkpointing = False
+        if config.drafts is not None:
+            self.add_drafts(**config.drafts)
         self.post_init()
+
+    def add_drafts(self, rank: int, modules: list[str]) -> None:
+        """Adds a draft adapter of zeros: products for linear layers of each layer, and an embedding for MASK.
+
+        Args:
+            rank (`int`): The rank of the products.
+            modules (`list[str]`): The names of the linear layers that get one.
+        """
+        for part in self.modules():
+            if isinstance(part, WithDrafts):
+                part.add_drafts(modules, rank)
+        self.mask_embedding = nn.Parameter(
+            torch.zeros(self.config.hidden_size, device=self.embed_tokens.weight.device)
+        )
 
     def forward(
         self,
@@ -190,8 +245,14 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
                 The number of each query's block in its sample.
         """
         check_inputs(input_ids, inputs_embeds)
+        masked = None
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
+            if self.config.mask_token_id is not None:
+                masked = input_ids == self.config.mask_token_id
+            if self.config.drafts is not None:
+                mask_embedding = self.mask_embedding.to(inputs_embeds.device)
+                inputs_embeds = torch.where(masked[..., None], mask_embedding, inputs_embeds)
         if self.training and self.gradient_checkpointing:
             check_nothing_is_cached(past_key_values)
         stream_inputs = (sample_ids, stream_ids, block_ids)
@@ -211,6 +272,7 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            masked=masked,
             **kwargs,
         )
         if queries_to_keep is not None:
@@ -367,6 +429,8 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
         targets=None,
         target_weights=None,
         gammas=None,
+        teachers=None,
+        draft_places=None,
         **kwargs,
     ):
         """Predicts tokens, or computes a loss. All arguments not listed are those of `Qwen3ForCausalLM`.
@@ -379,9 +443,14 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
                 The weight of each query in the loss, needed with `targets`.
             gammas (`torch.FloatTensor` of shape `(batch, queries)`, *optional*):
                 Ignored. It is a part of the collator's batch that metrics read.
+            teachers (`torch.LongTensor` of shape `(batch, queries)`, *optional*):
+                For training a draft adapter, in place of `targets`: the place in its row of the query whose prediction
+                each query has to make, -1 for none.
+            draft_places (`torch.LongTensor` of shape `(batch, queries)`, *optional*):
+                Ignored, as `gammas` is.
 
         Returns:
-            `WeDLMTrainingOutput` with `targets`, otherwise `CausalLMOutputWithPast`.
+            `WeDLMTrainingOutput` with `targets` or `teachers`, otherwise `CausalLMOutputWithPast`.
         """
         inputs = {
             "input_ids": input_ids,
@@ -392,17 +461,22 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
             "use_cache": use_cache,
             **kwargs,
         }
-        if targets is None and target_weights is None:
+        if targets is None and teachers is None and target_weights is None:
             return super().forward(**inputs, labels=labels, logits_to_keep=logits_to_keep)
-        if targets is None or target_weights is None or labels is not None:
+        if (targets is None) == (teachers is None) or target_weights is None or labels is not None:
             raise ValueError(
-                "targets, target_weights and labels: got one of the first two alone, or labels with them; pass the "
-                "first two for a weighted loss of chosen queries, or labels alone for next-token prediction."
+                "targets, teachers, target_weights and labels: a weighted loss of chosen queries takes target_weights "
+                "with either targets or teachers, and next-token prediction takes labels alone; leave out the others."
             )
         outputs = self.model(**inputs)
-        loss, target_losses, target_hits = target_loss(
-            self.lm_head, outputs.last_hidden_state, targets, target_weights
-        )
+        hidden_states = outputs.last_hidden_state
+        if teachers is None:
+            losses = target_loss(self.lm_head, hidden_states, targets, target_weights)
+        else:
+            losses = draft_loss(
+                self.lm_head, hidden_states, teachers, target_weights, self.config.require_mask_token_id()
+            )
+        loss, target_losses, target_hits = losses
         return WeDLMTrainingOutput(
             loss=loss,
             target_losses=target_losses,

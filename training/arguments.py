@@ -8,6 +8,8 @@ from transformers import TrainingArguments
 from wedlm.modeling_wedlm.dual_stream import FORMS
 from wedlm.training.collator import DualStreamCollator
 from wedlm.training.data_options import DataOptions
+from wedlm.training.draft_collator import DraftCollator
+from wedlm.training.draft_metrics import MAX_WINDOW
 
 
 @dataclass
@@ -18,7 +20,14 @@ class WeDLMTrainingArguments(DataOptions, TrainingArguments):
     prediction stream, ar is the loss of the next tokens of the memory stream, and both are means over the whole
     optimizer step.
 
+    With `objective="draft"` a draft adapter is trained instead, and the loss is that of
+    `wedlm.modeling_wedlm.draft_loss`, a mean over the optimizer step too.
+
     Args:
+        objective (`str`, *optional*, defaults to `"dual_stream"`):
+            `"dual_stream"` trains a model or LoRA; `"draft"` trains a draft adapter (`DraftLoraConfig`).
+        draft_window (`int`, *optional*, defaults to 8):
+            The most MASKs of a group on which a draft adapter is trained.
         block_size (`int`, *optional*, defaults to 32):
             The number of tokens of a block of the prediction stream. Each block is masked by itself.
         loss_weighting (`str`, *optional*, defaults to `"weighted"`):
@@ -39,6 +48,10 @@ class WeDLMTrainingArguments(DataOptions, TrainingArguments):
         WeDLMTrainingArguments("out", block_size=32, max_length=2048, packing=True, learning_rate=1e-5, bf16=True)
     """
 
+    objective: Literal["dual_stream", "draft"] = field(
+        default="dual_stream", metadata={"help": "'dual_stream', or 'draft' for a draft adapter."}
+    )
+    draft_window: int = field(default=8, metadata={"help": "The most MASKs of a group for a draft adapter."})
     block_size: int = field(
         default=32, metadata={"help": "Tokens of a block of the prediction stream; each block is masked by itself."}
     )
@@ -86,6 +99,13 @@ class WeDLMTrainingArguments(DataOptions, TrainingArguments):
                     f"{name}={getattr(self, name)} is not supported, because the model returns its loss and no "
                     "logits; leave it out."
                 )
+        if self.objective not in ("dual_stream", "draft"):
+            raise ValueError(f'objective={self.objective!r} is not known; pass "dual_stream" or "draft".')
+        if not 2 <= self.draft_window <= MAX_WINDOW:
+            raise ValueError(
+                f"draft_window={self.draft_window} is not from 2 to {MAX_WINDOW}: the first MASK of a group is never "
+                "a draft; pass a number in between, 8 by default."
+            )
         self.collator(mask_token_id=0)  # raises its errors before anything is read or written
         if self.ar_loss_weight < 0:
             raise ValueError(
@@ -95,8 +115,16 @@ class WeDLMTrainingArguments(DataOptions, TrainingArguments):
         if self.accelerator_config.dispatch_batches is None:
             self.accelerator_config.dispatch_batches = False
 
-    def collator(self, mask_token_id: int) -> DualStreamCollator:
+    @property
+    def memory_weight(self) -> float:
+        """The weight of the memory stream in the loss; a draft adapter does not act there."""
+        return 0.0 if self.objective == "draft" else self.ar_loss_weight
+
+    def collator(self, mask_token_id: int) -> DualStreamCollator | DraftCollator:
         """Returns the collator that these arguments describe."""
+        if self.objective == "draft":
+            seed = self.seed if self.data_seed is None else self.data_seed
+            return DraftCollator(mask_token_id, self.draft_window, seed)
         return DualStreamCollator(
             mask_token_id=mask_token_id,
             block_size=self.block_size,

@@ -3,21 +3,100 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
 
+from wedlm.modeling_wedlm.draft_loss import NO_TEACHER
 from wedlm.modeling_wedlm.dual_stream import MEMORY, PADDING, PREDICTION
 from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.masking import Draws, draw_masks, prediction_order
 
 COLUMNS = ("input_ids", "labels", "sample_lengths", "sample_indices")
 DTYPES = {"target_weights": torch.float32, "gammas": torch.float32}  # the others are integers
+PADDING_VALUES = {"sample_ids": PADDING, "targets": NO_TARGET, "teachers": NO_TEACHER}  # the others are padded with 0
+
+
+class StreamCollator:
+    """Makes batches of the two streams of each sample. A subclass makes the streams of one sample, from its draws."""
+
+    mask_token_id: int
+    seed: int
+    pad_token_id: int
+
+    def __post_init__(self):
+        if self.mask_token_id is None:
+            raise ValueError(
+                "mask_token_id is None, but the collator puts MASK tokens into the prediction stream; pass "
+                "mask_token_id=model.config.mask_token_id of a checkpoint that has one."
+            )
+        self.is_evaluation = False
+        self._epoch = torch.zeros((), dtype=torch.long).share_memory_()  # DataLoader workers keep seeing it
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch of the draws, also in DataLoader workers that are already running."""
+        self._epoch.fill_(epoch)
+
+    def for_evaluation(self) -> Self:
+        """Returns a collator that draws the same in every epoch."""
+        collator = copy.copy(self)
+        collator.is_evaluation = True
+        return collator
+
+    def __call__(self, sequences: Sequence[Mapping]) -> dict[str, torch.Tensor]:
+        rows = [self.row(sequence) for sequence in sequences]
+        return {name: self.pad(name, [row[name] for row in rows]) for name in rows[0]}
+
+    def row(self, sequence: Mapping) -> dict[str, np.ndarray]:
+        """Returns the row of the batch that a sequence becomes, `{"input_ids": [queries], ...}`, without padding."""
+        input_ids, labels, lengths, indices = read_columns(sequence)
+        ends = np.cumsum(lengths)
+        samples, num_queries = [], 0
+        for i, (start, end) in enumerate(zip(ends - lengths, ends, strict=True)):
+            tokens, targets = input_ids[start:end], labels[start:end]
+            self.check_sample(tokens, targets, indices[i])
+            sample = self.streams(tokens, targets, self.generator(indices[i]))
+            if "teachers" in sample:  # they are places in the row
+                sample["teachers"] += num_queries * (sample["teachers"] != NO_TEACHER)
+            num_queries += len(sample["input_ids"])
+            samples.append({"sample_ids": np.full(len(sample["input_ids"]), i), **sample})
+        return {name: np.concatenate([sample[name] for sample in samples]) for name in samples[0]}
+
+    def streams(self, tokens: np.ndarray, labels: np.ndarray, generator: np.random.Generator) -> dict[str, np.ndarray]:
+        """Returns the memory stream and then the prediction stream of a sample."""
+        raise NotImplementedError
+
+    def check_sample(self, tokens: np.ndarray, labels: np.ndarray, index: int) -> None:
+        has_loss = labels != NO_TARGET
+        if (other := np.flatnonzero(has_loss & (labels != tokens))).size:
+            raise ValueError(
+                f"labels of sample {index} hold {labels[other[0]]} at position {other[0]}, where input_ids hold "
+                f"{tokens[other[0]]}; labels are not shifted: repeat the token, or put -100 where there is no loss."
+            )
+        if (masks := np.flatnonzero(has_loss & (tokens == self.mask_token_id))).size:
+            raise ValueError(
+                f"labels of sample {index} hold the MASK token, {self.mask_token_id}, at position {masks[0]}, but "
+                "decoding never writes it; take it out of the text."
+            )
+
+    def generator(self, index: int) -> np.random.Generator:
+        """Returns the generator of a sample's draws."""
+        return np.random.default_rng(
+            [self.seed, index] if self.is_evaluation else [self.seed, self._epoch.item(), index]
+        )
+
+    def pad(self, name: str, rows: list[np.ndarray]) -> torch.Tensor:
+        padding = {**PADDING_VALUES, "input_ids": self.pad_token_id}.get(name, 0)
+        return torch.nn.utils.rnn.pad_sequence(
+            [torch.as_tensor(row, dtype=DTYPES.get(name, torch.long)) for row in rows],
+            batch_first=True,
+            padding_value=padding,
+        )
 
 
 @dataclass
-class DualStreamCollator:
+class DualStreamCollator(StreamCollator):
     """Makes the batches that `WeDLMForCausalLM` trains on; the collate function of a DataLoader or Trainer.
 
     It takes sequences, which are one or more samples behind each other, as four columns: `input_ids`; `labels`, the
@@ -75,11 +154,7 @@ class DualStreamCollator:
     drop_idle_blocks: bool = False
 
     def __post_init__(self):
-        if self.mask_token_id is None:
-            raise ValueError(
-                "mask_token_id is None, but the collator puts MASK tokens into the prediction stream; pass "
-                "mask_token_id=model.config.mask_token_id of a checkpoint that has one."
-            )
+        super().__post_init__()
         if self.block_size < 1:
             raise ValueError(f"block_size={self.block_size} is no number of tokens; pass 1 or more, 32 by default.")
         if not 0 <= self.suffix_mask_probability <= 1:
@@ -91,51 +166,10 @@ class DualStreamCollator:
                 f'loss_weighting={self.loss_weighting!r} is not known; pass "weighted", which divides the loss of a '
                 'masked token by its gamma, or "uniform".'
             )
-        self.is_evaluation = False
-        self._epoch = torch.zeros((), dtype=torch.long).share_memory_()  # DataLoader workers keep seeing it
 
-    def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the masks, also in DataLoader workers that are already running."""
-        self._epoch.fill_(epoch)
-
-    def for_evaluation(self) -> "DualStreamCollator":
-        """Returns a collator that draws the same masks in every epoch."""
-        collator = copy.copy(self)
-        collator.is_evaluation = True
-        return collator
-
-    def __call__(self, sequences: Sequence[Mapping]) -> dict[str, torch.Tensor]:
-        rows = [self.dual_stream_row(sequence) for sequence in sequences]
-        return {name: self.pad(name, [row[name] for row in rows]) for name in rows[0]}
-
-    def dual_stream_row(self, sequence: Mapping) -> dict[str, np.ndarray]:
-        """Returns the row of the batch that a sequence becomes, `{"input_ids": [queries], ...}`, without padding."""
-        input_ids, labels, lengths, indices = read_columns(sequence)
-        ends = np.cumsum(lengths)
-        samples = []
-        for i, (start, end) in enumerate(zip(ends - lengths, ends, strict=True)):
-            tokens, targets = input_ids[start:end], labels[start:end]
-            self.check_sample(tokens, targets, indices[i])
-            sample = self.dual_stream_sample(tokens, targets, self.draw(indices[i], targets != NO_TARGET))
-            samples.append({"sample_ids": np.full(len(sample["input_ids"]), i), **sample})
-        return {name: np.concatenate([sample[name] for sample in samples]) for name in samples[0]}
-
-    def check_sample(self, tokens: np.ndarray, labels: np.ndarray, index: int) -> None:
-        has_loss = labels != NO_TARGET
-        if (other := np.flatnonzero(has_loss & (labels != tokens))).size:
-            raise ValueError(
-                f"labels of sample {index} hold {labels[other[0]]} at position {other[0]}, where input_ids hold "
-                f"{tokens[other[0]]}; labels are not shifted: repeat the token, or put -100 where there is no loss."
-            )
-        if (masks := np.flatnonzero(has_loss & (tokens == self.mask_token_id))).size:
-            raise ValueError(
-                f"labels of sample {index} hold the MASK token, {self.mask_token_id}, at position {masks[0]}, but "
-                "decoding never writes it; take it out of the text."
-            )
-
-    def draw(self, index: int, maskable: np.ndarray) -> Draws:
-        key = [self.seed, index] if self.is_evaluation else [self.seed, self._epoch.item(), index]
-        return draw_masks(maskable, self.block_size, np.random.default_rng(key), self.suffix_mask_probability)
+    def streams(self, tokens: np.ndarray, labels: np.ndarray, generator: np.random.Generator) -> dict[str, np.ndarray]:
+        draws = draw_masks(labels != NO_TARGET, self.block_size, generator, self.suffix_mask_probability)
+        return self.dual_stream_sample(tokens, labels, draws)
 
     def dual_stream_sample(self, tokens: np.ndarray, labels: np.ndarray, draws: Draws) -> dict[str, np.ndarray]:
         """Returns the memory stream and then the prediction stream of a sample."""
@@ -162,14 +196,6 @@ class DualStreamCollator:
             "target_weights": streams(next_labels != NO_TARGET, weights),
             "gammas": streams(np.zeros(len(tokens)), gammas),
         }
-
-    def pad(self, name: str, rows: list[np.ndarray]) -> torch.Tensor:
-        padding = {"input_ids": self.pad_token_id, "sample_ids": PADDING, "targets": NO_TARGET}.get(name, 0)
-        return torch.nn.utils.rnn.pad_sequence(
-            [torch.as_tensor(row, dtype=DTYPES.get(name, torch.long)) for row in rows],
-            batch_first=True,
-            padding_value=padding,
-        )
 
 
 def read_columns(sequence: Mapping) -> list[np.ndarray]:

@@ -7,6 +7,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
+from wedlm.modeling_wedlm.dual_stream import PREDICTION
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMTrainingOutput
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.errors import TrainingError
@@ -56,7 +57,7 @@ def check_loss(
     if outputs.loss.isfinite().all():  # waits for the device, as the filter of transformers does
         return
     is_bad = ~outputs.target_losses.isfinite()
-    is_masked = batch["gammas"] > 0
+    is_masked = batch["stream_ids"] == PREDICTION
     parts = {"masked": is_bad & is_masked, "next": is_bad & ~is_masked}
     names = " and ".join(name for name, part in parts.items() if part.any())
     rows = is_bad.any(dim=-1).nonzero().flatten().tolist()

@@ -1,16 +1,10 @@
 """Merges a LoRA adapter into the checkpoint that it was trained on."""
 
-import json
-import re
 from pathlib import Path
-
-from huggingface_hub import hf_hub_download
 
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.new_folder import check_out, complete_or_absent
-from wedlm.checkpoints.resolve import HUB_NAME
-
-ADAPTER_FILE = "adapter_config.json"
+from wedlm.checkpoints.resolve import base_of, draft_adapter
 
 
 def merge_adapter(adapter: str, out: str, *, overwrite: bool = False) -> Path:
@@ -30,6 +24,11 @@ def merge_adapter(adapter: str, out: str, *, overwrite: bool = False) -> Path:
     """
     out = check_out(out, overwrite)
     base = base_of(adapter)
+    if draft_adapter(adapter) is not None:
+        raise CheckpointError(
+            f"{adapter} is a draft adapter, which cannot be merged: it acts where the input is MASK only, and merged "
+            "weights would act everywhere and change the text; use it as it is, as --model."
+        )
     # These import torch, and need not for an adapter that cannot be merged.
     from peft import PeftModel
     from transformers import AutoTokenizer
@@ -55,22 +54,3 @@ def merge_adapter(adapter: str, out: str, *, overwrite: bool = False) -> Path:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return out
-
-
-def base_of(adapter: str) -> str:
-    """Returns the checkpoint that an adapter was trained on: a folder, or a name on the Hub."""
-    try:
-        is_on_hub = not Path(adapter).exists() and re.fullmatch(HUB_NAME, adapter)
-        file = Path(hf_hub_download(adapter, ADAPTER_FILE) if is_on_hub else Path(adapter) / ADAPTER_FILE)
-        base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(
-            f"{adapter} is no adapter of PEFT ({one_line(error)}); give the folder it was saved to."
-        ) from error
-    if base and (Path(base).is_dir() or re.fullmatch(HUB_NAME, base)):
-        return base
-    place = f"there is no folder {Path(base).absolute()}" if base else "its name is missing"
-    raise CheckpointError(
-        f"The checkpoint {base}, which {adapter} was trained on, cannot be loaded ({place}); put it there, or correct "
-        "base_model_name_or_path in adapter_config.json."
-    )

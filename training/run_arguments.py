@@ -165,6 +165,11 @@ def check(run: RunArguments, training: "WeDLMTrainingArguments") -> None:
         raise TrainingError(
             "load_in_4bit=True needs lora_r, because 4-bit weights cannot be trained; pass lora_r=16, for example."
         )
+    if training.objective == "draft" and not run.lora_r:
+        raise TrainingError(
+            'objective="draft" needs lora_r, because it trains an adapter and never the model; pass lora_r=32, for '
+            "example."
+        )
     if run.load_in_4bit and run.random_weights:
         raise TrainingError("load_in_4bit=True and random_weights=True exclude each other; leave out one of them.")
     if training.streaming and training.max_steps <= 0:

@@ -18,6 +18,7 @@ from transformers import (
     set_seed,
 )
 
+from wedlm.adapters.draft_lora import DraftLoraConfig
 from wedlm.checkpoints.convert import convert_to_wedlm
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
@@ -163,15 +164,15 @@ def quantization_config(training: WeDLMTrainingArguments) -> BitsAndBytesConfig:
 def with_lora(model: WeDLMForCausalLM, run: RunArguments, training: WeDLMTrainingArguments) -> PeftModel:
     if run.load_in_4bit:
         model = prepare_model_for_kbit_training(model, training.gradient_checkpointing)
-    return get_peft_model(
-        model,
-        LoraConfig(
-            task_type="CAUSAL_LM",
-            r=run.lora_r,
-            lora_alpha=2 * run.lora_r if run.lora_alpha is None else run.lora_alpha,
-            lora_dropout=run.lora_dropout,
-            target_modules="all-linear" if run.lora_target_modules == ["all-linear"] else run.lora_target_modules,
-            # The embedding of MASK in a converted checkpoint has never been trained.
-            trainable_token_indices={"embed_tokens": [model.config.mask_token_id]},
-        ),
-    )
+    fields = {
+        "task_type": "CAUSAL_LM",
+        "r": run.lora_r,
+        "lora_alpha": 2 * run.lora_r if run.lora_alpha is None else run.lora_alpha,
+        "lora_dropout": run.lora_dropout,
+        "target_modules": "all-linear" if run.lora_target_modules == ["all-linear"] else run.lora_target_modules,
+    }
+    if training.objective == "draft":
+        return get_peft_model(model, DraftLoraConfig(**fields))
+    # The embedding of MASK in a converted checkpoint has never been trained.
+    fields["trainable_token_indices"] = {"embed_tokens": [model.config.mask_token_id]}
+    return get_peft_model(model, LoraConfig(**fields))

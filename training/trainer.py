@@ -1,4 +1,4 @@
-"""The Trainer of the dual-stream objective."""
+"""The Trainer of both objectives."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,22 +10,27 @@ from peft import PeftModel
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 from transformers.trainer_utils import has_length
 
+from wedlm.adapters.draft_type import DRAFT_TYPE
 from wedlm.generation.transformers_internals import attention_of
+from wedlm.modeling_wedlm.draft_loss import NO_TEACHER
 from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.arguments import WeDLMTrainingArguments
-from wedlm.training.collator import DualStreamCollator
+from wedlm.training.collator import StreamCollator
 from wedlm.training.data import prepare_dataset
 from wedlm.training.finite import FiniteWeights, check_loss
 from wedlm.training.loss import scale_weights, weight_sums
-from wedlm.training.metrics import combined_loss, logged_metrics, row_sums
+from wedlm.training.objectives import OBJECTIVES
 from wedlm.training.resume import last_complete_checkpoint
+
+# The values of a query without loss, in the batches of both objectives.
+NO_LOSS = {"targets": NO_TARGET, "gammas": 0, "teachers": NO_TEACHER, "draft_places": 0, "target_weights": 0}
 
 
 class CollatorEpoch(TrainerCallback):
     """Sets the epoch of the collator, from which it draws masks."""
 
-    def __init__(self, collator: DualStreamCollator, is_streamed: bool):
+    def __init__(self, collator: StreamCollator, is_streamed: bool):
         self.collator, self.is_streamed = collator, is_streamed
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -42,14 +47,14 @@ class CollatorEpoch(TrainerCallback):
 
 
 class WeDLMTrainer(Trainer):
-    """transformers' Trainer with the dual-stream objective.
+    """transformers' Trainer with the dual-stream objective, or with that of draft adapters.
 
     Args:
         model (`PreTrainedModel` or `PeftModel`):
             A `WeDLMForCausalLM`, with or without adapters.
         args (`WeDLMTrainingArguments`, *optional*):
             The arguments; by default `WeDLMTrainingArguments("trainer_output")`.
-        data_collator (`DualStreamCollator`, *optional*):
+        data_collator (`DualStreamCollator` or `DraftCollator`, *optional*):
             The collator; by default the one that `args` describes.
         train_dataset (`Dataset` or `IterableDataset`, *optional*):
             Records with `messages`, `prompt` and `completion`, or `text`; or sequences from `prepare_dataset`.
@@ -101,6 +106,7 @@ class WeDLMTrainer(Trainer):
             **kwargs,
         )
         self.compute_metrics = self.metrics_of_sums
+        self.objective = OBJECTIVES[args.objective]
         self.sums_since_log = None  # [NUM_SUMS]
 
     @contextmanager
@@ -136,7 +142,7 @@ class WeDLMTrainer(Trainer):
         if num_short > 0:
             # A streamed dataset ends here. transformers would add these gradients to those of the next step.
             return [], num_targets
-        return [scale_weights(batch, torch.stack(sums), self.args.ar_loss_weight) for batch in batches], num_targets
+        return [scale_weights(batch, torch.stack(sums), self.args.memory_weight) for batch in batches], num_targets
 
     def without_repeats(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Takes the loss from the rows that accelerate repeats to fill the last batches of an epoch on all ranks."""
@@ -146,13 +152,8 @@ class WeDLMTrainer(Trainer):
         # The first rows are new, in the order of the ranks.
         num_new = (len(self.train_dataset) - 1) % (num_ranks * num_rows) + 1
         first = self.accelerator.process_index * num_rows
-        is_new = (torch.arange(first, first + num_rows, device=batch["targets"].device) < num_new)[:, None]
-        return {
-            **batch,
-            "targets": batch["targets"].where(is_new, NO_TARGET),
-            "target_weights": batch["target_weights"] * is_new,
-            "gammas": batch["gammas"] * is_new,
-        }
+        is_new = (torch.arange(first, first + num_rows, device=batch["input_ids"].device) < num_new)[:, None]
+        return batch | {name: batch[name].where(is_new, none) for name, none in NO_LOSS.items() if name in batch}
 
     def _get_num_items_in_batch(self, batch_samples, device):
         # With None, transformers would divide the loss by the number of batches, but the weights are scaled already.
@@ -162,7 +163,7 @@ class WeDLMTrainer(Trainer):
         outputs = model(**inputs)
         if model.training:
             check_loss(inputs, outputs, self.state.global_step + 1, self.args, self.processing_class)
-            sums = row_sums(inputs, outputs).sum(dim=0)
+            sums = self.objective.row_sums(inputs, outputs).sum(dim=0)
             self.sums_since_log = sums if self.sums_since_log is None else self.sums_since_log + sums
         # The loss of a step is the sum over the processes, but gradients are averaged over them.
         loss = outputs.loss * (self.args.n_gpu if self.args.n_gpu > 1 else self.accelerator.num_processes)
@@ -170,7 +171,7 @@ class WeDLMTrainer(Trainer):
 
     def log(self, logs, start_time=None):
         if "loss" in logs and self.sums_since_log is not None:
-            logs |= logged_metrics(self.accelerator.reduce(self.sums_since_log, reduction="sum"))
+            logs |= self.objective.logged_metrics(self.accelerator.reduce(self.sums_since_log, reduction="sum"))
             self.sums_since_log = None
         super().log(logs, start_time)
 
@@ -200,12 +201,13 @@ class WeDLMTrainer(Trainer):
         """Returns the sums of each row where transformers expects logits, which it gathers over all processes."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            sums = row_sums(inputs, model(**inputs))
+            sums = self.objective.row_sums(inputs, model(**inputs))
         return None, sums, torch.zeros_like(sums)
 
     def metrics_of_sums(self, prediction) -> dict[str, float]:
         sums = torch.from_numpy(prediction.predictions).double().sum(dim=0)
-        return {"loss": combined_loss(sums, self.args.ar_loss_weight), **logged_metrics(sums)}
+        loss = self.objective.combined_loss(sums, self.args.ar_loss_weight)
+        return {"loss": loss, **self.objective.logged_metrics(sums)}
 
     # --- The Hub ---
 
@@ -230,6 +232,13 @@ def check_arguments(model, args, compute_metrics=None, compute_loss_func=None, *
         raise ValueError(
             f"model is {type(model).__name__} and args is {type(args).__name__}; pass a model, and arguments as "
             "WeDLMTrainingArguments."
+        )
+    has_drafts = isinstance(model, PeftModel) and model.active_peft_config.peft_type == DRAFT_TYPE
+    if has_drafts != (args.objective == "draft"):
+        raise ValueError(
+            f"objective={args.objective!r} does not fit the model, which {'has a' if has_drafts else 'has no'} draft "
+            'adapter; train a draft adapter with objective="draft" and get_peft_model(model, DraftLoraConfig()), '
+            'and everything else with "dual_stream".'
         )
     if compute_metrics is not None or compute_loss_func is not None:
         raise ValueError(

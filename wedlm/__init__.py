@@ -10,6 +10,7 @@ PUBLIC_NAMES = {
     "WeDLMConfig": "wedlm.modeling_wedlm.configuration_wedlm",
     "WeDLMModel": "wedlm.modeling_wedlm.modeling_wedlm",
     "WeDLMForCausalLM": "wedlm.modeling_wedlm.modeling_wedlm",
+    "DraftLoraConfig": "wedlm.adapters.draft_lora",
     "DualStreamCollator": "wedlm.training.collator",
     "WeDLMTrainer": "wedlm.training.trainer",
     "WeDLMTrainingArguments": "wedlm.training.arguments",

@@ -1,4 +1,4 @@
-"""Registers WeDLM with transformers' Auto classes, without importing transformers before somebody else does."""
+"""Registers WeDLM with transformers' Auto classes and with PEFT, importing neither before somebody else does."""
 
 import importlib
 import sys
@@ -11,6 +11,8 @@ from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 CONFIG_CLASS = "WeDLMConfig"
 CONFIG_MODULE = "transformers.models.auto.configuration_auto"
 MODEL_MODULE = "transformers.models.auto.modeling_auto"
+PEFT_MODULE = "peft"
+MODULES = (CONFIG_MODULE, MODEL_MODULE, PEFT_MODULE)
 
 
 def register(module: ModuleType) -> None:
@@ -19,8 +21,11 @@ def register(module: ModuleType) -> None:
     The public AutoModel.register() takes the class itself, whose imports would cost every process two seconds.
 
     Args:
-        module (`ModuleType`): One of transformers' two modules with the mappings of the Auto classes.
+        module (`ModuleType`): One of transformers' two modules with the mappings of the Auto classes, or PEFT.
     """
+    if module.__name__ == PEFT_MODULE:
+        importlib.import_module("wedlm.adapters.draft_lora")  # it enters draft adapters
+        return
     package = sys.modules["wedlm"]
     if module.__name__ == CONFIG_MODULE:
         enter_config_class(module.CONFIG_MAPPING, MODEL_TYPE, CONFIG_CLASS, package)
@@ -30,10 +35,10 @@ def register(module: ModuleType) -> None:
 
 
 class RegisterOnImport(MetaPathFinder):
-    """Calls `register` when one of the two modules has been executed, before its importer can use it."""
+    """Calls `register` when one of the modules has been executed, before its importer can use it."""
 
     def find_spec(self, name, path=None, target=None):
-        if name not in (CONFIG_MODULE, MODEL_MODULE):
+        if name not in MODULES:
             return None
         others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
@@ -51,6 +56,6 @@ class RegisterOnImport(MetaPathFinder):
 def register_when_transformers_is_used() -> None:
     """Registers at once with modules that are imported already, and with the others when they are."""
     sys.meta_path.insert(0, RegisterOnImport())
-    for name in (CONFIG_MODULE, MODEL_MODULE):
+    for name in MODULES:
         if name in sys.modules:
             register(importlib.import_module(name))  # waits for a thread that is importing it

@@ -52,6 +52,8 @@ class WeDLMConfig(Qwen3Config):
         converted_from (`str`, *optional*):
             The `model_type` that the checkpoint had before its conversion. The conversion back reads it to tell
             architectures with the same layers apart.
+        drafts (`dict`, *optional*):
+            The draft adapter that the checkpoint contains, `{"rank": 16, "modules": ["q_proj", ...]}`. None for none.
         attention_bias (`bool`, *optional*, defaults to `False`):
             Whether the query, key and value projections have biases. Only those of Qwen2.5 have.
         qk_norm (`bool`, *optional*, defaults to `True`):
@@ -69,6 +71,7 @@ class WeDLMConfig(Qwen3Config):
     mask_row: Literal["unused", "added"] | None = None
     converted_from: str | None = None
     qk_norm: bool = True
+    drafts: dict | None = None
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)

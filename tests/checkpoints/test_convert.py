@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from draft_models import drafted
 from helpers import CHECKPOINTS, run_python
 from stock_checkpoints import CLASSES, END, OLD_NAME, SAY, TOKENS, bits, edit, files_of, save_stock, weights_of
 from transformers import (
@@ -15,6 +16,7 @@ from transformers import (
 )
 
 from wedlm import WeDLMForCausalLM, convert_to_autoregressive, convert_to_wedlm
+from wedlm.checkpoints.errors import CheckpointError
 from wedlm.modeling_wedlm.hub_code import AUTO_MAP, flat_files
 
 
@@ -196,3 +198,10 @@ def test_a_converted_checkpoint_converts_again(source, tmp_path):
     second = convert_to_wedlm(tmp_path / "first", tmp_path / "second")
     assert second.mask_token_id == first.mask_token_id and second.notes == []
     assert files_of(tmp_path / "second") == files_of(tmp_path / "first")
+
+
+def test_a_model_that_contains_a_draft_adapter_has_no_stock_class(tmp_path):
+    drafted().save_pretrained(tmp_path / "model")
+    with pytest.raises(CheckpointError, match="model contains a draft adapter, .* stock checkpoint; convert its base"):
+        convert_to_autoregressive(tmp_path / "model", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

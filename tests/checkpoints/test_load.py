@@ -4,7 +4,10 @@ import json
 import shutil
 
 import pytest
-from helpers import CHECKPOINTS, put_into_hub_cache
+import torch
+from draft_models import save_adapter
+from helpers import CHECKPOINTS, MASK, put_into_hub_cache, random_tokens
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from tiny_tokenizer import make_tokenizer
 from transformers import (
@@ -43,6 +46,43 @@ def test_a_folder_and_a_name_on_the_hub(folder, tmp_path, monkeypatch):
         for name, tensor in load_file(folder / "model.safetensors").items():
             assert model.state_dict()[name].equal(tensor)
     assert load_checkpoint(folder, dtype="bfloat16")[0].dtype.itemsize == 2
+
+
+def test_a_draft_adapter_comes_with_its_base(folder, tmp_path, monkeypatch):
+    """From a folder and from the Hub; it decodes verified unless its own generation_config.json says otherwise."""
+    adapter = save_adapter(tmp_path / "adapter", base=folder)
+    put_into_hub_cache(adapter, tmp_path / "hub", "somebody/adapter")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    base, _ = load_checkpoint(folder)
+    assert base.config.drafts is None and base.generation_config.decoding == "streaming"
+    ids = torch.cat([random_tokens(1, 6), torch.full((1, 2), MASK)], dim=1)
+    expected = PeftModel.from_pretrained(base, adapter)(ids).logits
+    for name in (adapter, "somebody/adapter"):
+        model, tokenizer = load_checkpoint(name)
+        assert model.config.drafts["rank"] == 4 and model.generation_config.decoding == "verified"
+        assert tokenizer.get_vocab() == make_tokenizer().get_vocab()
+        torch.testing.assert_close(model(ids).logits, expected, atol=1e-4, rtol=1e-4)
+    fields = json.loads((folder / "generation_config.json").read_text())
+    fields |= {"_from_model_config": False, "decoding": "blockwise"}
+    (adapter / "generation_config.json").write_text(json.dumps(fields))
+    assert load_checkpoint(adapter)[0].generation_config.decoding == "blockwise"
+
+
+def with_base(adapter, **fields):
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_a_draft_adapter_that_cannot_be_used(folder, tmp_path):
+    adapter = save_adapter(tmp_path / "adapter", base=folder)
+    with_base(adapter, base_fingerprint="0")
+    assert "cannot be used as a draft adapter of this model (base_fingerprint='0'" in refusal(adapter)
+    with_base(adapter, base_model_name_or_path=None)
+    assert "which .*adapter was trained on".replace(".*", f"{tmp_path}/") in refusal(adapter)
+    with_base(adapter, base_model_name_or_path=str(adapter))
+    assert refusal(adapter) == f"{adapter} is a draft adapter, and a checkpoint is wanted; give the adapter's base."
+    with_base(adapter, peft_type="LORA")
+    assert refusal(adapter).endswith("makes a whole checkpoint of it.")
 
 
 def test_another_model_type(folder):

@@ -18,6 +18,7 @@ from command_line import (
     start,
     user,
 )
+from draft_models import save_adapter
 
 from wedlm.commands.answering import say_that_text_is_continued
 from wedlm.generation.parameters import DECODINGS
@@ -108,3 +109,10 @@ def test_ctrl_c_ends_generate_with_130(checkpoint, ctrl_c_at_first_text):
     result = run("generate", PROMPT, "--model", checkpoint, *SPACED)
     assert (result.exit_code, result.stderr) == (130, "")
     assert result.stdout == "".join(ctrl_c_at_first_text) + "\n"
+
+
+def test_a_draft_adapter_writes_the_text_of_its_base(checkpoint, tmp_path):
+    adapter = save_adapter(tmp_path / "adapter", base=checkpoint)
+    base = run("generate", PROMPT, "--model", checkpoint, "--max-new-tokens", 40, "--decoding", "autoregressive")
+    result = run("generate", PROMPT, "--model", adapter, "--max-new-tokens", 40)
+    assert (result.exit_code, result.stdout) == (0, base.stdout), result.output

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from command_line import PROMPT, run, save_checkpoint
+from draft_models import save_adapter
 from helpers import CHECKPOINTS
 from transformers import DynamicCache, PreTrainedModel
 
@@ -121,3 +122,16 @@ def test_what_info_refuses(tmp_path, checkpoint):
         result = run("info", name)
         assert (result.exit_code, result.stdout) == (2, "") and sentence in result.stderr
         assert result.stderr.count("\n") == 1
+
+
+def test_a_draft_adapter_is_named_above_its_base(checkpoint, tmp_path):
+    adapter = save_adapter(tmp_path / "adapter", base=checkpoint, target_modules=["q_proj", "k_proj"])
+    lines, of_base = shown_lines(run("info", adapter)), shown_lines(run("info", checkpoint))
+    described = lines.pop("draft adapter")
+    assert described.startswith(f"{adapter}: rank 4 on k_proj, q_proj, 0.0")
+    assert described.endswith("MB; with it the model decodes verified by default")
+    assert lines == of_base
+    whole, tokenizer = load_checkpoint(adapter)
+    whole.save_pretrained(tmp_path / "whole")
+    tokenizer.save_pretrained(tmp_path / "whole")
+    assert shown_lines(run("info", tmp_path / "whole"))["draft adapter"] == "contained, rank 4 on k_proj, q_proj"

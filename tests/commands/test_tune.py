@@ -5,12 +5,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+from draft_models import save_adapter
+from transformers import GenerationConfig
 from typer.testing import CliRunner
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.checkpoints.load import load_checkpoint
 from wedlm.commands import cli, tune
 from wedlm.demo.tasks import held_out_examples
 from wedlm.evaluation.decodings import BASELINE, combinations
+from wedlm.evaluation.provenance import weights_digest
 from wedlm.evaluation.sweep import Answer
 
 TRIED = combinations([BASELINE, "verified", "streaming"], [8], [0.1, 2.0], [0.0])
@@ -147,3 +151,28 @@ def test_bad_input_is_one_sentence(place, arguments, words):
     result = run(*arguments)
     assert result.exit_code == 2 and words in result.stderr and result.stderr.count("\n") == 1, result.output
     assert not (place / "tune.json").exists() and not (place / "tune.json.work").exists()
+
+
+def test_a_setting_is_read_again_where_the_config_came_from_the_model(place, monkeypatch):
+    path = place / "mine" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"_from_model_config": True}))
+    answers(monkeypatch, SECONDS, times=1000)
+    assert run("mine", "--data", "data.jsonl").exit_code == 0
+    taken = TRIED[json.loads((place / "tune.json").read_text())["chosen"]]
+    config = GenerationConfig.from_pretrained(place / "mine")
+    assert taken.items() <= config.to_dict().items()
+
+
+def test_a_draft_adapter_is_tuned_in_its_own_folder(place, monkeypatch):
+    answers(monkeypatch, SECONDS, times=1000)
+    save_adapter(place / "adapter", base=place / "mine")
+    before = (place / "mine" / "generation_config.json").read_text()
+    result = run("adapter", "--data", "data.jsonl")
+    assert result.exit_code == 0, result.output
+    report = json.loads((place / "tune.json").read_text())
+    assert len(report["adapter_sha256"]) == 64
+    assert report["weights_sha256"] == weights_digest(place / "mine")
+    written = json.loads((place / "adapter" / "generation_config.json").read_text())
+    assert written.items() >= (json.loads(before) | TRIED[report["chosen"]]).items()
+    assert load_checkpoint(place / "adapter")[0].generation_config.decoding == written["decoding"]
+    assert (place / "mine" / "generation_config.json").read_text() == before

@@ -20,6 +20,8 @@ CODE = {
     "cache_attention.py",
     "configuration_wedlm.py",
     "decoding_run.py",
+    "draft_loss.py",
+    "drafts.py",
     "dual_stream.py",
     "first_scores.py",
     "generation_wedlm.py",

@@ -19,6 +19,10 @@ ELSEWHERE = {
     "modeling_wedlm/dual_stream.py": {
         "_scaled_dot_product_flash_attention_for_cpu": "the name of torch's operator, for selective checkpointing",
     },
+    "wedlm/adapters/draft_lora.py": {
+        "_create_and_replace": "PEFT's LoraModel makes each layer in it",
+        "_check_merge_allowed": "PEFT asks it before every merge",
+    },
     "training/data.py": {"_fingerprint": "datasets has no public name for it, and map() must know the source's"},
     "training/packing.py": {"_fingerprint": "datasets has no public name for it"},
     "training/trainer.py": {

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from draft_models import save_adapter
 from peft import PeftModel
 from training_runs import run
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -87,3 +88,10 @@ def test_a_merge_that_cannot_be(tmp_path, place):
     result = CliRunner().invoke(cli.app, ["merge", str(tmp_path / "adapter"), str(tmp_path / "out")])
     assert (result.exit_code, "cannot be merged" in result.stderr) == (2, True)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_draft_adapter_is_not_merged(place, tmp_path):
+    adapter = save_adapter(tmp_path / "adapter", base=place / "model")
+    with pytest.raises(CheckpointError, match="adapter is a draft adapter, which cannot be merged: .* as --model"):
+        merge_adapter(str(adapter), tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()

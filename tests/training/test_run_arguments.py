@@ -86,6 +86,7 @@ REFUSED = {
     ),
     "modules that are none": (["--lora_r", "4", "--lora_target_modules", "nothing"], "nothing"),
     "a logger that is not there": (["--report_to", "wandb"], "wandb"),
+    "a draft adapter without LoRA": (["--objective", "draft"], 'objective="draft" needs lora_r'),
     "QLoRA without LoRA": (["--load_in_4bit", "true"], "load_in_4bit=True needs lora_r"),
 }
 

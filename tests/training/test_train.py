@@ -15,6 +15,7 @@ from training_runs import CONFIGS, TOY, run, words
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from wedlm import WeDLMTrainingArguments
+from wedlm.checkpoints.load import load_checkpoint
 from wedlm.training.data import DataSummary
 from wedlm.training.errors import TrainingError
 from wedlm.training.run_arguments import RunArguments
@@ -250,9 +251,20 @@ def test_a_model_without_mask_token_id_is_refused(place, tmp_path):
 
 
 def test_the_python_of_the_documentation_runs(place, tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "train.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "train.md").read_text(), re.DOTALL)
+    code = "".join(blocks)
+    assert "max_steps=1000" in blocks[0] and "max_steps=200" in blocks[1]
     monkeypatch.chdir(tmp_path)
     shutil.copy(place / "chats.jsonl", tmp_path)
-    code = code.replace("max_steps=1000", "max_steps=1, use_cpu=True, report_to='none'")
+    code = re.sub("max_steps=[0-9]+", "max_steps=1, use_cpu=True, report_to='none'", code)
     exec(code, {"folder": str(place / "model")})
     assert (tmp_path / "out" / "modeling_wedlm.py").exists() and (tmp_path / "out" / "tokenizer.json").exists()
+    assert (tmp_path / "drafts" / "adapter_config.json").exists()
+
+
+def test_a_run_of_a_draft_adapter(place, tmp_path):
+    out = run(place, tmp_path / "out", "lora", objective="draft", draft_window=4, lora_r=4)
+    fields = json.loads((out / "adapter_config.json").read_text())
+    assert fields["peft_type"] == "WEDLM_DRAFT" and fields["base_model_name_or_path"] == str(place / "model")
+    model, _ = load_checkpoint(out)
+    assert model.config.drafts["rank"] == 4 and model.model.layers[0].mlp.drafts["up_proj"].up.any()

@@ -123,6 +123,10 @@ def convert_to_autoregressive(
             f"{source} has qk_norm={read.config.qk_norm} and attention_bias={read.config.attention_bias}, and none of "
             f"{families()} has both, so there is no stock class to convert it to."
         )
+    if read.config.drafts is not None:
+        raise CheckpointError(
+            f"{source} contains a draft adapter, which has no place in a stock checkpoint; convert its base instead."
+        )
     check_layers(read.config.to_dict(), source, model_type)
     shards = read_weights(read)
     tokenizer, changed, tokenizer_notes = TokenizerFiles.read(read.folder).without_code(source)

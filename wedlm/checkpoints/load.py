@@ -4,22 +4,24 @@ import os
 
 import torch
 from rich.console import Console
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, logging
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, logging
 
+from wedlm.checkpoints.attach import attach_adapter
 from wedlm.checkpoints.errors import CheckpointError, one_line
-from wedlm.checkpoints.resolve import wedlm_folder
+from wedlm.checkpoints.resolve import GENERATION_FILE, draft_adapter, wedlm_folder
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 
 def load_checkpoint(
     name: str | os.PathLike, dtype: str = "auto", device: str | None = None
 ) -> tuple[WeDLMForCausalLM, PreTrainedTokenizerBase]:
-    """Loads a WeDLM checkpoint. None of the code beside its weights is run.
+    """Loads a WeDLM checkpoint, or a draft adapter with its base. None of the code beside the weights is run.
 
         model, tokenizer = load_checkpoint("tencent/WeDLM-8B-Instruct", dtype="bfloat16", device="cuda")
 
     Args:
-        name (`str` or `os.PathLike`): A folder, or a name on the Hub.
+        name (`str` or `os.PathLike`): A folder, or a name on the Hub. A model with a draft adapter decodes verified by
+            default.
         dtype (`str`, *optional*, defaults to `"auto"`): The dtype of the weights; `"auto"` is the one they have on
             disk.
         device (`str`, *optional*): The device of the model; by default the GPU if there is one, otherwise the CPU.
@@ -27,7 +29,7 @@ def load_checkpoint(
     Raises:
         `CheckpointError`: whatever is in the way, as one sentence with the remedy.
     """
-    folder = wedlm_folder(name, with_weights=True)
+    folder, adapter = wedlm_folder(name, with_weights=True), draft_adapter(name)
     if device is not None and device.partition(":")[0] == "meta":
         raise CheckpointError("The device 'meta' holds no weights; choose another, such as 'cpu'.")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -46,6 +48,12 @@ def load_checkpoint(
             raise CheckpointError(
                 f"{name} lacks the weight {missing[0]} ({len(missing)} in all); copy or download it again."
             )
+        if adapter is not None:
+            attach_adapter(model, adapter)
+            if (adapter / GENERATION_FILE).exists():
+                model.generation_config = GenerationConfig.from_pretrained(adapter)
+            else:
+                model.generation_config.decoding = "verified"
         try:
             return model.to(device).eval(), tokenizer
         except (RuntimeError, AssertionError) as error:  # an unknown device, one that torch lacks, or no room on it

@@ -1,12 +1,14 @@
 """Turns a folder or a name on the Hub into a folder with a checkpoint's files, and says what the folder lacks."""
 
+import json
 import os
 import re
 from pathlib import Path
 
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from wedlm.adapters.draft_type import DRAFT_TYPE
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.shards import INDEX_FILE, read_json, shard_names
@@ -16,6 +18,7 @@ from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 HUB_NAME = r"[\w-][\w.-]*/[\w.-]+"
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
+ADAPTER_FILE, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 # Files that go along with the weights and the config, as patterns of names. No code is among them: each checkpoint
 # that is written gets the code of this package.
@@ -24,7 +27,7 @@ COMPANIONS = (
     "added_tokens.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
     "additional_chat_templates/*.jinja", "LICENSE*", "NOTICE*",
 )  # fmt: skip
-SMALL_FILES = (CONFIG_FILE, "README.md", INDEX_FILE, *COMPANIONS)
+SMALL_FILES = (CONFIG_FILE, ADAPTER_FILE, "README.md", INDEX_FILE, *COMPANIONS)
 
 
 def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
@@ -57,9 +60,10 @@ def wedlm_folder(name: str | os.PathLike, with_weights: bool) -> Path:
     """Returns the folder of a WeDLM checkpoint, and refuses one that could not be loaded.
 
     Args:
-        name (`str` or `os.PathLike`): A folder, or a name on the Hub.
+        name (`str` or `os.PathLike`): A folder, or a name on the Hub. A draft adapter stands for its base.
         with_weights (`bool`): As for `checkpoint_folder`. A check leaves them on the Hub until all else is right.
     """
+    name = checkpoint_of(name)
     folder = checkpoint_folder(name, with_weights=False)
     require_wedlm(name, read_config(name, folder))
     require_tokenizer(name, folder)
@@ -68,6 +72,54 @@ def wedlm_folder(name: str | os.PathLike, with_weights: bool) -> Path:
     if with_weights or Path(name).is_dir():
         check_weights(name, folder)
     return folder
+
+
+def draft_adapter(name: str | os.PathLike) -> Path | None:
+    """Returns the folder of a draft adapter with its weights; None if the name is not one of a draft adapter.
+
+    Args:
+        name (`str` or `os.PathLike`): A folder, or a name on the Hub.
+    """
+    folder = checkpoint_folder(name, with_weights=False)
+    if (folder / CONFIG_FILE).exists() or not has_draft_type(folder):
+        return None
+    return folder if Path(name).is_dir() else download(name, [*SMALL_FILES, ADAPTER_WEIGHTS], revision=folder.name)
+
+
+def has_draft_type(folder: Path) -> bool:
+    """Whether adapter_config.json describes a draft adapter."""
+    try:
+        return read_json(folder / ADAPTER_FILE).get("peft_type") == DRAFT_TYPE
+    except CheckpointError:
+        return False
+
+
+def checkpoint_of(name: str | os.PathLike) -> str | os.PathLike:
+    """Returns the base of a draft adapter, and any other name as it is."""
+    return name if draft_adapter(name) is None else base_of(name)
+
+
+def base_of(adapter: str | os.PathLike) -> str:
+    """Returns the checkpoint that an adapter was trained on: a folder, or a name on the Hub.
+
+    Args:
+        adapter (`str` or `os.PathLike`): The folder of an adapter of PEFT, or its name on the Hub.
+    """
+    try:
+        is_on_hub = not Path(adapter).exists() and re.fullmatch(HUB_NAME, str(adapter))
+        file = Path(hf_hub_download(str(adapter), ADAPTER_FILE) if is_on_hub else Path(adapter) / ADAPTER_FILE)
+        base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{adapter} is no adapter of PEFT ({one_line(error)}); give the folder it was saved to."
+        ) from error
+    if base and (Path(base).is_dir() or re.fullmatch(HUB_NAME, base)):
+        return base
+    place = f"there is no folder {Path(base).absolute()}" if base else "its name is missing"
+    raise CheckpointError(
+        f"The checkpoint {base}, which {adapter} was trained on, cannot be loaded ({place}); put it there, or correct "
+        "base_model_name_or_path in adapter_config.json."
+    )
 
 
 def download_weights(name: str | os.PathLike, folder: Path) -> Path:
@@ -101,7 +153,9 @@ def download(name: str | os.PathLike, patterns: list[str], revision: str | None 
 def read_config(name: str | os.PathLike, folder: Path) -> dict:
     if (folder / CONFIG_FILE).exists():
         return read_json(folder / CONFIG_FILE)
-    if (folder / "adapter_config.json").exists():
+    if (folder / ADAPTER_FILE).exists():
+        if has_draft_type(folder):
+            raise CheckpointError(f"{name} is a draft adapter, and a checkpoint is wanted; give the adapter's base.")
         raise CheckpointError(f"{name} is an adapter; `wedlm merge {name} OUT` makes a whole checkpoint of it.")
     raise CheckpointError(f"{name} has no config.json, so it is no checkpoint; give the folder of one.")
 

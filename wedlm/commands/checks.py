@@ -207,5 +207,5 @@ def plan_tune(options: TuneOptions) -> TunePlan:
             "--local-dir FOLDER`) and give that."
         )
     config = read_generation_fields(options.model)
-    wedlm_folder(options.model, with_weights=False)
-    return TunePlan(loss, examples, measure, config)
+    folder = wedlm_folder(options.model, with_weights=False)  # another one, if the model is a draft adapter
+    return TunePlan(loss, examples, measure, config or read_generation_fields(folder))

@@ -185,7 +185,9 @@ def info(
 ) -> None:
     """Show the kind, size, memory and decodings of MODEL without loading its weights."""
     with refusals(debug):
-        check_readable(model)
+        from wedlm.checkpoints.resolve import checkpoint_of
+
+        check_readable(checkpoint_of(model))
         from wedlm.commands.info import info
 
         info(model)

@@ -1,10 +1,13 @@
 """`wedlm info`: the facts about a checkpoint, without its weights."""
 
+from pathlib import Path
+
 import torch
 
 from wedlm.checkpoints.architectures import family_of
 from wedlm.checkpoints.facts import Facts, dtype_name, read_facts
-from wedlm.checkpoints.resolve import how_to_convert
+from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, checkpoint_of, draft_adapter, how_to_convert
+from wedlm.checkpoints.shards import read_json
 from wedlm.generation.parameters import DEFAULTS
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
@@ -15,8 +18,9 @@ SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_p
 
 def info(name: str) -> None:
     """Prints the facts about a checkpoint, a line each."""
-    facts = read_facts(name)
-    lines = described(facts)
+    lines = described(read_facts(checkpoint_of(name)))
+    if (adapter := draft_adapter(name)) is not None:
+        lines.insert(1, ("draft adapter", described_adapter(name, adapter)))
     width = max(len(title) for title, _ in lines)
     for title, value in lines:
         print(f"{title:<{width}}  {value}")
@@ -50,10 +54,22 @@ def described(facts: Facts) -> list[tuple[str, str]]:
     return [
         *result,
         ("generation", settings(facts.generation)),
+        *([] if config.drafts is None else [("draft adapter", f"contained, {rank_and_layers(**config.drafts)}")]),
         ("decodings", ", ".join(facts.decodings)),
         ("its own code", "travels with it" if getattr(config, "auto_map", None) else "none, it loads where wedlm is"),
         *(("note", note) for note in facts.notes),
     ]
+
+
+def described_adapter(name: str, folder: Path) -> str:
+    fields = read_json(folder / ADAPTER_FILE)
+    on_disk = size((folder / ADAPTER_WEIGHTS).stat().st_size)
+    layers = rank_and_layers(fields["r"], fields["target_modules"])
+    return f"{name}: {layers}, {on_disk}; with it the model decodes verified by default"
+
+
+def rank_and_layers(rank: int, modules: list[str]) -> str:
+    return f"rank {rank} on {', '.join(sorted(modules))}"
 
 
 def mask(facts: Facts) -> str:

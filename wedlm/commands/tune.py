@@ -124,7 +124,9 @@ def with_agreement(answers: dict[str, list]) -> dict[str, list]:
 
 def write_config(options: TuneOptions, config: dict[str, Any], taken: dict[str, Any]) -> None:
     names = ("decoding", *READS[taken["decoding"]])
-    config = (config or {"_from_model_config": False}) | {name: taken[name] for name in names}
+    if config.get("_from_model_config", not config):  # transformers would leave out the fields of decoding
+        config = config | {"_from_model_config": False}
+    config = config | {name: taken[name] for name in names}
     write_whole(options.model / GENERATION_FILE, json.dumps(config, indent=2) + "\n")
     print(f"Written into {options.model / GENERATION_FILE}; every number is in {options.out}.", file=sys.stderr)
     if config.get("do_sample"):

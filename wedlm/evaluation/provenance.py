@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS, draft_adapter, wedlm_folder
 from wedlm.checkpoints.shards import CHUNK_BYTES, shard_names
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -86,15 +87,25 @@ def weights_digest(folder: Path) -> str:
 def checkpoint_identity(model: PreTrainedModel, folder: Path) -> dict[str, Any]:
     """Returns what identifies a loaded checkpoint: its weights, the files beside them, dtype and generation config.
 
+    For a draft adapter these are the files of its base, and its own weights in addition.
+
     Args:
         model (`PreTrainedModel`):
             The model as it is loaded.
         folder (`Path`):
             The folder it was loaded from.
     """
+    adapter = draft_adapter(folder)
+    of_adapter = {}
+    if adapter is not None:
+        of_adapter["adapter_sha256"] = sha256((adapter / ADAPTER_WEIGHTS).read_bytes()).hexdigest()
+        folder = wedlm_folder(folder, with_weights=True)
     beside = [path for name in BESIDE_WEIGHTS if (path := folder / name).exists()]
     return {
         "weights_sha256": weights_digest(folder),
+        **(
+            {} if adapter is None else {"adapter_sha256": sha256((adapter / ADAPTER_WEIGHTS).read_bytes()).hexdigest()}
+        ),
         "files_sha256": sha256(b"".join(path.read_bytes() for path in beside)).hexdigest(),
         "dtype": str(model.dtype).removeprefix("torch."),
         "generation_config": model.generation_config.to_diff_dict(),

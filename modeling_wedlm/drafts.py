@@ -1,0 +1,87 @@
+"""Draft adapters in the model: low-rank products that act where the input is MASK, and nowhere else."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+
+class Masked(threading.local):
+    """The positions of the forward at hand whose input is MASK.
+
+    Every decoder layer sets them for itself, also where gradient checkpointing runs it again, and each thread has its
+    own. (Layers of PEFT take no further argument, so the positions cannot be passed to them.)
+    """
+
+    positions: torch.Tensor | None = None  # [batch, queries]
+
+
+MASKED = Masked()
+
+
+@contextmanager
+def masked_positions(positions: torch.Tensor | None) -> Iterator[None]:
+    """Lets draft adapters act in these positions.
+
+    Args:
+        positions (`torch.BoolTensor` of shape `(batch, queries)`, *optional*): True where the input is MASK; None for
+            nowhere.
+    """
+    MASKED.positions = positions
+    try:
+        yield
+    finally:
+        MASKED.positions = None
+
+
+def only_masked(hidden_states: torch.Tensor) -> torch.Tensor:
+    """Zeros wherever the input of the forward is not MASK."""
+    return hidden_states.masked_fill(~MASKED.positions[..., None], 0)
+
+
+class MaskedLinear(nn.Linear):
+    """A linear layer that returns zeros wherever the input of the forward is not MASK."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        if MASKED.positions is None:
+            return hidden_states.new_zeros(*hidden_states.shape[:-1], self.out_features)
+        return only_masked(super().forward(hidden_states))
+
+
+class DraftProduct(nn.Module):
+    """The low-rank product that a draft adapter adds to the output of a linear layer.
+
+    (Its matrices are no layers, so quantization leaves them alone.)
+
+    Args:
+        layer (`nn.Linear`): The layer, which may be quantized.
+        rank (`int`): The rank of the product.
+    """
+
+    def __init__(self, layer: nn.Linear, rank: int):
+        super().__init__()
+        device = layer.weight.device
+        self.down = nn.Parameter(torch.zeros(rank, layer.in_features, device=device))
+        self.up = nn.Parameter(torch.zeros(layer.out_features, rank, device=device))
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return linear(only_masked(linear(hidden_states, self.down)), self.up)
+
+
+class WithDrafts(nn.Module):
+    """A part of a layer whose linear layers may have draft products, by name in `drafts`."""
+
+    def add_drafts(self, names: list[str], rank: int) -> None:
+        """Gives those of its linear layers that are named draft products of zeros."""
+        layers = {name: layer for name, layer in self.named_children() if name in names}
+        self.drafts = nn.ModuleDict({name: DraftProduct(layer, rank) for name, layer in layers.items()})
+
+    def project(self, name: str, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The output of a linear layer, with its draft product where the input of the forward is MASK."""
+        output = getattr(self, name)(hidden_states)
+        if MASKED.positions is None or name not in self.drafts:
+            return output
+        return output + self.drafts[name](hidden_states)

@@ -1,0 +1,208 @@
+"""Draft adapters as adapters of PEFT: files, several adapters in a model, and the refusals."""
+
+import json
+
+import pytest
+import torch
+from draft_models import FLAVOURS, save_adapter, tiny_model, with_adapter
+from helpers import MASK, random_tokens, run_python
+from peft import PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
+
+from wedlm import DraftLoraConfig, WeDLMForCausalLM
+from wedlm.adapters.base_model import fingerprint
+from wedlm.adapters.draft_lora import LAYERS
+
+IDS = torch.cat([random_tokens(2, 6), torch.full((2, 3), MASK)], dim=1)
+
+
+@torch.no_grad()
+def logits(model, input_ids=IDS):
+    return model(input_ids=input_ids).logits
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return save_adapter(tmp_path / "adapter")
+
+
+# --- Files ---
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_saved_adapter_loads_into_its_base(flavour, tmp_path):
+    base = logits(tiny_model(flavour))
+    adapted = with_adapter(tiny_model(flavour))
+    adapted.save_pretrained(tmp_path)
+    for loaded in (PeftModel.from_pretrained(tiny_model(flavour), tmp_path), tiny_model(flavour)):
+        if not isinstance(loaded, PeftModel):
+            loaded.load_adapter(tmp_path)
+        assert torch.equal(logits(loaded), logits(adapted))
+        assert torch.equal(logits(loaded)[:, :6], base[:, :6])
+        assert not torch.allclose(logits(loaded)[:, 6:], base[:, 6:], atol=0.1)
+
+
+def test_an_adapter_is_small_and_names_its_base_and_its_kind(tmp_path):
+    tiny_model().save_pretrained(tmp_path / "base")
+    folder = save_adapter(tmp_path / "adapter", base=tmp_path / "base")
+    fields = json.loads((folder / "adapter_config.json").read_text())
+    assert fields["peft_type"] == "WEDLM_DRAFT" and fields["task_type"] == "CAUSAL_LM"
+    assert fields["base_model_name_or_path"] == str(tmp_path / "base")
+    assert fields["base_fingerprint"] == fingerprint(tiny_model())
+    assert sorted(fields["target_modules"]) == sorted(LAYERS)
+    names = load_file(folder / "adapter_model.safetensors").keys()
+    assert len(names) == 2 * 2 * len(LAYERS) + 1 and "base_model.model.model.embed_tokens.lora_mask.weight" in names
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "from wedlm import WeDLMForCausalLM; from peft import PeftModel",
+        "from peft import PeftModel; from wedlm import WeDLMForCausalLM",
+    ],
+)
+def test_peft_knows_draft_adapters_in_either_order_of_imports(imports, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "base")
+    save_adapter(tmp_path / "adapter", base=tmp_path / "base")
+    code = f"{imports}\nmodel = PeftModel.from_pretrained(WeDLMForCausalLM.from_pretrained('base'), 'adapter')\n"
+    assert "DraftLoraModel" in run_python(code + "print(type(model.base_model).__name__)", tmp_path)
+
+
+@pytest.mark.full
+def test_peft_without_the_package_refuses_a_draft_adapter(folder, tmp_path):
+    code = f"from peft import PeftConfig\ntry:\n    PeftConfig.from_pretrained({str(folder)!r})\n"
+    assert "WEDLM_DRAFT" in run_python(code + "except KeyError as error:\n    print(error)", tmp_path, wedlm=False)
+
+
+# --- Several adapters, none, and training ---
+
+
+def test_two_adapters_are_switched_disabled_and_removed(tmp_path):
+    folders = [save_adapter(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    alone = [logits(PeftModel.from_pretrained(tiny_model(), folder)) for folder in folders]
+    assert not torch.allclose(alone[0], alone[1], atol=0.1)
+    base = logits(tiny_model())
+    model = PeftModel.from_pretrained(tiny_model(), folders[0])
+    model.load_adapter(folders[1], adapter_name="other")
+    assert torch.equal(logits(model), alone[0])
+    model.set_adapter("other")
+    assert torch.equal(logits(model), alone[1])
+    with model.disable_adapter():
+        assert torch.equal(logits(model), base)
+    assert torch.equal(logits(model), alone[1])
+    model.set_adapter("default")
+    assert torch.equal(logits(model), alone[0])
+    model.delete_adapter("other")
+    assert torch.equal(logits(model), alone[0])
+    assert torch.equal(logits(model.unload()), base)
+
+
+def test_only_the_adapter_and_the_mask_vector_have_gradients():
+    model = with_adapter(tiny_model("qwen3 tied")).train()
+    model(input_ids=IDS).logits[:, 6:].sum().backward()
+    trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert trained == {name for name, _ in model.named_parameters() if "lora_" in name}
+    assert all(parameter.grad.any() for name, parameter in model.named_parameters() if name in trained)
+
+
+def test_a_quantized_base_takes_an_adapter(tmp_path):
+    tiny_model(hidden_size=64, intermediate_size=64).save_pretrained(tmp_path / "base")
+    quantized = BitsAndBytesConfig(load_in_4bit=True)
+    model = WeDLMForCausalLM.from_pretrained(tmp_path / "base", quantization_config=quantized).eval()
+    assert fingerprint(model) is None
+    base = logits(model)
+    adapted = with_adapter(model)
+    assert torch.equal(logits(adapted)[:, :6], base[:, :6])
+    assert not torch.allclose(logits(adapted)[:, 6:], base[:, 6:], atol=0.1)
+
+
+# --- Refusals ---
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"bias": "all"}, "bias='all' is not supported by draft adapters"),
+        ({"use_dora": True}, "use_dora=True is not supported"),
+        ({"use_rslora": True}, "use_rslora=True is not supported"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern={'q_proj': 2} is not supported"),
+        ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern={'q_proj': 2} is not supported"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save=\['lm_head'\] is not supported"),
+        ({"trainable_token_indices": [1]}, r"trainable_token_indices=\[1\] is not supported"),
+        ({"layers_to_transform": [0]}, r"layers_to_transform=\[0\] is not supported"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' would change the base"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "target_modules={'lm_head'} are no linear layers"),
+        ({"target_modules": ["embed_tokens"]}, "target_modules={'embed_tokens'} are no linear layers"),
+        ({"target_modules": "q.*"}, "target_modules='q.*' are no linear layers"),
+        ({"target_modules": []}, "are no linear layers of the decoder layers; pass some of q_proj, k_proj"),
+    ],
+)
+def test_settings_that_a_draft_adapter_cannot_have(fields, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        DraftLoraConfig(**fields)
+
+
+def test_a_merge_is_refused():
+    model = with_adapter(tiny_model())
+    for merge in (model.merge_and_unload, model.merge_adapter):
+        with pytest.raises(ValueError, match="A draft adapter cannot be merged: .*; keep the adapter as it is"):
+            merge()
+    with pytest.raises(ValueError, match="Draft adapters cannot be combined into one; choose one"):
+        model.add_weighted_adapter(["default"], [1.0], "both")
+
+
+def test_models_that_cannot_have_a_draft_adapter():
+    stock = Qwen3ForCausalLM(Qwen3Config(num_hidden_layers=1, hidden_size=32, vocab_size=20))
+    with pytest.raises(ValueError, match="of model_type 'qwen3', .*; convert the model with convert_to_wedlm"):
+        get_peft_model(stock, DraftLoraConfig())
+    without_mask = tiny_model()
+    without_mask.config.mask_token_id = None
+    with pytest.raises(ValueError, match="mask_token_id is None .*; set model.config.mask_token_id"):
+        get_peft_model(without_mask, DraftLoraConfig())
+    with pytest.raises(ValueError, match="contains a draft adapter already; load its base"):
+        get_peft_model(tiny_model(drafts={"rank": 2, "modules": ["q_proj"]}), DraftLoraConfig())
+
+
+def test_another_base_is_refused(folder):
+    with pytest.raises(ValueError, match="base_fingerprint='.*' of the draft adapter is not that of this model"):
+        PeftModel.from_pretrained(tiny_model(seed=7), folder)
+    PeftModel.from_pretrained(tiny_model().bfloat16(), folder)
+
+
+def changed(folder, change):
+    tensors = load_file(folder / "adapter_model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+def first_to_another_name(tensors):
+    tensors["elsewhere"] = tensors.pop(min(tensors))
+
+
+CHANGES = {
+    "missing": lambda tensors: tensors.pop(max(tensors)),
+    "missing MASK": lambda tensors: tensors.pop("base_model.model.model.embed_tokens.lora_mask.weight"),
+    "renamed": first_to_another_name,
+    "empty": lambda tensors: tensors.clear(),
+    "more": lambda tensors: tensors.update({"base_model.model.model.layers.7.lora_A.weight": torch.zeros(1)}),
+    "shape": lambda tensors: tensors.update({max(tensors): torch.zeros(3, 4)}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_does_not_fit_is_refused(change, folder):
+    changed(folder, CHANGES[change])
+    with pytest.raises(ValueError, match="The draft adapter and the model do not fit together: .*; load the adapter"):
+        PeftModel.from_pretrained(tiny_model(), folder)
+    model = with_adapter(tiny_model())
+    with pytest.raises(ValueError, match="do not fit together"):
+        model.load_adapter(folder, adapter_name="other")
+
+
+@pytest.mark.parametrize("change", ["missing", "missing MASK", "renamed", "more"])
+def test_load_adapter_of_transformers_refuses_a_file_that_does_not_fit(change, folder):
+    changed(folder, CHANGES[change])
+    with pytest.raises(ValueError, match="adapter .* does not fit this model: .*; load the adapter of this model"):
+        tiny_model().load_adapter(folder)

@@ -1,0 +1,60 @@
+"""The loss of draft adapters, against the formula."""
+
+import pytest
+import torch
+from torch import nn
+
+from wedlm.modeling_wedlm import draft_loss as module
+from wedlm.modeling_wedlm.draft_loss import NO_TEACHER, draft_loss
+
+VOCABULARY, WIDTH, MASK = 11, 6, 9
+TEACHERS = torch.tensor([[NO_TEACHER, NO_TEACHER, 0, 1, NO_TEACHER, 1], [NO_TEACHER, 0, NO_TEACHER, 2, 3, 0]])
+
+
+def inputs():
+    torch.manual_seed(0)
+    head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+    return head, torch.randn(*TEACHERS.shape, WIDTH, requires_grad=True), torch.rand(TEACHERS.shape)
+
+
+def reference(head, hidden_states, weights):
+    """One query after another, in float64."""
+    loss, distances, hits = 0.0, torch.zeros(TEACHERS.shape), torch.zeros(TEACHERS.shape, dtype=torch.bool)
+    keep = [token for token in range(VOCABULARY) if token != MASK]
+    for row, query in (TEACHERS != NO_TEACHER).nonzero().tolist():
+        scores = hidden_states[row].double() @ head.weight.double().T
+        q = scores[query, keep].softmax(-1)
+        p = scores[TEACHERS[row, query], keep].softmax(-1).detach()
+        distance = (p - q).abs().sum() / 2
+        loss = loss + weights[row, query] * (distance - 0.1 * q[p.argmax()].log())
+        distances[row, query], hits[row, query] = distance.detach(), q.argmax() == p.argmax()
+    return loss, distances, hits
+
+
+@pytest.mark.parametrize("queries_per_chunk", [1, 3, 256])
+def test_values_and_gradients_are_those_of_the_formula(queries_per_chunk, monkeypatch):
+    monkeypatch.setattr(module, "QUERIES_PER_CHUNK", queries_per_chunk)
+    gradients = []
+    for compute in (lambda *given: draft_loss(given[0], given[1], TEACHERS, given[2], MASK), reference):
+        head, hidden_states, weights = inputs()
+        head.requires_grad_(False)
+        loss, distances, hits = compute(head, hidden_states, weights)
+        loss.backward()
+        gradients.append((loss.detach().float(), distances, hits, hidden_states.grad))
+    for got, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, expected)
+    assert gradients[0][2].any() and not gradients[0][1].requires_grad
+
+
+def test_a_teacher_gets_no_gradient():
+    head, hidden_states, weights = inputs()
+    draft_loss(head, hidden_states, TEACHERS, weights, MASK)[0].backward()
+    assert torch.equal(hidden_states.grad.ne(0).any(-1), TEACHERS != NO_TEACHER)
+
+
+def test_without_teachers_the_loss_is_zero_and_its_gradients_reach_everything():
+    head, hidden_states, weights = inputs()
+    loss, distances, hits = draft_loss(head, hidden_states, torch.full_like(TEACHERS, NO_TEACHER), weights, MASK)
+    loss.backward()
+    assert loss == 0 and not distances.any() and not hits.any()
+    assert not hidden_states.grad.any() and not head.weight.grad.any()

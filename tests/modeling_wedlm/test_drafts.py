@@ -1,0 +1,176 @@
+"""A draft adapter acts where the input is MASK and nowhere else, in every form of the forward."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from accelerate import cpu_offload
+from draft_models import FLAVOURS, drafted, tiny_model, with_adapter
+from helpers import EOS, MASK, PAD, left_padded, random_tokens
+from transformers import DynamicCache, LogitsProcessorList
+from transformers.generation import RepetitionPenaltyLogitsProcessor
+
+from wedlm.modeling_wedlm.drafts import MASKED
+from wedlm.training.draft_collator import DraftCollator
+
+FORMS = {"native": drafted, "PEFT": lambda *args, **fields: with_adapter(tiny_model(*args, **fields))}
+TEXT, MASKS = 7, 4
+IDS = torch.cat([random_tokens(3, TEXT), torch.full((3, MASKS), MASK)], dim=1)
+
+
+@pytest.fixture(params=FORMS)
+def form(request):
+    return FORMS[request.param]
+
+
+@torch.no_grad()
+def plain(model):
+    return model(input_ids=IDS).logits
+
+
+@torch.no_grad()
+def cached(model):
+    cache = DynamicCache()
+    model(input_ids=IDS[:, :3], past_key_values=cache)
+    return model(input_ids=IDS[:, 3:], past_key_values=cache).logits
+
+
+@torch.no_grad()
+def packed(model):
+    """Two samples in a row, each of which ends in MASKs."""
+    rows = torch.cat([IDS, IDS.roll(1, 0)], dim=1)
+    positions = torch.arange(TEXT + MASKS).repeat(2)[None].expand(3, -1)
+    return model(input_ids=rows, position_ids=positions).logits
+
+
+@torch.no_grad()
+def reordered(model):
+    positions = torch.arange(TEXT + MASKS)[None].expand(3, -1).flip(1)
+    return model(input_ids=IDS.flip(1), position_ids=positions, attention_mask=causal_by(positions)).logits
+
+
+def causal_by(positions):
+    return (positions[:, None] <= positions[..., None])[:, None]
+
+
+@torch.no_grad()
+def streams(model):
+    """A batch of training: the memory stream is text."""
+    sequence = {
+        "input_ids": IDS[0, :TEXT].tolist(), "labels": IDS[0, :TEXT].tolist(), "sample_lengths": [TEXT],
+        "sample_indices": [0],
+    }  # fmt: skip
+    batch = DraftCollator(MASK, window_size=3)([sequence])
+    names = ("input_ids", "position_ids", "sample_ids", "stream_ids", "block_ids")
+    return model(**{name: batch[name] for name in names}).logits
+
+
+def is_mask(call):
+    """Where the input of the forward is MASK."""
+    seen = []
+
+    class Noting:
+        def __call__(self, input_ids, **kwargs):
+            seen.append(input_ids)
+            return tiny_model()(input_ids=input_ids, **kwargs)
+
+    call(Noting())
+    return seen[-1] == MASK
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("call", [plain, cached, packed, reordered, streams])
+def test_logits_of_text_are_those_of_the_base(form, flavour, call):
+    got, base, masked = call(form(flavour)), call(tiny_model(flavour)), is_mask(call)
+    assert masked.any() and torch.equal(got[~masked], base[~masked])
+    assert (got[masked] - base[masked]).abs().max() > 0.3
+    assert MASKED.positions is None
+
+
+def test_without_masks_nothing_changes(form):
+    ids = random_tokens(2, 9)
+    embeddings = tiny_model().get_input_embeddings()(ids)
+    with torch.no_grad():
+        assert torch.equal(form()(input_ids=ids).logits, tiny_model()(input_ids=ids).logits)
+        # Embeddings do not say where MASK stands, so the adapter acts nowhere.
+        given = form()(inputs_embeds=embeddings).logits
+    assert torch.equal(given, tiny_model()(inputs_embeds=embeddings).logits)
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.full)])
+def test_compiled_whole(form, backend):
+    torch.compiler.reset()
+    model = form()
+    expected = plain(model)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    torch.testing.assert_close(plain(compiled), expected)
+    base = torch.compile(tiny_model(), backend=backend, fullgraph=True)
+    assert torch.equal(plain(compiled)[:, :TEXT], plain(base)[:, :TEXT])
+
+
+def test_offloaded_weights(form):
+    expected = plain(form())
+    assert torch.equal(plain(cpu_offload(form(), execution_device="cpu")), expected)
+
+
+def test_threads_on_one_model_do_not_disturb_each_other(form):
+    model = form()
+    inputs = [IDS.roll(shift, dims) for shift in range(4) for dims in (0, 1)]
+
+    @torch.no_grad()
+    def forward(input_ids):
+        return model(input_ids=input_ids).logits
+
+    expected = [forward(input_ids) for input_ids in inputs]
+    with ThreadPoolExecutor(len(inputs)) as threads:
+        for _ in range(5):
+            for got, wanted in zip(threads.map(forward, inputs), expected, strict=True):
+                assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradients_with_checkpointing_are_those_without(form, use_reentrant):
+    gradients = []
+    for is_checkpointed in (False, True):
+        model = form().train()
+        if is_checkpointed:
+            model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+            model.enable_input_require_grads()
+        model(input_ids=IDS, use_cache=False).logits.pow(2).sum().backward()
+        gradients.append({name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys() and any("lora_B" in n or ".up" in n for n in gradients[0])
+    for name, gradient in gradients[0].items():
+        assert gradient.any() and torch.allclose(gradient, gradients[1][name], rtol=1e-4, atol=1e-4), name
+
+
+# --- Decoding ---
+
+PROMPTS = [[5, 6, 7], [9, 10, 11, 12, 13, 14], [20]]
+SETTINGS = {
+    "greedy": {},
+    "sampled": {"do_sample": True, "top_k": 1},
+    "penalty": {"repetition_penalty": 1.3},
+    "own processor": {"logits_processor": LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.5)])},
+    "static": {"cache_implementation": "static"},
+    "small window": {"window_size": 3},
+}
+
+
+def text(model, decoding, **settings):
+    inputs = left_padded(PROMPTS) | {"max_new_tokens": 24, "eos_token_id": EOS, "pad_token_id": PAD}
+    return model.generate(**inputs, decoding=decoding, return_dict_in_generate=True, **settings)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_verified_text_is_that_of_the_base(form, settings):
+    model, base = form("llama").double(), tiny_model("llama").double()
+    got = text(model, "verified", **SETTINGS[settings])
+    autoregressive = {k: v for k, v in SETTINGS[settings].items() if k not in ("cache_implementation", "window_size")}
+    assert torch.equal(got.sequences, text(base, "autoregressive", **autoregressive).sequences)
+    assert torch.equal(text(model, "autoregressive", **autoregressive).sequences, got.sequences)
+
+
+@pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
+def test_other_decodings_use_the_adapter(form, decoding):
+    text_with, text_without = (text(model.double(), decoding).sequences for model in (form(), tiny_model()))
+    assert text_with.shape != text_without.shape or not torch.equal(text_with, text_without)

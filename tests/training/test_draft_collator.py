@@ -1,0 +1,193 @@
+"""The batches of draft training: their groups are those of verified decoding."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import MASK, random_tokens
+from hypothesis import given
+from hypothesis import strategies as st
+from tiers import property_settings
+from transformers import LogitsProcessorList
+
+from wedlm.generation.cache_attention import seen_entries
+from wedlm.generation.policy import Policy
+from wedlm.generation.verified import VerifiedWindow
+from wedlm.modeling_wedlm.draft_loss import NO_TEACHER
+from wedlm.modeling_wedlm.dual_stream import PREDICTION, StreamQueries, dense_mask
+from wedlm.modeling_wedlm.target_loss import NO_TARGET
+from wedlm.training.draft_collator import DECAY, FIRST_WEIGHT, DraftCollator
+
+
+def sequence(*samples, first=0):
+    """A sequence of (text, number of prompt tokens) for each sample."""
+    return {
+        "input_ids": [token for text, _ in samples for token in text],
+        "labels": [token for text, prompt in samples for token in [NO_TARGET] * prompt + text[prompt:]],
+        "sample_lengths": [len(text) for text, _ in samples],
+        "sample_indices": list(range(first, first + len(samples))),
+    }
+
+
+def text_of(length, seed=0):
+    return random_tokens(1, length, seed)[0].tolist()
+
+
+def mask_of(batch):
+    """Which query of the one row sees which."""
+    index = torch.arange(batch["input_ids"].shape[1])[None]
+    return dense_mask(StreamQueries(batch["sample_ids"], batch["stream_ids"], batch["block_ids"], index))[0, 0]
+
+
+def test_the_example_of_the_docstring(monkeypatch):
+    monkeypatch.setattr(DraftCollator, "anchors", lambda *given: [(0, 3), (2, 4)])
+    example = {"input_ids": [5, 6, 7, 8], "labels": [-100, 6, 7, 8], "sample_lengths": [4], "sample_indices": [0]}
+    batch = DraftCollator(mask_token_id=9, window_size=2)([example])
+    weights = batch.pop("target_weights")
+    assert {name: rows.tolist() for name, rows in batch.items()} == {
+        "input_ids": [[5, 6, 7, 8, 9, 9, 9]],
+        "position_ids": [[0, 1, 2, 3, 1, 2, 3]],
+        "sample_ids": [[0, 0, 0, 0, 0, 0, 0]],
+        "stream_ids": [[0, 0, 0, 0, 1, 1, 1]],
+        "block_ids": [[0, 1, 2, 3, 1, 1, 3]],
+        "teachers": [[-1, -1, -1, -1, 0, 1, 2]],
+        "draft_places": [[0, 0, 0, 0, 1, 2, 1]],
+    }
+    torch.testing.assert_close(weights, torch.tensor([[0, 0, 0, 0, 0.3, 1, 0.3]]))
+
+
+@pytest.mark.parametrize("num_drafts", [0, 1, 2])
+def test_a_group_is_that_of_a_verified_step(num_drafts, monkeypatch):
+    """Behind a prompt and a known token with its drafts, which all are the text's tokens."""
+    prompt, size = 6, 4
+    text = text_of(20)
+    policy = Policy(size, MASK, None, False, None, None, LogitsProcessorList(), False)
+    window = VerifiedWindow.opened(torch.tensor([prompt]), 14, policy)
+    window.put_tokens(torch.tensor([[0]]), torch.tensor([[True]]), torch.tensor([[text[prompt]]]))
+    window.num_leading = torch.tensor([1])
+    window.drafts[0] = torch.tensor(text[prompt + 1 : prompt + size])
+    window.chances = torch.tensor([[0.7 ** (n + 1) if n < num_drafts else 0.0 for n in range(size - 1)]])
+    window.plan_queries()
+    width = window.num_queries.item()
+    queries = window.queries(width, policy)
+    is_seen = seen_entries(torch.arange(prompt, prompt + width)[None], queries.queries_seen, prompt + width)[0, 0]
+    tokens = [*text[:prompt], *queries.input_ids[0].tolist()]
+    positions = [*range(prompt), *queries.position_ids[0].tolist()]
+    groups = window.groups[0].tolist()
+    assert [end - begin for begin, end in zip(groups, groups[1:], strict=False)].count(0) == size - 1 - num_drafts
+
+    for accepted in range(num_drafts + 1):
+        anchor = prompt + accepted
+        length = groups[accepted + 1] - groups[accepted]
+        first = prompt + 1 + num_drafts + groups[accepted]
+        monkeypatch.setattr(DraftCollator, "anchors", lambda *_, group=(anchor, anchor + 1 + length): [group])
+        batch = DraftCollator(MASK)([sequence((text, prompt))])
+        trained = mask_of(batch)
+        for place in range(length):
+            row = len(text) + place
+            assert batch["input_ids"][0, row] == tokens[first + place] == MASK
+            assert batch["position_ids"][0, row] == positions[first + place]
+
+            def seen(mask, ids, places):
+                return [(ids[i], places[i]) for i, sees in enumerate(mask.tolist()) if sees]
+
+            in_training = seen(trained[row], batch["input_ids"][0].tolist(), batch["position_ids"][0].tolist())
+            assert in_training == seen(is_seen[first + place - prompt], tokens, positions)
+
+
+def obvious_sees(batch, row, query, key):
+    """From the words of the docstring: the text up to the anchor, and the MASKs of the group so far."""
+    of = {name: batch[name][row].tolist() for name in batch}
+    if of["sample_ids"][query] != of["sample_ids"][key]:
+        return False
+    if of["stream_ids"][query] != PREDICTION:
+        return of["stream_ids"][key] != PREDICTION and key <= query
+    if of["stream_ids"][key] == PREDICTION:
+        return query - of["draft_places"][query] < key <= query
+    return of["position_ids"][key] <= of["position_ids"][query] - of["draft_places"][query]
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 5)), min_size=1, max_size=3), st.integers(2, 6))
+@property_settings(40, deadline=None)
+def test_rows_say_what_they_should(lengths, window_size):
+    samples = [(text_of(length, seed=i), min(prompt, length)) for i, (length, prompt) in enumerate(lengths)]
+    batch = DraftCollator(MASK, window_size)([sequence(*samples)])
+    mask = mask_of(batch)
+    width = batch["input_ids"].shape[1]
+    for query in range(width):
+        assert mask[query].tolist() == [obvious_sees(batch, 0, query, key) for key in range(width)]
+        teacher, place = batch["teachers"][0, query].item(), batch["draft_places"][0, query].item()
+        if place == 0:
+            assert teacher == NO_TEACHER and batch["target_weights"][0, query] == 0
+            continue
+        assert 1 <= place <= window_size and batch["input_ids"][0, query] == MASK
+        weight = FIRST_WEIGHT if place == 1 else DECAY ** (place - 2)
+        assert batch["target_weights"][0, query].item() == pytest.approx(weight)
+        # The teacher is the token of the text in the same sample, one position before.
+        assert batch["sample_ids"][0, teacher] == batch["sample_ids"][0, query]
+        assert batch["stream_ids"][0, teacher] != PREDICTION
+        assert batch["position_ids"][0, teacher] == batch["position_ids"][0, query] - 1
+
+
+def test_packed_samples_and_padding_change_no_row_of_a_sample():
+    collator, texts = DraftCollator(MASK, 4, seed=3), [(text_of(n, seed=n), 3) for n in (15, 9)]
+    packed = collator([sequence(*texts)])
+    alone = [collator([sequence(text, first=i)]) for i, text in enumerate(texts)]
+    padded = collator([sequence(text, first=i) for i, text in enumerate(texts)])
+    start = 0
+    for row, batch in enumerate(alone):
+        width = batch["input_ids"].shape[1]
+        for name, values in batch.items():
+            in_row = packed[name][0, start : start + width]
+            if name == "teachers":
+                in_row = torch.where(in_row == NO_TEACHER, NO_TEACHER, in_row - start)
+            assert torch.equal(in_row, values[0] + row * (name == "sample_ids"))
+            assert torch.equal(padded[name][row, :width], values[0])
+        assert (padded["teachers"][row, width:] == NO_TEACHER).all()
+        assert not padded["target_weights"][row, width:].any()
+        start += width
+
+
+def test_anchors_begin_behind_the_prompt_and_cover_the_answer_twice():
+    collator, size, length = DraftCollator(MASK, 8), 8, 400
+    labels = np.r_[[False] * 10, [True] * length]
+    covered, firsts = np.zeros(10 + length), set()
+    for seed in range(50):
+        anchors = collator.anchors(labels, np.random.default_rng(seed))
+        firsts.add(anchors[0][0])
+        for anchor, end in anchors:
+            assert 9 <= anchor < end - 1 and end == min(anchor + 1 + size, 10 + length)
+            covered[anchor + 1 : end] += 1 / 50
+    assert firsts == {9, 10, 11, 12} and not covered[:10].any()
+    assert 1.7 < covered[10 + size : -size].mean() < 2.3
+
+
+def test_draws_change_with_the_epoch_but_not_in_evaluation():
+    def rows(collator):
+        drawn = []
+        for epoch in range(3):
+            collator.set_epoch(epoch)
+            drawn.append(collator([sequence((text_of(60), 4))])["position_ids"].tolist())
+        return drawn
+
+    collator = DraftCollator(MASK, 8)
+    first, second, third = rows(collator)
+    assert first != second != third and rows(collator) == [first, second, third]
+    fixed = rows(collator.for_evaluation())
+    assert fixed[0] == fixed[1] == fixed[2]
+
+
+def test_a_text_without_an_answer_has_no_groups():
+    batch = DraftCollator(MASK)([sequence((text_of(5), 5), (text_of(1), 0))])
+    assert batch["input_ids"].shape == (1, 6) and (batch["teachers"] == NO_TEACHER).all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"window_size": 1}, "window_size=1 leaves no place for a draft, .*; pass 2 or more"),
+        ({"mask_token_id": None}, "mask_token_id is None"),
+    ],
+)
+def test_bad_arguments(fields, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        DraftCollator(**{"mask_token_id": MASK, **fields})

@@ -1,0 +1,170 @@
+"""Training of a draft adapter: a step however it is cut, a run that learns, its checkpoints, and what is refused."""
+
+import pytest
+import torch
+from draft_models import tiny_model
+from draft_runs import LENGTHS, adapted, arguments, assert_same, samples, trained
+from helpers import MASK, REPOSITORY, random_tokens
+from peft import LoraConfig, PeftModel, get_peft_model
+from processes import run_two_processes
+from safetensors.torch import load_file
+
+from wedlm import WeDLMTrainer
+from wedlm.checkpoints.attach import attach_adapter
+from wedlm.training.draft_collator import DraftCollator
+from wedlm.training.packing import pack
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
+        {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3},
+        {"gradient_checkpointing": True},
+    ],
+)
+def test_a_step_is_the_same_however_it_is_cut(cut, whole, tmp_path):
+    assert_same(whole, trained(tmp_path, **cut))
+
+
+WAYS = {
+    "ddp": {"per_device_train_batch_size": 4},
+    "uneven": {"per_device_train_batch_size": 3, "max_steps": 4},
+    "fsdp": {
+        "per_device_train_batch_size": 4, "fsdp": "full_shard auto_wrap",
+        "fsdp_config": {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["WeDLMDecoderLayer"]},
+    },
+}  # fmt: skip
+SCRIPT = """
+import sys, torch
+folder, tests, ways = sys.argv[1:]
+sys.path.insert(0, tests)
+from draft_runs import trained
+for name, fields in eval(ways).items():
+    weights, log, trainer = trained(f"{folder}/{name}", **fields)
+    weights = {key: getattr(weight, "full_tensor", lambda weight=weight: weight)() for key, weight in weights.items()}
+    if trainer.is_world_process_zero():
+        torch.save((weights, log, None), f"{folder}/{name}.pt")
+"""
+
+
+@pytest.mark.full
+def test_two_processes_take_the_same_steps(whole, tmp_path):
+    """Rows that accelerate repeats, so that both processes have as many, have no loss."""
+    run_two_processes(SCRIPT, tmp_path, str(tmp_path), str(REPOSITORY / "tests"), repr(WAYS))
+    runs = {name: torch.load(tmp_path / f"{name}.pt") for name in WAYS}
+    assert_same(whole, runs["ddp"])
+    assert_same(whole, runs["fsdp"])
+    assert_same(trained(tmp_path / "alone", per_device_train_batch_size=6, max_steps=4), runs["uneven"])
+
+
+def test_a_packed_step_is_the_same(whole, tmp_path):
+    dataset = pack(samples(), max_length=80)
+    assert len(dataset) < len(LENGTHS)
+    assert_same(whole, trained(tmp_path, dataset=dataset))
+
+
+def test_the_loss_of_a_step_is_the_weighted_mean(whole):
+    """Against one forward for each MASK on the very text that verified decoding sees."""
+    model = adapted().eval()
+    collator = DraftCollator(MASK, 4, seed=42)
+    losses, weights = 0.0, 0.0
+    for sample in samples():
+        batch = collator([sample])
+        text = torch.tensor([sample["input_ids"]])
+        with torch.no_grad(), model.disable_adapter():
+            teacher = model(input_ids=text).logits[0].double()
+        for query in (batch["draft_places"][0] > 0).nonzero().flatten().tolist():
+            place, position = batch["draft_places"][0, query].item(), batch["position_ids"][0, query].item()
+            ids = torch.cat([text[:, : position - place + 1], torch.full((1, place), MASK)], dim=1)
+            with torch.no_grad():
+                scores = model(input_ids=ids).logits[0, -1].double()
+            scores[MASK] = teacher[:, MASK] = -torch.inf
+            p, q = teacher[position - 1].softmax(-1), scores.softmax(-1)
+            weight = batch["target_weights"][0, query].item()
+            losses += weight * ((p - q).abs().sum() / 2 - 0.1 * q[p.argmax()].log()).item()
+            weights += weight
+    assert whole[1][0]["loss"] == pytest.approx(losses / weights, rel=1e-4)
+
+
+def test_only_the_adapter_and_the_mask_vector_change(tmp_path):
+    weights, _, trainer = trained(tmp_path, model=adapted("qwen3 tied"))
+    before = dict(tiny_model("qwen3 tied").named_parameters())
+    after = {
+        name.removeprefix("base_model.model.").replace(".base_layer", ""): weight
+        for name, weight in trainer.model.named_parameters()
+        if "lora_" not in name
+    }
+    assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
+    assert all("lora_" in name for name in weights) and any("lora_mask" in name for name in weights)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run that sees the same texts again and again, with a checkpoint in its middle."""
+    folder = tmp_path_factory.mktemp("run")
+    fields = {"max_steps": 40, "optim": "adamw_torch", "learning_rate": 0.01, "save_strategy": "steps"}
+    return folder, fields, trained(folder, **fields, save_steps=20)
+
+
+def test_training_lowers_the_loss_and_raises_the_drafts_that_are_accepted(run):
+    _, log, trainer = run[2]
+    assert log[-1]["loss"] < 0.7 * log[0]["loss"]
+    assert log[-1]["tokens_per_forward"] > log[0]["tokens_per_forward"] + 0.2
+    assert {"total_variation", "accepted_1", "accepted_2", "accepted_3"} <= log[-1].keys()
+    measured = trainer.evaluate()
+    assert measured["eval_loss"] == pytest.approx(measured["eval_total_variation"])
+    assert measured["eval_tokens_per_forward"] >= 1
+
+
+def test_a_resumed_run_ends_in_the_same_weights(run, tmp_path):
+    folder, fields, whole = run
+    resumed = trained(tmp_path, **fields, save_steps=20, resume=str(folder / "checkpoint-20"))
+    for name, weight in whole[0].items():
+        assert torch.equal(resumed[0][name], weight), name
+
+
+def test_a_checkpoint_is_an_adapter_that_both_forms_load(run):
+    folder = run[0] / "checkpoint-40"
+    assert not list(folder.glob("model*.safetensors"))
+    assert all("lora_" in name for name in load_file(folder / "adapter_model.safetensors"))
+    ids = torch.cat([random_tokens(1, 8), torch.full((1, 3), MASK)], dim=1)
+    native = tiny_model()
+    attach_adapter(native, folder)
+    with torch.no_grad():
+        expected = run[2][2].model.eval()(input_ids=ids).logits
+        for model in (native, PeftModel.from_pretrained(tiny_model(), folder)):
+            torch.testing.assert_close(model(input_ids=ids).logits, expected, atol=1e-5, rtol=1e-4)
+
+
+# --- Refusals ---
+
+
+@pytest.mark.parametrize("model", ["whole", "LoRA", "draft"])
+def test_an_objective_that_does_not_fit_the_model(model, tmp_path):
+    models = {
+        "whole": tiny_model,
+        "LoRA": lambda: get_peft_model(tiny_model(), LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")),
+        "draft": adapted,
+    }
+    fields = {"objective": "dual_stream"} if model == "draft" else {}
+    with pytest.raises(ValueError, match="objective='.*' does not fit the model, which has .* draft adapter; train"):
+        WeDLMTrainer(models[model](), arguments(tmp_path, **fields), train_dataset=samples())
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"objective": "other"}, 'objective=\'other\' is not known; pass "dual_stream" or "draft"'),
+        ({"draft_window": 1}, "draft_window=1 is not from 2 to 32: .*; pass a number in between"),
+        ({"draft_window": 33}, "draft_window=33 is not from 2 to 32"),
+    ],
+)
+def test_arguments_that_are_refused(fields, sentence, tmp_path):
+    with pytest.raises(ValueError, match=sentence):
+        arguments(tmp_path, **fields)

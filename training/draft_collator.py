@@ -1,0 +1,99 @@
+"""Makes batches for training a draft adapter: for each sample its tokens, and then groups of MASKs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from wedlm.modeling_wedlm.draft_loss import NO_TEACHER
+from wedlm.modeling_wedlm.dual_stream import MEMORY, PREDICTION
+from wedlm.modeling_wedlm.target_loss import NO_TARGET
+from wedlm.training.collator import StreamCollator
+
+FIRST_WEIGHT = 0.3  # of the first MASK of a group: the judge itself gives its token, so it is never a draft
+DECAY = 0.85  # of the weights from the second MASK on, since a draft counts only if all before it are accepted
+
+
+@dataclass
+class DraftCollator(StreamCollator):
+    """Makes the batches on which a draft adapter trains; the collate function of a DataLoader or Trainer.
+
+    It takes the sequences that `DualStreamCollator` takes. A sample becomes its tokens, the memory stream, and then
+    groups of MASKs. A group stands behind a token, its anchor, and has the positions that follow. Its MASKs see the
+    text up to the anchor and each other, in their order, exactly as in a step of verified decoding. The teacher of a
+    MASK is the memory query that predicts the same token.
+
+    The first anchor is the last token before an answer, or one of the next. The others follow at random distances, so
+    that every token of the answer stands in about two groups. They are drawn from `seed`, the epoch and the sample's
+    number.
+
+    Args:
+        mask_token_id (`int`):
+            The MASK token.
+        window_size (`int`, *optional*, defaults to 8):
+            The most MASKs of a group.
+        seed (`int`, *optional*, defaults to 0):
+            The seed of the anchors.
+        pad_token_id (`int`, *optional*, defaults to 0):
+            The token of padding. No other query sees it.
+
+    Example, where the anchors drawn are the first and the third token:
+
+        collator = DraftCollator(mask_token_id=9, window_size=2)
+        sequence = {
+            "input_ids": [5, 6, 7, 8], "labels": [-100, 6, 7, 8], "sample_lengths": [4], "sample_indices": [0]
+        }
+        collator([sequence]) == {
+            "input_ids":      [[5, 6, 7, 8, 9, 9, 9]],
+            "position_ids":   [[0, 1, 2, 3, 1, 2, 3]],
+            "sample_ids":     [[0, 0, 0, 0, 0, 0, 0]],
+            "stream_ids":     [[0, 0, 0, 0, 1, 1, 1]],
+            "block_ids":      [[0, 1, 2, 3, 1, 1, 3]],  # a group sees the memory with smaller numbers
+            "teachers":       [[-1, -1, -1, -1, 0, 1, 2]],
+            "target_weights": [[0, 0, 0, 0, 0.3, 1, 0.3]],
+            "draft_places":   [[0, 0, 0, 0, 1, 2, 1]],  # of a MASK in its group
+        }
+    """
+
+    mask_token_id: int
+    window_size: int = 8
+    seed: int = 0
+    pad_token_id: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.window_size < 2:
+            raise ValueError(
+                f"window_size={self.window_size} leaves no place for a draft, which is the second MASK of a group at "
+                "the earliest; pass 2 or more, 8 by default."
+            )
+
+    def streams(self, tokens: np.ndarray, labels: np.ndarray, generator: np.random.Generator) -> dict[str, np.ndarray]:
+        is_answer = labels != NO_TARGET
+        groups = [np.arange(anchor + 1, end) for anchor, end in self.anchors(is_answer, generator)]
+        positions = np.concatenate([np.arange(0), *groups])
+        blocks = np.repeat([group[0] for group in groups], [len(group) for group in groups]).astype(int)
+        places = positions - blocks + 1
+        memory = np.arange(len(tokens))
+        zeros = np.zeros(len(tokens), dtype=int)
+        weights = np.where(places == 1, FIRST_WEIGHT, DECAY ** (places - 2.0))
+        return {
+            "input_ids": np.concatenate([tokens, np.full(len(positions), self.mask_token_id)]),
+            "position_ids": np.concatenate([memory, positions]),
+            "stream_ids": np.repeat([MEMORY, PREDICTION], [len(tokens), len(positions)]),
+            "block_ids": np.concatenate([memory, blocks]),
+            "teachers": np.concatenate([zeros + NO_TEACHER, positions - 1]),
+            "target_weights": np.concatenate([zeros, weights]),
+            "draft_places": np.concatenate([zeros, places]),
+        }
+
+    def anchors(self, is_answer: np.ndarray, generator: np.random.Generator) -> list[tuple[int, int]]:
+        """Draws the anchors of a sample; returns each with the end of its group."""
+        anchors = []
+        bounds = np.flatnonzero(np.diff(is_answer, prepend=False, append=False))
+        for start, stop in bounds.reshape(-1, 2):  # of each answer
+            anchor = max(start, 1) - 1
+            anchor += generator.integers(max(1, min(self.window_size // 2, stop - anchor - 1)))
+            while anchor + 1 < stop:
+                anchors.append((anchor, min(anchor + 1 + self.window_size, stop)))
+                anchor += generator.integers(1, self.window_size)
+        return anchors

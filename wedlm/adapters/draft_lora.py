@@ -1,0 +1,200 @@
+"""Draft adapters for PEFT: a LoRA, and an embedding for MASK, that act where the input is MASK and nowhere else."""
+
+from dataclasses import dataclass, field, fields
+
+import torch
+from peft import LoraConfig
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
+from peft.tuners.lora import LoraModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from wedlm.adapters.base_model import check_base, fingerprint
+from wedlm.adapters.draft_type import DRAFT_TYPE
+from wedlm.modeling_wedlm.drafts import MaskedLinear
+from wedlm.modeling_wedlm.model_type import MODEL_TYPE
+
+LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # of a decoder layer
+# The fields of LoraConfig that may have any value; the others keep their defaults.
+FREE_FIELDS = {
+    "peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
+    "r", "lora_alpha", "lora_dropout", "target_modules", "init_lora_weights",
+}  # fmt: skip
+
+
+class PeftTypeName(str):
+    """A type of adapter beside those of the enumeration PeftType, which nobody can extend."""
+
+    @property
+    def value(self) -> str:
+        return str(self)
+
+
+# A type of its own: PEFT without this package refuses the adapter, instead of letting it act everywhere.
+DRAFT_LORA = PeftTypeName(DRAFT_TYPE)
+
+
+@dataclass
+class DraftLoraConfig(LoraConfig):
+    """PEFT's LoraConfig for a draft adapter.
+
+    Args:
+        r, lora_alpha, lora_dropout:
+            As in `LoraConfig`.
+        target_modules (`list[str]`, *optional*):
+            The names of linear layers; by default all of the decoder layers.
+        init_lora_weights (`bool` or `str`, *optional*, defaults to `True`):
+            As in `LoraConfig`; True, False or "gaussian".
+        base_fingerprint (`str`, *optional*):
+            The `fingerprint` of the base, which is recorded when the adapter is made.
+
+    Other fields of `LoraConfig` keep their defaults.
+
+    Example:
+
+        model = get_peft_model(model, DraftLoraConfig(r=32, lora_alpha=256))
+    """
+
+    base_fingerprint: str | None = field(default=None, metadata={"help": "Tells the base from other models."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.peft_type = DRAFT_LORA
+        self.task_type = self.task_type or "CAUSAL_LM"
+        if self.target_modules in (None, "all-linear"):
+            self.target_modules = set(LAYERS)
+        check_fields(self)
+
+
+def check_fields(config: DraftLoraConfig) -> None:
+    """Refuses settings of LoRA that a draft adapter cannot have."""
+    defaults = LoraConfig()
+    for name in {each.name for each in fields(LoraConfig)} - FREE_FIELDS:
+        if (value := getattr(config, name)) != getattr(defaults, name):
+            raise ValueError(
+                f"{name}={value!r} is not supported by draft adapters, which are plain products on linear layers; "
+                "leave it out."
+            )
+    if config.init_lora_weights not in (True, False, "gaussian"):
+        raise ValueError(
+            f'init_lora_weights={config.init_lora_weights!r} would change the base; pass True, False or "gaussian".'
+        )
+    targets = config.target_modules
+    if isinstance(targets, str) or not targets or (targets := set(targets) - set(LAYERS)):
+        raise ValueError(
+            f"target_modules={targets!r} are no linear layers of the decoder layers; pass some of {', '.join(LAYERS)}."
+        )
+
+
+class MaskVector(nn.Module):
+    """The embedding of MASK."""
+
+    def __init__(self, values: torch.Tensor):
+        super().__init__()
+        self.weight = nn.Parameter(values)
+
+    def forward(self, embeddings: torch.Tensor, is_mask: torch.Tensor) -> torch.Tensor:
+        return torch.where(is_mask, self.weight.to(embeddings.dtype), embeddings)
+
+
+class MaskEmbedding(nn.Module, BaseTunerLayer):
+    """The embedding of the model, where the active adapter has its own vector for MASK."""
+
+    adapter_layer_names = ("lora_mask",)
+
+    def __init__(self, base_layer: nn.Module, mask_token_id: int):
+        super().__init__()
+        self.base_layer = base_layer
+        self.mask_token_id = mask_token_id
+        self.lora_mask = nn.ModuleDict()
+
+    def add(self, adapter_name: str) -> None:
+        self.lora_mask[adapter_name] = MaskVector(self.base_layer.weight[self.mask_token_id].detach().clone())
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        embeddings = self.base_layer(input_ids)
+        if not self.disable_adapters:
+            is_mask = (input_ids == self.mask_token_id)[..., None]
+            for name in self.active_adapters:
+                if name in self.lora_mask:
+                    embeddings = self.lora_mask[name](embeddings, is_mask)
+        return embeddings
+
+
+class DraftLoraModel(LoraModel):
+    """PEFT's LoraModel for draft adapters."""
+
+    tuner_layer_cls = BaseTunerLayer  # set_adapter switches MaskEmbedding as well
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.register_load_state_dict_pre_hook(check_loaded)
+
+    def inject_adapter(self, model, adapter_name, *args, **kwargs):
+        config = self.peft_config[adapter_name]
+        check_model(model)
+        check_base(model, config.base_fingerprint)
+        config.base_fingerprint = config.base_fingerprint or fingerprint(model)
+        super().inject_adapter(model, adapter_name, *args, **kwargs)
+        embedding = model.get_input_embeddings()
+        if not isinstance(embedding, MaskEmbedding):
+            embedding = MaskEmbedding(embedding, model.config.mask_token_id)
+            model.set_input_embeddings(embedding)
+        embedding.add(adapter_name)
+        embedding.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
+
+    def _create_and_replace(self, lora_config, adapter_name, target, target_name, parent, *args, **kwargs):
+        super()._create_and_replace(lora_config, adapter_name, target, target_name, parent, *args, **kwargs)
+        downs = getattr(parent, target_name).lora_A
+        gated = MaskedLinear(
+            downs[adapter_name].in_features, downs[adapter_name].out_features, bias=False, device="meta"
+        )
+        gated.weight = downs[adapter_name].weight
+        downs[adapter_name] = gated
+
+    def _check_merge_allowed(self):
+        raise ValueError(
+            "A draft adapter cannot be merged: it acts where the input is MASK only, and merged weights would act "
+            "everywhere and change the model's text; keep the adapter as it is."
+        )
+
+    def add_weighted_adapter(self, *args, **kwargs):
+        raise ValueError("Draft adapters cannot be combined into one; choose one of them with set_adapter.")
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuses a model that cannot have a draft adapter of PEFT."""
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    if model_type != MODEL_TYPE:
+        raise ValueError(
+            f"The model is of model_type {model_type!r}, and only a WeDLM tells a draft adapter where MASK stands; "
+            "convert the model with convert_to_wedlm, which keeps its text."
+        )
+    model.config.require_mask_token_id()
+    if model.config.drafts is not None:
+        raise ValueError("The model contains a draft adapter already; load its base without the adapter.")
+
+
+def check_loaded(module: DraftLoraModel, state_dict: dict[str, torch.Tensor], prefix: str, *args) -> None:
+    """Refuses weights that are not those of whole adapters; PEFT would only warn."""
+    wanted = module.state_dict(prefix=prefix, keep_vars=True)
+    of_adapters = [{key for key in wanted if "lora_" in key and f".{name}." in key} for name in module.peft_config]
+    missing = set().union(*(keys - state_dict.keys() for keys in of_adapters if keys & state_dict.keys()))
+    if not any(keys & state_dict.keys() for keys in of_adapters):
+        missing = of_adapters[-1]
+    if wrong := sorted(missing | (state_dict.keys() - wanted.keys())):
+        raise ValueError(
+            f"The draft adapter and the model do not fit together: {wrong[0]} is in one of them only ({len(wrong)} "
+            "such weights in all); load the adapter into its own base, or copy its folder again."
+        )
+    for key, tensor in state_dict.items():
+        if tensor.shape != wanted[key].shape:
+            raise ValueError(
+                f"The draft adapter and the model do not fit together: {key} has the shape {tuple(tensor.shape)} in "
+                f"the adapter and {tuple(wanted[key].shape)} in the model; load the adapter into its own base."
+            )
+
+
+PEFT_TYPE_TO_CONFIG_MAPPING[DRAFT_LORA] = DraftLoraConfig
+PEFT_TYPE_TO_TUNER_MAPPING[DRAFT_LORA] = DraftLoraModel
+PEFT_TYPE_TO_PREFIX_MAPPING[DRAFT_LORA] = LoraModel.prefix

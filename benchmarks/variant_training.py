@@ -66,8 +66,8 @@ def training_rows(tokenizer: PreTrainedTokenizerBase, first_row: int, num_rows: 
 class MemoryCollator(DualStreamCollator):
     """Leaves the clean tokens alone in a batch, so that the autoregressive loss is the only one."""
 
-    def dual_stream_row(self, row) -> dict[str, np.ndarray]:
-        columns = super().dual_stream_row(row)
+    def row(self, sequence) -> dict[str, np.ndarray]:
+        columns = super().row(sequence)
         return {name: column[columns["stream_ids"] == MEMORY] for name, column in columns.items()}
 
 

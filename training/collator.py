@@ -56,14 +56,14 @@ class StreamCollator:
         for i, (start, end) in enumerate(zip(ends - lengths, ends, strict=True)):
             tokens, targets = input_ids[start:end], labels[start:end]
             self.check_sample(tokens, targets, indices[i])
-            sample = self.streams(tokens, targets, self.generator(indices[i]))
+            sample = self.streams(tokens, targets, indices[i])
             if "teachers" in sample:  # they are places in the row
                 sample["teachers"] += num_queries * (sample["teachers"] != NO_TEACHER)
             num_queries += len(sample["input_ids"])
             samples.append({"sample_ids": np.full(len(sample["input_ids"]), i), **sample})
         return {name: np.concatenate([sample[name] for sample in samples]) for name in samples[0]}
 
-    def streams(self, tokens: np.ndarray, labels: np.ndarray, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    def streams(self, tokens: np.ndarray, labels: np.ndarray, index: int) -> dict[str, np.ndarray]:
         """Returns the memory stream and then the prediction stream of a sample."""
         raise NotImplementedError
 
@@ -167,9 +167,11 @@ class DualStreamCollator(StreamCollator):
                 'masked token by its gamma, or "uniform".'
             )
 
-    def streams(self, tokens: np.ndarray, labels: np.ndarray, generator: np.random.Generator) -> dict[str, np.ndarray]:
-        draws = draw_masks(labels != NO_TARGET, self.block_size, generator, self.suffix_mask_probability)
-        return self.dual_stream_sample(tokens, labels, draws)
+    def streams(self, tokens: np.ndarray, labels: np.ndarray, index: int) -> dict[str, np.ndarray]:
+        return self.dual_stream_sample(tokens, labels, self.draw(index, labels != NO_TARGET))
+
+    def draw(self, index: int, maskable: np.ndarray) -> Draws:
+        return draw_masks(maskable, self.block_size, self.generator(index), self.suffix_mask_probability)
 
     def dual_stream_sample(self, tokens: np.ndarray, labels: np.ndarray, draws: Draws) -> dict[str, np.ndarray]:
         """Returns the memory stream and then the prediction stream of a sample."""

@@ -67,9 +67,9 @@ class DraftCollator(StreamCollator):
                 "the earliest; pass 2 or more, 8 by default."
             )
 
-    def streams(self, tokens: np.ndarray, labels: np.ndarray, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    def streams(self, tokens: np.ndarray, labels: np.ndarray, index: int) -> dict[str, np.ndarray]:
         is_answer = labels != NO_TARGET
-        groups = [np.arange(anchor + 1, end) for anchor, end in self.anchors(is_answer, generator)]
+        groups = [np.arange(anchor + 1, end) for anchor, end in self.anchors(is_answer, self.generator(index))]
         positions = np.concatenate([np.arange(0), *groups])
         blocks = np.repeat([group[0] for group in groups], [len(group) for group in groups]).astype(int)
         places = positions - blocks + 1

@@ -87,9 +87,16 @@ class WeDLMAttention(WithDrafts, Qwen3Attention):
 
 
 class WeDLMMLP(WithDrafts, Qwen3MLP):
-    def __init__(self, config: WeDLMConfig):
-        super().__init__(config)
-        self.drafts = nn.ModuleDict()
+    """The MLP of a model with draft products; other models have transformers' own."""
+
+    @classmethod
+    def of(cls, mlp: Qwen3MLP) -> "WeDLMMLP":
+        """Returns one with the layers of another MLP."""
+        with torch.device("meta"):
+            new = cls(mlp.config)
+        for name, layer in mlp.named_children():
+            setattr(new, name, layer)
+        return new.train(mlp.training)
 
     def forward(self, hidden_states):
         gate = self.act_fn(self.project("gate_proj", hidden_states))
@@ -100,7 +107,6 @@ class WeDLMDecoderLayer(Qwen3DecoderLayer):
     def __init__(self, config: WeDLMConfig, layer_idx: int):
         super().__init__(config, layer_idx)
         self.self_attn = WeDLMAttention(config, layer_idx)
-        self.mlp = WeDLMMLP(config)
 
     def forward(self, hidden_states, *args, masked=None, **kwargs):
         with masked_positions(masked):
@@ -210,8 +216,9 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
             rank (`int`): The rank of the products.
             modules (`list[str]`): The names of the linear layers that get one.
         """
-        for part in self.modules():
-            if isinstance(part, WithDrafts):
+        for layer in self.layers:
+            layer.mlp = WeDLMMLP.of(layer.mlp)
+            for part in (layer.self_attn, layer.mlp):
                 part.add_drafts(modules, rank)
         self.mask_embedding = nn.Parameter(
             torch.zeros(self.config.hidden_size, device=self.embed_tokens.weight.device)

@@ -118,7 +118,7 @@ def test_as_a_tuple_and_with_hidden_states(model):
 
 @pytest.mark.parametrize("change", [{"target_weights": None}, {"targets": None}, {"labels": random_tokens(2, 11)}])
 def test_half_of_the_arguments_and_labels_beside_them_are_refused(model, change):
-    with pytest.raises(ValueError, match="targets, target_weights and labels: got one of .*; pass"):
+    with pytest.raises(ValueError, match="targets, teachers, target_weights and labels: .*; leave out the others"):
         model(**{**inputs(), **change})
 
 

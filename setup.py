@@ -38,7 +38,7 @@ setup(
         "wedlm.commands": ["trace_page.html"],
     },
     extras_require={
-        "train": ["accelerate>=1.13", "datasets>=4.5", "matplotlib>=3.9", "peft>=0.19"],
+        "train": ["accelerate>=1.13", "datasets>=4.5", "matplotlib>=3.9", "peft>=0.21"],
         "eval": ["accelerate>=1.13", "evaluate>=0.4.6", "lm_eval>=0.4.13,<0.5"],
         "serve": ["fastapi>=0.120", "openai>=1.98", "uvicorn>=0.35"],
         "browser": ["selenium>=4.20"],

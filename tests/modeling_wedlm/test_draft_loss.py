@@ -46,6 +46,16 @@ def test_values_and_gradients_are_those_of_the_formula(queries_per_chunk, monkey
     assert gradients[0][2].any() and not gradients[0][1].requires_grad
 
 
+def test_under_autocast_the_loss_is_nearly_the_same_and_the_gradient_keeps_its_type():
+    head, hidden_states, weights = inputs()
+    expected = draft_loss(head, hidden_states, TEACHERS, weights, MASK)[0].detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, *_ = draft_loss(head, hidden_states, TEACHERS, weights, MASK)
+    loss.backward()
+    assert loss.dtype == hidden_states.grad.dtype == torch.float32
+    torch.testing.assert_close(loss.detach(), expected, rtol=0.02, atol=0)
+
+
 def test_a_teacher_gets_no_gradient():
     head, hidden_states, weights = inputs()
     draft_loss(head, hidden_states, TEACHERS, weights, MASK)[0].backward()

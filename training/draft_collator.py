@@ -10,7 +10,6 @@ from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.collator import StreamCollator
 
 FIRST_WEIGHT = 0.3  # of the first MASK of a group: the judge itself gives its token, so it is never a draft
-DECAY = 0.85  # of the weights from the second MASK on, since a draft counts only if all before it are accepted
 
 
 @dataclass
@@ -23,8 +22,9 @@ class DraftCollator(StreamCollator):
     MASK is the memory query that predicts the same token.
 
     The first anchor is the last token before an answer, or one of the next. The others follow at random distances, so
-    that every token of the answer stands in about two groups. They are drawn from `seed`, the epoch and the sample's
-    number.
+    that every token of the answer stands in about two groups. Each group has a random length, so there are fewer MASKs
+    the further they are from their anchor: a draft counts only if all before it are accepted. Anchors and lengths are
+    drawn from `seed`, the epoch and the sample's number.
 
     Args:
         mask_token_id (`int`):
@@ -75,7 +75,7 @@ class DraftCollator(StreamCollator):
         places = positions - blocks + 1
         memory = np.arange(len(tokens))
         zeros = np.zeros(len(tokens), dtype=int)
-        weights = np.where(places == 1, FIRST_WEIGHT, DECAY ** (places - 2.0))
+        weights = np.where(places == 1, FIRST_WEIGHT, 1.0)
         return {
             "input_ids": np.concatenate([tokens, np.full(len(positions), self.mask_token_id)]),
             "position_ids": np.concatenate([memory, positions]),
@@ -89,11 +89,13 @@ class DraftCollator(StreamCollator):
     def anchors(self, is_answer: np.ndarray, generator: np.random.Generator) -> list[tuple[int, int]]:
         """Draws the anchors of a sample; returns each with the end of its group."""
         anchors = []
+        most = self.window_size // 2  # the longest way to the next anchor
         bounds = np.flatnonzero(np.diff(is_answer, prepend=False, append=False))
         for start, stop in bounds.reshape(-1, 2):  # of each answer
             anchor = max(start, 1) - 1
-            anchor += generator.integers(max(1, min(self.window_size // 2, stop - anchor - 1)))
+            anchor += generator.integers(max(1, min(most, stop - anchor - 1)))
             while anchor + 1 < stop:
-                anchors.append((anchor, min(anchor + 1 + self.window_size, stop)))
-                anchor += generator.integers(1, self.window_size)
+                length = generator.integers(2, self.window_size + 1)
+                anchors.append((anchor, min(anchor + 1 + length, stop)))
+                anchor += generator.integers(1, most + 1)
         return anchors

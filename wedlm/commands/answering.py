@@ -1,9 +1,7 @@
 """The answer to one prompt: load a checkpoint, encode the prompt, generate, and count."""
 
-import sys
 import time
 from collections.abc import Callable
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -60,44 +58,6 @@ def load(options: GenerationOptions) -> tuple[WeDLMForCausalLM, PreTrainedTokeni
     logging.set_verbosity_error()  # the commands show refusals as sentences, not as warnings
     resolved_generation_config(model, **arguments)
     return model, tokenizer
-
-
-def encode(
-    model: WeDLMForCausalLM, tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict], raw: bool = False
-) -> list[int]:
-    """The ids of a prompt.
-
-    Args:
-        model (`WeDLMForCausalLM`): The model, for its limits.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        prompt (`str` or `list[dict]`): A text, or the messages of a chat that the model answers.
-        raw (`bool`, *optional*, defaults to `False`): Whether a text is continued as it is. Otherwise it becomes a
-            message, if the tokenizer has a chat template; if not, a notice says so.
-    """
-    if isinstance(prompt, str) and not raw:
-        if tokenizer.chat_template is None:
-            say_that_text_is_continued(tokenizer.name_or_path)
-        else:
-            prompt = [{"role": "user", "content": prompt}]
-    if isinstance(prompt, str):
-        ids = tokenizer(prompt)["input_ids"]
-    else:
-        ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
-    if len(ids) >= model.config.max_position_embeddings:
-        raise ValueError(
-            f"The prompt has {len(ids)} tokens, and the model reads {model.config.max_position_embeddings} with the "
-            "answer; shorten it (in a chat, /reset forgets the conversation)."
-        )
-    if model.config.mask_token_id in ids:
-        mask = tokenizer.decode([model.config.mask_token_id])
-        raise ValueError(f"The prompt holds {mask}, the MASK token, which stands for an open slot; take it out.")
-    return ids
-
-
-@cache
-def say_that_text_is_continued(name: str) -> None:
-    """Prints the notice about a checkpoint once, however many prompts follow."""
-    print(f"{name} has no chat template, so the prompt is continued as plain text.", file=sys.stderr)
 
 
 def seed(options: GenerationOptions) -> None:

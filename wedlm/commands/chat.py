@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
-from wedlm.commands.answering import AnswerStreamer, answer, counts, encode, load, seed
+from wedlm.checkpoints.prompt_ids import encode
+from wedlm.commands.answering import AnswerStreamer, answer, counts, load, seed
 from wedlm.commands.checks import text_of_standard_input
 from wedlm.commands.options import GenerationOptions
 from wedlm.generation.parameters import DECODINGS

@@ -11,7 +11,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from wedlm.commands.answering import Answer, AnswerStreamer, answer, encode, load, seed
+from wedlm.checkpoints.prompt_ids import encode
+from wedlm.commands.answering import Answer, AnswerStreamer, answer, load, seed
 from wedlm.commands.options import GenerationOptions
 from wedlm.commands.reports import table_console
 from wedlm.generation.parameters import DECODINGS

@@ -2,7 +2,8 @@
 
 import sys
 
-from wedlm.commands.answering import AnswerStreamer, answer, encode, load, seed
+from wedlm.checkpoints.prompt_ids import encode
+from wedlm.commands.answering import AnswerStreamer, answer, load, seed
 from wedlm.commands.options import GenerationOptions
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from wedlm.checkpoints.whole_file import is_ordinary
+
 PIPE_WIDTH = 200  # so that no line of a table is broken
 
 
@@ -31,22 +33,3 @@ def check_writable(option: str, file: Path) -> None:
         raise ValueError(
             f"{option} {file} cannot be written; give the name of a file in a folder that you may write to."
         )
-
-
-def is_ordinary(file: Path) -> bool:
-    """Whether the file is one, or will be; /dev/stdout and its like are written to and never replaced."""
-    return file.is_file() or not file.exists()
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Writes all of a text to a file, or leaves the file as it was."""
-    if not is_ordinary(file):
-        file.write_text(text, encoding="utf-8")
-        return
-    file = file.resolve()  # or a link would be replaced
-    part = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(file)
-    finally:
-        part.unlink(missing_ok=True)

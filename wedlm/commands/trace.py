@@ -13,9 +13,10 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 from transformers.generation import BaseStreamer
 
-from wedlm.commands.answering import Answer, answer, encode, load, seed
+from wedlm.checkpoints.prompt_ids import encode
+from wedlm.checkpoints.whole_file import write_whole
+from wedlm.commands.answering import Answer, answer, load, seed
 from wedlm.commands.options import GenerationOptions
-from wedlm.commands.reports import write_whole
 
 STYLES = ("bold green", "green", "cyan", "blue")  # of filled slots, by age in forwards; the last is for all older ones
 PLACE = "{{trace}}"  # in trace_page.html

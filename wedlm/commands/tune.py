@@ -10,11 +10,12 @@ from rich.table import Table
 from transformers import PreTrainedTokenizerBase, logging
 
 from wedlm.checkpoints.load import load_checkpoint
+from wedlm.checkpoints.prompt_ids import encode
 from wedlm.checkpoints.resolve import GENERATION_FILE
-from wedlm.commands.answering import encode
+from wedlm.checkpoints.whole_file import write_whole
 from wedlm.commands.checks import TunePlan
 from wedlm.commands.options import TuneOptions
-from wedlm.commands.reports import table_console, write_whole
+from wedlm.commands.reports import table_console
 from wedlm.evaluation.decodings import BASELINE, EXACT, READS, whole
 from wedlm.evaluation.provenance import checkpoint_identity, conditions, write_report
 from wedlm.evaluation.sweep import Question, front, summaries, sweep

@@ -1,7 +1,6 @@
 """Where measured numbers come from: command, commit, versions, device and checkpoint, written beside them."""
 
 import json
-import os
 import platform
 import shlex
 import shutil
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel
 
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS, draft_adapter, wedlm_folder
 from wedlm.checkpoints.shards import CHUNK_BYTES, shard_names
+from wedlm.checkpoints.whole_file import write_whole
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 RESULTS = (":!benchmarks/results", ":!docs/evidence", ":!docs/EVIDENCE.md")  # git pathspecs that leave them out
@@ -103,9 +103,7 @@ def checkpoint_identity(model: PreTrainedModel, folder: Path) -> dict[str, Any]:
     beside = [path for name in BESIDE_WEIGHTS if (path := folder / name).exists()]
     return {
         "weights_sha256": weights_digest(folder),
-        **(
-            {} if adapter is None else {"adapter_sha256": sha256((adapter / ADAPTER_WEIGHTS).read_bytes()).hexdigest()}
-        ),
+        **of_adapter,
         "files_sha256": sha256(b"".join(path.read_bytes() for path in beside)).hexdigest(),
         "dtype": str(model.dtype).removeprefix("torch."),
         "generation_config": model.generation_config.to_diff_dict(),
@@ -153,6 +151,4 @@ def write_report(
     """
     report = {"command": command(), **conditions(device, packages), **more, "results": results}
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
+    write_whole(path, json.dumps(report, indent=2) + "\n")

@@ -40,7 +40,7 @@ class Example(NamedTuple):
     line: int
 
 
-def read_examples(path: Path) -> list[Example]:
+def read_examples(path: Path, option: str = "--data") -> list[Example]:
     """Reads examples from a file with one JSON object per line.
 
     An object is {"prompt": ..., "answer": ...}, where the prompt is a text or a list of messages, or
@@ -49,19 +49,21 @@ def read_examples(path: Path) -> list[Example]:
     Args:
         path (`Path`):
             The file.
+        option (`str`, *optional*, defaults to `"--data"`):
+            The option of the command line that named the file, for error messages.
     """
     try:
         # splitlines() would also split at U+2028 and its like, which texts in JSON may contain.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise TuningError(f"--data {path} cannot be read ({error}); give a file of JSON Lines.") from error
+        raise TuningError(f"{option} {path} cannot be read ({error}); give a file of JSON Lines.") from error
     examples = [read_example(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
     if not examples:
-        raise TuningError(f"--data {path} holds no examples; write a line of JSON for each.")
+        raise TuningError(f"{option} {path} holds no examples; write a line of JSON for each.")
     with_answer = [number for number, example in enumerate(examples, 1) if example.answer is not None]
     if 0 < len(with_answer) < len(examples):
         raise TuningError(
-            f"--data {path}: {len(with_answer)} of {len(examples)} examples have an answer; give one to all or none."
+            f"{option} {path}: {len(with_answer)} of {len(examples)} examples have an answer; give one to all or none."
         )
     return examples
 

@@ -1,0 +1,139 @@
+"""The settings of a run of `wedlm adapt`, and the folders that it writes."""
+
+import json
+from dataclasses import asdict, dataclass
+from hashlib import file_digest
+from pathlib import Path
+
+from wedlm.checkpoints.errors import one_line
+from wedlm.checkpoints.whole_file import write_whole
+
+SETTINGS_FILE = "settings.json"
+
+
+class AdaptError(ValueError):
+    """Input that no adapter can be made from; the message is one sentence with the remedy, shown as it is."""
+
+
+@dataclass(frozen=True)
+class AdaptSettings:
+    """The choices of a run of `wedlm adapt`.
+
+    Args:
+        model (`str`): A WeDLM checkpoint, or a stock one, which is converted.
+        prompts (`Path`, *optional*): JSON Lines with prompts; by default the package makes prompts.
+        answers (`Path`, *optional*): JSON Lines with prompts and the model's answers to them, in place of `prompts`.
+        measure_also (`Path`, *optional*): JSON Lines with prompts that are only measured.
+        num_prompts (`int`, *optional*, defaults to 3000): Number of prompts that the package makes.
+        num_held_out (`int`, *optional*, defaults to 60): Number of prompts that are measured and not trained on.
+        max_new_tokens (`int`, *optional*, defaults to 256): The most tokens of an answer.
+        temperature (`float`, *optional*, defaults to 0.0): The temperature of the answers for training; 0 is greedy.
+        minutes (`float`, *optional*, defaults to 60): How long the adapter is trained.
+        steps (`int`, *optional*): The number of optimizer steps, in place of `minutes`.
+        rank (`int`, *optional*, defaults to 16): The rank of the adapter.
+        window_size (`int`, *optional*, defaults to 8): The most MASKs of a group in training.
+        learning_rate (`float`, *optional*, defaults to 4e-4): The highest learning rate.
+        max_length (`int`, *optional*, defaults to 1024): The tokens of a row of a batch; longer samples are cut.
+        batch_size (`int`, *optional*, defaults to 32): Number of prompts that are answered at a time.
+        seed (`int`, *optional*, defaults to 0): The seed of everything that is drawn.
+        dtype (`str`, *optional*, defaults to `"auto"`): The dtype of the base for answers and training.
+    """
+
+    model: str
+    prompts: Path | None = None
+    answers: Path | None = None
+    measure_also: Path | None = None
+    num_prompts: int = 3000
+    num_held_out: int = 60
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    minutes: float = 60.0
+    steps: int | None = None
+    rank: int = 16
+    window_size: int = 8
+    learning_rate: float = 4e-4
+    max_length: int = 1024
+    batch_size: int = 32
+    seed: int = 0
+    dtype: str = "auto"
+
+    def __post_init__(self):
+        if self.prompts is not None and self.answers is not None:
+            raise AdaptError(
+                f"--prompts {self.prompts} and --answers {self.answers} exclude each other; the answers bring their "
+                "own prompts, so leave out --prompts."
+            )
+        at_least = {
+            "num_prompts": 1, "num_held_out": 1, "max_new_tokens": 2, "steps": 1, "rank": 1, "window_size": 2,
+            "max_length": 16, "batch_size": 1,
+        }  # fmt: skip
+        for name, least in at_least.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise AdaptError(f"{option(name)} {value} is too small; pass {least} or more.")
+        for name in ("minutes", "learning_rate"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise AdaptError(f"{option(name)} {getattr(self, name)} is not a number above 0; pass one.")
+        if not 0 <= self.temperature < float("inf"):
+            raise AdaptError(f"--temperature {self.temperature} is negative or no number; pass 0 or more.")
+
+    def recorded(self) -> dict[str, object]:
+        """The settings as JSON. A file is recorded by its hash, so that a changed file is noticed."""
+        return {name: digest(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+
+
+def option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def digest(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise AdaptError(f"{path} cannot be read ({error.strerror}); give a file of JSON Lines.") from None
+
+
+@dataclass(frozen=True)
+class Places:
+    """The folders of a run: OUT, which appears complete in the end, and two beside it.
+
+    Args:
+        out (`Path`): The adapter with its report and card.
+    """
+
+    out: Path
+
+    @property
+    def base(self) -> Path:
+        """The converted base of a stock model, which the adapter needs."""
+        return self.out.with_name(f"{self.out.name}.base")
+
+    @property
+    def work(self) -> Path:
+        """Everything that a stopped run goes on from."""
+        return self.out.with_name(f"{self.out.name}.work")
+
+
+def check_settings(settings: AdaptSettings, work: Path) -> None:
+    """Refuses settings other than those of the stopped run in `work`."""
+    path = work / SETTINGS_FILE
+    if not path.exists():
+        return
+    try:
+        recorded = json.loads(path.read_text(encoding="utf-8"))
+        wanted = settings.recorded()
+        differing = [name for name in wanted if recorded.get(name) != wanted[name]]
+    except (OSError, ValueError, AttributeError) as error:
+        raise AdaptError(f"{path} cannot be read ({one_line(error)}); remove {work} to start anew.") from error
+    if differing:
+        name = differing[0]
+        raise AdaptError(
+            f"{work} holds a run with {option(name)} {recorded.get(name)}, and not {wanted[name]}; give its options "
+            "to go on, or remove the folder to start anew."
+        )
+
+
+def record_settings(settings: AdaptSettings, work: Path) -> None:
+    work.mkdir(parents=True, exist_ok=True)
+    write_whole(work / SETTINGS_FILE, json.dumps(settings.recorded(), indent=2) + "\n")

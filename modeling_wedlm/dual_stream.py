@@ -77,7 +77,7 @@ def block_mask(queries: StreamQueries) -> BlockMask:
 
 # --- The same attention in parts ---
 
-BLOCKS_PER_GROUP = 4  # with blocks of 32: large matrix products, and few scores computed only to be masked
+QUERIES_PER_GROUP = 128  # about: large matrix products, and few scores computed only to be masked
 
 
 class Group(NamedTuple):
@@ -214,13 +214,13 @@ def check_order(streams: list[Stream]) -> None:
 
 def find_groups(queries: StreamQueries, start: int, memory: Stream, prediction: Stream) -> list[Group]:
     """Returns the groups of the sample whose memory begins at the index `start`."""
-    memory_bounds = [0, *accumulate(memory.lengths)]
+    memory_bounds, first_queries = ([0, *accumulate(stream.lengths)] for stream in (memory, prediction))
     groups, group_start = [], start + memory_bounds[-1]
-    for i in range(0, len(prediction.blocks), BLOCKS_PER_GROUP):
-        blocks = prediction.blocks[i : i + BLOCKS_PER_GROUP]
-        length = sum(prediction.lengths[i : i + BLOCKS_PER_GROUP])
-        seen_by_all = memory_bounds[bisect_left(memory.blocks, blocks[0])]
-        seen_by_some = memory_bounds[bisect_left(memory.blocks, blocks[-1])]
+    for _, members in groupby(range(len(prediction.blocks)), key=lambda i: first_queries[i] // QUERIES_PER_GROUP):
+        first, *_, last = [*members] * 2
+        length = first_queries[last + 1] - first_queries[first]
+        seen_by_all = memory_bounds[bisect_left(memory.blocks, prediction.blocks[first])]
+        seen_by_some = memory_bounds[bisect_left(memory.blocks, prediction.blocks[last])]
         own, masked_memory = slice(group_start, group_start + length), slice(start + seen_by_all, start + seen_by_some)
         keys = StreamQueries(*(torch.cat([numbers[masked_memory], numbers[own]]) for numbers in queries))
         groups.append(Group(length, seen_by_some, sees(queries.at(own).at(..., None), keys)))

@@ -1,7 +1,6 @@
 """Lets the model answer prompts in batches; a stopped run goes on behind its last batch."""
 
 import json
-from itertools import batched
 from pathlib import Path
 
 import torch
@@ -59,7 +58,8 @@ def answer_all(
         return
     state = PartialState()
     all_ids = encode_all(model, tokenizer, tasks, settings.max_new_tokens)
-    batches = list(batched(zip(tasks, all_ids, strict=True), settings.batch_size))
+    asked = list(zip(tasks, all_ids, strict=True))
+    batches = [asked[start : start + settings.batch_size] for start in range(0, len(asked), settings.batch_size)]
     about = {**settings.recorded(), "tasks": digest_of(tasks), "processes": state.num_processes}
     works = [WorkFile(file.parent, about | {"process": process}) for process in range(state.num_processes)]
     work = works[state.process_index]
@@ -82,7 +82,7 @@ def answer_all(
 def answers_of(
     model: WeDLMForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
-    batch: tuple[tuple[Task, list[int]], ...],
+    batch: list[tuple[Task, list[int]]],
     settings: AdaptSettings,
     number: int,
 ) -> list[str]:

@@ -10,6 +10,7 @@ FOLDERS = {
     "wedlm.training": "training",
     "wedlm.evaluation": "wedlm/evaluation",
     "wedlm.hub_card": "hub_card",
+    "wedlm.adapt": "wedlm/adapt",
     "wedlm.demo": "wedlm/demo",
     "wedlm.serving": "wedlm/serving",
     "wedlm.commands": "wedlm/commands",

@@ -1,6 +1,7 @@
 """Lets the model answer prompts in batches; a stopped run goes on behind its last batch."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,9 +10,10 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from wedlm.adapt.settings import AdaptError, AdaptSettings
-from wedlm.adapt.tasks import Task
+from wedlm.adapt.tasks import Task, Tasks
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.checkpoints.whole_file import write_whole
+from wedlm.evaluation.turns import timed
 from wedlm.evaluation.work_file import WorkFile, digest_of
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
@@ -103,7 +105,9 @@ def generate(
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     input_ids = torch.tensor([[padding] * (longest - len(ids)) + ids for ids in prompts])
     attention_mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts])
-    sampling = {"do_sample": True, "temperature": settings.temperature} if settings.temperature else {"do_sample": False}
+    sampling = {"do_sample": False}
+    if settings.temperature > 0:
+        sampling = {"do_sample": True, "temperature": settings.temperature}
     torch.manual_seed(settings.seed + number)
     with torch.inference_mode():
         sequences = model.generate(
@@ -123,3 +127,52 @@ def record(tokenizer: PreTrainedTokenizerBase, task: Task, answer: str) -> dict:
         return {"kind": task.kind, "prompt": task.prompt, "completion": answer}
     messages = [{"role": "user", "content": task.prompt}] if isinstance(task.prompt, str) else task.prompt
     return {"kind": task.kind, "messages": [*messages, {"role": "assistant", "content": answer}]}
+
+
+# --- The time that a run will take ---
+
+PROBED_TOKENS = 8
+TIMES_MEASURED = 3  # token by token and verified, which may be slower
+
+
+def expected_minutes(
+    model: WeDLMForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: Tasks,
+    settings: AdaptSettings,
+    num_processes: int,
+) -> str:
+    """Says how long a run takes at most, by the time of a few tokens."""
+
+    def minutes(tasks: list[Task], batch_size: int) -> float:
+        """The time in which this process would answer all the tasks."""
+        if not tasks:
+            return 0.0
+        prompts = encode_all(model, tokenizer, tasks[:batch_size], settings.max_new_tokens)
+
+        def seconds(num_tokens: int) -> float:
+            few = replace(settings, max_new_tokens=num_tokens)
+            return timed(lambda: generate(model, tokenizer, prompts, few, number=0), model.device)[1]
+
+        seconds(2)  # a first call is slow
+        first, some = seconds(2), seconds(2 + PROBED_TOKENS)
+        of_batch = first + (some - first) / PROBED_TOKENS * (settings.max_new_tokens - 2)
+        return of_batch * -(-len(tasks) // batch_size) / 60
+
+    asked = [task for task in (*tasks.train, *tasks.held_out) if task.answer is None]
+    measured = [*tasks.held_out, *tasks.also]
+    training = f"{settings.minutes:g} minutes" if settings.steps is None else f"{settings.steps:,} steps"
+    of_answers = shown(minutes(asked, settings.batch_size) / num_processes)
+    of_measurement = shown(TIMES_MEASURED * minutes(measured, 1))
+    return (
+        f"{len(asked):,} answers take at most {of_answers}, the training {training}, and the measurement on "
+        f"{len(measured):,} prompts at most {of_measurement}."
+    )
+
+
+def shown(minutes: float) -> str:
+    """shown(0.2) == "1 minute"; shown(200) == "3.3 hours" """
+    if minutes > 90:
+        return f"{minutes / 60:.1f} hours"
+    whole = max(1, round(minutes))
+    return f"{whole} minute{'s' * (whole != 1)}"

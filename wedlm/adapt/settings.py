@@ -6,9 +6,11 @@ from hashlib import file_digest
 from pathlib import Path
 
 from wedlm.checkpoints.errors import one_line
+from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS
 from wedlm.checkpoints.whole_file import write_whole
 
 SETTINGS_FILE = "settings.json"
+FILES = ("train", "held_out")  # of answers: the names of files of JSON Lines, and of the fields of Tasks
 
 
 class AdaptError(ValueError):
@@ -35,8 +37,10 @@ class AdaptSettings:
         learning_rate (`float`, *optional*, defaults to 4e-4): The highest learning rate.
         max_length (`int`, *optional*, defaults to 1024): The tokens of a row of a batch; longer samples are cut.
         batch_size (`int`, *optional*, defaults to 32): Number of prompts that are answered at a time.
+        start_from (`Path`, *optional*): The folder of an adapter of the same base and rank, which is trained further.
         seed (`int`, *optional*, defaults to 0): The seed of everything that is drawn.
         dtype (`str`, *optional*, defaults to `"auto"`): The dtype of the base for answers and training.
+        device (`str`, *optional*): The device; by default the GPU if there is one. A stopped run may change it.
     """
 
     model: str
@@ -54,8 +58,10 @@ class AdaptSettings:
     learning_rate: float = 4e-4
     max_length: int = 1024
     batch_size: int = 32
+    start_from: Path | None = None
     seed: int = 0
     dtype: str = "auto"
+    device: str | None = None
 
     def __post_init__(self):
         if self.prompts is not None and self.answers is not None:
@@ -78,8 +84,12 @@ class AdaptSettings:
             raise AdaptError(f"--temperature {self.temperature} is negative or no number; pass 0 or more.")
 
     def recorded(self) -> dict[str, object]:
-        """The settings as JSON. A file is recorded by its hash, so that a changed file is noticed."""
-        return {name: digest(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+        """The settings as JSON, without the device. A file is recorded by its hash, so a changed file is noticed."""
+        files = {name: value for name, value in asdict(self).items() if isinstance(value, Path)}
+        if self.start_from is not None:
+            files["start_from"] = self.start_from / ADAPTER_WEIGHTS
+        everything = asdict(self) | {name: digest(path) for name, path in files.items()}
+        return {name: value for name, value in everything.items() if name != "device"}
 
 
 def option(name: str) -> str:
@@ -96,7 +106,7 @@ def digest(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Places:
-    """The folders of a run: OUT, which appears complete in the end, and two beside it.
+    """The folders of a run: OUT, which appears complete in the end, and two others beside it.
 
     Args:
         out (`Path`): The adapter with its report and card.

@@ -1,18 +1,21 @@
 """Trains the adapter on the answers, for a given time or number of steps; a stopped run goes on."""
 
 import json
+import shutil
 import time
 from pathlib import Path
+from typing import ClassVar
 
+import torch
 from accelerate import PartialState
 from peft import PeftModel, get_peft_model
-from safetensors.torch import load_file
-from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, TrainerCallback, set_seed
 
-from wedlm.adapt.settings import AdaptSettings
+from wedlm.adapt.settings import FILES, AdaptSettings
 from wedlm.adapters.draft_lora import DraftLoraConfig
 from wedlm.checkpoints.new_folder import complete_or_absent
-from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS
+from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.training.arguments import WeDLMTrainingArguments
@@ -31,12 +34,12 @@ STEPS_FILE = "steps.json"
 LOG_FILE = "log.json"
 
 
-def train_adapter(settings: AdaptSettings, base: Path, tokenizer: PreTrainedTokenizerBase, work: Path) -> Path:
-    """Trains the adapter and returns its folder, with the log in log.json.
+def train_adapter(settings: AdaptSettings, base: str, tokenizer: PreTrainedTokenizerBase, work: Path) -> Path:
+    """Trains the adapter and returns its folder, with the weights in bfloat16 and the log in log.json.
 
     Args:
         settings (`AdaptSettings`): The settings.
-        base (`Path`): The WeDLM checkpoint.
+        base (`str`): The WeDLM checkpoint.
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
         work (`Path`): The folder with train.jsonl and held_out.jsonl, where everything is kept.
     """
@@ -46,14 +49,17 @@ def train_adapter(settings: AdaptSettings, base: Path, tokenizer: PreTrainedToke
     steps = number_of_steps(settings, base, tokenizer, work)
     training = arguments(settings, work / "training", state, max_steps=steps)
     checkpoint = last_complete_checkpoint(training) if newest_first(work / "training") else None
+    last = work / "training" / "last"
     with as_training_errors(), full_disks(training), ended_processes(training):
         trainer = new_trainer(settings, base, tokenizer, training, work)
         trainer.train(resume_from_checkpoint=checkpoint)
-        trainer.save_model(work / "training" / "last")
+        trainer.evaluate()
+        trainer.save_model(last)
     if state.is_main_process:
+        weights = {name: weight.to(torch.bfloat16) for name, weight in load_file(last / ADAPTER_WEIGHTS).items()}
         with complete_or_absent(adapter, overwrite=False) as new:
-            for file in (work / "training" / "last").glob("adapter_*"):
-                (new / file.name).write_bytes(file.read_bytes())
+            shutil.copyfile(last / ADAPTER_FILE, new / ADAPTER_FILE)
+            save_file(weights, new / ADAPTER_WEIGHTS, {"format": "pt"})
             (new / LOG_FILE).write_text(json.dumps(trainer.state.log_history), encoding="utf-8")
     state.wait_for_everyone()
     return adapter
@@ -61,25 +67,46 @@ def train_adapter(settings: AdaptSettings, base: Path, tokenizer: PreTrainedToke
 
 def new_trainer(
     settings: AdaptSettings,
-    base: Path,
+    base: str,
     tokenizer: PreTrainedTokenizerBase,
     training: WeDLMTrainingArguments,
     work: Path,
 ) -> WeDLMTrainer:
-    """Loads the base, adds an adapter, and reads the answers."""
+    """Reads the answers, loads the base, and adds an adapter."""
     with training.main_process_first(desc="reading the answers"):
-        datasets = [prepare_dataset(work / f"{name}.jsonl", tokenizer, training.data_options()) for name in ("train", "held_out")]
+        train, held_out = (
+            prepare_dataset(work / f"{name}.jsonl", tokenizer, training.data_options())[0] for name in FILES
+        )
     model = WeDLMForCausalLM.from_pretrained(base, dtype=settings.dtype)
     set_seed(settings.seed)
-    adapted = get_peft_model(model, DraftLoraConfig(r=settings.rank, lora_alpha=SCALE * settings.rank))
-    if settings.start_from is not None:
-        copy_weights(settings.start_from, adapted)
-    (train, _), (held_out, _) = datasets
-    return WeDLMTrainer(adapted, training, train_dataset=train, eval_dataset=held_out, processing_class=tokenizer)
+    if settings.start_from is None:
+        model = get_peft_model(model, DraftLoraConfig(r=settings.rank, lora_alpha=SCALE * settings.rank))
+    else:
+        model = PeftModel.from_pretrained(model, settings.start_from, is_trainable=True)
+    trainer = WeDLMTrainer(model, training, train_dataset=train, eval_dataset=held_out, processing_class=tokenizer)
+    for callback in (ProgressCallback, PrinterCallback):
+        trainer.remove_callback(callback)
+    if not training.disable_tqdm:
+        trainer.add_callback(Bar())
+    return trainer
+
+
+class Bar(ProgressCallback):
+    """The progress bar of transformers, with the tokens per forward behind it in place of lines of numbers."""
+
+    TITLES: ClassVar = {"tokens_per_forward": "tokens/forward", "eval_tokens_per_forward": "held out"}
+
+    def __init__(self):
+        super().__init__()
+        self.shown = {}
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.shown |= {title: f"{logs[name]:.2f}" for name, title in self.TITLES.items() if name in logs}
+        if self.training_bar is not None:
+            self.training_bar.set_postfix(self.shown)
 
 
 def arguments(settings: AdaptSettings, folder: Path, state: PartialState, **more) -> WeDLMTrainingArguments:
-    on_cpu = state.device.type == "cpu"
     steps = more["max_steps"]
     defaults = {
         "objective": "draft",
@@ -93,8 +120,6 @@ def arguments(settings: AdaptSettings, folder: Path, state: PartialState, **more
         "warmup_steps": min(20, steps // 10),
         "adam_beta2": 0.99,
         "bf16": settings.dtype == "bfloat16",
-        # On a CPU a mask of all pairs of queries is faster, as long as rows are short.
-        "attn_implementation": "sdpa" if on_cpu else "dual_stream",
         "logging_steps": max(1, steps // 100),
         "save_steps": max(1, steps // NUM_SAVED),
         "save_total_limit": 2,
@@ -102,7 +127,8 @@ def arguments(settings: AdaptSettings, folder: Path, state: PartialState, **more
         "eval_steps": max(1, steps // NUM_EVALUATIONS),
         "seed": settings.seed,
         "report_to": "none",
-        "use_cpu": on_cpu,
+        "disable_tqdm": False,
+        "use_cpu": state.device.type == "cpu",
     }
     return WeDLMTrainingArguments(str(folder), **defaults | more)
 
@@ -120,9 +146,7 @@ class Clock(TrainerCallback):
         self.times.append(time.perf_counter())
 
 
-def number_of_steps(
-    settings: AdaptSettings, base: Path, tokenizer: PreTrainedTokenizerBase, work: Path
-) -> int:
+def number_of_steps(settings: AdaptSettings, base: str, tokenizer: PreTrainedTokenizerBase, work: Path) -> int:
     """The number of steps that fit into the minutes. It is found once, so that a stopped run keeps its schedule."""
     if settings.steps is not None:
         return settings.steps
@@ -140,11 +164,3 @@ def number_of_steps(
             write_whole(file, json.dumps({"steps": steps, "seconds_per_step": seconds}) + "\n")
         state.wait_for_everyone()
     return json.loads(file.read_text(encoding="utf-8"))["steps"]
-
-
-# --- The first weights ---
-
-
-def copy_weights(folder: Path, adapted: PeftModel) -> None:
-    """Gives a new adapter the weights of another one of the same shape and base."""
-    adapted.load_adapter(folder, adapter_name="default", is_trainable=True)

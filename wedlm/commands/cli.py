@@ -4,6 +4,7 @@ import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -21,6 +22,7 @@ from wedlm.commands.checks import (
     read_prompt,
 )
 from wedlm.commands.options import (
+    AdaptOptions,
     Debug,
     EvalOptions,
     ExportOptions,
@@ -294,6 +296,27 @@ def export(options: ExportOptions) -> None:
     typer.echo(f"Written to {exported.folder}.")
     if exported.url is not None:
         typer.echo(f"Pushed to {exported.url}.")
+
+
+@app.command(epilog="Example: wedlm adapt Qwen/Qwen3-8B drafts --prompts prompts.jsonl --minutes 60")
+@with_options
+def adapt(options: AdaptOptions) -> None:
+    """Make a draft adapter: MODEL keeps its words, and verified decoding writes several of them per forward.
+
+    MODEL answers prompts, the adapter is trained on the answers, and measured on prompts held out. After a stop, the
+    same command continues. docs/adapt.md says what it costs and brings.
+    """
+    with refusals(options.debug), extra("train"):
+        from wedlm.adapt.check import check_adapt
+        from wedlm.adapt.settings import AdaptSettings, Places
+
+        settings = AdaptSettings(**{field.name: getattr(options, field.name) for field in fields(AdaptSettings)})
+        places = Places(options.out.resolve())
+        check_adapt(settings, places, options.overwrite)
+        from wedlm.adapt.adapt import adapt
+
+        adapt(settings, places, options.overwrite)
+    typer.echo(f"Written to {places.out}; {places.work} holds the answers and can be removed.")
 
 
 @app.command(epilog="Example: wedlm serve tencent/WeDLM-8B-Instruct --dtype bfloat16 --port 8000")

@@ -203,6 +203,50 @@ class ExportOptions:
 
 
 @dataclass(frozen=True)
+class AdaptOptions:
+    """Options of `wedlm adapt`, by the names of `AdaptSettings`."""
+
+    model: Source
+    out: Annotated[Path, typer.Argument(help="The new folder for the adapter; OUT.work keeps a stopped run.")]
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON Lines with prompts like those of use; by default the package makes some.", metavar="FILE"
+        ),
+    ] = None
+    answers: Annotated[
+        Path | None,
+        typer.Option(help="JSON Lines with prompts and MODEL's own answers, in place of --prompts.", metavar="FILE"),
+    ] = None
+    measure_also: Annotated[
+        Path | None, typer.Option(help="JSON Lines with prompts that are only measured.", metavar="FILE")
+    ] = None
+    num_prompts: Annotated[int, typer.Option(help="Number of prompts that the package makes.")] = 3000
+    num_held_out: Annotated[int, typer.Option(help="Number of prompts to measure, and not to train on.")] = 60
+    max_new_tokens: Annotated[int, typer.Option(help="The largest number of tokens of an answer.")] = 256
+    temperature: Annotated[float, typer.Option(help="The temperature of the answers; 0 chooses likeliest tokens.")] = (
+        0.0
+    )
+    minutes: Annotated[float, typer.Option(help="How long the adapter is trained.")] = 60.0
+    steps: Annotated[int | None, typer.Option(help="The number of optimizer steps, in place of --minutes.")] = None
+    rank: Annotated[int, typer.Option(help="The rank of the adapter.")] = 16
+    window_size: Annotated[int, typer.Option(help="The most MASKs of a group in training.")] = 8
+    learning_rate: Annotated[float, typer.Option(help="The highest learning rate.")] = 4e-4
+    max_length: Annotated[int, typer.Option(help="Tokens of a row in training; longer samples are cut.")] = 1024
+    batch_size: Annotated[int, typer.Option(help="Number of prompts that are answered at a time.")] = 32
+    start_from: Annotated[
+        Path | None, typer.Option(help="An adapter of MODEL with the same rank, to train further.", metavar="FOLDER")
+    ] = None
+    seed: Annotated[int, typer.Option(help="The seed of everything that is drawn.")] = 0
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"], typer.Option(help="The dtype of MODEL for answers and training.")
+    ] = "auto"
+    device: Device = None
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is an adapter.")] = False
+    debug: Debug = False
+
+
+@dataclass(frozen=True)
 class ServeOptions:
     """Options of `wedlm serve`; None leaves the choice to the checkpoint."""
 

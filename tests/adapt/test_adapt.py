@@ -1,0 +1,184 @@
+"""`wedlm adapt` from nothing to its report, in one go and stopped in every stage."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from adapt_runs import NUM_PROMPTS, adapt, prepared, records
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+from wedlm.adapt import adapt as stages
+from wedlm.adapt import answers, train_adapter
+from wedlm.checkpoints.load import load_checkpoint
+from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS
+from wedlm.evaluation.work_file import WorkFile
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with the stock model `stock`, and `out` beside it, made by a run that nothing has stopped."""
+    folder = tmp_path_factory.mktemp("adapt")
+    stock, prompts = prepared(folder)
+    result = adapt(stock, folder / "out", "--prompts", prompts)
+    assert result.exit_code == 0, result.output
+    (folder / "log").write_text(result.output, encoding="utf-8")
+    return folder
+
+
+def test_the_adapter_has_its_report_and_its_plot(place):
+    out = place / "out"
+    assert {path.name for path in out.iterdir()} >= {
+        "adapter_config.json", ADAPTER_WEIGHTS, "report.json", "drafts.png",
+    }  # fmt: skip
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    measured = report["results"]["held_out"]["all"]
+    assert measured["num_questions"] == 3 and measured["same_text_as_autoregressive"] == 1
+    assert measured["tokens_per_forward"] >= 1 and report["results"]["also"] == {}
+    assert report["settings"]["steps"] == 6 and "device" not in report["settings"]
+    log = report["results"]["log"]
+    assert log[-1]["step"] == 6 and any("eval_tokens_per_forward" in entry for entry in log)
+    with safe_open(out / ADAPTER_WEIGHTS, "pt") as weights:
+        assert {str(weights.get_tensor(name).dtype) for name in weights.keys()} == {"torch.bfloat16"}
+        assert any(weights.get_tensor(name).any() for name in weights.keys() if "lora_B" in name)
+
+
+def test_the_command_says_what_it_takes_and_what_came_out(place):
+    log = (place / "log").read_text(encoding="utf-8")
+    assert "20 answers take at most 1 minute, the training 6 steps, and the measurement on 3 prompts at most" in log
+    assert "| all | 3 | 3 | 1." in log and f"Written to {place / 'out'}; " in log
+
+
+def test_the_answers_are_those_of_the_model_itself(place):
+    train, held_out = (records(place / "out.work" / f"{name}.jsonl") for name in ("train", "held_out"))
+    assert len(train) == NUM_PROMPTS - 3 and len(held_out) == 3
+    model, tokenizer = load_checkpoint(place / "out.base")
+    for record in train[:3] + held_out:
+        inputs = tokenizer.apply_chat_template(
+            record["messages"][:1], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+        )
+        ids = model.generate(**inputs, max_new_tokens=8, do_sample=False, decoding="autoregressive")
+        text = tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        assert record["messages"][1] == {"role": "assistant", "content": text}
+
+
+def test_the_adapter_decodes_with_every_command(place):
+    model, _ = load_checkpoint(place / "out")
+    assert model.generation_config.decoding == "verified" and model.config.drafts["rank"] == 2
+
+
+def test_an_out_that_is_there_is_refused(place):
+    result = adapt(place / "stock", place / "out", "--prompts", place / "prompts.jsonl")
+    assert result.exit_code == 2 and "exists and is not empty; choose another folder, or pass" in result.stderr
+
+
+class Stopped(BaseException):
+    """A kill, as a test can make it."""
+
+
+def stop_answers(monkeypatch):
+    """Stops behind the second batch of answers."""
+    add = WorkFile.add
+
+    def stop(self, key, result):
+        add(self, key, result)
+        if key == (1,):
+            raise Stopped
+
+    monkeypatch.setattr(answers.WorkFile, "add", stop)
+
+
+def stop_conversion(monkeypatch):
+    def stop(*arguments, **options):
+        raise Stopped
+
+    monkeypatch.setattr(stages, "convert_to_wedlm", stop)
+
+
+def stop_training(monkeypatch):
+    """Stops in the fourth step, so that the third was saved."""
+
+    class Stop(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 3:
+                raise Stopped
+
+    make = train_adapter.new_trainer
+
+    def new_trainer(*arguments):
+        trainer = make(*arguments)
+        trainer.add_callback(Stop())
+        return trainer
+
+    monkeypatch.setattr(train_adapter, "new_trainer", new_trainer)
+
+
+def stop_measurement(monkeypatch):
+    """Stops when one question is answered."""
+    add = WorkFile.add
+
+    def stop(self, key, result):
+        add(self, key, result)
+        if key[0] == "question":
+            raise Stopped
+
+    monkeypatch.setattr(answers.WorkFile, "add", stop)
+
+
+def stop_report(monkeypatch):
+    def stop(*arguments):
+        raise Stopped
+
+    monkeypatch.setattr(stages, "write_adapter_report", stop)
+
+
+@pytest.mark.full
+def test_a_run_that_is_stopped_in_every_stage_makes_the_same_adapter(place, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    command = (place / "stock", out, "--prompts", place / "prompts.jsonl")
+    for stop in (stop_conversion, stop_answers, stop_training, stop_measurement, stop_report):
+        with monkeypatch.context() as patched:
+            stop(patched)
+            with pytest.raises(Stopped):
+                adapt(*command, catch_exceptions=False)
+        assert not out.exists()
+    assert adapt(*command).exit_code == 0
+    for name in ("train.jsonl", "held_out.jsonl"):
+        assert (tmp_path / "out.work" / name).read_bytes() == (place / "out.work" / name).read_bytes()
+    ours, theirs = (load_file(folder / ADAPTER_WEIGHTS) for folder in (out, place / "out"))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.full
+def test_an_adapter_is_trained_further(place, tmp_path):
+    answered = place / "out.work" / "train.jsonl"
+    result = adapt(
+        place / "out.base", tmp_path / "out", "--answers", answered, "--start-from", place / "out", "--measure-also",
+        place / "prompts.jsonl",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert not (tmp_path / "out.base").exists()
+    before, after = (load_file(folder / ADAPTER_WEIGHTS) for folder in (place / "out", tmp_path / "out"))
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    assert report["results"]["also"]["all"]["num_questions"] == NUM_PROMPTS
+    kept = {record["messages"][1]["content"] for record in records(answered)}
+    made = records(tmp_path / "out.work" / "train.jsonl")
+    assert made and {record["messages"][1]["content"] for record in made} <= kept
+
+
+@pytest.mark.full
+def test_two_processes_write_the_answers_of_one(place, tmp_path):
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--mixed_precision", "no",
+        "-m", "wedlm", "adapt", place / "stock", tmp_path / "out", "--prompts", place / "prompts.jsonl",
+        "--max-new-tokens", "8", "--batch-size", "4", "--num-held-out", "3", "--steps", "6", "--max-length", "64",
+        "--rank", "2",
+    ]  # fmt: skip
+    subprocess.run([str(word) for word in command], check=True, timeout=280)
+    for name in ("train.jsonl", "held_out.jsonl"):
+        assert (tmp_path / "out.work" / name).read_bytes() == (place / "out.work" / name).read_bytes()
+    assert (tmp_path / "out" / ADAPTER_WEIGHTS).exists()

@@ -1,0 +1,40 @@
+"""Refuses what `wedlm adapt` cannot work with, before torch is imported and anything is written."""
+
+from wedlm.adapt.settings import AdaptError, AdaptSettings, Places, check_settings
+from wedlm.adapt.tasks import read_tasks
+from wedlm.checkpoints.errors import CheckpointError
+from wedlm.checkpoints.new_folder import check_apart, check_out
+from wedlm.checkpoints.resolve import (
+    ADAPTER_WEIGHTS,
+    checkpoint_folder,
+    draft_adapter,
+    has_draft_type,
+    how_to_convert,
+    read_config,
+    require_tokenizer,
+)
+from wedlm.checkpoints.stock_families import STOCK_FAMILIES
+from wedlm.modeling_wedlm.model_type import MODEL_TYPE
+
+
+def check_adapt(settings: AdaptSettings, places: Places, overwrite: bool) -> None:
+    """Refuses a model, files, or an OUT that no adapter can be made with."""
+    check_out(places.out, overwrite)
+    check_settings(settings, places.work)
+    if draft_adapter(settings.model) is not None:
+        raise CheckpointError(
+            f"{settings.model} is a draft adapter itself; give its base, and --start-from {settings.model} to train "
+            "it further."
+        )
+    folder = checkpoint_folder(settings.model, with_weights=False)
+    model_type = read_config(settings.model, folder).get("model_type")
+    if model_type != MODEL_TYPE and model_type not in STOCK_FAMILIES:
+        raise CheckpointError(
+            f"{settings.model} is of model_type {model_type!r}; {how_to_convert(settings.model, model_type)}."
+        )
+    require_tokenizer(settings.model, folder)
+    check_apart(places.out, folder)
+    start = settings.start_from
+    if start is not None and not (has_draft_type(start) and (start / ADAPTER_WEIGHTS).is_file()):
+        raise AdaptError(f"--start-from {start} is no folder of a draft adapter; give one, or leave it out.")
+    read_tasks(settings)

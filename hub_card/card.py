@@ -136,7 +136,9 @@ class Card(NamedTuple):
 def make_card(content: CardContent) -> Card:
     """Writes a card by the template."""
     checkpoint, metadata = content.checkpoint, content.metadata
-    data = card_data(metadata, content.title, content.hub_results)
+    drafts, base = checkpoint.config.drafts, as_list(metadata.get("base_model"))
+    relation = {"base_model_relation": "adapter"} if drafts is not None and base else {}
+    data = card_data(metadata | relation, content.title, content.hub_results)
     card = ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
@@ -146,7 +148,8 @@ def make_card(content: CardContent) -> Card:
         prompt=json.dumps(content.prompt, ensure_ascii=False),
         parameters=shown_parameters(checkpoint.parameters),
         family=family_of(checkpoint.config),
-        made_from=" and ".join(map(hub_link, as_list(metadata.get("base_model")))),
+        made_from=" and ".join(map(hub_link, base)),
+        drafts=drafts,
         has_chat_template=checkpoint.has_chat_template,
         decodings={name: text for name, text in DECODINGS.items() if name in checkpoint.decodings},
         defaults={name: repr(value) for name, value in checkpoint.generation.items()},

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from rich.console import Console
 
 from wedlm.checkpoints.new_folder import check_apart, check_links, check_out, check_space, complete_or_absent
-from wedlm.checkpoints.plan import SPARE_BYTES, Plan, write_companions, write_weights
-from wedlm.checkpoints.resolve import checkpoint_folder
-from wedlm.evaluation.provenance import weights_digest
+from wedlm.checkpoints.plan import Plan, write_companions, write_weights
+from wedlm.checkpoints.resolve import checkpoint_folder, checkpoint_of, draft_adapter
+from wedlm.evaluation.provenance import digests
 from wedlm.hub_card.card import CardContent, check_card, make_card
 from wedlm.hub_card.checkpoint import Checkpoint, read_checkpoint
 from wedlm.hub_card.evaluation_report import read_evaluation
@@ -60,11 +60,13 @@ def export(
 ) -> Exported:
     """Writes a checkpoint as a Hub repository to a folder, which appears once the snippet of its card has run.
 
+    A draft adapter becomes one whole checkpoint with its base.
+
         export("out/full", "my-wedlm", CardOptions(license="apache-2.0"), push="me/my-wedlm")
 
     Args:
         model (`str`):
-            The checkpoint: a folder, or a name on the Hub.
+            The checkpoint or draft adapter: a folder, or a name on the Hub.
         out (`str` or `os.PathLike`):
             The folder that the repository becomes.
         options (`CardOptions`):
@@ -78,23 +80,26 @@ def export(
     """
     out = check_out(out, overwrite)
     check_push(push, private)
-    folder = checkpoint_folder(model, with_weights=True)
-    check_apart(out, folder)
-    check_links(folder)
-    checkpoint = read_checkpoint(model, folder)
+    name, adapter = checkpoint_of(model), draft_adapter(model)
+    folder = checkpoint_folder(name, with_weights=True)
+    sources = [path for path in (folder, adapter) if path is not None]
+    for source in sources:
+        check_apart(out, source)
+        check_links(source)
+    checkpoint = read_checkpoint(name, folder, adapter)
     repository = push or out.name
     content = card_content(checkpoint, options, repository)
     card, data = make_card(content)
-    check_space(out, sum(shard.num_bytes for shard in checkpoint.shards) + SPARE_BYTES)
+    plan = Plan(checkpoint.config, checkpoint.shards, {}, folder, checkpoint.changed, None, [], checkpoint.added)
+    check_space(out, plan.num_bytes())
     with complete_or_absent(out, overwrite) as new:
-        plan = Plan(checkpoint.config, checkpoint.shards, {}, folder, checkpoint.changed, None, [])
         write_companions(plan, new)
         card.save(new / "README.md")
         check_card(new / "README.md", data)
         if content.loss_plot is not None:
             shutil.copyfile(content.loss_plot, new / LOSS_PLOT)
         write_weights(plan, new)
-        check_leaks(checkpoint, new, [folder.absolute(), folder.resolve(), out])
+        check_leaks(checkpoint, new, [*places_of(sources), out])
         with Console(stderr=True).status("Running the snippet of the card in a clean process"):
             run_snippet(new, repository)
     notes = checkpoint.notes + partial_runs(options, content)
@@ -112,10 +117,12 @@ def card_content(checkpoint: Checkpoint, options: CardOptions, repository: str) 
         repository (`str`):
             The name by which the snippet loads the checkpoint.
     """
-    metadata = read_metadata(checkpoint.folder, options)
-    digest = weights_digest(checkpoint.folder) if options.evaluation_files else ""
-    evaluations = [read_evaluation(path, digest, checkpoint.name) for path in options.evaluation_files]
-    found = [path for name in TRAINING_FILES if (path := checkpoint.folder / name).exists()]
+    metadata = read_metadata(checkpoint.folder, options, checkpoint.adapter)
+    published = checkpoint.adapter or checkpoint.folder
+    expected = digests(checkpoint.folder, checkpoint.adapter) if options.evaluation_files else {}
+    name = checkpoint.adapter or checkpoint.name
+    evaluations = [read_evaluation(path, expected, name) for path in options.evaluation_files]
+    found = [path for name in TRAINING_FILES if (path := published / name).exists()]
     training_file = options.training_file or next(iter(found), None)
     return CardContent(
         title=" ".join((options.title or repository.rpartition("/")[2]).split()),
@@ -143,6 +150,10 @@ def partial_runs(options: CardOptions, content: CardContent) -> list[str]:
 def plot_beside(training_file: Path | None) -> Path | None:
     plot = None if training_file is None else training_file.parent / LOSS_PLOT
     return plot if plot is not None and plot.is_file() and plot.read_bytes().startswith(PNG_START) else None
+
+
+def places_of(folders: list[Path]) -> list[Path]:
+    return [place for folder in folders for place in (folder.absolute(), folder.resolve())]
 
 
 def check_leaks(checkpoint: Checkpoint, new: Path, places: list[Path]) -> None:

@@ -9,6 +9,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData, metadata_load
 from huggingface_hub.utils import validate_repo_id
 
+from wedlm.checkpoints.resolve import base_of
 from wedlm.hub_card.markdown import on_one_line
 from wedlm.hub_card.options import CardOptions, ExportError
 
@@ -18,7 +19,7 @@ README_FIELDS = ("license", "license_name", "license_link", "base_model", "datas
 TASK = "text-generation"
 
 
-def read_metadata(folder: Path, options: CardOptions) -> dict[str, Any]:
+def read_metadata(folder: Path, options: CardOptions, adapter: Path | None = None) -> dict[str, Any]:
     """Returns the metadata of a card, checked: that of README.md, overridden by the options.
 
     Args:
@@ -26,14 +27,14 @@ def read_metadata(folder: Path, options: CardOptions) -> dict[str, Any]:
             Folder of the checkpoint; a README.md in it is optional.
         options (`CardOptions`):
             The options of the command line.
+        adapter (`Path`, *optional*):
+            Folder of a draft adapter, whose README.md overrides that of the checkpoint.
     """
     readme = folder / "README.md"
-    try:
-        written = (metadata_load(readme) or {}) if readme.exists() else {}
-    except (ValueError, OSError, RecursionError, yaml.YAMLError) as error:
-        said = " ".join(str(error).split())
-        raise ExportError(f"The metadata of {readme} cannot be read ({said}); correct or remove it.") from error
-    metadata = {name: written[name] for name in README_FIELDS if written.get(name) is not None}
+    metadata = read_readme(readme)
+    if adapter is not None:
+        readme = adapter / "README.md"
+        metadata |= of_adapter(read_readme(readme), base_of(adapter))
     if options.license is not None:
         metadata = {name: value for name, value in metadata.items() if not name.startswith("license")}
         metadata["license"] = options.license
@@ -46,6 +47,31 @@ def read_metadata(folder: Path, options: CardOptions) -> dict[str, Any]:
             (check_language if name == "language" else check_hub_name)(name, value)
         metadata[name] = values if name == "datasets" or len(values) > 1 else values[0]
     return metadata
+
+
+def read_readme(readme: Path) -> dict[str, Any]:
+    """Returns the metadata of a README.md, which may be missing, but for what an export finds out itself."""
+    try:
+        written = (metadata_load(readme) or {}) if readme.exists() else {}
+    except (ValueError, OSError, RecursionError, yaml.YAMLError) as error:
+        said = " ".join(str(error).split())
+        raise ExportError(f"The metadata of {readme} cannot be read ({said}); correct or remove it.") from error
+    return {name: written[name] for name in README_FIELDS if written.get(name) is not None}
+
+
+def of_adapter(metadata: dict[str, Any], base: str) -> dict[str, Any]:
+    """Returns the metadata of an adapter, where PEFT has written the base, even a local path, into README.md.
+
+    Args:
+        metadata (`dict[str, Any]`):
+            The result of `read_readme`.
+        base (`str`):
+            The base that the adapter records: a folder, or a name on the Hub.
+    """
+    tags = [tag for tag in as_list(metadata.get("tags")) if not str(tag).startswith("base_model:")]
+    own = {name: value for name, value in metadata.items() if name not in ("base_model", "tags")}
+    of_base = {} if Path(base).is_dir() else {"base_model": base}
+    return own | of_base | ({"tags": tags} if tags else {})
 
 
 def check_licence(metadata: dict[str, Any], readme: Path) -> None:

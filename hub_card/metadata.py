@@ -9,7 +9,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData, metadata_load
 from huggingface_hub.utils import validate_repo_id
 
-from wedlm.checkpoints.resolve import base_of
+from wedlm.checkpoints.resolve import HUB_NAME, base_of
 from wedlm.hub_card.markdown import on_one_line
 from wedlm.hub_card.options import CardOptions, ExportError
 
@@ -40,6 +40,8 @@ def read_metadata(folder: Path, options: CardOptions, adapter: Path | None = Non
         metadata["license"] = options.license
     given = {"base_model": options.base_models, "datasets": options.datasets, "language": options.languages}
     metadata |= {name: list(values) for name, values in given.items() if values}
+    if options.adapter_only:
+        metadata["base_model"] = base_on_hub(folder, options, adapter)
     check_licence(metadata, readme)
     for name in (name for name in given if name in metadata):
         values = as_list(metadata[name])
@@ -72,6 +74,28 @@ def of_adapter(metadata: dict[str, Any], base: str) -> dict[str, Any]:
     own = {name: value for name, value in metadata.items() if name not in ("base_model", "tags")}
     of_base = {} if Path(base).is_dir() else {"base_model": base}
     return own | of_base | ({"tags": tags} if tags else {})
+
+
+def base_on_hub(folder: Path, options: CardOptions, adapter: Path | None) -> str:
+    """Returns the name by which others get the base of a draft adapter that is published alone.
+
+    Args:
+        folder (`Path`):
+            Folder of the base.
+        options (`CardOptions`):
+            The options of the command line.
+        adapter (`Path`, *optional*):
+            Folder of the draft adapter.
+    """
+    if adapter is None:
+        raise ExportError(f"{folder} is no draft adapter, and --adapter-only is about one; leave it out.")
+    names = options.base_models or ([] if Path(base_of(adapter)).is_dir() else [base_of(adapter)])
+    if len(names) != 1 or not re.fullmatch(HUB_NAME, names[0]):
+        raise ExportError(
+            f"Others need one name on the Hub for {folder}, the base of {adapter}; pass --base-model once, with the "
+            "name of that checkpoint, or of the model that it was converted from."
+        )
+    return names[0]
 
 
 def check_licence(metadata: dict[str, Any], readme: Path) -> None:
@@ -112,7 +136,9 @@ def as_list(value: Any) -> list:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def card_data(metadata: dict[str, Any], title: str, results: Sequence[EvalResult]) -> ModelCardData:
+def card_data(
+    metadata: dict[str, Any], title: str, results: Sequence[EvalResult], library: str = "transformers"
+) -> ModelCardData:
     """Returns the metadata in the Hub's form.
 
     Args:
@@ -122,10 +148,12 @@ def card_data(metadata: dict[str, Any], title: str, results: Sequence[EvalResult
             Name of the model in the Hub's model-index.
         results (`Sequence[EvalResult]`):
             Entries of the model-index.
+        library (`str`, defaults to `"transformers"`):
+            The library that loads the repository.
     """
     return ModelCardData(
         **{name: value for name, value in metadata.items() if name != "tags"},
-        library_name="transformers",
+        library_name=library,
         pipeline_tag=TASK,
         tags=["wedlm", *as_list(metadata.get("tags"))],  # ModelCardData drops duplicates
         model_name=on_one_line(title) if results else None,  # huggingface_hub loses U+0085, a line break

@@ -28,6 +28,7 @@ from exports import (
 )
 from helpers import CHECKPOINTS, put_into_hub_cache, random_tokens, run_python
 from huggingface_hub import ModelCard, snapshot_download
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from stock_checkpoints import save_stock
 from stock_tokenizers import FLAVOURS
@@ -374,3 +375,93 @@ def test_adapters_that_are_refused(tmp_path, unchecked):
     assert "cannot be used as a draft adapter of this model (No such file" in refused(*arguments)
     edit(adapter / "adapter_config.json", base_model_name_or_path=str(tmp_path / "gone"))
     assert "there is no folder" in refused(*arguments)
+
+
+# --- Draft adapters without their base ---
+
+
+ADAPTER = {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+ADAPTER_ONLY = ("--license", "mit", "--adapter-only")
+
+
+def test_an_adapter_alone_decodes_as_before(tmp_path, unchecked, monkeypatch):
+    """With PEFT, and by its name with the base on the Hub that it records."""
+    adapter = save_base_and_adapter(tmp_path)
+    for name in ("tokenizer.json", "optimizer.pt", "training_args.bin"):
+        (adapter / name).write_text(f"token = {TOKEN}")
+    (adapter / "LICENSE").write_text("Do what you want.")
+    arguments = (tmp_path / "out", *ADAPTER_ONLY, "--base-model", "me/base")
+    result = run(adapter, *arguments)
+    assert result.exit_code == 0, result.stderr
+    assert names(tmp_path / "out") == ADAPTER | {"LICENSE"}
+    assert unchecked[0][1:] == ("out", {"me/base": tmp_path / "base"})
+    given, written = (json.loads((each / "adapter_config.json").read_text()) for each in (adapter, tmp_path / "out"))
+    assert written == given | {"base_model_name_or_path": "me/base"}
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    put_into_hub_cache(tmp_path / "base", tmp_path / "hub", "me/base")
+    put_into_hub_cache(tmp_path / "out", tmp_path / "hub", "me/out")
+    wanted = answer(load_checkpoint(adapter, device="cpu")[0])
+    adapted = PeftModel.from_pretrained(tiny_model(), tmp_path / "out")
+    for model in (adapted, load_checkpoint(tmp_path / "out", device="cpu")[0], load_checkpoint("me/out")[0]):
+        got = answer(model, decoding="verified")
+        assert torch.equal(got.sequences, wanted.sequences) and torch.equal(got.forwards, wanted.forwards)
+    fields = json.loads((tmp_path / "base" / "generation_config.json").read_text())
+    own = {**fields, "_from_model_config": False, "decoding": "verified"}
+    (adapter / "generation_config.json").write_text(json.dumps({**own, "max_new_tokens": 9}))
+    assert run(adapter, *arguments, "--overwrite").exit_code == 0
+    assert names(tmp_path / "out") == ADAPTER | {"LICENSE", "generation_config.json"}
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == own
+
+
+@pytest.mark.full
+def test_the_snippet_of_an_adapter_alone_runs(tmp_path):
+    base = save_checkpoint(tmp_path / "base")
+    adapter = save_adapter(tmp_path / "adapter", base=base)
+    result = run(adapter, tmp_path / "out", *ADAPTER_ONLY, "--base-model", "me/base")
+    assert result.exit_code == 0, result.stderr
+
+
+def test_the_card_of_an_adapter_alone(tmp_path, unchecked, monkeypatch):
+    """It says how the base is made by a conversion, unless the base itself is on the Hub."""
+    adapter = save_base_and_adapter(tmp_path)
+    edit(tmp_path / "base" / "config.json", converted_from="qwen3")
+    assert run(adapter, tmp_path / "out", *ADAPTER_ONLY, "--base-model", "me/stock").exit_code == 0
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.to_dict() == {
+        "license": "mit", "library_name": "peft", "pipeline_tag": "text-generation", "base_model": "me/stock",
+        "base_model_relation": "adapter", "tags": ["wedlm", "transformers"],
+    }  # fmt: skip
+    text = " ".join(card.text.split())
+    assert re.search(r"out is a draft adapter of [\d,]+ parameters for \[me/stock\]\(https", text)
+    assert "The adapter acts in positions whose input is MASK, and nowhere else." in text
+    assert "wedlm convert me/stock base #" in text and 'base = "base"' in snippet_of(card.text)
+    assert "## Decoding" not in card.text and "\n\n\n" not in card.text
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    put_into_hub_cache(tmp_path / "base", tmp_path / "hub", "me/base")
+    edit(adapter / "adapter_config.json", base_model_name_or_path="me/base")
+    assert run(adapter, tmp_path / "other", *ADAPTER_ONLY).exit_code == 0
+    card = ModelCard.load(tmp_path / "other" / "README.md")
+    assert card.data.base_model == "me/base" and "wedlm convert" not in card.text
+    assert 'base = "me/base"' in snippet_of(card.text)
+
+
+def test_adapters_alone_that_are_refused(tmp_path, model, unchecked):
+    adapter = save_base_and_adapter(tmp_path)
+    arguments = (adapter, tmp_path / "out", *ADAPTER_ONLY)
+    assert f"{model} is no draft adapter, and --adapter-only is about one" in refused(model, *arguments[1:])
+    sentence = (
+        f"Others need one name on the Hub for {tmp_path / 'base'}, the base of {adapter}; pass --base-model once"
+    )
+    for bases in ((), ("--base-model", "me/a", "--base-model", "me/b"), ("--base-model", tmp_path / "base")):
+        assert refused(*arguments, *bases).startswith(sentence)
+    name = ("--base-model", "me/base")
+    same = refused(adapter, tmp_path / "me", *ADAPTER_ONLY, *name)
+    assert "load the adapter as me and its base as me/base, which cannot both be folders; choose another name" in same
+    edit(adapter / "adapter_config.json", revision="/home/me/model")
+    assert refused(*arguments, *name).startswith("adapter_config.json would hold the local path /home/me/model; ")
+    edit(adapter / "adapter_config.json", revision=None)
+    weights = load_file(adapter / "adapter_model.safetensors")
+    save_file(weights, adapter / "adapter_model.safetensors", {"from": TOKEN})
+    assert refused(*arguments, *name).startswith("adapter_model.safetensors would hold a token")
+    (adapter / "adapter_model.safetensors").write_bytes(b"nothing")
+    assert "cannot be used as a draft adapter of this model" in refused(*arguments, *name)

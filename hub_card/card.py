@@ -76,6 +76,25 @@ class Section(NamedTuple):
     text: str
 
 
+class AdapterBase(NamedTuple):
+    """The base of a draft adapter that is published alone.
+
+    Args:
+        name (`str`):
+            The name on the Hub of the base, or of the model that it was converted from.
+        to_convert (`bool`):
+            Whether `wedlm convert` makes the base from that name.
+    """
+
+    name: str
+    to_convert: bool
+
+    @property
+    def loaded(self) -> str:
+        """The name or folder that the snippet loads."""
+        return "base" if self.to_convert else self.name
+
+
 @dataclass(frozen=True)
 class CardContent:
     """Everything that a card says.
@@ -105,6 +124,8 @@ class CardContent:
             The picture of the loss, which the card shows as `loss.png`.
         sections (`Sequence[Section]`, *optional*):
             Further sections, in front of the limits.
+        base (`AdapterBase`, *optional*):
+            The base, if the card is about a draft adapter alone.
     """
 
     title: str
@@ -119,6 +140,7 @@ class CardContent:
     training: TrainingSection | None = None
     loss_plot: Path | None = None
     sections: Sequence[Section] = ()
+    base: AdapterBase | None = None
 
     @property
     def is_measured(self) -> bool:
@@ -136,7 +158,11 @@ class Card(NamedTuple):
 def make_card(content: CardContent) -> Card:
     """Writes a card by the template."""
     checkpoint, metadata = content.checkpoint, content.metadata
-    data = card_data(metadata, content.title, content.hub_results)
+    drafts, bases = checkpoint.config.drafts, as_list(metadata.get("base_model"))
+    relation = {"base_model_relation": "adapter"} if drafts is not None and bases else {}
+    library = "transformers" if content.base is None else "peft"
+    data = card_data(metadata | relation, content.title, content.hub_results, library)
+    adapter_parameters = sum(value.numel() for value in checkpoint.added.values())
     card = ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
@@ -144,9 +170,10 @@ def make_card(content: CardContent) -> Card:
         title=escaped(content.title),
         repository=json.dumps(content.repository, ensure_ascii=False),
         prompt=json.dumps(content.prompt, ensure_ascii=False),
-        parameters=shown_parameters(checkpoint.parameters),
+        parameters=shown_parameters(checkpoint.parameters if content.base is None else adapter_parameters),
         family=family_of(checkpoint.config),
-        made_from=" and ".join(map(hub_link, as_list(metadata.get("base_model")))),
+        made_from=" and ".join(map(hub_link, bases)),
+        drafts=drafts,
         has_chat_template=checkpoint.has_chat_template,
         decodings={name: text for name, text in DECODINGS.items() if name in checkpoint.decodings},
         defaults={name: repr(value) for name, value in checkpoint.generation.items()},

@@ -4,7 +4,11 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from wedlm.checkpoints.architectures import check_shapes, wedlm_model
+from wedlm.checkpoints.attach import adapter_on_disk
+from wedlm.checkpoints.convert import FROM_MODEL
 from wedlm.checkpoints.facts import limits_of_parallel_decoding, offered_decodings
 from wedlm.checkpoints.resolve import (
     GENERATION_FILE,
@@ -31,6 +35,10 @@ class Checkpoint(NamedTuple):
             The folder or name on the Hub that the user gave.
         folder (`Path`):
             The folder with its files.
+        adapter (`Path`, *optional*):
+            The folder of the draft adapter that is published in it.
+        added (`dict[str, torch.Tensor]`):
+            The weights of that adapter, by the names that they are published under.
         config (`WeDLMConfig`):
             The config as it is published.
         parameters (`int`):
@@ -53,6 +61,8 @@ class Checkpoint(NamedTuple):
 
     name: str
     folder: Path
+    adapter: Path | None
+    added: dict[str, torch.Tensor]
     config: WeDLMConfig
     parameters: int
     shards: list[Shard]
@@ -64,14 +74,16 @@ class Checkpoint(NamedTuple):
     notes: list[str]
 
 
-def read_checkpoint(name: str, folder: Path) -> Checkpoint:
-    """Reads a checkpoint, and refuses one that is incomplete or not WeDLM's.
+def read_checkpoint(name: str, folder: Path, adapter: Path | None = None) -> Checkpoint:
+    """Reads a checkpoint, and refuses one that is incomplete or not WeDLM's, or that the adapter does not fit.
 
     Args:
         name (`str`):
             The folder or name on the Hub that the user gave.
         folder (`Path`):
             The folder with its files.
+        adapter (`Path`, *optional*):
+            The folder of a draft adapter that is published in it.
     """
     fields = read_config(name, folder)
     require_wedlm(name, fields)
@@ -87,6 +99,11 @@ def read_checkpoint(name: str, folder: Path) -> Checkpoint:
     generation = read_generation_fields(folder)
     if not generation:
         generation = changed[GENERATION_FILE] = json.loads(model.generation_config.to_json_string())
+    added = {}
+    if adapter is not None:
+        config.drafts, added = adapter_on_disk(adapter, model, shards)
+        verified = generation | {"decoding": "verified", FROM_MODEL: False}  # transformers skips a file with True
+        generation = changed[GENERATION_FILE] = read_generation_fields(adapter) or verified
     if "max_new_tokens" in generation:
         notes.append(
             f"max_new_tokens={generation['max_new_tokens']} in {GENERATION_FILE} is left out; each caller chooses it."
@@ -97,8 +114,10 @@ def read_checkpoint(name: str, folder: Path) -> Checkpoint:
     return Checkpoint(
         name=name,
         folder=folder,
+        adapter=adapter,
+        added=added,
         config=config,
-        parameters=model.num_parameters(),
+        parameters=model.num_parameters() + sum(value.numel() for value in added.values()),
         shards=shards,
         changed=changed,
         generation={name: generation.get(name, default) for name, default in DEFAULTS.items()},

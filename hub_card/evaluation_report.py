@@ -1,6 +1,7 @@
 """The measurements of `wedlm eval`, as a section of a card and as entries of the Hub's model-index."""
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ class Evaluation:
     weights_sha256: str
     settings: dict
     results: list
+    adapter_sha256: str | None = None  # of a draft adapter
 
     @property
     def limit(self) -> int | None:
@@ -127,19 +129,19 @@ class Evaluation:
         ]
 
 
-def read_evaluation(path: Path, weights_sha256: str, model: str) -> Evaluation:
+def read_evaluation(path: Path, digests: dict[str, str], model: str | os.PathLike) -> Evaluation:
     """Reads a file of `wedlm eval`, and refuses one about other weights.
 
     Args:
         path (`Path`):
             The file.
-        weights_sha256 (`str`):
-            Digest of the weights that the card is about.
-        model (`str`):
+        digests (`dict[str, str]`):
+            The `digests` of the weights that the card is about.
+        model (`str` or `os.PathLike`):
             Name of the checkpoint, for the message of an error.
     """
     evaluation = read_report(path, parse_evaluation, "wedlm eval")
-    if evaluation.weights_sha256 != weights_sha256:
+    if any(getattr(evaluation, name) != digests.get(name) for name in ("weights_sha256", "adapter_sha256")):
         raise ExportError(f"{path} is about other weights than those of {model}; run `wedlm eval {model}` again.")
     return evaluation
 

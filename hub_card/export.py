@@ -1,7 +1,8 @@
 """`wedlm export`: makes a Hub repository with a card from a checkpoint, and lets it appear once its snippet has run.
 
 Only named files go in: config and the package's code, generation_config.json, the tokenizer, LICENSE and NOTICE, the
-weights, README.md and the plot of the loss. From the checkpoint's README.md only metadata is taken.
+weights, README.md and the plot of the loss. From the checkpoint's README.md only metadata is taken. Of a draft adapter
+alone: its config, weights and generation_config.json, LICENSE and NOTICE, README.md and the plot.
 """
 
 import json
@@ -13,10 +14,19 @@ from typing import NamedTuple
 from rich.console import Console
 
 from wedlm.checkpoints.new_folder import check_apart, check_links, check_out, check_space, complete_or_absent
-from wedlm.checkpoints.plan import SPARE_BYTES, Plan, write_companions, write_weights
-from wedlm.checkpoints.resolve import checkpoint_folder
-from wedlm.evaluation.provenance import weights_digest
-from wedlm.hub_card.card import CardContent, check_card, make_card
+from wedlm.checkpoints.plan import SPARE_BYTES, Plan, write_companions, write_json, write_weights
+from wedlm.checkpoints.resolve import (
+    ADAPTER_FILE,
+    ADAPTER_WEIGHTS,
+    GENERATION_FILE,
+    base_of,
+    checkpoint_folder,
+    checkpoint_of,
+    draft_adapter,
+)
+from wedlm.checkpoints.shards import read_json, read_shard
+from wedlm.evaluation.provenance import digests
+from wedlm.hub_card.card import AdapterBase, CardContent, check_card, make_card
 from wedlm.hub_card.checkpoint import Checkpoint, read_checkpoint
 from wedlm.hub_card.evaluation_report import read_evaluation
 from wedlm.hub_card.leaks import find_leak, secrets_here
@@ -60,11 +70,13 @@ def export(
 ) -> Exported:
     """Writes a checkpoint as a Hub repository to a folder, which appears once the snippet of its card has run.
 
+    A draft adapter becomes one whole checkpoint with its base, unless the options ask for the adapter only.
+
         export("out/full", "my-wedlm", CardOptions(license="apache-2.0"), push="me/my-wedlm")
 
     Args:
         model (`str`):
-            The checkpoint: a folder, or a name on the Hub.
+            The checkpoint or draft adapter: a folder, or a name on the Hub.
         out (`str` or `os.PathLike`):
             The folder that the repository becomes.
         options (`CardOptions`):
@@ -78,25 +90,33 @@ def export(
     """
     out = check_out(out, overwrite)
     check_push(push, private)
-    folder = checkpoint_folder(model, with_weights=True)
-    check_apart(out, folder)
-    check_links(folder)
-    checkpoint = read_checkpoint(model, folder)
+    name, adapter = checkpoint_of(model), draft_adapter(model)
+    folder = checkpoint_folder(name, with_weights=True)
+    sources = [path for path in (folder, adapter) if path is not None]
+    for source in sources:
+        check_apart(out, source)
+        check_links(source)
+    checkpoint = read_checkpoint(name, folder, adapter)
     repository = push or out.name
     content = card_content(checkpoint, options, repository)
     card, data = make_card(content)
-    check_space(out, sum(shard.num_bytes for shard in checkpoint.shards) + SPARE_BYTES)
+    plan = Plan(checkpoint.config, checkpoint.shards, {}, folder, checkpoint.changed, None, [], checkpoint.added)
+    base = content.base
+    check_space(out, plan.num_bytes() if base is None else SPARE_BYTES + (adapter / ADAPTER_WEIGHTS).stat().st_size)
     with complete_or_absent(out, overwrite) as new:
-        plan = Plan(checkpoint.config, checkpoint.shards, {}, folder, checkpoint.changed, None, [])
-        write_companions(plan, new)
+        if base is None:
+            write_companions(plan, new)
+        else:
+            write_adapter(checkpoint, base.name, new)
         card.save(new / "README.md")
         check_card(new / "README.md", data)
         if content.loss_plot is not None:
             shutil.copyfile(content.loss_plot, new / LOSS_PLOT)
-        write_weights(plan, new)
-        check_leaks(checkpoint, new, [folder.absolute(), folder.resolve(), out])
+        if base is None:
+            write_weights(plan, new)
+        check_leaks(model, new, [*places_of(sources), out])
         with Console(stderr=True).status("Running the snippet of the card in a clean process"):
-            run_snippet(new, repository)
+            run_snippet(new, repository, None if base is None else {base.loaded: folder})
     notes = checkpoint.notes + partial_runs(options, content)
     return Exported(out, None if push is None else push_folder(out, push, private, card), notes)
 
@@ -112,10 +132,12 @@ def card_content(checkpoint: Checkpoint, options: CardOptions, repository: str) 
         repository (`str`):
             The name by which the snippet loads the checkpoint.
     """
-    metadata = read_metadata(checkpoint.folder, options)
-    digest = weights_digest(checkpoint.folder) if options.evaluation_files else ""
-    evaluations = [read_evaluation(path, digest, checkpoint.name) for path in options.evaluation_files]
-    found = [path for name in TRAINING_FILES if (path := checkpoint.folder / name).exists()]
+    metadata = read_metadata(checkpoint.folder, options, checkpoint.adapter)
+    published = checkpoint.adapter or checkpoint.folder
+    expected = digests(checkpoint.folder, checkpoint.adapter) if options.evaluation_files else {}
+    name = checkpoint.adapter or checkpoint.name
+    evaluations = [read_evaluation(path, expected, name) for path in options.evaluation_files]
+    found = [path for name in TRAINING_FILES if (path := published / name).exists()]
     training_file = options.training_file or next(iter(found), None)
     return CardContent(
         title=" ".join((options.title or repository.rpartition("/")[2]).split()),
@@ -127,7 +149,41 @@ def card_content(checkpoint: Checkpoint, options: CardOptions, repository: str) 
         hub_results=[result for evaluation in evaluations for result in evaluation.hub_results()],
         training=None if training_file is None else read_training(training_file),
         loss_plot=plot_beside(training_file),
+        base=adapter_base(checkpoint, metadata["base_model"], repository) if options.adapter_only else None,
     )
+
+
+def adapter_base(checkpoint: Checkpoint, name: str, repository: str) -> AdapterBase:
+    """Returns the base of a draft adapter that is published alone, and refuses names that the snippet confuses."""
+    is_on_hub = not Path(base_of(checkpoint.adapter)).is_dir()
+    base = AdapterBase(name, to_convert=checkpoint.config.converted_from is not None and not is_on_hub)
+    links = (Path(repository), Path(base.loaded))
+    if links[0] == links[1] or links[0] in links[1].parents or links[1] in links[0].parents:
+        raise ExportError(
+            f"The card's snippet would load the adapter as {repository} and its base as {base.loaded}, which cannot "
+            "both be folders; choose another name for OUT."
+        )
+    return base
+
+
+def write_adapter(checkpoint: Checkpoint, base: str, new: Path) -> None:
+    """Writes the files of a draft adapter without its base.
+
+    Args:
+        checkpoint (`Checkpoint`):
+            The adapter and its base.
+        base (`str`):
+            The name of the base that the adapter records.
+        new (`Path`):
+            The folder.
+    """
+    adapter = checkpoint.adapter
+    write_json(new / ADAPTER_FILE, read_json(adapter / ADAPTER_FILE) | {"base_model_name_or_path": base})
+    if (adapter / GENERATION_FILE).exists():
+        write_json(new / GENERATION_FILE, checkpoint.changed[GENERATION_FILE])
+    for pattern in (ADAPTER_WEIGHTS, "LICENSE*", "NOTICE*"):
+        for path in adapter.glob(pattern):
+            shutil.copyfile(path, new / path.name)
 
 
 def partial_runs(options: CardOptions, content: CardContent) -> list[str]:
@@ -145,14 +201,18 @@ def plot_beside(training_file: Path | None) -> Path | None:
     return plot if plot is not None and plot.is_file() and plot.read_bytes().startswith(PNG_START) else None
 
 
-def check_leaks(checkpoint: Checkpoint, new: Path, places: list[Path]) -> None:
+def places_of(folders: list[Path]) -> list[Path]:
+    return [place for folder in folders for place in (folder.absolute(), folder.resolve())]
+
+
+def check_leaks(model: str, new: Path, places: list[Path]) -> None:
     """Refuses files with secrets or local paths; in files of weights it reads the metadata of the header alone."""
-    texts = {new / shard.path.name: json.dumps(shard.metadata) for shard in checkpoint.shards}
+    texts = {path: json.dumps(read_shard(path).metadata) for path in new.glob("*.safetensors")}
     files = (path for path in new.rglob("*") if path.is_file() and path not in texts)
     texts |= {path: path.read_bytes().decode("utf-8", errors="replace") for path in files}
     secrets = secrets_here()
     for path, text in texts.items():
         if leak := find_leak(text, places, secrets):
             name = path.relative_to(new)
-            source = "the texts of the card" if name == Path("README.md") else f"that file of {checkpoint.name}"
+            source = "the texts of the card" if name == Path("README.md") else f"that file of {model}"
             raise ExportError(f"{name} would hold {leak}; remove it from {source}, and export again.")

@@ -9,6 +9,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData, metadata_load
 from huggingface_hub.utils import validate_repo_id
 
+from wedlm.checkpoints.resolve import HUB_NAME, base_of
 from wedlm.hub_card.markdown import on_one_line
 from wedlm.hub_card.options import CardOptions, ExportError
 
@@ -18,7 +19,7 @@ README_FIELDS = ("license", "license_name", "license_link", "base_model", "datas
 TASK = "text-generation"
 
 
-def read_metadata(folder: Path, options: CardOptions) -> dict[str, Any]:
+def read_metadata(folder: Path, options: CardOptions, adapter: Path | None = None) -> dict[str, Any]:
     """Returns the metadata of a card, checked: that of README.md, overridden by the options.
 
     Args:
@@ -26,19 +27,21 @@ def read_metadata(folder: Path, options: CardOptions) -> dict[str, Any]:
             Folder of the checkpoint; a README.md in it is optional.
         options (`CardOptions`):
             The options of the command line.
+        adapter (`Path`, *optional*):
+            Folder of a draft adapter, whose README.md overrides that of the checkpoint.
     """
     readme = folder / "README.md"
-    try:
-        written = (metadata_load(readme) or {}) if readme.exists() else {}
-    except (ValueError, OSError, RecursionError, yaml.YAMLError) as error:
-        said = " ".join(str(error).split())
-        raise ExportError(f"The metadata of {readme} cannot be read ({said}); correct or remove it.") from error
-    metadata = {name: written[name] for name in README_FIELDS if written.get(name) is not None}
+    metadata = read_readme(readme)
+    if adapter is not None:
+        readme = adapter / "README.md"
+        metadata |= of_adapter(read_readme(readme), base_of(adapter))
     if options.license is not None:
         metadata = {name: value for name, value in metadata.items() if not name.startswith("license")}
         metadata["license"] = options.license
     given = {"base_model": options.base_models, "datasets": options.datasets, "language": options.languages}
     metadata |= {name: list(values) for name, values in given.items() if values}
+    if options.adapter_only:
+        metadata["base_model"] = base_on_hub(folder, options, adapter)
     check_licence(metadata, readme)
     for name in (name for name in given if name in metadata):
         values = as_list(metadata[name])
@@ -46,6 +49,53 @@ def read_metadata(folder: Path, options: CardOptions) -> dict[str, Any]:
             (check_language if name == "language" else check_hub_name)(name, value)
         metadata[name] = values if name == "datasets" or len(values) > 1 else values[0]
     return metadata
+
+
+def read_readme(readme: Path) -> dict[str, Any]:
+    """Returns the metadata of a README.md, which may be missing, but for what an export finds out itself."""
+    try:
+        written = (metadata_load(readme) or {}) if readme.exists() else {}
+    except (ValueError, OSError, RecursionError, yaml.YAMLError) as error:
+        said = " ".join(str(error).split())
+        raise ExportError(f"The metadata of {readme} cannot be read ({said}); correct or remove it.") from error
+    return {name: written[name] for name in README_FIELDS if written.get(name) is not None}
+
+
+def of_adapter(metadata: dict[str, Any], base: str) -> dict[str, Any]:
+    """Returns the metadata of an adapter, where PEFT has written the base, even a local path, into README.md.
+
+    Args:
+        metadata (`dict[str, Any]`):
+            The result of `read_readme`.
+        base (`str`):
+            The base that the adapter records: a folder, or a name on the Hub.
+    """
+    tags = [tag for tag in as_list(metadata.get("tags")) if not str(tag).startswith("base_model:")]
+    own = {name: value for name, value in metadata.items() if name not in ("base_model", "tags")}
+    of_base = {} if Path(base).is_dir() else {"base_model": base}
+    return own | of_base | ({"tags": tags} if tags else {})
+
+
+def base_on_hub(folder: Path, options: CardOptions, adapter: Path | None) -> str:
+    """Returns the name by which others get the base of a draft adapter that is published alone.
+
+    Args:
+        folder (`Path`):
+            Folder of the base.
+        options (`CardOptions`):
+            The options of the command line.
+        adapter (`Path`, *optional*):
+            Folder of the draft adapter.
+    """
+    if adapter is None:
+        raise ExportError(f"{folder} is no draft adapter, and --adapter-only is about one; leave it out.")
+    names = options.base_models or ([] if Path(base_of(adapter)).is_dir() else [base_of(adapter)])
+    if len(names) != 1 or not re.fullmatch(HUB_NAME, names[0]):
+        raise ExportError(
+            f"Others need one name on the Hub for {folder}, the base of {adapter}; pass --base-model once, with the "
+            "name of that checkpoint, or of the model that it was converted from."
+        )
+    return names[0]
 
 
 def check_licence(metadata: dict[str, Any], readme: Path) -> None:
@@ -86,7 +136,9 @@ def as_list(value: Any) -> list:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def card_data(metadata: dict[str, Any], title: str, results: Sequence[EvalResult]) -> ModelCardData:
+def card_data(
+    metadata: dict[str, Any], title: str, results: Sequence[EvalResult], library: str = "transformers"
+) -> ModelCardData:
     """Returns the metadata in the Hub's form.
 
     Args:
@@ -96,10 +148,12 @@ def card_data(metadata: dict[str, Any], title: str, results: Sequence[EvalResult
             Name of the model in the Hub's model-index.
         results (`Sequence[EvalResult]`):
             Entries of the model-index.
+        library (`str`, defaults to `"transformers"`):
+            The library that loads the repository.
     """
     return ModelCardData(
         **{name: value for name, value in metadata.items() if name != "tags"},
-        library_name="transformers",
+        library_name=library,
         pipeline_tag=TASK,
         tags=["wedlm", *as_list(metadata.get("tags"))],  # ModelCardData drops duplicates
         model_name=on_one_line(title) if results else None,  # huggingface_hub loses U+0085, a line break

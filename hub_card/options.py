@@ -30,6 +30,8 @@ class CardOptions:
             Files that `wedlm eval` wrote.
         training_file (`Path`, *optional*):
             File that `wedlm train` wrote; by default the one in the checkpoint's folder.
+        adapter_only (`bool`, defaults to `False`):
+            Publish a draft adapter without its base.
     """
 
     license: str | None = None
@@ -40,3 +42,4 @@ class CardOptions:
     prompt: str | None = None
     evaluation_files: Sequence[Path] = ()
     training_file: Path | None = None
+    adapter_only: bool = False

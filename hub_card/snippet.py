@@ -1,4 +1,4 @@
-"""Runs the snippet of a card in a process that has no wedlm, no network and no token."""
+"""Runs the snippet of a card in a process that has no network and no token, and no wedlm if it needs none."""
 
 import re
 import site
@@ -14,7 +14,7 @@ from wedlm.hub_card.options import ExportError
 WITHOUT_WEDLM = "import sys\nsys.modules['wedlm'] = None  # import wedlm fails, as if it were not installed\n"
 
 
-def run_snippet(folder: Path, repository: str) -> None:
+def run_snippet(folder: Path, repository: str, bases: dict[str, Path] | None = None) -> None:
     """Runs the first Python block of README.md as it stands, and refuses a card whose snippet fails.
 
     Args:
@@ -22,14 +22,19 @@ def run_snippet(folder: Path, repository: str) -> None:
             The repository as it is published.
         repository (`str`):
             The name by which the snippet loads it.
+        bases (`dict[str, Path]`, *optional*):
+            The folders, by name, of other checkpoints that a snippet loads with wedlm. Without any it runs without
+            wedlm.
     """
     readme = (folder / "README.md").read_text(encoding="utf-8")
     snippet = re.search(r"^```python\n(.*?)^```$", readme, flags=re.MULTILINE | re.DOTALL)[1]
     with tempfile.TemporaryDirectory() as place:
-        home, link = Path(place, "home"), Path(place, "here", repository)
+        home = Path(place, "home")
         home.mkdir()
-        link.parent.mkdir(parents=True)
-        link.symlink_to(folder, target_is_directory=True)  # the snippet finds the folder under the repository's name
+        for name, target in {repository: folder, **(bases or {})}.items():
+            link = Path(place, "here", name)  # the snippet finds the folder under its name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(target.absolute(), target_is_directory=True)
         environment = environment_without_secrets() | {
             "HOME": str(home),
             "PYTHONUSERBASE": site.getuserbase(),  # packages of the user are found although the home is another
@@ -38,7 +43,7 @@ def run_snippet(folder: Path, repository: str) -> None:
             "HF_HUB_OFFLINE": "1",
         }
         ran = subprocess.run(
-            [sys.executable, "-c", WITHOUT_WEDLM + snippet],
+            [sys.executable, "-c", snippet if bases else WITHOUT_WEDLM + snippet],
             cwd=place + "/here",
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -50,7 +55,8 @@ def run_snippet(folder: Path, repository: str) -> None:
     if ran.returncode:
         *_, last_line = ["", *filter(None, map(str.strip, ran.stderr.splitlines()))]
         reason = last_line if ran.returncode > 0 else f"signal {-ran.returncode}, as when memory is short"
+        where = "" if bases else " without wedlm"
         raise ExportError(
-            f"The snippet of the card does not run without wedlm ({one_line(reason)}); correct the checkpoint, or "
+            f"The snippet of the card does not run{where} ({one_line(reason)}); correct the checkpoint, or "
             "export on a machine with room for it."
         )

@@ -4,6 +4,9 @@ import json
 import re
 from pathlib import Path
 
+import torch
+from draft_models import save_adapter, tiny_model
+from tiny_tokenizer import QWEN25, make_tokenizer
 from typer.testing import CliRunner
 
 from wedlm.commands import cli
@@ -27,6 +30,13 @@ def refused(*arguments):
     assert result.stderr.count("\n") == 1 and result.stderr.endswith(".\n"), result.stderr
     assert sorted(Path(arguments[1]).parent.iterdir()) == before
     return result.stderr
+
+
+def save_base_and_adapter(folder, flavour="qwen3", dtype=torch.float32, **saving):
+    """Saves a tiny model with a tokenizer as `base`, and a random draft adapter for it as `adapter`."""
+    tiny_model(flavour).to(dtype).save_pretrained(folder / "base", **saving)
+    make_tokenizer(QWEN25).save_pretrained(folder / "base")
+    return save_adapter(folder / "adapter", base=folder / "base")
 
 
 def edit(path, **fields):

@@ -58,6 +58,14 @@ def test_places_that_are_refused(source, tmp_path, monkeypatch):
         convert_to_wedlm(source, tmp_path, overwrite=True)  # the source lies in it and would go too
 
 
+def test_an_adapter_is_overwritten(tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    assert new_folder.check_out(tmp_path / "full", overwrite=True) == tmp_path / "full"
+    with pytest.raises(CheckpointError, match="is not empty"):
+        new_folder.check_out(tmp_path / "full", overwrite=False)
+
+
 def test_a_folder_whose_config_is_nested_too_deeply_is_no_checkpoint(source, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "config.json").write_text("[" * 10_000)

@@ -7,7 +7,7 @@ import pytest
 from exports import refused, result_of, run, write_evaluation
 from huggingface_hub import ModelCard
 
-from wedlm.evaluation.provenance import weights_digest
+from wedlm.evaluation.provenance import digests
 from wedlm.hub_card.evaluation_report import read_evaluation
 from wedlm.hub_card.options import ExportError
 
@@ -102,6 +102,7 @@ def test_the_score_of_a_partial_run_is_not_the_models(tmp_path, model, unchecked
     "fields, sentence",
     [
         ({"weights_sha256": "0" * 64}, "is about other weights than those of MODEL; run `wedlm eval MODEL` again."),
+        ({"adapter_sha256": "0" * 64}, "is about other weights than those of MODEL; run `wedlm eval MODEL` again."),
         ({"results": []}, "is no file that `wedlm eval` wrote (ValueError: it has no results); pass one that is."),
         ({"results": [result_of(num_fewshot="5")]}, "(TypeError: num_fewshot is '5')"),
         ({"results": [result_of(metrics=["exact_match"])]}, "(TypeError: Metric is 'exact_match')"),
@@ -113,7 +114,7 @@ def test_the_score_of_a_partial_run_is_not_the_models(tmp_path, model, unchecked
 def test_evaluation_files_that_are_refused(tmp_path, model, fields, sentence):
     path = write_evaluation(tmp_path / "eval.json", model, **fields)
     with pytest.raises(ExportError, match=re.escape(f"{path} {sentence}" if sentence.startswith("is") else sentence)):
-        read_evaluation(path, weights_digest(model), "MODEL")
+        read_evaluation(path, digests(model, None), "MODEL")
 
 
 def test_an_evaluation_file_that_cannot_be_read(tmp_path, model, unchecked):

@@ -8,18 +8,37 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import torch
 import transformers
-from command_line import save_checkpoint
-from exports import TOKEN, TOKENIZER, WHOLE, edit, names, readme_with, refused, run, snippet_of
-from helpers import CHECKPOINTS, put_into_hub_cache, run_python
+from command_line import PROMPT, save_checkpoint
+from command_line import run as run_command
+from draft_models import save_adapter, tiny_model
+from exports import (
+    TOKEN,
+    TOKENIZER,
+    WHOLE,
+    edit,
+    names,
+    readme_with,
+    refused,
+    run,
+    save_base_and_adapter,
+    snippet_of,
+    write_evaluation,
+)
+from helpers import CHECKPOINTS, put_into_hub_cache, random_tokens, run_python
 from huggingface_hub import ModelCard, snapshot_download
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from stock_checkpoints import save_stock
 from stock_tokenizers import FLAVOURS
 
-from wedlm import convert_to_wedlm
+from wedlm import WeDLMConfig, WeDLMForCausalLM, convert_to_wedlm
 from wedlm.checkpoints import new_folder
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.checkpoints.load import load_checkpoint
+from wedlm.checkpoints.shards import INDEX_FILE, read_shards
+from wedlm.evaluation.provenance import digests
 from wedlm.hub_card import card as card_module
 
 
@@ -212,3 +231,237 @@ def test_without_its_snippet_nothing_appears(tmp_path, model, monkeypatch):
     before = (tmp_path / "first" / "README.md").stat()
     refused(model, tmp_path / "first", "--license", "mit", "--overwrite")
     assert (tmp_path / "first" / "README.md").stat() == before
+
+
+# --- Draft adapters ---
+
+
+def answer(model, **arguments):
+    return model.generate(random_tokens(1, 8), max_new_tokens=24, return_dict_in_generate=True, **arguments)
+
+
+@pytest.mark.parametrize(
+    "flavour, dtype, max_shard_size",
+    [
+        ("qwen3", torch.float32, "50GB"),
+        ("llama tied", torch.float32, "20KB"),
+        ("qwen2", torch.bfloat16, "20KB"),
+        ("qwen3 tied", torch.bfloat16, "50GB"),
+    ],
+)
+def test_a_draft_adapter_becomes_one_checkpoint_with_its_base(tmp_path, unchecked, flavour, dtype, max_shard_size):
+    """Its weights are those of the model that the adapter is attached to, and of the dtype of the base."""
+    adapter = save_base_and_adapter(tmp_path, flavour, dtype, max_shard_size=max_shard_size)
+    result = run(adapter, tmp_path / "out", "--license", "mit")
+    assert result.exit_code == 0, result.stderr
+    attached, tokenizer = load_checkpoint(adapter, device="cpu")
+    whole, own_tokenizer = load_checkpoint(tmp_path / "out", device="cpu")
+    assert own_tokenizer.get_vocab() == tokenizer.get_vocab()
+    assert whole.config.drafts == attached.config.drafts and whole.generation_config.decoding == "verified"
+    expected, found = attached.state_dict(), whole.state_dict()
+    assert expected.keys() == found.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    got, wanted = answer(whole), answer(attached)
+    assert torch.equal(got.sequences, wanted.sequences) and torch.equal(got.forwards, wanted.forwards)
+    shards = read_shards(tmp_path / "out")  # compares the index and the headers
+    assert {tensor["dtype"] for shard in shards for tensor in shard.tensors.values()} == {
+        "F32" if dtype == torch.float32 else "BF16"
+    }
+    with torch.device("meta"):
+        empty = WeDLMForCausalLM(WeDLMConfig.from_pretrained(tmp_path / "out")).state_dict()
+    shapes = {name: tensor["shape"] for shard in shards for name, tensor in shard.tensors.items()}
+    tied = {"lm_head.weight"} if whole.config.tie_word_embeddings else set()
+    assert shapes == {name: list(value.shape) for name, value in empty.items() if name not in tied}
+    if len(shards) > 1:
+        index = json.loads((tmp_path / "out" / INDEX_FILE).read_text())
+        assert index["weight_map"].keys() == shapes.keys()
+        assert index["metadata"]["total_parameters"] == whole.num_parameters()
+        assert index["metadata"]["total_size"] == whole.num_parameters() * dtype.itemsize
+
+
+@pytest.mark.full
+def test_a_base_with_its_adapter_decodes_without_the_package(tmp_path):
+    """It writes the text of the base, in as many forwards as with the adapter attached."""
+    base = save_checkpoint(tmp_path / "base")
+    adapter = save_adapter(tmp_path / "adapter", base=base)
+    result = run(adapter, tmp_path / "out", "--license", "mit")
+    assert result.exit_code == 0, result.stderr
+    (attached, tokenizer), (alone, _) = load_checkpoint(adapter, device="cpu"), load_checkpoint(base, device="cpu")
+    inputs = tokenizer(PROMPT, return_tensors="pt")
+    arguments = {"max_new_tokens": 24, "return_dict_in_generate": True}
+    wanted = attached.generate(**inputs, **arguments)
+    assert torch.equal(wanted.sequences, alone.generate(**inputs, **arguments, decoding="autoregressive").sequences)
+    torch.save([wanted.sequences, wanted.forwards], tmp_path / "wanted.pt")
+    code = f"""
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained("out", trust_remote_code=True)
+inputs = AutoTokenizer.from_pretrained("out", trust_remote_code=True)({PROMPT!r}, return_tensors="pt")
+got = model.generate(**inputs, **{arguments!r})
+sequences, forwards = torch.load("wanted.pt")
+assert torch.equal(got.sequences, sequences) and torch.equal(got.forwards, forwards)
+print("equal")
+"""
+    assert "equal" in run_python(code, tmp_path, wedlm=False)
+    shown = run_command("info", tmp_path / "out").stdout
+    assert "contained, rank 4 on down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj" in shown
+
+
+def test_the_card_of_a_base_with_its_adapter(tmp_path, unchecked):
+    """Licence and language come from the README.md of the adapter, or of the base; PEFT's local paths do not."""
+    adapter = save_base_and_adapter(tmp_path)
+    written = (adapter / "README.md").read_text()
+    assert str(tmp_path / "base") in written
+    (adapter / "README.md").write_text(written.replace("tags:", "license: mit\ntags:"))
+    readme_with(tmp_path / "base", "license: apache-2.0\nlanguage: de\nbase_model: me/before")
+    assert run(adapter, tmp_path / "out").exit_code == 0
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.to_dict() == {
+        "license": "mit", "language": "de", "library_name": "transformers", "pipeline_tag": "text-generation",
+        "base_model": "me/before", "base_model_relation": "adapter", "tags": ["wedlm", "transformers"],
+    }  # fmt: skip
+    text = " ".join(card.text.split())
+    assert "It contains a draft adapter of rank 4: low-rank products on down_proj, gate_proj," in text
+    assert "writes the text of [me/before](https://huggingface.co/me/before), up to rounding" in text
+    (adapter / "README.md").unlink()
+    (tmp_path / "base" / "README.md").unlink()
+    assert run(adapter, tmp_path / "other", "--license", "mit").exit_code == 0
+    card = ModelCard.load(tmp_path / "other" / "README.md")
+    assert "writes the text of the model without it, up to rounding" in " ".join(card.text.split())
+    assert "base_model" not in card.data.to_dict() and "base_model_relation" not in card.data.to_dict()
+
+
+def test_a_base_on_the_hub_is_the_base_model(tmp_path, unchecked, monkeypatch):
+    adapter = save_base_and_adapter(tmp_path)
+    put_into_hub_cache(tmp_path / "base", tmp_path / "hub", "me/base")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    edit(adapter / "adapter_config.json", base_model_name_or_path="me/base")
+    put_into_hub_cache(adapter, tmp_path / "hub", "me/adapter")
+    for i, name in enumerate((adapter, "me/adapter")):
+        result = run(name, tmp_path / f"out{i}", "--license", "mit")
+        assert result.exit_code == 0, result.stderr
+        assert ModelCard.load(tmp_path / f"out{i}" / "README.md").data.base_model == "me/base"
+
+
+def test_files_that_belong_to_an_adapter(tmp_path, unchecked):
+    """An evaluation must be of the adapter with its base; its own generation_config.json is taken."""
+    adapter = save_base_and_adapter(tmp_path)
+    fields = json.loads((tmp_path / "base" / "generation_config.json").read_text())
+    own = {**fields, "_from_model_config": False, "decoding": "blockwise"}
+    (adapter / "generation_config.json").write_text(json.dumps(own))
+    of_base = write_evaluation(tmp_path / "base.json", tmp_path / "base")
+    both = write_evaluation(tmp_path / "both.json", tmp_path / "base", **digests(tmp_path / "base", adapter))
+    arguments = (adapter, tmp_path / "out", "--license", "mit", "--eval")
+    assert f"than those of {adapter}; run `wedlm eval {adapter}` again" in refused(*arguments, of_base)
+    assert "is about other weights" in refused(tmp_path / "base", *arguments[1:], both)
+    assert run(*arguments, both).exit_code == 0
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == own
+
+
+def test_adapters_that_are_refused(tmp_path, unchecked):
+    adapter = save_base_and_adapter(tmp_path)
+    arguments = (adapter, tmp_path / "out", "--license", "mit")
+    assert "are the same folder" in refused(adapter, tmp_path / "base", "--license", "mit", "--overwrite")
+    assert "one lies in the other" in refused(adapter, adapter / "out", "--license", "mit")
+    assert "No licence is given, neither in " in refused(*arguments[:2])
+    (adapter / "LICENSE").symlink_to("/etc/hostname")
+    assert "LICENSE is a link to /etc/hostname" in refused(*arguments)
+    (adapter / "LICENSE").unlink()
+    edit(adapter / "adapter_config.json", r=2)
+    assert ".down has the shape (4, 32) and should have (2, 32))" in refused(*arguments)
+    edit(adapter / "adapter_config.json", r=4)
+    tiny_model(seed=7).save_pretrained(tmp_path / "base")
+    assert "of the draft adapter is not that of this model, " in refused(*arguments)
+    (adapter / "adapter_model.safetensors").unlink()
+    assert "cannot be used as a draft adapter of this model (No such file" in refused(*arguments)
+    edit(adapter / "adapter_config.json", base_model_name_or_path=str(tmp_path / "gone"))
+    assert "there is no folder" in refused(*arguments)
+
+
+# --- Draft adapters without their base ---
+
+
+ADAPTER = {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+ADAPTER_ONLY = ("--license", "mit", "--adapter-only")
+
+
+def test_an_adapter_alone_decodes_as_before(tmp_path, unchecked, monkeypatch):
+    """With PEFT, and by its name with the base on the Hub that it records."""
+    adapter = save_base_and_adapter(tmp_path)
+    for name in ("tokenizer.json", "optimizer.pt", "training_args.bin"):
+        (adapter / name).write_text(f"token = {TOKEN}")
+    (adapter / "LICENSE").write_text("Do what you want.")
+    arguments = (tmp_path / "out", *ADAPTER_ONLY, "--base-model", "me/base")
+    result = run(adapter, *arguments)
+    assert result.exit_code == 0, result.stderr
+    assert names(tmp_path / "out") == ADAPTER | {"LICENSE"}
+    assert unchecked[0][1:] == ("out", {"me/base": tmp_path / "base"})
+    given, written = (json.loads((each / "adapter_config.json").read_text()) for each in (adapter, tmp_path / "out"))
+    assert written == given | {"base_model_name_or_path": "me/base"}
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    put_into_hub_cache(tmp_path / "base", tmp_path / "hub", "me/base")
+    put_into_hub_cache(tmp_path / "out", tmp_path / "hub", "me/out")
+    wanted = answer(load_checkpoint(adapter, device="cpu")[0])
+    adapted = PeftModel.from_pretrained(tiny_model(), tmp_path / "out")
+    for model in (adapted, load_checkpoint(tmp_path / "out", device="cpu")[0], load_checkpoint("me/out")[0]):
+        got = answer(model, decoding="verified")
+        assert torch.equal(got.sequences, wanted.sequences) and torch.equal(got.forwards, wanted.forwards)
+    fields = json.loads((tmp_path / "base" / "generation_config.json").read_text())
+    own = {**fields, "_from_model_config": False, "decoding": "verified"}
+    (adapter / "generation_config.json").write_text(json.dumps({**own, "max_new_tokens": 9}))
+    assert run(adapter, *arguments, "--overwrite").exit_code == 0
+    assert names(tmp_path / "out") == ADAPTER | {"LICENSE", "generation_config.json"}
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == own
+
+
+@pytest.mark.full
+def test_the_snippet_of_an_adapter_alone_runs(tmp_path):
+    base = save_checkpoint(tmp_path / "base")
+    adapter = save_adapter(tmp_path / "adapter", base=base)
+    result = run(adapter, tmp_path / "out", *ADAPTER_ONLY, "--base-model", "me/base")
+    assert result.exit_code == 0, result.stderr
+
+
+def test_the_card_of_an_adapter_alone(tmp_path, unchecked, monkeypatch):
+    """It says how the base is made by a conversion, unless the base itself is on the Hub."""
+    adapter = save_base_and_adapter(tmp_path)
+    edit(tmp_path / "base" / "config.json", converted_from="qwen3")
+    assert run(adapter, tmp_path / "out", *ADAPTER_ONLY, "--base-model", "me/stock").exit_code == 0
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.to_dict() == {
+        "license": "mit", "library_name": "peft", "pipeline_tag": "text-generation", "base_model": "me/stock",
+        "base_model_relation": "adapter", "tags": ["wedlm", "transformers"],
+    }  # fmt: skip
+    text = " ".join(card.text.split())
+    assert re.search(r"out is a draft adapter of [\d,]+ parameters for \[me/stock\]\(https", text)
+    assert "The adapter acts in positions whose input is MASK, and nowhere else." in text
+    assert "wedlm convert me/stock base #" in text and 'base = "base"' in snippet_of(card.text)
+    assert "## Decoding" not in card.text and "\n\n\n" not in card.text
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    put_into_hub_cache(tmp_path / "base", tmp_path / "hub", "me/base")
+    edit(adapter / "adapter_config.json", base_model_name_or_path="me/base")
+    assert run(adapter, tmp_path / "other", *ADAPTER_ONLY).exit_code == 0
+    card = ModelCard.load(tmp_path / "other" / "README.md")
+    assert card.data.base_model == "me/base" and "wedlm convert" not in card.text
+    assert 'base = "me/base"' in snippet_of(card.text)
+
+
+def test_adapters_alone_that_are_refused(tmp_path, model, unchecked):
+    adapter = save_base_and_adapter(tmp_path)
+    arguments = (adapter, tmp_path / "out", *ADAPTER_ONLY)
+    assert f"{model} is no draft adapter, and --adapter-only is about one" in refused(model, *arguments[1:])
+    sentence = (
+        f"Others need one name on the Hub for {tmp_path / 'base'}, the base of {adapter}; pass --base-model once"
+    )
+    for bases in ((), ("--base-model", "me/a", "--base-model", "me/b"), ("--base-model", tmp_path / "base")):
+        assert refused(*arguments, *bases).startswith(sentence)
+    name = ("--base-model", "me/base")
+    same = refused(adapter, tmp_path / "me", *ADAPTER_ONLY, *name)
+    assert "load the adapter as me and its base as me/base, which cannot both be folders; choose another name" in same
+    edit(adapter / "adapter_config.json", revision="/home/me/model")
+    assert refused(*arguments, *name).startswith("adapter_config.json would hold the local path /home/me/model; ")
+    edit(adapter / "adapter_config.json", revision=None)
+    weights = load_file(adapter / "adapter_model.safetensors")
+    save_file(weights, adapter / "adapter_model.safetensors", {"from": TOKEN})
+    assert refused(*arguments, *name).startswith("adapter_model.safetensors would hold a token")
+    (adapter / "adapter_model.safetensors").write_bytes(b"nothing")
+    assert "cannot be used as a draft adapter of this model" in refused(*arguments, *name)

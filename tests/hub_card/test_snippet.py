@@ -41,6 +41,19 @@ assert site.getuserbase() == {__import__("site").getuserbase()!r}
     run_snippet(card_with(tmp_path / "new", code), "me/my-wedlm")
 
 
+def test_a_snippet_that_loads_another_checkpoint_has_wedlm(tmp_path):
+    (tmp_path / "base").mkdir()
+    code = """
+from pathlib import Path
+import wedlm
+assert Path("me/adapter/README.md").exists() and Path("me/base").is_dir()
+"""
+    card = card_with(tmp_path / "new", code)
+    run_snippet(card, "me/adapter", {"me/base": tmp_path / "base"})
+    with pytest.raises(ExportError, match=r"The snippet of the card does not run \(AssertionError\); correct"):
+        run_snippet(card, "me/adapter", {"base": tmp_path / "base"})
+
+
 @pytest.mark.parametrize(
     "code, reason",
     [

@@ -133,7 +133,7 @@ class DraftLoraModel(LoraModel):
     def inject_adapter(self, model, adapter_name, *args, **kwargs):
         config = self.peft_config[adapter_name]
         check_model(model)
-        check_base(model, config.base_fingerprint)
+        check_base(fingerprint(model), config.base_fingerprint)
         config.base_fingerprint = config.base_fingerprint or fingerprint(model)
         super().inject_adapter(model, adapter_name, *args, **kwargs)
         embedding = model.get_input_embeddings()

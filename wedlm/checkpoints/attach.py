@@ -1,21 +1,29 @@
-"""Puts a draft adapter from PEFT's files into the model itself, which then needs no PEFT and is faster."""
+"""Puts a draft adapter from PEFT's files into the model itself, or beside its weights; it then needs no PEFT."""
 
 import re
 from copy import copy
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from wedlm.adapters.base_model import check_base
+from wedlm.adapters.base_model import ROWS, check_base, fingerprint, hash_of_signs
 from wedlm.adapters.draft_type import DRAFT_TYPE
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS
-from wedlm.checkpoints.shards import read_json
+from wedlm.checkpoints.shards import DTYPES, Shard, read_json
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 PREFIX = "base_model.model.model."
+
+
+class NativeAdapter(NamedTuple):
+    """A draft adapter in the form that the model itself has."""
+
+    drafts: dict[str, Any]  # of the config
+    tensors: dict[str, torch.Tensor]  # by name in `WeDLMModel`
 
 
 def attach_adapter(model: WeDLMForCausalLM, folder: Path) -> None:
@@ -25,34 +33,67 @@ def attach_adapter(model: WeDLMForCausalLM, folder: Path) -> None:
         model (`WeDLMForCausalLM`): The model, changed in place. Its config describes the adapter afterwards.
         folder (`Path`): The folder of the adapter.
     """
+    adapter = native_adapter(folder, model, fingerprint(model))
+    if any(weight.is_meta for weight in model.parameters()):
+        raise CheckpointError(
+            f"{folder} cannot be added, because some weights of the model are not in memory; load all of them."
+        )
+    dtype = model.dtype  # before there are weights of another one
+    model.config.drafts = adapter.drafts
+    model.model.add_drafts(**adapter.drafts)
+    for name, parameter in model.model.named_parameters():
+        if name in adapter.tensors:
+            parameter.data = adapter.tensors[name].to(parameter.device, dtype)
+
+
+def adapter_on_disk(folder: Path, model: WeDLMForCausalLM, shards: list[Shard]) -> NativeAdapter:
+    """A draft adapter as the weight files of its base hold it: by name in `WeDLMForCausalLM`, in the base's dtype.
+
+    Args:
+        folder (`Path`): The folder of the adapter.
+        model (`WeDLMForCausalLM`): The base, whose weights may be missing.
+        shards (`list[Shard]`): The weight files of the base.
+    """
+    places = {name: shard for shard in shards for name in shard.tensors}
+    names = [f"model.layers.{i}.mlp.down_proj.weight" for i in range(model.config.num_hidden_layers)]
+    adapter = native_adapter(folder, model, hash_of_signs(first_rows(places[name].path, name) for name in names))
+    dtype = model.config.dtype or getattr(torch, DTYPES[places[names[0]].tensors[names[0]]["dtype"]].name)
+    return adapter._replace(tensors={f"model.{name}": value.to(dtype) for name, value in adapter.tensors.items()})
+
+
+def first_rows(path: Path, name: str) -> torch.Tensor:
+    with safe_open(path, framework="pt") as file:
+        return file.get_slice(name)[:ROWS]
+
+
+def native_adapter(folder: Path, model: WeDLMForCausalLM, base_fingerprint: str | None) -> NativeAdapter:
+    """Reads a draft adapter, and refuses one that does not fit the model.
+
+    Args:
+        folder (`Path`): The folder of the adapter.
+        model (`WeDLMForCausalLM`): The base, whose weights may be missing.
+        base_fingerprint (`str`, *optional*): The `fingerprint` of its weights.
+    """
     if model.config.drafts is not None:
         raise CheckpointError(f"The model has a draft adapter already; load its base anew, and then add {folder}.")
     try:
         fields = read_json(folder / ADAPTER_FILE)
         if fields.get("peft_type") != DRAFT_TYPE:
             raise ValueError(f"its peft_type is {fields.get('peft_type')!r}, that of draft adapters {DRAFT_TYPE!r}")
-        if any(weight.is_meta for weight in model.parameters()):
-            raise ValueError("some weights of the model are not in memory")
         rank, scale = fields["r"], fields["lora_alpha"] / fields["r"]
-        modules = sorted(fields["target_modules"])
-        given = {own_name(name): tensor for name, tensor in load_file(folder / ADAPTER_WEIGHTS).items()}
-        check_base(model, fields.get("base_fingerprint"))
+        tensors = {own_name(name): tensor for name, tensor in load_file(folder / ADAPTER_WEIGHTS).items()}
+        check_base(base_fingerprint, fields.get("base_fingerprint"))
         config = copy(model.config)
         config.require_mask_token_id()
-        config.drafts = {"rank": rank, "modules": modules}
-        check_shapes(given, shapes_of_drafts(model, config))
+        config.drafts = {"rank": rank, "modules": sorted(fields["target_modules"])}
+        check_shapes(tensors, shapes_of_drafts(model, config))
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, ArithmeticError) as error:
         raise CheckpointError(
             f"{folder} cannot be used as a draft adapter of this model ({one_line(error)}); give the adapter of this "
             "model, or copy it again."
         ) from error
-    dtype = model.dtype  # before there are weights of another one
-    model.config.drafts = config.drafts
-    model.model.add_drafts(**config.drafts)
-    for name, parameter in model.model.named_parameters():
-        if name in given:
-            tensor = given[name] * scale if name.endswith(".up") else given[name]
-            parameter.data = tensor.to(parameter.device, dtype)
+    scaled = {name: value * scale if name.endswith(".up") else value for name, value in tensors.items()}
+    return NativeAdapter(config.drafts, scaled)
 
 
 def shapes_of_drafts(model: WeDLMForCausalLM, config) -> dict[str, torch.Size]:

@@ -18,7 +18,7 @@ def check_out(out: str | os.PathLike, overwrite: bool) -> Path:
 
     Args:
         out (`str` or `os.PathLike`): The folder to write; it may be missing or empty.
-        overwrite (`bool`): Whether it may hold a checkpoint, which will be replaced.
+        overwrite (`bool`): Whether it may hold a checkpoint or an adapter, which will be replaced.
     """
     try:
         out = Path(out).resolve()
@@ -66,8 +66,13 @@ def check_links(source: Path) -> None:
 
 
 def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder holds a checkpoint, or an adapter of PEFT."""
+    return has_field(folder / "config.json", "model_type") or has_field(folder / "adapter_config.json", "peft_type")
+
+
+def has_field(path: Path, name: str) -> bool:
     try:
-        return "model_type" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return name in json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, RecursionError):
         return False
 

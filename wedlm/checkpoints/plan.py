@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from huggingface_hub.utils import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -29,6 +30,15 @@ class Plan(NamedTuple):
     changed: dict[str, dict | None]  # small files with their new content; None for one that is left out
     tokens: dict[str, int] | None  # ids that the changed tokenizer must give; None if it does not change
     notes: list[str]
+    added: dict[str, torch.Tensor] = {}  # weights that the last file gains
+
+    def added_to(self, shard: Shard) -> dict[str, torch.Tensor]:
+        return self.added if shard is self.shards[-1] else {}
+
+    def num_bytes(self) -> int:
+        """The size of the checkpoint on disk, with some room for the small files."""
+        weights = (num_bytes_after(shard, self.num_rows, self.added_to(shard)) for shard in self.shards)
+        return sum(weights) + SPARE_BYTES
 
 
 def write(plan: Plan, out: Path, overwrite: bool) -> None:
@@ -42,7 +52,7 @@ def write(plan: Plan, out: Path, overwrite: bool) -> None:
     try:
         if old := leftovers(out):
             plan.notes.append(f"A conversion that was killed, or is still running, left {', '.join(old)}.")
-        check_space(out, sum(num_bytes_after(shard, plan.num_rows) for shard in plan.shards) + SPARE_BYTES)
+        check_space(out, plan.num_bytes())
         with complete_or_absent(out, overwrite) as folder:
             write_companions(plan, folder)
             if any((folder / name).exists() for name in TOKENIZER_FILES):
@@ -145,19 +155,22 @@ def check_tokenizer(plan: Plan, folder: Path) -> None:
 
 
 def write_weights(plan: Plan, folder: Path) -> None:
-    """Copies the weight files with their new rows, a progress bar each, and writes the index that belongs to them."""
+    """Copies the weight files with their changes, a progress bar each, and writes the index that belongs to them."""
     for i, shard in enumerate(plan.shards, start=1):
         title = f"{shard.path.name} ({i}/{len(plan.shards)})"
-        with tqdm(total=num_bytes_after(shard, plan.num_rows), unit="B", unit_scale=True, desc=title) as bar:
-            write_shard(shard, folder / shard.path.name, plan.num_rows, bar.update)
+        added = plan.added_to(shard)
+        num_bytes = num_bytes_after(shard, plan.num_rows, added)
+        with tqdm(total=num_bytes, unit="B", unit_scale=True, desc=title) as bar:
+            write_shard(shard, folder / shard.path.name, plan.num_rows, added, bar.update)
     index = read_index(plan.folder)
     if index is not None:
         update_totals(index["metadata"], plan)
+        index["weight_map"] |= dict.fromkeys(plan.added, plan.shards[-1].path.name)
         write_json(folder / INDEX_FILE, index)
 
 
 def update_totals(metadata: dict, plan: Plan) -> None:
-    """Corrects the sizes that an index states by the rows that are gained or lost."""
+    """Corrects the sizes that an index states by the rows that are gained or lost, and by the weights added."""
     for shard in plan.shards:
         for name in plan.num_rows.keys() & shard.tensors.keys():
             tensor = shard.tensors[name]
@@ -167,3 +180,7 @@ def update_totals(metadata: dict, plan: Plan) -> None:
             for total, row_size in (("total_size", (stop - start) // rows), ("total_parameters", width)):
                 if total in metadata:
                     metadata[total] += new_rows * row_size
+    for value in plan.added.values():
+        for total, size in (("total_size", value.nbytes), ("total_parameters", value.numel())):
+            if total in metadata:
+                metadata[total] += size

@@ -4,9 +4,12 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from wedlm.checkpoints.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -26,6 +29,7 @@ DTYPES = {
     "F32": Dtype("float32", 4),
     "F64": Dtype("float64", 8),
 }
+CODES = {dtype.name: code for code, dtype in DTYPES.items()}
 
 
 class Shard(NamedTuple):
@@ -156,8 +160,8 @@ def read_shard(path: Path) -> Shard:
     return shard
 
 
-def new_header(shard: Shard, num_rows: dict[str, int]) -> tuple[bytes, int]:
-    """The header of a shard whose tensors have the given numbers of rows, and the number of bytes behind it."""
+def new_header(shard: Shard, num_rows: dict[str, int], added: "dict[str, torch.Tensor]") -> tuple[bytes, int]:
+    """The header of the file that `write_shard` writes, and the number of bytes behind it."""
     tensors, offset = {name: dict(tensor) for name, tensor in shard.tensors.items()}, 0
     for name in shard.in_file_order():
         tensor = tensors[name]
@@ -166,17 +170,21 @@ def new_header(shard: Shard, num_rows: dict[str, int]) -> tuple[bytes, int]:
         length = math.prod(tensor["shape"]) * DTYPES[tensor["dtype"]].itemsize
         tensor["data_offsets"] = [offset, offset + length]
         offset += length
+    for name, value in added.items():
+        code, stop = CODES[str(value.dtype).removeprefix("torch.")], offset + value.nbytes
+        tensors[name] = {"dtype": code, "shape": list(value.shape), "data_offsets": [offset, stop]}
+        offset = stop
     header = {} if shard.metadata is None else {"__metadata__": shard.metadata}
     text = json.dumps(header | tensors, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # safetensors aligns the data to 8 bytes
     return len(text).to_bytes(8, "little") + text, offset
 
 
-def num_bytes_after(shard: Shard, num_rows: dict[str, int]) -> int:
+def num_bytes_after(shard: Shard, num_rows: dict[str, int], added: "dict[str, torch.Tensor]") -> int:
     """The size of the file that `write_shard` writes."""
-    if not num_rows.keys() & shard.tensors.keys():
+    if not added and not num_rows.keys() & shard.tensors.keys():
         return shard.num_bytes
-    header, num_bytes = new_header(shard, num_rows)
+    header, num_bytes = new_header(shard, num_rows, added)
     return len(header) + num_bytes
 
 
@@ -201,14 +209,27 @@ def mean_row(file: BinaryIO, tensor: dict) -> bytes:
     return bytes((total / num_rows).to(dtype).view(torch.uint8).tolist())
 
 
-def write_shard(shard: Shard, path: Path, num_rows: dict[str, int], progress: Callable[[int], object]) -> None:
-    """Copies a shard with other numbers of rows.
+def bytes_of(value: "torch.Tensor") -> bytes:
+    import torch
+
+    return value.flatten().view(torch.uint8).numpy().tobytes()
+
+
+def write_shard(
+    shard: Shard,
+    path: Path,
+    num_rows: dict[str, int],
+    added: "dict[str, torch.Tensor]",
+    progress: Callable[[int], object],
+) -> None:
+    """Copies a shard with other numbers of rows, and further tensors behind its own.
 
     Args:
         shard (`Shard`): The file to copy.
         path (`Path`): The file to write.
         num_rows (`dict[str, int]`): The new number of rows of some tensors, by name. A tensor that has more rows
             loses the last ones; a tensor that has one row less gains the mean of its rows.
+        added (`dict[str, torch.Tensor]`): The further tensors by name.
         progress (`Callable`): Called with the number of bytes of each chunk that was written.
     """
 
@@ -217,11 +238,11 @@ def write_shard(shard: Shard, path: Path, num_rows: dict[str, int], progress: Ca
         progress(len(chunk))
 
     with open(shard.path, "rb") as source, open(path, "wb") as target:
-        if not num_rows.keys() & shard.tensors.keys():
+        if not added and not num_rows.keys() & shard.tensors.keys():
             for chunk in read_chunks(source, shard.num_bytes, CHUNK_BYTES):
                 put(chunk)
             return
-        put(new_header(shard, num_rows)[0])
+        put(new_header(shard, num_rows, added)[0])
         for name in shard.in_file_order():
             start, stop = shard.tensors[name]["data_offsets"]
             num_bytes, is_longer = stop - start, False
@@ -234,3 +255,5 @@ def write_shard(shard: Shard, path: Path, num_rows: dict[str, int], progress: Ca
             if is_longer:
                 source.seek(shard.data_start + start)
                 put(mean_row(source, shard.tensors[name]))
+        for value in added.values():
+            put(bytes_of(value))

@@ -84,18 +84,22 @@ def check_source_and_out(source: str, out: str, overwrite: bool) -> None:
 
 def check_export(options: ExportOptions, card: "CardOptions") -> None:
     """Refuses a push that cannot be, and files and metadata that cannot become a card."""
-    from wedlm.checkpoints.resolve import wedlm_folder
+    from wedlm.checkpoints.new_folder import check_apart, check_out
+    from wedlm.checkpoints.resolve import draft_adapter, wedlm_folder
     from wedlm.hub_card.metadata import read_metadata
     from wedlm.hub_card.push import check_push
     from wedlm.hub_card.report_file import read_json
 
     check_push(options.push, options.private)
-    check_source_and_out(options.model, options.out, options.overwrite)
+    out = check_out(options.out, options.overwrite)
+    folder, adapter = wedlm_folder(options.model, with_weights=False), draft_adapter(options.model)
+    for source in (path for path in (folder, adapter) if path is not None):
+        check_apart(out, source)
     for path in card.evaluation_files:
         read_json(path, "wedlm eval")
     if card.training_file is not None:
         read_json(card.training_file, "wedlm train")
-    read_metadata(wedlm_folder(options.model, with_weights=False), card)
+    read_metadata(folder, card, adapter)
 
 
 # --- wedlm eval ---

@@ -265,7 +265,8 @@ def merge(
 def export(options: ExportOptions) -> None:
     """Make a whole Hub repository of MODEL: weights, code, tokenizer, and a model card with the measured numbers.
 
-    Before OUT appears, the snippet of the card runs in a process without wedlm. docs/publish.md lists the contents.
+    A draft adapter becomes one repository with its base. Before OUT appears, the snippet of the card runs in a clean
+    process. docs/publish.md lists the contents.
     """
     with refusals(options.debug):
         from wedlm.hub_card.options import CardOptions
@@ -279,6 +280,7 @@ def export(options: ExportOptions) -> None:
             options.prompt,
             options.eval or [],
             options.training,
+            options.adapter_only,
         )
         check_export(options, card)
         from wedlm.hub_card.export import export

@@ -196,6 +196,9 @@ class ExportOptions:
         Path | None,
         typer.Option(help="The report of `wedlm train`; by default MODEL's training_report.json.", metavar="FILE"),
     ] = None
+    adapter_only: Annotated[
+        bool, typer.Option("--adapter-only", help="Leave out the base of the draft adapter MODEL.")
+    ] = False
     push: Annotated[str | None, typer.Option(help="Upload OUT to the Hub as OWNER/NAME.", metavar="REPO")] = None
     private: Annotated[bool, typer.Option("--private", help="Make REPO private.")] = False
     overwrite: OverwriteCheckpoint = False

@@ -84,6 +84,14 @@ def weights_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def digests(folder: Path, adapter: Path | None) -> dict[str, str]:
+    """Returns the SHA-256 of the weights in `folder`, and that of the draft adapter's weights if there is one."""
+    result = {"weights_sha256": weights_digest(folder)}
+    if adapter is not None:
+        result["adapter_sha256"] = sha256((adapter / ADAPTER_WEIGHTS).read_bytes()).hexdigest()
+    return result
+
+
 def checkpoint_identity(model: PreTrainedModel, folder: Path) -> dict[str, Any]:
     """Returns what identifies a loaded checkpoint: its weights, the files beside them, dtype and generation config.
 
@@ -95,15 +103,10 @@ def checkpoint_identity(model: PreTrainedModel, folder: Path) -> dict[str, Any]:
         folder (`Path`):
             The folder it was loaded from.
     """
-    adapter = draft_adapter(folder)
-    of_adapter = {}
-    if adapter is not None:
-        of_adapter["adapter_sha256"] = sha256((adapter / ADAPTER_WEIGHTS).read_bytes()).hexdigest()
-        folder = wedlm_folder(folder, with_weights=True)
+    adapter, folder = draft_adapter(folder), wedlm_folder(folder, with_weights=True)
     beside = [path for name in BESIDE_WEIGHTS if (path := folder / name).exists()]
     return {
-        "weights_sha256": weights_digest(folder),
-        **of_adapter,
+        **digests(folder, adapter),
         "files_sha256": sha256(b"".join(path.read_bytes() for path in beside)).hexdigest(),
         "dtype": str(model.dtype).removeprefix("torch."),
         "generation_config": model.generation_config.to_diff_dict(),

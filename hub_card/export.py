@@ -2,7 +2,7 @@
 
 Only named files go in: config and the package's code, generation_config.json, the tokenizer, LICENSE and NOTICE, the
 weights, README.md and the plot of the loss. From the checkpoint's README.md only metadata is taken. Of a draft adapter
-alone: its config, weights and generation_config.json, LICENSE and NOTICE, README.md and the plot.
+alone: its config, weights and generation_config.json, LICENSE and NOTICE, README.md and the plots.
 """
 
 import json
@@ -28,6 +28,7 @@ from wedlm.checkpoints.shards import read_json, read_shard
 from wedlm.evaluation.provenance import digests
 from wedlm.hub_card.card import AdapterBase, CardContent, check_card, make_card
 from wedlm.hub_card.checkpoint import Checkpoint, read_checkpoint
+from wedlm.hub_card.draft_report import PLOT_FILE, REPORT_FILE, read_draft_report
 from wedlm.hub_card.evaluation_report import read_evaluation
 from wedlm.hub_card.leaks import find_leak, secrets_here
 from wedlm.hub_card.metadata import read_metadata
@@ -112,6 +113,8 @@ def export(
         check_card(new / "README.md", data)
         if content.loss_plot is not None:
             shutil.copyfile(content.loss_plot, new / LOSS_PLOT)
+        if content.sections:
+            shutil.copyfile(adapter / PLOT_FILE, new / PLOT_FILE)
         if base is None:
             write_weights(plan, new)
         check_leaks(model, new, [*places_of(sources), out])
@@ -138,6 +141,7 @@ def card_content(checkpoint: Checkpoint, options: CardOptions, repository: str) 
     name = checkpoint.adapter or checkpoint.name
     evaluations = [read_evaluation(path, expected, name) for path in options.evaluation_files]
     found = [path for name in TRAINING_FILES if (path := published / name).exists()]
+    draft_report = report_beside(checkpoint.adapter)
     training_file = options.training_file or next(iter(found), None)
     return CardContent(
         title=" ".join((options.title or repository.rpartition("/")[2]).split()),
@@ -149,6 +153,7 @@ def card_content(checkpoint: Checkpoint, options: CardOptions, repository: str) 
         hub_results=[result for evaluation in evaluations for result in evaluation.hub_results()],
         training=None if training_file is None else read_training(training_file),
         loss_plot=plot_beside(training_file),
+        sections=[read_draft_report(draft_report)] if draft_report is not None else [],
         base=adapter_base(checkpoint, metadata["base_model"], repository) if options.adapter_only else None,
     )
 
@@ -199,6 +204,12 @@ def partial_runs(options: CardOptions, content: CardContent) -> list[str]:
 def plot_beside(training_file: Path | None) -> Path | None:
     plot = None if training_file is None else training_file.parent / LOSS_PLOT
     return plot if plot is not None and plot.is_file() and plot.read_bytes().startswith(PNG_START) else None
+
+
+def report_beside(adapter: Path | None) -> Path | None:
+    """Returns the report of `wedlm adapt` in the folder of an adapter, if it is there with its plot."""
+    found = adapter is not None and all((adapter / name).is_file() for name in (REPORT_FILE, PLOT_FILE))
+    return adapter / REPORT_FILE if found else None
 
 
 def places_of(folders: list[Path]) -> list[Path]:

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import torch
 
+from wedlm.adapters.draft_type import MAX_WINDOW
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMTrainingOutput
 
-MAX_WINDOW = 32  # places in a group; its first one is never a draft
 NUM_SUMS = 2 + 2 * (MAX_WINDOW - 1)
 
 

@@ -76,4 +76,4 @@ def finish(settings: AdaptSettings, results: dict[str, Any], adapter: Path, out:
     with complete_or_absent(out, overwrite) as new:
         for file in adapter.glob("adapter_*"):
             shutil.copyfile(file, new / file.name)
-        write_adapter_report(settings, results, new)
+        write_adapter_report(settings, results, new, out.name)

@@ -1,5 +1,6 @@
-"""The report of a run and its plot: how the drafts got better in training, and what they bring on held-out prompts."""
+"""The report of a run, its plot, and its card."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,21 +8,42 @@ from matplotlib.figure import Figure
 
 from wedlm.adapt.settings import AdaptSettings
 from wedlm.evaluation.provenance import write_report
+from wedlm.hub_card.draft_report import PLOT_FILE, REPORT_FILE, draft_section, labelled, table_of
 
-REPORT_FILE, PLOT_FILE = "report.json", "drafts.png"
+CARD = """\
+# {name}
+
+A draft adapter of rank {rank} for {model}. It is a LoRA and an embedding of MASK, and it acts in positions whose input
+is MASK, and nowhere else. So verified decoding with it writes the text of its base, up to rounding, in fewer forwards.
+
+```bash
+wedlm generate --model {name} "Why is the sky blue?"
+```
+
+`wedlm export {name} REPOSITORY` makes one repository of the base and the adapter, for the Hub; with `--adapter-only`
+the adapter goes alone.
+
+## {title}
+
+{text}
+"""
 
 
-def write_adapter_report(settings: AdaptSettings, results: dict[str, Any], folder: Path) -> None:
-    """Writes report.json and the plot, and prints the table.
+def write_adapter_report(settings: AdaptSettings, results: dict[str, Any], folder: Path, name: str) -> None:
+    """Writes report.json, the plot and the card, and prints the table.
 
     Args:
         settings (`AdaptSettings`): The settings of the run.
         results (`dict[str, Any]`): The numbers of `measure`, and the log of the training.
         folder (`Path`): The folder of the adapter.
+        name (`str`): The name that the adapter will have.
     """
     write_report(folder / REPORT_FILE, results, results["device"], ("peft",), settings=settings.recorded())
     plot(results, folder / PLOT_FILE)
-    print(table(results))
+    section = draft_section(json.loads((folder / REPORT_FILE).read_text(encoding="utf-8")))
+    card = CARD.format(name=name, rank=settings.rank, model=settings.model, title=section.title, text=section.text)
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    print(table_of(results))
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
@@ -43,26 +65,3 @@ def plot(results: dict[str, Any], path: Path) -> None:
     bars.axvline(1, color="black", linewidth=1)
     bars.set_xlabel("tokens per forward, measured")
     figure.savefig(path, dpi=120)
-
-
-def labelled(results: dict[str, Any]) -> dict[str, dict]:
-    """The measured numbers by their names in the table: those of the held-out prompts, then those of the others."""
-    other = {f"other prompts: {name}": one for name, one in results["also"].items()}
-    return {name.replace("_", " "): one for name, one in (results["held_out"] | other).items()}
-
-
-def table(results: dict[str, Any]) -> str:
-    """A Markdown table of the measured numbers, a line for each kind."""
-    lines = [
-        "| kind | prompts | same text | tokens per forward | tokens/s, token by token | verified | times as fast |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for name, one in labelled(results).items():
-        same = round(one["same_text_as_autoregressive"] * one["num_questions"])
-        times = one["times_autoregressive"]
-        lines.append(
-            f"| {name} | {one['num_questions']} | {same} | {one['tokens_per_forward']:.2f} "
-            f"| {one['autoregressive_tokens_per_second']['median']:.1f} | {one['tokens_per_second']['median']:.1f} "
-            f"| {times['median']:.2f} ({times['quartiles'][0]:.2f} to {times['quartiles'][1]:.2f}) |"
-        )
-    return "\n".join(lines) + "\n"

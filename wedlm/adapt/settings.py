@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 from hashlib import file_digest
 from pathlib import Path
 
+from wedlm.adapters.draft_type import MAX_WINDOW
+from wedlm.adapters.prompts import most_prompts
 from wedlm.checkpoints.errors import one_line
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS
 from wedlm.checkpoints.whole_file import write_whole
@@ -77,6 +79,10 @@ class AdaptSettings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise AdaptError(f"{option(name)} {value} is too small; pass {least} or more.")
+        at_most = {"num_prompts": most_prompts(False), "num_held_out": most_prompts(True), "window_size": MAX_WINDOW}
+        for name, most in at_most.items():
+            if getattr(self, name) > most:
+                raise AdaptError(f"{option(name)} {getattr(self, name)} is too large; pass {most} or less.")
         for name in ("minutes", "learning_rate"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise AdaptError(f"{option(name)} {getattr(self, name)} is not a number above 0; pass one.")

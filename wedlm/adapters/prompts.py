@@ -55,6 +55,10 @@ def is_held_out(kind: str, key: str) -> bool:
     return int.from_bytes(digest[:8]) % HELD_OUT_SHARE == 0
 
 
+def most_prompts(held_out: bool) -> int:
+    return len(KINDS) * MOST_OF_A_KIND["held out" if held_out else "train"]
+
+
 def make_prompts(num_prompts: int, seed: int = 0, held_out: bool = False) -> list[Prompt]:
     """Different prompts, the kinds in turns.
 
@@ -68,7 +72,7 @@ def make_prompts(num_prompts: int, seed: int = 0, held_out: bool = False) -> lis
             Equal seeds give equal prompts, and a longer list begins with the shorter one.
         held_out (`bool`, *optional*, defaults to `False`): Whether to draw held-out prompts, not training prompts.
     """
-    most = len(KINDS) * MOST_OF_A_KIND["held out" if held_out else "train"]
+    most = most_prompts(held_out)
     if not 0 <= num_prompts <= most:
         raise ValueError(f"num_prompts={num_prompts} must be between 0 and {most}, the number of different prompts.")
     random = Random(seed)

@@ -1,0 +1,68 @@
+"""The report of `wedlm adapt` as a section of a card: how fast the adapter makes its base, on which prompts."""
+
+from pathlib import Path
+from typing import Any
+
+from wedlm.evaluation.provenance import commit_text
+from wedlm.hub_card.card import Section
+from wedlm.hub_card.markdown import escaped, number, shown_command, shown_versions, table
+from wedlm.hub_card.report_file import read_report
+
+REPORT_FILE, PLOT_FILE = "report.json", "drafts.png"
+
+
+def read_draft_report(path: Path) -> Section:
+    """Reads a report.json of `wedlm adapt`."""
+    return read_report(path, draft_section, "wedlm adapt")
+
+
+def draft_section(report: dict[str, Any]) -> Section:
+    """Returns what the adapter brings, with the command and the conditions of the measurement."""
+    results = report["results"]
+    window = results["arguments"]["window_size"]
+    return Section(
+        "Speed",
+        f"Prompts were answered greedily, one at a time, token by token and verified (window of {window}), in turns, "
+        f"in {results['dtype']}, on {escaped(report['device'])}, with {shown_versions(report['versions'])}, "
+        f"{commit_text(report['commit'])}. None of them was trained on.\n\n"
+        f"```bash\n{shown_command(report['command'])}\n```\n\n"
+        f"{table_of(results)}\n\n"
+        f"*Same text* counts the prompts whose answers are equal. *Tokens/s* and *times as fast* are medians over the "
+        f"prompts, the latter with its quartiles.\n\n"
+        f"![Tokens per forward in training, and measured]({PLOT_FILE})",
+    )
+
+
+def labelled(results: dict[str, Any]) -> dict[str, dict]:
+    """The measured numbers by their names in the table: those of the held-out prompts, then those of the others."""
+    other = {f"other prompts: {name}": one for name, one in results["also"].items()}
+    return {name.replace("_", " "): one for name, one in (results["held_out"] | other).items()}
+
+
+def table_of(results: dict[str, Any]) -> str:
+    """Returns a table of the measured numbers, a line for each kind of prompts."""
+    lines = [
+        [
+            "prompts",
+            "number",
+            "same text",
+            "tokens per forward",
+            "tokens/s, token by token",
+            "verified",
+            "times as fast",
+        ]
+    ]
+    for name, one in labelled(results).items():
+        times, (low, high) = one["times_autoregressive"]["median"], one["times_autoregressive"]["quartiles"]
+        lines.append(
+            [
+                escaped(name),
+                str(one["num_questions"]),
+                str(round(one["same_text_as_autoregressive"] * one["num_questions"])),
+                number(one["tokens_per_forward"], 2),
+                number(one["autoregressive_tokens_per_second"]["median"], 1),
+                number(one["tokens_per_second"]["median"], 1),
+                f"{times:.2f} ({low:.2f} to {high:.2f})",
+            ]
+        )
+    return table(lines)

@@ -107,6 +107,18 @@ BEFORE_TORCH = [
     ("convert gone out", GONE),
     ("convert q2 weightless", "*weightless exists and is not empty; choose another folder, or pass --overwrite."),
     ("convert q2 q2/out", "*q2/out and the source *q2 are the same folder, or one lies in the other; choose *."),
+    ("adapt gone out", GONE),
+    ("adapt weightless out", "weightless lacks its weights (model.safetensors); copy or download them *."),
+    ("adapt q2 out", "q2 has no tokenizer (neither tokenizer.json nor vocab.json); copy *."),
+    ("adapt gpt2 out", "gpt2 is of model_type 'gpt2'; `wedlm convert` makes WeDLM checkpoints of *."),
+    ("adapt model weightless", "*weightless exists and is not empty; choose another folder, or pass --overwrite."),
+    ("adapt model model/out", "*model/out and the source *model are the same folder, or one lies in the other; *."),
+    ("adapt model out --prompts gone.jsonl", "--prompts gone.jsonl cannot be read (*); give a file of JSON Lines."),
+    ("adapt model out --prompts plain.jsonl", "--prompts plain.jsonl has 1 different prompts, too few to hold *."),
+    ("adapt model out --answers broken.jsonl", "broken.jsonl, line 2: not JSON (*); correct or remove the line."),
+    ("adapt model out --answers plain.jsonl --prompts plain.jsonl", "--prompts * and --answers * exclude each *."),
+    ("adapt model out --minutes 0", "--minutes 0.0 is not a number above 0; pass one."),
+    ("adapt model out --start-from model", "--start-from model is no folder of a draft adapter; give one, or *."),
     ("merge empty out", "empty is no adapter of PEFT (*adapter_config.json*); give the folder it was saved to."),
     ("merge adapter out", "The checkpoint None, which adapter was trained on, cannot be loaded (*); *."),
     ("export gone out --license mit", GONE),
@@ -155,10 +167,11 @@ def place(tmp_path_factory):
     shutil.copytree(DEMO_FOLDER, folder / "model", ignore=shutil.ignore_patterns("README.md"))
     for name, left_out in (("weightless", "*.safetensors"), ("wordless", "tokenizer.json"), ("broken", "config.json")):
         shutil.copytree(folder / "model", folder / name, ignore=shutil.ignore_patterns(left_out))
-    for name in ("empty", "q2", "adapter"):
+    for name in ("empty", "q2", "gpt2", "adapter"):
         (folder / name).mkdir()
     for name, text in {
         "broken/config.json": "{", "q2/config.json": '{"model_type": "qwen2"}',
+        "gpt2/config.json": '{"model_type": "gpt2"}',
         "adapter/adapter_config.json": '{"base_model_name_or_path": null}',
         "empty.jsonl": "\n", "plain.jsonl": '{"prompt": "a"}', "broken.jsonl": '{"prompt": "a"}\n{',
         "broken.yaml": "a: [", "text.yaml": "text",
@@ -221,6 +234,6 @@ def test_a_command_refuses_in_one_sentence(place, monkeypatch, words, sentence):
 def test_nothing_was_written(place, without_torch):
     made = {"home"}  # of the process
     assert {path.name for path in place.iterdir()} - made == {
-        "model", "weightless", "wordless", "broken", "empty", "q2", "adapter", "empty.jsonl", "plain.jsonl",
+        "model", "weightless", "wordless", "broken", "empty", "q2", "gpt2", "adapter", "empty.jsonl", "plain.jsonl",
         "broken.jsonl", "broken.yaml", "text.yaml", "run.yaml",
     }  # fmt: skip

@@ -1,11 +1,14 @@
 """Refuses what `wedlm adapt` cannot work with, before torch is imported and anything is written."""
 
+from pathlib import Path
+
 from wedlm.adapt.settings import AdaptError, AdaptSettings, Places, check_settings
 from wedlm.adapt.tasks import read_tasks
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.new_folder import check_apart, check_out
 from wedlm.checkpoints.resolve import (
     ADAPTER_WEIGHTS,
+    check_weights,
     checkpoint_folder,
     draft_adapter,
     has_draft_type,
@@ -33,6 +36,8 @@ def check_adapt(settings: AdaptSettings, places: Places, overwrite: bool) -> Non
             f"{settings.model} is of model_type {model_type!r}; {how_to_convert(settings.model, model_type)}."
         )
     require_tokenizer(settings.model, folder)
+    if Path(settings.model).is_dir():
+        check_weights(settings.model, folder)
     check_apart(places.out, folder)
     start = settings.start_from
     if start is not None and not (has_draft_type(start) and (start / ADAPTER_WEIGHTS).is_file()):

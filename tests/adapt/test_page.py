@@ -1,0 +1,35 @@
+"""docs/adapt.md: its code runs, and it lists every option with its default."""
+
+import re
+from dataclasses import fields
+
+from helpers import REPOSITORY
+
+from wedlm.adapt.settings import AdaptSettings, option
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+
+PAGE = (REPOSITORY / "docs" / "adapt.md").read_text(encoding="utf-8")
+
+
+def test_the_code_runs(tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(r"^```python\n(.+?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert '"hub_card/wedlm-demo"' in code
+    monkeypatch.chdir(tmp_path)
+    variables = {}
+    exec(code.replace('"hub_card/wedlm-demo"', repr(str(DEMO_FOLDER))), variables)
+    assert (tmp_path / "drafts" / "adapter_model.safetensors").exists()
+    assert (variables["verified"].forwards < variables["ids"].shape[1]).all()
+
+
+def test_every_option_is_listed_with_its_default():
+    table = {}
+    for names, default in re.findall(r"^\| (`--.+?`) \| (\S*) ?\|", PAGE, re.MULTILINE):
+        table |= dict.fromkeys(re.findall(r"`--([\w-]+)", names), default)
+    settings = {field.name: field.default for field in fields(AdaptSettings) if field.name != "model"}
+    assert set(table) == {option(name)[2:] for name in settings} | {"overwrite"}
+    for name, default in settings.items():
+        shown = table[option(name)[2:]]
+        if shown and shown not in ("none", "auto"):
+            assert float(shown) == default, name
+        elif shown == "none":
+            assert default is None, name

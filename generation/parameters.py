@@ -1,6 +1,6 @@
 """The four parameters of decoding; a file without torch, so that wrong values are refused before torch is there."""
 
-import math
+import sys
 from typing import Any
 
 DECODINGS = ("streaming", "blockwise", "verified", "autoregressive")
@@ -17,7 +17,8 @@ def default_window_size(device: Any) -> int:
 
 
 def is_amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value <= sys.float_info.max
 
 
 def is_count(value: object) -> bool:

@@ -9,7 +9,7 @@ import torch
 from wedlm.checkpoints.architectures import check_shapes, wedlm_model
 from wedlm.checkpoints.attach import adapter_on_disk
 from wedlm.checkpoints.convert import FROM_MODEL
-from wedlm.checkpoints.facts import limits_of_parallel_decoding, offered_decodings
+from wedlm.checkpoints.limits import limits_of_parallel_decoding, offered_decodings
 from wedlm.checkpoints.resolve import (
     GENERATION_FILE,
     check_weights,

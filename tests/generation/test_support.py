@@ -34,6 +34,7 @@ REFUSED = [
     ({"entropy_threshold": math.inf}, "entropy_threshold=inf is not an entropy"),
     ({"distance_penalty": -1}, "distance_penalty=-1 is not a penalty; set it to a finite number, 0 or more"),
     ({"distance_penalty": math.inf}, "distance_penalty=inf is not a penalty"),
+    ({"distance_penalty": 10**400}, "is not a penalty; set it to a finite number, 0 or more"),
     ({"distance_penalty": None}, "distance_penalty=None is not a penalty"),
     ({"window_sise": 4}, "not used by the model: .*window_sise"),
     (

@@ -1,46 +1,53 @@
 """The stock architectures that WeDLM converts from and to, and the models that their configs describe."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.shards import Shard
 from wedlm.checkpoints.stock_families import STOCK_FAMILIES, families
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
-from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+
+if TYPE_CHECKING:
+    from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 WEDLM_CLASS = "WeDLMForCausalLM"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class StockArchitecture(NamedTuple):
-    config_class: type[PreTrainedConfig]
+    model_type: str
     model_class: str  # as `architectures` in config.json names it
     wedlm_fields: dict[str, Any]  # how a WeDLMConfig describes it
     # Fields that can ask for other layers than WeDLM's, each with the values (or values of a list) that do not.
     harmless: dict[str, tuple]
 
     @property
+    def config_class(self) -> type[PreTrainedConfig]:
+        return CONFIG_MAPPING[self.model_type]  # Llama's takes a second to import
+
+    @property
     def family(self) -> str:
-        return STOCK_FAMILIES[self.config_class.model_type]
+        return STOCK_FAMILIES[self.model_type]
 
 
 PLAIN = {"attention_bias": False, "qk_norm": False}
 FULL_ATTENTION = {"sliding_window": (None,), "layer_types": (None, "full_attention")}
 NO_BIAS = {"attention_bias": (None, False)}  # it would put a bias on the output projection too; WeDLM has none there
+ARCHITECTURES = (
+    StockArchitecture("qwen2", "Qwen2ForCausalLM", {"attention_bias": True, "qk_norm": False}, {}),
+    StockArchitecture("qwen3", "Qwen3ForCausalLM", {"attention_bias": False, "qk_norm": True}, NO_BIAS),
+    StockArchitecture("llama", "LlamaForCausalLM", PLAIN, {**NO_BIAS, "mlp_bias": (None, False), **FULL_ATTENTION}),
+    StockArchitecture("mistral", "MistralForCausalLM", PLAIN, FULL_ATTENTION),
+)
 # By model_type. Llama and Mistral have the same layers; a WeDLM that was converted from neither becomes a Llama.
-STOCK = {
-    "qwen2": StockArchitecture(Qwen2Config, "Qwen2ForCausalLM", {"attention_bias": True, "qk_norm": False}, {}),
-    "qwen3": StockArchitecture(Qwen3Config, "Qwen3ForCausalLM", {"attention_bias": False, "qk_norm": True}, NO_BIAS),
-    "llama": StockArchitecture(
-        LlamaConfig, "LlamaForCausalLM", PLAIN, {**NO_BIAS, "mlp_bias": (None, False), **FULL_ATTENTION}
-    ),
-    "mistral": StockArchitecture(MistralConfig, "MistralForCausalLM", PLAIN, FULL_ATTENTION),
-}
+STOCK = {architecture.model_type: architecture for architecture in ARCHITECTURES}
 OTHER_LAYERS = {  # of architectures that are near, by model_type
     "gemma2": "norms behind attention and MLP",
     "gemma3_text": "norms behind attention and MLP",
@@ -102,18 +109,30 @@ def check_layers(fields: dict, source: object, model_type: str) -> None:
             )
 
 
-def wedlm_model(fields: dict, source: object) -> tuple[WeDLMConfig, WeDLMForCausalLM]:
-    """Builds the WeDLM model that a config.json describes, on the meta device; a stock config gets no MASK yet.
+def read_wedlm_config(fields: dict, source: object) -> WeDLMConfig:
+    """The WeDLMConfig that a config.json describes; a stock config gets no MASK yet.
 
     Args:
         fields (`dict`): The content of config.json, of a WeDLM or a stock checkpoint.
         source (`str` or `os.PathLike`): The name of the checkpoint, for messages.
     """
+    with refusing_configs(source):
+        return WeDLMConfig.from_dict(fields) if fields["model_type"] == MODEL_TYPE else wedlm_config(fields)
+
+
+def wedlm_model(fields: dict, source: object) -> "tuple[WeDLMConfig, WeDLMForCausalLM]":
+    """Builds the WeDLM model that a config.json describes, on the meta device; the arguments are the same."""
+    from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM  # takes seconds, and reading a config does not
+
+    config = read_wedlm_config(fields, source)
+    with refusing_configs(source), torch.device("meta"):
+        return config, WeDLMForCausalLM(config)
+
+
+@contextmanager
+def refusing_configs(source: object) -> Iterator[None]:
     try:
-        is_wedlm = fields["model_type"] == MODEL_TYPE
-        config = WeDLMConfig.from_dict(fields) if is_wedlm else wedlm_config(fields)
-        with torch.device("meta"):
-            return config, WeDLMForCausalLM(config)
+        yield
     except Exception as error:  # a wrong config raises errors of many kinds
         raise CheckpointError(
             f"No model can be built from the config.json of {source} ({one_line(error)}); correct it."
@@ -172,7 +191,7 @@ def stock_fields(config: WeDLMConfig, model_type: str) -> dict:
     return fields
 
 
-def check_shapes(shards: list[Shard], model: WeDLMForCausalLM, source: object) -> None:
+def check_shapes(shards: list[Shard], model: "WeDLMForCausalLM", source: object) -> None:
     """Refuses weight files whose names and shapes are not those of the model.
 
     Args:

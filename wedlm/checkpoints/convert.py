@@ -16,7 +16,7 @@ from wedlm.checkpoints.architectures import (
     wedlm_model,
 )
 from wedlm.checkpoints.errors import CheckpointError
-from wedlm.checkpoints.facts import limits_of_parallel_decoding, offered_decodings
+from wedlm.checkpoints.limits import limits_of_parallel_decoding, offered_decodings
 from wedlm.checkpoints.mask_token import MaskChange, put_mask_in, take_mask_out
 from wedlm.checkpoints.new_folder import check_apart, check_links, check_out
 from wedlm.checkpoints.plan import Plan, write

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase
-from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.shards import read_json
@@ -171,6 +169,9 @@ class TokenizerFiles(NamedTuple):
 
 def is_tokenizer_class(name: str) -> bool:
     """Whether transformers has a tokenizer of this name."""
+    from transformers import PreTrainedTokenizerBase  # takes a second, and reading the files needs neither
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
     found = tokenizer_class_from_name(name)
     return isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)
 

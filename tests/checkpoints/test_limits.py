@@ -1,4 +1,4 @@
-"""The facts that are read from a checkpoint without its weights."""
+"""The decodings that a checkpoint offers, and the notes about those that are refused or slower."""
 
 import json
 
@@ -8,7 +8,7 @@ from stock_checkpoints import edit
 
 from wedlm import convert_to_wedlm
 from wedlm.checkpoints.architectures import wedlm_model
-from wedlm.checkpoints.facts import limits_of_parallel_decoding, offered_decodings
+from wedlm.checkpoints.limits import limits_of_parallel_decoding, offered_decodings
 from wedlm.generation.parameters import DECODINGS
 
 
@@ -48,3 +48,25 @@ def test_questions_leave_the_model_as_it_was():
     assert "repetition_penalty=1.5" in limits_of_parallel_decoding(model, {"repetition_penalty": 1.5})[0]
     assert model.generation_config is given
     assert (given.to_dict(), model.config.to_dict()) == (fields, config)
+
+
+def test_a_decoding_of_the_checkpoint_is_no_processor():
+    _, model = wedlm_model(json.loads((CHECKPOINTS / "q3" / "config.json").read_text()), "q3")
+    assert limits_of_parallel_decoding(model, {"decoding": "autoregressive"}) == []
+
+
+@pytest.mark.parametrize(
+    "fields, offered",
+    [
+        ({"max_new_tokens": "9"}, []),
+        ({"early_stopping": {}}, []),
+        ({"watermarking_config": 1}, []),
+        ({"eos_token_id": []}, list(DECODINGS)),
+    ],
+    ids=str,
+)
+def test_fields_that_transformers_cannot_read_are_a_note(fields, offered):
+    _, model = wedlm_model(json.loads((CHECKPOINTS / "q3" / "config.json").read_text()), "q3")
+    assert offered_decodings(model, fields) == offered
+    (note,) = limits_of_parallel_decoding(model, fields)
+    assert note.startswith("generate() will refuse this checkpoint until it is changed: ")

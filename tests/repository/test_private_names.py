@@ -19,6 +19,7 @@ ELSEWHERE = {
     "modeling_wedlm/dual_stream.py": {
         "_scaled_dot_product_flash_attention_for_cpu": "the name of torch's operator, for selective checkpointing",
     },
+    "modeling_wedlm/draft_loss.py": {"_backward_cls": "torch gives it to every autograd.Function"},
     "wedlm/adapters/draft_lora.py": {
         "_create_and_replace": "PEFT's LoraModel makes each layer in it",
         "_check_merge_allowed": "PEFT asks it before every merge",

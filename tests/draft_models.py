@@ -55,7 +55,11 @@ def save_adapter(folder, flavour="qwen3", seed=1, base=None, **fields):
 
 def drafted(flavour="qwen3", seed=1, **fields) -> WeDLMForCausalLM:
     """`tiny_model` with a random draft adapter in the model itself."""
-    model = tiny_model(flavour, **fields)
+    return with_random_drafts(tiny_model(flavour, **fields), seed)
+
+
+def with_random_drafts(model: WeDLMForCausalLM, seed: int = 1) -> WeDLMForCausalLM:
+    """The same model, changed in place."""
     model.config.drafts = {"rank": 4, "modules": list(LAYERS)}
     model.model.add_drafts(**model.config.drafts)
     torch.manual_seed(seed)

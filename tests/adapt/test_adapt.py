@@ -170,6 +170,12 @@ def test_an_adapter_is_trained_further(place, tmp_path):
     assert made and {record["messages"][1]["content"] for record in made} <= kept
 
 
+def test_an_adapter_of_another_rank_is_refused(place, tmp_path):
+    result = adapt(place / "out.base", tmp_path / "out", "--start-from", place / "out", "--rank", "3")
+    assert result.exit_code == 2 and result.stderr.endswith("has the rank 2, and not 3; pass --rank 2.\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.full
 def test_two_processes_write_the_answers_of_one(place, tmp_path):
     command = [

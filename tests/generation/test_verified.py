@@ -1,10 +1,12 @@
 """Verified decoding: autoregressive text, and what it takes to get it."""
 
 import math
+from copy import deepcopy
 from itertools import pairwise, product
 
 import pytest
 import torch
+from draft_models import with_random_drafts
 from helpers import CHECKPOINTS, DECODE, EOS, MASK, PAD, PROMPTS, left_padded, load, logits_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -432,12 +434,12 @@ def chi_square_probability(counts: torch.Tensor, chances: torch.Tensor) -> float
     return torch.special.gammaincc(torch.tensor((len(counts) - 1) / 2).double(), statistic / 2).item()
 
 
-def sampled_counts(settings) -> tuple[torch.Tensor, torch.Tensor]:
+def sampled_counts(settings, model=SMALL) -> tuple[torch.Tensor, torch.Tensor]:
     """How often each continuation came, and drafts accepted at each distance."""
     torch.manual_seed(0)
     counts, accepted = torch.zeros(5, 5, 5), 0
     for _ in range(10):
-        output = SMALL.generate(
+        output = model.generate(
             torch.tensor([PROMPT]), attention_mask=torch.ones(1, 3).long(), max_new_tokens=NUM_TOKENS, do_sample=True,
             num_return_sequences=NUM_SAMPLES // 10, decoding="verified", pad_token_id=0,
             return_dict_in_generate=True, **{"top_k": 0, **settings},
@@ -456,6 +458,16 @@ def test_samples_have_the_autoregressive_distribution(name, monkeypatch):
     in_step = "logits_processor" in SAMPLERS[name]  # thousands of rows, of which the slowest sets the pace
     assert (accepted[: 1 if in_step else 2] > NUM_SAMPLES / 50).all(), "drafts took part"
     assert chi_square_probability(counts, exact_distribution(SAMPLERS[name])) > 1e-3
+
+
+def test_samples_with_a_draft_adapter_have_the_distribution_of_the_base(monkeypatch):
+    monkeypatch.setattr(verified, "LEAST_CHANCE", 0.0)
+    model = with_random_drafts(deepcopy(SMALL))
+    counts, accepted = sampled_counts({}, model)
+    with_mask = torch.tensor([[*PROMPT, SMALL.config.mask_token_id]])
+    assert not torch.equal(model(with_mask).logits, SMALL(with_mask).logits)
+    assert (accepted[:2] > NUM_SAMPLES / 50).all(), "drafts took part"
+    assert chi_square_probability(counts, exact_distribution({})) > 1e-3
 
 
 @pytest.mark.full

@@ -45,7 +45,6 @@ def adapt(settings: AdaptSettings, places: Places, overwrite: bool = False) -> N
     if state.is_main_process:
         results = measure(settings, tasks, adapter, places.work)
         finish(settings, results, adapter, places.out, overwrite)
-    state.wait_for_everyone()
 
 
 def wedlm_base(model: str, places: Places, state: PartialState) -> str:

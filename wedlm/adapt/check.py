@@ -7,6 +7,7 @@ from wedlm.adapt.tasks import read_tasks
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.new_folder import check_apart, check_out
 from wedlm.checkpoints.resolve import (
+    ADAPTER_FILE,
     ADAPTER_WEIGHTS,
     check_weights,
     checkpoint_folder,
@@ -16,6 +17,7 @@ from wedlm.checkpoints.resolve import (
     read_config,
     require_tokenizer,
 )
+from wedlm.checkpoints.shards import read_json
 from wedlm.checkpoints.stock_families import STOCK_FAMILIES
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
@@ -42,4 +44,6 @@ def check_adapt(settings: AdaptSettings, places: Places, overwrite: bool) -> Non
     start = settings.start_from
     if start is not None and not (has_draft_type(start) and (start / ADAPTER_WEIGHTS).is_file()):
         raise AdaptError(f"--start-from {start} is no folder of a draft adapter; give one, or leave it out.")
+    if start is not None and (rank := read_json(start / ADAPTER_FILE).get("r")) != settings.rank:
+        raise AdaptError(f"--start-from {start} has the rank {rank}, and not {settings.rank}; pass --rank {rank}.")
     read_tasks(settings)

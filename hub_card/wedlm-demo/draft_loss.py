@@ -39,16 +39,20 @@ def draft_loss(
     teachers, weights = teachers.to(device), weights.to(device)
     first_of_row = torch.arange(len(teachers), device=device)[:, None] * teachers.shape[1]
     all_teachers = (first_of_row + teachers).flatten()
-    chosen = (teachers.flatten() != NO_TEACHER).nonzero()[:, 0]  # waits for the device, the only time
-    distances = torch.zeros(all_teachers.shape, device=device)
-    hits = torch.zeros(all_teachers.shape, dtype=torch.bool, device=device)
+    has_teacher = teachers.flatten() != NO_TEACHER
+    chosen = has_teacher.nonzero()[:, 0]  # waits for the device, the only time
     if len(chosen) == 0:
-        loss = lm_head(hidden_states[:1, :1]).float().sum() * 0  # its graph reaches all weights
-    else:
-        flat = hidden_states.flatten(0, 1)
-        loss, distances[chosen], hits[chosen] = LossOfQueries.apply(
-            flat[chosen], flat[all_teachers[chosen]].detach(), weights.flatten()[chosen], lm_head, mask_token_id
-        )
+        # The loss of the first query, times 0: its graph reaches the adapter, and every process calls the head alike.
+        chosen, weights = torch.zeros(1, dtype=torch.long, device=device), torch.zeros_like(weights)
+        all_teachers[0] = 0
+    flat = hidden_states.flatten(0, 1)
+    loss, some_distances, some_hits = LossOfQueries.apply(
+        flat[chosen], flat[all_teachers[chosen]].detach(), weights.flatten()[chosen], lm_head, mask_token_id
+    )
+    distances, hits = (
+        torch.zeros_like(has_teacher, dtype=some.dtype).index_copy_(0, chosen, some) * has_teacher
+        for some in (some_distances, some_hits)
+    )
     return loss, distances.view(teachers.shape), hits.view(teachers.shape)
 
 

@@ -1,5 +1,7 @@
 """Training of a draft adapter: a step however it is cut, a run that learns, its checkpoints, and what is refused."""
 
+import json
+
 import pytest
 import torch
 from draft_models import tiny_model
@@ -61,6 +63,20 @@ def test_two_processes_take_the_same_steps(whole, tmp_path):
     assert_same(whole, runs["ddp"])
     assert_same(whole, runs["fsdp"])
     assert_same(trained(tmp_path / "alone", per_device_train_batch_size=6, max_steps=4), runs["uneven"])
+
+
+@pytest.mark.ecosystem
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed_takes_the_same_steps(stage, tmp_path):
+    """Its weights are in pieces, so the losses and drafts of later steps show that earlier steps were the same."""
+    config = json.loads((REPOSITORY / "training" / "configs" / "zero3.json").read_text())
+    config["zero_optimization"]["stage"] = stage
+    ways = {"deepspeed": {"per_device_train_batch_size": 4, "max_steps": 4, "deepspeed": config}}
+    script = 'import os\nos.environ["DS_ACCELERATOR"] = "cpu"\n' + SCRIPT
+    run_two_processes(script, tmp_path, str(tmp_path), str(REPOSITORY / "tests"), repr(ways))
+    _, log, _ = torch.load(tmp_path / "deepspeed.pt")
+    _, expected, _ = trained(tmp_path / "alone", max_steps=4)
+    assert_same(({}, expected), ({}, log))
 
 
 def test_a_packed_step_is_the_same(whole, tmp_path):

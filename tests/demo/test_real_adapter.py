@@ -1,0 +1,64 @@
+"""The draft adapter of the real model, as it is published in the repository."""
+
+import gzip
+import json
+import re
+
+import pytest
+from draft_models import save_adapter
+from helpers import REPOSITORY
+
+from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS
+from wedlm.demo import real_adapter
+from wedlm.demo.real_adapter import BASE, publish, write_prompts
+from wedlm.hub_card.draft_report import PLOT_FILE, REPORT_FILE, draft_section, labelled
+from wedlm.hub_card.leaks import find_leak
+
+PUBLISHED = REPOSITORY / "hub_card" / "smollm2-135m-adapter"
+
+
+def test_the_files_are_small_and_name_the_base_in_any_clone():
+    files = {path.name: path for path in PUBLISHED.iterdir()}
+    assert set(files) == {ADAPTER_FILE, ADAPTER_WEIGHTS, REPORT_FILE, PLOT_FILE, "README.md"}
+    assert sum(path.stat().st_size for path in files.values()) < 12e6
+    fields = json.loads(files[ADAPTER_FILE].read_text(encoding="utf-8"))
+    assert fields["base_model_name_or_path"] == BASE and fields["base_fingerprint"]
+    assert BASE in (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    for name in (ADAPTER_FILE, REPORT_FILE, "README.md"):
+        assert find_leak(files[name].read_text(encoding="utf-8"), [REPOSITORY], []) is None
+        assert re.findall(r"/(?:tmp|work|root|home)/\S*", files[name].read_text(encoding="utf-8")) == []
+
+
+def test_the_card_shows_the_recorded_numbers():
+    report = json.loads((PUBLISHED / REPORT_FILE).read_text(encoding="utf-8"))
+    section = draft_section(report)
+    card = (PUBLISHED / "README.md").read_text(encoding="utf-8")
+    assert f"## {section.title}\n\n{section.text}" in card
+    assert all(one["same_text_as_autoregressive"] == 1 for one in labelled(report["results"]).values())
+    assert report["results"]["also"]["all"]["num_questions"] >= 20 and len(report["results"]["held_out"]) == 16
+    assert not report["commit"].endswith("+changes")
+
+
+def test_an_adapter_is_published(tmp_path):
+    made = save_adapter(tmp_path / "made")
+    for name, text in ((REPORT_FILE, "{}"), (PLOT_FILE, "png"), ("README.md", "`wedlm generate --model made x`")):
+        (made / name).write_text(text, encoding="utf-8")
+    publish(made, tmp_path / "published")
+    assert (tmp_path / "published" / ADAPTER_WEIGHTS).read_bytes() == (made / ADAPTER_WEIGHTS).read_bytes()
+    fields = json.loads((tmp_path / "published" / ADAPTER_FILE).read_text(encoding="utf-8"))
+    assert fields["base_model_name_or_path"] == BASE
+    card = (tmp_path / "published" / "README.md").read_text(encoding="utf-8")
+    assert f"--model {tmp_path / 'published'} x" in card and "Apache License 2.0" in card
+
+
+def test_prompts_come_from_the_known_file_only(tmp_path, monkeypatch):
+    problems = [{"prompt": f"def function_{number}():\n"} for number in range(164)]
+    file = tmp_path / real_adapter.HUMAN_EVAL
+    file.parent.mkdir(parents=True)
+    file.write_bytes(gzip.compress("".join(json.dumps(problem) + "\n" for problem in problems).encode()))
+    with pytest.raises(SystemExit, match="has the SHA-256"):
+        write_prompts(tmp_path, tmp_path / "out.jsonl")
+    monkeypatch.setattr(real_adapter, "HUMAN_EVAL_SHA256", real_adapter.sha256(file.read_bytes()).hexdigest())
+    write_prompts(tmp_path, tmp_path / "out.jsonl")
+    prompts = [json.loads(line)["prompt"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert len(prompts) == 20 and "def function_8():" in prompts[1]

@@ -6,13 +6,28 @@ from typing import Any
 from wedlm.evaluation.provenance import commit_text
 from wedlm.hub_card.card import Section
 from wedlm.hub_card.markdown import escaped, number, shown_command, shown_versions, table
+from wedlm.hub_card.options import ExportError
 from wedlm.hub_card.report_file import read_report
 
 REPORT_FILE, PLOT_FILE = "report.json", "drafts.png"
 
 
-def read_draft_report(path: Path) -> Section:
-    """Reads a report.json of `wedlm adapt`."""
+def read_draft_report(path: Path, digests: dict[str, str], adapter: Path) -> Section:
+    """Reads a report.json of `wedlm adapt`, and refuses one about other weights.
+
+    Args:
+        path (`Path`):
+            The file.
+        digests (`dict[str, str]`):
+            The `digests` of the adapter and its base.
+        adapter (`Path`):
+            The adapter, for the message of an error.
+    """
+    measured = read_report(path, lambda report: {name: report["results"][name] for name in digests}, "wedlm adapt")
+    if measured != digests:
+        raise ExportError(
+            f"{path} is about other weights than those of {adapter} and its base; remove it, and export again."
+        )
     return read_report(path, draft_section, "wedlm adapt")
 
 
@@ -20,11 +35,12 @@ def draft_section(report: dict[str, Any]) -> Section:
     """Returns what the adapter brings, with the command and the conditions of the measurement."""
     results = report["results"]
     window = results["arguments"]["window_size"]
+    is_first = report["settings"]["start_from"] is None  # otherwise an earlier run may have been trained on others
     return Section(
         "Speed",
         f"Prompts were answered greedily, one at a time, token by token and verified (window of {window}), in turns, "
         f"in {results['dtype']}, on {escaped(report['device'])}, with {shown_versions(report['versions'])}, "
-        f"{commit_text(report['commit'])}. None of them was trained on.\n\n"
+        f"{commit_text(report['commit'])}.{' None of them was trained on.' if is_first else ''}\n\n"
         f"```bash\n{shown_command(report['command'])}\n```\n\n"
         f"{table_of(results)}\n\n"
         f"*Same text* counts the prompts whose answers are equal. *Tokens/s* and *times as fast* are medians over the "

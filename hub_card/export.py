@@ -137,11 +137,12 @@ def card_content(checkpoint: Checkpoint, options: CardOptions, repository: str) 
     """
     metadata = read_metadata(checkpoint.folder, options, checkpoint.adapter)
     published = checkpoint.adapter or checkpoint.folder
-    expected = digests(checkpoint.folder, checkpoint.adapter) if options.evaluation_files else {}
+    draft_report = report_beside(checkpoint.adapter)
+    is_measured = options.evaluation_files or draft_report
+    expected = digests(checkpoint.folder, checkpoint.adapter) if is_measured else {}
     name = checkpoint.adapter or checkpoint.name
     evaluations = [read_evaluation(path, expected, name) for path in options.evaluation_files]
     found = [path for name in TRAINING_FILES if (path := published / name).exists()]
-    draft_report = report_beside(checkpoint.adapter)
     training_file = options.training_file or next(iter(found), None)
     return CardContent(
         title=" ".join((options.title or repository.rpartition("/")[2]).split()),
@@ -153,7 +154,7 @@ def card_content(checkpoint: Checkpoint, options: CardOptions, repository: str) 
         hub_results=[result for evaluation in evaluations for result in evaluation.hub_results()],
         training=None if training_file is None else read_training(training_file),
         loss_plot=plot_beside(training_file),
-        sections=[read_draft_report(draft_report)] if draft_report is not None else [],
+        sections=[read_draft_report(draft_report, expected, checkpoint.adapter)] if draft_report else [],
         base=adapter_base(checkpoint, metadata["base_model"], repository) if options.adapter_only else None,
     )
 

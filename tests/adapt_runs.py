@@ -8,8 +8,8 @@ from stock_checkpoints import save_stock
 NUM_PROMPTS = 20
 
 
-def write_prompts(path, num_prompts=NUM_PROMPTS, **fields):
-    records = [{"prompt": f"the cat sat on mat {number}", **fields} for number in range(num_prompts)]
+def write_prompts(path, num_prompts=NUM_PROMPTS, suffix="", **fields):
+    records = [{"prompt": f"the cat sat on mat {number}{suffix}", **fields} for number in range(num_prompts)]
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return path
 

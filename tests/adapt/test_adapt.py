@@ -1,18 +1,24 @@
 """`wedlm adapt` from nothing to its report, in one go and stopped in every stage."""
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from adapt_runs import NUM_PROMPTS, adapt, prepared, records
+from adapt_runs import NUM_PROMPTS, adapt, prepared, records, write_prompts
 from safetensors import safe_open
 from safetensors.torch import load_file
+from stock_checkpoints import save_stock
 from transformers import TrainerCallback
 
 from wedlm.adapt import adapt as stages
 from wedlm.adapt import answers, train_adapter
+from wedlm.adapt.settings import AdaptSettings
+from wedlm.adapt.tasks import Task
+from wedlm.checkpoints.attach import fingerprint_on_disk
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS
 from wedlm.evaluation.work_file import WorkFile
@@ -32,7 +38,7 @@ def place(tmp_path_factory):
 def test_the_adapter_has_its_report_and_its_plot(place):
     out = place / "out"
     assert {path.name for path in out.iterdir()} >= {
-        "adapter_config.json", ADAPTER_WEIGHTS, "report.json", "drafts.png",
+        "adapter_config.json", ADAPTER_WEIGHTS, "generation_config.json", "report.json", "drafts.png", "README.md",
     }  # fmt: skip
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     measured = report["results"]["held_out"]["all"]
@@ -68,6 +74,7 @@ def test_the_answers_are_those_of_the_model_itself(place):
 def test_the_adapter_decodes_with_every_command(place):
     model, _ = load_checkpoint(place / "out")
     assert model.generation_config.decoding == "verified" and model.config.drafts["rank"] == 2
+    assert model.generation_config.window_size == 8  # that of training, whatever the device
 
 
 def test_an_out_that_is_there_is_refused(place):
@@ -106,14 +113,29 @@ def stop_training(monkeypatch):
             if state.global_step == 3:
                 raise Stopped
 
+    with_callback(monkeypatch, Stop())
+
+
+def with_callback(monkeypatch, callback):
     make = train_adapter.new_trainer
 
-    def new_trainer(*arguments):
-        trainer = make(*arguments)
-        trainer.add_callback(Stop())
+    def new_trainer(*arguments, **options):
+        trainer = make(*arguments, **options)
+        trainer.add_callback(callback)
         return trainer
 
     monkeypatch.setattr(train_adapter, "new_trainer", new_trainer)
+
+
+def stop_first_checkpoint(monkeypatch):
+    """Stops while the first checkpoint is written, so that none is complete."""
+
+    class Stop(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            (Path(args.output_dir) / "checkpoint-1" / "trainer_state.json").unlink()
+            raise Stopped
+
+    with_callback(monkeypatch, Stop())
 
 
 def stop_measurement(monkeypatch):
@@ -139,7 +161,10 @@ def stop_report(monkeypatch):
 def test_a_run_that_is_stopped_in_every_stage_makes_the_same_adapter(place, tmp_path, monkeypatch):
     out = tmp_path / "out"
     command = (place / "stock", out, "--prompts", place / "prompts.jsonl")
-    for stop in (stop_conversion, stop_answers, stop_training, stop_measurement, stop_report):
+    stages_stopped = (
+        stop_conversion, stop_answers, stop_first_checkpoint, stop_training, stop_measurement, stop_report,
+    )  # fmt: skip
+    for stop in stages_stopped:
         with monkeypatch.context() as patched:
             stop(patched)
             with pytest.raises(Stopped):
@@ -155,16 +180,19 @@ def test_a_run_that_is_stopped_in_every_stage_makes_the_same_adapter(place, tmp_
 @pytest.mark.full
 def test_an_adapter_is_trained_further(place, tmp_path):
     answered = place / "out.work" / "train.jsonl"
+    others = write_prompts(tmp_path / "others.jsonl", 2, suffix="?")
     result = adapt(
         place / "out.base", tmp_path / "out", "--answers", answered, "--start-from", place / "out", "--measure-also",
-        place / "prompts.jsonl",
+        others,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert not (tmp_path / "out.base").exists()
     before, after = (load_file(folder / ADAPTER_WEIGHTS) for folder in (place / "out", tmp_path / "out"))
     assert any(not torch.equal(before[name], after[name]) for name in before)
     report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
-    assert report["results"]["also"]["all"]["num_questions"] == NUM_PROMPTS
+    assert report["results"]["also"]["all"]["num_questions"] == 2
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "None of them was trained on" not in card and "None of them" in (place / "out" / "README.md").read_text()
     kept = {record["messages"][1]["content"] for record in records(answered)}
     made = records(tmp_path / "out.work" / "train.jsonl")
     assert made and {record["messages"][1]["content"] for record in made} <= kept
@@ -177,10 +205,46 @@ def test_an_adapter_of_another_rank_is_refused(place, tmp_path):
 
 
 @pytest.mark.full
+def test_a_base_of_another_model_is_converted_anew(place, tmp_path):
+    assert adapt(place / "stock", tmp_path / "out", "--prompts", place / "prompts.jsonl").exit_code == 0
+    shutil.rmtree(tmp_path / "out.work")
+    save_stock(tmp_path / "other", "llama", initializer_range=0.4)
+    result = adapt(tmp_path / "other", tmp_path / "out", "--prompts", place / "prompts.jsonl", "--overwrite")
+    assert result.exit_code == 0, result.output
+    assert fingerprint_on_disk(tmp_path / "out.base") == fingerprint_on_disk(tmp_path / "other")
+    load_checkpoint(tmp_path / "out")
+    result = adapt(place / "stock", tmp_path / "out", "--prompts", place / "prompts.jsonl", "--overwrite")
+    assert result.exit_code == 2 and "holds a run with another MODEL, or with other weights of it" in result.stderr
+
+
+def test_prompts_that_are_too_long_are_refused_before_anything_is_written(place, tmp_path):
+    long = write_prompts(tmp_path / "long.jsonl", 3, suffix=" cat" * 600)
+    command = (place / "out.base", tmp_path / "out", "--prompts", place / "prompts.jsonl")
+    for more, sentence in (
+        (("--measure-also", long), f"{long}, line 1: the prompt has "),
+        (("--max-new-tokens", "90000"), "--max-new-tokens 90000 leaves no room for a prompt"),
+        (("--max-length", "16"), "17 of 17 prompts have --max-length 16 tokens or more, so there is nothing to train"),
+    ):
+        result = adapt(*command, *more)
+        assert result.exit_code == 2 and sentence in result.stderr, result.output
+        assert not (tmp_path / "out.work").exists()
+
+
+def test_blank_answers_are_left_out(place, tmp_path, monkeypatch):
+    texts = iter(["", " \n", "right"])
+    monkeypatch.setattr(answers, "generate", lambda *given: [next(texts) for _ in given[2]])
+    model, tokenizer = load_checkpoint(place / "out.base")
+    tasks = [Task("kind", f"prompt {number}") for number in range(3)]
+    answers.answer_all(model, tokenizer, tasks, AdaptSettings("model"), tmp_path / "train.jsonl")
+    (record,) = records(tmp_path / "train.jsonl")
+    assert record["messages"][0]["content"] == "prompt 2" and list(tmp_path.iterdir()) == [tmp_path / "train.jsonl"]
+
+
+@pytest.mark.full
 def test_two_processes_write_the_answers_of_one(place, tmp_path):
     command = [
-        sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--mixed_precision", "no",
-        "-m", "wedlm", "adapt", place / "stock", tmp_path / "out", "--prompts", place / "prompts.jsonl",
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "wedlm", "adapt",
+        place / "stock", tmp_path / "out", "--prompts", place / "prompts.jsonl",
         "--max-new-tokens", "8", "--batch-size", "4", "--num-held-out", "3", "--steps", "6", "--max-length", "64",
         "--rank", "2",
     ]  # fmt: skip
@@ -188,3 +252,5 @@ def test_two_processes_write_the_answers_of_one(place, tmp_path):
     for name in ("train.jsonl", "held_out.jsonl"):
         assert (tmp_path / "out.work" / name).read_bytes() == (place / "out.work" / name).read_bytes()
     assert (tmp_path / "out" / ADAPTER_WEIGHTS).exists()
+    checkpoint = max((tmp_path / "out.work" / "training").glob("checkpoint-*"))
+    assert {path.name for path in checkpoint.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}

@@ -7,8 +7,17 @@ from helpers import REPOSITORY
 
 from wedlm.adapt.settings import AdaptSettings, option
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.commands.options import AdaptOptions
 
 PAGE = (REPOSITORY / "docs" / "adapt.md").read_text(encoding="utf-8")
+
+
+def test_the_command_has_the_defaults_of_the_settings():
+    settings, options = (
+        {field.name: field.default for field in fields(kind)} for kind in (AdaptSettings, AdaptOptions)
+    )
+    assert settings == {name: default for name, default in options.items() if name in settings}
+    assert options.keys() - settings.keys() == {"out", "overwrite", "debug"}
 
 
 def test_the_code_runs(tmp_path, monkeypatch, capsys):

@@ -9,45 +9,81 @@ from wedlm.adapt.settings import AdaptSettings, Places, check_settings, record_s
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS
 
 OTHERS = {
-    "model": "another", "num_prompts": 5, "num_held_out": 5, "max_new_tokens": 5, "temperature": 0.5, "minutes": 5.0,
-    "steps": 5, "rank": 5, "window_size": 5, "learning_rate": 0.5, "max_length": 50, "batch_size": 5, "seed": 5,
-    "dtype": "bfloat16",
+    "num_prompts": 5, "num_held_out": 5, "max_new_tokens": 5, "temperature": 0.5, "minutes": 5.0, "steps": 5, "rank": 5,
+    "window_size": 5, "learning_rate": 0.5, "max_length": 50, "batch_size": 5, "seed": 5, "dtype": "bfloat16",
 }  # fmt: skip
-FILES = ("prompts", "answers", "measure_also", "start_from")
+FILES = ("prompts", "answers", "start_from")
+FREE = {"device": "cpu", "measure_also": None}
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(AdaptSettings)])
-def test_a_stopped_run_goes_on_with_its_own_settings_only(name, tmp_path):
-    settings = AdaptSettings("model")
-    check_settings(settings, tmp_path)  # nothing is there
-    record_settings(settings, tmp_path)
-    check_settings(settings, tmp_path)
-    if name == "device":
-        check_settings(replace(settings, device="cpu"), tmp_path)
+@pytest.fixture
+def model(tmp_path):
+    """A folder with a file of weights."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(bytes(range(256)) * 4000)
+    return str(tmp_path / "model")
+
+
+@pytest.fixture
+def work(tmp_path):
+    """The folder of a run that has begun."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "train.jsonl").write_text("{}")
+    return tmp_path / "work"
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(AdaptSettings) if field.name != "model"])
+def test_a_stopped_run_goes_on_with_its_own_settings_only(name, model, work, tmp_path):
+    settings = AdaptSettings(model)
+    check_settings(settings, work)  # nothing is recorded
+    record_settings(settings, work)
+    check_settings(settings, work)
+    if name in FREE:
+        file = write_prompts(tmp_path / "also.jsonl")
+        check_settings(replace(settings, **{name: FREE[name] or file}), work)
         return
     if name in FILES:
         file = write_prompts(tmp_path / (ADAPTER_WEIGHTS if name == "start_from" else "prompts.jsonl"))
-        other = replace(settings, **{name: tmp_path if name == "start_from" else file})
+        other, kind = tmp_path if name == "start_from" else file, "another "
     else:
-        other = replace(settings, **{name: OTHERS[name]})
-    with pytest.raises(ValueError, match=f"holds a run with --{name.replace('_', '-')} .*; give its options to go on"):
-        check_settings(other, tmp_path)
+        other, kind = OTHERS[name], ""
+    sentence = f"holds a run with {kind}--{name.replace('_', '-')}.*; give its options to go on"
+    with pytest.raises(ValueError, match=sentence):
+        check_settings(replace(settings, **{name: other}), work)
 
 
-def test_a_file_that_changes_is_noticed(tmp_path):
+def test_a_run_whose_first_check_failed_may_change(model, tmp_path):
+    """Only the settings are there, and no work."""
+    record_settings(AdaptSettings(model), tmp_path / "new")
+    check_settings(AdaptSettings(model, rank=5), tmp_path / "new")
+
+
+def test_a_file_that_changes_is_noticed(model, work, tmp_path):
     file = write_prompts(tmp_path / "prompts.jsonl")
-    record_settings(AdaptSettings("model", prompts=file), tmp_path)
-    check_settings(AdaptSettings("model", prompts=file), tmp_path)
+    record_settings(AdaptSettings(model, prompts=file), work)
+    check_settings(AdaptSettings(model, prompts=file), work)
     write_prompts(file, 3)
-    with pytest.raises(ValueError, match="holds a run with --prompts"):
-        check_settings(AdaptSettings("model", prompts=file), tmp_path)
+    with pytest.raises(ValueError, match="another --prompts, or an earlier content of it"):
+        check_settings(AdaptSettings(model, prompts=file), work)
 
 
-def test_a_damaged_record_is_refused(tmp_path):
+def test_other_weights_are_noticed_under_any_name(model, work, tmp_path):
+    record_settings(AdaptSettings(model), work)
+    check_settings(AdaptSettings(f"{model}/../model"), work)
+    weights = tmp_path / "model" / "model.safetensors"
+    changed = bytes(255 - byte for byte in weights.read_bytes())
+    weights.write_bytes(changed)
+    with pytest.raises(ValueError, match="another MODEL, or with other weights of it"):
+        check_settings(AdaptSettings(model), work)
+
+
+def test_a_damaged_record_is_refused(model, work, tmp_path):
     for content in ("{", "[]"):
-        (tmp_path / "settings.json").write_text(content, encoding="utf-8")
+        (work / "settings.json").write_text(content, encoding="utf-8")
         with pytest.raises(ValueError, match="cannot be read .*; remove .* to start anew"):
-            check_settings(AdaptSettings("model"), tmp_path)
+            check_settings(AdaptSettings(model), work)
+    with pytest.raises(ValueError, match=r"typo.jsonl cannot be read \(No such file or directory\); give a file that"):
+        check_settings(AdaptSettings(model, prompts=tmp_path / "typo.jsonl"), work)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +93,9 @@ def test_a_damaged_record_is_refused(tmp_path):
         ({"minutes": float("nan")}, "--minutes nan is not a number above 0"),
         ({"learning_rate": float("inf")}, "--learning-rate inf is not a number above 0"),
         ({"temperature": -1}, "--temperature -1 is negative or no number"),
+        ({"seed": -1}, "--seed -1 is too small; pass 0 or more"),
+        ({"seed": 2**32}, "--seed 4294967296 is too large"),
+        ({"device": "cuda:1"}, "--device cuda:1 names one of several GPUs, .*; set CUDA_VISIBLE_DEVICES"),
         ({"steps": 0}, "--steps 0 is too small; pass 1 or more"),
         ({"window_size": 1}, "--window-size 1 is too small; pass 2 or more"),
         ({"window_size": 33}, "--window-size 33 is too large; pass 32 or less"),

@@ -1,6 +1,7 @@
 """The prompts of a run: what is held out is never trained on."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from adapt_runs import write_prompts
@@ -44,6 +45,21 @@ def test_answers_are_kept_for_training_only(tmp_path):
     assert {task.answer for task in given_answers.train} == {"yes"}
     assert {task.answer for task in given_answers.held_out} == {None}
     assert {task.kind for task in given_answers.train} == {"log"}
+
+
+def test_prompts_that_are_trained_on_are_not_measured(tmp_path):
+    """Also where one file has them as texts and the other as messages."""
+    file = write_prompts(tmp_path / "prompts.jsonl", 12)
+    settings = AdaptSettings("model", prompts=file, num_held_out=2)
+    (trained, *_), (held_out, *_), _ = read_tasks(settings)
+    also = tmp_path / "also.jsonl"
+    also.write_text(
+        json.dumps({"messages": trained.messages()}) + "\n" + json.dumps({"prompt": held_out.prompt}) + "\n"
+    )
+    with pytest.raises(
+        ValueError, match="the adapter is trained on 1 of these 2 prompts, .*also.jsonl, line 1 for ex"
+    ):
+        read_tasks(replace(settings, measure_also=also))
 
 
 def test_prompts_are_measured_as_well(tmp_path):

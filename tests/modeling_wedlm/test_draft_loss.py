@@ -31,15 +31,16 @@ def reference(head, hidden_states, weights):
     return loss, distances, hits
 
 
-@pytest.mark.parametrize("queries_per_chunk", [1, 3, 256])
-def test_values_and_gradients_are_those_of_the_formula(queries_per_chunk, monkeypatch):
+@pytest.mark.parametrize(("queries_per_chunk", "at_a_time"), [(1, 16), (3, 16), (256, 16), (256, 2), (5, 2)])
+def test_values_and_gradients_are_those_of_the_formula(queries_per_chunk, at_a_time, monkeypatch):
     monkeypatch.setattr(module, "QUERIES_PER_CHUNK", queries_per_chunk)
+    monkeypatch.setattr(module, "QUERIES_AT_A_TIME", at_a_time)
     gradients = []
     for compute in (lambda *given: draft_loss(given[0], given[1], TEACHERS, given[2], MASK), reference):
         head, hidden_states, weights = inputs()
         head.requires_grad_(False)
         loss, distances, hits = compute(head, hidden_states, weights)
-        loss.backward()
+        (3 * loss).backward()
         gradients.append((loss.detach().float(), distances, hits, hidden_states.grad))
     for got, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(got, expected)

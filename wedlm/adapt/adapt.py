@@ -5,22 +5,32 @@ A stopped run goes on where it was stopped when the same command is given again.
 
 import json
 import shutil
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
 from transformers import AutoTokenizer, logging
 
 from wedlm.adapt.answers import answer_all, expected_minutes
 from wedlm.adapt.measure import measure
+from wedlm.adapt.prompt_ids import check_prompts
 from wedlm.adapt.report import write_adapter_report
 from wedlm.adapt.settings import FILES, AdaptSettings, Places, record_settings
 from wedlm.adapt.tasks import Tasks, read_tasks
 from wedlm.adapt.train_adapter import LOG_FILE, train_adapter
+from wedlm.checkpoints.attach import fingerprint_on_disk
 from wedlm.checkpoints.convert import convert_to_wedlm
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.new_folder import complete_or_absent
-from wedlm.checkpoints.resolve import checkpoint_folder, read_config
+from wedlm.checkpoints.resolve import (
+    ADAPTER_FILE,
+    ADAPTER_WEIGHTS,
+    GENERATION_FILE,
+    checkpoint_folder,
+    read_config,
+)
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 
@@ -32,11 +42,10 @@ def adapt(settings: AdaptSettings, places: Places, overwrite: bool = False) -> N
         places (`Places`): The folders. `check_adapt` has accepted both.
         overwrite (`bool`, *optional*, defaults to `False`): Whether OUT may hold an adapter, which is replaced.
     """
-    state = PartialState(cpu=settings.device == "cpu")
+    on_cpu = not torch.cuda.is_available() if settings.device is None else settings.device == "cpu"
+    # Processes wait for each other behind conversion and answers, which take hours.
+    state = PartialState(cpu=on_cpu, timeout=timedelta(days=7))
     logging.set_verbosity_error()
-    if state.is_main_process:
-        record_settings(settings, places.work)
-    state.wait_for_everyone()
     tasks = read_tasks(settings)
     base = wedlm_base(settings.model, places, state)
     answer(settings, tasks, base, places.work, state)
@@ -44,35 +53,45 @@ def adapt(settings: AdaptSettings, places: Places, overwrite: bool = False) -> N
     adapter = train_adapter(settings, base, tokenizer, places.work)
     if state.is_main_process:
         results = measure(settings, tasks, adapter, places.work)
-        finish(settings, results, adapter, places.out, overwrite)
+        finish(settings, results, adapter, places, overwrite)
 
 
 def wedlm_base(model: str, places: Places, state: PartialState) -> str:
     """Returns the model itself if it is a WeDLM, and otherwise the folder of the WeDLM that it is converted to."""
-    if read_config(model, checkpoint_folder(model, with_weights=False)).get("model_type") == MODEL_TYPE:
+    folder = checkpoint_folder(model, with_weights=True)
+    if read_config(model, folder).get("model_type") == MODEL_TYPE:
         return model
     with state.main_process_first():
-        if not places.base.exists():
-            for note in convert_to_wedlm(model, places.base).notes:
+        is_there = places.base.exists()
+        if not is_there or fingerprint_on_disk(places.base) != fingerprint_on_disk(folder):  # of another model
+            for note in convert_to_wedlm(model, places.base, overwrite=is_there).notes:
                 print(f"Note: {note}")
     return str(places.base)
 
 
 def answer(settings: AdaptSettings, tasks: Tasks, base: str, work: Path, state: PartialState) -> None:
     """Lets the model answer the prompts that have no answer yet, and says first how long everything may take."""
-    if all((work / f"{name}.jsonl").exists() for name in FILES):
-        return
-    model, tokenizer = load_checkpoint(base, settings.dtype, settings.device or str(state.device))
-    if state.is_main_process:
-        print(expected_minutes(model, tokenizer, tasks, settings, state.num_processes))
-    for name in FILES:
-        answer_all(model, tokenizer, getattr(tasks, name), settings, work / f"{name}.jsonl")
+    files = [work / f"{name}.jsonl" for name in FILES if not (work / f"{name}.jsonl").exists()]
+    if files:
+        model, tokenizer = load_checkpoint(base, settings.dtype, settings.device or state.device.type)
+        note = check_prompts(model, tokenizer, tasks, settings)
+        if state.is_main_process:
+            record_settings(settings, work)
+            if note:
+                print(note)
+            asked = [task for file in files for task in getattr(tasks, file.stem)]
+            measured = [*tasks.held_out, *tasks.also]
+            print(expected_minutes(model, tokenizer, asked, measured, settings, state.num_processes))
+        for file in files:
+            answer_all(model, tokenizer, getattr(tasks, file.stem), settings, file)
 
 
-def finish(settings: AdaptSettings, results: dict[str, Any], adapter: Path, out: Path, overwrite: bool) -> None:
+def finish(settings: AdaptSettings, results: dict[str, Any], adapter: Path, places: Places, overwrite: bool) -> None:
     """Writes OUT: the adapter, its report with the plot, and its card."""
     results["log"] = json.loads((adapter / LOG_FILE).read_text(encoding="utf-8"))
-    with complete_or_absent(out, overwrite) as new:
-        for file in adapter.glob("adapter_*"):
-            shutil.copyfile(file, new / file.name)
-        write_adapter_report(settings, results, new, out.name)
+    with complete_or_absent(places.out, overwrite) as new:
+        for name in (ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE):
+            shutil.copyfile(adapter / name, new / name)
+        write_adapter_report(settings, results, new, places.out.name)
+    needed = f"{places.base} is its base and must stay; " if places.base.exists() else ""
+    print(f"Written to {places.out}; {needed}{places.work} keeps the answers and can be removed.")

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -9,33 +10,13 @@ from accelerate import PartialState
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from wedlm.adapt.prompt_ids import encode_all
 from wedlm.adapt.settings import AdaptError, AdaptSettings
-from wedlm.adapt.tasks import Task, Tasks
-from wedlm.checkpoints.prompt_ids import encode
+from wedlm.adapt.tasks import Task
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.evaluation.turns import timed
-from wedlm.evaluation.work_file import WorkFile, digest_of
+from wedlm.evaluation.work_file import WorkFile, read_results
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
-
-
-def encode_all(
-    model: WeDLMForCausalLM, tokenizer: PreTrainedTokenizerBase, tasks: list[Task], max_new_tokens: int
-) -> list[list[int]]:
-    """Returns the ids of all prompts; refuses one that leaves no room for an answer."""
-    all_ids = []
-    most = model.config.max_position_embeddings - max_new_tokens
-    for number, task in enumerate(tasks, start=1):
-        try:
-            ids = encode(model, tokenizer, task.prompt)
-        except Exception as error:  # MASK in a prompt, or a chat that the template refuses, which can raise anything
-            raise AdaptError(f"Prompt {number} of {task.kind}: {' '.join(str(error).split())}") from error
-        if len(ids) > most:
-            raise AdaptError(
-                f"Prompt {number} of {task.kind} has {len(ids)} tokens, and with --max-new-tokens {max_new_tokens} "
-                f"the model reads {most}; shorten or remove it, or give a smaller number."
-            )
-        all_ids.append(ids)
-    return all_ids
 
 
 def answer_all(
@@ -47,38 +28,47 @@ def answer_all(
 ) -> None:
     """Writes a record for training for each task to a file of JSON Lines, in the order of the tasks.
 
-    Several processes share the batches. Each keeps its answers in a work file until all are there.
+    Several processes share the batches. Each keeps its answers in a work file of its own until all are there.
 
     Args:
         model (`WeDLMForCausalLM`): The model that answers.
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
         tasks (`list[Task]`): The prompts. A task that has an answer keeps it.
         settings (`AdaptSettings`): The length of answers, the temperature and the size of batches.
-        file (`Path`): The file. If it is there, nothing is done.
+        file (`Path`): The file.
     """
-    if file.exists():
-        return
     state = PartialState()
-    all_ids = encode_all(model, tokenizer, tasks, settings.max_new_tokens)
-    asked = list(zip(tasks, all_ids, strict=True))
+    asked = list(zip(tasks, encode_all(model, tokenizer, tasks, settings.max_new_tokens), strict=True))
     batches = [asked[start : start + settings.batch_size] for start in range(0, len(asked), settings.batch_size)]
-    about = {**settings.recorded(), "tasks": digest_of(tasks), "processes": state.num_processes}
-    works = [WorkFile(file.parent, about | {"process": process}) for process in range(state.num_processes)]
-    work = works[state.process_index]
-    with tqdm(total=len(tasks), unit=" answers", desc=file.stem, disable=not state.is_main_process) as bar:
-        for number, batch in enumerate(batches):
-            if number % state.num_processes == state.process_index and (number,) not in work:
-                work.add((number,), answers_of(model, tokenizer, batch, settings, number))
-            bar.update(len(batch))
+    folder = file.with_name(f"{file.stem}.answers")
+    earlier = all_results(folder)
+    state.wait_for_everyone()  # nobody writes before all have read
+    work = WorkFile(folder, {"process": state.process_index})
+    to_do = [number for number in range(len(batches)) if (number,) not in earlier]
+    own = to_do[state.process_index :: state.num_processes]
+    num_done = sum(len(batch) for number, batch in enumerate(batches) if number not in to_do)
+    is_quiet = not state.is_main_process
+    with tqdm(total=len(tasks), initial=num_done, unit=" answers", desc=file.stem, disable=is_quiet) as bar:
+        for number in own:
+            work.add((number,), answers_of(model, tokenizer, batches[number], settings, number))
+            bar.update(min(len(batches[number]) * state.num_processes, len(tasks) - bar.n))
     state.wait_for_everyone()
     if state.is_main_process:
-        works = [WorkFile(file.parent, about | {"process": process}) for process in range(state.num_processes)]
-        answers = [text for number in range(len(batches)) for text in works[number % len(works)][(number,)]]
-        records = (record(tokenizer, *pair) for pair in zip(tasks, answers, strict=True))
-        write_whole(file, "".join(json.dumps(one) + "\n" for one in records))
-        for work in works:
-            work.path.unlink()
+        results = all_results(folder)
+        answers = [text for number in range(len(batches)) for text in results[(number,)]]
+        write_records(tokenizer, tasks, answers, file)
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
     state.wait_for_everyone()
+
+
+def all_results(folder: Path) -> dict[tuple, list[str]]:
+    """The answers of all processes, also of a stopped run with another number of them."""
+    results = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        results |= read_results(path)
+    return results
 
 
 def answers_of(
@@ -121,28 +111,47 @@ def generate(
     return tokenizer.batch_decode(sequences[:, longest:], skip_special_tokens=True)
 
 
+def write_records(tokenizer: PreTrainedTokenizerBase, tasks: list[Task], answers: list[str], file: Path) -> None:
+    """Writes the tasks with their answers as training data; a blank answer teaches nothing, and is left out."""
+    pairs = [(task, answer) for task, answer in zip(tasks, answers, strict=True) if answer.strip()]
+    if num_blank := len(answers) - len(pairs):
+        print(f"{num_blank} of {len(answers)} answers are blank, and are left out of {file.name}.")
+    if not pairs:
+        raise AdaptError(f"All {len(answers)} answers for {file.name} are blank; give other prompts.")
+    write_whole(file, "".join(json.dumps(record(tokenizer, *pair)) + "\n" for pair in pairs))
+
+
 def record(tokenizer: PreTrainedTokenizerBase, task: Task, answer: str) -> dict:
     """Returns a task with its answer as a record of training data."""
     if isinstance(task.prompt, str) and tokenizer.chat_template is None:
         return {"kind": task.kind, "prompt": task.prompt, "completion": answer}
-    messages = [{"role": "user", "content": task.prompt}] if isinstance(task.prompt, str) else task.prompt
-    return {"kind": task.kind, "messages": [*messages, {"role": "assistant", "content": answer}]}
+    return {"kind": task.kind, "messages": [*task.messages(), {"role": "assistant", "content": answer}]}
 
 
 # --- The time that a run will take ---
 
 PROBED_TOKENS = 8
-TIMES_MEASURED = 3  # token by token and verified, which may be slower
+TIMES_MEASURED = 3  # a prompt is answered token by token, and verified in at most twice that time
 
 
 def expected_minutes(
     model: WeDLMForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
-    tasks: Tasks,
+    asked: list[Task],
+    measured: list[Task],
     settings: AdaptSettings,
     num_processes: int,
 ) -> str:
-    """Says how long a run takes at most, by the time of a few tokens."""
+    """Says how long a run takes at most, by the time of a few tokens.
+
+    Args:
+        model (`WeDLMForCausalLM`): The model that answers.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        asked (`list[Task]`): The tasks that are to be answered for training.
+        measured (`list[Task]`): The tasks that are measured at the end.
+        settings (`AdaptSettings`): The settings.
+        num_processes (`int`): The number of processes that share the answers.
+    """
 
     def minutes(tasks: list[Task], batch_size: int) -> float:
         """The time in which this process would answer all the tasks."""
@@ -157,10 +166,9 @@ def expected_minutes(
         seconds(2)  # a first call is slow
         first, some = seconds(2), seconds(2 + PROBED_TOKENS)
         of_batch = first + (some - first) / PROBED_TOKENS * (settings.max_new_tokens - 2)
-        return of_batch * -(-len(tasks) // batch_size) / 60
+        return of_batch * ceil(len(tasks) / batch_size) / 60
 
-    asked = [task for task in (*tasks.train, *tasks.held_out) if task.answer is None]
-    measured = [*tasks.held_out, *tasks.also]
+    asked = [task for task in asked if task.answer is None]
     training = f"{settings.minutes:g} minutes" if settings.steps is None else f"{settings.steps:,} steps"
     of_answers = shown(minutes(asked, settings.batch_size) / num_processes)
     of_measurement = shown(TIMES_MEASURED * minutes(measured, 1))

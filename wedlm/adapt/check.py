@@ -25,7 +25,6 @@ from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 def check_adapt(settings: AdaptSettings, places: Places, overwrite: bool) -> None:
     """Refuses a model, files, or an OUT that no adapter can be made with."""
     check_out(places.out, overwrite)
-    check_settings(settings, places.work)
     if draft_adapter(settings.model) is not None:
         raise CheckpointError(
             f"{settings.model} is a draft adapter itself; give its base, and --start-from {settings.model} to train "
@@ -41,9 +40,10 @@ def check_adapt(settings: AdaptSettings, places: Places, overwrite: bool) -> Non
     if Path(settings.model).is_dir():
         check_weights(settings.model, folder)
     check_apart(places.out, folder)
+    read_tasks(settings)
     start = settings.start_from
     if start is not None and not (has_draft_type(start) and (start / ADAPTER_WEIGHTS).is_file()):
         raise AdaptError(f"--start-from {start} is no folder of a draft adapter; give one, or leave it out.")
     if start is not None and (rank := read_json(start / ADAPTER_FILE).get("r")) != settings.rank:
         raise AdaptError(f"--start-from {start} has the rank {rank}, and not {settings.rank}; pass --rank {rank}.")
-    read_tasks(settings)
+    check_settings(settings, places.work)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wedlm.adapt.answers import encode_all
+from wedlm.adapt.prompt_ids import encode_all
 from wedlm.adapt.settings import AdaptSettings
 from wedlm.adapt.tasks import Task, Tasks
 from wedlm.checkpoints.load import load_checkpoint

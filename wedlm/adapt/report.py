@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from wedlm.adapt.settings import AdaptSettings
 from wedlm.evaluation.provenance import write_report
 from wedlm.hub_card.draft_report import PLOT_FILE, REPORT_FILE, draft_section, labelled, table_of
+from wedlm.hub_card.markdown import escaped
 
 CARD = """\
 # {name}
@@ -41,7 +42,8 @@ def write_adapter_report(settings: AdaptSettings, results: dict[str, Any], folde
     write_report(folder / REPORT_FILE, results, results["device"], ("peft",), settings=settings.recorded())
     plot(results, folder / PLOT_FILE)
     section = draft_section(json.loads((folder / REPORT_FILE).read_text(encoding="utf-8")))
-    card = CARD.format(name=name, rank=settings.rank, model=settings.model, title=section.title, text=section.text)
+    model = escaped(Path(settings.model).resolve().name if Path(settings.model).is_dir() else settings.model)
+    card = CARD.format(name=name, rank=settings.rank, model=model, title=section.title, text=section.text)
     (folder / "README.md").write_text(card, encoding="utf-8")
     print(table_of(results))
 

@@ -1,18 +1,22 @@
 """The settings of a run of `wedlm adapt`, and the folders that it writes."""
 
 import json
+import os
 from dataclasses import asdict, dataclass
-from hashlib import file_digest
+from hashlib import sha256
 from pathlib import Path
 
 from wedlm.adapters.draft_type import MAX_WINDOW
 from wedlm.adapters.prompts import most_prompts
 from wedlm.checkpoints.errors import one_line
-from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS
+from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS, checkpoint_folder
+from wedlm.checkpoints.shards import shard_names
 from wedlm.checkpoints.whole_file import write_whole
 
 SETTINGS_FILE = "settings.json"
 FILES = ("train", "held_out")  # of answers: the names of files of JSON Lines, and of the fields of Tasks
+FREE = ("model", "measure_also", "device")  # settings that a continued run may change; `weights` stands for the model
+SAMPLES, SAMPLE_BYTES = 64, 4096  # of a file of weights, whose digest takes no time
 
 
 class AdaptError(ValueError):
@@ -35,14 +39,14 @@ class AdaptSettings:
         minutes (`float`, *optional*, defaults to 60): How long the adapter is trained.
         steps (`int`, *optional*): The number of optimizer steps, in place of `minutes`.
         rank (`int`, *optional*, defaults to 16): The rank of the adapter.
-        window_size (`int`, *optional*, defaults to 8): The most MASKs of a group in training.
+        window_size (`int`, *optional*, defaults to 8): The most MASKs of a group in training, and the window of use.
         learning_rate (`float`, *optional*, defaults to 4e-4): The highest learning rate.
         max_length (`int`, *optional*, defaults to 1024): The tokens of a row of a batch; longer samples are cut.
         batch_size (`int`, *optional*, defaults to 32): Number of prompts that are answered at a time.
         start_from (`Path`, *optional*): The folder of an adapter of the same base and rank, which is trained further.
         seed (`int`, *optional*, defaults to 0): The seed of everything that is drawn.
         dtype (`str`, *optional*, defaults to `"auto"`): The dtype of the base for answers and training.
-        device (`str`, *optional*): The device; by default the GPU if there is one. A stopped run may change it.
+        device (`str`, *optional*): `"cpu"` or `"cuda"`; by default the GPU if there is one.
     """
 
     model: str
@@ -73,13 +77,16 @@ class AdaptSettings:
             )
         at_least = {
             "num_prompts": 1, "num_held_out": 1, "max_new_tokens": 2, "steps": 1, "rank": 1, "window_size": 2,
-            "max_length": 16, "batch_size": 1,
+            "max_length": 16, "batch_size": 1, "seed": 0,
+        }  # fmt: skip
+        at_most = {
+            "num_prompts": most_prompts(False), "num_held_out": most_prompts(True), "window_size": MAX_WINDOW,
+            "seed": 2**32 - 1,
         }  # fmt: skip
         for name, least in at_least.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise AdaptError(f"{option(name)} {value} is too small; pass {least} or more.")
-        at_most = {"num_prompts": most_prompts(False), "num_held_out": most_prompts(True), "window_size": MAX_WINDOW}
         for name, most in at_most.items():
             if getattr(self, name) > most:
                 raise AdaptError(f"{option(name)} {getattr(self, name)} is too large; pass {most} or less.")
@@ -88,14 +95,19 @@ class AdaptSettings:
                 raise AdaptError(f"{option(name)} {getattr(self, name)} is not a number above 0; pass one.")
         if not 0 <= self.temperature < float("inf"):
             raise AdaptError(f"--temperature {self.temperature} is negative or no number; pass 0 or more.")
+        if self.device is not None and ":" in self.device:
+            raise AdaptError(
+                f"--device {self.device} names one of several GPUs, but training takes those that it sees; set "
+                "CUDA_VISIBLE_DEVICES, and pass --device cuda."
+            )
 
     def recorded(self) -> dict[str, object]:
-        """The settings as JSON, without the device. A file is recorded by its hash, so a changed file is noticed."""
+        """The settings as JSON. A file and the weights of the model are recorded by a hash, which shows a change."""
         files = {name: value for name, value in asdict(self).items() if isinstance(value, Path)}
         if self.start_from is not None:
             files["start_from"] = self.start_from / ADAPTER_WEIGHTS
-        everything = asdict(self) | {name: digest(path) for name, path in files.items()}
-        return {name: value for name, value in everything.items() if name != "device"}
+        digests = {name: digest(path) for name, path in files.items()}
+        return asdict(self) | digests | {"weights": weights_of(self.model)}
 
 
 def option(name: str) -> str:
@@ -104,10 +116,25 @@ def option(name: str) -> str:
 
 def digest(path: Path) -> str:
     try:
-        with open(path, "rb") as file:
-            return file_digest(file, "sha256").hexdigest()
+        return sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise AdaptError(f"{path} cannot be read ({error.strerror}); give a file of JSON Lines.") from None
+        raise AdaptError(f"{path} cannot be read ({error.strerror}); give a file that can.") from None
+
+
+def weights_of(model: str) -> str:
+    """Identifies the weights of a checkpoint: the commit on the Hub, or a digest of parts of the files in a folder."""
+    folder = checkpoint_folder(model, with_weights=False)
+    if not Path(model).is_dir():
+        return folder.name
+    parts = sha256()
+    for name in shard_names(folder):
+        num_bytes = (folder / name).stat().st_size
+        parts.update(f"{name} {num_bytes}".encode())
+        with open(folder / name, "rb") as file:
+            for start in range(0, num_bytes, max(1, num_bytes // SAMPLES)):
+                file.seek(start)
+                parts.update(file.read(SAMPLE_BYTES))
+    return parts.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -134,19 +161,24 @@ class Places:
 def check_settings(settings: AdaptSettings, work: Path) -> None:
     """Refuses settings other than those of the stopped run in `work`."""
     path = work / SETTINGS_FILE
-    if not path.exists():
+    wanted = settings.recorded()
+    if not path.exists() or os.listdir(work) == [SETTINGS_FILE]:
         return
     try:
         recorded = json.loads(path.read_text(encoding="utf-8"))
-        wanted = settings.recorded()
-        differing = [name for name in wanted if recorded.get(name) != wanted[name]]
+        differing = [name for name in wanted if name not in FREE and recorded.get(name) != wanted[name]]
     except (OSError, ValueError, AttributeError) as error:
         raise AdaptError(f"{path} cannot be read ({one_line(error)}); remove {work} to start anew.") from error
     if differing:
         name = differing[0]
+        if name == "weights":
+            kind = "another MODEL, or with other weights of it"
+        elif isinstance(getattr(settings, name), Path):
+            kind = f"another {option(name)}, or an earlier content of it"
+        else:
+            kind = f"{option(name)} {recorded.get(name)}, and not {wanted[name]}"
         raise AdaptError(
-            f"{work} holds a run with {option(name)} {recorded.get(name)}, and not {wanted[name]}; give its options "
-            "to go on, or remove the folder to start anew."
+            f"{work} holds a run with {kind}; give its options to go on, or remove the folder to start anew."
         )
 
 

@@ -8,15 +8,26 @@ from wedlm.adapt.settings import AdaptError, AdaptSettings
 from wedlm.adapters.prompts import make_prompts
 from wedlm.evaluation.tuning import read_examples
 
-LARGEST_SHARE = 4  # at most one in 4 prompts of the user is held out
+PROMPTS_PER_HELD_OUT = 4  # of a user's file: one in 4 is held out at most
 
 
 class Task(NamedTuple):
-    """A prompt, and the model's own answer where there is one already."""
+    """A prompt, and the model's own answer where there is one already.
+
+    Args:
+        kind (`str`): The kind of the package's prompts, or the name of the file.
+        prompt (`str` or `list[dict]`): A text, or messages.
+        answer (`str`, *optional*): The model's answer.
+        where (`str`): Its place, for messages.
+    """
 
     kind: str
     prompt: str | list[dict]
     answer: str | None = None
+    where: str = ""
+
+    def messages(self) -> list[dict]:
+        return [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else self.prompt
 
 
 class Tasks(NamedTuple):
@@ -27,7 +38,6 @@ class Tasks(NamedTuple):
 
 def read_tasks(settings: AdaptSettings) -> Tasks:
     """Reads or makes the prompts, and holds some of them out."""
-    also = [] if settings.measure_also is None else tasks_of(settings.measure_also, "--measure-also")
     if settings.answers is not None:
         train, held_out = split(tasks_of(settings.answers, "--answers"), settings, f"--answers {settings.answers}")
         if any(task.answer is None for task in train + held_out):
@@ -40,12 +50,31 @@ def read_tasks(settings: AdaptSettings) -> Tasks:
         train = [task._replace(answer=None) for task in train]  # an answer in the file need not be the model's own
     else:
         made = (make_prompts(settings.num_prompts, settings.seed), make_prompts(settings.num_held_out, 0, True))
-        train, held_out = ([Task(prompt.kind, prompt.text) for prompt in prompts] for prompts in made)
-    return Tasks(train, [task._replace(answer=None) for task in held_out], also)
+        train, held_out = (
+            [Task(prompt.kind, prompt.text, where=f"the prompt {prompt.text!r}") for prompt in prompts]
+            for prompts in made
+        )
+    also = [] if settings.measure_also is None else tasks_of(settings.measure_also, "--measure-also")
+    trained = {key(task) for task in train}
+    if both := [task for task in also if key(task) in trained]:
+        raise AdaptError(
+            f"--measure-also {settings.measure_also}: the adapter is trained on {len(both)} of these {len(also)} "
+            f"prompts, {both[0].where} for example; remove them there."
+        )
+    held_out, also = ([task._replace(answer=None) for task in tasks] for tasks in (held_out, also))
+    return Tasks(train, held_out, also)
 
 
 def tasks_of(path: Path, option: str) -> list[Task]:
-    return [Task(path.stem, example.prompt, example.answer) for example in read_examples(path, option)]
+    return [
+        Task(path.stem, example.prompt, example.answer, f"{path}, line {example.line}")
+        for example in read_examples(path, option)
+    ]
+
+
+def key(task: Task) -> str:
+    """Equal for equal prompts, whether they are texts or messages."""
+    return str(task.messages())
 
 
 def split(tasks: list[Task], settings: AdaptSettings, where: str) -> tuple[list[Task], list[Task]]:
@@ -56,16 +85,14 @@ def split(tasks: list[Task], settings: AdaptSettings, where: str) -> tuple[list[
         settings (`AdaptSettings`): The number of prompts to hold out, and the seed.
         where (`str`): The option and the file, for the message.
     """
-    prompts = list(dict.fromkeys(str(task.prompt) for task in tasks))
-    num_held_out = min(settings.num_held_out, len(prompts) // LARGEST_SHARE)
+    prompts = list(dict.fromkeys(map(key, tasks)))
+    num_held_out = min(settings.num_held_out, len(prompts) // PROMPTS_PER_HELD_OUT)
     if num_held_out == 0:
         raise AdaptError(
             f"{where} has {len(prompts)} different prompts, too few to hold some out for measuring; give at least "
-            f"{LARGEST_SHARE}, and better hundreds."
+            f"{PROMPTS_PER_HELD_OUT}, and better hundreds."
         )
-    held_out = set(Random(settings.seed).sample(prompts, num_held_out))
-    parts = ([], [])
-    for task in tasks:
-        parts[str(task.prompt) in held_out].append(task)
-    measured = {str(task.prompt): task for task in parts[1]}  # each prompt once
-    return parts[0], list(measured.values())
+    chosen = set(Random(settings.seed).sample(prompts, num_held_out))
+    train = [task for task in tasks if key(task) not in chosen]
+    held_out = {key(task): task for task in tasks if key(task) in chosen}  # each prompt once
+    return train, list(held_out.values())

@@ -1,29 +1,45 @@
 """Trains the adapter on the answers, for a given time or number of steps; a stopped run goes on."""
 
+import gc
 import json
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 from accelerate import PartialState
 from peft import PeftModel, get_peft_model
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, TrainerCallback, set_seed
+from transformers import (
+    AutoConfig,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    set_seed,
+)
 
-from wedlm.adapt.settings import FILES, AdaptSettings
+from wedlm.adapt.settings import FILES, AdaptError, AdaptSettings
 from wedlm.adapters.draft_lora import DraftLoraConfig
+from wedlm.checkpoints.convert import FROM_MODEL
+from wedlm.checkpoints.errors import one_line
 from wedlm.checkpoints.new_folder import complete_or_absent
-from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS
+from wedlm.checkpoints.resolve import (
+    ADAPTER_FILE,
+    ADAPTER_WEIGHTS,
+    GENERATION_FILE,
+    checkpoint_folder,
+    read_generation_fields,
+)
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.data import prepare_dataset
-from wedlm.training.ended_processes import ended_processes
-from wedlm.training.errors import as_training_errors
-from wedlm.training.output_folder import full_disks
-from wedlm.training.resume import last_complete_checkpoint, newest_first
+from wedlm.training.resume import incompleteness, newest_first
 from wedlm.training.trainer import WeDLMTrainer
 
 SCALE = 64  # lora_alpha / r; drafts get better more slowly with 8 (DEVLOG)
@@ -46,13 +62,13 @@ def train_adapter(settings: AdaptSettings, base: str, tokenizer: PreTrainedToken
     state, adapter = PartialState(), work / "adapter"
     if adapter.exists():
         return adapter
-    steps = number_of_steps(settings, base, tokenizer, work)
-    training = arguments(settings, work / "training", state, max_steps=steps)
-    checkpoint = last_complete_checkpoint(training) if newest_first(work / "training") else None
     last = work / "training" / "last"
-    with as_training_errors(), full_disks(training), ended_processes(training):
-        trainer = new_trainer(settings, base, tokenizer, training, work)
-        trainer.train(resume_from_checkpoint=checkpoint)
+    with training_errors(work):
+        steps = number_of_steps(settings, base, tokenizer, work)
+        free_memory()  # of the model whose steps were timed
+        training = arguments(settings, base, work / "training", state, max_steps=steps)
+        trainer = new_trainer(settings, base, tokenizer, training, work, is_probe=False)
+        trainer.train(resume_from_checkpoint=newest_complete(training))
         trainer.evaluate()
         trainer.save_model(last)
     if state.is_main_process:
@@ -61,8 +77,42 @@ def train_adapter(settings: AdaptSettings, base: str, tokenizer: PreTrainedToken
             shutil.copyfile(last / ADAPTER_FILE, new / ADAPTER_FILE)
             save_file(weights, new / ADAPTER_WEIGHTS, {"format": "pt"})
             (new / LOG_FILE).write_text(json.dumps(trainer.state.log_history), encoding="utf-8")
+            write_generation_config(settings, base, new)
     state.wait_for_everyone()
+    del trainer
+    free_memory()
     return adapter
+
+
+@contextmanager
+def training_errors(work: Path) -> Iterator[None]:
+    """Turns what stops a training into one sentence that says how to go on."""
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError, SafetensorError) as error:
+        raise AdaptError(
+            f"The training stopped ({one_line(error)}); when that is mended, the same command goes on from {work}."
+        ) from error
+
+
+def newest_complete(training: WeDLMTrainingArguments) -> str | None:
+    """The checkpoint to go on from; None if a kill has left no complete one."""
+    complete = (path for path in newest_first(Path(training.output_dir)) if incompleteness(path, training) is None)
+    return next(map(str, complete), None)
+
+
+def write_generation_config(settings: AdaptSettings, base: str, folder: Path) -> None:
+    """Writes the base's own generation_config.json with the decoding and the window that the adapter is made for."""
+    fields = read_generation_fields(checkpoint_folder(base, with_weights=False))
+    fields |= {"decoding": "verified", "window_size": settings.window_size, FROM_MODEL: False}
+    (folder / GENERATION_FILE).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+
+
+def free_memory() -> None:
+    """A Trainer and its model refer to each other, so only the garbage collector frees them."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def new_trainer(
@@ -71,11 +121,21 @@ def new_trainer(
     tokenizer: PreTrainedTokenizerBase,
     training: WeDLMTrainingArguments,
     work: Path,
+    is_probe: bool,
 ) -> WeDLMTrainer:
-    """Reads the answers, loads the base, and adds an adapter."""
+    """Reads the answers, loads the base, and adds an adapter.
+
+    Args:
+        settings (`AdaptSettings`): The settings.
+        base (`str`): The WeDLM checkpoint.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        training (`WeDLMTrainingArguments`): The arguments of the Trainer.
+        work (`Path`): The folder of the answers.
+        is_probe (`bool`): Whether only steps are timed, so that nothing is shown.
+    """
     with training.main_process_first(desc="reading the answers"):
-        train, held_out = (
-            prepare_dataset(work / f"{name}.jsonl", tokenizer, training.data_options())[0] for name in FILES
+        (train, summary), (held_out, _) = (
+            prepare_dataset(work / f"{name}.jsonl", tokenizer, training.data_options()) for name in FILES
         )
     model = WeDLMForCausalLM.from_pretrained(base, dtype=settings.dtype)
     set_seed(settings.seed)
@@ -86,8 +146,10 @@ def new_trainer(
     trainer = WeDLMTrainer(model, training, train_dataset=train, eval_dataset=held_out, processing_class=tokenizer)
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
-    if not training.disable_tqdm:
+    if not is_probe:
         trainer.add_callback(Bar())
+        if training.process_index == 0:
+            print(summary)
     return trainer
 
 
@@ -106,7 +168,8 @@ class Bar(ProgressCallback):
             self.training_bar.set_postfix(self.shown)
 
 
-def arguments(settings: AdaptSettings, folder: Path, state: PartialState, **more) -> WeDLMTrainingArguments:
+def arguments(settings: AdaptSettings, base: str, folder: Path, state: PartialState, **more) -> WeDLMTrainingArguments:
+    dtype = settings.dtype if settings.dtype != "auto" else str(AutoConfig.from_pretrained(base).dtype)
     steps = more["max_steps"]
     defaults = {
         "objective": "draft",
@@ -119,7 +182,7 @@ def arguments(settings: AdaptSettings, folder: Path, state: PartialState, **more
         "lr_scheduler_type": "cosine",
         "warmup_steps": min(20, steps // 10),
         "adam_beta2": 0.99,
-        "bf16": settings.dtype == "bfloat16",
+        "bf16": dtype.endswith("bfloat16"),  # the adapter's own weights are in float32
         "logging_steps": max(1, steps // 100),
         "save_steps": max(1, steps // NUM_SAVED),
         "save_total_limit": 2,
@@ -152,9 +215,9 @@ def number_of_steps(settings: AdaptSettings, base: str, tokenizer: PreTrainedTok
         return settings.steps
     file, state = work / STEPS_FILE, PartialState()
     if not file.exists():
-        never = {"save_strategy": "no", "eval_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
-        training = arguments(settings, work / "training", state, max_steps=PROBED_STEPS, **never)
-        trainer, clock = new_trainer(settings, base, tokenizer, training, work), Clock()
+        never = {"save_strategy": "no", "eval_strategy": "no", "logging_strategy": "no"}
+        training = arguments(settings, base, work / "training", state, max_steps=PROBED_STEPS, **never)
+        trainer, clock = new_trainer(settings, base, tokenizer, training, work, is_probe=True), Clock()
         trainer.add_callback(clock)
         trainer.train()
         if state.is_main_process:
@@ -163,4 +226,7 @@ def number_of_steps(settings: AdaptSettings, base: str, tokenizer: PreTrainedTok
             print(f"A step takes {seconds:.1f} s, so the adapter is trained for {steps} steps.")
             write_whole(file, json.dumps({"steps": steps, "seconds_per_step": seconds}) + "\n")
         state.wait_for_everyone()
-    return json.loads(file.read_text(encoding="utf-8"))["steps"]
+    try:
+        return int(json.loads(file.read_text(encoding="utf-8"))["steps"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise AdaptError(f"{file} cannot be read ({one_line(error)}); remove it, and steps are timed anew.") from error

@@ -2,6 +2,7 @@
 
 import re
 from copy import copy
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +14,11 @@ from wedlm.adapters.base_model import ROWS, check_base, fingerprint, hash_of_sig
 from wedlm.adapters.draft_type import DRAFT_TYPE
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS
-from wedlm.checkpoints.shards import DTYPES, Shard, read_json
+from wedlm.checkpoints.shards import DTYPES, Shard, read_json, read_shards
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 PREFIX = "base_model.model.model."
+FINGERPRINTED = "model.layers.{}.mlp.down_proj.weight"  # the weights of each layer that the fingerprint reads
 
 
 class NativeAdapter(NamedTuple):
@@ -54,11 +56,23 @@ def adapter_on_disk(folder: Path, model: WeDLMForCausalLM, shards: list[Shard]) 
         model (`WeDLMForCausalLM`): The base, whose weights may be missing.
         shards (`list[Shard]`): The weight files of the base.
     """
-    places = {name: shard for shard in shards for name in shard.tensors}
-    names = [f"model.layers.{i}.mlp.down_proj.weight" for i in range(model.config.num_hidden_layers)]
-    adapter = native_adapter(folder, model, hash_of_signs(first_rows(places[name].path, name) for name in names))
-    dtype = model.config.dtype or getattr(torch, DTYPES[places[names[0]].tensors[names[0]]["dtype"]].name)
+    adapter = native_adapter(folder, model, fingerprint_of(shards))
+    first = next(
+        shard.tensors[FINGERPRINTED.format(0)] for shard in shards if FINGERPRINTED.format(0) in shard.tensors
+    )
+    dtype = model.config.dtype or getattr(torch, DTYPES[first["dtype"]].name)
     return adapter._replace(tensors={f"model.{name}": value.to(dtype) for name, value in adapter.tensors.items()})
+
+
+def fingerprint_on_disk(folder: Path) -> str:
+    """The `fingerprint` of a checkpoint in a folder, stock or WeDLM."""
+    return fingerprint_of(read_shards(folder))
+
+
+def fingerprint_of(shards: list[Shard]) -> str:
+    places = {name: shard for shard in shards for name in shard.tensors}
+    names = takewhile(places.__contains__, map(FINGERPRINTED.format, count()))
+    return hash_of_signs(first_rows(places[name].path, name) for name in names)
 
 
 def first_rows(path: Path, name: str) -> torch.Tensor:

@@ -334,7 +334,6 @@ def adapt(options: AdaptOptions) -> None:
         from wedlm.adapt.adapt import adapt
 
         adapt(settings, places, options.overwrite)
-    typer.echo(f"Written to {places.out}; {places.work} holds the answers and can be removed.")
 
 
 @app.command(epilog="Example: wedlm serve tencent/WeDLM-8B-Instruct --dtype bfloat16 --port 8000")

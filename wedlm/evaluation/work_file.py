@@ -14,6 +14,19 @@ def digest_of(value: Any) -> str:
     return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def read_results(path: Path) -> dict[Hashable, Any]:
+    """Returns the results in the file of a WorkFile, without a line that a stopped run left unfinished."""
+    results: dict[Hashable, Any] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+        for line in lines[:-1]:
+            key, result = json.loads(line)
+            results[tuple(key)] = result
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it, and its answers are made anew.") from error
+    return results
+
+
 class WorkFile:
     """Results by key, kept between runs with equal settings.
 
@@ -32,18 +45,12 @@ class WorkFile:
 
     def __init__(self, folder: Path, settings: dict):
         self.path = folder / f"{digest_of(settings)}.jsonl"
-        self.results: dict[Hashable, Any] = {}
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            lines = self.path.read_text(encoding="utf-8").split("\n") if self.path.exists() else []
-            for line in lines[:-1]:
-                key, result = json.loads(line)
-                self.results[tuple(key)] = result
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{self.path} is damaged ({error}); delete it, and its answers are made anew.") from error
-        if lines and lines[-1]:  # a run was stopped while it wrote this line
-            lines[-1] = ""
-            self.path.write_text("\n".join(lines), encoding="utf-8")
+        self.results = read_results(self.path)
+        if self.path.exists():
+            *whole, last = self.path.read_text(encoding="utf-8").split("\n")
+            if last:  # a run was stopped while it wrote this line
+                self.path.write_text("".join(line + "\n" for line in whole), encoding="utf-8")
 
     def __contains__(self, key: tuple) -> bool:
         return key in self.results

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from adapt_runs import NUM_PROMPTS, adapt, prepared, records, write_prompts
+from command_line import run
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from stock_checkpoints import save_stock
 from transformers import TrainerCallback
 
@@ -238,6 +239,22 @@ def test_blank_answers_are_left_out(place, tmp_path, monkeypatch):
     answers.answer_all(model, tokenizer, tasks, AdaptSettings("model"), tmp_path / "train.jsonl")
     (record,) = records(tmp_path / "train.jsonl")
     assert record["messages"][0]["content"] == "prompt 2" and list(tmp_path.iterdir()) == [tmp_path / "train.jsonl"]
+
+
+@pytest.mark.full
+def test_an_export_takes_the_report_of_its_own_weights(place, tmp_path):
+    options = ("--license", "mit", "--adapter-only", "--base-model", "somebody/base")
+    result = run("export", place / "out", tmp_path / "repository", *options)
+    assert result.exit_code == 0, result.output
+    card = (tmp_path / "repository" / "README.md").read_text(encoding="utf-8")
+    assert "## Speed" in card and "None of them was trained on." in card
+    assert (tmp_path / "repository" / "drafts.png").read_bytes() == (place / "out" / "drafts.png").read_bytes()
+    other = shutil.copytree(place / "out", tmp_path / "other")
+    weights = {name: -tensor for name, tensor in load_file(other / ADAPTER_WEIGHTS).items()}
+    save_file(weights, other / ADAPTER_WEIGHTS, {"format": "pt"})
+    result = run("export", other, tmp_path / "refused", *options)
+    assert result.exit_code == 2 and "is about other weights than those of" in result.stderr
+    assert not (tmp_path / "refused").exists()
 
 
 @pytest.mark.full

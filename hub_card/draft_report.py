@@ -23,12 +23,16 @@ def read_draft_report(path: Path, digests: dict[str, str], adapter: Path) -> Sec
         adapter (`Path`):
             The adapter, for the message of an error.
     """
-    measured = read_report(path, lambda report: {name: report["results"][name] for name in digests}, "wedlm adapt")
+
+    def parse(report: dict[str, Any]) -> tuple[dict[str, str], Section]:
+        return {name: report["results"][name] for name in digests}, draft_section(report)
+
+    measured, section = read_report(path, parse, "wedlm adapt")
     if measured != digests:
         raise ExportError(
             f"{path} is about other weights than those of {adapter} and its base; remove it, and export again."
         )
-    return read_report(path, draft_section, "wedlm adapt")
+    return section
 
 
 def draft_section(report: dict[str, Any]) -> Section:

@@ -113,7 +113,7 @@ def export(
         check_card(new / "README.md", data)
         if content.loss_plot is not None:
             shutil.copyfile(content.loss_plot, new / LOSS_PLOT)
-        if content.sections:
+        if report_beside(adapter) is not None:
             shutil.copyfile(adapter / PLOT_FILE, new / PLOT_FILE)
         if base is None:
             write_weights(plan, new)

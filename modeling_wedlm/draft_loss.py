@@ -63,18 +63,18 @@ class LossOfQueries(torch.autograd.Function):
     def forward(ctx, hidden_states, of_teachers, weights, lm_head, mask_token_id):
         queries_per_chunk = len(weights) if is_deepspeed_zero3_enabled() else QUERIES_PER_CHUNK
         columns = (x.split(queries_per_chunk) for x in (hidden_states, of_teachers, weights))
-        results, gradients = [], []
+        results, gradients, is_training = [], [], ctx.needs_input_grad[0]
         for queries, teachers, weight in zip(*columns, strict=True):
-            queries = queries.detach().requires_grad_()
-            with torch.enable_grad():
+            queries = queries.detach().requires_grad_(is_training)
+            with torch.set_grad_enabled(is_training):
                 logits = lm_head(queries)
             slopes = torch.empty_like(logits)  # [queries, vocabulary]
             columns_of_chunk = (x.split(QUERIES_AT_A_TIME) for x in (logits.detach(), lm_head(teachers), slopes))
             results += [losses_and_slopes(*part, mask_token_id) for part in zip(*columns_of_chunk, strict=True)]
-            if ctx.needs_input_grad[0]:
+            if is_training:
                 slopes *= weight[:, None]
                 gradients += torch.autograd.grad(logits, queries, slopes)
-        if gradients:
+        if is_training:
             ctx.save_for_backward(torch.cat(gradients))
         losses, distances, hits = map(torch.cat, zip(*results, strict=True))
         ctx.mark_non_differentiable(distances, hits)

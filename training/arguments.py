@@ -5,11 +5,11 @@ from typing import Literal
 
 from transformers import TrainingArguments
 
-from wedlm.adapters.draft_type import MAX_WINDOW
 from wedlm.modeling_wedlm.dual_stream import FORMS
 from wedlm.training.collator import DualStreamCollator
 from wedlm.training.data_options import DataOptions
 from wedlm.training.draft_collator import DraftCollator
+from wedlm.training.draft_window import MAX_WINDOW
 
 
 @dataclass

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
-from wedlm.adapters.draft_type import MAX_WINDOW
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMTrainingOutput
+from wedlm.training.draft_window import MAX_WINDOW
 
 NUM_SUMS = 2 + 2 * (MAX_WINDOW - 1)
 

@@ -77,7 +77,8 @@ def block_mask(queries: StreamQueries) -> BlockMask:
 
 # --- The same attention in parts ---
 
-QUERIES_PER_GROUP = 128  # about: large matrix products, and few scores computed only to be masked
+# Roughly. More would compute more scores only to mask them; fewer would make small matrix products.
+QUERIES_PER_GROUP = 128
 
 
 class Group(NamedTuple):

@@ -17,8 +17,10 @@ from transformers import TrainerCallback
 
 from wedlm.adapt import adapt as stages
 from wedlm.adapt import answers, train_adapter
+from wedlm.adapt.prompt_ids import check_prompts, encode_all
+from wedlm.adapt.report import smoothed
 from wedlm.adapt.settings import AdaptSettings
-from wedlm.adapt.tasks import Task
+from wedlm.adapt.tasks import Task, Tasks
 from wedlm.checkpoints.attach import fingerprint_on_disk
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS
@@ -51,6 +53,10 @@ def test_the_adapter_has_its_report_and_its_plot(place):
     with safe_open(out / ADAPTER_WEIGHTS, "pt") as weights:
         assert {str(weights.get_tensor(name).dtype) for name in weights.keys()} == {"torch.bfloat16"}
         assert any(weights.get_tensor(name).any() for name in weights.keys() if "lora_B" in name)
+
+
+def test_the_curve_of_the_plot_is_smooth():
+    assert smoothed([1, 3, 5, 7], width=2) == [1, 2, 4, 6] and smoothed([1, 3], width=1) == [1, 3]
 
 
 def test_the_command_says_what_it_takes_and_what_came_out(place):
@@ -233,6 +239,23 @@ def test_prompts_that_are_too_long_are_refused_before_anything_is_written(place,
         assert not (tmp_path / "out.work").exists()
 
 
+def test_prompts_are_measured_against_the_lengths_of_the_run(place):
+    model, tokenizer = load_checkpoint(place / "out.base")
+    short, long = (Task("kind", "cat", where="line 1"), Task("kind", "cat " * 30, where="line 2"))
+    settings = AdaptSettings("model", max_new_tokens=8, max_length=20)
+    note = check_prompts(model, tokenizer, Tasks([short, long, short], [short], []), settings)
+    assert (
+        note
+        == "1 of 3 prompts have --max-length 20 tokens or more, and are not trained on; a larger number takes them in."
+    )
+    assert check_prompts(model, tokenizer, Tasks([short], [long], [long]), settings) is None
+    (ids,) = encode_all(model, tokenizer, [long], 8)
+    most = model.config.max_position_embeddings
+    assert encode_all(model, tokenizer, [long], most - len(ids)) == [ids]
+    with pytest.raises(ValueError, match=f"^line 2: the prompt has {len(ids)} tokens, which with --max-new-tokens "):
+        encode_all(model, tokenizer, [short, long], most - len(ids) + 1)
+
+
 def test_blank_answers_are_left_out(place, tmp_path, monkeypatch):
     texts = iter(["", " \n", "right"])
     monkeypatch.setattr(answers, "generate", lambda *given: [next(texts) for _ in given[2]])
@@ -241,6 +264,24 @@ def test_blank_answers_are_left_out(place, tmp_path, monkeypatch):
     answers.answer_all(model, tokenizer, tasks, AdaptSettings("model"), tmp_path / "train.jsonl")
     (record,) = records(tmp_path / "train.jsonl")
     assert record["messages"][0]["content"] == "prompt 2" and list(tmp_path.iterdir()) == [tmp_path / "train.jsonl"]
+    monkeypatch.setattr(answers, "generate", lambda *given: [" " for _ in given[2]])
+    with pytest.raises(ValueError, match="All 3 answers for held_out.jsonl are blank; give other prompts"):
+        answers.answer_all(model, tokenizer, tasks, AdaptSettings("model"), tmp_path / "held_out.jsonl")
+
+
+def test_a_damaged_number_of_steps_is_refused(tmp_path):
+    for content in ("{", "[]", "{}"):
+        (tmp_path / "steps.json").write_text(content, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"steps.json cannot be read \(.*\); remove it, and steps are timed anew"):
+            train_adapter.number_of_steps(AdaptSettings("model"), "base", None, tmp_path)
+
+
+def test_an_adapter_is_no_model_to_adapt(place, tmp_path):
+    result = adapt(place / "out", tmp_path / "again")
+    expected = (
+        f"{place / 'out'} is a draft adapter itself; give its base, and --start-from {place / 'out'} to train it"
+    )
+    assert result.exit_code == 2 and expected in result.stderr and not list(tmp_path.iterdir())
 
 
 @pytest.mark.full

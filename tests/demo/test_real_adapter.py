@@ -8,7 +8,7 @@ import pytest
 from draft_models import save_adapter
 from helpers import REPOSITORY
 
-from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS
+from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE
 from wedlm.demo import real_adapter
 from wedlm.demo.real_adapter import BASE, publish, write_prompts
 from wedlm.hub_card.draft_report import PLOT_FILE, REPORT_FILE, draft_section, labelled
@@ -19,7 +19,10 @@ PUBLISHED = REPOSITORY / "hub_card" / "smollm2-135m-adapter"
 
 def test_the_files_are_small_and_name_the_base_in_any_clone():
     files = {path.name: path for path in PUBLISHED.iterdir()}
-    assert set(files) == {ADAPTER_FILE, ADAPTER_WEIGHTS, REPORT_FILE, PLOT_FILE, "README.md"}
+    assert set(files) == {ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, REPORT_FILE, PLOT_FILE, "README.md"}
+    generation = json.loads(files[GENERATION_FILE].read_text(encoding="utf-8"))
+    report = json.loads(files[REPORT_FILE].read_text(encoding="utf-8"))
+    assert (generation["decoding"], generation["window_size"]) == ("verified", report["settings"]["window_size"])
     assert sum(path.stat().st_size for path in files.values()) < 12e6
     fields = json.loads(files[ADAPTER_FILE].read_text(encoding="utf-8"))
     assert fields["base_model_name_or_path"] == BASE and fields["base_fingerprint"]
@@ -41,7 +44,12 @@ def test_the_card_shows_the_recorded_numbers():
 
 def test_an_adapter_is_published(tmp_path):
     made = save_adapter(tmp_path / "made")
-    for name, text in ((REPORT_FILE, "{}"), (PLOT_FILE, "png"), ("README.md", "`wedlm generate --model made x`")):
+    for name, text in (
+        (REPORT_FILE, "{}"),
+        (GENERATION_FILE, "{}"),
+        (PLOT_FILE, "png"),
+        ("README.md", "`wedlm generate --model made x`"),
+    ):
         (made / name).write_text(text, encoding="utf-8")
     publish(made, tmp_path / "published")
     assert (tmp_path / "published" / ADAPTER_WEIGHTS).read_bytes() == (made / ADAPTER_WEIGHTS).read_bytes()

@@ -1,7 +1,9 @@
 """The report of a run, its plot, and its card."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -52,13 +54,14 @@ def plot(results: dict[str, Any], path: Path) -> None:
     """Draws the tokens per forward that training expects, step by step, and those measured, kind by kind."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     curve, bars = figure.subplots(1, 2)
-    for name, style, title in (
-        ("tokens_per_forward", "-", "training"),
-        ("eval_tokens_per_forward", "o-", "held-out answers"),
+    for name, style, title, width in (
+        ("tokens_per_forward", "-", "training, a mean of ten", 10),
+        ("eval_tokens_per_forward", "o-", "held-out answers", 1),
     ):
         points = [(entry["step"], entry[name]) for entry in results["log"] if name in entry]
         if points:
-            curve.plot(*zip(*points, strict=True), style, linewidth=1, label=title)
+            steps, values = zip(*points, strict=True)
+            curve.plot(steps, smoothed(values, width), style, linewidth=1, label=title)
     curve.set_xlabel("optimizer step")
     curve.set_ylabel("tokens per forward, by the accepted drafts")
     curve.legend()
@@ -67,3 +70,8 @@ def plot(results: dict[str, Any], path: Path) -> None:
     bars.axvline(1, color="black", linewidth=1)
     bars.set_xlabel("tokens per forward, measured")
     figure.savefig(path, dpi=120)
+
+
+def smoothed(values: Sequence[float], width: int) -> list[float]:
+    """The mean of each value and those just before it: smoothed([1, 3, 5], width=2) == [1, 2, 4]"""
+    return [mean(values[max(0, end - width) : end]) for end in range(1, len(values) + 1)]

@@ -1,4 +1,3 @@
-"""The type of draft adapters for PEFT, and the longest group of MASKs, in a file that imports nothing."""
+"""The type of draft adapters in adapter_config.json, in a file that imports nothing."""
 
 DRAFT_TYPE = "WEDLM_DRAFT"
-MAX_WINDOW = 32  # the longest group of MASKs in training; its first MASK is never a draft

@@ -14,7 +14,7 @@ import shutil
 from hashlib import sha256
 from pathlib import Path
 
-from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS
+from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.hub_card.draft_report import PLOT_FILE, REPORT_FILE
 
@@ -66,7 +66,7 @@ def publish(adapter: Path, out: Path) -> None:
         out (`Path`): The folder in the repository.
     """
     out.mkdir(parents=True, exist_ok=True)
-    for name in (ADAPTER_WEIGHTS, REPORT_FILE, PLOT_FILE):
+    for name in (ADAPTER_WEIGHTS, GENERATION_FILE, REPORT_FILE, PLOT_FILE):
         shutil.copyfile(adapter / name, out / name)
     fields = json.loads((adapter / ADAPTER_FILE).read_text(encoding="utf-8"))
     write_whole(out / ADAPTER_FILE, json.dumps(fields | {"base_model_name_or_path": BASE}, indent=2) + "\n")

@@ -6,7 +6,6 @@ The variants answer held-out questions of every kind on the demo checkpoint at b
 question. They must write the same text, which is checked. Milliseconds are medians over questions and rounds.
 """
 
-from contextlib import ExitStack
 from functools import partial
 from unittest.mock import patch
 
@@ -21,51 +20,54 @@ from wedlm.demo.report import MAX_NEW_TOKENS, batch_of
 from wedlm.demo.tasks import KINDS, held_out_examples
 from wedlm.evaluation.turns import median_and_range, take_turns
 from wedlm.generation import verified
+from wedlm.generation.step_plan import StepPlan
 
 
-def by_the_root(num_masks: torch.Tensor, chances: torch.Tensor, longest: torch.Tensor) -> torch.Tensor:
-    """Shares MASK queries out in proportion to the root of the chance of each group."""
-    chances = pad(pad(chances, (1, 0), value=1.0), (0, 1))
-    shares = (chances[:, :-1] - chances[:, 1:]).clamp(min=0).sqrt().cumsum(-1)
-    ends = (shares / shares[:, -1:] * num_masks[:, None]).round().long()
-    return pad(pad(ends, (1, 0)).diff().minimum(longest[:, None]).cumsum(-1), (1, 0))
+def in_proportion(
+    chances: torch.Tensor, expected: torch.Tensor, num_open: torch.Tensor, most: torch.Tensor
+) -> StepPlan:
+    """Judges drafts with a chance of 0.2, and shares MASKs out in proportion to the chance of each group."""
+    chances = chances.where(chances >= 0.2, 0)
+    num_drafts = (chances > 0).sum(-1)
+    shares = (pad(chances, (1, 0), value=1.0) - pad(chances, (0, 1))).clamp(min=0).cumsum(-1)
+    ends = (shares / shares[:, -1:] * (most - num_drafts)[:, None]).round().long()
+    longest = num_open.clamp(max=expected.shape[1] + 1)[:, None]
+    return StepPlan(num_drafts, pad(pad(ends, (1, 0)).diff().minimum(longest).cumsum(-1), (1, 0)))
 
 
-def behind_all_drafts(num_masks: torch.Tensor, chances: torch.Tensor, longest: torch.Tensor) -> torch.Tensor:
-    """Gives all MASK queries to one group, which is of use only if every draft is accepted."""
+def behind_all_drafts(
+    chances: torch.Tensor, expected: torch.Tensor, num_open: torch.Tensor, most: torch.Tensor
+) -> StepPlan:
+    """Gives all MASKs to one group, which is of use only if every draft is accepted."""
+    num_drafts = (chances >= 0.2).sum(-1)
     numbers = torch.arange(chances.shape[1] + 2, device=chances.device)
-    is_behind = numbers > (chances > 0).sum(-1, keepdim=True)
-    return torch.where(is_behind, num_masks.minimum(longest)[:, None], 0)
+    num_masks = (most - num_drafts).minimum(num_open.clamp(max=expected.shape[1] + 1))
+    return StepPlan(num_drafts, torch.where(numbers > num_drafts[:, None], num_masks[:, None], 0))
 
 
 VARIANTS = {  # arguments of answer() by the name in the results
     "as it is": {},
-    "shares by the root of the chance": {"group_ends": by_the_root},
-    "one group behind all drafts": {"group_ends": behind_all_drafts},
-    "every draft": {"least_chance": 0.0},
-    "drafts with a chance of 0.05": {"least_chance": 0.05},
-    "drafts with a chance of 0.1": {"least_chance": 0.1},
-    "drafts with a chance of 0.3": {"least_chance": 0.3},
-    "drafts with a chance of 0.6": {"least_chance": 0.6},
+    "MASKs in proportion to the chances": {"plan_step": in_proportion},
+    "one group behind all drafts": {"plan_step": behind_all_drafts},
     "window_size 8": {"window_size": 8},
     "window_size 32": {"window_size": 32},
+    "look-up too": {"prompt_lookup_num_tokens": 15},
 }
 
 
 def answer(
     model: PreTrainedModel,
     inputs: dict,
-    group_ends=verified.group_ends,
-    least_chance=verified.LEAST_CHANCE,
+    plan_step=verified.plan_step,
     window_size: int = 16,
+    prompt_lookup_num_tokens: int = 0,
 ) -> GenerateDecoderOnlyOutput:
-    with ExitStack() as changes:
-        changes.enter_context(patch.object(verified, "group_ends", group_ends))
-        changes.enter_context(patch.object(verified, "LEAST_CHANCE", least_chance))
+    with patch.object(verified, "plan_step", plan_step):
         return model.generate(
             **inputs,
             decoding="verified",
             window_size=window_size,
+            prompt_lookup_num_tokens=prompt_lookup_num_tokens,
             max_new_tokens=MAX_NEW_TOKENS,
             do_sample=False,
             return_dict_in_generate=True,

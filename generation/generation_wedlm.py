@@ -110,6 +110,9 @@ class WeDLMGenerationMixin(GenerationMixin):
         check_parameters(generation_config)
         if generation_config.decoding != "autoregressive":
             check_support(self, generation_config, model_kwargs)
+            # Renamed, since transformers takes its own assisted decoding by the name.
+            generation_config.num_looked_up = generation_config.prompt_lookup_num_tokens
+            generation_config.prompt_lookup_num_tokens = None
         return generation_config, model_kwargs
 
     def _validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):

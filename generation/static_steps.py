@@ -34,7 +34,7 @@ class StaticSteps:
         for _, buffer in tensors(self.window):
             keep_address(buffer)
         keep_address(self.cache.lengths)
-        for name in window.PER_SLOT:
+        for name in (*window.PER_SLOT, *window.PER_COLUMN):
             allow_any_length(getattr(self.window, name), 1)
 
     @classmethod
@@ -42,14 +42,15 @@ class StaticSteps:
         """The steps that the model's last call left if this call fits into them, else new ones."""
         steps = take_static_steps(model)
         if steps is None or not steps.fit(model, window, max_entries):
-            num_slots = bucketed(window.tokens.shape[1]) - 1
-            steps = cls(model, window.with_slots(num_slots, policy.mask_token_id), bucketed(max_entries))
+            num_slots, num_columns = bucketed(window.tokens.shape[1]) - 1, bucketed(window.num_columns)
+            window = window.with_room(num_slots, num_columns, policy.mask_token_id)
+            steps = cls(model, window, bucketed(max_entries))
         steps.cache.lengths.zero_()
         return steps
 
     def fit(self, model: PreTrainedModel, window: Window, max_entries: int) -> bool:
         shapes, own_shapes = (
-            {name: value.shape for name, value in tensors(each) if name not in window.PER_SLOT}
+            {name: value.shape for name, value in tensors(each) if name not in window.PER_SLOT + window.PER_COLUMN}
             for each in (window, self.window)
         )
         return (
@@ -57,12 +58,14 @@ class StaticSteps:
             and type(window) is type(self.window)
             and shapes == own_shapes
             and window.no_slot <= self.window.no_slot
+            and window.num_columns <= self.window.num_columns
             and max_entries <= self.cache.max_entries
         )
 
     def take_all(self, model: PreTrainedModel, policy: Policy, window: Window, status: torch.Tensor, step: Callable):
         """Steps on from `window` and its `status` until all rows have ended. Then `window` shares the buffers."""
-        put_into(self.window, window.with_slots(self.window.no_slot, policy.mask_token_id))
+        room = (self.window.no_slot, self.window.num_columns)
+        put_into(self.window, window.with_room(*room, policy.mask_token_id))
         for layer in self.cache.layers:
             for states in (layer.keys, layer.values):
                 keep_address(states)
@@ -78,7 +81,7 @@ class StaticSteps:
             if under_way is not None:
                 seen = read_status(under_way.values(), window)
             under_way = look
-        done = self.window.with_slots(window.no_slot, policy.mask_token_id)
+        done = self.window.with_room(window.no_slot, self.window.num_columns, policy.mask_token_id)
         for name, value in tensors(done):
             setattr(window, name, value)
 

@@ -7,12 +7,19 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import pad
 
+from wedlm.generation.look_up import MOST_MATCHED, look_up
 from wedlm.generation.policy import Policy
+from wedlm.generation.step_plan import StepPlan, plan_step
 from wedlm.generation.text_readers import TextReaders
 from wedlm.generation.token_sampling import draw_tokens, over_slots, processed, without_mask
 from wedlm.generation.window import Window, WindowQueries
 
-LEAST_CHANCE = 0.2  # A draft whose estimated chance of acceptance is lower costs more than it brings.
+# What is known of drafts before any was judged, as it was seen on a language model of ordinary text.
+EXPECTED = (0.6, 0.4, 0.25, 0.15, 0.1, 0.06, 0.04, 0.03, 0.02)  # the chance of each draft of a group of MASKs
+REPEATS = (0.0, 0.3, 0.45, 0.6, 0.7, 0.78, 0.84)  # that a text goes on as it did behind 0, 1, 2, ... equal tokens
+NUM_JUDGED = 3.0  # the weight of the model's own estimate of its chances, in judged drafts
+# How fast the record forgets.
+NEW_GROUP, NO_GROUP, NEW_REPEAT, NEW_JUDGED = 0.15, 0.002, 0.1, 0.03
 
 
 @dataclass
@@ -28,41 +35,72 @@ class VerifiedWindow(Window):
 
     The MASKs predict the next drafts. They must not see a draft that is refuted, and nobody knows beforehand which one
     that is. So they come in groups, one for each number of accepted drafts; a group sees that many drafts and no
-    other, and it is longer, the likelier that number is. The first MASK of a group stands at the slot
-    that the forward makes known, the others at the slots of the next drafts.
+    other. The first MASK of a group stands at the slot that the forward makes known, the others at the slots of the
+    next drafts. `plan_step` says how many drafts are judged and how long the groups are.
+
+    Drafts come from MASKs, or from an earlier place where the text's last tokens stand as well (`look_up`): for each
+    row from where more of them are expected to be accepted. A record of judged drafts corrects the estimates.
 
     Args:
         drafts (`torch.LongTensor` of shape `(batch, window_size - 1)`): Tokens for the slots behind the last known
             one.
         chances (`torch.FloatTensor` of shape `(batch, window_size - 1)`): The estimated chance that the draft is
             accepted with all before it; 0 where there is no draft.
-        num_drafts (`torch.LongTensor` of shape `(batch,)`): The number of drafts.
+        num_matched (`torch.LongTensor` of shape `(batch,)`): The number of equal tokens in front of the drafts where
+            they were looked up; 0 where they come from MASKs.
+        num_drafts (`torch.LongTensor` of shape `(batch,)`): The number of drafts that the next forward judges.
         groups (`torch.LongTensor` of shape `(batch, window_size + 1)`): Where, among the MASKs, the group for 0, 1,
             2, ... accepted drafts begins, and where the last group ends.
         judged_at (`torch.LongTensor` of shape `(batch, slots + 1)`): The distance from the last known token at which
             the slot's draft was judged; 0 where none was.
         accepted (`torch.BoolTensor` of shape `(batch, slots + 1)`): Whether that draft was accepted.
+        expected (`torch.FloatTensor` of shape `(batch, window_size - 1)`): As `chances`, for the drafts of a group of
+            MASKs that is still to come: a running mean, which comes back to `prior` where there are no groups.
+        prior (`torch.FloatTensor` of shape `(batch, window_size - 1)`): What it was before the first forward.
+        judged (`torch.FloatTensor` of shape `(batch, 2)`): The drafts of MASKs that were accepted, and the number that
+            was to be expected by the model's probabilities. Both forget.
+        repeats (`torch.FloatTensor` of shape `(batch, most_matched + 1)`): The share of looked-up drafts that were
+            accepted behind 0, 1, 2, ... equal tokens: a running mean.
+        prompt (`torch.LongTensor` of shape `(batch, columns)`): The prompts that drafts are looked up in,
+            right-aligned behind numbers that are no tokens.
     """
 
     drafts: torch.Tensor
     chances: torch.Tensor
+    num_matched: torch.Tensor
     num_drafts: torch.Tensor
     groups: torch.Tensor
     judged_at: torch.Tensor
     accepted: torch.Tensor
+    expected: torch.Tensor
+    prior: torch.Tensor
+    judged: torch.Tensor
+    repeats: torch.Tensor
+    prompt: torch.Tensor
 
     PER_SLOT: ClassVar = (*Window.PER_SLOT, "judged_at", "accepted")
+    PER_COLUMN: ClassVar = ("prompt",)
 
     @classmethod
     def opened_window(cls, zeros: Callable, max_new_tokens: int, policy: Policy) -> dict[str, torch.Tensor]:
-        size = policy.window_size
+        size, device = policy.window_size, zeros().device
+        expected = torch.tensor(EXPECTED + EXPECTED[-1:] * size, device=device)[: size - 1]
+        expected = zeros(size - 1, dtype=torch.float32) + expected
+        chances, limit = torch.zeros_like(expected), zeros() + max_new_tokens
+        plan = plan_step(chances, expected, limit, limit.clamp(max=size))
         return {
             "drafts": zeros(size - 1),
-            "chances": zeros(size - 1, dtype=torch.float32),
-            "num_drafts": zeros(),
-            "groups": pad(zeros(1), (0, size), value=min(size, max_new_tokens)),
+            "chances": chances,
+            "num_matched": zeros(),
+            "num_drafts": plan.num_drafts,
+            "groups": plan.groups,
             "judged_at": zeros(max_new_tokens + 1),
             "accepted": zeros(max_new_tokens + 1, dtype=torch.bool),
+            "expected": expected,
+            "prior": expected.clone(),
+            "judged": zeros(2, dtype=torch.float32) + NUM_JUDGED,
+            "repeats": zeros(len(REPEATS), dtype=torch.float32) + torch.tensor(REPEATS, device=device),
+            "prompt": zeros(0),
         }
 
     @property
@@ -73,7 +111,12 @@ class VerifiedWindow(Window):
     def num_queries(self) -> torch.Tensor:
         return self.num_leading + self.num_drafts + self.groups[:, -1]
 
-    def queries(self, width: int, policy: Policy) -> WindowQueries:
+    def first_queries(self, policy: Policy) -> WindowQueries:
+        """A group of MASKs behind the prompt, whose last token judges. They see all before them."""
+        width = max(1, int(self.num_queries.max()))
+        return self.queries(width, policy, is_first=True)._replace(queries_seen=None)
+
+    def queries(self, width: int, policy: Policy, is_first: bool = False) -> WindowQueries:
         """The last known token, the drafts, the MASKs; asked are first the judges, then the MASKs."""
         size = self.window_size
         start, num_leading = self.start[:, None], self.num_leading[:, None]
@@ -86,7 +129,7 @@ class VerifiedWindow(Window):
         mask_slots = first_judged + group + mask - self.groups.gather(1, group)
         slots = torch.where(mask < 0, start + query, mask_slots)
         # The judge of the first draft is the last known token: the query before the first draft, or the prompt's last.
-        place = torch.arange(min(2 * size, width + 1), device=start.device)
+        place = torch.arange(width + is_first, device=start.device)
         asked = (num_leading - 1 + place).clamp(max=width - 1)
         asked_slots = torch.where(place <= num_drafts, first_judged + place, slots.gather(1, asked.clamp(min=0)))
         is_query = place <= num_drafts + self.groups[:, -1:]
@@ -98,8 +141,7 @@ class VerifiedWindow(Window):
             asked=asked,
             asked_slots=asked_slots,
             is_asked=is_query & (asked_slots < self.limit[:, None]),
-            # Only the first forward has so few queries. They form one group, which sees all before it.
-            queries_seen=None if width <= size else queries_seen,
+            queries_seen=queries_seen,
         )
 
     def count_forward(self, queries: WindowQueries) -> None:
@@ -130,7 +172,7 @@ class VerifiedWindow(Window):
         likely, is_possible, chances = over_slots(read, logits)
         slots, is_known, tokens = self.judge(queries, logits, likely[:, : self.window_size], policy, readers)
         num_known = is_known.sum(-1)
-        self.draft(slots, num_known, likely, chances)
+        self.draft(slots, num_known, likely, chances, policy)
         if readers is not None and readers.shows_guesses:
             self.show_drafts(readers, num_known)
         if policy.left_to_right:  # the readers have refused what is impossible
@@ -146,19 +188,19 @@ class VerifiedWindow(Window):
         readers: TextReaders | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Fills slots up to the first refuted draft; returns the judged slots, which are known now, and tokens."""
-        size = self.window_size
-        place = torch.arange(size, device=logits.device)
+        size = min(self.window_size, logits.shape[1])
+        drafts, place = self.drafts[:, : size - 1], torch.arange(size, device=logits.device)
         slots = queries.asked_slots[:, :size]
         may_judge = queries.is_asked[:, :size] & (place <= self.num_drafts[:, None]) & self.alive[:, None]
         if policy.left_to_right:
-            tokens, is_known = readers.judge(self, slots, may_judge, self.drafts, logits)
+            tokens, is_known = readers.judge(self, slots, may_judge, drafts, logits)
         else:
             tokens = likely
             if policy.do_sample:
                 (tokens,) = over_slots(
                     lambda logits: draw_tokens(processed(logits, policy.processors), True)[:1], logits[:, :size]
                 )
-            num_confirmed = (tokens[:, :-1] == self.drafts).cumprod(-1).sum(-1, keepdim=True)
+            num_confirmed = (tokens[:, :-1] == drafts).cumprod(-1).sum(-1, keepdim=True)
             is_known = may_judge & (place <= num_confirmed)
             if readers is not None:
                 readers.record_selected(self, queries, is_known, logits)
@@ -167,31 +209,83 @@ class VerifiedWindow(Window):
         return slots, is_known, tokens
 
     def note_judged(self, slots: torch.Tensor, is_known: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Keeps, for the statistics, at which distance each slot's draft was judged and whether it was accepted."""
-        distance = torch.arange(1, self.window_size, device=slots.device)
+        """Keeps at which distance each slot's draft was judged and whether it was accepted, and learns from it."""
+        distance = torch.arange(1, slots.shape[1], device=slots.device)
         is_judged = is_known[:, :-1] & (distance <= self.num_drafts[:, None])
+        is_accepted = tokens[:, :-1] == self.drafts[:, : len(distance)]
         slots = slots[:, :-1].where(is_judged, self.no_slot)
         self.judged_at.scatter_(1, slots, distance * is_judged)
-        self.accepted.scatter_(1, slots, tokens[:, :-1] == self.drafts)
+        self.accepted.scatter_(1, slots, is_accepted)
+        self.learn(is_judged, is_accepted & is_judged)
 
-    def draft(self, slots: torch.Tensor, num_known: torch.Tensor, likely: torch.Tensor, chances: torch.Tensor) -> None:
-        """Takes the likeliest tokens of the group that saw the accepted drafts as the next drafts."""
+    def learn(self, is_judged: torch.Tensor, is_accepted: torch.Tensor) -> None:
+        """Corrects the record by the drafts that a forward has judged."""
+        was_looked_up, num_judged = self.num_matched[:, None] > 0, is_judged.shape[1]
+        # The model's own chances, each given that the drafts before it are accepted.
+        chances = self.chances[:, :num_judged] / pad(self.chances, (1, 0), value=1.0)[:, :num_judged].clamp(min=1e-9)
+        chances = chances / self.reliability
+        found = torch.stack([is_accepted.sum(-1), (chances * is_judged).sum(-1)], dim=-1)
+        judged = self.judged + (NUM_JUDGED - self.judged) * NEW_JUDGED + found
+        self.judged = torch.where(was_looked_up | ~is_judged.any(-1, keepdim=True), self.judged, judged)
+        lengths = self.lengths_of_matches[:, :num_judged]
+        change = NEW_REPEAT * (is_accepted.float() - self.repeats.gather(1, lengths)) * (is_judged & was_looked_up)
+        self.repeats = self.repeats.scatter_add(1, lengths, change).clamp(0.01, 0.99)
+
+    @property
+    def reliability(self) -> torch.Tensor:
+        """The share of the drafts that the model's probabilities promise and that are accepted, `[batch, 1]`."""
+        return (self.judged[:, :1] / self.judged[:, 1:]).clamp(max=1)
+
+    @property
+    def lengths_of_matches(self) -> torch.Tensor:
+        """The number of equal tokens in front of each looked-up draft, `[batch, window_size - 1]`."""
+        place = torch.arange(self.window_size - 1, device=self.start.device)
+        return (self.num_matched[:, None] + place).clamp(max=MOST_MATCHED)
+
+    def draft(
+        self,
+        slots: torch.Tensor,
+        num_known: torch.Tensor,
+        likely: torch.Tensor,
+        chances: torch.Tensor,
+        policy: Policy,
+    ) -> None:
+        """Takes the next drafts from the group of MASKs that saw the accepted ones, or looks them up in the text."""
         place = torch.arange(1, self.window_size, device=slots.device)
         num_settled = (num_known - 1).clamp(min=0)[:, None]
         begin, end = self.groups.gather(1, num_settled), self.groups.gather(1, num_settled + 1)
         mask = begin + place  # the group's first MASK stood for the slot that is known now
         asked = (self.num_drafts[:, None] + 1 + mask).clamp(max=likely.shape[1] - 1)
-        self.drafts = likely.gather(1, asked)
-        chances = chances.gather(1, asked).where(mask < end, 0).cumprod(-1)
+        drafts = likely.gather(1, asked)
+        chances = (chances.gather(1, asked) * self.reliability).where(mask < end, 0).cumprod(-1)
+        weight = torch.where(mask < end, NEW_GROUP, NO_GROUP)
+        self.expected = self.expected.lerp(torch.where(mask < end, chances, self.prior), weight)
+
+        if policy.num_looked_up > 0:
+            drafts, chances = self.looked_up(slots[:, 0] + num_known - 1, drafts, chances, policy)
+        self.drafts = drafts
         draft_slots = slots[:, :1] + num_settled + place
-        self.chances = chances.where((chances >= LEAST_CHANCE) & (draft_slots < self.limit[:, None]), 0)
+        self.chances = chances.where(draft_slots < self.limit[:, None], 0)
+
+    def looked_up(
+        self, last: torch.Tensor, drafts: torch.Tensor, chances: torch.Tensor, policy: Policy
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Replaces the drafts of rows whose text repeats itself behind slot `last`; returns the drafts and chances."""
+        text = torch.cat([self.prompt, self.tokens], dim=-1)
+        found, self.num_matched = look_up(text, self.prompt.shape[1] + last, drafts.shape[1], policy.most_matched)
+        is_wanted = (torch.arange(drafts.shape[1], device=drafts.device) < policy.num_looked_up) & (last >= 0)[:, None]
+        chances_of_found = self.repeats.gather(1, self.lengths_of_matches).cumprod(-1) * is_wanted
+        is_better = (self.num_matched > 0) & (chances_of_found.sum(-1) > chances.sum(-1))
+        self.num_matched = self.num_matched * is_better
+        is_better = is_better[:, None]
+        return torch.where(is_better, found, drafts), torch.where(is_better, chances_of_found, chances)
 
     def show_drafts(self, readers: TextReaders, num_known: torch.Tensor) -> None:
-        """Shows the drafts of the one row behind its last known token."""
-        drafts = self.drafts[0, self.chances[0] > 0]
-        first = (self.behind_leading + num_known)[0]
-        slots = first + torch.arange(len(drafts), device=drafts.device)
-        readers.stream.guess(self, slots, drafts, end=first + len(drafts))
+        """Shows the drafts of the one row that the next forward will judge."""
+        first_open = self.behind_leading + num_known
+        num_drafts = self.plan(first_open, num_leading=1).num_drafts[0]
+        slots = first_open[0] + torch.arange(num_drafts, device=first_open.device)
+        readers.stream.guess(self, slots, self.drafts[0, :num_drafts], end=first_open[0] + num_drafts)
 
     def commit(self, num_run: torch.Tensor) -> torch.Tensor:
         """Commits all known tokens but the last; returns how many of the window's queries stay in the cache.
@@ -209,11 +303,13 @@ class VerifiedWindow(Window):
         self.plan_queries()
 
     def plan_queries(self) -> None:
-        """Counts the drafts, and shares the rest of 2 * window_size queries out among the groups of MASKs."""
-        self.num_drafts = (self.chances > 0).sum(-1)
+        self.num_drafts, self.groups = self.plan(self.behind_leading, self.num_leading)
+
+    def plan(self, first_open: torch.Tensor, num_leading: torch.Tensor | int) -> StepPlan:
+        """Plans the forward that comes when all slots before `first_open` are known, with 2 * window_size queries."""
         # A limit below the window makes the window as small, whatever the shape of the steps is.
-        size = self.limit.clamp(max=self.window_size)
-        self.groups = group_ends(2 * size - self.num_leading - self.num_drafts, self.chances, size)
+        most = 2 * self.limit.clamp(max=self.window_size) - num_leading
+        return plan_step(self.chances, self.expected, (self.limit - first_open) * self.alive, most)
 
     def counts(self) -> dict[str, torch.Tensor]:
         """Adds how many drafts were judged and accepted at each distance; those behind the text's end do not count."""
@@ -223,25 +319,3 @@ class VerifiedWindow(Window):
             zeros.scatter_add(1, self.judged_at, values.long())[:, 1:] for values in (is_text, is_text & self.accepted)
         )
         return {**super().counts(), "judged_drafts": judged, "accepted_drafts": accepted}
-
-
-def group_ends(num_masks: torch.Tensor, chances: torch.Tensor, longest: torch.Tensor) -> torch.Tensor:
-    """Shares `num_masks` MASKs out over the numbers of accepted drafts, in proportion to the chance of each number.
-
-    Args:
-        num_masks (`torch.LongTensor` of shape `(batch,)`): The number of MASKs.
-        chances (`torch.FloatTensor` of shape `(batch, window_size - 1)`): P(at least n drafts are accepted), n = 1,
-            2...
-        longest (`torch.LongTensor` of shape `(batch,)`): The most MASKs of a group.
-
-    Returns:
-        `torch.LongTensor` of shape `(batch, window_size + 1)`: Where the groups begin, and the end of the last.
-
-    With 12 MASKs and chances of 0.75 and 0.5, exactly 0, 1 and 2 drafts are accepted with 0.25, 0.25 and 0.5:
-
-        0, 3, 6, 12, 12, ...
-    """
-    # P(exactly n accepted) = P(at least n) - P(at least n + 1), summed up over n.
-    shares = (pad(chances, (1, 0), value=1.0) - pad(chances, (0, 1))).clamp_(min=0).cumsum(-1)
-    ends = (shares / shares[:, -1:] * num_masks[:, None]).round_().long()
-    return pad(pad(ends, (1, 0)).diff().minimum(longest[:, None]).cumsum(-1), (1, 0))

@@ -5,11 +5,24 @@ With `processors` tokens are chosen left to right; `criteria` say where the text
 """
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
+
+from wedlm.generation.look_up import MOST_MATCHED
+from wedlm.generation.step_plan import plan_step
+from wedlm.generation.verified import (
+    EXPECTED,
+    NEW_GROUP,
+    NEW_JUDGED,
+    NEW_REPEAT,
+    NO_GROUP,
+    NUM_JUDGED,
+    REPEATS,
+)
 
 
 @dataclass
@@ -121,6 +134,57 @@ def decode(
             return result
 
 
+class Record:
+    """How drafts fared, in plain numbers."""
+
+    def __init__(self, window_size: int):
+        self.prior = (EXPECTED + EXPECTED[-1:] * window_size)[: window_size - 1]
+        self.expected = list(self.prior)
+        self.accepted = self.promised = NUM_JUDGED
+        self.repeats = list(REPEATS)
+
+    @property
+    def reliability(self) -> float:
+        return min(1.0, self.accepted / self.promised)
+
+    def note_masks(self, chances: list[float], num_judged: int, num_accepted: int) -> None:
+        """`chances` are those of each draft with all before it."""
+        if num_judged:
+            single = [chance / before for before, chance in pairwise([1.0, *chances])]
+            promised = sum(single[:num_judged]) / self.reliability
+            self.accepted += (NUM_JUDGED - self.accepted) * NEW_JUDGED + num_accepted
+            self.promised += (NUM_JUDGED - self.promised) * NEW_JUDGED + promised
+
+    def note_look_up(self, num_matched: int, num_judged: int, num_accepted: int) -> None:
+        changes = [0.0] * len(self.repeats)
+        for place in range(num_judged):
+            length = min(num_matched + place, MOST_MATCHED)
+            changes[length] += NEW_REPEAT * ((place < num_accepted) - self.repeats[length])
+        self.repeats = [
+            min(max(share + change, 0.01), 0.99) for share, change in zip(self.repeats, changes, strict=True)
+        ]
+
+    def note_group(self, chances: list[float]) -> None:
+        for k, prior in enumerate(self.prior):
+            weight, value = (NEW_GROUP, chances[k]) if k < len(chances) else (NO_GROUP, prior)
+            self.expected[k] += weight * (value - self.expected[k])
+
+
+def looked_up(text: list[int], num_drafts: int, most_matched: int = MOST_MATCHED) -> tuple[list[int], int]:
+    """The drafts behind the longest earlier match, the last of several, and its length."""
+    best, at = 0, None
+    for end in range(len(text) - 1):
+        num_same = 0
+        while num_same < min(most_matched, end + 1) and text[end - num_same] == text[-1 - num_same]:
+            num_same += 1
+        if num_same and num_same >= best:
+            best, at = num_same, end
+    drafts = list(text)
+    for _ in range(num_drafts if best else 0):
+        drafts.append(drafts[at + 1 + len(drafts) - len(text)])
+    return drafts[len(text) :], best
+
+
 def decode_verified(
     logits_of: Callable[[list[int], list[int], list[list[bool]]], torch.Tensor],
     prompt: list[int],
@@ -131,12 +195,16 @@ def decode_verified(
     processors: Callable | None = None,
     criteria: Callable | None = None,
     padding: Sequence[int] = (),
-    least_chance: float = 0.2,
+    num_looked_up: int = 0,
 ) -> Decoded:
-    """`logits_of(tokens, positions, who_sees_whom)` is one forward without a cache, `[rows, vocabulary]`."""
+    """`logits_of(tokens, positions, who_sees_whom)` is one forward without a cache, `[rows, vocabulary]`.
+
+    The lengths of the groups of MASKs are those of `plan_step`, which has tests of its own.
+    """
     window_size = min(window_size, max_new_tokens)
     result = Decoded(judged=[0] * (window_size - 1), accepted=[0] * (window_size - 1))
-    text, drafts, chances = result.ids, [], []
+    text, drafts, chances, num_matched = result.ids, [], [], 0
+    record = Record(window_size)
 
     def scores_of(logits: torch.Tensor, before: list[int]) -> torch.Tensor:
         scores = logits.clone().float()
@@ -150,17 +218,20 @@ def decode_verified(
         known = prompt + text
         rows = [(token, position, list(range(position + 1))) for position, token in enumerate(known + drafts)]
         groups = []
-        num_pending = len(drafts) + (1 if text else 0)
-        num_mask_rows = 2 * window_size - num_pending
-        shares = [more - less for more, less in pairwise([1.0, *chances, 0.0])]
-        ends = [round(num_mask_rows * sum(shares[: i + 1]) / sum(shares)) for i in range(len(shares))]
-        for num_seen, (begin, end) in enumerate(pairwise([0, *ends])):
+        padded = torch.tensor([chances + [0.0] * (window_size - 1 - len(chances))])
+        num_open = max_new_tokens - len(text)
+        most = 2 * window_size - 1 if text else window_size
+        plan = plan_step(padded, torch.tensor([record.expected]), torch.tensor([num_open]), torch.tensor([most]))
+        drafts, chances = (given[: plan.num_drafts] for given in (drafts, chances))
+        if text:
+            result.steps.append({"known": len(text), "drafts": list(drafts)})
+        ends = plan.groups[0, : len(drafts) + 2].tolist()
+        rows = rows[: len(known) + len(drafts)]
+        for num_seen, (begin, end) in enumerate(pairwise(ends)):
             group = []
-            for place in range(min(end - begin, window_size)):
-                position = len(known) + num_seen + place
-                if position < len(prompt) + max_new_tokens:
-                    group.append(len(rows))
-                    rows.append((mask_token_id, position, [*range(len(known) + num_seen), *group]))
+            for place in range(end - begin):
+                group.append(len(rows))
+                rows.append((mask_token_id, len(known) + num_seen + place, [*range(len(known) + num_seen), *group]))
             groups.append(group)
         tokens, positions, seen = zip(*rows, strict=True)
         who_sees_whom = [[other in those for other in range(len(rows))] for those in seen]
@@ -188,15 +259,25 @@ def decode_verified(
                 break
             num_accepted += 1
 
-        # Draft.
-        drafts, chances, chance = [], [], 1.0
+        # Learn and draft.
+        num_judged = min(num_accepted + 1, len(drafts))
+        if num_matched:
+            record.note_look_up(num_matched, num_judged, num_accepted)
+        else:
+            record.note_masks(chances, num_judged, num_accepted)
+        drafts, chances, num_matched, chance = [], [], 0, 1.0
         for row in groups[num_accepted][1:]:
             scores = logits[row].clone().float()
             scores[mask_token_id] = -math.inf
             probability, token = scores.softmax(-1).max(-1)
-            chance *= probability.item()
-            if chance < least_chance:
-                break
+            chance *= probability.item() * record.reliability
             drafts.append(token.item())
             chances.append(chance)
-        result.steps.append({"known": len(text), "drafts": list(drafts)})
+        record.note_group(chances)
+        found, length = looked_up(prompt + text, min(num_looked_up, window_size - 1))
+        of_found = [record.repeats[min(length + place, MOST_MATCHED)] for place in range(len(found))]
+        of_found = list(accumulate(of_found, operator.mul))
+        if sum(of_found) > sum(chances):
+            drafts, chances, num_matched = found, of_found, length
+        num_open = max_new_tokens - len(text)
+        drafts, chances = drafts[:num_open], chances[:num_open]

@@ -33,7 +33,7 @@ from .transformers_internals import (
     would_compile,
 )
 from .verified import VerifiedWindow
-from .window import WindowQueries
+from .window import NO_TOKEN, WindowQueries
 
 WINDOWS = {"streaming": StreamingWindow, "blockwise": BlockwiseWindow, "verified": VerifiedWindow}
 
@@ -82,6 +82,9 @@ class DecodingRun:
         self.prompt = prompt_of(model, input_ids, max_new_tokens, generation_config, model_kwargs)
         kind = WINDOWS[generation_config.decoding]
         self.batch = self.window = kind.opened(self.prompt.lengths, max_new_tokens, self.policy)
+        if self.policy.num_looked_up > 0:
+            is_text = self.prompt.is_text[:, -input_ids.shape[1] :]
+            self.window.prompt = input_ids.where(is_text, NO_TOKEN)
         self.static: StaticSteps | None = None
         max_entries = self.prompt.max_entries + max_new_tokens + 2 * self.policy.window_size
         self.cache: RowCache | None = self.make_cache(max_entries)
@@ -124,7 +127,7 @@ class DecodingRun:
             self.cache.commit(chunk.lengths)
             self.window.forwards = self.window.forwards + 1
         self.longest = int(last.positions.max())
-        return self.window.queries(self.policy.window_size, self.policy).behind(last)
+        return self.window.first_queries(self.policy).behind(last)
 
     def is_unfinished(self) -> bool:
         return has_unfinished_rows(self.model, self.num_alive, self.synced_gpus, self.input_ids.device)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from transformers import GenerationConfig, LogitsProcessorList
 
+from .look_up import MOST_MATCHED
 from .reader_kinds import reads_no_text
 from .transformers_internals import end_tokens_of
 
@@ -22,6 +23,8 @@ class Policy(NamedTuple):
         distance_penalty (`torch.FloatTensor` of shape `()`): Likewise.
         processors (`LogitsProcessorList`): The logits processors.
         left_to_right (`bool`): Whether a processor reads the text, so that each token waits for those before it.
+        num_looked_up (`int`): The most drafts that are looked up in the text.
+        most_matched (`int`): The most tokens of the text that are compared for that.
     """
 
     window_size: int
@@ -32,6 +35,8 @@ class Policy(NamedTuple):
     distance_penalty: torch.Tensor
     processors: LogitsProcessorList
     left_to_right: bool
+    num_looked_up: int = 0
+    most_matched: int = MOST_MATCHED
 
     @classmethod
     def of(
@@ -43,6 +48,10 @@ class Policy(NamedTuple):
         device: torch.device,
     ) -> "Policy":
         end_tokens, threshold = end_tokens_of(generation_config), generation_config.entropy_threshold
+        num_looked_up, most_matched = generation_config.num_looked_up, generation_config.max_matching_ngram_size
+        if num_looked_up is None:  # where a window_size is set, drafts come from MASKs alone
+            is_free = generation_config.decoding == "verified" and generation_config.window_size is None
+            num_looked_up = window_size if is_free else 0
         return cls(
             window_size=window_size,
             mask_token_id=mask_token_id,
@@ -52,4 +61,6 @@ class Policy(NamedTuple):
             distance_penalty=torch.full((), float(generation_config.distance_penalty), device=device),
             processors=processors,
             left_to_right=not all(map(reads_no_text, processors)),
+            num_looked_up=num_looked_up,
+            most_matched=MOST_MATCHED if most_matched is None else most_matched,
         )

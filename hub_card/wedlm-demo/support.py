@@ -21,7 +21,6 @@ NOT_OFFERED = {
     "num_beams": (None, 1),
     "output_attentions": (None, False),
     "output_hidden_states": (None, False),
-    "prompt_lookup_num_tokens": (None,),
     "use_mtp": (None, False),
 }
 
@@ -100,6 +99,7 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
             f"prefill_chunk_size={chunk_size!r} is not a number of tokens; set it to an integer of 1 or more, or "
             "leave it out."
         )
+    check_look_up(generation_config)
     for name, harmless in NOT_OFFERED.items():
         if (value := getattr(generation_config, name)) not in harmless:
             refuse(name, value, generation_config)
@@ -127,6 +127,28 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
         )
     if (cache := model_kwargs.get("past_key_values")) is not None:
         check_cache(cache, config, generation_config)
+
+
+def check_look_up(generation_config: GenerationConfig) -> None:
+    """Refuses a look-up of drafts where nothing judges them, and numbers that are none."""
+    number, most_matched = generation_config.prompt_lookup_num_tokens, generation_config.max_matching_ngram_size
+    if number is None:
+        return
+    if generation_config.decoding != "verified":
+        raise ValueError(
+            f"prompt_lookup_num_tokens={number!r} is not offered by decoding={generation_config.decoding!r}, whose "
+            'drafts nothing judges; leave it out, or pass decoding="verified" or "autoregressive".'
+        )
+    if number is False or not (number == 0 or is_count(number)):
+        raise ValueError(
+            f"prompt_lookup_num_tokens={number!r} is not a number of drafts; set it to 0 for none, or to an integer "
+            "above."
+        )
+    if most_matched is not None and not is_count(most_matched):
+        raise ValueError(
+            f"max_matching_ngram_size={most_matched!r} is not a number of tokens; set it to an integer of 1 or more, "
+            "or leave it out."
+        )
 
 
 def check_attention(config: PreTrainedConfig, generation_config: GenerationConfig) -> None:

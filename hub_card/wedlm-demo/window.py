@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 from .policy import Policy
 
 NO_SLOT = 2**62
+NO_TOKEN = -1  # in columns of a prompt that hold none
 
 
 class Text(NamedTuple):
@@ -147,6 +148,7 @@ class Window:
     window_queries: torch.Tensor
 
     PER_SLOT: ClassVar = ("tokens", "filled")
+    PER_COLUMN: ClassVar = ()  # fields with a column for each of the prompt's
 
     @classmethod
     def opened(cls, prompt_lengths: torch.Tensor, max_new_tokens: int, policy: Policy) -> "Window":
@@ -182,6 +184,10 @@ class Window:
     def num_queries(self) -> torch.Tensor:
         """The number of queries that each row needs in the next forward, `[batch]`."""
         raise NotImplementedError
+
+    def first_queries(self, policy: Policy) -> WindowQueries:
+        """The queries behind the prompt in the first forward."""
+        return self.queries(policy.window_size, policy)
 
     def queries(self, width: int, policy: Policy) -> WindowQueries:
         """The queries of the next forward, `width` of them in every row."""
@@ -249,12 +255,20 @@ class Window:
 
     # --- Rows and slots in memory ---
 
-    def with_slots(self, num_slots: int, mask_token_id: int) -> "Window":
-        """The same window with room for this many slots, which must be enough for those in use."""
+    @property
+    def num_columns(self) -> int:
+        """The number of columns of the prompt that the window keeps."""
+        return max([getattr(self, name).shape[1] for name in self.PER_COLUMN], default=0)
+
+    def with_room(self, num_slots: int, num_columns: int, mask_token_id: int) -> "Window":
+        """The same window with room for so many slots and columns of the prompt, enough for those in use."""
         more = num_slots - self.no_slot
         blank = dict.fromkeys(self.PER_SLOT, 0) | {"tokens": mask_token_id}
         # The last column is left out and comes anew: it holds what was written for no slot.
-        return replace(self, **{n: pad(getattr(self, n)[:, :-1], (0, more + 1), value=blank[n]) for n in blank})
+        wider = {n: pad(getattr(self, n)[:, :-1], (0, more + 1), value=blank[n]) for n in blank}
+        more = num_columns - self.num_columns
+        wider |= {n: pad(getattr(self, n), (more, 0), value=NO_TOKEN) for n in self.PER_COLUMN}
+        return replace(self, **wider)
 
     def select(self, rows: torch.Tensor) -> "Window":
         """The window of these rows alone."""

@@ -14,7 +14,7 @@ RESULTS = REPOSITORY / "benchmarks" / "results"
 @pytest.mark.parametrize(
     ("name", "more", "num_results"),
     [
-        ("verified_variants", ["--rounds", "1"], 6 * 10),
+        ("verified_variants", ["--rounds", "1"], 6 * 6),
         ("verified_precision", [], 6 * 2),
         ("verified_drafts", [], 6 * 2),
     ],

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.generation import BaseStreamer
 from transformers.utils import ModelOutput
 
-STATUSES = ("works", "autoregressive only", "refused", "no effect")
+STATUSES = ("works", "verified only", "autoregressive only", "refused", "no effect")
 OURS = {"decoding", "window_size", "entropy_threshold", "distance_penalty"}
 PARALLEL = ("streaming", "blockwise", "verified")
 MODELS = {name: load(CHECKPOINTS / name).double() for name in ("q25", "q3")}  # where no rounding decides
@@ -344,6 +344,10 @@ def drafts(ran: Ran) -> bool:
     return max(ran.widths[1:]) > 1
 
 
+def judged(ran: Ran) -> list[list[int]]:
+    return ran.output.judged_drafts.tolist()
+
+
 class Banned(LogitsProcessor):
     """Bans even tokens but the end token."""
 
@@ -560,6 +564,19 @@ OTHERS = (BASE["input_ids"] + 3) % 150
 EMBEDDED = {model: model.get_input_embeddings()(OTHERS).detach() for model in MODELS.values()}
 SHIFTED = (BASE["attention_mask"].cumsum(-1) - 1).clamp(min=0) + 1
 
+LOOK_UP = {"prompt_lookup_num_tokens": 3}
+LONG = {"window_size": 4, "max_new_tokens": 60, "return_dict_in_generate": True}
+VERIFIED_ONLY = {
+    "prompt_lookup_num_tokens": Line(
+        LOOK_UP, lambda r: judged(r) != judged(r.again(prompt_lookup_num_tokens=...)), LONG, same_text=True
+    ),
+    "max_matching_ngram_size": Line(
+        {"max_matching_ngram_size": 1},
+        lambda r: judged(r) != judged(r.again(max_matching_ngram_size=...)),
+        LONG | LOOK_UP,
+        same_text=True,
+    ),
+}
 AUTOREGRESSIVE_ONLY = {
     "output_attentions": Line(
         {"output_attentions": True}, lambda r: len(r.output.attentions or ()) == len(r.rows[0]), DICT
@@ -568,7 +585,6 @@ AUTOREGRESSIVE_ONLY = {
         {"output_hidden_states": True}, lambda r: len(r.output.hidden_states or ()) == len(r.rows[0]), DICT
     ),
     "num_beams": Line({"num_beams": 2}, lambda r: hasattr(r.output, "beam_indices"), DICT),
-    "prompt_lookup_num_tokens": Line({"prompt_lookup_num_tokens": 3}, drafts, ONE_ROW, same_text=True),
     "assistant_early_exit": Line({"assistant_early_exit": 1}, drafts, ONE_ROW, same_text=True),
     "position_ids": Line({"position_ids": SHIFTED * 2}, lambda r: r.rows != r.again(position_ids=...).rows),
     "inputs_embeds": Line(
@@ -605,7 +621,6 @@ NO_EFFECT = {
     "assistant_confidence_threshold": 0.9,
     "num_assistant_tokens": 3,
     "num_assistant_tokens_schedule": "heuristic",
-    "max_matching_ngram_size": 3,
     "assistant_lookbehind": 3,
     "target_lookbehind": 3,
     "assistant_ensemble_weight": 0.5,
@@ -665,6 +680,14 @@ def test_what_works(model, name, decoding):
 @pytest.mark.parametrize("name", [name for name in lines("works") if name not in OURS])
 def test_what_works_is_what_transformers_does(name):
     exercise(MODELS["q25"], name, WORKS[name], "autoregressive")
+
+
+@pytest.mark.parametrize("name", lines("verified only"))
+def test_what_only_verified_decoding_does(model, name):
+    exercise(model, name, VERIFIED_ONLY[name], "verified")
+    for decoding in ("streaming", "blockwise"):
+        with pytest.raises(ValueError, match=f"prompt_lookup_num_tokens=3 is not offered by decoding='{decoding}'"):
+            Ran(model, BASE | {"prompt_lookup_num_tokens": 3, "decoding": decoding}, {})
 
 
 @pytest.mark.parametrize("name", lines("autoregressive only"))

@@ -41,7 +41,21 @@ REFUSED = [
         {"num_beams": 2},
         "num_beams=2 is not offered by decoding='streaming'; leave it out .*, or pass decoding=\"autoreg",
     ),
-    ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3 is not offered"),
+    (
+        {"prompt_lookup_num_tokens": 3},
+        "prompt_lookup_num_tokens=3 is not offered by decoding='streaming', whose drafts nothing judges; leave it "
+        'out, or pass decoding="verified"',
+    ),
+    (
+        {"prompt_lookup_num_tokens": -1, "decoding": "verified"},
+        "prompt_lookup_num_tokens=-1 is not a number of drafts; set it to 0 for none, or to an integer above",
+    ),
+    ({"prompt_lookup_num_tokens": 2.5, "decoding": "verified"}, "prompt_lookup_num_tokens=2.5 is not a number of"),
+    ({"prompt_lookup_num_tokens": True, "decoding": "verified"}, "prompt_lookup_num_tokens=True is not a number of"),
+    (
+        {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 0, "decoding": "verified"},
+        "max_matching_ngram_size=0 is not a number of tokens; set it to an integer of 1 or more, or leave it out",
+    ),
     (
         {"past_key_values": StaticCache(MODELS["q3"].config, 8)},
         "past_key_values=StaticCache is not offered .* a plain D",

@@ -66,6 +66,7 @@ def calls(draw):
         "eos_token_id": [EOS, *ends],
         "max_new_tokens": draw(st.one_of(st.integers(1, 3), st.integers(4, 40)), "max_new_tokens"),
         "window_size": draw(st.one_of(st.integers(1, 4), st.just(16)), "window_size"),
+        **draw(st.sampled_from([{}, {"prompt_lookup_num_tokens": 2}, {"prompt_lookup_num_tokens": 20}]), "look-up"),
     }  # fmt: skip
 
 
@@ -81,6 +82,7 @@ def test_any_batch_equals_the_slow_reference_row_by_row(call, data):
         expected = decode_verified(
             logits_of(model), prompt, arguments["max_new_tokens"], model.config.mask_token_id,
             arguments["eos_token_id"], arguments["window_size"],
+            num_looked_up=arguments.get("prompt_lookup_num_tokens", 0),
         )  # fmt: skip
         num_tokens = len(expected.ids)
         assert got.sequences[row, width : width + num_tokens].tolist() == expected.ids
@@ -99,9 +101,9 @@ def test_the_text_is_that_of_autoregressive_decoding(call, data):
     readers = TRAINED_READERS if model is MODELS["trained"] else READERS
     for name in data.draw(st.lists(st.sampled_from(sorted(readers)), max_size=2, unique=True), "readers"):
         arguments |= readers[name]
-    window_size = arguments.pop("window_size")
+    own = {name: arguments.pop(name, None) for name in ("window_size", "prompt_lookup_num_tokens")}
     expected = model.generate(**arguments, decoding="autoregressive", return_dict_in_generate=True)
-    got = model.generate(**arguments, decoding="verified", window_size=window_size, return_dict_in_generate=True)
+    got = model.generate(**arguments, decoding="verified", **own, return_dict_in_generate=True)
     assert torch.equal(got.sequences, expected.sequences)
     tokens = (got.forwards * got.tokens_per_forward).round().long()
     assert (got.forwards <= tokens).all()
@@ -141,7 +143,7 @@ def test_drafts_that_are_always_wrong_cost_a_forward_for_each_token(draft):
         logits[:, 1:].fill_(-math.inf)[..., draft] = 0  # the one judge is first, as no draft is ever accepted
 
     # A processor that reads text is asked about judged slots only, so that drafts are not kept from being suppressed.
-    arguments["repetition_penalty"] = 1.0001
+    arguments |= {"repetition_penalty": 1.0001, "prompt_lookup_num_tokens": 0}
     handle = model.lm_head.register_forward_hook(predict_the_draft)
     try:
         got = model.generate(**arguments, decoding="verified", return_dict_in_generate=True)
@@ -171,9 +173,8 @@ def test_queries_stand_where_they_should():
     window.put_tokens(torch.tensor([[0]]), torch.tensor([[True]]), torch.tensor([[50]]))
     window.num_leading = torch.tensor([1])
     window.drafts[0, :2] = torch.tensor([60, 61])
-    window.chances = torch.tensor([[0.75, 0.5, 0, 0, 0, 0, 0]])
-    window.plan_queries()
-    assert window.num_queries.tolist() == [16] and window.groups.tolist() == [[0, 3, 6, 13, 13, 13, 13, 13, 13]]
+    window.num_drafts, window.groups = torch.tensor([2]), torch.tensor([[0, 3, 6, 13, 13, 13, 13, 13, 13]])
+    assert window.num_queries.tolist() == [16]
     queries = window.queries(16, policy)
     assert queries.input_ids.tolist() == [[50, 60, 61] + [MASK] * 13]
     assert queries.position_ids.tolist() == [[10, 11, 12, 11, 12, 13, 12, 13, 14, 13, 14, 15, 16, 17, 18, 19]]
@@ -201,8 +202,7 @@ def test_queries_stand_where_they_should():
     ]
 
 
-@pytest.mark.parametrize(("least_chance", "most"), [(verified.LEAST_CHANCE, 32), (2.0, 17)])
-def test_no_forward_has_more_queries_than_it_needs(monkeypatch, least_chance, most):
+def test_no_forward_has_more_queries_than_it_needs(monkeypatch):
     """As many as the pending tokens and the groups of the row that has most."""
     widths, plan_queries = [], VerifiedWindow.plan_queries
 
@@ -219,11 +219,10 @@ def test_no_forward_has_more_queries_than_it_needs(monkeypatch, least_chance, mo
         seen.append(given["input_ids"].shape[1])
         return forward(**given)
 
-    monkeypatch.setattr(verified, "LEAST_CHANCE", least_chance)
     monkeypatch.setattr(VerifiedWindow, "plan_queries", watched)
     monkeypatch.setattr(model, "forward", noted)
     MODELS["trained"].generate(**left_padded(QUESTIONS[:5]), **SPECIAL, max_new_tokens=40, decoding="verified")
-    assert seen[1:] == widths[:-1] and max(widths) == most
+    assert seen[1:] == widths[:-1] and max(widths) == 32
 
 
 @pytest.mark.parametrize("decoding", ["streaming", "verified"])
@@ -452,16 +451,14 @@ def sampled_counts(settings, model=SMALL) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_samples_have_the_autoregressive_distribution(name, monkeypatch):
-    monkeypatch.setattr(verified, "LEAST_CHANCE", 0.0)  # so that there are always drafts
+def test_samples_have_the_autoregressive_distribution(name):
     counts, accepted = sampled_counts(SAMPLERS[name])
     in_step = "logits_processor" in SAMPLERS[name]  # thousands of rows, of which the slowest sets the pace
     assert (accepted[: 1 if in_step else 2] > NUM_SAMPLES / 50).all(), "drafts took part"
     assert chi_square_probability(counts, exact_distribution(SAMPLERS[name])) > 1e-3
 
 
-def test_samples_with_a_draft_adapter_have_the_distribution_of_the_base(monkeypatch):
-    monkeypatch.setattr(verified, "LEAST_CHANCE", 0.0)
+def test_samples_with_a_draft_adapter_have_the_distribution_of_the_base():
     model = with_random_drafts(deepcopy(SMALL))
     counts, accepted = sampled_counts({}, model)
     with_mask = torch.tensor([[*PROMPT, SMALL.config.mask_token_id]])
@@ -480,14 +477,13 @@ def test_a_wrong_rule_would_be_noticed(monkeypatch):
         def draw_again(*given):
             (tokens, is_possible), (others, _) = draw_tokens(*given), draw_tokens(*given)
             tokens, others = (chosen.view(len(window.drafts), -1) for chosen in (tokens, others))
-            is_draft = tokens[:, :-1] == window.drafts
+            is_draft = tokens[:, :-1] == window.drafts[:, : tokens.shape[1] - 1]
             tokens[:, :-1] = torch.where(is_draft, tokens[:, :-1], others[:, :-1])
             return tokens.flatten(), is_possible
 
         monkeypatch.setattr(verified, "draw_tokens", draw_again)
         return fill(window, *arguments)
 
-    monkeypatch.setattr(verified, "LEAST_CHANCE", 0.0)
     monkeypatch.setattr(VerifiedWindow, "fill", judge_wrongly)
     counts, _ = sampled_counts({})
     assert chi_square_probability(counts, exact_distribution({})) < 1e-6

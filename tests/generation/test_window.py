@@ -106,11 +106,11 @@ def test_rows_that_leave_come_back_to_their_places(decoding):
 @pytest.mark.parametrize("decoding", PARALLEL)
 def test_room_for_more_slots_holds_the_same(decoding):
     window = filled(opened(decoding), [0, 1], [3])
-    more = window.with_slots(20, MASK)
+    more = window.with_room(20, window.num_columns + 3, MASK)
     for name in window.PER_SLOT:
         assert torch.equal(getattr(more, name)[:, :10], getattr(window, name)[:, :10])
     assert more.no_slot == 20 and (more.tokens[:, 10:] == MASK).all() and not more.filled[:, 10:].any()
-    back = more.with_slots(10, MASK)
+    back = more.with_room(10, window.num_columns + 3, MASK)
     assert torch.equal(back.tokens, window.tokens[:, :10].new_tensor(back.tokens.tolist()))
     assert torch.equal(back.tokens[:, :10], window.tokens[:, :10])
 

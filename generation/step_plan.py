@@ -1,0 +1,76 @@
+"""How a verified step spends its queries: on drafts, which it judges, and on MASKs, which make the next drafts."""
+
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+
+class StepPlan(NamedTuple):
+    """The queries of a step behind its known token.
+
+    Args:
+        num_drafts (`torch.LongTensor` of shape `(batch,)`): The number of drafts that are judged.
+        groups (`torch.LongTensor` of shape `(batch, drafts + 2)`): Where, among the MASKs, the group for 0, 1, 2, ...
+            accepted drafts begins, and where the last group ends.
+    """
+
+    num_drafts: torch.Tensor
+    groups: torch.Tensor
+
+
+def plan_step(
+    chances: torch.Tensor,
+    expected: torch.Tensor,
+    num_open: torch.Tensor,
+    most: torch.Tensor,
+) -> StepPlan:
+    """Finds the plan that the most tokens are expected of.
+
+    A draft brings a token in this step with the chance that it is accepted. A MASK brings one in the next step, with
+    the chance that just as many drafts are accepted as its group saw, times the chance of the draft that it makes. The
+    first MASK of a group makes none, since it stands for the token that this step makes known; so it is worth nothing
+    alone, and the value of the others is shared with it where that makes more of them pay.
+
+    Args:
+        chances (`torch.FloatTensor` of shape `(batch, drafts)`): P(at least n drafts are accepted), n = 1, 2, ...; 0
+            where there is no draft.
+        expected (`torch.FloatTensor` of shape `(batch, window_size - 1)`): The same for the drafts of a new group.
+        num_open (`torch.LongTensor` of shape `(batch,)`): The slots that are still to be filled.
+        most (`torch.LongTensor` of shape `(batch,)`): The most queries of a row.
+    """
+    chances = pad(chances, (1, 0), value=1.0)  # of at least 0, 1, 2, ... accepted drafts
+    place = torch.arange(chances.shape[1], device=chances.device)
+    query = torch.arange(expected.shape[1] + 1, device=chances.device)
+
+    # Values of the MASKs: [batch, number of drafts, drafts that the group sees, place in the group].
+    worth = with_first_mask(expected)
+    is_last = place == place[:, None]  # the group that sees all drafts
+    shares = torch.where(is_last, chances[:, None], (chances - pad(chances[:, 1:], (0, 1)))[:, None])
+    shares = shares.clamp(min=0) * (place <= place[:, None])
+    is_of_use = (place[:, None] + query < num_open[:, None, None]) & (place + 2 <= num_open[:, None])[..., None]
+    values = (worth[:, None] * is_of_use)[:, None] * shares[..., None]
+
+    # The number of drafts that gains most with the best MASKs in the queries that it leaves.
+    values, order = values.flatten(2).sort(dim=-1, descending=True)
+    num_masks = most[:, None] - place  # [batch, number of drafts]
+    gains = pad(values.cumsum(-1), (1, 0)).gather(2, num_masks.clamp(0, values.shape[-1])[..., None])[..., 0]
+    gains = (gains + chances.cumsum(-1)).where((num_masks >= 0) & (chances > 0), -torch.inf)
+    num_drafts = gains.argmax(-1, keepdim=True)
+    order, values = (x.gather(1, num_drafts[..., None].expand(-1, -1, x.shape[-1]))[:, 0] for x in (order, values))
+    is_taken = (torch.arange(order.shape[-1], device=order.device) < most[:, None] - num_drafts) & (values > 0)
+    sizes = torch.zeros_like(chances, dtype=torch.long).scatter_add(1, order // len(query), is_taken.long())
+    sizes = sizes.where(sizes > 1, 0)
+    return StepPlan(num_drafts[:, 0], pad(sizes.cumsum(-1), (1, 0)))
+
+
+def with_first_mask(expected: torch.Tensor) -> torch.Tensor:
+    """The values of the MASKs of a group, of which the first ones share theirs equally.
+
+    As many share as have the largest mean: [0.6, 0.5, 0.1] gives [0.37, 0.37, 0.37, 0.1].
+    """
+    values = pad(expected.clamp(min=0), (1, 0), value=torch.inf).cummin(-1).values
+    values[:, 0] = 0
+    place = torch.arange(1, values.shape[1] + 1, device=values.device)
+    mean, num_sharing = (values.cumsum(-1) / place).max(-1, keepdim=True)
+    return values.where(place > num_sharing + 1, mean)

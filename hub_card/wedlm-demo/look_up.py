@@ -1,0 +1,38 @@
+"""Drafts from the text itself: what followed when its last tokens stood there before."""
+
+import torch
+from torch.nn.functional import pad
+
+MOST_MATCHED = 6  # Longer matches say no more about the next token.
+
+
+def look_up(
+    text: torch.Tensor, last: torch.Tensor, num_drafts: int, most_matched: int = MOST_MATCHED
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Finds the last place where the text's last tokens stand as well, and drafts what follows there.
+
+    The place with the longest match is taken. Where the text behind it ends, the drafts begin again behind the match,
+    so that a text that repeats itself goes on repeating.
+
+    Args:
+        text (`torch.LongTensor` of shape `(batch, columns)`): The text of each row without a gap before `last`, and
+            in front of it numbers that are no tokens.
+        last (`torch.LongTensor` of shape `(batch,)`): The column of each row's last token.
+        num_drafts (`int`): The number of drafts.
+        most_matched (`int`, *optional*, defaults to 6): The most tokens that are compared.
+
+    Returns:
+        `tuple[torch.LongTensor, torch.LongTensor]`: The drafts `[batch, num_drafts]`, and the length of each row's
+        match `[batch]`; it is 0 where there is none, and the drafts say nothing.
+    """
+    column, last = torch.arange(text.shape[1], device=text.device), last[:, None]
+    is_same, num_matched = column < last, torch.zeros_like(text)
+    for back in range(min(most_matched, text.shape[1])):
+        token = text.gather(1, (last - back).clamp(min=0))
+        earlier = pad(text[:, : text.shape[1] - back], (back, 0), value=-1)
+        is_same = is_same & (earlier == token) & (token >= 0) & (last >= back)
+        num_matched = num_matched + is_same
+    best = (num_matched * text.shape[1] + column).where(num_matched > 0, -1).argmax(-1, keepdim=True)
+    period = (last - best).clamp(min=1)
+    place = torch.arange(num_drafts, device=text.device)
+    return text.gather(1, (best + 1 + place % period).clamp(max=text.shape[1] - 1)), num_matched.gather(1, best)[:, 0]

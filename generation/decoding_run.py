@@ -84,7 +84,8 @@ class DecodingRun:
         self.batch = self.window = kind.opened(self.prompt.lengths, max_new_tokens, self.policy)
         if self.policy.num_looked_up > 0:
             is_text = self.prompt.is_text[:, -input_ids.shape[1] :]
-            self.window.prompt = input_ids.where(is_text, NO_TOKEN)
+            gaps_first = is_text.int().argsort(dim=-1, stable=True)
+            self.window.prompt = input_ids.long().where(is_text, NO_TOKEN).gather(1, gaps_first)
         self.static: StaticSteps | None = None
         max_entries = self.prompt.max_entries + max_new_tokens + 2 * self.policy.window_size
         self.cache: RowCache | None = self.make_cache(max_entries)

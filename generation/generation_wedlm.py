@@ -108,6 +108,8 @@ class WeDLMGenerationMixin(GenerationMixin):
         for name, value in (defaults | given).items():
             setattr(generation_config, name, value)
         check_parameters(generation_config)
+        if type(generation_config.prompt_lookup_num_tokens) is int and generation_config.prompt_lookup_num_tokens == 0:
+            generation_config.prompt_lookup_num_tokens = None  # which turns off what model.generation_config turns on
         if generation_config.decoding != "autoregressive":
             check_support(self, generation_config, model_kwargs)
             # Renamed, since transformers takes its own assisted decoding by the name.

@@ -19,6 +19,9 @@ class StepPlan(NamedTuple):
     groups: torch.Tensor
 
 
+MOST_DRAFTS = 31  # that a plan holds; tables of a wider window would grow with its cube
+
+
 def plan_step(
     chances: torch.Tensor,
     expected: torch.Tensor,
@@ -27,10 +30,10 @@ def plan_step(
 ) -> StepPlan:
     """Finds the plan that the most tokens are expected of.
 
-    A draft brings a token in this step with the chance that it is accepted. A MASK brings one in the next step, with
-    the chance that just as many drafts are accepted as its group saw, times the chance of the draft that it makes. The
-    first MASK of a group makes none, since it stands for the token that this step makes known; so it is worth nothing
-    alone, and the value of the others is shared with it where that makes more of them pay.
+    A draft brings a token in this step if it is accepted. A MASK brings one in the next step, if its group is the one
+    that saw the accepted drafts, and if the draft that the MASK makes is accepted then. The first MASK of a group
+    makes no draft, since it stands for the token that this step makes known. It is worth nothing alone, so the next
+    MASKs share their value with it.
 
     Args:
         chances (`torch.FloatTensor` of shape `(batch, drafts)`): P(at least n drafts are accepted), n = 1, 2, ...; 0
@@ -39,6 +42,8 @@ def plan_step(
         num_open (`torch.LongTensor` of shape `(batch,)`): The slots that are still to be filled.
         most (`torch.LongTensor` of shape `(batch,)`): The most queries of a row.
     """
+    num_unused = max(0, chances.shape[1] - MOST_DRAFTS)
+    chances, expected = chances[:, :MOST_DRAFTS], expected[:, :MOST_DRAFTS]
     chances = pad(chances, (1, 0), value=1.0)  # of at least 0, 1, 2, ... accepted drafts
     place = torch.arange(chances.shape[1], device=chances.device)
     query = torch.arange(expected.shape[1] + 1, device=chances.device)
@@ -52,7 +57,7 @@ def plan_step(
     values = (worth[:, None] * is_of_use)[:, None] * shares[..., None]
 
     # The number of drafts that gains most with the best MASKs in the queries that it leaves.
-    values, order = values.flatten(2).sort(dim=-1, descending=True)
+    values, order = values.flatten(2).sort(dim=-1, descending=True, stable=True)
     num_masks = most[:, None] - place  # [batch, number of drafts]
     gains = pad(values.cumsum(-1), (1, 0)).gather(2, num_masks.clamp(0, values.shape[-1])[..., None])[..., 0]
     gains = (gains + chances.cumsum(-1)).where((num_masks >= 0) & (chances > 0), -torch.inf)
@@ -61,6 +66,7 @@ def plan_step(
     is_taken = (torch.arange(order.shape[-1], device=order.device) < most[:, None] - num_drafts) & (values > 0)
     sizes = torch.zeros_like(chances, dtype=torch.long).scatter_add(1, order // len(query), is_taken.long())
     sizes = sizes.where(sizes > 1, 0)
+    sizes = pad(sizes, (0, num_unused))
     return StepPlan(num_drafts[:, 0], pad(sizes.cumsum(-1), (1, 0)))
 
 
@@ -69,7 +75,7 @@ def with_first_mask(expected: torch.Tensor) -> torch.Tensor:
 
     As many share as have the largest mean: [0.6, 0.5, 0.1] gives [0.37, 0.37, 0.37, 0.1].
     """
-    values = pad(expected.clamp(min=0), (1, 0), value=torch.inf).cummin(-1).values
+    values = pad(expected, (1, 0), value=torch.inf).cummin(-1).values
     values[:, 0] = 0
     place = torch.arange(1, values.shape[1] + 1, device=values.device)
     mean, num_sharing = (values.cumsum(-1) / place).max(-1, keepdim=True)

@@ -59,7 +59,7 @@ class VerifiedWindow(Window):
         prior (`torch.FloatTensor` of shape `(batch, window_size - 1)`): What it was before the first forward.
         judged (`torch.FloatTensor` of shape `(batch, 2)`): The drafts of MASKs that were accepted, and the number that
             was to be expected by the model's probabilities. Both forget.
-        repeats (`torch.FloatTensor` of shape `(batch, most_matched + 1)`): The share of looked-up drafts that were
+        repeats (`torch.FloatTensor` of shape `(batch, MOST_MATCHED + 1)`): The share of looked-up drafts that were
             accepted behind 0, 1, 2, ... equal tokens: a running mean.
         prompt (`torch.LongTensor` of shape `(batch, columns)`): The prompts that drafts are looked up in,
             right-aligned behind numbers that are no tokens.
@@ -84,8 +84,8 @@ class VerifiedWindow(Window):
     @classmethod
     def opened_window(cls, zeros: Callable, max_new_tokens: int, policy: Policy) -> dict[str, torch.Tensor]:
         size, device = policy.window_size, zeros().device
-        expected = torch.tensor(EXPECTED + EXPECTED[-1:] * size, device=device)[: size - 1]
-        expected = zeros(size - 1, dtype=torch.float32) + expected
+        first = torch.tensor(EXPECTED + EXPECTED[-1:] * size, dtype=torch.float32, device=device)
+        expected = zeros(size - 1, dtype=torch.float32) + first[: size - 1]
         chances, limit = torch.zeros_like(expected), zeros() + max_new_tokens
         plan = plan_step(chances, expected, limit, limit.clamp(max=size))
         return {
@@ -99,7 +99,8 @@ class VerifiedWindow(Window):
             "expected": expected,
             "prior": expected.clone(),
             "judged": zeros(2, dtype=torch.float32) + NUM_JUDGED,
-            "repeats": zeros(len(REPEATS), dtype=torch.float32) + torch.tensor(REPEATS, device=device),
+            "repeats": zeros(len(REPEATS), dtype=torch.float32)
+            + torch.tensor(REPEATS, dtype=torch.float32, device=device),
             "prompt": zeros(0),
         }
 
@@ -112,7 +113,7 @@ class VerifiedWindow(Window):
         return self.num_leading + self.num_drafts + self.groups[:, -1]
 
     def first_queries(self, policy: Policy) -> WindowQueries:
-        """A group of MASKs behind the prompt, whose last token judges. They see all before them."""
+        """A group of MASKs behind the prompt, whose last token judges. Each query sees all before it."""
         width = max(1, int(self.num_queries.max()))
         return self.queries(width, policy, is_first=True)._replace(queries_seen=None)
 
@@ -257,8 +258,8 @@ class VerifiedWindow(Window):
         mask = begin + place  # the group's first MASK stood for the slot that is known now
         asked = (self.num_drafts[:, None] + 1 + mask).clamp(max=likely.shape[1] - 1)
         drafts = likely.gather(1, asked)
-        chances = (chances.gather(1, asked) * self.reliability).where(mask < end, 0).cumprod(-1)
-        weight = torch.where(mask < end, NEW_GROUP, NO_GROUP)
+        chances = (chances.gather(1, asked).nan_to_num(0) * self.reliability).where(mask < end, 0).cumprod(-1)
+        weight = torch.where(mask < end, NEW_GROUP, NO_GROUP).to(chances.dtype)
         self.expected = self.expected.lerp(torch.where(mask < end, chances, self.prior), weight)
 
         if policy.num_looked_up > 0:
@@ -273,7 +274,7 @@ class VerifiedWindow(Window):
         """Replaces the drafts of rows whose text repeats itself behind slot `last`; returns the drafts and chances."""
         text = torch.cat([self.prompt, self.tokens], dim=-1)
         found, self.num_matched = look_up(text, self.prompt.shape[1] + last, drafts.shape[1], policy.most_matched)
-        is_wanted = (torch.arange(drafts.shape[1], device=drafts.device) < policy.num_looked_up) & (last >= 0)[:, None]
+        is_wanted = torch.arange(drafts.shape[1], device=drafts.device) < policy.num_looked_up
         chances_of_found = self.repeats.gather(1, self.lengths_of_matches).cumprod(-1) * is_wanted
         is_better = (self.num_matched > 0) & (chances_of_found.sum(-1) > chances.sum(-1))
         self.num_matched = self.num_matched * is_better

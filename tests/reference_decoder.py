@@ -196,6 +196,7 @@ def decode_verified(
     criteria: Callable | None = None,
     padding: Sequence[int] = (),
     num_looked_up: int = 0,
+    most_matched: int = MOST_MATCHED,
 ) -> Decoded:
     """`logits_of(tokens, positions, who_sees_whom)` is one forward without a cache, `[rows, vocabulary]`.
 
@@ -274,7 +275,7 @@ def decode_verified(
             drafts.append(token.item())
             chances.append(chance)
         record.note_group(chances)
-        found, length = looked_up(prompt + text, min(num_looked_up, window_size - 1))
+        found, length = looked_up(prompt + text, min(num_looked_up, window_size - 1), most_matched)
         of_found = [record.repeats[min(length + place, MOST_MATCHED)] for place in range(len(found))]
         of_found = list(accumulate(of_found, operator.mul))
         if sum(of_found) > sum(chances):

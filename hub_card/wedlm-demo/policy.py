@@ -48,10 +48,7 @@ class Policy(NamedTuple):
         device: torch.device,
     ) -> "Policy":
         end_tokens, threshold = end_tokens_of(generation_config), generation_config.entropy_threshold
-        num_looked_up, most_matched = generation_config.num_looked_up, generation_config.max_matching_ngram_size
-        if num_looked_up is None:  # where a window_size is set, drafts come from MASKs alone
-            is_free = generation_config.decoding == "verified" and generation_config.window_size is None
-            num_looked_up = window_size if is_free else 0
+        most_matched = generation_config.max_matching_ngram_size
         return cls(
             window_size=window_size,
             mask_token_id=mask_token_id,
@@ -61,6 +58,6 @@ class Policy(NamedTuple):
             distance_penalty=torch.full((), float(generation_config.distance_penalty), device=device),
             processors=processors,
             left_to_right=not all(map(reads_no_text, processors)),
-            num_looked_up=num_looked_up,
-            most_matched=MOST_MATCHED if most_matched is None else most_matched,
+            num_looked_up=generation_config.num_looked_up or 0,
+            most_matched=MOST_MATCHED if most_matched is None else min(most_matched, MOST_MATCHED),
         )

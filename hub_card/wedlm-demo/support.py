@@ -137,12 +137,13 @@ def check_look_up(generation_config: GenerationConfig) -> None:
     if generation_config.decoding != "verified":
         raise ValueError(
             f"prompt_lookup_num_tokens={number!r} is not offered by decoding={generation_config.decoding!r}, whose "
-            'drafts nothing judges; leave it out, or pass decoding="verified" or "autoregressive".'
+            "drafts nothing judges; leave it out (or reset it in model.generation_config), or pass "
+            'decoding="verified" or "autoregressive".'
         )
     if number is False or not (number == 0 or is_count(number)):
         raise ValueError(
-            f"prompt_lookup_num_tokens={number!r} is not a number of drafts; set it to 0 for none, or to an integer "
-            "above."
+            f"prompt_lookup_num_tokens={number!r} is not a number of drafts; set it to 0 for none, or to a positive "
+            "integer."
         )
     if most_matched is not None and not is_count(most_matched):
         raise ValueError(

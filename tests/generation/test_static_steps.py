@@ -233,6 +233,7 @@ def test_one_graph_does_for_all_lengths(model, decoding):
             "entropy_threshold": 0.5 + i / 10,
             "distance_penalty": 0.01 * i,
             "window_size": 4,
+            "prompt_lookup_num_tokens": 3 if decoding == "verified" else None,
         }
         output = run(model, prompts, **more, **asked)
         assert_same(output, run(model, prompts, **more))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import property_settings
 
-from wedlm.generation.step_plan import plan_step, with_first_mask
+from wedlm.generation.step_plan import MOST_DRAFTS, plan_step, with_first_mask
 
 
 def value_of(sizes, chances, expected, num_open):
@@ -86,6 +86,13 @@ def test_plans_are_good_on_the_whole():
         got += value_of(sizes, chances.tolist(), expected.tolist(), 20)
         best += best_value(chances.tolist(), expected.tolist(), 20, 11)
     assert 0.97 * best < got <= best + 1e-3
+
+
+def test_a_wide_window_needs_no_more_memory():
+    chances, expected = (torch.full((1, 999), 0.99).cumprod(-1) for _ in range(2))
+    plan = plan_step(chances, expected, torch.tensor([5000]), torch.tensor([1999]))
+    assert plan.groups.shape == (1, 1001) and 0 < plan.num_drafts <= MOST_DRAFTS
+    assert plan.groups.diff().max() <= MOST_DRAFTS + 1
 
 
 def test_rows_are_planned_alone():

@@ -44,11 +44,11 @@ REFUSED = [
     (
         {"prompt_lookup_num_tokens": 3},
         "prompt_lookup_num_tokens=3 is not offered by decoding='streaming', whose drafts nothing judges; leave it "
-        'out, or pass decoding="verified"',
+        "out .or reset it in model.generation_config.*verified",
     ),
     (
         {"prompt_lookup_num_tokens": -1, "decoding": "verified"},
-        "prompt_lookup_num_tokens=-1 is not a number of drafts; set it to 0 for none, or to an integer above",
+        "prompt_lookup_num_tokens=-1 is not a number of drafts; set it to 0 for none, or to a positive integer",
     ),
     ({"prompt_lookup_num_tokens": 2.5, "decoding": "verified"}, "prompt_lookup_num_tokens=2.5 is not a number of"),
     ({"prompt_lookup_num_tokens": True, "decoding": "verified"}, "prompt_lookup_num_tokens=True is not a number of"),

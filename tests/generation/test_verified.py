@@ -20,6 +20,7 @@ from transformers.generation import BaseStreamer, RepetitionPenaltyLogitsProcess
 from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.generation import verified
 from wedlm.generation.cache_attention import seen_entries
+from wedlm.generation.look_up import MOST_MATCHED
 from wedlm.generation.policy import Policy
 from wedlm.generation.token_sampling import draw_tokens
 from wedlm.generation.verified import VerifiedWindow
@@ -49,6 +50,14 @@ TRAINED_READERS = {  # the others' are made for a larger vocabulary
 }
 
 
+LOOK_UPS = [
+    {},
+    {"prompt_lookup_num_tokens": 2},
+    {"prompt_lookup_num_tokens": 20},
+    {"prompt_lookup_num_tokens": 9, "max_matching_ngram_size": 2},
+]
+
+
 @st.composite
 def calls(draw):
     """A model, ragged prompts, and arguments of generate()."""
@@ -66,7 +75,7 @@ def calls(draw):
         "eos_token_id": [EOS, *ends],
         "max_new_tokens": draw(st.one_of(st.integers(1, 3), st.integers(4, 40)), "max_new_tokens"),
         "window_size": draw(st.one_of(st.integers(1, 4), st.just(16)), "window_size"),
-        **draw(st.sampled_from([{}, {"prompt_lookup_num_tokens": 2}, {"prompt_lookup_num_tokens": 20}]), "look-up"),
+        **draw(st.sampled_from(LOOK_UPS), "look-up"),
     }  # fmt: skip
 
 
@@ -83,6 +92,7 @@ def test_any_batch_equals_the_slow_reference_row_by_row(call, data):
             logits_of(model), prompt, arguments["max_new_tokens"], model.config.mask_token_id,
             arguments["eos_token_id"], arguments["window_size"],
             num_looked_up=arguments.get("prompt_lookup_num_tokens", 0),
+            most_matched=arguments.get("max_matching_ngram_size", MOST_MATCHED),
         )  # fmt: skip
         num_tokens = len(expected.ids)
         assert got.sequences[row, width : width + num_tokens].tolist() == expected.ids
@@ -101,7 +111,7 @@ def test_the_text_is_that_of_autoregressive_decoding(call, data):
     readers = TRAINED_READERS if model is MODELS["trained"] else READERS
     for name in data.draw(st.lists(st.sampled_from(sorted(readers)), max_size=2, unique=True), "readers"):
         arguments |= readers[name]
-    own = {name: arguments.pop(name, None) for name in ("window_size", "prompt_lookup_num_tokens")}
+    own = {name: arguments.pop(name, None) for name in ("window_size", *LOOK_UPS[-1])}
     expected = model.generate(**arguments, decoding="autoregressive", return_dict_in_generate=True)
     got = model.generate(**arguments, decoding="verified", **own, return_dict_in_generate=True)
     assert torch.equal(got.sequences, expected.sequences)
@@ -111,6 +121,37 @@ def test_the_text_is_that_of_autoregressive_decoding(call, data):
     assert (got.forwards + got.accepted_drafts.sum(-1) >= tokens).all(), "every other token was a draft"
     if len(prompts) == 1:  # or rows in step may have to accept a draft and go no further
         assert got.forwards + got.accepted_drafts.sum(-1) <= tokens + 1, "as was at most the last one"
+
+
+@pytest.mark.parametrize("more", [{}, {"use_cache": False}, {"prefill_chunk_size": 3}], ids=str)
+def test_drafts_are_looked_up_behind_a_gap_in_the_mask(more):
+    """Tokens that the mask leaves out are no text, and no drafts."""
+    model, (first, second) = MODELS["trained"], QUESTIONS[:2]
+    ids = torch.tensor([[*first, PAD, PAD, *first, *second]])
+    arguments = {"attention_mask": (ids != PAD).long(), **SPECIAL, "max_new_tokens": 30}
+    expected = model.generate(ids, **arguments, decoding="autoregressive")
+    looked_up = {"decoding": "verified", "prompt_lookup_num_tokens": 15, "window_size": 16}
+    assert torch.equal(model.generate(ids, **arguments, **looked_up, **more), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_default_dtype_changes_nothing(dtype):
+    arguments = {**left_padded(QUESTIONS[:3]), **SPECIAL, "max_new_tokens": 12, "decoding": "verified"}
+    arguments |= {"prompt_lookup_num_tokens": 3, "return_dict_in_generate": True}
+    expected = MODELS["trained"].generate(**arguments)
+    torch.set_default_dtype(dtype)
+    try:
+        got = MODELS["trained"].generate(**arguments)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(got.sequences, expected.sequences) and torch.equal(got.forwards, expected.forwards)
+
+
+@pytest.mark.parametrize("decoding", ["streaming", "verified", "autoregressive"])
+def test_a_look_up_of_nothing_is_turned_off(decoding):
+    arguments = {**left_padded(QUESTIONS[:1]), **SPECIAL, "max_new_tokens": 12, "decoding": decoding}
+    expected = MODELS["trained"].generate(**arguments)
+    assert torch.equal(MODELS["trained"].generate(**arguments, prompt_lookup_num_tokens=0), expected)
 
 
 @pytest.mark.few(1)
@@ -394,6 +435,7 @@ NUM_TOKENS, NUM_SAMPLES = 3, 20_000
 
 SAMPLERS = {
     "plain": {},
+    "look-up": {"prompt_lookup_num_tokens": 2},
     "top-k": {"top_k": 2},
     "temperature": {"temperature": 0.6},
     "top-p": {"top_p": 0.8},
@@ -405,7 +447,7 @@ SAMPLERS = {
 @torch.no_grad()
 def exact_distribution(settings) -> torch.Tensor:
     """Returns the chance of each continuation of PROMPT, `[5, 5, 5]`, from one plain forward for each."""
-    arguments = {"input_ids": torch.tensor([PROMPT]), "do_sample": True, "top_k": 0, **settings}
+    arguments = {"input_ids": torch.tensor([PROMPT]), "do_sample": True, "top_k": 0, "decoding": "verified"} | settings
     processors, _ = readers_of(SMALL, **arguments)
     chances = torch.zeros(5, 5, 5, dtype=torch.double)
     for continuation in product(range(5), repeat=NUM_TOKENS):
@@ -435,7 +477,7 @@ def chi_square_probability(counts: torch.Tensor, chances: torch.Tensor) -> float
 
 def sampled_counts(settings, model=SMALL) -> tuple[torch.Tensor, torch.Tensor]:
     """How often each continuation came, and drafts accepted at each distance."""
-    torch.manual_seed(0)
+    torch.manual_seed(1)
     counts, accepted = torch.zeros(5, 5, 5), 0
     for _ in range(10):
         output = model.generate(

@@ -34,7 +34,7 @@ CALLS = [
     ({"entropy_threshold": "low"}, "entropy_threshold='low' is not an entropy; set it to a finite number of nats, *."),
     ({"distance_penalty": math.nan}, "distance_penalty=nan is not a penalty; set it to a finite number, 0 or more."),
     ({"num_beams": 2}, "num_beams=2 is not offered by decoding='streaming'; leave it out *."),
-    ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3 is not offered by decoding=*; leave it out, *."),
+    ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3 is not offered by decoding=*; leave it out *."),
     ({"output_attentions": True}, "output_attentions=True is not offered by decoding='streaming'; leave it out *."),
     ({"cache_implementation": "quantized"}, "cache_implementation='quantized' is not offered by *; leave it out *."),
     ({"assistant_model": MODEL}, "assistant_model='WeDLMForCausalLM' is not offered by *; leave it out *."),

@@ -85,7 +85,9 @@ class VerifiedWindow(Window):
     def opened_window(cls, zeros: Callable, max_new_tokens: int, policy: Policy) -> dict[str, torch.Tensor]:
         size, device = policy.window_size, zeros().device
         first = torch.tensor(EXPECTED + EXPECTED[-1:] * size, dtype=torch.float32, device=device)
+        # A limit below the window makes the window as small, whatever the shape of the steps is.
         expected = zeros(size - 1, dtype=torch.float32) + first[: size - 1]
+        expected[:, max(0, max_new_tokens - 1) :] = 0
         chances, limit = torch.zeros_like(expected), zeros() + max_new_tokens
         plan = plan_step(chances, expected, limit, limit.clamp(max=size))
         return {
@@ -274,7 +276,8 @@ class VerifiedWindow(Window):
         """Replaces the drafts of rows whose text repeats itself behind slot `last`; returns the drafts and chances."""
         text = torch.cat([self.prompt, self.tokens], dim=-1)
         found, self.num_matched = look_up(text, self.prompt.shape[1] + last, drafts.shape[1], policy.most_matched)
-        is_wanted = torch.arange(drafts.shape[1], device=drafts.device) < policy.num_looked_up
+        most = (self.limit.clamp(max=self.window_size) - 1).clamp(max=policy.num_looked_up)
+        is_wanted = torch.arange(drafts.shape[1], device=drafts.device) < most[:, None]
         chances_of_found = self.repeats.gather(1, self.lengths_of_matches).cumprod(-1) * is_wanted
         is_better = (self.num_matched > 0) & (chances_of_found.sum(-1) > chances.sum(-1))
         self.num_matched = self.num_matched * is_better
@@ -308,7 +311,6 @@ class VerifiedWindow(Window):
 
     def plan(self, first_open: torch.Tensor, num_leading: torch.Tensor | int) -> StepPlan:
         """Plans the forward that comes when all slots before `first_open` are known, with 2 * window_size queries."""
-        # A limit below the window makes the window as small, whatever the shape of the steps is.
         most = 2 * self.limit.clamp(max=self.window_size) - num_leading
         return plan_step(self.chances, self.expected, (self.limit - first_open) * self.alive, most)
 

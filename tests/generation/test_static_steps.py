@@ -342,3 +342,10 @@ def test_limits_below_the_window_change_no_shape(model, decoding):
         assert_same(run(model, **arguments, **STATIC), run(model, **arguments))
         steps.append(KEPT[model])
     assert all(each is steps[0] for each in steps)
+
+
+@pytest.mark.parametrize("limit", (2, 3, 4))
+def test_a_limit_below_the_window_cuts_what_is_looked_up(model, limit):
+    prompts = random_tokens(8, 4).repeat(1, 3).tolist()
+    arguments = {"max_new_tokens": limit, "window_size": 16, "decoding": "verified", "prompt_lookup_num_tokens": 20}
+    assert_same(run(model, prompts, **arguments, **STATIC), run(model, prompts, **arguments))

@@ -17,7 +17,6 @@ class Policy(NamedTuple):
         window_size (`int`): Slots behind the committed text.
         mask_token_id (`int`): The MASK token.
         end_tokens (`torch.LongTensor` of shape `(n,)`): The tokens that end a text; empty where there is none.
-        do_sample (`bool`): Whether tokens are drawn.
         entropy_threshold (`torch.FloatTensor` of shape `()`, *optional*): In nats; a tensor, so that one compiled step
             serves all values.
         distance_penalty (`torch.FloatTensor` of shape `()`): Likewise.
@@ -25,18 +24,20 @@ class Policy(NamedTuple):
         left_to_right (`bool`): Whether a processor reads the text, so that each token waits for those before it.
         num_looked_up (`int`): The most drafts that are looked up in the text.
         most_matched (`int`): The most tokens of the text that are compared for that.
+        noise (`torch.FloatTensor` of shape `(batch, slots, vocabulary)`, *optional*): The values of a `SlotNoise`,
+            where tokens are drawn.
     """
 
     window_size: int
     mask_token_id: int
     end_tokens: torch.Tensor
-    do_sample: bool
     entropy_threshold: torch.Tensor | None
     distance_penalty: torch.Tensor
     processors: LogitsProcessorList
     left_to_right: bool
     num_looked_up: int = 0
     most_matched: int = MOST_MATCHED
+    noise: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -53,7 +54,6 @@ class Policy(NamedTuple):
             window_size=window_size,
             mask_token_id=mask_token_id,
             end_tokens=torch.empty(0, dtype=torch.long, device=device) if end_tokens is None else end_tokens,
-            do_sample=generation_config.do_sample,
             entropy_threshold=None if threshold is None else torch.full((), float(threshold), device=device),
             distance_penalty=torch.full((), float(generation_config.distance_penalty), device=device),
             processors=processors,

@@ -8,38 +8,41 @@ from transformers import LogitsProcessorList
 MOST_SCORES = 2**24  # that are in float32 at a time
 
 
-def over_slots(read: Callable, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def over_slots(read: Callable, logits: torch.Tensor, *more: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Applies `read` to the logits of every slot, a few slots at a time.
 
-    `read` gets float32 `[n, vocabulary]`, so that there never is a float32 copy of all logits. It reads all slots,
-    also those that are not selected: the host would have to wait for the device to know which are.
+    `read` gets float32 `[n, vocabulary]`, so that there never is a float32 copy of all logits, and `[n]` of each other
+    tensor. It reads all slots, also those that are not selected: the host would have to wait for the device to know
+    which are.
 
     Args:
         read (`Callable`): Returns tensors `[n]`, the same number for each call.
         logits (`torch.Tensor` of shape `(batch, slots, vocabulary)`): The logits.
+        more (`torch.Tensor` of shape `(batch, slots)`): What else is known of each slot.
 
     Returns:
         `tuple[torch.Tensor, ...]`: The tensors of all slots, `[batch, slots]` each.
     """
-    flat = logits.flatten(0, 1)
-    size = max(1, MOST_SCORES // flat.shape[1])
-    if (
-        torch.compiler.is_compiling() or len(flat) <= size
-    ):  # a compiler fuses the reading into one pass, without a copy
-        columns = read(flat.float())
+    flat = [each.flatten(0, 1) for each in (logits, *more)]
+    size = max(1, MOST_SCORES // logits.shape[-1])
+    # A compiler fuses the reading into one pass, without a copy.
+    if torch.compiler.is_compiling() or len(flat[0]) <= size:
+        columns = read(flat[0].float(), *flat[1:])
     else:
-        columns = map(torch.cat, zip(*(read(part.float()) for part in flat.split(size)), strict=True))
+        parts = zip(*(each.split(size) for each in flat), strict=True)
+        columns = map(torch.cat, zip(*(read(part.float(), *others) for part, *others in parts), strict=True))
     return tuple(column.view(logits.shape[:2]) for column in columns)
 
 
-def draw_tokens(scores: torch.Tensor, do_sample: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chooses a token from each `[..., vocabulary]` of processed scores; also returns whether any was possible."""
+def choose_tokens(scores: torch.Tensor, noise: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Chooses a token from each `[..., vocabulary]` of processed scores; also returns whether any was possible.
+
+    The likeliest is chosen; with Gumbel noise of the same shape it is drawn.
+    """
     scores = scores.float()
     best, tokens = scores.max(-1)
-    if do_sample:
-        # The Gumbel trick. torch.multinomial would make the host wait for its check of the probabilities.
-        exponential = torch.empty_like(scores).exponential_().clamp_(min=torch.finfo(scores.dtype).tiny)
-        tokens = (scores - exponential.log()).argmax(-1)
+    if noise is not None:
+        tokens = (scores + noise).argmax(-1)
     return tokens, best > -torch.inf  # False where it is NaN
 
 

@@ -9,9 +9,10 @@ from torch.nn.functional import pad
 
 from wedlm.generation.look_up import MOST_MATCHED, look_up
 from wedlm.generation.policy import Policy
+from wedlm.generation.slot_noise import noise_places
 from wedlm.generation.step_plan import StepPlan, plan_step
 from wedlm.generation.text_readers import TextReaders
-from wedlm.generation.token_sampling import draw_tokens, over_slots, processed, without_mask
+from wedlm.generation.token_sampling import choose_tokens, over_slots, processed, without_mask
 from wedlm.generation.window import Window, WindowQueries
 
 # What is known of drafts before any was judged, as it was seen on a language model of ordinary text.
@@ -199,10 +200,14 @@ class VerifiedWindow(Window):
             tokens, is_known = readers.judge(self, slots, may_judge, drafts, logits)
         else:
             tokens = likely
-            if policy.do_sample:
-                (tokens,) = over_slots(
-                    lambda logits: draw_tokens(processed(logits, policy.processors), True)[:1], logits[:, :size]
-                )
+            if policy.noise is not None:
+
+                def draw(logits: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor]:
+                    noise = policy.noise.flatten(0, 1)[places]
+                    return choose_tokens(processed(logits, policy.processors), noise)[:1]
+
+                places = noise_places(policy.noise, self.batch_rows, slots)
+                (tokens,) = over_slots(draw, logits[:, :size], places)
             num_confirmed = (tokens[:, :-1] == drafts).cumprod(-1).sum(-1, keepdim=True)
             is_known = may_judge & (place <= num_confirmed)
             if readers is not None:

@@ -19,6 +19,7 @@ from .parameters import default_window_size
 from .policy import Policy
 from .prompt import Prompt, read_prompt
 from .row_cache import RowCache
+from .slot_noise import SlotNoise
 from .static_memory import keep_static_steps
 from .static_steps import StaticSteps, static_step
 from .step import forward_queries, read_status, take_step
@@ -74,6 +75,12 @@ class DecodingRun:
         window_size = generation_config.window_size or default_window_size(runs_on)
         self.policy = Policy.of(generation_config, processors, window_size, mask_token_id, input_ids.device)
         self.past_key_values: DynamicCache | None = model_kwargs.get("past_key_values")
+        self.noise: SlotNoise | None = None
+        if generation_config.do_sample:
+            # A static step may begin a whole step behind the slots that the host knows of.
+            num_slots = (4 if generation_config.cache_implementation == "static" else 2) * window_size + 1
+            self.noise = SlotNoise(len(input_ids), num_slots, model.config.vocab_size, input_ids.device)
+            self.policy = self.policy._replace(noise=self.noise.values)
         self.readers = TextReaders.if_needed(
             input_ids, max_new_tokens, self.policy, criteria, streamer, generation_config
         )
@@ -113,6 +120,9 @@ class DecodingRun:
         if self.is_static:
             asked_for = (getattr(config, "max_cache_len", None) or 0) + 2 * self.policy.window_size
             self.static = StaticSteps.of(self.model, self.policy, self.window, max(max_entries, asked_for))
+            if self.noise is not None:
+                self.noise.values = self.static.noise_buffer(self.noise.values)
+                self.policy = self.policy._replace(noise=self.noise.values)
             return self.static.cache
         return RowCache.of_columns(past, self.prompt.cached_is_text, max_entries, self.returns_cache)
 
@@ -145,6 +155,7 @@ class DecodingRun:
     def step(self, queries: WindowQueries) -> WindowQueries:
         """Takes a step; returns the queries of the next one."""
         live = self.longest + queries.input_ids.shape[1]
+        self.draw_noise()
         self.status = take_step(self.model, self.policy, self.window, queries, self.cache, live, self.readers)
         if self.static is not None:
             return queries
@@ -156,9 +167,15 @@ class DecodingRun:
             queries = queries.behind(self.window.committed_text(self.prompt.text.tokens, self.longest))
         return queries
 
+    def draw_noise(self) -> None:
+        """Draws the noise of all slots that the next forward can look at."""
+        if self.noise is not None:
+            ends = torch.minimum(self.window.start + self.window.num_queries + 1, self.window.limit)
+            self.noise.draw(self.window.batch_rows.tolist(), ends.tolist())
+
     def take_static_steps(self) -> None:
         """Takes all steps behind the first one, in their fixed shape."""
-        self.static.take_all(self.model, self.policy, self.window, self.status, self.static_step())
+        self.static.take_all(self.model, self.policy, self.window, self.status, self.static_step(), self.noise)
         self.num_alive = 0
 
     def drop_ended_rows(self) -> None:
@@ -188,6 +205,8 @@ class DecodingRun:
         `put` also copies: an output must not share the buffers of static steps, which the next call overwrites.
         """
         self.batch.put(self.window)
+        if self.noise is not None:
+            self.noise.give_back(int(self.batch.num_tokens[0]))
         if self.cache is not None and self.returns_cache:
             self.past_key_values.layers = self.cached_columns().layers
         if self.static is not None:

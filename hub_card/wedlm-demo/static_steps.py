@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from .policy import Policy
 from .row_cache import RowCache
+from .slot_noise import SlotNoise
 from .static_memory import take_static_steps
 from .step import read_status, take_step
 from .transformers_internals import allow_any_length, keep_address
@@ -34,6 +35,7 @@ class StaticSteps:
         for _, buffer in tensors(self.window):
             keep_address(buffer)
         keep_address(self.cache.lengths)
+        self.noise: torch.Tensor | None = None
         for name in (*window.PER_SLOT, *window.PER_COLUMN):
             allow_any_length(getattr(self.window, name), 1)
 
@@ -62,7 +64,22 @@ class StaticSteps:
             and max_entries <= self.cache.max_entries
         )
 
-    def take_all(self, model: PreTrainedModel, policy: Policy, window: Window, status: torch.Tensor, step: Callable):
+    def noise_buffer(self, like: torch.Tensor) -> torch.Tensor:
+        """The buffer for the noise of sampled text, of the shape of `like`."""
+        if self.noise is None or self.noise.shape != like.shape:
+            self.noise = like
+            keep_address(like)
+        return self.noise
+
+    def take_all(
+        self,
+        model: PreTrainedModel,
+        policy: Policy,
+        window: Window,
+        status: torch.Tensor,
+        step: Callable,
+        noise: SlotNoise | None,
+    ) -> None:
         """Steps on from `window` and its `status` until all rows have ended. Then `window` shares the buffers."""
         room = (self.window.no_slot, self.window.num_columns)
         put_into(self.window, window.with_room(*room, policy.mask_token_id))
@@ -70,13 +87,18 @@ class StaticSteps:
             for states in (layer.keys, layer.values):
                 keep_address(states)
                 allow_any_length(states, 2)
-        num_queries = 2 * policy.window_size
+        num_queries, rows = 2 * policy.window_size, range(len(window.start))
+        prompt_lengths, limits = (() if noise is None else x.tolist() for x in (window.prompt_lengths, window.limit))
         seen, under_way = read_status(status.tolist(), window), None
         while any(seen.alive):
             # One step has been taken since, which may have committed all its queries; this one comes behind it.
             length = min(bucketed(max(seen.num_committed) + 2 * num_queries), self.cache.max_entries)
             live = torch.arange(length, device=status.device)
             allow_any_length(live, 0)
+            if noise is not None:
+                behind = [each + 2 * num_queries + 1 for each in seen.num_committed]
+                ends = [min(e - p, limit) for e, p, limit in zip(behind, prompt_lengths, limits, strict=True)]
+                noise.draw(rows, ends)
             look = Look(step(model, policy, self.window, self.cache, live))
             if under_way is not None:
                 seen = read_status(under_way.values(), window)

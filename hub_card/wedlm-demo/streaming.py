@@ -7,8 +7,9 @@ import torch
 
 from .policy import Policy
 from .position_selection import entropy_of, select_slots
+from .slot_noise import noise_places
 from .text_readers import TextReaders
-from .token_sampling import draw_tokens, over_slots, processed
+from .token_sampling import choose_tokens, over_slots, processed
 from .window import Window, WindowQueries
 
 
@@ -62,12 +63,14 @@ class StreamingWindow(Window):
     ) -> torch.Tensor:
         """Fills the open slots that their entropy selects; returns which asked slots nothing can fill."""
 
-        def read(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def read(logits: torch.Tensor, places: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
             if policy.left_to_right:
                 return (entropy_of(logits),)
-            return entropy_of(logits), *draw_tokens(processed(logits, policy.processors), policy.do_sample)
+            noise = None if places is None else policy.noise.flatten(0, 1)[places]
+            return entropy_of(logits), *choose_tokens(processed(logits, policy.processors), noise)
 
-        entropy, *chosen = over_slots(read, logits)
+        places = () if policy.noise is None else (noise_places(policy.noise, self.batch_rows, queries.asked_slots),)
+        entropy, *chosen = over_slots(read, logits, *places)
         selected = select_slots(
             entropy, queries.asked_slots, queries.is_asked, policy.entropy_threshold, policy.distance_penalty
         )

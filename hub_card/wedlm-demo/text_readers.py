@@ -12,7 +12,7 @@ from .reader_kinds import is_stateless, window_decides
 from .score_records import ScoreRecords
 from .support import refuse_impossible
 from .text_stream import TextStream
-from .token_sampling import draw_tokens, without_mask
+from .token_sampling import choose_tokens, without_mask
 from .transformers_internals import pad_token_of
 from .window import Window, WindowQueries
 
@@ -229,7 +229,8 @@ class TextReaders:
         logits = chosen_from.new_zeros(len(self.ids), chosen_from.shape[-1], dtype=torch.float32)
         logits[rows] = chosen_from.float()
         scores = self.policy.processors(self.ids[:, : self.prompt_width + slot].contiguous(), logits)[rows]
-        tokens, is_possible = draw_tokens(scores, self.policy.do_sample)
+        noise = self.policy.noise
+        tokens, is_possible = choose_tokens(scores, None if noise is None else noise[rows, slot % noise.shape[1]])
         for i, possible in zip(rows, is_possible.tolist(), strict=True):
             if not possible:
                 refuse_impossible(i, window.prompt_lengths[place[i]].item() + slot)

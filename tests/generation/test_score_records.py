@@ -53,7 +53,7 @@ def model(request):
 
 @pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.2}, {"do_sample": True, "top_k": 5}], ids=str)
 def test_transition_scores_of_ragged_batches(model, more):
-    torch.manual_seed(0)
+    torch.manual_seed(2)
     output = model.generate(
         **left_padded(PROMPTS), **SPECIAL, max_new_tokens=30, entropy_threshold=2.0, window_size=16, **more,
         return_dict_in_generate=True, output_scores=True, output_logits=True,

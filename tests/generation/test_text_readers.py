@@ -289,10 +289,13 @@ def test_a_score_of_infinity_is_chosen(model):
 
 @pytest.mark.full
 def test_scores_of_half_precision_are_drawn_from_evenly():
-    from wedlm.generation.token_sampling import draw_tokens
+    from wedlm.generation.slot_noise import SlotNoise
+    from wedlm.generation.token_sampling import choose_tokens
 
+    noise = SlotNoise(1, 400, 20_000, torch.device("cpu"))
     torch.manual_seed(0)
-    tokens, _ = draw_tokens(torch.zeros(400, 20_000, dtype=torch.float16), do_sample=True)
+    noise.draw([0], [400])
+    tokens, _ = choose_tokens(torch.zeros(400, 20_000, dtype=torch.float16), noise.values[0])
     assert 9_000 < tokens.float().mean() < 11_000
 
 

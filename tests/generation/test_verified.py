@@ -22,7 +22,7 @@ from wedlm.generation import verified
 from wedlm.generation.cache_attention import seen_entries
 from wedlm.generation.look_up import MOST_MATCHED
 from wedlm.generation.policy import Policy
-from wedlm.generation.token_sampling import draw_tokens
+from wedlm.generation.token_sampling import choose_tokens
 from wedlm.generation.verified import VerifiedWindow
 
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
@@ -516,14 +516,15 @@ def test_a_wrong_rule_would_be_noticed(monkeypatch):
     fill = VerifiedWindow.fill
 
     def judge_wrongly(window, *arguments):
-        def draw_again(*given):
-            (tokens, is_possible), (others, _) = draw_tokens(*given), draw_tokens(*given)
+        def draw_again(scores, noise):
+            tokens, is_possible = choose_tokens(scores, noise)
+            others, _ = choose_tokens(scores, -torch.empty_like(noise).exponential_().log())
             tokens, others = (chosen.view(len(window.drafts), -1) for chosen in (tokens, others))
             is_draft = tokens[:, :-1] == window.drafts[:, : tokens.shape[1] - 1]
             tokens[:, :-1] = torch.where(is_draft, tokens[:, :-1], others[:, :-1])
             return tokens.flatten(), is_possible
 
-        monkeypatch.setattr(verified, "draw_tokens", draw_again)
+        monkeypatch.setattr(verified, "choose_tokens", draw_again)
         return fill(window, *arguments)
 
     monkeypatch.setattr(VerifiedWindow, "fill", judge_wrongly)

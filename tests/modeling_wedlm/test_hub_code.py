@@ -37,6 +37,7 @@ CODE = {
     "reader_kinds.py",
     "row_cache.py",
     "score_records.py",
+    "slot_noise.py",
     "static_memory.py",
     "static_steps.py",
     "step.py",

@@ -108,12 +108,14 @@ class WeDLMGenerationMixin(GenerationMixin):
         for name, value in (defaults | given).items():
             setattr(generation_config, name, value)
         check_parameters(generation_config)
-        if type(generation_config.prompt_lookup_num_tokens) is int and generation_config.prompt_lookup_num_tokens == 0:
-            generation_config.prompt_lookup_num_tokens = None  # which turns off what model.generation_config turns on
+        # 0 turns off what model.generation_config, or a free window_size, turns on.
+        num_looked_up = generation_config.prompt_lookup_num_tokens
+        if type(num_looked_up) is int and num_looked_up == 0:
+            generation_config.prompt_lookup_num_tokens = None
         if generation_config.decoding != "autoregressive":
             check_support(self, generation_config, model_kwargs)
             # Renamed, since transformers takes its own assisted decoding by the name.
-            generation_config.num_looked_up = generation_config.prompt_lookup_num_tokens
+            generation_config.num_looked_up = num_looked_up
             generation_config.prompt_lookup_num_tokens = None
         return generation_config, model_kwargs
 

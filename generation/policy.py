@@ -1,5 +1,7 @@
 """How the steps of one call decode: the settings that they read, resolved once."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -8,6 +10,8 @@ from transformers import GenerationConfig, LogitsProcessorList
 from wedlm.generation.look_up import MOST_MATCHED
 from wedlm.generation.reader_kinds import reads_no_text
 from wedlm.generation.transformers_internals import end_tokens_of
+
+WIDEST_WINDOW = 16  # of verified decoding, where the prices of queries decide
 
 
 class Policy(NamedTuple):
@@ -26,6 +30,9 @@ class Policy(NamedTuple):
         most_matched (`int`): The most tokens of the text that are compared for that.
         noise (`torch.FloatTensor` of shape `(batch, slots, vocabulary)`, *optional*): The values of a `SlotNoise`,
             where tokens are drawn.
+        prices (`torch.FloatTensor` of shape `(2 * window_size,)`, *optional*): As `plan_step` takes them, where they
+            decide; the host writes them before each step.
+        known_drafts (`dict[str, torch.FloatTensor]`): How drafts fared in earlier calls, by the name of the record.
     """
 
     window_size: int
@@ -38,6 +45,8 @@ class Policy(NamedTuple):
     num_looked_up: int = 0
     most_matched: int = MOST_MATCHED
     noise: torch.Tensor | None = None
+    prices: torch.Tensor | None = None
+    known_drafts: Mapping[str, torch.Tensor] = MappingProxyType({})
 
     @classmethod
     def of(
@@ -49,7 +58,9 @@ class Policy(NamedTuple):
         device: torch.device,
     ) -> "Policy":
         end_tokens, threshold = end_tokens_of(generation_config), generation_config.entropy_threshold
-        most_matched = generation_config.max_matching_ngram_size
+        most_matched, num_looked_up = generation_config.max_matching_ngram_size, generation_config.num_looked_up
+        if num_looked_up is None:  # where the queries of a step are free to choose, so are the drafts
+            num_looked_up = WIDEST_WINDOW if generation_config.window_size is None else 0
         return cls(
             window_size=window_size,
             mask_token_id=mask_token_id,
@@ -58,6 +69,6 @@ class Policy(NamedTuple):
             distance_penalty=torch.full((), float(generation_config.distance_penalty), device=device),
             processors=processors,
             left_to_right=not all(map(reads_no_text, processors)),
-            num_looked_up=generation_config.num_looked_up or 0,
+            num_looked_up=num_looked_up,
             most_matched=MOST_MATCHED if most_matched is None else min(most_matched, MOST_MATCHED),
         )

@@ -63,7 +63,7 @@ def take_step(
         cache.commit(queries.num_text + num_kept)
 
     # 5. Refill
-    window.refill(num_run)
+    window.refill(num_run, policy)
     return window.status(queries.asked_slots, impossible)
 
 

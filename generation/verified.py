@@ -12,7 +12,7 @@ from wedlm.generation.policy import Policy
 from wedlm.generation.slot_noise import noise_places
 from wedlm.generation.step_plan import StepPlan, plan_step
 from wedlm.generation.text_readers import TextReaders
-from wedlm.generation.token_sampling import choose_tokens, over_slots, processed, without_mask
+from wedlm.generation.token_sampling import over_slots, processed, without_mask
 from wedlm.generation.window import Window, WindowQueries
 
 # What is known of drafts before any was judged, as it was seen on a language model of ordinary text.
@@ -20,7 +20,9 @@ EXPECTED = (0.6, 0.4, 0.25, 0.15, 0.1, 0.06, 0.04, 0.03, 0.02)  # the chance of 
 REPEATS = (0.0, 0.3, 0.45, 0.6, 0.7, 0.78, 0.84)  # that a text goes on as it did behind 0, 1, 2, ... equal tokens
 NUM_JUDGED = 3.0  # the weight of the model's own estimate of its chances, in judged drafts
 # How fast the record forgets.
-NEW_GROUP, NO_GROUP, NEW_REPEAT, NEW_JUDGED = 0.15, 0.002, 0.1, 0.03
+NEW_GROUP, NO_GROUP, NEW_REPEAT, NEW_JUDGED, NOT_JUDGED = 0.15, 0.002, 0.1, 0.03, 0.002
+# The sources of drafts: the likeliest tokens of MASKs, tokens drawn from the scores of MASKs, the text itself.
+LIKELIEST, DRAWN, LOOKED_UP = range(3)
 
 
 @dataclass
@@ -40,15 +42,17 @@ class VerifiedWindow(Window):
     next drafts. `plan_step` says how many drafts are judged and how long the groups are.
 
     Drafts come from MASKs, or from an earlier place where the text's last tokens stand as well (`look_up`): for each
-    row from where more of them are expected to be accepted. A record of judged drafts corrects the estimates.
+    row from where more of them are expected to be accepted. Where tokens are drawn, so may drafts be, with the noise
+    of their slots, which their judges use too. A record of judged drafts corrects the estimates.
 
     Args:
         drafts (`torch.LongTensor` of shape `(batch, window_size - 1)`): Tokens for the slots behind the last known
             one.
         chances (`torch.FloatTensor` of shape `(batch, window_size - 1)`): The estimated chance that the draft is
             accepted with all before it; 0 where there is no draft.
-        num_matched (`torch.LongTensor` of shape `(batch,)`): The number of equal tokens in front of the drafts where
-            they were looked up; 0 where they come from MASKs.
+        source (`torch.LongTensor` of shape `(batch,)`): Where the drafts come from: `LIKELIEST`, `DRAWN`, `LOOKED_UP`.
+        num_matched (`torch.LongTensor` of shape `(batch,)`): The number of equal tokens in front of the drafts, where
+            they were looked up.
         num_drafts (`torch.LongTensor` of shape `(batch,)`): The number of drafts that the next forward judges.
         groups (`torch.LongTensor` of shape `(batch, window_size + 1)`): Where, among the MASKs, the group for 0, 1,
             2, ... accepted drafts begins, and where the last group ends.
@@ -58,8 +62,8 @@ class VerifiedWindow(Window):
         expected (`torch.FloatTensor` of shape `(batch, window_size - 1)`): As `chances`, for the drafts of a group of
             MASKs that is still to come: a running mean, which comes back to `prior` where there are no groups.
         prior (`torch.FloatTensor` of shape `(batch, window_size - 1)`): What it was before the first forward.
-        judged (`torch.FloatTensor` of shape `(batch, 2)`): The drafts of MASKs that were accepted, and the number that
-            was to be expected by the model's probabilities. Both forget.
+        judged (`torch.FloatTensor` of shape `(batch, 3, 2)`): For each source, the drafts that were accepted, and the
+            number that was to be expected by their chances alone. Both forget.
         repeats (`torch.FloatTensor` of shape `(batch, MOST_MATCHED + 1)`): The share of looked-up drafts that were
             accepted behind 0, 1, 2, ... equal tokens: a running mean.
         prompt (`torch.LongTensor` of shape `(batch, columns)`): The prompts that drafts are looked up in,
@@ -68,6 +72,7 @@ class VerifiedWindow(Window):
 
     drafts: torch.Tensor
     chances: torch.Tensor
+    source: torch.Tensor
     num_matched: torch.Tensor
     num_drafts: torch.Tensor
     groups: torch.Tensor
@@ -81,19 +86,26 @@ class VerifiedWindow(Window):
 
     PER_SLOT: ClassVar = (*Window.PER_SLOT, "judged_at", "accepted")
     PER_COLUMN: ClassVar = ("prompt",)
+    RECORDS: ClassVar = ("expected", "judged", "repeats")
 
     @classmethod
     def opened_window(cls, zeros: Callable, max_new_tokens: int, policy: Policy) -> dict[str, torch.Tensor]:
         size, device = policy.window_size, zeros().device
-        first = torch.tensor(EXPECTED + EXPECTED[-1:] * size, dtype=torch.float32, device=device)
+
+        def record(name: str, first: tuple) -> torch.Tensor:
+            first = torch.tensor(first, dtype=torch.float32, device=device)
+            known = policy.known_drafts.get(name, first).to(device)[: len(first)]
+            return zeros(*first.shape, dtype=torch.float32) + torch.cat([known, first[len(known) :]])
+
+        expected = record("expected", (EXPECTED + EXPECTED[-1:] * size)[: size - 1])
         # A limit below the window makes the window as small, whatever the shape of the steps is.
-        expected = zeros(size - 1, dtype=torch.float32) + first[: size - 1]
         expected[:, max(0, max_new_tokens - 1) :] = 0
         chances, limit = torch.zeros_like(expected), zeros() + max_new_tokens
-        plan = plan_step(chances, expected, limit, limit.clamp(max=size))
+        plan = plan_step(chances, expected, limit, limit.clamp(max=size), policy.prices)
         return {
             "drafts": zeros(size - 1),
             "chances": chances,
+            "source": zeros(),
             "num_matched": zeros(),
             "num_drafts": plan.num_drafts,
             "groups": plan.groups,
@@ -101,9 +113,8 @@ class VerifiedWindow(Window):
             "accepted": zeros(max_new_tokens + 1, dtype=torch.bool),
             "expected": expected,
             "prior": expected.clone(),
-            "judged": zeros(2, dtype=torch.float32) + NUM_JUDGED,
-            "repeats": zeros(len(REPEATS), dtype=torch.float32)
-            + torch.tensor(REPEATS, dtype=torch.float32, device=device),
+            "judged": record("judged", ((NUM_JUDGED, NUM_JUDGED),) * 3),
+            "repeats": record("repeats", REPEATS),
             "prompt": zeros(0),
         }
 
@@ -117,8 +128,16 @@ class VerifiedWindow(Window):
 
     def first_queries(self, policy: Policy) -> WindowQueries:
         """A group of MASKs behind the prompt, whose last token judges. Each query sees all before it."""
-        width = max(1, int(self.num_queries.max()))
-        return self.queries(width, policy, is_first=True)._replace(queries_seen=None)
+        width = int(self.num_queries.max())
+        queries = self.queries(max(1, width), policy, is_first=True)
+        return queries._replace(
+            input_ids=queries.input_ids[:, :width],
+            position_ids=queries.position_ids[:, :width],
+            asked=queries.asked[:, : width + 1],
+            asked_slots=queries.asked_slots[:, : width + 1],
+            is_asked=queries.is_asked[:, : width + 1],
+            queries_seen=None,
+        )
 
     def queries(self, width: int, policy: Policy, is_first: bool = False) -> WindowQueries:
         """The last known token, the drafts, the MASKs; asked are first the judges, then the MASKs."""
@@ -165,20 +184,23 @@ class VerifiedWindow(Window):
         draft is accepted if it is that token. So drafts decide how many tokens a forward makes known, never which.
         """
 
-        def read(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def read(logits: torch.Tensor, places: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
             if policy.left_to_right:
                 scores = without_mask(logits, policy.mask_token_id)
             else:
                 scores = processed(logits, policy.processors)
-            best, likely = scores.max(-1)
-            return likely, best > -torch.inf, (best - scores.logsumexp(-1)).exp()
+            if places is None:
+                return likeliest(scores)
+            return *likeliest(scores), *likeliest(scores + policy.noise.flatten(0, 1)[places])[:2]
 
-        likely, is_possible, chances = over_slots(read, logits)
-        slots, is_known, tokens = self.judge(queries, logits, likely[:, : self.window_size], policy, readers)
+        places = () if policy.noise is None else (noise_places(policy.noise, self.batch_rows, queries.asked_slots),)
+        likely, chances, is_possible, *drawn = over_slots(read, logits, *places)
+        tokens = drawn[0] if drawn else likely
+        slots, is_known, tokens = self.judge(queries, logits, tokens[:, : self.window_size], policy, readers)
         num_known = is_known.sum(-1)
-        self.draft(slots, num_known, likely, chances, policy)
+        self.draft(slots, num_known, [(likely, chances), drawn] if drawn else [(likely, chances)], policy)
         if readers is not None and readers.shows_guesses:
-            self.show_drafts(readers, num_known)
+            self.show_drafts(readers, num_known, policy)
         if policy.left_to_right:  # the readers have refused what is impossible
             return torch.zeros_like(is_known)
         return is_known & ~is_possible[:, : self.window_size]
@@ -187,11 +209,14 @@ class VerifiedWindow(Window):
         self,
         queries: WindowQueries,
         logits: torch.Tensor,
-        likely: torch.Tensor,
+        tokens: torch.Tensor,
         policy: Policy,
         readers: TextReaders | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Fills slots up to the first refuted draft; returns the judged slots, which are known now, and tokens."""
+        """Fills slots up to the first refuted draft; returns the judged slots, which are known now, and the tokens.
+
+        `tokens` are those of the judges, unless readers choose them left to right.
+        """
         size = min(self.window_size, logits.shape[1])
         drafts, place = self.drafts[:, : size - 1], torch.arange(size, device=logits.device)
         slots = queries.asked_slots[:, :size]
@@ -199,15 +224,6 @@ class VerifiedWindow(Window):
         if policy.left_to_right:
             tokens, is_known = readers.judge(self, slots, may_judge, drafts, logits)
         else:
-            tokens = likely
-            if policy.noise is not None:
-
-                def draw(logits: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor]:
-                    noise = policy.noise.flatten(0, 1)[places]
-                    return choose_tokens(processed(logits, policy.processors), noise)[:1]
-
-                places = noise_places(policy.noise, self.batch_rows, slots)
-                (tokens,) = over_slots(draw, logits[:, :size], places)
             num_confirmed = (tokens[:, :-1] == drafts).cumprod(-1).sum(-1, keepdim=True)
             is_known = may_judge & (place <= num_confirmed)
             if readers is not None:
@@ -228,21 +244,22 @@ class VerifiedWindow(Window):
 
     def learn(self, is_judged: torch.Tensor, is_accepted: torch.Tensor) -> None:
         """Corrects the record by the drafts that a forward has judged."""
-        was_looked_up, num_judged = self.num_matched[:, None] > 0, is_judged.shape[1]
-        # The model's own chances, each given that the drafts before it are accepted.
+        num_judged, place = is_judged.shape[1], torch.arange(self.judged.shape[1], device=is_judged.device)
+        # The chances alone, each given that the drafts before it are accepted.
         chances = self.chances[:, :num_judged] / pad(self.chances, (1, 0), value=1.0)[:, :num_judged].clamp(min=1e-9)
-        chances = chances / self.reliability
-        found = torch.stack([is_accepted.sum(-1), (chances * is_judged).sum(-1)], dim=-1)
-        judged = self.judged + (NUM_JUDGED - self.judged) * NEW_JUDGED + found
-        self.judged = torch.where(was_looked_up | ~is_judged.any(-1, keepdim=True), self.judged, judged)
-        lengths = self.lengths_of_matches[:, :num_judged]
+        chances = chances / self.reliability.gather(1, self.source[:, None])
+        found = torch.stack([is_accepted.sum(-1), (chances * is_judged).sum(-1)], dim=-1)[:, None]
+        is_source = ((place == self.source[:, None]) & is_judged.any(-1, keepdim=True))[..., None]
+        forgotten = torch.where(is_source, NEW_JUDGED, NOT_JUDGED).to(self.judged.dtype)
+        self.judged = self.judged + (NUM_JUDGED - self.judged) * forgotten + found * is_source
+        lengths, was_looked_up = self.lengths_of_matches[:, :num_judged], self.source[:, None] == LOOKED_UP
         change = NEW_REPEAT * (is_accepted.float() - self.repeats.gather(1, lengths)) * (is_judged & was_looked_up)
         self.repeats = self.repeats.scatter_add(1, lengths, change).clamp(0.01, 0.99)
 
     @property
     def reliability(self) -> torch.Tensor:
-        """The share of the drafts that the model's probabilities promise and that are accepted, `[batch, 1]`."""
-        return (self.judged[:, :1] / self.judged[:, 1:]).clamp(max=1)
+        """The share of the drafts that their chances promise and that are accepted, for each source, `[batch, 3]`."""
+        return (self.judged[..., 0] / self.judged[..., 1]).clamp(max=1)
 
     @property
     def lengths_of_matches(self) -> torch.Tensor:
@@ -254,45 +271,50 @@ class VerifiedWindow(Window):
         self,
         slots: torch.Tensor,
         num_known: torch.Tensor,
-        likely: torch.Tensor,
-        chances: torch.Tensor,
+        guesses: list[tuple[torch.Tensor, torch.Tensor]],
         policy: Policy,
     ) -> None:
-        """Takes the next drafts from the group of MASKs that saw the accepted ones, or looks them up in the text."""
+        """Takes the next drafts from the group of MASKs that saw the accepted ones, or looks them up in the text.
+
+        `guesses` are tokens of the asked queries and their chances, `[batch, asked]` each: the likeliest tokens and,
+        where tokens are drawn, the drawn ones.
+        """
         place = torch.arange(1, self.window_size, device=slots.device)
         num_settled = (num_known - 1).clamp(min=0)[:, None]
         begin, end = self.groups.gather(1, num_settled), self.groups.gather(1, num_settled + 1)
         mask = begin + place  # the group's first MASK stood for the slot that is known now
-        asked = (self.num_drafts[:, None] + 1 + mask).clamp(max=likely.shape[1] - 1)
-        drafts = likely.gather(1, asked)
-        chances = (chances.gather(1, asked).nan_to_num(0) * self.reliability).where(mask < end, 0).cumprod(-1)
-        weight = torch.where(mask < end, NEW_GROUP, NO_GROUP).to(chances.dtype)
-        self.expected = self.expected.lerp(torch.where(mask < end, chances, self.prior), weight)
-
+        asked = (self.num_drafts[:, None] + 1 + mask).clamp(max=guesses[0][0].shape[1] - 1)
+        drafts = [tokens.gather(1, asked) for tokens, _ in guesses]
+        chances = [of_tokens.gather(1, asked).nan_to_num(0).where(mask < end, 0) for _, of_tokens in guesses]
         if policy.num_looked_up > 0:
-            drafts, chances = self.looked_up(slots[:, 0] + num_known - 1, drafts, chances, policy)
-        self.drafts = drafts
+            found = self.looked_up(slots[:, 0] + num_known - 1, policy)
+            for given, one in zip((drafts, chances), found, strict=True):
+                given += [torch.zeros_like(one)] * (LOOKED_UP - len(given)) + [one]
+        drafts, chances = (torch.stack(each, dim=1) for each in (drafts, chances))  # [batch, sources, drafts]
+        chances = (chances * self.reliability[:, : chances.shape[1], None]).cumprod(-1)
+
+        of_masks = of_source(best_source(chances[:, :LOOKED_UP]), chances)
+        weight = torch.where(mask < end, NEW_GROUP, NO_GROUP).to(chances.dtype)
+        self.expected = self.expected.lerp(torch.where(mask < end, of_masks, self.prior), weight)
+
+        self.source = best_source(chances)
+        self.drafts = of_source(self.source, drafts)
         draft_slots = slots[:, :1] + num_settled + place
-        self.chances = chances.where(draft_slots < self.limit[:, None], 0)
+        self.chances = of_source(self.source, chances).where(draft_slots < self.limit[:, None], 0)
 
-    def looked_up(
-        self, last: torch.Tensor, drafts: torch.Tensor, chances: torch.Tensor, policy: Policy
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Replaces the drafts of rows whose text repeats itself behind slot `last`; returns the drafts and chances."""
+    def looked_up(self, last: torch.Tensor, policy: Policy) -> tuple[torch.Tensor, torch.Tensor]:
+        """Looks up drafts behind slot `last`; returns them, and the chance of each if those before it are accepted."""
         text = torch.cat([self.prompt, self.tokens], dim=-1)
-        found, self.num_matched = look_up(text, self.prompt.shape[1] + last, drafts.shape[1], policy.most_matched)
-        most = (self.limit.clamp(max=self.window_size) - 1).clamp(max=policy.num_looked_up)
-        is_wanted = torch.arange(drafts.shape[1], device=drafts.device) < most[:, None]
-        chances_of_found = self.repeats.gather(1, self.lengths_of_matches).cumprod(-1) * is_wanted
-        is_better = (self.num_matched > 0) & (chances_of_found.sum(-1) > chances.sum(-1))
-        self.num_matched = self.num_matched * is_better
-        is_better = is_better[:, None]
-        return torch.where(is_better, found, drafts), torch.where(is_better, chances_of_found, chances)
+        num_drafts = self.drafts.shape[1]
+        found, self.num_matched = look_up(text, self.prompt.shape[1] + last, num_drafts, policy.most_matched)
+        most = (self.limit.clamp(max=self.window_size) - 1).clamp(max=policy.num_looked_up) * (self.num_matched > 0)
+        is_wanted = torch.arange(num_drafts, device=found.device) < most[:, None]
+        return found, self.repeats.gather(1, self.lengths_of_matches).where(is_wanted, 0)
 
-    def show_drafts(self, readers: TextReaders, num_known: torch.Tensor) -> None:
+    def show_drafts(self, readers: TextReaders, num_known: torch.Tensor, policy: Policy) -> None:
         """Shows the drafts of the one row that the next forward will judge."""
         first_open = self.behind_leading + num_known
-        num_drafts = self.plan(first_open, num_leading=1).num_drafts[0]
+        num_drafts = self.plan(first_open, 1, policy).num_drafts[0]
         slots = first_open[0] + torch.arange(num_drafts, device=first_open.device)
         readers.stream.guess(self, slots, self.drafts[0, :num_drafts], end=first_open[0] + num_drafts)
 
@@ -305,19 +327,17 @@ class VerifiedWindow(Window):
         self.start = self.start + num_kept
         return num_kept
 
-    def refill(self, num_run: torch.Tensor) -> None:
+    def refill(self, num_run: torch.Tensor, policy: Policy) -> None:
         """The next forward commits the last known token and judges the drafts."""
         self.num_leading = num_run.clamp(max=1) * self.alive
         self.chances = self.chances * self.alive[:, None]
-        self.plan_queries()
+        self.num_drafts, self.groups = self.plan(self.behind_leading, self.num_leading, policy)
 
-    def plan_queries(self) -> None:
-        self.num_drafts, self.groups = self.plan(self.behind_leading, self.num_leading)
-
-    def plan(self, first_open: torch.Tensor, num_leading: torch.Tensor | int) -> StepPlan:
-        """Plans the forward that comes when all slots before `first_open` are known, with 2 * window_size queries."""
+    def plan(self, first_open: torch.Tensor, num_leading: torch.Tensor | int, policy: Policy) -> StepPlan:
+        """Plans the forward for which all slots before `first_open` are known."""
         most = 2 * self.limit.clamp(max=self.window_size) - num_leading
-        return plan_step(self.chances, self.expected, (self.limit - first_open) * self.alive, most)
+        num_open = (self.limit - first_open) * self.alive
+        return plan_step(self.chances, self.expected, num_open, most, policy.prices)
 
     def counts(self) -> dict[str, torch.Tensor]:
         """Adds how many drafts were judged and accepted at each distance; those behind the text's end do not count."""
@@ -327,3 +347,19 @@ class VerifiedWindow(Window):
             zeros.scatter_add(1, self.judged_at, values.long())[:, 1:] for values in (is_text, is_text & self.accepted)
         )
         return {**super().counts(), "judged_drafts": judged, "accepted_drafts": accepted}
+
+
+def likeliest(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The best token of each `[n, vocabulary]`, its share of the softmax, and whether it is possible."""
+    best, tokens = scores.max(-1)
+    return tokens, (best - scores.logsumexp(-1)).exp(), best > -torch.inf  # False where it is NaN
+
+
+def best_source(chances: torch.Tensor) -> torch.Tensor:
+    """The source of each row that most drafts are expected to be accepted of, `[batch]`."""
+    return chances.sum(-1).argmax(-1)
+
+
+def of_source(source: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The values of each row's source, of `[batch, sources, drafts]`."""
+    return values.gather(1, source[:, None, None].expand(-1, 1, values.shape[-1]))[:, 0]

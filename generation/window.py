@@ -208,7 +208,7 @@ class Window:
         """Moves `start` behind the slots that the forward has made final; returns how many of its queries stay."""
         raise NotImplementedError
 
-    def refill(self, num_run: torch.Tensor) -> None:
+    def refill(self, num_run: torch.Tensor, policy: Policy) -> None:
         """Makes the window ready for the next forward."""
         raise NotImplementedError
 

@@ -20,6 +20,7 @@ from wedlm.generation.verified import (
     NEW_JUDGED,
     NEW_REPEAT,
     NO_GROUP,
+    NOT_JUDGED,
     NUM_JUDGED,
     REPEATS,
 )
@@ -140,20 +141,23 @@ class Record:
     def __init__(self, window_size: int):
         self.prior = (EXPECTED + EXPECTED[-1:] * window_size)[: window_size - 1]
         self.expected = list(self.prior)
-        self.accepted = self.promised = NUM_JUDGED
+        self.accepted = {"masks": NUM_JUDGED, "text": NUM_JUDGED}
+        self.promised = dict(self.accepted)
         self.repeats = list(REPEATS)
 
-    @property
-    def reliability(self) -> float:
-        return min(1.0, self.accepted / self.promised)
+    def reliability(self, source: str) -> float:
+        return min(1.0, self.accepted[source] / self.promised[source])
 
-    def note_masks(self, chances: list[float], num_judged: int, num_accepted: int) -> None:
+    def note_judged(self, source: str, chances: list[float], num_judged: int, num_accepted: int) -> None:
         """`chances` are those of each draft with all before it."""
-        if num_judged:
-            single = [chance / before for before, chance in pairwise([1.0, *chances])]
-            promised = sum(single[:num_judged]) / self.reliability
-            self.accepted += (NUM_JUDGED - self.accepted) * NEW_JUDGED + num_accepted
-            self.promised += (NUM_JUDGED - self.promised) * NEW_JUDGED + promised
+        single = [chance / before for before, chance in pairwise([1.0, *chances])]
+        promised = sum(single[:num_judged]) / self.reliability(source)
+        for each in self.accepted:
+            forgotten = NEW_JUDGED if num_judged and each == source else NOT_JUDGED
+            self.accepted[each] += (NUM_JUDGED - self.accepted[each]) * forgotten
+            self.promised[each] += (NUM_JUDGED - self.promised[each]) * forgotten
+        self.accepted[source] += num_accepted
+        self.promised[source] += promised
 
     def note_look_up(self, num_matched: int, num_judged: int, num_accepted: int) -> None:
         changes = [0.0] * len(self.repeats)
@@ -262,22 +266,21 @@ def decode_verified(
 
         # Learn and draft.
         num_judged = min(num_accepted + 1, len(drafts))
+        record.note_judged("text" if num_matched else "masks", chances, num_judged, num_accepted)
         if num_matched:
             record.note_look_up(num_matched, num_judged, num_accepted)
-        else:
-            record.note_masks(chances, num_judged, num_accepted)
         drafts, chances, num_matched, chance = [], [], 0, 1.0
         for row in groups[num_accepted][1:]:
             scores = logits[row].clone().float()
             scores[mask_token_id] = -math.inf
             probability, token = scores.softmax(-1).max(-1)
-            chance *= probability.item() * record.reliability
+            chance *= probability.item() * record.reliability("masks")
             drafts.append(token.item())
             chances.append(chance)
         record.note_group(chances)
         found, length = looked_up(prompt + text, min(num_looked_up, window_size - 1), most_matched)
         of_found = [record.repeats[min(length + place, MOST_MATCHED)] for place in range(len(found))]
-        of_found = list(accumulate(of_found, operator.mul))
+        of_found = list(accumulate((chance * record.reliability("text") for chance in of_found), operator.mul))
         if sum(of_found) > sum(chances):
             drafts, chances, num_matched = found, of_found, length
         num_open = max_new_tokens - len(text)

@@ -16,13 +16,14 @@ from transformers.generation import BaseStreamer
 
 from .outputs import WeDLMGenerateOutput, output_of
 from .parameters import default_window_size
-from .policy import Policy
+from .policy import WIDEST_WINDOW, Policy
 from .prompt import Prompt, read_prompt
 from .row_cache import RowCache
 from .slot_noise import SlotNoise
 from .static_memory import keep_static_steps
 from .static_steps import StaticSteps, static_step
 from .step import forward_queries, read_status, take_step
+from .step_costs import StepPrices, experience_with
 from .streaming import BlockwiseWindow, StreamingWindow
 from .text_readers import TextReaders
 from .transformers_internals import (
@@ -72,13 +73,15 @@ class DecodingRun:
         mask_token_id = model.config.require_mask_token_id()
         max_new_tokens = max(1, criteria.max_length - input_ids.shape[1])
         runs_on = input_ids.device if model.device.type == "meta" else model.device
-        window_size = generation_config.window_size or default_window_size(runs_on)
+        is_static = generation_config.cache_implementation == "static"
+        is_free = generation_config.decoding == "verified" and generation_config.window_size is None and not is_static
+        window_size = WIDEST_WINDOW if is_free else generation_config.window_size or default_window_size(runs_on)
         self.policy = Policy.of(generation_config, processors, window_size, mask_token_id, input_ids.device)
         self.past_key_values: DynamicCache | None = model_kwargs.get("past_key_values")
         self.noise: SlotNoise | None = None
         if generation_config.do_sample:
             # A static step may begin a whole step behind the slots that the host knows of.
-            num_slots = (4 if generation_config.cache_implementation == "static" else 2) * window_size + 1
+            num_slots = (4 if is_static else 2) * window_size + 1
             self.noise = SlotNoise(len(input_ids), num_slots, model.config.vocab_size, input_ids.device)
             self.policy = self.policy._replace(noise=self.noise.values)
         self.readers = TextReaders.if_needed(
@@ -86,6 +89,11 @@ class DecodingRun:
         )
         if not self.is_static:  # static steps have the same shape for every limit
             self.policy = self.policy._replace(window_size=min(window_size, max_new_tokens))
+        self.prices: StepPrices | None = None
+        if is_free:
+            experience = experience_with(model)
+            self.prices = StepPrices(experience, len(input_ids), 2 * self.policy.window_size, input_ids.device)
+            self.policy = self.policy._replace(prices=self.prices.tensor, known_drafts=experience.drafts)
         self.prompt = prompt_of(model, input_ids, max_new_tokens, generation_config, model_kwargs)
         kind = WINDOWS[generation_config.decoding]
         self.batch = self.window = kind.opened(self.prompt.lengths, max_new_tokens, self.policy)
@@ -154,12 +162,17 @@ class DecodingRun:
 
     def step(self, queries: WindowQueries) -> WindowQueries:
         """Takes a step; returns the queries of the next one."""
-        live = self.longest + queries.input_ids.shape[1]
+        num_rows, width = queries.input_ids.shape
+        live = self.longest + width
         self.draw_noise()
+        if self.prices is not None:
+            self.prices.update(num_rows)
         self.status = take_step(self.model, self.policy, self.window, queries, self.cache, live, self.readers)
         if self.static is not None:
             return queries
         status = read_status(self.status.tolist(), self.window)
+        if self.prices is not None:
+            self.prices.note(width, num_rows, sum(status.num_committed))
         self.num_alive, self.longest = sum(status.alive), max(status.num_committed)
         self.drop_ended_rows()
         queries = self.window.queries(max(1, *status.num_queries), self.policy)
@@ -207,6 +220,8 @@ class DecodingRun:
         self.batch.put(self.window)
         if self.noise is not None:
             self.noise.give_back(int(self.batch.num_tokens[0]))
+        if self.prices is not None:
+            self.prices.experience.note_drafts({name: getattr(self.batch, name) for name in self.batch.RECORDS})
         if self.cache is not None and self.returns_cache:
             self.past_key_values.layers = self.cached_columns().layers
         if self.static is not None:

@@ -24,7 +24,8 @@ class SlotNoise:
     """
 
     def __init__(self, num_rows: int, num_slots: int, vocab_size: int, device: torch.device):
-        self.values = torch.zeros(num_rows, num_slots, vocab_size, device=device)  # slot s is at s % num_slots
+        # Slot s is at s % num_slots.
+        self.values = torch.zeros(num_rows, num_slots, vocab_size, dtype=torch.float32, device=device)
         self.num_drawn = [0] * num_rows
         self.generators: list[torch.Generator | None] = [None]
         if num_rows > 1:

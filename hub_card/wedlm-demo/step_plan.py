@@ -27,6 +27,7 @@ def plan_step(
     expected: torch.Tensor,
     num_open: torch.Tensor,
     most: torch.Tensor,
+    prices: torch.Tensor | None = None,
 ) -> StepPlan:
     """Finds the plan that the most tokens are expected of.
 
@@ -40,13 +41,18 @@ def plan_step(
             where there is no draft.
         expected (`torch.FloatTensor` of shape `(batch, window_size - 1)`): The same for the drafts of a new group.
         num_open (`torch.LongTensor` of shape `(batch,)`): The slots that are still to be filled.
-        most (`torch.LongTensor` of shape `(batch,)`): The most queries of a row.
+        most (`torch.LongTensor` of shape `(batch,)`): The most queries of a row behind the known token.
+        prices (`torch.FloatTensor` of shape `(n,)`, *optional*): The price of 0, 1, ... n - 1 such queries in every
+            row, in tokens of all rows together; no row gets more than n - 1. All rows may have as many as gain most.
+            None: queries cost nothing.
     """
     num_unused = max(0, chances.shape[1] - MOST_DRAFTS)
     chances, expected = chances[:, :MOST_DRAFTS], expected[:, :MOST_DRAFTS]
     chances = pad(chances, (1, 0), value=1.0)  # of at least 0, 1, 2, ... accepted drafts
     place = torch.arange(chances.shape[1], device=chances.device)
     query = torch.arange(expected.shape[1] + 1, device=chances.device)
+    if prices is not None:  # a draft that is made now is also judged in the next step
+        expected = (expected - prices[-1] / (len(prices) - 1) / len(chances)).clamp(min=0)
 
     # Values of the MASKs: [batch, number of drafts, drafts that the group sees, place in the group].
     worth = with_first_mask(expected)
@@ -56,8 +62,11 @@ def plan_step(
     is_of_use = (place[:, None] + query < num_open[:, None, None]) & (place + 2 <= num_open[:, None])[..., None]
     values = (worth[:, None] * is_of_use)[:, None] * shares[..., None]
 
-    # The number of drafts that gains most with the best MASKs in the queries that it leaves.
     values, order = values.flatten(2).sort(dim=-1, descending=True, stable=True)
+    if prices is not None:
+        most = affordable(values, chances, prices, most)
+
+    # The number of drafts that gains most with the best MASKs in the queries that it leaves.
     num_masks = most[:, None] - place  # [batch, number of drafts]
     gains = pad(values.cumsum(-1), (1, 0)).gather(2, num_masks.clamp(0, values.shape[-1])[..., None])[..., 0]
     gains = (gains + chances.cumsum(-1)).where((num_masks >= 0) & (chances > 0), -torch.inf)
@@ -68,6 +77,17 @@ def plan_step(
     sizes = sizes.where(sizes > 1, 0)
     sizes = pad(sizes, (0, num_unused))
     return StepPlan(num_drafts[:, 0], pad(sizes.cumsum(-1), (1, 0)))
+
+
+def affordable(values: torch.Tensor, chances: torch.Tensor, prices: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
+    """The number of queries behind the known token, at most `most`, with which all rows together gain most."""
+    place, number = (torch.arange(n, device=most.device) for n in (chances.shape[1], len(prices)))
+    num_masks = (number - place[:, None]).expand(len(most), -1, -1)  # [batch, number of drafts, number of queries]
+    gains = pad(values.cumsum(-1), (1, 0)).gather(2, num_masks.clamp(0, values.shape[-1]))
+    gains = gains + (chances.cumsum(-1) - 1)[..., None]
+    gains = gains.where((num_masks >= 0) & (chances > 0)[..., None], -torch.inf).amax(1)
+    gains = gains.gather(1, torch.minimum(number, most[:, None].clamp(min=0)))  # Beyond `most` there is no more.
+    return (gains.sum(0) - prices).argmax().clamp(max=most)
 
 
 def with_first_mask(expected: torch.Tensor) -> torch.Tensor:

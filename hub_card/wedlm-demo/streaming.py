@@ -91,7 +91,7 @@ class StreamingWindow(Window):
         self.start = self.start + num_kept
         return num_kept
 
-    def refill(self, num_run: torch.Tensor) -> None:
+    def refill(self, num_run: torch.Tensor, policy: Policy) -> None:
         """The next forward commits the new run. As many open slots join the window, up to the limit.
 
         The window of a row that has ended becomes empty.

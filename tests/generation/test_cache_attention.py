@@ -71,9 +71,9 @@ def test_rows_of_heads_that_share_keys_take_what_each_alone_would(heads, key_hea
 @pytest.mark.parametrize("decoding", PARALLEL)
 @pytest.mark.parametrize("cache", [None, "static"])
 def test_every_implementation_decodes_as_sdpa_does(name, decoding, cache):
-    arguments = {"decoding": decoding, "cache_implementation": cache}
-    expected = run(load(CHECKPOINTS / "q3", attn_implementation="sdpa"), decoding=decoding)
-    got = run(load(CHECKPOINTS / "q3", attn_implementation=name), **arguments)
+    arguments = {"decoding": decoding, "window_size": 8}
+    expected = run(load(CHECKPOINTS / "q3", attn_implementation="sdpa"), **arguments)
+    got = run(load(CHECKPOINTS / "q3", attn_implementation=name), cache_implementation=cache, **arguments)
     assert torch.equal(got.sequences, expected.sequences) and torch.equal(got.forwards, expected.forwards)
 
 
@@ -82,13 +82,14 @@ def test_every_implementation_decodes_as_sdpa_does(name, decoding, cache):
 @pytest.mark.parametrize("cache", [None, "static"])
 def test_flash_attention_reads_as_far_as_each_row_goes(decoding, cache, monkeypatch):
     model = load(CHECKPOINTS / "q3", attn_implementation="sdpa")
-    expected = run(model, decoding=decoding)
+    arguments = {"decoding": decoding, "window_size": 8}
+    expected = run(model, **arguments)
     calls = []
     monkeypatch.setattr(
         cache_attention, "lazy_import_flash_attention", lambda name: ((None, None, flash_stand_in(calls)), None)
     )
     model.config._attn_implementation = "flash_attention_2"
-    got = run(model, decoding=decoding, cache_implementation=cache)
+    got = run(model, cache_implementation=cache, **arguments)
     assert torch.equal(got.sequences, expected.sequences) and torch.equal(got.forwards, expected.forwards)
     lengths = list(map(len, PROMPTS))
     first = calls[: model.config.num_hidden_layers]

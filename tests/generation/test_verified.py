@@ -18,11 +18,10 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, Sto
 from transformers.generation import BaseStreamer, RepetitionPenaltyLogitsProcessor
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
-from wedlm.generation import verified
 from wedlm.generation.cache_attention import seen_entries
 from wedlm.generation.look_up import MOST_MATCHED
 from wedlm.generation.policy import Policy
-from wedlm.generation.token_sampling import choose_tokens
+from wedlm.generation.token_sampling import without_mask
 from wedlm.generation.verified import VerifiedWindow
 
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
@@ -137,7 +136,7 @@ def test_drafts_are_looked_up_behind_a_gap_in_the_mask(more):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_a_default_dtype_changes_nothing(dtype):
     arguments = {**left_padded(QUESTIONS[:3]), **SPECIAL, "max_new_tokens": 12, "decoding": "verified"}
-    arguments |= {"prompt_lookup_num_tokens": 3, "return_dict_in_generate": True}
+    arguments |= {"prompt_lookup_num_tokens": 3, "window_size": 16, "return_dict_in_generate": True}
     expected = MODELS["trained"].generate(**arguments)
     torch.set_default_dtype(dtype)
     try:
@@ -245,10 +244,10 @@ def test_queries_stand_where_they_should():
 
 def test_no_forward_has_more_queries_than_it_needs(monkeypatch):
     """As many as the pending tokens and the groups of the row that has most."""
-    widths, plan_queries = [], VerifiedWindow.plan_queries
+    widths, refill = [], VerifiedWindow.refill
 
-    def watched(window):
-        plan_queries(window)
+    def watched(window, *arguments):
+        refill(window, *arguments)
         sizes = window.groups.diff(dim=-1)
         assert (sizes <= window.window_size).all() and (sizes >= 0).all()
         widths.append((window.num_leading + window.num_drafts + sizes.sum(-1)).max().item())
@@ -260,9 +259,10 @@ def test_no_forward_has_more_queries_than_it_needs(monkeypatch):
         seen.append(given["input_ids"].shape[1])
         return forward(**given)
 
-    monkeypatch.setattr(VerifiedWindow, "plan_queries", watched)
+    monkeypatch.setattr(VerifiedWindow, "refill", watched)
     monkeypatch.setattr(model, "forward", noted)
-    MODELS["trained"].generate(**left_padded(QUESTIONS[:5]), **SPECIAL, max_new_tokens=40, decoding="verified")
+    arguments = {"max_new_tokens": 40, "decoding": "verified", "window_size": 16}
+    MODELS["trained"].generate(**left_padded(QUESTIONS[:5]), **SPECIAL, **arguments)
     assert seen[1:] == widths[:-1] and max(widths) == 32
 
 
@@ -513,20 +513,15 @@ def test_samples_with_a_draft_adapter_have_the_distribution_of_the_base():
 def test_a_wrong_rule_would_be_noticed(monkeypatch):
     """Drawing once more where a draft is refuted, which is what speculative decoding must not do."""
 
-    fill = VerifiedWindow.fill
+    judge = VerifiedWindow.judge
 
-    def judge_wrongly(window, *arguments):
-        def draw_again(scores, noise):
-            tokens, is_possible = choose_tokens(scores, noise)
-            others, _ = choose_tokens(scores, -torch.empty_like(noise).exponential_().log())
-            tokens, others = (chosen.view(len(window.drafts), -1) for chosen in (tokens, others))
-            is_draft = tokens[:, :-1] == window.drafts[:, : tokens.shape[1] - 1]
-            tokens[:, :-1] = torch.where(is_draft, tokens[:, :-1], others[:, :-1])
-            return tokens.flatten(), is_possible
+    def judge_wrongly(window, queries, logits, tokens, policy, readers):
+        others = torch.distributions.Categorical(logits=without_mask(logits, policy.mask_token_id)).sample()
+        num = min(tokens.shape[1], window.drafts.shape[1])
+        is_draft = tokens[:, :num] == window.drafts[:, :num]
+        tokens = torch.cat([torch.where(is_draft, tokens[:, :num], others[:, :num]), tokens[:, num:]], dim=-1)
+        return judge(window, queries, logits, tokens, policy, readers)
 
-        monkeypatch.setattr(verified, "choose_tokens", draw_again)
-        return fill(window, *arguments)
-
-    monkeypatch.setattr(VerifiedWindow, "fill", judge_wrongly)
+    monkeypatch.setattr(VerifiedWindow, "judge", judge_wrongly)
     counts, _ = sampled_counts({})
     assert chi_square_probability(counts, exact_distribution({})) < 1e-6

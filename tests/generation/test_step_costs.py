@@ -1,0 +1,148 @@
+"""The number of queries of a step by their price: costs as they are learned, and what follows from them."""
+
+import pytest
+import torch
+from decoded import SPECIAL, STATIC
+from free_queries import FixedExperience
+from helpers import CHECKPOINTS, PROMPTS, left_padded, load
+from hypothesis import given
+from hypothesis import strategies as st
+from tiers import property_settings
+
+from wedlm.generation import decoding_run, step_costs
+from wedlm.generation.step_costs import FADING, Experience, StepCosts, StepPrices
+
+MODEL = load(CHECKPOINTS / "q3").double()  # where no rounding decides
+
+
+def costs_of(steps) -> StepCosts:
+    costs = StepCosts()
+    for width, seconds in steps:
+        costs.note(width, seconds)
+    return costs
+
+
+def test_a_time_is_known_after_two_steps_and_the_first_may_be_slow():
+    assert not costs_of([(1, 9.0)]).single.is_known
+    assert costs_of([(1, 9.0), (1, 1.0)]).single.seconds == 1.0
+    assert costs_of([(1, 1.0), (1, 1.0), (8, 9.0)]).further_seconds(8) == [0.0] * 8
+    assert costs_of([(1, 1.0), (1, 1.0), (8, 9.0), (8, 1.5)]).further_seconds(8)[7] == 0.5
+
+
+def test_what_lies_between_is_on_the_line_and_what_lies_behind_costs_no_more():
+    costs = costs_of([(1, 1.0), (1, 1.0), (4, 2.5), (4, 2.5), (8, 5.5), (8, 5.5)])
+    faded = FADING**2
+    expected = [0, 0.5, 1, 1.5, *(1.5 * faded + (4.5 - 1.5 * faded) * k / 4 for k in (1, 2, 3, 4)), 4.5, 4.5]
+    assert costs.further_seconds(10) == pytest.approx(
+        [value * faded if i < 4 else value for i, value in enumerate(expected)]
+    )
+
+
+def test_a_narrower_step_takes_no_longer():
+    costs = costs_of([(1, 1.0), (1, 1.0), (4, 9.0), (4, 9.0), (8, 2.0), (8, 2.0)])
+    assert costs.further_seconds(8)[3] == 1.0
+
+
+def test_a_disturbed_step_moves_the_mean_little_and_a_steady_change_moves_it():
+    costs = costs_of([(1, 1.0), (1, 1.0), (1, 1000.0)])
+    assert costs.single.seconds == pytest.approx(1.2)
+    costs = costs_of([(1, 1.0)] * 2 + [(1, 1.5)] * 40)
+    assert costs.single.seconds == pytest.approx(1.5, rel=1e-3)
+
+
+def test_old_costs_fade_so_that_they_are_tried_again():
+    costs = costs_of([(1, 1.0), (1, 1.0), (8, 3.0), (8, 3.0), *[(1, 1.0)] * 1000])
+    assert costs.further_seconds(8)[7] == pytest.approx(2 * FADING**1000)
+
+
+def test_prices_are_in_tokens_of_the_time(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(step_costs.time, "perf_counter", lambda: clock[0])
+    prices = StepPrices(Experience(), 2, 8, torch.device("cpu"))
+    assert prices.tensor[0] == 0 and (prices.tensor[1:] > 1e6).all(), "first a step of one query is timed"
+    num_tokens = 0
+    for width, seconds, more in ((1, 9.0, 2), (1, 1.0, 2), (1, 1.0, 2), (8, 2.0, 6), (8, 2.0, 6)):
+        clock[0] += seconds
+        num_tokens += more
+        prices.note(width, 2, num_tokens)
+    prices.update(2)
+    rate = max(2 / 1.0, prices.num_tokens / prices.seconds)
+    assert 2 < rate < 3
+    assert prices.tensor.tolist() == pytest.approx([rate * k / 7 for k in range(8)])
+
+
+def test_what_is_known_of_drafts_is_a_running_mean_of_calls():
+    experience = Experience()
+    experience.note_drafts({"expected": torch.tensor([[1.0, 1.0], [0.0, 1.0]])})
+    experience.note_drafts({"expected": torch.tensor([[1.0]])})
+    assert experience.drafts["expected"].tolist() == pytest.approx([0.5 + 0.3 * 0.5, 1.0])
+
+
+# --- Decoding ---
+
+
+def tell_time(monkeypatch, model, seconds_of):
+    """A clock that forwards alone move on; returns their widths."""
+    clock, widths = [0.0], []
+    monkeypatch.setattr(decoding_run, "experience_with", step_costs.experience_with)
+    monkeypatch.setattr(step_costs.time, "perf_counter", lambda: clock[0])
+    forward = model.model.forward
+
+    def timed(**given):
+        widths.append(given["input_ids"].shape[1])
+        clock[0] += seconds_of(*given["input_ids"].shape)
+        return forward(**given)
+
+    monkeypatch.setattr(model.model, "forward", timed)
+    return widths
+
+
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_where_queries_are_dear_a_step_has_one(monkeypatch, num_rows):
+    model = load(CHECKPOINTS / "q3")
+    widths = tell_time(monkeypatch, model, lambda rows, width: width)
+    prompts = left_padded(PROMPTS[:num_rows])
+    for _ in range(2):
+        widths.clear()
+        model.generate(**prompts, max_new_tokens=60, decoding="verified", eos_token_id=None, pad_token_id=0)
+    assert sum(width > 1 for width in widths[1:]) <= 3
+
+
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_where_queries_cost_nothing_a_step_has_all_that_are_of_use(monkeypatch, num_rows):
+    model = load(CHECKPOINTS / "q3")
+    widths = tell_time(monkeypatch, model, lambda rows, width: 1.0)
+    prompts = left_padded(PROMPTS[:num_rows])
+    model.generate(**prompts, max_new_tokens=60, decoding="verified", eos_token_id=None, pad_token_id=0)
+    assert widths[1:4] == [1, 1, 1] and max(widths[4:]) == 32
+    before = len(widths)
+    model.generate(**prompts, max_new_tokens=60, decoding="verified", eos_token_id=None, pad_token_id=0)
+    assert max(widths[before + 1 :]) == 32 and 1 not in widths[before + 1 : before + 9], "what was learned stays"
+
+
+def test_a_fixed_window_asks_for_no_price(monkeypatch):
+    monkeypatch.setattr(decoding_run, "experience_with", None)
+    MODEL.generate(**left_padded(PROMPTS), **SPECIAL, max_new_tokens=8, decoding="verified", window_size=4)
+    MODEL.generate(**left_padded(PROMPTS), **SPECIAL, max_new_tokens=8, decoding="verified", **STATIC)
+    MODEL.generate(**left_padded(PROMPTS), **SPECIAL, max_new_tokens=8, decoding="streaming")
+
+
+FURTHER = st.dictionaries(st.sampled_from([2, 3, 8, 20, 32]), st.floats(0, 3), max_size=4)
+
+
+@given(FURTHER, st.booleans(), st.integers(0, 99), st.data())
+@property_settings(40, deadline=None)
+def test_the_text_does_not_depend_on_the_costs(further, do_sample, seed, data):
+    num_rows = data.draw(st.integers(1, 5), "rows")
+    prompts = [PROMPTS[i] * data.draw(st.integers(1, 2), f"repeats {i}") for i in range(num_rows)]
+    more = {"max_new_tokens": data.draw(st.integers(1, 40), "limit"), "do_sample": do_sample, "top_k": 30}
+    more |= data.draw(st.sampled_from([{}, {"prompt_lookup_num_tokens": 0}, {"repetition_penalty": 1.3}]), "more")
+
+    def run(**arguments):
+        torch.manual_seed(seed)
+        return MODEL.generate(**left_padded(prompts), **SPECIAL, **more, **arguments, decoding="verified").tolist()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding_run, "experience_with", lambda model: FixedExperience(further))
+        got = run()
+    assert got == run(window_size=1, **({} if "prompt_lookup_num_tokens" in more else {"prompt_lookup_num_tokens": 0}))

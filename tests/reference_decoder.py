@@ -15,14 +15,15 @@ import torch
 from wedlm.generation.look_up import MOST_MATCHED
 from wedlm.generation.step_plan import plan_step
 from wedlm.generation.verified import (
+    ACCEPTANCE,
     EXPECTED,
+    LIKELIEST,
+    LOOKED_UP,
     NEW_GROUP,
-    NEW_JUDGED,
-    NEW_REPEAT,
+    NEW_OF_SOURCE,
+    NEW_OF_STRENGTH,
     NO_GROUP,
-    NOT_JUDGED,
-    NUM_JUDGED,
-    REPEATS,
+    SHARES,
 )
 
 
@@ -141,32 +142,23 @@ class Record:
     def __init__(self, window_size: int):
         self.prior = (EXPECTED + EXPECTED[-1:] * window_size)[: window_size - 1]
         self.expected = list(self.prior)
-        self.accepted = {"masks": NUM_JUDGED, "text": NUM_JUDGED}
-        self.promised = dict(self.accepted)
-        self.repeats = list(REPEATS)
+        self.acceptance = [list(of_source) for of_source in ACCEPTANCE]
 
-    def reliability(self, source: str) -> float:
-        return min(1.0, self.accepted[source] / self.promised[source])
+    def chances(self, kinds: list[tuple[int, int]]) -> list[float]:
+        """Those of each draft with all before it, by sources and strengths."""
+        return list(accumulate((self.acceptance[source][strength] for source, strength in kinds), operator.mul))
 
-    def note_judged(self, source: str, chances: list[float], num_judged: int, num_accepted: int) -> None:
-        """`chances` are those of each draft with all before it."""
-        single = [chance / before for before, chance in pairwise([1.0, *chances])]
-        promised = sum(single[:num_judged]) / self.reliability(source)
-        for each in self.accepted:
-            forgotten = NEW_JUDGED if num_judged and each == source else NOT_JUDGED
-            self.accepted[each] += (NUM_JUDGED - self.accepted[each]) * forgotten
-            self.promised[each] += (NUM_JUDGED - self.promised[each]) * forgotten
-        self.accepted[source] += num_accepted
-        self.promised[source] += promised
-
-    def note_look_up(self, num_matched: int, num_judged: int, num_accepted: int) -> None:
-        changes = [0.0] * len(self.repeats)
-        for place in range(num_judged):
-            length = min(num_matched + place, MOST_MATCHED)
-            changes[length] += NEW_REPEAT * ((place < num_accepted) - self.repeats[length])
-        self.repeats = [
-            min(max(share + change, 0.01), 0.99) for share, change in zip(self.repeats, changes, strict=True)
-        ]
+    def note_judged(self, kinds: list[tuple[int, int]], num_accepted: int) -> None:
+        changes = [[0.0] * len(of_source) for of_source in self.acceptance]
+        for place, (source, strength) in enumerate(kinds):
+            surprise = (place < num_accepted) - self.acceptance[source][strength]
+            changes[source][strength] += NEW_OF_STRENGTH * surprise
+            changes[source] = [change + NEW_OF_SOURCE * surprise for change in changes[source]]
+        if kinds:
+            self.acceptance = [
+                [min(max(share + change, 0.01), 0.99) for share, change in zip(*rows, strict=True)]
+                for rows in zip(self.acceptance, changes, strict=True)
+            ]
 
     def note_group(self, chances: list[float]) -> None:
         for k, prior in enumerate(self.prior):
@@ -208,7 +200,7 @@ def decode_verified(
     """
     window_size = min(window_size, max_new_tokens)
     result = Decoded(judged=[0] * (window_size - 1), accepted=[0] * (window_size - 1))
-    text, drafts, chances, num_matched = result.ids, [], [], 0
+    text, drafts, kinds, chances = result.ids, [], [], []
     record = Record(window_size)
 
     def scores_of(logits: torch.Tensor, before: list[int]) -> torch.Tensor:
@@ -227,7 +219,7 @@ def decode_verified(
         num_open = max_new_tokens - len(text)
         most = 2 * window_size - 1 if text else window_size
         plan = plan_step(padded, torch.tensor([record.expected]), torch.tensor([num_open]), torch.tensor([most]))
-        drafts, chances = (given[: plan.num_drafts] for given in (drafts, chances))
+        drafts, kinds = (given[: plan.num_drafts] for given in (drafts, kinds))
         if text:
             result.steps.append({"known": len(text), "drafts": list(drafts)})
         ends = plan.groups[0, : len(drafts) + 2].tolist()
@@ -266,22 +258,19 @@ def decode_verified(
 
         # Learn and draft.
         num_judged = min(num_accepted + 1, len(drafts))
-        record.note_judged("text" if num_matched else "masks", chances, num_judged, num_accepted)
-        if num_matched:
-            record.note_look_up(num_matched, num_judged, num_accepted)
-        drafts, chances, num_matched, chance = [], [], 0, 1.0
+        record.note_judged(kinds[:num_judged], num_accepted)
+        drafts, kinds = [], []
         for row in groups[num_accepted][1:]:
             scores = logits[row].clone().float()
             scores[mask_token_id] = -math.inf
             probability, token = scores.softmax(-1).max(-1)
-            chance *= probability.item() * record.reliability("masks")
             drafts.append(token.item())
-            chances.append(chance)
+            kinds.append((LIKELIEST, sum(probability.item() > share for share in SHARES)))
+        chances = record.chances(kinds)
         record.note_group(chances)
         found, length = looked_up(prompt + text, min(num_looked_up, window_size - 1), most_matched)
-        of_found = [record.repeats[min(length + place, MOST_MATCHED)] for place in range(len(found))]
-        of_found = list(accumulate((chance * record.reliability("text") for chance in of_found), operator.mul))
-        if sum(of_found) > sum(chances):
-            drafts, chances, num_matched = found, of_found, length
+        kinds_of_found = [(LOOKED_UP, min(length + place, MOST_MATCHED)) for place in range(len(found))]
+        if sum(record.chances(kinds_of_found)) > sum(chances):
+            drafts, kinds, chances = found, kinds_of_found, record.chances(kinds_of_found)
         num_open = max_new_tokens - len(text)
         drafts, chances = drafts[:num_open], chances[:num_open]

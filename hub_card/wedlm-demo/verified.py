@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch.nn.functional import pad
 
 from .look_up import MOST_MATCHED, look_up
 from .policy import Policy
@@ -15,14 +14,21 @@ from .text_readers import TextReaders
 from .token_sampling import over_slots, processed, without_mask
 from .window import Window, WindowQueries
 
-# What is known of drafts before any was judged, as it was seen on a language model of ordinary text.
-EXPECTED = (0.6, 0.4, 0.25, 0.15, 0.1, 0.06, 0.04, 0.03, 0.02)  # the chance of each draft of a group of MASKs
-REPEATS = (0.0, 0.3, 0.45, 0.6, 0.7, 0.78, 0.84)  # that a text goes on as it did behind 0, 1, 2, ... equal tokens
-NUM_JUDGED = 3.0  # the weight of the model's own estimate of its chances, in judged drafts
-# How fast the record forgets.
-NEW_GROUP, NO_GROUP, NEW_REPEAT, NEW_JUDGED, NOT_JUDGED = 0.15, 0.002, 0.1, 0.03, 0.002
 # The sources of drafts: the likeliest tokens of MASKs, tokens drawn from the scores of MASKs, the text itself.
 LIKELIEST, DRAWN, LOOKED_UP = range(3)
+# The strength of a draft. From MASKs: how many of these its share of the scores exceeds. From the text: the number of
+# equal tokens in front of it.
+SHARES = (0.1, 0.3, 0.5, 0.7, 0.9, 0.99)
+# What is known of drafts before any was judged, as it was seen on a language model of ordinary text: the chance of
+# each draft of a group of MASKs, and the chance by source and strength if the drafts before are accepted.
+EXPECTED = (0.6, 0.4, 0.25, 0.15, 0.1, 0.06, 0.04, 0.03, 0.02)
+ACCEPTANCE = (
+    (0.05, 0.15, 0.3, 0.45, 0.6, 0.75, 0.95),
+    (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.95),
+    (0.0, 0.3, 0.45, 0.6, 0.7, 0.78, 0.84),
+)
+# The weight of something new: a group of MASKs, or none; a judged draft, for its own strength and for all strengths.
+NEW_GROUP, NO_GROUP, NEW_OF_STRENGTH, NEW_OF_SOURCE = 0.15, 0.002, 0.06, 0.04
 
 
 @dataclass
@@ -43,16 +49,16 @@ class VerifiedWindow(Window):
 
     Drafts come from MASKs, or from an earlier place where the text's last tokens stand as well (`look_up`): for each
     row from where more of them are expected to be accepted. Where tokens are drawn, so may drafts be, with the noise
-    of their slots, which their judges use too. A record of judged drafts corrects the estimates.
+    of their slots, which their judges use too. A record of judged drafts says how often those of a source and strength
+    are accepted.
 
     Args:
         drafts (`torch.LongTensor` of shape `(batch, window_size - 1)`): Tokens for the slots behind the last known
             one.
         chances (`torch.FloatTensor` of shape `(batch, window_size - 1)`): The estimated chance that the draft is
             accepted with all before it; 0 where there is no draft.
-        source (`torch.LongTensor` of shape `(batch,)`): Where the drafts come from: `LIKELIEST`, `DRAWN`, `LOOKED_UP`.
-        num_matched (`torch.LongTensor` of shape `(batch,)`): The number of equal tokens in front of the drafts, where
-            they were looked up.
+        kinds (`torch.LongTensor` of shape `(batch, window_size - 1)`): The place of each draft's source and strength
+            in the table of `acceptance`.
         num_drafts (`torch.LongTensor` of shape `(batch,)`): The number of drafts that the next forward judges.
         groups (`torch.LongTensor` of shape `(batch, window_size + 1)`): Where, among the MASKs, the group for 0, 1,
             2, ... accepted drafts begins, and where the last group ends.
@@ -62,31 +68,27 @@ class VerifiedWindow(Window):
         expected (`torch.FloatTensor` of shape `(batch, window_size - 1)`): As `chances`, for the drafts of a group of
             MASKs that is still to come: a running mean, which comes back to `prior` where there are no groups.
         prior (`torch.FloatTensor` of shape `(batch, window_size - 1)`): What it was before the first forward.
-        judged (`torch.FloatTensor` of shape `(batch, 3, 2)`): For each source, the drafts that were accepted, and the
-            number that was to be expected by their chances alone. Both forget.
-        repeats (`torch.FloatTensor` of shape `(batch, MOST_MATCHED + 1)`): The share of looked-up drafts that were
-            accepted behind 0, 1, 2, ... equal tokens: a running mean.
+        acceptance (`torch.FloatTensor` of shape `(batch, sources, strengths)`): The share of drafts that were accepted
+            if those before them were: a running mean.
         prompt (`torch.LongTensor` of shape `(batch, columns)`): The prompts that drafts are looked up in,
             right-aligned behind numbers that are no tokens.
     """
 
     drafts: torch.Tensor
     chances: torch.Tensor
-    source: torch.Tensor
-    num_matched: torch.Tensor
+    kinds: torch.Tensor
     num_drafts: torch.Tensor
     groups: torch.Tensor
     judged_at: torch.Tensor
     accepted: torch.Tensor
     expected: torch.Tensor
     prior: torch.Tensor
-    judged: torch.Tensor
-    repeats: torch.Tensor
+    acceptance: torch.Tensor
     prompt: torch.Tensor
 
     PER_SLOT: ClassVar = (*Window.PER_SLOT, "judged_at", "accepted")
     PER_COLUMN: ClassVar = ("prompt",)
-    RECORDS: ClassVar = ("expected", "judged", "repeats")
+    RECORDS: ClassVar = ("expected", "acceptance")
 
     @classmethod
     def opened_window(cls, zeros: Callable, max_new_tokens: int, policy: Policy) -> dict[str, torch.Tensor]:
@@ -105,16 +107,14 @@ class VerifiedWindow(Window):
         return {
             "drafts": zeros(size - 1),
             "chances": chances,
-            "source": zeros(),
-            "num_matched": zeros(),
+            "kinds": zeros(size - 1),
             "num_drafts": plan.num_drafts,
             "groups": plan.groups,
             "judged_at": zeros(max_new_tokens + 1),
             "accepted": zeros(max_new_tokens + 1, dtype=torch.bool),
             "expected": expected,
             "prior": expected.clone(),
-            "judged": record("judged", ((NUM_JUDGED, NUM_JUDGED),) * 3),
-            "repeats": record("repeats", REPEATS),
+            "acceptance": record("acceptance", ACCEPTANCE),
             "prompt": zeros(0),
         }
 
@@ -128,8 +128,16 @@ class VerifiedWindow(Window):
 
     def first_queries(self, policy: Policy) -> WindowQueries:
         """A group of MASKs behind the prompt, whose last token judges. Each query sees all before it."""
-        width = max(1, int(self.num_queries.max()))
-        return self.queries(width, policy, is_first=True)._replace(queries_seen=None)
+        width = int(self.num_queries.max())
+        queries = self.queries(max(1, width), policy, is_first=True)
+        return queries._replace(
+            input_ids=queries.input_ids[:, :width],
+            position_ids=queries.position_ids[:, :width],
+            asked=queries.asked[:, : width + 1],
+            asked_slots=queries.asked_slots[:, : width + 1],
+            is_asked=queries.is_asked[:, : width + 1],
+            queries_seen=None,
+        )
 
     def queries(self, width: int, policy: Policy, is_first: bool = False) -> WindowQueries:
         """The last known token, the drafts, the MASKs; asked are first the judges, then the MASKs."""
@@ -236,28 +244,11 @@ class VerifiedWindow(Window):
 
     def learn(self, is_judged: torch.Tensor, is_accepted: torch.Tensor) -> None:
         """Corrects the record by the drafts that a forward has judged."""
-        num_judged, place = is_judged.shape[1], torch.arange(self.judged.shape[1], device=is_judged.device)
-        # The chances alone, each given that the drafts before it are accepted.
-        chances = self.chances[:, :num_judged] / pad(self.chances, (1, 0), value=1.0)[:, :num_judged].clamp(min=1e-9)
-        chances = chances / self.reliability.gather(1, self.source[:, None])
-        found = torch.stack([is_accepted.sum(-1), (chances * is_judged).sum(-1)], dim=-1)[:, None]
-        is_source = ((place == self.source[:, None]) & is_judged.any(-1, keepdim=True))[..., None]
-        forgotten = torch.where(is_source, NEW_JUDGED, NOT_JUDGED).to(self.judged.dtype)
-        self.judged = self.judged + (NUM_JUDGED - self.judged) * forgotten + found * is_source
-        lengths, was_looked_up = self.lengths_of_matches[:, :num_judged], self.source[:, None] == LOOKED_UP
-        change = NEW_REPEAT * (is_accepted.float() - self.repeats.gather(1, lengths)) * (is_judged & was_looked_up)
-        self.repeats = self.repeats.scatter_add(1, lengths, change).clamp(0.01, 0.99)
-
-    @property
-    def reliability(self) -> torch.Tensor:
-        """The share of the drafts that their chances promise and that are accepted, for each source, `[batch, 3]`."""
-        return (self.judged[..., 0] / self.judged[..., 1]).clamp(max=1)
-
-    @property
-    def lengths_of_matches(self) -> torch.Tensor:
-        """The number of equal tokens in front of each looked-up draft, `[batch, window_size - 1]`."""
-        place = torch.arange(self.window_size - 1, device=self.start.device)
-        return (self.num_matched[:, None] + place).clamp(max=MOST_MATCHED)
+        kinds, acceptance = self.kinds[:, : is_judged.shape[1]], self.acceptance.flatten(1)
+        surprise = (is_accepted.to(acceptance.dtype) - acceptance.gather(1, kinds)) * is_judged
+        surprise = torch.zeros_like(acceptance).scatter_add(1, kinds, surprise).view_as(self.acceptance)
+        change = NEW_OF_STRENGTH * surprise + NEW_OF_SOURCE * surprise.sum(-1, keepdim=True)
+        self.acceptance = (self.acceptance + change).clamp(0.01, 0.99)
 
     def draft(
         self,
@@ -276,32 +267,43 @@ class VerifiedWindow(Window):
         begin, end = self.groups.gather(1, num_settled), self.groups.gather(1, num_settled + 1)
         mask = begin + place  # the group's first MASK stood for the slot that is known now
         asked = (self.num_drafts[:, None] + 1 + mask).clamp(max=guesses[0][0].shape[1] - 1)
-        drafts = [tokens.gather(1, asked) for tokens, _ in guesses]
-        chances = [of_tokens.gather(1, asked).nan_to_num(0).where(mask < end, 0) for _, of_tokens in guesses]
+        drafts, kinds, chances = torch.zeros_like(self.drafts), self.kinds, torch.zeros_like(self.chances)
+        for source, (tokens, shares) in enumerate(guesses):
+            shares = shares.gather(1, asked)  # (not torch.bucketize, whose boundaries would have to get to the device)
+            strengths = sum((shares > share).long() for share in SHARES)
+            of_source, chance = self.judged_before(source, strengths, mask < end)
+            drafts, kinds, chances = taken(
+                chance > chances, (tokens.gather(1, asked), of_source, chance), (drafts, kinds, chances)
+            )
+        of_groups = chances.cumprod(-1)
+        weight = torch.where(mask < end, NEW_GROUP, NO_GROUP).to(chances.dtype)
+        self.expected = self.expected.lerp(torch.where(mask < end, of_groups, self.prior), weight)
+
         if policy.num_looked_up > 0:
             found = self.looked_up(slots[:, 0] + num_known - 1, policy)
-            for given, one in zip((drafts, chances), found, strict=True):
-                given += [torch.zeros_like(one)] * (LOOKED_UP - len(given)) + [one]
-        drafts, chances = (torch.stack(each, dim=1) for each in (drafts, chances))  # [batch, sources, drafts]
-        chances = (chances * self.reliability[:, : chances.shape[1], None]).cumprod(-1)
-
-        of_masks = of_source(best_source(chances[:, :LOOKED_UP]), chances)
-        weight = torch.where(mask < end, NEW_GROUP, NO_GROUP).to(chances.dtype)
-        self.expected = self.expected.lerp(torch.where(mask < end, of_masks, self.prior), weight)
-
-        self.source = best_source(chances)
-        self.drafts = of_source(self.source, drafts)
+            is_better = found[2].cumprod(-1).sum(-1, keepdim=True) > of_groups.sum(-1, keepdim=True)
+            drafts, kinds, chances = taken(is_better, found, (drafts, kinds, chances))
         draft_slots = slots[:, :1] + num_settled + place
-        self.chances = of_source(self.source, chances).where(draft_slots < self.limit[:, None], 0)
+        self.drafts, self.kinds = drafts, kinds
+        self.chances = chances.cumprod(-1).where(draft_slots < self.limit[:, None], 0)
 
-    def looked_up(self, last: torch.Tensor, policy: Policy) -> tuple[torch.Tensor, torch.Tensor]:
-        """Looks up drafts behind slot `last`; returns them, and the chance of each if those before it are accepted."""
-        text = torch.cat([self.prompt, self.tokens], dim=-1)
-        num_drafts = self.drafts.shape[1]
-        found, self.num_matched = look_up(text, self.prompt.shape[1] + last, num_drafts, policy.most_matched)
-        most = (self.limit.clamp(max=self.window_size) - 1).clamp(max=policy.num_looked_up) * (self.num_matched > 0)
-        is_wanted = torch.arange(num_drafts, device=found.device) < most[:, None]
-        return found, self.repeats.gather(1, self.lengths_of_matches).where(is_wanted, 0)
+    def judged_before(
+        self, source: int, strengths: torch.Tensor, is_draft: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The kinds of drafts of a source, and the share of such drafts that were accepted; 0 where there is none."""
+        kinds = source * self.acceptance.shape[2] + strengths
+        return kinds, self.acceptance.flatten(1).gather(1, kinds).where(is_draft, 0)
+
+    def looked_up(self, last: torch.Tensor, policy: Policy) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Looks up drafts behind slot `last`; returns them, their kinds and chances."""
+        text, place = (
+            torch.cat([self.prompt, self.tokens], dim=-1),
+            torch.arange(self.window_size - 1, device=last.device),
+        )
+        drafts, num_matched = look_up(text, self.prompt.shape[1] + last, len(place), policy.most_matched)
+        most = (self.limit.clamp(max=self.window_size) - 1).clamp(max=policy.num_looked_up) * (num_matched > 0)
+        strengths = (num_matched[:, None] + place).clamp(max=MOST_MATCHED)
+        return drafts, *self.judged_before(LOOKED_UP, strengths, place < most[:, None])
 
     def show_drafts(self, readers: TextReaders, num_known: torch.Tensor, policy: Policy) -> None:
         """Shows the drafts of the one row that the next forward will judge."""
@@ -347,11 +349,6 @@ def likeliest(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
     return tokens, (best - scores.logsumexp(-1)).exp(), best > -torch.inf  # False where it is NaN
 
 
-def best_source(chances: torch.Tensor) -> torch.Tensor:
-    """The source of each row that most drafts are expected to be accepted of, `[batch]`."""
-    return chances.sum(-1).argmax(-1)
-
-
-def of_source(source: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The values of each row's source, of `[batch, sources, drafts]`."""
-    return values.gather(1, source[:, None, None].expand(-1, 1, values.shape[-1]))[:, 0]
+def taken(where: torch.Tensor, these: tuple, others: tuple) -> tuple[torch.Tensor, ...]:
+    """Takes `these` where it says so, and the `others` elsewhere."""
+    return tuple(torch.where(where, this, other) for this, other in zip(these, others, strict=True))

@@ -31,10 +31,12 @@ demo-report: .venv/installed
 	.venv/bin/python -m wedlm.demo.report
 	.venv/bin/python -m wedlm.demo.card
 
-# Puts the present code beside the demo checkpoint's weights.
+# Puts the present code beside the demo checkpoint's weights, and on its card the answers that this code writes.
 demo-code: .venv/installed
 	rm -f $(DEMO)/*.py
 	.venv/bin/python -c "from wedlm import WeDLMConfig; WeDLMConfig.from_pretrained('$(DEMO)').save_pretrained('$(DEMO)')"
+	.venv/bin/python -m wedlm.demo.report --only_examples
+	.venv/bin/python -m wedlm.demo.card
 
 # The short form of every benchmark of decoding, on the demo checkpoint, in minutes; tables, JSON and plots in $(BENCH).
 BENCH = build/bench

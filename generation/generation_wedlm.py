@@ -16,6 +16,9 @@ The words of this folder:
 - live: the entries that a forward reads; those behind them hold nothing.
 - committed: a slot whose token is final and whose key and value stay in the cache.
 - draft (verified decoding): a token guessed for a slot, which a later forward judges.
+- group (verified decoding): MASKs that make the next drafts for one possible number of accepted drafts. They see these
+  drafts, and no others.
+- looked up (verified decoding): a draft that is copied from the text, where its last tokens stood before.
 - known (verified decoding): a token that is certain to be the autoregressive one. The last known token has no entry
   yet.
 - settled (verified decoding): known, and not the last known token; the forward that made it known wrote its entry.
@@ -49,6 +52,7 @@ from wedlm.generation.support import (
     NoTokenError,
     check_in_vocabulary,
     check_inputs,
+    check_look_up,
     check_support,
     refuse,
     refuse_broken_weights,
@@ -112,9 +116,10 @@ class WeDLMGenerationMixin(GenerationMixin):
         num_looked_up = generation_config.prompt_lookup_num_tokens
         if type(num_looked_up) is int and num_looked_up == 0:
             generation_config.prompt_lookup_num_tokens = None
+        check_look_up(generation_config)
         if generation_config.decoding != "autoregressive":
             check_support(self, generation_config, model_kwargs)
-            # Renamed, since transformers takes its own assisted decoding by the name.
+            # Under its own name, transformers would take its own assisted decoding.
             generation_config.num_looked_up = num_looked_up
             generation_config.prompt_lookup_num_tokens = None
         return generation_config, model_kwargs

@@ -19,7 +19,8 @@ def look_up(
             in front of it numbers that are no tokens.
         last (`torch.LongTensor` of shape `(batch,)`): The column of each row's last token.
         num_drafts (`int`): The number of drafts.
-        most_matched (`int`, *optional*, defaults to 6): The most tokens that are compared.
+        most_matched (`int`, *optional*, defaults to 6): The most last tokens that are compared,
+            max_matching_ngram_size of the call.
 
     Returns:
         `tuple[torch.LongTensor, torch.LongTensor]`: The drafts `[batch, num_drafts]`, and the length of each row's

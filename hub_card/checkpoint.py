@@ -8,7 +8,6 @@ import torch
 
 from wedlm.checkpoints.architectures import check_shapes, wedlm_model
 from wedlm.checkpoints.attach import adapter_on_disk
-from wedlm.checkpoints.convert import FROM_MODEL
 from wedlm.checkpoints.limits import limits_of_parallel_decoding, offered_decodings
 from wedlm.checkpoints.resolve import (
     GENERATION_FILE,
@@ -17,6 +16,7 @@ from wedlm.checkpoints.resolve import (
     read_generation_fields,
     require_tokenizer,
     require_wedlm,
+    with_verified_decoding,
 )
 from wedlm.checkpoints.shards import Shard, read_shards
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles
@@ -102,8 +102,8 @@ def read_checkpoint(name: str, folder: Path, adapter: Path | None = None) -> Che
     added = {}
     if adapter is not None:
         config.drafts, added = adapter_on_disk(adapter, model, shards)
-        verified = generation | {"decoding": "verified", FROM_MODEL: False}  # transformers skips a file with True
-        generation = changed[GENERATION_FILE] = read_generation_fields(adapter) or verified
+        own = read_generation_fields(adapter)
+        generation = changed[GENERATION_FILE] = own or with_verified_decoding(generation)
     if "max_new_tokens" in generation:
         notes.append(
             f"max_new_tokens={generation['max_new_tokens']} in {GENERATION_FILE} is left out; each caller chooses it."

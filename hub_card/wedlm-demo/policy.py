@@ -26,8 +26,8 @@ class Policy(NamedTuple):
         distance_penalty (`torch.FloatTensor` of shape `()`): Likewise.
         processors (`LogitsProcessorList`): The logits processors.
         left_to_right (`bool`): Whether a processor reads the text, so that each token waits for those before it.
-        num_looked_up (`int`): The most drafts that are looked up in the text.
-        most_matched (`int`): The most tokens of the text that are compared for that.
+        num_looked_up (`int`): The most drafts that are looked up in the text, prompt_lookup_num_tokens of the call.
+        most_matched (`int`): The most last tokens that are compared for that, max_matching_ngram_size of the call.
         noise (`torch.FloatTensor` of shape `(batch, slots, vocabulary)`, *optional*): The values of a `SlotNoise`,
             where tokens are drawn.
         prices (`torch.FloatTensor` of shape `(2 * window_size,)`, *optional*): As `plan_step` takes them, where they

@@ -99,7 +99,6 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
             f"prefill_chunk_size={chunk_size!r} is not a number of tokens; set it to an integer of 1 or more, or "
             "leave it out."
         )
-    check_look_up(generation_config)
     for name, harmless in NOT_OFFERED.items():
         if (value := getattr(generation_config, name)) not in harmless:
             refuse(name, value, generation_config)
@@ -130,20 +129,19 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
 
 
 def check_look_up(generation_config: GenerationConfig) -> None:
-    """Refuses a look-up of drafts where nothing judges them, and numbers that are none."""
-    number, most_matched = generation_config.prompt_lookup_num_tokens, generation_config.max_matching_ngram_size
-    if number is None:
-        return
-    if generation_config.decoding != "verified":
+    """Refuses a look-up of drafts where nothing judges them, and numbers that are none, in every decoding."""
+    decoding = generation_config.decoding
+    num_looked_up, most_matched = generation_config.prompt_lookup_num_tokens, generation_config.max_matching_ngram_size
+    if num_looked_up is not None and decoding not in ("verified", "autoregressive"):
         raise ValueError(
-            f"prompt_lookup_num_tokens={number!r} is not offered by decoding={generation_config.decoding!r}, whose "
-            "drafts nothing judges; leave it out (or reset it in model.generation_config), or pass "
+            f"prompt_lookup_num_tokens={num_looked_up!r} is not offered by decoding={decoding!r}, whose drafts "
+            "nothing judges; leave it out (or reset it in model.generation_config), or pass "
             'decoding="verified" or "autoregressive".'
         )
-    if number is False or not (number == 0 or is_count(number)):
+    if num_looked_up is not None and not is_count(num_looked_up):
         raise ValueError(
-            f"prompt_lookup_num_tokens={number!r} is not a number of drafts; set it to 0 for none, or to a positive "
-            "integer."
+            f"prompt_lookup_num_tokens={num_looked_up!r} is not a number of drafts; set it to 0 for none, or to a "
+            "positive integer."
         )
     if most_matched is not None and not is_count(most_matched):
         raise ValueError(

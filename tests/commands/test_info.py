@@ -50,6 +50,7 @@ def test_the_numbers_of_info_are_those_of_the_loaded_model(checkpoint, loaded, m
     assert lines["memory of the cache, 1,000 tokens"] == "0.26 MB float32, 0.13 MB bfloat16"
     assert lines["generation"] == ", ".join(f"{name}={value}" for name, value in DEFAULTS.items())
     assert lines["decodings"] == ", ".join(DECODINGS)
+    assert lines["default decoding"] == "streaming: its generation_config.json says so"
     assert lines["its own code"] == "travels with it"
 
 
@@ -88,6 +89,47 @@ def test_generation_settings_of_the_checkpoint_are_shown(tmp_path):
     lines = shown_lines(run("info", tmp_path))
     assert "window_size=5" in lines["generation"] and "repetition_penalty=1.2" in lines["generation"]
     assert "it reads the text" in lines["note"]
+
+
+@pytest.mark.parametrize(
+    "change, decoding, reason",
+    [
+        ({}, "streaming", ": its generation_config.json says so"),
+        ({"decoding": "verified"}, "verified", ": its generation_config.json says so"),
+        (None, "streaming", ", as in the paper: no generation_config.json names another"),
+        (
+            {"decoding": "verified", "_from_model_config": True},
+            "streaming",
+            ", as in the paper: no generation_config.json names another",
+        ),
+    ],
+    ids=["said", "verified", "no file", "a file that repeats the config"],
+)
+def test_the_default_decoding_is_that_of_the_loaded_model(tmp_path, change, decoding, reason):
+    save_checkpoint(tmp_path)
+    file = tmp_path / "generation_config.json"
+    if change is None:
+        file.unlink()
+    else:
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    assert shown_lines(run("info", tmp_path))["default decoding"] == decoding + reason
+    assert load_checkpoint(tmp_path)[0].generation_config.decoding == decoding
+
+
+def test_the_default_decoding_of_a_converted_model(tmp_path):
+    assert run("convert", "--to-autoregressive", CHECKPOINTS / "q25", tmp_path / "stock").exit_code == 0
+    assert run("convert", tmp_path / "stock", tmp_path / "wedlm").exit_code == 0
+    line, warning = shown_lines(run("info", tmp_path / "wedlm"))["default decoding"].split("; ")
+    assert line == "verified: its generation_config.json says so"
+    assert warning == "converted from qwen2, so streaming writes nonsense before a training"
+
+
+def test_a_default_decoding_that_is_refused(tmp_path):
+    save_checkpoint(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"mask_token_id": None}))
+    line = shown_lines(run("info", tmp_path))["default decoding"]
+    assert line == "streaming, which generate() refuses here; pass another, or change generation_config.json"
 
 
 def test_a_checkpoint_without_weights(tmp_path):
@@ -133,9 +175,15 @@ def test_a_draft_adapter_is_named_above_its_base(checkpoint, tmp_path):
     adapter = save_adapter(tmp_path / "adapter", base=checkpoint, target_modules=["q_proj", "k_proj"])
     lines, of_base = shown_lines(run("info", adapter)), shown_lines(run("info", checkpoint))
     described = lines.pop("draft adapter")
-    assert described.startswith(f"{adapter}: rank 4 on k_proj, q_proj, 0.0")
-    assert described.endswith("MB; with it the model decodes verified by default")
-    assert lines == of_base
+    assert described.startswith(f"{adapter}: rank 4 on k_proj, q_proj, 0.0") and described.endswith(" MB")
+    assert lines.pop("default decoding") == "verified: the adapter has no generation_config.json that names another"
+    assert lines.pop("generation") == of_base.pop("generation").replace("streaming", "verified")
+    assert of_base.pop("default decoding").startswith("streaming: ") and lines == of_base
+    (adapter / "generation_config.json").write_text('{"decoding": "blockwise", "window_size": 3}')
+    lines = shown_lines(run("info", adapter))
+    assert lines["default decoding"] == "blockwise: the adapter's generation_config.json says so"
+    assert lines["generation"].startswith("decoding=blockwise, window_size=3")
+    assert load_checkpoint(adapter)[0].generation_config.decoding == "blockwise"
     whole, tokenizer = load_checkpoint(adapter)
     whole.save_pretrained(tmp_path / "whole")
     tokenizer.save_pretrained(tmp_path / "whole")

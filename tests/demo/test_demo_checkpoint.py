@@ -136,6 +136,12 @@ def test_questions_are_shown_everywhere():
     assert {question.split()[0] for question in SHOWN} == set(KIND_OF) and len(SHOWN) >= 5
 
 
+def test_its_default_decoding_is_one_that_its_report_shows_to_lose_nothing(demo):
+    decoding = demo[0].generation_config.decoding
+    assert decoding == "verified"
+    assert all(results[decoding]["same_text_as_autoregressive"] == 1 for results in REPORT["results"].values())
+
+
 def test_what_the_readme_advises():
     """Verified decoding loses nothing, and is faster than the streaming decoding that loses least."""
     for results in REPORT["results"].values():

@@ -49,6 +49,8 @@ def test_an_interrupted_run_goes_on_to_the_same_losses(run, tmp_path):
         assert {weights.get_tensor(name).dtype for name in weights.keys()} == {torch.bfloat16}
     model = load(folder)
     assert model.dtype == torch.float32 and model.num_parameters() == resumed["parameters"]
+    settings = model.generation_config
+    assert (settings.decoding, settings.window_size) == ("verified", 16)
     assert resumed["seconds"] > 0 and "--num_layers 1" in resumed["command"]
 
 

@@ -207,6 +207,15 @@ def test_the_whole_report_and_its_card(folder, model, tmp_path, monkeypatch, cap
     assert [example["prompt"] for example in written["examples"]] == [
         held_out_examples(kind, 1)[0].prompt for kind in report.EXAMPLES
     ]
+    for example in written["examples"]:
+        example.update(text="by older code", forwards=0)
+    (tmp_path / "older.json").write_text(json.dumps(written))
+    monkeypatch.setattr(
+        sys, "argv", ["report", "--checkpoint", str(folder), "--out", str(tmp_path / "older.json"), "--only_examples"]
+    )
+    report.main()
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert json.loads((tmp_path / "older.json").read_text()) == written, "only the examples are anew"
     training = {
         "seconds": 4000, "device": "a CPU", "threads": 2, "command": "c", "commit": "0" * 40,
         "versions": {"torch": "2"}, "results": [{"loss": 1.5, "step": 2800, "epoch": 0.5}],

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from evaluations import CHAT, DEMO_TASKS, STREAMING, evaluate, named, scores, stock_scores, without_times
+from evaluations import CHAT, DEFAULT, DEMO_TASKS, STREAMING, evaluate, named, scores, stock_scores, without_times
 
 from wedlm.evaluation.choices import Choices, EvaluationError
 from wedlm.evaluation.harness import configure
@@ -17,7 +17,7 @@ def test_stock_lm_eval_gives_the_same_scores(demo, task_folder, tmp_path):
         (["demo_counting", "demo_records"], DEMO_TASKS, CHAT),
         (["choose", "first"], task_folder, Choices(batch_size=4)),
     ):
-        results = evaluate(*demo, named(*names, folder=where), {"": STREAMING}, choices, WorkFile(tmp_path, {}))
+        results = evaluate(*demo, named(*names, folder=where), {"": DEFAULT}, choices, WorkFile(tmp_path, {}))
         expected, _ = stock_scores(names, where, choices)
         assert scores(results) == pytest.approx(expected)
     assert 0 < scores(results)["choose", "acc"]

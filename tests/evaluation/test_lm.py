@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from evaluations import CHAT, STREAMING, evaluate, named, scores, stock_scores, without_times
+from evaluations import CHAT, DEFAULT, STREAMING, evaluate, named, scores, stock_scores, without_times
 from helpers import stock_model
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
@@ -75,7 +75,7 @@ def test_a_stop_ends_its_row_and_is_cut_off(demo, task_folder, tmp_path):
     """The texts are those of lm-eval's own criterion, in fewer forwards."""
     work = WorkFile(tmp_path, {})
     choices = Choices(batch_size=4, apply_chat_template=True)
-    (result,) = evaluate(*demo, named("first", folder=task_folder), {"": STREAMING}, choices, work)
+    (result,) = evaluate(*demo, named("first", folder=task_folder), {"": DEFAULT}, choices, work)
     _, expected = stock_scores(["first"], task_folder, choices)
     texts = [text for piece in work.results.values() for text in piece["answers"]]
     assert sorted(texts) == sorted(text for ((text,),) in expected)

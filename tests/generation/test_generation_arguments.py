@@ -690,6 +690,15 @@ def test_what_only_verified_decoding_does(model, name):
             Ran(model, BASE | {"prompt_lookup_num_tokens": 3, "decoding": decoding}, {})
 
 
+@pytest.mark.parametrize("more", [{}, {"max_matching_ngram_size": 1}], ids=str)
+def test_autoregressive_decoding_looks_up_drafts_of_one_row(model, more):
+    """In transformers' own assisted decoding."""
+    line = Line(LOOK_UP, drafts, left_padded([[5, 6, 7] * 4]) | more, same_text=True)
+    exercise(model, "prompt_lookup_num_tokens", line, "autoregressive")
+    with pytest.raises(ValueError, match="only supported for batch_size = 1"):
+        Ran(model, BASE | LOOK_UP | AUTOREGRESSIVE, LOOK_UP)
+
+
 @pytest.mark.parametrize("name", lines("autoregressive only"))
 def test_what_only_autoregressive_decoding_does(model, name):
     line = AUTOREGRESSIVE_ONLY[name]

@@ -56,6 +56,21 @@ REFUSED = [
         {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 0, "decoding": "verified"},
         "max_matching_ngram_size=0 is not a number of tokens; set it to an integer of 1 or more, or leave it out",
     ),
+    *(
+        (
+            {"max_matching_ngram_size": value, "decoding": decoding},
+            f"max_matching_ngram_size={value!r} is not a number of tokens; set it to an integer of 1 or more",
+        )
+        for value in (0, -1, "x", True)
+        for decoding in ("streaming", "verified", "autoregressive")
+    ),
+    *(
+        (
+            {"prompt_lookup_num_tokens": value, "decoding": "autoregressive"},
+            f"prompt_lookup_num_tokens={value!r} is not a number of drafts; set it to 0 for none",
+        )
+        for value in (-1, "x", True, 2.5)
+    ),
     (
         {"past_key_values": StaticCache(MODELS["q3"].config, 8)},
         "past_key_values=StaticCache is not offered .* a plain D",

@@ -153,6 +153,59 @@ def test_a_look_up_of_nothing_is_turned_off(decoding):
     assert torch.equal(MODELS["trained"].generate(**arguments, prompt_lookup_num_tokens=0), expected)
 
 
+LOOKS_UP = {"decoding": "verified", "prompt_lookup_num_tokens": 7}
+
+
+def test_a_streamer_gets_the_text_with_looked_up_drafts():
+    model, arguments = MODELS["trained"], {**SPECIAL, "max_new_tokens": 40, "return_dict_in_generate": True}
+    for ids in QUESTIONS[:6]:
+        inputs, recorder = left_padded([ids + ids]), Recorder()
+        expected = model.generate(**inputs, **arguments, decoding="autoregressive").sequences[0]
+        output = model.generate(**inputs, **arguments, **LOOKS_UP, streamer=recorder)
+        (_, (prompt,)), *calls = recorder.calls
+        given = prompt + [token for kind, value in calls if kind == "put" for token in value]
+        assert given == output.sequences[0].tolist() == expected.tolist() and calls[-1] == ("end", None)
+        drafted = [value for kind, value in calls if kind == "draft"]
+        assert sum(map(len, drafted)) >= output.judged_drafts.sum() > 0
+
+
+@pytest.mark.parametrize("has_whole_text", [True, False], ids=["the whole text", "the new ids alone"])
+def test_a_second_turn_looks_up_drafts(has_whole_text):
+    model, arguments = MODELS["trained"], {**SPECIAL, "max_new_tokens": 40, "return_dict_in_generate": True}
+    is_used = False
+    for ids, more in pairwise(QUESTIONS[:7]):
+        first = model.generate(**left_padded([ids]), **arguments, **LOOKS_UP)
+        text = torch.cat([first.sequences, torch.tensor([more + more])], dim=-1)
+        mask = torch.ones_like(text)
+        expected = model.generate(text, attention_mask=mask, **arguments, decoding="autoregressive").sequences[0]
+        new = text if has_whole_text else text[:, first.past_key_values.get_seq_length() :]
+        second, plain = (
+            model.generate(
+                new, attention_mask=mask, **arguments, **settings, past_key_values=deepcopy(first.past_key_values)
+            )
+            for settings in (LOOKS_UP, {"decoding": "verified"})
+        )
+        assert second.sequences[0, new.shape[1] :].tolist() == expected[text.shape[1] :].tolist()
+        is_used |= not torch.equal(second.judged_drafts, plain.judged_drafts)
+    assert is_used
+
+
+def test_a_look_up_changes_none_of_several_samples():
+    model, is_used = MODELS["trained"], False
+    for ids in QUESTIONS[:4]:
+        inputs = left_padded([ids + ids])
+        arguments = {**inputs, **SPECIAL, "max_new_tokens": 40, "do_sample": True, "num_return_sequences": 3}
+        outputs = []
+        for settings in ({"decoding": "verified"}, LOOKS_UP):
+            torch.manual_seed(5)
+            outputs.append(model.generate(**arguments, **settings, return_dict_in_generate=True))
+        plain, looked_up = outputs
+        assert torch.equal(looked_up.sequences, plain.sequences)
+        assert len({tuple(row) for row in plain.sequences.tolist()}) > 1
+        is_used |= not torch.equal(looked_up.judged_drafts, plain.judged_drafts)
+    assert is_used
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", ["q25", "q3"])

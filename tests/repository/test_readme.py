@@ -94,8 +94,8 @@ def test_the_numbers_are_measured():
     assert claims == []
 
 
-def test_the_defaults_are_those_of_generate():
-    row = next(line for line in README.splitlines() if line.startswith("| the default |"))
+def test_the_papers_decoding_is_the_default_of_generate():
+    row = next(line for line in README.splitlines() if line.startswith("| the paper's decoding |"))
     assert dict(re.findall(r'`(\w+)="?(.*?)"?`', row)) == {name: str(value) for name, value in DEFAULTS.items()}
 
 

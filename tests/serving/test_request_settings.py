@@ -42,6 +42,26 @@ def test_settings_of_a_request_reach_generate(checkpoint, client):
     assert answer.usage.completion_tokens == 1024
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("decoding", ["verified", "autoregressive"])
+def test_a_look_up_changes_no_answer(checkpoint, client, decoding, stream):
+    text = generated(checkpoint, decoding="autoregressive")[2]
+    settings = {"decoding": decoding, "prompt_lookup_num_tokens": 5, "max_matching_ngram_size": 2}
+    answer = chat(client, stream=stream, extra_body={"generation_config": settings})
+    if stream:
+        assert "".join(event.choices[0].delta.content or "" for event in answer if event.choices) == text
+    else:
+        assert answer.choices[0].message.content == text
+
+
+def test_the_limit_of_the_window_is_for_requests(checkpoint, monkeypatch):
+    """Whoever runs the server may have set more."""
+    _, model, tokenizer = checkpoint
+    chats = Chat(OneModel("tiny", model, tokenizer), OneAtATime())
+    monkeypatch.setattr(model.generation_config, "window_size", 500)
+    assert chats.config_of({}).window_size == 500
+
+
 def test_a_text_is_no_longer_than_the_model_reads(checkpoint, monkeypatch):
     _, model, tokenizer = checkpoint
     chats = Chat(OneModel("tiny", model, tokenizer), OneAtATime())
@@ -147,7 +167,19 @@ def test_a_text_is_no_longer_than_the_model_reads(checkpoint, monkeypatch):
         ),
         ({"generation_config": {"num_beams": 9}}, "num_beams=9 is not an integer from 1 to 8"),
         ({"frequency_penalty": -1}, "repetition_penalty=0.0, or 1 + frequency_penalty, is not above 0"),
-        ({"generation_config": {"window_size": 1025}}, "window_size=1025 is more than 1024 slots"),
+        ({"generation_config": {"window_size": 129}}, "window_size=129 is more than 128 slots; make it smaller"),
+        (
+            {"generation_config": {"prompt_lookup_num_tokens": 128}},
+            "prompt_lookup_num_tokens=128 is not an integer from 0 to 127",
+        ),
+        (
+            {"generation_config": {"prompt_lookup_num_tokens": 3, "decoding": "streaming"}},
+            "prompt_lookup_num_tokens=3 is not offered by decoding='streaming', whose drafts nothing judges",
+        ),
+        (
+            {"generation_config": {"max_matching_ngram_size": 17}},
+            "max_matching_ngram_size=17 is not an integer from 1 to 16",
+        ),
         ({"generation_config": {"stop_strings": ["ab"] * 3000}}, "is more than 4 texts of 64 characters"),
         ({"generation_config": {"top_k": "x"}}, "top_k='x' is not an integer of 0 or more"),
         ({"generation_config": {"do_sample": "x"}}, "do_sample='x' is neither true nor false"),

@@ -41,6 +41,8 @@ def test_the_documentation_names_every_field_setting_and_limit():
     assert settings <= named
     for sentence in (
         f"| `window_size` | {limits.WINDOW_SIZE} |",
+        f"| `prompt_lookup_num_tokens` | {limits.LOOKED_UP} |",
+        f"| `max_matching_ngram_size` | {limits.MATCHED} |",
         f"| `stop_strings` | {limits.STOP_STRINGS} texts of {limits.STOP_CHARACTERS} characters |",
         f"| `bad_words_ids`, `sequence_bias` | {limits.BIASES} entries |",
         f"| `num_beams` | {limits.BEAMS} |",

@@ -39,7 +39,7 @@ class AdaptSettings:
         minutes (`float`, *optional*, defaults to 60): How long the adapter is trained.
         steps (`int`, *optional*): The number of optimizer steps, in place of `minutes`.
         rank (`int`, *optional*, defaults to 16): The rank of the adapter.
-        window_size (`int`, *optional*, defaults to 8): The most MASKs of a group in training, and the window of use.
+        window_size (`int`, *optional*, defaults to 8): The most MASKs of a group in training.
         learning_rate (`float`, *optional*, defaults to 4e-4): The highest learning rate.
         max_length (`int`, *optional*, defaults to 1024): The tokens of a row of a batch; longer samples are cut.
         batch_size (`int`, *optional*, defaults to 32): Number of prompts that are answered at a time.

@@ -25,7 +25,6 @@ from transformers import (
 
 from wedlm.adapt.settings import FILES, AdaptError, AdaptSettings
 from wedlm.adapters.draft_lora import DraftLoraConfig
-from wedlm.checkpoints.convert import FROM_MODEL
 from wedlm.checkpoints.errors import one_line
 from wedlm.checkpoints.new_folder import complete_or_absent
 from wedlm.checkpoints.resolve import (
@@ -34,6 +33,7 @@ from wedlm.checkpoints.resolve import (
     GENERATION_FILE,
     checkpoint_folder,
     read_generation_fields,
+    with_verified_decoding,
 )
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
@@ -77,7 +77,7 @@ def train_adapter(settings: AdaptSettings, base: str, tokenizer: PreTrainedToken
             shutil.copyfile(last / ADAPTER_FILE, new / ADAPTER_FILE)
             save_file(weights, new / ADAPTER_WEIGHTS, {"format": "pt"})
             (new / LOG_FILE).write_text(json.dumps(trainer.state.log_history), encoding="utf-8")
-            write_generation_config(settings, base, new)
+            write_generation_config(base, new)
     state.wait_for_everyone()
     del trainer
     free_memory()
@@ -101,10 +101,9 @@ def newest_complete(training: WeDLMTrainingArguments) -> str | None:
     return next(map(str, complete), None)
 
 
-def write_generation_config(settings: AdaptSettings, base: str, folder: Path) -> None:
-    """Writes the base's own generation_config.json with the decoding and the window that the adapter is made for."""
-    fields = read_generation_fields(checkpoint_folder(base, with_weights=False))
-    fields |= {"decoding": "verified", "window_size": settings.window_size, FROM_MODEL: False}
+def write_generation_config(base: str, folder: Path) -> None:
+    """Writes the base's own generation_config.json with the decoding that the adapter is made for."""
+    fields = with_verified_decoding(read_generation_fields(checkpoint_folder(base, with_weights=False)))
     (folder / GENERATION_FILE).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 

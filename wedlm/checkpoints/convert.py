@@ -21,6 +21,7 @@ from wedlm.checkpoints.mask_token import MaskChange, put_mask_in, take_mask_out
 from wedlm.checkpoints.new_folder import check_apart, check_links, check_out
 from wedlm.checkpoints.plan import Plan, write
 from wedlm.checkpoints.resolve import (
+    FROM_MODEL,
     GENERATION_FILE,
     checkpoint_folder,
     download_weights,
@@ -33,8 +34,6 @@ from wedlm.generation.parameters import DEFAULTS
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
-
-FROM_MODEL = "_from_model_config"  # in generation_config.json: it repeats the special tokens of config.json
 
 
 class Conversion(NamedTuple):

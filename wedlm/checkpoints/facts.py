@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -9,10 +10,14 @@ import torch
 from wedlm.checkpoints.architectures import STOCK, check_architecture, read_wedlm_config, wedlm_model
 from wedlm.checkpoints.plain import is_plain, is_plain_generation, number_of_parameters
 from wedlm.checkpoints.resolve import (
+    FROM_MODEL,
     checkpoint_folder,
+    checkpoint_of,
+    draft_adapter,
     read_config,
     read_generation_fields,
     require_wedlm,
+    with_verified_decoding,
 )
 from wedlm.checkpoints.shards import DTYPES, Shard, read_shards, shard_names
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles
@@ -25,13 +30,15 @@ class Facts(NamedTuple):
     """The facts about a WeDLM checkpoint, or about a stock one that can be converted."""
 
     name: str
+    adapter: Path | None  # of the draft adapter, if the name is one of an adapter
     model_type: str
     config: WeDLMConfig
     parameters: int
     shards: list[Shard]  # none, if the weights are not here
     mask_token: str | None  # as the tokenizer writes it
     has_tokenizer: bool
-    generation: dict  # generation_config.json, over the defaults
+    generation_file: dict  # the fields of generation_config.json that generate() reads
+    generation: dict  # the same, over the defaults
     decodings: list[str]
     notes: list[str]
 
@@ -62,8 +69,10 @@ def read_facts(name: str | os.PathLike) -> Facts:
 
     Args:
         name (`str` or `os.PathLike`): A folder or a name on the Hub, of a WeDLM checkpoint or of a stock one that can
-            be converted.
+            be converted. A draft adapter stands for its base, which decodes as the adapter's generation_config.json
+            says.
     """
+    adapter, name = draft_adapter(name), checkpoint_of(name)
     folder = checkpoint_folder(name, with_weights=False)
     fields = read_config(name, folder)
     model_type = fields.get("model_type")
@@ -73,6 +82,10 @@ def read_facts(name: str | os.PathLike) -> Facts:
         require_wedlm(name, fields)
     is_wedlm = model_type == MODEL_TYPE
     config, generation = read_wedlm_config(fields, name), read_generation_fields(folder)
+    if adapter is not None:
+        generation = read_generation_fields(adapter) or with_verified_decoding(generation)
+    if generation.get(FROM_MODEL):
+        generation = {field: value for field, value in generation.items() if field not in DEFAULTS}
     if is_plain(config) and (not is_wedlm or is_plain_generation(generation)):
         parameters, notes = number_of_parameters(config), []
         decodings = ["autoregressive"] if config.mask_token_id is None else list(DECODINGS)
@@ -87,12 +100,14 @@ def read_facts(name: str | os.PathLike) -> Facts:
     tokens = {i: token for token, i in tokenizer.token_ids().items()}
     return Facts(
         str(name),
+        adapter,
         model_type,
         config,
         parameters,
         shards,
         tokens.get(config.mask_token_id),
         tokenizer.has_tokens(),
+        generation,
         (DEFAULTS if is_wedlm else {}) | generation,
         decodings if is_wedlm else [],
         notes if is_wedlm else [],

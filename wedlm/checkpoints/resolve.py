@@ -18,6 +18,7 @@ from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 HUB_NAME = r"[\w-][\w.-]*/[\w.-]+"
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
+FROM_MODEL = "_from_model_config"  # if it is true there, transformers reads no parameter of parallel decoding from it
 ADAPTER_FILE, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 # Files that go along with the weights and the config, as patterns of names. No code is among them: each checkpoint
@@ -163,6 +164,11 @@ def read_config(name: str | os.PathLike, folder: Path) -> dict:
 def read_generation_fields(folder: Path) -> dict:
     """The fields of generation_config.json; none where the file is missing."""
     return read_json(folder / GENERATION_FILE) if (folder / GENERATION_FILE).exists() else {}
+
+
+def with_verified_decoding(generation_fields: dict) -> dict:
+    """The fields of generation_config.json, changed so that verified decoding is the default."""
+    return generation_fields | {"decoding": "verified", FROM_MODEL: False}
 
 
 def check_weights(name: str | os.PathLike, folder: Path) -> None:

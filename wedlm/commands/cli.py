@@ -139,7 +139,7 @@ def generate(
         generate(prompt, options, raw)
 
 
-@app.command(epilog="Example: wedlm chat --decoding verified")
+@app.command(epilog="Example: wedlm chat --decoding streaming")
 @with_options
 def chat(options: GenerationOptions) -> None:
     """Hold a conversation; earlier turns stay in the cache. In the chat, /help lists the commands."""
@@ -169,7 +169,7 @@ def compare(
         compare(prompts, options, raw)
 
 
-@app.command(epilog='Example: wedlm trace "Count by 5 from 10 to 60." --decoding verified --html trace.html')
+@app.command(epilog='Example: wedlm trace "Count by 5 from 10 to 60." --html trace.html')
 @with_options
 def trace(
     prompt: Prompt,

@@ -6,7 +6,7 @@ import torch
 
 from wedlm.checkpoints.architectures import family_of
 from wedlm.checkpoints.facts import Facts, dtype_name, read_facts
-from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, checkpoint_of, draft_adapter, how_to_convert
+from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, how_to_convert
 from wedlm.checkpoints.shards import read_json
 from wedlm.generation.parameters import DEFAULTS
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
@@ -18,9 +18,10 @@ SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_p
 
 def info(name: str) -> None:
     """Prints the facts about a checkpoint, a line each."""
-    lines = described(read_facts(checkpoint_of(name)))
-    if (adapter := draft_adapter(name)) is not None:
-        lines.insert(1, ("draft adapter", described_adapter(name, adapter)))
+    facts = read_facts(name)
+    lines = described(facts)
+    if facts.adapter is not None:
+        lines.insert(1, ("draft adapter", described_adapter(name, facts.adapter)))
     width = max(len(title) for title, _ in lines)
     for title, value in lines:
         print(f"{title:<{width}}  {value}")
@@ -56,6 +57,7 @@ def described(facts: Facts) -> list[tuple[str, str]]:
         ("generation", settings(facts.generation)),
         *([] if config.drafts is None else [("draft adapter", f"contained, {rank_and_layers(**config.drafts)}")]),
         ("decodings", ", ".join(facts.decodings)),
+        ("default decoding", default_decoding(facts)),
         ("its own code", "travels with it" if getattr(config, "auto_map", None) else "none, it loads where wedlm is"),
         *(("note", note) for note in facts.notes),
     ]
@@ -65,7 +67,25 @@ def described_adapter(name: str, folder: Path) -> str:
     fields = read_json(folder / ADAPTER_FILE)
     on_disk = size((folder / ADAPTER_WEIGHTS).stat().st_size)
     layers = rank_and_layers(fields["r"], fields["target_modules"])
-    return f"{name}: {layers}, {on_disk}; with it the model decodes verified by default"
+    return f"{name}: {layers}, {on_disk}"
+
+
+def default_decoding(facts: Facts) -> str:
+    """The decoding of a call that names none, and where that comes from."""
+    decoding, config, adapter = facts.generation["decoding"], facts.config, facts.adapter
+    if decoding not in facts.decodings:
+        return f"{decoding}, which generate() refuses here; pass another, or change {GENERATION_FILE}"
+    if "decoding" not in facts.generation_file:
+        result = f"{decoding}, as in the paper: no {GENERATION_FILE} names another"
+    elif adapter is None:
+        result = f"{decoding}: its {GENERATION_FILE} says so"
+    elif (adapter / GENERATION_FILE).exists():
+        result = f"{decoding}: the adapter's {GENERATION_FILE} says so"
+    else:
+        result = f"{decoding}: the adapter has no {GENERATION_FILE} that names another"
+    if config.converted_from is None or config.drafts is not None or adapter is not None:
+        return result
+    return f"{result}; converted from {config.converted_from}, so streaming writes nonsense before a training"
 
 
 def rank_and_layers(rank: int, modules: list[str]) -> str:

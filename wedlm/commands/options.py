@@ -233,7 +233,7 @@ class AdaptOptions:
     minutes: Annotated[float, typer.Option(help="How long the adapter is trained.")] = 60.0
     steps: Annotated[int | None, typer.Option(help="The number of optimizer steps, in place of --minutes.")] = None
     rank: Annotated[int, typer.Option(help="The rank of the adapter.")] = 16
-    window_size: Annotated[int, typer.Option(help="The most MASKs of a group in training, and the window of use.")] = 8
+    window_size: Annotated[int, typer.Option(help="The most MASKs of a group in training.")] = 8
     learning_rate: Annotated[float, typer.Option(help="The highest learning rate.")] = 4e-4
     max_length: Annotated[int, typer.Option(help="Tokens of a row in training; longer samples are cut.")] = 1024
     batch_size: Annotated[int, typer.Option(help="Number of prompts that are answered at a time.")] = 32

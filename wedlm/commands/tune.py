@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase, logging
 
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.prompt_ids import encode
-from wedlm.checkpoints.resolve import GENERATION_FILE
+from wedlm.checkpoints.resolve import FROM_MODEL, GENERATION_FILE
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.commands.checks import TunePlan
 from wedlm.commands.options import TuneOptions
@@ -125,8 +125,8 @@ def with_agreement(answers: dict[str, list]) -> dict[str, list]:
 
 def write_config(options: TuneOptions, config: dict[str, Any], taken: dict[str, Any]) -> None:
     names = ("decoding", *READS[taken["decoding"]])
-    if config.get("_from_model_config", not config):  # transformers would leave out the fields of decoding
-        config = config | {"_from_model_config": False}
+    if config.get(FROM_MODEL, not config):
+        config = config | {FROM_MODEL: False}
     config = config | {name: taken[name] for name in names}
     write_whole(options.model / GENERATION_FILE, json.dumps(config, indent=2) + "\n")
     print(f"Written into {options.model / GENERATION_FILE}; every number is in {options.out}.", file=sys.stderr)

@@ -1,14 +1,17 @@
 """`make demo-report`: measures how right and how fast the demo checkpoint is, on held-out questions of every kind.
 
-    python -m wedlm.demo.report [--checkpoint FOLDER] [--num_examples 1000] [--out report.json]
+    python -m wedlm.demo.report [--checkpoint FOLDER] [--num_examples 1000] [--out report.json] [--only_examples]
 
 1. Every decoding answers the same held-out questions in batches, and checkers judge the answers. Answers are kept in a
    work folder, so that a run that was interrupted goes on where it stopped.
 2. Every decoding answers some of the questions once more, one at a time and in turns, against the clock.
 3. The numbers go into one JSON file, from which `card.py` writes the model card.
+
+The card also shows some answers as the present code writes them. With --only_examples they alone are written anew.
 """
 
 import argparse
+import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,6 +24,7 @@ from transformers import AutoTokenizer, BatchEncoding, PreTrainedModel, PreTrain
 
 from wedlm import WeDLMForCausalLM
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.checkpoints.whole_file import write_whole
 from wedlm.demo.checkers import check
 from wedlm.demo.tasks import KINDS, Example, held_out_examples
 from wedlm.evaluation.decodings import BASELINE
@@ -253,6 +257,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--num_timed", type=int, default=10, help="examples of each kind that are timed")
     parser.add_argument("--rounds", type=int, default=3, help="how often each of them is timed")
     parser.add_argument("--out", type=Path, default=DEMO_FOLDER / "report.json")
+    parser.add_argument("--only_examples", action="store_true", help="keep the numbers that are in --out")
     parser.add_argument("--work", type=Path, default=Path("build/demo-report"), help="where answers are kept")
     return parser.parse_args()
 
@@ -283,6 +288,11 @@ def main() -> None:
     given = parse_arguments()
     model = WeDLMForCausalLM.from_pretrained(given.checkpoint).eval()
     tokenizer = AutoTokenizer.from_pretrained(given.checkpoint)
+    shown_examples = [shown(model, tokenizer, kind) for kind in EXAMPLES]
+    if given.only_examples:
+        report = json.loads(given.out.read_text(encoding="utf-8")) | {"examples": shown_examples}
+        write_whole(given.out, json.dumps(report, indent=2) + "\n")
+        return
     weights = weights_digest(given.checkpoint)
     settings = {
         "weights": weights,
@@ -305,7 +315,7 @@ def main() -> None:
         decodings=DECODINGS,
         goals=list(goals(results)),
         held_out_nll={kind: held_out_nll(model, tokenizer, examples[kind]) for kind in KINDS},
-        examples=[shown(model, tokenizer, kind) for kind in EXAMPLES],
+        examples=shown_examples,
     )
     for kind in KINDS:
         for decoding, numbers in results[kind].items():

@@ -34,6 +34,7 @@ class CommittedText(DirectStreamer):
         self.token_ids, self.text, self.num_sent = [], "", 0
 
     def put(self, value: torch.Tensor) -> None:
+        value = value.flatten()  # transformers' assisted decoding puts `[1, tokens]`
         if not self._first:
             self.token_ids += value.tolist()
         super().put(value)

@@ -13,7 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from wedlm.generation.parameters import DEFAULTS, check_parameters
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
-from wedlm.serving.limits import BEAMS, BIASES, STOP_CHARACTERS, STOP_STRINGS, WINDOW_SIZE
+from wedlm.serving.limits import BEAMS, BIASES, LOOKED_UP, MATCHED, STOP_CHARACTERS, STOP_STRINGS, WINDOW_SIZE
 from wedlm.serving.stop_strings import as_list
 
 SHARED_FIELDS = {
@@ -81,6 +81,8 @@ NUMBER_SETTINGS = {  # kind, least, most
     "num_beams": (int, 1, BEAMS),
     "length_penalty": (float, -math.inf, math.inf),
     "prefill_chunk_size": (int, 1, math.inf),
+    "prompt_lookup_num_tokens": (int, 0, LOOKED_UP),
+    "max_matching_ngram_size": (int, 1, MATCHED),
 }
 FLAG_SETTINGS = {"do_sample", "early_stopping", "remove_invalid_values", "renormalize_logits"}
 TOKEN_SETTINGS = {"bos_token_id", "forced_bos_token_id", "pad_token_id"}
@@ -332,8 +334,8 @@ def complete(config: GenerationConfig, body: dict, given: dict, model_config: We
         raise ValueError(
             f"repetition_penalty={config.repetition_penalty}, or 1 + frequency_penalty, is not above 0; raise it."
         )
-    if config.window_size is not None and config.window_size > WINDOW_SIZE:
-        raise ValueError(f"window_size={config.window_size} is more than {WINDOW_SIZE} slots; make it smaller.")
+    if (given.get("window_size") or 0) > WINDOW_SIZE:  # whoever runs the server may have set more
+        raise ValueError(f"window_size={given['window_size']} is more than {WINDOW_SIZE} slots; make it smaller.")
     for number in (config.max_new_tokens, config.max_length):
         if number is not None and number > max_positions:  # the cache takes memory for all of them
             raise ValueError(

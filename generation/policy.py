@@ -1,5 +1,6 @@
 """How the steps of one call decode: the settings that they read, resolved once."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,8 @@ class Policy(NamedTuple):
         most_matched (`int`): The most tokens of the text that are compared for that.
         noise (`torch.FloatTensor` of shape `(batch, slots, vocabulary)`, *optional*): The values of a `SlotNoise`,
             where tokens are drawn.
+        acceptance_margin (`torch.FloatTensor` of shape `()`, *optional*): How far below the best score that of an
+            accepted draft may be, which is -log(acceptance_ratio); None where only the best token is accepted.
     """
 
     window_size: int
@@ -38,6 +41,7 @@ class Policy(NamedTuple):
     num_looked_up: int = 0
     most_matched: int = MOST_MATCHED
     noise: torch.Tensor | None = None
+    acceptance_margin: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -49,7 +53,7 @@ class Policy(NamedTuple):
         device: torch.device,
     ) -> "Policy":
         end_tokens, threshold = end_tokens_of(generation_config), generation_config.entropy_threshold
-        most_matched = generation_config.max_matching_ngram_size
+        most_matched, margin = generation_config.max_matching_ngram_size, -math.log(generation_config.acceptance_ratio)
         return cls(
             window_size=window_size,
             mask_token_id=mask_token_id,
@@ -60,4 +64,5 @@ class Policy(NamedTuple):
             left_to_right=not all(map(reads_no_text, processors)),
             num_looked_up=generation_config.num_looked_up or 0,
             most_matched=MOST_MATCHED if most_matched is None else min(most_matched, MOST_MATCHED),
+            acceptance_margin=torch.full((), margin, device=device) if margin > 0 else None,
         )

@@ -12,8 +12,8 @@ from .policy import Policy
 from .slot_noise import noise_places
 from .step_plan import StepPlan, plan_step
 from .text_readers import TextReaders
-from .token_sampling import choose_tokens, over_slots, processed, without_mask
-from .window import Window, WindowQueries
+from .token_sampling import choose_tokens, draft_or_best, over_slots, processed, without_mask
+from .window import NO_TOKEN, Window, WindowQueries
 
 # What is known of drafts before any was judged, as it was seen on a language model of ordinary text.
 EXPECTED = (0.6, 0.4, 0.25, 0.15, 0.1, 0.06, 0.04, 0.03, 0.02)  # the chance of each draft of a group of MASKs
@@ -163,6 +163,7 @@ class VerifiedWindow(Window):
 
         The token of a judged slot is chosen from the autoregressive scores as autoregressive decoding chooses it. A
         draft is accepted if it is that token. So drafts decide how many tokens a forward makes known, never which.
+        (With an `acceptance_ratio` below 1 a draft that comes close to that token takes its place.)
         """
 
         def read(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -193,7 +194,8 @@ class VerifiedWindow(Window):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Fills slots up to the first refuted draft; returns the judged slots, which are known now, and tokens."""
         size = min(self.window_size, logits.shape[1])
-        drafts, place = self.drafts[:, : size - 1], torch.arange(size, device=logits.device)
+        place = torch.arange(size, device=logits.device)
+        drafts = pad(self.drafts, (0, 1))[:, :size].where(place < self.num_drafts[:, None], NO_TOKEN)
         slots = queries.asked_slots[:, :size]
         may_judge = queries.is_asked[:, :size] & (place <= self.num_drafts[:, None]) & self.alive[:, None]
         if policy.left_to_right:
@@ -208,7 +210,14 @@ class VerifiedWindow(Window):
 
                 places = noise_places(policy.noise, self.batch_rows, slots)
                 (tokens,) = over_slots(draw, logits[:, :size], places)
-            num_confirmed = (tokens[:, :-1] == drafts).cumprod(-1).sum(-1, keepdim=True)
+            elif policy.acceptance_margin is not None:
+
+                def choose(logits: torch.Tensor, drafts: torch.Tensor) -> tuple[torch.Tensor]:
+                    scores = processed(logits, policy.processors)
+                    return (draft_or_best(scores, drafts, policy.acceptance_margin),)
+
+                (tokens,) = over_slots(choose, logits[:, :size], drafts)
+            num_confirmed = (tokens == drafts).cumprod(-1).sum(-1, keepdim=True)
             is_known = may_judge & (place <= num_confirmed)
             if readers is not None:
                 readers.record_selected(self, queries, is_known, logits)

@@ -7,6 +7,7 @@ with the same window. The plot becomes docs/evidence/acceptance_front.png, and `
 the section of docs/EVIDENCE.md. A run that was stopped goes on.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -64,7 +65,11 @@ def table(results: dict[str, dict[str, dict]]) -> str:
     return markdown(["decoding", *(kind.replace("_", " ") for kind in KINDS)], lines, left={"decoding"})
 
 
-def unmatched(results: dict[str, dict]) -> list[dict]:
+def tokens_per_forward(numbers: dict) -> float:
+    return numbers["tokens_per_forward"]
+
+
+def unmatched(results: dict[str, dict], speed: Callable = times) -> list[dict]:
     """The settings of streaming than which no ratio is both at least as right and at least as fast."""
     of_decoding = {
         decoding: [numbers for numbers in results.values() if numbers["arguments"]["decoding"] == decoding]
@@ -73,40 +78,47 @@ def unmatched(results: dict[str, dict]) -> list[dict]:
     return [
         one
         for one in of_decoding["streaming"]
-        if not any(right(other) >= right(one) and times(other) >= times(one) for other in of_decoding["verified"])
+        if not any(right(other) >= right(one) and speed(other) >= speed(one) for other in of_decoding["verified"])
     ]
 
 
+def listed(values: list) -> str:
+    *others, last = map(str, values)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def finding(results: dict[str, dict]) -> str:
+    """What the ratio brings on one kind of questions, and where streaming is in front of it."""
+    verified = [numbers for numbers in results.values() if numbers["arguments"]["decoding"] == "verified"]
+    ratios = listed([one["arguments"]["acceptance_ratio"] for one in verified])
+    tokens = listed([format(one["tokens_per_forward"], ".1f") for one in verified])
+    qualities = listed([format(right(one), ".0f") for one in verified])
+    found = f"With the ratios {ratios} a forward fills {tokens} tokens, and {qualities} % of the answers are right."
+    ahead = unmatched(results)
+    if not ahead:
+        return f"{found} Streaming is nowhere in front."
+    thresholds = listed([one["arguments"]["entropy_threshold"] for one in ahead])
+    best, fastest = max(ahead, key=right), max(verified, key=times)
+    return (
+        f"{found} Streaming is in front with threshold {thresholds}: it has at most {right(best):.0f} % right, at "
+        f"{times(best):.1f} times the speed of autoregressive decoding. The fastest ratio has {right(fastest):.0f} % "
+        f"right at {times(fastest):.1f} times."
+    )
+
+
 def findings(results: dict[str, dict[str, dict]]) -> str:
-    """A line for each kind: what the ratio brings, and where streaming is in front of it."""
-    lines = []
-    for kind in KINDS:
-        of_ratio = {
-            numbers["arguments"]["acceptance_ratio"]: numbers
-            for numbers in results[kind].values()
-            if numbers["arguments"]["decoding"] == "verified"
-        }
-        exact, best = of_ratio[1.0], max(of_ratio.values(), key=times)
-        fast = min(of_ratio)
-        line = (
-            f"- {kind.replace('_', ' ')}: the ratio {fast} instead of 1.0 changes the tokens per forward from "
-            f"{exact['tokens_per_forward']:.1f} to {of_ratio[fast]['tokens_per_forward']:.1f}, and the right answers "
-            f"from {right(exact):.1f} to {right(of_ratio[fast]):.1f} %. "
-        )
-        in_front = unmatched(results[kind])
-        if in_front:
-            thresholds = " and ".join(f"{one['arguments']['entropy_threshold']}" for one in in_front)
-            safest = max(in_front, key=right)
-            line += (
-                f"Streaming is faster than every ratio that is as often right at the threshold {thresholds}; of these "
-                f"{safest['arguments']['entropy_threshold']} has {right(safest):.1f} % right at {times(safest):.1f} "
-                f"times the autoregressive speed, where the fastest ratio ({best['arguments']['acceptance_ratio']}) "
-                f"has {right(best):.1f} % at {times(best):.1f} times."
-            )
-        else:
-            line += "For every threshold of streaming some ratio is at least as often right and at least as fast."
-        lines.append(line)
-    return "\n".join(lines)
+    """For docs/EVIDENCE.md: the kinds on which no setting of streaming is in front, and a line for each kind."""
+    above, by_forwards = (
+        [kind.replace("_", " ") for kind in KINDS if not unmatched(results[kind], speed)]
+        for speed in (times, tokens_per_forward)
+    )
+    verdict = (
+        "For each threshold of streaming, some ratio is at least as often right and at least as fast, on "
+        f"{len(above)} of {len(KINDS)} kinds of questions ({', '.join(above) or 'none'}); by tokens per forward on "
+        f"{len(by_forwards)} ({', '.join(by_forwards) or 'none'})."
+    )
+    lines = [f"- {kind.replace('_', ' ').capitalize()}. {finding(results[kind])}" for kind in KINDS]
+    return "\n".join([f"**Here.** {verdict}", "", *lines])
 
 
 def main() -> None:

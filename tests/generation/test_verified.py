@@ -85,8 +85,8 @@ def test_any_batch_equals_the_slow_reference_row_by_row(call, data):
     """The text, and also the forwards, the rows in them, and every draft that was judged and accepted."""
     model, prompts, arguments = call
     arguments |= data.draw(st.sampled_from([{}, {"cache_implementation": "static"}, {"use_cache": False}]), "cache")
-    arguments |= {"acceptance_ratio": data.draw(st.sampled_from([1.0, 0.9, 0.5, 0.1]), "ratio")}
-    penalty = data.draw(st.sampled_from([None, 1.2]), "penalty")
+    arguments |= {"acceptance_ratio": data.draw(st.sampled_from([1.0, 0.5, 0.1, 0.01]), "ratio")}
+    penalty = data.draw(st.sampled_from([None, 1.05]), "penalty")
     got = model.generate(
         **arguments, repetition_penalty=penalty, decoding="verified", return_dict_in_generate=True
     )  # fmt: skip
@@ -156,6 +156,7 @@ def test_each_token_has_at_least_the_ratio_of_the_best_probability(call, data):
     stateless = sorted(readers.keys() - {"stateful watermark", "guidance"})
     for name in data.draw(st.lists(st.sampled_from(stateless), max_size=2, unique=True), "readers"):
         arguments |= readers[name]
+    arguments |= data.draw(st.sampled_from([{}, {"suppress_tokens": [*range(4, 9)]}]), "suppressed")
     got = model.generate(**arguments, acceptance_ratio=ratio, decoding="verified", return_dict_in_generate=True)
     gaps = gaps_to_the_best(model, arguments, got)
     assert all(gap <= -math.log(ratio) + 1e-5 for gap in gaps)
@@ -396,16 +397,20 @@ class Recorder(BaseStreamer):
         self.calls.append(("end", None))
 
 
+@pytest.mark.parametrize("ratio", [1.0, 0.1])
 @pytest.mark.parametrize("processors", [[], [RepetitionPenaltyLogitsProcessor(1.02)]], ids=["plain", "reads the text"])
-def test_a_streamer_gets_what_becomes_known_and_the_drafts_behind_it(processors):
+def test_a_streamer_gets_what_becomes_known_and_the_drafts_behind_it(processors, ratio):
     model, ends, longest = MODELS["trained"], [EOS], 0
     for ids in QUESTIONS[:6]:
         processors = LogitsProcessorList(processors)
-        expected = decode_verified(logits_of(model), ids, 40, model.config.mask_token_id, ends, 16, processors)
+        expected = decode_verified(
+            logits_of(model), ids, 40, model.config.mask_token_id, ends, 16, processors, acceptance_ratio=ratio
+        )
         recorder = Recorder()
         model.generate(
             torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)).long(), **SPECIAL,
             max_new_tokens=40, decoding="verified", streamer=recorder, logits_processor=processors,
+            acceptance_ratio=ratio,
         )  # fmt: skip
         known = [0, *(step["known"] for step in expected.steps), len(expected.ids)]
         calls = [("put", [ids])]
@@ -483,6 +488,21 @@ def test_scores_are_the_autoregressive_ones():
         for name in ("scores", "logits"):
             for column, other in zip(got[name], expected[name], strict=True):
                 torch.testing.assert_close(column, other.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.1}], ids=str)
+def test_scores_of_accepted_drafts_are_those_that_judged_them(more):
+    """So a written token may have less than the best score of its column."""
+    arguments = {
+        **left_padded(QUESTIONS), **SPECIAL, **more, "max_new_tokens": 12, "output_scores": True,
+        "return_dict_in_generate": True, "eos_token_id": None,
+    }  # fmt: skip
+    got = MODELS["trained"].generate(**arguments, decoding="verified", acceptance_ratio=0.1)
+    scores = torch.stack(got.scores)  # [tokens, batch, vocabulary]
+    gaps = (scores.max(-1).values - scores.gather(-1, got.sequences[:, -12:].T[..., None])[..., 0]).flatten()
+    assert gaps.max() <= -math.log(0.1) + 1e-5 and (gaps > 0.1).sum() > 5
+    expected = gaps_to_the_best(MODELS["trained"], arguments, got)
+    torch.testing.assert_close(gaps, torch.tensor(expected), rtol=1e-4, atol=1e-4)
 
 
 # --- Sampling ---

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import ablations
 import ablations_training
+import acceptance_front
 from common import RESULTS
 from verdicts import (
     NOISE,
@@ -40,7 +41,8 @@ saw a hundred billion tokens, so the findings here hold for the method on small 
 kinds. A forward takes a few milliseconds here, much of it overhead, so the speeds say little about a GPU.
 [How it works](../README.md#how-it-works) defines windows, slots and drafts.
 
-`python benchmarks/evidence.py` writes this page from the files of the two commands. A test compares them.
+The last section is about a setting that is not in the paper; `python benchmarks/acceptance_front.py` measures it.
+`python benchmarks/evidence.py` writes this page from the files of these commands. A test compares them.
 
 In the figures of decoding all settings answer the same held-out questions, one at a time, and take turns on each
 question, so quality and speed are measured on the same texts. "Over autoregressive" is the 95 % interval of the
@@ -155,6 +157,14 @@ SECTIONS = [
 ]
 
 
+ACCEPTANCE = """\
+The ratio changes little on this checkpoint: most drafts that are judged are the best token or far from it, so that a
+lower ratio accepts few more. It helps where several words would do, as in stories. A low ratio also accepts wrong
+tokens, and the text behind them is no faster. Streaming goes on to become faster as its threshold rises, while its
+answers become wrong. So the ratio does not take the place of streaming where wrong answers are acceptable; elsewhere
+verified decoding is the better choice, with a ratio of 1 or of 0.5."""
+
+
 def file_of(name: str) -> str:
     return f"ablation_{name.replace('-', '_')}.json"
 
@@ -193,8 +203,32 @@ def section(described: Section, report: dict) -> str:
 """
 
 
+def acceptance_section() -> str:
+    report = json.loads((RESULTS / "acceptance_front.json").read_text(encoding="utf-8"))
+    return f"""\
+## The acceptance ratio
+
+Verified decoding is not in the paper. With an `acceptance_ratio` below 1 it also accepts a draft whose probability is
+at least that share of the best token's. Here verified decoding with several ratios and streaming with several
+thresholds, both with a window of 16, answer {report["num_questions"]} questions of each kind.
+
+{acceptance_front.findings(report["results"])}
+
+{ACCEPTANCE}
+
+![The acceptance ratio](evidence/acceptance_front.png)
+
+Each cell has the right answers, the tokens per forward, and the speed as a multiple of autoregressive speed.
+
+{acceptance_front.table(report["results"])}
+
+`{report["command"]}`, in [acceptance_front.json](../benchmarks/results/acceptance_front.json): {conditions(report)}.
+"""
+
+
 def page() -> str:
-    return "\n".join([HEAD, *(section(described, report_of(described.name)) for described in SECTIONS)])
+    sections = [section(described, report_of(described.name)) for described in SECTIONS]
+    return "\n".join([HEAD, *sections, acceptance_section()])
 
 
 def main() -> None:

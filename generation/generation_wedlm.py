@@ -63,7 +63,7 @@ from wedlm.generation.transformers_internals import keep_on_save
 class WeDLMGenerationMixin(GenerationMixin):
     """`generate()` of a WeDLM model: several tokens per forward, unless decoding="autoregressive" asks for one.
 
-    Four parameters stand on `model.generation_config` and can be passed to `generate()`:
+    These parameters stand on `model.generation_config` and can be passed to `generate()`:
 
     Args:
         decoding (`str`, *optional*, defaults to `"streaming"`): "streaming" fills slots of a window, and commits each
@@ -75,6 +75,8 @@ class WeDLMGenerationMixin(GenerationMixin):
             fills one slot per forward.
         distance_penalty (`float`, *optional*, defaults to 0.02): Added to a slot's entropy for each slot of its
             distance from the first open one.
+        acceptance_ratio (`float`, *optional*, defaults to 1.0): In greedy verified decoding, a draft is accepted if
+            its probability is at least this share of the best token's. 1.0 writes the autoregressive text.
     """
 
     @property
@@ -83,7 +85,7 @@ class WeDLMGenerationMixin(GenerationMixin):
 
     @generation_config.setter
     def generation_config(self, generation_config: GenerationConfig) -> None:
-        """The model keeps a copy of the config. Those of the four parameters that it lacks get their defaults."""
+        """The model keeps a copy of the config. Those of the parameters that it lacks get their defaults."""
         if generation_config is self.__dict__.get("_generation_config"):  # PEFT sets it again in each call
             return
         generation_config = copy(generation_config)
@@ -100,7 +102,7 @@ class WeDLMGenerationMixin(GenerationMixin):
     def _prepare_generation_config(
         self, generation_config: GenerationConfig | None, **kwargs: Any
     ) -> tuple[GenerationConfig, dict]:
-        # The four are set last, since None means "not given" to transformers, and entropy_threshold=None is a value.
+        # They are set last, since None means "not given" to transformers, and entropy_threshold=None is a value.
         given = (
             {name: vars(generation_config)[name] for name in DEFAULTS.keys() & vars(generation_config).keys()}
             if generation_config is not None

@@ -1,11 +1,17 @@
-"""The four parameters of decoding; a file without torch, so that wrong values are refused before torch is there."""
+"""The parameters of decoding; a file without torch, so that wrong values are refused before torch is there."""
 
 import sys
 from typing import Any
 
 DECODINGS = ("streaming", "blockwise", "verified", "autoregressive")
 # A window_size of None stands for `default_window_size`.
-DEFAULTS = {"decoding": "streaming", "window_size": None, "entropy_threshold": 0.4, "distance_penalty": 0.02}
+DEFAULTS = {
+    "decoding": "streaming",
+    "window_size": None,
+    "entropy_threshold": 0.4,
+    "distance_penalty": 0.02,
+    "acceptance_ratio": 1.0,
+}
 
 
 def default_window_size(device: Any) -> int:
@@ -41,4 +47,12 @@ def check_parameters(config: Any) -> None:
     if not is_amount(config.distance_penalty):
         raise ValueError(
             f"distance_penalty={config.distance_penalty!r} is not a penalty; set it to a finite number, 0 or more."
+        )
+    ratio = config.acceptance_ratio
+    if not is_amount(ratio) or not 0 < ratio <= 1:
+        raise ValueError(f"acceptance_ratio={ratio!r} is not a share; set it to a number above 0 and at most 1.")
+    if ratio < 1 and config.decoding == "verified" and getattr(config, "do_sample", False):
+        raise ValueError(
+            f"acceptance_ratio={ratio!r} accepts drafts without drawing, and do_sample=True asks for draws; set "
+            "acceptance_ratio to 1.0, or do_sample to False."
         )

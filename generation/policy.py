@@ -1,5 +1,6 @@
 """How the steps of one call decode: the settings that they read, resolved once."""
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -33,6 +34,8 @@ class Policy(NamedTuple):
         prices (`torch.FloatTensor` of shape `(2 * window_size,)`, *optional*): As `plan_step` takes them, where they
             decide; the host writes them before each step.
         known_drafts (`dict[str, torch.FloatTensor]`): How drafts fared in earlier calls, by the name of the record.
+        acceptance_margin (`torch.FloatTensor` of shape `()`, *optional*): How far below the best score that of an
+            accepted draft may be, which is -log(acceptance_ratio); None where only the best token is accepted.
     """
 
     window_size: int
@@ -47,6 +50,7 @@ class Policy(NamedTuple):
     noise: torch.Tensor | None = None
     prices: torch.Tensor | None = None
     known_drafts: Mapping[str, torch.Tensor] = MappingProxyType({})
+    acceptance_margin: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -61,6 +65,7 @@ class Policy(NamedTuple):
         most_matched, num_looked_up = generation_config.max_matching_ngram_size, generation_config.num_looked_up
         if num_looked_up is None:  # where the queries of a step are free to choose, so are the drafts
             num_looked_up = WIDEST_WINDOW if generation_config.window_size is None else 0
+        margin = -math.log(generation_config.acceptance_ratio)
         return cls(
             window_size=window_size,
             mask_token_id=mask_token_id,
@@ -71,4 +76,5 @@ class Policy(NamedTuple):
             left_to_right=not all(map(reads_no_text, processors)),
             num_looked_up=num_looked_up,
             most_matched=MOST_MATCHED if most_matched is None else min(most_matched, MOST_MATCHED),
+            acceptance_margin=torch.full((), margin, device=device) if margin > 0 else None,
         )

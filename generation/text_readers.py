@@ -12,7 +12,7 @@ from wedlm.generation.reader_kinds import is_stateless, window_decides
 from wedlm.generation.score_records import ScoreRecords
 from wedlm.generation.support import refuse_impossible
 from wedlm.generation.text_stream import TextStream
-from wedlm.generation.token_sampling import choose_tokens, without_mask
+from wedlm.generation.token_sampling import choose_tokens, draft_or_best, without_mask
 from wedlm.generation.transformers_internals import pad_token_of
 from wedlm.generation.window import Window, WindowQueries
 
@@ -143,7 +143,8 @@ class TextReaders:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Left to right: chooses tokens for `slots` up to the first that is not its draft; says which were chosen.
 
-        No row keeps logits: a later forward judges again what could not be chosen in step.
+        A negative draft stands for none. No row keeps logits: a later forward judges again what could not be chosen
+        in step.
         """
         self.take_runs(window, may_judge.sum(-1).tolist(), logits)
         self.read_on(window, drafts.tolist())
@@ -202,16 +203,16 @@ class TextReaders:
                 return
             if not rows:
                 continue
+            drafts_here = None if drafts is None else [drafts[place[i]][slot - before[i]] for i in rows]
             if self.policy.left_to_right:
-                tokens = self.choose(slot, rows, window, place)
+                tokens = self.choose(slot, rows, window, place, drafts_here)
             else:
                 tokens = window.tokens[[place[i] for i in rows], slot]
             self.read_column(slot, rows, tokens)
-            if drafts is not None:
-                for i, token in zip(rows, tokens.tolist(), strict=True):
-                    row = self.rows[i]
-                    if row.num_read < row.num_reachable and token != drafts[place[i]][slot - before[i]]:
-                        row.num_reachable = row.num_read
+            if drafts_here is not None:
+                for i, token, draft in zip(rows, tokens.tolist(), drafts_here, strict=True):
+                    if token != draft:
+                        self.rows[i].num_reachable = self.rows[i].num_read
 
     def read_column(self, slot: int, rows: list[int], tokens: torch.Tensor) -> None:
         """Puts the tokens of `rows` at `slot` into the text, and asks the criteria which of these rows end there."""
@@ -223,16 +224,20 @@ class TextReaders:
             row.num_read += 1
             row.alive = not is_done[i] and row.num_read < self.max_new_tokens
 
-    def choose(self, slot: int, rows: list[int], window: Window, place: dict[int, int]) -> torch.Tensor:
+    def choose(
+        self, slot: int, rows: list[int], window: Window, place: dict[int, int], drafts: list[int] | None
+    ) -> torch.Tensor:
         """Chooses a token for `slot` in each of `rows`, from the logits that the row keeps."""
         chosen_from = torch.stack([self.rows[i].logits[slot - self.rows[i].num_reachable] for i in rows])
         logits = chosen_from.new_zeros(len(self.ids), chosen_from.shape[-1], dtype=torch.float32)
         logits[rows] = chosen_from.float()
         scores = self.policy.processors(self.ids[:, : self.prompt_width + slot].contiguous(), logits)[rows]
-        noise = self.policy.noise
+        noise, margin = self.policy.noise, self.policy.acceptance_margin
         tokens, is_possible = choose_tokens(scores, None if noise is None else noise[rows, slot % noise.shape[1]])
         for i, possible in zip(rows, is_possible.tolist(), strict=True):
             if not possible:
                 refuse_impossible(i, window.prompt_lengths[place[i]].item() + slot)
         self.records.put(slot, rows, logits=chosen_from, scores=scores)
+        if drafts is not None and margin is not None:
+            tokens = draft_or_best(scores, tokens.new_tensor(drafts), margin)
         return tokens

@@ -11,8 +11,8 @@ from wedlm.generation.policy import Policy
 from wedlm.generation.slot_noise import noise_places
 from wedlm.generation.step_plan import StepPlan, plan_step
 from wedlm.generation.text_readers import TextReaders
-from wedlm.generation.token_sampling import over_slots, processed, without_mask
-from wedlm.generation.window import Window, WindowQueries
+from wedlm.generation.token_sampling import draft_or_best, over_slots, processed, without_mask
+from wedlm.generation.window import NO_TOKEN, Window, WindowQueries
 
 # The sources of drafts: the likeliest tokens of MASKs, tokens drawn from the scores of MASKs, the text itself.
 LIKELIEST, DRAWN, LOOKED_UP = range(3)
@@ -182,6 +182,7 @@ class VerifiedWindow(Window):
 
         The token of a judged slot is chosen from the autoregressive scores as autoregressive decoding chooses it. A
         draft is accepted if it is that token. So drafts decide how many tokens a forward makes known, never which.
+        (With an `acceptance_ratio` below 1 a draft that comes close to that token takes its place.)
         """
 
         def read(logits: torch.Tensor, places: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
@@ -218,13 +219,21 @@ class VerifiedWindow(Window):
         `tokens` are those of the judges, unless readers choose them left to right.
         """
         size = min(self.window_size, logits.shape[1])
-        drafts, place = self.drafts[:, : size - 1], torch.arange(size, device=logits.device)
+        place = torch.arange(size, device=logits.device)
+        drafts = pad(self.drafts, (0, 1))[:, :size].where(place < self.num_drafts[:, None], NO_TOKEN)
         slots = queries.asked_slots[:, :size]
         may_judge = queries.is_asked[:, :size] & (place <= self.num_drafts[:, None]) & self.alive[:, None]
         if policy.left_to_right:
             tokens, is_known = readers.judge(self, slots, may_judge, drafts, logits)
         else:
-            num_confirmed = (tokens[:, :-1] == drafts).cumprod(-1).sum(-1, keepdim=True)
+            if policy.acceptance_margin is not None:
+
+                def choose(logits: torch.Tensor, drafts: torch.Tensor) -> tuple[torch.Tensor]:
+                    scores = processed(logits, policy.processors)
+                    return (draft_or_best(scores, drafts, policy.acceptance_margin),)
+
+                (tokens,) = over_slots(choose, logits[:, :size], drafts)
+            num_confirmed = (tokens == drafts).cumprod(-1).sum(-1, keepdim=True)
             is_known = may_judge & (place <= num_confirmed)
             if readers is not None:
                 readers.record_selected(self, queries, is_known, logits)

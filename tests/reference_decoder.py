@@ -193,6 +193,7 @@ def decode_verified(
     padding: Sequence[int] = (),
     num_looked_up: int = 0,
     most_matched: int = MOST_MATCHED,
+    acceptance_ratio: float = 1.0,
 ) -> Decoded:
     """`logits_of(tokens, positions, who_sees_whom)` is one forward without a cache, `[rows, vocabulary]`.
 
@@ -242,6 +243,8 @@ def decode_verified(
             scores = scores_of(logits[len(known) - 1 + distance], text)
             (best, second), (token, _) = (x.tolist() for x in scores.topk(2))
             result.margin = min(result.margin, best - second)
+            if draft is not None and (scores - best).exp()[draft] >= acceptance_ratio:
+                token = draft
             text.append(token)
             if draft is not None:
                 result.judged[distance] += 1

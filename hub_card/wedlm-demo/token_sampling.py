@@ -46,6 +46,18 @@ def choose_tokens(scores: torch.Tensor, noise: torch.Tensor | None = None) -> tu
     return tokens, best > -torch.inf  # False where it is NaN
 
 
+def draft_or_best(scores: torch.Tensor, drafts: torch.Tensor, margin: torch.Tensor) -> torch.Tensor:
+    """Chooses the draft of each `[n, vocabulary]` of processed scores if it is accepted, else the likeliest token.
+
+    A draft is accepted if it is possible and its score is at most `margin` below the best one; a negative draft
+    stands for none.
+    """
+    best, tokens = scores.max(-1)
+    score = scores.gather(-1, drafts.clamp(min=0)[:, None])[:, 0]
+    is_accepted = (drafts >= 0) & (score > -torch.inf) & (score >= best - margin)
+    return torch.where(is_accepted, drafts, tokens)
+
+
 def processed(logits: torch.Tensor, processors: LogitsProcessorList) -> torch.Tensor:
     """Applies processors that read no text to `[n, vocabulary]` logits; the ids that they get are empty."""
     scores = logits.float()

@@ -40,6 +40,7 @@ GENERATIONS = {
     "saved": {"_from_model_config": False, "eos_token_id": [1, 2], "pad_token_id": 0, "output_attentions": False,
               "output_hidden_states": False, "transformers_version": "5.23.0", "use_cache": True},
     "tuned": {"decoding": "verified", "window_size": 4, "entropy_threshold": None, "distance_penalty": 0.0},
+    "fast": {"decoding": "verified", "acceptance_ratio": 0.5},
     "autoregressive": {"decoding": "autoregressive"},
     "sampling": {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "max_new_tokens": 9},
 }  # fmt: skip
@@ -83,9 +84,9 @@ ODD_OF_GENERATION = {
     "cache_implementation": ["static", "quantized"],
     "repetition_penalty": [1.0, 1.1],
     **dict.fromkeys(
-        ("bad_words_ids", "distance_penalty", "do_sample", "eos_token_id", "max_new_tokens", "min_new_tokens",
-         "num_beams", "output_attentions", "pad_token_id", "prefill_chunk_size", "suppress_tokens", "temperature",
-         "top_k", "use_cache", "window_size"),
+        ("acceptance_ratio", "bad_words_ids", "distance_penalty", "do_sample", "eos_token_id", "max_new_tokens",
+         "min_new_tokens", "num_beams", "output_attentions", "pad_token_id", "prefill_chunk_size", "suppress_tokens",
+         "temperature", "top_k", "use_cache", "window_size"),
         [],
     ),
 }  # fmt: skip
@@ -119,6 +120,8 @@ def answer(folder):
 @example("qwen3", {}, "saved", {"eos_token_id": 2**63})
 @example("qwen3", {}, "saved", {"output_attentions": True})
 @example("qwen3", {}, "sampling", {"max_new_tokens": 0})
+@example("qwen3", {}, "sampling", {"acceptance_ratio": 0.5})
+@example("qwen3", {}, "fast", {"do_sample": True})
 def test_facts_without_a_model_are_those_of_the_model(tmp_path_factory, config, of_config, generation, of_generation):
     folder = tmp_path_factory.mktemp("checkpoint")
     (folder / "config.json").write_text(json.dumps(CONFIGS[config] | of_config))

@@ -33,6 +33,7 @@ from wedlm.generation.parameters import DECODINGS
         (("--window-size=3",), {"window_size": 3}),
         (("--entropy-threshold=none",), {"entropy_threshold": None}),
         (("--distance-penalty=0.9",), {"distance_penalty": 0.9}),
+        (("--decoding=verified", "--acceptance-ratio=0.1"), {"decoding": "verified", "acceptance_ratio": 0.1}),
         (("--max-new-tokens=1",), {"max_new_tokens": 1}),
         (("--temperature=2", "--seed=5"), {"do_sample": True, "temperature": 2.0}),
         (("--temperature=2", "--seed=5", "--top-p=0.4"), {"do_sample": True, "temperature": 2.0, "top_p": 0.4}),
@@ -57,6 +58,7 @@ def test_each_of_these_settings_writes_another_text(loaded):
     for name, arguments in {
         "plain": {}, "window": {"window_size": 3}, "one": {"entropy_threshold": None},
         "penalty": {"distance_penalty": 0.9}, "block": {"decoding": "blockwise"},
+        "ratio": {"decoding": "verified", "acceptance_ratio": 0.1},
         "tokens": {"decoding": "autoregressive"}, "drawn": {"do_sample": True, "temperature": 2.0},
         "share": {"do_sample": True, "temperature": 2.0, "top_p": 0.4},
     }.items():  # fmt: skip

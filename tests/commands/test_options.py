@@ -31,6 +31,7 @@ from wedlm.commands.options import (
         (("--entropy-threshold", "-1"), "entropy_threshold=-1.0 is not an entropy; "),
         (("--entropy-threshold", "low"), "--entropy-threshold low is neither a number of nats nor none."),
         (("--distance-penalty", "nan"), "distance_penalty=nan is not a penalty; "),
+        (("--acceptance-ratio", "0"), "acceptance_ratio=0.0 is not a share; "),
         (("--max-new-tokens", "0"), "--max-new-tokens 0 leaves no room for an answer; give 1 or more."),
         (("--max-new-tokens", 10**30), f"{10**30} is more than max_position_embeddings={CONTEXT} of this model; "),
         (("--device", "meta"), "The device 'meta' holds no weights; "),
@@ -78,6 +79,7 @@ def test_options_that_are_not_given_are_no_arguments():
     assert decoding_arguments(options) == {
         "decoding": "streaming", "window_size": 3, "entropy_threshold": None, "distance_penalty": 0.0
     }  # fmt: skip
+    assert decoding_arguments(ServeOptions(acceptance_ratio=0.5)) == {"acceptance_ratio": 0.5}
     assert GenerationOptions().arguments() == {"max_new_tokens": 256, "do_sample": False}
     drawing = GenerationOptions(temperature=0.5, top_p=0.9, seed=1).arguments()
     assert drawing == {"temperature": 0.5, "top_p": 0.9, "max_new_tokens": 256, "do_sample": True}

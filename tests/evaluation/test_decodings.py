@@ -2,7 +2,7 @@
 
 import pytest
 
-from wedlm.evaluation.decodings import check_decoding, combinations, label_of, whole
+from wedlm.evaluation.decodings import check_decoding, combinations, is_exact, label_of, whole
 
 
 def test_decodings_are_combined_with_what_they_read():
@@ -16,10 +16,19 @@ def test_decodings_are_combined_with_what_they_read():
     assert all(label_of(arguments) == label for label, arguments in made.items())
 
 
+def test_verified_decoding_with_a_ratio_is_not_exact():
+    made = combinations(["autoregressive", "verified", "streaming"], acceptance_ratio=[1.0, 0.5])
+    assert {label: is_exact(arguments) for label, arguments in made.items()} == {
+        "autoregressive": True, "verified, ratio 1.0": True, "verified, ratio 0.5": False, "streaming": False
+    }  # fmt: skip
+    assert is_exact({"decoding": "verified"})
+
+
 def test_missing_parameters_come_from_the_checkpoint_or_the_device(demo, monkeypatch):
     model, _ = demo
     said = model.generation_config
-    assert whole({"decoding": "verified"}, model) == {"decoding": "verified", "window_size": said.window_size}
+    expected = {"decoding": "verified", "window_size": said.window_size, "acceptance_ratio": 1.0}
+    assert whole({"decoding": "verified"}, model) == expected
     monkeypatch.setattr(said, "window_size", None)
     assert whole({"decoding": "verified"}, model)["window_size"] == 8
     given = {"decoding": "streaming", "window_size": 4, "entropy_threshold": None}

@@ -26,7 +26,7 @@ from transformers.generation import BaseStreamer
 from transformers.utils import ModelOutput
 
 STATUSES = ("works", "verified only", "autoregressive only", "refused", "no effect")
-OURS = {"decoding", "window_size", "entropy_threshold", "distance_penalty"}
+OURS = {"decoding", "window_size", "entropy_threshold", "distance_penalty", "acceptance_ratio"}
 PARALLEL = ("streaming", "blockwise", "verified")
 MODELS = {name: load(CHECKPOINTS / name).double() for name in ("q25", "q3")}  # where no rounding decides
 
@@ -436,6 +436,7 @@ WORKS = {
     "window_size": Line({"window_size": 3}, lambda r: r.widths[0] == WIDTH + 3),
     "entropy_threshold": Line({"entropy_threshold": 100.0}, lambda r: len(r.widths) == 1, {"window_size": 16}),
     "distance_penalty": Line({"distance_penalty": 100.0}, lambda r: len(r.widths) == max(map(len, r.new))),
+    "acceptance_ratio": Line({"acceptance_ratio": 1e-9}, lambda r: len(r.widths) <= max(map(len, r.new)) / 2),
     # Length
     "max_length": Line(
         {"max_length": WIDTH + 5}, lambda r: r.sequences.shape[1] == WIDTH + 5, {"max_new_tokens": None}
@@ -669,7 +670,7 @@ def exercise(model, name: str, line: Line, decoding: str) -> None:
         (name, decoding)
         for name in lines("works")
         for decoding in PARALLEL
-        if decoding != "verified" or name not in ("entropy_threshold", "distance_penalty")
+        if name not in (("entropy_threshold", "distance_penalty") if decoding == "verified" else ("acceptance_ratio",))
     ],
 )
 def test_what_works(model, name, decoding):

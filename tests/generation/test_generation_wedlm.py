@@ -94,12 +94,14 @@ def test_defaults_live_on_the_generation_config(model):
         0.4,
         0.02,
     )
+    assert config.acceptance_ratio == 1.0
 
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("threshold", [None, 0.0, 0.7])
 def test_changed_defaults_survive_saving(model, tmp_path, threshold):
     changes = {"decoding": "blockwise", "window_size": 5, "entropy_threshold": threshold, "distance_penalty": 0.0}
+    changes |= {"acceptance_ratio": 0.25}
     for name, value in changes.items():
         setattr(model.generation_config, name, value)
     model.save_pretrained(tmp_path)

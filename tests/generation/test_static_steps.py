@@ -234,6 +234,7 @@ def test_one_graph_does_for_all_lengths(model, decoding):
             "distance_penalty": 0.01 * i,
             "window_size": 4,
             "prompt_lookup_num_tokens": 3 if decoding == "verified" else None,
+            "acceptance_ratio": 0.99 - 0.1 * i,
         }
         output = run(model, prompts, **more, **asked)
         assert_same(output, run(model, prompts, **more))

@@ -36,6 +36,15 @@ REFUSED = [
     ({"distance_penalty": math.inf}, "distance_penalty=inf is not a penalty"),
     ({"distance_penalty": 10**400}, "is not a penalty; set it to a finite number, 0 or more"),
     ({"distance_penalty": None}, "distance_penalty=None is not a penalty"),
+    *(
+        ({"acceptance_ratio": ratio}, f"acceptance_ratio={ratio!r} is not a share; set it to a number above 0 and at")
+        for ratio in (0, -0.5, 1.01, math.nan, True, None, "half")
+    ),
+    (
+        {"acceptance_ratio": 0.5, "decoding": "verified", "do_sample": True},
+        "acceptance_ratio=0.5 accepts drafts without drawing, and do_sample=True asks for draws; set acceptance_ratio "
+        "to 1.0, or do_sample to False",
+    ),
     ({"window_sise": 4}, "not used by the model: .*window_sise"),
     (
         {"num_beams": 2},

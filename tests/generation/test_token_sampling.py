@@ -95,3 +95,21 @@ def test_no_float32_copy_of_all_scores(monkeypatch):
             with Sizes():
                 run(model, decoding=decoding, eos_token_id=None, **sampling)
     assert 0 < max(sizes) <= 20_000 < len(PROMPTS) * 16 * 5000
+
+
+def test_a_draft_is_chosen_if_it_is_possible_and_close_to_the_best():
+    lowest, nan = -torch.inf, torch.nan
+    cases = [  # scores, draft, margin, token
+        ([0.0, 1.0, 0.5], 0, 1.0, 0),
+        ([0.0, 1.0, 0.5], 0, 0.9, 1),
+        ([0.0, 1.0, 0.5], 1, 0.1, 1),
+        ([0.0, 1.0, 0.5], -1, 9.0, 1),
+        ([9.0, 1.0, lowest], -1, 9.0, 0),
+        ([0.0, 1.0, lowest], 2, 744.0, 1),
+        ([1.0, 1.0, 0.5], 1, 0.1, 1),
+        ([lowest, lowest, lowest], 2, 1.0, 0),
+        ([0.0, nan, 0.5], 2, 9.0, 1),
+    ]
+    for scores, draft, margin, token in cases:
+        chosen = token_sampling.draft_or_best(torch.tensor([scores]), torch.tensor([draft]), torch.tensor(margin))
+        assert chosen.tolist() == [token], (scores, draft, margin)

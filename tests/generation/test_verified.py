@@ -83,8 +83,13 @@ def calls(draw):
 def test_any_batch_equals_the_slow_reference_row_by_row(call, data):
     """The text, and also the forwards, the rows in them, and every draft that was judged and accepted."""
     model, prompts, arguments = call
-    static = data.draw(st.sampled_from([{}, {"cache_implementation": "static"}]), "cache")
-    got = model.generate(**arguments, **static, decoding="verified", return_dict_in_generate=True)
+    arguments |= data.draw(st.sampled_from([{}, {"cache_implementation": "static"}, {"use_cache": False}]), "cache")
+    arguments |= {"acceptance_ratio": data.draw(st.sampled_from([1.0, 0.5, 0.1, 0.01]), "ratio")}
+    penalty = data.draw(st.sampled_from([None, 1.05]), "penalty")
+    got = model.generate(
+        **arguments, repetition_penalty=penalty, decoding="verified", return_dict_in_generate=True
+    )  # fmt: skip
+    processors = None if penalty is None else LogitsProcessorList([RepetitionPenaltyLogitsProcessor(penalty)])
     width = arguments["input_ids"].shape[1]
     for row, prompt in enumerate(prompts):
         expected = decode_verified(
@@ -92,6 +97,8 @@ def test_any_batch_equals_the_slow_reference_row_by_row(call, data):
             arguments["eos_token_id"], arguments["window_size"],
             num_looked_up=arguments.get("prompt_lookup_num_tokens", 0),
             most_matched=arguments.get("max_matching_ngram_size", MOST_MATCHED),
+            acceptance_ratio=arguments["acceptance_ratio"], processors=processors,
+            padding=[PAD] * (width - len(prompt)),
         )  # fmt: skip
         num_tokens = len(expected.ids)
         assert got.sequences[row, width : width + num_tokens].tolist() == expected.ids
@@ -120,6 +127,70 @@ def test_the_text_is_that_of_autoregressive_decoding(call, data):
     assert (got.forwards + got.accepted_drafts.sum(-1) >= tokens).all(), "every other token was a draft"
     if len(prompts) == 1:  # or rows in step may have to accept a draft and go no further
         assert got.forwards + got.accepted_drafts.sum(-1) <= tokens + 1, "as was at most the last one"
+
+
+@torch.no_grad()
+def gaps_to_the_best(model, arguments: dict, output) -> list[float]:
+    """How far below the best score that of each written token is, by one plain forward over the whole text."""
+    processors, _ = readers_of(model, **arguments, decoding="verified")
+    ids, width = output.sequences, arguments["input_ids"].shape[1]
+    num_tokens = (output.forwards * output.tokens_per_forward).round().long()
+    mask = torch.nn.functional.pad(arguments["attention_mask"], (0, ids.shape[1] - width), value=1)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    logits, gaps = model(ids, attention_mask=mask, position_ids=positions).logits.float(), []
+    for column in range(width, ids.shape[1]):
+        scores = processors(ids[:, :column], logits[:, column - 1].clone())
+        gap = scores.max(-1).values - scores.gather(1, ids[:, column : column + 1])[:, 0]
+        gaps += gap[num_tokens > column - width].tolist()
+    return gaps
+
+
+@given(calls(), st.data())
+@property_settings(120, deadline=None, derandomize=True)
+def test_each_token_has_at_least_the_ratio_of_the_best_probability(call, data):
+    """With processors and criteria, in ragged batches. Only drafts may be other tokens than the best."""
+    model, _, arguments = call
+    ratio = data.draw(st.sampled_from([0.9, 0.5, 0.1, 1e-300]), "ratio")
+    readers = TRAINED_READERS if model is MODELS["trained"] else READERS
+    stateless = sorted(readers.keys() - {"stateful watermark", "guidance"})
+    for name in data.draw(st.lists(st.sampled_from(stateless), max_size=2, unique=True), "readers"):
+        arguments |= readers[name]
+    arguments |= data.draw(st.sampled_from([{}, {"suppress_tokens": [*range(4, 9)]}]), "suppressed")
+    got = model.generate(**arguments, acceptance_ratio=ratio, decoding="verified", return_dict_in_generate=True)
+    gaps = gaps_to_the_best(model, arguments, got)
+    assert all(gap <= -math.log(ratio) + 1e-5 for gap in gaps)
+    assert sum(gap > 1e-5 for gap in gaps) <= got.accepted_drafts.sum()
+    assert not got.sequences[:, arguments["input_ids"].shape[1] :].eq(model.config.mask_token_id).any()
+
+
+def test_a_lower_ratio_accepts_more_drafts():
+    """Or the tests of other tokens than the best would be about nothing."""
+    arguments = {**left_padded(QUESTIONS), **SPECIAL, "max_new_tokens": 40, "return_dict_in_generate": True}
+    others, speeds = [], []
+    for ratio in (1.0, 0.5, 0.1, 0.01):
+        output = MODELS["trained"].generate(**arguments, decoding="verified", acceptance_ratio=ratio)
+        others.append(sum(gap > 1e-5 for gap in gaps_to_the_best(MODELS["trained"], arguments, output)))
+        speeds.append((output.accepted_drafts.sum() / output.judged_drafts.sum()).item())
+    assert others[0] == 0 and all(before + 5 < after for before, after in pairwise(others)), others
+    assert all(before + 0.02 < after for before, after in pairwise(speeds)), speeds
+
+
+@pytest.mark.parametrize("decoding", ["streaming", "blockwise", "autoregressive"])
+@pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.2}], ids=str)
+def test_other_decodings_do_not_read_the_ratio(decoding, more):
+    arguments = {**left_padded(QUESTIONS[:3]), **SPECIAL, **more, "max_new_tokens": 12, "decoding": decoding}
+    expected = MODELS["trained"].generate(**arguments)
+    for sampling in ({}, {"do_sample": True, "top_k": 1}):
+        assert torch.equal(MODELS["trained"].generate(**arguments, acceptance_ratio=1e-300, **sampling), expected)
+
+
+def test_a_ratio_of_the_checkpoint_is_read_and_a_call_overrides_it():
+    model = deepcopy(MODELS["trained"])
+    model.generation_config.acceptance_ratio = 0.01
+    arguments = {**left_padded(QUESTIONS[:3]), **SPECIAL, "max_new_tokens": 20, "decoding": "verified"}
+    expected = MODELS["trained"].generate(**arguments)
+    assert not torch.equal(model.generate(**arguments), expected)
+    assert torch.equal(model.generate(**arguments, acceptance_ratio=1), expected)
 
 
 @pytest.mark.parametrize("more", [{}, {"use_cache": False}, {"prefill_chunk_size": 3}], ids=str)
@@ -379,16 +450,20 @@ class Recorder(BaseStreamer):
         self.calls.append(("end", None))
 
 
+@pytest.mark.parametrize("ratio", [1.0, 0.1])
 @pytest.mark.parametrize("processors", [[], [RepetitionPenaltyLogitsProcessor(1.02)]], ids=["plain", "reads the text"])
-def test_a_streamer_gets_what_becomes_known_and_the_drafts_behind_it(processors):
+def test_a_streamer_gets_what_becomes_known_and_the_drafts_behind_it(processors, ratio):
     model, ends, longest = MODELS["trained"], [EOS], 0
     for ids in QUESTIONS[:6]:
         processors = LogitsProcessorList(processors)
-        expected = decode_verified(logits_of(model), ids, 40, model.config.mask_token_id, ends, 16, processors)
+        expected = decode_verified(
+            logits_of(model), ids, 40, model.config.mask_token_id, ends, 16, processors, acceptance_ratio=ratio
+        )
         recorder = Recorder()
         model.generate(
             torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)).long(), **SPECIAL,
             max_new_tokens=40, decoding="verified", streamer=recorder, logits_processor=processors,
+            acceptance_ratio=ratio,
         )  # fmt: skip
         known = [0, *(step["known"] for step in expected.steps), len(expected.ids)]
         calls = [("put", [ids])]
@@ -466,6 +541,21 @@ def test_scores_are_the_autoregressive_ones():
         for name in ("scores", "logits"):
             for column, other in zip(got[name], expected[name], strict=True):
                 torch.testing.assert_close(column, other.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.1}], ids=str)
+def test_scores_of_accepted_drafts_are_those_that_judged_them(more):
+    """So a written token may have less than the best score of its column."""
+    arguments = {
+        **left_padded(QUESTIONS), **SPECIAL, **more, "max_new_tokens": 12, "output_scores": True,
+        "return_dict_in_generate": True, "eos_token_id": None,
+    }  # fmt: skip
+    got = MODELS["trained"].generate(**arguments, decoding="verified", acceptance_ratio=0.1)
+    scores = torch.stack(got.scores)  # [tokens, batch, vocabulary]
+    gaps = (scores.max(-1).values - scores.gather(-1, got.sequences[:, -12:].T[..., None])[..., 0]).flatten()
+    assert gaps.max() <= -math.log(0.1) + 1e-5 and (gaps > 0.1).sum() > 5
+    expected = gaps_to_the_best(MODELS["trained"], arguments, got)
+    torch.testing.assert_close(gaps, torch.tensor(expected), rtol=1e-4, atol=1e-4)
 
 
 # --- Sampling ---

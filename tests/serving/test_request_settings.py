@@ -30,6 +30,7 @@ def test_settings_of_a_request_reach_generate(checkpoint, client):
         {"window_size": 3},
         {"entropy_threshold": None},
         {"distance_penalty": 3.0},
+        {"decoding": "verified", "acceptance_ratio": 0.1},
         {"repetition_penalty": 1.7},
     ):
         texts.append(generated(checkpoint, **settings)[2])
@@ -75,6 +76,10 @@ def test_a_text_is_no_longer_than_the_model_reads(checkpoint, monkeypatch):
     "arguments, sentence",
     [
         ({"generation_config": {"window_size": 0}}, "window_size=0 is not a number of slots; set it to an integer of"),
+        (
+            {"temperature": 1, "generation_config": {"decoding": "verified", "acceptance_ratio": 0.5}},
+            "acceptance_ratio=0.5 accepts drafts without drawing, and do_sample=True asks for draws; ",
+        ),
         ({"generation_config": {"num_beams": 2}}, 'num_beams=2 is not offered by decoding="streaming"'),
         ({"generation_config": {"windw": 1}}, "generation_config has 'windw', unknown to generate(); leave it out."),
         ({"generation_config": "{"}, "generation_config='{' is not a JSON object such as"),

@@ -82,6 +82,7 @@ def test_bad_input_is_one_sentence(checkpoint, tmp_path):
     assert "entropy_threshold=-1.0 is not" in refused(folder, *free, "--entropy-threshold", -1)
     assert "--entropy-threshold few is neither" in refused(folder, *free, "--entropy-threshold", "few")
     assert "distance_penalty=nan is not" in refused(folder, *free, "--distance-penalty", "nan")
+    assert "acceptance_ratio=-1.0 is not" in refused(folder, *free, "--acceptance-ratio", -1)
     assert "the device 'gpu'" in refused(folder, *free, "--device", "gpu")
     assert "--host 'no.such.host.invalid' --port 0 cannot be" in refused(
         folder, *free, "--host", "no.such.host.invalid"

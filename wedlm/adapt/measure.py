@@ -29,7 +29,10 @@ def measure(settings: AdaptSettings, tasks: Tasks, adapter: Path, work: Path) ->
         work (`Path`): Where answers are kept, so that a stopped run goes on.
     """
     model, tokenizer = load_checkpoint(adapter, "auto", settings.device)
-    decodings = {name: whole({"decoding": name}, model) for name in (BASELINE, VERIFIED)}
+    decodings = {
+        BASELINE: {"decoding": BASELINE},
+        VERIFIED: whole({"decoding": VERIFIED, "acceptance_ratio": 1.0}, model),
+    }
     asked, most = [*tasks.held_out, *tasks.also], settings.max_new_tokens
     questions = [Question(ids, lambda text: 0.0) for ids in encode_all(model, tokenizer, asked, most)]
     identity = checkpoint_identity(model, adapter)

@@ -116,7 +116,7 @@ def is_end(value: object) -> bool:
     return is_token(value) or isinstance(value, list) and value != [] and all(map(is_token, value))
 
 
-# Fields of a plain generation_config.json, beside the four parameters of decoding. No processor that reads the text
+# Fields of a plain generation_config.json, beside the parameters of decoding. No processor that reads the text
 # comes from them.
 PLAIN_GENERATION = {
     "_from_model_config": is_flag,
@@ -138,8 +138,10 @@ PLAIN_GENERATION = {
 
 def is_plain_generation(fields: dict) -> bool:
     """Whether the fields of a generation_config.json are accepted by every decoding, and make none slower."""
+    given = DEFAULTS | fields
     try:
-        check_parameters(SimpleNamespace(**DEFAULTS | fields))
+        check_parameters(SimpleNamespace(**given))
+        check_parameters(SimpleNamespace(**given | {"decoding": "verified"}))  # which refuses more
     except ValueError:
         return False
     others = fields.keys() - DEFAULTS.keys()

@@ -135,11 +135,11 @@ def plan_eval(options: EvalOptions) -> EvalPlan:
         choices, decodings = replace(choices, **recipe.choices), recipe.decodings
     choices = replace(choices, **given)
     check_choices(choices)
-    window_sizes, penalties = options.window_size or [], options.distance_penalty or []
+    thresholds = [read_threshold(threshold) for threshold in options.entropy_threshold or []]
+    values = (options.window_size, thresholds, options.distance_penalty, options.acceptance_ratio)
     if options.decoding:
-        thresholds = [read_threshold(threshold) for threshold in options.entropy_threshold or []]
-        decodings = combinations(options.decoding, window_sizes, thresholds, penalties)
-    elif window_sizes or options.entropy_threshold or penalties:
+        decodings = combinations(options.decoding, *values)
+    elif any(values):
         raise EvaluationError("--window-size and its like need a --decoding that reads them; name one, say streaming.")
     for arguments in decodings.values():
         check_parameters(SimpleNamespace(**DEFAULTS | arguments))

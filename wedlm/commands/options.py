@@ -40,6 +40,10 @@ EntropyThreshold = Annotated[
 DistancePenalty = Annotated[
     float | None, option("Add this number to the entropy for each slot of distance from the first open slot.")
 ]
+AcceptanceRatio = Annotated[
+    float | None,
+    option("Accept a draft of verified decoding if its probability is at least this share of the best token's."),
+]
 OverwriteCheckpoint = Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is a checkpoint.")]
 OverwriteFile = Annotated[bool, typer.Option("--overwrite", help="Replace FILE.")]
 OutFile = Annotated[Path, typer.Option(help="The file for all numbers.", metavar="FILE")]
@@ -58,6 +62,7 @@ class GenerationOptions:
     window_size: WindowSize = None
     entropy_threshold: EntropyThreshold = None
     distance_penalty: DistancePenalty = None
+    acceptance_ratio: AcceptanceRatio = None
     max_new_tokens: Annotated[int, option("The largest number of tokens of an answer.", show_default=True)] = 256
     temperature: Annotated[float, option("Sample tokens at this temperature; 0 chooses the most likely token.")] = 0.0
     top_p: Annotated[float | None, option("Sample from the likeliest tokens that together have this probability.")] = (
@@ -111,6 +116,9 @@ class EvalOptions:
     ] = None
     distance_penalty: Annotated[
         list[float] | None, option("Add this number to the entropy for each slot of distance; may be given again.")
+    ] = None
+    acceptance_ratio: Annotated[
+        list[float] | None, option("The share of the best probability that a draft needs; may be given again.")
     ] = None
     num_fewshot: Annotated[int | None, typer.Option(help="The number of examples before each question.")] = None
     limit: Annotated[int | None, typer.Option(help="Ask only the first N questions of each task.")] = None
@@ -262,12 +270,14 @@ class ServeOptions:
     window_size: WindowSize = None
     entropy_threshold: EntropyThreshold = None
     distance_penalty: DistancePenalty = None
+    acceptance_ratio: AcceptanceRatio = None
     debug: Debug = False
 
 
 def decoding_arguments(options: GenerationOptions | ServeOptions) -> dict[str, Any]:
     """The parameters of decoding that are given."""
-    given = {name: getattr(options, name) for name in ("decoding", "window_size", "distance_penalty")}
+    names = ("decoding", "window_size", "distance_penalty", "acceptance_ratio")
+    given = {name: getattr(options, name) for name in names}
     arguments = {name: value for name, value in given.items() if value is not None}
     if options.entropy_threshold is not None:
         arguments["entropy_threshold"] = read_threshold(options.entropy_threshold)

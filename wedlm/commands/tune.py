@@ -16,7 +16,7 @@ from wedlm.checkpoints.whole_file import write_whole
 from wedlm.commands.checks import TunePlan
 from wedlm.commands.options import TuneOptions
 from wedlm.commands.reports import table_console
-from wedlm.evaluation.decodings import BASELINE, EXACT, READS, whole
+from wedlm.evaluation.decodings import BASELINE, READS, is_exact, whole
 from wedlm.evaluation.provenance import checkpoint_identity, conditions, write_report
 from wedlm.evaluation.sweep import Question, front, summaries, sweep
 from wedlm.evaluation.tuning import (
@@ -157,13 +157,13 @@ def print_front(results: dict[str, dict], chosen: str | None) -> None:
 
 def explain_choice(results: dict[str, dict], chosen: str, loss: float, num_examples: int) -> None:
     """Says on standard error what was chosen, and how many examples streaming would need."""
-    num_uncertain = sum(result["arguments"]["decoding"] not in EXACT for result in results.values())
+    num_uncertain = sum(not is_exact(result["arguments"]) for result in results.values())
     print(
         f"Taken: {chosen}, the fastest of those that lose at most {100 * loss:g} % of the answers, shown with 95 % "
         f"confidence for all {len(results)} settings together.",
         file=sys.stderr,
     )
     needed = examples_needed(loss, num_uncertain)
-    if results[chosen]["arguments"]["decoding"] in EXACT and (needed is None or num_examples < needed):
+    if is_exact(results[chosen]["arguments"]) and (needed is None or num_examples < needed):
         more = "no number of examples can" if needed is None else f"at least {needed} of them would be needed"
         print(f"{num_examples} examples cannot show that streaming loses so little; {more}.", file=sys.stderr)

@@ -10,14 +10,25 @@ if TYPE_CHECKING:  # transformers imports torch, and a recipe is checked before 
     from transformers import PreTrainedModel
 
 BASELINE = "autoregressive"
-EXACT = (BASELINE, "verified")  # these write the baseline's text, up to rounding
 READS = {  # the parameters that each decoding reads
     "streaming": ("window_size", "entropy_threshold", "distance_penalty"),
     "blockwise": ("window_size", "entropy_threshold", "distance_penalty"),
-    "verified": ("window_size",),
+    "verified": ("window_size", "acceptance_ratio"),
     BASELINE: (),
 }
-WORDS = {"window_size": "window", "entropy_threshold": "threshold", "distance_penalty": "penalty"}
+WORDS = {
+    "window_size": "window",
+    "entropy_threshold": "threshold",
+    "distance_penalty": "penalty",
+    "acceptance_ratio": "ratio",
+}
+
+
+def is_exact(arguments: dict[str, Any]) -> bool:
+    """Whether a decoding writes the baseline's text, up to rounding."""
+    return arguments["decoding"] == BASELINE or (
+        arguments["decoding"] == "verified" and arguments.get("acceptance_ratio", 1) == 1
+    )
 
 
 def label_of(arguments: dict[str, Any]) -> str:
@@ -35,6 +46,7 @@ def combinations(
     window_size: list[int | None] | None = None,
     entropy_threshold: list[float | None] | None = None,
     distance_penalty: list[float] | None = None,
+    acceptance_ratio: list[float] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Returns arguments of `generate()` by label: each decoding with each combination of the parameters it reads.
 
@@ -45,16 +57,19 @@ def combinations(
         decodings (`list[str]`):
             Names of decodings.
         window_size (`list[int | None]`, *optional*):
-            Values to try; the arguments have no `window_size` without them. The next two work in the same way.
+            Values to try; the arguments have no `window_size` without them. The others work in the same way.
         entropy_threshold (`list[float | None]`, *optional*):
             Values to try.
         distance_penalty (`list[float]`, *optional*):
+            Values to try.
+        acceptance_ratio (`list[float]`, *optional*):
             Values to try.
     """
     given = {
         "window_size": window_size,
         "entropy_threshold": entropy_threshold,
         "distance_penalty": distance_penalty,
+        "acceptance_ratio": acceptance_ratio,
     }
     made = {}
     for decoding in decodings:

@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from wedlm.evaluation.decodings import BASELINE, EXACT
+from wedlm.evaluation.decodings import BASELINE, is_exact
 from wedlm.evaluation.resampling import median_and_quartiles, paired_bounds
 from wedlm.evaluation.turns import take_turns
 from wedlm.evaluation.work_file import WorkFile, digest_of
@@ -131,7 +131,7 @@ def summaries(answers: dict[str, list[Answer]], decodings: dict[str, dict[str, A
     """The summary of each decoding with its arguments, by label; the baseline must be one of the decodings."""
     return {
         label: {"arguments": decodings[label]}
-        | summary(of_label, answers[BASELINE], is_exact=decodings[label]["decoding"] in EXACT)
+        | summary(of_label, answers[BASELINE], is_exact=is_exact(decodings[label]))
         for label, of_label in answers.items()
     }
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wedlm.evaluation.decodings import BASELINE, EXACT, combinations
+from wedlm.evaluation.decodings import BASELINE, combinations, is_exact
 from wedlm.evaluation.resampling import paired_bounds
 
 if TYPE_CHECKING:  # it imports torch, and the examples are checked before that
@@ -189,7 +189,7 @@ def read_share(text: str) -> float:
 
 def uncertain(decodings: dict[str, dict[str, Any]]) -> list[str]:
     """Returns the labels of the settings that may write another text than the baseline."""
-    return [label for label, arguments in decodings.items() if arguments["decoding"] not in EXACT]
+    return [label for label, arguments in decodings.items() if not is_exact(arguments)]
 
 
 def lost_bounds(quality: np.ndarray, base: np.ndarray, num_uncertain: int) -> tuple[float, float]:
@@ -228,8 +228,8 @@ def most_lost(answers: "dict[str, list[Answer]]", decodings: dict[str, dict[str,
     bounds = {}
     for label, of_label in answers.items():
         quality = qualities(of_label)
-        is_exact = label not in labels and (quality == base).all()
-        bounds[label] = 0.0 if is_exact else max(0.0, lost_bounds(quality, base, len(labels))[1])
+        is_same = label not in labels and (quality == base).all()
+        bounds[label] = 0.0 if is_same else max(0.0, lost_bounds(quality, base, len(labels))[1])
     return bounds
 
 
@@ -314,6 +314,6 @@ def verdict(summary: dict) -> str:
     if summary["arguments"]["decoding"] == BASELINE:
         return "the measure"
     low, high = summary["quality_over_autoregressive_interval"]
-    if low == high == 0 and summary["arguments"]["decoding"] in EXACT:
+    if low == high == 0 and is_exact(summary["arguments"]):
         return "the same"
     return "worse" if high < 0 else "better" if low > 0 else "within noise"

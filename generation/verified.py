@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch.nn.functional import pad
 
 from wedlm.generation.look_up import MOST_MATCHED, look_up
 from wedlm.generation.policy import Policy

@@ -13,8 +13,9 @@ class FixedCosts(StepCosts):
 
     def __init__(self, further: dict[int, float] | None = None):
         super().__init__()
-        self.single = StepTime(width=1, num_timed=2, seconds=1.0)
-        self.wider = {width: StepTime(width, 2, seconds) for width, seconds in (further or {}).items()}
+        self.times[0] = StepTime(width=1, num_timed=2, seconds=1.0)
+        for width, seconds in (further or {}).items():
+            self.times[(width - 1).bit_length()] = StepTime(width, 2, 1.0 + seconds)
 
     def note(self, width: int, seconds: float) -> None:
         pass

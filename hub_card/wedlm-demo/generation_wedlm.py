@@ -42,13 +42,13 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, GenerationMode, SuppressTokensLogitsProcessor
 
-from wedlm.generation.decoding_run import DecodingRun
-from wedlm.generation.first_scores import FirstScores
-from wedlm.generation.outputs import WeDLMGenerateOutput, autoregressive_output
-from wedlm.generation.parameters import DEFAULTS, check_parameters
-from wedlm.generation.reader_kinds import reads_no_text
-from wedlm.generation.static_memory import take_static_steps
-from wedlm.generation.support import (
+from .decoding_run import DecodingRun
+from .first_scores import FirstScores
+from .outputs import WeDLMGenerateOutput, autoregressive_output
+from .parameters import DEFAULTS, check_parameters
+from .reader_kinds import reads_no_text
+from .static_memory import take_static_steps
+from .support import (
     NoTokenError,
     check_in_vocabulary,
     check_inputs,
@@ -57,7 +57,7 @@ from wedlm.generation.support import (
     refuse,
     refuse_broken_weights,
 )
-from wedlm.generation.transformers_internals import keep_on_save
+from .transformers_internals import keep_on_save
 
 
 class WeDLMGenerationMixin(GenerationMixin):

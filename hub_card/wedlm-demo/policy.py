@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from transformers import GenerationConfig, LogitsProcessorList
 
-from wedlm.generation.look_up import MOST_MATCHED
-from wedlm.generation.reader_kinds import reads_no_text
-from wedlm.generation.transformers_internals import end_tokens_of
+from .look_up import MOST_MATCHED
+from .reader_kinds import reads_no_text
+from .transformers_internals import end_tokens_of
 
 WIDEST_WINDOW = 16  # of verified decoding, where the prices of queries decide
 

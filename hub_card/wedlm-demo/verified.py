@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch.nn.functional import pad
 
-from wedlm.generation.look_up import MOST_MATCHED, look_up
-from wedlm.generation.policy import Policy
-from wedlm.generation.slot_noise import noise_places
-from wedlm.generation.step_plan import StepPlan, plan_step
-from wedlm.generation.text_readers import TextReaders
-from wedlm.generation.token_sampling import draft_or_best, over_slots, processed, without_mask
-from wedlm.generation.window import NO_TOKEN, Window, WindowQueries
+from .look_up import MOST_MATCHED, look_up
+from .policy import Policy
+from .slot_noise import noise_places
+from .step_plan import StepPlan, plan_step
+from .text_readers import TextReaders
+from .token_sampling import draft_or_best, over_slots, processed, without_mask
+from .window import NO_TOKEN, Window, WindowQueries
 
 # The sources of drafts: the likeliest tokens of MASKs, tokens drawn from the scores of MASKs, the text itself.
 LIKELIEST, DRAWN, LOOKED_UP = range(3)

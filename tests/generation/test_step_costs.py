@@ -23,36 +23,38 @@ def costs_of(steps) -> StepCosts:
 
 
 def test_a_time_is_known_after_two_steps_and_the_first_may_be_slow():
-    assert not costs_of([(1, 9.0)]).single.is_known
-    assert costs_of([(1, 9.0), (1, 1.0)]).single.seconds == 1.0
+    assert costs_of([(1, 9.0)]).single_seconds is None
+    assert costs_of([(1, 9.0), (1, 1.0)]).single_seconds == 1.0
     assert costs_of([(1, 1.0), (1, 1.0), (8, 9.0)]).further_seconds(8) == [0.0] * 8
-    assert costs_of([(1, 1.0), (1, 1.0), (8, 9.0), (8, 1.5)]).further_seconds(8)[7] == 0.5
+    costs = costs_of([(1, 1.0), (8, 9.0), (8, 1.5), (1, 1.0)])
+    assert costs.further_seconds(8)[7] == pytest.approx(0.5 * FADING)
 
 
-def test_what_lies_between_is_on_the_line_and_what_lies_behind_costs_no_more():
+def test_what_lies_between_is_on_the_line_and_what_lies_behind_costs_no_more(monkeypatch):
+    monkeypatch.setattr(step_costs, "FADING", 1.0)
     costs = costs_of([(1, 1.0), (1, 1.0), (4, 2.5), (4, 2.5), (8, 5.5), (8, 5.5)])
-    faded = FADING**2
-    expected = [0, 0.5, 1, 1.5, *(1.5 * faded + (4.5 - 1.5 * faded) * k / 4 for k in (1, 2, 3, 4)), 4.5, 4.5]
-    assert costs.further_seconds(10) == pytest.approx(
-        [value * faded if i < 4 else value for i, value in enumerate(expected)]
-    )
+    assert costs.further_seconds(10) == pytest.approx([0, 0.5, 1, 1.5, 2.25, 3, 3.75, 4.5, 4.5, 4.5])
 
 
-def test_a_narrower_step_takes_no_longer():
-    costs = costs_of([(1, 1.0), (1, 1.0), (4, 9.0), (4, 9.0), (8, 2.0), (8, 2.0)])
-    assert costs.further_seconds(8)[3] == 1.0
+def test_a_narrower_step_takes_no_longer(monkeypatch):
+    monkeypatch.setattr(step_costs, "FADING", 1.0)
+    costs = costs_of([(1, 3.0), (1, 3.0), (4, 9.0), (4, 9.0), (8, 2.0), (8, 2.0)])
+    assert costs.single_seconds == 2.0 and costs.further_seconds(8) == [0.0] * 8
 
 
 def test_a_disturbed_step_moves_the_mean_little_and_a_steady_change_moves_it():
-    costs = costs_of([(1, 1.0), (1, 1.0), (1, 1000.0)])
-    assert costs.single.seconds == pytest.approx(1.2)
-    costs = costs_of([(1, 1.0)] * 2 + [(1, 1.5)] * 40)
-    assert costs.single.seconds == pytest.approx(1.5, rel=1e-3)
+    assert costs_of([(1, 1.0), (1, 1.0), (1, 1000.0)]).single_seconds == pytest.approx(1.2)
+    assert costs_of([(1, 1.0)] * 2 + [(1, 1.5)] * 40).single_seconds == pytest.approx(1.5, rel=1e-3)
 
 
-def test_old_costs_fade_so_that_they_are_tried_again():
-    costs = costs_of([(1, 1.0), (1, 1.0), (8, 3.0), (8, 3.0), *[(1, 1.0)] * 1000])
-    assert costs.further_seconds(8)[7] == pytest.approx(2 * FADING**1000)
+@pytest.mark.parametrize(("stale", "other"), [(1, 8), (8, 1)])
+def test_old_times_fade_so_that_the_step_is_tried_again_and_then_counts_for_more(stale, other):
+    costs = costs_of([(stale, 3.0), (stale, 3.0), *[(other, 3.5)] * 1000])
+    time = costs.times[(stale - 1).bit_length()]
+    assert time.belief(costs.num_steps) == pytest.approx(FADING**1000)
+    assert costs.single_seconds <= 3.5 and costs.further_seconds(8)[7] <= 3.5
+    costs.note(stale, 2.0)
+    assert time.seconds == pytest.approx(2.0, rel=0.1)
 
 
 def test_prices_are_in_tokens_of_the_time(monkeypatch):
@@ -65,10 +67,10 @@ def test_prices_are_in_tokens_of_the_time(monkeypatch):
         clock[0] += seconds
         num_tokens += more
         prices.note(width, 2, num_tokens)
-    prices.update(2)
-    rate = max(2 / 1.0, prices.num_tokens / prices.seconds)
+    prices.update(2, 2)
+    rate = max(2 / FADING**2, prices.num_tokens / prices.seconds)
     assert 2 < rate < 3
-    assert prices.tensor.tolist() == pytest.approx([rate * k / 7 for k in range(8)])
+    assert prices.tensor.tolist() == pytest.approx([rate * (2 - FADING**2) * k / 7 for k in range(8)])
 
 
 def test_what_is_known_of_drafts_is_a_running_mean_of_calls():

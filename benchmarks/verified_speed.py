@@ -4,9 +4,9 @@
                                         [--new-tokens 64] [--repeats 2] [--out benchmarks/results/verified_speed.json]
 
 `base` is SmolLM2-135M-Instruct as `make real-model` converts it, `adapter` the same with the adapter of `hub_card/`.
-Prompts are held out: none of them trained the adapter or the demo. A call answers a batch of one kind greedily, and the
-ways take turns in every round. Before them each model writes one answer in each way, so that it has found out what its
-steps cost.
+Prompts are held out: none of them trained the adapter or the demo. A call answers a batch of one kind greedily, and
+the ways take turns in every round. Before them each model writes one answer in each way, so that it has found out what
+its steps cost.
 
 The goals: with a free number of queries (window_size None) at least 0.97 times the speed of token by token, and at
 least 0.95 times that of the best fixed window.

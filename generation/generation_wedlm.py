@@ -70,7 +70,8 @@ class WeDLMGenerationMixin(GenerationMixin):
             as soon as no slot before it is open. "blockwise" commits a window when all of it is filled. "verified"
             writes the autoregressive text: each forward judges the drafts of the one before. "autoregressive" is
             transformers' own loop. No decoding writes MASK.
-        window_size (`int`, *optional*): Slots behind the committed text, at least 1; by default 16, on a CPU 8.
+        window_size (`int`, *optional*): Slots behind the committed text, at least 1; by default 16, on a CPU 8. In
+            verified decoding None means that each forward has as many queries as pay, by what they cost and bring.
         entropy_threshold (`float`, *optional*, defaults to 0.4): Slots whose entropy in nats is lower are filled. None
             fills one slot per forward.
         distance_penalty (`float`, *optional*, defaults to 0.02): Added to a slot's entropy for each slot of its

@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 DECODINGS = ("streaming", "blockwise", "verified", "autoregressive")
-# A window_size of None stands for `default_window_size`.
+# A window_size of None stands for `default_window_size`; in verified decoding, for as many queries as pay.
 DEFAULTS = {
     "decoding": "streaming",
     "window_size": None,
@@ -37,7 +37,7 @@ def check_parameters(config: Any) -> None:
     if config.window_size is not None and not is_count(config.window_size):
         raise ValueError(
             f"window_size={config.window_size!r} is not a number of slots; set it to an integer of 1 or more, or to "
-            "None for the default of the device."
+            "None for the default."
         )
     if config.entropy_threshold is not None and not is_amount(config.entropy_threshold):
         raise ValueError(

@@ -39,10 +39,11 @@ def draft_section(report: dict[str, Any]) -> Section:
     """Returns what the adapter brings, with the command and the conditions of the measurement."""
     results = report["results"]
     window = results["arguments"]["window_size"]
+    verified = "verified" if window is None else f"verified (window of {window})"
     is_first = report["settings"]["start_from"] is None  # otherwise an earlier run may have been trained on others
     return Section(
         "Speed",
-        f"Prompts were answered greedily, one at a time, token by token and verified (window of {window}), in turns, "
+        f"Prompts were answered greedily, one at a time, token by token and {verified}, in turns, "
         f"in {results['dtype']}, on {escaped(report['device'])}, with {shown_versions(report['versions'])}, "
         f"{commit_text(report['commit'])}.{' None of them was trained on.' if is_first else ''}\n\n"
         f"```bash\n{shown_command(report['command'])}\n```\n\n"

@@ -260,6 +260,9 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
             if self.config.drafts is not None:
                 mask_embedding = self.mask_embedding.to(inputs_embeds.device)
                 inputs_embeds = torch.where(masked[..., None], mask_embedding, inputs_embeds)
+            may_have_drafts = self.config.drafts is not None or not isinstance(self.embed_tokens, nn.Embedding)
+            if masked is not None and may_have_drafts and is_known_to_be_empty(masked):
+                masked = None
         if self.training and self.gradient_checkpointing:
             check_nothing_is_cached(past_key_values)
         stream_inputs = (sample_ids, stream_ids, block_ids)
@@ -285,6 +288,13 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
         if queries_to_keep is not None:
             outputs.last_hidden_state = keep_queries(outputs.last_hidden_state, queries_to_keep)
         return outputs
+
+
+def is_known_to_be_empty(masked: torch.Tensor) -> bool:
+    """Whether no position is MASK, so that draft adapters can be left out, where nobody has to wait to know that."""
+    if masked.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return False
+    return not masked.any()
 
 
 def check_inputs(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> None:

@@ -166,7 +166,7 @@ class DecodingRun:
         live = self.longest + width
         self.draw_noise()
         if self.prices is not None:
-            self.prices.update(num_rows)
+            self.prices.update(num_rows, self.num_alive)
         self.status = take_step(self.model, self.policy, self.window, queries, self.cache, live, self.readers)
         if self.static is not None:
             return queries

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 NUM_TIMES = 2  # A time is known after so many steps; the first of them may have loaded or compiled something.
 NEW_TIME = 0.2  # the weight of a new step in the running mean
 MOST_TIMES = 2.0  # A step that took longer than so many times the mean was disturbed, and counts as that.
-FADING = 0.998  # What further queries cost is believed less with every step that did not have them.
+FADING = 0.998  # A time is believed less with every step that is of another kind, and taken to be shorter.
 NEW_CALL = 0.3  # the weight of a call in what the next ones begin with
 FORGOTTEN = 0.95  # the weight of earlier steps in the pace of a call
 TOO_MUCH = 1e9  # tokens
@@ -18,12 +18,12 @@ TOO_MUCH = 1e9  # tokens
 
 @dataclass
 class StepTime:
-    """The running mean of the seconds of a kind of step.
+    """The running mean of the seconds of one kind of step.
 
     Args:
         width (`int`): The queries of a row in the last of these steps.
         num_timed (`int`): The number of these steps.
-        seconds (`float`): The mean, of a step that took no longer than one with one query: what it took more.
+        seconds (`float`): The mean.
         last (`int`): The number of the last of them among all steps.
     """
 
@@ -36,12 +36,16 @@ class StepTime:
     def is_known(self) -> bool:
         return self.num_timed >= NUM_TIMES
 
-    def note(self, seconds: float, longest: float) -> None:
+    def note(self, width: int, seconds: float, step: int) -> None:
         if not self.is_known:
             self.seconds = min(seconds, self.seconds) if self.num_timed else seconds
         else:
-            self.seconds += NEW_TIME * (min(seconds, longest) - self.seconds)
-        self.num_timed += 1
+            weight = max(NEW_TIME, 1 - FADING ** (step - self.last))
+            self.seconds += weight * (min(seconds, MOST_TIMES * self.seconds) - self.seconds)
+        self.width, self.num_timed, self.last = width, self.num_timed + 1, step
+
+    def belief(self, step: int) -> float:
+        return FADING ** (step - self.last)
 
 
 class StepCosts:
@@ -53,26 +57,30 @@ class StepCosts:
     """
 
     def __init__(self):
-        self.single = StepTime(width=1)
-        self.wider: dict[int, StepTime] = {}  # the power of two, and what such steps took more than a single query
+        self.times: dict[int, StepTime] = {}  # by the power of two that the width is rounded up to
         self.num_steps = 0
 
     def note(self, width: int, seconds: float) -> None:
         """Notes a step of so many queries a row."""
         self.num_steps += 1
-        if width == 1:
-            self.single.note(seconds, MOST_TIMES * self.single.seconds)
-        elif self.single.is_known:
-            kind = self.wider.setdefault((width - 1).bit_length(), StepTime(width))
-            more, longest = seconds - self.single.seconds, MOST_TIMES * (self.single.seconds + kind.seconds)
-            kind.note(max(0.0, more), longest)
-            kind.width, kind.last = width, self.num_steps
+        self.times.setdefault((width - 1).bit_length(), StepTime(width)).note(width, seconds, self.num_steps)
+
+    @property
+    def single_seconds(self) -> float | None:
+        """What a step of one query a row takes; None until it is known."""
+        single = self.times.get(0)
+        if single is None or not single.is_known:
+            return None
+        wider = [time.seconds for time in self.times.values() if time.is_known]  # they take no less
+        return min(single.seconds * single.belief(self.num_steps), *wider)
 
     def further_seconds(self, most: int) -> list[float]:
-        """What a step of 1, 2, ... `most` queries a row takes longer than one of a single query."""
-        known = sorted((each for each in self.wider.values() if each.is_known), key=lambda each: each.width)
-        widths = [1, *(each.width for each in known)]
-        seconds = [0.0, *(each.seconds * FADING ** (self.num_steps - each.last) for each in known)]
+        """What a step of 1, 2, ... `most` queries a row takes longer than one of a single query, which is known."""
+        single, widths, seconds = self.single_seconds, [1], [0.0]
+        for power, each in sorted(self.times.items()):
+            if power > 0 and each.is_known:
+                widths.append(each.width)
+                seconds.append((each.seconds - single) * each.belief(self.num_steps))
         for i in reversed(range(len(seconds) - 1)):  # A narrower step takes no longer.
             seconds[i] = min(seconds[i], seconds[i + 1])
         return [interpolated(width, widths, seconds) for width in range(1, most + 1)]
@@ -142,7 +150,7 @@ class StepPrices:
         self.tensor = torch.zeros(most, dtype=torch.float32, device=device)
         self.num_tokens, self.seconds = 0.0, 0.0  # of late
         self.last: tuple[float, int, int] | None = None  # the end of the last step, its rows and their tokens
-        self.update(num_rows)
+        self.update(num_rows, num_rows)
 
     def note(self, width: int, num_rows: int, num_tokens: int) -> None:
         """Notes a step that has just ended: its queries a row, its rows, and the tokens that these have by now."""
@@ -155,13 +163,14 @@ class StepPrices:
                 self.seconds = FORGOTTEN * self.seconds + now - then
         self.last = now, num_rows, num_tokens
 
-    def update(self, num_rows: int) -> None:
-        """Writes the prices of the step after the next forward."""
+    def update(self, num_rows: int, num_alive: int) -> None:
+        """Writes the prices of the step after the next forward, over `num_rows` rows."""
         costs = self.experience.costs_of(num_rows)
-        if costs.single.is_known:
-            # One query a row writes a token a row: no call need be slower than that.
-            rate = max(num_rows / costs.single.seconds, self.num_tokens / self.seconds if self.seconds else 0.0)
-            prices = [rate * each for each in costs.further_seconds(self.most)]
-        else:
+        if costs.single_seconds is None:
             prices = [TOO_MUCH * (width > 1) for width in range(1, self.most + 1)]
+        else:
+            # One query a row writes a token a row: no call need be slower than that.
+            of_late = self.num_tokens / self.seconds if self.seconds else 0.0
+            rate = max(num_alive / costs.single_seconds, of_late)
+            prices = [rate * each for each in costs.further_seconds(self.most)]
         self.tensor.copy_(torch.tensor(prices))

@@ -13,6 +13,7 @@ from transformers import BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
 from wedlm import DraftLoraConfig, WeDLMForCausalLM
 from wedlm.adapters.base_model import fingerprint
 from wedlm.adapters.draft_lora import LAYERS
+from wedlm.modeling_wedlm.drafts import MaskedLinear
 
 IDS = torch.cat([random_tokens(2, 6), torch.full((2, 3), MASK)], dim=1)
 
@@ -206,3 +207,18 @@ def test_load_adapter_of_transformers_refuses_a_file_that_does_not_fit(change, f
     changed(folder, CHANGES[change])
     with pytest.raises(ValueError, match="adapter .* does not fit this model: .*; load the adapter of this model"):
         tiny_model().load_adapter(folder)
+
+
+def test_text_alone_takes_no_detour(monkeypatch):
+    """Without MASK in the input neither PEFT's layers nor the products run, except where gradients are wanted."""
+    model, calls = with_adapter(tiny_model()), []
+    forward = MaskedLinear.forward
+    monkeypatch.setattr(MaskedLinear, "forward", lambda *given: calls.append(1) or forward(*given))
+    text = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        model(text)
+        assert not calls
+        model(torch.tensor([[5, 6, MASK]]))
+        assert len(calls) == len(LAYERS) * model.config.num_hidden_layers
+    model(text)
+    assert len(calls) == 2 * len(LAYERS) * model.config.num_hidden_layers

@@ -30,7 +30,8 @@ def test_missing_parameters_come_from_the_checkpoint_or_the_device(demo, monkeyp
     expected = {"decoding": "verified", "window_size": said.window_size, "acceptance_ratio": 1.0}
     assert whole({"decoding": "verified"}, model) == expected
     monkeypatch.setattr(said, "window_size", None)
-    assert whole({"decoding": "verified"}, model)["window_size"] == 8
+    assert whole({"decoding": "verified"}, model)["window_size"] is None, "as many queries as pay"
+    assert whole({"decoding": "blockwise"}, model)["window_size"] == 8
     given = {"decoding": "streaming", "window_size": 4, "entropy_threshold": None}
     assert whole(given, model) == {**given, "distance_penalty": said.distance_penalty}
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from wedlm.adapters.base_model import check_base, fingerprint
 from wedlm.adapters.draft_type import DRAFT_TYPE
-from wedlm.modeling_wedlm.drafts import MaskedLinear
+from wedlm.modeling_wedlm.drafts import MASKED, MaskedLinear
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # of a decoder layer
@@ -121,6 +121,18 @@ class MaskEmbedding(nn.Module, BaseTunerLayer):
         return embeddings
 
 
+class ForwardOfMasks:
+    """The forward of a layer of PEFT that takes no detour where the input of the model holds no MASK."""
+
+    def __init__(self, layer: nn.Module):
+        self.layer = layer
+
+    def __call__(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
+        if MASKED.positions is None:
+            return self.layer.base_layer(hidden_states)
+        return type(self.layer).forward(self.layer, hidden_states, *args, **kwargs)
+
+
 class DraftLoraModel(LoraModel):
     """PEFT's LoraModel for draft adapters."""
 
@@ -151,6 +163,8 @@ class DraftLoraModel(LoraModel):
         )
         gated.weight = downs[adapter_name].weight
         downs[adapter_name] = gated
+        layer = getattr(parent, target_name)
+        layer.forward = ForwardOfMasks(layer)
 
     def _check_merge_allowed(self):
         raise ValueError(

@@ -32,7 +32,10 @@ Device = Annotated[
 ]
 Decoding = Annotated[str | None, option("The decoding: streaming, verified, blockwise or autoregressive.")]
 WindowSize = Annotated[
-    int | None, option("Slots after the final text; by default the checkpoint's number, or else 16, and on a CPU 8.")
+    int | None,
+    option(
+        "Slots after the final text; by default the checkpoint's number, or else 16, on a CPU 8, verified what pays."
+    ),
 ]
 EntropyThreshold = Annotated[
     str | None, option("Fill the slots whose entropy in nats is below this number; none fills one slot per forward.")

@@ -97,19 +97,20 @@ def check_decoding(arguments: dict[str, Any], where: str) -> None:
 def whole(arguments: dict[str, Any], model: "PreTrainedModel") -> dict[str, Any]:
     """Adds the parameters that the decoding reads and `arguments` lacks, and refuses impossible values.
 
-        whole({"decoding": "verified"}, model) == {"decoding": "verified", "window_size": 8}    # on a CPU
+        whole({"decoding": "blockwise"}, model)["window_size"] == 8    # on a CPU
 
     Args:
         arguments (`dict[str, Any]`):
             Arguments of `generate()`.
         model (`PreTrainedModel`):
-            Its generation config has the missing values; its device decides the window size if that is None.
+            Its generation config has the missing values. Its device decides the window size if that is None; in
+            verified decoding None stays, which means as many queries as pay.
     """
     generation_config = model.generation_config
     names = ("decoding", *READS[arguments["decoding"]])
     filled = {name: arguments.get(name, getattr(generation_config, name)) for name in names}
     checked = {name: filled.get(name, getattr(generation_config, name)) for name in ("decoding", *WORDS)}
     check_parameters(SimpleNamespace(**checked))
-    if "window_size" in filled and filled["window_size"] is None:
+    if "window_size" in filled and filled["window_size"] is None and filled["decoding"] != "verified":
         filled["window_size"] = default_window_size(model.device)
     return filled

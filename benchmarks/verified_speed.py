@@ -47,6 +47,7 @@ def model_named(name: str, given: argparse.Namespace) -> tuple[PreTrainedModel, 
     if name == "demo":
         return load()
     model, tokenizer = load(given.base)
+    tokenizer.padding_side = "left"
     if name == "adapter":
         model.load_adapter(given.adapter)
     return model, tokenizer

@@ -13,7 +13,7 @@ from wedlm.generation.slot_noise import noise_places
 from wedlm.generation.step_plan import StepPlan, plan_step
 from wedlm.generation.text_readers import TextReaders
 from wedlm.generation.token_sampling import draft_or_best, over_slots, processed, without_mask
-from wedlm.generation.window import NO_TOKEN, Window, WindowQueries
+from wedlm.generation.window import NO_SLOT, NO_TOKEN, Window, WindowQueries
 
 # The sources of drafts: the likeliest tokens of MASKs, tokens drawn from the scores of MASKs, the text itself.
 LIKELIEST, DRAWN, LOOKED_UP = range(3)
@@ -28,6 +28,8 @@ ACCEPTANCE = (
     (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.95),
     (0.0, 0.3, 0.45, 0.6, 0.7, 0.78, 0.84),
 )
+# A row that is so many tokens ahead counts half as much when the number of queries is chosen.
+LEAD = 8
 # The weight of something new: a group of MASKs, or none; a judged draft, for its own strength and for all strengths.
 NEW_GROUP, NO_GROUP, NEW_OF_STRENGTH, NEW_OF_SOURCE = 0.15, 0.002, 0.06, 0.04
 
@@ -104,7 +106,8 @@ class VerifiedWindow(Window):
         # A limit below the window makes the window as small, whatever the shape of the steps is.
         expected[:, max(0, max_new_tokens - 1) :] = 0
         chances, limit = torch.zeros_like(expected), zeros() + max_new_tokens
-        plan = plan_step(chances, expected, limit, limit.clamp(max=size), policy.prices)
+        weights = torch.ones_like(limit, dtype=torch.float32)
+        plan = plan_step(chances, expected, limit, limit.clamp(max=size), policy.prices, weights)
         return {
             "drafts": zeros(size - 1),
             "chances": chances,
@@ -341,7 +344,10 @@ class VerifiedWindow(Window):
         """Plans the forward for which all slots before `first_open` are known."""
         most = 2 * self.limit.clamp(max=self.window_size) - num_leading
         num_open = (self.limit - first_open) * self.alive
-        return plan_step(self.chances, self.expected, num_open, most, policy.prices)
+        # A call ends with its slowest row, so a token of a row that is ahead counts for less.
+        least = first_open.where(self.alive, NO_SLOT).amin()
+        weights = torch.exp2((least - first_open).clamp(max=0) / LEAD) * self.alive
+        return plan_step(self.chances, self.expected, num_open, most, policy.prices, weights)
 
     def counts(self) -> dict[str, torch.Tensor]:
         """Adds how many drafts were judged and accepted at each distance; those behind the text's end do not count."""

@@ -18,8 +18,8 @@ TEMPLATE = Path(__file__).parent / "card_template.md"
 DECODINGS = {
     "streaming": "each forward fills the slots whose prediction is certain enough; a slot is final when no slot "
     "before it is open",
-    "verified": "writes the autoregressive text, up to rounding, in fewer forwards; each forward also checks the drafts "
-    "of earlier forwards",
+    "verified": "writes the autoregressive text, up to rounding, in fewer forwards; each forward also checks the "
+    "drafts of earlier forwards",
     "blockwise": "like streaming, but a window of slots becomes final when all its slots are filled",
     "autoregressive": "writes token by token, as transformers does for other models",
 }

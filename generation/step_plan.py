@@ -54,8 +54,8 @@ def plan_step(
     chances = pad(chances, (1, 0), value=1.0)  # of at least 0, 1, 2, ... accepted drafts
     place = torch.arange(chances.shape[1], device=chances.device)
     query = torch.arange(expected.shape[1] + 1, device=chances.device)
-    if prices is not None:  # a draft that is made now is also judged in the next step
-        expected = (expected - prices[1]).clamp(min=0)
+    if prices is not None:  # A draft that is made now is judged in the next step, among the queries of that step.
+        expected = (expected - price_of_one(prices)).clamp(min=0)
 
     # Values of the MASKs: [batch, number of drafts, drafts that the group sees, place in the group].
     worth = with_first_mask(expected)
@@ -93,6 +93,11 @@ def affordable(
     gains = gains.where((num_masks >= 0) & (chances > 0)[..., None], -torch.inf).amax(1)
     gains = gains.gather(1, torch.minimum(number, most[:, None].clamp(min=0)))  # Beyond `most` there is no more.
     return ((gains - prices) * weights[:, None]).sum(0).argmax().clamp(max=most)
+
+
+def price_of_one(prices: torch.Tensor) -> torch.Tensor:
+    """The price of one query in a step with as many as make it cheapest."""
+    return (prices[1:] / torch.arange(1, len(prices), device=prices.device)).amin()
 
 
 def with_first_mask(expected: torch.Tensor) -> torch.Tensor:

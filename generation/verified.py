@@ -31,7 +31,7 @@ ACCEPTANCE = (
 # A row that is so many tokens ahead counts half as much when the number of queries is chosen.
 LEAD = 8
 # The weight of something new: a group of MASKs, or none; a judged draft, for its own strength and for all strengths.
-NEW_GROUP, NO_GROUP, NEW_OF_STRENGTH, NEW_OF_SOURCE = 0.15, 0.002, 0.06, 0.04
+NEW_GROUP, NO_GROUP, NEW_OF_STRENGTH, NEW_OF_SOURCE = 0.2, 0.01, 0.06, 0.04
 
 
 @dataclass
@@ -70,7 +70,7 @@ class VerifiedWindow(Window):
         accepted (`torch.BoolTensor` of shape `(batch, slots + 1)`): Whether that draft was accepted.
         expected (`torch.FloatTensor` of shape `(batch, window_size - 1)`): As `chances`, for the drafts of a group of
             MASKs that is still to come: a running mean, which comes back to `prior` where there are no groups.
-        prior (`torch.FloatTensor` of shape `(batch, window_size - 1)`): What it was before the first forward.
+        prior (`torch.FloatTensor` of shape `(batch, window_size - 1)`): `EXPECTED`.
         acceptance (`torch.FloatTensor` of shape `(batch, sources, strengths)`): The share of drafts that were accepted
             if those before them were: a running mean.
         prompt (`torch.LongTensor` of shape `(batch, columns)`): The prompts that drafts are looked up in,
@@ -102,12 +102,16 @@ class VerifiedWindow(Window):
             known = policy.known_drafts.get(name, first).to(device)[: len(first)]
             return zeros(*first.shape, dtype=torch.float32) + torch.cat([known, first[len(known) :]])
 
-        expected = record("expected", (EXPECTED + EXPECTED[-1:] * size)[: size - 1])
-        # A limit below the window makes the window as small, whatever the shape of the steps is.
-        expected[:, max(0, max_new_tokens - 1) :] = 0
-        chances, limit = torch.zeros_like(expected), zeros() + max_new_tokens
+        first = (EXPECTED + EXPECTED[-1:] * size)[: size - 1]
+        prior = zeros(size - 1, dtype=torch.float32) + torch.tensor(first, dtype=torch.float32, device=device)
+        expected = record("expected", first)
+        for each in (prior, expected):
+            # A limit below the window makes the window as small, whatever the shape of the steps is.
+            each[:, max(0, max_new_tokens - 1) :] = 0
+        chances, limit = torch.zeros_like(prior), zeros() + max_new_tokens
         weights = torch.ones_like(limit, dtype=torch.float32)
-        plan = plan_step(chances, expected, limit, limit.clamp(max=size), policy.prices, weights)
+        # The first group is planned without what earlier calls have found: it finds out about this text.
+        plan = plan_step(chances, prior, limit, limit.clamp(max=size), policy.prices, weights)
         return {
             "drafts": zeros(size - 1),
             "chances": chances,
@@ -117,7 +121,7 @@ class VerifiedWindow(Window):
             "judged_at": zeros(max_new_tokens + 1),
             "accepted": zeros(max_new_tokens + 1, dtype=torch.bool),
             "expected": expected,
-            "prior": expected.clone(),
+            "prior": prior,
             "acceptance": record("acceptance", ACCEPTANCE),
             "prompt": zeros(0),
         }

@@ -1,5 +1,6 @@
 """What the queries of a step cost and bring on a model, learned from the steps themselves."""
 
+import math
 import time
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
@@ -14,6 +15,7 @@ FADING = 0.998  # A time is believed less with every step that is of another kin
 NEW_CALL = 0.3  # the weight of a call in what the next ones begin with
 FORGOTTEN = 0.95  # the weight of earlier steps in the pace of a call
 TOO_MUCH = 1e9  # tokens
+MOST_TIMES_WIDER = 4  # A step has at most so many times the queries of the widest one whose time is known.
 
 
 @dataclass
@@ -52,8 +54,8 @@ class StepCosts:
     """The seconds of steps by their width, which is the number of queries of each row.
 
     Widths between two powers of two count as one kind of step. A width between two known ones costs what the line
-    between them says. One beyond the widest known one is taken to cost no more than that, so that a plan which can use
-    it tries it.
+    between them says. One beyond the widest known one is taken to cost no more than that, up to four times its width,
+    so that a plan which can use it tries it.
     """
 
     def __init__(self):
@@ -83,7 +85,10 @@ class StepCosts:
                 seconds.append((each.seconds - single) * each.belief(self.num_steps))
         for i in reversed(range(len(seconds) - 1)):  # A narrower step takes no longer.
             seconds[i] = min(seconds[i], seconds[i + 1])
-        return [interpolated(width, widths, seconds) for width in range(1, most + 1)]
+        return [
+            interpolated(width, widths, seconds) if width <= MOST_TIMES_WIDER * widths[-1] else math.inf
+            for width in range(1, most + 1)
+        ]
 
 
 def interpolated(at: float, places: list, values: list[float]) -> float:
@@ -133,7 +138,7 @@ def experience_with(model: PreTrainedModel) -> Experience:
 
 
 class StepPrices:
-    """The prices of one call: what further queries of a step cost, in the tokens that the call writes in that time.
+    """The prices of one call: what further queries of a step cost, in the tokens that a row writes in that time.
 
     Args:
         experience (`Experience`): What is known of the model.
@@ -170,7 +175,7 @@ class StepPrices:
             prices = [TOO_MUCH * (width > 1) for width in range(1, self.most + 1)]
         else:
             # One query a row writes a token a row: no call need be slower than that.
-            of_late = self.num_tokens / self.seconds if self.seconds else 0.0
-            rate = max(num_alive / costs.single_seconds, of_late)
-            prices = [rate * each for each in costs.further_seconds(self.most)]
+            of_late = self.num_tokens / self.seconds / num_alive if self.seconds else 0.0
+            rate = max(1 / costs.single_seconds, of_late)
+            prices = [min(rate * each, TOO_MUCH) for each in costs.further_seconds(self.most)]
         self.tensor.copy_(torch.tensor(prices))

@@ -28,6 +28,7 @@ def plan_step(
     num_open: torch.Tensor,
     most: torch.Tensor,
     prices: torch.Tensor | None = None,
+    weights: torch.Tensor | None = None,
 ) -> StepPlan:
     """Finds the plan that the most tokens are expected of.
 
@@ -43,16 +44,18 @@ def plan_step(
         num_open (`torch.LongTensor` of shape `(batch,)`): The slots that are still to be filled.
         most (`torch.LongTensor` of shape `(batch,)`): The most queries of a row behind the known token.
         prices (`torch.FloatTensor` of shape `(n,)`, *optional*): The price of 0, 1, ... n - 1 such queries in every
-            row, in tokens of all rows together; no row gets more than n - 1. All rows may have as many as gain most.
-            None: queries cost nothing.
+            row, in tokens of a row; no row gets more than n - 1. All rows may have as many as gain most. None: queries
+            cost nothing.
+        weights (`torch.FloatTensor` of shape `(batch,)`, *optional*): What a token of each row counts for that; with
+            prices only.
     """
     num_unused = max(0, chances.shape[1] - MOST_DRAFTS)
     chances, expected = chances[:, :MOST_DRAFTS], expected[:, :MOST_DRAFTS]
     chances = pad(chances, (1, 0), value=1.0)  # of at least 0, 1, 2, ... accepted drafts
     place = torch.arange(chances.shape[1], device=chances.device)
     query = torch.arange(expected.shape[1] + 1, device=chances.device)
-    if prices is not None:  # a draft that is made now is also judged in the next step
-        expected = (expected - prices[-1] / (len(prices) - 1) / len(chances)).clamp(min=0)
+    if prices is not None:  # A draft that is made now is judged in the next step, among the queries of that step.
+        expected = (expected - price_of_one(prices)).clamp(min=0)
 
     # Values of the MASKs: [batch, number of drafts, drafts that the group sees, place in the group].
     worth = with_first_mask(expected)
@@ -64,7 +67,7 @@ def plan_step(
 
     values, order = values.flatten(2).sort(dim=-1, descending=True, stable=True)
     if prices is not None:
-        most = affordable(values, chances, prices, most)
+        most = affordable(values, chances, prices, weights, most)
 
     # The number of drafts that gains most with the best MASKs in the queries that it leaves.
     num_masks = most[:, None] - place  # [batch, number of drafts]
@@ -79,7 +82,9 @@ def plan_step(
     return StepPlan(num_drafts[:, 0], pad(sizes.cumsum(-1), (1, 0)))
 
 
-def affordable(values: torch.Tensor, chances: torch.Tensor, prices: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
+def affordable(
+    values: torch.Tensor, chances: torch.Tensor, prices: torch.Tensor, weights: torch.Tensor, most: torch.Tensor
+) -> torch.Tensor:
     """The number of queries behind the known token, at most `most`, with which all rows together gain most."""
     place, number = (torch.arange(n, device=most.device) for n in (chances.shape[1], len(prices)))
     num_masks = (number - place[:, None]).expand(len(most), -1, -1)  # [batch, number of drafts, number of queries]
@@ -87,7 +92,12 @@ def affordable(values: torch.Tensor, chances: torch.Tensor, prices: torch.Tensor
     gains = gains + (chances.cumsum(-1) - 1)[..., None]
     gains = gains.where((num_masks >= 0) & (chances > 0)[..., None], -torch.inf).amax(1)
     gains = gains.gather(1, torch.minimum(number, most[:, None].clamp(min=0)))  # Beyond `most` there is no more.
-    return (gains.sum(0) - prices).argmax().clamp(max=most)
+    return ((gains - prices) * weights[:, None]).sum(0).argmax().clamp(max=most)
+
+
+def price_of_one(prices: torch.Tensor) -> torch.Tensor:
+    """The price of one query in a step with as many as make it cheapest."""
+    return (prices[1:] / torch.arange(1, len(prices), device=prices.device)).amin()
 
 
 def with_first_mask(expected: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from .slot_noise import noise_places
 from .step_plan import StepPlan, plan_step
 from .text_readers import TextReaders
 from .token_sampling import draft_or_best, over_slots, processed, without_mask
-from .window import NO_TOKEN, Window, WindowQueries
+from .window import NO_SLOT, NO_TOKEN, Window, WindowQueries
 
 # The sources of drafts: the likeliest tokens of MASKs, tokens drawn from the scores of MASKs, the text itself.
 LIKELIEST, DRAWN, LOOKED_UP = range(3)
@@ -28,8 +28,10 @@ ACCEPTANCE = (
     (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.95),
     (0.0, 0.3, 0.45, 0.6, 0.7, 0.78, 0.84),
 )
+# A row that is so many tokens ahead counts half as much when the number of queries is chosen.
+LEAD = 8
 # The weight of something new: a group of MASKs, or none; a judged draft, for its own strength and for all strengths.
-NEW_GROUP, NO_GROUP, NEW_OF_STRENGTH, NEW_OF_SOURCE = 0.15, 0.002, 0.06, 0.04
+NEW_GROUP, NO_GROUP, NEW_OF_STRENGTH, NEW_OF_SOURCE = 0.2, 0.01, 0.06, 0.04
 
 
 @dataclass
@@ -68,7 +70,7 @@ class VerifiedWindow(Window):
         accepted (`torch.BoolTensor` of shape `(batch, slots + 1)`): Whether that draft was accepted.
         expected (`torch.FloatTensor` of shape `(batch, window_size - 1)`): As `chances`, for the drafts of a group of
             MASKs that is still to come: a running mean, which comes back to `prior` where there are no groups.
-        prior (`torch.FloatTensor` of shape `(batch, window_size - 1)`): What it was before the first forward.
+        prior (`torch.FloatTensor` of shape `(batch, window_size - 1)`): `EXPECTED`.
         acceptance (`torch.FloatTensor` of shape `(batch, sources, strengths)`): The share of drafts that were accepted
             if those before them were: a running mean.
         prompt (`torch.LongTensor` of shape `(batch, columns)`): The prompts that drafts are looked up in,
@@ -100,11 +102,16 @@ class VerifiedWindow(Window):
             known = policy.known_drafts.get(name, first).to(device)[: len(first)]
             return zeros(*first.shape, dtype=torch.float32) + torch.cat([known, first[len(known) :]])
 
-        expected = record("expected", (EXPECTED + EXPECTED[-1:] * size)[: size - 1])
-        # A limit below the window makes the window as small, whatever the shape of the steps is.
-        expected[:, max(0, max_new_tokens - 1) :] = 0
-        chances, limit = torch.zeros_like(expected), zeros() + max_new_tokens
-        plan = plan_step(chances, expected, limit, limit.clamp(max=size), policy.prices)
+        first = (EXPECTED + EXPECTED[-1:] * size)[: size - 1]
+        prior = zeros(size - 1, dtype=torch.float32) + torch.tensor(first, dtype=torch.float32, device=device)
+        expected = record("expected", first)
+        for each in (prior, expected):
+            # A limit below the window makes the window as small, whatever the shape of the steps is.
+            each[:, max(0, max_new_tokens - 1) :] = 0
+        chances, limit = torch.zeros_like(prior), zeros() + max_new_tokens
+        weights = torch.ones_like(limit, dtype=torch.float32)
+        # The first group is planned without what earlier calls have found: it finds out about this text.
+        plan = plan_step(chances, prior, limit, limit.clamp(max=size), policy.prices, weights)
         return {
             "drafts": zeros(size - 1),
             "chances": chances,
@@ -114,7 +121,7 @@ class VerifiedWindow(Window):
             "judged_at": zeros(max_new_tokens + 1),
             "accepted": zeros(max_new_tokens + 1, dtype=torch.bool),
             "expected": expected,
-            "prior": expected.clone(),
+            "prior": prior,
             "acceptance": record("acceptance", ACCEPTANCE),
             "prompt": zeros(0),
         }
@@ -341,7 +348,10 @@ class VerifiedWindow(Window):
         """Plans the forward for which all slots before `first_open` are known."""
         most = 2 * self.limit.clamp(max=self.window_size) - num_leading
         num_open = (self.limit - first_open) * self.alive
-        return plan_step(self.chances, self.expected, num_open, most, policy.prices)
+        # A call ends with its slowest row, so a token of a row that is ahead counts for less.
+        least = first_open.where(self.alive, NO_SLOT).amin()
+        weights = torch.exp2((least - first_open).clamp(max=0) / LEAD) * self.alive
+        return plan_step(self.chances, self.expected, num_open, most, policy.prices, weights)
 
     def counts(self) -> dict[str, torch.Tensor]:
         """Adds how many drafts were judged and accepted at each distance; those behind the text's end do not count."""

@@ -126,7 +126,7 @@ def test_rows_have_as_many_queries_together_as_gain_most(rows, data):
     num_open, most = (torch.tensor([row[i] for row in rows]) for i in (2, 3))
     weights = torch.tensor(data.draw(st.lists(st.floats(0, 1, width=32), min_size=len(rows), max_size=len(rows))))
     got = plan_step(chances, expected, num_open, most, prices, weights)
-    reduced = (expected - prices[1]).clamp(min=0)
+    reduced = (expected - min(price / i for i, price in enumerate(prices.tolist()) if i)).clamp(min=0)
 
     def planned(number):
         return plan_step(chances, reduced, num_open, most.clamp(max=number))

@@ -5,10 +5,9 @@ With `processors` tokens are chosen left to right; `criteria` say where the text
 """
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import torch
 
@@ -137,33 +136,31 @@ def decode(
 
 
 class Record:
-    """How drafts fared, in plain numbers."""
+    """How drafts fared. (In float32, as the decoder keeps it: rounding chooses between plans of one value.)"""
 
     def __init__(self, window_size: int):
-        self.prior = (EXPECTED + EXPECTED[-1:] * window_size)[: window_size - 1]
-        self.expected = list(self.prior)
-        self.acceptance = [list(of_source) for of_source in ACCEPTANCE]
+        self.prior = torch.tensor((EXPECTED + EXPECTED[-1:] * window_size)[: window_size - 1])
+        self.expected = self.prior.clone()
+        self.acceptance = torch.tensor(ACCEPTANCE)
 
-    def chances(self, kinds: list[tuple[int, int]]) -> list[float]:
-        """Those of each draft with all before it, by sources and strengths."""
-        return list(accumulate((self.acceptance[source][strength] for source, strength in kinds), operator.mul))
+    def chances(self, kinds: list[tuple[int, int]]) -> torch.Tensor:
+        """Those of each draft with all before it, by sources and strengths; 0 behind the drafts."""
+        chances = torch.zeros_like(self.prior)
+        for place, (source, strength) in enumerate(kinds):
+            chances[place] = self.acceptance[source, strength]
+        return chances.cumprod(-1)
 
     def note_judged(self, kinds: list[tuple[int, int]], num_accepted: int) -> None:
-        changes = [[0.0] * len(of_source) for of_source in self.acceptance]
+        surprise = torch.zeros_like(self.acceptance)
         for place, (source, strength) in enumerate(kinds):
-            surprise = (place < num_accepted) - self.acceptance[source][strength]
-            changes[source][strength] += NEW_OF_STRENGTH * surprise
-            changes[source] = [change + NEW_OF_SOURCE * surprise for change in changes[source]]
-        if kinds:
-            self.acceptance = [
-                [min(max(share + change, 0.01), 0.99) for share, change in zip(*rows, strict=True)]
-                for rows in zip(self.acceptance, changes, strict=True)
-            ]
+            surprise[source, strength] += float(place < num_accepted) - self.acceptance[source, strength]
+        change = NEW_OF_STRENGTH * surprise + NEW_OF_SOURCE * surprise.sum(-1, keepdim=True)
+        self.acceptance = (self.acceptance + change).clamp(0.01, 0.99)
 
-    def note_group(self, chances: list[float]) -> None:
+    def note_group(self, chances: torch.Tensor, size: int) -> None:
         for k, prior in enumerate(self.prior):
-            weight, value = (NEW_GROUP, chances[k]) if k < len(chances) else (NO_GROUP, prior)
-            self.expected[k] += weight * (value - self.expected[k])
+            value, weight = (chances[k], NEW_GROUP) if k < size else (prior, NO_GROUP)
+            self.expected[k] = self.expected[k].lerp(value, weight)
 
 
 def looked_up(text: list[int], num_drafts: int, most_matched: int = MOST_MATCHED) -> tuple[list[int], int]:
@@ -201,8 +198,9 @@ def decode_verified(
     """
     window_size = min(window_size, max_new_tokens)
     result = Decoded(judged=[0] * (window_size - 1), accepted=[0] * (window_size - 1))
-    text, drafts, kinds, chances = result.ids, [], [], []
+    text, drafts, kinds = result.ids, [], []
     record = Record(window_size)
+    chances = record.chances([])
 
     def scores_of(logits: torch.Tensor, before: list[int]) -> torch.Tensor:
         scores = logits.clone().float()
@@ -216,10 +214,9 @@ def decode_verified(
         known = prompt + text
         rows = [(token, position, list(range(position + 1))) for position, token in enumerate(known + drafts)]
         groups = []
-        padded = torch.tensor([chances + [0.0] * (window_size - 1 - len(chances))])
         num_open = max_new_tokens - len(text)
         most = 2 * window_size - 1 if text else window_size
-        plan = plan_step(padded, torch.tensor([record.expected]), torch.tensor([num_open]), torch.tensor([most]))
+        plan = plan_step(chances[None], record.expected[None], torch.tensor([num_open]), torch.tensor([most]))
         drafts, kinds = (given[: plan.num_drafts] for given in (drafts, kinds))
         if text:
             result.steps.append({"known": len(text), "drafts": list(drafts)})
@@ -270,10 +267,11 @@ def decode_verified(
             drafts.append(token.item())
             kinds.append((LIKELIEST, sum(probability.item() > share for share in SHARES)))
         chances = record.chances(kinds)
-        record.note_group(chances)
+        record.note_group(chances, len(kinds))
         found, length = looked_up(prompt + text, min(num_looked_up, window_size - 1), most_matched)
         kinds_of_found = [(LOOKED_UP, min(length + place, MOST_MATCHED)) for place in range(len(found))]
-        if sum(record.chances(kinds_of_found)) > sum(chances):
+        if record.chances(kinds_of_found).sum() > chances.sum():
             drafts, kinds, chances = found, kinds_of_found, record.chances(kinds_of_found)
         num_open = max_new_tokens - len(text)
-        drafts, chances = drafts[:num_open], chances[:num_open]
+        drafts, kinds = drafts[:num_open], kinds[:num_open]
+        chances[num_open:] = 0

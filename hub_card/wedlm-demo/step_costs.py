@@ -55,7 +55,7 @@ class StepCosts:
 
     Widths between two powers of two count as one kind of step. A width between two known ones costs what the line
     between them says. One beyond the widest known one is taken to cost no more than that, up to four times its width,
-    so that a plan which can use it tries it.
+    so that a plan which can use it tries it. (Calls in other threads may add widths while this one reads.)
     """
 
     def __init__(self):
@@ -73,7 +73,7 @@ class StepCosts:
         single = self.times.get(0)
         if single is None or not single.is_known:
             return None
-        wider = [time.seconds for time in self.times.values() if time.is_known]  # they take no less
+        wider = [each.seconds for each in list(self.times.values()) if each.is_known]  # they take no less
         return min(single.seconds * single.belief(self.num_steps), *wider)
 
     def further_seconds(self, most: int) -> list[float]:

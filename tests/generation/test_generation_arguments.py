@@ -433,10 +433,12 @@ def long_word(ran: Ran) -> int:
 WORKS = {
     # Parallel decoding
     "decoding": Line(AUTOREGRESSIVE, lambda r: set(r.widths[1:]) == {1}),
-    "window_size": Line({"window_size": 3}, lambda r: r.widths[0] == WIDTH + 3),
+    "window_size": Line({"window_size": 2}, lambda r: r.widths[0] == WIDTH + 2 and max(r.widths[1:]) <= 4),
     "entropy_threshold": Line({"entropy_threshold": 100.0}, lambda r: len(r.widths) == 1, {"window_size": 16}),
     "distance_penalty": Line({"distance_penalty": 100.0}, lambda r: len(r.widths) == max(map(len, r.new))),
-    "acceptance_ratio": Line({"acceptance_ratio": 1e-9}, lambda r: len(r.widths) <= max(map(len, r.new)) / 2),
+    "acceptance_ratio": Line(
+        {"acceptance_ratio": 1e-9}, lambda r: len(r.widths) <= max(map(len, r.new)) / 2, {"window_size": 16}
+    ),
     # Length
     "max_length": Line(
         {"max_length": WIDTH + 5}, lambda r: r.sequences.shape[1] == WIDTH + 5, {"max_new_tokens": None}

@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 
 NUM_TIMES = 2  # A time is known after so many steps; the first of them may have loaded or compiled something.
 NEW_TIME = 0.2  # the weight of a new step in the running mean
-MOST_TIMES = 2.0  # A step that took longer than so many times the mean was disturbed, and counts as that.
+DISTURBED = 2.0  # A step that took longer than so many times the mean was disturbed, and counts as that.
 FADING = 0.998  # A time is believed less with every step that is of another kind, and taken to be shorter.
 NEW_CALL = 0.3  # the weight of a call in what the next ones begin with
 FORGOTTEN = 0.95  # the weight of earlier steps in the pace of a call
 TOO_MUCH = 1e9  # tokens
-MOST_TIMES_WIDER = 4  # A step has at most so many times the queries of the widest one whose time is known.
+MOST_WIDER = 4  # A step has at most so many times the queries of the widest one whose time is known.
 
 
 @dataclass
@@ -43,7 +43,7 @@ class StepTime:
             self.seconds = min(seconds, self.seconds) if self.num_timed else seconds
         else:
             weight = max(NEW_TIME, 1 - FADING ** (step - self.last))
-            self.seconds += weight * (min(seconds, MOST_TIMES * self.seconds) - self.seconds)
+            self.seconds += weight * (min(seconds, DISTURBED * self.seconds) - self.seconds)
         self.width, self.num_timed, self.last = width, self.num_timed + 1, step
 
     def belief(self, step: int) -> float:
@@ -86,7 +86,7 @@ class StepCosts:
         for i in reversed(range(len(seconds) - 1)):  # A narrower step takes no longer.
             seconds[i] = min(seconds[i], seconds[i + 1])
         return [
-            interpolated(width, widths, seconds) if width <= MOST_TIMES_WIDER * widths[-1] else math.inf
+            interpolated(width, widths, seconds) if width <= MOST_WIDER * widths[-1] else math.inf
             for width in range(1, most + 1)
         ]
 

@@ -184,7 +184,8 @@ class DecodingRun:
         """Draws the noise of all slots that the next forward can look at."""
         if self.noise is not None:
             ends = torch.minimum(self.window.start + self.window.num_queries + 1, self.window.limit)
-            self.noise.draw(self.window.batch_rows.tolist(), ends.tolist())
+            rows, ends = torch.stack([self.window.batch_rows, ends]).tolist()  # one look at the device
+            self.noise.draw(rows, ends)
 
     def take_static_steps(self) -> None:
         """Takes all steps behind the first one, in their fixed shape."""

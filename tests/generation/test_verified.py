@@ -78,7 +78,6 @@ def calls(draw):
     }  # fmt: skip
 
 
-@pytest.mark.timeout(300)
 @given(calls(), st.data())
 @property_settings(60, deadline=None, derandomize=True)
 def test_any_batch_equals_the_slow_reference_row_by_row(call, data):

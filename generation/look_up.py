@@ -27,12 +27,10 @@ def look_up(
         match `[batch]`; it is 0 where there is none, and the drafts say nothing.
     """
     column, last = torch.arange(text.shape[1], device=text.device), last[:, None]
-    is_same, num_matched = column < last, torch.zeros_like(text)
-    for back in range(min(most_matched, text.shape[1])):
-        token = text.gather(1, (last - back).clamp(min=0))
-        earlier = pad(text[:, : text.shape[1] - back], (back, 0), value=-1)
-        is_same = is_same & (earlier == token) & (token >= 0) & (last >= back)
-        num_matched = num_matched + is_same
+    endings = pad(text, (most_matched - 1, 0), value=-1).unfold(1, most_matched, 1)  # [batch, columns, matched]
+    own = endings.gather(1, last[..., None].expand(-1, -1, most_matched))
+    is_same = (endings == own) & (own >= 0)
+    num_matched = is_same.flip(-1).cumprod(-1, dtype=torch.uint8).sum(-1) * (column < last)
     best = (num_matched * text.shape[1] + column).where(num_matched > 0, -1).argmax(-1, keepdim=True)
     period = (last - best).clamp(min=1)
     place = torch.arange(num_drafts, device=text.device)

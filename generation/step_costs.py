@@ -11,10 +11,13 @@ from transformers import PreTrainedModel
 NUM_TIMES = 2  # A time is known after so many steps; the first of them may have loaded or compiled something.
 NEW_TIME = 0.2  # the weight of a new step in the running mean
 DISTURBED = 2.0  # A step that took longer than so many times the mean was disturbed, and counts as that.
-FADING = 0.998  # A time is believed less with every step that is of another kind, and taken to be shorter.
+FADING = 0.9995  # A time is believed less with every step that is of another kind, and taken to be shorter.
 NEW_CALL = 0.3  # the weight of a call in what the next ones begin with
 FORGOTTEN = 0.95  # the weight of earlier steps in the pace of a call
 TOO_MUCH = 1e9  # tokens
+# Estimates that are too high are taken more often than others, so prices are raised: at the beginning of a text by
+# CAUTION, less with each token that further queries have gained there, and more with each that they have cost.
+CAUTION, MOST_CAUTION, NEW_GAIN = 2.0, 4.0, 0.5
 MOST_WIDER = 4  # A step has at most so many times the queries of the widest one whose time is known.
 
 
@@ -121,12 +124,10 @@ class Experience:
         return self.costs.setdefault((num_rows - 1).bit_length(), StepCosts())
 
     def note_drafts(self, records: dict[str, torch.Tensor]) -> None:
-        """Notes the records of the rows of a call that has ended, `[batch, n]` each."""
+        """Notes the records of the rows of a call that has ended, `[batch, ...]` each."""
         for name, record in records.items():
             mean = record.mean(0)
-            known = self.drafts.get(name, mean)
-            num = min(len(known), len(mean))  # a call of few tokens has shorter records
-            self.drafts[name] = torch.cat([known[:num].lerp(mean[:num], NEW_CALL), known[num:], mean[num:]])
+            self.drafts[name] = self.drafts.get(name, mean).lerp(mean, NEW_CALL)
 
 
 EXPERIENCE: WeakKeyDictionary[PreTrainedModel, dict[tuple, Experience]] = WeakKeyDictionary()
@@ -154,18 +155,32 @@ class StepPrices:
         self.experience, self.most = experience, most
         self.tensor = torch.zeros(most, dtype=torch.float32, device=device)
         self.num_tokens, self.seconds = 0.0, 0.0  # of late
+        self.caution = CAUTION
         self.last: tuple[float, int, int] | None = None  # the end of the last step, its rows and their tokens
         self.update(num_rows, num_rows)
 
-    def note(self, width: int, num_rows: int, num_tokens: int) -> None:
-        """Notes a step that has just ended: its queries a row, its rows, and the tokens that these have by now."""
+    def note(self, width: int, num_rows: int, num_alive: int, num_tokens: int) -> None:
+        """Notes a step that has just ended.
+
+        Args:
+            width (`int`): Its queries a row.
+            num_rows (`int`): Its rows.
+            num_alive (`int`): Those of them whose text was incomplete.
+            num_tokens (`int`): The tokens that the rows have by now.
+        """
         now = time.perf_counter()
         if self.last is not None:
             then, rows_then, tokens_then = self.last
-            self.experience.costs_of(num_rows).note(width, now - then)
+            costs = self.experience.costs_of(num_rows)
+            costs.note(width, now - then)
             if num_rows == rows_then:
-                self.num_tokens = FORGOTTEN * self.num_tokens + num_tokens - tokens_then
+                num_new = num_tokens - tokens_then
+                self.num_tokens = FORGOTTEN * self.num_tokens + num_new
                 self.seconds = FORGOTTEN * self.seconds + now - then
+                if costs.single_seconds is not None:
+                    price = costs.further_seconds(width)[-1] / costs.single_seconds
+                    gained = num_new / num_alive - 1 - price
+                    self.caution = min(max(1.0, self.caution - NEW_GAIN * gained), MOST_CAUTION)
         self.last = now, num_rows, num_tokens
 
     def update(self, num_rows: int, num_alive: int) -> None:
@@ -177,5 +192,5 @@ class StepPrices:
             # One query a row writes a token a row: no call need be slower than that.
             of_late = self.num_tokens / self.seconds / num_alive if self.seconds else 0.0
             rate = max(1 / costs.single_seconds, of_late)
-            prices = [min(rate * each, TOO_MUCH) for each in costs.further_seconds(self.most)]
+            prices = [min(self.caution * rate * each, TOO_MUCH) for each in costs.further_seconds(self.most)]
         self.tensor.copy_(torch.tensor(prices))

@@ -49,6 +49,8 @@ def plan_step(
         weights (`torch.FloatTensor` of shape `(batch,)`, *optional*): What a token of each row counts for that; with
             prices only.
     """
+    if prices is not None and nothing_pays(chances, expected, prices, weights):
+        return StepPlan(torch.zeros_like(most), most.new_zeros(len(most), chances.shape[1] + 2))
     num_unused = max(0, chances.shape[1] - MOST_DRAFTS)
     chances, expected = chances[:, :MOST_DRAFTS], expected[:, :MOST_DRAFTS]
     chances = pad(chances, (1, 0), value=1.0)  # of at least 0, 1, 2, ... accepted drafts
@@ -80,6 +82,14 @@ def plan_step(
     sizes = sizes.where(sizes > 1, 0)
     sizes = pad(sizes, (0, num_unused))
     return StepPlan(num_drafts[:, 0], pad(sizes.cumsum(-1), (1, 0)))
+
+
+def nothing_pays(chances: torch.Tensor, expected: torch.Tensor, prices: torch.Tensor, weights: torch.Tensor) -> bool:
+    """Whether all that can be gained is less than the price of one query, where nobody has to wait to know."""
+    if prices.device.type != "cpu" or len(prices) == 1:
+        return False
+    most = chances.sum(-1) + expected.sum(-1)
+    return bool(((most - prices[1]) * weights).sum() <= 0)
 
 
 def affordable(

@@ -20,9 +20,10 @@ LIKELIEST, DRAWN, LOOKED_UP = range(3)
 # The strength of a draft. From MASKs: how many of these its share of the scores exceeds. From the text: the number of
 # equal tokens in front of it.
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9, 0.99)
-# What is known of drafts before any was judged, as it was seen on a language model of ordinary text: the chance of
-# each draft of a group of MASKs, and the chance by source and strength if the drafts before are accepted.
-EXPECTED = (0.6, 0.4, 0.25, 0.15, 0.1, 0.06, 0.04, 0.03, 0.02)
+# What is taken to be so before a text has said more, as it was seen on language models of ordinary text: its doubt,
+# the doubt of a group's first draft beside it, and the chance of a draft by source and strength if the drafts before
+# it are accepted.
+DOUBT, DOUBT_OF_DRAFT = 0.22, 0.5
 ACCEPTANCE = (
     (0.05, 0.15, 0.3, 0.45, 0.6, 0.75, 0.95),
     (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.95),
@@ -30,8 +31,11 @@ ACCEPTANCE = (
 )
 # A row that is so many tokens ahead counts half as much when the number of queries is chosen.
 LEAD = 8
-# The weight of something new: a group of MASKs, or none; a judged draft, for its own strength and for all strengths.
-NEW_GROUP, NO_GROUP, NEW_OF_STRENGTH, NEW_OF_SOURCE = 0.2, 0.01, 0.06, 0.04
+# The weight of earlier texts in what is taken to be the acceptance on a new one.
+EARLIER_TEXTS = 0.5
+# The weight of something new: a group of MASKs, or none; a known token; a judged draft, for its own strength and for
+# all strengths.
+NEW_GROUP, NO_GROUP, NEW_TOKEN, NEW_OF_STRENGTH, NEW_OF_SOURCE = 0.2, 0.5, 0.1, 0.06, 0.12
 
 
 @dataclass
@@ -69,8 +73,11 @@ class VerifiedWindow(Window):
             the slot's draft was judged; 0 where none was.
         accepted (`torch.BoolTensor` of shape `(batch, slots + 1)`): Whether that draft was accepted.
         expected (`torch.FloatTensor` of shape `(batch, window_size - 1)`): As `chances`, for the drafts of a group of
-            MASKs that is still to come: a running mean, which comes back to `prior` where there are no groups.
-        prior (`torch.FloatTensor` of shape `(batch, window_size - 1)`): `EXPECTED`.
+            MASKs that is still to come: a running mean, which tends to `hoped_for` where there are no groups.
+        doubt (`torch.FloatTensor` of shape `(batch, 1)`): -log of the share of the scores that the likeliest token has
+            where tokens become known: a running mean.
+        doubts (`torch.FloatTensor` of shape `(batch, 2)`): Running means over the groups: -log of the chance of their
+            first draft, and `doubt`.
         acceptance (`torch.FloatTensor` of shape `(batch, sources, strengths)`): The share of drafts that were accepted
             if those before them were: a running mean.
         prompt (`torch.LongTensor` of shape `(batch, columns)`): The prompts that drafts are looked up in,
@@ -85,33 +92,30 @@ class VerifiedWindow(Window):
     judged_at: torch.Tensor
     accepted: torch.Tensor
     expected: torch.Tensor
-    prior: torch.Tensor
+    doubt: torch.Tensor
+    doubts: torch.Tensor
     acceptance: torch.Tensor
     prompt: torch.Tensor
 
     PER_SLOT: ClassVar = (*Window.PER_SLOT, "judged_at", "accepted")
     PER_COLUMN: ClassVar = ("prompt",)
-    RECORDS: ClassVar = ("expected", "acceptance")
+    RECORDS: ClassVar = ("doubts", "acceptance")
 
     @classmethod
     def opened_window(cls, zeros: Callable, max_new_tokens: int, policy: Policy) -> dict[str, torch.Tensor]:
         size, device = policy.window_size, zeros().device
 
-        def record(name: str, first: tuple) -> torch.Tensor:
+        def record(name: str, first: tuple, weight: float) -> torch.Tensor:
             first = torch.tensor(first, dtype=torch.float32, device=device)
-            known = policy.known_drafts.get(name, first).to(device)[: len(first)]
-            return zeros(*first.shape, dtype=torch.float32) + torch.cat([known, first[len(known) :]])
+            known = policy.known_drafts.get(name, first).to(device)
+            return first.lerp(known, weight) + zeros(*first.shape, dtype=torch.float32)
 
-        first = (EXPECTED + EXPECTED[-1:] * size)[: size - 1]
-        prior = zeros(size - 1, dtype=torch.float32) + torch.tensor(first, dtype=torch.float32, device=device)
-        expected = record("expected", first)
-        for each in (prior, expected):
-            # A limit below the window makes the window as small, whatever the shape of the steps is.
-            each[:, max(0, max_new_tokens - 1) :] = 0
-        chances, limit = torch.zeros_like(prior), zeros() + max_new_tokens
-        weights = torch.ones_like(limit, dtype=torch.float32)
-        # The first group is planned without what earlier calls have found: it finds out about this text.
-        plan = plan_step(chances, prior, limit, limit.clamp(max=size), policy.prices, weights)
+        doubts = record("doubts", (DOUBT_OF_DRAFT, DOUBT), 1.0)
+        doubt = zeros(1, dtype=torch.float32) + DOUBT
+        limit = zeros() + max_new_tokens
+        expected = hoped_for(doubt, doubts, size, limit)
+        chances, weights = torch.zeros_like(expected), torch.ones_like(limit, dtype=torch.float32)
+        plan = plan_step(chances, expected, limit, limit.clamp(max=size), policy.prices, weights)
         return {
             "drafts": zeros(size - 1),
             "chances": chances,
@@ -121,8 +125,9 @@ class VerifiedWindow(Window):
             "judged_at": zeros(max_new_tokens + 1),
             "accepted": zeros(max_new_tokens + 1, dtype=torch.bool),
             "expected": expected,
-            "prior": prior,
-            "acceptance": record("acceptance", ACCEPTANCE),
+            "doubt": doubt,
+            "doubts": doubts,
+            "acceptance": record("acceptance", ACCEPTANCE, EARLIER_TEXTS),
             "prompt": zeros(0),
         }
 
@@ -200,14 +205,20 @@ class VerifiedWindow(Window):
                 scores = processed(logits, policy.processors)
             if places is None:
                 return likeliest(scores)
-            return *likeliest(scores), *likeliest(scores + policy.noise.flatten(0, 1)[places])[:2]
+            drawn = likeliest(scores + policy.noise.flatten(0, 1)[places])
+            return *likeliest(scores), *drawn[:2]
 
         places = () if policy.noise is None else (noise_places(policy.noise, self.batch_rows, queries.asked_slots),)
         likely, chances, is_possible, *drawn = over_slots(read, logits, *places)
         tokens = drawn[0] if drawn else likely
         slots, is_known, tokens = self.judge(queries, logits, tokens[:, : self.window_size], policy, readers)
         num_known = is_known.sum(-1)
-        self.draft(slots, num_known, [(likely, chances), drawn] if drawn else [(likely, chances)], policy)
+        guesses = [(likely, chances), drawn][: 1 + len(places)]
+        if logits.shape[1] == 1:  # the last known token alone: no MASKs
+            guesses = []
+        surprise = (doubt_of(chances[:, : is_known.shape[1]]) - self.doubt) * is_known
+        self.doubt = self.doubt + NEW_TOKEN * surprise.sum(-1, keepdim=True)
+        self.draft(slots, num_known, guesses, policy)
         if readers is not None and readers.shows_guesses:
             self.show_drafts(readers, num_known, policy)
         if policy.left_to_right:  # the readers have refused what is impossible
@@ -251,6 +262,8 @@ class VerifiedWindow(Window):
 
     def note_judged(self, slots: torch.Tensor, is_known: torch.Tensor, tokens: torch.Tensor) -> None:
         """Keeps at which distance each slot's draft was judged and whether it was accepted, and learns from it."""
+        if slots.shape[1] == 1:  # no drafts
+            return
         distance = torch.arange(1, slots.shape[1], device=slots.device)
         is_judged = is_known[:, :-1] & (distance <= self.num_drafts[:, None])
         is_accepted = tokens[:, :-1] == self.drafts[:, : len(distance)]
@@ -276,33 +289,47 @@ class VerifiedWindow(Window):
     ) -> None:
         """Takes the next drafts from the group of MASKs that saw the accepted ones, or looks them up in the text.
 
-        `guesses` are tokens of the asked queries and their chances, `[batch, asked]` each: the likeliest tokens and,
-        where tokens are drawn, the drawn ones.
+        `guesses` are tokens of the asked queries and their shares of the scores, `[batch, asked]` each: the likeliest
+        tokens and, where tokens are drawn, the drawn ones; none where there are no MASKs.
         """
-        place = torch.arange(1, self.window_size, device=slots.device)
         num_settled = (num_known - 1).clamp(min=0)[:, None]
-        begin, end = self.groups.gather(1, num_settled), self.groups.gather(1, num_settled + 1)
-        mask = begin + place  # the group's first MASK stood for the slot that is known now
-        asked = (self.num_drafts[:, None] + 1 + mask).clamp(max=guesses[0][0].shape[1] - 1)
-        drafts, kinds, chances = torch.zeros_like(self.drafts), self.kinds, torch.zeros_like(self.chances)
-        for source, (tokens, shares) in enumerate(guesses):
-            shares = shares.gather(1, asked)  # (not torch.bucketize, whose boundaries would have to get to the device)
-            strengths = sum((shares > share).long() for share in SHARES)
-            of_source, chance = self.judged_before(source, strengths, mask < end)
-            drafts, kinds, chances = taken(
-                chance > chances, (tokens.gather(1, asked), of_source, chance), (drafts, kinds, chances)
-            )
-        of_groups = chances.cumprod(-1)
-        weight = torch.where(mask < end, NEW_GROUP, NO_GROUP).to(chances.dtype)
-        self.expected = self.expected.lerp(torch.where(mask < end, of_groups, self.prior), weight)
+        found = torch.zeros_like(self.drafts), self.kinds, torch.zeros_like(self.chances)
+        weight = NO_GROUP
+        if guesses:
+            *found, is_found = self.guessed(num_settled, guesses)
+            weight = torch.where(is_found, NEW_GROUP, NO_GROUP).to(self.expected.dtype)
+        of_group = found[2].cumprod(-1)
+        expected = hoped_for(self.doubt, self.doubts, self.window_size, self.limit)
+        if guesses:
+            expected = of_group.where(is_found, expected)
+        self.expected = self.expected.lerp(expected, weight)
 
         if policy.num_looked_up > 0:
-            found = self.looked_up(slots[:, 0] + num_known - 1, policy)
-            is_better = found[2].cumprod(-1).sum(-1, keepdim=True) > of_groups.sum(-1, keepdim=True)
-            drafts, kinds, chances = taken(is_better, found, (drafts, kinds, chances))
-        draft_slots = slots[:, :1] + num_settled + place
-        self.drafts, self.kinds = drafts, kinds
+            others = self.looked_up(slots[:, 0] + num_known - 1, policy)
+            is_better = others[2].cumprod(-1).sum(-1, keepdim=True) > of_group.sum(-1, keepdim=True)
+            found = taken(is_better, others, found)
+        self.drafts, self.kinds, chances = found
+        draft_slots = slots[:, :1] + num_settled + torch.arange(1, self.window_size, device=slots.device)
         self.chances = chances.cumprod(-1).where(draft_slots < self.limit[:, None], 0)
+
+    def guessed(self, num_settled: torch.Tensor, guesses: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple:
+        """The drafts of the group that saw `num_settled` drafts: their kinds, their chances, and which there are.
+
+        Keeps the group's doubt beside that of the text.
+        """
+        begin, end = self.groups.gather(1, num_settled), self.groups.gather(1, num_settled + 1)
+        mask = begin + torch.arange(1, self.window_size, device=begin.device)  # the first one stood for a known slot
+        is_found, asked = mask < end, self.num_drafts[:, None] + 1 + mask
+        found = torch.zeros_like(self.drafts), self.kinds, torch.zeros_like(self.chances)
+        for source, guess in enumerate(guesses):
+            tokens, shares = (each.gather(1, asked.clamp(max=each.shape[1] - 1)) for each in guess)
+            # (not torch.bucketize, whose boundaries would have to get to the device)
+            strengths = sum((shares > share).long() for share in SHARES)
+            kinds, chances = self.judged_before(source, strengths, is_found)
+            found = taken(chances > found[2], (tokens, kinds, chances), found)
+        doubts = torch.cat([doubt_of(pad(found[2], (0, 1))[:, :1]), self.doubt], dim=-1)
+        self.doubts = self.doubts.lerp(doubts, NEW_GROUP * (begin + 1 < end).to(doubts.dtype))
+        return *found, is_found
 
     def judged_before(
         self, source: int, strengths: torch.Tensor, is_draft: torch.Tensor
@@ -367,6 +394,23 @@ def likeliest(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
     """The best token of each `[n, vocabulary]`, its share of the softmax, and whether it is possible."""
     best, tokens = scores.max(-1)
     return tokens, (best - scores.logsumexp(-1)).exp(), best > -torch.inf  # False where it is NaN
+
+
+def doubt_of(chances: torch.Tensor) -> torch.Tensor:
+    """-log of chances, of which none is taken to be below 0.01."""
+    return -chances.clamp(min=0.01).log()
+
+
+def hoped_for(doubt: torch.Tensor, doubts: torch.Tensor, window_size: int, limit: torch.Tensor) -> torch.Tensor:
+    """The chances of a group's drafts before there is one: P(at least n are accepted), n = 1, 2, ...
+
+    Where the text's own tokens are sure, so are those that MASKs guess: -log of their chances is `doubt` times what it
+    was beside it in earlier groups.
+    """
+    place = torch.arange(1, window_size, device=limit.device)
+    chances = torch.exp(-place * doubt * doubts[:, :1] / doubts[:, 1:].clamp(min=0.01))
+    # A limit below the window makes the window as small, whatever the shape of the steps is.
+    return chances.where(place < limit[:, None], 0)
 
 
 def taken(where: torch.Tensor, these: tuple, others: tuple) -> tuple[torch.Tensor, ...]:

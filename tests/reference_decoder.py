@@ -15,12 +15,14 @@ from wedlm.generation.look_up import MOST_MATCHED
 from wedlm.generation.step_plan import plan_step
 from wedlm.generation.verified import (
     ACCEPTANCE,
-    EXPECTED,
+    DOUBT,
+    DOUBT_OF_DRAFT,
     LIKELIEST,
     LOOKED_UP,
     NEW_GROUP,
     NEW_OF_SOURCE,
     NEW_OF_STRENGTH,
+    NEW_TOKEN,
     NO_GROUP,
     SHARES,
 )
@@ -139,13 +141,18 @@ class Record:
     """How drafts fared. (In float32, as the decoder keeps it: rounding chooses between plans of one value.)"""
 
     def __init__(self, window_size: int):
-        self.prior = torch.tensor((EXPECTED + EXPECTED[-1:] * window_size)[: window_size - 1])
-        self.expected = self.prior.clone()
+        self.place = torch.arange(1, window_size)
+        self.doubt, self.doubts = torch.tensor([DOUBT]), torch.tensor([DOUBT_OF_DRAFT, DOUBT])
+        self.expected = self.hoped_for()
         self.acceptance = torch.tensor(ACCEPTANCE)
+
+    def hoped_for(self) -> torch.Tensor:
+        """The chances of a group's drafts: the more sure the text, the better."""
+        return torch.exp(-self.place * self.doubt * self.doubts[:1] / self.doubts[1:].clamp(min=0.01))
 
     def chances(self, kinds: list[tuple[int, int]]) -> torch.Tensor:
         """Those of each draft with all before it, by sources and strengths; 0 behind the drafts."""
-        chances = torch.zeros_like(self.prior)
+        chances = torch.zeros_like(self.expected)
         for place, (source, strength) in enumerate(kinds):
             chances[place] = self.acceptance[source, strength]
         return chances.cumprod(-1)
@@ -157,9 +164,17 @@ class Record:
         change = NEW_OF_STRENGTH * surprise + NEW_OF_SOURCE * surprise.sum(-1, keepdim=True)
         self.acceptance = (self.acceptance + change).clamp(0.01, 0.99)
 
+    def note_tokens(self, shares: list[float]) -> None:
+        """The best tokens' shares of the scores, for the tokens that a forward made known."""
+        doubts = -torch.tensor(shares).clamp(min=0.01).log()
+        self.doubt = self.doubt + NEW_TOKEN * (doubts - self.doubt).sum(-1, keepdim=True)
+
     def note_group(self, chances: torch.Tensor, size: int) -> None:
-        for k, prior in enumerate(self.prior):
-            value, weight = (chances[k], NEW_GROUP) if k < size else (prior, NO_GROUP)
+        if size > 0:
+            doubts = torch.cat([-chances[:1].clamp(min=0.01).log(), self.doubt])
+            self.doubts = self.doubts.lerp(doubts, NEW_GROUP)
+        for k, hoped in enumerate(self.hoped_for()):
+            value, weight = (chances[k], NEW_GROUP) if k < size else (hoped, NO_GROUP)
             self.expected[k] = self.expected[k].lerp(value, weight)
 
 
@@ -209,6 +224,13 @@ def decode_verified(
             scores = processors(torch.tensor([[*padding, *prompt, *before]]), scores[None])[0]
         return scores
 
+    def best_share(logits: torch.Tensor) -> tuple[float, int]:
+        """The best token's share of the scores, and the token."""
+        scores = logits.clone().float()
+        scores[mask_token_id] = -math.inf
+        share, token = scores.softmax(-1).max(-1)
+        return share.item(), token.item()
+
     while True:
         # Rows: all that is known, the drafts, and for every number of accepted drafts a group of MASK rows.
         known = prompt + text
@@ -235,9 +257,10 @@ def decode_verified(
         result.window_queries += len(rows) - len(known) + (1 if text else 0)
 
         # Judge.
-        num_accepted = 0
+        num_accepted, shares = 0, []
         for distance, draft in enumerate([*drafts, None]):
             scores = scores_of(logits[len(known) - 1 + distance], text)
+            shares.append(best_share(logits[len(known) - 1 + distance])[0])
             (best, second), (token, _) = (x.tolist() for x in scores.topk(2))
             result.margin = min(result.margin, best - second)
             if draft is not None and (scores - best).exp()[draft] >= acceptance_ratio:
@@ -258,14 +281,13 @@ def decode_verified(
 
         # Learn and draft.
         num_judged = min(num_accepted + 1, len(drafts))
+        record.note_tokens(shares)
         record.note_judged(kinds[:num_judged], num_accepted)
         drafts, kinds = [], []
         for row in groups[num_accepted][1:]:
-            scores = logits[row].clone().float()
-            scores[mask_token_id] = -math.inf
-            probability, token = scores.softmax(-1).max(-1)
-            drafts.append(token.item())
-            kinds.append((LIKELIEST, sum(probability.item() > share for share in SHARES)))
+            share, token = best_share(logits[row])
+            drafts.append(token)
+            kinds.append((LIKELIEST, sum(share > each for each in SHARES)))
         chances = record.chances(kinds)
         record.note_group(chances, len(kinds))
         found, length = looked_up(prompt + text, min(num_looked_up, window_size - 1), most_matched)

@@ -172,7 +172,7 @@ class DecodingRun:
             return queries
         status = read_status(self.status.tolist(), self.window)
         if self.prices is not None:
-            self.prices.note(width, num_rows, sum(status.num_committed))
+            self.prices.note(width, num_rows, self.num_alive, sum(status.num_committed))
         self.num_alive, self.longest = sum(status.alive), max(status.num_committed)
         self.drop_ended_rows()
         queries = self.window.queries(max(1, *status.num_queries), self.policy)

@@ -15,7 +15,15 @@ from transformers import GenerationConfig, LogitsProcessorList
 from wedlm.generation import decoding_run, step_costs
 from wedlm.generation.parameters import DEFAULTS
 from wedlm.generation.policy import Policy
-from wedlm.generation.step_costs import FADING, Experience, StepCosts, StepPrices
+from wedlm.generation.step_costs import (
+    CAUTION,
+    FADING,
+    MOST_CAUTION,
+    NEW_GAIN,
+    Experience,
+    StepCosts,
+    StepPrices,
+)
 from wedlm.generation.verified import VerifiedWindow
 
 MODEL = load(CHECKPOINTS / "q3").double()  # where no rounding decides
@@ -55,9 +63,9 @@ def test_a_disturbed_step_moves_the_mean_little_and_a_steady_change_moves_it():
 
 @pytest.mark.parametrize(("stale", "other"), [(1, 8), (8, 1)])
 def test_old_times_fade_so_that_the_step_is_tried_again_and_then_counts_for_more(stale, other):
-    costs = costs_of([(stale, 3.0), (stale, 3.0), *[(other, 3.5)] * 1000])
+    costs = costs_of([(stale, 3.0), (stale, 3.0), *[(other, 3.5)] * 5000])
     time = costs.times[(stale - 1).bit_length()]
-    assert time.belief(costs.num_steps) == pytest.approx(FADING**1000)
+    assert time.belief(costs.num_steps) == pytest.approx(FADING**5000)
     assert costs.single_seconds <= 3.5 and costs.further_seconds(8)[7] <= 3.5
     costs.note(stale, 2.0)
     assert time.seconds == pytest.approx(2.0, rel=0.1)
@@ -72,18 +80,35 @@ def test_prices_are_in_tokens_of_the_time(monkeypatch):
     for width, seconds, more in ((1, 9.0, 2), (1, 1.0, 2), (1, 1.0, 2), (8, 2.0, 6), (8, 2.0, 6)):
         clock[0] += seconds
         num_tokens += more
-        prices.note(width, 2, num_tokens)
+        prices.note(width, 2, 2, num_tokens)
+    prices.caution = 1.5
     prices.update(2, 2)
     rate = max(1 / FADING**2, prices.num_tokens / prices.seconds / 2)
     assert 1 < rate < 1.5
-    assert prices.tensor.tolist() == pytest.approx([rate * (2 - FADING**2) * k / 7 for k in range(8)])
+    assert prices.tensor.tolist() == pytest.approx([1.5 * rate * (2 - FADING**2) * k / 7 for k in range(8)])
+
+
+def test_prices_fall_with_what_further_queries_have_gained_and_rise_with_what_they_have_lost():
+    prices = StepPrices(FixedExperience({8: 1.4}), 2, 8, torch.device("cpu"))  # seven further queries: 1.4 tokens
+    assert prices.tensor.tolist() == pytest.approx([CAUTION * 0.2 * k for k in range(8)])
+    num_tokens, cautions = 0, []
+    # The first step has no time. One of the two rows has ended.
+    for width, num_alive, more in ((8, 2, 2), (1, 2, 2), (8, 2, 8), (8, 1, 2), (8, 2, 2), *[(8, 2, 2)] * 9):
+        num_tokens += more
+        prices.note(width, 2, num_alive, num_tokens)
+        cautions.append(prices.caution)
+    steps = [0, 0, 8 / 2 - 1 - 1.4, 2 - 1 - 1.4, -1.4]
+    assert cautions[:5] == pytest.approx([CAUTION - NEW_GAIN * sum(steps[: n + 1]) for n in range(5)])
+    assert cautions[-1] == MOST_CAUTION
+    prices.note(1, 2, 2, num_tokens + 200)
+    assert prices.caution == 1.0, "never less than the price"
 
 
 def test_what_is_known_of_drafts_is_a_running_mean_of_calls():
     experience = Experience()
-    experience.note_drafts({"expected": torch.tensor([[1.0, 1.0], [0.0, 1.0]])})
-    experience.note_drafts({"expected": torch.tensor([[1.0]])})
-    assert experience.drafts["expected"].tolist() == pytest.approx([0.5 + 0.3 * 0.5, 1.0])
+    experience.note_drafts({"doubts": torch.tensor([[1.0, 1.0], [0.0, 1.0]])})
+    experience.note_drafts({"doubts": torch.tensor([[1.0, 0.0]])})
+    assert experience.drafts["doubts"].tolist() == pytest.approx([0.5 + 0.3 * 0.5, 1.0 - 0.3])
 
 
 # --- Decoding ---

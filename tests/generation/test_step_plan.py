@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import property_settings
 
+from wedlm.generation import step_plan
 from wedlm.generation.step_plan import MOST_DRAFTS, plan_step, with_first_mask
 
 
@@ -167,3 +168,20 @@ def test_queries_that_cost_nothing_are_all_taken_and_dear_ones_are_not():
             assert not got.num_drafts.any() and not got.groups.any()
         else:
             assert torch.equal(got.num_drafts, wanted.num_drafts) and torch.equal(got.groups, wanted.groups)
+
+
+def test_where_nothing_pays_the_plan_is_the_one_that_a_search_finds(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(300):
+        chances, expected = (torch.rand(3, 4, generator=generator).cumprod(-1) for _ in range(2))
+        num_open, most = torch.randint(1, 9, (3,), generator=generator), torch.full((3,), 9)
+        prices = torch.rand(10, generator=generator).cumsum(0) * 3
+        situation = (chances, expected, num_open, most, prices - prices[0], torch.rand(3, generator=generator))
+        found.append(step_plan.nothing_pays(chances, expected, *situation[-2:]))
+        plan = plan_step(*situation)
+        with monkeypatch.context() as patch:
+            patch.setattr(step_plan, "nothing_pays", lambda *arguments: False)
+            searched = plan_step(*situation)
+        assert torch.equal(plan.num_drafts, searched.num_drafts) and torch.equal(plan.groups, searched.groups)
+    assert 50 < sum(found) < 250

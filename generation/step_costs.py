@@ -16,8 +16,9 @@ NEW_CALL = 0.3  # the weight of a call in what the next ones begin with
 FORGOTTEN = 0.95  # the weight of earlier steps in the pace of a call
 TOO_MUCH = 1e9  # tokens
 # Estimates that are too high are taken more often than others, so prices are raised: at the beginning of a text by
-# CAUTION, less with each token that further queries have gained there, and more with each that they have cost.
-CAUTION, MOST_CAUTION, NEW_GAIN = 2.0, 4.0, 0.5
+# CAUTION, less with each token that further queries have gained there, more with each that they have cost, and a little
+# less with every step, so that they are tried again.
+CAUTION, MOST_CAUTION, NEW_GAIN, LESS_CAUTION = 2.0, 4.0, 0.5, 0.01
 MOST_WIDER = 4  # A step has at most so many times the queries of the widest one whose time is known.
 
 
@@ -180,7 +181,8 @@ class StepPrices:
                 if costs.single_seconds is not None:
                     price = costs.further_seconds(width)[-1] / costs.single_seconds
                     gained = num_new / num_alive - 1 - price
-                    self.caution = min(max(1.0, self.caution - NEW_GAIN * gained), MOST_CAUTION)
+                    caution = self.caution + LESS_CAUTION * (1 - self.caution) - NEW_GAIN * gained
+                    self.caution = min(max(1.0, caution), MOST_CAUTION)
         self.last = now, num_rows, num_tokens
 
     def update(self, num_rows: int, num_alive: int) -> None:

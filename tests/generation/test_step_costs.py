@@ -18,6 +18,7 @@ from wedlm.generation.policy import Policy
 from wedlm.generation.step_costs import (
     CAUTION,
     FADING,
+    LESS_CAUTION,
     MOST_CAUTION,
     NEW_GAIN,
     Experience,
@@ -97,8 +98,11 @@ def test_prices_fall_with_what_further_queries_have_gained_and_rise_with_what_th
         num_tokens += more
         prices.note(width, 2, num_alive, num_tokens)
         cautions.append(prices.caution)
-    steps = [0, 0, 8 / 2 - 1 - 1.4, 2 - 1 - 1.4, -1.4]
-    assert cautions[:5] == pytest.approx([CAUTION - NEW_GAIN * sum(steps[: n + 1]) for n in range(5)])
+    caution, expected = CAUTION, [CAUTION]
+    for gained in (0, 8 / 2 - 1 - 1.4, 2 - 1 - 1.4, -1.4):
+        caution += LESS_CAUTION * (1 - caution) - NEW_GAIN * gained
+        expected.append(caution)
+    assert cautions[:5] == pytest.approx(expected)
     assert cautions[-1] == MOST_CAUTION
     prices.note(1, 2, 2, num_tokens + 200)
     assert prices.caution == 1.0, "never less than the price"

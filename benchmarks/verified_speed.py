@@ -5,8 +5,8 @@
 
 `base` is SmolLM2-135M-Instruct as `make real-model` converts it, `adapter` the same with the adapter of `hub_card/`.
 Prompts are held out: none of them trained the adapter or the demo. A call answers a batch of one kind greedily, and
-the ways take turns in every round. Before them each model writes one answer in each way, so that it has found out what
-its steps cost.
+the ways take turns in every round. Each way has an experience of its own with a model. Before the rounds each model
+writes one answer in each way, so that it has found out what its steps cost.
 
 The goals: with a free number of queries (window_size None) at least 0.97 times the speed of token by token, and at
 least 0.95 times that of the best fixed window.
@@ -25,6 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from wedlm.adapters import prompts
 from wedlm.demo import tasks
 from wedlm.evaluation.turns import median_and_range, take_turns
+from wedlm.generation.step_costs import EXPERIENCE
 
 BASE, ADAPTER = Path("build/smollm2-135m-wedlm"), Path("hub_card/smollm2-135m-adapter")
 MODELS = ("demo", "base", "adapter")
@@ -62,9 +63,14 @@ def prompts_of(name: str, kind: str, number: int) -> list[str]:
 
 
 def caller(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: list[str], way: dict, new_tokens: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: list[str],
+    way: dict,
+    new_tokens: int,
+    experience: dict,
 ) -> Callable[[], dict[str, Any]]:
-    """A call that answers the questions in one batch, and counts tokens and forwards."""
+    """A call that answers the questions in one batch with this experience, and counts tokens and forwards."""
     inputs = tokenizer.apply_chat_template(
         [[{"role": "user", "content": question}] for question in questions],
         add_generation_prompt=True,
@@ -74,6 +80,7 @@ def caller(
     )
 
     def call() -> dict[str, Any]:
+        EXPERIENCE[model] = experience
         output = model.generate(
             **inputs, **way, max_new_tokens=new_tokens, do_sample=False, return_dict_in_generate=True
         )
@@ -88,11 +95,11 @@ def caller(
 
 def measure(
     name: str, kind: str, batch_size: int, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, repeats: int,
-    new_tokens: int, bar: tqdm,
+    new_tokens: int, experiences: dict[str, dict], bar: tqdm,
 ) -> dict[str, Any]:  # fmt: skip
     """All ways in turns, on the prompts of one kind."""
     questions = prompts_of(name, kind, batch_size)
-    calls = {way: caller(model, tokenizer, questions, WAYS[way], new_tokens) for way in WAYS}
+    calls = {way: caller(model, tokenizer, questions, WAYS[way], new_tokens, experiences[way]) for way in WAYS}
     seconds, results = {way: [] for way in calls}, {}
     for turn in take_turns(calls, "cpu", repeats, num_warm_up=0, bar=bar):
         seconds[turn.name].append(turn.seconds)
@@ -141,6 +148,16 @@ def table(cells: list[dict]) -> str:
     ]
     header = ["model", "batch", "kind", "tokens per forward", "of token by token", "of the best window"]
     return markdown(header, lines, left={"model", "kind"})
+
+
+def forwards_table(cells: list[dict]) -> str:
+    """Tokens per forward of each model over all its kinds, one sequence at a time."""
+    names = list(dict.fromkeys(cell["model"] for cell in cells))
+    lines = [
+        [way, *(f"{tokens_per_forward([cell for cell in cells if cell['model'] == name], way):.2f}" for name in names)]
+        for way in WAYS
+    ]
+    return markdown(["tokens per forward", *names], lines, left={"tokens per forward"})
 
 
 def goals(cells: list[dict]) -> str:
@@ -197,21 +214,19 @@ def main() -> None:
     with tqdm(total=num_calls, unit=" calls") as bar, torch.inference_mode():
         for name in given.models:
             model, tokenizer = model_named(name, given)
+            experiences = {way: {} for way in WAYS}
             for batch_size in given.batch_sizes:
-                for way in WAYS.values():  # what the steps cost, and whatever else the first calls do
-                    caller(model, tokenizer, prompts_of(name, kinds[name][0], batch_size), way, given.new_tokens)()
+                first = prompts_of(name, kinds[name][0], batch_size)
+                for way in WAYS:  # what the steps cost, and whatever else the first calls do
+                    caller(model, tokenizer, first, WAYS[way], given.new_tokens, experiences[way])()
                 for kind in kinds[name]:
-                    cells.append(
-                        measure(name, kind, batch_size, model, tokenizer, given.repeats, given.new_tokens, bar)
-                    )
+                    more = (given.repeats, given.new_tokens, experiences, bar)
+                    cells.append(measure(name, kind, batch_size, model, tokenizer, *more))
                     bar.write(table(cells[-1:]).splitlines()[-1])
     print(table(cells))
     print(goals(cells))
-    for name in given.models:
-        of_model = [cell for cell in cells if cell["model"] == name]
-        if 1 in given.batch_sizes:
-            found = ", ".join(f"{way} {tokens_per_forward(of_model, way):.2f}" for way in WAYS)
-            print(f"tokens per forward, {name}: {found}")
+    if 1 in given.batch_sizes:
+        print(forwards_table(cells))
     save(given.out, cells, "cpu", base=str(given.base), adapter=str(given.adapter))
     plot(given.out, cells)
 

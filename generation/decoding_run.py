@@ -74,9 +74,18 @@ class DecodingRun:
         max_new_tokens = max(1, criteria.max_length - input_ids.shape[1])
         runs_on = input_ids.device if model.device.type == "meta" else model.device
         is_static = generation_config.cache_implementation == "static"
-        is_free = generation_config.decoding == "verified" and generation_config.window_size is None and not is_static
+        # Queries are free to choose where steps can be timed and compared: not without a cache, where a forward reads
+        # the whole text, nor by one rank of tensor parallelism, whose steps must be those of the others.
+        is_alone = (getattr(model, "tp_size", None) or 1) == 1
+        is_free = (
+            generation_config.decoding == "verified"
+            and generation_config.window_size is None
+            and not is_static
+            and is_alone
+            and model_kwargs.get("past_key_values") is not None
+        )
         window_size = WIDEST_WINDOW if is_free else generation_config.window_size or default_window_size(runs_on)
-        self.policy = Policy.of(generation_config, processors, window_size, mask_token_id, input_ids.device)
+        self.policy = Policy.of(generation_config, processors, window_size, mask_token_id, input_ids.device, is_free)
         self.past_key_values: DynamicCache | None = model_kwargs.get("past_key_values")
         self.noise: SlotNoise | None = None
         if generation_config.do_sample:
@@ -92,7 +101,8 @@ class DecodingRun:
         self.prices: StepPrices | None = None
         if is_free:
             experience = experience_with(model)
-            self.prices = StepPrices(experience, len(input_ids), 2 * self.policy.window_size, input_ids.device)
+            batch, longest = input_ids.shape
+            self.prices = StepPrices(experience, batch, longest, 2 * self.policy.window_size, input_ids.device)
             self.policy = self.policy._replace(prices=self.prices.tensor, known_drafts=experience.drafts)
         self.prompt = prompt_of(model, input_ids, max_new_tokens, generation_config, model_kwargs)
         kind = WINDOWS[generation_config.decoding]
@@ -166,13 +176,13 @@ class DecodingRun:
         live = self.longest + width
         self.draw_noise()
         if self.prices is not None:
-            self.prices.update(num_rows, self.num_alive)
+            self.prices.update(num_rows, self.num_alive, self.longest)
         self.status = take_step(self.model, self.policy, self.window, queries, self.cache, live, self.readers)
         if self.static is not None:
             return queries
         status = read_status(self.status.tolist(), self.window)
         if self.prices is not None:
-            self.prices.note(width, num_rows, self.num_alive, sum(status.num_committed))
+            self.prices.note(width, num_rows, self.num_alive, self.longest, sum(status.num_committed))
         self.num_alive, self.longest = sum(status.alive), max(status.num_committed)
         self.drop_ended_rows()
         queries = self.window.queries(max(1, *status.num_queries), self.policy)

@@ -15,8 +15,8 @@ FADING = 0.9995  # A time is believed less with every step that is of another ki
 NEW_CALL = 0.3  # the weight of a call in what the next ones begin with
 FORGOTTEN = 0.95  # the weight of earlier steps in the pace of a call
 TOO_MUCH = 1e9  # tokens
-# Estimates that are too high are taken more often than others, so prices are raised: at the beginning of a text by
-# CAUTION, less with each token that further queries have gained there, more with each that they have cost, and a little
+# Estimates that are too high are taken more often than others, so prices are raised: at the beginning of a call by
+# CAUTION, less with each token that further queries have gained in it, more with each that they have cost, and a bit
 # less with every step, so that they are tried again.
 CAUTION, MOST_CAUTION, NEW_GAIN, LESS_CAUTION = 2.0, 4.0, 0.5, 0.01
 MOST_WIDER = 4  # A step has at most so many times the queries of the widest one whose time is known.
@@ -63,7 +63,7 @@ class StepCosts:
     """
 
     def __init__(self):
-        self.times: dict[int, StepTime] = {}  # by the power of two that the width is rounded up to
+        self.times: dict[int, StepTime] = {}  # by the exponent of the power of two that the width is rounded up to
         self.num_steps = 0
 
     def note(self, width: int, seconds: float) -> None:
@@ -83,8 +83,8 @@ class StepCosts:
     def further_seconds(self, most: int) -> list[float]:
         """What a step of 1, 2, ... `most` queries a row takes longer than one of a single query, which is known."""
         single, widths, seconds = self.single_seconds, [1], [0.0]
-        for power, each in sorted(self.times.items()):
-            if power > 0 and each.is_known:
+        for exponent, each in sorted(self.times.items()):
+            if exponent > 0 and each.is_known:
                 widths.append(each.width)
                 seconds.append((each.seconds - single) * each.belief(self.num_steps))
         for i in reversed(range(len(seconds) - 1)):  # A narrower step takes no longer.
@@ -113,22 +113,24 @@ class Experience:
     """What earlier calls have found out about a model: the costs of its steps, and how its drafts fared.
 
     Args:
-        costs (`dict[int, StepCosts]`): The costs by the number of rows, rounded up to a power of two.
+        costs (`dict[tuple[int, int], StepCosts]`): The costs by kinds of batches: the number of rows and the thousands
+            of tokens of the longest row, both rounded to powers of two, of which the exponents are taken.
         drafts (`dict[str, torch.Tensor]`): The mean of the rows' records at the end of the last calls, by the name of
             the field of the window.
     """
 
-    costs: dict[int, StepCosts] = field(default_factory=dict)
+    costs: dict[tuple[int, int], StepCosts] = field(default_factory=dict)
     drafts: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def costs_of(self, num_rows: int) -> StepCosts:
-        return self.costs.setdefault((num_rows - 1).bit_length(), StepCosts())
+    def costs_of(self, num_rows: int, longest: int) -> StepCosts:
+        return self.costs.setdefault(((num_rows - 1).bit_length(), (longest // 1024).bit_length()), StepCosts())
 
     def note_drafts(self, records: dict[str, torch.Tensor]) -> None:
         """Notes the records of the rows of a call that has ended, `[batch, ...]` each."""
         for name, record in records.items():
             mean = record.mean(0)
-            self.drafts[name] = self.drafts.get(name, mean).lerp(mean, NEW_CALL)
+            if mean.isfinite().all():
+                self.drafts[name] = self.drafts.get(name, mean).to(mean.device).lerp(mean, NEW_CALL)
 
 
 EXPERIENCE: WeakKeyDictionary[PreTrainedModel, dict[tuple, Experience]] = WeakKeyDictionary()
@@ -145,6 +147,7 @@ class StepPrices:
     Args:
         experience (`Experience`): What is known of the model.
         num_rows (`int`): The rows of the batch.
+        longest (`int`): The tokens of the longest prompt.
         most (`int`): The most queries of a row.
         device (`torch.device`): The device of the prices.
 
@@ -152,27 +155,28 @@ class StepPrices:
         tensor (`torch.FloatTensor` of shape `(most,)`): As `plan_step` takes them.
     """
 
-    def __init__(self, experience: Experience, num_rows: int, most: int, device: torch.device):
+    def __init__(self, experience: Experience, num_rows: int, longest: int, most: int, device: torch.device):
         self.experience, self.most = experience, most
         self.tensor = torch.zeros(most, dtype=torch.float32, device=device)
         self.num_tokens, self.seconds = 0.0, 0.0  # of late
         self.caution = CAUTION
         self.last: tuple[float, int, int] | None = None  # the end of the last step, its rows and their tokens
-        self.update(num_rows, num_rows)
+        self.update(num_rows, num_rows, longest)
 
-    def note(self, width: int, num_rows: int, num_alive: int, num_tokens: int) -> None:
+    def note(self, width: int, num_rows: int, num_alive: int, longest: int, num_tokens: int) -> None:
         """Notes a step that has just ended.
 
         Args:
             width (`int`): Its queries a row.
             num_rows (`int`): Its rows.
             num_alive (`int`): Those of them whose text was incomplete.
+            longest (`int`): The tokens of the longest row.
             num_tokens (`int`): The tokens that the rows have by now.
         """
         now = time.perf_counter()
         if self.last is not None:
             then, rows_then, tokens_then = self.last
-            costs = self.experience.costs_of(num_rows)
+            costs = self.experience.costs_of(num_rows, longest)
             costs.note(width, now - then)
             if num_rows == rows_then:
                 num_new = num_tokens - tokens_then
@@ -185,9 +189,9 @@ class StepPrices:
                     self.caution = min(max(1.0, caution), MOST_CAUTION)
         self.last = now, num_rows, num_tokens
 
-    def update(self, num_rows: int, num_alive: int) -> None:
+    def update(self, num_rows: int, num_alive: int, longest: int) -> None:
         """Writes the prices of the step after the next forward, over `num_rows` rows."""
-        costs = self.experience.costs_of(num_rows)
+        costs = self.experience.costs_of(num_rows, longest)
         if costs.single_seconds is None:
             prices = [TOO_MUCH * (width > 1) for width in range(1, self.most + 1)]
         else:
@@ -195,4 +199,4 @@ class StepPrices:
             of_late = self.num_tokens / self.seconds / num_alive if self.seconds else 0.0
             rate = max(1 / costs.single_seconds, of_late)
             prices = [min(self.caution * rate * each, TOO_MUCH) for each in costs.further_seconds(self.most)]
-        self.tensor.copy_(torch.tensor(prices))
+        self.tensor.copy_(torch.tensor(prices), non_blocking=True)

@@ -28,7 +28,7 @@ class FixedExperience(Experience):
         super().__init__()
         self.fixed = FixedCosts(further)
 
-    def costs_of(self, num_rows: int) -> StepCosts:
+    def costs_of(self, num_rows: int, longest: int) -> StepCosts:
         return self.fixed
 
     def note_drafts(self, records) -> None:
@@ -36,4 +36,4 @@ class FixedExperience(Experience):
 
 
 def costless(model) -> Experience:
-    return FixedExperience()
+    return FixedExperience({32: 0.0})

@@ -142,13 +142,13 @@ class Record:
 
     def __init__(self, window_size: int):
         self.place = torch.arange(1, window_size)
-        self.doubt, self.doubts = torch.tensor([DOUBT]), torch.tensor([DOUBT_OF_DRAFT, DOUBT])
+        self.doubt, self.group_doubts = torch.tensor([DOUBT]), torch.tensor([DOUBT_OF_DRAFT, DOUBT])
         self.expected = self.hoped_for()
         self.acceptance = torch.tensor(ACCEPTANCE)
 
     def hoped_for(self) -> torch.Tensor:
         """The chances of a group's drafts: the more sure the text, the better."""
-        return torch.exp(-self.place * self.doubt * self.doubts[:1] / self.doubts[1:].clamp(min=0.01))
+        return torch.exp(-self.place * self.doubt * self.group_doubts[:1] / self.group_doubts[1:].clamp(min=0.01))
 
     def chances(self, kinds: list[tuple[int, int]]) -> torch.Tensor:
         """Those of each draft with all before it, by sources and strengths; 0 behind the drafts."""
@@ -166,13 +166,13 @@ class Record:
 
     def note_tokens(self, shares: list[float]) -> None:
         """The best tokens' shares of the scores, for the tokens that a forward made known."""
-        doubts = -torch.tensor(shares).clamp(min=0.01).log()
-        self.doubt = self.doubt + NEW_TOKEN * (doubts - self.doubt).sum(-1, keepdim=True)
+        mean = (-torch.tensor(shares).clamp(min=0.01).log()).sum() / len(shares)
+        self.doubt = self.doubt.lerp(mean, 1 - torch.tensor(1 - NEW_TOKEN) ** len(shares))
 
     def note_group(self, chances: torch.Tensor, size: int) -> None:
         if size > 0:
             doubts = torch.cat([-chances[:1].clamp(min=0.01).log(), self.doubt])
-            self.doubts = self.doubts.lerp(doubts, NEW_GROUP)
+            self.group_doubts = self.group_doubts.lerp(doubts, NEW_GROUP)
         for k, hoped in enumerate(self.hoped_for()):
             value, weight = (chances[k], NEW_GROUP) if k < size else (hoped, NO_GROUP)
             self.expected[k] = self.expected[k].lerp(value, weight)

@@ -60,12 +60,13 @@ class Policy(NamedTuple):
         window_size: int,
         mask_token_id: int,
         device: torch.device,
+        is_free: bool = False,
     ) -> "Policy":
+        """Resolves the settings; `is_free` says whether the number of queries of each step is free to choose."""
         end_tokens, threshold = end_tokens_of(generation_config), generation_config.entropy_threshold
         most_matched, num_looked_up = generation_config.max_matching_ngram_size, generation_config.num_looked_up
         if num_looked_up is None:  # where the queries of a step are free to choose, so are the drafts
-            is_free = generation_config.decoding == "verified" and generation_config.window_size is None
-            num_looked_up = WIDEST_WINDOW if is_free else 0
+            num_looked_up = window_size - 1 if is_free else 0
         margin = -math.log(generation_config.acceptance_ratio)
         return cls(
             window_size=window_size,

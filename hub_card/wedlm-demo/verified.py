@@ -31,7 +31,7 @@ ACCEPTANCE = (
 )
 # A row that is so many tokens ahead counts half as much when the number of queries is chosen.
 LEAD = 8
-# The weight of earlier texts in what is taken to be the acceptance on a new one.
+# The weight of earlier texts in the records that a new one begins with.
 EARLIER_TEXTS = 0.5
 # The weight of something new: a group of MASKs, or none; a known token; a judged draft, for its own strength and for
 # all strengths.
@@ -76,8 +76,8 @@ class VerifiedWindow(Window):
             MASKs that is still to come: a running mean, which tends to `hoped_for` where there are no groups.
         doubt (`torch.FloatTensor` of shape `(batch, 1)`): -log of the share of the scores that the likeliest token has
             where tokens become known: a running mean.
-        doubts (`torch.FloatTensor` of shape `(batch, 2)`): Running means over the groups: -log of the chance of their
-            first draft, and `doubt`.
+        group_doubts (`torch.FloatTensor` of shape `(batch, 2)`): Running means over the groups: -log of the chance of
+            their first draft, and `doubt` at that time.
         acceptance (`torch.FloatTensor` of shape `(batch, sources, strengths)`): The share of drafts that were accepted
             if those before them were: a running mean.
         prompt (`torch.LongTensor` of shape `(batch, columns)`): The prompts that drafts are looked up in,
@@ -93,27 +93,27 @@ class VerifiedWindow(Window):
     accepted: torch.Tensor
     expected: torch.Tensor
     doubt: torch.Tensor
-    doubts: torch.Tensor
+    group_doubts: torch.Tensor
     acceptance: torch.Tensor
     prompt: torch.Tensor
 
     PER_SLOT: ClassVar = (*Window.PER_SLOT, "judged_at", "accepted")
     PER_COLUMN: ClassVar = ("prompt",)
-    RECORDS: ClassVar = ("doubts", "acceptance")
+    RECORDS: ClassVar = ("group_doubts", "acceptance")
 
     @classmethod
     def opened_window(cls, zeros: Callable, max_new_tokens: int, policy: Policy) -> dict[str, torch.Tensor]:
         size, device = policy.window_size, zeros().device
 
-        def record(name: str, first: tuple, weight: float) -> torch.Tensor:
+        def record(name: str, first: tuple) -> torch.Tensor:
             first = torch.tensor(first, dtype=torch.float32, device=device)
             known = policy.known_drafts.get(name, first).to(device)
-            return first.lerp(known, weight) + zeros(*first.shape, dtype=torch.float32)
+            return first.lerp(known, EARLIER_TEXTS) + zeros(*first.shape, dtype=torch.float32)
 
-        doubts = record("doubts", (DOUBT_OF_DRAFT, DOUBT), 1.0)
+        group_doubts = record("group_doubts", (DOUBT_OF_DRAFT, DOUBT))
         doubt = zeros(1, dtype=torch.float32) + DOUBT
         limit = zeros() + max_new_tokens
-        expected = hoped_for(doubt, doubts, size, limit)
+        expected = hoped_for(doubt, group_doubts, size, limit)
         chances, weights = torch.zeros_like(expected), torch.ones_like(limit, dtype=torch.float32)
         plan = plan_step(chances, expected, limit, limit.clamp(max=size), policy.prices, weights)
         return {
@@ -126,8 +126,8 @@ class VerifiedWindow(Window):
             "accepted": zeros(max_new_tokens + 1, dtype=torch.bool),
             "expected": expected,
             "doubt": doubt,
-            "doubts": doubts,
-            "acceptance": record("acceptance", ACCEPTANCE, EARLIER_TEXTS),
+            "group_doubts": group_doubts,
+            "acceptance": record("acceptance", ACCEPTANCE),
             "prompt": zeros(0),
         }
 
@@ -216,8 +216,9 @@ class VerifiedWindow(Window):
         guesses = [(likely, chances), drawn][: 1 + len(places)]
         if logits.shape[1] == 1:  # the last known token alone: no MASKs
             guesses = []
-        surprise = (doubt_of(chances[:, : is_known.shape[1]]) - self.doubt) * is_known
-        self.doubt = self.doubt + NEW_TOKEN * surprise.sum(-1, keepdim=True)
+        new_doubts = doubt_of(chances[:, : is_known.shape[1]]).where(is_known, 0).sum(-1) / num_known.clamp(min=1)
+        old = torch.full_like(new_doubts, 1 - NEW_TOKEN) ** num_known
+        self.doubt = self.doubt.lerp(new_doubts[:, None], 1 - old[:, None])
         self.draft(slots, num_known, guesses, policy)
         if readers is not None and readers.shows_guesses:
             self.show_drafts(readers, num_known, policy)
@@ -299,7 +300,7 @@ class VerifiedWindow(Window):
             *found, is_found = self.guessed(num_settled, guesses)
             weight = torch.where(is_found, NEW_GROUP, NO_GROUP).to(self.expected.dtype)
         of_group = found[2].cumprod(-1)
-        expected = hoped_for(self.doubt, self.doubts, self.window_size, self.limit)
+        expected = hoped_for(self.doubt, self.group_doubts, self.window_size, self.limit)
         if guesses:
             expected = of_group.where(is_found, expected)
         self.expected = self.expected.lerp(expected, weight)
@@ -328,7 +329,7 @@ class VerifiedWindow(Window):
             kinds, chances = self.judged_before(source, strengths, is_found)
             found = taken(chances > found[2], (tokens, kinds, chances), found)
         doubts = torch.cat([doubt_of(pad(found[2], (0, 1))[:, :1]), self.doubt], dim=-1)
-        self.doubts = self.doubts.lerp(doubts, NEW_GROUP * (begin + 1 < end).to(doubts.dtype))
+        self.group_doubts = self.group_doubts.lerp(doubts, NEW_GROUP * (begin + 1 < end).to(doubts.dtype))
         return *found, is_found
 
     def judged_before(
@@ -397,18 +398,18 @@ def likeliest(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
 
 
 def doubt_of(chances: torch.Tensor) -> torch.Tensor:
-    """-log of chances, of which none is taken to be below 0.01."""
-    return -chances.clamp(min=0.01).log()
+    """-log of chances, of which none is taken to be below 0.01; NaN is no chance."""
+    return -chances.nan_to_num(0).clamp(min=0.01).log()
 
 
-def hoped_for(doubt: torch.Tensor, doubts: torch.Tensor, window_size: int, limit: torch.Tensor) -> torch.Tensor:
+def hoped_for(doubt: torch.Tensor, group_doubts: torch.Tensor, window_size: int, limit: torch.Tensor) -> torch.Tensor:
     """The chances of a group's drafts before there is one: P(at least n are accepted), n = 1, 2, ...
 
-    Where the text's own tokens are sure, so are those that MASKs guess: -log of their chances is `doubt` times what it
-    was beside it in earlier groups.
+    The n-th is exp(-n * r * doubt), where r is the doubt of a group's first draft divided by that of the text, as
+    earlier groups had them. For where the text's own tokens are sure, so are those that MASKs guess.
     """
     place = torch.arange(1, window_size, device=limit.device)
-    chances = torch.exp(-place * doubt * doubts[:, :1] / doubts[:, 1:].clamp(min=0.01))
+    chances = torch.exp(-place * doubt * group_doubts[:, :1] / group_doubts[:, 1:].clamp(min=0.01))
     # A limit below the window makes the window as small, whatever the shape of the steps is.
     return chances.where(place < limit[:, None], 0)
 

@@ -75,28 +75,28 @@ def test_old_times_fade_so_that_the_step_is_tried_again_and_then_counts_for_more
 def test_prices_are_in_tokens_of_the_time(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(step_costs.time, "perf_counter", lambda: clock[0])
-    prices = StepPrices(Experience(), 2, 8, torch.device("cpu"))
+    prices = StepPrices(Experience(), 2, 0, 8, torch.device("cpu"))
     assert prices.tensor[0] == 0 and (prices.tensor[1:] > 1e6).all(), "first a step of one query is timed"
     num_tokens = 0
     for width, seconds, more in ((1, 9.0, 2), (1, 1.0, 2), (1, 1.0, 2), (8, 2.0, 6), (8, 2.0, 6)):
         clock[0] += seconds
         num_tokens += more
-        prices.note(width, 2, 2, num_tokens)
+        prices.note(width, 2, 2, 0, num_tokens)
     prices.caution = 1.5
-    prices.update(2, 2)
+    prices.update(2, 2, 0)
     rate = max(1 / FADING**2, prices.num_tokens / prices.seconds / 2)
     assert 1 < rate < 1.5
     assert prices.tensor.tolist() == pytest.approx([1.5 * rate * (2 - FADING**2) * k / 7 for k in range(8)])
 
 
 def test_prices_fall_with_what_further_queries_have_gained_and_rise_with_what_they_have_lost():
-    prices = StepPrices(FixedExperience({8: 1.4}), 2, 8, torch.device("cpu"))  # seven further queries: 1.4 tokens
+    prices = StepPrices(FixedExperience({8: 1.4}), 2, 0, 8, torch.device("cpu"))  # seven further queries: 1.4 tokens
     assert prices.tensor.tolist() == pytest.approx([CAUTION * 0.2 * k for k in range(8)])
     num_tokens, cautions = 0, []
     # The first step has no time. One of the two rows has ended.
     for width, num_alive, more in ((8, 2, 2), (1, 2, 2), (8, 2, 8), (8, 1, 2), (8, 2, 2), *[(8, 2, 2)] * 9):
         num_tokens += more
-        prices.note(width, 2, num_alive, num_tokens)
+        prices.note(width, 2, num_alive, 0, num_tokens)
         cautions.append(prices.caution)
     caution, expected = CAUTION, [CAUTION]
     for gained in (0, 8 / 2 - 1 - 1.4, 2 - 1 - 1.4, -1.4):
@@ -104,15 +104,15 @@ def test_prices_fall_with_what_further_queries_have_gained_and_rise_with_what_th
         expected.append(caution)
     assert cautions[:5] == pytest.approx(expected)
     assert cautions[-1] == MOST_CAUTION
-    prices.note(1, 2, 2, num_tokens + 200)
+    prices.note(1, 2, 2, 0, num_tokens + 200)
     assert prices.caution == 1.0, "never less than the price"
 
 
 def test_what_is_known_of_drafts_is_a_running_mean_of_calls():
     experience = Experience()
-    experience.note_drafts({"doubts": torch.tensor([[1.0, 1.0], [0.0, 1.0]])})
-    experience.note_drafts({"doubts": torch.tensor([[1.0, 0.0]])})
-    assert experience.drafts["doubts"].tolist() == pytest.approx([0.5 + 0.3 * 0.5, 1.0 - 0.3])
+    experience.note_drafts({"group_doubts": torch.tensor([[1.0, 1.0], [0.0, 1.0]])})
+    experience.note_drafts({"group_doubts": torch.tensor([[1.0, 0.0]])})
+    assert experience.drafts["group_doubts"].tolist() == pytest.approx([0.5 + 0.3 * 0.5, 1.0 - 0.3])
 
 
 # --- Decoding ---

@@ -1,4 +1,4 @@
-"""cache_implementation="static": steps of one fixed shape, which can be compiled into one graph."""
+"""cache_implementation="static": steps of a few fixed shapes, each of which can be compiled into one graph."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -11,8 +11,11 @@ from wedlm.generation.row_cache import RowCache
 from wedlm.generation.slot_noise import SlotNoise
 from wedlm.generation.static_memory import take_static_steps
 from wedlm.generation.step import read_status, take_step
-from wedlm.generation.transformers_internals import allow_any_length, keep_address
+from wedlm.generation.step_costs import StepPrices
+from wedlm.generation.transformers_internals import allow_any_length, fix_length, keep_address
 from wedlm.generation.window import Window
+
+FEW_QUERIES = (1, 8)  # the queries of a row in the narrower steps, where their number is free to choose
 
 
 class StaticSteps:
@@ -20,7 +23,9 @@ class StaticSteps:
 
     Every step has 2 * window_size queries for each row, of which those behind the window are MASKs that do nothing. It
     reads a number of entries rounded up by `bucketed`. The host reads the status of the step before the one that runs,
-    so that the device never waits. So one more step runs when all rows have ended, and changes nothing.
+    so that the device never waits. So one more step runs when all rows have ended, and changes nothing. Where the
+    number of queries is free to choose, a step may be narrower: the narrowest that has as many as the step before. It
+    leaves out the last queries that were planned for it.
 
     Args:
         model (`PreTrainedModel`): The model.
@@ -79,6 +84,7 @@ class StaticSteps:
         status: torch.Tensor,
         step: Callable,
         noise: SlotNoise | None,
+        prices: StepPrices | None,
     ) -> None:
         """Steps on from `window` and its `status` until all rows have ended. Then `window` shares the buffers."""
         room = (self.window.no_slot, self.window.num_columns)
@@ -89,8 +95,14 @@ class StaticSteps:
                 allow_any_length(states, 2)
         num_queries, rows = 2 * policy.window_size, range(len(window.start))
         prompt_lengths, limits = (() if noise is None else x.tolist() for x in (window.prompt_lengths, window.limit))
-        seen, under_way = read_status(status.tolist(), window), None
+        widths = (num_queries,) if prices is None else (*FEW_QUERIES, num_queries)
+        seen, under_way, width_under_way = read_status(status.tolist(), window), None, 0
         while any(seen.alive):
+            width = min(each for each in widths if each >= max(seen.num_queries))
+            query = torch.arange(width, device=status.device)
+            fix_length(query, 0)
+            if prices is not None:
+                prices.update(len(rows), sum(seen.alive), max(seen.num_committed))
             # One step has been taken since, which may have committed all its queries; this one comes behind it.
             length = min(bucketed(max(seen.num_committed) + 2 * num_queries), self.cache.max_entries)
             live = torch.arange(length, device=status.device)
@@ -99,10 +111,13 @@ class StaticSteps:
                 behind = [each + 2 * num_queries + 1 for each in seen.num_committed]
                 ends = [min(e - p, limit) for e, p, limit in zip(behind, prompt_lengths, limits, strict=True)]
                 noise.draw(rows, ends)
-            look = Look(step(model, policy, self.window, self.cache, live))
+            look = Look(step(model, policy, self.window, self.cache, query, live))
             if under_way is not None:
-                seen = read_status(under_way.values(), window)
-            under_way = look
+                num_alive, seen = sum(seen.alive), read_status(under_way.values(), window)
+                if prices is not None:
+                    longest, num_tokens = max(seen.num_committed), sum(seen.num_committed)
+                    prices.note(width_under_way, len(rows), num_alive, longest, num_tokens)
+            under_way, width_under_way = look, width
         done = self.window.with_room(window.no_slot, self.window.num_columns, policy.mask_token_id)
         for name, value in tensors(done):
             setattr(window, name, value)
@@ -130,11 +145,15 @@ class Look:
 
 
 def static_step(
-    model: PreTrainedModel, policy: Policy, window: Window, cache: RowCache, live: torch.Tensor
+    model: PreTrainedModel, policy: Policy, window: Window, cache: RowCache, query: torch.Tensor, live: torch.Tensor
 ) -> torch.Tensor:
-    """Takes a step that leaves the window in its buffers; it reads as many entries as `live` has elements."""
+    """Takes a step that leaves the window in its buffers.
+
+    It has as many queries in a row as `query` has elements, and reads as many entries as `live` has.
+    """
     moving = replace(window)
-    queries = moving.queries(2 * policy.window_size, policy)
+    moving.leave_out(query.shape[0])
+    queries = moving.queries(query.shape[0], policy)
     status = take_step(model, policy, moving, queries, cache, live.shape[0])
     put_into(window, moving)
     return status

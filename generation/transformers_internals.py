@@ -111,6 +111,13 @@ def keep_address(tensor):
     torch._dynamo.mark_static_address(tensor)
 
 
+def fix_length(tensor, dim):
+    """Lets a compiled function have a graph for each length of this dimension."""
+    import torch
+
+    torch._dynamo.mark_static(tensor, dim)
+
+
 def allow_any_length(tensor, dim):
     """Tells torch.compile that the length of a dimension varies, so that one graph serves all lengths."""
     import torch

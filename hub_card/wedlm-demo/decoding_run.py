@@ -80,7 +80,6 @@ class DecodingRun:
         is_free = (
             generation_config.decoding == "verified"
             and generation_config.window_size is None
-            and not is_static
             and is_alone
             and model_kwargs.get("past_key_values") is not None
         )
@@ -199,7 +198,8 @@ class DecodingRun:
 
     def take_static_steps(self) -> None:
         """Takes all steps behind the first one, in their fixed shape."""
-        self.static.take_all(self.model, self.policy, self.window, self.status, self.static_step(), self.noise)
+        step = self.static_step()
+        self.static.take_all(self.model, self.policy, self.window, self.status, step, self.noise, self.prices)
         self.num_alive = 0
 
     def drop_ended_rows(self) -> None:

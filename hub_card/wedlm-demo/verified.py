@@ -180,6 +180,12 @@ class VerifiedWindow(Window):
             queries_seen=queries_seen,
         )
 
+    def leave_out(self, width: int) -> None:
+        """The last MASKs go first, then the last drafts."""
+        room = width - self.num_leading
+        self.num_drafts = torch.minimum(self.num_drafts, room)
+        self.groups = torch.minimum(self.groups, (room - self.num_drafts)[:, None])
+
     def count_forward(self, queries: WindowQueries) -> None:
         """Counts neither MASKs behind the last slot, nor a forward that has nothing left to judge."""
         may_judge = self.alive & queries.is_asked[:, 0]

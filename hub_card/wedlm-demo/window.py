@@ -193,6 +193,9 @@ class Window:
         """The queries of the next forward, `width` of them in every row."""
         raise NotImplementedError
 
+    def leave_out(self, width: int) -> None:
+        """Plans no more than `width` queries for the next forward, where their number is free to choose."""
+
     def count_forward(self, queries: WindowQueries) -> None:
         """Counts a forward over these queries."""
         raise NotImplementedError

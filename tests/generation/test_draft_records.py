@@ -95,7 +95,7 @@ def test_a_step_after_which_rows_were_dropped_says_nothing_of_gains():
         ({}, 2, False),
         ({"use_cache": False}, None, False),
         ({"window_size": 4}, None, False),
-        ({"cache_implementation": "static"}, None, False),
+        ({"cache_implementation": "static"}, None, True),
         ({"decoding": "streaming"}, None, False),
     ],
     ids=str,

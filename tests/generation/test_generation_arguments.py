@@ -334,9 +334,10 @@ def is_healed(ran: Ran) -> bool:
 
 
 def is_static(ran: Ran) -> bool:
-    """A StaticCache, or in parallel decoding steps of two whole windows behind the first, and one in vain."""
+    """A StaticCache, or in parallel decoding steps of few shapes behind the first, and one in vain."""
     cache, num_forwards = ran.output.past_key_values, ran.output.forwards.max().item()
-    has_static_steps = set(ran.widths[1:]) == {16} and len(ran.widths) == num_forwards + 1
+    widths = set(ran.widths[1:])  # two whole windows, or where queries are free to choose one of three numbers
+    has_static_steps = (widths == {16} or widths <= {1, 8, 32}) and len(ran.widths) == num_forwards + 1
     return (cache.is_compileable and type(cache) is not DynamicCache) or has_static_steps
 
 

@@ -173,7 +173,7 @@ def test_a_row_that_is_ahead_counts_for_less(start, has_drafts):
 def test_a_fixed_window_asks_for_no_price(monkeypatch):
     monkeypatch.setattr(decoding_run, "experience_with", None)
     MODEL.generate(**left_padded(PROMPTS), **SPECIAL, max_new_tokens=8, decoding="verified", window_size=4)
-    MODEL.generate(**left_padded(PROMPTS), **SPECIAL, max_new_tokens=8, decoding="verified", **STATIC)
+    MODEL.generate(**left_padded(PROMPTS), **SPECIAL, max_new_tokens=8, decoding="verified", window_size=4, **STATIC)
     MODEL.generate(**left_padded(PROMPTS), **SPECIAL, max_new_tokens=8, decoding="streaming")
 
 

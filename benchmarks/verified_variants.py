@@ -24,7 +24,7 @@ from wedlm.generation.step_plan import StepPlan
 
 
 def in_proportion(
-    chances: torch.Tensor, expected: torch.Tensor, num_open: torch.Tensor, most: torch.Tensor, *prices
+    chances: torch.Tensor, expected: torch.Tensor, num_open: torch.Tensor, most: torch.Tensor, *prices_and_weights
 ) -> StepPlan:
     """Judges drafts with a chance of 0.2, and shares MASKs out in proportion to the chance of each group."""
     chances = chances.where(chances >= 0.2, 0)
@@ -36,7 +36,7 @@ def in_proportion(
 
 
 def behind_all_drafts(
-    chances: torch.Tensor, expected: torch.Tensor, num_open: torch.Tensor, most: torch.Tensor, *prices
+    chances: torch.Tensor, expected: torch.Tensor, num_open: torch.Tensor, most: torch.Tensor, *prices_and_weights
 ) -> StepPlan:
     """Gives all MASKs to one group, which is of use only if every draft is accepted."""
     num_drafts = (chances >= 0.2).sum(-1)

@@ -74,15 +74,7 @@ class DecodingRun:
         max_new_tokens = max(1, criteria.max_length - input_ids.shape[1])
         runs_on = input_ids.device if model.device.type == "meta" else model.device
         is_static = generation_config.cache_implementation == "static"
-        # Queries are free to choose where steps can be timed and compared: not without a cache, where a forward reads
-        # the whole text, nor by one rank of tensor parallelism, whose steps must be those of the others.
-        is_alone = (getattr(model, "tp_size", None) or 1) == 1
-        is_free = (
-            generation_config.decoding == "verified"
-            and generation_config.window_size is None
-            and is_alone
-            and model_kwargs.get("past_key_values") is not None
-        )
+        is_free = are_queries_free(model, generation_config, has_cache=model_kwargs.get("past_key_values") is not None)
         window_size = WIDEST_WINDOW if is_free else generation_config.window_size or default_window_size(runs_on)
         self.policy = Policy.of(generation_config, processors, window_size, mask_token_id, input_ids.device, is_free)
         self.past_key_values: DynamicCache | None = model_kwargs.get("past_key_values")
@@ -197,7 +189,7 @@ class DecodingRun:
             self.noise.draw(rows, ends)
 
     def take_static_steps(self) -> None:
-        """Takes all steps behind the first one, in their fixed shape."""
+        """Takes all steps behind the first one, in their fixed shapes."""
         step = self.static_step()
         self.static.take_all(self.model, self.policy, self.window, self.status, step, self.noise, self.prices)
         self.num_alive = 0
@@ -246,6 +238,16 @@ class DecodingRun:
         num_cached = int(torch.minimum(self.batch.start, self.batch.num_tokens).min())
         is_text = self.prompt.is_text
         return self.cache.to_columns(torch.cat([is_text, is_text.new_ones(len(is_text), num_cached)], dim=-1))
+
+
+def are_queries_free(model: PreTrainedModel, generation_config: GenerationConfig, has_cache: bool) -> bool:
+    """Whether each step has as many queries as pay.
+
+    That needs steps that can be timed and compared. Without a cache a forward reads the whole text, and a rank of
+    tensor parallelism must take the steps of the others.
+    """
+    is_asked_for = generation_config.decoding == "verified" and generation_config.window_size is None
+    return is_asked_for and has_cache and (getattr(model, "tp_size", None) or 1) == 1
 
 
 def prompt_of(

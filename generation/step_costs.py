@@ -182,15 +182,18 @@ class StepPrices:
                 num_new = num_tokens - tokens_then
                 self.num_tokens = FORGOTTEN * self.num_tokens + num_new
                 self.seconds = FORGOTTEN * self.seconds + now - then
-                if costs.single_seconds is not None:
-                    price = costs.further_seconds(width)[-1] / costs.single_seconds
-                    gained = num_new / num_alive - 1 - price
+                price = math.inf if costs.single_seconds is None else costs.further_seconds(width)[-1]
+                if price < math.inf:
+                    gained = num_new / num_alive - 1 - price / costs.single_seconds
                     caution = self.caution + LESS_CAUTION * (1 - self.caution) - NEW_GAIN * gained
                     self.caution = min(max(1.0, caution), MOST_CAUTION)
         self.last = now, num_rows, num_tokens
 
     def update(self, num_rows: int, num_alive: int, longest: int) -> None:
-        """Writes the prices of the step after the next forward, over `num_rows` rows."""
+        """Writes the prices of the step after the next forward, over `num_rows` rows.
+
+        `num_alive` and `longest` are as in `note`.
+        """
         costs = self.experience.costs_of(num_rows, longest)
         if costs.single_seconds is None:
             prices = [TOO_MUCH * (width > 1) for width in range(1, self.most + 1)]

@@ -211,21 +211,17 @@ class VerifiedWindow(Window):
                 scores = processed(logits, policy.processors)
             if places is None:
                 return likeliest(scores)
-            drawn = likeliest(scores + policy.noise.flatten(0, 1)[places])
-            return *likeliest(scores), *drawn[:2]
+            return *likeliest(scores), *likeliest(scores + policy.noise.flatten(0, 1)[places])[:2]
 
         places = () if policy.noise is None else (noise_places(policy.noise, self.batch_rows, queries.asked_slots),)
-        likely, chances, is_possible, *drawn = over_slots(read, logits, *places)
+        likely, shares, is_possible, *drawn = over_slots(read, logits, *places)
         tokens = drawn[0] if drawn else likely
         slots, is_known, tokens = self.judge(queries, logits, tokens[:, : self.window_size], policy, readers)
         num_known = is_known.sum(-1)
-        guesses = [(likely, chances), drawn][: 1 + len(places)]
-        if logits.shape[1] == 1:  # the last known token alone: no MASKs
-            guesses = []
-        new_doubts = doubt_of(chances[:, : is_known.shape[1]]).where(is_known, 0).sum(-1) / num_known.clamp(min=1)
-        old = torch.full_like(new_doubts, 1 - NEW_TOKEN) ** num_known
-        self.doubt = self.doubt.lerp(new_doubts[:, None], 1 - old[:, None])
-        self.draft(slots, num_known, guesses, policy)
+        self.note_known(shares[:, : is_known.shape[1]], is_known)
+        guesses = [(likely, shares), drawn] if drawn else [(likely, shares)]
+        has_masks = logits.shape[1] > 1  # A single query is the last known token.
+        self.draft(slots, num_known, guesses if has_masks else [], policy)
         if readers is not None and readers.shows_guesses:
             self.show_drafts(readers, num_known, policy)
         if policy.left_to_right:  # the readers have refused what is impossible
@@ -267,6 +263,12 @@ class VerifiedWindow(Window):
         self.note_judged(slots, is_known, tokens)
         return slots, is_known, tokens
 
+    def note_known(self, shares: torch.Tensor, is_known: torch.Tensor) -> None:
+        """Learns how sure the text is from the best tokens' shares of the scores, where tokens became known."""
+        num_known = is_known.sum(-1, keepdim=True)
+        mean = doubt_of(shares).where(is_known, 0).sum(-1, keepdim=True) / num_known.clamp(min=1)
+        self.doubt = self.doubt.lerp(mean, 1 - torch.full_like(mean, 1 - NEW_TOKEN) ** num_known)
+
     def note_judged(self, slots: torch.Tensor, is_known: torch.Tensor, tokens: torch.Tensor) -> None:
         """Keeps at which distance each slot's draft was judged and whether it was accepted, and learns from it."""
         if slots.shape[1] == 1:  # no drafts
@@ -300,16 +302,11 @@ class VerifiedWindow(Window):
         tokens and, where tokens are drawn, the drawn ones; none where there are no MASKs.
         """
         num_settled = (num_known - 1).clamp(min=0)[:, None]
-        found = torch.zeros_like(self.drafts), self.kinds, torch.zeros_like(self.chances)
-        weight = NO_GROUP
+        found, size = self.no_drafts(), torch.zeros_like(num_settled)
         if guesses:
-            *found, is_found = self.guessed(num_settled, guesses)
-            weight = torch.where(is_found, NEW_GROUP, NO_GROUP).to(self.expected.dtype)
+            found, size = self.guessed(num_settled, guesses)
         of_group = found[2].cumprod(-1)
-        expected = hoped_for(self.doubt, self.group_doubts, self.window_size, self.limit)
-        if guesses:
-            expected = of_group.where(is_found, expected)
-        self.expected = self.expected.lerp(expected, weight)
+        self.note_group(of_group, size)
 
         if policy.num_looked_up > 0:
             others = self.looked_up(slots[:, 0] + num_known - 1, policy)
@@ -319,24 +316,35 @@ class VerifiedWindow(Window):
         draft_slots = slots[:, :1] + num_settled + torch.arange(1, self.window_size, device=slots.device)
         self.chances = chances.cumprod(-1).where(draft_slots < self.limit[:, None], 0)
 
-    def guessed(self, num_settled: torch.Tensor, guesses: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple:
-        """The drafts of the group that saw `num_settled` drafts: their kinds, their chances, and which there are.
-
-        Keeps the group's doubt beside that of the text.
-        """
+    def guessed(
+        self, num_settled: torch.Tensor, guesses: list[tuple[torch.Tensor, torch.Tensor]]
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        """The drafts of the group that saw `num_settled` drafts with their kinds and chances, and their number."""
         begin, end = self.groups.gather(1, num_settled), self.groups.gather(1, num_settled + 1)
         mask = begin + torch.arange(1, self.window_size, device=begin.device)  # the first one stood for a known slot
-        is_found, asked = mask < end, self.num_drafts[:, None] + 1 + mask
-        found = torch.zeros_like(self.drafts), self.kinds, torch.zeros_like(self.chances)
+        is_found, asked, found = mask < end, self.num_drafts[:, None] + 1 + mask, self.no_drafts()
         for source, guess in enumerate(guesses):
             tokens, shares = (each.gather(1, asked.clamp(max=each.shape[1] - 1)) for each in guess)
             # (not torch.bucketize, whose boundaries would have to get to the device)
             strengths = sum((shares > share).long() for share in SHARES)
             kinds, chances = self.judged_before(source, strengths, is_found)
             found = taken(chances > found[2], (tokens, kinds, chances), found)
-        doubts = torch.cat([doubt_of(pad(found[2], (0, 1))[:, :1]), self.doubt], dim=-1)
-        self.group_doubts = self.group_doubts.lerp(doubts, NEW_GROUP * (begin + 1 < end).to(doubts.dtype))
-        return *found, is_found
+        return found, is_found.sum(-1, keepdim=True)
+
+    def no_drafts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return torch.zeros_like(self.drafts), self.kinds, torch.zeros_like(self.chances)
+
+    def note_group(self, chances: torch.Tensor, size: torch.Tensor) -> None:
+        """Learns what the drafts of the next group may have from the chances of those of a group.
+
+        `size`, `[batch, 1]`, is their number, 0 where there was no group.
+        """
+        doubts = torch.cat([doubt_of(pad(chances, (0, 1))[:, :1]), self.doubt], dim=-1)
+        self.group_doubts = self.group_doubts.lerp(doubts, NEW_GROUP * (size > 0).to(doubts.dtype))
+        is_draft = torch.arange(self.window_size - 1, device=size.device) < size
+        expected = hoped_for(self.doubt, self.group_doubts, self.window_size, self.limit)
+        weight = torch.where(is_draft, NEW_GROUP, NO_GROUP).to(expected.dtype)
+        self.expected = self.expected.lerp(chances.where(is_draft, expected), weight)
 
     def judged_before(
         self, source: int, strengths: torch.Tensor, is_draft: torch.Tensor

@@ -108,6 +108,13 @@ def test_prices_fall_with_what_further_queries_have_gained_and_rise_with_what_th
     assert prices.caution == 1.0, "never less than the price"
 
 
+def test_a_step_whose_price_nobody_knows_changes_no_caution():
+    prices = StepPrices(FixedExperience(), 1, 0, 32, torch.device("cpu"))
+    prices.note(1, 1, 1, 0, 1)
+    prices.note(32, 1, 1, 0, 2)
+    assert prices.caution == CAUTION
+
+
 def test_what_is_known_of_drafts_is_a_running_mean_of_calls():
     experience = Experience()
     experience.note_drafts({"group_doubts": torch.tensor([[1.0, 1.0], [0.0, 1.0]])})
@@ -157,6 +164,14 @@ def test_where_queries_cost_nothing_a_step_has_all_that_are_of_use(monkeypatch, 
     assert max(widths[before + 1 :]) == 32 and widths[before + 1] > 1, "what was learned stays"
 
 
+def test_static_steps_learn_what_they_cost(monkeypatch):
+    model = load(CHECKPOINTS / "q3")
+    widths = tell_time(monkeypatch, model, lambda rows, width: 1.0)
+    more = {"max_new_tokens": 60, "decoding": "verified", "eos_token_id": None, "pad_token_id": 0}
+    model.generate(**left_padded(PROMPTS), **more, **STATIC)
+    assert widths[1:4] == [1, 1, 1] and max(widths[1:]) == 32
+
+
 @pytest.mark.parametrize(("start", "has_drafts"), [([20, 20], True), ([90, 20], False), ([20, 90], True)])
 def test_a_row_that_is_ahead_counts_for_less(start, has_drafts):
     """The first row has good drafts, which cost half a token each; the other one has none."""
@@ -182,17 +197,23 @@ FURTHER = st.dictionaries(st.sampled_from([2, 3, 8, 20, 32]), st.floats(0, 3), m
 
 @given(FURTHER, st.booleans(), st.integers(0, 99), st.data())
 @property_settings(40, deadline=None)
-def test_the_text_does_not_depend_on_the_costs(further, do_sample, seed, data):
+def test_the_text_does_not_depend_on_costs_and_records(further, do_sample, seed, data):
     num_rows = data.draw(st.integers(1, 5), "rows")
     prompts = [PROMPTS[i] * data.draw(st.integers(1, 2), f"repeats {i}") for i in range(num_rows)]
     more = {"max_new_tokens": data.draw(st.integers(1, 40), "limit"), "do_sample": do_sample, "top_k": 30}
     more |= data.draw(st.sampled_from([{}, {"prompt_lookup_num_tokens": 0}, {"repetition_penalty": 1.3}]), "more")
+    experience, generator = FixedExperience(further), torch.Generator().manual_seed(seed)
+    experience.drafts = {
+        "acceptance": torch.rand(3, 7, generator=generator),
+        "group_doubts": 5 * torch.rand(2, generator=generator),
+    }
+    cache = data.draw(st.sampled_from([{}, STATIC]), "cache")
 
     def run(**arguments):
         torch.manual_seed(seed)
         return MODEL.generate(**left_padded(prompts), **SPECIAL, **more, **arguments, decoding="verified").tolist()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding_run, "experience_with", lambda model: FixedExperience(further))
-        got = run()
+        patch.setattr(decoding_run, "experience_with", lambda model: experience)
+        got = run(**cache)
     assert got == run(window_size=1, **({} if "prompt_lookup_num_tokens" in more else {"prompt_lookup_num_tokens": 0}))

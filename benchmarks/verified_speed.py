@@ -160,6 +160,12 @@ def forwards_table(cells: list[dict]) -> str:
     return markdown(["tokens per forward", *names], lines, left={"tokens per forward"})
 
 
+def same_texts(cells: list[dict]) -> str:
+    num_texts = sum(cell["batch_size"] * len(cell["ways"]) for cell in cells)
+    num_same = sum(way["same_texts"] for cell in cells for way in cell["ways"].values())
+    return f"{num_same} of {num_texts} texts are those of token by token"
+
+
 def goals(cells: list[dict]) -> str:
     """How the worst cases stand to the goals."""
     lines = []
@@ -209,10 +215,11 @@ def main() -> None:
         name: [kind for kind in (tasks.KINDS if name == "demo" else prompts.KINDS) if kind in (given.kinds or [kind])]
         for name in given.models
     }
+    kinds = {name: of_model for name, of_model in kinds.items() if of_model}
     cells = []
     num_calls = sum(map(len, kinds.values())) * len(given.batch_sizes) * given.repeats * len(WAYS)
     with tqdm(total=num_calls, unit=" calls") as bar, torch.inference_mode():
-        for name in given.models:
+        for name in kinds:
             model, tokenizer = model_named(name, given)
             experiences = {way: {} for way in WAYS}
             for batch_size in given.batch_sizes:
@@ -225,6 +232,7 @@ def main() -> None:
                     bar.write(table(cells[-1:]).splitlines()[-1])
     print(table(cells))
     print(goals(cells))
+    print(same_texts(cells))
     if 1 in given.batch_sizes:
         print(forwards_table(cells))
     save(given.out, cells, "cpu", base=str(given.base), adapter=str(given.adapter))

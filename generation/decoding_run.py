@@ -21,7 +21,7 @@ from wedlm.generation.prompt import Prompt, read_prompt
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.slot_noise import SlotNoise
 from wedlm.generation.static_memory import keep_static_steps
-from wedlm.generation.static_steps import StaticSteps, static_step
+from wedlm.generation.static_steps import FEW_QUERIES, StaticSteps, static_step
 from wedlm.generation.step import forward_queries, read_status, take_step
 from wedlm.generation.step_costs import StepPrices, experience_with
 from wedlm.generation.streaming import BlockwiseWindow, StreamingWindow
@@ -73,15 +73,16 @@ class DecodingRun:
         mask_token_id = model.config.require_mask_token_id()
         max_new_tokens = max(1, criteria.max_length - input_ids.shape[1])
         runs_on = input_ids.device if model.device.type == "meta" else model.device
-        is_static = generation_config.cache_implementation == "static"
-        is_free = are_queries_free(model, generation_config, has_cache=model_kwargs.get("past_key_values") is not None)
+        asks_for_static = generation_config.cache_implementation == "static"
+        has_cache = model_kwargs.get("past_key_values") is not None
+        is_free = is_number_free(model, generation_config, has_cache)
         window_size = WIDEST_WINDOW if is_free else generation_config.window_size or default_window_size(runs_on)
         self.policy = Policy.of(generation_config, processors, window_size, mask_token_id, input_ids.device, is_free)
         self.past_key_values: DynamicCache | None = model_kwargs.get("past_key_values")
         self.noise: SlotNoise | None = None
         if generation_config.do_sample:
             # A static step may begin a whole step behind the slots that the host knows of.
-            num_slots = (4 if is_static else 2) * window_size + 1
+            num_slots = (4 if asks_for_static else 2) * window_size + 1
             self.noise = SlotNoise(len(input_ids), num_slots, model.config.vocab_size, input_ids.device)
             self.policy = self.policy._replace(noise=self.noise.values)
         self.readers = TextReaders.if_needed(
@@ -89,19 +90,20 @@ class DecodingRun:
         )
         if not self.is_static:  # static steps have the same shape for every limit
             self.policy = self.policy._replace(window_size=min(window_size, max_new_tokens))
+        self.prompt = prompt_of(model, input_ids, max_new_tokens, generation_config, model_kwargs)
         self.prices: StepPrices | None = None
         if is_free:
-            experience = experience_with(model)
-            batch, longest = input_ids.shape
-            self.prices = StepPrices(experience, batch, longest, 2 * self.policy.window_size, input_ids.device)
-            self.policy = self.policy._replace(prices=self.prices.tensor, known_drafts=experience.drafts)
-        self.prompt = prompt_of(model, input_ids, max_new_tokens, generation_config, model_kwargs)
+            experience, most = experience_with(model), 2 * self.policy.window_size
+            longest, shapes = int(self.prompt.lengths.max()), (*FEW_QUERIES, most) if self.is_static else None
+            self.prices = StepPrices(experience, len(input_ids), longest, most, input_ids.device, shapes)
+            self.policy = self.policy._replace(prices=self.prices.tensor, draft_records=experience.draft_records)
         kind = WINDOWS[generation_config.decoding]
         self.batch = self.window = kind.opened(self.prompt.lengths, max_new_tokens, self.policy)
         if self.policy.num_looked_up > 0:
             is_text = self.prompt.is_text[:, -input_ids.shape[1] :]
             gaps_first = is_text.int().argsort(dim=-1, stable=True)
             self.window.prompt = input_ids.long().where(is_text, NO_TOKEN).gather(1, gaps_first)
+        self.first_records = self.batch.records if is_free else {}
         self.static: StaticSteps | None = None
         max_entries = self.prompt.max_entries + max_new_tokens + 2 * self.policy.window_size
         self.cache: RowCache | None = self.make_cache(max_entries)
@@ -166,8 +168,6 @@ class DecodingRun:
         num_rows, width = queries.input_ids.shape
         live = self.longest + width
         self.draw_noise()
-        if self.prices is not None:
-            self.prices.update(num_rows, self.num_alive, self.longest)
         self.status = take_step(self.model, self.policy, self.window, queries, self.cache, live, self.readers)
         if self.static is not None:
             return queries
@@ -176,6 +176,8 @@ class DecodingRun:
             self.prices.note(width, num_rows, self.num_alive, self.longest, sum(status.num_committed))
         self.num_alive, self.longest = sum(status.alive), max(status.num_committed)
         self.drop_ended_rows()
+        if self.prices is not None:
+            self.prices.update(len(self.window.alive), self.longest)
         queries = self.window.queries(max(1, *status.num_queries), self.policy)
         if self.cache is None:
             queries = queries.behind(self.window.committed_text(self.prompt.text.tokens, self.longest))
@@ -224,7 +226,7 @@ class DecodingRun:
         if self.noise is not None:
             self.noise.give_back(int(self.batch.num_tokens[0]))
         if self.prices is not None:
-            self.prices.experience.note_drafts({name: getattr(self.batch, name) for name in self.batch.RECORDS})
+            self.prices.experience.note_drafts(self.first_records, self.batch.records)
         if self.cache is not None and self.returns_cache:
             self.past_key_values.layers = self.cached_columns().layers
         if self.static is not None:
@@ -240,8 +242,8 @@ class DecodingRun:
         return self.cache.to_columns(torch.cat([is_text, is_text.new_ones(len(is_text), num_cached)], dim=-1))
 
 
-def are_queries_free(model: PreTrainedModel, generation_config: GenerationConfig, has_cache: bool) -> bool:
-    """Whether each step has as many queries as pay.
+def is_number_free(model: PreTrainedModel, generation_config: GenerationConfig, has_cache: bool) -> bool:
+    """Whether the number of queries is free to choose, so that each step has as many as pay.
 
     That needs steps that can be timed and compared. Without a cache a forward reads the whole text, and a rank of
     tensor parallelism must take the steps of the others.

@@ -19,6 +19,10 @@ The words of this folder:
 - group (verified decoding): MASKs that make the next drafts for one possible number of accepted drafts. They see these
   drafts, and no others.
 - looked up (verified decoding): a draft that is copied from the text, where its last tokens stood before.
+- source, strength (verified decoding): where a draft comes from, and how much speaks for it there.
+- judge (verified decoding): the query before a draft, whose logits say whether the draft is accepted.
+- doubt (verified decoding): -log of the share of the scores that the likeliest token has.
+- price (verified decoding): the tokens that a row would write in the time that further queries of a step take.
 - known (verified decoding): a token that is certain to be the autoregressive one. The last known token has no entry
   yet.
 - settled (verified decoding): known, and not the last known token; the forward that made it known wrote its entry.

@@ -33,7 +33,7 @@ class Policy(NamedTuple):
             where tokens are drawn.
         prices (`torch.FloatTensor` of shape `(2 * window_size,)`, *optional*): As `plan_step` takes them, where they
             decide; the host writes them before each step.
-        known_drafts (`dict[str, torch.FloatTensor]`): How drafts fared in earlier calls, by the name of the record.
+        draft_records (`dict[str, torch.FloatTensor]`): How drafts fared in earlier calls, by the name of the record.
         acceptance_margin (`torch.FloatTensor` of shape `()`, *optional*): How far below the best score that of an
             accepted draft may be, which is -log(acceptance_ratio); None where only the best token is accepted.
     """
@@ -49,7 +49,7 @@ class Policy(NamedTuple):
     most_matched: int = MOST_MATCHED
     noise: torch.Tensor | None = None
     prices: torch.Tensor | None = None
-    known_drafts: Mapping[str, torch.Tensor] = MappingProxyType({})
+    draft_records: Mapping[str, torch.Tensor] = MappingProxyType({})
     acceptance_margin: torch.Tensor | None = None
 
     @classmethod

@@ -1,8 +1,9 @@
-"""What the queries of a step cost and bring on a model, learned from the steps themselves."""
+"""The cost of a step by its queries, and how drafts fared, learned from the steps themselves."""
 
 import math
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from weakref import WeakKeyDictionary
 
 import torch
@@ -80,7 +81,7 @@ class StepCosts:
         wider = [each.seconds for each in list(self.times.values()) if each.is_known]  # they take no less
         return min(single.seconds * single.belief(self.num_steps), *wider)
 
-    def further_seconds(self, most: int) -> list[float]:
+    def further_seconds(self, most: int, most_wider: float = MOST_WIDER) -> list[float]:
         """What a step of 1, 2, ... `most` queries a row takes longer than one of a single query, which is known."""
         single, widths, seconds = self.single_seconds, [1], [0.0]
         for exponent, each in sorted(self.times.items()):
@@ -90,7 +91,7 @@ class StepCosts:
         for i in reversed(range(len(seconds) - 1)):  # A narrower step takes no longer.
             seconds[i] = min(seconds[i], seconds[i + 1])
         return [
-            interpolated(width, widths, seconds) if width <= MOST_WIDER * widths[-1] else math.inf
+            interpolated(width, widths, seconds) if width <= most_wider * widths[-1] else math.inf
             for width in range(1, most + 1)
         ]
 
@@ -113,24 +114,30 @@ class Experience:
     """What earlier calls have found out about a model: the costs of its steps, and how its drafts fared.
 
     Args:
-        costs (`dict[tuple[int, int], StepCosts]`): The costs by kinds of batches: the number of rows and the thousands
-            of tokens of the longest row, both rounded to powers of two, of which the exponents are taken.
-        drafts (`dict[str, torch.Tensor]`): The mean of the rows' records at the end of the last calls, by the name of
-            the field of the window.
+        costs (`dict[tuple[int, int, bool], StepCosts]`): The costs by kinds of batches: the number of rows and the
+            thousands of tokens of the longest row (both rounded to powers of two, of which the exponents are taken),
+            and whether steps have fixed shapes.
+        draft_records (`dict[str, torch.Tensor]`): The mean of the rows' records at the end of the last calls, by the
+            name of the field of the window.
     """
 
-    costs: dict[tuple[int, int], StepCosts] = field(default_factory=dict)
-    drafts: dict[str, torch.Tensor] = field(default_factory=dict)
+    costs: dict[tuple[int, int, bool], StepCosts] = field(default_factory=dict)
+    draft_records: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def costs_of(self, num_rows: int, longest: int) -> StepCosts:
-        return self.costs.setdefault(((num_rows - 1).bit_length(), (longest // 1024).bit_length()), StepCosts())
+    def costs_of(self, num_rows: int, longest: int, is_static: bool = False) -> StepCosts:
+        key = (num_rows - 1).bit_length(), (longest // 1024).bit_length(), is_static
+        return self.costs.setdefault(key, StepCosts())
 
-    def note_drafts(self, records: dict[str, torch.Tensor]) -> None:
-        """Notes the records of the rows of a call that has ended, `[batch, ...]` each."""
-        for name, record in records.items():
-            mean = record.mean(0)
-            if mean.isfinite().all():
-                self.drafts[name] = self.drafts.get(name, mean).to(mean.device).lerp(mean, NEW_CALL)
+    def note_drafts(self, first: dict[str, torch.Tensor], last: dict[str, torch.Tensor]) -> None:
+        """Notes the records of the rows of a call that has ended, `[batch, ...]` each.
+
+        `first` are those with which the rows began. Where none of them has changed, the call says nothing.
+        """
+        for name, record in last.items():
+            has_changed = (record != first[name]) & record.isfinite()
+            mean = record.where(has_changed, 0).sum(0) / has_changed.sum(0).clamp(min=1)
+            known = self.draft_records.get(name, first[name][0]).to(mean.device)
+            self.draft_records[name] = known.lerp(mean, NEW_CALL).where(has_changed.any(0), known)
 
 
 EXPERIENCE: WeakKeyDictionary[PreTrainedModel, dict[tuple, Experience]] = WeakKeyDictionary()
@@ -150,20 +157,43 @@ class StepPrices:
         longest (`int`): The tokens of the longest prompt.
         most (`int`): The most queries of a row.
         device (`torch.device`): The device of the prices.
+        shapes (`tuple[int]`, *optional*): The queries that a row of a step may have, in ascending order, where steps
+            have fixed shapes. A step then costs what the smallest shape does that holds its queries.
 
     Attributes:
         tensor (`torch.FloatTensor` of shape `(most,)`): As `plan_step` takes them.
     """
 
-    def __init__(self, experience: Experience, num_rows: int, longest: int, most: int, device: torch.device):
-        self.experience, self.most = experience, most
+    def __init__(
+        self,
+        experience: Experience,
+        num_rows: int,
+        longest: int,
+        most: int,
+        device: torch.device,
+        shapes: tuple[int, ...] | None = None,
+    ):
+        self.experience, self.most, self.shapes = experience, most, shapes
         self.tensor = torch.zeros(most, dtype=torch.float32, device=device)
-        self.num_tokens, self.seconds = 0.0, 0.0  # of late
+        self.num_tokens, self.seconds = 0.0, 0.0  # of late; the tokens are those of a row that is alive
         self.caution = CAUTION
         self.last: tuple[float, int, int] | None = None  # the end of the last step, its rows and their tokens
-        self.update(num_rows, num_rows, longest)
+        self.update(num_rows, longest)
 
-    def note(self, width: int, num_rows: int, num_alive: int, longest: int, num_tokens: int) -> None:
+    def costs_of(self, num_rows: int, longest: int) -> StepCosts:
+        return self.experience.costs_of(num_rows, longest, self.shapes is not None)
+
+    def further_seconds(self, costs: StepCosts) -> list[float]:
+        """What steps of 1, 2, ... `most` queries take longer than one of a single query."""
+        if self.shapes is None:
+            return costs.further_seconds(self.most)
+        next_shape = max(wider / narrower for narrower, wider in pairwise(self.shapes))  # may be tried
+        seconds = costs.further_seconds(self.most, most_wider=next_shape)
+        return [seconds[min(shape for shape in self.shapes if shape > i) - 1] for i in range(self.most)]
+
+    def note(
+        self, width: int, num_rows: int, num_alive: int, longest: int, num_tokens: int, now: float | None = None
+    ) -> None:
         """Notes a step that has just ended.
 
         Args:
@@ -172,34 +202,33 @@ class StepPrices:
             num_alive (`int`): Those of them whose text was incomplete.
             longest (`int`): The tokens of the longest row.
             num_tokens (`int`): The tokens that the rows have by now.
+            now (`float`, *optional*): When the step ended, by `time.perf_counter`; by default now.
         """
-        now = time.perf_counter()
+        now = time.perf_counter() if now is None else now
         if self.last is not None:
             then, rows_then, tokens_then = self.last
-            costs = self.experience.costs_of(num_rows, longest)
+            costs = self.costs_of(num_rows, longest)
             costs.note(width, now - then)
             if num_rows == rows_then:
-                num_new = num_tokens - tokens_then
+                num_new = (num_tokens - tokens_then) / num_alive
                 self.num_tokens = FORGOTTEN * self.num_tokens + num_new
                 self.seconds = FORGOTTEN * self.seconds + now - then
                 price = math.inf if costs.single_seconds is None else costs.further_seconds(width)[-1]
                 if price < math.inf:
-                    gained = num_new / num_alive - 1 - price / costs.single_seconds
+                    gained = num_new - 1 - price / costs.single_seconds
                     caution = self.caution + LESS_CAUTION * (1 - self.caution) - NEW_GAIN * gained
                     self.caution = min(max(1.0, caution), MOST_CAUTION)
         self.last = now, num_rows, num_tokens
 
-    def update(self, num_rows: int, num_alive: int, longest: int) -> None:
-        """Writes the prices of the step after the next forward, over `num_rows` rows.
-
-        `num_alive` and `longest` are as in `note`.
-        """
-        costs = self.experience.costs_of(num_rows, longest)
+    def update(self, num_rows: int, longest: int) -> None:
+        """Writes the prices of the step after the next forward; `num_rows` and `longest` are as in `note`."""
+        costs = self.costs_of(num_rows, longest)
         if costs.single_seconds is None:
             prices = [TOO_MUCH * (width > 1) for width in range(1, self.most + 1)]
         else:
             # One query a row writes a token a row: no call need be slower than that.
-            of_late = self.num_tokens / self.seconds / num_alive if self.seconds else 0.0
+            of_late = self.num_tokens / self.seconds if self.seconds else 0.0
             rate = max(1 / costs.single_seconds, of_late)
-            prices = [min(self.caution * rate * each, TOO_MUCH) for each in costs.further_seconds(self.most)]
-        self.tensor.copy_(torch.tensor(prices), non_blocking=True)
+            further = self.further_seconds(costs)
+            prices = [min(self.caution * rate * each, TOO_MUCH) for each in further]
+        self.tensor.copy_(torch.tensor(prices, dtype=torch.float32), non_blocking=True)

@@ -30,7 +30,7 @@ def plan_step(
     prices: torch.Tensor | None = None,
     weights: torch.Tensor | None = None,
 ) -> StepPlan:
-    """Finds the plan that the most tokens are expected of.
+    """Finds the plan with the largest expected number of tokens.
 
     A draft brings a token in this step if it is accepted. A MASK brings one in the next step, if its group is the one
     that saw the accepted drafts, and if the draft that the MASK makes is accepted then. The first MASK of a group

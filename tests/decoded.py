@@ -1,14 +1,14 @@
 """Decodes prompts, and says what came of each row."""
 
 import torch
-from helpers import CHECKPOINTS, EOS, PAD, PROMPTS, left_padded, load
+from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, left_padded, load
 from reference_decoder import Decoded
-from transformers import (
-    AutoConfig,
-)
+from transformers import AutoConfig, GenerationConfig, LogitsProcessorList
 
 from wedlm import WeDLMForCausalLM
 from wedlm.generation.outputs import WeDLMGenerateOutput
+from wedlm.generation.parameters import DEFAULTS
+from wedlm.generation.policy import Policy
 
 
 def generate(model, prompts, **arguments) -> list[Decoded]:
@@ -99,3 +99,13 @@ def run(model, prompts=PROMPTS, **arguments):
 
 
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
+
+
+def policy_with(window_size: int, is_free: bool = False, **fields) -> Policy:
+    """The policy of a greedy call with default settings, without end tokens and look-up; `fields` replace its own."""
+    generation_config = GenerationConfig(
+        **DEFAULTS, num_looked_up=None if is_free else 0, max_matching_ngram_size=None
+    )
+    generation_config._eos_token_tensor = None
+    policy = Policy.of(generation_config, LogitsProcessorList(), window_size, MASK, torch.device("cpu"), is_free)
+    return policy._replace(**fields)

@@ -28,10 +28,10 @@ class FixedExperience(Experience):
         super().__init__()
         self.fixed = FixedCosts(further)
 
-    def costs_of(self, num_rows: int, longest: int) -> StepCosts:
+    def costs_of(self, num_rows: int, longest: int, is_static: bool = False) -> StepCosts:
         return self.fixed
 
-    def note_drafts(self, records) -> None:
+    def note_drafts(self, first, last) -> None:
         pass
 
 

@@ -1,5 +1,6 @@
 """cache_implementation="static": steps of a few fixed shapes, each of which can be compiled into one graph."""
 
+import time
 from collections.abc import Callable
 from dataclasses import fields, replace
 
@@ -24,8 +25,8 @@ class StaticSteps:
     Every step has 2 * window_size queries for each row, of which those behind the window are MASKs that do nothing. It
     reads a number of entries rounded up by `bucketed`. The host reads the status of the step before the one that runs,
     so that the device never waits. So one more step runs when all rows have ended, and changes nothing. Where the
-    number of queries is free to choose, a step may be narrower: the narrowest that has as many as the step before. It
-    leaves out the last queries that were planned for it.
+    number of queries is free to choose, there are three shapes. A step has the smallest one that holds the queries
+    planned for the step before it, and leaves out the last queries that were planned for itself beyond that.
 
     Args:
         model (`PreTrainedModel`): The model.
@@ -102,7 +103,7 @@ class StaticSteps:
             query = torch.arange(width, device=status.device)
             fix_length(query, 0)
             if prices is not None:
-                prices.update(len(rows), sum(seen.alive), max(seen.num_committed))
+                prices.update(len(rows), max(seen.num_committed))
             # One step has been taken since, which may have committed all its queries; this one comes behind it.
             length = min(bucketed(max(seen.num_committed) + 2 * num_queries), self.cache.max_entries)
             live = torch.arange(length, device=status.device)
@@ -116,7 +117,7 @@ class StaticSteps:
                 num_alive, seen = sum(seen.alive), read_status(under_way.values(), window)
                 if prices is not None:
                     longest, num_tokens = max(seen.num_committed), sum(seen.num_committed)
-                    prices.note(width_under_way, len(rows), num_alive, longest, num_tokens)
+                    prices.note(width_under_way, len(rows), num_alive, longest, num_tokens, under_way.ended)
             under_way, width_under_way = look, width
         done = self.window.with_room(window.no_slot, self.window.num_columns, policy.mask_token_id)
         for name, value in tensors(done):
@@ -130,10 +131,15 @@ def surroundings(model: PreTrainedModel) -> tuple:
 
 
 class Look:
-    """The host's look at a tensor of the device, at once or later."""
+    """The host's look at a tensor of the device, at once or later.
+
+    Attributes:
+        ended (`float`): When the tensor was there, by `time.perf_counter`, as far as the host knows.
+    """
 
     def __init__(self, tensor: torch.Tensor):
         self.tensor = tensor.to("cpu", non_blocking=True)
+        self.ended = time.perf_counter()
         self.event = None if tensor.device.type == "cpu" else torch.Event(device=tensor.device)
         if self.event is not None:
             self.event.record(torch.accelerator.current_stream(tensor.device))
@@ -141,6 +147,7 @@ class Look:
     def values(self) -> list[list[int]]:
         if self.event is not None:
             self.event.synchronize()
+            self.ended = time.perf_counter()
         return self.tensor.tolist()
 
 

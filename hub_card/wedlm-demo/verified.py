@@ -20,9 +20,8 @@ LIKELIEST, DRAWN, LOOKED_UP = range(3)
 # The strength of a draft. From MASKs: how many of these its share of the scores exceeds. From the text: the number of
 # equal tokens in front of it.
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9, 0.99)
-# What is taken to be so before a text has said more, as it was seen on language models of ordinary text: its doubt,
-# the doubt of a group's first draft beside it, and the chance of a draft by source and strength if the drafts before
-# it are accepted.
+# The values that a text begins with, measured on language models of ordinary text: its doubt, the doubt of a group's
+# first draft, and the chance of a draft by source and strength if the drafts before it are accepted.
 DOUBT, DOUBT_OF_DRAFT = 0.22, 0.5
 ACCEPTANCE = (
     (0.05, 0.15, 0.3, 0.45, 0.6, 0.75, 0.95),
@@ -107,8 +106,8 @@ class VerifiedWindow(Window):
 
         def record(name: str, first: tuple) -> torch.Tensor:
             first = torch.tensor(first, dtype=torch.float32, device=device)
-            known = policy.known_drafts.get(name, first).to(device)
-            return first.lerp(known, EARLIER_TEXTS) + zeros(*first.shape, dtype=torch.float32)
+            earlier = policy.draft_records.get(name, first).to(device)
+            return first.lerp(earlier, EARLIER_TEXTS) + zeros(*first.shape, dtype=torch.float32)
 
         group_doubts = record("group_doubts", (DOUBT_OF_DRAFT, DOUBT))
         doubt = zeros(1, dtype=torch.float32) + DOUBT
@@ -130,6 +129,11 @@ class VerifiedWindow(Window):
             "acceptance": record("acceptance", ACCEPTANCE),
             "prompt": zeros(0),
         }
+
+    @property
+    def records(self) -> dict[str, torch.Tensor]:
+        """How the drafts of each row fared, by the name of the record."""
+        return {name: getattr(self, name) for name in self.RECORDS}
 
     @property
     def window_size(self) -> int:
@@ -355,10 +359,8 @@ class VerifiedWindow(Window):
 
     def looked_up(self, last: torch.Tensor, policy: Policy) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Looks up drafts behind slot `last`; returns them, their kinds and chances."""
-        text, place = (
-            torch.cat([self.prompt, self.tokens], dim=-1),
-            torch.arange(self.window_size - 1, device=last.device),
-        )
+        text = torch.cat([self.prompt, self.tokens], dim=-1)
+        place = torch.arange(self.window_size - 1, device=last.device)
         drafts, num_matched = look_up(text, self.prompt.shape[1] + last, len(place), policy.most_matched)
         most = (self.limit.clamp(max=self.window_size) - 1).clamp(max=policy.num_looked_up) * (num_matched > 0)
         strengths = (num_matched[:, None] + place).clamp(max=MOST_MATCHED)
@@ -420,7 +422,7 @@ def hoped_for(doubt: torch.Tensor, group_doubts: torch.Tensor, window_size: int,
     """The chances of a group's drafts before there is one: P(at least n are accepted), n = 1, 2, ...
 
     The n-th is exp(-n * r * doubt), where r is the doubt of a group's first draft divided by that of the text, as
-    earlier groups had them. For where the text's own tokens are sure, so are those that MASKs guess.
+    earlier groups had them. Where the text's own tokens are sure, the tokens that MASKs guess are sure as well.
     """
     place = torch.arange(1, window_size, device=limit.device)
     chances = torch.exp(-place * doubt * group_doubts[:, :1] / group_doubts[:, 1:].clamp(min=0.01))

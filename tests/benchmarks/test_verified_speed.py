@@ -21,6 +21,9 @@ def test_ways_take_turns_and_write_the_same_text(run, load_benchmark, capsys):
         assert cell["ways"][benchmark.TOKEN_BY_TOKEN]["forwards"] == cell["ways"][benchmark.TOKEN_BY_TOKEN]["tokens"]
     printed = capsys.readouterr().out
     assert benchmark.table(cells) in printed and benchmark.goals(cells) in printed
+    num_texts = sum(cell["batch_size"] for cell in cells) * len(benchmark.WAYS)
+    assert benchmark.same_texts(cells) == f"{num_texts} of {num_texts} texts are those of token by token"
+    assert benchmark.same_texts(cells) in printed
 
 
 def test_shares_are_those_of_the_medians(load_benchmark):

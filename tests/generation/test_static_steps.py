@@ -6,17 +6,15 @@ static caches beside the others.
 
 import pytest
 import torch
-from decoded import ARGUMENTS, PARALLEL, STATIC, run
+from decoded import ARGUMENTS, PARALLEL, STATIC, policy_with, run
 from free_queries import FixedExperience
 from helpers import CHECKPOINTS, DECODE, PROMPTS, Waits, load, random_tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import CompileConfig, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation import BaseStreamer
 
 from wedlm.generation import step_plan
-from wedlm.generation.parameters import DEFAULTS
-from wedlm.generation.policy import Policy
 from wedlm.generation.static_memory import KEPT
 from wedlm.generation.static_steps import Look, bucketed, static_step
 from wedlm.generation.verified import VerifiedWindow
@@ -103,7 +101,7 @@ def let_further_queries_cost(monkeypatch, further):
 
 @pytest.mark.parametrize(
     ("further", "widths"),
-    [({32: 1e9}, {1}), ({32: 0.0}, {8, 32}), ({2: 0.05, 32: 4.0}, {1, 8})],
+    [({32: 1e9}, {1}), ({32: 0.0}, {8, 32}), ({8: 0.05, 32: 4.0}, {1, 8})],
     ids=["dear", "for nothing", "few"],
 )
 def test_where_queries_are_free_to_choose_steps_have_a_few_shapes(model, monkeypatch, further, widths):
@@ -115,10 +113,7 @@ def test_where_queries_are_free_to_choose_steps_have_a_few_shapes(model, monkeyp
 
 
 def test_a_step_of_fewer_queries_than_were_planned_leaves_out_the_last():
-    generation_config = GenerationConfig(**DEFAULTS, num_looked_up=0, max_matching_ngram_size=None)
-    generation_config._eos_token_tensor = None
-    policy = Policy.of(generation_config, LogitsProcessorList(), 4, 159, torch.device("cpu"))
-    window = VerifiedWindow.opened(torch.tensor([5, 5, 5]), 40, policy)
+    window = VerifiedWindow.opened(torch.tensor([5, 5, 5]), 40, policy_with(4))
     window.num_leading = torch.tensor([1, 1, 0])
     window.num_drafts = torch.tensor([3, 2, 0])
     window.groups = torch.tensor([[0, 2, 5, 7, 9], [0, 0, 0, 4, 4], [0, 0, 0, 0, 0]])

@@ -4,17 +4,14 @@ import math
 
 import pytest
 import torch
-from decoded import SPECIAL, STATIC
+from decoded import SPECIAL, STATIC, policy_with
 from free_queries import FixedExperience
 from helpers import CHECKPOINTS, PROMPTS, left_padded, load
 from hypothesis import given
 from hypothesis import strategies as st
 from tiers import property_settings
-from transformers import GenerationConfig, LogitsProcessorList
 
 from wedlm.generation import decoding_run, step_costs
-from wedlm.generation.parameters import DEFAULTS
-from wedlm.generation.policy import Policy
 from wedlm.generation.step_costs import (
     CAUTION,
     FADING,
@@ -83,8 +80,8 @@ def test_prices_are_in_tokens_of_the_time(monkeypatch):
         num_tokens += more
         prices.note(width, 2, 2, 0, num_tokens)
     prices.caution = 1.5
-    prices.update(2, 2, 0)
-    rate = max(1 / FADING**2, prices.num_tokens / prices.seconds / 2)
+    prices.update(2, 0)
+    rate = max(1 / FADING**2, prices.num_tokens / prices.seconds)
     assert 1 < rate < 1.5
     assert prices.tensor.tolist() == pytest.approx([1.5 * rate * (2 - FADING**2) * k / 7 for k in range(8)])
 
@@ -117,9 +114,45 @@ def test_a_step_whose_price_nobody_knows_changes_no_caution():
 
 def test_what_is_known_of_drafts_is_a_running_mean_of_calls():
     experience = Experience()
-    experience.note_drafts({"group_doubts": torch.tensor([[1.0, 1.0], [0.0, 1.0]])})
-    experience.note_drafts({"group_doubts": torch.tensor([[1.0, 0.0]])})
-    assert experience.drafts["group_doubts"].tolist() == pytest.approx([0.5 + 0.3 * 0.5, 1.0 - 0.3])
+    first = {"group_doubts": torch.tensor([[0.5, 1.0], [0.5, 1.0]])}
+    experience.note_drafts(first, {"group_doubts": torch.tensor([[1.0, 2.0], [0.0, 4.0]])})
+    assert experience.draft_records["group_doubts"].tolist() == pytest.approx([0.5, 1.0 + 0.3 * (3.0 - 1.0)])
+    experience.note_drafts(first, {"group_doubts": torch.tensor([[1.5, 1.0], [0.5, 1.0]])})
+    expected = [0.5 + 0.3 * (1.5 - 0.5), 1.6]
+    assert experience.draft_records["group_doubts"].tolist() == pytest.approx(expected), "no news of the second"
+    experience.note_drafts(first, first)
+    assert experience.draft_records["group_doubts"].tolist() == pytest.approx(expected), "no news at all"
+
+
+def test_costs_are_known_apart_by_rows_length_and_shapes():
+    experience = Experience()
+    asked = [(1, 0), (2, 0), (3, 0), (1, 1023), (1, 1024), (1, 5000), (1, 0, True)]
+    costs = [experience.costs_of(*each) for each in asked]
+    assert [costs.index(each) for each in costs] == [0, 1, 2, 0, 4, 5, 6]
+    assert experience.costs_of(4, 900) is costs[2] and experience.costs_of(1, 7000) is costs[5]
+
+
+def test_a_step_of_fixed_shapes_costs_what_its_shape_costs():
+    prices = StepPrices(FixedExperience({8: 1.4, 32: 6.0}), 1, 0, 32, torch.device("cpu"), shapes=(1, 8, 32))
+    assert prices.tensor.tolist() == pytest.approx([0.0] + [CAUTION * 1.4] * 7 + [CAUTION * 6.0] * 24)
+
+
+def test_the_next_shape_is_tried_though_it_is_far_wider():
+    prices = StepPrices(FixedExperience(), 1, 0, 32, torch.device("cpu"), shapes=(1, 8, 32))
+    assert prices.tensor[:8].tolist() == [0.0] * 8 and (prices.tensor[8:] > 1e6).all()
+
+
+def test_the_pace_of_late_is_that_of_a_row_that_is_alive():
+    prices = StepPrices(FixedExperience({2: 1.0}), 4, 0, 2, torch.device("cpu"))
+    prices.note(2, 4, 4, 0, 0, now=0.0)
+    prices.note(2, 4, 4, 0, 12, now=1.0)  # three tokens of each row, with a step of 1 second
+    prices.caution = 1.0
+    prices.update(4, 0)
+    assert prices.tensor[1] == pytest.approx(3.0)
+    prices.note(2, 4, 1, 0, 15, now=2.0)  # three of the one that is left
+    prices.caution = 1.0
+    prices.update(4, 0)
+    assert prices.tensor[1] == pytest.approx(3.0)
 
 
 # --- Decoding ---
@@ -166,19 +199,35 @@ def test_where_queries_cost_nothing_a_step_has_all_that_are_of_use(monkeypatch, 
 
 def test_static_steps_learn_what_they_cost(monkeypatch):
     model = load(CHECKPOINTS / "q3")
-    widths = tell_time(monkeypatch, model, lambda rows, width: 1.0)
+    widths = tell_time(monkeypatch, model, lambda rows, width: 1.0 + width / 1000)
     more = {"max_new_tokens": 60, "decoding": "verified", "eos_token_id": None, "pad_token_id": 0}
     model.generate(**left_padded(PROMPTS), **more, **STATIC)
     assert widths[1:4] == [1, 1, 1] and max(widths[1:]) == 32
+    costs = step_costs.experience_with(model).costs_of(len(PROMPTS), 0, is_static=True)
+    known = {each.width: each.seconds for each in costs.times.values() if each.is_known}
+    assert {1, 32} <= known.keys()
+    assert known == pytest.approx({width: 1.0 + width / 1000 for width in known}), "each width its own time"
+
+
+def test_the_first_plan_knows_how_long_the_prompt_is(monkeypatch):
+    """It is priced as the steps of texts of that length, not as those of short ones."""
+    asked = []
+
+    class Watched(FixedExperience):
+        def costs_of(self, num_rows, longest, is_static=False):
+            asked.append(longest)
+            return super().costs_of(num_rows, longest, is_static)
+
+    monkeypatch.setattr(decoding_run, "experience_with", lambda model: Watched({32: 0.0}))
+    prompts = left_padded([PROMPTS[0], PROMPTS[0] * 3])
+    MODEL.generate(**prompts, **SPECIAL, max_new_tokens=6, decoding="verified", prefill_chunk_size=4)
+    assert min(asked) == 3 * len(PROMPTS[0])
 
 
 @pytest.mark.parametrize(("start", "has_drafts"), [([20, 20], True), ([90, 20], False), ([20, 90], True)])
 def test_a_row_that_is_ahead_counts_for_less(start, has_drafts):
     """The first row has good drafts, which cost half a token each; the other one has none."""
-    generation_config = GenerationConfig(**DEFAULTS, num_looked_up=0, max_matching_ngram_size=None)
-    generation_config._eos_token_tensor = None
-    policy = Policy.of(generation_config, LogitsProcessorList(), 4, 159, torch.device("cpu"))
-    policy = policy._replace(prices=torch.arange(8) * 0.4)
+    policy = policy_with(4, prices=torch.arange(8) * 0.4)
     window = VerifiedWindow.opened(torch.tensor([5, 5]), 200, policy)
     window.chances = torch.tensor([[0.9, 0.9, 0.9], [0.0, 0.0, 0.0]])
     plan = window.plan(torch.tensor(start), 1, policy)
@@ -203,7 +252,7 @@ def test_the_text_does_not_depend_on_costs_and_records(further, do_sample, seed,
     more = {"max_new_tokens": data.draw(st.integers(1, 40), "limit"), "do_sample": do_sample, "top_k": 30}
     more |= data.draw(st.sampled_from([{}, {"prompt_lookup_num_tokens": 0}, {"repetition_penalty": 1.3}]), "more")
     experience, generator = FixedExperience(further), torch.Generator().manual_seed(seed)
-    experience.drafts = {
+    experience.draft_records = {
         "acceptance": torch.rand(3, 7, generator=generator),
         "group_doubts": 5 * torch.rand(2, generator=generator),
     }

@@ -6,6 +6,7 @@ from itertools import pairwise, product
 
 import pytest
 import torch
+from decoded import policy_with
 from draft_models import with_random_drafts
 from helpers import CHECKPOINTS, DECODE, EOS, MASK, PAD, PROMPTS, left_padded, load, logits_of
 from hypothesis import given
@@ -20,7 +21,6 @@ from transformers.generation import BaseStreamer, RepetitionPenaltyLogitsProcess
 from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.generation.cache_attention import seen_entries
 from wedlm.generation.look_up import MOST_MATCHED
-from wedlm.generation.policy import Policy
 from wedlm.generation.token_sampling import without_mask
 from wedlm.generation.verified import VerifiedWindow
 
@@ -204,10 +204,11 @@ def test_drafts_are_looked_up_behind_a_gap_in_the_mask(more):
     assert torch.equal(model.generate(ids, **arguments, **looked_up, **more), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_a_default_dtype_changes_nothing(dtype):
+@pytest.mark.parametrize("window_size", [None, 16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_default_dtype_changes_nothing(dtype, window_size):
     arguments = {**left_padded(QUESTIONS[:3]), **SPECIAL, "max_new_tokens": 12, "decoding": "verified"}
-    arguments |= {"prompt_lookup_num_tokens": 3, "window_size": 16, "return_dict_in_generate": True}
+    arguments |= {"prompt_lookup_num_tokens": 3, "window_size": window_size, "return_dict_in_generate": True}
     expected = MODELS["trained"].generate(**arguments)
     torch.set_default_dtype(dtype)
     try:
@@ -332,7 +333,7 @@ def test_a_trained_model_has_drafts_accepted_and_refuted():
 
 def test_queries_stand_where_they_should():
     """A known token, drafts with chances 0.75 and 0.5, and 13 MASKs in groups of 3, 3 and 7."""
-    policy = Policy(8, MASK, None, False, None, None, LogitsProcessorList(), False)
+    policy = policy_with(8)
     window = VerifiedWindow.opened(torch.tensor([10]), 20, policy)
     window.put_tokens(torch.tensor([[0]]), torch.tensor([[True]]), torch.tensor([[50]]))
     window.num_leading = torch.tensor([1])

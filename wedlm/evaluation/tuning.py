@@ -168,12 +168,11 @@ def measure_of(name: str | None, examples: list[Example]) -> str:
 
 def settings_to_try() -> dict[str, dict[str, Any]]:
     """Returns arguments of `generate()` by label."""
-    return combinations(
-        [BASELINE, "verified", "streaming"],
-        window_size=[8, 16],
-        entropy_threshold=[0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.9],
-        distance_penalty=[0.02],
-    ) | combinations(["streaming"], [16], [0.1, 0.2, 0.4], [0.05])
+    return (
+        combinations([BASELINE, "verified"], window_size=[None, 8, 16])
+        | combinations(["streaming"], [8, 16], [0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.9], [0.02])
+        | combinations(["streaming"], [16], [0.1, 0.2, 0.4], [0.05])
+    )
 
 
 def read_share(text: str) -> float:

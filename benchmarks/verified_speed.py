@@ -14,6 +14,7 @@ least 0.95 times that of the best fixed window.
 
 import argparse
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -178,15 +179,16 @@ def goals(cells: list[dict]) -> str:
 
 
 def plot(out: Path, cells: list[dict]) -> None:
-    """The speed of every way beside token by token, a panel for each model and batch size."""
+    """The speed of every way beside token by token: a column of panels for each model, a row for each batch size."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return
-    places = list(dict.fromkeys((cell["model"], cell["batch_size"]) for cell in cells))
-    figure = Figure(figsize=(4.5 * len(places), 5), layout="constrained")
-    for axes, place in zip(figure.subplots(1, len(places), squeeze=False)[0], places, strict=True):
-        here = [cell for cell in cells if (cell["model"], cell["batch_size"]) == place]
+    models, sizes = (list(dict.fromkeys(cell[field] for cell in cells)) for field in ("model", "batch_size"))
+    figure = Figure(figsize=(4.5 * len(models), 3.5 * len(sizes) + 0.5), layout="constrained")
+    panels = figure.subplots(len(sizes), len(models), squeeze=False).flat
+    for axes, place in zip(panels, product(sizes, models), strict=True):
+        here = [cell for cell in cells if (cell["batch_size"], cell["model"]) == place]
         for way, style in zip((FREE, *WINDOWS), ("ko", "b1", "b2", "b3", "b4"), strict=True):
             speeds = [
                 cell["ways"][TOKEN_BY_TOKEN]["seconds"]["median"] / cell["ways"][way]["seconds"]["median"]
@@ -194,10 +196,10 @@ def plot(out: Path, cells: list[dict]) -> None:
             ]
             axes.plot(speeds, range(len(here)), style, label=way, markersize=8 if way != FREE else 5)
         axes.axvline(1, color="grey", linewidth=1)
-        axes.set(title=f"{place[0]}, batch of {place[1]}", xlabel="times as fast as token by token")
+        axes.set(title=f"{place[1]}, batch of {place[0]}", xlabel="times as fast as token by token")
         axes.set_yticks(range(len(here)), [cell["kind"].replace("_", " ") for cell in here])
         axes.invert_yaxis()
-        axes.legend(fontsize="small")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figure.savefig(out.with_suffix(".png"), dpi=110)
 
 

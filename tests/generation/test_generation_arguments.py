@@ -769,9 +769,7 @@ def test_a_cache_is_as_it_was_when_the_call_fails(model):
     assert past.get_seq_length() == length and torch.equal(past.layers[0].keys, keys)
 
 
-def test_continuous_batching_is_refused_by_name(model):
+def test_a_paged_cache_is_refused_by_name(model):
     for decoding in PARALLEL:
-        with pytest.raises(ValueError, match="continuous batching=.*autoregressive"):
-            model.generate_batch([PROMPTS[0]], decoding=decoding)
         with pytest.raises(ValueError, match="cache_implementation='paged'.*autoregressive"):
             model.generate(**BASE, decoding=decoding, cache_implementation="paged")

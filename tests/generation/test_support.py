@@ -127,14 +127,10 @@ def test_what_is_not_offered_is_refused_by_name(arguments, message):
     assert torch.equal(prompt, random_tokens(1, 6))
 
 
-def test_an_assistant_and_a_batch_are_refused_by_name():
+def test_an_assistant_and_embeddings_are_refused_by_name():
     model, prompt = MODELS["q3"], random_tokens(1, 6)
     with pytest.raises(ValueError, match="assistant_model='WeDLMForCausalLM' is not offered"):
         model.generate(prompt, assistant_model=model, max_new_tokens=4)
-    with pytest.raises(ValueError, match="continuous batching=.*generate_batch.* is not offered"):
-        model.generate_batch([[3, 4, 5]])
-    with pytest.raises(ValueError, match="continuous batching=.* is not offered"):
-        model.init_continuous_batching()
     with pytest.raises(ValueError, match="inputs_embeds='Tensor' is not offered"):
         model.generate(inputs_embeds=model.model.embed_tokens(prompt), max_new_tokens=4)
 

@@ -17,6 +17,7 @@ from wedlm import DualStreamCollator, WeDLMConfig
 from wedlm.modeling_wedlm.hub_code import AUTO_MAP, PACKAGE_IMPORT, flat_files
 
 CODE = {
+    "batching_manager.py",
     "cache_attention.py",
     "configuration_wedlm.py",
     "decoding_run.py",
@@ -26,6 +27,8 @@ CODE = {
     "first_scores.py",
     "generation_wedlm.py",
     "hub_code.py",
+    "kept_texts.py",
+    "lane.py",
     "look_up.py",
     "model_type.py",
     "modeling_wedlm.py",
@@ -33,10 +36,14 @@ CODE = {
     "parameters.py",
     "policy.py",
     "position_selection.py",
+    "prepared_call.py",
     "prompt.py",
     "reader_kinds.py",
+    "request_outputs.py",
     "row_cache.py",
+    "running_batch.py",
     "score_records.py",
+    "shared_cache.py",
     "slot_noise.py",
     "static_memory.py",
     "static_steps.py",

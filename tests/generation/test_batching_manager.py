@@ -1,0 +1,365 @@
+"""Continuous batching behind transformers' own interface."""
+
+import asyncio
+import queue
+import threading
+import time
+
+import pytest
+import torch
+from helpers import CHECKPOINTS, EOS, PAD, PROMPTS, load
+from transformers import ContinuousBatchingConfig, ContinuousBatchingManager, GenerationConfig
+from transformers.generation.continuous_batching.requests import RequestStatus
+
+from wedlm.generation import batching_manager
+from wedlm.generation.batching_manager import CANCELLED, STOPPED, BatchingManager
+from wedlm.generation.running_batch import RunningBatch
+
+SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
+VERIFIED = {"decoding": "verified", "max_new_tokens": 20, "eos_token_id": None, "pad_token_id": PAD}
+
+
+@pytest.fixture
+def model():
+    model = load(CHECKPOINTS / "q3").double()
+    model.generation_config.update(**VERIFIED)
+    return model
+
+
+@pytest.fixture
+def manager(model):
+    with model.continuous_batching_context_manager() as manager:
+        yield manager
+
+
+def alone(model, tokens, **settings):
+    return model.generate(torch.tensor([tokens]), **settings)[0, len(tokens) :].tolist()
+
+
+def config_with(**fields) -> GenerationConfig:
+    return GenerationConfig(**fields)
+
+
+# --- generate_batch ---
+
+
+@pytest.mark.parametrize("decoding", ["streaming", "blockwise", "verified"])
+def test_generate_batch_writes_what_generate_writes_for_each_row(model, decoding):
+    outputs = model.generate_batch(PROMPTS, decoding=decoding, max_new_tokens=25, eos_token_id=EOS)
+    assert list(outputs) == [f"req_{i}" for i in range(len(PROMPTS))]
+    for tokens, output in zip(PROMPTS, outputs.values(), strict=True):
+        assert output.prompt_ids == tokens and output.status == RequestStatus.FINISHED and output.error is None
+        expected = alone(model, tokens, decoding=decoding, max_new_tokens=25, eos_token_id=EOS)
+        assert output.generated_tokens == expected
+
+
+def test_generate_batch_takes_the_settings_of_its_config(model):
+    config = config_with(max_new_tokens=7, decoding="streaming", entropy_threshold=2.0, do_sample=False)
+    for output, tokens in zip(model.generate_batch(PROMPTS[:3], config).values(), PROMPTS, strict=False):
+        assert output.generated_tokens == alone(model, tokens, generation_config=config)
+
+
+def test_sampled_texts_follow_the_seed_of_the_config(model):
+    def texts(seed):
+        config = ContinuousBatchingConfig(seed=seed)
+        outputs = model.generate_batch(PROMPTS[:2], continuous_batching_config=config, do_sample=True)
+        return [output.generated_tokens for output in outputs.values()]
+
+    assert texts(3) == texts(3) != texts(4)
+
+
+def test_several_texts_of_a_prompt_stand_before_it(model):
+    config = config_with(num_return_sequences=3, do_sample=True, **VERIFIED)
+    outputs = model.generate_batch(PROMPTS[:2], config)
+    assert list(outputs)[:3] == ["req_0__child#0", "req_0__child#1", "req_0"] and len(outputs) == 6
+    texts = {tuple(output.generated_tokens) for output in list(outputs.values())[:3]}
+    assert len(texts) == 3
+
+
+def test_nothing_is_left_behind_by_a_refused_batch(model):
+    with pytest.raises(ValueError, match="input_ids of a request is one prompt"):
+        model.generate_batch([PROMPTS[0], []])
+    with pytest.raises(ValueError, match="holds 999"):
+        model.generate_batch([[999]])
+    with pytest.raises(ValueError, match="num_beams=2 is not offered"):
+        model.generate_batch([PROMPTS[0]], num_beams=2)
+    assert not any("_run_generation_loop" in thread.name for thread in threading.enumerate())
+    assert model.generate_batch([]) == {}
+
+
+def test_autoregressive_batches_are_those_of_transformers(model):
+    config = config_with(decoding="autoregressive", **{k: v for k, v in VERIFIED.items() if k != "decoding"})
+    assert type(model.init_continuous_batching(config)) is ContinuousBatchingManager
+
+
+def test_a_call_may_decode_otherwise_than_the_model(model):
+    model.generation_config.decoding = "autoregressive"
+    for decoding in ("verified", "streaming"):
+        outputs = model.generate_batch(PROMPTS[:2], decoding=decoding, persistent_manager=True)
+        for tokens, output in zip(PROMPTS, outputs.values(), strict=False):
+            assert output.generated_tokens == alone(model, tokens, decoding=decoding)
+
+
+def test_none_is_a_value_beside_a_config(model):
+    config = config_with(do_sample=True, top_k=5, max_new_tokens=12, decoding="verified")
+    manager = model.init_continuous_batching(config)
+    manager.start()
+    manager.add_request(PROMPTS[0], "a", seed=3, top_k=None)
+    (output,) = manager.request_id_iter("a")
+    manager.stop()
+    torch.manual_seed(3)
+    assert output.generated_tokens == alone(model, PROMPTS[0], generation_config=config, top_k=None)
+
+
+# --- Requests ---
+
+
+def test_each_request_has_its_own_settings(model, manager):
+    asked = {
+        "streaming": {"decoding": "streaming", "max_new_tokens": 9},
+        "drawn": {"do_sample": True, "temperature": 1.3, "max_new_tokens": 15},
+        "token by token": {"decoding": "autoregressive", "max_new_tokens": 12},
+        "penalized": {"repetition_penalty": 1.4, "max_new_tokens": 11},
+        "by a config": {"generation_config": config_with(max_new_tokens=8, decoding="blockwise", window_size=3)},
+    }
+    for i, (name, settings) in enumerate(asked.items()):
+        assert manager.add_request(PROMPTS[i], name, seed=5, **settings) == name
+    outputs = {}
+    while len(outputs) < len(asked):
+        output = manager.get_result(timeout=5)
+        outputs[output.request_id] = output
+    for i, (name, settings) in enumerate(asked.items()):
+        torch.manual_seed(5)
+        assert outputs[name].generated_tokens == alone(model, PROMPTS[i], **settings), name
+
+
+def test_a_stream_shows_the_text_so_far_and_times(manager):
+    manager.add_request(PROMPTS[0], "a", streaming=True, record_timestamps=True)
+    seen = list(manager.request_id_iter("a"))
+    texts = [output.generated_tokens for output in seen]
+    assert len(texts) > 1 and all(a == b[: len(a)] and len(a) < len(b) for a, b in zip(texts, texts[1:], strict=False))
+    assert [output.is_finished() for output in seen] == [False] * (len(seen) - 1) + [True]
+    assert len(seen[-1].timestamps) == 20 and seen[-1].timestamps == sorted(seen[-1].timestamps)
+    assert 0 < seen[-1].lifespan[0] <= seen[-1].lifespan[1]
+
+
+def test_iteration_gives_every_output_even_after_the_end(model):
+    manager = model.init_continuous_batching()
+    names = manager.add_requests(PROMPTS[:3])
+    manager.start()
+    manager.stop()
+    assert sorted(output.request_id for output in manager) == names
+    assert manager.get_result() is None
+
+
+def test_a_cancelled_request_says_so_and_frees_its_place(model):
+    config = ContinuousBatchingConfig(max_requests_per_batch=1)
+    with model.continuous_batching_context_manager(continuous_batching_config=config) as manager:
+        manager.add_request(PROMPTS[0], "long", max_new_tokens=10_000, eos_token_id=-1, streaming=True)
+        manager.add_request(PROMPTS[1], "next")
+        manager.add_request(PROMPTS[2], "never")
+        assert manager.get_result(timeout=5).request_id == "long"
+        manager.cancel_request("never")
+        manager.cancel_request("long")
+        manager.cancel_request("unknown")
+        last = {}
+        while len(last) < 3:
+            output = manager.get_result(timeout=5)
+            if output.is_finished():
+                last[output.request_id] = output
+    assert last["long"].error == last["never"].error == CANCELLED and last["never"].generated_tokens == []
+    assert last["next"].error is None and 0 < len(last["long"].generated_tokens) < 10_000
+
+
+def test_requests_that_wait_are_taken_in_order(model):
+    config = ContinuousBatchingConfig(max_requests_per_batch=2)
+    with model.continuous_batching_context_manager(continuous_batching_config=config) as manager:
+        names = manager.add_requests([PROMPTS[0]] * 6)
+        assert [manager.get_result(timeout=5).request_id for _ in names] == names
+
+
+def test_what_can_never_fit_is_refused_at_once(model):
+    config = ContinuousBatchingConfig(num_blocks=2, **{block_size_name(): 32})
+    manager = model.init_continuous_batching(continuous_batching_config=config)
+    assert manager.max_cached_tokens == 64
+    with pytest.raises(ValueError, match="max_new_tokens=20 needs room for .* there is room for 64"):
+        manager.add_request(list(range(3, 60)))
+    manager.add_request([3, 4, 5], max_new_tokens=5)
+
+
+def block_size_name() -> str:
+    return "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size"
+
+
+def test_beyond_max_queue_size_a_request_waits_and_is_then_refused(model, monkeypatch):
+    monkeypatch.setattr(batching_manager, "FULL_AFTER", 0.05)
+    manager = model.init_continuous_batching(continuous_batching_config=ContinuousBatchingConfig(max_queue_size=2))
+    manager.add_requests(PROMPTS[:2])
+    with pytest.raises(queue.Full, match="max_queue_size=2 requests wait"):
+        manager.add_request(PROMPTS[0])
+    manager.full_after = 60
+    threading.Timer(0.05, manager.start).start()
+    manager.add_request(PROMPTS[0])
+    manager.stop()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"input_ids": []}, "one prompt: a list of at least one token id"),
+        ({"input_ids": "text"}, "one prompt: a list of at least one token id"),
+        ({"input_ids": [3, 159]}, "holds the MASK token"),
+        ({"input_ids": [3], "streamer": object()}, "streamer is not offered .* streaming=True"),
+        ({"input_ids": [3], "use_cache": False}, "use_cache=False is not offered"),
+        ({"input_ids": [3], "tempature": 2.0}, "tempature"),
+        ({"input_ids": [3], "window_size": 0}, "window_size=0 is not a number of slots"),
+        ({"input_ids": [3], "max_new_tokens": 0}, "max_new_tokens"),
+    ],
+)
+def test_bad_requests_are_refused_where_they_are_made(model, arguments, sentence):
+    manager = model.init_continuous_batching()
+    with pytest.raises(ValueError, match=sentence):
+        manager.add_request(**arguments)
+    assert not manager.waiting
+
+
+def test_an_id_under_way_is_refused(model):
+    manager = model.init_continuous_batching()
+    manager.add_request(PROMPTS[0], "a")
+    with pytest.raises(ValueError, match="request_id='a' is that of a request under way"):
+        manager.add_request(PROMPTS[0], "a")
+
+
+def test_one_bad_prompt_adds_none(model):
+    manager = model.init_continuous_batching()
+    with pytest.raises(ValueError, match="one prompt"):
+        manager.add_requests([PROMPTS[0], []])
+    assert not manager.waiting
+
+
+def test_a_request_has_one_text_unless_the_manager_says_otherwise(model):
+    manager = model.init_continuous_batching()
+    with pytest.raises(ValueError, match="num_return_sequences=2 is not offered for a request"):
+        manager.add_request(PROMPTS[0], generation_config=config_with(num_return_sequences=2, do_sample=True))
+    with pytest.raises(ValueError, match="num_return_sequences is not offered for a request"):
+        manager.add_request(PROMPTS[0], num_return_sequences=2)
+
+
+def test_who_was_cancelled_before_is_not_cancelled_again(model, manager):
+    manager.add_request(PROMPTS[0], "a")
+    assert manager.get_result("a").error is None
+    manager.cancel_request("a")
+    manager.add_request(PROMPTS[0], "a")
+    assert manager.get_result("a").error is None
+
+
+# --- The thread ---
+
+
+def test_after_an_error_of_the_thread_every_caller_is_told(model, monkeypatch):
+    step = RunningBatch.step
+    monkeypatch.setattr(RunningBatch, "step", lambda batch: failing(batch, step))
+    manager = model.init_continuous_batching(
+        continuous_batching_config=ContinuousBatchingConfig(max_requests_per_batch=2)
+    )
+    names = manager.add_requests(PROMPTS[:4])
+    manager.start()
+    outputs = {}
+    while len(outputs) < 4:
+        output = manager.get_result(timeout=5)
+        outputs[output.request_id] = output
+    assert set(outputs) == set(names) and {o.error for o in outputs.values()} == {"ZeroDivisionError: injected"}
+    manager._generation_thread.join()
+    assert isinstance(manager.background_thread_status.fatal_error, ZeroDivisionError)
+    with pytest.raises(RuntimeError, match="has died .ZeroDivisionError: injected.; start the manager again"):
+        manager.add_request(PROMPTS[0])
+    monkeypatch.undo()
+    manager.start()
+    manager.add_request(PROMPTS[0], "again")
+    assert manager.get_result(timeout=5).request_id == "again"
+    manager.stop()
+
+
+def failing(batch, step):
+    if batch.counts.steps == 3:
+        raise ZeroDivisionError("injected")
+    return step(batch)
+
+
+def test_a_hard_stop_answers_everybody(model):
+    manager = model.init_continuous_batching(
+        continuous_batching_config=ContinuousBatchingConfig(max_requests_per_batch=2)
+    )
+    manager.add_requests(PROMPTS[:4], max_new_tokens=10_000)
+    manager.start()
+    time.sleep(0.1)
+    manager.stop(hard_stop=True)
+    outputs = list(manager)
+    assert len(outputs) == 4 and {output.error for output in outputs} == {STOPPED}
+    with pytest.raises(RuntimeError, match="start it again"):
+        manager.add_request(PROMPTS[0])
+
+
+def test_a_handler_gets_the_outputs_from_before_it_was_there(model, manager):
+    async def main():
+        manager.add_request(PROMPTS[0], "a")
+        while not manager.outputs.waiting:
+            await asyncio.sleep(0.01)
+        got = asyncio.get_running_loop().create_future()
+        manager.register_result_handler("a", got.set_result)
+        return await asyncio.wait_for(got, 5)
+
+    assert asyncio.run(main()).generated_tokens == alone(model, PROMPTS[0])
+
+
+def test_a_pause_holds_the_thread(manager):
+    if not hasattr(manager, "pause"):
+        pytest.skip("this version of transformers cannot pause")
+    manager.add_request(PROMPTS[0], "a", max_new_tokens=500, streaming=True)
+    assert manager.get_result(timeout=5) is not None
+    with manager.pause():
+        while manager.get_result(timeout=0.05) is not None:
+            pass
+        steps = manager.counts.steps
+        time.sleep(0.1)
+        assert manager.counts.steps == steps
+        with pytest.raises(RuntimeError, match="cannot stop inside its own pause"):
+            manager.stop()
+    *_, last = manager.request_id_iter("a")
+    assert len(last.generated_tokens) == 500
+
+
+def test_after_a_pause_no_old_keys_are_taken_over(model, manager):
+    if not hasattr(manager, "pause"):
+        pytest.skip("this version of transformers cannot pause")
+    manager.add_request(PROMPTS[0], "a")
+    (first,) = manager.request_id_iter("a")
+    with manager.pause(), torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.1)
+    manager.add_request(first.prompt_ids + first.generated_tokens + [7], "b")
+    (second,) = manager.request_id_iter("b")
+    assert second.generated_tokens == alone(model, second.prompt_ids) and manager.counts.found_tokens == 0
+
+
+def test_a_loop_that_was_closed_ends_nobody_else(model, manager):
+    async def leave():
+        manager.add_request(PROMPTS[0], "a", streaming=True, max_new_tokens=300)
+        manager.register_result_handler("a", lambda output: None)
+
+    asyncio.run(leave())
+    manager.add_request(PROMPTS[1], "b")
+    assert manager.get_result("b").generated_tokens == alone(model, PROMPTS[1])
+
+
+def test_who_waits_is_told_when_nothing_can_come(model):
+    manager = model.init_continuous_batching()
+    manager.start()
+    threading.Timer(0.1, manager.stop).start()
+    assert manager.get_result() is None
+
+
+def test_it_is_the_manager_of_transformers(model):
+    manager = model.init_continuous_batching()
+    assert isinstance(manager, ContinuousBatchingManager) and isinstance(manager, BatchingManager)
+    assert manager.max_cached_tokens > 10_000 and not manager.is_running()

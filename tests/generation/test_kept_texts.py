@@ -1,0 +1,41 @@
+"""Texts that stay for others with the same beginning."""
+
+import torch
+
+from wedlm.generation.kept_texts import KeptText, KeptTexts, cache_of
+
+
+def text_of(*tokens):
+    states = torch.tensor(tokens, dtype=torch.float32)[None, None, :, None]
+    return KeptText(list(tokens), [(states, -states)])
+
+
+def test_the_longest_common_beginning_is_found():
+    kept = KeptTexts()
+    for each in (text_of(1, 2, 3), text_of(1, 2, 9, 9), text_of(4)):
+        kept.keep(each, 100)
+    number, text = kept.best_for([1, 2, 9, 5])
+    assert number == 3 and text.tokens == [1, 2, 9, 9]
+    assert kept.best_for([8, 1]) == (0, None) and KeptTexts().best_for([1]) == (0, None)
+    keys = cache_of(text.layers, number).layers[0].keys
+    assert keys.flatten().tolist() == [1, 2, 9]
+
+
+def test_what_was_not_used_for_longest_goes_first():
+    kept = KeptTexts()
+    for each in (text_of(1, 1), text_of(2, 2), text_of(3, 3)):
+        kept.keep(each, 6)
+    kept.best_for([1])
+    kept.keep(text_of(4), 6)
+    assert [each.tokens for each in kept.texts.values()] == [[3, 3], [1, 1], [4]] and kept.num_tokens == 5
+    kept.keep(text_of(5, 5, 5, 5, 5, 5, 5), 6)
+    assert kept.num_tokens == 5, "a text that can never fit drops nothing"
+    kept.shrink(0)
+    assert kept.num_tokens == 0
+
+
+def test_a_text_takes_the_place_of_those_that_it_continues():
+    kept = KeptTexts()
+    for each in (text_of(1, 2), text_of(1, 3), text_of(1, 2, 3)):
+        kept.keep(each, 100)
+    assert [each.tokens for each in kept.texts.values()] == [[1, 3], [1, 2, 3]]

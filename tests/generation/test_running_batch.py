@@ -1,0 +1,235 @@
+"""Rows that join and leave a running batch write what generate() writes for each of them alone."""
+
+import pytest
+import torch
+from free_queries import FixedExperience
+from helpers import CHECKPOINTS, EOS, PAD, PROMPTS, load
+from hypothesis import given
+from hypothesis import strategies as st
+from tiers import property_settings
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from wedlm.generation.prepared_call import prepare
+from wedlm.generation.running_batch import RunningBatch
+from wedlm.generation.window import Window
+
+MODEL = load(CHECKPOINTS / "q3").double()  # where no rounding decides
+SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
+TEXT = [token for prompt in PROMPTS for token in prompt]
+
+
+class Favour(LogitsProcessor):
+    """Favours a token; with `fails_at`, fails when the text has so many tokens."""
+
+    def __init__(self, token=7, fails_at=None):
+        self.token, self.fails_at = token, fails_at
+
+    def __call__(self, input_ids, scores):
+        if input_ids.shape[1] == self.fails_at:
+            raise KeyError("a processor of the user")
+        scores[:, self.token] += 2
+        return scores
+
+
+def call_of(tokens, seed=0, **settings):
+    return prepare(MODEL, tokens, None, {**SPECIAL, **settings}, seed)
+
+
+def alone(tokens, seed=0, **settings):
+    """The new tokens of a call of generate() on this row alone."""
+    torch.manual_seed(seed)
+    return MODEL.generate(torch.tensor([tokens]), **{**SPECIAL, **settings})[0, len(tokens) :].tolist()
+
+
+def run(batch, calls, arrivals=None, cancelled=None):
+    """Takes steps until all calls have ended: the tokens, errors and numbers of steps by place."""
+    arrivals, cancelled = arrivals or [0] * len(calls), cancelled or {}
+    tokens, errors, step, waiting = {}, {}, 0, list(enumerate(calls))
+    while waiting or batch.num_rows:
+        while waiting and arrivals[waiting[0][0]] <= step and batch.has_room_for(waiting[0][1]):
+            batch.add(*waiting.pop(0))
+        for name in [name for name, at in cancelled.items() if at == step]:
+            batch.drop(name)
+            waiting = [each for each in waiting if each[0] != name]
+        for progress in batch.step():
+            tokens.setdefault(progress.name, []).extend(progress.tokens)
+            if progress.error is not None:
+                errors[progress.name] = progress.error
+        check(batch)
+        step += 1
+    return tokens, errors
+
+
+def check(batch):
+    """What must hold between two steps."""
+    rows = batch.rows
+    assert sorted(row.place for row in rows) == list(range(len(rows))) == list(range(batch.cache.num_rows))
+    for row in rows:
+        assert batch.cache.lengths[row.place] == row.num_committed
+        need = batch.cache.needs[row.place]
+        assert need.text >= row.num_committed and need.queries >= row.num_queries
+    assert batch.cache.num_tokens + batch.kept.num_tokens <= batch.max_cached_tokens
+    if not rows:
+        assert batch.cache.layers == []
+
+
+prompts = st.builds(
+    lambda begin, length, more: TEXT[begin : begin + length] + more,
+    st.sampled_from([0, 0, 3]),  # so that many begin alike
+    st.integers(1, 40),
+    st.lists(st.integers(3, 149), max_size=3),
+)
+decodings = st.one_of(
+    st.builds(
+        lambda size, threshold: {"decoding": "streaming", "window_size": size, "entropy_threshold": threshold},
+        st.integers(1, 9),
+        st.sampled_from([None, 0.4, 3.0]),
+    ),
+    st.builds(
+        lambda size: {"decoding": "blockwise", "window_size": size, "entropy_threshold": 2.0}, st.integers(1, 6)
+    ),
+    st.builds(lambda size: {"decoding": "verified", "window_size": size}, st.sampled_from([None, None, 1, 5, 16])),
+    st.just({"decoding": "autoregressive"}),
+    st.just({"decoding": "verified", "window_size": 6, "prompt_lookup_num_tokens": 3}),
+)
+samplings = st.sampled_from(
+    [{}, {}, {"do_sample": True, "top_k": 20}, {"do_sample": True, "temperature": 1.5}, {"repetition_penalty": 1.3}]
+)
+
+
+@st.composite
+def requests(draw):
+    settings = {**draw(decodings), **draw(samplings), "max_new_tokens": draw(st.integers(1, 40))}
+    if draw(st.booleans()):
+        settings["eos_token_id"] = draw(st.sampled_from([EOS, [EOS, 30, 40, 50, 60]]))
+    if draw(st.integers(0, 3)) == 0:
+        settings["logits_processor"] = LogitsProcessorList([Favour(draw(st.integers(3, 149)))])
+    return draw(prompts), draw(st.integers(0, 99)), settings
+
+
+@given(st.lists(requests(), min_size=1, max_size=7), st.data())
+@property_settings(60, deadline=None)
+def test_every_row_writes_what_it_writes_alone(asked, data):
+    calls = [call_of(tokens, seed, **settings) for tokens, seed, settings in asked]
+    arrivals = [data.draw(st.integers(0, 12), "arrival") for _ in asked]
+    cancelled = {
+        i: data.draw(st.integers(0, 20), "end") for i in range(len(asked)) if data.draw(st.integers(0, 4)) == 0
+    }
+    most = max(sum(call.need) for call in calls)
+    room = data.draw(st.integers(most, 6 * most), "room")
+    further = data.draw(st.sampled_from([{32: 0.0}, {8: 0.5, 32: 4.0}, {2: 3.0}]), "costs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wedlm.generation.running_batch.experience_with", lambda model: FixedExperience(further))
+        batch = RunningBatch(MODEL, room, data.draw(st.sampled_from([1, 7, 64]), "chunk"), data.draw(st.booleans()))
+        got, errors = run(batch, calls, arrivals, cancelled)
+    assert not errors
+    for i, (tokens, seed, settings) in enumerate(asked):
+        expected = alone(tokens, seed, **settings)
+        if i in cancelled:
+            assert got.get(i, []) == expected[: len(got.get(i, []))]
+        else:
+            assert got[i] == expected
+
+
+def test_rows_of_equal_settings_share_a_lane_and_all_rows_a_forward(monkeypatch):
+    batch, widths = RunningBatch(MODEL, 10_000, 64), []
+    forward = MODEL.model.forward
+
+    def watched(**given):
+        widths.append(len(given["input_ids"]))
+        return forward(**given)
+
+    monkeypatch.setattr(MODEL.model, "forward", watched)
+    more = {"decoding": "verified", "eos_token_id": None, "max_new_tokens": 30}
+    for name in range(3):
+        batch.add(name, call_of(PROMPTS[name][:9], **{**more, "max_new_tokens": 30 + name}))
+    batch.add(3, call_of(PROMPTS[3][:9], **more, do_sample=True))
+    for _ in range(2):
+        batch.step()
+    assert [len(lane.rows) for lane in batch.lanes] == [3, 1] and widths[-1] == 4
+
+
+def test_a_long_prompt_is_read_between_the_steps_of_others():
+    batch = RunningBatch(MODEL, 10_000, 16)
+    batch.add("short", call_of(TEXT[:4], decoding="autoregressive", eos_token_id=None, max_new_tokens=60))
+    batch.step()
+    batch.add("long", call_of((TEXT * 9)[:200], decoding="autoregressive", eos_token_id=None, max_new_tokens=5))
+    for num_read in range(1, 13):
+        assert [each.name for each in batch.step()] == ["short"], num_read
+    assert {each.name for each in batch.step()} == {"short", "long"}
+
+
+def test_a_row_whose_reader_fails_ends_alone():
+    calls = [
+        call_of(TEXT[:5], decoding="verified", max_new_tokens=20, eos_token_id=None),
+        call_of(
+            TEXT[:8],
+            decoding="verified",
+            max_new_tokens=20,
+            eos_token_id=None,
+            logits_processor=LogitsProcessorList([Favour(fails_at=12)]),
+        ),
+        call_of(TEXT[:6], decoding="verified", max_new_tokens=20, eos_token_id=None, suppress_tokens=list(range(160))),
+    ]
+    got, errors = run(RunningBatch(MODEL, 10_000, 64), calls)
+    assert got[0] == alone(TEXT[:5], decoding="verified", max_new_tokens=20, eos_token_id=None)
+    assert "a processor of the user" in str(errors[1]) and "No token has a finite score" in str(errors[2])
+
+
+def test_what_is_known_of_a_beginning_is_not_read_again():
+    batch, more = RunningBatch(MODEL, 2_000, 64), {"decoding": "verified", "max_new_tokens": 10, "eos_token_id": None}
+    first = TEXT[:30]
+    (got, _) = run(batch, [call_of(first, **more)])
+    assert batch.counts.found_tokens == 0 and batch.counts.prompt_tokens == 30
+    turn = first + got[0] + [5, 6, 7]
+    again, _ = run(batch, [call_of(turn, **more)])
+    assert again[0] == alone(turn, **more)
+    assert 30 < batch.counts.found_tokens <= 40 and batch.counts.prompt_tokens == 30 + 43
+    batch.add(0, call_of(first + [9], **more))  # a row that is under way is found as well
+    batch.step()
+    before = batch.counts.found_tokens
+    batch.kept.shrink(0)
+    batch.add(1, call_of(first + [9, 10], **more))
+    batch.step()
+    assert batch.counts.found_tokens == before + 31
+
+
+def test_a_text_that_ends_at_once_is_kept_beside_others():
+    batch, more = RunningBatch(MODEL, 2_000, 64), {"decoding": "verified", "eos_token_id": None}
+    batch.add("long", call_of(TEXT[5:9], **more, max_new_tokens=60))
+    batch.step()
+    batch.add("short", call_of(TEXT[:30], **more, max_new_tokens=1))
+    batch.step()
+    (text,) = batch.kept.texts.values()
+    assert text.tokens == TEXT[:30] and text.layers[0][0].shape[:3] == (1, 2, 30)
+    got, _ = run(batch, [call_of(TEXT[:30] + [9], **more, max_new_tokens=9)])
+    assert got[0] == alone(TEXT[:30] + [9], **more, max_new_tokens=9) and batch.counts.found_tokens == 30
+
+
+def test_a_row_that_is_ahead_counts_as_much_as_the_others():
+    batch = RunningBatch(MODEL, 2_000, 64)
+    batch.add(0, call_of(TEXT[:5], decoding="verified"))
+    batch.step()
+    assert not batch.lanes[0].policy.ends_together
+
+
+def test_a_row_that_cannot_join_leaves_the_others_as_they_are(monkeypatch):
+    batch, more = RunningBatch(MODEL, 10_000, 64), {"decoding": "verified", "eos_token_id": None, "max_new_tokens": 30}
+    batch.add("a", call_of(TEXT[:5], **more))
+    batch.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(Window, "joined", staticmethod(lambda windows: 1 / 0))
+        batch.add("b", call_of(TEXT[:9], **more))
+        failed = [each for each in batch.step() if each.error is not None]
+    assert [each.name for each in failed] == ["b"]
+    written = [token for lane in batch.lanes for row in lane.rows for token in row.tokens[5:]]
+    got, errors = run(batch, [])
+    assert not errors and written + got["a"] == alone(TEXT[:5], **more)
+
+
+def test_the_memory_is_bounded_and_goes_with_the_last_row():
+    batch, more = RunningBatch(MODEL, 400, 64), {"decoding": "streaming", "max_new_tokens": 20, "eos_token_id": None}
+    calls = [call_of((TEXT * 3)[i : i + 5 + 20 * i], seed=i, **more) for i in range(6)]
+    got, errors = run(batch, calls)  # `check` looks at the bound behind every step
+    assert not errors and len(got) == 6
+    assert batch.cache.num_tokens == 0 < batch.kept.num_tokens <= 400

@@ -35,7 +35,7 @@ from .transformers_internals import (
     would_compile,
 )
 from .verified import VerifiedWindow
-from .window import NO_TOKEN, WindowQueries
+from .window import NO_TOKEN, Text, WindowQueries
 
 WINDOWS = {"streaming": StreamingWindow, "blockwise": BlockwiseWindow, "verified": VerifiedWindow}
 
@@ -55,6 +55,9 @@ class DecodingRun:
         synced_gpus (`bool`): Whether every rank takes part in each forward.
         streamer (`BaseStreamer`, *optional*): The streamer.
         model_kwargs (`dict`): attention_mask, position_ids and past_key_values, as generate() made them.
+        generator (`torch.Generator`, *optional*): Draws the tokens of a single row, in place of the device's own.
+        prices (`StepPrices`, *optional*): The prices of a running batch that the one row will join, in place of the
+            call's own.
     """
 
     def __init__(
@@ -67,6 +70,8 @@ class DecodingRun:
         synced_gpus: bool,
         streamer: BaseStreamer | None,
         model_kwargs: dict,
+        generator: torch.Generator | None = None,
+        prices: StepPrices | None = None,
     ):
         self.model, self.input_ids, self.generation_config = model, input_ids, generation_config
         self.synced_gpus, self.streamer = synced_gpus, streamer
@@ -83,7 +88,8 @@ class DecodingRun:
         if generation_config.do_sample:
             # A static step may begin a whole step behind the slots that the host knows of.
             num_slots = (4 if asks_for_static else 2) * window_size + 1
-            self.noise = SlotNoise(len(input_ids), num_slots, model.config.vocab_size, input_ids.device)
+            shape = (len(input_ids), num_slots, model.config.vocab_size)
+            self.noise = SlotNoise(*shape, input_ids.device, generator)
             self.policy = self.policy._replace(noise=self.noise.values)
         self.readers = TextReaders.if_needed(
             input_ids, max_new_tokens, self.policy, criteria, streamer, generation_config
@@ -93,10 +99,13 @@ class DecodingRun:
         self.prompt = prompt_of(model, input_ids, max_new_tokens, generation_config, model_kwargs)
         self.prices: StepPrices | None = None
         if is_free:
-            experience, most = experience_with(model), 2 * self.policy.window_size
+            most = 2 * self.policy.window_size
             longest, shapes = int(self.prompt.lengths.max()), (*FEW_QUERIES, most) if self.is_static else None
-            self.prices = StepPrices(experience, len(input_ids), longest, most, input_ids.device, shapes)
-            self.policy = self.policy._replace(prices=self.prices.tensor, draft_records=experience.draft_records)
+            size = (len(input_ids), longest, most)
+            self.prices = prices or StepPrices(experience_with(model), *size, input_ids.device, shapes)
+            records = self.prices.experience.draft_records
+            self.policy = self.policy._replace(prices=self.prices.tensor[:most], draft_records=records)
+        self.policy = self.policy._replace(ends_together=prices is None)
         kind = WINDOWS[generation_config.decoding]
         self.batch = self.window = kind.opened(self.prompt.lengths, max_new_tokens, self.policy)
         if self.policy.num_looked_up > 0:
@@ -144,10 +153,18 @@ class DecodingRun:
         *chunks, last = self.prompt.chunks(self.generation_config.prefill_chunk_size)
         for chunk in chunks:
             self.meet_other_ranks()
-            live = int(chunk.positions.max()) + chunk.tokens.shape[1]
-            forward_queries(self.model, WindowQueries.of_text(chunk), self.cache, live)
-            self.cache.commit(chunk.lengths)
-            self.window.forwards = self.window.forwards + 1
+            self.read_chunk(chunk)
+        return self.first_queries(last)
+
+    def read_chunk(self, chunk: Text) -> None:
+        """Takes a chunk of the prompt into the cache."""
+        live = int(chunk.positions.max()) + chunk.tokens.shape[1]
+        forward_queries(self.model, WindowQueries.of_text(chunk), self.cache, live)
+        self.cache.commit(chunk.lengths)
+        self.window.forwards = self.window.forwards + 1
+
+    def first_queries(self, last: Text) -> WindowQueries:
+        """The queries of the first step, behind the last chunk of the prompt."""
         self.longest = int(last.positions.max())
         return self.window.first_queries(self.policy).behind(last)
 

@@ -28,8 +28,7 @@ The words of this folder:
 - settled (verified decoding): known, and not the last known token; the forward that made it known wrote its entry.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from copy import copy
 from functools import wraps
 from inspect import signature
@@ -37,29 +36,32 @@ from typing import Any
 
 import torch
 from transformers import (
+    ContinuousBatchingConfig,
+    ContinuousBatchingManager,
     DynamicCache,
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
-    PreTrainedModel,
     StoppingCriteriaList,
 )
 from transformers.generation import BaseStreamer, GenerationMode, SuppressTokensLogitsProcessor
+from transformers.generation.continuous_batching.requests import GenerationOutput
 
+from .batching_manager import BatchingManager
 from .decoding_run import DecodingRun
 from .first_scores import FirstScores
 from .outputs import WeDLMGenerateOutput, autoregressive_output
 from .parameters import DEFAULTS, check_parameters
+from .prepared_call import decoding_of
 from .reader_kinds import reads_no_text
 from .static_memory import take_static_steps
 from .support import (
-    NoTokenError,
     check_in_vocabulary,
     check_inputs,
     check_look_up,
     check_support,
+    named_weights,
     refuse,
-    refuse_broken_weights,
 )
 from .transformers_internals import keep_on_save
 
@@ -179,16 +181,41 @@ class WeDLMGenerationMixin(GenerationMixin):
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
         generation_config.cache_implementation = asked
 
-    def generate_batch(self, inputs, generation_config: GenerationConfig | None = None, **kwargs):
-        given = {name: kwargs.pop(name) for name in DEFAULTS.keys() & kwargs.keys()}
-        config, _ = self._prepare_generation_config(generation_config, **given)
-        return super().generate_batch(inputs, generation_config=config, **kwargs)
+    def generate_batch(
+        self,
+        inputs: list[list[int]],
+        generation_config: GenerationConfig | None = None,
+        continuous_batching_config: ContinuousBatchingConfig | None = None,
+        record_timestamps: bool = False,
+        progress_bar: bool = False,
+        persistent_manager: bool = False,
+        warmup: bool = True,
+        **settings: Any,
+    ) -> dict[str, GenerationOutput]:
+        """Writes a text for each prompt, in one running batch; returns the outputs by the ids of the requests.
 
-    def init_continuous_batching(self, generation_config: GenerationConfig | None = None, *args, **kwargs):
-        config, _ = self._prepare_generation_config(generation_config)
-        if config.decoding != "autoregressive":
-            refuse("continuous batching", "generate_batch or cache_implementation='paged'", config)
-        return super().init_continuous_batching(generation_config, *args, **kwargs)
+        The arguments are those of transformers' `generate_batch`, and any that `generate()` takes. Each text is the
+        one that `generate()` writes for its prompt alone. In parallel decodings `persistent_manager` and `warmup` have
+        no effect: a manager is ready at once.
+        """
+        if decoding_of(generation_config, settings, self) == "autoregressive":
+            given = {name: settings.pop(name) for name in DEFAULTS.keys() & settings.keys()}
+            config, _ = self._prepare_generation_config(generation_config, **given)
+            more = (config, continuous_batching_config, record_timestamps, progress_bar, persistent_manager, warmup)
+            return super().generate_batch(inputs, *more, **settings)
+        manager = BatchingManager(self, generation_config, continuous_batching_config)
+        return manager.write_all(inputs, record_timestamps, progress_bar, settings)
+
+    def init_continuous_batching(
+        self,
+        generation_config: GenerationConfig | None = None,
+        continuous_batching_config: ContinuousBatchingConfig | None = None,
+        workload_hints: object = None,
+    ) -> ContinuousBatchingManager:
+        """A manager of continuous batching: a `BatchingManager`; with decoding="autoregressive" transformers' own."""
+        if decoding_of(generation_config, {}, self) == "autoregressive":
+            return super().init_continuous_batching(generation_config, continuous_batching_config, workload_hints)
+        return BatchingManager(self, generation_config, continuous_batching_config)
 
     def _sample(
         self,
@@ -224,16 +251,6 @@ class WeDLMGenerationMixin(GenerationMixin):
                 if run.static is not None:
                     run.take_static_steps()
         return run.finish()
-
-
-@contextmanager
-def named_weights(model: PreTrainedModel) -> Iterator[None]:
-    """Where no token can be chosen because of a broken weight, the error names the weight."""
-    try:
-        yield
-    except NoTokenError:
-        refuse_broken_weights(model)
-        raise
 
 
 def shorten(cache: DynamicCache, lengths: list[int]) -> None:

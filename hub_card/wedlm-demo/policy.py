@@ -36,6 +36,7 @@ class Policy(NamedTuple):
         draft_records (`dict[str, torch.FloatTensor]`): How drafts fared in earlier calls, by the name of the record.
         acceptance_margin (`torch.FloatTensor` of shape `()`, *optional*): How far below the best score that of an
             accepted draft may be, which is -log(acceptance_ratio); None where only the best token is accepted.
+        ends_together (`bool`): Whether the rows' texts are waited for together, so that the slowest row counts most.
     """
 
     window_size: int
@@ -51,6 +52,7 @@ class Policy(NamedTuple):
     prices: torch.Tensor | None = None
     draft_records: Mapping[str, torch.Tensor] = MappingProxyType({})
     acceptance_margin: torch.Tensor | None = None
+    ends_together: bool = True
 
     @classmethod
     def of(

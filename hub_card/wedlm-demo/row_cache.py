@@ -174,6 +174,13 @@ class RowCache(DynamicCache):
         self.lengths.add_(num_kept)
         self.place = None
 
+    def entries_of(self, row: int, number: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Copies of a row's first keys and values, `[1, heads, number, head_dim]`, for each layer."""
+        return [
+            tuple(states[row : row + 1, :, :number].clone() for states in (layer.keys, layer.values))
+            for layer in self.layers
+        ]
+
     def select(self, rows: torch.Tensor) -> None:
         """Goes on with these rows alone."""
         if self.keep_all:

@@ -1,6 +1,7 @@
 """The random numbers of sampled text: each slot has its own, whatever forwards its row takes."""
 
 from collections import deque
+from copy import copy
 
 import torch
 
@@ -21,18 +22,42 @@ class SlotNoise:
         num_slots (`int`): The slots of a row that have noise at a time.
         vocab_size (`int`): The size of the vocabulary.
         device (`torch.device`): Where the scores are.
+        generator (`torch.Generator`, *optional*): The generator of a single row, in place of the device's own.
     """
 
-    def __init__(self, num_rows: int, num_slots: int, vocab_size: int, device: torch.device):
+    def __init__(
+        self,
+        num_rows: int,
+        num_slots: int,
+        vocab_size: int,
+        device: torch.device,
+        generator: torch.Generator | None = None,
+    ):
         # Slot s is at s % num_slots.
         self.values = torch.zeros(num_rows, num_slots, vocab_size, dtype=torch.float32, device=device)
         self.num_drawn = [0] * num_rows
-        self.generators: list[torch.Generator | None] = [None]
+        self.generators: list[torch.Generator | None] = [generator]
         if num_rows > 1:
             seeds = torch.randint(2**63 - 1, (num_rows,)).tolist()
             self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
         self.states = deque(maxlen=num_slots + 1)  # of the device's generator, the last one as it is now
         self.keep_state()
+
+    @staticmethod
+    def joined(parts: list["SlotNoise"]) -> "SlotNoise":
+        """The noise of rows with generators of their own, one behind the other."""
+        noise = copy(parts[0])
+        noise.values = torch.cat([part.values for part in parts])
+        noise.num_drawn = [number for part in parts for number in part.num_drawn]
+        noise.generators = [generator for part in parts for generator in part.generators]
+        return noise
+
+    def select(self, rows: list[int]) -> "SlotNoise":
+        """The noise of these rows alone."""
+        noise = copy(self)
+        noise.values = self.values[rows]
+        noise.num_drawn, noise.generators = ([each[row] for row in rows] for each in (self.num_drawn, self.generators))
+        return noise
 
     def draw(self, rows: list[int], ends: list[int]) -> None:
         """Draws noise for the slots of `rows` before `ends`, as far as it is not there yet."""
@@ -44,14 +69,19 @@ class SlotNoise:
                 self.num_drawn[row] = slot + 1
                 self.keep_state()
 
+    @property
+    def is_of_device(self) -> bool:
+        """Whether a single row draws by the device's own generator."""
+        return self.generators == [None]
+
     def keep_state(self) -> None:
-        if len(self.generators) == 1:
+        if self.is_of_device:
             self.states.append(random_state(self.values.device))
 
     def give_back(self, num_tokens: int) -> None:
         """Leaves the device's generator as one row of `num_tokens` tokens leaves it that draws for nothing else."""
         num_unused = self.num_drawn[0] - num_tokens
-        if len(self.generators) == 1 and num_unused > 0:
+        if self.is_of_device and num_unused > 0:
             set_random_state(self.states[-1 - num_unused], self.values.device)
 
 

@@ -41,13 +41,27 @@ def take_step(
     Returns:
         `torch.LongTensor` of shape `(4, batch)`: The `Status` of the window.
     """
-    # 1. Forward
-    logits = forward_queries(model, queries, cache, live)  # [batch, asked, vocabulary]
+    # 1. Forward (the logits are held by nobody else, or they would live through the rest of the step)
+    num_kept, status = move_on(policy, window, queries, forward_queries(model, queries, cache, live), readers)
+    if cache is not None:
+        cache.commit(queries.num_text + num_kept)
+    return status
+
+
+def move_on(
+    policy: Policy, window: Window, queries: WindowQueries, logits: torch.Tensor, readers: TextReaders | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a step does with the logits of its forward, `[batch, asked, vocabulary]`.
+
+    Returns:
+        `tuple[torch.LongTensor, torch.LongTensor]`: How many of the window's queries stay in the cache, `[batch]`, and
+        the `Status` of the window, `[4, batch]`.
+    """
     window.count_forward(queries)
 
     # 2. Fill
     impossible = window.fill(queries, logits, policy, readers)
-    del logits  # or it would live through the rest of the step
+    del logits
 
     # 3. End
     slots, in_run = window.new_run(policy.window_size)
@@ -59,12 +73,10 @@ def take_step(
 
     # 4. Commit
     num_kept = window.commit(num_run)
-    if cache is not None:
-        cache.commit(queries.num_text + num_kept)
 
     # 5. Refill
     window.refill(num_run, policy)
-    return window.status(queries.asked_slots, impossible)
+    return num_kept, window.status(queries.asked_slots, impossible)
 
 
 def read_status(values: list[list[int]], window: Window) -> Status:

@@ -191,6 +191,10 @@ class StepPrices:
         seconds = costs.further_seconds(self.most, most_wider=next_shape)
         return [seconds[min(shape for shape in self.shapes if shape > i) - 1] for i in range(self.most)]
 
+    def begin(self, num_rows: int, num_tokens: int) -> None:
+        """Notes that a step begins now, over so many rows and tokens. Otherwise it begins where the last one ended."""
+        self.last = time.perf_counter(), num_rows, num_tokens
+
     def note(
         self, width: int, num_rows: int, num_alive: int, longest: int, num_tokens: int, now: float | None = None
     ) -> None:

@@ -3,7 +3,8 @@
 Every refusal is one sentence that names the argument, its value and the remedy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedConfig, PreTrainedModel
@@ -185,3 +186,13 @@ def check_cache(cache: object, config: PreTrainedConfig, generation_config: Gene
                 f"past_key_values holds {len(layers)} layers of (heads, head_dim)={layers[0]}, and this model has "
                 f"{config.num_hidden_layers} of {(heads, width)}; pass the cache of this model."
             )
+
+
+@contextmanager
+def named_weights(model: PreTrainedModel) -> Iterator[None]:
+    """Where no token can be chosen because of a broken weight, the error names the weight."""
+    try:
+        yield
+    except NoTokenError:
+        refuse_broken_weights(model)
+        raise

@@ -12,6 +12,7 @@ OVERRIDDEN = {
     "_validate_generation_mode": "refuses what a decoding does not offer, before anything is computed",
     "_get_logits_processor": "makes the processors; MASK is suppressed in front of and behind them",
     "_prepare_cache_for_generation": "makes the cache; static steps have their own",
+    "_run_generation_loop": "the thread of continuous batching; a running batch of parallel decodings has its own",
     "_no_split_modules": "device_map and FSDP keep a decoder layer whole",
     "_can_record_outputs": "the layers whose hidden states and attentions forward may return",
 }

@@ -392,9 +392,10 @@ class VerifiedWindow(Window):
         """Plans the forward for which all slots before `first_open` are known."""
         most = 2 * self.limit.clamp(max=self.window_size) - num_leading
         num_open = (self.limit - first_open) * self.alive
-        # A call ends with its slowest row, so a token of a row that is ahead counts for less.
-        least = first_open.where(self.alive, NO_SLOT).amin()
-        weights = torch.exp2((least - first_open).clamp(max=0) / LEAD) * self.alive
+        weights = self.alive.to(self.chances.dtype)
+        if policy.ends_together:  # with the slowest row, so a token of a row that is ahead counts for less
+            least = first_open.where(self.alive, NO_SLOT).amin()
+            weights = weights * torch.exp2((least - first_open).clamp(max=0) / LEAD)
         return plan_step(self.chances, self.expected, num_open, most, policy.prices, weights)
 
     def counts(self) -> dict[str, torch.Tensor]:

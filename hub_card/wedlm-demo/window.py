@@ -277,6 +277,14 @@ class Window:
         """The window of these rows alone."""
         return type(self)(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
+    @staticmethod
+    def joined(windows: list["Window"]) -> "Window":
+        """The rows of several windows of one kind, with room for as many slots and columns each, in one window."""
+        names = [field.name for field in fields(windows[0])]
+        window = type(windows[0])(**{name: torch.cat([getattr(each, name) for each in windows]) for name in names})
+        window.batch_rows = torch.arange(len(window.start), device=window.start.device)
+        return window
+
     def put(self, part: "Window") -> None:
         """Undoes `select`: writes the rows of `part` back."""
         for field in fields(self):

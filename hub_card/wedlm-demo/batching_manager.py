@@ -1,0 +1,475 @@
+"""Continuous batching in parallel decoding, behind the manager that transformers' own continuous batching has."""
+
+import asyncio
+import gc
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel, logging
+from transformers.generation.continuous_batching.continuous_api import (
+    BackgroundThreadStatus,
+    ContinuousBatchingManager,
+)
+from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState, RequestStatus
+
+from .lane import Progress
+from .prepared_call import PreparedCall, prepare
+from .request_outputs import RequestOutputs
+from .running_batch import BatchCounts, RunningBatch
+
+try:
+    import psutil
+except ImportError:
+    psutil = None
+
+logger = logging.get_logger(__name__)
+
+MAX_BATCH_SIZE = 64
+SHARE_OF_MEMORY = 0.5  # of what is free, for keys and values
+IDLE = 0.1  # seconds after which the idle thread looks whether it is to stop or to pause
+FULL_AFTER = 10.0  # seconds that a request waits for a place among those that wait
+CANCELLED = "The request was cancelled."
+STOPPED = "The manager was stopped before the request had ended."
+
+
+@dataclass
+class Request:
+    """A request between `add_request` and its last output.
+
+    Args:
+        state (`RequestState`): What its outputs are made of.
+        call (`PreparedCall`): What it asks for.
+    """
+
+    state: RequestState
+    call: PreparedCall
+
+
+class BatchingManager(ContinuousBatchingManager):
+    """transformers' manager of continuous batching, with rows that decode in parallel.
+
+    A thread takes requests in the order in which they came, as long as there is room, and writes for each the text
+    that `generate()` would write for it alone. Each request has its own settings.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        generation_config (`GenerationConfig`, *optional*): The settings of requests that say nothing else; by default
+            the model's.
+        continuous_batching_config (`ContinuousBatchingConfig`, *optional*): Of it are used: `max_requests_per_batch`
+            (the most rows of a forward, 64 by default); `num_blocks` times the size of a block (the most tokens whose
+            keys and values are in memory; by default what half of the free memory holds, or `max_memory_percent` of
+            it); `max_queue_size` (the most requests that wait); `allow_block_sharing` (whether keys and values stay
+            for the next text with the same beginning); `seed` (of what is drawn).
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        generation_config: GenerationConfig | None = None,
+        continuous_batching_config: ContinuousBatchingConfig | None = None,
+    ):
+        config = continuous_batching_config or ContinuousBatchingConfig()
+        self.model, self.generation_config = model.eval(), copy(generation_config)
+        self.continuous_batching_config = config
+        self.max_cached_tokens = tokens_of(config) or tokens_in_memory(model, config)
+        self.max_batch_size = config.max_requests_per_batch or MAX_BATCH_SIZE
+        self.max_waiting, self.full_after = config.max_queue_size or None, FULL_AFTER
+        self.num_return_sequences = (generation_config or model.generation_config).num_return_sequences or 1
+        self.background_thread_status, self.outputs = BackgroundThreadStatus(), RequestOutputs()
+        self.batch: RunningBatch | None = None
+        self.counts = BatchCounts()
+        self.changed = threading.Condition()  # guards the three below, and wakes the thread
+        self.waiting: deque[Request] = deque()
+        self.running: dict[str, Request] = {}
+        self.cancelled: set[str] = set()
+        self.generator = torch.Generator()
+        self.generator.manual_seed(config.seed) if config.seed is not None else self.generator.seed()
+        self._generation_thread = None
+        self._wake_up_loop = threading.Event()  # transformers' `pause` sets it
+        self.num_named = 0  # requests that got a name
+        self.warmed_up = True
+
+    # --- Requests ---
+
+    def add_request(
+        self,
+        input_ids: list[int],
+        request_id: str | None = None,
+        max_new_tokens: int | None = None,
+        streaming: bool = False,
+        record_timestamps: bool = False,
+        eos_token_id: int | list[int] | None = None,
+        seed: int | None = None,
+        generation_config: GenerationConfig | None = None,
+        **settings: Any,
+    ) -> str:
+        """Adds a request; returns its id. What generate() refuses, and what can never fit, is refused at once.
+
+        None stands for the setting of the config. `max_time` counts from here.
+
+        Args:
+            input_ids (`list[int]`): The prompt.
+            request_id (`str`, *optional*): The id; by default a new one.
+            max_new_tokens (`int`, *optional*): The most new tokens.
+            streaming (`bool`, *optional*, defaults to `False`): Whether there is an output behind every step.
+            record_timestamps (`bool`, *optional*, defaults to `False`): Whether outputs say when each token came.
+            eos_token_id (`int` or `list[int]`, *optional*): The tokens that end the text; -1 for none.
+            seed (`int`, *optional*): The seed of sampled text.
+            generation_config (`GenerationConfig`, *optional*): The request's own settings, in place of the manager's.
+            settings (*optional*): What else generate() takes.
+        """
+        requests = self.requests_for(
+            input_ids,
+            request_id,
+            max_new_tokens,
+            streaming,
+            record_timestamps,
+            eos_token_id,
+            seed,
+            generation_config,
+            settings,
+        )
+        self.put_in_line(requests)
+        return requests[-1].state.request_id
+
+    def requests_for(
+        self,
+        input_ids: list[int],
+        request_id: str | None,
+        max_new_tokens: int | None,
+        streaming: bool,
+        record_timestamps: bool,
+        eos_token_id: int | list[int] | None,
+        seed: int | None,
+        generation_config: GenerationConfig | None,
+        settings: dict,
+    ) -> list[Request]:
+        """Prepares the requests of a prompt: one for each text, the last of which has the id itself."""
+        tokens, settings = tokens_in(input_ids), dict(settings)
+        if generation_config is not None and (number := generation_config.num_return_sequences or 1) > 1:
+            raise ValueError(
+                f"num_return_sequences={number} is not offered for a request of a batch, which has that of the "
+                "manager; leave it out."
+            )
+        if max_new_tokens is not None:
+            settings["max_new_tokens"] = max_new_tokens
+        if eos_token_id is not None:
+            settings["eos_token_id"] = eos_token_id
+        with self.changed:
+            if request_id is None:
+                request_id = f"req_{self.num_named}"
+                self.num_named += 1
+        requests = []
+        for name in self.family(request_id):
+            own_seed = seed if name == request_id else None
+            config = generation_config or self.generation_config
+            call = prepare(self.model, tokens, config, settings, self.seed_or(own_seed))
+            self.check_fits(call)
+            state = RequestState(
+                name,
+                tokens,
+                streaming=streaming,
+                record_timestamps=record_timestamps,
+                max_new_tokens=call.max_new_tokens,
+            )
+            requests.append(Request(state, call))
+        return requests
+
+    def seed_or(self, seed: int | None) -> int:
+        return torch.randint(2**63 - 1, (), generator=self.generator).item() if seed is None else seed
+
+    def check_fits(self, call: PreparedCall) -> None:
+        if (number := sum(call.need)) > self.max_cached_tokens:
+            raise ValueError(
+                f"A prompt of {len(call.tokens)} tokens with max_new_tokens={call.max_new_tokens} needs room for "
+                f"{number} cached tokens, and there is room for {self.max_cached_tokens}; shorten one of "
+                "the two, or raise num_blocks of the ContinuousBatchingConfig."
+            )
+
+    def put_in_line(self, requests: list[Request]) -> None:
+        with self.changed:
+            self.changed.wait_for(lambda: self.refusal() is not None or not self.is_full(), timeout=self.full_after)
+            if (refusal := self.refusal()) is not None:
+                raise RuntimeError(refusal)
+            if self.is_full():
+                raise queue.Full(f"max_queue_size={self.max_waiting} requests wait; try again later.")
+            for request in requests:
+                if self.is_under_way(name := request.state.request_id):
+                    raise ValueError(f"request_id={name!r} is that of a request under way; choose another, or none.")
+            self.waiting.extend(requests)
+            self.changed.notify_all()
+
+    def is_under_way(self, request_id: str) -> bool:
+        return request_id in self.running or any(each.state.request_id == request_id for each in self.waiting)
+
+    def is_full(self) -> bool:
+        return self.max_waiting is not None and len(self.waiting) >= self.max_waiting
+
+    def refusal(self) -> str | None:
+        """Why there can be no new requests, if there is a reason."""
+        if (error := self.background_thread_status.fatal_error) is not None:
+            return f"The thread that generates has died ({type(error).__name__}: {error}); start the manager again."
+        if self.background_thread_status.can_accept_new_requests() is not None:
+            return "The manager is stopping, or was stopped; start it again."
+        return None
+
+    def add_requests(
+        self,
+        inputs: list[list[int]],
+        max_new_tokens: int | None = None,
+        streaming: bool = False,
+        record_timestamps: bool = False,
+        **settings: Any,
+    ) -> list[str]:
+        """Adds a request for each prompt; returns their ids."""
+        eos_token_id, seed, config = (
+            settings.pop(name, None) for name in ("eos_token_id", "seed", "generation_config")
+        )
+        more = (None, max_new_tokens, streaming, record_timestamps, eos_token_id, seed, config, settings)
+        families = [self.requests_for(tokens, *more) for tokens in inputs]  # all of them, before the first waits
+        for requests in families:
+            self.put_in_line(requests)
+        return [requests[-1].state.request_id for requests in families]
+
+    def write_all(
+        self,
+        inputs: list[list[int]],
+        record_timestamps: bool,
+        progress_bar: bool,
+        settings: dict,
+    ) -> dict[str, GenerationOutput]:
+        """Starts with a request for each prompt, and stops when they have ended; returns their outputs in order."""
+        self.max_waiting = None
+        number, outputs = len(inputs) * self.num_return_sequences, {}
+        self.start()
+        try:
+            names = self.add_requests(inputs, record_timestamps=record_timestamps, **settings)
+            with tqdm(total=number, disable=not progress_bar, unit="request") as bar:
+                while len(outputs) < number:
+                    output = self.get_result(timeout=1)
+                    if output is None and not self.is_running():
+                        raise RuntimeError(self.refusal())
+                    if output is not None and output.is_finished():
+                        outputs[output.request_id] = output
+                        bar.update()
+        finally:
+            self.stop(hard_stop=True)
+        return {each: outputs[each] for name in names for each in self.family(name)}
+
+    def family(self, request_id: str) -> list[str]:
+        """The ids of the texts for one prompt, as many as `num_return_sequences`."""
+        return [f"{request_id}__child#{i}" for i in range(self.num_return_sequences - 1)] + [request_id]
+
+    def cancel_request(self, request_id: str) -> None:
+        """Ends a request with the next step; its last output says so."""
+        with self.changed:
+            if self.is_under_way(request_id):
+                self.cancelled.add(request_id)
+                self.changed.notify_all()
+
+    def register_result_handler(self, request_id: str, callback: Callable) -> None:
+        """Has `callback` called in the running event loop with every output of a request, earlier ones too."""
+        self.outputs.register(request_id, callback, asyncio.get_running_loop())
+
+    def get_result(self, request_id: str | None = None, timeout: float | None = None) -> GenerationOutput | None:
+        """The next output, or the next one of a request; None if none came in so many seconds, or none can come."""
+        return self.outputs.take(request_id, timeout, self.may_deliver)
+
+    def __iter__(self):
+        """Iterates over outputs as long as any can come."""
+        while (output := self.get_result()) is not None:
+            yield output
+
+    def request_id_iter(self, request_id: str):
+        """Iterates over the outputs of a request."""
+        while (output := self.get_result(request_id)) is not None:
+            yield output
+            if output.is_finished():
+                return
+
+    def may_deliver(self) -> bool:
+        """Whether the thread may still deliver something."""
+        status = self.background_thread_status
+        return self.is_running() and status.local_status != status.STOPPED
+
+    # --- The thread ---
+
+    def warmup(self) -> None:
+        """Nothing: the first steps of a batch need no preparation."""
+
+    def stop(
+        self,
+        block: bool = True,
+        timeout: float | None = None,
+        keep_for_next_session: bool = False,
+        hard_stop: bool = False,
+    ) -> None:
+        """Stops the thread: when all requests have ended, or at once (`hard_stop`), which fails them.
+
+        A manager keeps nothing for the next session, so `keep_for_next_session` has no effect.
+        """
+        if self._generation_thread is None:
+            logger.warning("The manager was not started.")
+            return
+        if self.is_pause_asked(local=True):
+            raise RuntimeError("The manager cannot stop inside its own pause; leave `with manager.pause():` first.")
+        status = BackgroundThreadStatus.HARD_STOP if hard_stop else BackgroundThreadStatus.FLUSH_AND_STOP
+        self.background_thread_status.request_stop(status, 0)
+        with self.changed:
+            self.changed.notify_all()
+        if block:
+            self.join(time.perf_counter(), timeout)
+        gc.collect()
+
+    def destroy(self) -> None:
+        """Stops the thread if it runs."""
+        if self.is_running():
+            self.stop()
+
+    def _run_generation_loop(self) -> None:
+        status = self.background_thread_status
+        try:
+            if self.model.device.type == "cuda":
+                torch.cuda.set_device(self.model.device)  # It is that of a thread.
+            chunk_size = 128 if self.model.device.type == "cpu" else 1024
+            keeps_texts = self.continuous_batching_config.allow_block_sharing
+            self.batch = RunningBatch(self.model, self.max_cached_tokens, chunk_size, keeps_texts)
+            self.counts = self.batch.counts
+            with torch.no_grad():
+                while self.goes_on():
+                    self.take_turn()
+            self.fail_all(STOPPED)
+        except BaseException as error:
+            logger.exception("The thread that generates has died.")
+            status.record_fatal_error(error.with_traceback(None))  # whose frames hold the batch
+            self.fail_all(f"{type(error).__name__}: {error}")
+        finally:
+            self.batch = None
+            status.mark_as_stopped()
+            with self.changed:
+                self.changed.notify_all()
+            self.outputs.wake()
+
+    def goes_on(self) -> bool:
+        """Waits for something to do, if there is nothing; returns False when the thread is to end."""
+        status = self.background_thread_status
+        if self.is_pause_asked():
+            status.pause_and_wait()
+            self.batch.forget_texts()
+        with self.changed:
+            if not (self.waiting or self.running or self.cancelled):
+                self.changed.wait(timeout=IDLE)
+            if status.local_status == status.FLUSH_AND_STOP:
+                return bool(self.waiting or self.running)
+        return status.local_status == status.DONT_STOP
+
+    def is_pause_asked(self, **local: bool) -> bool:
+        # (The oldest versions of transformers cannot pause.)
+        return hasattr(self.background_thread_status, "is_pause_requested") and (
+            self.background_thread_status.is_pause_requested(**local)
+        )
+
+    def take_turn(self) -> None:
+        """Drops what was cancelled, takes in what fits, and takes a step."""
+        self.drop_cancelled()
+        self.take_in()
+        for progress in self.batch.step():
+            self.tell(progress)
+
+    def drop_cancelled(self) -> None:
+        with self.changed:
+            names, self.cancelled = self.cancelled, set()
+            dropped = [self.running.pop(name) for name in names if name in self.running]
+            dropped += [each for each in self.waiting if each.state.request_id in names]
+            self.waiting = deque(each for each in self.waiting if each.state.request_id not in names)
+            self.changed.notify_all()
+        for request in dropped:
+            self.batch.drop(request.state.request_id)
+            self.fail(request, CANCELLED)
+
+    def take_in(self) -> None:
+        """Takes in those who wait, in order, as long as there is room."""
+        while True:
+            with self.changed:
+                if not self.waiting or self.batch.num_rows >= self.max_batch_size:
+                    return
+                request = self.waiting[0]
+                if not self.batch.has_room_for(request.call):
+                    return
+                self.waiting.popleft()
+                self.running[request.state.request_id] = request
+                self.changed.notify_all()
+            request.state.status = RequestStatus.PREFILLING
+            self.batch.add(request.state.request_id, request.call)
+
+    def tell(self, progress: Progress) -> None:
+        """Delivers what a step has brought a request."""
+        request = self.running[progress.name]
+        state = request.state
+        state.generated_tokens += progress.tokens
+        if state.record_timestamps:
+            state.timestamps.extend([time.perf_counter()] * len(progress.tokens))
+        if progress.has_ended:
+            with self.changed:
+                del self.running[progress.name]
+        if progress.error is not None:
+            self.fail(request, str(progress.error))
+            return
+        state.status = RequestStatus.FINISHED if progress.has_ended else RequestStatus.DECODING
+        if progress.has_ended or (state.streaming and progress.tokens):
+            self.outputs.deliver(state.to_generation_output())
+
+    def fail(self, request: Request, error: str) -> None:
+        request.state.status, request.state.error = RequestStatus.FAILED, error
+        self.outputs.deliver(request.state.to_generation_output())
+
+    def fail_all(self, error: str) -> None:
+        with self.changed:
+            requests = [*self.running.values(), *self.waiting]
+            self.running.clear()
+            self.waiting.clear()
+            self.cancelled.clear()
+        for request in requests:
+            self.fail(request, error)
+
+
+def tokens_in(input_ids: Any) -> list[int]:
+    """The tokens of a prompt: a list, or a tensor of one row."""
+    tokens = input_ids.tolist() if isinstance(input_ids, torch.Tensor) else list(input_ids)
+    if len(tokens) == 1 and isinstance(tokens[0], list):
+        tokens = tokens[0]
+    if not tokens or not all(type(token) is int for token in tokens):
+        raise ValueError(
+            "input_ids of a request is one prompt: a list of at least one token id, such as tokenizer(text)"
+            f".input_ids; this is {str(input_ids)[:60]!r}."
+        )
+    return tokens
+
+
+def tokens_of(config: ContinuousBatchingConfig) -> int | None:
+    """The cached tokens that the config asks for by blocks."""
+    if config.num_blocks is None:
+        return None
+    return config.num_blocks * (getattr(config, "page_size", None) or config.block_size)
+
+
+def tokens_in_memory(model: PreTrainedModel, config: ContinuousBatchingConfig) -> int:
+    """The cached tokens for which the free memory has room."""
+    of_token = 2 * model.config.num_hidden_layers * model.config.num_key_value_heads * model.config.head_dim
+    share = config.max_memory_percent or SHARE_OF_MEMORY
+    return int(free_memory(model.device) * share / (of_token * model.dtype.itemsize))
+
+
+def free_memory(device: torch.device) -> int:
+    """The bytes that are free where keys and values lie."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return 2**31 if psutil is None else psutil.virtual_memory().available

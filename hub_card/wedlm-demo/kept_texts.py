@@ -1,0 +1,77 @@
+"""Keys and values of texts that have left a running batch, for the next request with the same beginning."""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import torch
+from transformers import DynamicCache
+
+
+class KeptText(NamedTuple):
+    """A text with its keys and values.
+
+    Args:
+        tokens (`list[int]`): Its tokens.
+        layers (`list[tuple[torch.Tensor, torch.Tensor]]`): `[1, heads, tokens, head_dim]` each.
+    """
+
+    tokens: list[int]
+    layers: list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class KeptTexts:
+    """The texts used last, as many as there is room for."""
+
+    def __init__(self):
+        self.texts: OrderedDict[int, KeptText] = OrderedDict()  # the text used last is the last one
+        self.num_kept = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(text.tokens) for text in self.texts.values())
+
+    def keep(self, text: KeptText, room: int) -> None:
+        """Keeps a text in the place of those that it continues, if there is room for so many tokens in all."""
+        if len(text.tokens) > room:
+            return
+        for name, each in list(self.texts.items()):
+            if num_common(each.tokens, text.tokens) == len(each.tokens):
+                del self.texts[name]
+        self.num_kept += 1
+        self.texts[self.num_kept] = text
+        self.shrink(room)
+
+    def shrink(self, room: int) -> None:
+        """Drops the texts that were not used for longest, until the others fit."""
+        num_tokens = self.num_tokens
+        while num_tokens > max(room, 0):
+            num_tokens -= len(self.texts.popitem(last=False)[1].tokens)
+
+    def best_for(self, tokens: list[int]) -> tuple[int, KeptText | None]:
+        """The text that has most of these tokens at its beginning, and how many."""
+        shared = {name: num_common(text.tokens, tokens) for name, text in self.texts.items()}
+        best = max(shared, key=shared.get, default=None)
+        if best is None or shared[best] == 0:
+            return 0, None
+        self.texts.move_to_end(best)
+        return shared[best], self.texts[best]
+
+
+def num_common(these: list[int], others: list[int]) -> int:
+    """The number of tokens that two texts have in common at their beginning.
+
+    >>> num_common([1, 2, 3], [1, 2, 4, 5]), num_common([1, 2], [1, 2, 3])
+    (2, 2)
+    """
+    number = min(len(these), len(others))
+    if these[:number] == others[:number]:
+        return number
+    return next(i for i in range(number) if these[i] != others[i])
+
+
+def cache_of(layers: list[tuple[torch.Tensor, torch.Tensor]], length: int) -> DynamicCache:
+    """An ordinary cache of the first tokens of a text."""
+    cache = DynamicCache()
+    for layer_idx, states in enumerate(layers):
+        cache.update(*(each[:, :, :length] for each in states), layer_idx)
+    return cache

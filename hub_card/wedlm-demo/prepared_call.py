@@ -1,0 +1,131 @@
+"""One request of a running batch: a call of generate() on one row, resolved and checked, and not begun."""
+
+import json
+from collections.abc import Callable, Hashable
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+
+from .decoding_run import DecodingRun
+from .shared_cache import Need
+from .step_costs import StepPrices
+from .support import refuse
+
+ONE_BY_ONE = {"decoding": "verified", "window_size": 1, "prompt_lookup_num_tokens": 0, "acceptance_ratio": 1.0}
+# Arguments of generate() that belong to a call, each with what a request has instead.
+OF_A_CALL = {
+    "streamer": "streaming=True",
+    "past_key_values": "the batch's own memory of texts",
+    "attention_mask": "the tokens alone",
+    "num_return_sequences": "num_return_sequences in the generation_config of the batch",
+}
+OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")  # that no other row may share
+OF_A_ROW = ("max_length", "max_new_tokens")
+
+
+@dataclass
+class PreparedCall:
+    """A call of generate() on one row, before its first forward.
+
+    Args:
+        open_run (`Callable`): Makes the `DecodingRun`.
+        tokens (`list[int]`): The prompt.
+        seed (`int`): The seed of the row's generator.
+        key (`Hashable`): Rows of equal keys have the same settings; None: no other row has them.
+        need (`Need`): The entries of a cache that the row needs.
+        max_new_tokens (`int`): The most new tokens.
+    """
+
+    open_run: Callable[..., DecodingRun]
+    tokens: list[int]
+    seed: int
+    key: Hashable
+    need: Need
+    max_new_tokens: int
+
+    def run(self, past: DynamicCache, prices: StepPrices) -> DecodingRun:
+        """A run of the call that finds the keys and values of the prompt's beginning in `past`."""
+        return self.open_run(past, self.seed, prices)
+
+
+def prepare(
+    model: PreTrainedModel,
+    tokens: list[int],
+    generation_config: GenerationConfig | None,
+    settings: dict,
+    seed: int,
+) -> PreparedCall:
+    """Resolves the settings of a request as generate() resolves its arguments, and refuses what that would refuse.
+
+    Token by token is verified decoding without drafts, which writes the same text in a shared forward.
+    """
+    for name in OF_A_CALL.keys() & settings.keys():
+        raise ValueError(f"{name} is not offered for a request of a batch, which has {OF_A_CALL[name]}; leave it out.")
+    if decoding_of(generation_config, settings, model) == "autoregressive":
+        settings = {**settings, **ONE_BY_ONE}
+    device = torch.device("cpu") if model.device.type == "meta" else model.device
+    input_ids = torch.tensor([tokens], dtype=torch.long, device=device)
+
+    def kept(
+        model,
+        input_ids,
+        logits_processor,
+        stopping_criteria,
+        generation_config,
+        synced_gpus=False,
+        streamer=None,
+        **model_kwargs,
+    ) -> PreparedCall:
+        check_request(generation_config, synced_gpus)
+        generation_config.cache_implementation = None  # The batch has its own cache.
+
+        def open_run(past: DynamicCache, seed: int, prices: StepPrices | None) -> DecodingRun:
+            return DecodingRun(
+                model,
+                input_ids,
+                logits_processor,
+                stopping_criteria,
+                generation_config,
+                False,
+                None,
+                model_kwargs | {"past_key_values": past},
+                torch.Generator(device).manual_seed(seed),
+                prices,
+            )
+
+        run = open_run(DynamicCache(config=model.config), seed, None)  # for its checks
+        is_alone = run.readers is not None or any(settings.get(name) for name in OBJECTS)
+        key = None if is_alone else settings_of(generation_config, run.policy.window_size)
+        max_new_tokens = int(run.window.limit)
+        need = Need(len(tokens) + max_new_tokens, 2 * run.policy.window_size)
+        return PreparedCall(open_run, tokens, seed, key, need, max_new_tokens)
+
+    settings = {**settings, "num_return_sequences": 1}
+    if generation_config is not None:  # transformers wants settings in one place, but for None, which it would refill
+        generation_config = deepcopy(generation_config)
+        nothing = {name: None for name, value in settings.items() if value is None}
+        settings = generation_config.update(**settings) | nothing  # update returns what a config does not know
+    return model.generate(input_ids, generation_config=generation_config, custom_generate=kept, **settings)
+
+
+def decoding_of(generation_config: GenerationConfig | None, settings: dict, model: PreTrainedModel) -> str:
+    """The decoding that generate() takes with these settings."""
+    default = model.generation_config.decoding
+    return settings.get("decoding", getattr(generation_config, "decoding", default))
+
+
+def check_request(generation_config: GenerationConfig, synced_gpus: bool) -> None:
+    if synced_gpus:
+        refuse("synced_gpus", synced_gpus, generation_config)
+    if generation_config.use_cache is False:
+        raise ValueError(
+            "use_cache=False is not offered for a request of a batch, which shares a cache; leave it out."
+        )
+
+
+def settings_of(generation_config: GenerationConfig, window_size: int) -> str:
+    """The settings that rows with one policy have in common."""
+    values = {name: value for name, value in generation_config.to_dict().items() if name not in OF_A_ROW}
+    return json.dumps(values, sort_keys=True, default=str) + str(window_size)

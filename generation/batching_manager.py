@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import queue
 import threading
 import time
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel, logging
 from transformers.generation.continuous_batching.continuous_api import (
     BackgroundThreadStatus,
@@ -24,11 +24,6 @@ from wedlm.generation.lane import Progress
 from wedlm.generation.prepared_call import PreparedCall, prepare
 from wedlm.generation.request_outputs import RequestOutputs
 from wedlm.generation.running_batch import BatchCounts, RunningBatch
-
-try:
-    import psutil
-except ImportError:
-    psutil = None
 
 logger = logging.get_logger(__name__)
 
@@ -252,7 +247,7 @@ class BatchingManager(ContinuousBatchingManager):
         self.start()
         try:
             names = self.add_requests(inputs, record_timestamps=record_timestamps, **settings)
-            with tqdm(total=number, disable=not progress_bar, unit="request") as bar:
+            with logging.tqdm(total=number, disable=not progress_bar, unit="request") as bar:
                 while len(outputs) < number:
                     output = self.get_result(timeout=1)
                     if output is None and not self.is_running():
@@ -469,7 +464,9 @@ def tokens_in_memory(model: PreTrainedModel, config: ContinuousBatchingConfig) -
 
 
 def free_memory(device: torch.device) -> int:
-    """The bytes that are free where keys and values lie."""
+    """The bytes that are free where keys and values lie; 2 GiB where the system does not tell."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return 2**31 if psutil is None else psutil.virtual_memory().available
+    if "SC_AVPHYS_PAGES" not in os.sysconf_names:
+        return 2**31
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -15,27 +15,24 @@ from transformers import (
 )
 
 from wedlm.generation import decoding_run, step_plan
-from wedlm.generation.decoding_run import WINDOWS
 from wedlm.generation.row_cache import RowCache
+from wedlm.generation.step import take_step
 
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise", "verified"])
 def test_the_cache_equals_a_fresh_prefill_after_every_step(model, decoding, monkeypatch):
     snapshots = []
-    kind = WINDOWS[decoding]
-    begin, refill = RowCache.begin_forward, kind.refill
-    caches = []
-    monkeypatch.setattr(RowCache, "begin_forward", lambda self, *args: (caches.append(self), begin(self, *args))[1])
 
-    def snapshot(self, *args):
-        keys, values = ([getattr(layer, kind).clone() for layer in caches[-1].layers] for kind in ("keys", "values"))
+    def take_and_look(model, policy, window, queries, cache, *more):
+        status = take_step(model, policy, window, queries, cache, *more)
+        keys, values = ([getattr(layer, kind).clone() for layer in cache.layers] for kind in ("keys", "values"))
         snapshots.append(
-            (caches[-1].lengths.clone(), self.prompt_lengths, self.start, self.tokens.clone(), keys, values)
+            (cache.lengths.clone(), window.prompt_lengths, window.start, window.tokens.clone(), keys, values)
         )
-        refill(self, *args)
+        return status
 
-    monkeypatch.setattr(kind, "refill", snapshot)
+    monkeypatch.setattr("wedlm.generation.decoding_run.take_step", take_and_look)
     generate(model, PROMPTS[:3], max_new_tokens=24, entropy_threshold=1.0, window_size=4, decoding=decoding)
     assert len(snapshots) > 5
     monkeypatch.undo()

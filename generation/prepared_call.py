@@ -76,6 +76,7 @@ def prepare(
         generation_config,
         synced_gpus=False,
         streamer=None,
+        tokenizer=None,
         **model_kwargs,
     ) -> PreparedCall:
         check_request(generation_config, synced_gpus)

@@ -33,6 +33,7 @@ IDLE = 0.1  # seconds after which the idle thread looks whether it is to stop or
 FULL_AFTER = 10.0  # seconds that a request waits for a place among those that wait
 CANCELLED = "The request was cancelled."
 STOPPED = "The manager was stopped before the request had ended."
+BROKEN = "The request has failed:"  # in front of an error that is no refusal
 
 
 @dataclass
@@ -186,7 +187,7 @@ class BatchingManager(ContinuousBatchingManager):
             raise ValueError(
                 f"A prompt of {len(call.tokens)} tokens with max_new_tokens={call.max_new_tokens} needs room for "
                 f"{number} cached tokens, and there is room for {self.max_cached_tokens}; shorten one of "
-                "the two, or raise num_blocks of the ContinuousBatchingConfig."
+                "the two, or raise num_blocks of the ContinuousBatchingConfig (--max-cached-tokens of wedlm serve)."
             )
 
     def put_in_line(self, requests: list[Request]) -> None:
@@ -206,7 +207,9 @@ class BatchingManager(ContinuousBatchingManager):
         return request_id in self.running or any(each.state.request_id == request_id for each in self.waiting)
 
     def is_full(self) -> bool:
-        return self.max_waiting is not None and len(self.waiting) >= self.max_waiting
+        """Whether so many wait that there is no place in line; the free rows of the batch are places too."""
+        num_free = max(self.max_batch_size - len(self.running), 0)
+        return self.max_waiting is not None and len(self.waiting) >= self.max_waiting + num_free
 
     def refusal(self) -> str | None:
         """Why there can be no new requests, if there is a reason."""
@@ -415,9 +418,11 @@ class BatchingManager(ContinuousBatchingManager):
         if progress.has_ended:
             with self.changed:
                 del self.running[progress.name]
-        if progress.error is not None:
-            self.fail(request, str(progress.error))
-            return
+        if (error := progress.error) is not None:
+            if isinstance(error, ValueError):
+                return self.fail(request, str(error))
+            logger.error("A request has failed.", exc_info=error)
+            return self.fail(request, f"{BROKEN} {type(error).__name__}: {error}")
         state.status = RequestStatus.FINISHED if progress.has_ended else RequestStatus.DECODING
         if progress.has_ended or (state.streaming and progress.tokens):
             self.outputs.deliver(state.to_generation_output())

@@ -2,12 +2,14 @@
 
 import asyncio
 import queue
+import re
 import threading
 import time
 
 import pytest
 import torch
 from helpers import CHECKPOINTS, EOS, PAD, PROMPTS, load
+from tiny_tokenizer import make_tokenizer
 from transformers import ContinuousBatchingConfig, ContinuousBatchingManager, GenerationConfig
 from transformers.generation.continuous_batching.requests import RequestStatus
 
@@ -115,22 +117,26 @@ def test_none_is_a_value_beside_a_config(model):
 
 
 def test_each_request_has_its_own_settings(model, manager):
+    tokenizer = make_tokenizer()
+    stop = re.search("[A-Za-z0-9]{3}", tokenizer.decode(alone(model, PROMPTS[4], max_new_tokens=15)))[0]
     asked = {
         "streaming": {"decoding": "streaming", "max_new_tokens": 9},
         "drawn": {"do_sample": True, "temperature": 1.3, "max_new_tokens": 15},
         "token by token": {"decoding": "autoregressive", "max_new_tokens": 12},
         "penalized": {"repetition_penalty": 1.4, "max_new_tokens": 11},
+        "until a text": {"stop_strings": [stop], "tokenizer": tokenizer, "max_new_tokens": 18},
         "by a config": {"generation_config": config_with(max_new_tokens=8, decoding="blockwise", window_size=3)},
     }
     for i, (name, settings) in enumerate(asked.items()):
-        assert manager.add_request(PROMPTS[i], name, seed=5, **settings) == name
+        assert manager.add_request(PROMPTS[i % 5], name, seed=5, **settings) == name
     outputs = {}
     while len(outputs) < len(asked):
         output = manager.get_result(timeout=5)
         outputs[output.request_id] = output
     for i, (name, settings) in enumerate(asked.items()):
         torch.manual_seed(5)
-        assert outputs[name].generated_tokens == alone(model, PROMPTS[i], **settings), name
+        assert outputs[name].generated_tokens == alone(model, PROMPTS[i % 5], **settings), name
+    assert len(outputs["until a text"].generated_tokens) < 18
 
 
 def test_a_stream_shows_the_text_so_far_and_times(manager):
@@ -193,9 +199,10 @@ def block_size_name() -> str:
 
 def test_beyond_max_queue_size_a_request_waits_and_is_then_refused(model, monkeypatch):
     monkeypatch.setattr(batching_manager, "FULL_AFTER", 0.05)
-    manager = model.init_continuous_batching(continuous_batching_config=ContinuousBatchingConfig(max_queue_size=2))
-    manager.add_requests(PROMPTS[:2])
-    with pytest.raises(queue.Full, match="max_queue_size=2 requests wait"):
+    config = ContinuousBatchingConfig(max_queue_size=1, max_requests_per_batch=1)
+    manager = model.init_continuous_batching(continuous_batching_config=config)
+    manager.add_requests(PROMPTS[:2])  # one for the batch, and one that waits
+    with pytest.raises(queue.Full, match="max_queue_size=1 requests wait"):
         manager.add_request(PROMPTS[0])
     manager.full_after = 60
     threading.Timer(0.05, manager.start).start()

@@ -1,0 +1,7 @@
+"""The parts of an answer."""
+
+
+class AnswerParser:
+    @staticmethod
+    def of(body, served):
+        return None

@@ -63,7 +63,8 @@ class BatchingManager(ContinuousBatchingManager):
             (the most rows of a forward, 64 by default); `num_blocks` times the size of a block (the most tokens whose
             keys and values are in memory; by default what half of the free memory holds, or `max_memory_percent` of
             it); `max_queue_size` (the most requests that wait); `allow_block_sharing` (whether keys and values stay
-            for the next text with the same beginning); `seed` (of what is drawn).
+            for the next text with the same beginning); `seed` (of what is drawn; by default torch's generator draws
+            it).
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class BatchingManager(ContinuousBatchingManager):
         self.running: dict[str, Request] = {}
         self.cancelled: set[str] = set()
         self.generator = torch.Generator()
-        self.generator.manual_seed(config.seed) if config.seed is not None else self.generator.seed()
+        self.generator.manual_seed(torch.randint(2**63 - 1, ()).item() if config.seed is None else config.seed)
         self._generation_thread = None
         self._wake_up_loop = threading.Event()  # transformers' `pause` sets it
         self.num_named = 0  # requests that got a name
@@ -260,6 +261,8 @@ class BatchingManager(ContinuousBatchingManager):
                         bar.update()
         finally:
             self.stop(hard_stop=True)
+        if failed := [output for output in outputs.values() if output.error is not None]:
+            logger.error(f"{len(failed)} of {number} requests failed. The error of the first: {failed[0].error}")
         return {each: outputs[each] for name in names for each in self.family(name)}
 
     def family(self, request_id: str) -> list[str]:

@@ -70,6 +70,33 @@ def test_sampled_texts_follow_the_seed_of_the_config(model):
     assert texts(3) == texts(3) != texts(4)
 
 
+def test_without_a_seed_sampled_texts_follow_the_generator_of_torch(model):
+    """A seeded training run can be repeated, and its steps draw different texts."""
+
+    def texts():
+        return [output.generated_tokens for output in model.generate_batch(PROMPTS[:2], do_sample=True).values()]
+
+    def two_steps():
+        torch.manual_seed(3)
+        return texts(), texts()
+
+    first, second = two_steps()
+    assert (first, second) == two_steps() and first != second
+
+
+def test_generate_batch_logs_that_requests_failed(model, monkeypatch):
+    """transformers does, too: who reads the tokens alone would take a failed text for a short one."""
+    logged = []
+    monkeypatch.setattr(batching_manager.logger, "error", logged.append)
+    model.generate_batch(PROMPTS[:2])
+    assert logged == []
+    with torch.no_grad():
+        model.model.norm.weight[0] = torch.nan
+    model.generate_batch(PROMPTS[:2])
+    (message,) = logged
+    assert message.startswith("2 of 2 requests failed. The error of the first: The weight model.norm.weight holds")
+
+
 def test_several_texts_of_a_prompt_stand_before_it(model):
     config = config_with(num_return_sequences=3, do_sample=True, **VERIFIED)
     outputs = model.generate_batch(PROMPTS[:2], config)

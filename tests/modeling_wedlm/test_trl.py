@@ -79,10 +79,7 @@ def test_preference_optimization_has_the_losses_of_qwen3(fields, tmp_path):
 
 
 class Rollouts:
-    """Compares each rollout with transformers' own loop, and the probabilities that a trainer computes with Qwen3.
-
-    Everything is compared when it is computed, with the weights of that moment.
-    """
+    """Compares each rollout with transformers' own loop, on the weights of that moment."""
 
     def __init__(self, monkeypatch):
         self.texts: list[list[list[int]]] = []
@@ -149,7 +146,6 @@ def train_on_rollouts(trainer_class, config_class, folder, adapted=False, **fiel
     before = deepcopy(trainer.model.state_dict())
     trainer.train()
     assert any((weight != before[name]).any() for name, weight in trainer.model.state_dict().items())
-    return trainer
 
 
 def log_probabilities(model, input_ids, attention_mask, num_tokens):

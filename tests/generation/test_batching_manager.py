@@ -121,6 +121,21 @@ def test_autoregressive_batches_are_those_of_transformers(model):
     assert type(model.init_continuous_batching(config)) is ContinuousBatchingManager
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_parallel_decoding_and_training_follow_a_batch_of_transformers(attention):
+    """transformers' manager gives the model an attention of its own, and has to take it back."""
+    model = load(CHECKPOINTS / "q3", attn_implementation=attention)
+    tokens, settings = torch.tensor([PROMPTS[0]]), {"max_new_tokens": 5, "pad_token_id": PAD}
+    expected = model(tokens).logits
+    text = model.generate_batch(PROMPTS[:1], decoding="verified", **settings)["req_0"].generated_tokens
+    config = ContinuousBatchingConfig(num_blocks=4)
+    outputs = model.generate_batch(PROMPTS[:1], None, config, decoding="autoregressive", **settings)
+    assert [output.generated_tokens for output in outputs.values()] == [text]
+    assert model.config._attn_implementation == attention and torch.equal(model(tokens).logits, expected)
+    assert model.generate_batch(PROMPTS[:1], decoding="verified", **settings)["req_0"].generated_tokens == text
+
+
 def test_a_call_may_decode_otherwise_than_the_model(model):
     model.generation_config.decoding = "autoregressive"
     for decoding in ("verified", "streaming"):

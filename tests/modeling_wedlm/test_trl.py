@@ -1,5 +1,6 @@
 """TRL's trainers: their losses are those of stock Qwen3, and verified rollouts are autoregressive texts."""
 
+import re
 from copy import deepcopy
 
 import pytest
@@ -78,10 +79,7 @@ def test_preference_optimization_has_the_losses_of_qwen3(fields, tmp_path):
 
 
 class Rollouts:
-    """Compares each rollout with transformers' own loop, and the probabilities that a trainer computes with Qwen3.
-
-    Everything is compared when it is computed, with the weights of that moment.
-    """
+    """Compares each rollout with transformers' own loop, on the weights of that moment."""
 
     def __init__(self, monkeypatch):
         self.texts: list[list[list[int]]] = []
@@ -148,7 +146,6 @@ def train_on_rollouts(trainer_class, config_class, folder, adapted=False, **fiel
     before = deepcopy(trainer.model.state_dict())
     trainer.train()
     assert any((weight != before[name]).any() for name, weight in trainer.model.state_dict().items())
-    return trainer
 
 
 def log_probabilities(model, input_ids, attention_mask, num_tokens):
@@ -160,7 +157,7 @@ def log_probabilities(model, input_ids, attention_mask, num_tokens):
 
 @pytest.mark.ecosystem
 @pytest.mark.parametrize("adapted", [False, True])
-@pytest.mark.parametrize("name, batched", [("GRPO", False), ("GRPO", True), ("RLOO", False)])
+@pytest.mark.parametrize("name, batched", [("GRPO", False), ("GRPO", True), ("RLOO", False), ("RLOO", True)])
 def test_rollouts_are_drawn_from_the_autoregressive_distribution(name, batched, adapted, tmp_path, monkeypatch):
     import trl
 
@@ -226,3 +223,19 @@ def test_online_preference_optimization_draws_from_the_autoregressive_distributi
     )
     assert len(rollouts.texts) == 2 and all(len(texts) == 4 for texts in rollouts.texts)
     assert adapted or len(compared) == 4
+
+
+@pytest.mark.ecosystem
+def test_the_python_of_the_documentation_runs(tmp_path, monkeypatch):
+    blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "train.md").read_text(), re.DOTALL)
+    (code,) = (block for block in blocks if "from trl" in block)
+    assert "max_steps=1000" in code
+    fields = "max_steps=2, max_completion_length=8, bf16=False, use_cpu=True, report_to='none'"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "1, 2, 3,"}\n{"prompt": "Once upon"}\n')
+    rollouts, variables = Rollouts(monkeypatch), {"folder": str(DEMO)}
+    exec(code.replace("max_steps=1000", fields), variables)
+    assert len(rollouts.texts) == 2
+    variables["trainer"].save_model()
+    saved = load(tmp_path / "out-grpo")
+    assert saved.generation_config.decoding == "verified" and (tmp_path / "out-grpo" / "verified.py").exists()

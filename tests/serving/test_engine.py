@@ -303,6 +303,16 @@ def test_an_error_of_preparation_is_one_of_the_server(checkpoint, monkeypatch):
     assert (error.status_code, error.detail) == (500, FAILED)
 
 
+def test_draws_without_a_seed_differ_from_server_to_server(checkpoint):
+    _, model, tokenizer = checkpoint
+
+    def first_seed():
+        torch.manual_seed(0)  # as in every new process
+        return Engine(model, tokenizer, 1, None, 1).manager.seed_or(None)
+
+    assert first_seed() != first_seed()
+
+
 def test_a_late_reader_misses_nothing():
     class Output:
         def __init__(self, tokens, is_finished=False):

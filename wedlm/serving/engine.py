@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
+from secrets import randbits
 
 from fastapi import HTTPException
-from transformers import PreTrainedTokenizerBase, logging
+from transformers import ContinuousBatchingConfig, PreTrainedTokenizerBase, logging
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
 from wedlm.generation.batching_manager import BROKEN, STOPPED, BatchingManager
@@ -75,8 +76,10 @@ class Engine:
         max_waiting: int,
     ):
         self.tokenizer = tokenizer
-        self.manager = BatchingManager(model)
-        self.manager.max_batch_size, self.manager.max_waiting = max_batch_size, max_waiting
+        # Without a seed torch's generator would draw one, which is the same one in every process.
+        config = ContinuousBatchingConfig(max_requests_per_batch=max_batch_size, seed=randbits(63))
+        self.manager = BatchingManager(model, continuous_batching_config=config)
+        self.manager.max_waiting = max_waiting
         self.manager.max_cached_tokens = max_cached_tokens or self.manager.max_cached_tokens
         self.manager.full_after = 0  # whoever finds the line full is told at once
         self.metrics = Metrics(partial(Load.of, self.manager))

@@ -1,6 +1,7 @@
 """A request as its text and its fields ask for it: tokens, settings, and what reads each of its texts."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedTokenizerBase
@@ -10,6 +11,7 @@ from wedlm.checkpoints.errors import one_line
 from wedlm.generation.prompt import check_length
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.serving.answer import Answer
+from wedlm.serving.grammars import Grammars
 from wedlm.serving.openai_form import ChatForm, CompletionForm
 from wedlm.serving.penalties import Penalties
 from wedlm.serving.request_settings import (
@@ -27,7 +29,7 @@ from wedlm.serving.request_settings import (
 )
 from wedlm.serving.response_format import grammar_of
 from wedlm.serving.token_scores import TokenScores
-from wedlm.serving.tool_calls import AnswerParser
+from wedlm.serving.tool_calls import AnswerParser, grammar_of_choice
 
 
 @dataclass
@@ -45,6 +47,13 @@ class Served:
     model: WeDLMForCausalLM
     tokenizer: PreTrainedTokenizerBase
     created: int
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiles the grammars of requests."""
+        ends = self.model.generation_config.eos_token_id
+        ends = ends if isinstance(ends, list | None) else [ends]
+        return Grammars(self.tokenizer, self.model.config.vocab_size, ends)
 
     @property
     def record(self) -> dict:
@@ -144,7 +153,9 @@ def asked_by(served: Served, route: type[ChatRoute] | type[CompletionRoute], bod
         raise ValueError("The request holds an empty prompt; send at least one character.")
     check_length(len(tokens), 0, model.config.max_position_embeddings)
     config = settings_of(body, model)
-    grammar = grammar_of(body.get("response_format"), tokenizer, model.config.vocab_size)
+    tools = tools_of(body, tokenizer) if route is ChatRoute else None
+    grammar = grammar_of_choice(body, tools, tokenizer, served.grammars)
+    grammar = grammar or grammar_of(body.get("response_format"), served.grammars)
     penalties = [float(body.get(name) or 0) for name in ("presence_penalty", "frequency_penalty")]
     answers, processors = [], []
     for _ in range(body.get("n") or 1):
@@ -155,7 +166,13 @@ def asked_by(served: Served, route: type[ChatRoute] | type[CompletionRoute], bod
         if (number := num_logprobs(body)) is not None:
             scores = TokenScores(tokenizer, len(tokens), number)
             of_text.append(scores)
-        answers.append(Answer(tokenizer, config, AnswerParser.of(body, served), scores))
+        parser = AnswerParser.of(tokenizer, model, tokens) if route is ChatRoute else None
+        answers.append(Answer(tokenizer, config, parser, scores))
         processors.append(of_text)
     streams = bool(body.get("stream"))
     return Asked(tokens, config, body.get("seed"), streams, sends_usage(body), answers, processors)
+
+
+def asks_for_grammar(body: dict) -> bool:
+    """Whether a request may need a grammar, which takes seconds to compile."""
+    return body.get("response_format") is not None or body.get("tool_choice") is not None

@@ -3,11 +3,12 @@
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from secrets import randbits
+from typing import Any
 
 from fastapi import HTTPException
 from transformers import ContinuousBatchingConfig, PreTrainedTokenizerBase, logging
@@ -24,11 +25,12 @@ logger = logging.get_logger(__name__)
 
 # Templates, tokenizers and the checks of generate() work here: they would stop the event loop for seconds.
 preparing = ThreadPoolExecutor(PREPARED_AT_ONCE, "prepare")
+compiling = ThreadPoolExecutor(1, "compile")  # Requests with a grammar wait for each other alone.
 
 
-async def prepared(work, *arguments):
-    """Has some work of a request done in the threads that prepare requests."""
-    return await asyncio.get_running_loop().run_in_executor(preparing, partial(work, *arguments))
+async def prepared(pool: ThreadPoolExecutor, work: Callable, *arguments: Any) -> Any:
+    """Has some work of a request done by a pool of threads."""
+    return await asyncio.get_running_loop().run_in_executor(pool, partial(work, *arguments))
 
 
 class LatestOutputs:
@@ -105,7 +107,7 @@ class Engine:
         """
         outputs, has_left = LatestOutputs(asked.number), threading.Event()
         try:
-            await prepared(self.add, asked, name, outputs, asyncio.get_running_loop(), has_left)
+            await prepared(preparing, self.add, asked, name, outputs, asyncio.get_running_loop(), has_left)
             yield outputs
         finally:
             has_left.set()

@@ -42,10 +42,10 @@ class ChatForm:
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": answer.finish_reason}
 
     @staticmethod
-    def opening(index: int) -> list[dict]:
-        """The choices of the event before the first text."""
+    def opening(index: int) -> dict | None:
+        """The part before the first text."""
         delta = {"role": "assistant", "content": "", "refusal": None}
-        return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     @staticmethod
     def continued(index: int, answer: Answer, part: Part) -> dict | None:
@@ -84,8 +84,8 @@ class CompletionForm:
         return CompletionForm.text(index, answer, part) | {"finish_reason": answer.finish_reason}
 
     @staticmethod
-    def opening(index: int) -> list[dict]:
-        return []
+    def opening(index: int) -> dict | None:
+        """Nothing: a text has no role."""
 
     @staticmethod
     def continued(index: int, answer: Answer, part: Part) -> dict | None:
@@ -113,6 +113,10 @@ class Form:
     def __init__(self, kind: type[ChatForm] | type[CompletionForm], model: str):
         self.kind, self.name = kind, f"{kind.prefix}{uuid4().hex}"
         self.frame = {"id": self.name, "created": int(time.time()), "model": model}
+
+    def openings(self, number: int) -> list[list[dict]]:
+        """The choices of the events before the first text."""
+        return [[choice] for i in range(number) if (choice := self.kind.opening(i)) is not None]
 
     def whole(self, choices: list[dict], usage: dict) -> dict:
         return self.frame | {"object": self.kind.whole, "choices": choices, "usage": usage}

@@ -10,8 +10,8 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import Send
 from transformers import logging
 
-from wedlm.serving.asked import Asked, ChatRoute, CompletionRoute, Served, read_request
-from wedlm.serving.engine import Engine, prepared
+from wedlm.serving.asked import Asked, ChatRoute, CompletionRoute, Served, asks_for_grammar, read_request
+from wedlm.serving.engine import Engine, compiling, prepared, preparing
 from wedlm.serving.errors import DEAD, FAILED, error_response, sentence_of, told
 from wedlm.serving.metrics import CONTENT_TYPE
 from wedlm.serving.openai_form import DONE, Form, event, usage_of
@@ -73,7 +73,8 @@ async def answer(
 ) -> Response:
     """Answers a request, or refuses it."""
     try:
-        asked = await prepared(read_request, served, route, body)
+        pool = compiling if asks_for_grammar(body) else preparing
+        asked = await prepared(pool, read_request, served, route, body)
         record.prompt_tokens = len(asked.tokens)
         form = Form(route.form, served.name)
         if not asked.streams:
@@ -118,7 +119,7 @@ async def stream(engine: Engine, asked: Asked, form: Form, record: RequestRecord
             answer = asked.answers[index]
             part = answer.put(output)
             record.note_tokens(len(part.tokens))
-            events = [] if has_begun else [form.event(form.kind.opening(i)) for i in range(asked.number)]
+            events = [] if has_begun else [form.event(each) for each in form.openings(asked.number)]
             has_begun = True
             if (choice := form.kind.continued(index, answer, part)) is not None:
                 events.append(form.event([choice]))

@@ -47,13 +47,14 @@ class Place:
 class Server(uvicorn.Server):
     """A server that ends the running requests when it is told to end; uvicorn would wait for them."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine):
+    def __init__(self, config: uvicorn.Config, served: Served, engine: Engine):
         super().__init__(config)
-        self.engine = engine
+        self.served, self.engine = served, engine
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # First the engine must be idle: a process that ends while torch computes aborts or hangs.
         await asyncio.to_thread(self.engine.stop)
+        self.served.grammars.close()
         await super().shutdown(sockets)
 
 
@@ -92,9 +93,8 @@ def serve(
     if Path(name).is_dir():
         name = Path(name).resolve().name
     engine = Engine(model, tokenizer, max_batch_size, max_cached_tokens, max_waiting)
-    app = guarded(
-        build_app(Served(name, model, tokenizer, int(time.time())), engine), engine, place, this_machine_only
-    )
+    served = Served(name, model, tokenizer, int(time.time()))
+    app = guarded(build_app(served, engine), engine, place, this_machine_only)
     config = uvicorn.Config(
         app,
         timeout_graceful_shutdown=GRACE_SECONDS,
@@ -111,7 +111,7 @@ def serve(
             f"{engine.manager.max_cached_tokens:,} cached tokens. Ctrl-C ends it.",
             flush=True,
         )
-        Server(config, engine).run(sockets=[listening])
+        Server(config, served, engine).run(sockets=[listening])
 
 
 def guarded(app: FastAPI, engine: Engine, place: Place, this_machine_only: bool) -> FastAPI:

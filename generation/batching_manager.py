@@ -75,6 +75,8 @@ class BatchingManager(ContinuousBatchingManager):
     ):
         config = continuous_batching_config or ContinuousBatchingConfig()
         self.model, self.generation_config = model.eval(), copy(generation_config)
+        if generation_config is not None:
+            self.generation_config.use_cache = None  # transformers' server says False: a manager has its own cache
         self.continuous_batching_config = config
         self.max_cached_tokens = tokens_of(config) or tokens_in_memory(model, config)
         self.max_batch_size = config.max_requests_per_batch or MAX_BATCH_SIZE

@@ -61,6 +61,12 @@ def test_generate_batch_takes_the_settings_of_its_config(model):
         assert output.generated_tokens == alone(model, tokens, generation_config=config)
 
 
+def test_a_manager_has_its_own_cache_whatever_its_config_says(model):
+    config = config_with(**VERIFIED, use_cache=False)  # as transformers' server says
+    (output,) = model.generate_batch(PROMPTS[:1], config).values()
+    assert output.generated_tokens == alone(model, PROMPTS[0]) and config.use_cache is False
+
+
 def test_sampled_texts_follow_the_seed_of_the_config(model):
     def texts(seed):
         config = ContinuousBatchingConfig(seed=seed)

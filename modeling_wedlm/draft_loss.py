@@ -64,14 +64,15 @@ class LossOfQueries(torch.autograd.Function):
         queries_per_chunk = len(weights) if is_deepspeed_zero3_enabled() else QUERIES_PER_CHUNK
         columns = (x.split(queries_per_chunk) for x in (hidden_states, of_teachers, weights))
         results, gradients, is_training = [], [], ctx.needs_input_grad[0]
-        # FSDP gathers the head's weights for the teachers. Its hooks would take the gradient below for the backward of
-        # the whole model, and give all weights back. ZeRO-3 gathers them for each call, with hooks only.
-        head_without_hooks = lm_head if is_deepspeed_zero3_enabled() else lm_head.forward
+        head = lm_head
         for queries, teachers, weight in zip(*columns, strict=True):
-            teacher_logits = lm_head(teachers)
+            teacher_logits = head(teachers)
+            if not is_deepspeed_zero3_enabled():
+                # As in target_loss(). FSDP would also take the gradient below for the backward of the whole model.
+                head = lm_head.forward
             queries = queries.detach().requires_grad_(is_training)
             with torch.set_grad_enabled(is_training):
-                logits = head_without_hooks(queries)
+                logits = head(queries)
             slopes = torch.empty_like(logits)  # [queries, vocabulary]
             columns_of_chunk = (x.split(QUERIES_AT_A_TIME) for x in (logits.detach(), teacher_logits, slopes))
             results += [losses_and_slopes(*part, mask_token_id) for part in zip(*columns_of_chunk, strict=True)]

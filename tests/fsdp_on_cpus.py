@@ -1,15 +1,25 @@
-"""FSDP on processes of a CPU, where accelerate trains with DDP instead and does not say so."""
+"""FSDP2 on processes of a CPU, where accelerate trains with DDP instead and does not say so."""
 
 import datetime
 import os
 
 import torch.distributed as dist
+import yaml
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
+from torch.distributed.tensor import DTensor
+from training_runs import CONFIGS
+
+FSDP = {name: yaml.safe_load((CONFIGS / "fsdp.yaml").read_text())[name] for name in ("fsdp", "fsdp_config")}
 
 
 def allow_fsdp():
-    """Starts gloo, and lets accelerate take the processes for GPUs' where it looks whether FSDP is possible."""
+    """Lets accelerate take the processes, which talk over gloo, for those of GPUs: only these it gives to FSDP."""
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))  # a rank that waits longer fails
     PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))  # a rank that waits longer fails
+
+
+def check_sharded(trainer):
+    assert trainer.is_fsdp_enabled and trainer.accelerator.is_fsdp2
+    assert all(isinstance(weight, DTensor) for weight in trainer.model.parameters())

@@ -42,8 +42,8 @@ def target_loss(
     for chunk in zip(*chunks, strict=True):
         # The backward recomputes the logits, so that no more than those of one chunk exist at a time.
         parts.append(checkpoint(chunk_loss, head, *chunk, use_reentrant=False))
-        # FSDP's hooks gather the head's weights in the first call. The order in which it gathers weights depends on how
-        # often its hooks run, and has to be the same on all ranks; so no other call runs them.
+        # FSDP's hooks gather the head's weights in the first call. Other calls run no hooks: the order in which FSDP
+        # gathers weights depends on how often they run, and has to be the same on all ranks.
         head = lm_head.forward
     losses, hits = (torch.cat(part) for part in zip(*parts, strict=True))
     loss = (all_weights[chosen] * losses).sum()

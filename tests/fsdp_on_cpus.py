@@ -10,11 +10,12 @@ from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor
 from training_runs import CONFIGS
 
-FSDP = {name: yaml.safe_load((CONFIGS / "fsdp.yaml").read_text())[name] for name in ("fsdp", "fsdp_config")}
+EXAMPLE = yaml.safe_load((CONFIGS / "fsdp.yaml").read_text())
+FSDP = {name: EXAMPLE[name] for name in ("fsdp", "fsdp_config")}
 
 
 def allow_fsdp():
-    """Lets accelerate take the processes, which talk over gloo, for those of GPUs: only these it gives to FSDP."""
+    """Lets accelerate take the processes for those of GPUs, the only ones that it gives to FSDP."""
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))  # a rank that waits longer fails

@@ -80,10 +80,13 @@ def test_fsdp_takes_the_same_steps(whole, tmp_path):
         "accumulated": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
         "checkpointed": {"per_device_train_batch_size": 4, "gradient_checkpointing": True},
         "uneven": {"per_device_train_batch_size": 3, "max_steps": 4},
+        "bf16": {"per_device_train_batch_size": 4, "bf16": True},
     }
     runs = in_two_processes(tmp_path, {name: {**FSDP, **fields} for name, fields in ways.items()})
-    for name in ways.keys() - {"uneven"}:
+    for name in ways.keys() - {"uneven", "bf16"}:
         assert_same(whole, runs[name])
+    rounded = [entry["loss"] for entry in runs["bf16"][1]]
+    assert rounded == pytest.approx([entry["loss"] for entry in whole[1]], rel=0.02)
     assert_same(trained(tmp_path / "alone", per_device_train_batch_size=6, max_steps=4), runs["uneven"])
 
 

@@ -77,7 +77,6 @@ deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
 app()
 """
 
-
 FSDP2 = f"""
 import sys
 sys.path.insert(0, {str(REPOSITORY / "tests")!r})

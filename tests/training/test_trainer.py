@@ -290,6 +290,7 @@ def test_fsdp_takes_the_same_steps(two_steps, evaluator, tmp_path):
         "clipped": {"per_device_train_batch_size": 4, "max_grad_norm": 0.1},
         "uneven": {"per_device_train_batch_size": 4, "max_steps": 4, "lengths": lengths},
         "untied": {"per_device_train_batch_size": 4, "checkpoint": "q25"},
+        "bf16": {"per_device_train_batch_size": 4, "bf16": True},
     }
     ways = {name: {"max_steps": 2, **FSDP, **fields} for name, fields in ways.items()}
     expected = {
@@ -298,8 +299,10 @@ def test_fsdp_takes_the_same_steps(two_steps, evaluator, tmp_path):
         "untied": trained(tmp_path / "alone", load(CHECKPOINTS / "q25"), max_steps=2),
     }
     results = in_two_processes(tmp_path, ways)
+    (_, rounded, _), _ = results.pop("bf16")
     for name, (run, _) in results.items():
         assert_same(expected.get(name, two_steps), run)
+    assert [entry["loss"] for entry in rounded] == pytest.approx([entry["loss"] for entry in two_steps[1]], rel=0.02)
     loss = evaluator.evaluate(samples((15, 22, 31)))["eval_loss"]
     assert results["one batch"][1]["eval_loss"] == pytest.approx(loss, rel=1e-4)
 

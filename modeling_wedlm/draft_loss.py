@@ -64,12 +64,17 @@ class LossOfQueries(torch.autograd.Function):
         queries_per_chunk = len(weights) if is_deepspeed_zero3_enabled() else QUERIES_PER_CHUNK
         columns = (x.split(queries_per_chunk) for x in (hidden_states, of_teachers, weights))
         results, gradients, is_training = [], [], ctx.needs_input_grad[0]
+        head = lm_head
         for queries, teachers, weight in zip(*columns, strict=True):
+            teacher_logits = head(teachers)
+            if not is_deepspeed_zero3_enabled():
+                # As in target_loss(). FSDP would also take the gradient below for the backward of the whole model.
+                head = lm_head.forward
             queries = queries.detach().requires_grad_(is_training)
             with torch.set_grad_enabled(is_training):
-                logits = lm_head(queries)
+                logits = head(queries)
             slopes = torch.empty_like(logits)  # [queries, vocabulary]
-            columns_of_chunk = (x.split(QUERIES_AT_A_TIME) for x in (logits.detach(), lm_head(teachers), slopes))
+            columns_of_chunk = (x.split(QUERIES_AT_A_TIME) for x in (logits.detach(), teacher_logits, slopes))
             results += [losses_and_slopes(*part, mask_token_id) for part in zip(*columns_of_chunk, strict=True)]
             if is_training:
                 slopes *= weight[:, None]

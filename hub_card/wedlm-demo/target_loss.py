@@ -1,5 +1,7 @@
 """The weighted loss of chosen queries, computed without holding the logits of all queries at once."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -36,8 +38,13 @@ def target_loss(
     # rank makes one.
     queries_per_chunk = len(chosen) if is_deepspeed_zero3_enabled() else QUERIES_PER_CHUNK
     chunks = (x[chosen].split(queries_per_chunk) for x in (hidden_states.flatten(0, 1), all_targets))
-    # The backward recomputes the logits, so that no more than those of one chunk exist at a time.
-    parts = [checkpoint(chunk_loss, lm_head, *chunk, use_reentrant=False) for chunk in zip(*chunks, strict=True)]
+    head, parts = lm_head, []
+    for chunk in zip(*chunks, strict=True):
+        # The backward recomputes the logits, so that no more than those of one chunk exist at a time.
+        parts.append(checkpoint(chunk_loss, head, *chunk, use_reentrant=False))
+        # FSDP's hooks gather the head's weights in the first call. Other calls run no hooks: the order in which FSDP
+        # gathers weights depends on how often they run, and has to be the same on all ranks.
+        head = lm_head.forward
     losses, hits = (torch.cat(part) for part in zip(*parts, strict=True))
     loss = (all_weights[chosen] * losses).sum()
     target_losses[chosen], target_hits[chosen] = losses.detach(), hits
@@ -45,8 +52,8 @@ def target_loss(
 
 
 def chunk_loss(
-    lm_head: nn.Module, hidden_states: torch.Tensor, targets: torch.Tensor
+    head: Callable[[torch.Tensor], torch.Tensor], hidden_states: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = lm_head(hidden_states).float()  # [queries, vocabulary]
+    logits = head(hidden_states).float()  # [queries, vocabulary]
     losses = nn.functional.cross_entropy(logits, targets, ignore_index=NO_TARGET, reduction="none")
     return losses, logits.argmax(-1) == targets

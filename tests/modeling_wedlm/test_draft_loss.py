@@ -57,6 +57,16 @@ def test_under_autocast_the_loss_is_nearly_the_same_and_the_gradient_keeps_its_t
     torch.testing.assert_close(loss.detach(), expected, rtol=0.02, atol=0)
 
 
+def test_hooks_of_the_head_run_once_and_see_no_gradient(monkeypatch):
+    """However many chunks there are, as FSDP needs; tests of training show it with FSDP."""
+    monkeypatch.setattr(module, "QUERIES_PER_CHUNK", 3)
+    head, hidden_states, weights = inputs()
+    outputs = []
+    head.register_forward_hook(lambda *call: outputs.append(call[-1]))
+    draft_loss(head, hidden_states, TEACHERS, weights, MASK)
+    assert [output.requires_grad for output in outputs] == [False]
+
+
 def test_a_teacher_gets_no_gradient():
     head, hidden_states, weights = inputs()
     draft_loss(head, hidden_states, TEACHERS, weights, MASK)[0].backward()

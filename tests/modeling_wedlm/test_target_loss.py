@@ -56,10 +56,16 @@ def test_hits_are_queries_whose_target_is_the_most_likely(model):
     assert hits[0].tolist() == [False] + [True] * 10 and not hits[1].any()
 
 
+def sizes_of_chunks(head):
+    """The number of queries in each call of a head from now on, be it with the head's hooks or without."""
+    seen, forward = [], head.forward
+    head.forward = lambda queries: seen.append(len(queries)) or forward(queries)
+    return seen
+
+
 def test_only_queries_with_a_target_reach_the_head(model, monkeypatch):
     monkeypatch.setattr(target_loss, "QUERIES_PER_CHUNK", 5)
-    seen = []
-    model.lm_head.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))
+    seen = sizes_of_chunks(model.lm_head)
     values = inputs()
     model(**values)
     count = int((values["targets"] != -100).sum())
@@ -68,11 +74,20 @@ def test_only_queries_with_a_target_reach_the_head(model, monkeypatch):
 
 def test_the_head_gets_1024_queries_at_a_time():
     head = torch.nn.Linear(4, 8)
-    seen = []
-    head.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))
+    seen = sizes_of_chunks(head)
     targets = torch.zeros(3, 700, dtype=torch.long)
     target_loss.target_loss(head, torch.zeros(3, 700, 4), targets, torch.ones(3, 700))
     assert seen == [1024, 1024, 52]
+
+
+def test_hooks_of_the_head_run_once(monkeypatch):
+    """However many chunks there are, as FSDP needs; tests of training show it with FSDP."""
+    monkeypatch.setattr(target_loss, "QUERIES_PER_CHUNK", 5)
+    head, calls = torch.nn.Linear(4, 8), []
+    head.register_forward_hook(lambda *_: calls.append(1))
+    targets = torch.zeros(3, 7, dtype=torch.long)
+    target_loss.target_loss(head, torch.zeros(3, 7, 4), targets, torch.ones(3, 7))
+    assert len(calls) == 1
 
 
 def test_logits_are_not_kept_for_the_backward(model):

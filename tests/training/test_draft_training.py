@@ -6,6 +6,7 @@ import pytest
 import torch
 from draft_models import tiny_model
 from draft_runs import LENGTHS, adapted, arguments, assert_same, samples, trained
+from fsdp_on_cpus import FSDP
 from helpers import MASK, REPOSITORY, random_tokens
 from peft import LoraConfig, PeftModel, get_peft_model
 from processes import run_two_processes
@@ -37,31 +38,55 @@ def test_a_step_is_the_same_however_it_is_cut(cut, whole, tmp_path):
 WAYS = {
     "ddp": {"per_device_train_batch_size": 4},
     "uneven": {"per_device_train_batch_size": 3, "max_steps": 4},
-    "fsdp": {
-        "per_device_train_batch_size": 4, "fsdp": "full_shard auto_wrap",
-        "fsdp_config": {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["WeDLMDecoderLayer"]},
-    },
-}  # fmt: skip
+}
 SCRIPT = """
 import sys, torch
 folder, tests, ways = sys.argv[1:]
 sys.path.insert(0, tests)
 from draft_runs import trained
-for name, fields in eval(ways).items():
+from fsdp_on_cpus import allow_fsdp, check_sharded
+from wedlm.modeling_wedlm import draft_loss
+ways = eval(ways)
+if any("fsdp" in fields for fields in ways.values()):
+    allow_fsdp()
+    draft_loss.QUERIES_PER_CHUNK = 10  # so that one process calls the head more often than the other
+for name, fields in ways.items():
     weights, log, trainer = trained(f"{folder}/{name}", **fields)
+    if "fsdp" in fields:
+        check_sharded(trainer)
     weights = {key: getattr(weight, "full_tensor", lambda weight=weight: weight)() for key, weight in weights.items()}
     if trainer.is_world_process_zero():
         torch.save((weights, log, None), f"{folder}/{name}.pt")
 """
 
 
+def in_two_processes(folder, ways):
+    run_two_processes(SCRIPT, folder, str(folder), str(REPOSITORY / "tests"), repr(ways))
+    return {name: torch.load(folder / f"{name}.pt") for name in ways}
+
+
 @pytest.mark.full
 def test_two_processes_take_the_same_steps(whole, tmp_path):
     """Rows that accelerate repeats, so that both processes have as many, have no loss."""
-    run_two_processes(SCRIPT, tmp_path, str(tmp_path), str(REPOSITORY / "tests"), repr(WAYS))
-    runs = {name: torch.load(tmp_path / f"{name}.pt") for name in WAYS}
+    runs = in_two_processes(tmp_path, WAYS)
     assert_same(whole, runs["ddp"])
-    assert_same(whole, runs["fsdp"])
+    assert_same(trained(tmp_path / "alone", per_device_train_batch_size=6, max_steps=4), runs["uneven"])
+
+
+@pytest.mark.full
+def test_fsdp_takes_the_same_steps(whole, tmp_path):
+    ways = {
+        "one batch": {"per_device_train_batch_size": 4},
+        "accumulated": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+        "checkpointed": {"per_device_train_batch_size": 4, "gradient_checkpointing": True},
+        "uneven": {"per_device_train_batch_size": 3, "max_steps": 4},
+        "bf16": {"per_device_train_batch_size": 4, "bf16": True},
+    }
+    runs = in_two_processes(tmp_path, {name: {**FSDP, **fields} for name, fields in ways.items()})
+    for name in ways.keys() - {"uneven", "bf16"}:
+        assert_same(whole, runs[name])
+    rounded = [entry["loss"] for entry in runs["bf16"][1]]
+    assert rounded == pytest.approx([entry["loss"] for entry in whole[1]], rel=0.02)
     assert_same(trained(tmp_path / "alone", per_device_train_batch_size=6, max_steps=4), runs["uneven"])
 
 

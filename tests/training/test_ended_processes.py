@@ -63,7 +63,7 @@ def test_a_rank_is_killed(place, tmp_path):
     fields = {"model": place / "model", "train_data": place / "chats.jsonl", "output_dir": out, **TOY}
     fields |= {"max_steps": 10_000, "save_steps": 1, "bf16": False}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "wedlm"]
-    command += ["train", CONFIGS / "fsdp.yaml", *words(**fields)]
+    command += ["train", CONFIGS / "full.yaml", *words(**fields)]
     with open(tmp_path / "printed", "w") as printed, subprocess.Popen(command, stdout=printed, stderr=printed) as run:
         try:
             while not (out / "checkpoint-2").exists():

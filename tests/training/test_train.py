@@ -77,6 +77,16 @@ deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
 app()
 """
 
+FSDP2 = f"""
+import sys
+sys.path.insert(0, {str(REPOSITORY / "tests")!r})
+from fsdp_on_cpus import allow_fsdp
+from wedlm.commands.cli import app
+
+allow_fsdp()
+app()
+"""
+
 
 @pytest.mark.parametrize(
     "config",
@@ -91,9 +101,9 @@ def test_two_processes(place, tmp_path, config):
     fields = {"model": place / "qwen", "train_data": place / "chats.jsonl", "output_dir": out, **TOY}
     fields |= {"bf16": False, "learning_rate": 1e-2, "warmup_steps": 0}
     program = ["-m", "wedlm"]
-    if config == "zero3":
+    if config != "full":
         program = [tmp_path / "program.py"]
-        program[0].write_text(ZERO3)
+        program[0].write_text({"fsdp": FSDP2, "zero3": ZERO3}[config])
 
     def launched(**more):
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *program]
@@ -103,6 +113,7 @@ def test_two_processes(place, tmp_path, config):
         return result.stdout
 
     assert launched().count("10 records read") == 1, "each process reports"
+    assert (out / "checkpoint-1" / "pytorch_model_fsdp.bin").exists() == (config == "fsdp")
     model = AutoModelForCausalLM.from_pretrained(out)
     assert model.config.mask_row == "unused"
     assert json.loads((out / "training_report.json").read_text())["train"]["step"] == 2

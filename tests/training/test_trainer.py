@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from datasets import Dataset
+from fsdp_on_cpus import FSDP
 from helpers import CHECKPOINTS, MASK, load, random_tokens
 from peft import LoraConfig, get_peft_model
 from processes import run_two_processes
@@ -209,14 +210,23 @@ from transformers import logging
 
 folder, tests = sys.argv[1:]
 sys.path[:0] = [tests, tests + '/training']
-import test_trainer
+import fsdp_on_cpus, test_trainer
+from wedlm.modeling_wedlm import target_loss
 
 logging.disable_progress_bar()
 torch.set_num_threads(1)
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))  # a rank that waits longer fails
-for name, fields in json.load(open(f"{folder}/ways.json")).items():
+ways = json.load(open(f"{folder}/ways.json"))
+if any("fsdp" in fields for fields in ways.values()):
+    fsdp_on_cpus.allow_fsdp()
+    target_loss.QUERIES_PER_CHUNK = 10  # so that one rank calls the head more often than the other
+else:
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))  # a rank that waits longer fails
+for name, fields in ways.items():
     dataset = test_trainer.packed_samples(fields.pop("lengths", test_trainer.LENGTHS), fields.pop("room", 0))
-    _, log, trainer = test_trainer.trained(f"{folder}/{name}", dataset=dataset, **fields)
+    model = test_trainer.load(test_trainer.CHECKPOINTS / fields.pop("checkpoint", "q3"))
+    _, log, trainer = test_trainer.trained(f"{folder}/{name}", model, dataset, **fields)
+    if "fsdp" in fields:
+        fsdp_on_cpus.check_sharded(trainer)
     evaluated = trainer.evaluate(test_trainer.samples((15, 22, 31)))
     trainer.save_model()
     if dist.get_rank() == 0:
@@ -245,12 +255,6 @@ def test_two_processes_take_the_same_steps(two_steps, evaluator, tmp_path):
     ways = {
         "ddp": {"max_steps": 2, "per_device_train_batch_size": 4},
         "accumulated": {"max_steps": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
-        "fsdp": {
-            "max_steps": 2,
-            "per_device_train_batch_size": 4,
-            "fsdp": "full_shard auto_wrap",
-            "fsdp_config": {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["WeDLMDecoderLayer"]},
-        },
     }
     expected = evaluator.evaluate(samples((15, 22, 31)))
     for name, (run, evaluated) in in_two_processes(tmp_path, ways).items():
@@ -274,6 +278,33 @@ def test_data_that_do_not_divide_by_the_processes(tmp_path):
         dataset = packed_samples(fields.pop("lengths"), fields.pop("room", 0))
         fields["per_device_train_batch_size"] *= 2
         assert_same(trained(tmp_path / "alone" / name, dataset=dataset, **fields), run)
+
+
+@pytest.mark.full
+def test_fsdp_takes_the_same_steps(two_steps, evaluator, tmp_path):
+    lengths = [*LENGTHS, 14, 25, 38]
+    ways = {
+        "one batch": {"per_device_train_batch_size": 4},
+        "accumulated": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+        "checkpointed": {"per_device_train_batch_size": 4, "gradient_checkpointing": True},
+        "clipped": {"per_device_train_batch_size": 4, "max_grad_norm": 0.1},
+        "uneven": {"per_device_train_batch_size": 4, "max_steps": 4, "lengths": lengths},
+        "untied": {"per_device_train_batch_size": 4, "checkpoint": "q25"},
+        "bf16": {"per_device_train_batch_size": 4, "bf16": True},
+    }
+    ways = {name: {"max_steps": 2, **FSDP, **fields} for name, fields in ways.items()}
+    expected = {
+        "clipped": trained(tmp_path / "alone", max_steps=2, max_grad_norm=0.1),
+        "uneven": trained(tmp_path / "alone", dataset=samples(lengths), max_steps=4),
+        "untied": trained(tmp_path / "alone", load(CHECKPOINTS / "q25"), max_steps=2),
+    }
+    results = in_two_processes(tmp_path, ways)
+    (_, rounded, _), _ = results.pop("bf16")
+    for name, (run, _) in results.items():
+        assert_same(expected.get(name, two_steps), run)
+    assert [entry["loss"] for entry in rounded] == pytest.approx([entry["loss"] for entry in two_steps[1]], rel=0.02)
+    loss = evaluator.evaluate(samples((15, 22, 31)))["eval_loss"]
+    assert results["one batch"][1]["eval_loss"] == pytest.approx(loss, rel=1e-4)
 
 
 @pytest.mark.ecosystem

@@ -1,7 +1,6 @@
 """Continuous batching in parallel decoding, behind the manager that transformers' own continuous batching has."""
 
 import asyncio
-import gc
 import os
 import queue
 import threading
@@ -330,7 +329,6 @@ class BatchingManager(ContinuousBatchingManager):
             self.changed.notify_all()
         if block:
             self.join(time.perf_counter(), timeout)
-        gc.collect()
 
     def destroy(self) -> None:
         """Stops the thread if it runs."""
@@ -368,7 +366,7 @@ class BatchingManager(ContinuousBatchingManager):
             status.pause_and_wait()
             self.batch.forget_texts()
         with self.changed:
-            if not (self.waiting or self.running or self.cancelled):
+            if not (self.waiting or self.running or self.cancelled) and status.local_status == status.DONT_STOP:
                 self.changed.wait(timeout=IDLE)
             if status.local_status == status.FLUSH_AND_STOP:
                 return bool(self.waiting or self.running)

@@ -46,6 +46,8 @@ class DecodingRun:
     The run keeps the whole batch (`batch`) and the rows that are still in its forwards (`window`, `cache`). Rows that
     have ended are dropped as soon as they are at least half of the rows in the window.
 
+    A run refuses at once what it cannot decode; it takes its memory when it is opened.
+
     Args:
         model (`PreTrainedModel`): The model.
         input_ids (`torch.LongTensor` of shape `(batch, columns)`): The prompts, as generate() got them.
@@ -55,9 +57,6 @@ class DecodingRun:
         synced_gpus (`bool`): Whether every rank takes part in each forward.
         streamer (`BaseStreamer`, *optional*): The streamer.
         model_kwargs (`dict`): attention_mask, position_ids and past_key_values, as generate() made them.
-        generator (`torch.Generator`, *optional*): Draws the tokens of a single row, in place of the device's own.
-        prices (`StepPrices`, *optional*): The prices of a running batch that the one row will join, in place of the
-            call's own.
     """
 
     def __init__(
@@ -70,51 +69,61 @@ class DecodingRun:
         synced_gpus: bool,
         streamer: BaseStreamer | None,
         model_kwargs: dict,
-        generator: torch.Generator | None = None,
-        prices: StepPrices | None = None,
     ):
         self.model, self.input_ids, self.generation_config = model, input_ids, generation_config
-        self.synced_gpus, self.streamer = synced_gpus, streamer
-        mask_token_id = model.config.require_mask_token_id()
-        max_new_tokens = max(1, criteria.max_length - input_ids.shape[1])
-        runs_on = input_ids.device if model.device.type == "meta" else model.device
-        asks_for_static = generation_config.cache_implementation == "static"
-        has_cache = model_kwargs.get("past_key_values") is not None
-        is_free = is_number_free(model, generation_config, has_cache)
-        window_size = WIDEST_WINDOW if is_free else generation_config.window_size or default_window_size(runs_on)
-        self.policy = Policy.of(generation_config, processors, window_size, mask_token_id, input_ids.device, is_free)
+        self.synced_gpus, self.streamer, self.criteria = synced_gpus, streamer, criteria
+        mask_token_id, device = model.config.require_mask_token_id(), input_ids.device
+        self.max_new_tokens = max(1, criteria.max_length - input_ids.shape[1])
+        runs_on = device if model.device.type == "meta" else model.device
         self.past_key_values: DynamicCache | None = model_kwargs.get("past_key_values")
+        self.is_free = is_number_free(model, generation_config, self.past_key_values is not None)
+        window_size = WIDEST_WINDOW if self.is_free else generation_config.window_size or default_window_size(runs_on)
+        self.policy = Policy.of(generation_config, processors, window_size, mask_token_id, device, self.is_free)
+        self.readers = self.make_readers()
+        if not self.is_static:  # static steps have the same shape for every limit
+            self.policy = self.policy._replace(window_size=min(window_size, self.max_new_tokens))
+        self.prompt = prompt_of(model, input_ids, self.max_new_tokens, generation_config, model_kwargs)
+
+    def make_readers(self) -> TextReaders | None:
+        return TextReaders.if_needed(
+            self.input_ids, self.max_new_tokens, self.policy, self.criteria, self.streamer, self.generation_config
+        )
+
+    def open(self, generator: torch.Generator | None = None, prices: StepPrices | None = None) -> None:
+        """Takes the memory of the call.
+
+        Args:
+            generator (`torch.Generator`, *optional*): Draws the tokens of a single row, in place of the device's own.
+            prices (`StepPrices`, *optional*): The prices of a running batch that the one row will join, in place of
+                the call's own.
+        """
+        model, input_ids, window_size = self.model, self.input_ids, self.policy.window_size
         self.noise: SlotNoise | None = None
-        if generation_config.do_sample:
+        if self.generation_config.do_sample:
             # A static step may begin a whole step behind the slots that the host knows of.
-            num_slots = (4 if asks_for_static else 2) * window_size + 1
+            num_slots = (4 if self.is_static else 2) * window_size + 1
             shape = (len(input_ids), num_slots, model.config.vocab_size)
             self.noise = SlotNoise(*shape, input_ids.device, generator)
             self.policy = self.policy._replace(noise=self.noise.values)
-        self.readers = TextReaders.if_needed(
-            input_ids, max_new_tokens, self.policy, criteria, streamer, generation_config
-        )
-        if not self.is_static:  # static steps have the same shape for every limit
-            self.policy = self.policy._replace(window_size=min(window_size, max_new_tokens))
-        self.prompt = prompt_of(model, input_ids, max_new_tokens, generation_config, model_kwargs)
+        self.readers = self.make_readers()  # They read the noise as well.
         self.prices: StepPrices | None = None
-        if is_free:
-            most = 2 * self.policy.window_size
+        if self.is_free:
+            most = 2 * window_size
             longest, shapes = int(self.prompt.lengths.max()), (*FEW_QUERIES, most) if self.is_static else None
             size = (len(input_ids), longest, most)
             self.prices = prices or StepPrices(experience_with(model), *size, input_ids.device, shapes)
             records = self.prices.experience.draft_records
             self.policy = self.policy._replace(prices=self.prices.tensor[:most], draft_records=records)
         self.policy = self.policy._replace(ends_together=prices is None)
-        kind = WINDOWS[generation_config.decoding]
-        self.batch = self.window = kind.opened(self.prompt.lengths, max_new_tokens, self.policy)
+        kind = WINDOWS[self.generation_config.decoding]
+        self.batch = self.window = kind.opened(self.prompt.lengths, self.max_new_tokens, self.policy)
         if self.policy.num_looked_up > 0:
             is_text = self.prompt.is_text[:, -input_ids.shape[1] :]
             gaps_first = is_text.int().argsort(dim=-1, stable=True)
             self.window.prompt = input_ids.long().where(is_text, NO_TOKEN).gather(1, gaps_first)
-        self.first_records = self.batch.records if is_free else {}
+        self.first_records = self.batch.records if self.is_free else {}
         self.static: StaticSteps | None = None
-        max_entries = self.prompt.max_entries + max_new_tokens + 2 * self.policy.window_size
+        max_entries = self.prompt.max_entries + self.max_new_tokens + 2 * window_size
         self.cache: RowCache | None = self.make_cache(max_entries)
         self.num_alive = len(input_ids)
         self.longest = 0  # tokens of the longest row's committed text

@@ -252,6 +252,7 @@ class WeDLMGenerationMixin(GenerationMixin):
             streamer,
             model_kwargs,
         )
+        run.open()
         with named_weights(self):
             queries = run.read_prompt()
             while run.is_unfinished():

@@ -1,8 +1,8 @@
 """One request of a running batch: a call of generate() on one row, resolved and checked, and not begun."""
 
 import json
-from collections.abc import Callable, Hashable
-from copy import deepcopy
+from collections.abc import Hashable
+from copy import copy, deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -30,24 +30,28 @@ class PreparedCall:
     """A call of generate() on one row, before its first forward.
 
     Args:
-        open_run (`Callable`): Makes the `DecodingRun`.
+        run (`DecodingRun`): What it resolves to; it is not opened.
         tokens (`list[int]`): The prompt.
-        seed (`int`): The seed of the row's generator.
+        seed (`int`): The seed of the row's random numbers.
         key (`Hashable`): Rows of equal keys have the same settings; None: no other row has them.
         need (`Need`): The entries of a cache that the row needs.
-        max_new_tokens (`int`): The most new tokens.
     """
 
-    open_run: Callable[..., DecodingRun]
+    run: DecodingRun
     tokens: list[int]
     seed: int
     key: Hashable
     need: Need
-    max_new_tokens: int
 
-    def run(self, prices: StepPrices) -> DecodingRun:
-        """A run of the call, with the prices of the batch."""
-        return self.open_run(self.seed, prices)
+    @property
+    def max_new_tokens(self) -> int:
+        return self.run.max_new_tokens
+
+    def open(self, prices: StepPrices) -> DecodingRun:
+        """A run of the call, opened with the prices of a batch."""
+        run = copy(self.run)
+        run.open(torch.Generator(run.input_ids.device).manual_seed(self.seed), prices)
+        return run
 
 
 def prepare(
@@ -82,26 +86,14 @@ def prepare(
         check_request(generation_config, synced_gpus)
         generation_config.cache_implementation = None  # The batch has its own cache.
 
-        def open_run(seed: int, prices: StepPrices | None) -> DecodingRun:
-            return DecodingRun(
-                model,
-                input_ids,
-                logits_processor,
-                stopping_criteria,
-                generation_config,
-                False,
-                None,
-                model_kwargs | {"past_key_values": DynamicCache(config=model.config)},
-                torch.Generator(device).manual_seed(seed),
-                prices,
-            )
-
-        run = open_run(seed, None)  # for its checks
+        model_kwargs["past_key_values"] = DynamicCache(config=model.config)  # Steps need a cache; that is the batch's.
+        run = DecodingRun(
+            model, input_ids, logits_processor, stopping_criteria, generation_config, False, None, model_kwargs
+        )
         is_alone = run.readers is not None or any(settings.get(name) for name in OBJECTS)
         key = None if is_alone else settings_of(generation_config, run.policy.window_size)
-        max_new_tokens = int(run.window.limit)
-        need = Need(len(tokens) + max_new_tokens, 2 * run.policy.window_size)
-        return PreparedCall(open_run, tokens, seed, key, need, max_new_tokens)
+        need = Need(len(tokens) + run.max_new_tokens, 2 * run.policy.window_size)
+        return PreparedCall(run, tokens, seed, key, need)
 
     settings = {**settings, "num_return_sequences": 1}
     if generation_config is not None:  # transformers wants settings in one place, but for None, which it would refill
@@ -128,5 +120,8 @@ def check_request(generation_config: GenerationConfig, synced_gpus: bool) -> Non
 
 def settings_of(generation_config: GenerationConfig, window_size: int) -> str:
     """The settings that rows with one policy have in common."""
-    values = {name: value for name, value in generation_config.to_dict().items() if name not in OF_A_ROW}
+    # (`to_dict` would copy each value; what begins with an underscore follows from the others.)
+    values = {
+        name: value for name, value in vars(generation_config).items() if name[0] != "_" and name not in OF_A_ROW
+    }
     return json.dumps(values, sort_keys=True, default=str) + str(window_size)

@@ -280,7 +280,7 @@ class RunningBatch:
         needs, num_others = [each.call.need for each in group], self.cache.num_rows
         self.prices.update(num_others + len(group), max(len(each.call.tokens) for each in group))
         lanes = [
-            Lane.of(each.call.run(self.prices), each.name, place, each.call)
+            Lane.of(each.call.open(self.prices), each.name, place, each.call)
             for place, each in enumerate(group, num_others)
         ]
         self.cache.join(needs, self.max_cached_tokens - self.kept.num_tokens)

@@ -1,0 +1,212 @@
+"""Answers in JSON, and the schemas that are refused."""
+
+import json
+import sys
+
+import pytest
+import torch
+import xgrammar
+from serving_client import generated
+from tiny_tokenizer import END, MASK, SPECIAL
+
+from wedlm.serving import grammars as grammars_file
+from wedlm.serving.grammars import CACHED, Grammars
+from wedlm.serving.json_schema import SCHEMA_CHARACTERS, SCHEMA_DEPTH
+from wedlm.serving.response_format import grammar_of
+
+VOCAB_SIZE = 384  # more than the tokenizer has
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z]{1,4}$"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "ok": {"enum": [True, None, "<|mask|>"]},
+    },
+    "required": ["name", "age", "ok"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def grammars(checkpoint):
+    grammars = Grammars(checkpoint[2], VOCAB_SIZE)
+    yield grammars
+    grammars.close()
+
+
+@pytest.fixture(scope="module")
+def grammar_of_answers(checkpoint):
+    grammars = Grammars(checkpoint[2], checkpoint[1].config.vocab_size)
+    try:
+        return grammar_of(of_schema(SCHEMA, strict=True), grammars)
+    finally:
+        grammars.close()
+
+
+def of_schema(schema, **more):
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, **more}}
+
+
+def matcher_of(response_format, grammars):
+    return xgrammar.GrammarMatcher(grammar_of(response_format, grammars).compiled)
+
+
+def allows(response_format, grammars, value):
+    text = value if isinstance(value, str) else json.dumps(value)
+    matcher = matcher_of(response_format, grammars)
+    return matcher.accept_string(text) and matcher.is_completed()
+
+
+@pytest.mark.parametrize("decoding", ["autoregressive", "verified", "streaming", "blockwise"])
+def test_an_answer_satisfies_the_schema(checkpoint, grammar_of_answers, decoding):
+    for seed in range(3):
+        _, ids, text = generated(
+            checkpoint, decoding=decoding, logits_processor=[grammar_of_answers.processor()], suppress_tokens=None,
+            max_new_tokens=120, do_sample=True, seed=seed,
+        )  # fmt: skip
+        value = json.loads(text)
+        assert text == json.dumps(value) and list(value) == ["name", "age", "ok"]
+        assert 0 <= value["age"] <= 99 and 1 <= len(value["name"]) <= 4 and value["ok"] in (True, None, "<|mask|>")
+        assert MASK not in ids and ids[-1] == END
+
+
+def test_any_text_needs_no_grammar(grammars):
+    assert grammar_of(None, grammars) is grammar_of({"type": "text"}, grammars) is None
+
+
+def test_any_object_is_json(grammars):
+    any_object = {"type": "json_object"}
+    for value in ({}, {"a": [1, {"b": None}], "c": "é\n"}, {"a": {"b": {"c": -1.5e3}}}):
+        assert allows(any_object, grammars, value)
+    for text in ("[1]", "1", '{"a": 1', '{"a":  1}', '{"a": 1}\n', "{a: 1}", '{"a": "\n"}'):
+        assert not allows(any_object, grammars, text)
+
+
+def test_only_a_strict_schema_forbids_what_it_does_not_name(grammars):
+    schema = {"type": "object", "properties": {"a": {"type": "array"}}, "required": ["a"]}
+    for is_strict in (None, False, True):
+        response_format = of_schema(schema, strict=is_strict)
+        assert allows(response_format, grammars, {"a": []})
+        assert allows(response_format, grammars, {"a": [1], "b": 2}) == (not is_strict)
+
+
+@pytest.mark.parametrize(
+    "before", ['{"a": "', '{"a": "the cat', "{", ""], ids=["string", "in a string", "object", "nothing"]
+)
+@pytest.mark.parametrize("limits", [{}, {"maxLength": 50}], ids=["plain", "maxLength"])
+def test_neither_special_tokens_nor_control_characters_are_allowed(checkpoint, grammars, before, limits):
+    tokenizer = checkpoint[2]
+    schema = {"type": "object", "properties": {"a": {"type": "string"} | limits}, "required": ["a"]}
+    matcher = matcher_of(of_schema(schema), grammars)
+    assert not before or matcher.accept_string(before)
+    bitmask = xgrammar.allocate_token_bitmask(1, VOCAB_SIZE)
+    matcher.fill_next_token_bitmask(bitmask)
+    scores = torch.zeros(1, VOCAB_SIZE)
+    xgrammar.apply_token_bitmask_inplace(scores, bitmask)
+    allowed = (scores[0] == 0).nonzero()[:, 0].tolist()
+    assert allowed and not {*allowed} & {*range(len(SPECIAL)), *range(len(tokenizer), VOCAB_SIZE)}
+    assert not any(character < " " for token in allowed for character in tokenizer.decode([token]))
+
+
+def test_the_tokens_that_end_the_text_can_be_given(checkpoint):
+    grammars = Grammars(checkpoint[2], VOCAB_SIZE, end_tokens=[1, 2])
+    assert [info.stop_token_ids for info in grammars.infos.values()] == [[1, 2], [1, 2]]
+
+
+def test_grammars_are_compiled_once_and_not_all_are_kept(grammars):
+    def grammar(number):
+        return grammar_of(of_schema({"const": number}), grammars)
+
+    first = grammar(0)
+    assert grammar(0) is first
+    for number in range(1, CACHED + 1):
+        grammar(number)
+    assert len(grammars.cache) == CACHED and grammar(0) is not first
+    assert grammar(2) is grammar(2)
+    one, other = first.processor(), first.processor()
+    assert one is not other  # each text has its own
+
+
+INVALID = {
+    "a number": (3, r"response_format=3 is not an object of type"),
+    "no type": ({}, "is not an object of type"),
+    "another type": ({"type": "yaml"}, "is not an object of type"),
+    "a list as type": ({"type": []}, "is not an object of type"),
+    "another field": ({"type": "json_object", "schema": {}}, "field 'schema', which this server does not know"),
+    "no schema": ({"type": "json_schema"}, "response_format.json_schema=None is not an object with a name"),
+    "no name": ({"type": "json_schema", "json_schema": {"schema": {}}}, "is not an object with a name"),
+    "only a name": ({"type": "json_schema", "json_schema": {"name": "a"}}, "schema=None is not a JSON schema"),
+    "strict": (of_schema({}, strict=1), "strict=1 beside response_format.json_schema.schema is neither true nor"),
+    "a further field": (of_schema({}, more=1), "field 'more', which this server does not know"),
+    "a type": (of_schema({"type": "strange"}), 'cannot be compiled .Unsupported type "strange".; correct'),
+    "properties": (of_schema({"type": "object", "properties": [1]}), "properties must be an object"),
+    "a range": (of_schema({"type": "integer", "minimum": 2, "maximum": 1}), "minimum greater than maximum"),
+    "no value": (of_schema({"type": "object", "properties": {"a": False}, "required": ["a"]}), "cannot accept any"),
+    "itself": (of_schema({"$ref": "#"}), "allows no text"),
+    "a missing part": (of_schema({"$ref": "#/$defs/a"}), "Cannot find field"),
+    "another file": (of_schema({"items": {"$ref": "http://example.com"}}), "leads out of the schema"),
+    "not": (of_schema({"properties": {"not": {"anyOf": [{"not": {}}]}}}), "keyword 'not', which this server cannot"),
+    "allOf": (of_schema({"$defs": {"a": {"allOf": [{}, {}]}}}), "'allOf' of several"),
+    "a look": (of_schema({"type": "string", "pattern": "(?=a)b"}), "looks ahead"),
+    "a pattern": (of_schema({"type": "string", "pattern": "a("}), "cannot be compiled"),
+    "half a character": (of_schema({"const": "\ud800"}), "cannot be compiled"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_what_is_invalid_is_refused_in_a_sentence(grammars, name):
+    response_format, sentence = INVALID[name]
+    with pytest.raises(ValueError, match=sentence) as error:
+        grammar_of(response_format, grammars)
+    assert "\n" not in str(error.value) and str(error.value).endswith(".") and "/cpp/" not in str(error.value)
+
+
+def test_a_property_may_have_the_name_of_a_keyword(grammars):
+    schema = {"type": "object", "properties": {"not": {"const": 1}, "if": {"const": 2}}, "required": ["not", "if"]}
+    assert allows(of_schema(schema), grammars, {"not": 1, "if": 2})
+
+
+def nested(depth):
+    schema = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def test_schemas_have_a_size(grammars):
+    assert grammar_of(of_schema(nested(SCHEMA_DEPTH - 2)), grammars)
+    with pytest.raises(ValueError, match=f"nested deeper than {SCHEMA_DEPTH} levels"):
+        grammar_of(of_schema(nested(SCHEMA_DEPTH)), grammars)
+    with pytest.raises(ValueError, match=f"characters, more than {SCHEMA_CHARACTERS}"):
+        grammar_of(of_schema({"const": "x" * SCHEMA_CHARACTERS}), grammars)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "schema, seconds, sentence",
+    [
+        ({"properties": {f"a{i}": {"type": "string", "maxLength": 9999 - i} for i in range(500)}}, 1, "takes longer"),
+        ({"anyOf": [{"type": "string", "minLength": i, "maxLength": 200 + i} for i in range(40)]}, 60, "memory"),
+        ({"anyOf": [{"type": "string", "pattern": f"^.*{i}.*$"} for i in range(200)]}, 60, "becomes too large"),
+    ],
+    ids=["time", "memory", "size"],
+)
+def test_hostile_schemas_are_refused_in_time(grammars, monkeypatch, schema, seconds, sentence):
+    monkeypatch.setattr(grammars_file, "COMPILE_SECONDS", seconds)
+    with pytest.raises(ValueError, match=sentence):
+        grammar_of(of_schema(schema), grammars)
+    assert allows(of_schema({"const": seconds}), grammars, seconds)  # the next one is compiled
+
+
+@pytest.mark.full
+def test_a_process_that_has_died_is_replaced(grammars):
+    grammar_of(of_schema({"const": -1}), grammars)
+    grammars.process.kill()
+    grammars.process.join()
+    assert allows(of_schema({"const": -2}), grammars, -2)
+
+
+def test_without_xgrammar_a_sentence_says_how_to_get_it(checkpoint, monkeypatch):
+    monkeypatch.setitem(sys.modules, "xgrammar", None)
+    with pytest.raises(ValueError, match=r"^response_format needs xgrammar, .* pip install -e \"\.\[grammar\]\"\.$"):
+        grammar_of({"type": "json_object"}, Grammars(checkpoint[2], VOCAB_SIZE))

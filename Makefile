@@ -114,7 +114,7 @@ screenshot: .venv/browser
 test-oldest: .venv-oldest/installed
 	.venv-oldest/bin/python $(PYTEST) $(ALL)
 
-# Training on two processes with DeepSpeed, and TRL's trainer; DeepSpeed compiles a file, with g++ or another compiler.
+# Training on two processes with DeepSpeed, and TRL's trainers; DeepSpeed compiles a file, with g++ or another compiler.
 test-ecosystem: .venv-ecosystem/installed
 	PATH="$(CURDIR)/.venv-ecosystem/bin:$$PATH" .venv-ecosystem/bin/python -m pytest -m ecosystem
 

@@ -9,9 +9,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from wedlm.demo.tasks import KINDS, held_out_examples, training_example
 
 
-def chat(tokenizer: PreTrainedTokenizerBase, number: int, length: int) -> list[dict[str, str]]:
-    """A held-out question behind as many answered questions as fit into `length` tokens with it."""
-    messages = held_out_examples(KINDS[number % len(KINDS)], number // len(KINDS) + 1)[-1].messages[:1]
+def question(number: int) -> str:
+    """The held-out question with this number, in which the kinds of tasks take turns."""
+    return held_out_examples(KINDS[number % len(KINDS)], number // len(KINDS) + 1)[-1].prompt
+
+
+def chat(
+    tokenizer: PreTrainedTokenizerBase, number: int, length: int, last: str | None = None
+) -> list[dict[str, str]]:
+    """A question, by default a held-out one, behind as many answered questions as fit into `length` tokens with it."""
+    messages = [{"role": "user", "content": question(number) if last is None else last}]
     for position in count(1000 * number):
         longer = training_example(0, position).messages + messages
         if len(tokenizer.apply_chat_template(longer, add_generation_prompt=True)["input_ids"]) > length:

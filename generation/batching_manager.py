@@ -33,6 +33,7 @@ IDLE = 0.1  # seconds after which the idle thread looks whether it is to stop or
 FULL_AFTER = 10.0  # seconds that a request waits for a place among those that wait
 CANCELLED = "The request was cancelled."
 STOPPED = "The manager was stopped before the request had ended."
+BROKEN = "The request has failed:"  # in front of an error that is no refusal
 
 
 @dataclass
@@ -62,7 +63,8 @@ class BatchingManager(ContinuousBatchingManager):
             (the most rows of a forward, 64 by default); `num_blocks` times the size of a block (the most tokens whose
             keys and values are in memory; by default what half of the free memory holds, or `max_memory_percent` of
             it); `max_queue_size` (the most requests that wait); `allow_block_sharing` (whether keys and values stay
-            for the next text with the same beginning); `seed` (of what is drawn).
+            for the next text with the same beginning); `seed` (of what is drawn; by default torch's generator draws
+            it).
     """
 
     def __init__(
@@ -73,6 +75,8 @@ class BatchingManager(ContinuousBatchingManager):
     ):
         config = continuous_batching_config or ContinuousBatchingConfig()
         self.model, self.generation_config = model.eval(), copy(generation_config)
+        if generation_config is not None:
+            self.generation_config.use_cache = None  # transformers' server says False: a manager has its own cache
         self.continuous_batching_config = config
         self.max_cached_tokens = tokens_of(config) or tokens_in_memory(model, config)
         self.max_batch_size = config.max_requests_per_batch or MAX_BATCH_SIZE
@@ -86,7 +90,7 @@ class BatchingManager(ContinuousBatchingManager):
         self.running: dict[str, Request] = {}
         self.cancelled: set[str] = set()
         self.generator = torch.Generator()
-        self.generator.manual_seed(config.seed) if config.seed is not None else self.generator.seed()
+        self.generator.manual_seed(torch.randint(2**63 - 1, ()).item() if config.seed is None else config.seed)
         self._generation_thread = None
         self._wake_up_loop = threading.Event()  # transformers' `pause` sets it
         self.num_named = 0  # requests that got a name
@@ -186,7 +190,7 @@ class BatchingManager(ContinuousBatchingManager):
             raise ValueError(
                 f"A prompt of {len(call.tokens)} tokens with max_new_tokens={call.max_new_tokens} needs room for "
                 f"{number} cached tokens, and there is room for {self.max_cached_tokens}; shorten one of "
-                "the two, or raise num_blocks of the ContinuousBatchingConfig."
+                "the two, or raise num_blocks of the ContinuousBatchingConfig (--max-cached-tokens of wedlm serve)."
             )
 
     def put_in_line(self, requests: list[Request]) -> None:
@@ -206,7 +210,9 @@ class BatchingManager(ContinuousBatchingManager):
         return request_id in self.running or any(each.state.request_id == request_id for each in self.waiting)
 
     def is_full(self) -> bool:
-        return self.max_waiting is not None and len(self.waiting) >= self.max_waiting
+        """Whether so many wait that there is no place in line; the free rows of the batch are places too."""
+        num_free = max(self.max_batch_size - len(self.running), 0)
+        return self.max_waiting is not None and len(self.waiting) >= self.max_waiting + num_free
 
     def refusal(self) -> str | None:
         """Why there can be no new requests, if there is a reason."""
@@ -257,6 +263,8 @@ class BatchingManager(ContinuousBatchingManager):
                         bar.update()
         finally:
             self.stop(hard_stop=True)
+        if failed := [output for output in outputs.values() if output.error is not None]:
+            logger.error(f"{len(failed)} of {number} requests failed. The error of the first: {failed[0].error}")
         return {each: outputs[each] for name in names for each in self.family(name)}
 
     def family(self, request_id: str) -> list[str]:
@@ -415,9 +423,11 @@ class BatchingManager(ContinuousBatchingManager):
         if progress.has_ended:
             with self.changed:
                 del self.running[progress.name]
-        if progress.error is not None:
-            self.fail(request, str(progress.error))
-            return
+        if (error := progress.error) is not None:
+            if isinstance(error, ValueError):
+                return self.fail(request, str(error))
+            logger.error("A request has failed.", exc_info=error)
+            return self.fail(request, f"{BROKEN} {type(error).__name__}: {error}")
         state.status = RequestStatus.FINISHED if progress.has_ended else RequestStatus.DECODING
         if progress.has_ended or (state.streaming and progress.tokens):
             self.outputs.deliver(state.to_generation_output())

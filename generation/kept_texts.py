@@ -4,7 +4,6 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 import torch
-from transformers import DynamicCache
 
 
 class KeptText(NamedTuple):
@@ -67,11 +66,3 @@ def num_common(these: list[int], others: list[int]) -> int:
     if these[:number] == others[:number]:
         return number
     return next(i for i in range(number) if these[i] != others[i])
-
-
-def cache_of(layers: list[tuple[torch.Tensor, torch.Tensor]], length: int) -> DynamicCache:
-    """An ordinary cache of the first tokens of a text."""
-    cache = DynamicCache()
-    for layer_idx, states in enumerate(layers):
-        cache.update(*(each[:, :, :length] for each in states), layer_idx)
-    return cache

@@ -1,6 +1,6 @@
 """The rows of a running batch that have the same settings, and what one forward does to them."""
 
-from collections.abc import Hashable
+from collections.abc import Container, Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from wedlm.generation.decoding_run import DecodingRun
 from wedlm.generation.policy import Policy
 from wedlm.generation.prepared_call import PreparedCall
+from wedlm.generation.shared_cache import filled_up
 from wedlm.generation.slot_noise import SlotNoise
 from wedlm.generation.step import move_on
 from wedlm.generation.support import NoTokenError, named_weights, refuse_impossible
@@ -47,7 +48,6 @@ class LaneRow:
         first_records (`dict[str, torch.Tensor]`): The records of drafts that it began with.
         num_queries (`int`): The queries that it needs in the next forward.
         num_committed (`int`): The tokens in the cache.
-        forwards (`int`): The steps that it has taken.
         is_source (`bool`): Whether others may take over its keys and values.
     """
 
@@ -59,7 +59,6 @@ class LaneRow:
     first_records: dict[str, torch.Tensor]
     num_queries: int = 1
     num_committed: int = 0
-    forwards: int = 0
     is_source: bool = True
 
     @property
@@ -90,8 +89,7 @@ class Lane:
     @classmethod
     def of(cls, run: DecodingRun, name: Hashable, place: int, call: PreparedCall) -> "Lane":
         """The lane of one row."""
-        length, records = len(call.tokens), records_of(run.window, 0)
-        row = LaneRow(name, place, list(call.tokens), length, call.max_new_tokens, records, num_committed=length)
+        row = LaneRow(name, place, list(call.tokens), len(call.tokens), call.max_new_tokens, records_of(run.window, 0))
         row.num_queries = int(run.window.num_queries)
         return cls(call.key, run.policy, run.window, [row], run.noise, run.readers)
 
@@ -101,26 +99,26 @@ class Lane:
 
     # --- Rows come and go ---
 
-    def takes(self, other: "Lane") -> bool:
-        return self.key is not None and self.key == other.key
-
-    def join(self, other: "Lane") -> None:
-        """Takes in the rows of another lane."""
-        rows = self.rows + other.rows
+    @classmethod
+    def joined(cls, lanes: list["Lane"]) -> "Lane":
+        """The rows of lanes of equal keys, in one lane."""
+        first, rows = lanes[0], [row for lane in lanes for row in lane.rows]
         num_slots = max(row.max_new_tokens for row in rows)
-        num_columns = max(row.prompt_length for row in rows) if self.window.num_columns else 0
-        room = num_slots, num_columns, self.policy.mask_token_id
-        window = Window.joined([each.window.with_room(*room) for each in (self, other)])
-        noise = None if self.noise is None else SlotNoise.joined([self.noise, other.noise])
-        self.rows, self.window, self.noise = rows, window, noise
-        if self.noise is not None:
-            self.policy = self.policy._replace(noise=self.noise.values)
+        num_columns = max(row.prompt_length for row in rows) if first.window.num_columns else 0
+        room = num_slots, num_columns, first.policy.mask_token_id
+        window = Window.joined([lane.window.with_room(*room) for lane in lanes])
+        noise, policy = None, first.policy
+        if first.noise is not None:
+            noise = SlotNoise.joined([lane.noise for lane in lanes])
+            policy = policy._replace(noise=noise.values)
+        return cls(first.key, policy, window, rows, noise, None)
 
-    def leave(self, i: int) -> None:
-        """Goes on without a row, whose place the last row takes."""
-        kept = list(range(len(self.rows)))
-        kept[i] = kept[-1]
-        kept.pop()
+    def leave(self, names: Container[Hashable]) -> None:
+        """Goes on without the rows of these names, whose places the last rows take."""
+        leaving = [i for i, row in enumerate(self.rows) if row.name in names]
+        if not leaving:
+            return
+        kept = filled_up(len(self.rows), leaving)
         self.rows = [self.rows[row] for row in kept]
         if kept:
             index = torch.tensor(kept, device=self.window.start.device)
@@ -139,8 +137,12 @@ class Lane:
             ends = [min(end, row.max_new_tokens) for end, row in zip(ends, self.rows, strict=True)]
             self.noise.draw(list(range(len(ends))), ends)
 
-    def queries(self, width: int) -> WindowQueries:
-        return self.window.queries(width, self.policy)
+    def first_queries(self) -> WindowQueries:
+        """The queries behind the prompts, in the first step of all rows."""
+        return self.window.first_queries(self.policy)
+
+    def queries(self) -> WindowQueries:
+        return self.window.queries(max(1, *(row.num_queries for row in self.rows)), self.policy)
 
     def move_on(self, queries: WindowQueries, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Takes the rows on by the logits of a forward.
@@ -167,7 +169,7 @@ class Lane:
         for row, (is_alive, num_queries, num_committed, impossible, num_final, *tokens) in zip(
             self.rows, values, strict=True
         ):
-            row.num_queries, row.num_committed, row.forwards = num_queries, num_committed, row.forwards + 1
+            row.num_queries, row.num_committed = num_queries, num_committed
             error = None
             if impossible != NO_SLOT:
                 error, num_final = no_token_error(model, row.prompt_length + impossible), row.num_new
@@ -175,6 +177,14 @@ class Lane:
             row.tokens += new
             progress.append(Progress(row.name, new, error is not None or not is_alive, error))
         return progress
+
+
+def merged(lanes: list[Lane]) -> list[Lane]:
+    """The lanes with those of equal keys joined."""
+    of_key: dict[Hashable, list[Lane]] = {}
+    for lane in lanes:
+        of_key.setdefault(id(lane) if lane.key is None else lane.key, []).append(lane)
+    return [Lane.joined(each) if len(each) > 1 else each[0] for each in of_key.values()]
 
 
 def records_of(window: Window, i: int) -> dict[str, torch.Tensor]:

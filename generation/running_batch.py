@@ -1,43 +1,37 @@
 """The rows of many requests in one running batch: each request decodes as a call of generate() would decode it."""
 
 from collections import deque
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
-from operator import attrgetter
+from collections.abc import Container, Hashable
+from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 from torch.nn.functional import pad
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
-from wedlm.generation.decoding_run import DecodingRun
-from wedlm.generation.kept_texts import KeptText, KeptTexts, cache_of, num_common
-from wedlm.generation.lane import Lane, LaneRow, Progress, records_of
+from wedlm.generation.kept_texts import KeptText, KeptTexts, num_common
+from wedlm.generation.lane import Lane, LaneRow, Progress, merged, records_of
 from wedlm.generation.policy import WIDEST_WINDOW
 from wedlm.generation.prepared_call import PreparedCall
-from wedlm.generation.row_cache import RowCache
 from wedlm.generation.shared_cache import SharedCache
-from wedlm.generation.step import forward_queries, take_step
+from wedlm.generation.step import forward_queries
 from wedlm.generation.step_costs import StepPrices, experience_with
 from wedlm.generation.window import Text, WindowQueries
 
 
-@dataclass
+@dataclass(eq=False)
 class Reading:
-    """A row whose prompt is being read, in a cache of its own.
+    """A row whose prompt is still to be read, as a whole or from some token on.
 
     Args:
         name (`Hashable`): Its name.
         call (`PreparedCall`): The request.
-        run (`DecodingRun`, *optional*): Its run, once its first chunk is read.
-        chunks (`list[Text]`): The chunks that are still to be read.
-        is_source (`bool`): Whether others may take over its keys and values.
+        lane (`Lane`, *optional*): Its lane, once it has a place in the cache.
     """
 
     name: Hashable
     call: PreparedCall
-    run: DecodingRun | None = None
-    chunks: list[Text] = field(default_factory=list)
-    is_source: bool = True
+    lane: Lane | None = None
 
 
 @dataclass
@@ -62,15 +56,15 @@ class BatchCounts:
 class RunningBatch:
     """Rows that join and leave while the batch goes on.
 
-    A row begins as a run of its own. Its prompt is read in chunks between the steps of the batch. Then it joins: its
-    keys and values go into the cache that all rows share, its window into a lane. From then on one forward takes all
-    rows on.
+    A row gets a place in the cache that all rows share, and its prompt is read into it between the steps of the
+    others: a long one in chunks, several short ones in one forward. With the end of its prompt a row takes its first
+    step. Then it joins a lane, and from then on one forward takes all rows on.
 
     Args:
         model (`PreTrainedModel`): The model.
         max_cached_tokens (`int`): The most tokens whose keys and values are in memory, counted with the room that
             shorter rows leave unused.
-        chunk_size (`int`): The tokens of prompts that are read between two steps.
+        chunk_size (`int`): The most tokens of prompts that a forward reads, counted with the padding of shorter ones.
         keeps_texts (`bool`, *optional*, defaults to `True`): Whether keys and values of texts that have ended stay for
             the next ones with the same beginning, as long as there is room.
     """
@@ -90,7 +84,13 @@ class RunningBatch:
 
     @property
     def rows(self) -> list[LaneRow]:
-        return [row for lane in self.lanes for row in lane.rows]
+        """The rows that decode."""
+        return rows_of(self.lanes)
+
+    @property
+    def placed_rows(self) -> list[LaneRow]:
+        """The rows that have a place in the cache: those that decode, and those whose prompts are read in part."""
+        return rows_of([*self.lanes, *(each.lane for each in self.reading if each.lane is not None)])
 
     @property
     def num_rows(self) -> int:
@@ -101,7 +101,8 @@ class RunningBatch:
 
     def num_tokens_with(self, *calls: PreparedCall) -> int:
         """The tokens that the rows need room for with these ones."""
-        return self.cache.num_tokens_with([call.need for call in (*(r.call for r in self.reading), *calls)])
+        coming = [each.call for each in self.reading if each.lane is None]
+        return self.cache.num_tokens_with([call.need for call in (*coming, *calls)])
 
     def add(self, name: Hashable, call: PreparedCall) -> None:
         """Adds the row of a call, for which there must be room."""
@@ -110,95 +111,40 @@ class RunningBatch:
 
     def drop(self, name: Hashable) -> None:
         """Drops a row, wherever it is."""
-        self.reading = deque(each for each in self.reading if each.name != name)
+        self.leave({name})
+
+    def leave(self, names: Container[Hashable]) -> None:
+        """Drops rows, and the lanes that have none then."""
+        places = [row.place for row in self.placed_rows if row.name in names]
+        self.reading = deque(each for each in self.reading if each.name not in names)
         for lane in self.lanes:
-            for i, row in enumerate(lane.rows):
-                if row.name == name:
-                    return self.leave(lane, i)
+            lane.leave(names)
+        self.lanes = [lane for lane in self.lanes if lane.rows]
+        self.give_back(places)
+
+    def give_back(self, places: list[int]) -> None:
+        """Gives places of the cache back, where no row is any more."""
+        order = self.cache.leave(places)
+        for row in self.placed_rows:
+            row.place = order.index(row.place)
 
     def forget_texts(self) -> None:
         """Takes over no keys and values of before: the weights may be others now."""
         self.kept.shrink(0)
-        for each in (*self.rows, *self.reading):
-            each.is_source = False
+        for row in self.placed_rows:
+            row.is_source = False
 
     # --- Steps ---
 
     def step(self) -> list[Progress]:
-        """Reads some of the prompts, and takes all rows on by one forward; returns what that has brought them."""
-        progress = list(self.read_on())
-        if self.lanes:
+        """Reads of the prompts what one forward takes, and takes all rows on; returns what that has brought them.
+
+        Where rows have just begun and more still wait for that than there are rows that decode, those go first.
+        """
+        progress = self.read_on()
+        if self.lanes and not (progress and len(self.reading) > len(self.rows)):
             progress += self.take_step()
         return progress
-
-    def read_on(self) -> Iterator[Progress]:
-        """Reads the next chunks of prompts; behind its last chunk a row takes its first step and joins."""
-        num_read = 0
-        while self.reading and num_read < self.chunk_size:
-            reading = self.reading[0]
-            try:
-                if reading.run is None:
-                    self.open(reading)
-                chunk = reading.chunks.pop(0)
-                num_read += chunk.tokens.shape[1]
-                if reading.chunks:
-                    reading.run.read_chunk(chunk)
-                    continue
-                self.reading.popleft()
-                yield self.take_first_step(reading, chunk)
-            except Exception as error:  # of this request alone
-                self.reading = deque(each for each in self.reading if each is not reading)
-                yield Progress(reading.name, [], True, error)
-
-    def open(self, reading: Reading) -> None:
-        """Opens the run of a row, behind what is known of the beginning of its prompt."""
-        past, num_found = self.known_beginning(reading.call.tokens)
-        reading.run = reading.call.run(past, self.prices)
-        reading.run.past_key_values = None  # The run has copied it.
-        reading.is_source = True
-        reading.chunks = reading.run.prompt.chunks(self.chunk_size)
-        self.counts.prompt_tokens += len(reading.call.tokens)
-        self.counts.found_tokens += num_found
-
-    def known_beginning(self, tokens: list[int]) -> tuple[DynamicCache, int]:
-        """Keys and values of the beginning of a text, all but its last token at most, and its number of tokens."""
-        tokens = tokens[:-1]
-        num_found, text = self.kept.best_for(tokens)
-        layers = text.layers if text is not None else []
-        for row in filter(attrgetter("is_source"), self.rows):
-            number = num_common(row.tokens[: row.num_committed], tokens)
-            if number > num_found:
-                num_found, layers = number, self.cache.entries_of(row.place, number)
-        return cache_of(layers, num_found) if num_found else DynamicCache(config=self.model.config), num_found
-
-    def take_first_step(self, reading: Reading, chunk: Text) -> Progress:
-        name, run, call = reading.name, reading.run, reading.call
-        lane = Lane.of(run, name, self.cache.num_rows, call)
-        lane.rows[0].is_source = reading.is_source
-        lane.draw_noise()
-        queries = run.first_queries(chunk)
-        live = run.longest + queries.input_ids.shape[1]
-        status = take_step(self.model, run.policy, run.window, queries, run.cache, live, run.readers)
-        (progress,) = lane.note(lane.look(status).tolist(), self.model)
-        self.count([progress])
-        if not progress.has_ended:
-            self.join(lane, run.cache, call)
-        else:
-            self.part_with(lane, 0, progress, run.cache, place=0)
-        return progress
-
-    def join(self, lane: Lane, cache: RowCache, call: PreparedCall) -> None:
-        """Takes in the one row of a lane, whole or not at all."""
-        self.cache.join(cache, call.need, self.max_cached_tokens - self.kept.num_tokens)
-        host = next((each for each in self.lanes if each.takes(lane)), None)
-        if host is None:
-            self.lanes.append(lane)
-            return
-        try:
-            host.join(lane)
-        except BaseException:
-            self.cache.leave(self.cache.num_rows - 1)
-            raise
 
     def take_step(self) -> list[Progress]:
         """Takes all rows on by one forward."""
@@ -206,36 +152,39 @@ class RunningBatch:
         width, longest = max(1, *(row.num_queries for row in rows)), max(row.num_committed for row in rows)
         self.prices.update(num_rows, longest)
         self.prices.begin(num_rows, sum(row.num_committed for row in rows))
-        for lane in self.lanes:
-            lane.draw_noise()
-        queries = [lane.queries(width) for lane in self.lanes]
-        together = joined(queries, [row.place for row in rows])
-        logits = forward_queries(self.model, together, self.cache, longest + width)
-        progress = self.move_on(queries, logits)
-        self.prices.note(width, num_rows, num_rows, longest, sum(row.num_committed for row in rows))
-        self.count(progress)
-        ended = {each.name: each for each in progress if each.has_ended}
-        for lane in list(self.lanes):
-            for i, row in reversed(list(enumerate(lane.rows))):
-                if row.name in ended:
-                    self.part_with(lane, i, ended[row.name], self.cache, row.place)
-                    self.leave(lane, i)
+        progress = self.take_on(self.lanes, [lane.queries() for lane in self.lanes], longest)
+        self.prices.note(width, num_rows, len(rows), longest, sum(row.num_committed for row in rows))
+        self.part_with(progress)
         return progress
 
-    def move_on(self, queries: list[WindowQueries], logits: torch.Tensor) -> list[Progress]:
-        """Takes the rows of each lane on by their logits. A lane whose readers fail ends alone."""
-        num_kept, looks, progress = torch.zeros_like(self.cache.lengths), [], []
-        for lane, own in zip(self.lanes, queries, strict=True):
-            places = torch.tensor(lane.places, device=self.device)
-            of_lane = logits if lane.places == list(range(len(logits))) else logits[places]
+    def take_on(
+        self, lanes: list[Lane], queries: list[WindowQueries], longest: int, text: Text | None = None
+    ) -> list[Progress]:
+        """Takes the rows of lanes on by one forward over the rows that the cache shows.
+
+        Args:
+            lanes (`list[Lane]`): The lanes.
+            queries (`list[WindowQueries]`): The queries of each lane.
+            longest (`int`): The most entries that one of the rows has in the cache.
+            text (`Text`, *optional*): The ends of the prompts, in the first step.
+        """
+        places = [places_of(lane, self.cache.shown.start, self.device) for lane in lanes]
+        together = spread(queries, places, len(self.cache.lengths))
+        if text is not None:
+            together = together.behind(text)
+        for lane in lanes:
+            lane.draw_noise()
+        logits = forward_queries(self.model, together, self.cache, longest + together.input_ids.shape[1])
+        num_kept, looks, progress = together.num_text.clone(), [], []
+        for lane, own, at in zip(lanes, queries, places, strict=True):
             try:
-                kept, look = lane.move_on(own, of_lane[:, : own.asked.shape[1]])
+                kept, look = lane.move_on(own, logits[at, : own.asked.shape[1]])
             except Exception as error:
                 if lane.readers is None:
                     raise
-                progress += [Progress(row.name, [], True, error) for row in lane.rows]
+                progress += [Progress(row.name, [], True, error) for row in lane.rows]  # They fail alone.
                 continue
-            num_kept[places] = kept
+            num_kept[at] += kept
             looks.append((lane, look))
         self.cache.commit(num_kept)
         width = max((look.shape[1] for _, look in looks), default=0)
@@ -246,60 +195,153 @@ class RunningBatch:
             values = values[len(lane.rows) :]
         return progress
 
-    def count(self, progress: list[Progress]) -> None:
+    def part_with(self, progress: list[Progress]) -> None:
+        """Counts what a step has brought; rows that have ended leave. Learns from them, and keeps their texts."""
         self.counts.steps += 1
         self.counts.row_forwards += len(progress)
         self.counts.tokens += sum(len(each.tokens) for each in progress)
-
-    # --- Rows leave ---
-
-    def part_with(self, lane: Lane, i: int, progress: Progress, cache: RowCache, place: int) -> None:
-        """Learns from a row that has ended, and keeps its keys and values, which are at a place of `cache`."""
-        if progress.error is not None:
+        ended = {each.name: each for each in progress if each.has_ended}
+        if not ended:
             return
-        row = lane.rows[i]
-        self.prices.experience.note_drafts(row.first_records, records_of(lane.window, i))
+        for lane in self.lanes:
+            for i, row in enumerate(lane.rows):
+                if row.name in ended and ended[row.name].error is None:
+                    self.prices.experience.note_drafts(row.first_records, records_of(lane.window, i))
+                    self.keep_text(row)
+        self.leave(ended)
+
+    def keep_text(self, row: LaneRow) -> None:
+        """Keeps the keys and values of a row, if there is room."""
         number = min(row.num_committed, len(row.tokens))
         room = self.max_cached_tokens - max(self.num_tokens_with(), self.cache.num_tokens)
         if self.keeps_texts and row.is_source and 0 < number <= room:
-            self.kept.keep(KeptText(row.tokens[:number], cache.entries_of(place, number)), room)
+            layers = [tuple(each.clone() for each in states) for states in self.cache.entries_of(row.place, number)]
+            self.kept.keep(KeptText(row.tokens[:number], layers), room)
 
-    def leave(self, lane: Lane, i: int) -> None:
-        """Drops a row of a lane, and the lane with its last one."""
-        place, last = lane.rows[i].place, self.cache.num_rows - 1
-        lane.leave(i)
-        self.lanes = [each for each in self.lanes if each.rows]
-        self.cache.leave(place)
-        for row in self.rows:
-            if row.place == last:  # The last row of the cache has this place now.
-                row.place = place
+    # --- Prompts ---
+
+    def read_on(self) -> list[Progress]:
+        """Reads a chunk of a long prompt, or several short prompts whole, whose rows take their first step."""
+        return self.read(self.next_to_read()) if self.reading else []
+
+    def next_to_read(self) -> list[Reading]:
+        """Those whose prompts can be read whole in one forward with the first of them; else the first one alone."""
+        group, longest, begin, room = [], 0, 0, 0
+        for each in takewhile(lambda each: each.lane is None, self.reading):
+            num_found, _ = self.known_beginning(each.call.tokens)
+            longest, begin = max(longest, len(each.call.tokens) - num_found), max(begin, num_found)
+            room = max(room, each.call.need.text)
+            if (len(group) + 1) * longest > self.chunk_size or begin + longest > room:
+                break
+            group.append(each)
+        return group or [self.reading[0]]
+
+    def read(self, group: list[Reading]) -> list[Progress]:
+        """Reads prompts in one forward. If that fails, each is read alone, so that only those fail which must."""
+        try:
+            progress = self.read_together(group)
+        except Exception as error:
+            places = [row.place for row in rows_of([each.lane for each in group if each.lane is not None])]
+            for each in group:
+                each.lane = None
+            self.give_back(places)
+            if len(group) > 1:
+                return [progress for each in group for progress in self.read([each])]
+            self.leave({group[0].name})
+            return [Progress(group[0].name, [], True, error)]
+        if progress:
+            self.part_with(progress)
+        return progress
+
+    def read_together(self, group: list[Reading]) -> list[Progress]:
+        """Reads the prompts of rows whole, and lets the rows join lanes; of a long prompt reads a chunk."""
+        if group[0].lane is None:
+            self.open(group)
+        rows = rows_of([each.lane for each in group])
+        longest, text = max(row.num_committed for row in rows), next_text(rows, self.chunk_size, self.device)
+        for row in rows:
+            row.num_committed = min(row.num_committed + self.chunk_size, row.prompt_length)
+        self.cache.show(rows[0].place, rows[0].place + len(rows))
+        if rows[0].num_committed < rows[0].prompt_length:
+            forward_queries(self.model, WindowQueries.of_text(text), self.cache, longest + text.tokens.shape[1])
+            self.cache.commit(text.lengths)
+            self.cache.show()
+            self.reading.rotate(-1)  # The others who wait come first.
+            return []
+        lanes = merged([each.lane for each in group])
+        progress = self.take_on(lanes, [lane.first_queries() for lane in lanes], longest, text)
+        self.cache.show()
+        self.lanes = merged(self.lanes + lanes)
+        self.reading = deque(each for each in self.reading if each not in group)
+        return progress
+
+    def open(self, group: list[Reading]) -> None:
+        """Gives rows their lanes and places, and the keys and values that are known of their prompts' beginnings."""
+        needs, num_others = [each.call.need for each in group], self.cache.num_rows
+        self.prices.update(num_others + len(group), max(len(each.call.tokens) for each in group))
+        lanes = [
+            Lane.of(each.call.run(self.prices), each.name, place, each.call)
+            for place, each in enumerate(group, num_others)
+        ]
+        self.cache.join(needs, self.max_cached_tokens - self.kept.num_tokens)
+        for each, lane in zip(group, lanes, strict=True):
+            each.lane = lane
+        for row in rows_of(lanes):
+            row.num_committed, layers = self.known_beginning(row.tokens)
+            if row.num_committed > 0:
+                self.cache.begin_row(row.place, layers, row.num_committed)
+            self.counts.prompt_tokens += row.prompt_length
+            self.counts.found_tokens += row.num_committed
+
+    def known_beginning(self, tokens: list[int]) -> tuple[int, list[tuple[torch.Tensor, torch.Tensor]]]:
+        """The number of tokens at the beginning of a prompt that are known, at most all but its last one, and keys and
+        values that begin with theirs.
+        """
+        tokens = tokens[:-1]
+        num_found, text = self.kept.best_for(tokens)
+        layers = text.layers if text is not None else []
+        shared = {
+            row.place: num_common(row.tokens[: row.num_committed], tokens) for row in self.placed_rows if row.is_source
+        }
+        best = max(shared, key=shared.get, default=None)
+        if best is not None and shared[best] > num_found:
+            num_found, layers = shared[best], self.cache.entries_of(best, shared[best])
+        return num_found, layers
 
 
-def joined(queries: list[WindowQueries], places: list[int]) -> WindowQueries:
-    """The queries of all lanes, of one width, in the order of the cache: those of lane after lane go to `places`."""
-    if len(queries) == 1 and places == list(range(len(places))):
-        return queries[0]
-    order = torch.tensor(places, device=queries[0].input_ids.device)
-    num_asked = max(each.asked.shape[1] for each in queries)
-    seen = [each.queries_seen for each in queries]
-    if any(each is not None for each in seen):
-        width = queries[0].input_ids.shape[1]
-        plain = torch.arange(1, width + 1, device=order.device)  # each sees all before it
-        seen = [plain.expand(len(q.asked), -1) if s is None else s for s, q in zip(seen, queries, strict=True)]
-    back = order.argsort()
+def rows_of(lanes: list[Lane]) -> list[LaneRow]:
+    return [row for lane in lanes for row in lane.rows]
 
-    def ordered(parts: list[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(parts)[back]
 
-    def widened(parts: list[torch.Tensor]) -> torch.Tensor:
-        return ordered([pad(part, (0, num_asked - part.shape[1])) for part in parts])
+def next_text(rows: list[LaneRow], most: int, device: torch.device) -> Text:
+    """The next tokens of prompts, at most so many of each."""
+    parts = [row.tokens[row.num_committed :][:most] for row in rows]
+    lengths, positions = [len(part) for part in parts], [row.num_committed for row in rows]
+    padded = [part + [0] * (max(lengths) - len(part)) for part in parts]
+    return Text(*(torch.tensor(values, device=device) for values in (padded, lengths, positions)))
 
-    return WindowQueries(
-        input_ids=ordered([each.input_ids for each in queries]),
-        position_ids=ordered([each.position_ids for each in queries]),
-        num_text=ordered([each.num_text for each in queries]),
-        asked=widened([each.asked for each in queries]),
-        asked_slots=widened([each.asked_slots for each in queries]),
-        is_asked=widened([each.is_asked for each in queries]),
-        queries_seen=None if seen[0] is None else ordered(seen),
-    )
+
+def places_of(lane: Lane, begin: int, device: torch.device) -> slice | torch.Tensor:
+    """Where the rows of a lane are among the rows from `begin` on: a slice, if they stand in order."""
+    places = [row.place - begin for row in lane.rows]
+    first, end = places[0], places[0] + len(places)
+    return slice(first, end) if places == list(range(first, end)) else torch.tensor(places, device=device)
+
+
+def spread(queries: list[WindowQueries], places: list[slice | torch.Tensor], num_rows: int) -> WindowQueries:
+    """The queries of all lanes, each at its places, behind no text.
+
+    Nothing reads the queries of rows that have no lane, nor those that a row has beyond the ones of its lane.
+    """
+    if any(each.queries_seen is not None for each in queries):
+        queries = [each if each.queries_seen is not None else each.seeing_all_before() for each in queries]
+
+    def whole(parts: list[torch.Tensor]) -> torch.Tensor:
+        values = parts[0].new_zeros(num_rows, max(part.shape[1] for part in parts))
+        for at, part in zip(places, parts, strict=True):
+            values[at, : part.shape[1]] = part
+        return values
+
+    names = [name for name in WindowQueries._fields if getattr(queries[0], name) is not None and name != "num_text"]
+    fields = {name: whole([getattr(each, name) for each in queries]) for name in names}
+    return WindowQueries(**fields, num_text=queries[0].num_text.new_zeros(num_rows))

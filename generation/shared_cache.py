@@ -26,25 +26,41 @@ class Need(NamedTuple):
 
 
 class SharedLayer(RowLayer):
-    """Keys and values of the rows that are there: the first ones of a memory that has room for more.
+    """Keys and values of the rows that are shown, in a memory that has room for more.
 
     Args:
-        memory (`list[torch.Tensor]`): Keys and values, `[rows, heads, entries, head_dim]` each.
+        room (`tuple[int, int]`): The rows and entries of the memory.
+        shown (`slice`): The rows that are shown.
     """
 
-    def __init__(self, memory: list[torch.Tensor]):
+    def __init__(self, room: tuple[int, int], shown: slice):
         super().__init__()
-        self.memory = memory
-        self.lazy_initialization(*memory)
+        self.room, self.shown = room, shown
+        self.memory: list[torch.Tensor] = []  # keys and values, [rows, heads, entries, head_dim] each
 
-    def show(self, num_rows: int) -> None:
-        """Makes the first rows of the memory the rows of the layer."""
-        self.keys, self.values = (states[:num_rows] for states in self.memory)
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.memory = [blank(states, self.room) for states in (key_states, value_states)]
+        self.show(self.shown)
+        self.is_initialized = True
+
+    def show(self, rows: slice) -> None:
+        self.shown = rows
+        if self.memory:
+            self.keys, self.values = (states[rows] for states in self.memory)
+
+    def take_room(self, room: tuple[int, int], num_kept: int) -> None:
+        """Takes other memory, into which the first `num_kept` rows move."""
+        for i, states in enumerate(self.memory):
+            kept = states[:num_kept, :, : room[1]]
+            self.memory[i] = blank(states, room)
+            self.memory[i][:num_kept, :, : kept.shape[2]] = kept
+        self.room = room
 
 
 class SharedCache(RowCache):
-    """A RowCache that rows join and leave. A row that joins becomes the last one; the last takes the place of one
-    that leaves. Joining and leaving copy one row each.
+    """A RowCache that rows join and leave. Rows that join become the last ones; the last ones take the places of those
+    that leave. A forward goes over the rows that are shown, which are all rows if nothing else is said.
 
     Args:
         device (`torch.device`): The device of the lengths.
@@ -52,17 +68,14 @@ class SharedCache(RowCache):
 
     def __init__(self, device: torch.device):
         super().__init__(0, 0, device)
+        self.all_lengths = self.lengths
         self.needs: list[Need] = []  # of each row
+        self.room = 0, 0  # the rows and entries of the memory
+        self.shown = slice(0, 0)
 
     @property
     def num_rows(self) -> int:
         return len(self.needs)
-
-    @property
-    def room(self) -> tuple[int, int]:
-        """The rows and entries that the memory has room for."""
-        shapes = [states.shape for layer in self.layers for states in layer.memory] or [(0, 0, 0, 0)]
-        return min(shape[0] for shape in shapes), min(shape[2] for shape in shapes)
 
     @property
     def num_tokens(self) -> int:
@@ -75,45 +88,59 @@ class SharedCache(RowCache):
         needs = self.needs + needs
         return len(needs) * Need.of_all(needs)
 
-    def join(self, row: RowCache, need: Need, max_tokens: int) -> None:
-        """Takes in the one row of `row`.
-
-        Args:
-            row (`RowCache`): The row.
-            need (`Need`): The entries that it needs.
-            max_tokens (`int`): The most tokens that the memory may have room for.
-        """
-        place, length = self.num_rows, int(row.lengths)
-        if not self.layers:
-            self.layers = [SharedLayer([layer.keys[:0], layer.values[:0]]) for layer in row.layers]
-        self.make_room([*self.needs, need], max_tokens)
-        for layer, new in zip(self.layers, row.layers, strict=True):
-            for states, of_row in zip(layer.memory, (new.keys, new.values), strict=True):
-                states[place, :, :length] = of_row[0, :, :length]
-        self.lengths = torch.cat([self.lengths, row.lengths])
-        self.needs.append(need)
-        self.show()
-
-    def leave(self, place: int) -> None:
-        """Drops a row. Without rows there is no memory."""
-        last = self.num_rows - 1
-        if place != last:
-            length = int(self.lengths[last])
-            for layer in self.layers:
-                for states in layer.memory:
-                    states[place, :, :length] = states[last, :, :length]
-            self.lengths[place] = self.lengths[last]
-            self.needs[place] = self.needs[last]
-        self.lengths = self.lengths[:last]
-        self.needs.pop()
-        self.show()
-        if not self.needs:
-            self.layers = []
-
-    def show(self) -> None:
-        self.batch_rows = torch.arange(self.num_rows, device=self.lengths.device)
+    def show(self, begin: int = 0, end: int | None = None) -> None:
+        """Makes these rows the rows of the next forward."""
+        self.shown = slice(begin, self.num_rows if end is None else end)
+        self.lengths = self.all_lengths[self.shown]  # a view: `commit` writes into it
+        self.batch_rows = torch.arange(len(self.lengths), device=self.lengths.device)
         for layer in self.layers:
-            layer.show(self.num_rows)
+            layer.show(self.shown)
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        self.make_layers(layer_idx + 1)
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def make_layers(self, number: int) -> None:
+        while len(self.layers) < number:
+            self.layers.append(SharedLayer(self.room, self.shown))
+
+    # --- Rows ---
+
+    def join(self, needs: list[Need], max_tokens: int) -> None:
+        """Takes in a row without entries for each need; the memory may have room for so many tokens at most."""
+        self.make_room(self.needs + needs, max_tokens)
+        self.needs = self.needs + needs
+        self.all_lengths = torch.cat([self.all_lengths, self.all_lengths.new_zeros(len(needs))])
+        self.show()
+
+    def begin_row(self, place: int, layers: list[tuple[torch.Tensor, torch.Tensor]], number: int) -> None:
+        """Gives a row without entries the first ones of a text, `[1, heads, entries, head_dim]` for each layer."""
+        self.make_layers(len(layers))
+        for layer, text in zip(self.layers, layers, strict=True):
+            if not layer.is_initialized:
+                layer.lazy_initialization(*text)
+            for memory, states in zip(layer.memory, text, strict=True):
+                memory[place, :, :number] = states[0, :, :number]
+        self.all_lengths[place] = number
+
+    def entries_of(self, place: int, number: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The first keys and values of a row, `[1, heads, number, head_dim]`, for each layer."""
+        return [tuple(states[place : place + 1, :, :number] for states in layer.memory) for layer in self.layers]
+
+    def leave(self, places: list[int]) -> list[int]:
+        """Drops rows; returns the old place of the row that is now at each place. Without rows there is no memory."""
+        order = filled_up(self.num_rows, places)
+        moved = [(place, row) for place, row in enumerate(order) if place != row]
+        lengths = self.all_lengths.tolist() if moved else []
+        for layer in self.layers:
+            for states in layer.memory:
+                for place, row in moved:
+                    states[place, :, : lengths[row]] = states[row, :, : lengths[row]]
+        self.all_lengths, self.needs = self.all_lengths[order], [self.needs[row] for row in order]
+        if not self.needs:
+            self.layers, self.room = [], (0, 0)
+        self.show()
+        return order
 
     def make_room(self, needs: list[Need], max_tokens: int) -> None:
         """Takes other memory if a row or an entry is missing; a bit more, if that leaves half of what is allowed.
@@ -126,11 +153,26 @@ class SharedCache(RowCache):
         if longest > entries or num_rows * entries > max_tokens:
             entries = max(longest, min(bucketed(longest), max_tokens // 2 // num_rows))
         rows = max(num_rows, min(2 * num_rows, max_tokens // 2 // entries))
-        num_kept, self.max_entries = self.num_rows, entries
         for layer in self.layers:
-            for i, states in enumerate(layer.memory):
-                # Zeros, since attention multiplies masked entries by zero: NaNs in fresh memory would survive that.
-                new = states.new_zeros((rows, states.shape[1], entries, states.shape[3]))
-                kept = states[:num_kept, :, :entries]
-                new[:num_kept, :, : kept.shape[2]] = kept
-                layer.memory[i] = new
+            layer.take_room((rows, entries), self.num_rows)
+        self.room, self.max_entries = (rows, entries), entries
+
+
+def blank(like: torch.Tensor, room: tuple[int, int]) -> torch.Tensor:
+    """Memory for so many rows and entries."""
+    # Zeros, since attention multiplies masked entries by zero: NaNs in fresh memory would survive that.
+    return like.new_zeros((room[0], like.shape[1], room[1], like.shape[3]))
+
+
+def filled_up(number: int, leaving: list[int]) -> list[int]:
+    """Which of so many rows is at each place when some have left, and the last ones have taken their places.
+
+    >>> filled_up(5, [1]), filled_up(5, [0, 3]), filled_up(2, [0, 1])
+    ([0, 4, 2, 3], [4, 1, 2], [])
+    """
+    rows = list(range(number))
+    for place in sorted(leaving, reverse=True):
+        last = rows.pop()
+        if place < len(rows):
+            rows[place] = last
+    return rows

@@ -14,6 +14,8 @@ AUTO_MAP = {
     "AutoConfig": "configuration_wedlm.WeDLMConfig",
     "AutoModel": "modeling_wedlm.WeDLMModel",
     "AutoModelForCausalLM": "modeling_wedlm.WeDLMForCausalLM",
+    # The class with which `transformers serve` and the decision pipeline first try to load a model.
+    "AutoModelForDecision": "modeling_wedlm.WeDLMForCausalLM",
 }
 
 
@@ -51,4 +53,6 @@ def copy_code(save_directory: str | os.PathLike, auto_map: dict[str, str]) -> di
         return isinstance(reference, str) and Path(save_directory, reference.partition(".")[0] + ".py").exists()
 
     own = {name: reference for name, reference in auto_map.items() if names_a_file_here(reference)}
-    return {name: reference for name, reference in {**AUTO_MAP, **own}.items() if names_a_file_here(reference)}
+    named = {**AUTO_MAP, **own}
+    named["AutoModelForDecision"] = named["AutoModelForCausalLM"]
+    return {name: reference for name, reference in named.items() if names_a_file_here(reference)}

@@ -52,28 +52,40 @@ def commits(checkpoint):
     return [checkpoint[2].decode(ids) for ids in token_ids[1:]]  # behind the prompt
 
 
+WITH_USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+
+
 def chat(client, **arguments):
     arguments = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 40, **arguments}
     return client.chat.completions.create(**{name: value for name, value in arguments.items() if value is not None})
 
 
 def streamed(chunks):
-    """The texts of the events, the finish_reason and the usage."""
+    """The texts of the events, the finish_reason and the usage, where it was asked for."""
     chunks = list(chunks)
-    choices = [chunk.choices[0] for chunk in chunks]
+    choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
     texts = [choice.delta.content if hasattr(choice, "delta") else choice.text for choice in choices]
     return [text for text in texts if text], choices[-1].finish_reason, chunks[-1].usage
+
+
+def send(port, method, path, data=None, headers=None, **arguments):
+    """The status and the text of the answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    connection.request(method, path, data, headers or {}, **arguments)
+    with connection.getresponse() as response:
+        answer = response.status, response.read().decode()
+    connection.close()
+    return answer
 
 
 def post(port, path, body, headers=None, **arguments):
     """The status and the text of the answer to a body."""
     data = json.dumps(body).encode() if isinstance(body, dict) else body
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    connection.request("POST", path, data, {"Content-Type": "application/json", **(headers or {})}, **arguments)
-    with connection.getresponse() as response:
-        answer = response.status, response.read().decode()
-    connection.close()
-    return answer
+    return send(port, "POST", path, data, {"Content-Type": "application/json", **(headers or {})}, **arguments)
+
+
+def health(port):
+    return json.loads(send(port, "GET", "/health")[1])
 
 
 def leave_after(seconds, port, path, body):

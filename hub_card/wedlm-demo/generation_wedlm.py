@@ -133,6 +133,14 @@ class WeDLMGenerationMixin(GenerationMixin):
             generation_config.prompt_lookup_num_tokens = None
         return generation_config, model_kwargs
 
+    def _extract_generation_mode_kwargs(self, custom_generate, kwargs, *args) -> dict[str, Any]:
+        """Keeps the tokenizer, without which there are no stop strings: transformers drops it for a function."""
+        tokenizer = kwargs.get("tokenizer")
+        mode_kwargs = super()._extract_generation_mode_kwargs(custom_generate, kwargs, *args)
+        if callable(custom_generate) and "tokenizer" in signature(custom_generate).parameters:
+            mode_kwargs["tokenizer"] = tokenizer
+        return mode_kwargs
+
     def _validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
         if generation_config.decoding != "autoregressive":
             if "assistant_model" in generation_mode_kwargs:

@@ -45,9 +45,9 @@ class PreparedCall:
     need: Need
     max_new_tokens: int
 
-    def run(self, past: DynamicCache, prices: StepPrices) -> DecodingRun:
-        """A run of the call that finds the keys and values of the prompt's beginning in `past`."""
-        return self.open_run(past, self.seed, prices)
+    def run(self, prices: StepPrices) -> DecodingRun:
+        """A run of the call, with the prices of the batch."""
+        return self.open_run(self.seed, prices)
 
 
 def prepare(
@@ -76,12 +76,13 @@ def prepare(
         generation_config,
         synced_gpus=False,
         streamer=None,
+        tokenizer=None,
         **model_kwargs,
     ) -> PreparedCall:
         check_request(generation_config, synced_gpus)
         generation_config.cache_implementation = None  # The batch has its own cache.
 
-        def open_run(past: DynamicCache, seed: int, prices: StepPrices | None) -> DecodingRun:
+        def open_run(seed: int, prices: StepPrices | None) -> DecodingRun:
             return DecodingRun(
                 model,
                 input_ids,
@@ -90,12 +91,12 @@ def prepare(
                 generation_config,
                 False,
                 None,
-                model_kwargs | {"past_key_values": past},
+                model_kwargs | {"past_key_values": DynamicCache(config=model.config)},
                 torch.Generator(device).manual_seed(seed),
                 prices,
             )
 
-        run = open_run(DynamicCache(config=model.config), seed, None)  # for its checks
+        run = open_run(seed, None)  # for its checks
         is_alone = run.readers is not None or any(settings.get(name) for name in OBJECTS)
         key = None if is_alone else settings_of(generation_config, run.policy.window_size)
         max_new_tokens = int(run.window.limit)

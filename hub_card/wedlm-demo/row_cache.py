@@ -157,7 +157,8 @@ class RowCache(DynamicCache):
         """
         last = self.lengths[:, None] + torch.arange(num_queries, device=self.lengths.device)
         is_plain = queries_seen is None
-        ends = (self.lengths + num_queries).int() if is_plain and knows_ends else None
+        # (A row of a running batch that waits for the rest of its prompt may be longer than what is read.)
+        ends = (self.lengths + num_queries).clamp(max=live).int() if is_plain and knows_ends else None
         self.place = ForwardPlace(last[:, None, :, None], live, ends)
         if is_plain and (knows_ends or live == num_queries):  # the latter: these queries are the only entries
             return None
@@ -173,13 +174,6 @@ class RowCache(DynamicCache):
         """Ends the forward: its first `num_kept` `[batch]` queries stay."""
         self.lengths.add_(num_kept)
         self.place = None
-
-    def entries_of(self, row: int, number: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Copies of a row's first keys and values, `[1, heads, number, head_dim]`, for each layer."""
-        return [
-            tuple(states[row : row + 1, :, :number].clone() for states in (layer.keys, layer.values))
-            for layer in self.layers
-        ]
 
     def select(self, rows: torch.Tensor) -> None:
         """Goes on with these rows alone."""

@@ -87,6 +87,11 @@ class WindowQueries(NamedTuple):
             queries_seen=queries_seen,
         )
 
+    def seeing_all_before(self) -> "WindowQueries":
+        """The same queries, with `queries_seen` where it was None."""
+        place = torch.arange(1, self.input_ids.shape[1] + 1, device=self.input_ids.device)
+        return self._replace(queries_seen=place.expand_as(self.input_ids))
+
     def to(self, device: torch.device) -> "WindowQueries":
         if self.input_ids.device == device:
             return self

@@ -2,12 +2,14 @@
 
 import asyncio
 import queue
+import re
 import threading
 import time
 
 import pytest
 import torch
 from helpers import CHECKPOINTS, EOS, PAD, PROMPTS, load
+from tiny_tokenizer import make_tokenizer
 from transformers import ContinuousBatchingConfig, ContinuousBatchingManager, GenerationConfig
 from transformers.generation.continuous_batching.requests import RequestStatus
 
@@ -59,6 +61,12 @@ def test_generate_batch_takes_the_settings_of_its_config(model):
         assert output.generated_tokens == alone(model, tokens, generation_config=config)
 
 
+def test_a_manager_has_its_own_cache_whatever_its_config_says(model):
+    config = config_with(**VERIFIED, use_cache=False)  # as transformers' server says
+    (output,) = model.generate_batch(PROMPTS[:1], config).values()
+    assert output.generated_tokens == alone(model, PROMPTS[0]) and config.use_cache is False
+
+
 def test_sampled_texts_follow_the_seed_of_the_config(model):
     def texts(seed):
         config = ContinuousBatchingConfig(seed=seed)
@@ -66,6 +74,33 @@ def test_sampled_texts_follow_the_seed_of_the_config(model):
         return [output.generated_tokens for output in outputs.values()]
 
     assert texts(3) == texts(3) != texts(4)
+
+
+def test_without_a_seed_sampled_texts_follow_the_generator_of_torch(model):
+    """A seeded training run can be repeated, and its steps draw different texts."""
+
+    def texts():
+        return [output.generated_tokens for output in model.generate_batch(PROMPTS[:2], do_sample=True).values()]
+
+    def two_steps():
+        torch.manual_seed(3)
+        return texts(), texts()
+
+    first, second = two_steps()
+    assert (first, second) == two_steps() and first != second
+
+
+def test_generate_batch_logs_that_requests_failed(model, monkeypatch):
+    """transformers does, too: who reads the tokens alone would take a failed text for a short one."""
+    logged = []
+    monkeypatch.setattr(batching_manager.logger, "error", logged.append)
+    model.generate_batch(PROMPTS[:2])
+    assert logged == []
+    with torch.no_grad():
+        model.model.norm.weight[0] = torch.nan
+    model.generate_batch(PROMPTS[:2])
+    (message,) = logged
+    assert message.startswith("2 of 2 requests failed. The error of the first: The weight model.norm.weight holds")
 
 
 def test_several_texts_of_a_prompt_stand_before_it(model):
@@ -92,6 +127,21 @@ def test_autoregressive_batches_are_those_of_transformers(model):
     assert type(model.init_continuous_batching(config)) is ContinuousBatchingManager
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_parallel_decoding_and_training_follow_a_batch_of_transformers(attention):
+    """transformers' manager gives the model an attention of its own, and has to take it back."""
+    model = load(CHECKPOINTS / "q3", attn_implementation=attention)
+    tokens, settings = torch.tensor([PROMPTS[0]]), {"max_new_tokens": 5, "pad_token_id": PAD}
+    expected = model(tokens).logits
+    text = model.generate_batch(PROMPTS[:1], decoding="verified", **settings)["req_0"].generated_tokens
+    config = ContinuousBatchingConfig(num_blocks=4)
+    outputs = model.generate_batch(PROMPTS[:1], None, config, decoding="autoregressive", **settings)
+    assert [output.generated_tokens for output in outputs.values()] == [text]
+    assert model.config._attn_implementation == attention and torch.equal(model(tokens).logits, expected)
+    assert model.generate_batch(PROMPTS[:1], decoding="verified", **settings)["req_0"].generated_tokens == text
+
+
 def test_a_call_may_decode_otherwise_than_the_model(model):
     model.generation_config.decoding = "autoregressive"
     for decoding in ("verified", "streaming"):
@@ -115,22 +165,26 @@ def test_none_is_a_value_beside_a_config(model):
 
 
 def test_each_request_has_its_own_settings(model, manager):
+    tokenizer = make_tokenizer()
+    stop = re.search("[A-Za-z0-9]{3}", tokenizer.decode(alone(model, PROMPTS[4], max_new_tokens=15)))[0]
     asked = {
         "streaming": {"decoding": "streaming", "max_new_tokens": 9},
         "drawn": {"do_sample": True, "temperature": 1.3, "max_new_tokens": 15},
         "token by token": {"decoding": "autoregressive", "max_new_tokens": 12},
         "penalized": {"repetition_penalty": 1.4, "max_new_tokens": 11},
+        "until a text": {"stop_strings": [stop], "tokenizer": tokenizer, "max_new_tokens": 18},
         "by a config": {"generation_config": config_with(max_new_tokens=8, decoding="blockwise", window_size=3)},
     }
     for i, (name, settings) in enumerate(asked.items()):
-        assert manager.add_request(PROMPTS[i], name, seed=5, **settings) == name
+        assert manager.add_request(PROMPTS[i % 5], name, seed=5, **settings) == name
     outputs = {}
     while len(outputs) < len(asked):
         output = manager.get_result(timeout=5)
         outputs[output.request_id] = output
     for i, (name, settings) in enumerate(asked.items()):
         torch.manual_seed(5)
-        assert outputs[name].generated_tokens == alone(model, PROMPTS[i], **settings), name
+        assert outputs[name].generated_tokens == alone(model, PROMPTS[i % 5], **settings), name
+    assert len(outputs["until a text"].generated_tokens) < 18
 
 
 def test_a_stream_shows_the_text_so_far_and_times(manager):
@@ -193,9 +247,10 @@ def block_size_name() -> str:
 
 def test_beyond_max_queue_size_a_request_waits_and_is_then_refused(model, monkeypatch):
     monkeypatch.setattr(batching_manager, "FULL_AFTER", 0.05)
-    manager = model.init_continuous_batching(continuous_batching_config=ContinuousBatchingConfig(max_queue_size=2))
-    manager.add_requests(PROMPTS[:2])
-    with pytest.raises(queue.Full, match="max_queue_size=2 requests wait"):
+    config = ContinuousBatchingConfig(max_queue_size=1, max_requests_per_batch=1)
+    manager = model.init_continuous_batching(continuous_batching_config=config)
+    manager.add_requests(PROMPTS[:2])  # one for the batch, and one that waits
+    with pytest.raises(queue.Full, match="max_queue_size=1 requests wait"):
         manager.add_request(PROMPTS[0])
     manager.full_after = 60
     threading.Timer(0.05, manager.start).start()

@@ -2,7 +2,7 @@
 
 import torch
 
-from wedlm.generation.kept_texts import KeptText, KeptTexts, cache_of
+from wedlm.generation.kept_texts import KeptText, KeptTexts
 
 
 def text_of(*tokens):
@@ -17,8 +17,7 @@ def test_the_longest_common_beginning_is_found():
     number, text = kept.best_for([1, 2, 9, 5])
     assert number == 3 and text.tokens == [1, 2, 9, 9]
     assert kept.best_for([8, 1]) == (0, None) and KeptTexts().best_for([1]) == (0, None)
-    keys = cache_of(text.layers, number).layers[0].keys
-    assert keys.flatten().tolist() == [1, 2, 9]
+    assert text.layers[0][0].flatten().tolist() == [1, 2, 9, 9]
 
 
 def test_what_was_not_used_for_longest_goes_first():

@@ -2,6 +2,7 @@
 
 import pytest
 from helpers import CHECKPOINTS, load
+from tiny_tokenizer import make_tokenizer
 from transformers import GenerationConfig, LogitsProcessorList, TemperatureLogitsWarper
 
 from wedlm.generation.prepared_call import prepare
@@ -40,7 +41,7 @@ def test_other_settings_have_a_lane_of_their_own(settings):
     "settings",
     [
         {"repetition_penalty": 1.2},
-        {"stop_strings": ["a"], "tokenizer": None},
+        {"stop_strings": ["a"], "tokenizer": make_tokenizer()},
         {"max_time": 10.0},
         {"logits_processor": LogitsProcessorList([TemperatureLogitsWarper(0.5)]), "do_sample": True},
         {"prefix_allowed_tokens_fn": lambda row, text: [9]},
@@ -48,8 +49,6 @@ def test_other_settings_have_a_lane_of_their_own(settings):
     ids=lambda settings: ", ".join(settings),
 )
 def test_who_reads_the_text_or_brings_an_object_shares_with_nobody(settings):
-    if "stop_strings" in settings:
-        settings = {"stopping_criteria": [lambda text, scores: False]}
     assert call(**settings).key is None
 
 

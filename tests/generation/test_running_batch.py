@@ -62,7 +62,7 @@ def run(batch, calls, arrivals=None, cancelled=None):
 
 def check(batch):
     """What must hold between two steps."""
-    rows = batch.rows
+    rows = batch.placed_rows
     assert sorted(row.place for row in rows) == list(range(len(rows))) == list(range(batch.cache.num_rows))
     for row in rows:
         assert batch.cache.lengths[row.place] == row.num_committed

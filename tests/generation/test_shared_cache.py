@@ -5,19 +5,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import property_settings
 
-from wedlm.generation.row_cache import RowCache
-from wedlm.generation.shared_cache import Need, SharedCache
+from wedlm.generation.shared_cache import Need, SharedCache, filled_up
 
 
-def row_of(number, length, capacity):
-    """A cache of one row, whose entries say whose they are."""
-    row = RowCache(1, capacity, torch.device("cpu"))
-    row.begin_forward(capacity, capacity)
-    for layer_idx in range(2):
-        states = number + torch.arange(capacity).expand(1, 3, -1)[..., None] / 1000 + 100 * layer_idx
-        row.update(states.clone(), -states, layer_idx)
-    row.commit(torch.tensor([length]))
-    return row
+def entries_of(number, begin, end):
+    """Entries that say whose they are and where they stand, `[1, heads, entries, 1]` for each of two layers."""
+    places = torch.arange(begin, end).expand(1, 3, -1)[..., None] / 1000
+    return [(number + places + 100 * layer_idx, -number - places - 100 * layer_idx) for layer_idx in range(2)]
+
+
+def write(cache, place, number, length):
+    """Writes entries of a row from its own length on, by a forward over the row alone."""
+    begin = int(cache.all_lengths[place])
+    cache.show(place, place + 1)
+    cache.begin_forward(length - begin, length)
+    for layer_idx, states in enumerate(entries_of(number, begin, length)):
+        keys, _ = cache.update(*states, layer_idx)
+        assert keys.shape == (1, 3, length, 1)
+    cache.commit(torch.tensor([length - begin]))
+    cache.show()
 
 
 def check(cache, rows, max_tokens):
@@ -29,29 +35,46 @@ def check(cache, rows, max_tokens):
     for layer_idx, layer in enumerate(cache.layers):
         assert len(layer.keys) == len(layer.values) == len(rows)
         assert layer.keys.shape[2] >= Need.of_all([need for _, _, need in rows])
-        for place, (number, length, _) in enumerate(rows):
-            expected = number + torch.arange(length) / 1000 + 100 * layer_idx
-            assert torch.equal(layer.keys[place, 1, :length, 0], expected)
-            assert torch.equal(layer.values[place, 2, :length, 0], -expected)
         assert layer.keys.isfinite().all()
+        for place, (number, length, _) in enumerate(rows):
+            keys, values = entries_of(number, 0, length)[layer_idx]
+            assert torch.equal(layer.keys[place : place + 1, :, :length], keys)
+            assert torch.equal(layer.values[place : place + 1, :, :length], values)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(1, 70), st.integers(1, 9)), max_size=25))
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3), st.integers(0, 70), st.integers(1, 70), st.integers(1, 9), st.sets(st.integers(0, 9))
+        ),
+        max_size=25,
+    )
+)
 @property_settings(100, deadline=None)
 def test_rows_keep_their_entries_whoever_comes_and_goes(events):
     cache, rows, max_tokens = SharedCache(torch.device("cpu")), [], 400
-    for number, (joins, place, length, queries) in enumerate(events):
-        need = Need(length + place, queries)
-        if joins and cache.num_tokens_with([need]) <= max_tokens:
-            cache.join(row_of(number, length, length + 2), need, max_tokens)
-            rows.append((number, length, need))
-        elif rows:
-            place %= len(rows)
-            cache.leave(place)
-            last = rows.pop()
-            if place < len(rows):
-                rows[place] = last
+    for number, (num_new, num_known, length, queries, leaving) in enumerate(events):
+        needs = [Need(length + i, queries) for i in range(num_new)]
+        if needs and cache.num_tokens_with(needs) <= max_tokens:
+            cache.join(needs, max_tokens)
+            for i, need in enumerate(needs):
+                name, place = number + i / 10, len(rows)
+                num_known = min(num_known, length - 1)
+                if num_known > 0:
+                    cache.begin_row(place, entries_of(name, 0, num_known + 5), num_known)
+                write(cache, place, name, length)
+                rows.append((name, length, need))
+        else:
+            leaving = [place for place in leaving if place < len(rows)]
+            order = cache.leave(leaving)
+            assert sorted(order) == [place for place in range(len(rows)) if place not in leaving]
+            rows = [rows[place] for place in order]
         check(cache, rows, max_tokens)
+
+
+def test_a_row_moves_only_to_fill_a_gap():
+    assert filled_up(6, [1, 4]) == [0, 5, 2, 3]
+    assert filled_up(3, [2]) == [0, 1] and filled_up(3, [0, 1, 2]) == []
 
 
 def test_the_longest_text_and_the_most_queries_may_be_those_of_two_rows():

@@ -45,20 +45,6 @@ ELSEWHERE = {
         "_info": "evaluate.Metric is written by overriding it",
         "_compute": "evaluate.Metric is written by overriding it",
     },
-    "wedlm/serving/routes.py": {
-        "_GenerationCancelled": "transformers' server tells by it that a client has left",
-        "_validate_request": "transformers' handler calls it",
-        "_resolve_model": "transformers' handler calls it",
-        "_build_generation_config": "transformers' handler calls it",
-    },
-    "wedlm/serving/worker.py": {"_GenerationCancelled": "transformers' server tells by it that a client has left"},
-    "wedlm/serving/errors.py": {"_StreamError": "transformers' server sends it as the last event of a stream"},
-    "wedlm/serving/committed_text.py": {
-        "_tokenizer": "DirectStreamer decodes with the tokenizer of the tokenizers library",
-        "_first": "DirectStreamer's own: whether the prompt comes next",
-        "_enqueue": "DirectStreamer calls it for every piece of text",
-        "_parser": "DirectStreamer's own: the parser of a response_template",
-    },
 }
 
 

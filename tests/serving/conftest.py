@@ -62,22 +62,22 @@ def server(checkpoint):
     )
     try:
         line = process.stdout.readline()
-        assert "one request at a time" in line, process.stderr.read()
-        port = int(re.match(r"tiny answers at http://127\.0\.0\.1:(\d+)/v1, ", line)[1])
+        assert "cached tokens" in line, process.stderr.read()
+        port = int(re.match(r"tiny answers at http://127\.0\.0\.1:(\d+)/v1, up to 64 texts at once, ", line)[1])
         yield port
         stream = client_of(port).chat.completions.create(
             model="tiny", messages=MESSAGES, stream=True, max_tokens=29_000, extra_body=autoregressive()
         )
         next(iter(stream))
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(post, port, "/v1/completions", {"prompt": "the cat", "max_tokens": 29_000})
+            whole = pool.submit(post, port, "/v1/completions", {"prompt": "the cat", "max_tokens": 29_000})
             time.sleep(1)
             process.send_signal(signal.SIGINT)
-        status, answer = waiting.result()
+        status, answer = whole.result()
         assert status == 503 and "The server is ending." in answer
         with pytest.raises(openai.APIError) as error:
             list(stream)
-        assert error.value.body == "The server is ending."
+        assert error.value.message == "The server is ending."
         _, errors = process.communicate(timeout=200)
         assert process.returncode == 0 and "CancelledError" not in errors, errors
     finally:

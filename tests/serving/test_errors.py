@@ -7,18 +7,20 @@ import pytest
 from fastapi import HTTPException
 from fastapi.exceptions import RequestValidationError
 
-from wedlm.serving.errors import NO_JSON, error_response, sentence_of, stream_error
+from wedlm.serving.errors import NO_JSON, NO_ROUTE, error_response, line_is_full, sentence_of
 
 
 @pytest.mark.parametrize(
     "error, status, kind, message",
     [
         (HTTPException(400, "Correct it."), 400, "invalid_request_error", "Correct it."),
+        (HTTPException(404, "Not Found"), 404, "invalid_request_error", NO_ROUTE),
+        (HTTPException(401, "Send a key."), 401, "authentication_error", "Send a key."),
         (HTTPException(503, "The server is ending."), 503, "server_error", "The server is ending."),
         (RequestValidationError([]), 400, "invalid_request_error", "The body of the request is not a JSON object; "),
         (HTTPException(400, NO_JSON), 400, "invalid_request_error", "The body of the request is not a JSON object; "),
     ],
-    ids=["refusal", "failure", "no object", "no JSON"],
+    ids=["refusal", "no route", "no key", "failure", "no object", "no JSON"],
 )
 def test_a_refusal_has_a_status_and_a_sentence(error, status, kind, message):
     answer = asyncio.run(error_response(None, error))
@@ -27,7 +29,12 @@ def test_a_refusal_has_a_status_and_a_sentence(error, status, kind, message):
     assert told["type"] == kind and told["message"].startswith(message)
 
 
-def test_a_sentence_survives_the_json_that_transformers_writes():
-    sentence = sentence_of(ValueError('say "it"\n  again\\.'))
-    assert sentence == 'say "it" again\\.'
-    assert json.loads(f'{{"error": "{stream_error(sentence).msg}"}}')["error"] == sentence
+def test_a_full_line_says_when_to_come_again():
+    answer = asyncio.run(error_response(None, line_is_full()))
+    assert answer.status_code == 429 and answer.headers["Retry-After"] == "1"
+    assert json.loads(answer.body)["error"]["type"] == "rate_limit_error"
+
+
+def test_a_sentence_is_one_line():
+    assert sentence_of(ValueError('say "it"\n  again.')) == 'say "it" again.'
+    assert sentence_of("x" * 2000) == "x" * 1000 + " ..."

@@ -8,22 +8,16 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import openai
 import pytest
 from fastapi import HTTPException
-from serving_client import (
-    MESSAGES,
-    chat,
-    generated,
-    post,
-    streamed,
-)
-from transformers.cli.serving.chat_completion import ChatCompletionHandler
+from serving_client import MESSAGES, WITH_USAGE, chat, generated, post, send, streamed
 
+from wedlm.serving import routes
+from wedlm.serving.asked import ChatRoute, Served, read_request
 from wedlm.serving.errors import error_response
 from wedlm.serving.limits import BODY_BYTES
-from wedlm.serving.one_model import OneModel
-from wedlm.serving.routes import Chat
-from wedlm.serving.worker import OneAtATime
+from wedlm.serving.request_records import RequestRecord
 
 
 def test_a_chat_is_the_text_of_generate(checkpoint, client):
@@ -46,18 +40,18 @@ def test_a_chat_is_the_text_of_generate(checkpoint, client):
 
 def test_a_message_may_have_fields_that_hold_nothing(checkpoint):
     """openai's client writes them for an answer that is sent back."""
-    chats = chat_with(checkpoint, "{% for message in messages %}{{ message.content }}{% endfor %}")
+    served = served_with(checkpoint, "{% for message in messages %}{{ message.content }}{% endfor %}")
     plain = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": " sat"}]
     for nothing in ({"tool_calls": None, "refusal": None, "audio": None}, {"tool_calls": []}):
-        body = chats.prepared({"messages": [message | nothing for message in plain]})
-        assert checkpoint[2].decode(body["tokenizer"].inputs["input_ids"][0]) == "the cat sat"
+        asked = read_request(served, ChatRoute, {"messages": [message | nothing for message in plain]})
+        assert checkpoint[2].decode(asked.tokens) == "the cat sat"
 
 
 def test_a_completion_is_the_text_of_generate(checkpoint, client):
     text = generated(checkpoint, prompt="the dog")[2]
     answer = client.completions.create(model="tiny", prompt="the dog", max_tokens=40, temperature=0)
     assert answer.choices[0].text == text and answer.usage.completion_tokens == 40
-    chunks = client.completions.create(model="tiny", prompt="the dog", max_tokens=40, temperature=0, stream=True)
+    chunks = client.completions.create(model="tiny", prompt="the dog", max_tokens=40, temperature=0, **WITH_USAGE)
     texts, reason, usage = streamed(chunks)
     assert "".join(texts) == text and (reason, usage) == ("length", answer.usage)
 
@@ -71,6 +65,34 @@ def test_other_bad_requests(server):
         assert status == 400 and sentence in json.loads(answer)["error"]["message"]
 
 
+def test_only_one_model_is_there(client, server):
+    (model,) = client.models.list().data
+    assert model.id == "tiny"
+    assert client.models.retrieve("tiny") == model
+    for other in ("other", "an/other"):
+        with pytest.raises(openai.NotFoundError, match=f"This server has tiny only, not {other}."):
+            client.models.retrieve(other)
+    for method, path in (
+        ("POST", "/v1/responses"),
+        ("POST", "/load_model"),
+        ("GET", "/docs"),
+        ("GET", "/v1/completions"),
+    ):
+        status, answer = send(server, method, path, b"{}", {"Content-Type": "application/json"})
+        assert status in (404, 405) and "This server answers /v1/chat/completions" in answer
+
+
+def test_a_stream_tells_its_tokens_if_asked(client):
+    plain = list(chat(client, stream=True))
+    assert all(len(chunk.choices) == 1 and chunk.usage is None for chunk in plain)
+    *_, last = chat(client, **WITH_USAGE)
+    assert last.choices == [] and last.usage.completion_tokens == 40
+    with pytest.raises(openai.BadRequestError, match="is only for stream=true; leave it out"):
+        chat(client, stream_options={"include_usage": True})
+    with pytest.raises(openai.BadRequestError, match="stream_options.include_obfuscation=True is not offered"):
+        chat(client, stream=True, stream_options={"include_obfuscation": True})
+
+
 def test_a_stream_ends_as_openai_ends_it(server):
     body = {"model": "tiny", "messages": MESSAGES, "stream": True, "max_tokens": 5}
     _, answer = post(server, "/v1/chat/completions", body)
@@ -80,12 +102,12 @@ def test_a_stream_ends_as_openai_ends_it(server):
 
 
 def test_a_failure_of_the_server_is_told_in_openais_form(monkeypatch):
-    async def fail(self, body, request_id):
+    def fail(*_):
         raise KeyError("a bug")
 
-    monkeypatch.setattr(ChatCompletionHandler, "handle_request", fail)
+    monkeypatch.setattr(routes, "read_request", fail)
     with pytest.raises(HTTPException) as raised:
-        asyncio.run(Chat.__new__(Chat).handle_request({}, "request"))
+        asyncio.run(routes.answer(None, None, ChatRoute, {}, RequestRecord("POST", "/v1/chat/completions")))
     answer = asyncio.run(error_response(None, raised.value))
     assert answer.status_code == 500
     assert json.loads(answer.body)["error"] == {
@@ -93,11 +115,11 @@ def test_a_failure_of_the_server_is_told_in_openais_form(monkeypatch):
     }  # fmt: skip
 
 
-def chat_with(checkpoint, template):
-    """The route of chats for a model with another chat template."""
+def served_with(checkpoint, template):
+    """The model with another chat template."""
     tokenizer = copy.copy(checkpoint[2])
     tokenizer.chat_template = template
-    return Chat(OneModel("tiny", checkpoint[1], tokenizer), OneAtATime())
+    return Served("tiny", checkpoint[1], tokenizer, 0)
 
 
 @pytest.mark.parametrize(
@@ -105,25 +127,20 @@ def chat_with(checkpoint, template):
     [("{% include 'other' %}", "TypeError"), ("{{ messages[7].role }}", "UndefinedError"), (None, "ValueError")],
 )
 def test_a_template_that_fails_is_a_refusal(checkpoint, template, name):
-    with pytest.raises(HTTPException, match=f"The chat template cannot write these messages .{name}: ") as error:
-        asyncio.run(chat_with(checkpoint, template).handle_request({"messages": MESSAGES}, "request"))
-    assert error.value.status_code == 400
+    with pytest.raises(ValueError, match=f"The chat template cannot write these messages .{name}: "):
+        read_request(served_with(checkpoint, template), ChatRoute, {"messages": MESSAGES})
 
 
 def test_a_template_reads_its_own_variables_and_tools(checkpoint):
     template = "{{ 'a' if enable_thinking is true else 'b' }}{% for tool in tools or [] %}{{ tool.name }}{% endfor %}"
-    chats = chat_with(checkpoint, template)
+    served = served_with(checkpoint, template)
 
     def text(**fields):
-        body = chats.prepared({"messages": MESSAGES, **fields})
-        assert (body["tools"] or []) == (fields["tools"] if text.has_tools else [])
-        return checkpoint[2].decode(body["tokenizer"].inputs["input_ids"][0])
+        return checkpoint[2].decode(read_request(served, ChatRoute, {"messages": MESSAGES, **fields}).tokens)
 
-    text.has_tools = False
     assert text() == text(chat_template_kwargs={"enable_thinking": False}) == text(chat_template_kwargs=None) == "b"
     assert text(chat_template_kwargs={"enable_thinking": True}) == "a"
     assert text(tools=[{"name": "x"}], tool_choice="none") == text(tools=[]) == "b"
-    text.has_tools = True
     assert text(tools=[{"name": "x"}], tool_choice="auto") == "bx"
 
 

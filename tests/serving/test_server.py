@@ -7,10 +7,13 @@ import sys
 
 from helpers import CHECKPOINTS, REPOSITORY
 from serving_client import post
+from tiny_tokenizer import MASK
 from typer.testing import CliRunner
 
 from wedlm.commands.cli import app
+from wedlm.generation.running_batch import BatchCounts
 from wedlm.serving import limits
+from wedlm.serving.metrics import Load, Metrics
 from wedlm.serving.request_settings import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
@@ -27,7 +30,10 @@ DOCUMENT = REPOSITORY / "docs" / "serve.md"
 
 def test_the_examples_of_the_documentation_run(server, capsys):
     blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    exec("".join(blocks).replace(":8000", f":{server}"), {})
+    code = "".join(blocks).replace(":8000", f":{server}")
+    # The tiny model suppresses the end token, which must follow JSON.
+    settings = f'extra_body={{"generation_config": {{"suppress_tokens": [{MASK}]}}}}, response_format='
+    exec(code.replace("response_format=", settings), {})
     assert "completion_tokens=100" in capsys.readouterr().out
     (curl,) = re.findall(r"curl http://127.0.0.1:8000(\S+) .*?-d '(.*?)'\n", DOCUMENT.read_text(), re.DOTALL)
     assert post(server, curl[0], curl[1].encode())[0] == 200
@@ -45,10 +51,12 @@ def test_the_documentation_names_every_field_setting_and_limit():
         f"| `max_matching_ngram_size` | {limits.MATCHED} |",
         f"| `stop_strings` | {limits.STOP_STRINGS} texts of {limits.STOP_CHARACTERS} characters |",
         f"| `bad_words_ids`, `sequence_bias` | {limits.BIASES} entries |",
-        f"| `num_beams` | {limits.BEAMS} |",
         f"at most {limits.BODY_BYTES // 2**20} MiB (status 413), and {limits.BODY_SECONDS} seconds",
-        f"{limits.REQUESTS_IN_LINE} requests can wait",
-        f"{limits.CONNECTIONS} connections can be open",
+        f"{limits.FURTHER_CONNECTIONS} connections can be open beside",
+        f"`--max-batch-size` | the most texts that are written at once; {limits.BATCH_SIZE} by default",
+        f"`--max-waiting` | the most requests that wait; {limits.WAITING} by default",
+        f"the number of answers, up to {limits.CHOICES};",
+        f"those of up to {limits.TOP_LOGPROBS} likeliest ones",
     ):
         assert sentence in text
 
@@ -58,7 +66,7 @@ def test_it_warns_where_other_machines_may_come_in(checkpoint):
         result = CliRunner().invoke(
             app, ["serve", str(checkpoint[0]), "--host", host, "--port", "0", "--device", "gpu"]
         )
-        assert result.exit_code == 2 and ("there is no key" in result.stderr) == expected
+        assert result.exit_code == 2 and ("there is no --api-key" in result.stderr) == expected
 
 
 def refused(*arguments):
@@ -98,6 +106,23 @@ def test_without_the_extra_it_says_how_to_install_it(monkeypatch):
     assert "install wedlm with its extra 'serve', in a clone of it by pip install -e \".[serve]\"" in refused()
 
 
-def test_help_says_where_it_listens_and_that_requests_wait():
+def test_the_documentation_names_every_metric_and_option():
+    text = DOCUMENT.read_text()
+    metrics = Metrics(lambda: Load(BatchCounts(), 0, 0, 0, 0)).text().decode()
+    for name in re.findall(r"# TYPE (\w+) ", metrics):
+        assert f"`{name}`" in text or name.endswith("_created"), name
+    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"}).stdout
+    options = set(re.findall(r"--[a-z-]+", shown)) - {"--dtype", "--device", "--debug", "--help"}
+    assert all(f"`{name}`" in text for name in options)
+
+
+def test_a_key_lets_other_machines_in_without_a_warning(checkpoint):
+    arguments = ["serve", str(checkpoint[0]), "--host", "0.0.0.0", "--port", "0", "--device", "gpu"]
+    for environment, given in (({}, ["--api-key", "k"]), ({"WEDLM_API_KEY": "k"}, [])):
+        result = CliRunner().invoke(app, arguments + given, env=environment)
+        assert result.exit_code == 2 and "there is no" not in result.stderr
+
+
+def test_help_says_where_it_listens_and_that_many_are_served():
     shown = CliRunner().invoke(app, ["serve", "--help"]).stdout
-    assert "127.0.0.1" in shown and "answers one request at a time" in shown
+    assert "127.0.0.1" in shown and "many at once" in shown

@@ -2,7 +2,7 @@
 
 from itertools import accumulate
 
-from serving_client import chat, commits, generated, streamed
+from serving_client import WITH_USAGE, chat, commits, generated, streamed
 
 from wedlm.serving.stop_strings import before_possible_stop, before_stop
 
@@ -15,7 +15,7 @@ def test_stop_strings_end_a_text_and_are_no_part_of_it(checkpoint, client):
         expected = before_stop(text, stop)
         answer = chat(client, stop=stop)
         assert answer.choices[0].message.content == expected, stop
-        texts, reason, usage = streamed(chat(client, stop=stop, stream=True))
+        texts, reason, usage = streamed(chat(client, stop=stop, **WITH_USAGE))
         assert "".join(texts) == expected and usage == answer.usage
         assert reason == answer.choices[0].finish_reason == ("length" if expected == text else "stop")
         assert (usage.completion_tokens < 40) == (expected != text)

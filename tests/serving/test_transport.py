@@ -9,10 +9,11 @@ from fastapi import HTTPException
 from serving_client import MESSAGES, post
 from starlette.datastructures import Headers
 
+from wedlm.generation.running_batch import BatchCounts
 from wedlm.serving import transport
 from wedlm.serving.limits import BODY_BYTES
+from wedlm.serving.metrics import CANCELLED, OK, REFUSED, Load, Metrics
 from wedlm.serving.transport import Door, is_this_machine
-from wedlm.serving.worker import client_has_left
 
 PATH, BODY = "/v1/chat/completions", json.dumps({"messages": MESSAGES, "max_tokens": 3})
 
@@ -39,9 +40,9 @@ def test_names_of_this_machine():
     assert not any(map(is_this_machine, ("0.0.0.0", "::", "example", "", None)))
 
 
-def through_the_door(app, messages, headers=(), this_machine_only=False):
+def through_the_door(app, messages, headers=(), this_machine_only=False, path=PATH, **arguments):
     """The messages that the door sends, with `app` behind it."""
-    sent = []
+    sent, metrics = [], Metrics(lambda: Load(BatchCounts(), 0, 0, 0, 0))
 
     async def receive():
         return messages.pop(0) if messages else await asyncio.Future()
@@ -49,8 +50,14 @@ def through_the_door(app, messages, headers=(), this_machine_only=False):
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "headers": [(name.encode(), value.encode()) for name, value in headers]}
-    asyncio.run(asyncio.wait_for(Door(app, this_machine_only)(scope, receive, send), 60))
+    headers = [(name.encode(), value.encode()) for name, value in headers]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+    door = Door(app, metrics, this_machine_only, **arguments)
+    asyncio.run(asyncio.wait_for(door(scope, receive, send), 60))
+    through_the_door.outcomes = [
+        outcome for outcome in (OK, REFUSED, CANCELLED)
+        if f'wedlm_requests_total{{outcome="{outcome}",route="{PATH}"}} 1.0' in metrics.text().decode()
+    ]  # fmt: skip
     return sent
 
 
@@ -75,7 +82,7 @@ def test_a_body_beyond_the_limit_is_refused(server):
         assert answer_to(server, {}, body) == expected
         chunks = (body[start : start + 2**16] for start in range(0, len(body), 2**16))
         assert answer_to(server, {}, chunks, encode_chunked=True) == expected  # without a Content-Length
-    assert answer_to(server, {}, inside + b" ", "/load_model") == expected
+    assert answer_to(server, {}, inside + b" ", "/v1/completions") == expected
     with socket.create_connection(("127.0.0.1", server)) as connection:  # a length is refused before it comes
         connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {10**12}\r\n\r\n".encode())
         assert connection.recv(12) == b"HTTP/1.1 413"
@@ -88,12 +95,10 @@ def test_a_body_that_does_not_come_is_refused(monkeypatch):
 
 
 def test_a_client_that_leaves_ends_its_request():
-    has_left, steps = [], []
+    steps = []
 
     async def app(scope, receive, send):
-        await receive()
-        has_left.append(client_has_left.get())
-        steps.append(has_left[0].is_set())
+        steps.append((await receive())["body"])
         try:
             await asyncio.Future()
         finally:
@@ -101,8 +106,47 @@ def test_a_client_that_leaves_ends_its_request():
 
     whole = {"type": "http.request", "body": b"{}"}
     assert through_the_door(app, [whole, {"type": "http.disconnect"}]) == []
-    assert steps == [False, "ended"] and has_left[0].is_set()
-    assert through_the_door(app, [{"type": "http.disconnect"}]) == [] and len(has_left) == 1
+    assert steps == [b"{}", "ended"] and through_the_door.outcomes == [CANCELLED]
+    assert through_the_door(app, [{"type": "http.disconnect"}]) == [] and len(steps) == 2
+    assert through_the_door.outcomes == [CANCELLED]
+
+
+async def greet(scope, receive, send):
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"welcome"})
+
+
+WHOLE = {"type": "http.request", "body": b"{}"}
+
+
+def test_a_key_opens_the_door():
+    for given, status in (("Bearer key", 200), ("Bearer kez", 401), ("key", 401), ("Bearer k\xe9y", 401), (None, 401)):
+        headers = [("authorization", given)] if given else []
+        start, *_ = through_the_door(greet, [WHOLE], headers, api_key="key")
+        assert start["status"] == status, given
+        assert through_the_door.outcomes == [OK if status == 200 else REFUSED]
+    assert (b"www-authenticate", b"Bearer") in start["headers"]
+    assert through_the_door(greet, [WHOLE], path="/health", api_key="key")[0]["status"] == 200
+
+
+def test_a_proxy_may_send_its_own_host_with_a_key():
+    headers = [("host", "models.example"), ("authorization", "Bearer key")]
+    assert through_the_door(greet, [WHOLE], headers, True, api_key="key")[0]["status"] == 200
+    headers.append(("origin", "http://evil.example"))
+    assert through_the_door(greet, [WHOLE], headers, True, api_key="key")[0]["status"] == 403
+
+
+def test_origins_that_were_named_may_come():
+    for origins, origin, status in (
+        (("http://my.example",), "http://my.example", 200),
+        (("http://my.example",), "http://my.example.evil", 403),
+        (("*",), "http://any.example", 200),
+        ((), "http://my.example", 403),
+        ((), "http://localhost:3000", 200),
+    ):
+        headers = [("host", "localhost"), ("origin", origin)]
+        assert through_the_door(greet, [WHOLE], headers, True, origins=origins)[0]["status"] == status, origin
 
 
 def test_a_length_that_is_no_number_is_left_to_the_body():

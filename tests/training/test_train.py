@@ -252,7 +252,7 @@ def test_a_model_without_mask_token_id_is_refused(place, tmp_path):
 
 def test_the_python_of_the_documentation_runs(place, tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "train.md").read_text(), re.DOTALL)
-    code = "".join(blocks)
+    code = "".join(block for block in blocks if "from trl" not in block)
     assert "max_steps=1000" in code
     monkeypatch.chdir(tmp_path)
     shutil.copy(place / "chats.jsonl", tmp_path)

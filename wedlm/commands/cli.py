@@ -339,15 +339,24 @@ def adapt(options: AdaptOptions) -> None:
 @app.command(epilog="Example: wedlm serve tencent/WeDLM-8B-Instruct --dtype bfloat16 --port 8000")
 @with_options
 def serve(options: ServeOptions) -> None:
-    """Serve one model with transformers' own server, in OpenAI's protocol: chat and completions, streamed or not.
+    """Serve one model in OpenAI's protocol: chat and completions, streamed or not, many at once.
 
-    The server answers one request at a time; others wait. A request may set its own decoding: docs/serve.md.
+    All requests are written in one running batch. A request may set its own decoding: docs/serve.md.
     """
     with refusals(options.debug), extra("serve"):
         check_generation(options)
-        from wedlm.serving.server import serve
+        from wedlm.serving.server import Place, serve
 
-        serve(options.model, options.host, options.port, options.dtype, options.device, decoding_arguments(options))
+        serve(
+            options.model,
+            Place(options.host, options.port, options.api_key, tuple(options.cors or ())),
+            options.dtype,
+            options.device,
+            decoding_arguments(options),
+            options.max_batch_size,
+            options.max_cached_tokens,
+            options.max_waiting,
+        )
 
 
 @app.command(epilog="Example: wedlm eval --recipe demo --run-code --limit 20")

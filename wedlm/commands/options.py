@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.serving.limits import BATCH_SIZE, WAITING
 
 
 def option(help: str, panel: str = "Decoding", show_default: bool | str = False) -> Any:
@@ -274,6 +275,24 @@ class ServeOptions:
     entropy_threshold: EntropyThreshold = None
     distance_penalty: DistancePenalty = None
     acceptance_ratio: AcceptanceRatio = None
+    max_batch_size: Annotated[int, typer.Option(help="The most texts that are written at once.", min=1)] = BATCH_SIZE
+    max_cached_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="The most tokens whose keys and values are in memory; by default half of the free memory.", min=1
+        ),
+    ] = None
+    max_waiting: Annotated[
+        int, typer.Option(help="The most requests that wait; the next one gets status 429.", min=0)
+    ] = WAITING
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="The key that requests must have.", envvar="WEDLM_API_KEY", show_envvar=True),
+    ] = None
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(help="An origin whose web pages may send requests, or *; may be given again.", metavar="ORIGIN"),
+    ] = None
     debug: Debug = False
 
 

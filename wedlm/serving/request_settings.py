@@ -6,26 +6,39 @@ import math
 import sys
 from collections.abc import Collection
 from contextlib import suppress
+from copy import deepcopy
 from reprlib import repr as shown  # of a value that may be megabytes
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from wedlm.generation.parameters import DEFAULTS, check_parameters
-from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
-from wedlm.serving.limits import BEAMS, BIASES, LOOKED_UP, MATCHED, STOP_CHARACTERS, STOP_STRINGS, WINDOW_SIZE
+from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+from wedlm.serving.limits import (
+    BIASES,
+    CHOICES,
+    LOOKED_UP,
+    MATCHED,
+    STOP_CHARACTERS,
+    STOP_STRINGS,
+    TOP_LOGPROBS,
+    WINDOW_SIZE,
+)
 from wedlm.serving.stop_strings import as_list
 
 SHARED_FIELDS = {
-    "frequency_penalty", "generation_config", "logit_bias", "max_tokens", "model", "seed", "stop", "stream",
-    "temperature", "top_p",
+    "frequency_penalty", "generation_config", "logit_bias", "logprobs", "max_tokens", "model", "n", "presence_penalty",
+    "seed", "stop", "stream", "stream_options", "temperature", "top_p",
 }  # fmt: skip
-CHAT_FIELDS = SHARED_FIELDS | {"chat_template_kwargs", "max_completion_tokens", "messages", "tools"}
+CHAT_FIELDS = SHARED_FIELDS | {
+    "chat_template_kwargs", "max_completion_tokens", "messages", "parallel_tool_calls", "response_format",
+    "tool_choice", "tools", "top_logprobs",
+}  # fmt: skip
 COMPLETION_FIELDS = SHARED_FIELDS | {"prompt"}
-# Fields that change no answer: notes for OpenAI's records, caches and prices, and usage, which is always sent.
+# Fields that change no answer: notes for OpenAI's records, caches and prices.
 IGNORED_FIELDS = {
     "metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
-    "safety_identifier", "service_tier", "store", "stream_options", "user",
+    "safety_identifier", "service_tier", "store", "user",
 }  # fmt: skip
 # Fields that are not offered, each with the values besides null that ask for nothing.
 NOT_OFFERED = {
@@ -34,25 +47,22 @@ NOT_OFFERED = {
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "moderation": (),
-    "n": (1,),
-    "parallel_tool_calls": (True,),
-    "presence_penalty": (0, 0.0),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
+NEW_TOKENS = 1024  # of an answer that sets no limit, as in transformers' own server
 LARGEST = {int: 2**63, float: sys.float_info.max}  # what torch can read
 NUMBERS = {  # kind, least, most
     "temperature": (float, 0, math.inf),
     "top_p": (float, 0, 1),
     "frequency_penalty": (float, -2, 2),
+    "presence_penalty": (float, -2, 2),
+    "n": (int, 1, CHOICES),
+    "top_logprobs": (int, 0, TOP_LOGPROBS),
     "max_tokens": (int, 1, math.inf),
     "max_completion_tokens": (int, 1, math.inf),
     "seed": (int, -(2**63), 2**63 - 1),
@@ -78,19 +88,17 @@ NUMBER_SETTINGS = {  # kind, least, most
     "encoder_repetition_penalty": (float, 0, math.inf),
     "no_repeat_ngram_size": (int, 0, math.inf),
     "encoder_no_repeat_ngram_size": (int, 0, math.inf),
-    "num_beams": (int, 1, BEAMS),
-    "length_penalty": (float, -math.inf, math.inf),
-    "prefill_chunk_size": (int, 1, math.inf),
     "prompt_lookup_num_tokens": (int, 0, LOOKED_UP),
     "max_matching_ngram_size": (int, 1, MATCHED),
 }
-FLAG_SETTINGS = {"do_sample", "early_stopping", "remove_invalid_values", "renormalize_logits"}
+FLAG_SETTINGS = {"do_sample", "remove_invalid_values", "renormalize_logits"}
 TOKEN_SETTINGS = {"bos_token_id", "forced_bos_token_id", "pad_token_id"}
 TOKENS_SETTINGS = {"begin_suppress_tokens", "eos_token_id", "forced_eos_token_id", "suppress_tokens"}
 OTHER_SETTINGS = {*DEFAULTS, "bad_words_ids", "sequence_bias", "stop_strings"}
 # Settings that are not offered, each with the values besides null that ask for nothing.
 SETTINGS_NOT_OFFERED = {
     "cache_implementation": ("dynamic",),
+    "num_beams": (1,),
     "num_return_sequences": (1,),
     "output_attentions": (False,),
     "output_hidden_states": (False,),
@@ -117,8 +125,46 @@ def check_fields(body: dict, fields: Collection[str]) -> None:
     for name, limits in NUMBERS.items():
         check_number(name, body.get(name), limits)
     check_stop_strings("stop", body.get("stop"))
-    if not isinstance(body.get("stream"), bool | None):
-        raise ValueError(f"stream={shown(body['stream'])} is neither true nor false; correct it.")
+    for name in ("stream", "parallel_tool_calls"):
+        if not isinstance(body.get(name), bool | None):
+            raise ValueError(f"{name}={shown(body[name])} is neither true nor false; correct it.")
+    check_stream_options(body)
+    check_logprobs(body)
+
+
+def check_stream_options(body: dict) -> None:
+    options = body.get("stream_options")
+    if options is None:
+        return
+    if not body.get("stream"):
+        raise ValueError(f"stream_options={shown(options)} is only for stream=true; leave it out.")
+    if not isinstance(options, dict) or not all(isinstance(value, bool | None) for value in options.values()):
+        raise ValueError(f"stream_options={shown(options)} is not an object such as {{'include_usage': true}}.")
+    for name in sorted(options.keys() - {"include_usage"}):
+        refuse_unless_nothing(f"stream_options.{name}", options[name], (False,))
+
+
+def sends_usage(body: dict) -> bool:
+    """Whether a stream ends with an event that tells the number of tokens."""
+    return bool((body.get("stream_options") or {}).get("include_usage"))
+
+
+def check_logprobs(body: dict) -> None:
+    """Refuses a wrong `logprobs`: a flag for chats, which have `top_logprobs` beside it, and a number otherwise."""
+    logprobs = body.get("logprobs")
+    if "prompt" in body:
+        check_number("logprobs", logprobs, (int, 0, TOP_LOGPROBS))
+    elif not isinstance(logprobs, bool | None):
+        raise ValueError(f"logprobs={shown(logprobs)} is neither true nor false; correct it.")
+    elif body.get("top_logprobs") and not logprobs:
+        raise ValueError(f"top_logprobs={body['top_logprobs']} needs logprobs=true; set it.")
+
+
+def num_logprobs(body: dict) -> int | None:
+    """The number of likeliest tokens to tell beside each token; None where no log-probabilities are asked for."""
+    if "prompt" in body:
+        return body.get("logprobs")
+    return (body.get("top_logprobs") or 0) if body.get("logprobs") else None
 
 
 def check_characters(value: object) -> None:
@@ -232,12 +278,6 @@ def max_tokens_of(body: dict) -> int | None:
     return body.get("max_tokens") if max_tokens is None else max_tokens
 
 
-def body_for_transformers(body: dict) -> dict:
-    """The fields that transformers' server reads; it knows neither `max_completion_tokens` nor a seed per request."""
-    rest = {name: value for name, value in body.items() if name not in ("logit_bias", "seed")}
-    return rest | {"max_tokens": max_tokens_of(body), "stop": body.get("stop") or None, "generation_config": None}
-
-
 def is_token(value: object, vocab_size: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab_size
 
@@ -310,30 +350,29 @@ def check_sequences(name: str, value: object, sequences: object, vocab_size: int
         )
 
 
-def complete(config: GenerationConfig, body: dict, given: dict, model_config: WeDLMConfig) -> GenerationConfig:
-    """Finishes the config that transformers' server made of a request.
-
-    Args:
-        config (`GenerationConfig`): The model's settings with those of the request; it is changed and returned.
-        body (`dict`): The request.
-        given (`dict`): Its `given_settings`, which win over its other fields.
-        model_config (`WeDLMConfig`): The model's, for the text that it reads and the tokens that it knows.
-    """
-    max_positions, vocab_size = model_config.max_position_embeddings, model_config.vocab_size
-    if body.get("temperature") == 0:
-        config.temperature = None  # `given` may ask for draws, and transformers refuses draws at temperature 0
-    elif body.get("temperature") is not None or body.get("top_p") is not None:
-        config.do_sample = True
+def settings_of(body: dict, model: WeDLMForCausalLM) -> GenerationConfig:
+    """The model's own settings, then those of the request, then those of its generation_config."""
+    max_positions, vocab_size = model.config.max_position_embeddings, model.config.vocab_size
+    given, config = given_settings(body), deepcopy(model.generation_config)
+    temperature, top_p, max_tokens = body.get("temperature"), body.get("top_p"), max_tokens_of(body)
+    config.max_new_tokens = max_tokens or min(max(config.max_new_tokens or 0, NEW_TOKENS), max_positions)
+    if temperature is not None or top_p is not None:
+        config.do_sample = temperature != 0
+    if temperature is not None:
+        # `given` may ask for draws, and transformers refuses draws at temperature 0.
+        config.temperature = float(temperature) or None
+    if top_p is not None:
+        config.top_p = float(top_p)
+    if body.get("stop"):
+        config.stop_strings = body["stop"]
     if body.get("logit_bias"):
         config.sequence_bias = biases_of(body["logit_bias"], vocab_size)
-    if max_tokens_of(body) is None:
-        config.max_new_tokens = min(config.max_new_tokens, max_positions)
     config.update(**checked_settings(given, vocab_size))
+    if config.eos_token_id is None:
+        config.eos_token_id = model.generation_config.eos_token_id  # as generate() does
     check_parameters(config)
     if config.repetition_penalty is not None and config.repetition_penalty <= 0:
-        raise ValueError(
-            f"repetition_penalty={config.repetition_penalty}, or 1 + frequency_penalty, is not above 0; raise it."
-        )
+        raise ValueError(f"repetition_penalty={config.repetition_penalty} is not above 0; raise it.")
     if (given.get("window_size") or 0) > WINDOW_SIZE:  # whoever runs the server may have set more
         raise ValueError(f"window_size={given['window_size']} is more than {WINDOW_SIZE} slots; make it smaller.")
     for number in (config.max_new_tokens, config.max_length):
@@ -341,6 +380,5 @@ def complete(config: GenerationConfig, body: dict, given: dict, model_config: We
             raise ValueError(
                 f"{number} tokens are more than max_position_embeddings={max_positions} of this model; ask for fewer."
             )
-    config.return_dict_in_generate = False  # transformers' server reads tensors
-    config.seed = body.get("seed")  # the worker takes it out again
+    config.return_dict_in_generate = False  # the batch returns tokens
     return config

@@ -1,188 +1,154 @@
-"""The routes of the server: transformers' handlers with this model's settings, refusals and events."""
+"""The routes of the server: requests of OpenAI's protocol, answered whole or in events."""
 
-import asyncio
-import json
-from collections.abc import AsyncIterator, Collection
-from concurrent.futures import ThreadPoolExecutor
-from inspect import signature
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
-from transformers import GenerationConfig, PreTrainedTokenizerBase, logging
-from transformers.cli.serving.chat_completion import ChatCompletionHandler
-from transformers.cli.serving.completion import CompletionHandler
-from transformers.cli.serving.server import build_server
-from transformers.cli.serving.utils import Modality, _GenerationCancelled
+from starlette.types import Send
+from transformers import logging
 
-from wedlm.checkpoints.errors import one_line
-from wedlm.generation.prompt import check_length
-from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
-from wedlm.serving.errors import ENDING, FAILED, STATUS_OF, error_response, sentence_of
-from wedlm.serving.limits import PREPARED_AT_ONCE
-from wedlm.serving.one_model import OneModel
-from wedlm.serving.prepared_tokenizer import PreparedTokenizer
-from wedlm.serving.request_settings import (
-    CHAT_FIELDS,
-    COMPLETION_FIELDS,
-    body_for_transformers,
-    check_characters,
-    check_fields,
-    complete,
-    given_messages,
-    given_settings,
-    shown,
-    template_variables,
-    tools_of,
-)
-from wedlm.serving.transport import Door
-from wedlm.serving.worker import OneAtATime
+from wedlm.serving.asked import Asked, ChatRoute, CompletionRoute, Served, asks_for_grammar, read_request
+from wedlm.serving.engine import Engine, compiling, prepared, preparing
+from wedlm.serving.errors import DEAD, FAILED, error_response, sentence_of, told
+from wedlm.serving.metrics import CONTENT_TYPE
+from wedlm.serving.openai_form import DONE, Form, event, usage_of
+from wedlm.serving.request_records import RequestRecord
 
 logger = logging.get_logger(__name__)
 
-DONE = "data: [DONE]\n\n"  # many clients wait for it
 
-# Templates and tokenizers work here, because megabytes of text would stop the event loop for seconds.
-preparing = ThreadPoolExecutor(PREPARED_AT_ONCE, "prepare")
-
-
-def build_app(manager: OneModel, state: OneAtATime, this_machine_only: bool) -> FastAPI:
-    """Builds transformers' app with the routes that are served here.
+def build_app(served: Served, engine: Engine) -> FastAPI:
+    """Builds the app.
 
     Args:
-        manager (`OneModel`): The model.
-        state (`OneAtATime`): The line of requests before the worker.
-        this_machine_only (`bool`): Whether requests must come from this machine.
+        served (`Served`): The model.
+        engine (`Engine`): The running batch that writes the answers.
     """
-    handlers = {parameter: NotServed() for parameter in signature(build_server).parameters if "handler" in parameter}
-    handlers |= {"chat_handler": Chat(manager, state), "completion_handler": Completions(manager, state)}
-    app = build_server(model_manager=manager, generation_state=state, **handlers)
+    app = FastAPI(title="wedlm serve", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(StarletteHTTPException, error_response)
     app.add_exception_handler(RequestValidationError, error_response)
-    app.add_middleware(Door, this_machine_only=this_machine_only)
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request, body: dict) -> Response:
+        return await answer(served, engine, ChatRoute, body, request.scope["record"])
+
+    @app.post("/v1/completions")
+    async def completion(request: Request, body: dict) -> Response:
+        return await answer(served, engine, CompletionRoute, body, request.scope["record"])
+
+    @app.get("/v1/models")
+    def models() -> dict:
+        return {"object": "list", "data": [served.record]}
 
     @app.get("/v1/models/{name:path}")
     def one_model(name: str) -> dict:
-        for model in manager.get_gen_models():
-            if model["id"] == name:
-                return model
-        raise HTTPException(404, f"This server has {manager.force_model} only, not {name}.")
+        if name == served.name:
+            return served.record
+        raise HTTPException(404, f"This server has {served.name} only, not {name}.")
+
+    @app.get("/health")
+    def health() -> JSONResponse:
+        manager = engine.manager
+        doing = {"model": served.name, "running": len(manager.running), "waiting": len(manager.waiting)}
+        if engine.is_dead:
+            return JSONResponse({"status": "failed", "message": DEAD} | doing, 503)
+        return JSONResponse({"status": "ok"} | doing)
+
+    @app.get("/metrics")
+    def metrics() -> Response:
+        return Response(engine.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     return app
 
 
-class Handler:
-    """The part that both routes add to transformers' handlers."""
-
-    events_before_text = 0
-    fields: Collection[str]
-    adds_special_tokens: bool
-
-    async def handle_request(self, body: dict, request_id: str):
-        try:
-            body = await asyncio.get_running_loop().run_in_executor(preparing, self.prepared, body)
-            response = await super().handle_request(body, request_id)
-        except ValueError as error:  # generate() refuses with a ValueError
-            raise HTTPException(400, sentence_of(error)) from error
-        except RecursionError as error:
-            raise HTTPException(400, "The request is nested too deeply; flatten it.") from error
-        except _GenerationCancelled as error:
-            raise HTTPException(STATUS_OF[ENDING], ENDING) from error
-        except StarletteHTTPException:
-            raise
-        except Exception as error:
-            logger.exception("generate() failed.")
-            raise HTTPException(STATUS_OF[FAILED], FAILED) from error
-        if isinstance(response, StreamingResponse):
-            response.body_iterator = await begun(response.body_iterator, self.events_before_text + 1)
-        return response
-
-    def prepared(self, body: dict) -> dict:
-        """Checks a request and reads its text; the result has a tokenizer that returns its tokens."""
-        check_fields(body, self.fields)
-        _, model, tokenizer = super()._resolve_model(body)
-        body, text = self.text_of(body, tokenizer)
-        check_characters(text)
-        inputs = tokenizer(text, add_special_tokens=self.adds_special_tokens)
-        if not inputs["input_ids"]:
-            raise ValueError("The request holds an empty prompt; send at least one character.")
-        check_length(len(inputs["input_ids"]), 0, model.config.max_position_embeddings)
-        inputs.convert_to_tensors("pt", prepend_batch_axis=True)
-        return body | {"tokenizer": PreparedTokenizer(tokenizer, inputs), "config": self.config_of(body)}
-
-    def config_of(self, body: dict) -> GenerationConfig:
-        """The model's own settings, then those of the request, then those of its generation_config."""
-        model, given = self.model_manager.model, given_settings(body)
-        config = super()._build_generation_config(body_for_transformers(body), model.generation_config)
-        return complete(config, body, given, model.config)
-
-    # transformers' handlers call these three; `prepared` has done their work.
-
-    def _validate_request(self, body: dict) -> None:
-        pass
-
-    def _resolve_model(self, body: dict) -> tuple[str, WeDLMForCausalLM, PreparedTokenizer]:
-        name, model, _ = super()._resolve_model(body)
-        return name, model, body["tokenizer"]
-
-    def _build_generation_config(self, body: dict, *_, **__) -> GenerationConfig:
-        return body["config"]
+async def answer(
+    served: Served,
+    engine: Engine,
+    route: type[ChatRoute] | type[CompletionRoute],
+    body: dict,
+    record: RequestRecord,
+) -> Response:
+    """Answers a request, or refuses it."""
+    try:
+        pool = compiling if asks_for_grammar(body) else preparing
+        asked = await prepared(pool, read_request, served, route, body)
+        record.prompt_tokens = len(asked.tokens)
+        form = Form(route.form, served.name)
+        if not asked.streams:
+            return await whole(engine, asked, form, record)
+        events = stream(engine, asked, form, record)
+        first = await anext(events)  # A request that fails before its first text gets a status of its own.
+        return Events(first, events)
+    except ValueError as error:
+        raise HTTPException(400, sentence_of(error)) from error
+    except StarletteHTTPException:
+        raise
+    except Exception as error:
+        logger.exception("A request has failed.")
+        raise HTTPException(500, FAILED) from error
 
 
-class Chat(Handler, ChatCompletionHandler):
-    events_before_text = 1  # the role
-    fields = CHAT_FIELDS
-    adds_special_tokens = False  # the template writes them
-
-    def text_of(self, body: dict, tokenizer: PreTrainedTokenizerBase) -> tuple[dict, str]:
-        messages, tools = given_messages(body), tools_of(body, tokenizer)
-        variables = template_variables(body, tokenizer)
-        try:
-            messages = self.get_processor_inputs_from_messages(messages, Modality.LLM)
-            text = tokenizer.apply_chat_template(
-                messages, tools=tools, add_generation_prompt=True, tokenize=False, **variables
-            )
-        except RecursionError:
-            raise
-        except Exception as error:  # a template may fail in any way
-            raise ValueError(
-                f"The chat template cannot write these messages ({type(error).__name__}: {one_line(error)}); "
-                "correct them."
-            ) from error
-        return body | {"messages": [], "tools": tools, "chat_template_kwargs": {}}, text
+async def whole(engine: Engine, asked: Asked, form: Form, record: RequestRecord) -> JSONResponse:
+    choices = [None] * asked.number
+    async with engine.texts(asked, form.name) as outputs:
+        async for index, output in outputs:
+            if output.error is not None:
+                raise engine.failure(output.error)
+            part = asked.answers[index].put(output)
+            choices[index] = form.kind.choice(index, asked.answers[index], part)
+    usage = usage_of(len(asked.tokens), asked.answers)
+    record.completion_tokens = usage["completion_tokens"]
+    return JSONResponse(form.whole(choices, usage))
 
 
-class Completions(Handler, CompletionHandler):
-    fields = COMPLETION_FIELDS
-    adds_special_tokens = True
+async def stream(engine: Engine, asked: Asked, form: Form, record: RequestRecord) -> AsyncIterator[str]:
+    """The events of an answer. A failure is raised before the first event, and told in an event later."""
+    has_begun = False
+    async with engine.texts(asked, form.name) as outputs:
+        async for index, output in outputs:
+            if output.error is not None:
+                error = engine.failure(output.error)
+                if not has_begun:
+                    raise error
+                record.error = sentence_of(error.detail)
+                yield event(told(error))
+                return
+            answer = asked.answers[index]
+            part = answer.put(output)
+            record.note_tokens(len(part.tokens))
+            events = [] if has_begun else [form.event(each) for each in form.openings(asked.number)]
+            has_begun = True
+            if (choice := form.kind.continued(index, answer, part)) is not None:
+                events.append(form.event([choice]))
+            if output.is_finished():
+                events.append(form.event([form.kind.closing(index, answer)]))
+            if events:
+                yield "".join(events)
+    usage = form.event([], usage=usage_of(len(asked.tokens), asked.answers)) if asked.sends_usage else ""
+    record.is_whole = True
+    yield usage + DONE
 
-    def text_of(self, body: dict, tokenizer: PreTrainedTokenizerBase) -> tuple[dict, str]:
-        prompt = body.get("prompt")
-        if not isinstance(prompt, str):
-            raise ValueError(f"prompt={shown(prompt)} is not a text; send one text.")
-        return body, prompt
 
+class Events(StreamingResponse):
+    """A stream of events, of which the first is there; its request ends with it, however it ends.
 
-class NotServed:
-    """Stands for transformers' other routes."""
+    Args:
+        first (`str`): The first event.
+        events (`AsyncIterator[str]`): The others.
+    """
 
-    async def handle_request(self, *arguments):
-        raise HTTPException(404, "This server answers /v1/chat/completions and /v1/completions.")
+    def __init__(self, first: str, events: AsyncIterator[str]):
+        self.events = events
+        super().__init__(self.all_events(first), media_type="text/event-stream")
 
+    async def all_events(self, first: str) -> AsyncIterator[str]:
+        yield first
+        async for each in self.events:
+            yield each
 
-async def begun(events: AsyncIterator[str], num_events: int) -> AsyncIterator[str]:
-    """Waits for the first `num_events` of a stream, so that a request that is refused gets a status of its own."""
-    first = [await anext(events) for _ in range(num_events)]
-    if first[-1].startswith('data: {"error"'):
-        sentence = json.loads(first[-1].removeprefix("data: "))["error"]
-        raise HTTPException(STATUS_OF.get(sentence, 400), sentence)
-
-    async def all_events() -> AsyncIterator[str]:
-        for event in first:
-            yield event
-        async for event in events:
-            yield event
-        yield DONE
-
-    return all_events()
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self.events), aclosing(self.body_iterator):
+            await super().stream_response(send)

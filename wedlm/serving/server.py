@@ -1,70 +1,140 @@
-"""`wedlm serve`: one WeDLM model behind transformers' own OpenAI-compatible server."""
+"""`wedlm serve`: one WeDLM model behind OpenAI's protocol, all requests in one running batch."""
 
 import asyncio
+import logging
 import socket
 import sys
+import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 from transformers import GenerationConfig
 
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.generation.parameters import DEFAULTS, check_parameters
-from wedlm.serving.limits import CONNECTIONS
-from wedlm.serving.one_model import OneModel
+from wedlm.serving.asked import Served
+from wedlm.serving.engine import Engine
+from wedlm.serving.limits import FURTHER_CONNECTIONS
+from wedlm.serving.request_records import log
 from wedlm.serving.routes import build_app
-from wedlm.serving.transport import is_this_machine
-from wedlm.serving.worker import OneAtATime
+from wedlm.serving.transport import Door, is_this_machine
 
 GRACE_SECONDS = 3  # for the last answers to reach their clients
+
+
+@dataclass
+class Place:
+    """Where the server listens, and whom it lets in.
+
+    Args:
+        host (`str`): The address to listen on.
+        port (`int`): The port to listen on; 0 takes a free one.
+        api_key (`str`, *optional*): The key that requests must have.
+        origins (`tuple[str]`): The origins of web pages that may send requests; "*" stands for all.
+    """
+
+    host: str
+    port: int
+    api_key: str | None = None
+    origins: tuple[str, ...] = ()
 
 
 class Server(uvicorn.Server):
     """A server that ends the running requests when it is told to end; uvicorn would wait for them."""
 
-    def __init__(self, config: uvicorn.Config, state: OneAtATime):
+    def __init__(self, config: uvicorn.Config, served: Served, engine: Engine):
         super().__init__(config)
-        self.state = state
+        self.served, self.engine = served, engine
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # First the worker must be idle: a process that ends while torch computes aborts or hangs.
-        await asyncio.to_thread(self.state.shutdown)
+        # First the engine must be idle: a process that ends while torch computes aborts or hangs.
+        await asyncio.to_thread(self.engine.stop)
+        self.served.grammars.close()
         await super().shutdown(sockets)
 
 
-def serve(name: str, host: str, port: int, dtype: str, device: str | None, settings: dict[str, Any]) -> None:
+def serve(
+    name: str,
+    place: Place,
+    dtype: str,
+    device: str | None,
+    settings: dict[str, Any],
+    max_batch_size: int,
+    max_cached_tokens: int | None,
+    max_waiting: int,
+) -> None:
     """Serves a checkpoint until Ctrl-C.
 
     Args:
         name (`str`): A folder or a name on the Hub.
-        host (`str`): The address to listen on.
-        port (`int`): The port to listen on; 0 takes a free one.
+        place (`Place`): Where to listen, and whom to let in.
         dtype (`str`): The dtype of the weights, or `"auto"`.
         device (`str`, *optional*): The device; by default the GPU if there is one.
         settings (`dict`): The parameters of decoding that replace the checkpoint's.
+        max_batch_size (`int`): The most rows of a forward.
+        max_cached_tokens (`int`, *optional*): The most tokens whose keys and values are in memory.
+        max_waiting (`int`): The most requests that wait.
 
     Raises:
         `ValueError`: whatever is in the way, as one sentence with the remedy.
     """
     check_parameters(GenerationConfig(**DEFAULTS | settings))
-    listening = take_port(host, port)
+    listening = take_port(place.host, place.port)
     this_machine_only = is_this_machine(listening.getsockname()[0])
-    if not this_machine_only:
-        print(f"Everybody who reaches {host} may use the model: there is no key.", file=sys.stderr)
+    if not this_machine_only and place.api_key is None:
+        print(f"Everybody who reaches {place.host} may use the model: there is no --api-key.", file=sys.stderr)
     model, tokenizer = load_checkpoint(name, dtype, device)
     model.generation_config.update(**settings)
     if Path(name).is_dir():
         name = Path(name).resolve().name
+    engine = Engine(model, tokenizer, max_batch_size, max_cached_tokens, max_waiting)
+    served = Served(name, model, tokenizer, int(time.time()))
+    app = guarded(build_app(served, engine), engine, place, this_machine_only)
+    config = uvicorn.Config(
+        app,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        limit_concurrency=max_batch_size + max_waiting + FURTHER_CONNECTIONS,
+        access_log=False,
+    )
+    log_requests()
+    engine.start()
     host, port, *_ = listening.getsockname()
     address = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
-    state = OneAtATime()
-    app = build_app(OneModel(name, model, tokenizer), state, this_machine_only)
-    config = uvicorn.Config(app, timeout_graceful_shutdown=GRACE_SECONDS, limit_concurrency=CONNECTIONS)
     with suppress(KeyboardInterrupt):  # uvicorn raises it again once it has ended
-        print(f"{name} answers at {address}, one request at a time; others wait. Ctrl-C ends it.", flush=True)
-        Server(config, state).run(sockets=[listening])
+        print(
+            f"{name} answers at {address}, up to {max_batch_size} texts at once, with "
+            f"{engine.manager.max_cached_tokens:,} cached tokens. Ctrl-C ends it.",
+            flush=True,
+        )
+        Server(config, served, engine).run(sockets=[listening])
+
+
+def guarded(app: FastAPI, engine: Engine, place: Place, this_machine_only: bool) -> FastAPI:
+    """Puts the door before an app, and before the door the answers to browsers that ask whether they may come."""
+    app.add_middleware(
+        Door,
+        metrics=engine.metrics,
+        this_machine_only=this_machine_only,
+        api_key=place.api_key,
+        origins=place.origins,
+    )
+    if place.origins:
+        app.add_middleware(CORSMiddleware, allow_origins=place.origins, allow_methods=["*"], allow_headers=["*"])
+    return app
+
+
+def log_requests() -> None:
+    """Has a line written to stderr for each request."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
 
 
 def take_port(host: str, port: int) -> socket.socket:

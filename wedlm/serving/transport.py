@@ -1,7 +1,8 @@
 """The door of the server: who may come in, how much may be carried, and who has left."""
 
 import asyncio
-import threading
+import hmac
+from collections.abc import Collection
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -12,10 +13,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wedlm.serving.errors import error_response
 from wedlm.serving.limits import BODY_BYTES, BODY_SECONDS
-from wedlm.serving.worker import client_has_left
+from wedlm.serving.metrics import Metrics
+from wedlm.serving.request_records import RequestRecord
 
 # Names that end so are reserved, so no web page has one. Containers reach their host as host.docker.internal.
 RESERVED_ENDS = (".localhost", ".internal")
+OPEN_PATHS = ("/health",)  # a balancer asks without a key
 
 
 class Door:
@@ -23,29 +26,57 @@ class Door:
 
     Args:
         app (`ASGIApp`): The app behind the door.
+        metrics (`Metrics`): Counts the requests.
         this_machine_only (`bool`): Whether the server listens on this machine alone. A web page can reach it even so,
             by a name of its own that leads here; `Host` and `Origin` then tell that name.
+        api_key (`str`, *optional*): The key that requests must have.
+        origins (`Collection[str]`): The origins of web pages that may send requests; "*" stands for all.
     """
 
-    def __init__(self, app: ASGIApp, this_machine_only: bool):
-        self.app, self.this_machine_only = app, this_machine_only
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        this_machine_only: bool,
+        api_key: str | None = None,
+        origins: Collection[str] = (),
+    ):
+        self.app, self.metrics = app, metrics
+        self.this_machine_only, self.api_key, self.origins = this_machine_only, api_key, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        record = RequestRecord(scope["method"], scope["path"])
+
+        async def send_and_note(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+            await send(message)
+
+        try:
+            await self.enter(scope | {"record": record}, receive, send_and_note, record)
+        finally:
+            record.close(self.metrics)
+
+    async def enter(self, scope: Scope, receive: Receive, send: Send, record: RequestRecord) -> None:
+        """Reads the body of a request that may come in, and has it answered."""
         headers = Headers(scope=scope)
         try:
             if self.this_machine_only:
-                refuse_foreign(headers)
+                self.refuse_foreign(headers)
+            if self.api_key is not None and scope["path"] not in OPEN_PATHS:
+                refuse_without_key(headers, self.api_key)
             body = await body_of(headers, receive)
         except ClientDisconnect:
+            record.has_left = True
             return
         except HTTPException as error:
             response = await error_response(Request(scope), error)
             return await response(scope, receive, send)
-        await self.answer(body, scope, receive, send)
+        await self.answer(body, scope, receive, send, record)
 
-    async def answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, body: bytes, scope: Scope, receive: Receive, send: Send, record: RequestRecord) -> None:
         messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
         async def receive_again() -> Message:
@@ -53,17 +84,26 @@ class Door:
                 return message
             return await asyncio.Future()  # the client's leaving cancels the app
 
-        has_left = threading.Event()
-        client_has_left.set(has_left)
         try:
             async with asyncio.TaskGroup() as group:
                 watcher = group.create_task(wait_until_it_leaves(receive))
                 await self.app(scope, receive_again, send)
                 watcher.cancel()
         except* ClientDisconnect:
-            pass
-        finally:
-            has_left.set()
+            record.has_left = True
+
+    def refuse_foreign(self, headers: Headers) -> None:
+        """Refuses names that do not lead to this machine alone; with a key a foreign `Host` may be that of a proxy."""
+        for header in ("origin",) if self.api_key is not None else ("host", "origin"):
+            for value in headers.getlist(header):
+                if header == "origin" and ("*" in self.origins or value in self.origins):
+                    continue
+                if not is_this_machine(host_in(value)):
+                    raise HTTPException(
+                        403,
+                        f"{header.capitalize()} {value!r} is not this machine, and this server answers this machine "
+                        "alone; use http://127.0.0.1, or start the server with --host 0.0.0.0.",
+                    )
 
 
 def is_this_machine(name: str | None) -> bool:
@@ -76,19 +116,22 @@ def is_this_machine(name: str | None) -> bool:
         return False
 
 
-def refuse_foreign(headers: Headers) -> None:
-    for header in ("host", "origin"):
-        for value in headers.getlist(header):
-            try:
-                name = urlsplit(value if "//" in value else f"//{value}").hostname
-            except ValueError:
-                name = None
-            if not is_this_machine(name):
-                raise HTTPException(
-                    403,
-                    f"{header.capitalize()} {value!r} is not this machine, and this server answers this machine "
-                    "alone; use http://127.0.0.1, or start the server with --host 0.0.0.0.",
-                )
+def host_in(value: str) -> str | None:
+    """The name or address in a `Host` or an `Origin`."""
+    try:
+        return urlsplit(value if "//" in value else f"//{value}").hostname
+    except ValueError:
+        return None
+
+
+def refuse_without_key(headers: Headers, api_key: str) -> None:
+    given = headers.get("authorization", "")
+    if not hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode()):
+        raise HTTPException(
+            401,
+            "The request has no valid key; send the server's --api-key as Authorization: Bearer KEY.",
+            {"WWW-Authenticate": "Bearer"},
+        )
 
 
 async def body_of(headers: Headers, receive: Receive) -> bytes:

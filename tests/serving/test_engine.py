@@ -1,0 +1,342 @@
+"""Requests in one running batch: seeds, clients that leave, a full line, and failures."""
+
+import asyncio
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+import pytest
+import torch
+from fastapi import HTTPException
+from serving_client import MESSAGES, autoregressive, chat, client_of, generated, health, leave_after, send, streamed
+
+from wedlm.serving.asked import ChatRoute, Served, read_request
+from wedlm.serving.engine import Engine, LatestOutputs
+from wedlm.serving.errors import DEAD, ENDING, FAILED, FULL
+from wedlm.serving.openai_form import ChatForm, Form
+from wedlm.serving.request_records import RequestRecord
+from wedlm.serving.routes import answer, stream
+
+
+def test_draws_belong_to_the_seed(checkpoint, client):
+    def draw(**arguments):
+        return chat(client, temperature=0.8, top_p=0.9, **arguments).choices[0].message.content
+
+    expected = [generated(checkpoint, seed=n, do_sample=True, temperature=0.8, top_p=0.9)[2] for n in range(4)]
+    with ThreadPoolExecutor(4) as pool:  # four clients at once
+        assert list(pool.map(lambda n: draw(seed=n), range(4))) == expected
+    assert "".join(streamed(chat(client, temperature=0.8, top_p=0.9, seed=2, stream=True))[0]) == expected[2]
+    assert draw(seed=1) == expected[1]
+    after_one = draw()
+    assert draw(seed=1) == expected[1] and after_one != draw()
+    assert len({*expected, chat(client).choices[0].message.content}) == 5
+    assert chat(client, temperature=None).choices[0].message.content == generated(checkpoint)[2]
+
+
+def test_several_choices_draw_with_the_next_seeds(checkpoint, client):
+    settings = {"temperature": 0.8, "seed": 5, "n": 3}
+    texts = [generated(checkpoint, seed=5 + n, do_sample=True, temperature=0.8)[2] for n in range(3)]
+    whole = chat(client, **settings)
+    assert [choice.message.content for choice in whole.choices] == texts
+    assert whole.usage.completion_tokens == 120
+    parts, roles, reasons = ["", "", ""], [], []
+    for chunk in chat(client, **settings, stream=True):
+        for choice in chunk.choices:
+            parts[choice.index] += choice.delta.content or ""
+            roles += [choice.index] if choice.delta.role else []
+            reasons += [choice.index] if choice.finish_reason else []
+    assert parts == texts and roles == sorted(reasons) == [0, 1, 2]
+
+
+def test_many_clients_get_the_texts_of_generate(checkpoint, client):
+    prompts = [f"the cat {'sat ' * n}" for n in range(24)]
+    expected = [generated(checkpoint, prompt)[2] for prompt in prompts]
+
+    def text(n):
+        body = {"model": "tiny", "prompt": prompts[n], "max_tokens": 40, "temperature": 0}
+        if n % 2:
+            return "".join(streamed(client.completions.create(**body, stream=True))[0])
+        return client.completions.create(**body).choices[0].text
+
+    with ThreadPoolExecutor(24) as pool:
+        assert list(pool.map(text, range(24))) == expected
+
+
+def test_a_client_that_leaves_ends_its_generation(checkpoint, client, server):
+    def seconds():
+        start = time.monotonic()
+        assert chat(client_of(server)).choices[0].message.content == generated(checkpoint)[2]
+        return time.monotonic() - start
+
+    before = seconds()
+    long = {"messages": MESSAGES, "max_tokens": 29_000, **autoregressive()}
+    stream = chat(client, stream=True, max_tokens=29_000, extra_body=autoregressive())
+    for _, _ in zip(range(4), stream, strict=False):
+        pass
+    for path, body in (
+        ("/v1/chat/completions", long),
+        ("/v1/chat/completions", long | {"stream": True}),
+        ("/v1/chat/completions", long | {"n": 4}),
+        ("/v1/completions", {"prompt": "the cat", "max_tokens": 29_000, **autoregressive()}),
+    ):
+        leave_after(0.2, server, path, body)
+    stream.close()
+    assert seconds() < 10 + 30 * before  # each of the whole texts would take a minute or more
+    end = time.monotonic() + 10
+    while (doing := health(server))["running"] + doing["waiting"] and time.monotonic() < end:
+        time.sleep(0.1)
+    assert (doing["running"], doing["waiting"]) == (0, 0)
+
+
+# --- An engine in this process ---
+
+
+@asynccontextmanager
+async def running(checkpoint, **limits):
+    """An engine on the tiny model, stopped at the end."""
+    limits = {"max_batch_size": 4, "max_cached_tokens": None, "max_waiting": 8} | limits
+    engine = Engine(checkpoint[1], checkpoint[2], **limits)
+    engine.start()
+    try:
+        yield engine
+    finally:
+        if engine.manager.is_running():
+            await asyncio.to_thread(engine.stop)
+
+
+def served(checkpoint):
+    return Served("tiny", checkpoint[1], checkpoint[2], 0)
+
+
+def asked(checkpoint, **fields):
+    return read_request(served(checkpoint), ChatRoute, {"messages": MESSAGES, "temperature": 0, **fields})
+
+
+def body_of(**fields):
+    return {"messages": MESSAGES, "temperature": 0, "max_tokens": 40, **fields}
+
+
+async def answered(engine, checkpoint, **fields):
+    """The text of an answer."""
+    record = RequestRecord("POST", "/v1/chat/completions")
+    response = await answer(served(checkpoint), engine, ChatRoute, body_of(**fields), record)
+    return json.loads(response.body)["choices"][0]["message"]["content"]
+
+
+def run(story):
+    return asyncio.run(asyncio.wait_for(story, 120))
+
+
+LONG = {"max_tokens": 29_000, "generation_config": {"decoding": "autoregressive"}}
+
+
+async def begin(engine, checkpoint, **fields):
+    """A stream that has sent its first event."""
+    events = stream(engine, asked(checkpoint, stream=True, **fields), Form(ChatForm, "tiny"), RequestRecord("", ""))
+    await anext(events)
+    return events
+
+
+async def until_empty(engine):
+    while engine.manager.running or engine.manager.waiting:
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_full_line_is_told_at_once(checkpoint, is_stream):
+    async def story():
+        async with running(checkpoint, max_batch_size=1, max_waiting=1) as engine:
+            first = await begin(engine, checkpoint, **LONG)
+            second = asyncio.create_task(answered(engine, checkpoint))
+            while not engine.manager.waiting:
+                await asyncio.sleep(0.01)
+            with pytest.raises(HTTPException) as error:
+                await answered(engine, checkpoint, stream=is_stream)
+            await first.aclose()
+            assert await second == await answered(engine, checkpoint) == generated(checkpoint)[2]
+            return error.value
+
+    error = run(story())
+    assert (error.status_code, error.detail) == (429, FULL) and "Retry-After" in error.headers
+
+
+def test_all_choices_or_none_are_put_in_line(checkpoint):
+    async def story():
+        async with running(checkpoint, max_batch_size=1, max_waiting=1) as engine:
+            with pytest.raises(HTTPException) as error:
+                await answered(engine, checkpoint, n=4)
+            await until_empty(engine)
+            return error.value
+
+    assert run(story()).status_code == 429
+
+
+@pytest.mark.parametrize("is_running", [True, False], ids=["running", "waiting"])
+@pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "whole"])
+def test_a_request_ends_with_its_reader(checkpoint, is_stream, is_running):
+    async def story():
+        async with running(checkpoint, max_batch_size=1) as engine:
+            other = None if is_running else await begin(engine, checkpoint, **LONG)
+            number = 1 + (other is not None)
+            reading = begin if is_stream else answered
+            task = asyncio.create_task(reading(engine, checkpoint, **LONG))
+            while len(engine.manager.running) + len(engine.manager.waiting) < number:
+                await asyncio.sleep(0.01)
+            if is_stream and is_running:
+                await (await task).aclose()
+            else:
+                task.cancel()
+            if other is not None:
+                await other.aclose()
+            await until_empty(engine)
+            assert not engine.manager.outputs.waiting and not engine.manager.outputs.handlers
+
+    run(story())
+
+
+def test_a_reader_that_leaves_before_its_request_is_in_line(checkpoint):
+    async def story():
+        async with running(checkpoint) as engine:
+            task = asyncio.create_task(answered(engine, checkpoint, **LONG))
+            for _ in range(200):  # wherever its preparation is
+                await asyncio.sleep(0.001)
+                task.cancel()
+                await asyncio.wait([task])
+                task = asyncio.create_task(answered(engine, checkpoint, **LONG))
+            task.cancel()
+            await asyncio.wait([task])
+            await asyncio.sleep(0.5)
+            await until_empty(engine)
+            assert not engine.manager.outputs.waiting and not engine.manager.outputs.handlers
+
+    run(story())
+
+
+def test_the_death_of_the_worker_is_told(checkpoint, monkeypatch):
+    async def story():
+        async with running(checkpoint) as engine:
+            events = await begin(engine, checkpoint, **LONG)
+            whole = asyncio.create_task(answered(engine, checkpoint, **LONG))
+            while len(engine.manager.running) < 2:
+                await asyncio.sleep(0.01)
+
+            def die():
+                raise KeyError("a bug")
+
+            monkeypatch.setattr(engine.manager.batch, "step", die)
+            *_, last = [event async for event in events]
+            with pytest.raises(HTTPException) as error:
+                await whole
+            with pytest.raises(HTTPException) as later:
+                await answered(engine, checkpoint)
+            assert engine.is_dead
+            return json.loads(last.removeprefix("data: "))["error"], error.value, later.value
+
+    told, error, later = run(story())
+    assert told == {"message": DEAD, "type": "server_error", "code": 503}
+    assert (error.status_code, error.detail) == (later.status_code, later.detail) == (503, DEAD)
+
+
+def test_a_request_that_breaks_fails_alone(checkpoint, monkeypatch, caplog):
+    class Breaking(torch.nn.Module):
+        def __call__(self, input_ids, scores):
+            if input_ids.shape[1] > 30:
+                raise KeyError("a bug")
+            return scores
+
+    async def story():
+        async with running(checkpoint) as engine:
+            request = asked(checkpoint, stream=True, max_tokens=40)
+            request.processors[0].append(Breaking())
+            other = asyncio.create_task(answered(engine, checkpoint))
+            events = [event async for event in stream(engine, request, Form(ChatForm, "m"), RequestRecord("", ""))]
+            assert await other == generated(checkpoint)[2]
+            return json.loads(events[-1].removeprefix("data: "))["error"]
+
+    assert run(story())["message"] == FAILED
+
+
+def test_the_end_of_the_server_is_told(checkpoint):
+    async def story():
+        async with running(checkpoint) as engine:
+            events = await begin(engine, checkpoint, **LONG)
+            whole = asyncio.create_task(answered(engine, checkpoint, **LONG))
+            while len(engine.manager.running) < 2:
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(engine.stop)
+            *_, last = [event async for event in events]
+            with pytest.raises(HTTPException) as error:
+                await whole
+            with pytest.raises(HTTPException) as later:
+                await answered(engine, checkpoint)
+            assert ENDING in last
+            return error.value, later.value
+
+    for error in run(story()):
+        assert (error.status_code, error.detail) == (503, ENDING)
+
+
+def test_a_request_that_can_never_fit_is_refused(checkpoint):
+    async def story():
+        async with running(checkpoint, max_cached_tokens=100) as engine:
+            with pytest.raises(HTTPException, match="there is room for 100; .*--max-cached-tokens") as error:
+                await answered(engine, checkpoint, max_tokens=200)
+            return error.value.status_code
+
+    assert run(story()) == 400
+
+
+def test_an_error_of_preparation_is_one_of_the_server(checkpoint, monkeypatch):
+    async def story():
+        async with running(checkpoint) as engine:
+
+            def fail(*_, **__):
+                raise KeyError("a bug")
+
+            monkeypatch.setattr(engine.manager, "add_request", fail)
+            with pytest.raises(HTTPException) as error:
+                await answered(engine, checkpoint)
+            return error.value
+
+    error = run(story())
+    assert (error.status_code, error.detail) == (500, FAILED)
+
+
+def test_draws_without_a_seed_differ_from_server_to_server(checkpoint):
+    _, model, tokenizer = checkpoint
+
+    def first_seed():
+        torch.manual_seed(0)  # as in every new process
+        return Engine(model, tokenizer, 1, None, 1).manager.seed_or(None)
+
+    assert first_seed() != first_seed()
+
+
+def test_a_late_reader_misses_nothing():
+    class Output:
+        def __init__(self, tokens, is_finished=False):
+            self.tokens, self.is_finished = tokens, lambda: is_finished
+
+    async def story():
+        outputs, seen = LatestOutputs(2), []
+        outputs.put(0, Output(1))
+        outputs.put(0, Output(2))
+        async for index, output in outputs:
+            seen.append((index, output.tokens))
+            if output.tokens == 2:
+                outputs.put(1, Output(5, is_finished=True))
+                outputs.put(0, Output(3, is_finished=True))
+        return seen
+
+    assert run(story()) == [(0, 2), (1, 5), (0, 3)]
+
+
+def test_health_and_metrics_tell_what_the_server_does(server, client):
+    assert chat(client).choices
+    told = health(server)
+    assert told["status"] == "ok" and told["model"] == "tiny"
+    text = send(server, "GET", "/metrics")[1]
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(values['wedlm_requests_total{outcome="ok",route="/v1/chat/completions"}']) >= 1
+    assert float(values["wedlm_generated_tokens_total"]) >= 40

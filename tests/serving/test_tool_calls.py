@@ -1,0 +1,160 @@
+"""Calls of tools: told from the text, and forced by a grammar."""
+
+import copy
+import json
+
+import pytest
+import xgrammar
+from serving_client import MESSAGES
+from transformers.cli.serving.utils import ReasoningText, ToolCall
+
+from wedlm.serving.asked import ChatRoute, Served, read_request
+from wedlm.serving.grammars import Grammars
+from wedlm.serving.tool_calls import AnswerParser, call_of, grammar_of_choice
+
+TEMPLATE = """{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}
+{%- for message in messages %}{{ message.content }}{% endfor %}{# <tool_call></tool_call> #}"""
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "time"}},
+]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def served(checkpoint):
+    tokenizer = copy.copy(checkpoint[2])
+    tokenizer.chat_template = TEMPLATE
+    served = Served("tiny", checkpoint[1], tokenizer, 0)
+    yield served
+    served.grammars.close()
+
+
+def told(served, text, step):
+    """The text, the thoughts and the calls of an answer."""
+    parser = AnswerParser.of(served.tokenizer, served.model, [9])
+    items = [item for begin in range(0, len(text), step) for item in parser.feed(text[begin : begin + step])]
+    items += parser.finish()
+    calls = [(item.name, json.loads(item.arguments)) for item in items if isinstance(item, ToolCall)]
+    thoughts = "".join(item for item in items if isinstance(item, ReasoningText))
+    return "".join(item for item in items if type(item) is str), thoughts, calls
+
+
+@pytest.mark.parametrize("step", [1, 3, 7, 1000])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain < text", ("plain < text", "", [])),
+        (CALL, ("", "", [("weather", {"city": "Köln"})])),
+        (f"Let me see.\n{CALL}\n{CALL}", ("Let me see.", "", [("weather", {"city": "Köln"})] * 2)),
+        (f"<think>hm</think>{CALL}", ("", "hm", [("weather", {"city": "Köln"})])),
+        ("<tool_call>{broken</tool_call> and more", ("<tool_call>{broken</tool_call> and more", "", [])),
+        ('<tool_call>{"nam": 1}</tool_call>', ('<tool_call>{"nam": 1}</tool_call>', "", [])),
+        ("<tool_call>[1]</tool_call>", ("<tool_call>[1]</tool_call>", "", [])),
+        (f"{CALL}<tool_call>{{", ("<tool_call>{", "", [("weather", {"city": "Köln"})])),
+        ('<tool_call>{"name": "a"', ('<tool_call>{"name": "a"', "", [])),
+    ],
+    ids=["text", "call", "text and calls", "thought", "broken", "no name", "no object", "unfinished", "cut"],
+)
+def test_what_is_told(served, text, expected, step):
+    assert told(served, text, step) == expected
+
+
+def test_text_without_a_form_has_no_parser(checkpoint):
+    tokenizer = copy.copy(checkpoint[2])
+    tokenizer.chat_template = "{{ messages }}"
+    assert AnswerParser.of(tokenizer, checkpoint[1], [9]) is None
+
+
+def test_a_form_of_the_tokenizer_comes_first(checkpoint):
+    tokenizer = copy.copy(checkpoint[2])
+    tokenizer.response_template = {
+        "defaults": {"role": "assistant"},
+        "start_anchor": "assistant",
+        "fields": {"content": {"content": "text"}, "reasoning_content": {"open": "[[", "close": "]]"}},
+    }
+    parser = AnswerParser.of(tokenizer, checkpoint[1], [9])
+    assert parser.reads_special_tokens
+    items = parser.feed("[[hm]]yes") + parser.finish()
+    assert "".join(item for item in items if isinstance(item, ReasoningText)) == "hm"
+
+
+def asked(served, **fields):
+    return read_request(served, ChatRoute, {"messages": MESSAGES, "tools": TOOLS, **fields})
+
+
+def accepts(grammar, text):
+    matcher = xgrammar.GrammarMatcher(grammar.compiled)
+    return matcher.accept_string(text) and matcher.is_completed()
+
+
+def test_a_choice_forces_a_call(served):
+    grammars, tokenizer = served.grammars, served.tokenizer
+    required = grammar_of_choice({"tool_choice": "required"}, TOOLS, tokenizer, grammars)
+    named = {"tool_choice": {"type": "function", "function": {"name": "time"}}}
+    only_time = grammar_of_choice(named, TOOLS, tokenizer, grammars)
+    time = '<tool_call>\n{"name": "time", "arguments": {"zone": 1}}\n</tool_call>'
+    assert accepts(required, CALL) and accepts(required, time) and accepts(only_time, time)
+    assert not accepts(only_time, CALL) and not accepts(required, "Hello") and not accepts(required, CALL + CALL)
+    assert not accepts(required, CALL.replace('"Köln"', "3"))
+    for choice in (None, "auto", "none"):
+        assert grammar_of_choice({"tool_choice": choice}, TOOLS, tokenizer, grammars) is None
+
+
+def test_a_forced_call_comes_back_as_a_call(served):
+    """With the model's own draws, whatever they are."""
+    city = {"type": "object", "properties": {"city": {"enum": ["Bonn", "Köln"]}}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": name, "parameters": city, "strict": True}} for name in "ab"]
+    request = asked(served, tools=tools, tool_choice="required", max_tokens=300)
+    answer, (processors,) = request.answers[0], request.processors
+    ids = served.model.generate(
+        served.tokenizer("the cat", return_tensors="pt")["input_ids"],
+        logits_processor=processors, do_sample=True, suppress_tokens=None, max_new_tokens=300, decoding="verified",
+    )  # fmt: skip
+    text = served.tokenizer.decode(ids[0], skip_special_tokens=True).removeprefix("the cat")
+    _, _, calls = told(served, text, 1000)
+    assert calls in [[(name, {"city": city})] for name in "ab" for city in ("Bonn", "Köln")]
+    assert answer.parser is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"tool_choice": "all"}, "tool_choice='all' is neither 'auto', 'none', 'required' nor"),
+        ({"tool_choice": {"type": "function"}}, "is neither 'auto'"),
+        ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "names no tool of tools="),
+        ({"tool_choice": "required", "tools": []}, "tool_choice='required' names no tool of tools="),
+        (
+            {"tool_choice": "required", "tools": [{"function": {}}]},
+            "tools holds .* which is not an object such as",
+        ),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "excludes response_format"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls=False needs tool_choice='required'"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "strict": True}}]},
+            "strict=true of a tool needs tool_choice",
+        ),
+        (
+            {"tool_choice": "required", "tools": [{"function": {"name": "a", "parameters": {"type": "x"}}}]},
+            "tools cannot be compiled",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(served, fields, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        asked(served, **fields)
+
+
+def test_a_model_of_another_form_cannot_be_forced(checkpoint):
+    tokenizer = copy.copy(checkpoint[2])
+    tokenizer.chat_template = "{{ tools }}"
+    grammars = Grammars(tokenizer, 384)
+    with pytest.raises(ValueError, match="whose form of calls is unknown; leave it out"):
+        grammar_of_choice({"tool_choice": "required"}, TOOLS, tokenizer, grammars)
+    assert grammars.process is None
+
+
+def test_names_are_written_as_json():
+    begin, _, end = call_of({"name": 'a"b'})
+    assert begin + "{}" + end == '<tool_call>\n{"name": "a\\"b", "arguments": {}}\n</tool_call>'

@@ -1,0 +1,101 @@
+"""transformers' own server, with a WeDLM checkpoint and the code beside its weights."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import transformers
+from serving_client import client_of
+
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.checkpoints.load import load_checkpoint
+
+QUESTIONS = ["Count by 5 from 10 to 60.", "Solve 3x + 7 = 22.", "Count down by 1 from 20 to 10."]
+MODEL = str(DEMO_FOLDER)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        not hasattr(transformers, "AutoModelForDecision"),
+        reason="before 5.23 transformers' server takes classes of transformers alone",
+    ),
+]
+
+
+def is_ready(port):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module", params=[[], ["--continuous-batching"]], ids=["one by one", "continuous batching"])
+def client(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("transformers")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ["serve", MODEL, "--trust-remote-code", "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+    with open(folder / "log", "w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "transformers.cli.transformers", *words, *request.param],
+            stdout=log, stderr=log, cwd=folder, env=os.environ | {"HF_HOME": str(folder / "home")},
+        )  # fmt: skip
+    try:
+        while not is_ready(port):
+            assert process.poll() is None, (folder / "log").read_text()
+            time.sleep(0.2)
+        yield client_of(port)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The text of generate() for each question, and its number of tokens."""
+    model, tokenizer = load_checkpoint(MODEL, device="cpu")
+    texts = {}
+    for question in QUESTIONS:
+        inputs = tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}],
+            add_generation_prompt=True,
+            return_dict=True,
+            return_tensors="pt",
+        )
+        new = model.generate(**inputs, max_new_tokens=60, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+        texts[question] = tokenizer.decode(new, skip_special_tokens=True), len(new)
+    return texts
+
+
+def asked(client, question, **more):
+    messages = [{"role": "user", "content": question}]
+    return client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=60, **more)
+
+
+def answer(client, question):
+    whole = asked(client, question)
+    return whole.choices[0].message.content, whole.usage.completion_tokens
+
+
+def streamed(client, question):
+    chunks = list(asked(client, question, stream=True))
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks), chunks[-1].usage.completion_tokens
+
+
+def test_several_at_once_get_the_text_of_generate(client, expected):
+    calls = [(how, question) for question in QUESTIONS for how in (answer, streamed)]
+    with ThreadPoolExecutor(len(calls)) as pool:
+        texts = list(pool.map(lambda call: call[0](client, call[1]), calls))
+    assert texts == [expected[question] for _, question in calls]
+
+
+def test_behind_a_cancelled_stream_others_are_answered(client, expected):
+    stream = asked(client, "Tell a story about a fox.", stream=True)
+    next(iter(stream))
+    stream.close()
+    assert answer(client, QUESTIONS[0]) == expected[QUESTIONS[0]]

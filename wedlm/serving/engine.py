@@ -1,0 +1,165 @@
+"""The running batch behind the server: requests go in from the event loop, and their texts come out there."""
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from secrets import randbits
+from typing import Any
+
+from fastapi import HTTPException
+from transformers import ContinuousBatchingConfig, PreTrainedTokenizerBase, logging
+from transformers.generation.continuous_batching.requests import GenerationOutput
+
+from wedlm.generation.batching_manager import BROKEN, STOPPED, BatchingManager
+from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+from wedlm.serving.asked import Asked
+from wedlm.serving.errors import DEAD, ENDING, FAILED, line_is_full, sentence_of
+from wedlm.serving.limits import PREPARED_AT_ONCE
+from wedlm.serving.metrics import Load, Metrics
+
+logger = logging.get_logger(__name__)
+
+# Templates, tokenizers and the checks of generate() work here: they would stop the event loop for seconds.
+preparing = ThreadPoolExecutor(PREPARED_AT_ONCE, "prepare")
+compiling = ThreadPoolExecutor(1, "compile")  # Requests with a grammar wait for each other alone.
+
+
+async def prepared(pool: ThreadPoolExecutor, work: Callable, *arguments: Any) -> Any:
+    """Has some work of a request done by a pool of threads."""
+    return await asyncio.get_running_loop().run_in_executor(pool, partial(work, *arguments))
+
+
+class LatestOutputs:
+    """The newest output of each text of a request; a reader that is late misses nothing, for each holds all tokens.
+
+    Args:
+        number (`int`): The number of texts.
+    """
+
+    def __init__(self, number: int):
+        self.num_running, self.new, self.has_new = number, {}, asyncio.Event()
+
+    def put(self, index: int, output: GenerationOutput) -> None:
+        self.new[index] = output
+        self.has_new.set()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, GenerationOutput]]:
+        while self.num_running:
+            await self.has_new.wait()
+            self.has_new.clear()
+            new, self.new = self.new, {}
+            for index, output in new.items():
+                self.num_running -= output.is_finished()
+                yield index, output
+
+
+class Engine:
+    """The model's running batch, for as long as the server runs.
+
+    Args:
+        model (`WeDLMForCausalLM`): The model.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        max_batch_size (`int`): The most rows of a forward.
+        max_cached_tokens (`int`, *optional*): The most tokens whose keys and values are in memory; by default what
+            half of the free memory holds.
+        max_waiting (`int`): The most requests that wait.
+    """
+
+    def __init__(
+        self,
+        model: WeDLMForCausalLM,
+        tokenizer: PreTrainedTokenizerBase,
+        max_batch_size: int,
+        max_cached_tokens: int | None,
+        max_waiting: int,
+    ):
+        self.tokenizer = tokenizer
+        # Without a seed torch's generator would draw one, which is the same one in every process.
+        config = ContinuousBatchingConfig(max_requests_per_batch=max_batch_size, seed=randbits(63))
+        self.manager = BatchingManager(model, continuous_batching_config=config)
+        self.manager.max_waiting = max_waiting
+        self.manager.max_cached_tokens = max_cached_tokens or self.manager.max_cached_tokens
+        self.manager.full_after = 0  # whoever finds the line full is told at once
+        self.metrics = Metrics(partial(Load.of, self.manager))
+
+    def start(self) -> None:
+        self.manager.start()
+
+    def stop(self) -> None:
+        """Fails all requests; returns when the thread has ended."""
+        self.manager.stop(hard_stop=True)
+
+    @property
+    def is_dead(self) -> bool:
+        return self.manager.background_thread_status.fatal_error is not None
+
+    @asynccontextmanager
+    async def texts(self, asked: Asked, name: str) -> AsyncIterator[LatestOutputs]:
+        """The outputs of a request, which ends when its reader leaves.
+
+        Args:
+            asked (`Asked`): The request.
+            name (`str`): Its id.
+        """
+        outputs, has_left = LatestOutputs(asked.number), threading.Event()
+        try:
+            await prepared(preparing, self.add, asked, name, outputs, asyncio.get_running_loop(), has_left)
+            yield outputs
+        finally:
+            has_left.set()
+            self.cancel(asked, name)
+
+    def add(
+        self,
+        asked: Asked,
+        name: str,
+        outputs: LatestOutputs,
+        loop: asyncio.AbstractEventLoop,
+        has_left: threading.Event,
+    ) -> None:
+        """Puts the texts of a request in line, all or none of them."""
+        try:
+            for index in range(asked.number):
+                self.manager.add_request(
+                    asked.tokens,
+                    f"{name}-{index}",
+                    streaming=asked.streams,
+                    seed=None if asked.seed is None else asked.seed + index,
+                    generation_config=asked.config,
+                    **asked.readers(index, self.tokenizer),
+                )
+                self.manager.outputs.register(f"{name}-{index}", partial(outputs.put, index), loop)
+        except Exception as error:
+            self.cancel(asked, name)
+            raise self.refusal(error) from error
+        if has_left.is_set():
+            self.cancel(asked, name)
+
+    def cancel(self, asked: Asked, name: str) -> None:
+        for index in range(asked.number):
+            self.manager.cancel_request(f"{name}-{index}")
+
+    def refusal(self, error: Exception) -> HTTPException:
+        """The answer to a request that cannot be put in line."""
+        if isinstance(error, ValueError):  # generate() refuses with a ValueError
+            return HTTPException(400, sentence_of(error))
+        if isinstance(error, queue.Full):
+            return line_is_full()
+        if self.manager.refusal() is not None:
+            return HTTPException(503, DEAD if self.is_dead else ENDING)
+        logger.exception("A request could not be prepared.")
+        return HTTPException(500, FAILED)
+
+    def failure(self, error: str) -> HTTPException:
+        """The answer to a request that has failed in the batch."""
+        if self.is_dead:
+            return HTTPException(503, DEAD)
+        if error == STOPPED:
+            return HTTPException(503, ENDING)
+        if error.startswith(BROKEN):
+            return HTTPException(500, FAILED)
+        return HTTPException(400, sentence_of(error))

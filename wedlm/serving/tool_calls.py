@@ -1,0 +1,156 @@
+"""`tools`: calls that an answer makes, told from its text, and the grammar of an answer that must call one."""
+
+import json
+from reprlib import repr as shown
+from types import SimpleNamespace
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cli.serving.utils import (
+    ToolCall,
+    build_response_parser,
+    get_response_template,
+    response_events_to_chunks,
+)
+
+from wedlm.serving.grammars import Grammar, Grammars
+from wedlm.serving.json_schema import ANY_OBJECT, Schema
+
+BEGIN, END = "<tool_call>", "</tool_call>"  # as the chat templates of Qwen and of many others write a call
+OF_THAT_FORM = SimpleNamespace(config=SimpleNamespace(model_type="qwen3"))  # a model whose form transformers knows
+
+
+class AnswerParser:
+    """Tells calls and thoughts from text, with transformers' parser. A call that is no JSON stays text.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the model.
+        model (`PreTrainedModel`): A model for which transformers knows the form of answers.
+        tokens (`list[int]`): The prompt.
+        reads_special_tokens (`bool`): Whether the form has special tokens in it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        model: PreTrainedModel | SimpleNamespace,
+        tokens: list[int],
+        reads_special_tokens: bool,
+    ):
+        self.parser = build_response_parser(tokenizer, model, tokens)
+        self.reads_special_tokens = reads_special_tokens
+        self.text = ""  # that nobody was told of
+        self.is_broken = False
+
+    @classmethod
+    def of(
+        cls, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, tokens: list[int]
+    ) -> "AnswerParser | None":
+        """The parser of an answer; None where answers have no form but that of text."""
+        if get_response_template(tokenizer, model) is not None:
+            return cls(tokenizer, model, tokens, reads_special_tokens=True)
+        if writes_calls(tokenizer):
+            return cls(tokenizer, OF_THAT_FORM, tokens, reads_special_tokens=False)
+        return None
+
+    def feed(self, text: str) -> list[str | ToolCall]:
+        """The parts that the next text of an answer completes: text, thoughts (`ReasoningText`) and calls."""
+        if self.is_broken:
+            return [text]
+        items = []
+        for number, character in enumerate(text):  # so that no part is lost with a call that is no JSON
+            self.text += character
+            try:
+                events = self.parser.feed(character)
+                new = response_events_to_chunks(events)
+            except (KeyError, RuntimeError, TypeError, ValueError):
+                self.is_broken = True
+                return [*items, self.text + text[number + 1 :]]
+            # Content is closed when a call has begun, of which nothing is told yet.
+            if new or any(event["type"] == "region_close" and event["field"] != "content" for event in events):
+                self.text = ""
+            items += new
+        return items
+
+    def finish(self) -> list[str | ToolCall]:
+        """The last parts."""
+        if self.is_broken:
+            return []
+        try:
+            return response_events_to_chunks(self.parser.finalize()[1])
+        except (KeyError, RuntimeError, TypeError, ValueError):  # The answer ends within a call.
+            return [self.text]
+
+
+def writes_calls(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the chat template writes calls between `BEGIN` and `END`."""
+    template = tokenizer.chat_template
+    templates = template.values() if isinstance(template, dict) else [template or ""]
+    return any(BEGIN in each and END in each for each in templates)
+
+
+def grammar_of_choice(
+    body: dict, tools: list[dict] | None, tokenizer: PreTrainedTokenizerBase, grammars: Grammars
+) -> Grammar | None:
+    """The grammar of an answer that must be one call; None where the model chooses.
+
+    Args:
+        body (`dict`): The request.
+        tools (`list[dict]`, *optional*): Its tools.
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the model.
+        grammars (`Grammars`): The compiler.
+
+    Raises:
+        `ValueError`: what is wrong with `tool_choice` or the tools.
+    """
+    choice = body.get("tool_choice")
+    if choice in (None, "auto", "none"):
+        refuse_unforced(body, tools)
+        return None
+    names = [function_of(tool)["name"] for tool in tools or []]
+    if choice == "required":
+        chosen = tools or []
+    elif isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("function"), dict):
+        name = choice["function"].get("name")
+        chosen = [tool for tool, each in zip(tools or [], names, strict=True) if each == name]
+    else:
+        raise ValueError(
+            f"tool_choice={shown(choice)} is neither 'auto', 'none', 'required' nor an object such as "
+            '{"type": "function", "function": {"name": "NAME"}}; correct it.'
+        )
+    if not chosen:
+        raise ValueError(f"tool_choice={shown(choice)} names no tool of tools={shown(names)}; correct it.")
+    if not writes_calls(tokenizer):
+        raise ValueError(
+            f"tool_choice={shown(choice)} is not offered for this model, whose form of calls is unknown; leave it out."
+        )
+    if body.get("response_format") not in (None, {"type": "text"}):
+        raise ValueError(f"tool_choice={shown(choice)} excludes response_format; leave one of them out.")
+    return grammars.compiled("tools", *(call_of(function_of(tool)) for tool in chosen))
+
+
+def refuse_unforced(body: dict, tools: list[dict] | None) -> None:
+    """Refuses what only a grammar could keep, where there is none."""
+    if body.get("parallel_tool_calls") is False and tools:
+        raise ValueError("parallel_tool_calls=False needs tool_choice='required' or a named function; set it.")
+    for tool in tools or []:
+        if isinstance(tool.get("function"), dict) and tool["function"].get("strict"):
+            raise ValueError("strict=true of a tool needs tool_choice='required' or a named function; set it.")
+
+
+def function_of(tool: dict) -> dict:
+    function = tool.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise ValueError(
+            f"tools holds {shown(tool)}, which is not an object such as "
+            '{"type": "function", "function": {"name": "NAME", "parameters": {}}}; correct it.'
+        )
+    return function
+
+
+def call_of(function: dict) -> tuple[str | Schema, ...]:
+    """A call of a function, as the chat template writes it."""
+    name, parameters = function["name"], function.get("parameters")
+    arguments = ANY_OBJECT
+    if parameters:
+        arguments = Schema.of(f"tools: parameters of {shown(name)}", parameters, function.get("strict"))
+    return f'{BEGIN}\n{{"name": {json.dumps(name)}, "arguments": ', arguments, f"}}\n{END}"

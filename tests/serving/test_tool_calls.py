@@ -61,6 +61,13 @@ def test_what_is_told(served, text, expected, step):
     assert told(served, text, step) == expected
 
 
+@pytest.mark.parametrize("step", [1, 7, 1000])
+@pytest.mark.parametrize(("name", "arguments"), [(3, {}), ("time", [1]), ("time", 1), ("time", "x"), ("time", None)])
+def test_a_call_without_a_name_or_an_object_stays_text(served, name, arguments, step):
+    text = f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call> and more"
+    assert told(served, text, step) == (text, "", [])
+
+
 def test_text_without_a_form_has_no_parser(checkpoint):
     tokenizer = copy.copy(checkpoint[2])
     tokenizer.chat_template = "{{ messages }}"

@@ -61,7 +61,7 @@ class AnswerParser:
             self.text += character
             try:
                 events = self.parser.feed(character)
-                new = response_events_to_chunks(events)
+                new = checked(response_events_to_chunks(events))
             except (KeyError, RuntimeError, TypeError, ValueError):
                 self.is_broken = True
                 return [*items, self.text + text[number + 1 :]]
@@ -76,9 +76,18 @@ class AnswerParser:
         if self.is_broken:
             return []
         try:
-            return response_events_to_chunks(self.parser.finalize()[1])
+            return checked(response_events_to_chunks(self.parser.finalize()[1]))
         except (KeyError, RuntimeError, TypeError, ValueError):  # The answer ends within a call.
             return [self.text]
+
+
+def checked(items: list[str | ToolCall]) -> list[str | ToolCall]:
+    """The items, if each call has a text as its name and an object as its arguments."""
+    for call in items:
+        if isinstance(call, ToolCall):
+            if not isinstance(call.name, str) or not isinstance(json.loads(call.arguments), dict):
+                raise ValueError(f"{call} is not a call.")
+    return items
 
 
 def writes_calls(tokenizer: PreTrainedTokenizerBase) -> bool:

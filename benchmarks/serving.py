@@ -200,7 +200,7 @@ class Server:
 
     async def ask(self, client: openai.AsyncOpenAI, messages: Chat, new_tokens: int) -> Answer:
         """Streams an answer. (Lines are read as they are: the client's objects would cost the servers' time.)"""
-        texts, tokens, first, start = [], 0, None, time.perf_counter()
+        texts, tokens, first, start = [], None, None, time.perf_counter()
         create = client.chat.completions.with_streaming_response.create
         async with create(
             model=self.model,
@@ -222,6 +222,8 @@ class Server:
                         texts.append(text)
                 if event.get("usage"):
                     tokens = event["usage"]["completion_tokens"]
+        if tokens is None:
+            raise RuntimeError(f"{self.model}: an answer ended without its usage.")
         seconds = time.perf_counter() - start
         return Answer("".join(texts), tokens, first or seconds, seconds)
 

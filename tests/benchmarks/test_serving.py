@@ -16,6 +16,8 @@ STUB = """
 import json, sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+status, num_events = map(int, sys.argv[1:3])
+
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
@@ -25,13 +27,13 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert body["model"] == "stub" and body["stream"] and body["temperature"] == 0
         word = body["messages"][-1]["content"].split()[-1]
-        self.send_response(STATUS)
+        self.send_response(status)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         deltas = [{"role": "assistant"}, {"content": word}, {"content": " and so on"}]
         events = [{"choices": [{"delta": delta}]} for delta in deltas]
         events.append({"choices": [], "usage": {"completion_tokens": body["max_tokens"]}})
-        for event in events:
+        for event in events[:num_events]:
             self.wfile.write(f"data: {json.dumps(event)}\\n\\n".encode())
 
     def log_message(self, *arguments):
@@ -62,10 +64,10 @@ def started(benchmark, monkeypatch):
 
 @pytest.fixture
 def stubs(benchmark, monkeypatch):
-    """Has both servers be stubs, which answer with a status."""
+    """Has both servers be stubs, which answer with a status and a number of events."""
 
-    def stubs(status=200):
-        words = [sys.executable, "-c", STUB.replace("STATUS", str(status))]
+    def stubs(status="200", num_events="4"):
+        words = [sys.executable, "-c", STUB, status, num_events]
         monkeypatch.setattr(benchmark, "commands", lambda *arguments: dict.fromkeys((OURS, THEIRS), (words, "stub")))
 
     return stubs
@@ -130,11 +132,12 @@ def failing_at(number, function):
     return called
 
 
-@pytest.mark.parametrize(("status", "message"), [(500, "500"), (None, "does not answer")])
-def test_a_server_that_fails_ends_the_benchmark(run, stubs, started, tmp_path, status, message):
-    stubs(status)
-    if status is None:
-        stubs("oops!")  # the process ends at once
+@pytest.mark.parametrize(
+    ("status", "num_events", "message"),
+    [("500", "4", "500"), ("200", "3", "ended without its usage"), ("nothing", "4", "does not answer")],
+)
+def test_a_server_that_fails_ends_the_benchmark(run, stubs, started, tmp_path, status, num_events, message):
+    stubs(status, num_events)
     with pytest.raises((RuntimeError, ExceptionGroup)) as error:
         run("serving", *SMALL, "--clients", 1, "--rounds", 1, "--work", tmp_path / "work")
     said = error.value.exceptions[0] if isinstance(error.value, ExceptionGroup) else error.value

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Container, Hashable
 from dataclasses import dataclass
-from itertools import takewhile
 
 import torch
 from torch.nn.functional import pad
@@ -77,6 +76,7 @@ class RunningBatch:
         self.prices = StepPrices(experience_with(model), 1, 0, 2 * WIDEST_WINDOW, self.device)
         self.lanes: list[Lane] = []
         self.reading: deque[Reading] = deque()
+        self.reads_long = False  # whether a long prompt was read last
         self.kept = KeptTexts()
         self.counts = BatchCounts()
 
@@ -148,10 +148,12 @@ class RunningBatch:
 
     def take_step(self) -> list[Progress]:
         """Takes all rows on by one forward."""
-        rows, num_rows = self.rows, self.cache.num_rows
+        rows = self.rows
+        num_rows = 1 + max(row.place for row in rows)  # Behind them is mostly the row whose prompt is being read.
         width, longest = max(1, *(row.num_queries for row in rows)), max(row.num_committed for row in rows)
         self.prices.update(num_rows, longest)
         self.prices.begin(num_rows, sum(row.num_committed for row in rows))
+        self.cache.show(0, num_rows)
         progress = self.take_on(self.lanes, [lane.queries() for lane in self.lanes], longest)
         self.prices.note(width, num_rows, len(rows), longest, sum(row.num_committed for row in rows))
         self.part_with(progress)
@@ -225,16 +227,28 @@ class RunningBatch:
         return self.read(self.next_to_read()) if self.reading else []
 
     def next_to_read(self) -> list[Reading]:
-        """Those whose prompts can be read whole in one forward with the first of them; else the first one alone."""
+        """The next of the long prompts, or short ones that are read whole in one forward: one kind after the other.
+
+        So nobody waits for more than a chunk of a long prompt, and of those only one has a place without decoding.
+        """
+        coming = [each for each in self.reading if each.lane is None]
+        sizes = [len(each.call.tokens) - self.known_beginning(each.call.tokens)[0] for each in coming]
+        long = [each for each in self.reading if each.lane is not None]
+        long += [each for each, size in zip(coming, sizes, strict=True) if size > self.chunk_size]
+        short = self.together([pair for pair in zip(coming, sizes, strict=True) if pair[1] <= self.chunk_size])
+        self.reads_long = bool(long) and not (short and self.reads_long)
+        return long[:1] if self.reads_long else short
+
+    def together(self, coming: list[tuple[Reading, int]]) -> list[Reading]:
+        """The first of those who come that one forward reads, each with so many tokens."""
         group, longest, begin, room = [], 0, 0, 0
-        for each in takewhile(lambda each: each.lane is None, self.reading):
-            num_found, _ = self.known_beginning(each.call.tokens)
-            longest, begin = max(longest, len(each.call.tokens) - num_found), max(begin, num_found)
+        for each, size in coming:
+            longest, begin = max(longest, size), max(begin, len(each.call.tokens) - size)
             room = max(room, each.call.need.text)
             if (len(group) + 1) * longest > self.chunk_size or begin + longest > room:
                 break
             group.append(each)
-        return group or [self.reading[0]]
+        return group
 
     def read(self, group: list[Reading]) -> list[Progress]:
         """Reads prompts in one forward. If that fails, each is read alone, so that only those fail which must."""
@@ -265,12 +279,9 @@ class RunningBatch:
         if rows[0].num_committed < rows[0].prompt_length:
             forward_queries(self.model, WindowQueries.of_text(text), self.cache, longest + text.tokens.shape[1])
             self.cache.commit(text.lengths)
-            self.cache.show()
-            self.reading.rotate(-1)  # The others who wait come first.
             return []
         lanes = merged([each.lane for each in group])
         progress = self.take_on(lanes, [lane.first_queries() for lane in lanes], longest, text)
-        self.cache.show()
         self.lanes = merged(self.lanes + lanes)
         self.reading = deque(each for each in self.reading if each not in group)
         return progress

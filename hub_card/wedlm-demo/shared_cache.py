@@ -60,7 +60,7 @@ class SharedLayer(RowLayer):
 
 class SharedCache(RowCache):
     """A RowCache that rows join and leave. Rows that join become the last ones; the last ones take the places of those
-    that leave. A forward goes over the rows that are shown, which are all rows if nothing else is said.
+    that leave. A forward goes over the rows that are shown; whoever runs it shows them first.
 
     Args:
         device (`torch.device`): The device of the lengths.

@@ -65,7 +65,7 @@ def check(batch):
     rows = batch.placed_rows
     assert sorted(row.place for row in rows) == list(range(len(rows))) == list(range(batch.cache.num_rows))
     for row in rows:
-        assert batch.cache.lengths[row.place] == row.num_committed
+        assert batch.cache.all_lengths[row.place] == row.num_committed
         need = batch.cache.needs[row.place]
         assert need.text >= row.num_committed and need.queries >= row.num_queries
     assert batch.cache.num_tokens + batch.kept.num_tokens <= batch.max_cached_tokens

@@ -340,7 +340,7 @@ class BatchingManager(ContinuousBatchingManager):
         try:
             if self.model.device.type == "cuda":
                 torch.cuda.set_device(self.model.device)  # It is that of a thread.
-            chunk_size = 128 if self.model.device.type == "cpu" else 1024
+            chunk_size = 256 if self.model.device.type == "cpu" else 1024
             keeps_texts = self.continuous_batching_config.allow_block_sharing
             self.batch = RunningBatch(self.model, self.max_cached_tokens, chunk_size, keeps_texts)
             self.counts = self.batch.counts

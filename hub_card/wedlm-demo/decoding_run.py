@@ -57,6 +57,7 @@ class DecodingRun:
         synced_gpus (`bool`): Whether every rank takes part in each forward.
         streamer (`BaseStreamer`, *optional*): The streamer.
         model_kwargs (`dict`): attention_mask, position_ids and past_key_values, as generate() made them.
+        is_of_a_batch (`bool`, *optional*, defaults to `False`): Whether the one row will join a running batch.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class DecodingRun:
         synced_gpus: bool,
         streamer: BaseStreamer | None,
         model_kwargs: dict,
+        is_of_a_batch: bool = False,
     ):
         self.model, self.input_ids, self.generation_config = model, input_ids, generation_config
         self.synced_gpus, self.streamer, self.criteria = synced_gpus, streamer, criteria
@@ -76,8 +78,13 @@ class DecodingRun:
         self.max_new_tokens = max(1, criteria.max_length - input_ids.shape[1])
         runs_on = device if model.device.type == "meta" else model.device
         self.past_key_values: DynamicCache | None = model_kwargs.get("past_key_values")
-        self.is_free = is_number_free(model, generation_config, self.past_key_values is not None)
-        window_size = WIDEST_WINDOW if self.is_free else generation_config.window_size or default_window_size(runs_on)
+        has_cache = self.past_key_values is not None
+        self.is_free = is_number_free(model, generation_config, has_cache, is_of_a_batch)
+        window_size = generation_config.window_size or (
+            WIDEST_WINDOW if self.is_free else default_window_size(runs_on)
+        )
+        if self.is_free:
+            window_size = min(window_size, WIDEST_WINDOW)
         self.policy = Policy.of(generation_config, processors, window_size, mask_token_id, device, self.is_free)
         self.readers = self.make_readers()
         if not self.is_static:  # static steps have the same shape for every limit
@@ -268,14 +275,19 @@ class DecodingRun:
         return self.cache.to_columns(torch.cat([is_text, is_text.new_ones(len(is_text), num_cached)], dim=-1))
 
 
-def is_number_free(model: PreTrainedModel, generation_config: GenerationConfig, has_cache: bool) -> bool:
+def is_number_free(
+    model: PreTrainedModel, generation_config: GenerationConfig, has_cache: bool, is_of_a_batch: bool
+) -> bool:
     """Whether the number of queries is free to choose, so that each step has as many as pay.
 
     That needs steps that can be timed and compared. Without a cache a forward reads the whole text, and a rank of
-    tensor parallelism must take the steps of the others.
+    tensor parallelism must take the steps of the others. In a running batch a window_size is an upper limit, since how
+    many queries pay depends on the other rows, unless an acceptance_ratio makes the text depend on them.
     """
-    is_asked_for = generation_config.decoding == "verified" and generation_config.window_size is None
-    return is_asked_for and has_cache and (getattr(model, "tp_size", None) or 1) == 1
+    size, ratio = generation_config.window_size, generation_config.acceptance_ratio
+    is_asked_for = size is None or (is_of_a_batch and size > 1 and ratio == 1)
+    is_offered = has_cache and (getattr(model, "tp_size", None) or 1) == 1
+    return generation_config.decoding == "verified" and is_asked_for and is_offered
 
 
 def prompt_of(

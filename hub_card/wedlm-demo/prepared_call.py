@@ -88,7 +88,7 @@ def prepare(
 
         model_kwargs["past_key_values"] = DynamicCache(config=model.config)  # Steps need a cache; that is the batch's.
         run = DecodingRun(
-            model, input_ids, logits_processor, stopping_criteria, generation_config, False, None, model_kwargs
+            model, input_ids, logits_processor, stopping_criteria, generation_config, False, None, model_kwargs, True
         )
         is_alone = run.readers is not None or any(settings.get(name) for name in OBJECTS)
         key = None if is_alone else settings_of(generation_config, run.policy.window_size)

@@ -17,6 +17,8 @@ from .step import forward_queries
 from .step_costs import StepPrices, experience_with
 from .window import Text, WindowQueries
 
+MOST_READS = 8  # forwards over prompts between two steps
+
 
 @dataclass(eq=False)
 class Reading:
@@ -77,6 +79,7 @@ class RunningBatch:
         self.lanes: list[Lane] = []
         self.reading: deque[Reading] = deque()
         self.reads_long = False  # whether a long prompt was read last
+        self.num_reads = 0  # since the last step
         self.kept = KeptTexts()
         self.counts = BatchCounts()
 
@@ -139,10 +142,12 @@ class RunningBatch:
     def step(self) -> list[Progress]:
         """Reads of the prompts what one forward takes, and takes all rows on; returns what that has brought them.
 
-        Where rows have just begun and more still wait for that than there are rows that decode, those go first.
+        Where several prompts wait, so many forwards over prompts go before the next step, up to MOST_READS.
         """
         progress = self.read_on()
-        if self.lanes and not (progress and len(self.reading) > len(self.rows)):
+        self.num_reads += 1
+        if self.lanes and self.num_reads >= min(len(self.reading), MOST_READS):
+            self.num_reads = 0
             progress += self.take_step()
         return progress
 

@@ -10,7 +10,7 @@ from tiers import property_settings
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from wedlm.generation.prepared_call import prepare
-from wedlm.generation.running_batch import RunningBatch
+from wedlm.generation.running_batch import MOST_READS, RunningBatch
 from wedlm.generation.window import Window
 
 MODEL = load(CHECKPOINTS / "q3").double()  # where no rounding decides
@@ -157,6 +157,41 @@ def test_a_long_prompt_is_read_between_the_steps_of_others():
     for num_read in range(1, 13):
         assert [each.name for each in batch.step()] == ["short"], num_read
     assert {each.name for each in batch.step()} == {"short", "long"}
+
+
+def test_rows_wait_for_a_chunk_of_each_waiting_prompt():
+    more = {"decoding": "autoregressive", "eos_token_id": None}
+    for num_waiting, most in ((2, 2), (MOST_READS + 5, MOST_READS)):
+        batch = RunningBatch(MODEL, 100_000, 16)
+        batch.add("short", call_of(TEXT[:4], **more, max_new_tokens=200))
+        batch.step()
+        for name in range(num_waiting):
+            batch.add(name, call_of((TEXT * 9)[name : name + 150], **more, max_new_tokens=5))
+        waited = 0
+        while len(batch.reading) == num_waiting:
+            has_moved = "short" in [each.name for each in batch.step()]
+            waited = 0 if has_moved else waited + 1
+            assert waited < most
+        assert batch.counts.steps > 1
+
+
+def test_in_a_batch_a_window_size_is_the_most_that_may_pay(monkeypatch):
+    more = {"decoding": "verified", "eos_token_id": None, "max_new_tokens": 20}
+    for window_size, further, widest in ((4, {32: 0.0}, 8), (4, {2: 9.0}, 1), (1, {32: 0.0}, 1), (40, {32: 0.0}, 32)):
+        costs = FixedExperience(further)
+        monkeypatch.setattr("wedlm.generation.running_batch.experience_with", lambda model, costs=costs: costs)
+        batch, widths = RunningBatch(MODEL, 10_000, 64), []
+        batch.add(0, call_of(TEXT[:5], **{**more, "max_new_tokens": 60}, window_size=window_size))
+        while batch.num_rows:
+            batch.step()
+            widths += [row.num_queries for row in batch.rows]
+        assert 0 < max(widths) <= widest and (widest == 1 or max(widths) > widest // 2)
+
+
+def test_with_an_acceptance_ratio_a_fixed_window_stays_fixed():
+    more = {"decoding": "verified", "acceptance_ratio": 0.5}
+    assert not call_of(TEXT[:5], **more, window_size=4).run.is_free
+    assert call_of(TEXT[:5], **more, window_size=None).run.is_free
 
 
 def test_a_row_whose_reader_fails_ends_alone():

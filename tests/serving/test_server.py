@@ -1,5 +1,6 @@
 """`wedlm serve` on the command line: its documentation, its warnings and its refusals."""
 
+import asyncio
 import json
 import re
 import socket
@@ -24,6 +25,7 @@ from wedlm.serving.request_settings import (
     TOKEN_SETTINGS,
     TOKENS_SETTINGS,
 )
+from wedlm.serving.server import take_port
 
 DOCUMENT = REPOSITORY / "docs" / "serve.md"
 
@@ -126,3 +128,22 @@ def test_a_key_lets_other_machines_in_without_a_warning(checkpoint):
 def test_help_says_where_it_listens_and_that_many_are_served():
     shown = CliRunner().invoke(app, ["serve", "--help"]).stdout
     assert "127.0.0.1" in shown and "many at once" in shown
+
+
+def test_events_are_sent_at_once():
+    """Where TCP waits for more to send, a client gets its first token forty milliseconds later."""
+
+    async def has_no_delay():
+        taken = asyncio.get_running_loop().create_future()
+
+        async def answer(reader, writer):
+            taken.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        with take_port("127.0.0.1", 0) as listening:
+            async with await asyncio.start_server(answer, sock=listening):
+                _, writer = await asyncio.open_connection(*listening.getsockname())
+                writer.close()
+                return await taken
+
+    assert asyncio.run(has_no_delay())

@@ -141,7 +141,9 @@ def take_port(host: str, port: int) -> socket.socket:
     """Listens on the port, so that clients can connect and wait while the model is loaded."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address, family=family)
+        listening = socket.create_server(address, family=family)
+        # asyncio sends each event at once only over sockets that name their protocol.
+        return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, listening.detach())
     except OSError as error:
         raise ValueError(
             f"--host {host!r} --port {port} cannot be listened on ({error.strerror}); choose another port, such as 0 "

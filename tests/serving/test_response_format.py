@@ -110,7 +110,7 @@ def test_neither_special_tokens_nor_control_characters_are_allowed(checkpoint, g
 
 def test_the_tokens_that_end_the_text_can_be_given(checkpoint):
     grammars = Grammars(checkpoint[2], VOCAB_SIZE, end_tokens=[1, 2])
-    assert [info.stop_token_ids for info in grammars.infos.values()] == [[1, 2], [1, 2]]
+    assert grammars.info.stop_token_ids == [1, 2]
 
 
 def test_grammars_are_compiled_once_and_not_all_are_kept(grammars):
@@ -204,6 +204,26 @@ def test_a_process_that_has_died_is_replaced(grammars):
     grammars.process.kill()
     grammars.process.join()
     assert allows(of_schema({"const": -2}), grammars, -2)
+
+
+def test_two_threads_may_close_at_once(checkpoint):
+    """The one that ends the server, and the one that sees the process's end."""
+    grammars = Grammars(checkpoint[2], VOCAB_SIZE)
+
+    class Process:
+        def kill(self):
+            grammars.process = grammars.connection = None  # by the other thread
+
+        def join(self):
+            pass
+
+    class Connection:
+        def close(self):
+            is_closed.append(True)
+
+    is_closed, grammars.process, grammars.connection = [], Process(), Connection()
+    grammars.close()
+    assert is_closed
 
 
 def test_without_xgrammar_a_sentence_says_how_to_get_it(checkpoint, monkeypatch):

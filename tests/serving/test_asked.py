@@ -1,5 +1,7 @@
 """Which requests need a grammar, and who makes it."""
 
+import copy
+
 import pytest
 from serving_client import MESSAGES
 
@@ -13,6 +15,19 @@ def test_a_server_has_one_compiler_of_grammars_from_its_start(checkpoint):
     read_request(served, ChatRoute, {"messages": MESSAGES})
     assert served.grammars is grammars
     assert grammars.process is None and "info" not in vars(grammars)  # nobody has asked for a grammar
+
+
+def test_a_template_reads_all_of_a_message(checkpoint):
+    tokenizer = copy.copy(checkpoint[2])
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.name }}|{{ m.reasoning_content }}|{{ m.content }}|"
+        "{{ m.tool_calls[0].function.arguments.city }}|{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}}
+    content = [{"type": "text", "text": "I look."}]
+    message = {"role": "assistant", "content": content, "tool_calls": [call], "name": "a", "reasoning_content": "Hm."}
+    request = read_request(Served("tiny", checkpoint[1], tokenizer, 0), ChatRoute, {"messages": [message]})
+    assert tokenizer.decode(request.tokens) == "a|Hm.|I look.|Bonn|"
 
 
 @pytest.mark.parametrize(

@@ -100,9 +100,8 @@ class ChatRoute:
         messages, tools = given_messages(body), tools_of(body, tokenizer)
         variables = template_variables(body, tokenizer)
         try:
-            messages = BaseHandler.get_processor_inputs_from_messages(messages, Modality.LLM)
             return tokenizer.apply_chat_template(
-                messages, tools=tools, add_generation_prompt=True, tokenize=False, **variables
+                read_messages(messages), tools=tools, add_generation_prompt=True, tokenize=False, **variables
             )
         except RecursionError:
             raise
@@ -111,6 +110,18 @@ class ChatRoute:
                 f"The chat template cannot write these messages ({type(error).__name__}: {one_line(error)}); "
                 "correct them."
             ) from error
+
+
+def read_messages(messages: list[dict]) -> list[dict]:
+    """The messages as templates read them; transformers leaves out names and thoughts, and text beside calls."""
+    uncalled = [{name: value for name, value in each.items() if name != "tool_calls"} for each in messages]
+    calls, texts = (
+        BaseHandler.get_processor_inputs_from_messages(each, Modality.LLM) for each in (messages, uncalled)
+    )
+    return [
+        {**message, **call, "content": text["content"]}
+        for message, call, text in zip(messages, calls, texts, strict=True)
+    ]
 
 
 class CompletionRoute:

@@ -92,7 +92,7 @@ class Grammars:
 
     @cached_property
     def info(self) -> "TokenizerInfo":
-        """What xgrammar knows of the tokens."""
+        """The tokens that a grammar may have, as xgrammar describes them."""
         from xgrammar import TokenizerInfo
 
         info = TokenizerInfo.from_huggingface(

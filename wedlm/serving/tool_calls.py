@@ -68,7 +68,7 @@ class AnswerParser:
         return items
 
     def note_told(self, events: list[dict]) -> None:
-        """Takes off what somebody was told of: text at once, thoughts and calls with their marks when they end."""
+        """Removes from `untold` the text at once, and thoughts and calls with their marks when they end."""
         for event in events:
             if event["type"] == "region_chunk" and event["field"] == "content":
                 self.untold = self.untold.partition(event["text"])[2]

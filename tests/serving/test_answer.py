@@ -7,7 +7,9 @@ from serving_client import WITH_USAGE, chat, commits, generated, streamed
 from tiny_tokenizer import END, MASK, make_tokenizer
 from transformers import GenerationConfig
 
+from wedlm.serving import answer as answer_file
 from wedlm.serving.answer import Answer
+from wedlm.serving.stop_strings import before_possible_stop
 
 
 def test_a_stream_tells_whole_commits(checkpoint, client):
@@ -49,6 +51,21 @@ def test_parts_make_the_text(step, stop):
     assert "".join(part.text for part in parts) == expected
     assert [token for part in parts for token in part.tokens] == tokens
     assert answer.finish_reason == "stop"
+
+
+def test_only_new_text_is_searched_for_stop_strings(monkeypatch):
+    looked_at = []
+
+    def noted(text, stop_strings):
+        looked_at.append(len(text))
+        return before_possible_stop(text, stop_strings)
+
+    monkeypatch.setattr(answer_file, "before_possible_stop", noted)
+    tokenizer = make_tokenizer()
+    tokens = tokenizer("the cat sat on the mat " * 20, add_special_tokens=False)["input_ids"]
+    answer = Answer(tokenizer, GenerationConfig(stop_strings="the dog"))
+    text = "".join(answer.put(output(tokens[:end], False)).text for end in range(1, len(tokens) + 1))
+    assert text.startswith("the cat sat") and max(looked_at) < 20
 
 
 @pytest.mark.parametrize(

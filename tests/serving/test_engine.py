@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ import torch
 from fastapi import HTTPException
 from serving_client import MESSAGES, autoregressive, chat, client_of, generated, health, leave_after, send, streamed
 
+from wedlm.serving.answer import Answer
 from wedlm.serving.asked import ChatRoute, Served, read_request
 from wedlm.serving.engine import Engine, LatestOutputs
 from wedlm.serving.errors import DEAD, ENDING, FAILED, FULL
@@ -164,12 +166,43 @@ def test_a_full_line_is_told_at_once(checkpoint, is_stream):
 def test_all_choices_or_none_are_put_in_line(checkpoint):
     async def story():
         async with running(checkpoint, max_batch_size=1, max_waiting=1) as engine:
+            other = await begin(engine, checkpoint, **LONG)
             with pytest.raises(HTTPException) as error:
-                await answered(engine, checkpoint, n=4)
+                await answered(engine, checkpoint, n=2)
+            await other.aclose()
             await until_empty(engine)
             return error.value
 
     assert run(story()).status_code == 429
+
+
+def test_more_choices_than_the_line_holds_are_refused(checkpoint):
+    """With status 429 a client would send them again for ever."""
+
+    async def story():
+        async with running(checkpoint, max_batch_size=1, max_waiting=1) as engine:
+            with pytest.raises(HTTPException, match="n=3 is more than the 2 texts that may run and wait") as error:
+                await answered(engine, checkpoint, n=3)
+            return error.value.status_code
+
+    assert run(story()) == 400
+
+
+def test_a_whole_text_is_not_read_in_the_event_loop(checkpoint, monkeypatch):
+    """It holds up everybody."""
+    threads, put = [], Answer.put
+
+    def noted(self, output):
+        threads.append(threading.current_thread())
+        return put(self, output)
+
+    async def story():
+        async with running(checkpoint) as engine:
+            assert await answered(engine, checkpoint, n=2)
+
+    monkeypatch.setattr(Answer, "put", noted)
+    run(story())
+    assert len(threads) == 2 and threading.main_thread() not in threads
 
 
 @pytest.mark.parametrize("is_running", [True, False], ids=["running", "waiting"])

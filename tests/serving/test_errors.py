@@ -9,6 +9,8 @@ from fastapi.exceptions import RequestValidationError
 
 from wedlm.serving.errors import NO_JSON, NO_ROUTE, error_response, line_is_full, sentence_of
 
+NO_OBJECT = "The body of the request is not a JSON object; correct it, or its Content-Type."
+
 
 @pytest.mark.parametrize(
     "error, status, kind, message",
@@ -17,8 +19,8 @@ from wedlm.serving.errors import NO_JSON, NO_ROUTE, error_response, line_is_full
         (HTTPException(404, "Not Found"), 404, "invalid_request_error", NO_ROUTE),
         (HTTPException(401, "Send a key."), 401, "authentication_error", "Send a key."),
         (HTTPException(503, "The server is ending."), 503, "server_error", "The server is ending."),
-        (RequestValidationError([]), 400, "invalid_request_error", "The body of the request is not a JSON object; "),
-        (HTTPException(400, NO_JSON), 400, "invalid_request_error", "The body of the request is not a JSON object; "),
+        (RequestValidationError([]), 400, "invalid_request_error", NO_OBJECT),
+        (HTTPException(400, NO_JSON), 400, "invalid_request_error", NO_OBJECT),
     ],
     ids=["refusal", "no route", "no key", "failure", "no object", "no JSON"],
 )

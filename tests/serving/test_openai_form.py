@@ -110,6 +110,7 @@ def test_calls_come_back_whole_and_streamed(served):
     )
     whole = strictly(ChatCompletion, whole)
     chunks = [strictly(ChatCompletionChunk, event) for event in events]
+    assert all(event["usage"] is None for event in events[:-1])
     assert len({chunk.id for chunk in chunks} | {whole.id}) == 2 and chunks[-1].usage == whole.usage
     for index, choice in enumerate(whole.choices):
         (call,) = choice.message.tool_calls

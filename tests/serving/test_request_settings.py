@@ -104,6 +104,12 @@ def test_a_text_is_no_longer_than_the_model_reads(checkpoint, monkeypatch):
         ({"seed": True}, "seed=True is not an integer from -9223372036854775808 to"),
         ({"stop": [3]}, "stop=[3] is neither a text nor a list of texts"),
         ({"stop": ""}, "stop='' is neither a text nor a list of texts"),
+        ({"logit_bias": {"9" * 5000: 1}}, "is not an object of up to 300 tokens from 0 to"),
+        ({"tools": 0}, "tools=0 is not a list of objects"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "the cat"}]}]},
+            "is not a list of messages",
+        ),
         ({"messages": []}, "messages=[] is not a list of messages"),
         ({"messages": [{"content": "the cat"}]}, "is not a list of messages"),
         ({"messages": [{"role": "user", "content": [3]}]}, "is not a list of messages"),

@@ -1,8 +1,11 @@
 """Answers in JSON, and the schemas that are refused."""
 
+import datetime
 import json
 import sys
+from typing import Annotated, Literal
 
+import pydantic
 import pytest
 import torch
 import xgrammar
@@ -110,7 +113,7 @@ def test_neither_special_tokens_nor_control_characters_are_allowed(checkpoint, g
 
 def test_the_tokens_that_end_the_text_can_be_given(checkpoint):
     grammars = Grammars(checkpoint[2], VOCAB_SIZE, end_tokens=[1, 2])
-    assert [info.stop_token_ids for info in grammars.infos.values()] == [[1, 2], [1, 2]]
+    assert grammars.info.stop_token_ids == [1, 2]
 
 
 def test_grammars_are_compiled_once_and_not_all_are_kept(grammars):
@@ -149,6 +152,15 @@ INVALID = {
     "allOf": (of_schema({"$defs": {"a": {"allOf": [{}, {}]}}}), "'allOf' of several"),
     "a look": (of_schema({"type": "string", "pattern": "(?=a)b"}), "looks ahead"),
     "a pattern": (of_schema({"type": "string", "pattern": "a("}), "cannot be compiled"),
+    "a length beside a part": (of_schema({"$ref": "#/$defs/a", "maxLength": 2, "$defs": {"a": {"type": "string"}}}),
+                               "'maxLength' beside '.ref', where this server cannot"),
+    "a type beside a choice": (of_schema({"type": "string", "anyOf": [{"minLength": 1}]}), "'type' beside 'anyOf'"),
+    "a length beside values": (of_schema({"enum": ["a"], "maxLength": 0}), "'maxLength' beside 'enum'"),
+    "a length beside a pattern": (of_schema({"type": "string", "pattern": "a", "maxLength": 2}), "beside 'pattern'"),
+    "patterns of names": (of_schema({"properties": {"a": {}}, "patternProperties": {}}), "beside 'properties'"),
+    "a length without a type": (of_schema({"items": {"maxLength": 1}}), "'maxLength' without 'type'"),
+    "a required name": (of_schema({"type": "object", "required": ["a"]}), "requires 'a', which is not under"),
+    "names that are not there": (of_schema({"properties": {}, "unevaluatedProperties": False}), "unevaluatedProp"),
     "half a character": (of_schema({"const": "\ud800"}), "cannot be compiled"),
 }  # fmt: skip
 
@@ -159,6 +171,27 @@ def test_what_is_invalid_is_refused_in_a_sentence(grammars, name):
     with pytest.raises(ValueError, match=sentence) as error:
         grammar_of(response_format, grammars)
     assert "\n" not in str(error.value) and str(error.value).endswith(".") and "/cpp/" not in str(error.value)
+
+
+def test_a_schema_as_pydantic_writes_it(grammars):
+    class Animal(pydantic.BaseModel):
+        """A description."""
+
+        kind: Literal["cat", "dog"] = pydantic.Field(description="which")
+        age: Annotated[int, pydantic.Field(ge=0)] | None = None
+        place: tuple[float, float]
+        marks: dict[str, Annotated[str, pydantic.Field(max_length=2)]]
+        born: datetime.date
+
+    class Animals(pydantic.BaseModel):
+        first: Animal
+        others: list[Animal]
+
+    cat = {"kind": "cat", "age": None, "place": [1.0, 2.0], "marks": {"a": "b"}, "born": "2026-01-31"}
+    schema = of_schema(Animals.model_json_schema())
+    assert allows(schema, grammars, {"first": cat, "others": [cat]})
+    for other in ({"age": -1}, {"place": [1.0]}, {"marks": {"a": "bcd"}}, {"born": "today"}, {"kind": "fox"}):
+        assert not allows(schema, grammars, {"first": cat | other, "others": []})
 
 
 def test_a_property_may_have_the_name_of_a_keyword(grammars):
@@ -204,6 +237,26 @@ def test_a_process_that_has_died_is_replaced(grammars):
     grammars.process.kill()
     grammars.process.join()
     assert allows(of_schema({"const": -2}), grammars, -2)
+
+
+def test_two_threads_may_close_at_once(checkpoint):
+    """The one that ends the server, and the one that sees the process's end."""
+    grammars = Grammars(checkpoint[2], VOCAB_SIZE)
+
+    class Process:
+        def kill(self):
+            grammars.process = grammars.connection = None  # by the other thread
+
+        def join(self):
+            pass
+
+    class Connection:
+        def close(self):
+            is_closed.append(True)
+
+    is_closed, grammars.process, grammars.connection = [], Process(), Connection()
+    grammars.close()
+    assert is_closed
 
 
 def test_without_xgrammar_a_sentence_says_how_to_get_it(checkpoint, monkeypatch):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from wedlm.commands.cli import app
 from wedlm.generation.running_batch import BatchCounts
-from wedlm.serving import limits
+from wedlm.serving import grammars, json_schema, limits
 from wedlm.serving.metrics import Load, Metrics
 from wedlm.serving.request_settings import (
     CHAT_FIELDS,
@@ -59,8 +59,14 @@ def test_the_documentation_names_every_field_setting_and_limit():
         f"`--max-waiting` | the most requests that wait; {limits.WAITING} by default",
         f"the number of answers, up to {limits.CHOICES};",
         f"those of up to {limits.TOP_LOGPROBS} likeliest ones",
+        f"| a schema | {json_schema.SCHEMA_CHARACTERS:,} characters, {json_schema.SCHEMA_DEPTH} levels |",
+        f"{grammars.COMPILE_SECONDS} seconds, {grammars.COMPILE_BYTES // 2**30} GiB (on Linux)",
+        f"| a compiled grammar | {grammars.COMPILED_CHARACTERS:,} characters |",
+        f"the last {grammars.CACHED} grammars are kept",
     ):
         assert sentence in text
+    for keyword in (*json_schema.NOT_ENFORCED, *json_schema.EXCLUDED):
+        assert f"`{keyword}`" in text
 
 
 def test_it_warns_where_other_machines_may_come_in(checkpoint):

@@ -2,12 +2,18 @@
 
 import copy
 import json
+import math
 
 import pytest
+import torch
 import xgrammar
+from hypothesis import given
+from hypothesis import strategies as st
 from serving_client import MESSAGES
+from tiers import property_settings
 from transformers.cli.serving.utils import ReasoningText, ToolCall
 
+from wedlm.serving import tool_calls
 from wedlm.serving.asked import ChatRoute, Served, read_request
 from wedlm.serving.grammars import Grammars
 from wedlm.serving.tool_calls import AnswerParser, call_of, grammar_of_choice
@@ -20,6 +26,7 @@ TOOLS = [
     {"type": "function", "function": {"name": "time"}},
 ]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+FORCED = CALL.replace("\n", "")
 
 
 @pytest.fixture(scope="module")
@@ -53,19 +60,77 @@ def told(served, text, step):
         ('<tool_call>{"nam": 1}</tool_call>', ('<tool_call>{"nam": 1}</tool_call>', "", [])),
         ("<tool_call>[1]</tool_call>", ("<tool_call>[1]</tool_call>", "", [])),
         (f"{CALL}<tool_call>{{", ("<tool_call>{", "", [("weather", {"city": "Köln"})])),
+        ("a < <tool_call>{broken</tool_call>", ("a < <tool_call>{broken</tool_call>", "", [])),
         ('<tool_call>{"name": "a"', ('<tool_call>{"name": "a"', "", [])),
     ],
-    ids=["text", "call", "text and calls", "thought", "broken", "no name", "no object", "unfinished", "cut"],
+    ids=[
+        "text",
+        "call",
+        "text and calls",
+        "thought",
+        "broken",
+        "no name",
+        "no object",
+        "unfinished",
+        "a <",
+        "cut",
+    ],
 )
 def test_what_is_told(served, text, expected, step):
     assert told(served, text, step) == expected
 
 
 @pytest.mark.parametrize("step", [1, 7, 1000])
-@pytest.mark.parametrize(("name", "arguments"), [(3, {}), ("time", [1]), ("time", 1), ("time", "x"), ("time", None)])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [(3, {}), ("time", [1]), ("time", 1), ("time", "x"), ("time", None), ("time", {"hour": math.nan})],
+)
 def test_a_call_without_a_name_or_an_object_stays_text(served, name, arguments, step):
     text = f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call> and more"
     assert told(served, text, step) == (text, "", [])
+
+
+MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, "{", "[1]", " ", "\n", "<", ">", "x", " " * 40]
+
+
+@property_settings(60)
+@given(text=st.lists(st.sampled_from(MARKS), max_size=12).map("".join), step=st.integers(2, 60))
+def test_it_does_not_matter_how_a_text_is_cut(served, text, step):
+    assert told(served, text, step) == told(served, text, 1)
+
+
+@property_settings(60)
+@given(text=st.lists(st.sampled_from(["<tool_call>", "</tool_call>", *"{<> x\n"]), max_size=12).map("".join))
+def test_text_without_a_call_loses_nothing(served, text):
+    assert told(served, text, 3) == (text, "", [])
+
+
+@pytest.mark.parametrize("step", [1, 10_000])
+def test_blanks_do_not_wait_for_a_call(served, step):
+    """The parser searches all text that it holds back again with each character."""
+    parser = AnswerParser.of(served.tokenizer, served.model, [9])
+    items = [item for _ in range(0, 10_000, step) for item in parser.feed(" " * step)]
+    assert len("".join(items)) > 9_900
+
+
+def test_a_long_text_is_read_in_few_pieces(served, monkeypatch):
+    pieces = []
+
+    class CountingParser(tool_calls.ResponseParser):
+        def feed(self, text):
+            pieces.append(text)
+            return super().feed(text)
+
+    monkeypatch.setattr(tool_calls, "ResponseParser", CountingParser)
+    text = "A text > a mark. " * 1000 + CALL
+    assert told(served, text, len(text))[2] and len(pieces) < 1010
+
+
+@pytest.mark.parametrize("written", ["<think>", "<tool_call>{broken</tool_call>", CALL])
+def test_marks_in_the_prompt_are_not_the_answers(served, written):
+    """The template has no mark in front of an answer."""
+    parser = AnswerParser.of(served.tokenizer, served.model, served.tokenizer(written)["input_ids"])
+    assert parser.feed("yes") + parser.finish() == ["yes"]
 
 
 def test_text_without_a_form_has_no_parser(checkpoint):
@@ -101,12 +166,28 @@ def test_a_choice_forces_a_call(served):
     required = grammar_of_choice({"tool_choice": "required"}, TOOLS, tokenizer, grammars)
     named = {"tool_choice": {"type": "function", "function": {"name": "time"}}}
     only_time = grammar_of_choice(named, TOOLS, tokenizer, grammars)
-    time = '<tool_call>\n{"name": "time", "arguments": {"zone": 1}}\n</tool_call>'
-    assert accepts(required, CALL) and accepts(required, time) and accepts(only_time, time)
-    assert not accepts(only_time, CALL) and not accepts(required, "Hello") and not accepts(required, CALL + CALL)
-    assert not accepts(required, CALL.replace('"Köln"', "3"))
+    time = '<tool_call>{"name": "time", "arguments": {"zone": 1}}</tool_call>'
+    assert accepts(required, FORCED) and accepts(required, time) and accepts(only_time, time)
+    assert not accepts(only_time, FORCED) and not accepts(required, "Hello") and not accepts(required, FORCED * 2)
+    assert not accepts(required, FORCED.replace('"Köln"', "3"))
     for choice in (None, "auto", "none"):
         assert grammar_of_choice({"tool_choice": choice}, TOOLS, tokenizer, grammars) is None
+
+
+@pytest.mark.parametrize("limits", [{"maxLength": 50}, {"pattern": "^[^x]*$"}], ids=["maxLength", "pattern"])
+def test_a_forced_call_holds_no_control_characters(served, limits):
+    """JSON must not hold one in a string."""
+    city = {"type": "object", "properties": {"city": {"type": "string"} | limits}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": "a", "parameters": city}}]
+    grammar = grammar_of_choice({"tool_choice": "required"}, tools, served.tokenizer, served.grammars)
+    matcher = xgrammar.GrammarMatcher(grammar.compiled)
+    assert matcher.accept_string('<tool_call>{"name": "a", "arguments": {"city": "K')
+    bitmask = xgrammar.allocate_token_bitmask(1, served.model.config.vocab_size)
+    matcher.fill_next_token_bitmask(bitmask)
+    scores = torch.zeros(1, served.model.config.vocab_size)
+    xgrammar.apply_token_bitmask_inplace(scores, bitmask)
+    allowed = [served.tokenizer.decode([token]) for token in (scores[0] == 0).nonzero()[:, 0].tolist()]
+    assert "z" in allowed and not any(character < " " for text in allowed for character in text)
 
 
 def test_a_forced_call_comes_back_as_a_call(served):
@@ -164,4 +245,4 @@ def test_a_model_of_another_form_cannot_be_forced(checkpoint):
 
 def test_names_are_written_as_json():
     begin, _, end = call_of({"name": 'a"b'})
-    assert begin + "{}" + end == '<tool_call>\n{"name": "a\\"b", "arguments": {}}\n</tool_call>'
+    assert begin + "{}" + end == '<tool_call>{"name": "a\\"b", "arguments": {}}</tool_call>'

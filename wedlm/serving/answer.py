@@ -70,8 +70,9 @@ class Answer:
         if output.is_finished():
             self.complete()
         stop_strings = self.config.stop_strings
-        known = (before_stop if output.is_finished() else before_possible_stop)(self.text, stop_strings)
-        new, self.num_read = known[self.num_read :], max(self.num_read, len(known))
+        unread = self.text[self.num_read :]  # No stop string begins before it.
+        new = (before_stop if output.is_finished() else before_possible_stop)(unread, stop_strings)
+        self.num_read += len(new)
         for item in self.items(new, output.is_finished()):
             part.add(item)
         self.num_tool_calls += len(part.tool_calls)

@@ -1,7 +1,6 @@
 """A request as its text and its fields ask for it: tokens, settings, and what reads each of its texts."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedTokenizerBase
@@ -27,9 +26,9 @@ from wedlm.serving.request_settings import (
     template_variables,
     tools_of,
 )
-from wedlm.serving.response_format import grammar_of
+from wedlm.serving.response_format import ANY_TEXT, grammar_of
 from wedlm.serving.token_scores import TokenScores
-from wedlm.serving.tool_calls import AnswerParser, grammar_of_choice
+from wedlm.serving.tool_calls import UNFORCED, AnswerParser, grammar_of_choice
 
 
 @dataclass
@@ -48,12 +47,10 @@ class Served:
     tokenizer: PreTrainedTokenizerBase
     created: int
 
-    @cached_property
-    def grammars(self) -> Grammars:
-        """Compiles the grammars of requests."""
+    def __post_init__(self):
         ends = self.model.generation_config.eos_token_id
         ends = ends if isinstance(ends, list | None) else [ends]
-        return Grammars(self.tokenizer, self.model.config.vocab_size, ends)
+        self.grammars = Grammars(self.tokenizer, self.model.config.vocab_size, ends)
 
     @property
     def record(self) -> dict:
@@ -103,9 +100,8 @@ class ChatRoute:
         messages, tools = given_messages(body), tools_of(body, tokenizer)
         variables = template_variables(body, tokenizer)
         try:
-            messages = BaseHandler.get_processor_inputs_from_messages(messages, Modality.LLM)
             return tokenizer.apply_chat_template(
-                messages, tools=tools, add_generation_prompt=True, tokenize=False, **variables
+                read_messages(messages), tools=tools, add_generation_prompt=True, tokenize=False, **variables
             )
         except RecursionError:
             raise
@@ -114,6 +110,18 @@ class ChatRoute:
                 f"The chat template cannot write these messages ({type(error).__name__}: {one_line(error)}); "
                 "correct them."
             ) from error
+
+
+def read_messages(messages: list[dict]) -> list[dict]:
+    """The messages as templates read them; transformers leaves out names and thoughts, and text beside calls."""
+    uncalled = [{name: value for name, value in each.items() if name != "tool_calls"} for each in messages]
+    calls, texts = (
+        BaseHandler.get_processor_inputs_from_messages(each, Modality.LLM) for each in (messages, uncalled)
+    )
+    return [
+        {**message, **call, "content": text["content"]}
+        for message, call, text in zip(messages, calls, texts, strict=True)
+    ]
 
 
 class CompletionRoute:
@@ -175,4 +183,4 @@ def asked_by(served: Served, route: type[ChatRoute] | type[CompletionRoute], bod
 
 def asks_for_grammar(body: dict) -> bool:
     """Whether a request may need a grammar, which takes seconds to compile."""
-    return body.get("response_format") is not None or body.get("tool_choice") is not None
+    return body.get("response_format") not in ANY_TEXT or body.get("tool_choice") not in UNFORCED

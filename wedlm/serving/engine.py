@@ -123,6 +123,10 @@ class Engine:
     ) -> None:
         """Puts the texts of a request in line, all or none of them."""
         try:
+            if asked.number > (most := self.manager.max_batch_size + self.manager.max_waiting):
+                raise ValueError(
+                    f"n={asked.number} is more than the {most} texts that may run and wait; ask for fewer."
+                )
             for index in range(asked.number):
                 self.manager.add_request(
                     asked.tokens,

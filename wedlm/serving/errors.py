@@ -35,5 +35,5 @@ def told(error: StarletteHTTPException) -> dict:
 async def error_response(request: Request, error: StarletteHTTPException | RequestValidationError) -> JSONResponse:
     """Answers a request that was refused."""
     if isinstance(error, RequestValidationError) or error.detail == NO_JSON:
-        error = HTTPException(400, "The body of the request is not a JSON object; correct it.")
+        error = HTTPException(400, "The body of the request is not a JSON object; correct it, or its Content-Type.")
     return JSONResponse(told(error), error.status_code, error.headers)

@@ -52,8 +52,8 @@ class Grammars:
     JSON is written on one line, with a space behind each comma and colon, as `json.dumps` writes it and as chat
     templates show it. A model that may choose its whitespace can write whitespace without end.
 
-    No special token is part of a grammar, however its name is spelled, and no token with a control character where the
-    texts have none: JSON must not hold one in a string.
+    No special token is part of a grammar, however its name is spelled, and no token with a control character: JSON
+    must not hold one in a string, and xgrammar allows some there.
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the model.
@@ -78,21 +78,21 @@ class Grammars:
         with self.lock:
             if sequences not in self.cache:
                 try:
-                    infos = self.infos
+                    info = self.info
                 except ImportError as error:
                     raise ValueError(f"{name} {NOT_INSTALLED}") from error
                 from xgrammar import CompiledGrammar
 
                 text = self.compiled_text(name, sequences)
-                self.cache[sequences] = Grammar(CompiledGrammar.deserialize_json(text, infos[has_control(sequences)]))
+                self.cache[sequences] = Grammar(CompiledGrammar.deserialize_json(text, info))
             self.cache.move_to_end(sequences)
             while len(self.cache) > CACHED:
                 self.cache.popitem(last=False)
             return self.cache[sequences]
 
     @cached_property
-    def infos(self) -> dict[bool, "TokenizerInfo"]:
-        """What xgrammar knows of the tokens, without and with those that hold a control character."""
+    def info(self) -> "TokenizerInfo":
+        """The tokens that a grammar may have, as xgrammar describes them."""
         from xgrammar import TokenizerInfo
 
         info = TokenizerInfo.from_huggingface(
@@ -100,28 +100,27 @@ class Grammars:
         )
         added = self.tokenizer.added_tokens_decoder.items()
         special = {*self.tokenizer.all_special_ids, *(token for token, each in added if each.special)}
-        pieces = [b"" if token in special else piece for token, piece in enumerate(info.decoded_vocab)]
-        visible = [b"" if min(piece, default=0) < 0x20 else piece for piece in pieces]
-        return {
-            is_control: TokenizerInfo(
-                vocabulary,
-                vocab_size=self.vocab_size,
-                stop_token_ids=self.end_tokens,
-                add_prefix_space=info.add_prefix_space,
-            )
-            for is_control, vocabulary in ((False, visible), (True, pieces))
-        }
+        return TokenizerInfo(
+            [
+                b"" if token in special or min(piece, default=0) < 0x20 else piece
+                for token, piece in enumerate(info.decoded_vocab)
+            ],
+            vocab_size=self.vocab_size,
+            stop_token_ids=self.end_tokens,
+            add_prefix_space=info.add_prefix_space,
+        )
 
     def compiled_text(self, name: str, sequences: tuple[Sequence, ...]) -> str:
         if self.process is None or not self.process.is_alive():
             self.close()
             self.start()
+        connection = self.connection
         try:
-            self.connection.send(sequences)
-            if not self.connection.poll(COMPILE_SECONDS):
+            connection.send(sequences)
+            if not connection.poll(COMPILE_SECONDS):
                 self.close()
                 raise ValueError(f"{name} takes longer than {COMPILE_SECONDS} seconds to compile; simplify it.")
-            text, reason = self.connection.recv()
+            text, reason = connection.recv()
         except (EOFError, OSError) as error:
             self.close()
             raise ValueError(f"{name} takes more memory to compile than there is; simplify it.") from error
@@ -132,8 +131,7 @@ class Grammars:
     def start(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy locks that other threads hold
         self.connection, other = context.Pipe()
-        infos = {is_control: info.serialize_json() for is_control, info in self.infos.items()}
-        self.process = context.Process(target=compile_on_demand, args=(other, infos), daemon=True)
+        self.process = context.Process(target=compile_on_demand, args=(other, self.info.serialize_json()), daemon=True)
         self.process.start()
         other.close()  # so that the process's end is seen here
         if not self.connection.poll(START_SECONDS):
@@ -143,37 +141,30 @@ class Grammars:
 
     def close(self) -> None:
         """Ends the process, if there is one; the next grammar starts another."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.join()
-            self.connection.close()
-            self.process = self.connection = None
-
-
-def has_control(sequences: tuple[Sequence, ...]) -> bool:
-    texts = (part for parts in sequences for part in parts if isinstance(part, str))
-    return any(character < " " for text in texts for character in text)
+        process, connection = self.process, self.connection
+        self.process = self.connection = None  # first, since a thread that compiles sees the end and closes, too
+        if process is not None:
+            process.kill()
+            process.join()
+            connection.close()
 
 
 # --- In the process ---
 
 
-def compile_on_demand(connection: Connection, infos: dict[bool, str]) -> None:
+def compile_on_demand(connection: Connection, info: str) -> None:
     """Answers each grammar with its compiled text, or with the reason why there is none."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the server, which ends this process
     from xgrammar import GrammarCompiler, TokenizerInfo
 
-    compilers = {
-        is_control: GrammarCompiler(TokenizerInfo.deserialize_json(text), max_threads=1, cache_enabled=False)
-        for is_control, text in infos.items()
-    }
+    compiler = GrammarCompiler(TokenizerInfo.deserialize_json(info), max_threads=1, cache_enabled=False)
     limit_memory()
     connection.send(None)
     with suppress(EOFError):  # the server has ended
         while True:
             sequences = connection.recv()
             try:
-                answer = compiled_by(compilers[has_control(sequences)], sequences), None
+                answer = compiled_by(compiler, sequences), None
             except Exception as error:  # xgrammar has no exception of its own
                 answer = None, reason_of(error)
             connection.send(answer)

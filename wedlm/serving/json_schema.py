@@ -9,9 +9,25 @@ SCHEMA_CHARACTERS = 2**15
 SCHEMA_DEPTH = 32  # the compiler takes minutes for hundreds of levels
 # Keywords that the compiler would leave out in silence.
 NOT_ENFORCED = {
-    "contains", "dependencies", "dependentRequired", "dependentSchemas", "else", "if", "maxContains", "minContains",
-    "not", "then", "uniqueItems",
+    "$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired", "dependentSchemas", "else", "if",
+    "maxContains", "minContains", "not", "then", "unevaluatedProperties", "uniqueItems",
 }  # fmt: skip
+# Keywords that it leaves out where there is no type, except for those from which it tells one.
+TYPE_TELLING = {"additionalProperties", "items", "prefixItems", "properties", "unevaluatedItems"}
+TYPED = TYPE_TELLING | {
+    "exclusiveMaximum", "exclusiveMinimum", "format", "maxItems", "maxLength", "maxProperties", "maximum", "minItems",
+    "minLength", "minProperties", "minimum", "multipleOf", "pattern", "patternProperties", "propertyNames", "required",
+}  # fmt: skip
+# Keywords beside each of which it leaves out some others.
+CHOICES = ("$ref", "allOf", "anyOf", "oneOf")
+VALUES = ("const", "enum")
+EXCLUDED = {
+    **{keyword: {*TYPED, *CHOICES, *VALUES, "type"} - {keyword} for keyword in CHOICES},
+    **{keyword: {*TYPED, *VALUES} - {keyword} for keyword in VALUES},
+    "format": {"maxLength", "minLength", "pattern"},
+    "pattern": {"maxLength", "minLength"},
+    "properties": {"patternProperties", "propertyNames"},
+}
 LOOKS = ("(?=", "(?!", "(?<")  # of a pattern, likewise
 MANY_BY_NAME = ("$defs", "definitions", "patternProperties", "properties")
 MANY = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
@@ -86,6 +102,19 @@ def parts_of(schema: object) -> Iterator[dict]:
 def check_part(name: str, part: dict) -> None:
     for keyword in sorted(part.keys() & NOT_ENFORCED):
         raise ValueError(f"{name} has the keyword {keyword!r}, which this server cannot enforce; leave it out.")
+    for keyword in sorted(EXCLUDED.keys() & part.keys()):
+        for other in sorted(EXCLUDED[keyword] & part.keys()):
+            raise ValueError(
+                f"{name} has {other!r} beside {keyword!r}, where this server cannot enforce it; leave one of them out."
+            )
+    if not part.keys() & {"type", *CHOICES, *VALUES, *TYPE_TELLING}:
+        for keyword in sorted(part.keys() & TYPED):
+            raise ValueError(f"{name} has {keyword!r} without 'type', where this server cannot enforce it; add that.")
+    properties, required = part.get("properties", {}), part.get("required", [])
+    if isinstance(properties, dict) and isinstance(required, list):
+        for each in required:
+            if isinstance(each, str) and each not in properties:
+                raise ValueError(f"{name} requires {shown(each)}, which is not under 'properties'; add it there.")
     if isinstance(part.get("allOf"), list) and len(part["allOf"]) > 1:
         raise ValueError(f"{name} has an 'allOf' of several schemas, which this server cannot enforce; join them.")
     if isinstance(reference := part.get("$ref"), str) and not reference.startswith("#"):

@@ -5,6 +5,7 @@ import time
 from uuid import uuid4
 
 from transformers.cli.serving.utils import ToolCall
+from transformers.generation.continuous_batching.requests import GenerationOutput
 
 from wedlm.serving.answer import Answer, Part
 
@@ -108,15 +109,22 @@ class Form:
     Args:
         kind (`type`): `ChatForm` or `CompletionForm`.
         model (`str`): The name of the model.
+        sends_usage (`bool`): Whether an event tells the number of tokens; the others then say null.
     """
 
-    def __init__(self, kind: type[ChatForm] | type[CompletionForm], model: str):
+    def __init__(self, kind: type[ChatForm] | type[CompletionForm], model: str, sends_usage: bool = False):
         self.kind, self.name = kind, f"{kind.prefix}{uuid4().hex}"
         self.frame = {"id": self.name, "created": int(time.time()), "model": model}
+        if sends_usage:
+            self.frame["usage"] = None
 
     def openings(self, number: int) -> list[list[dict]]:
         """The choices of the events before the first text."""
         return [[choice] for i in range(number) if (choice := self.kind.opening(i)) is not None]
+
+    def choice(self, index: int, answer: Answer, output: GenerationOutput) -> dict:
+        """A whole text."""
+        return self.kind.choice(index, answer, answer.put(output))
 
     def whole(self, choices: list[dict], usage: dict) -> dict:
         return self.frame | {"object": self.kind.whole, "choices": choices, "usage": usage}

@@ -54,6 +54,7 @@ NOT_OFFERED = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
+TEXT_PARTS = ("text", "input_text", "output_text")  # transformers reads no other part of a message
 NEW_TOKENS = 1024  # of an answer that sets no limit, as in transformers' own server
 LARGEST = {int: 2**63, float: sys.float_info.max}  # what torch can read
 NUMBERS = {  # kind, least, most
@@ -216,7 +217,10 @@ def is_message(message: object) -> bool:
         return False
     content = message.get("content")
     if isinstance(content, list):
-        return all(isinstance(part, dict) and isinstance(part.get("text"), str) and "type" in part for part in content)
+        return all(
+            isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str)
+            for part in content
+        )
     return content is None or isinstance(content, str)
 
 
@@ -231,8 +235,8 @@ def given_messages(body: dict) -> list[dict]:
 
 def tools_of(body: dict, tokenizer: PreTrainedTokenizerBase) -> list[dict] | None:
     """The tools that the chat template writes into the prompt."""
-    tools = body.get("tools") or None
-    if tools is None or body.get("tool_choice") == "none":
+    tools = body.get("tools")
+    if tools in (None, []) or body.get("tool_choice") == "none":
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise ValueError(f"tools={shown(tools)} is not a list of objects; correct it.")
@@ -287,7 +291,7 @@ def biases_of(logit_bias: object, vocab_size: int) -> dict[tuple[int], float]:
     if (
         not isinstance(logit_bias, dict)
         or len(logit_bias) > BIASES
-        or not all(token.isdecimal() and int(token) < vocab_size for token in logit_bias)
+        or not all(token.isdecimal() and len(token) < 20 and int(token) < vocab_size for token in logit_bias)
         or not all(is_number(bias) and -100 <= bias <= 100 for bias in logit_bias.values())
     ):
         raise ValueError(

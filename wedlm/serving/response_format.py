@@ -11,6 +11,7 @@ KINDS = {  # the fields of each
     "json_object": {"type"},
     "json_schema": {"type", "json_schema"},
 }
+ANY_TEXT = (None, {"type": "text"})  # no grammar is needed
 SCHEMA_FIELDS = {"description", "name", "schema", "strict"}
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -25,7 +26,7 @@ def grammar_of(response_format: object, grammars: Grammars) -> Grammar | None:
     Raises:
         `ValueError`: what is wrong with it.
     """
-    if response_format is None or response_format == {"type": "text"}:
+    if response_format in ANY_TEXT:
         return None
     if not isinstance(response_format, dict) or response_format.get("type") not in tuple(KINDS):
         raise ValueError(

@@ -76,7 +76,7 @@ async def answer(
         pool = compiling if asks_for_grammar(body) else preparing
         asked = await prepared(pool, read_request, served, route, body)
         record.prompt_tokens = len(asked.tokens)
-        form = Form(route.form, served.name)
+        form = Form(route.form, served.name, asked.sends_usage)
         if not asked.streams:
             return await whole(engine, asked, form, record)
         events = stream(engine, asked, form, record)
@@ -97,8 +97,8 @@ async def whole(engine: Engine, asked: Asked, form: Form, record: RequestRecord)
         async for index, output in outputs:
             if output.error is not None:
                 raise engine.failure(output.error)
-            part = asked.answers[index].put(output)
-            choices[index] = form.kind.choice(index, asked.answers[index], part)
+            # A whole text takes long to read.
+            choices[index] = await prepared(preparing, form.choice, index, asked.answers[index], output)
     usage = usage_of(len(asked.tokens), asked.answers)
     record.completion_tokens = usage["completion_tokens"]
     return JSONResponse(form.whole(choices, usage))

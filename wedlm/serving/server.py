@@ -54,8 +54,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # First the engine must be idle: a process that ends while torch computes aborts or hangs.
         await asyncio.to_thread(self.engine.stop)
-        self.served.grammars.close()
         await super().shutdown(sockets)
+        self.served.grammars.close()
 
 
 def serve(

@@ -65,7 +65,8 @@ class TokenScores(LogitsProcessor):
                     self.note(token)
             self.num_told += len(tokens)
             entries = [self.noted.pop(position) for position in positions]
-        return [entry for entry in entries if entry[0].token not in self.tokenizer.all_special_ids]
+        special = self.tokenizer.all_special_ids
+        return [entry for entry in entries if entry[0].token not in special]
 
     # --- In OpenAI's form ---
 

@@ -266,6 +266,9 @@ def test_beyond_max_queue_size_a_request_waits_and_is_then_refused(model, monkey
         ({"input_ids": [3, 159]}, "holds the MASK token"),
         ({"input_ids": [3], "streamer": object()}, "streamer is not offered .* streaming=True"),
         ({"input_ids": [3], "use_cache": False}, "use_cache=False is not offered"),
+        ({"input_ids": [3], "output_scores": True}, "output_scores=True is not offered for a request of a batch"),
+        ({"input_ids": [3], "custom_generate": "x"}, "custom_generate is not offered for a request of a batch"),
+        ({"input_ids": [3], "inputs": [3]}, "inputs is not offered .* which has input_ids"),
         ({"input_ids": [3], "tempature": 2.0}, "tempature"),
         ({"input_ids": [3], "window_size": 0}, "window_size=0 is not a number of slots"),
         ({"input_ids": [3], "max_new_tokens": 0}, "max_new_tokens"),
@@ -306,6 +309,56 @@ def test_who_was_cancelled_before_is_not_cancelled_again(model, manager):
     manager.cancel_request("a")
     manager.add_request(PROMPTS[0], "a")
     assert manager.get_result("a").error is None
+
+
+def test_who_is_cancelled_in_the_last_step_is_not_cancelled_again(model, monkeypatch):
+    manager = model.init_continuous_batching()
+    step = RunningBatch.step
+
+    def cancelling(batch):
+        progress = step(batch)
+        if any(each.has_ended for each in progress):
+            manager.cancel_request("a")
+        return progress
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunningBatch, "step", cancelling)
+        drop = manager.drop_cancelled
+        late = threading.Event()
+        patch.setattr(manager, "drop_cancelled", lambda: late.is_set() and drop())
+        manager.start()
+        manager.add_request(PROMPTS[0], "a")
+        assert manager.get_result("a").error is None and manager.cancelled == {"a"}
+        manager.add_request(PROMPTS[0], "a")
+        late.set()
+        assert manager.get_result("a").error is None
+    manager.stop()
+
+
+def test_all_texts_of_a_request_are_cancelled(model):
+    manager = model.init_continuous_batching(config_with(num_return_sequences=3, do_sample=True, **VERIFIED))
+    manager.add_request(PROMPTS[0], "a", max_new_tokens=10_000)
+    manager.start()
+    manager.cancel_request("a")
+    assert [manager.get_result(timeout=5).error for _ in range(3)] == [CANCELLED] * 3
+    manager.stop()
+
+
+def test_free_rows_without_room_are_no_places_in_line(model):
+    config = ContinuousBatchingConfig(max_queue_size=1, num_blocks=4, **{block_size_name(): 32})
+    with model.continuous_batching_context_manager(continuous_batching_config=config) as manager:
+        manager.full_after = 0
+        manager.add_request(PROMPTS[0], "first", max_new_tokens=60, streaming=True)
+        assert manager.get_result(timeout=5).request_id == "first"
+        with manager.pause():
+            manager.has_room = True
+            assert not manager.is_full()
+            manager.add_request(PROMPTS[1], max_new_tokens=60)
+            manager.take_in()
+            assert not manager.has_room
+            with pytest.raises(queue.Full):
+                manager.add_request(PROMPTS[2], max_new_tokens=60)
+        manager.stop(hard_stop=True)
 
 
 # --- The thread ---

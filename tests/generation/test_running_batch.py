@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tiers import property_settings
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from wedlm.generation.lane import merged
 from wedlm.generation.prepared_call import prepare
 from wedlm.generation.running_batch import MOST_READS, RunningBatch
 from wedlm.generation.window import Window
@@ -167,12 +168,11 @@ def test_rows_wait_for_a_chunk_of_each_waiting_prompt():
         batch.step()
         for name in range(num_waiting):
             batch.add(name, call_of((TEXT * 9)[name : name + 150], **more, max_new_tokens=5))
-        waited = 0
+        waited = [0]
         while len(batch.reading) == num_waiting:
             has_moved = "short" in [each.name for each in batch.step()]
-            waited = 0 if has_moved else waited + 1
-            assert waited < most
-        assert batch.counts.steps > 1
+            waited += [0] if has_moved else [waited.pop() + 1]
+        assert max(waited) == most - 1
 
 
 def test_in_a_batch_a_window_size_is_the_most_that_may_pay(monkeypatch):
@@ -239,6 +239,52 @@ def test_a_text_that_ends_at_once_is_kept_beside_others():
     assert text.tokens == TEXT[:30] and text.layers[0][0].shape[:3] == (1, 2, 30)
     got, _ = run(batch, [call_of(TEXT[:30] + [9], **more, max_new_tokens=9)])
     assert got[0] == alone(TEXT[:30] + [9], **more, max_new_tokens=9) and batch.counts.found_tokens == 30
+
+
+def test_a_text_is_kept_where_a_longer_row_has_left_its_memory():
+    batch, more = RunningBatch(MODEL, 1_000, 64), {"decoding": "autoregressive", "eos_token_id": None}
+    batch.add("long", call_of((TEXT * 9)[:200], **more, max_new_tokens=250))
+    batch.add("stays", call_of(TEXT[1:9], **more, max_new_tokens=200))
+    for _ in range(9):
+        batch.step()
+    batch.drop("long")
+    assert batch.cache.num_tokens > 900
+    short = (TEXT * 9)[:90]
+    batch.add("short", call_of(short, **more, max_new_tokens=10))
+    while "short" in [row.name for row in batch.placed_rows] or batch.reading:
+        batch.step()
+    assert [text.tokens[:90] for text in batch.kept.texts.values()] == [short]
+    check(batch)
+    got, _ = run(batch, [])
+    assert 0 < len(got["stays"]) and alone(TEXT[1:9], **more, max_new_tokens=200)[-len(got["stays"]) :] == got["stays"]
+
+
+class Counting(LogitsProcessor):
+    """A processor that must be asked about each length once."""
+
+    def __init__(self):
+        self.lengths = []
+
+    def __call__(self, input_ids, scores):
+        self.lengths.append(input_ids.shape[1])
+        assert len(set(self.lengths)) == len(self.lengths)
+        return scores
+
+
+def test_a_reader_is_not_asked_again_where_a_forward_has_failed(monkeypatch):
+    more = {"decoding": "verified", "eos_token_id": None, "max_new_tokens": 12}
+    calls = [call_of(TEXT[:6], **more), call_of(TEXT[:5], **more, logits_processor=LogitsProcessorList([Counting()]))]
+    merged_rows = []
+
+    def merged_once(lanes):
+        merged_rows.append(len(lanes))
+        if len(merged_rows) == 2:  # behind the first step of both
+            raise MemoryError("no room")
+        return merged(lanes)
+
+    monkeypatch.setattr("wedlm.generation.running_batch.merged", merged_once)
+    got, errors = run(RunningBatch(MODEL, 10_000, 64), calls)
+    assert got[0] == alone(TEXT[:6], **more) and str(errors[1]) == "no room" and 0 not in errors
 
 
 def test_a_row_that_is_ahead_counts_as_much_as_the_others():

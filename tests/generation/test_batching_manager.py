@@ -311,8 +311,7 @@ def test_who_was_cancelled_before_is_not_cancelled_again(model, manager):
     assert manager.get_result("a").error is None
 
 
-def test_who_is_cancelled_in_the_last_step_is_not_cancelled_again(model, monkeypatch):
-    manager = model.init_continuous_batching()
+def test_who_is_cancelled_in_the_last_step_is_not_cancelled_again(manager, monkeypatch):
     step = RunningBatch.step
 
     def cancelling(batch):
@@ -321,27 +320,25 @@ def test_who_is_cancelled_in_the_last_step_is_not_cancelled_again(model, monkeyp
             manager.cancel_request("a")
         return progress
 
-    with monkeypatch.context() as patch:
-        patch.setattr(RunningBatch, "step", cancelling)
-        drop = manager.drop_cancelled
-        late = threading.Event()
-        patch.setattr(manager, "drop_cancelled", lambda: late.is_set() and drop())
-        manager.start()
-        manager.add_request(PROMPTS[0], "a")
-        assert manager.get_result("a").error is None and manager.cancelled == {"a"}
-        manager.add_request(PROMPTS[0], "a")
-        late.set()
-        assert manager.get_result("a").error is None
-    manager.stop()
+    drop, late = manager.drop_cancelled, threading.Event()
+    monkeypatch.setattr(RunningBatch, "step", cancelling)
+    monkeypatch.setattr(manager, "drop_cancelled", lambda: late.is_set() and drop())
+    manager.add_request(PROMPTS[0], "a")
+    assert manager.get_result("a").error is None and manager.cancelled == {"a"}
+    manager.add_request(PROMPTS[0], "a")
+    late.set()
+    assert manager.get_result("a").error is None
 
 
 def test_all_texts_of_a_request_are_cancelled(model):
     manager = model.init_continuous_batching(config_with(num_return_sequences=3, do_sample=True, **VERIFIED))
     manager.add_request(PROMPTS[0], "a", max_new_tokens=10_000)
-    manager.start()
     manager.cancel_request("a")
-    assert [manager.get_result(timeout=5).error for _ in range(3)] == [CANCELLED] * 3
-    manager.stop()
+    manager.start()
+    try:
+        assert [manager.get_result(timeout=5).error for _ in range(3)] == [CANCELLED] * 3
+    finally:
+        manager.stop(hard_stop=True)
 
 
 def test_free_rows_without_room_are_no_places_in_line(model):
@@ -358,7 +355,6 @@ def test_free_rows_without_room_are_no_places_in_line(model):
             assert not manager.has_room
             with pytest.raises(queue.Full):
                 manager.add_request(PROMPTS[2], max_new_tokens=60)
-        manager.stop(hard_stop=True)
 
 
 # --- The thread ---

@@ -1,14 +1,14 @@
 """Continuous batching in parallel decoding, behind the manager that transformers' own continuous batching has."""
 
 import asyncio
-import os
 import queue
+import re
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -85,9 +85,10 @@ class BatchingManager(ContinuousBatchingManager):
         self.batch: RunningBatch | None = None
         self.counts = BatchCounts()
         self.changed = threading.Condition()  # guards the three below, and wakes the thread
-        self.waiting: deque[Request] = deque()
+        self.waiting: dict[str, Request] = {}  # in order
         self.running: dict[str, Request] = {}
         self.cancelled: set[str] = set()
+        self.has_room = True  # for the keys and values of the first one that waits
         self.generator = torch.Generator()
         self.generator.manual_seed(torch.randint(2**63 - 1, ()).item() if config.seed is None else config.seed)
         self._generation_thread = None
@@ -199,18 +200,20 @@ class BatchingManager(ContinuousBatchingManager):
                 raise RuntimeError(refusal)
             if self.is_full():
                 raise queue.Full(f"max_queue_size={self.max_waiting} requests wait; try again later.")
-            for request in requests:
-                if self.is_under_way(name := request.state.request_id):
+            new = {request.state.request_id: request for request in requests}
+            for name in new:
+                if self.is_under_way(name):
                     raise ValueError(f"request_id={name!r} is that of a request under way; choose another, or none.")
-            self.waiting.extend(requests)
+            self.cancelled -= new.keys()  # Earlier requests of these ids ended before they could be cancelled.
+            self.waiting |= new
             self.changed.notify_all()
 
     def is_under_way(self, request_id: str) -> bool:
-        return request_id in self.running or any(each.state.request_id == request_id for each in self.waiting)
+        return request_id in self.running or request_id in self.waiting
 
     def is_full(self) -> bool:
-        """Whether so many wait that there is no place in line; the free rows of the batch are places too."""
-        num_free = max(self.max_batch_size - len(self.running), 0)
+        """Whether so many wait that there is no place in line; rows that are free to be taken are places too."""
+        num_free = max(self.max_batch_size - len(self.running), 0) if self.has_room else 0
         return self.max_waiting is not None and len(self.waiting) >= self.max_waiting + num_free
 
     def refusal(self) -> str | None:
@@ -271,11 +274,10 @@ class BatchingManager(ContinuousBatchingManager):
         return [f"{request_id}__child#{i}" for i in range(self.num_return_sequences - 1)] + [request_id]
 
     def cancel_request(self, request_id: str) -> None:
-        """Ends a request with the next step; its last output says so."""
+        """Ends all texts of a request with the next step; their last outputs say so."""
         with self.changed:
-            if self.is_under_way(request_id):
-                self.cancelled.add(request_id)
-                self.changed.notify_all()
+            self.cancelled.update(name for name in (request_id, *self.family(request_id)) if self.is_under_way(name))
+            self.changed.notify_all()
 
     def register_result_handler(self, request_id: str, callback: Callable) -> None:
         """Has `callback` called in the running event loop with every output of a request, earlier ones too."""
@@ -386,11 +388,11 @@ class BatchingManager(ContinuousBatchingManager):
             self.tell(progress)
 
     def drop_cancelled(self) -> None:
+        if not self.cancelled:
+            return
         with self.changed:
             names, self.cancelled = self.cancelled, set()
-            dropped = [self.running.pop(name) for name in names if name in self.running]
-            dropped += [each for each in self.waiting if each.state.request_id in names]
-            self.waiting = deque(each for each in self.waiting if each.state.request_id not in names)
+            dropped = [each.pop(name) for each in (self.running, self.waiting) for name in names if name in each]
             self.changed.notify_all()
         for request in dropped:
             self.batch.drop(request.state.request_id)
@@ -400,16 +402,14 @@ class BatchingManager(ContinuousBatchingManager):
         """Takes in those who wait, in order, as long as there is room."""
         while True:
             with self.changed:
-                if not self.waiting or self.batch.num_rows >= self.max_batch_size:
+                name, request = next(iter(self.waiting.items()), (None, None))
+                self.has_room = request is None or self.batch.has_room_for(request.call)
+                if request is None or not self.has_room or self.batch.num_rows >= self.max_batch_size:
                     return
-                request = self.waiting[0]
-                if not self.batch.has_room_for(request.call):
-                    return
-                self.waiting.popleft()
-                self.running[request.state.request_id] = request
+                self.running[name] = self.waiting.pop(name)
                 self.changed.notify_all()
             request.state.status = RequestStatus.PREFILLING
-            self.batch.add(request.state.request_id, request.call)
+            self.batch.add(name, request.call)
 
     def tell(self, progress: Progress) -> None:
         """Delivers what a step has brought a request."""
@@ -436,7 +436,7 @@ class BatchingManager(ContinuousBatchingManager):
 
     def fail_all(self, error: str) -> None:
         with self.changed:
-            requests = [*self.running.values(), *self.waiting]
+            requests = [*self.running.values(), *self.waiting.values()]
             self.running.clear()
             self.waiting.clear()
             self.cancelled.clear()
@@ -475,6 +475,8 @@ def free_memory(device: torch.device) -> int:
     """The bytes that are free where keys and values lie; 2 GiB where the system does not tell."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    if "SC_AVPHYS_PAGES" not in os.sysconf_names:
+    try:
+        told = Path("/proc/meminfo").read_text()
+    except OSError:
         return 2**31
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 1024 * int(re.search(r"MemAvailable: *(\d+) kB", told)[1])  # with what the cache of files can give back

@@ -23,7 +23,7 @@ class KeptTexts:
 
     def __init__(self):
         self.texts: OrderedDict[int, KeptText] = OrderedDict()  # the text used last is the last one
-        self.num_kept = 0
+        self.last_name = 0
 
     @property
     def num_tokens(self) -> int:
@@ -36,8 +36,8 @@ class KeptTexts:
         for name, each in list(self.texts.items()):
             if num_common(each.tokens, text.tokens) == len(each.tokens):
                 del self.texts[name]
-        self.num_kept += 1
-        self.texts[self.num_kept] = text
+        self.last_name += 1
+        self.texts[self.last_name] = text
         self.shrink(room)
 
     def shrink(self, room: int) -> None:
@@ -46,13 +46,19 @@ class KeptTexts:
         while num_tokens > max(room, 0):
             num_tokens -= len(self.texts.popitem(last=False)[1].tokens)
 
-    def best_for(self, tokens: list[int]) -> tuple[int, KeptText | None]:
-        """The text that has most of these tokens at its beginning, and how many."""
-        shared = {name: num_common(text.tokens, tokens) for name, text in self.texts.items()}
+    def best_for(self, tokens: list[int], is_used: bool) -> tuple[int, KeptText | None]:
+        """The text that has most of these tokens at its beginning, the newest of several, and how many.
+
+        Args:
+            tokens (`list[int]`): The tokens.
+            is_used (`bool`): Whether that counts as a use of the text.
+        """
+        shared = {name: num_common(self.texts[name].tokens, tokens) for name in reversed(self.texts)}
         best = max(shared, key=shared.get, default=None)
         if best is None or shared[best] == 0:
             return 0, None
-        self.texts.move_to_end(best)
+        if is_used:
+            self.texts.move_to_end(best)
         return shared[best], self.texts[best]
 
 

@@ -14,12 +14,14 @@ from .step_costs import StepPrices
 from .support import refuse
 
 ONE_BY_ONE = {"decoding": "verified", "window_size": 1, "prompt_lookup_num_tokens": 0, "acceptance_ratio": 1.0}
-# Arguments of generate() that belong to a call, each with what a request has instead.
+# Arguments of generate() that a request has not, each with its remedy.
 OF_A_CALL = {
     "streamer": "streaming=True",
     "past_key_values": "the batch's own memory of texts",
     "attention_mask": "the tokens alone",
     "num_return_sequences": "num_return_sequences in the generation_config of the batch",
+    "inputs": "input_ids",
+    "custom_generate": "a loop of its own",
 }
 OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")  # that no other row may share
 OF_A_ROW = ("max_length", "max_new_tokens")
@@ -72,7 +74,7 @@ def prepare(
     device = torch.device("cpu") if model.device.type == "meta" else model.device
     input_ids = torch.tensor([tokens], dtype=torch.long, device=device)
 
-    def kept(
+    def prepared(
         model,
         input_ids,
         logits_processor,
@@ -88,7 +90,15 @@ def prepare(
 
         model_kwargs["past_key_values"] = DynamicCache(config=model.config)  # Steps need a cache; that is the batch's.
         run = DecodingRun(
-            model, input_ids, logits_processor, stopping_criteria, generation_config, False, None, model_kwargs, True
+            model,
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            synced_gpus=False,
+            streamer=None,
+            model_kwargs=model_kwargs,
+            is_of_a_batch=True,
         )
         is_alone = run.readers is not None or any(settings.get(name) for name in OBJECTS)
         key = None if is_alone else settings_of(generation_config, run.policy.window_size)
@@ -100,7 +110,7 @@ def prepare(
         generation_config = deepcopy(generation_config)
         nothing = {name: None for name, value in settings.items() if value is None}
         settings = generation_config.update(**settings) | nothing  # update returns what a config does not know
-    return model.generate(input_ids, generation_config=generation_config, custom_generate=kept, **settings)
+    return model.generate(input_ids, generation_config=generation_config, custom_generate=prepared, **settings)
 
 
 def decoding_of(generation_config: GenerationConfig | None, settings: dict, model: PreTrainedModel) -> str:
@@ -116,12 +126,17 @@ def check_request(generation_config: GenerationConfig, synced_gpus: bool) -> Non
         raise ValueError(
             "use_cache=False is not offered for a request of a batch, which shares a cache; leave it out."
         )
+    for name in ("output_scores", "output_logits"):
+        if getattr(generation_config, name):
+            raise ValueError(
+                f"{name}=True is not offered for a request of a batch, which returns tokens; leave it out."
+            )
 
 
 def settings_of(generation_config: GenerationConfig, window_size: int) -> str:
     """The settings that rows with one policy have in common."""
     # (`to_dict` would copy each value; what begins with an underscore follows from the others.)
-    values = {
-        name: value for name, value in vars(generation_config).items() if name[0] != "_" and name not in OF_A_ROW
-    }
-    return json.dumps(values, sort_keys=True, default=str) + str(window_size)
+    given = vars(generation_config).items()
+    values = {name: value for name, value in given if name[0] != "_" and name not in OF_A_ROW}
+    values["window_size"] = window_size
+    return json.dumps(values, sort_keys=True, default=lambda value: getattr(value, "tolist", value.__str__)())

@@ -15,6 +15,7 @@ from .prepared_call import PreparedCall
 from .shared_cache import SharedCache
 from .step import forward_queries
 from .step_costs import StepPrices, experience_with
+from .support import named_weights
 from .window import Text, WindowQueries
 
 MOST_READS = 8  # forwards over prompts between two steps
@@ -40,7 +41,7 @@ class BatchCounts:
     """What a running batch has done so far.
 
     Args:
-        steps (`int`): Its forwards over rows that decode.
+        steps (`int`): Its forwards that bring tokens: over rows that decode, and over the ends of prompts.
         tokens (`int`): The tokens of the texts that it has written.
         row_forwards (`int`): The forwards of each row, added up.
         prompt_tokens (`int`): The tokens of the prompts that were read.
@@ -140,9 +141,9 @@ class RunningBatch:
     # --- Steps ---
 
     def step(self) -> list[Progress]:
-        """Reads of the prompts what one forward takes, and takes all rows on; returns what that has brought them.
+        """Reads prompts by one forward, and takes all rows on by another; returns what that has brought the rows.
 
-        Where several prompts wait, so many forwards over prompts go before the next step, up to MOST_READS.
+        Where several prompts wait, the rows wait for as many forwards over prompts, up to MOST_READS.
         """
         progress = self.read_on()
         self.num_reads += 1
@@ -185,7 +186,8 @@ class RunningBatch:
         num_kept, looks, progress = together.num_text.clone(), [], []
         for lane, own, at in zip(lanes, queries, places, strict=True):
             try:
-                kept, look = lane.move_on(own, logits[at, : own.asked.shape[1]])
+                with named_weights(self.model):
+                    kept, look = lane.move_on(own, logits[at, : own.asked.shape[1]])
             except Exception as error:
                 if lane.readers is None:
                     raise
@@ -203,7 +205,7 @@ class RunningBatch:
         return progress
 
     def part_with(self, progress: list[Progress]) -> None:
-        """Counts what a step has brought; rows that have ended leave. Learns from them, and keeps their texts."""
+        """Counts what a step has brought. Rows that have ended leave; their texts and records of drafts stay."""
         self.counts.steps += 1
         self.counts.row_forwards += len(progress)
         self.counts.tokens += sum(len(each.tokens) for each in progress)
@@ -220,8 +222,13 @@ class RunningBatch:
     def keep_text(self, row: LaneRow) -> None:
         """Keeps the keys and values of a row, if there is room."""
         number = min(row.num_committed, len(row.tokens))
-        room = self.max_cached_tokens - max(self.num_tokens_with(), self.cache.num_tokens)
-        if self.keeps_texts and row.is_source and 0 < number <= room:
+        most = self.max_cached_tokens - self.num_tokens_with()
+        if not (self.keeps_texts and row.is_source and 0 < number <= most):
+            return
+        if number > self.max_cached_tokens - self.cache.num_tokens:
+            self.cache.give_back_room()
+        room = min(most, self.max_cached_tokens - self.cache.num_tokens)
+        if number <= room:
             layers = [tuple(each.clone() for each in states) for states in self.cache.entries_of(row.place, number)]
             self.kept.keep(KeptText(row.tokens[:number], layers), room)
 
@@ -232,23 +239,29 @@ class RunningBatch:
         return self.read(self.next_to_read()) if self.reading else []
 
     def next_to_read(self) -> list[Reading]:
-        """The next of the long prompts, or short ones that are read whole in one forward: one kind after the other.
+        """The first long prompt, or short ones that one forward reads whole: one kind after the other.
 
-        So nobody waits for more than a chunk of a long prompt, and of those only one has a place without decoding.
+        So of the long prompts only one has a place without decoding.
         """
-        coming = [each for each in self.reading if each.lane is None]
-        sizes = [len(each.call.tokens) - self.known_beginning(each.call.tokens)[0] for each in coming]
         long = [each for each in self.reading if each.lane is not None]
-        long += [each for each, size in zip(coming, sizes, strict=True) if size > self.chunk_size]
-        short = self.together([pair for pair in zip(coming, sizes, strict=True) if pair[1] <= self.chunk_size])
+        long = long or [each for each in self.reading if self.is_long(each)][:1]
+        short = self.together([each for each in self.reading if each not in long])
         self.reads_long = bool(long) and not (short and self.reads_long)
-        return long[:1] if self.reads_long else short
+        return long if self.reads_long else short
 
-    def together(self, coming: list[tuple[Reading, int]]) -> list[Reading]:
-        """The first of those who come that one forward reads, each with so many tokens."""
+    def is_long(self, each: Reading) -> bool:
+        """Whether a prompt has more unknown tokens than a forward reads."""
+        tokens = each.call.tokens
+        return len(tokens) > self.chunk_size and len(tokens) - self.known_beginning(tokens)[0] > self.chunk_size
+
+    def together(self, coming: list[Reading]) -> list[Reading]:
+        """The first short prompts of those who come, as many as one forward reads."""
         group, longest, begin, room = [], 0, 0, 0
-        for each, size in coming:
-            longest, begin = max(longest, size), max(begin, len(each.call.tokens) - size)
+        for each in coming:
+            num_found, _ = self.known_beginning(each.call.tokens)
+            if (size := len(each.call.tokens) - num_found) > self.chunk_size:
+                continue
+            longest, begin = max(longest, size), max(begin, num_found)
             room = max(room, each.call.need.text)
             if (len(group) + 1) * longest > self.chunk_size or begin + longest > room:
                 break
@@ -256,7 +269,10 @@ class RunningBatch:
         return group
 
     def read(self, group: list[Reading]) -> list[Progress]:
-        """Reads prompts in one forward. If that fails, each is read alone, so that only those fail which must."""
+        """Reads prompts in one forward. If that fails, each is read alone, so that only those fail which must.
+
+        A row whose text somebody reads fails at once, for a reader cannot be asked again.
+        """
         try:
             progress = self.read_together(group)
         except Exception as error:
@@ -264,10 +280,10 @@ class RunningBatch:
             for each in group:
                 each.lane = None
             self.give_back(places)
-            if len(group) > 1:
-                return [progress for each in group for progress in self.read([each])]
-            self.leave({group[0].name})
-            return [Progress(group[0].name, [], True, error)]
+            alone = [each for each in group if len(group) == 1 or each.call.run.readers is not None]
+            self.leave({each.name for each in alone})
+            failed = [Progress(each.name, [], True, error) for each in alone]
+            return failed + [progress for each in group if each not in alone for progress in self.read([each])]
         if progress:
             self.part_with(progress)
         return progress
@@ -303,18 +319,20 @@ class RunningBatch:
         for each, lane in zip(group, lanes, strict=True):
             each.lane = lane
         for row in rows_of(lanes):
-            row.num_committed, layers = self.known_beginning(row.tokens)
+            row.num_committed, layers = self.known_beginning(row.tokens, is_used=True)
             if row.num_committed > 0:
                 self.cache.begin_row(row.place, layers, row.num_committed)
             self.counts.prompt_tokens += row.prompt_length
             self.counts.found_tokens += row.num_committed
 
-    def known_beginning(self, tokens: list[int]) -> tuple[int, list[tuple[torch.Tensor, torch.Tensor]]]:
+    def known_beginning(
+        self, tokens: list[int], is_used: bool = False
+    ) -> tuple[int, list[tuple[torch.Tensor, torch.Tensor]]]:
         """The number of tokens at the beginning of a prompt that are known, at most all but its last one, and keys and
         values that begin with theirs.
         """
         tokens = tokens[:-1]
-        num_found, text = self.kept.best_for(tokens)
+        num_found, text = self.kept.best_for(tokens, is_used)
         layers = text.layers if text is not None else []
         shared = {
             row.place: num_common(row.tokens[: row.num_committed], tokens) for row in self.placed_rows if row.is_source

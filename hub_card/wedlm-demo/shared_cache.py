@@ -142,6 +142,14 @@ class SharedCache(RowCache):
         self.show()
         return order
 
+    def give_back_room(self) -> None:
+        """Keeps no more memory than the rows need."""
+        room = self.num_rows, Need.of_all(self.needs)
+        for layer in self.layers:
+            layer.take_room(room, self.num_rows)
+        self.room, self.max_entries = room, room[1]
+        self.show()
+
     def make_room(self, needs: list[Need], max_tokens: int) -> None:
         """Takes other memory if a row or an entry is missing; a bit more, if that leaves half of what is allowed.
 

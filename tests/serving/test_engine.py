@@ -18,7 +18,7 @@ from wedlm.serving.engine import Engine, LatestOutputs
 from wedlm.serving.errors import DEAD, ENDING, FAILED, FULL
 from wedlm.serving.openai_form import ChatForm, Form
 from wedlm.serving.request_records import RequestRecord
-from wedlm.serving.routes import answer, stream
+from wedlm.serving.routes import answer, build_app, stream
 
 
 def test_draws_belong_to_the_seed(checkpoint, client):
@@ -220,10 +220,13 @@ def test_a_request_ends_with_its_reader(checkpoint, is_stream, is_running):
                 await (await task).aclose()
             else:
                 task.cancel()
+                await asyncio.wait([task])
             if other is not None:
                 await other.aclose()
+            steps = engine.manager.counts.steps
             await until_empty(engine)
-            assert not engine.manager.outputs.waiting
+            # One turn may be under way, which reads a prompt and takes a step.
+            assert engine.manager.counts.steps <= steps + 2 and not engine.manager.outputs.waiting
 
     run(story())
 
@@ -263,7 +266,9 @@ def test_the_death_of_the_worker_is_told(checkpoint, monkeypatch):
                 await whole
             with pytest.raises(HTTPException) as later:
                 await answered(engine, checkpoint)
-            assert engine.is_dead
+            app = build_app(served(checkpoint), engine)
+            (health,) = (route.endpoint for route in app.routes if getattr(route, "path", "") == "/health")
+            assert health().status_code == 503 and json.loads(health().body)["status"] == "failed"
             return json.loads(last.removeprefix("data: "))["error"], error.value, later.value
 
     told, error, later = run(story())

@@ -42,8 +42,7 @@ def test_openais_client_parses_an_answer(client, decoding):
     assert isinstance(answer.choices[0].message.parsed, Animal) and answer.choices[0].finish_reason == "stop"
     with client.chat.completions.stream(**arguments) as stream:
         final = stream.get_final_completion()
-    if decoding != "streaming":  # whose text depends on when others are read
-        assert final.choices[0].message.parsed == answer.choices[0].message.parsed
+    assert final.choices[0].message.parsed == answer.choices[0].message.parsed
 
 
 def test_any_json(client):

@@ -125,7 +125,7 @@ def plot(path: Path, panels: list[Panel]) -> None:
     """Draws the panels side by side, readable in grey. Without matplotlib there is no plot."""
     try:
         from matplotlib.figure import Figure
-        from matplotlib.ticker import NullLocator
+        from matplotlib.ticker import LogLocator, NullLocator
     except ImportError:
         return
     figure = Figure(figsize=(5 * len(panels), 4), layout="constrained")
@@ -139,6 +139,9 @@ def plot(path: Path, panels: list[Panel]) -> None:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter("{x:g}")
+        low, high = axes.get_ylim()
+        if high > 10 * low:  # where all labels between would stand on each other
+            axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
         axes.legend(fontsize="small")
     figure.savefig(path.with_suffix(".png"), dpi=110)
 

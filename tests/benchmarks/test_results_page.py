@@ -15,7 +15,7 @@ RESULTS = REPOSITORY / "benchmarks" / "results"
     [
         ("decode", "decode"), ("decode_window8", "decode"), ("step", "step"), ("step_long", "step"),
         ("step_qwen3", "step"), ("overhead", "overhead"), ("memory", "memory"), ("real_model", "real_model"),
-        ("verified_speed", "verified_speed"),
+        ("verified_speed", "verified_speed"), ("serving", "serving"),
     ],
 )  # fmt: skip
 def test_the_page_shows_the_recorded_numbers(load_benchmark, name, benchmark):

@@ -12,6 +12,8 @@ from huggingface_hub import constants
 
 from wedlm.checkpoints.errors import CheckpointError
 
+DRAFTER = "drafter"  # a folder in an export for vLLM
+
 
 def check_out(out: str | os.PathLike, overwrite: bool) -> Path:
     """Refuses a place that nothing may be written to, and returns it as an absolute path.
@@ -66,8 +68,9 @@ def check_links(source: Path) -> None:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder holds a checkpoint, or an adapter of PEFT."""
-    return has_field(folder / "config.json", "model_type") or has_field(folder / "adapter_config.json", "peft_type")
+    """Whether a folder holds a checkpoint, an adapter of PEFT, or an export for vLLM."""
+    signs = {"config.json": "model_type", "adapter_config.json": "peft_type", f"{DRAFTER}/config.json": "model_type"}
+    return any(has_field(folder / path, name) for path, name in signs.items())
 
 
 def has_field(path: Path, name: str) -> bool:

@@ -1,8 +1,8 @@
 """The classes of drafters for vLLM: vLLM's own models, whose MASK rows predict the token of their own position.
 
 vLLM drafts with a row of the last token and rows of MASK behind it, and takes the output of each row for the position
-after it. A WeDLM fills MASK's own position. So each row of MASK gets the output of the next one; the last of them has no
-next one, and its draft is wasted.
+after it. A WeDLM fills MASK's own position. So each row of MASK gets the output of the next one. The last of them has
+no next one, and its draft is wasted.
 """
 
 from collections.abc import Iterable, Iterator

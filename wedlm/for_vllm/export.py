@@ -107,7 +107,7 @@ def export_for_vllm(
 
 
 def read_drafts(read: Source, adapter: Path | None, shards: list[Shard]) -> Drafts:
-    """Reads a draft adapter, from its own folder or from the checkpoint that contains it, and the embedding of MASK."""
+    """Reads the embedding of MASK, and the draft adapter from its own folder or from the checkpoint with it."""
     mask_token_id = read.config.mask_token_id
     if adapter is not None:
         found, tensors = adapter_on_disk(adapter, read.model, shards)

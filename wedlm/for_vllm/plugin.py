@@ -1,4 +1,4 @@
-"""The plugin that vLLM calls in each of its processes; it tells vLLM the classes of drafters without importing them."""
+"""The plugin that vLLM calls in each of its processes: it names the classes of drafters without importing them."""
 
 # The class of a drafter by the model_type of its target's architecture. config.json of a drafter names the class.
 DRAFTERS = {

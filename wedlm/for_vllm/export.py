@@ -29,7 +29,7 @@ from wedlm.checkpoints.resolve import (
 from wedlm.checkpoints.shards import INDEX_FILE, Shard, read_shard
 from wedlm.checkpoints.stock_families import STOCK_FAMILIES
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles
-from wedlm.for_vllm.heads import Widening, head_dim_of, widening
+from wedlm.for_vllm.heads import WIDTHS, Widening, head_dim_of, widening
 from wedlm.for_vllm.plugin import DRAFTERS
 from wedlm.hub_card.export import Exported
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
@@ -141,7 +141,7 @@ def check_target(target: str, out: Path, model: str, read: Source, drafts: Draft
         )
     tokens, own_tokens = (set(TokenizerFiles.read(each).token_ids().items()) for each in (folder, read.folder))
     mask = {(token, i) for token, i in own_tokens if i == drafts.mask_token_id}
-    if different := sorted(token for token, _ in (tokens ^ own_tokens) - mask):
+    if different := sorted({token for token, _ in (tokens ^ own_tokens) - mask}):
         raise CheckpointError(
             f"--target {target} has another tokenizer than {model} (such as for {different[:3]}); choose two with the "
             "same."
@@ -156,9 +156,9 @@ def notes_on_heads(fields: dict, wider: Widening | None) -> list[str]:
         ]
     width = head_dim_of(fields)
     if fields["model_type"] == "qwen2" and width * fields["num_attention_heads"] != fields["hidden_size"]:
-        return [
-            f"vLLM's Qwen2 computes the width of heads and reads no head_dim={width}, so it will refuse the weights."
-        ]
+        return [f"vLLM's Qwen2 reads no head_dim={width}, and will refuse weights with heads of that width."]
+    if width not in WIDTHS:
+        return [f"vLLM's attention on a CPU has no heads that are {width} wide; serve it on a GPU."]
     return []
 
 

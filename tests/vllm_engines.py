@@ -1,0 +1,50 @@
+"""vLLM in this process, with and without a drafter; import it in tests of the tier `vllm` only."""
+
+import os
+
+os.environ |= {  # before vllm is imported
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GB
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
+from vllm import LLM, SamplingParams
+
+LONGEST = 1024
+
+
+def engine(folder, with_drafter: bool, num_drafts: int = 8, max_num_seqs: int = 32, **options) -> LLM:
+    """vLLM with the target in a folder, and with its drafter."""
+    speculative = {"method": "draft_model", "num_speculative_tokens": num_drafts, "parallel_drafting": True}
+    if with_drafter:
+        options["speculative_config"] = speculative | {"model": str(folder / "drafter")}
+    fixed = {"dtype": "float32", "max_model_len": LONGEST, "disable_log_stats": False, "seed": 0}
+    return LLM(str(folder / "target"), **{"enforce_eager": True, "max_num_seqs": max_num_seqs, **fixed, **options})
+
+
+def answers(llm: LLM, questions: list[str], **options) -> list:
+    """The outputs for some questions, which are all asked at once."""
+    parameters = SamplingParams(**{"temperature": 0, "max_tokens": 60, **options.pop("sampling", {})})
+    chats = [[{"role": "user", "content": question}] for question in questions]
+    return [answer.outputs[0] for answer in llm.chat(chats, parameters, use_tqdm=False, **options)]
+
+
+def texts(llm: LLM, questions: list[str], **options) -> list[str]:
+    return [answer.text for answer in answers(llm, questions, **options)]
+
+
+def drafted(llm: LLM) -> tuple[int, list[int]]:
+    """The number of steps with drafts so far, and of accepted drafts by their place in the step."""
+    found = {metric.name: metric for metric in llm.get_metrics() if "spec_decode" in metric.name}
+    steps = found["vllm:spec_decode_num_drafts"].value
+    return steps, list(found["vllm:spec_decode_num_accepted_tokens_per_pos"].values)
+
+
+def since(before: tuple[int, list[int]], after: tuple[int, list[int]]) -> tuple[int, list[int]]:
+    return after[0] - before[0], [new - old for old, new in zip(before[1], after[1], strict=True)]
+
+
+def drafter_of(llm: LLM):
+    """The model that drafts."""
+    worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    return worker.model_runner.drafter.model

@@ -120,7 +120,7 @@ test-ecosystem: .venv-ecosystem/installed
 
 # The drafters in vLLM, on the demo checkpoint and the real model with its adapter; vLLM takes 3.4 GB.
 test-vllm: .venv-vllm/installed real-model
-	PATH="$(CURDIR)/.venv-vllm/bin:$$PATH" .venv-vllm/bin/python -m pytest -m vllm \
+	.venv-vllm/bin/python -m pytest -m vllm \
 	    tests/for_vllm/test_drafters.py tests/benchmarks/test_vllm_speed.py
 
 # Changes one place of the source at a time, in memory, and shows the changes that no test notices:

@@ -11,6 +11,7 @@ os.environ |= {  # before vllm is imported
 from vllm import LLM, SamplingParams
 
 LONGEST = 1024
+KEPT = []  # vLLM closes what all of its engines share when one of them goes
 
 
 def engine(folder, with_drafter: bool, num_drafts: int = 8, max_num_seqs: int = 32, **options) -> LLM:
@@ -19,7 +20,9 @@ def engine(folder, with_drafter: bool, num_drafts: int = 8, max_num_seqs: int = 
     if with_drafter:
         options["speculative_config"] = speculative | {"model": str(folder / "drafter")}
     fixed = {"dtype": "float32", "max_model_len": LONGEST, "disable_log_stats": False, "seed": 0}
-    return LLM(str(folder / "target"), **{"enforce_eager": True, "max_num_seqs": max_num_seqs, **fixed, **options})
+    fixed |= {"enforce_eager": True, "max_num_seqs": max_num_seqs}
+    KEPT.append(LLM(str(folder / "target"), **{**fixed, **options}))
+    return KEPT[-1]
 
 
 def answers(llm: LLM, questions: list[str], **options) -> list:
@@ -34,7 +37,10 @@ def texts(llm: LLM, questions: list[str], **options) -> list[str]:
 
 
 def drafted(llm: LLM) -> tuple[int, list[int]]:
-    """The number of steps with drafts so far, and of accepted drafts by their place in the step."""
+    """The number of steps with drafts so far, and of accepted drafts by their place in the step.
+
+    vLLM counts for the engine that was made last.
+    """
     found = {metric.name: metric for metric in llm.get_metrics() if "spec_decode" in metric.name}
     steps = found["vllm:spec_decode_num_drafts"].value
     return steps, list(found["vllm:spec_decode_num_accepted_tokens_per_pos"].values)

@@ -23,6 +23,7 @@ from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.mistral import MistralForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
+from vllm.platforms import current_platform
 
 TRIED = ("0.32.0",)  # versions of vLLM
 MASK_EMBEDDING = "model.mask_embedding"
@@ -116,7 +117,7 @@ class Drafter:
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        warn_of_other_versions()
+        warn()
         config, num_rows = vllm_config.model_config.hf_config, vllm_config.scheduler_config.max_num_batched_tokens
         self.mask_token_id = config.pard_token
         # In place for ever, because recorded CUDA graphs read it where it was.
@@ -175,11 +176,19 @@ class WeDLMDrafterMistralForCausalLM(Drafter, MistralForCausalLM):
     pass
 
 
-def warn_of_other_versions() -> None:
+def warn() -> None:
+    """Says once what the user of this version of vLLM, or of this device, should know."""
     if vllm.__version__ not in TRIED:
         logger.warning_once(
             "vLLM %s was not tried with WeDLM's drafters (%s was); compare some texts and the accepted drafts.",
             vllm.__version__,
             ", ".join(TRIED),
+            scope="global",
+        )
+    elif current_platform.is_cpu():
+        logger.warning_once(
+            "vLLM %s on a CPU loses the temperature and top_p of requests with drafts, whoever drafts; use "
+            "temperature 0, or leave the drafter out.",
+            vllm.__version__,
             scope="global",
         )

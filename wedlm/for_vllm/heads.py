@@ -27,7 +27,10 @@ class Widening(NamedTuple):
         return {**fields, "head_dim": self.new, "rope_theta": fields["rope_theta"] ** (self.new / self.old)}
 
     def weight(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a weight, or a matrix of a draft adapter, of the model with the new width."""
+        """Returns a weight, or a matrix of a draft adapter, of the model with the new width.
+
+        One that is scaled is in float32, so that a checkpoint in bfloat16 loses nothing.
+        """
         found = re.search(r"\.([qkvo])_(proj|norm)\.(weight|bias|down|up)$", name)
         if found is None:
             return tensor
@@ -36,9 +39,9 @@ class Widening(NamedTuple):
             return tensor  # the side of a product that has no heads
         scale = (self.new / self.old) ** 0.5
         if kind == "norm":
-            return self.widen(tensor, 0) / (scale if which == "k" else 1)
+            return self.widen(tensor, 0).float() / scale if which == "k" else self.widen(tensor, 0)
         widened = self.widen(tensor, 1 if which == "o" else 0)
-        return widened * scale if which == "q" or which == "k" and self.has_norms else widened
+        return widened.float() * scale if which == "q" or which == "k" and self.has_norms else widened
 
     def widen(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         halves = tensor.unflatten(dim, (-1, self.old // 2))

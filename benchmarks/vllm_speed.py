@@ -5,8 +5,8 @@
 
 `make .venv-vllm/installed real-model` comes first. `demo` is the demo checkpoint, `adapter` SmolLM2-135M-Instruct with
 the draft adapter of `hub_card/`; `wedlm export --vllm` writes both. Both forms of vLLM are in this process and take
-turns in every round; --clients requests are asked at once, greedily, and each round has prompts of its own. A first round
-warms up. Texts are counted that are the same with and without the drafter.
+turns in every round; --clients requests are asked at once, greedily, and each round has prompts of its own. A first
+round warms up. Texts are counted that are the same with and without the drafter.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def accepted_so_far(llm: LLM) -> list[int]:
 def measure(model: str, folder: Path, given: argparse.Namespace, bar: tqdm) -> list[dict[str, Any]]:
     """Measures a model at every number of clients."""
     sides, numbers = engines(folder, given), count()
-    parameters = SamplingParams(temperature=0, max_tokens=given.new_tokens, ignore_eos=True)
+    parameters = SamplingParams(temperature=0, max_tokens=given.new_tokens)
     cells = []
     for clients in given.clients:
         texts, speeds = {side: [] for side in sides}, {side: [] for side in sides}

@@ -240,7 +240,9 @@ def test_the_readme_has_the_command_and_the_python_form(tmp_path):
     _, wedlm = save_wedlm(tmp_path)
     exported(wedlm, tmp_path / "out")
     text = (tmp_path / "out" / "README.md").read_text()
-    assert text.startswith("# wedlm in vLLM\n\n`target` is the plain Qwen3 of wedlm, and `drafter` drafts for it.")
+    assert text.startswith(
+        "# wedlm in vLLM\n\n`target` is the plain Qwen3 of wedlm, and `drafter` drafts for it with the same"
+    )
     (command,) = re.findall(r"```bash\n(.*)\n```", text)
     words = shlex.split(command)
     assert words[:4] == ["vllm", "serve", "target", "--speculative-config"]

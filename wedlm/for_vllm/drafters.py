@@ -25,8 +25,9 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.platforms import current_platform
 
+from wedlm.for_vllm.plugin import MASK_EMBEDDING, is_draft
+
 TRIED = ("0.32.0",)  # versions of vLLM
-MASK_EMBEDDING = "model.mask_embedding"
 SHARDS = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "gate_proj": 0, "up_proj": 1}  # as vLLM calls them
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows the messages of its own modules
@@ -145,7 +146,7 @@ class Drafter:
 
         def others() -> Iterator[tuple[str, torch.Tensor]]:
             for name, weight in weights:
-                if name == MASK_EMBEDDING or ".drafts." in name:
+                if is_draft(name):
                     own[name] = weight
                 else:
                     yield name, weight

@@ -30,14 +30,18 @@ from wedlm.checkpoints.shards import INDEX_FILE, Shard, read_shard
 from wedlm.checkpoints.stock_families import STOCK_FAMILIES
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles
 from wedlm.for_vllm.heads import WIDTHS, Widening, head_dim_of, widening
-from wedlm.for_vllm.plugin import DRAFTERS
+from wedlm.for_vllm.plugin import DRAFTERS, MASK_EMBEDDING, is_draft
 from wedlm.hub_card.export import Exported
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 TARGET = "target"
 DRAFTS_FILE = "drafts.safetensors"
-MASK_EMBEDDING = "model.mask_embedding"
-NUM_DRAFTS = 8  # the last one is wasted
+SPECULATIVE = {
+    "method": "draft_model",
+    "model": DRAFTER,
+    "num_speculative_tokens": 8,  # the last one is wasted
+    "parallel_drafting": True,
+}
 README = """\
 # {title} in vLLM
 
@@ -50,7 +54,7 @@ vllm serve {target} --speculative-config '{speculative}'
 ```python
 from vllm import LLM, SamplingParams
 
-llm = LLM("{target}", speculative_config={speculative_in_python})
+llm = LLM("{target}", speculative_config={in_python})
 answers = llm.chat([[{{"role": "user", "content": "Hello!"}}]], SamplingParams(temperature=0, max_tokens=100))
 print(answers[0].outputs[0].text)
 ```
@@ -60,7 +64,7 @@ Both run in this folder. wedlm's docs/vllm.md says what to expect of it.
 
 
 class Drafts(NamedTuple):
-    """What a drafter has beside the weights of its target."""
+    """The parts of a drafter that its target lacks."""
 
     mask_token_id: int
     adapter: dict[str, Any] | None  # its rank and modules
@@ -119,10 +123,6 @@ def read_drafts(read: Source, adapter: Path | None, shards: list[Shard]) -> Draf
             if EMBEDDING in shard.tensors:
                 mask_row = file.get_slice(EMBEDDING)[mask_token_id]
     return Drafts(mask_token_id, read.config.drafts, {MASK_EMBEDDING: mask_row, **tensors})
-
-
-def is_draft(name: str) -> bool:
-    return name == MASK_EMBEDDING or ".drafts." in name
 
 
 def check_target(target: str, out: Path, model: str, read: Source, drafts: Drafts, plan: Plan) -> None:
@@ -211,19 +211,12 @@ def link(path: Path, place: Path) -> None:
 
 
 def readme(title: str, target: str | None, model_type: str) -> str:
-    speculative = {"method": "draft_model", "model": DRAFTER, "num_speculative_tokens": NUM_DRAFTS}
     if target is None:
-        folders = (
-            f"`{TARGET}` is the plain {STOCK_FAMILIES[model_type]} of {title}, and `{DRAFTER}` drafts for it. Both "
-        )
-        folders += "share the files of the weights (as hard links)."
+        plain = f"the plain {STOCK_FAMILIES[model_type]} of {title}"
+        folders, target = f"`{TARGET}` is {plain}, and `{DRAFTER}` drafts for it with the same weights.", TARGET
     else:
         target = str(Path(target).resolve()) if Path(target).is_dir() else target
         folders = f"`{DRAFTER}` is {title}, which drafts for {target}."
     return README.format(
-        title=title,
-        folders=folders,
-        target=target or TARGET,
-        speculative=json.dumps({**speculative, "parallel_drafting": True}),
-        speculative_in_python={**speculative, "parallel_drafting": True},
+        title=title, folders=folders, target=target, speculative=json.dumps(SPECULATIVE), in_python=SPECULATIVE
     )

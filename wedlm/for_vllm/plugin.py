@@ -8,6 +8,13 @@ DRAFTERS = {
     "mistral": "WeDLMDrafterMistralForCausalLM",
 }
 
+MASK_EMBEDDING = "model.mask_embedding"  # a weight of every drafter
+
+
+def is_draft(name: str) -> bool:
+    """Whether a weight of a drafter is none of its target's."""
+    return name == MASK_EMBEDDING or ".drafts." in name
+
 
 def register() -> None:
     from vllm import ModelRegistry

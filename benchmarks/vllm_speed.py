@@ -29,8 +29,9 @@ from tqdm.auto import tqdm
 from vllm import LLM, SamplingParams
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.checkpoints.new_folder import DRAFTER, TARGET
 from wedlm.evaluation.turns import median_and_range, take_turns
-from wedlm.for_vllm.export import export_for_vllm
+from wedlm.for_vllm.export import SPECULATIVE, export_for_vllm
 
 ALONE, DRAFTING = "vLLM", "vLLM with the drafter"
 LONGEST = 1024
@@ -38,17 +39,14 @@ LONGEST = 1024
 
 def engines(folder: Path, given: argparse.Namespace) -> dict[str, LLM]:
     """vLLM without and with the drafter of an export. (The one made last keeps the counts of drafts.)"""
-    speculative = {"method": "draft_model", "model": str(folder / "drafter"), "parallel_drafting": True}
+    speculative = {**SPECULATIVE, "model": str(folder / DRAFTER), "num_speculative_tokens": given.drafts}
     fixed = {"dtype": given.dtype, "max_model_len": LONGEST, "max_num_seqs": max(given.clients), "seed": 0}
-    make = partial(LLM, str(folder / "target"), enforce_eager=given.eager, disable_log_stats=False, **fixed)
-    return {
-        ALONE: make(),
-        DRAFTING: make(speculative_config={**speculative, "num_speculative_tokens": given.drafts}),
-    }
+    make = partial(LLM, str(folder / TARGET), enforce_eager=given.eager, disable_log_stats=False, **fixed)
+    return {ALONE: make(), DRAFTING: make(speculative_config=speculative)}
 
 
-def accepted_so_far(llm: LLM) -> list[int]:
-    """The number of steps with drafts, and behind it that of accepted drafts for each place in a step."""
+def drafted(llm: LLM) -> list[int]:
+    """The number of steps with drafts so far, and behind it that of accepted drafts for each place in a step."""
     metrics = {metric.name: metric for metric in llm.get_metrics()}
     places = metrics["vllm:spec_decode_num_accepted_tokens_per_pos"].values
     return [metrics["vllm:spec_decode_num_drafts"].value, *places]
@@ -64,7 +62,7 @@ def measure(model: str, folder: Path, given: argparse.Namespace, bar: tqdm) -> l
         for number in range(given.rounds + 1):
             chats = [[{"role": "user", "content": question_of(model, next(numbers))}] for _ in range(clients)]
             if number == 1:
-                before = accepted_so_far(sides[DRAFTING])
+                before = drafted(sides[DRAFTING])
             calls = {side: partial(llm.chat, chats, parameters, use_tqdm=False) for side, llm in sides.items()}
             for turn in take_turns(calls, device_of(), 1, 0, first=number % len(calls)):
                 bar.update()
@@ -72,7 +70,7 @@ def measure(model: str, folder: Path, given: argparse.Namespace, bar: tqdm) -> l
                     answers = [answer.outputs[0] for answer in turn.result]
                     texts[turn.name].append([answer.text for answer in answers])
                     speeds[turn.name].append(sum(len(answer.token_ids) for answer in answers) / turn.seconds)
-        after = accepted_so_far(sides[DRAFTING])
+        after = drafted(sides[DRAFTING])
         steps, *accepted = (new - old for new, old in zip(after, before, strict=True))
         cells.append(
             {

@@ -10,18 +10,21 @@ os.environ |= {  # before vllm is imported
 
 from vllm import LLM, SamplingParams
 
+from wedlm.checkpoints.new_folder import DRAFTER, TARGET
+from wedlm.for_vllm.export import SPECULATIVE
+
 LONGEST = 1024
 KEPT = []  # vLLM closes what all of its engines share when one of them goes
 
 
-def engine(folder, with_drafter: bool, num_drafts: int = 8, max_num_seqs: int = 32, **options) -> LLM:
-    """vLLM with the target in a folder, and with its drafter."""
-    speculative = {"method": "draft_model", "num_speculative_tokens": num_drafts, "parallel_drafting": True}
+def engine(folder, with_drafter: bool, num_drafts: int = 8, max_num_seqs: int = 32, target=None, **options) -> LLM:
+    """vLLM with the target in an export, or with another one, and with the drafter of the export."""
     if with_drafter:
-        options["speculative_config"] = speculative | {"model": str(folder / "drafter")}
+        own = {"model": str(folder / DRAFTER), "num_speculative_tokens": num_drafts}
+        options["speculative_config"] = SPECULATIVE | own
     fixed = {"dtype": "float32", "max_model_len": LONGEST, "disable_log_stats": False, "seed": 0}
     fixed |= {"enforce_eager": True, "max_num_seqs": max_num_seqs}
-    KEPT.append(LLM(str(folder / "target"), **{**fixed, **options}))
+    KEPT.append(LLM(str(target or folder / TARGET), **{**fixed, **options}))
     return KEPT[-1]
 
 
@@ -36,18 +39,18 @@ def texts(llm: LLM, questions: list[str], **options) -> list[str]:
     return [answer.text for answer in answers(llm, questions, **options)]
 
 
-def drafted(llm: LLM) -> tuple[int, list[int]]:
-    """The number of steps with drafts so far, and of accepted drafts by their place in the step.
+def drafted(llm: LLM) -> list[int]:
+    """The number of steps with drafts so far, and behind it that of accepted drafts for each place in a step.
 
     vLLM counts for the engine that was made last.
     """
     found = {metric.name: metric for metric in llm.get_metrics() if "spec_decode" in metric.name}
     steps = found["vllm:spec_decode_num_drafts"].value
-    return steps, list(found["vllm:spec_decode_num_accepted_tokens_per_pos"].values)
+    return [steps, *found["vllm:spec_decode_num_accepted_tokens_per_pos"].values]
 
 
-def since(before: tuple[int, list[int]], after: tuple[int, list[int]]) -> tuple[int, list[int]]:
-    return after[0] - before[0], [new - old for old, new in zip(before[1], after[1], strict=True)]
+def since(before: list[int], after: list[int]) -> list[int]:
+    return [new - old for old, new in zip(before, after, strict=True)]
 
 
 def drafter_of(llm: LLM):

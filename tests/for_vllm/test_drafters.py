@@ -78,7 +78,7 @@ def test_greedy_texts_are_those_of_vllm_alone_and_most_drafts_are_accepted(engin
     alone, drafting = engines(name)
     before = drafted(drafting)
     assert texts(drafting, QUESTIONS[name]) == texts(alone, QUESTIONS[name])
-    steps, accepted = since(before, drafted(drafting))
+    steps, *accepted = since(before, drafted(drafting))
     print(f"{name}: accepted of {steps} by place {accepted}, {1 + sum(accepted) / steps:.2f} tokens per forward")
     assert all(share >= least for share, least in zip([n / steps for n in accepted], LEAST[name], strict=True))
     assert accepted[-1] <= steps / 10  # the place whose row has no next one
@@ -178,7 +178,7 @@ def test_texts_follow_a_schema(engines):
     questions = ["Ada is 36. Write her name and age as JSON.", "Alan is 41. Write his name and age as JSON."]
     before = drafted(drafting)
     found = texts(drafting, questions, sampling=sampling)
-    print(f"with a schema: accepted by place {since(before, drafted(drafting))}")
+    print(f"with a schema: accepted by place {since(before, drafted(drafting))[1:]}")
     assert found == texts(alone, questions, sampling=sampling)
     assert all(json.loads(text).keys() == person.keys() for text in found)
 
@@ -224,7 +224,7 @@ def test_a_lora_of_the_target(exported, tmp_path):
     assert texts(drafting, questions) == plain
     before = drafted(drafting)
     assert texts(drafting, questions, lora_request=lora) == expected
-    print(f"with a LoRA: accepted by place {since(before, drafted(drafting))}")
+    print(f"with a LoRA: accepted by place {since(before, drafted(drafting))[1:]}")
 
 
 def test_a_compiled_drafter(exported):
@@ -234,7 +234,7 @@ def test_a_compiled_drafter(exported):
     alone = engine(exported["demo"], False, max_num_seqs=4)
     drafting = engine(exported["demo"], True, enforce_eager=False, max_num_seqs=4)
     assert texts(drafting, QUESTIONS["demo"][:4]) == texts(alone, QUESTIONS["demo"][:4])
-    steps, accepted = drafted(drafting)
+    steps, *accepted = drafted(drafting)
     assert accepted[2] > steps / 2
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from stock_checkpoints import CLASSES, TOKENS, files_of, save_stock, save_tokeni
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm_exports import drafter_as_wedlm
 
-from wedlm import WeDLMForCausalLM, convert_to_wedlm
+from wedlm import WeDLMForCausalLM, convert_to_autoregressive, convert_to_wedlm
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.for_vllm import export as export_module
 
@@ -90,6 +91,8 @@ def test_an_adapter_is_in_the_drafter_only(tmp_path, flavour):
     assert "Written" in exported(adapter, tmp_path / "out")
     check_drafts(tmp_path / "out", load_checkpoint(adapter, device="cpu")[0], tmp_path / "base", exact=True)
     assert same_files(tmp_path / "out") == {"model.safetensors"}
+    readme = (tmp_path / "out" / "README.md").read_text()
+    assert re.search(r"is the plain \w+ of base, .* with the same weights and the adapter adapter\.", readme)
 
 
 def check_drafts(out, model, base, exact):
@@ -103,15 +106,27 @@ def check_drafts(out, model, base, exact):
     assert not torch.allclose(drafts_of(target, mask_token_id), expected, atol=0.1)  # the adapter matters
 
 
-def test_an_adapter_that_the_checkpoint_contains(tmp_path):
+def put_into_an_index(folder):
+    """Gives a checkpoint of one file an index, as it may have."""
+    path = (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(path), path.name)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("max_shard_size", ["100KB", "1GB"])
+def test_an_adapter_that_the_checkpoint_contains(tmp_path, max_shard_size):
     adapter = save_adapter(tmp_path, hidden_size=128, head_dim=32)
     model = load_checkpoint(adapter, device="cpu")[0]
-    model.save_pretrained(tmp_path / "whole", max_shard_size="100KB")
+    model.save_pretrained(tmp_path / "whole", max_shard_size=max_shard_size)
+    if max_shard_size == "1GB":
+        put_into_an_index(tmp_path / "whole")
     AutoTokenizer.from_pretrained(tmp_path / "base").save_pretrained(tmp_path / "whole")
     exported(tmp_path / "whole", tmp_path / "out")
     check_drafts(tmp_path / "out", model, tmp_path / "base", exact=True)
     target = weights_of(tmp_path / "out" / "target")
     assert target.keys() == weights_of(tmp_path / "base").keys()
+    index = json.loads((tmp_path / "out" / "target" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == target.keys()
 
 
 @pytest.mark.parametrize("flavour", ["qwen3", "llama", "llama tied"])
@@ -139,20 +154,32 @@ def test_heads_stay_as_they_are_where_wider_ones_would_change_the_logits(tmp_pat
 
 def test_a_qwen2_whose_heads_vllm_cannot_have(tmp_path):
     adapter = save_adapter(tmp_path, "qwen2", head_dim=16)
-    assert "Note: vLLM's Qwen2 reads no head_dim=16, and will refuse" in exported(adapter, tmp_path / "out")
+    assert (
+        "base is a Qwen2 with head_dim=16, and vLLM's Qwen2 always has hidden_size / num_attention_heads, here 8; use"
+    ) in refused(adapter, tmp_path / "out", "--vllm")
 
 
-def test_another_model_is_the_target(tmp_path):
-    """Only the drafter is written, for a target of the same tokens; MASK may be in both tokenizers or in one."""
-    stock, wedlm = save_wedlm(tmp_path)
-    (tmp_path / "large").mkdir()
-    save_stock(tmp_path / "large", "llama", hidden_size=64)
-    exported(wedlm, tmp_path / "out", "--target", tmp_path / "large")
+@pytest.mark.parametrize("tokenizers_with_mask", ["neither", "the drafter's", "both"])
+def test_another_model_is_the_target(tmp_path, tokenizers_with_mask):
+    """Only the drafter is written, for a target of the same tokens; a MASK that `wedlm convert` added is left out."""
+    _, wedlm = save_wedlm(tmp_path, rows=TOKENS + 5)
+    if tokenizers_with_mask != "neither":
+        edit(wedlm / "config.json", mask_row=None)
+    large = tmp_path / "it's large"
+    if tokenizers_with_mask == "both":
+        convert_to_autoregressive(wedlm, large)
+        assert AutoTokenizer.from_pretrained(large).convert_tokens_to_ids("<|mask|>") == 259
+    else:
+        large.mkdir()
+        save_stock(large, "llama", rows=TOKENS + 5, hidden_size=64)
+    exported(wedlm, tmp_path / "out", "--target", large)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"drafter", "README.md"}
     drafter = drafter_as_wedlm(tmp_path / "out" / "drafter")
     model = WeDLMForCausalLM.from_pretrained(wedlm).eval()
     assert torch.equal(drafts_of(drafter, 259), drafts_of(model, 259))
-    assert f"vllm serve {tmp_path / 'large'} --speculative-config" in (tmp_path / "out" / "README.md").read_text()
+    command, call = commands_of(tmp_path / "out" / "README.md")
+    assert command[:3] == ["vllm", "serve", str(large)]
+    assert ast.literal_eval(call.args[0]) == str(large)
 
 
 def test_targets_that_are_refused(tmp_path):
@@ -170,6 +197,14 @@ def test_targets_that_are_refused(tmp_path):
     (tmp_path / "large" / "vocab.json").unlink(missing_ok=True)
     sentence = refused(wedlm, out, "--vllm", "--target", tmp_path / "large")
     assert "has another tokenizer than" in sentence and "(such as for ['!', '\"']); choose two" in sentence
+    for path in (tmp_path / "large").glob("*.safetensors"):
+        path.unlink()
+    assert "large lacks its weights" in refused(wedlm, out, "--vllm", "--target", tmp_path / "large")
+    shutil.copytree(tmp_path / "stock", tmp_path / "pictures")
+    fields = json.loads((tmp_path / "pictures" / "config.json").read_text())
+    (tmp_path / "pictures" / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": fields}))
+    sentence = refused(wedlm, out, "--vllm", "--target", tmp_path / "pictures")
+    assert "pictures has no vocab_size in config.json, so it is no plain text model; choose one that is." in sentence
     (tmp_path / "large" / "tokenizer.json").unlink()
     assert "has no tokenizer" in refused(wedlm, out, "--vllm", "--target", tmp_path / "large")
     assert "is a WeDLM, which vLLM does not load" in refused(wedlm, out, "--vllm", "--target", wedlm)
@@ -254,20 +289,27 @@ def test_other_things_are_never_overwritten(tmp_path):
         assert files_of(folder) == before
 
 
-def test_the_readme_has_the_command_and_the_python_form(tmp_path):
+def commands_of(readme):
+    """The words of the command in a README.md, and the call of the Python form that makes the engine."""
+    text = readme.read_text()
+    (command,), (code,) = re.findall(r"```bash\n(.*)\n```", text), re.findall(r"```python\n(.*)```", text, re.DOTALL)
+    (call,) = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call) and node.keywords][:1]
+    return shlex.split(command), call
+
+
+def test_the_readme_has_the_command_and_the_python_form(tmp_path, monkeypatch):
     _, wedlm = save_wedlm(tmp_path)
-    exported(wedlm, tmp_path / "out")
+    monkeypatch.chdir(wedlm)
+    exported(".", tmp_path / "out")
     text = (tmp_path / "out" / "README.md").read_text()
     assert text.startswith(
         "# wedlm in vLLM\n\n`target` is the plain Qwen3 of wedlm, and `drafter` drafts for it with the same"
     )
-    (command,) = re.findall(r"```bash\n(.*)\n```", text)
-    words = shlex.split(command)
+    words, call = commands_of(tmp_path / "out" / "README.md")
     assert words[:4] == ["vllm", "serve", "target", "--speculative-config"]
     speculative = json.loads(words[4])
     assert speculative == {
         "method": "draft_model", "model": "drafter", "num_speculative_tokens": 8, "parallel_drafting": True
     }  # fmt: skip
-    (code,) = re.findall(r"```python\n(.*)```", text, re.DOTALL)
-    (call,) = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call) and node.keywords][:1]
+    assert ast.literal_eval(call.args[0]) == "target"
     assert ast.literal_eval(call.keywords[0].value) == speculative

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from wedlm.checkpoints.new_folder import DRAFTER, DRAFTS_FILE, TARGET, check_apa
 from wedlm.checkpoints.plan import Plan, write, write_json, write_whole
 from wedlm.checkpoints.resolve import (
     CONFIG_FILE,
+    check_weights,
     checkpoint_folder,
     checkpoint_of,
     draft_adapter,
@@ -26,7 +28,7 @@ from wedlm.checkpoints.resolve import (
     require_tokenizer,
     wedlm_folder,
 )
-from wedlm.checkpoints.shards import INDEX_FILE, Shard, read_shard
+from wedlm.checkpoints.shards import INDEX_FILE, PICKLED_FILES, Shard, read_shard
 from wedlm.checkpoints.stock_families import STOCK_FAMILIES
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles
 from wedlm.for_vllm.heads import WIDTHS, Widening, head_dim_of, widening
@@ -46,18 +48,18 @@ README = """\
 {folders} In an environment with vLLM and wedlm:
 
 ```bash
-vllm serve {target} --speculative-config '{speculative}'
+{command}
 ```
 
 ```python
 from vllm import LLM, SamplingParams
 
-llm = LLM("{target}", speculative_config={in_python})
+llm = LLM({target!r}, speculative_config={speculative})
 answers = llm.chat([[{{"role": "user", "content": "Hello!"}}]], SamplingParams(temperature=0, max_tokens=100))
 print(answers[0].outputs[0].text)
 ```
 
-Both run in this folder. wedlm's docs/vllm.md says what to expect of it.
+Both run in this folder. The page docs/vllm.md of the wedlm repository says when it pays and what its limits are.
 """
 
 
@@ -97,14 +99,15 @@ def export_for_vllm(
     shards = read_weights(read)
     drafts = read_drafts(read, adapter, shards)
     plan = plan_of_stock(read, shards)
+    check_heads(name, plan.config)
     if target is not None:
         check_target(target, out, model, read, drafts, plan)
     wider = widening(plan.config)
     if wider is not None:
         plan = plan._replace(config=wider.config(plan.config))
     plan.notes.extend(notes_on_heads(plan.config, wider))
-    title = Path(model).name
-    write(plan, out, overwrite, partial(fill, title=title, target=target, drafts=drafts, wider=wider))
+    text = readme(name_of(model), name_of(name), target, plan.config["model_type"])
+    write(plan, out, overwrite, partial(fill, text=text, has_target=target is None, drafts=drafts, wider=wider))
     return Exported(out, None, plan.notes)
 
 
@@ -131,7 +134,13 @@ def check_target(target: str, out: Path, model: str, read: Source, drafts: Draft
     require_tokenizer(target, folder)
     if fields.get("model_type") == MODEL_TYPE:
         raise CheckpointError(f"--target {target} is a WeDLM, which vLLM does not load; give a plain model.")
+    if Path(target).is_dir() and not any((folder / file).exists() for file in PICKLED_FILES):
+        check_weights(target, folder)
     rows, own_rows = fields.get("vocab_size"), plan.config["vocab_size"]
+    if rows is None:
+        raise CheckpointError(
+            f"--target {target} has no vocab_size in config.json, so it is no plain text model; choose one that is."
+        )
     if rows != own_rows:
         raise CheckpointError(
             f"--target {target} has vocab_size={rows} and {model} has {own_rows}, which vLLM refuses; choose two with "
@@ -146,6 +155,16 @@ def check_target(target: str, out: Path, model: str, read: Source, drafts: Draft
         )
 
 
+def check_heads(name: str, fields: dict) -> None:
+    """Refuses a Qwen2 whose head_dim vLLM would compute otherwise."""
+    width, own_width = fields["hidden_size"] // fields["num_attention_heads"], head_dim_of(fields)
+    if fields["model_type"] == "qwen2" and width != own_width:
+        raise CheckpointError(
+            f"{name} is a Qwen2 with head_dim={own_width}, and vLLM's Qwen2 always has "
+            f"hidden_size / num_attention_heads, here {width}; use `wedlm serve`."
+        )
+
+
 def notes_on_heads(fields: dict, wider: Widening | None) -> list[str]:
     if wider is not None:
         return [
@@ -153,21 +172,28 @@ def notes_on_heads(fields: dict, wider: Widening | None) -> list[str]:
             f"{wider.new} wide, and the logits stay the same up to rounding."
         ]
     width = head_dim_of(fields)
-    if fields["model_type"] == "qwen2" and width * fields["num_attention_heads"] != fields["hidden_size"]:
-        return [f"vLLM's Qwen2 reads no head_dim={width}, and will refuse weights with heads of that width."]
     if width not in WIDTHS:
         return [f"vLLM's attention on a CPU has no heads that are {width} wide; serve it on a GPU."]
     return []
 
 
-def fill(plan: Plan, folder: Path, title: str, target: str | None, drafts: Drafts, wider: Widening | None) -> None:
-    """Writes all files of an export into a folder that is there."""
-    drafter, whole = folder / DRAFTER, folder / (DRAFTER if target is not None else TARGET)
+def fill(plan: Plan, folder: Path, text: str, has_target: bool, drafts: Drafts, wider: Widening | None) -> None:
+    """Writes all files of an export into a folder that is there.
+
+    Args:
+        plan (`Plan`): The plain checkpoint.
+        folder (`Path`): The new folder.
+        text (`str`): The README.md.
+        has_target (`bool`): Whether the plain checkpoint is written as the target too.
+        drafts (`Drafts`): The parts that only the drafter has.
+        wider (`Widening`, *optional*): The change of the heads.
+    """
+    drafter, whole = folder / DRAFTER, folder / (TARGET if has_target else DRAFTER)
     whole.mkdir()
     write_whole(plan, whole)
     if wider is not None or any(is_draft(name) for shard in plan.shards for name in shard.tensors):
         rewrite_weights(whole, wider)
-    if target is None:
+    if has_target:
         drafter.mkdir()
         for path in whole.glob("*.safetensors"):
             link(path, drafter / path.name)
@@ -177,7 +203,7 @@ def fill(plan: Plan, folder: Path, title: str, target: str | None, drafts: Draft
     # vLLM reads mask_token_id too, but transformers warns of one outside the vocabulary.
     own = {"architectures": [DRAFTERS[plan.config["model_type"]]], "pard_token": drafts.mask_token_id}
     write_json(drafter / CONFIG_FILE, {**plan.config, **own, "drafts": drafts.adapter})
-    (folder / "README.md").write_text(readme(title, target, plan.config["model_type"]), encoding="utf-8")
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def rewrite_weights(folder: Path, wider: Widening | None) -> None:
@@ -192,9 +218,9 @@ def rewrite_weights(folder: Path, wider: Widening | None) -> None:
 
 
 def write_index(folder: Path) -> None:
-    """Writes the index of the weight files of a folder, if there are several."""
+    """Writes the index of the weight files of a folder, if there are several or if they had one."""
     shards = [read_shard(path) for path in sorted(folder.glob("*.safetensors"))]
-    if len(shards) > 1:
+    if len(shards) > 1 or (folder / INDEX_FILE).exists():
         size = sum(shard.num_bytes - shard.data_start for shard in shards)
         places = {name: shard.path.name for shard in shards for name in shard.tensors}
         write_json(folder / INDEX_FILE, {"metadata": {"total_size": size}, "weight_map": places})
@@ -208,13 +234,25 @@ def link(path: Path, place: Path) -> None:
         shutil.copyfile(path, place)
 
 
-def readme(title: str, target: str | None, model_type: str) -> str:
+def name_of(model: str) -> str:
+    return Path(model).resolve().name
+
+
+def readme(title: str, base: str, target: str | None, model_type: str) -> str:
+    """Returns the README.md of an export.
+
+    Args:
+        title (`str`): The name of the WeDLM or of the draft adapter.
+        base (`str`): The name of the WeDLM: `title`, or the base of the adapter.
+        target (`str`, *optional*): The other model that is drafted for.
+        model_type (`str`): The architecture of the plain checkpoint.
+    """
     if target is None:
-        plain = f"the plain {STOCK_FAMILIES[model_type]} of {title}"
-        folders, target = f"`{TARGET}` is {plain}, and `{DRAFTER}` drafts for it with the same weights.", TARGET
+        shared = "the same weights" if title == base else f"the same weights and the adapter {title}"
+        plain = f"`{TARGET}` is the plain {STOCK_FAMILIES[model_type]} of {base}"
+        folders, target = f"{plain}, and `{DRAFTER}` drafts for it with {shared}.", TARGET
     else:
         target = str(Path(target).resolve()) if Path(target).is_dir() else target
         folders = f"`{DRAFTER}` is {title}, which drafts for {target}."
-    return README.format(
-        title=title, folders=folders, target=target, speculative=json.dumps(SPECULATIVE), in_python=SPECULATIVE
-    )
+    command = shlex.join(["vllm", "serve", target, "--speculative-config", json.dumps(SPECULATIVE)])
+    return README.format(title=title, folders=folders, target=target, command=command, speculative=SPECULATIVE)

@@ -118,9 +118,10 @@ test-oldest: .venv-oldest/installed
 test-ecosystem: .venv-ecosystem/installed
 	PATH="$(CURDIR)/.venv-ecosystem/bin:$$PATH" .venv-ecosystem/bin/python -m pytest -m ecosystem
 
-# The drafters in vLLM, on the demo checkpoint and the real model with its adapter; vLLM takes 3.4 GB.
+# The drafters in vLLM, on the demo checkpoint and the real model with its adapter, and the drafts that were accepted.
+# vLLM takes 3.4 GB.
 test-vllm: .venv-vllm/installed real-model
-	.venv-vllm/bin/python -m pytest -m vllm \
+	.venv-vllm/bin/python -m pytest -m vllm -rP \
 	    tests/for_vllm/test_drafters.py tests/benchmarks/test_vllm_speed.py
 
 # Changes one place of the source at a time, in memory, and shows the changes that no test notices:

@@ -107,7 +107,7 @@ def export_for_vllm(
         plan = plan._replace(config=wider.config(plan.config))
     plan.notes.extend(notes_on_heads(plan.config, wider))
     text = readme(name_of(model), name_of(name), target, plan.config["model_type"])
-    write(plan, out, overwrite, partial(fill, text=text, has_target=target is None, drafts=drafts, wider=wider))
+    write(plan, out, overwrite, partial(fill, text=text, own_target=target is None, drafts=drafts, wider=wider))
     return Exported(out, None, plan.notes)
 
 
@@ -177,23 +177,23 @@ def notes_on_heads(fields: dict, wider: Widening | None) -> list[str]:
     return []
 
 
-def fill(plan: Plan, folder: Path, text: str, has_target: bool, drafts: Drafts, wider: Widening | None) -> None:
+def fill(plan: Plan, folder: Path, text: str, own_target: bool, drafts: Drafts, wider: Widening | None) -> None:
     """Writes all files of an export into a folder that is there.
 
     Args:
         plan (`Plan`): The plain checkpoint.
         folder (`Path`): The new folder.
         text (`str`): The README.md.
-        has_target (`bool`): Whether the plain checkpoint is written as the target too.
+        own_target (`bool`): Whether the plain checkpoint is the target, and is written as one too.
         drafts (`Drafts`): The parts that only the drafter has.
         wider (`Widening`, *optional*): The change of the heads.
     """
-    drafter, whole = folder / DRAFTER, folder / (TARGET if has_target else DRAFTER)
+    drafter, whole = folder / DRAFTER, folder / (TARGET if own_target else DRAFTER)
     whole.mkdir()
     write_whole(plan, whole)
     if wider is not None or any(is_draft(name) for shard in plan.shards for name in shard.tensors):
         rewrite_weights(whole, wider)
-    if has_target:
+    if own_target:
         drafter.mkdir()
         for path in whole.glob("*.safetensors"):
             link(path, drafter / path.name)

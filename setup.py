@@ -13,6 +13,7 @@ FOLDERS = {
     "wedlm.adapt": "wedlm/adapt",
     "wedlm.demo": "wedlm/demo",
     "wedlm.serving": "wedlm/serving",
+    "wedlm.for_vllm": "wedlm/for_vllm",
     "wedlm.commands": "wedlm/commands",
     "wedlm": "wedlm",
 }
@@ -29,7 +30,10 @@ setup(
     python_requires=">=3.11",
     # rich and huggingface_hub come with typer and transformers; they are named because the package imports them.
     install_requires=["huggingface_hub", "rich", "torch>=2.11", "transformers>=5.17,<6", "typer>=0.29"],
-    entry_points={"console_scripts": ["wedlm = wedlm.commands.cli:app"]},
+    entry_points={
+        "console_scripts": ["wedlm = wedlm.commands.cli:app"],
+        "vllm.general_plugins": ["wedlm = wedlm.for_vllm.plugin:register"],
+    },
     package_data={
         "wedlm": ["py.typed"],
         "wedlm.training": ["configs/*"],

@@ -32,9 +32,9 @@ def refused(*arguments):
     return result.stderr
 
 
-def save_base_and_adapter(folder, flavour="qwen3", dtype=torch.float32, **saving):
+def save_base_and_adapter(folder, flavour="qwen3", dtype=torch.float32, saving=None, **fields):
     """Saves a tiny model with a tokenizer as `base`, and a random draft adapter for it as `adapter`."""
-    tiny_model(flavour).to(dtype).save_pretrained(folder / "base", **saving)
+    tiny_model(flavour, **fields).to(dtype).save_pretrained(folder / "base", **saving or {})
     make_tokenizer(QWEN25).save_pretrained(folder / "base")
     return save_adapter(folder / "adapter", base=folder / "base")
 

@@ -35,7 +35,7 @@ PREPARED = [  # what tests import; the package itself must be left to the forks
     "accelerate", "datasets", "hypothesis.strategies", "peft", "safetensors.torch", "typer.testing", "xdist",
 ]  # fmt: skip
 PYTEST = ["--quiet", "--exitfirst", "-p", "no:cacheprovider", "-p", "no:xdist"]
-SHORT = ["-m", "not (full or slow or browser or real or ecosystem)", "--hypothesis-profile=mutants"]
+SHORT = ["-m", "not (full or slow or browser or real or ecosystem or vllm)", "--hypothesis-profile=mutants"]
 
 
 class Verdict(NamedTuple):

@@ -4,8 +4,8 @@ A test belongs to `make test` unless it is marked:
 
 - `@pytest.mark.full`: `make test-all` runs it;
 - `@pytest.mark.few(3)`: `make test` runs three of its cases, `make test-all` all of them;
-- `@pytest.mark.slow`, `browser`, `real` and `ecosystem`: `make test-slow`, `make test-browser`, `make test-real` and
-  `make test-ecosystem` run it.
+- `@pytest.mark.slow`, `browser`, `real`, `ecosystem` and `vllm`: `make test-slow`, `make test-browser`,
+  `make test-real`, `make test-ecosystem` and `make test-vllm` run it.
 """
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 # Seconds after which a test fails; pyproject.toml has the limit of tests without one of these markers.
-LIMITS = {"slow": 900, "real": 900, "ecosystem": 900, "browser": 300, "full": 300}
+LIMITS = {"slow": 900, "real": 900, "ecosystem": 900, "vllm": 900, "browser": 300, "full": 300}
 
 
 def property_settings(number: int, **options) -> settings:

@@ -252,7 +252,7 @@ def answer(model, **arguments):
 )
 def test_a_draft_adapter_becomes_one_checkpoint_with_its_base(tmp_path, unchecked, flavour, dtype, max_shard_size):
     """Its weights are those of the model that the adapter is attached to, and of the dtype of the base."""
-    adapter = save_base_and_adapter(tmp_path, flavour, dtype, max_shard_size=max_shard_size)
+    adapter = save_base_and_adapter(tmp_path, flavour, dtype, saving={"max_shard_size": max_shard_size})
     result = run(adapter, tmp_path / "out", "--license", "mit")
     assert result.exit_code == 0, result.stderr
     attached, tokenizer = load_checkpoint(adapter, device="cpu")

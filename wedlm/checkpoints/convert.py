@@ -116,18 +116,29 @@ def convert_to_autoregressive(
     """
     out = check_out(out, overwrite)
     read = read_source(source, out, wanted=(MODEL_TYPE,))
-    model_type = stock_model_type(read.config)
+    if read.config.drafts is not None:
+        raise CheckpointError(
+            f"{source} contains a draft adapter, which has no place in a stock checkpoint; convert its base instead."
+        )
+    plan = plan_of_stock(read, read_weights(read))
+    write(plan, out, overwrite)
+    return Conversion(out, read.config.mask_token_id, plan.notes)
+
+
+def plan_of_stock(read: Source, shards: list[Shard]) -> Plan:
+    """Returns the plan of the plain checkpoint that has the layers of a WeDLM.
+
+    Args:
+        read (`Source`): The WeDLM checkpoint. A MASK that its conversion added is unset in its config.
+        shards (`list[Shard]`): Its weight files.
+    """
+    source, model_type = read.name, stock_model_type(read.config)
     if model_type is None:
         raise CheckpointError(
             f"{source} has qk_norm={read.config.qk_norm} and attention_bias={read.config.attention_bias}, and none of "
             f"{families()} has both, so there is no stock class to convert it to."
         )
-    if read.config.drafts is not None:
-        raise CheckpointError(
-            f"{source} contains a draft adapter, which has no place in a stock checkpoint; convert its base instead."
-        )
     check_layers(read.config.to_dict(), source, model_type)
-    shards = read_weights(read)
     tokenizer, changed, tokenizer_notes = TokenizerFiles.read(read.folder).without_code(source)
     mask = take_mask_out(read.config, tokenizer, shards, source)
     changed |= mask.files
@@ -137,9 +148,7 @@ def convert_to_autoregressive(
         changed[GENERATION_FILE] = without_parallel_decoding(read.config, generation_fields)
     config = stock_fields(read.config, model_type)
     notes = tokenizer_notes + mask.notes
-    plan = Plan(config, shards, mask.num_rows, read.folder, changed, mask.tokens, notes)
-    write(plan, out, overwrite)
-    return Conversion(out, read.config.mask_token_id, notes)
+    return Plan(config, shards, mask.num_rows, read.folder, changed, mask.tokens, notes)
 
 
 def with_text_of_source(source: Source, generation_fields: dict) -> dict:

@@ -12,13 +12,17 @@ from huggingface_hub import constants
 
 from wedlm.checkpoints.errors import CheckpointError
 
+TARGET, DRAFTER = "target", "drafter"  # the folders of an export for vLLM
+DRAFTS_FILE = "drafts.safetensors"  # in the drafter
+
 
 def check_out(out: str | os.PathLike, overwrite: bool) -> Path:
     """Refuses a place that nothing may be written to, and returns it as an absolute path.
 
     Args:
         out (`str` or `os.PathLike`): The folder to write; it may be missing or empty.
-        overwrite (`bool`): Whether it may hold a checkpoint or an adapter, which will be replaced.
+        overwrite (`bool`):
+            Whether it may hold a checkpoint, an adapter or an export for vLLM, which will be replaced.
     """
     try:
         out = Path(out).resolve()
@@ -32,7 +36,7 @@ def check_out(out: str | os.PathLike, overwrite: bool) -> Path:
         raise CheckpointError(f"{out} is a mount point, or the folder you are in; choose a new folder inside of it.")
     if is_used and not overwrite:
         raise CheckpointError(f"{out} exists and is not empty; choose another folder, or pass --overwrite.")
-    if is_used and not is_checkpoint(out):
+    if is_used and not is_checkpoint(out) and not is_export_for_vllm(out):
         raise CheckpointError(f"{out} is no checkpoint, and only a checkpoint is overwritten; empty it yourself.")
     return out
 
@@ -67,7 +71,20 @@ def check_links(source: Path) -> None:
 
 def is_checkpoint(folder: Path) -> bool:
     """Whether a folder holds a checkpoint, or an adapter of PEFT."""
-    return has_field(folder / "config.json", "model_type") or has_field(folder / "adapter_config.json", "peft_type")
+    signs = {"config.json": "model_type", "adapter_config.json": "peft_type"}
+    return any(has_field(folder / name, field) for name, field in signs.items())
+
+
+def is_export_for_vllm(folder: Path) -> bool:
+    """Whether a folder holds an export for vLLM; one that holds other things beside it is refused."""
+    drafter = folder / DRAFTER
+    if not has_field(drafter / "config.json", "pard_token") or not (drafter / DRAFTS_FILE).is_file():
+        return False
+    if others := sorted({path.name for path in folder.iterdir()} - {TARGET, DRAFTER, "README.md"}):
+        raise CheckpointError(
+            f"{folder} holds {others[:3]} beside an export for vLLM, which would be lost; put them elsewhere first."
+        )
+    return True
 
 
 def has_field(path: Path, name: str) -> bool:

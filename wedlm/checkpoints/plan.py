@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,29 +41,35 @@ class Plan(NamedTuple):
         return sum(weights) + SPARE_BYTES
 
 
-def write(plan: Plan, out: Path, overwrite: bool) -> None:
+def write(plan: Plan, out: Path, overwrite: bool, fill: Callable[[Plan, Path], None] | None = None) -> None:
     """Writes all of a checkpoint to `out`, or nothing.
 
     Args:
         plan (`Plan`): The checkpoint.
         out (`Path`): The folder, which `check_out` has accepted.
         overwrite (`bool`): Whether a checkpoint that `out` holds is replaced.
+        fill (`Callable`, *optional*): Writes the files into the new folder; by default `write_whole`.
     """
     try:
         if old := leftovers(out):
             plan.notes.append(f"A conversion that was killed, or is still running, left {', '.join(old)}.")
         check_space(out, plan.num_bytes())
         with complete_or_absent(out, overwrite) as folder:
-            write_companions(plan, folder)
-            if any((folder / name).exists() for name in TOKENIZER_FILES):
-                keep_form(plan, folder)
-                check_tokenizer(plan, folder)
-            write_weights(plan, folder)
+            (fill or write_whole)(plan, folder)
     except OSError as error:
         raise CheckpointError(
             f"{out} could not be written ({error}) and is as it was; make room or give access there, or choose "
             "another place, and convert again."
         ) from error
+
+
+def write_whole(plan: Plan, folder: Path) -> None:
+    """Writes all files of a checkpoint into a folder that is there."""
+    write_companions(plan, folder)
+    if any((folder / name).exists() for name in TOKENIZER_FILES):
+        keep_form(plan, folder)
+        check_tokenizer(plan, folder)
+    write_weights(plan, folder)
 
 
 def write_companions(plan: Plan, folder: Path) -> None:

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -84,6 +84,10 @@ def check_source_and_out(source: str, out: str, overwrite: bool) -> None:
 
 def check_export(options: ExportOptions, card: "CardOptions") -> None:
     """Refuses a push that cannot be, and files and metadata that cannot become a card."""
+    if options.target is not None:
+        raise ValueError(
+            "--target names the model that MODEL drafts for in vLLM; pass --vllm with it, or leave it out."
+        )
     from wedlm.checkpoints.new_folder import check_apart, check_out
     from wedlm.checkpoints.resolve import draft_adapter, wedlm_folder
     from wedlm.hub_card.metadata import read_metadata
@@ -100,6 +104,20 @@ def check_export(options: ExportOptions, card: "CardOptions") -> None:
     if card.training_file is not None:
         read_json(card.training_file, "wedlm train")
     read_metadata(folder, card, adapter)
+
+
+def check_export_for_vllm(options: ExportOptions) -> None:
+    """Refuses options of the repository, and checkpoints that are no WeDLM."""
+    from wedlm.checkpoints.new_folder import check_apart, check_out
+    from wedlm.checkpoints.resolve import wedlm_folder
+
+    fitting = {"model", "out", "vllm", "target", "overwrite", "debug"}
+    for name in (field.name for field in fields(options) if field.name not in fitting):
+        if getattr(options, name):
+            raise ValueError(
+                f"--{name.replace('_', '-')} is about a repository, and --vllm writes none; leave it out."
+            )
+    check_apart(check_out(options.out, options.overwrite), wedlm_folder(options.model, with_weights=False))
 
 
 # --- wedlm eval ---

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from dataclasses import fields
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.commands.checks import (
     check_export,
+    check_export_for_vllm,
     check_generation,
     check_readable,
     check_source_and_out,
@@ -38,6 +39,9 @@ from wedlm.commands.options import (
     with_options,
 )
 from wedlm.commands.reports import check_writable
+
+if TYPE_CHECKING:
+    from wedlm.hub_card.export import Exported
 
 app = typer.Typer(
     help="WeDLM, a language model that decodes several tokens per forward.",
@@ -283,37 +287,50 @@ def export(options: ExportOptions) -> None:
 
     A draft adapter becomes one repository with its base. Before OUT appears, the snippet of the card runs in a clean
     process. docs/publish.md lists the contents.
+
+    With --vllm, OUT gets a plain checkpoint for vLLM and a drafter that makes it faster: docs/vllm.md.
     """
     with refusals(options.debug):
-        from wedlm.hub_card.options import CardOptions
-
-        card = CardOptions(
-            options.license,
-            options.base_model or [],
-            options.dataset or [],
-            options.language or [],
-            options.name,
-            options.prompt,
-            options.eval or [],
-            options.training,
-            options.adapter_only,
-        )
-        check_export(options, card)
-        from wedlm.hub_card.export import export
-
-        exported = export(
-            options.model,
-            options.out,
-            card,
-            push=options.push,
-            private=options.private,
-            overwrite=options.overwrite,
-        )
+        exported = export_for_vllm(options) if options.vllm else export_repository(options)
     for note in exported.notes:
         typer.echo(f"Note: {note}")
     typer.echo(f"Written to {exported.folder}.")
     if exported.url is not None:
         typer.echo(f"Pushed to {exported.url}.")
+
+
+def export_repository(options: ExportOptions) -> "Exported":
+    from wedlm.hub_card.options import CardOptions
+
+    card = CardOptions(
+        options.license,
+        options.base_model or [],
+        options.dataset or [],
+        options.language or [],
+        options.name,
+        options.prompt,
+        options.eval or [],
+        options.training,
+        options.adapter_only,
+    )
+    check_export(options, card)
+    from wedlm.hub_card.export import export
+
+    return export(
+        options.model,
+        options.out,
+        card,
+        push=options.push,
+        private=options.private,
+        overwrite=options.overwrite,
+    )
+
+
+def export_for_vllm(options: ExportOptions) -> "Exported":
+    check_export_for_vllm(options)
+    from wedlm.for_vllm.export import export_for_vllm
+
+    return export_for_vllm(options.model, options.out, options.target, overwrite=options.overwrite)
 
 
 @app.command(epilog="Example: wedlm adapt Qwen/Qwen3-8B drafts --prompts prompts.jsonl --minutes 60")

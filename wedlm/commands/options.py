@@ -211,6 +211,12 @@ class ExportOptions:
     adapter_only: Annotated[
         bool, typer.Option("--adapter-only", help="Leave out the base of the draft adapter MODEL.")
     ] = False
+    vllm: Annotated[
+        bool, typer.Option("--vllm", help="Write a checkpoint for vLLM and the drafter beside it, and no repository.")
+    ] = False
+    target: Annotated[
+        str | None, typer.Option(help="With --vllm: another model that MODEL drafts for.", metavar="NAME")
+    ] = None
     push: Annotated[str | None, typer.Option(help="Upload OUT to the Hub as OWNER/NAME.", metavar="REPO")] = None
     private: Annotated[bool, typer.Option("--private", help="Make REPO private.")] = False
     overwrite: OverwriteCheckpoint = False

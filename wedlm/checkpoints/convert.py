@@ -120,25 +120,32 @@ def convert_to_autoregressive(
         raise CheckpointError(
             f"{source} contains a draft adapter, which has no place in a stock checkpoint; convert its base instead."
         )
-    plan = plan_of_stock(read, read_weights(read))
+    plan = plan_of_stock(read, stock_type_of(read), read_weights(read))
     write(plan, out, overwrite)
     return Conversion(out, read.config.mask_token_id, plan.notes)
 
 
-def plan_of_stock(read: Source, shards: list[Shard]) -> Plan:
+def stock_type_of(read: Source) -> str:
+    """Returns the model_type of the plain checkpoint that has the layers of a WeDLM."""
+    model_type = stock_model_type(read.config)
+    if model_type is None:
+        raise CheckpointError(
+            f"{read.name} has qk_norm={read.config.qk_norm} and attention_bias={read.config.attention_bias}, and none "
+            f"of {families()} has both, so there is no stock class to convert it to."
+        )
+    check_layers(read.config.to_dict(), read.name, model_type)
+    return model_type
+
+
+def plan_of_stock(read: Source, model_type: str, shards: list[Shard]) -> Plan:
     """Returns the plan of the plain checkpoint that has the layers of a WeDLM.
 
     Args:
         read (`Source`): The WeDLM checkpoint. A MASK that its conversion added is unset in its config.
-        shards (`list[Shard]`): Its weight files.
+        model_type (`str`): The model_type of the plain checkpoint.
+        shards (`list[Shard]`): The weight files of the WeDLM.
     """
-    source, model_type = read.name, stock_model_type(read.config)
-    if model_type is None:
-        raise CheckpointError(
-            f"{source} has qk_norm={read.config.qk_norm} and attention_bias={read.config.attention_bias}, and none of "
-            f"{families()} has both, so there is no stock class to convert it to."
-        )
-    check_layers(read.config.to_dict(), source, model_type)
+    source = read.name
     tokenizer, changed, tokenizer_notes = TokenizerFiles.read(read.folder).without_code(source)
     mask = take_mask_out(read.config, tokenizer, shards, source)
     changed |= mask.files

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save
 
 from wedlm.checkpoints.architectures import EMBEDDING
 from wedlm.checkpoints.attach import adapter_on_disk
-from wedlm.checkpoints.convert import Source, plan_of_stock, read_source, read_weights
+from wedlm.checkpoints.convert import Source, plan_of_stock, read_source, read_weights, stock_type_of
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.new_folder import DRAFTER, DRAFTS_FILE, TARGET, check_apart, check_links, check_out
 from wedlm.checkpoints.plan import Plan, write, write_json, write_whole
@@ -96,9 +96,9 @@ def export_for_vllm(
         check_links(adapter)
     read = read_source(name, out, wanted=(MODEL_TYPE,))
     read.config.require_mask_token_id()
-    shards = read_weights(read)
+    model_type, shards = stock_type_of(read), read_weights(read)
     drafts = read_drafts(read, adapter, shards)
-    plan = plan_of_stock(read, shards)
+    plan = plan_of_stock(read, model_type, shards)
     check_heads(name, plan.config)
     if target is not None:
         check_target(target, out, model, read, drafts, plan)

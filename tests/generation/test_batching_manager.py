@@ -343,18 +343,15 @@ def test_all_texts_of_a_request_are_cancelled(model):
 
 def test_free_rows_without_room_are_no_places_in_line(model):
     config = ContinuousBatchingConfig(max_queue_size=1, num_blocks=4, **{block_size_name(): 32})
-    with model.continuous_batching_context_manager(continuous_batching_config=config) as manager:
-        manager.full_after = 0
-        manager.add_request(PROMPTS[0], "first", max_new_tokens=60, streaming=True)
-        assert manager.get_result(timeout=5).request_id == "first"
-        with manager.pause():
-            manager.has_room = True
-            assert not manager.is_full()
-            manager.add_request(PROMPTS[1], max_new_tokens=60)
-            manager.take_in()
-            assert not manager.has_room
-            with pytest.raises(queue.Full):
-                manager.add_request(PROMPTS[2], max_new_tokens=60)
+    manager = model.init_continuous_batching(continuous_batching_config=config)
+    manager.full_after, manager.batch = 0, RunningBatch(model, manager.max_cached_tokens, 64)
+    for tokens in PROMPTS[:2]:
+        manager.add_request(tokens, max_new_tokens=60)
+    assert not manager.is_full()
+    manager.take_in()
+    assert len(manager.running) == len(manager.waiting) == 1
+    with pytest.raises(queue.Full):
+        manager.add_request(PROMPTS[2], max_new_tokens=60)
 
 
 # --- The thread ---

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving_client import MESSAGES
 from tiers import property_settings
-from transformers.cli.serving.utils import ReasoningText, ToolCall
+from transformers.cli.serving.utils import ReasoningText, ToolCall, get_response_template
 
 from wedlm.serving import tool_calls
 from wedlm.serving.asked import ChatRoute, Served, read_request
 from wedlm.serving.grammars import Grammars
-from wedlm.serving.tool_calls import AnswerParser, call_of, grammar_of_choice
+from wedlm.serving.tool_calls import OF_THAT_FORM, AnswerParser, call_of, grammar_of_choice
 
 TEMPLATE = """{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}
 {%- for message in messages %}{{ message.content }}{% endfor %}{# <tool_call></tool_call> #}"""
@@ -141,10 +141,12 @@ def test_text_without_a_form_has_no_parser(checkpoint):
 
 def test_a_form_of_the_tokenizer_comes_first(checkpoint):
     tokenizer = copy.copy(checkpoint[2])
+    known = get_response_template(tokenizer, OF_THAT_FORM)["fields"]
+    thoughts = "thinking" if "thinking" in known else "reasoning_content"  # as this version of transformers calls them
     tokenizer.response_template = {
         "defaults": {"role": "assistant"},
         "start_anchor": "assistant",
-        "fields": {"content": {"content": "text"}, "reasoning_content": {"open": "[[", "close": "]]"}},
+        "fields": {"content": {"content": "text"}, thoughts: {"open": "[[", "close": "]]"}},
     }
     parser = AnswerParser.of(tokenizer, checkpoint[1], [9])
     assert parser.reads_special_tokens

@@ -84,7 +84,7 @@ class BatchingManager(ContinuousBatchingManager):
         self.background_thread_status, self.outputs = BackgroundThreadStatus(), RequestOutputs()
         self.batch: RunningBatch | None = None
         self.counts = BatchCounts()
-        self.changed = threading.Condition()  # guards the three below, and wakes the thread
+        self.changed = threading.Condition()  # guards the four below, and wakes the thread
         self.waiting: dict[str, Request] = {}  # in order
         self.running: dict[str, Request] = {}
         self.cancelled: set[str] = set()

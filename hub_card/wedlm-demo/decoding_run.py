@@ -80,11 +80,10 @@ class DecodingRun:
         self.past_key_values: DynamicCache | None = model_kwargs.get("past_key_values")
         has_cache = self.past_key_values is not None
         self.is_free = is_number_free(model, generation_config, has_cache, is_of_a_batch)
-        window_size = generation_config.window_size or (
-            WIDEST_WINDOW if self.is_free else default_window_size(runs_on)
-        )
         if self.is_free:
-            window_size = min(window_size, WIDEST_WINDOW)
+            window_size = min(generation_config.window_size or WIDEST_WINDOW, WIDEST_WINDOW)
+        else:
+            window_size = generation_config.window_size or default_window_size(runs_on)
         self.policy = Policy.of(generation_config, processors, window_size, mask_token_id, device, self.is_free)
         self.readers = self.make_readers()
         if not self.is_static:  # static steps have the same shape for every limit

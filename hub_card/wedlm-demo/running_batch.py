@@ -1,8 +1,10 @@
 """The rows of many requests in one running batch: each request decodes as a call of generate() would decode it."""
 
 from collections import deque
-from collections.abc import Container, Hashable
+from collections.abc import Container, Hashable, Iterable
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 
 import torch
 from torch.nn.functional import pad
@@ -155,7 +157,7 @@ class RunningBatch:
     def take_step(self) -> list[Progress]:
         """Takes all rows on by one forward."""
         rows = self.rows
-        num_rows = 1 + max(row.place for row in rows)  # Behind them is mostly the row whose prompt is being read.
+        num_rows = 1 + max(row.place for row in rows)  # The row of a prompt that is being read is mostly behind them.
         width, longest = max(1, *(row.num_queries for row in rows)), max(row.num_committed for row in rows)
         self.prices.update(num_rows, longest)
         self.prices.begin(num_rows, sum(row.num_committed for row in rows))
@@ -241,27 +243,28 @@ class RunningBatch:
     def next_to_read(self) -> list[Reading]:
         """The first long prompt, or short ones that one forward reads whole: one kind after the other.
 
-        So of the long prompts only one has a place without decoding.
+        A prompt is long if it has more unknown tokens than a forward reads. Only one long prompt is read at a time,
+        since its row takes up a place in the cache before it decodes.
         """
+        num_unknown, most = cache(self.num_unknown), self.chunk_size  # Each prompt is looked up once.
+        coming = [each for each in self.reading if each.lane is None]
         long = [each for each in self.reading if each.lane is not None]
-        long = long or [each for each in self.reading if self.is_long(each)][:1]
-        short = self.together([each for each in self.reading if each not in long])
+        if not long:
+            longs = (each for each in coming if len(each.call.tokens) > most and num_unknown(each) > most)
+            long = list(islice(longs, 1))
+        short = self.together((each, num_unknown(each)) for each in coming if num_unknown(each) <= most)
         self.reads_long = bool(long) and not (short and self.reads_long)
         return long if self.reads_long else short
 
-    def is_long(self, each: Reading) -> bool:
-        """Whether a prompt has more unknown tokens than a forward reads."""
-        tokens = each.call.tokens
-        return len(tokens) > self.chunk_size and len(tokens) - self.known_beginning(tokens)[0] > self.chunk_size
+    def num_unknown(self, each: Reading) -> int:
+        """The tokens of a prompt whose keys and values are not known."""
+        return len(each.call.tokens) - self.known_beginning(each.call.tokens)[0]
 
-    def together(self, coming: list[Reading]) -> list[Reading]:
-        """The first short prompts of those who come, as many as one forward reads."""
+    def together(self, coming: Iterable[tuple[Reading, int]]) -> list[Reading]:
+        """The first short prompts, as many as one forward reads; each comes with its number of unknown tokens."""
         group, longest, begin, room = [], 0, 0, 0
-        for each in coming:
-            num_found, _ = self.known_beginning(each.call.tokens)
-            if (size := len(each.call.tokens) - num_found) > self.chunk_size:
-                continue
-            longest, begin = max(longest, size), max(begin, num_found)
+        for each, size in coming:
+            longest, begin = max(longest, size), max(begin, len(each.call.tokens) - size)
             room = max(room, each.call.need.text)
             if (len(group) + 1) * longest > self.chunk_size or begin + longest > room:
                 break
@@ -280,10 +283,10 @@ class RunningBatch:
             for each in group:
                 each.lane = None
             self.give_back(places)
-            alone = [each for each in group if len(group) == 1 or each.call.run.readers is not None]
-            self.leave({each.name for each in alone})
-            failed = [Progress(each.name, [], True, error) for each in alone]
-            return failed + [progress for each in group if each not in alone for progress in self.read([each])]
+            failing = [each for each in group if len(group) == 1 or each.call.run.readers is not None]
+            self.leave({each.name for each in failing})
+            told = [Progress(each.name, [], True, error) for each in failing]
+            return told + [progress for each in group if each not in failing for progress in self.read([each])]
         if progress:
             self.part_with(progress)
         return progress

@@ -175,6 +175,22 @@ def test_rows_wait_for_a_chunk_of_each_waiting_prompt():
         assert max(waited) == most - 1
 
 
+def test_a_waiting_prompt_is_looked_up_once(monkeypatch):
+    batch, looked_up = RunningBatch(MODEL, 100_000, 16), []
+    known = RunningBatch.known_beginning
+    monkeypatch.setattr(
+        RunningBatch,
+        "known_beginning",
+        lambda self, tokens, **more: looked_up.append(len(tokens)) or known(self, tokens),
+    )
+    for length in (30, 4, 31, 5, 32, 6, 33, 7, 8):
+        batch.add(length, call_of((TEXT * 9)[:length], decoding="verified"))
+    (first,) = batch.next_to_read()
+    assert first.name == 30 and sorted(looked_up) == sorted(set(looked_up))
+    looked_up.clear()
+    assert [each.name for each in batch.next_to_read()] == [4, 5] and 8 not in looked_up
+
+
 def test_in_a_batch_a_window_size_is_the_most_that_may_pay(monkeypatch):
     more = {"decoding": "verified", "eos_token_id": None, "max_new_tokens": 20}
     for window_size, further, widest in ((4, {32: 0.0}, 8), (4, {2: 9.0}, 1), (1, {32: 0.0}, 1), (40, {32: 0.0}, 32)):

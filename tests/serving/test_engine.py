@@ -268,7 +268,8 @@ def test_the_death_of_the_worker_is_told(checkpoint, monkeypatch):
                 await answered(engine, checkpoint)
             app = build_app(served(checkpoint), engine)
             (health,) = (route.endpoint for route in app.routes if getattr(route, "path", "") == "/health")
-            assert health().status_code == 503 and json.loads(health().body)["status"] == "failed"
+            told = await health()
+            assert told.status_code == 503 and json.loads(told.body)["status"] == "failed"
             return json.loads(last.removeprefix("data: "))["error"], error.value, later.value
 
     told, error, later = run(story())

@@ -50,7 +50,7 @@ def build_app(served: Served, engine: Engine) -> FastAPI:
         raise HTTPException(404, f"This server has {served.name} only, not {name}.")
 
     @app.get("/health")
-    def health() -> JSONResponse:
+    async def health() -> JSONResponse:  # A thread of its own would wait once more for the others' GIL.
         manager = engine.manager
         doing = {"model": served.name, "running": len(manager.running), "waiting": len(manager.waiting)}
         if engine.is_dead:

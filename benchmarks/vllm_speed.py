@@ -15,45 +15,41 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # before vllm is imported
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GB
+from typing import TYPE_CHECKING, Any
 
 import torch
-import vllm
 from common import Panel, markdown, new_parser, save, with_range
 from prompts import question
 from serving import ADAPTER, MODELS, adapter_questions, device_of, same_texts
 from tqdm.auto import tqdm
-from vllm import LLM, SamplingParams
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.new_folder import DRAFTER, TARGET
 from wedlm.evaluation.turns import median_and_range, take_turns
+from wedlm.for_vllm.drafted import drafted
 from wedlm.for_vllm.export import SPECULATIVE, export_for_vllm
+
+if TYPE_CHECKING:
+    from vllm import LLM
 
 ALONE, DRAFTING = "vLLM", "vLLM with the drafter"
 LONGEST = 1024
 
 
-def engines(folder: Path, given: argparse.Namespace) -> dict[str, LLM]:
+def engines(folder: Path, given: argparse.Namespace) -> "dict[str, LLM]":
     """vLLM without and with the drafter of an export. (The one made last keeps the counts of drafts.)"""
+    from vllm import LLM
+
     speculative = {**SPECULATIVE, "model": str(folder / DRAFTER), "num_speculative_tokens": given.drafts}
     fixed = {"dtype": given.dtype, "max_model_len": LONGEST, "max_num_seqs": max(given.clients), "seed": 0}
     make = partial(LLM, str(folder / TARGET), enforce_eager=given.eager, disable_log_stats=False, **fixed)
     return {ALONE: make(), DRAFTING: make(speculative_config=speculative)}
 
 
-def drafted(llm: LLM) -> list[int]:
-    """The number of steps with drafts so far, and behind it that of accepted drafts for each place in a step."""
-    metrics = {metric.name: metric for metric in llm.get_metrics()}
-    places = metrics["vllm:spec_decode_num_accepted_tokens_per_pos"].values
-    return [metrics["vllm:spec_decode_num_drafts"].value, *places]
-
-
 def measure(model: str, folder: Path, given: argparse.Namespace, bar: tqdm) -> list[dict[str, Any]]:
     """Measures a model at every number of clients."""
+    from vllm import SamplingParams
+
     sides, numbers = engines(folder, given), count()
     parameters = SamplingParams(temperature=0, max_tokens=given.new_tokens)
     cells = []
@@ -133,6 +129,10 @@ def main() -> None:
     parser.add_argument("--drafts", type=int, default=8, help="num_speculative_tokens; the last one is wasted")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     given = parser.parse_args()
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # before vllm is imported
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GB
+    import vllm
+
     turns = 2 * (given.rounds + 1) * len(given.clients) * len(given.models)
     results = []
     with TemporaryDirectory() as work, tqdm(total=turns, unit=" turns") as bar:

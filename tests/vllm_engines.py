@@ -39,16 +39,6 @@ def texts(llm: LLM, questions: list[str], **options) -> list[str]:
     return [answer.text for answer in answers(llm, questions, **options)]
 
 
-def drafted(llm: LLM) -> list[int]:
-    """The number of steps with drafts so far, and behind it that of accepted drafts for each place in a step.
-
-    vLLM counts for the engine that was made last.
-    """
-    found = {metric.name: metric for metric in llm.get_metrics() if "spec_decode" in metric.name}
-    steps = found["vllm:spec_decode_num_drafts"].value
-    return [steps, *found["vllm:spec_decode_num_accepted_tokens_per_pos"].values]
-
-
 def since(before: list[int], after: list[int]) -> list[int]:
     return [new - old for old, new in zip(before, after, strict=True)]
 

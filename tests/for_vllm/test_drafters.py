@@ -25,6 +25,7 @@ from wedlm import convert_to_wedlm
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.demo.tasks import KINDS, held_out_examples
+from wedlm.for_vllm.drafted import drafted
 from wedlm.for_vllm.export import export_for_vllm
 from wedlm.for_vllm.plugin import is_draft
 
@@ -77,7 +78,7 @@ LEAST = {"demo": [0.9, 0.8, 0.7, 0.6, 0.5, 0.5, 0.4], "adapter": [0.9, 0.5, 0.3,
 
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_texts_are_those_of_vllm_alone_and_most_drafts_are_accepted(engines, name):
-    from vllm_engines import drafted, since, texts
+    from vllm_engines import since, texts
 
     alone, drafting = engines(name)
     before = drafted(drafting)
@@ -188,7 +189,7 @@ def test_drafts_in_mixed_batches_with_chunked_prefill_and_mask_in_the_prompt(tin
 
 def test_the_demo_drafts_for_another_model(exported, tmp_path):
     """A tiny random Llama with the demo's tokenizer: its texts are its own."""
-    from vllm_engines import drafted, engine, texts
+    from vllm_engines import engine, texts
 
     large, demo = tmp_path / "large", exported["demo"] / "target"
     shape = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -250,7 +251,7 @@ def test_sampled_texts_have_the_distribution_of_vllm_alone(engines, monkeypatch)
 
 def test_texts_follow_a_schema(engines):
     from vllm.sampling_params import StructuredOutputsParams
-    from vllm_engines import drafted, since, texts
+    from vllm_engines import since, texts
 
     alone, drafting = engines("adapter")
     person = {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}}
@@ -294,7 +295,7 @@ def save_lora(folder, target):
 def test_a_lora_of_the_target(exported, tmp_path):
     """vLLM applies it to the target alone; requests without it are as before."""
     from vllm.lora.request import LoRARequest
-    from vllm_engines import drafted, engine, since, texts
+    from vllm_engines import engine, since, texts
 
     lora = LoRARequest("random", 1, str(save_lora(tmp_path / "lora", exported["demo"] / "target")))
     options = {"enable_lora": True, "max_lora_rank": 8, "max_num_seqs": 4}
@@ -310,7 +311,7 @@ def test_a_lora_of_the_target(exported, tmp_path):
 
 def test_a_compiled_drafter(exported):
     """vLLM compiles models where it is not told otherwise; it needs a C++ compiler."""
-    from vllm_engines import drafted, engine, texts
+    from vllm_engines import engine, texts
 
     alone = engine(exported["demo"], False, max_num_seqs=4)
     drafting = engine(exported["demo"], True, enforce_eager=False, max_num_seqs=4)

@@ -1,6 +1,6 @@
 """`make demo-model`: trains the demo checkpoint from nothing with WeDLMTrainer, and goes on where it was stopped.
 
-    python -m wedlm.demo.recipe build/demo-model [--max_steps 7000 --learning_rate 3e-3 ...]
+    python -m wedlm.demo.recipe build/demo-model [--max_steps 14000 --learning_rate 3e-3 ...]
 
 build/demo-model/checkpoint becomes a whole Hub repository except for the card, with training.json and loss.png. Its
 weights are in bfloat16 and load as float32, which costs nothing at this size and lets all decodings that are compared
@@ -26,7 +26,7 @@ from wedlm.training.data_options import DataOptions
 SEED = 1  # of weights, draws and training stream; the tokenizer is trained on stream 0
 ROW_TOKENS = 192  # no example is longer
 ROWS_PER_STEP = 12
-MAX_STEPS = 7000
+MAX_STEPS = 14_000
 CONVERSATIONS_PER_ROW = 2.5  # an upper bound of the mean, so that no row is needed twice
 
 
@@ -35,7 +35,7 @@ def random_model(tokenizer: PreTrainedTokenizerBase, hidden_size: int, num_layer
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): The tokenizer, which decides the vocabulary and the special tokens.
-        hidden_size (`int`): Width of the model, a multiple of 96.
+        hidden_size (`int`): Width of the model, a multiple of 128.
         num_layers (`int`): Number of layers.
     """
     set_seed(SEED)
@@ -45,9 +45,9 @@ def random_model(tokenizer: PreTrainedTokenizerBase, hidden_size: int, num_layer
             hidden_size=hidden_size,
             intermediate_size=8 * hidden_size // 3,
             num_hidden_layers=num_layers,
-            num_attention_heads=hidden_size // 48,
-            num_key_value_heads=hidden_size // 96,
-            head_dim=48,
+            num_attention_heads=hidden_size // 64,
+            num_key_value_heads=hidden_size // 128,
+            head_dim=64,
             initializer_range=hidden_size**-0.5,
             tie_word_embeddings=False,
             max_position_embeddings=2048,
@@ -152,7 +152,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max_steps", type=int, default=MAX_STEPS)
     parser.add_argument("--learning_rate", type=float, default=3e-3)
     parser.add_argument("--suffix_mask_probability", type=float, default=0.5)
-    parser.add_argument("--hidden_size", type=int, default=192)
+    parser.add_argument("--hidden_size", type=int, default=256)
     parser.add_argument("--num_layers", type=int, default=6)
     parser.add_argument("--logging_steps", type=int, default=25)
     parser.add_argument("--save_steps", type=int, default=250)
@@ -166,13 +166,15 @@ def training_arguments(given: argparse.Namespace) -> WeDLMTrainingArguments:
         max_steps=given.max_steps,
         per_device_train_batch_size=ROWS_PER_STEP,
         learning_rate=given.learning_rate,
-        lr_scheduler_type="cosine",
+        # The learning rate stays until the last part, so that a run can be made longer.
+        lr_scheduler_type="warmup_stable_decay",
+        lr_scheduler_kwargs={"num_decay_steps": given.max_steps // 4, "decay_type": "1-sqrt"},
         warmup_steps=100,
         suffix_mask_probability=given.suffix_mask_probability,
         ar_loss_weight=0.5,  # the autoregressive loss falls first, and masked tokens are harder to learn
         block_size=16,  # the window of decoding
         attn_implementation="sdpa",  # in rows this short it is faster than groups of blocks
-        bf16=True,
+        bf16=torch.cuda.is_available(),  # a CPU is no faster in it at this width
         use_cpu=not torch.cuda.is_available(),
         logging_steps=given.logging_steps,
         save_steps=given.save_steps,

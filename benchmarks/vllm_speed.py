@@ -105,6 +105,19 @@ def table(cells: list[dict]) -> str:
     return markdown([*names, "times as fast", "tokens per step", "same text"], lines, left={"model"})
 
 
+def accepted_table(cells: list[dict]) -> str:
+    """For docs/vllm.md: the accepted drafts at the greatest number of clients."""
+    most = max(cell["clients"] for cell in cells)
+    lines = [
+        [cell["model"], cell["same_texts"]["texts"], cell["steps"], ", ".join(map(str, cell["accepted_by_place"]))]
+        + [f"{cell['tokens_per_step']:.2f}"]
+        for cell in cells
+        if cell["clients"] == most
+    ]
+    names = ["model", "answers", "steps", "accepted by place", "tokens per forward of the target"]
+    return markdown(names, lines, left={"model", "accepted by place"})
+
+
 def panels(cells: list[dict]) -> list[Panel]:
     """A panel for each model."""
     shown = []

@@ -15,7 +15,8 @@ RESULTS = REPOSITORY / "benchmarks" / "results"
     [
         ("decode", "decode"), ("decode_window8", "decode"), ("step", "step"), ("step_long", "step"),
         ("step_qwen3", "step"), ("overhead", "overhead"), ("memory", "memory"), ("real_model", "real_model"),
-        ("verified_speed", "verified_speed"), ("serving", "serving"),
+        ("verified_speed", "verified_speed"), ("serving", "serving"), ("vllm_speed", "vllm_speed"),
+        ("vllm_speed_four", "vllm_speed"),
     ],
 )  # fmt: skip
 def test_the_page_shows_the_recorded_numbers(load_benchmark, name, benchmark):
@@ -25,6 +26,12 @@ def test_the_page_shows_the_recorded_numbers(load_benchmark, name, benchmark):
     assert module.table(report["results"]) in page
     assert f"python {report['command'].removeprefix('python ')}" in page
     assert not report["commit"].endswith("+changes")
+
+
+def test_the_page_of_vllm_shows_the_recorded_drafts(load_benchmark):
+    report = json.loads((RESULTS / "vllm_speed.json").read_text())
+    page = (REPOSITORY / "docs" / "vllm.md").read_text(encoding="utf-8")
+    assert load_benchmark("vllm_speed").accepted_table(report["results"]) in page
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from huggingface_hub import ModelCard
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
@@ -33,18 +34,8 @@ def test_the_sections_are_there():
     assert "\n\n\n" not in CARD.text and max(map(len, CARD.text.splitlines())) < 160
 
 
-def test_a_line_of_the_overview_is_a_kind():
-    results = {"streaming": 0.5, "verified": 0.75, "autoregressive": 0.75}
-    report = {
-        "results": {
-            "word_problems": {
-                decoding: {
-                    "accuracy": share, "tokens_per_forward": 10 * share, "times_autoregressive": {"median": 4 * share}
-                }
-                for decoding, share in results.items()
-            }
-        }
-    }  # fmt: skip
-    head, _, line = overview(report).splitlines()
-    assert line == "| word problems | 75.0 % | 50.0 % | 5.0 | 7.5 | 2.0× | 3.0× |"
-    assert head.count("|") == line.count("|") and "right: streaming" in head
+@pytest.mark.parametrize(("same", "told"), [(1.0, "yes"), (0.999, "1,999 of 2,000")])
+def test_a_line_of_the_overview_is_a_kind(same, told):
+    verified = {"tokens_per_forward": 7.5, "times_autoregressive": {"median": 3}, "same_text_as_autoregressive": same}
+    report = {"num_examples": 2000, "results": {"word_problems": {"verified": verified}}}
+    assert overview(report).splitlines()[2] == f"| word problems | 7.5 | 3.0× | {told} |"

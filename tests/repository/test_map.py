@@ -1,4 +1,4 @@
-"""The package's import graph is the one that setup.py and the README's map state."""
+"""The package's import graph is the one that setup.py and the map in CONTRIBUTING.md state."""
 
 import re
 
@@ -73,12 +73,12 @@ def test_no_test_file_imports_a_test_file():
     assert importing == set()
 
 
-# --- The map in the README ---
+# --- The map in CONTRIBUTING.md ---
 
 
-def test_the_readme_lists_every_room_in_their_order_and_every_folder():
-    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    table = readme.partition("## Where things are")[2].partition("\n## ")[0]
+def test_contributing_lists_every_room_in_their_order_and_every_folder():
+    page = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = page.partition("## The map")[2].partition("\n## ")[0]
     folders = re.findall(r"^\| `([\w/]+)/` \|", table, re.MULTILINE)
     assert [folder for folder in folders if folder in FOLDERS.values() and folder != "wedlm"] == [
         FOLDERS[room] for room in ROOMS

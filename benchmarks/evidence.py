@@ -229,6 +229,8 @@ Each cell has the right answers, the tokens per forward, and the speed as a mult
 
 
 def real_section() -> str:
+    if not evidence_real_page.FILE.exists():
+        return "## A real model\n\n`make evidence-real` measures it; nothing has been recorded yet.\n"
     report = json.loads(evidence_real_page.FILE.read_text(encoding="utf-8"))
     return evidence_real_page.section(report, conditions(report))
 

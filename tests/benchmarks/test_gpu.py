@@ -34,3 +34,16 @@ def test_the_stock_model_of_the_script_has_the_same_weights_and_logits(load_benc
     tokens = torch.randint(0, 500, (2, 9))
     with torch.no_grad():
         torch.testing.assert_close(stock(tokens).logits, tiny_model(tokens).logits)
+
+
+def test_goals_are_those_of_one_text_at_a_time(load_benchmark):
+    def numbers(batch_size, side, times_floor, tokens_per_second):
+        return {
+            "batch_size": batch_size, "side": side, "times_floor": times_floor, "tokens_per_second": tokens_per_second
+        }  # fmt: skip
+
+    rows = [numbers(16, "stock", 1, 1), numbers(16, "verified", 1, 9)]
+    rows += [numbers(1, "stock", 1.1, 100.0), numbers(1, "verified", 1.25, 249.0)]
+    assert [(goal["reached"], goal["met"]) for goal in load_benchmark("gpu").goals(rows)] == [
+        (1.25, True), (2.49, False)
+    ]  # fmt: skip

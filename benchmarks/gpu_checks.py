@@ -1,0 +1,245 @@
+"""What has to be right on a GPU, checked there on the demo checkpoint: one line for each feature.
+
+    python benchmarks/gpu_checks.py [--questions 60] [--new-tokens 160] [--out benchmarks/results/gpu_checks.json]
+
+`benchmarks/gpu.py` measures speed; this script measures none. A check says what it found. Where it raises, the
+exception is written down and the others go on; where a package is missing, it says so. Without a GPU the checks that
+need none run.
+"""
+
+import argparse
+import importlib.util
+import math
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from common import markdown, new_parser, save
+from datasets import Dataset
+from tqdm.auto import tqdm
+from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
+
+from training import batch_of, new_step
+from wedlm import DualStreamCollator, WeDLMForCausalLM, WeDLMTrainer, WeDLMTrainingArguments
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.demo.tasks import KINDS, conversation, held_out_examples
+from wedlm.training.loss import scale_weights, weight_sums
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PASSED, FAILED, MISSING = "passed", "failed", "not there"
+PARALLEL = ("streaming", "verified", "blockwise")
+
+
+class NotThere(Exception):
+    """A package or a device that a check needs is missing."""
+
+
+def needs_gpu() -> None:
+    if DEVICE != "cuda":
+        raise NotThere("a GPU")
+
+
+def needs(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise NotThere(f"the package {package}")
+
+
+def demo(**options) -> PreTrainedModel:
+    return WeDLMForCausalLM.from_pretrained(DEMO_FOLDER, **options).to(DEVICE).eval()
+
+
+class Questions:
+    """Held-out questions of the demo, of all kinds in turns, in one batch."""
+
+    def __init__(self, number: int, new_tokens: int):
+        self.tokenizer = AutoTokenizer.from_pretrained(DEMO_FOLDER, padding_side="left")
+        self.new_tokens = new_tokens
+        per_kind = [held_out_examples(kind, math.ceil(number / len(KINDS))) for kind in KINDS]
+        self.prompts = [example.prompt for examples in zip(*per_kind, strict=True) for example in examples][:number]
+
+    def answers(self, model: PreTrainedModel, one_by_one: bool = False, **settings) -> list[str]:
+        size = 1 if one_by_one else len(self.prompts)
+        texts = []
+        for start in range(0, len(self.prompts), size):
+            inputs = self.tokenizer.apply_chat_template(
+                [[{"role": "user", "content": prompt}] for prompt in self.prompts[start : start + size]],
+                add_generation_prompt=True,
+                padding=True,
+                return_dict=True,
+                return_tensors="pt",
+            ).to(model.device)
+            ids = model.generate(**inputs, max_new_tokens=self.new_tokens, do_sample=False, **settings)
+            texts += self.tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        return texts
+
+
+def same(texts: list[str], others: list[str], least: float = 1.0) -> str:
+    """Says how many texts are the same, and raises where they are fewer than `least` of them."""
+    number = sum(text == other for text, other in zip(texts, others, strict=True))
+    said = f"{number} of {len(texts)} texts are the same"
+    if number < least * len(texts):
+        raise AssertionError(f"{said}; at least {least:.0%} were expected")
+    return said
+
+
+# --- The checks: each takes the questions, and returns what it found ---
+
+
+def verified_in_float32(questions: Questions) -> str:
+    model = demo()
+    return same(questions.answers(model, decoding="verified"), questions.answers(model, decoding="autoregressive"))
+
+
+def verified_in_bfloat16(questions: Questions) -> str:
+    """Rounding may change a text where two tokens are about as likely."""
+    model = demo(dtype=torch.bfloat16)
+    texts, expected = (questions.answers(model, decoding=name) for name in ("verified", "autoregressive"))
+    return same(texts, expected, least=0.9)
+
+
+def static_steps(questions: Questions) -> str:
+    """On a GPU they are compiled into CUDA graphs."""
+    needs_gpu()
+    model, found = demo(), []
+    for decoding in PARALLEL:
+        static = questions.answers(model, decoding=decoding, cache_implementation="static")
+        found.append(f"{decoding}: {same(static, questions.answers(model, decoding=decoding))}")
+    return "; ".join(found)
+
+
+def compiled_model(questions: Questions) -> str:
+    needs_gpu()
+    model = demo()
+    expected = questions.answers(model, decoding="verified")
+    model.forward = torch.compile(model.forward, dynamic=True)
+    return same(questions.answers(model, decoding="verified"), expected, least=0.9)
+
+
+def flash_attention(questions: Questions) -> str:
+    needs_gpu()
+    needs("flash_attn")
+    model, flash = (demo(dtype=torch.bfloat16, attn_implementation=name) for name in ("sdpa", "flash_attention_2"))
+    found = []
+    for decoding in PARALLEL:
+        texts = questions.answers(flash, one_by_one=True, decoding=decoding)
+        expected = questions.answers(model, one_by_one=True, decoding=decoding)
+        found.append(f"{decoding}: {same(texts, expected, least=0.8)}")
+    return "; ".join(found)
+
+
+def four_bits(questions: Questions) -> str:
+    """Verified decoding writes the text of the quantized model."""
+    needs_gpu()
+    needs("bitsandbytes")
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16")
+    model = WeDLMForCausalLM.from_pretrained(DEMO_FOLDER, quantization_config=config, device_map="auto").eval()
+    texts, expected = (questions.answers(model, decoding=name) for name in ("verified", "autoregressive"))
+    return same(texts, expected, least=0.9)
+
+
+def running_batch(questions: Questions) -> str:
+    model, tokenizer = demo(), questions.tokenizer
+    prompts = [
+        tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True)["input_ids"]
+        for prompt in questions.prompts
+    ]
+    outputs = model.generate_batch(prompts, max_new_tokens=questions.new_tokens, do_sample=False, decoding="verified")
+    by_prompt = {tuple(output.prompt_ids): output.generated_tokens for output in outputs.values()}
+    texts = [tokenizer.decode(by_prompt[tuple(prompt)], skip_special_tokens=True) for prompt in prompts]
+    return same(texts, questions.answers(model, one_by_one=True, decoding="verified"))
+
+
+def gradients(questions: Questions) -> str:
+    """The backward pass of FlexAttention beside that of the dense mask."""
+    needs_gpu()
+    found = {}
+    tokenizer = questions.tokenizer
+    sample = tokenizer.apply_chat_template(conversation(1, 0), return_dict=True)["input_ids"]
+    collator = DualStreamCollator(mask_token_id=tokenizer.mask_token_id, block_size=16)
+    row = {"input_ids": sample, "labels": sample, "sample_lengths": [len(sample)], "sample_indices": [0]}
+    batch = collator([row])
+    batch = {name: values.to(DEVICE) for name, values in scale_weights(batch, weight_sums(batch)).items()}
+    for name in ("sdpa", "flex_attention", "dual_stream"):
+        model = demo(attn_implementation=name).train()
+        model(**batch).loss.backward()
+        found[name] = torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
+    distances = {name: float((found[name] - found["sdpa"]).norm() / found["sdpa"].norm()) for name in found}
+    if max(distances.values()) > 1e-3:
+        raise AssertionError(f"relative distances of the gradients to those of sdpa: {distances}")
+    return ", ".join(f"{name} {distance:.1e}" for name, distance in distances.items() if name != "sdpa")
+
+
+def long_training_step(questions: Questions) -> str:
+    """A step of a sample that is too long for a dense mask."""
+    needs_gpu()
+    new_step("dual_stream")(batch_of(8192, "dual_stream"))
+    return "8,192 tokens"
+
+
+def training(questions: Questions) -> str:
+    """A few steps of the Trainer, in bfloat16 on a GPU: the loss falls."""
+    rows = Dataset.from_list([{"messages": conversation(1, number)} for number in range(64)])
+    with TemporaryDirectory() as folder:
+        arguments = WeDLMTrainingArguments(
+            folder, packing=True, max_length=192, block_size=16, learning_rate=1e-3, num_train_epochs=4,
+            bf16=DEVICE == "cuda", use_cpu=DEVICE != "cuda", logging_steps=1, save_strategy="no",
+            report_to="none", disable_tqdm=True,
+        )  # fmt: skip
+        trainer = WeDLMTrainer(demo().train(), arguments, train_dataset=rows, processing_class=questions.tokenizer)
+        trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    first, last = (sum(map(float, part)) / len(part) for part in (losses[:3], losses[-3:]))
+    if not last < first:
+        raise AssertionError(f"the loss went from {first:.3f} to {last:.3f}")
+    return f"the loss went from {first:.3f} to {last:.3f}"
+
+
+CHECKS: dict[str, Callable[[Questions], str]] = {
+    "verified texts are the autoregressive ones, float32": verified_in_float32,
+    "verified texts are the autoregressive ones, bfloat16": verified_in_bfloat16,
+    "static caches and compiled steps": static_steps,
+    "a compiled model": compiled_model,
+    "flash-attn": flash_attention,
+    "4-bit weights": four_bits,
+    "a running batch": running_batch,
+    "gradients of FlexAttention": gradients,
+    "a long training step": long_training_step,
+    "training with Trainer": training,
+}
+
+
+def outcome(check: Callable[[Questions], str], questions: Questions) -> dict[str, str]:
+    try:
+        return {"outcome": PASSED, "found": check(questions)}
+    except NotThere as missing:
+        return {"outcome": MISSING, "found": str(missing)}
+    except Exception as error:  # whatever it is, the other checks have to be told too
+        traceback.print_exc()
+        return {"outcome": FAILED, "found": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+
+
+def table(results: list[dict[str, str]]) -> str:
+    """For benchmarks/RESULTS.md."""
+    lines = [[result["check"], result["outcome"], result["found"].replace("|", "/")] for result in results]
+    return markdown(["check", "outcome", "found"], lines, left={"check", "outcome", "found"})
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = new_parser(__doc__, Path(__file__).stem)
+    parser.add_argument("--questions", type=int, default=60)
+    parser.add_argument("--new-tokens", type=int, default=160)
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = parse_arguments()
+    questions = Questions(given.questions, given.new_tokens)
+    results = [{"check": name, **outcome(check, questions)} for name, check in tqdm(CHECKS.items(), unit=" checks")]
+    print(table(results))
+    save(given.out, results, DEVICE, questions=given.questions, new_tokens=given.new_tokens)
+
+
+if __name__ == "__main__":
+    main()

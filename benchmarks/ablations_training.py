@@ -134,7 +134,7 @@ class Work:
         given = self.given
         return trained(
             self.folder_of(BASE),
-            lambda: random_model(self.tokenizer, given.hidden_size, given.num_layers),
+            lambda: random_model(self.tokenizer, given.hidden_size, given.num_layers, head_dim=48),
             lambda: training_rows(self.tokenizer, 0, given.base_steps * given.rows_per_step),
             given.base_steps,
             given,

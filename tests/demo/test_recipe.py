@@ -33,7 +33,7 @@ def losses(report):
 
 @pytest.mark.full
 def test_an_interrupted_run_goes_on_to_the_same_losses(run, tmp_path):
-    small = ("--save_steps", 1, "--hidden_size", 96, "--num_layers", 1)
+    small = ("--save_steps", 1, "--hidden_size", 128, "--num_layers", 1)
     whole = run(tmp_path, *small, steps=3)
     assert whole["first_step"] == 0 and len(losses(whole)) == 3
     shutil.rmtree(tmp_path / "run" / "checkpoint-3")
@@ -59,7 +59,7 @@ def test_the_optimizer_goes_on_where_it_stopped():
     """With the schedule, and for every weight."""
 
     def made():
-        model = random_model(demo_tokenizer(), 96, 1)
+        model = random_model(demo_tokenizer(), 128, 1)
         optimizer = MuonAndAdamW(model, 1e-2)
         return model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
 

@@ -38,7 +38,7 @@ def tokenizer():
 def folder(tokenizer, tmp_path_factory):
     """A checkpoint with random weights."""
     folder = tmp_path_factory.mktemp("checkpoint")
-    random_model(tokenizer, 96, 2).save_pretrained(folder)
+    random_model(tokenizer, 128, 2).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -30,13 +30,16 @@ MAX_STEPS = 14_000
 CONVERSATIONS_PER_ROW = 2.5  # an upper bound of the mean, so that no row is needed twice
 
 
-def random_model(tokenizer: PreTrainedTokenizerBase, hidden_size: int, num_layers: int) -> WeDLMForCausalLM:
+def random_model(
+    tokenizer: PreTrainedTokenizerBase, hidden_size: int, num_layers: int, head_dim: int = 64
+) -> WeDLMForCausalLM:
     """A model with random weights, the same in every run.
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): The tokenizer, which decides the vocabulary and the special tokens.
-        hidden_size (`int`): Width of the model, a multiple of 128.
+        hidden_size (`int`): Width of the model, a multiple of two heads.
         num_layers (`int`): Number of layers.
+        head_dim (`int`, *optional*, defaults to 64): Width of a head; vLLM's attention on a CPU knows 64 and not 48.
     """
     set_seed(SEED)
     model = WeDLMForCausalLM(
@@ -45,9 +48,9 @@ def random_model(tokenizer: PreTrainedTokenizerBase, hidden_size: int, num_layer
             hidden_size=hidden_size,
             intermediate_size=8 * hidden_size // 3,
             num_hidden_layers=num_layers,
-            num_attention_heads=hidden_size // 64,
-            num_key_value_heads=hidden_size // 128,
-            head_dim=64,
+            num_attention_heads=hidden_size // head_dim,
+            num_key_value_heads=hidden_size // (2 * head_dim),
+            head_dim=head_dim,
             initializer_range=hidden_size**-0.5,
             tie_word_embeddings=False,
             max_position_embeddings=2048,

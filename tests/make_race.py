@@ -21,7 +21,10 @@ FRAMES_PER_SECOND = 10
 LAST_SECONDS = 3  # for which the result is held
 NUM_COLOURS = 128
 
-PROMPT = "Turn this row into JSON: name = Ada, age = 36, city = London, job = pilot"
+PROMPT = (
+    "Copy this text without any change: The train to Helsinki leaves at 9:00 from platform 7. "
+    "There is a restaurant in the middle of the train, but it is closed on Saturday."
+)
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("prompt", nargs="?", default=PROMPT)

@@ -154,6 +154,8 @@ def test_steps_forth_and_back(traced, still):
     assert texts == [["", ""]] and not still.find_element("id", "back").is_enabled()
     while still.find_element("id", "step").is_enabled():
         click(still, "step")
+        forwards = [int(re.search(r"(\d+) forward", counts)[1]) for counts in shown(still, ".so-far")]
+        assert sum(forwards) == len(texts), "each step shows one forward more"
         texts.append(shown(still, ".text"))
         clocks.append(clock(still))
     assert len(texts) == 1 + sum(forwards for *_, forwards in answers), "two forwards never end at the same time"
@@ -239,9 +241,29 @@ def test_a_long_word_breaks_and_a_long_text_is_followed(tmp_path, opened):
     for at in (0.5, 2, 4):
         show(driver, at)
         for answer in driver.find_elements("css selector", ".answer"):
+            assert answer.get_property("scrollWidth") == answer.get_property("clientWidth")
             box, text = answer.rect, answer.find_element("css selector", ".text").rect
             below = text["y"] + text["height"] - box["y"] - box["height"]
             assert -box["height"] < below < 1, "its last line is in sight"
+
+
+def test_the_page_does_not_move_while_it_plays(tmp_path, opened):
+    """Text comes, and drafts go beyond the end of the text."""
+    draft = Slot("a draft\n", None)
+    steps = [
+        Step([Slot("line\n", 1)], 9 * [draft], 0, None),
+        *(Step([Slot("line\n", i)], [], 0, None) for i in (2, 3)),
+    ]
+    runs = [Run(decoding, steps, [1.0, 2.0, 3.0]) for decoding in ("autoregressive", "verified")]
+    file = tmp_path / "trace.html"
+    file.write_text(page("", "x", torch.device("cpu"), runs), encoding="utf-8")
+    driver = opened(file, reduced_motion="reduce")
+    places = []
+    for seconds in (0, 1, 2, 3):
+        show(driver, seconds)
+        assert len(shown(driver, ".window")[1]) == (9 * len(draft.text) if seconds == 1 else 0)
+        places.append((driver.find_element("id", "legend").rect, driver.find_element("id", "runs").rect))
+    assert len({str(place) for place in places}) == 1
 
 
 def test_who_wants_no_motion_sees_the_result(traced, opened):

@@ -9,7 +9,7 @@ ALL = -m "not (slow or browser or real or ecosystem or vllm)"
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-code bench ablations ablations-training evidence-real test test-all test-slow test-browser test-real screenshot tour test-oldest test-ecosystem test-vllm mutants lint
+.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-code bench ablations ablations-training evidence-real test test-all test-slow test-browser test-real race tour test-oldest test-ecosystem test-vllm mutants lint
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
@@ -17,7 +17,7 @@ demo: .venv/installed
 	    "Tom has 24 marbles. He buys 30 more. He gives 12 to Anna. How many marbles does Tom have now?"
 	@echo 'Next:  . .venv/bin/activate                           (then the command is wedlm)'
 	@echo '       wedlm chat                                    (talk to it: sums, equations, tables, functions, stories)'
-	@echo '       wedlm trace "Solve 3x + 7 = 22." --html trace.html   (see what each forward fills)'
+	@echo '       wedlm trace "Solve 3x + 7 = 22." --html trace.html   (see it race token by token decoding)'
 	@echo '       wedlm --help, README.md                       (other checkpoints, training, serving)'
 
 # Trains the demo checkpoint, about an hour on 2 cores; goes on where it was stopped. Then comes demo-report.
@@ -116,8 +116,9 @@ test-real: real-model
 test-browser: .venv/browser
 	.venv/bin/python -m pytest -m browser
 
-screenshot: .venv/browser
-	.venv/bin/python tests/make_screenshot.py
+# docs/race.gif: that page from its start to its result, as the real model with its draft adapter answers; a few minutes.
+race: .venv/browser real-model
+	.venv/bin/python tests/make_race.py
 
 # Runs the notebook docs/tour.ipynb anew and keeps what its cells print.
 tour: .venv/notebook

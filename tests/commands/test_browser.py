@@ -4,121 +4,368 @@ import re
 import time
 
 import pytest
+import torch
 from command_line import ids_of, run, user
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.commands.trace import Slot, Step, page
+from wedlm.commands.trace import Run, Slot, Step, page
+from wedlm.evaluation.provenance import device_name
 
 pytestmark = pytest.mark.browser
 QUESTION = "Count by 4 from 12 to 60."
+RIGHT_ARROW = "\ue014"
 
 
 @pytest.fixture(scope="module", params=["streaming", "verified"])
 def traced(request, tmp_path_factory):
-    """The page of a decoding, its text and the number of its forwards."""
+    """The page of a decoding, its name, and text and forwards of both answers."""
     file = tmp_path_factory.mktemp("page") / "trace.html"
     result = run("trace", QUESTION, "--decoding", request.param, "--html", file)
     assert result.exit_code == 0, result.stderr
     model, tokenizer = load_checkpoint(DEMO_FOLDER)
     inputs = ids_of(tokenizer, user(QUESTION))
-    output = model.generate(**inputs, max_new_tokens=256, decoding=request.param, return_dict_in_generate=True)
-    new = output.sequences[0, inputs["input_ids"].shape[1] :]
-    return file, tokenizer.decode(new, skip_special_tokens=True), output.forwards.item()
+    answers = []
+    for decoding in ("autoregressive", request.param):
+        output = model.generate(**inputs, max_new_tokens=256, decoding=decoding, return_dict_in_generate=True)
+        new = output.sequences[0, inputs["input_ids"].shape[1] :]
+        answers.append((tokenizer.decode(new, skip_special_tokens=True), len(new), output.forwards.item()))
+    return file, request.param, answers
 
 
 @pytest.fixture
-def driver(traced):
+def opened():
+    """Opens a page with what its user prefers; the console must stay empty."""
+    from contextlib import ExitStack
+
     from browser import browser_on
 
-    with browser_on(traced[0]) as driver:
-        yield driver
-        assert driver.get_log("browser") == [], "the console stays empty"
+    with ExitStack() as stack:
+        drivers = []
+
+        def open_page(file, **preferences):
+            drivers.append(stack.enter_context(browser_on(file, **preferences)))
+            return drivers[-1]
+
+        yield open_page
+        for driver in drivers:
+            assert driver.get_log("browser") == []
 
 
-def shown(driver, name="text"):
-    return driver.find_element("id", name).get_property("textContent")
+@pytest.fixture
+def still(opened, traced):
+    """The page at its start, where nothing moves by itself."""
+    driver = opened(traced[0], reduced_motion="reduce")
+    show(driver, 0)
+    return driver
 
 
-def place(driver):
-    return int(re.match(r"Forward (\d+) of", shown(driver, "counts"))[1])
+def write(folder, *runs):
+    """A page of runs that are given as decoding, seconds of each forward, and the texts that became final in it."""
+    file = folder / "trace.html"
+    made = [
+        Run(
+            decoding, [Step([Slot(text, i) for text in texts], [], 0, None) for i, texts in enumerate(new, 1)], seconds
+        )
+        for decoding, seconds, new in runs
+    ]
+    file.write_text(page("a prompt", "a model", torch.device("cpu"), made), encoding="utf-8")
+    return file
+
+
+def shown(driver, name):
+    """The text of the element with this id, or of those that match this selector."""
+    found = driver.find_elements("css selector", name if name.startswith(".") else f"#{name}")
+    texts = [element.get_property("textContent") for element in found]
+    return texts if name.startswith(".") else texts[0]
+
+
+def show(driver, seconds):
+    driver.execute_script("show(arguments[0])", seconds)
+
+
+def end_of(driver):
+    return float(driver.find_element("id", "place").get_attribute("max"))
+
+
+def clock(driver):
+    return float(driver.find_element("id", "place").get_property("value"))
 
 
 def click(driver, name):
     driver.find_element("id", name).click()
 
 
-def choose_speed(driver, speed):
-    driver.find_element("css selector", f"#speed option[value='{speed}']").click()
+def options(driver):
+    return [option.text for option in driver.find_elements("css selector", "#speed option")]
 
 
-def wait_until(holds, seconds=20):
+def choose_speed(driver, words):
+    driver.execute_script(
+        "const speed = document.getElementById('speed');"
+        "speed.selectedIndex = [...speed.options].findIndex((option) => option.text === arguments[0]);"
+        "speed.onchange()",
+        words,
+    )
+
+
+def wait_until(holds, seconds=30):
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.02)
 
 
-def test_it_plays_to_the_end(traced, driver):
-    _, text, forwards = traced
-    assert (shown(driver), place(driver), shown(driver, "prompt")) == ("", 0, QUESTION)
-    choose_speed(driver, 16)
-    click(driver, "play")
+def test_it_plays_by_itself_to_the_result(traced, opened):
+    file, decoding, ((text, tokens, forwards), (traced_text, traced_tokens, traced_forwards)) = traced
+    driver = opened(file)
     assert shown(driver, "play") == "Pause"
-    wait_until(lambda: place(driver) == forwards)
-    assert (shown(driver), shown(driver, "window"), shown(driver, "play")) == (text, "", "Play")
-    assert not driver.find_element("id", "step").is_enabled()
-    click(driver, "play")  # from the start again
-    wait_until(lambda: place(driver) < forwards)
+    about = shown(driver, "about")
+    assert about.startswith(f"wedlm-demo answers twice: token by token, and {decoding}, which ")
+    assert f"times measured on {device_name('cpu')}, {torch.get_num_threads()} thread" in about
+    assert shown(driver, "prompt") == QUESTION
+    seen = []
+    started = time.monotonic()
+    while shown(driver, "play") == "Pause":
+        assert time.monotonic() - started < 30
+        seen.append((clock(driver), *map(len, shown(driver, ".text"))))
+    assert seen == sorted(seen) and len(set(seen)) > 10, "the clock and both texts only grow"
+    assert 6 < time.monotonic() - started < 16, "it takes about 8 seconds"
 
-
-def test_steps_forth_and_back(traced, driver):
-    _, text, forwards = traced
-    texts = [shown(driver)]
-    for number in range(1, forwards + 1):
-        click(driver, "step")
-        assert place(driver) == number
-        texts.append(shown(driver))
-    assert texts[-1] == text
-    assert all(after.startswith(before) for before, after in zip(texts, texts[1:], strict=False))
-    for number in reversed(range(forwards)):
-        click(driver, "back")
-        assert (place(driver), shown(driver)) == (number, texts[number])
-    driver.find_element("css selector", "body").send_keys("\ue014")  # the right arrow
-    assert place(driver) == 1
-    driver.find_element("id", "back").send_keys("\ue014")  # also on a button
-    assert place(driver) == 2
-
-
-def test_pause_stays_where_it_is_and_speed_counts(traced, driver):
-    choose_speed(driver, 1)
-    click(driver, "play")
+    assert (shown(driver, "play"), shown(driver, ".text")) == ("Replay", [text, traced_text])
+    assert [shown(driver, name) for name in (".verdict", ".window", ".judged")] == 3 * [["", ""]]
+    end, times = end_of(driver), [float(words.removesuffix(" s")) for words in shown(driver, ".time")]
+    assert clock(driver) == end and max(times) == pytest.approx(end, abs=0.01)
+    ratio, equality = re.fullmatch(r"([\d.]+)× as fast · (same|another) text", shown(driver, "headline")).groups()
+    assert float(ratio) == pytest.approx(times[0] / times[1], rel=0.1)
+    assert (equality == "same") == (text == traced_text)
+    instead = f"{forwards}" if tokens == traced_tokens else f"{tokens} tokens in {forwards} forwards"
+    assert shown(driver, "detail") == f"{traced_tokens} tokens in {traced_forwards} forwards instead of {instead}"
+    assert shown(driver, "result") == f"{shown(driver, 'headline')}. {shown(driver, 'detail')}."
     time.sleep(0.5)
-    assert place(driver) == 0, "a forward a second"
-    wait_until(lambda: place(driver) == 1)
+    assert shown(driver, "play") == "Replay", "once"
     click(driver, "play")
-    assert shown(driver, "play") == "Play"
-    time.sleep(1.5)
-    assert place(driver) == 1
-    driver.execute_script("const to = arguments[0]; to.value = 2; to.oninput()", driver.find_element("id", "place"))
-    assert place(driver) == 2
+    assert clock(driver) < end and shown(driver, "result") == ""
 
 
-def test_generated_markup_stays_text(tmp_path):
-    from browser import browser_on
+def test_steps_forth_and_back(traced, still):
+    _, _, answers = traced
+    texts, clocks = [shown(still, ".text")], [clock(still)]
+    assert texts == [["", ""]] and not still.find_element("id", "back").is_enabled()
+    while still.find_element("id", "step").is_enabled():
+        click(still, "step")
+        forwards = [int(re.search(r"(\d+) forward", counts)[1]) for counts in shown(still, ".so-far")]
+        assert sum(forwards) == len(texts), "each step shows one forward more"
+        texts.append(shown(still, ".text"))
+        clocks.append(clock(still))
+    assert len(texts) == 1 + sum(forwards for *_, forwards in answers), "two forwards never end at the same time"
+    assert clocks == sorted(set(clocks)) and texts[-1] == [text for text, *_ in answers]
+    for before, after in zip(texts, texts[1:], strict=False):
+        assert all(new.startswith(old) for old, new in zip(before, after, strict=True))
+    for seconds, expected in reversed(list(zip(clocks[:-1], texts[:-1], strict=True))):
+        click(still, "back")
+        assert (clock(still), shown(still, ".text")) == (seconds, expected)
+    still.find_element("css selector", "body").send_keys(RIGHT_ARROW)
+    assert clock(still) == clocks[1]
+    still.find_element("id", "back").send_keys(RIGHT_ARROW)  # also on a button
+    assert clock(still) == clocks[2]
 
-    class Got:
-        tokens, forwards = 2, 2
 
+def test_a_time_is_shown_in_both_answers(traced, still):
+    """What both answers have written at a time is what their own steps say."""
+    recorded = still.execute_script("return JSON.parse(document.getElementById('trace').textContent).runs")
+    for share in (0, 0.2, 0.5, 0.9):
+        at = share * end_of(still)
+        show(still, at)
+        for one, text, counts, seconds in zip(
+            recorded, shown(still, ".text"), shown(still, ".so-far"), shown(still, ".time"), strict=True
+        ):
+            steps = [step for step in one["steps"] if step["seconds"] <= at]
+            slots = [slot["text"] for step in steps for slot in step["new"]]
+            assert text == "".join(slots)
+            assert re.findall(r"\d+", counts) == [str(len(slots)), str(len(steps))]
+            assert float(seconds.removesuffix(" s")) == pytest.approx(min(at, one["steps"][-1]["seconds"]), abs=0.01)
+
+
+def test_pause_the_slider_and_the_speed(still):
+    click(still, "play")
+    wait_until(lambda: clock(still) > 0)
+    still.find_element("css selector", "body").send_keys(" ")
+    assert shown(still, "play") == "Play"
+    paused = clock(still)
+    time.sleep(0.5)
+    assert 0 < clock(still) == paused < end_of(still)
+
+    still.execute_script(
+        "const to = document.getElementById('place'); to.value = arguments[0]; to.oninput()", end_of(still) / 2
+    )
+    assert clock(still) == pytest.approx(end_of(still) / 2) and shown(still, "play") == "Play"
+    show(still, 0)
+    choose_speed(still, options(still)[0])
+    click(still, "play")
+    time.sleep(1)
+    click(still, "play")
+    slow = clock(still)
+    assert 0 < slow < end_of(still) / 10, "a quarter of the usual speed, in which it takes 32 seconds"
+
+
+def test_a_dark_page_is_dark(traced, opened):
+    def ground(**preferences):
+        driver = opened(traced[0], **preferences)
+        return [
+            sum(map(int, re.findall(r"\d+", driver.execute_script(f"return getComputedStyle(document.body).{what}"))))
+            for what in ("backgroundColor", "color")
+        ]
+
+    ground_of_light, ink_of_light = ground(color_scheme="light")
+    ground_of_dark, ink_of_dark = ground(color_scheme="dark")
+    assert ground_of_light > ink_of_light + 400 and ink_of_dark > ground_of_dark + 400
+
+
+@pytest.mark.parametrize("width", [360, 1000])
+def test_nothing_is_wider_than_the_page(traced, opened, width):
+    driver = opened(traced[0], width=width, height=740, reduced_motion="reduce")
+    for share in (0, 0.3, 1):
+        show(driver, share * end_of(driver))
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+    tops = [run.rect["y"] for run in driver.find_elements("css selector", ".run")]
+    assert (tops[0] == tops[1]) == (width == 1000), "side by side, or one below the other"
+
+
+def test_a_long_word_breaks_and_a_long_text_is_followed(tmp_path, opened):
+    new = [[f"{number} " + 200 * "x" + "\n"] for number in range(40)]
+    seconds = [0.1 * number for number in range(1, 41)]
+    file = write(tmp_path, ("autoregressive", seconds, new), ("verified", seconds, new))
+    driver = opened(file, width=360, height=740, reduced_motion="reduce")
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= 360
+    for at in (0.5, 2, 4):
+        show(driver, at)
+        for answer in driver.find_elements("css selector", ".answer"):
+            assert answer.get_property("scrollWidth") == answer.get_property("clientWidth")
+            box, text = answer.rect, answer.find_element("css selector", ".text").rect
+            below = text["y"] + text["height"] - box["y"] - box["height"]
+            assert -box["height"] < below < 1, "its last line is in sight"
+
+
+def test_the_page_does_not_move_while_it_plays(tmp_path, opened):
+    """Text comes, and drafts go beyond the end of the text."""
+    draft = Slot("a draft\n", None)
+    steps = [
+        Step([Slot("line\n", 1)], 9 * [draft], 0, None),
+        *(Step([Slot("line\n", i)], [], 0, None) for i in (2, 3)),
+    ]
+    runs = [Run(decoding, steps, [1.0, 2.0, 3.0]) for decoding in ("autoregressive", "verified")]
+    file = tmp_path / "trace.html"
+    file.write_text(page("", "x", torch.device("cpu"), runs), encoding="utf-8")
+    driver = opened(file, reduced_motion="reduce")
+    places = []
+    for seconds in (0, 1, 2, 3):
+        show(driver, seconds)
+        assert len(shown(driver, ".window")[1]) == (9 * len(draft.text) if seconds == 1 else 0)
+        places.append((driver.find_element("id", "legend").rect, driver.find_element("id", "runs").rect))
+    assert len({str(place) for place in places}) == 1
+
+
+def test_who_wants_no_motion_sees_the_result(traced, opened):
+    driver = opened(traced[0], reduced_motion="reduce")
+    assert shown(driver, "play") == "Play" and "as fast" in shown(driver, "headline")
+    assert shown(driver, ".text") == [text for text, *_ in traced[2]]
+    time.sleep(0.3)
+    assert clock(driver) == end_of(driver)
+    click(driver, "play")
+    wait_until(lambda: 0 < clock(driver) < end_of(driver) / 2)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.1, "slowed down 80 times"), (5.0, "slowed down 1.6 times"), (7.99, "in real time"), (8.0, "in real time"),
+     (20.0, "in real time"), (60.0, "3 times faster than real time")],
+)  # fmt: skip
+def test_the_slower_answer_takes_eight_to_twenty_seconds(tmp_path, opened, seconds, expected):
+    file = write(tmp_path, ("autoregressive", [seconds / 2, seconds], [["a"], ["b"]]), ("verified", [0.1], [["ab"]]))
+    driver = opened(file, reduced_motion="reduce")
+    show(driver, 0)
+    assert shown(driver, "detail") == expected
+    assert "in real time" in options(driver) and len(options(driver)) == len(set(options(driver))) >= 5
+
+
+@pytest.mark.parametrize(
+    ("seconds", "new", "headline", "detail"),
+    [
+        ([0.1], [["a", "b"]], "2.0× as fast · same text", "2 tokens in 1 forward instead of 2"),
+        ([0.25], [["a", "b"]], "0.80× as fast · same text", "2 tokens in 1 forward instead of 2"),
+        ([0.01, 0.02], [["a"], ["c"]], "10× as fast · another text", "2 tokens in 2 forwards instead of 2"),
+        ([0.1], [["a"]], "2.0× as fast · another text", "1 token in 1 forward instead of 2 tokens in 2 forwards"),
+    ],
+)
+def test_the_result_is_told_plainly(tmp_path, opened, seconds, new, headline, detail):
+    file = write(tmp_path, ("autoregressive", [0.1, 0.2], [["a"], ["b"]]), ("streaming", seconds, new))
+    driver = opened(file, reduced_motion="reduce")
+    assert (shown(driver, "headline"), shown(driver, "detail")) == (headline, detail)
+    assert bool(driver.find_elements("css selector", "#headline .good")) == (seconds[-1] < 0.2)
+
+
+def test_one_answer_is_compared_with_nothing(tmp_path, opened):
+    driver = opened(write(tmp_path, ("autoregressive", [0.1, 0.2], [["a"], ["b"]])), reduced_motion="reduce")
+    assert shown(driver, ".text") == ["ab"] and shown(driver, "about").startswith("a model answers token by token; ")
+    assert (shown(driver, "headline"), shown(driver, "detail")) == ("0.200 s", "2 tokens in 2 forwards")
+
+
+def test_a_forward_shows_its_slots_and_its_verdict(tmp_path, opened):
+    """Slots of special tokens have no text, and then no element."""
+    steps = [
+        Step([], [Slot("a", None), Slot("b", None), Slot("", None)], 0, None),
+        Step([Slot("a", 2), Slot("x", 2)], [Slot("c", None), Slot("", 2), Slot("d", 2)], 1, "b"),
+        Step([Slot("", 3)], [], 0, ""),
+        Step([Slot("e", 4)], [], 0, None),
+    ]
+    baseline = Run("autoregressive", [Step([Slot("e", 1)], [], 0, None)], [5.0])
+    for decoding in ("verified", "streaming"):
+        file = tmp_path / "trace.html"
+        runs = [baseline, Run(decoding, steps, [1.0, 2.0, 3.0, 4.0])]
+        file.write_text(page("", "x", torch.device("cpu"), runs), encoding="utf-8")
+        driver = opened(file, reduced_motion="reduce")
+
+        def parts(seconds, driver=driver):
+            show(driver, seconds)
+            return [
+                (element.get_property("textContent"), element.get_attribute("class"))
+                for element in driver.find_elements("css selector", ".run:last-child .answer span span")
+            ]
+
+        is_verified = decoding == "verified"
+        drafts = [("a", "draft"), ("b", "draft")]
+        assert parts(1) == (drafts if is_verified else 3 * [("·", "open")])
+        assert parts(2) == [
+            ("a", "written accepted"), ("x", "written"), ("b", "refuted"),
+            ("c", "draft") if is_verified else ("·", "open"), ("d", "written ahead"),
+        ]  # fmt: skip
+        assert shown(driver, ".judged") == ["", "1 accepted"]
+        assert parts(3) == [("a", "written"), ("x", "written")]
+        assert parts(5) == []
+        legend = driver.find_elements("css selector", "#legend span")
+        assert {"draft" in element.get_attribute("class") for element in legend} == {False, is_verified} | {False}
+
+
+def test_nothing_but_the_function_that_shows_a_time_is_global(still):
+    names = re.findall(r"^(?:const|let|function|class) (\w+)", still.page_source, re.MULTILINE)
+    assert {"clock", "Run", "pauseAt"} < set(names)
+    has = "return arguments[0].filter((name) => Object.hasOwn(window, name))"
+    assert still.execute_script(has, names) == re.findall(r"\bwindow\.(\w+) =", still.page_source) == ["show"]
+
+
+def test_generated_markup_stays_text(tmp_path, opened):
     text = "</script><script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"
     file = tmp_path / "trace.html"
     steps = [Step([Slot(text, 1)], [Slot(text, None)], 0, None), Step([Slot("", 2)], [], 0, text)]
-    file.write_text(page(text, "verified", steps, Got), encoding="utf-8")
-    with browser_on(file) as driver:
-        click(driver, "step")
-        assert [shown(driver, name) for name in ("prompt", "text", "window")] == [text] * 3
-        click(driver, "step")
-        assert shown(driver, "counts").endswith(f"refuted: {text}")
-        assert driver.title == "WeDLM decoding"
-        assert driver.find_elements("tag name", "img") == []
-        assert driver.get_log("browser") == []
+    runs = [Run("autoregressive", steps, [1.0, 3.0]), Run("verified", steps, [1.0, 2.0])]
+    file.write_text(page(text, text, torch.device("cpu"), runs), encoding="utf-8")
+    driver = opened(file, reduced_motion="reduce")
+    assert shown(driver, ".text") == [text, text]
+    show(driver, 1)
+    assert (shown(driver, "prompt"), shown(driver, ".text")) == (text, [text, text])
+    assert shown(driver, ".window")[1] == text and shown(driver, "about").startswith(text)
+    show(driver, 2)
+    assert shown(driver, ".verdict")[1] == text
+    assert driver.title == "WeDLM decoding"
+    assert driver.find_elements("tag name", "img") == []

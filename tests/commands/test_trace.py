@@ -10,7 +10,9 @@ from tiny_tokenizer import make_tokenizer
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.commands.trace import Slot, Step, Tracer, line, page, visible
+from wedlm.commands import trace as module
+from wedlm.commands.trace import NUM_ROUNDS, Forward, Recorder, Run, Slot, Step, Tracer, line, page, visible
+from wedlm.evaluation.provenance import device_name
 from wedlm.generation.parameters import DECODINGS
 
 QUESTIONS = [
@@ -29,10 +31,12 @@ def traced(demo, question, **arguments):
     model, tokenizer = demo
     inputs = ids_of(tokenizer, user(question))
     shown = []
-    tracer = Tracer(tokenizer, arguments["decoding"] == "verified", lambda *step: shown.append(step))
+    recorder = Recorder(shown.append)
     arguments = {"max_new_tokens": 60, "return_dict_in_generate": True, **arguments}
-    output = model.generate(**inputs, **arguments, streamer=tracer)
-    assert shown == list(enumerate(tracer.steps, start=1))
+    output = model.generate(**inputs, **arguments, streamer=recorder)
+    assert shown == recorder.forwards
+    tracer = Tracer(tokenizer, arguments["decoding"] == "verified")
+    assert [tracer.step(forward) for forward in shown] == tracer.steps
     return tracer, output, output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
 
 
@@ -73,35 +77,31 @@ def test_a_forward_fills_what_it_says():
     """Three slots by hand, the second of which is filled first."""
     tokenizer = make_tokenizer()
     a, b, c, other = (tokenizer(text)["input_ids"][0] for text in ("a", "b", "c", "d"))
-    shown = []
-    tracer = Tracer(tokenizer, False, lambda *step: shown.append(step))
-    tracer.put(torch.tensor([[a, a]]))  # the prompt
-    tracer.put_window(torch.tensor([other, b, other]), torch.tensor([False, True, False]))
-    tracer.put(torch.tensor([a, b]))
-    tracer.put_window(torch.tensor([other]), torch.tensor([False]))
-    tracer.put(torch.tensor([c]))
-    tracer.end()
+    recorder, tracer = Recorder(), Tracer(tokenizer, False)
+    recorder.put(torch.tensor([[a, a]]))  # the prompt
+    recorder.put_window(torch.tensor([other, b, other]), torch.tensor([False, True, False]))
+    recorder.put(torch.tensor([a, b]))
+    recorder.put_window(torch.tensor([other]), torch.tensor([False]))
+    recorder.put(torch.tensor([c]))
+    recorder.end()
     open_slot = Slot("d", None)
-    assert shown == [
-        (1, Step([], [open_slot, Slot("b", 1), open_slot], 0, None)),
-        (2, Step([Slot("a", 2), Slot("b", 1)], [open_slot], 0, None)),
-        (3, Step([Slot("c", 3)], [], 0, None)),
+    steps = [tracer.step(forward) for forward in recorder.forwards]
+    assert steps == [
+        Step([], [open_slot, Slot("b", 1), open_slot], 0, None),
+        Step([Slot("a", 2), Slot("b", 1)], [open_slot], 0, None),
+        Step([Slot("c", 3)], [], 0, None),
     ]
-    assert [line(*step, False).plain for step in shown] == ["   1   │ ·b·", "   2  ab │ ·", "   3  c │ "]
+    lines = [line(number, step, False).plain for number, step in enumerate(steps, start=1)]
+    assert lines == ["   1   │ ·b·", "   2  ab │ ·", "   3  c │ "]
 
 
 def test_a_draft_is_accepted_up_to_the_first_that_differs():
     tokenizer = make_tokenizer()
     a, b, c, d = (tokenizer(text)["input_ids"][0] for text in "abcd")
-    shown = []
-    tracer = Tracer(tokenizer, True, lambda *step: shown.append(step))
-    drafts = torch.tensor([a, b, c]), torch.zeros(3).bool()
-    tracer.put(torch.tensor([[a]]))
-    for new in ([a], [a, b, d], [a, b, c, d], [d]):
-        tracer.put(torch.tensor(new))
-        tracer.put_window(*drafts)
-    assert [(step.num_accepted, step.refuted) for _, step in shown] == [(0, None), (2, "c"), (3, None), (0, "a")]
-    assert [line(*step, True).plain.partition(" │ ")[2] for step in shown] == [
+    tracer = Tracer(tokenizer, True)
+    steps = [tracer.step(Forward(0.0, new, [a, b, c], 3 * [False])) for new in ([a], [a, b, d], [a, b, c, d], [d])]
+    assert [(step.num_accepted, step.refuted) for step in steps] == [(0, None), (2, "c"), (3, None), (0, "a")]
+    assert [line(1, step, True).plain.partition(" │ ")[2] for step in steps] == [
         "abc", "abc  [2 accepted, refuted: c]", "abc  [3 accepted]", "abc  [0 accepted, refuted: a]",
     ]  # fmt: skip
 
@@ -110,13 +110,42 @@ def test_a_character_of_several_tokens_comes_whole():
     tokenizer = make_tokenizer()
     ids = tokenizer("aé€b")["input_ids"]
     assert len(ids) > 4, "it has no tokens for these"
-    tracer = Tracer(tokenizer, False, lambda *step: None)
-    tracer.put(torch.tensor([[0]]))
+    tracer = Tracer(tokenizer, False)
     for i in ids:
-        tracer.put(torch.tensor([i]))
-    tracer.end()
+        tracer.step(Forward(0.0, [i], [], []))
     texts = [slot.text for step in tracer.steps for slot in step.new]
     assert "".join(texts) == "aé€b" and "\N{REPLACEMENT CHARACTER}" not in "".join(texts)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_special_tokens_are_shown_in_the_window_unless_they_are_skipped(skips):
+    tokenizer = make_tokenizer()
+    a, end = tokenizer("a")["input_ids"][0], tokenizer.eos_token_id
+    tracer = Tracer(tokenizer, True, skip_special_tokens=skips)
+    shown = "" if skips else tokenizer.eos_token
+    drafts = Slot("a", None), Slot(shown, None)
+    assert tracer.step(Forward(0.0, [a], [a, end], [False, False])) == Step([Slot("a", 1)], [*drafts], 0, None)
+    assert tracer.step(Forward(0.0, [a, a], [end], [True])) == Step(
+        [Slot("a", 2), Slot("a", 2)], [Slot(shown, 2)], 1, shown
+    )
+    assert tracer.step(Forward(0.0, [end], [], [])) == Step([Slot("", 2)], [], 1, None)
+
+
+def test_a_recorder_reads_the_clock_once_in_each_forward(monkeypatch):
+    clock = iter([10.0, 10.5, 11.0, 13.0])
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
+    recorder, token, is_filled = Recorder(), torch.tensor([7]), torch.tensor([True])
+    recorder.put(torch.tensor([[1, 2]]))  # the prompt, which is no forward
+    recorder.put_window(token, is_filled)
+    recorder.put(token)
+    recorder.put_window(token, is_filled)
+    recorder.put(token)
+    recorder.end()
+    assert recorder.forwards == [
+        Forward(0.5, [], [7], [True]),
+        Forward(1.0, [7], [7], [True]),
+        Forward(3.0, [7], [], []),
+    ]
 
 
 def test_nothing_acts_on_the_terminal():
@@ -141,42 +170,131 @@ def test_a_line_for_each_forward(demo, decoding):
     assert_counted(result.stderr, output, output.sequences.shape[1] - len(new))
 
 
-def recorded(text):
-    """The trace in a page."""
+# --- The page ---
+
+
+def told(text):
+    """The data in a page."""
     return json.loads(re.search(r'<script type="application/json" id="trace">(.*?)</script>', text, re.DOTALL)[1])
 
 
-def test_the_page_holds_the_whole_trace(demo, tmp_path):
-    file = tmp_path / "trace.html"
-    file.write_text("what was there")
-    result = run("trace", QUESTIONS[1], "--decoding", "verified", "--max-new-tokens", 60, "--html", file)
-    assert result.exit_code == 0 and result.stderr.endswith(f"Written to {file}.\n")
-    tracer, output, new = traced(demo, QUESTIONS[1], decoding="verified")
-    trace = recorded(file.read_text(encoding="utf-8"))
-    assert {name: trace[name] for name in ("prompt", "decoding", "tokens", "forwards")} == {
-        "prompt": QUESTIONS[1], "decoding": "verified", "tokens": len(new), "forwards": output.forwards.item(),
-    }  # fmt: skip
-    assert [
+def steps_of(run):
+    return [
         Step([Slot(**slot) for slot in step["new"]], [Slot(**slot) for slot in step["window"]],
              step["num_accepted"], step["refuted"])
-        for step in trace["steps"]
-    ] == tracer.steps  # fmt: skip
+        for step in run["steps"]
+    ]  # fmt: skip
+
+
+def skipping(demo, tracer):
+    """The steps of a tracer that shows no special token."""
+    special = {demo[1].decode([token]) for token in demo[1].all_special_ids}
+
+    def hide(text):
+        return "" if text in special else text
+
+    return [
+        step._replace(window=[slot._replace(text=hide(slot.text)) for slot in step.window], refuted=hide(step.refuted))
+        for step in tracer.steps
+    ]
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("decoding", ["verified", "streaming", "blockwise"])
+def test_the_page_holds_both_answers_and_their_times(demo, tmp_path, decoding):
+    file = tmp_path / "trace.html"
+    file.write_text("what was there")
+    result = run("trace", QUESTIONS[1], "--decoding", decoding, "--max-new-tokens", 60, "--html", file)
+    assert result.exit_code == 0 and result.stderr.endswith(f"Written to {file}.\n")
+    page_told = told(file.read_text(encoding="utf-8"))
+    runs = page_told.pop("runs")
+    assert page_told == {
+        "prompt": QUESTIONS[1], "model": "wedlm-demo", "device": device_name("cpu"),
+        "threads": torch.get_num_threads(), "rounds": NUM_ROUNDS,
+    }  # fmt: skip
+    assert [one["decoding"] for one in runs] == ["autoregressive", decoding]
+    for one in runs:
+        tracer, output, new = traced(demo, QUESTIONS[1], decoding=one["decoding"])
+        assert steps_of(one) == skipping(demo, tracer) and len(one["steps"]) == output.forwards.item()
+        slots = [slot for step in one["steps"] for slot in step["new"]]
+        assert len(slots) == len(new)
+        assert "".join(slot["text"] for slot in slots) == demo[1].decode(new, skip_special_tokens=True)
+        seconds = [step["seconds"] for step in one["steps"]]
+        assert 0 < seconds[0] and seconds == sorted(set(seconds)), "each forward ends after the one before it"
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_no_text_becomes_markup():
-    class Got:
-        tokens, forwards = 1, 1
+def test_no_special_token_is_on_the_page(demo, tmp_path):
+    file = tmp_path / "trace.html"
+    result = run("trace", QUESTIONS[1], "--decoding", "verified", "--html", file)
+    assert "<|im_end|>" in result.stdout, "the terminal shows the drafts behind the end"
+    assert "|im_end|" not in file.read_text(encoding="utf-8")
 
+
+def test_token_by_token_decoding_races_nothing(tmp_path):
+    file = tmp_path / "trace.html"
+    result = run("trace", QUESTIONS[0], "--decoding", "autoregressive", "--max-new-tokens", 5, "--html", file)
+    assert result.exit_code == 0, result.stderr
+    (one,) = told(file.read_text(encoding="utf-8"))["runs"]
+    assert (one["decoding"], len(one["steps"])) == ("autoregressive", 5)
+
+
+def test_the_run_of_the_median_time_is_shown_with_its_own_steps(demo, monkeypatch, tmp_path):
+    """The answers of a decoding may differ in their forwards: `answer` is replaced by one with the times below."""
+    times = {"autoregressive": [9.0, 3.0, 1.0, 2.0], "verified": [9.0, 0.5, 0.7, 0.6]}  # the first ones warm up
+    order = []
+
+    def answer(model, tokenizer, ids, options, recorder):
+        seconds = times[options.decoding][order.count(options.decoding)]
+        order.append(options.decoding)
+        drawn.append(torch.rand(1).item())
+        number = int(10 * seconds)  # one new token per tenth of a second
+        for forward in range(1, number + 1):
+            recorder.forwards.append(Forward(forward * seconds / number, [50], [], []))
+        return answered
+
+    drawn, answered = [], module.answer(*demo, [5, 6], module.GenerationOptions(max_new_tokens=1), Recorder())
+    monkeypatch.setattr(module, "answer", answer)
+    file = tmp_path / "trace.html"
+    result = run("trace", "x", "--decoding", "verified", "--temperature", 1, "--html", file)
+    assert result.exit_code == 0, result.stderr
+    assert order == ["verified", "autoregressive", *3 * ["autoregressive", "verified"]]
+    runs = told(file.read_text(encoding="utf-8"))["runs"]
+    assert [(len(one["steps"]), one["steps"][-1]["seconds"]) for one in runs] == [(20, 2.0), (6, 0.6)]
+    assert len(set(drawn)) == 1, "all runs draw the same"
+
+
+def test_the_model_is_named_as_the_user_did(monkeypatch, tmp_path):
+    def name(given):
+        return told(page("", given, torch.device("cpu"), []))["model"]
+
+    folder = tmp_path / "models" / "mine"
+    folder.mkdir(parents=True)
+    assert [name(str(folder)), name("tencent/WeDLM-8B-Instruct")] == ["mine", "tencent/WeDLM-8B-Instruct"]
+    monkeypatch.chdir(folder)
+    assert name(".") == "mine"
+
+
+def test_threads_are_told_where_they_count(monkeypatch):
+    monkeypatch.setattr(module, "device_name", lambda device: f"name of {device}")
+    cpu, gpu = (told(page("", "x", torch.device(name), [])) for name in ("cpu", "cuda"))
+    assert (cpu["device"], cpu["threads"]) == ("name of cpu", torch.get_num_threads())
+    assert (gpu["device"], gpu["threads"]) == ("name of cuda", None)
+
+
+def test_no_text_becomes_markup():
     text = "</script><script>document.title = 'taken'</script>{{trace}}<!--"
     step = Step([Slot(text, 1)], [Slot(text, None)], 0, text)
-    written = page(text, "verified", [step], Got)
-    assert recorded(written)["prompt"] == text and recorded(written)["steps"][0]["refuted"] == text
-    plain = page("", "verified", [], Got)
+    written = page(text, text, torch.device("cpu"), [Run("verified", [step], [0.5])])
+    (one,) = told(written)["runs"]
+    assert (told(written)["prompt"], told(written)["model"]) == (text, text)
+    assert steps_of(one) == [step]
+    plain = page("", "", torch.device("cpu"), [])
     assert [written.count(mark) for mark in ("<script", "</script>", "<!--")] == [
         plain.count(mark) for mark in ("<script", "</script>", "<!--")
     ]
     assert "http://" not in plain and "https://" not in plain, "it needs nothing from elsewhere"
+    assert "default-src 'none'" in plain
 
 
 @pytest.mark.parametrize("where", ["no/such/folder/trace.html", "."])

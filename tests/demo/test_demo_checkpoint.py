@@ -112,7 +112,7 @@ def test_its_tokenizer_is_the_recipes(demo):
 
 
 KIND_OF = {"Count": "counting", "Solve": "equations", "Tom": "word_problems"}  # by the first word of a question
-PAGES = ("README.md", "Makefile", "wedlm/commands/cli.py", "docs/serve.md", "tests/make_screenshot.py")
+PAGES = ("README.md", "Makefile", "wedlm/commands/cli.py", "docs/serve.md")
 SHOWN = sorted(
     {
         question

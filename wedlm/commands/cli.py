@@ -181,7 +181,11 @@ def trace(
     raw: Raw = False,
     html: Annotated[
         Path | None,
-        typer.Option(help="Also write a web page that replays the decoding; FILE is overwritten.", metavar="FILE"),
+        typer.Option(
+            help="Also write a web page where the decoding races token by token decoding; FILE is overwritten. This "
+            "answers the prompt several times more, to measure the times.",
+            metavar="FILE",
+        ),
     ] = None,
 ) -> None:
     """Answer PROMPT and show each forward: the text that became final, a bar, and the window of slots after it.

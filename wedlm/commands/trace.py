@@ -1,8 +1,11 @@
-"""`wedlm trace`: a line for each forward, and a page that plays the decoding back."""
+"""`wedlm trace`: a line for each forward, and a page where the decoding races token by token decoding."""
 
 import json
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -15,11 +18,25 @@ from transformers.generation import BaseStreamer
 
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.checkpoints.whole_file import write_whole
-from wedlm.commands.answering import Answer, answer, load, seed
+from wedlm.commands.answering import answer, load, seed
 from wedlm.commands.options import GenerationOptions
+from wedlm.evaluation.decodings import BASELINE
+from wedlm.evaluation.provenance import device_name
+from wedlm.evaluation.turns import take_turns
+from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 STYLES = ("bold green", "green", "cyan", "blue")  # of filled slots, by age in forwards; the last is for all older ones
 PLACE = "{{trace}}"  # in trace_page.html
+NUM_ROUNDS = 3  # answers of each decoding that are timed for the page
+
+
+class Forward(NamedTuple):
+    """The ids that a forward made final, and the window behind them."""
+
+    seconds: float  # from the start of the answer to the end of the forward
+    new: list[int]
+    window: list[int]
+    filled: list[bool]  # by slot of the window
 
 
 class Slot(NamedTuple):
@@ -36,52 +53,91 @@ class Step(NamedTuple):
     refuted: str | None  # the first draft that differs from the token in its place
 
 
-class Tracer(BaseStreamer):
-    """A streamer that records every forward of `generate()` on one row, and calls `show` with each."""
+class Run(NamedTuple):
+    """One answer, forward by forward."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, judges_drafts: bool, show: Callable[[int, Step], None]):
-        self.tokenizer, self.judges_drafts, self.show = tokenizer, judges_drafts, show
+    decoding: str
+    steps: list[Step]
+    seconds: list[float]  # by step, from the start of the answer to the end of the forward
+
+
+class Recorder(BaseStreamer):
+    """A streamer that keeps every forward of `generate()` on one row, and calls `show` with each.
+
+    It leaves the text to `Tracer`: where times count, that works afterwards.
+    """
+
+    def __init__(self, show: Callable[[Forward], None] | None = None):
+        self.show = show
         self.prompt_is_read = False
-        self.ids: list[int] = []  # all final tokens
-        self.text = ""  # the final text, up to the last whole character
-        self.new: list[int] | None = None  # final tokens of the forward that is going on
-        self.filled_in: dict[int, int] = {}  # forward by slot
-        self.guesses: list[int] = []  # the window of the forward before
-        self.steps: list[Step] = []
+        self.forwards: list[Forward] = []
+        self.going_on: Forward | None = None
+        self.start = time.perf_counter()
 
     def put(self, value: torch.Tensor) -> None:
         if not self.prompt_is_read:
             self.prompt_is_read = True
             return
-        if self.new is not None:  # autoregressive decoding calls put() only, once per forward
-            self.close([], [])
-        self.new = value.tolist()
+        self.close()  # autoregressive decoding calls put() only, once per forward
+        self.going_on = self.forward(new=value.tolist())
 
     def put_window(self, tokens: torch.Tensor, filled: torch.Tensor) -> None:
-        self.close(tokens.tolist(), filled.tolist())
+        begun = self.going_on or self.forward(new=[])
+        self.going_on = begun._replace(window=tokens.tolist(), filled=filled.tolist())
+        self.close()
 
     def end(self) -> None:
-        if self.new is not None:
-            self.close([], [])
+        self.close()
 
-    def close(self, window: list[int], filled: list[bool]) -> None:
-        """Records the forward that is going on."""
-        new, self.new, forward = self.new or [], None, len(self.steps) + 1
-        slots = []
-        for token in new:
-            slots.append(Slot(self.next_text(token), self.filled_in.setdefault(len(self.ids) - 1, forward)))
-        first = len(self.ids)
-        for i, (token, is_filled) in enumerate(zip(window, filled, strict=True), start=first):
-            slots.append(
-                Slot(self.tokenizer.decode([token]), self.filled_in.setdefault(i, forward) if is_filled else None)
-            )
+    def forward(self, new: list[int]) -> Forward:
+        return Forward(time.perf_counter() - self.start, new, [], [])
+
+    def close(self) -> None:
+        if self.going_on is None:
+            return
+        forward, self.going_on = self.going_on, None
+        self.forwards.append(forward)
+        if self.show is not None:
+            self.show(forward)
+
+
+class Tracer:
+    """Tells what each forward of one answer did.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer.
+        judges_drafts (`bool`): Whether open slots hold drafts, which the next forward judges.
+        skip_special_tokens (`bool`, *optional*, defaults to `False`):
+            Whether the text of a special token in the window is empty. In the final text it always is.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, judges_drafts: bool, skip_special_tokens: bool = False):
+        self.tokenizer, self.judges_drafts, self.skip_special_tokens = tokenizer, judges_drafts, skip_special_tokens
+        self.ids: list[int] = []  # all final tokens
+        self.text = ""  # the final text, up to the last whole character
+        self.filled_in: dict[int, int] = {}  # forward by slot
+        self.guesses: list[int] = []  # the window of the forward before
+        self.steps: list[Step] = []
+
+    def step(self, forward: Forward) -> Step:
+        """The step of the forward that follows those told before."""
+        number = len(self.steps) + 1
+        new = []
+        for token in forward.new:
+            new.append(Slot(self.next_text(token), self.filled_in.setdefault(len(self.ids) - 1, number)))
+        window = []
+        for i, (token, is_filled) in enumerate(zip(forward.window, forward.filled, strict=True), start=len(self.ids)):
+            window.append(Slot(self.text_of(token), self.filled_in.setdefault(i, number) if is_filled else None))
         # (Only the last new token can differ from its draft, and there may be no draft for it.)
-        judged = list(zip(self.guesses, new, strict=False)) if self.judges_drafts else []
+        judged = list(zip(self.guesses, forward.new, strict=False)) if self.judges_drafts else []
         num_accepted = sum(guess == token for guess, token in judged)
-        refuted = self.tokenizer.decode([self.guesses[num_accepted]]) if num_accepted < len(judged) else None
-        self.guesses = window
-        self.steps.append(Step(slots[: len(new)], slots[len(new) :], num_accepted, refuted))
-        self.show(forward, self.steps[-1])
+        refuted = self.text_of(self.guesses[num_accepted]) if num_accepted < len(judged) else None
+        self.guesses = forward.window
+        self.steps.append(Step(new, window, num_accepted, refuted))
+        return self.steps[-1]
+
+    def text_of(self, token: int) -> str:
+        return self.tokenizer.decode([token], skip_special_tokens=self.skip_special_tokens)
 
     def next_text(self, token: int) -> str:
         """The text that a token adds; a character of several tokens is added by the last of them."""
@@ -122,41 +178,89 @@ def visible(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-def page(prompt: str, decoding: str, steps: list[Step], got: Answer) -> str:
-    """A page in one file. Generated text cannot become markup, as each < of its JSON is escaped."""
-    recorded = {
+def race(
+    model: WeDLMForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    ids: list[int],
+    options: GenerationOptions,
+    decoding: str,
+) -> list[Run]:
+    """Answers token by token and by `decoding`, in turns, and returns the run of each with the median time.
+
+    `decoding` has answered before, so only the other one needs a warm-up.
+    """
+
+    def record(decoding: str) -> list[Forward]:
+        seed(options)
+        recorder = Recorder()
+        answer(model, tokenizer, ids, replace(options, decoding=decoding), recorder)
+        return recorder.forwards
+
+    calls = {name: partial(record, name) for name in dict.fromkeys([BASELINE, decoding])}
+    if decoding != BASELINE:
+        calls[BASELINE]()
+    recorded = {name: [] for name in calls}
+    for turn in take_turns(calls, model.device, NUM_ROUNDS, num_warm_up=0):
+        recorded[turn.name].append(turn.result)
+    runs = []
+    for name, rounds in recorded.items():
+        forwards = sorted(rounds, key=lambda forwards: forwards[-1].seconds)[NUM_ROUNDS // 2]
+        tracer = Tracer(tokenizer, name == "verified", skip_special_tokens=True)
+        runs.append(
+            Run(name, [tracer.step(forward) for forward in forwards], [forward.seconds for forward in forwards])
+        )
+    return runs
+
+
+def page(prompt: str, name: str, device: torch.device, runs: list[Run]) -> str:
+    """A page in one file. Generated text cannot become markup, as each < of its JSON is escaped.
+
+    Args:
+        prompt (`str`): The prompt.
+        name (`str`): The model, as the user named it.
+        device (`torch.device`): Where the answers were timed.
+        runs (`list[Run]`): The answers, that of autoregressive decoding first.
+    """
+    told = {
         "prompt": prompt,
-        "decoding": decoding,
-        "tokens": got.tokens,
-        "forwards": got.forwards,
-        "steps": [
-            {
-                **step._asdict(),
-                "new": [slot._asdict() for slot in step.new],
-                "window": [slot._asdict() for slot in step.window],
-            }
-            for step in steps
-        ],
+        "model": Path(name).resolve().name if Path(name).is_dir() else name,
+        "device": device_name(device),
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "rounds": NUM_ROUNDS,
+        "runs": [{"decoding": run.decoding, "steps": list(map(step_of_page, run.seconds, run.steps))} for run in runs],
     }
     template = (files("wedlm.commands") / "trace_page.html").read_text(encoding="utf-8")
-    return template.replace(PLACE, json.dumps(recorded).replace("<", "\\u003c"))
+    return template.replace(PLACE, json.dumps(told).replace("<", "\\u003c"))
+
+
+def step_of_page(seconds: float, step: Step) -> dict:
+    return {
+        **step._asdict(),
+        "seconds": round(seconds, 6),
+        "new": [slot._asdict() for slot in step.new],
+        "window": [slot._asdict() for slot in step.window],
+    }
 
 
 def trace(prompt: str, options: GenerationOptions, raw: bool, html: Path | None) -> None:
     """Prints a line per forward on standard output, the counts and the place of the page on standard error."""
+    if html is not None and options.seed is None:
+        options = replace(options, seed=0)  # so that every run draws the same
     model, tokenizer = load(options)
     ids = encode(model, tokenizer, prompt, raw)
     decoding = options.decoding or model.generation_config.decoding
     judges_drafts = decoding == "verified"
     console = Console(highlight=False)
+    tracer = Tracer(tokenizer, judges_drafts)
 
-    def show(forward: int, step: Step) -> None:
-        console.print(line(forward, step, judges_drafts), soft_wrap=True)
+    def show(forward: Forward) -> None:
+        step = tracer.step(forward)
+        console.print(line(len(tracer.steps), step, judges_drafts), soft_wrap=True)
 
     seed(options)
-    tracer = Tracer(tokenizer, judges_drafts, show)
-    got = answer(model, tokenizer, ids, options, tracer)
+    got = answer(model, tokenizer, ids, options, Recorder(show))
     print(got.summary(), file=sys.stderr)
     if html is not None:
-        write_whole(html, page(prompt, decoding, tracer.steps, got))
+        runs = race(model, tokenizer, ids, options, decoding)
+        write_whole(html, page(prompt, options.model, model.device, runs))
         print(f"Written to {html}.", file=sys.stderr)

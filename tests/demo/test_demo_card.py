@@ -3,10 +3,13 @@
 import json
 
 import pytest
+from helpers import REPOSITORY
 from huggingface_hub import ModelCard
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.demo.card import METADATA, content_of, overview
+from wedlm.demo.card import METADATA, content_of, goals, overview
+from wedlm.demo.checkers import check
+from wedlm.demo.tasks import KINDS, held_out_examples
 
 REPORT = json.loads((DEMO_FOLDER / "report.json").read_text(encoding="utf-8"))
 CARD = ModelCard.load(DEMO_FOLDER / "README.md")
@@ -18,13 +21,20 @@ def test_its_metadata_are_the_hubs():
     }  # fmt: skip
 
 
-def test_goals_and_likelihoods_are_the_reports():
+def test_goals_stand_in_the_docs_and_likelihoods_on_the_card():
+    page = (REPOSITORY / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    assert goals(REPORT["goals"]) in page
     for goal in REPORT["goals"]:
-        reached = "met" if goal["met"] else "**missed**"
-        line = f"| {goal['goal'].replace('_', ' ')} | {goal['target']:g} | {goal['reached']:.3g} | {reached} |"
-        assert line in CARD.text, line
+        line = f"| {goal['goal'].replace('_', ' ')} | {goal['target']:g} | {goal['reached']:.3g} |"
+        assert line in page and line not in CARD.text, line
     for kind, nll in REPORT["held_out_nll"].items():
         assert f"\n| {kind.replace('_', ' ')} | {nll:.3f} |\n" in CARD.text
+
+
+def test_the_answers_that_the_card_shows_are_right():
+    for shown in REPORT["examples"]:
+        (kind,) = (kind for kind in KINDS if held_out_examples(kind, 1)[0].prompt == shown["prompt"])
+        assert check(kind, shown["prompt"], shown["text"]), shown["text"]
 
 
 def test_the_sections_are_there():

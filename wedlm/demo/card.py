@@ -72,7 +72,6 @@ def content_of(folder: Path) -> CardContent:
         loss_plot=folder / "loss.png",
         sections=[
             Section("Likelihood of held-out answers", likelihoods(report["held_out_nll"])),
-            Section("Goals", goals(report["goals"])),
             Section("Expectations", EXPECTATIONS),
             Section("How it was made", RECIPE),
         ],
@@ -127,11 +126,12 @@ def likelihoods(held_out_nll: dict[str, float]) -> str:
 
 
 def goals(reached: list[dict]) -> str:
+    """Returns the table of benchmarks/RESULTS.md: the goals of the checkpoint beside what it reached."""
     lines = [["goal", "target", "reached", "result"]]
     for goal in reached:
-        result = "met" if goal["met"] else "**missed**"
+        result = "met" if goal["met"] else "missed"
         lines.append([escaped(words(goal["goal"])), f"{goal['target']:g}", f"{goal['reached']:.3g}", result])
-    return f"The table compares the goals set for this checkpoint with the numbers that it reached.\n\n{table(lines)}"
+    return table(lines)
 
 
 def overview(report: dict) -> str:

@@ -24,7 +24,7 @@ from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 from training import batch_of, new_step
 from wedlm import DualStreamCollator, WeDLMForCausalLM, WeDLMTrainer, WeDLMTrainingArguments
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.demo.tasks import KINDS, conversation, held_out_examples
+from wedlm.demo.tasks import KINDS, conversation, held_out_examples, messages_of
 from wedlm.training.loss import scale_weights, weight_sums
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -156,7 +156,7 @@ def gradients(questions: Questions) -> str:
     needs_gpu()
     found = {}
     tokenizer = questions.tokenizer
-    sample = tokenizer.apply_chat_template(conversation(1, 0), return_dict=True)["input_ids"]
+    sample = tokenizer.apply_chat_template(messages_of(conversation(1, 0)), return_dict=True)["input_ids"]
     collator = DualStreamCollator(mask_token_id=tokenizer.mask_token_id, block_size=16)
     row = {"input_ids": sample, "labels": sample, "sample_lengths": [len(sample)], "sample_indices": [0]}
     batch = collator([row])
@@ -180,7 +180,7 @@ def long_training_step(questions: Questions) -> str:
 
 def training(questions: Questions) -> str:
     """A few steps of the Trainer, in bfloat16 on a GPU: the loss falls."""
-    rows = Dataset.from_list([{"messages": conversation(1, number)} for number in range(64)])
+    rows = Dataset.from_list([{"messages": messages_of(conversation(1, number))} for number in range(64)])
     with TemporaryDirectory() as folder:
         arguments = WeDLMTrainingArguments(
             folder, packing=True, max_length=192, block_size=16, learning_rate=1e-3, num_train_epochs=4,

@@ -10,7 +10,7 @@ from helpers import REPOSITORY
 from transformers import AutoTokenizer
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.demo.recipe import MuonAndAdamW
+from wedlm.demo.model import MuonAndAdamW
 from wedlm.demo.tasks import held_out_examples
 from wedlm.evaluation import resampling
 

@@ -11,7 +11,7 @@ from huggingface_hub.utils import tqdm
 
 from wedlm.demo import report
 from wedlm.demo.card import card, overview
-from wedlm.demo.recipe import random_model
+from wedlm.demo.model import random_model
 from wedlm.demo.report import (
     BASELINE,
     DECODINGS,

@@ -86,12 +86,17 @@ def training_example(seed: int, position: int) -> Example:
     return example(kind, "train", index)
 
 
-def conversation(seed: int, number: int) -> list[dict[str, str]]:
-    """The messages of a training example; a second example follows in a quarter of the conversations."""
-    messages = training_example(seed, 2 * number).messages
+def conversation(seed: int, number: int) -> list[Example]:
+    """The examples of a conversation of the training stream; a second one follows in a quarter of them."""
+    examples = [training_example(seed, 2 * number)]
     if Random(f"turns {seed} {number}").random() < SHARE_OF_TWO_TURNS:
-        messages += training_example(seed, 2 * number + 1).messages
-    return messages
+        examples.append(training_example(seed, 2 * number + 1))
+    return examples
+
+
+def messages_of(examples: list[Example]) -> list[dict[str, str]]:
+    """The messages of a conversation."""
+    return [message for example in examples for message in example.messages]
 
 
 def training_examples(seed: int, start: int = 0) -> Iterator[Example]:

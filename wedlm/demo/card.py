@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.demo.report import BASELINE
+from wedlm.demo.report import BASELINE, goals
 from wedlm.evaluation.provenance import commit_text
 from wedlm.hub_card.card import CardContent, EvaluationSection, Example, Section, TaskTable, make_card
 from wedlm.hub_card.checkpoint import read_checkpoint
@@ -125,10 +125,10 @@ def likelihoods(held_out_nll: dict[str, float]) -> str:
     )
 
 
-def goals(reached: list[dict]) -> str:
+def goals_table(report: dict) -> str:
     """Returns the table of benchmarks/RESULTS.md: the goals of the checkpoint beside what it reached."""
     lines = [["goal", "target", "reached", "result"]]
-    for goal in reached:
+    for goal in goals(report["results"]):
         result = "met" if goal["met"] else "missed"
         lines.append([escaped(words(goal["goal"])), f"{goal['target']:g}", f"{goal['reached']:.3g}", result])
     return table(lines)

@@ -43,11 +43,9 @@ DECODINGS = {
 }
 MAX_NEW_TOKENS = 160  # the longest right answer has 88
 BATCH_SIZE = 50
-WORKED_KINDS = ("word_problems", "equations", "functions")
-TOKENS_PER_FORWARD = {  # the goals
-    "streaming": {"counting": 8.0} | dict.fromkeys(WORKED_KINDS, 3.0),
-    "verified": {"counting": 10.0} | dict.fromkeys(WORKED_KINDS, 8.0) | {"stories": 2.0},
-}
+LEAST_RIGHT = 0.95  # the goals: token by token, on all kinds but stories
+TOKENS_PER_FORWARD = dict(zip(KINDS, (9, 8, 9, 7, 8, 4), strict=True))  # verified
+MOST_LOST, KINDS_KEPT = 0.03, 4  # by streaming, with the checkpoint's own settings
 EXAMPLES = ("counting", "word_problems")  # kinds whose first held-out question is shown on the card
 
 
@@ -209,15 +207,15 @@ def goals(results: dict[str, dict[str, dict]]) -> Iterator[dict]:
     def goal(sentence: str, target: float, reached: float) -> dict:
         return {"goal": sentence, "target": target, "reached": reached, "met": reached >= target}
 
-    for kind, target in [("counting", 0.95), ("records", 0.95), *((kind, 0.9) for kind in WORKED_KINDS)]:
-        yield goal(f"{kind}: accuracy, autoregressive", target, results[kind][BASELINE]["accuracy"])
     for kind in KINDS:
-        highest = results[kind]["streaming"]["accuracy_over_autoregressive_interval"][1]
-        yield goal(f"{kind}: upper end of streaming's accuracy over autoregressive", 0.0, highest)
-    for decoding, targets in TOKENS_PER_FORWARD.items():
-        for kind, target in targets.items():
-            reached = results[kind][decoding]["tokens_per_forward"]
-            yield goal(f"{kind}: tokens per forward, {decoding}", target, reached)
+        if kind != "stories":
+            yield goal(
+                f"{kind}: share that is right, token by token", LEAST_RIGHT, results[kind][BASELINE]["accuracy"]
+            )
+    for kind, target in TOKENS_PER_FORWARD.items():
+        yield goal(f"{kind}: tokens per forward, verified", target, results[kind]["verified"]["tokens_per_forward"])
+    kept = [kind for kind in KINDS if results[kind]["streaming"]["accuracy_over_autoregressive"] >= -MOST_LOST]
+    yield goal("kinds in which streaming loses at most three points", KINDS_KEPT, len(kept))
 
 
 @torch.no_grad()
@@ -313,7 +311,6 @@ def main() -> None:
         num_timed=given.num_timed,
         rounds=given.rounds,
         decodings=DECODINGS,
-        goals=list(goals(results)),
         held_out_nll={kind: held_out_nll(model, tokenizer, examples[kind]) for kind in KINDS},
         examples=shown_examples,
     )

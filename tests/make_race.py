@@ -21,9 +21,10 @@ FRAMES_PER_SECOND = 10
 LAST_SECONDS = 3  # for which the result is held
 NUM_COLOURS = 128
 
+# A held-out prompt of `wedlm adapt`, of a kind that suits drafts: most of the answer stands in the prompt.
 PROMPT = (
-    "Copy this text without any change: The train to Helsinki leaves at 9:00 from platform 7. "
-    "There is a restaurant in the middle of the train, but it is closed on Saturday."
+    'Repeat this text word for word.\n\nThe course "Python for beginners" starts on March 25 in Hamburg. It takes '
+    "place every Saturday and ends after 11 weeks. In the last lesson, everyone shows a small game."
 )
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

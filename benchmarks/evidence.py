@@ -1,4 +1,4 @@
-"""Writes docs/EVIDENCE.md from the files of the ablations and of the measurements of evidence_real.py.
+"""Writes docs/EVIDENCE.md from the files of the ablations, of evidence_real.py and of real_training.py.
 
     python benchmarks/evidence.py
 
@@ -14,6 +14,7 @@ import ablations
 import ablations_training
 import acceptance_front
 import evidence_real_page
+import real_training_page
 from common import RESULTS
 from verdicts import (
     NOISE,
@@ -42,9 +43,10 @@ saw a hundred billion tokens, so the findings here hold for the method on small 
 kinds. A forward takes a few milliseconds here, much of it overhead, so the speeds say little about a GPU.
 [How it works](../README.md#how-it-works) defines windows, slots and drafts.
 
-The last two sections are not about the paper: one is about a setting that it does not have, which
-`python benchmarks/acceptance_front.py` measures, the other about a real model, which `make evidence-real` measures.
-`python benchmarks/evidence.py` writes this page from the files of these commands. A test compares them.
+The last three sections are not about the paper's figures: one is about a setting that it does not have, which
+`python benchmarks/acceptance_front.py` measures, the others about a real model, which `make evidence-real` measures
+as it is and `make real-training` trains with the paper's objective. `python benchmarks/evidence.py` writes this page
+from the files of these commands. A test compares them.
 
 In the figures of decoding all settings answer the same held-out questions, one at a time, and take turns on each
 question, so quality and speed are measured on the same texts. "Over autoregressive" is the 95 % interval of the
@@ -235,9 +237,16 @@ def real_section() -> str:
     return evidence_real_page.section(report, conditions(report))
 
 
+def trained_section() -> str:
+    if not real_training_page.FILE.exists():
+        return f"{real_training_page.TITLE}\n\n`make real-training` measures it; nothing has been recorded yet.\n"
+    report = json.loads(real_training_page.FILE.read_text(encoding="utf-8"))
+    return real_training_page.section(report, conditions(report))
+
+
 def page() -> str:
     sections = [section(described, report_of(described.name)) for described in SECTIONS]
-    return "\n".join([HEAD, *sections, acceptance_section(), real_section()])
+    return "\n".join([HEAD, *sections, acceptance_section(), real_section(), trained_section()])
 
 
 def main() -> None:

@@ -34,11 +34,11 @@ from evidence_real_ways import (
     TOKEN_BY_TOKEN,
     VERIFIED,
     Way,
+    in_batches,
     vllm_version,
     vllm_ways,
     way_of,
 )
-from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, logging
 
 from wedlm.adapters.prompts import KINDS, Prompt, make_prompts
@@ -51,7 +51,7 @@ from wedlm.evaluation.harness import evaluate
 from wedlm.evaluation.metrics import CodeExecution
 from wedlm.evaluation.provenance import REPOSITORY, conditions, digests
 from wedlm.evaluation.tasks import load_tasks
-from wedlm.evaluation.work_file import WorkFile, digest_of, resumable
+from wedlm.evaluation.work_file import WorkFile, resumable
 
 HUMAN_EVAL = "HumanEval"
 GROUPS = {
@@ -112,17 +112,11 @@ def texts_of(
     Returns:
         `dict[str, list[tuple]]`: The tokens and the number of forwards for each prompt, by the name of the way.
     """
-    dtype, ids, ways, texts = str(models.stock.dtype), models.ids(prompts), models.ways(), {}
-    for name in (PLAIN, VERIFIED, ADAPTED):
-        texts[name] = []
-        for start in tqdm(range(0, len(ids), batch_size), unit=" batches", desc=f"{dtype}, {name}"):
-            batch = ids[start : start + batch_size]
-            key = ("texts", dtype, name, digest_of(batch))
-            if key not in work:
-                work.add(key, ways[name](batch, new_tokens))
-            tokens, forwards = work[key]
-            texts[name] += zip(tokens, forwards or [None] * len(batch), strict=True)
-    return texts
+    dtype, ids, ways = str(models.stock.dtype), models.ids(prompts), models.ways()
+    return {
+        name: in_batches(ways[name], ids, new_tokens, batch_size, work, ("texts", dtype, name))
+        for name in (PLAIN, VERIFIED, ADAPTED)
+    }
 
 
 def compared(dtype: str, prompts: list[Prompt], texts: dict[str, list[tuple]]) -> list[dict[str, Any]]:

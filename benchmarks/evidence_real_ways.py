@@ -10,9 +10,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
 
 import torch
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from wedlm.checkpoints.new_folder import DRAFTER, TARGET
+from wedlm.evaluation.work_file import WorkFile, digest_of
 from wedlm.for_vllm.export import SPECULATIVE, export_for_vllm
 
 PLAIN, LOOK_UP = "transformers: generate()", "transformers: prompt look-up"
@@ -61,6 +63,33 @@ def way_of(model: PreTrainedModel, **arguments: Any) -> Way:
         return Written(rows, output.forwards.tolist() if "forwards" in output else None)
 
     return write
+
+
+def in_batches(
+    way: Way, ids: list[list[int]], new_tokens: int, batch_size: int, work: WorkFile, key: tuple[str, ...]
+) -> list[tuple[list[int], int | None]]:
+    """What a way writes for the prompts in batches; a batch that is in `work` is not asked again.
+
+    Args:
+        way (`Way`): The way.
+        ids (`list[list[int]]`): The ids of the prompts.
+        new_tokens (`int`): The most tokens of a text.
+        batch_size (`int`): The number of prompts of a batch.
+        work (`WorkFile`): Where the texts are kept.
+        key (`tuple[str, ...]`): The name of the texts there; the progress bar shows all but its first part.
+
+    Returns:
+        `list[tuple]`: The tokens for each prompt, and the number of forwards where the way counts them.
+    """
+    texts = []
+    for start in tqdm(range(0, len(ids), batch_size), unit=" batches", desc=", ".join(key[1:])):
+        batch = ids[start : start + batch_size]
+        place = (*key, digest_of(batch))
+        if place not in work:
+            work.add(place, way(batch, new_tokens))
+        tokens, forwards = work[place]
+        texts += zip(tokens, forwards or [None] * len(batch), strict=True)
+    return texts
 
 
 class VLLMProcess:

@@ -7,6 +7,9 @@ from argparse import Namespace
 
 import pytest
 from helpers import REPOSITORY
+from human_eval_problems import save_package
+
+from wedlm.demo import real_adapter
 
 BENCHMARKS = REPOSITORY / "benchmarks"
 
@@ -39,3 +42,10 @@ def run(load_benchmark, monkeypatch, tmp_path):
 @pytest.fixture
 def tiny_model(load_benchmark):
     return load_benchmark("common").model_of(Namespace(shape="tiny", dtype="float32"))
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """HumanEval with three problems."""
+    monkeypatch.setattr(real_adapter, "HUMAN_EVAL_SHA256", save_package(tmp_path))
+    return tmp_path

@@ -1,6 +1,5 @@
 """The evidence on a real model, made here on the demo, its plain copy, a random adapter and a vLLM of a few lines."""
 
-import gzip
 import json
 import stat
 import sys
@@ -8,6 +7,7 @@ import sys
 import pytest
 from draft_models import save_adapter
 from helpers import REPOSITORY
+from human_eval_problems import ADD
 from matplotlib.figure import Figure
 
 from wedlm.adapters.prompts import KINDS, Prompt
@@ -15,11 +15,6 @@ from wedlm.checkpoints.convert import convert_to_autoregressive
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.demo import real_adapter
 
-ADD = {
-    "prompt": 'from typing import List\n\ndef add(numbers: List[int]) -> int:\n    """The sum."""\n',
-    "entry_point": "add",
-    "test": "def check(candidate):\n    assert candidate([1, 2]) == 3\n",
-}
 VLLM = f"""#!{sys.executable}
 import json, sys
 if sys.argv[1] == "-c":
@@ -58,16 +53,6 @@ def vllm(tmp_path):
     python.write_text(VLLM)
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     return tmp_path / "vllm"
-
-
-@pytest.fixture
-def packages(tmp_path, monkeypatch):
-    """HumanEval with three problems."""
-    file = tmp_path / real_adapter.HUMAN_EVAL
-    file.parent.mkdir(parents=True)
-    file.write_bytes(gzip.compress(3 * (json.dumps(ADD) + "\n").encode()))
-    monkeypatch.setattr(real_adapter, "HUMAN_EVAL_SHA256", real_adapter.sha256(file.read_bytes()).hexdigest())
-    return tmp_path
 
 
 def test_one_command_measures_texts_scores_and_speed(

@@ -173,7 +173,7 @@ def trained(
     if not file.exists():
         arguments = training_arguments(given, folder / "run")
         last = newest_complete(arguments)
-        arguments.eval_on_start = True
+        arguments.eval_on_start = last is None
         run = RunArguments(str(given.model), train_data=[], lora_r=given.lora_rank)
         trainer = WeDLMTrainer(
             load_model(run.model, run, arguments),

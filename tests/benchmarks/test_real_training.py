@@ -139,6 +139,13 @@ def test_a_stopped_run_goes_on_with_another_number_of_threads(train, training, t
         (training.KeepMoments, "on_step_end", 10),  # behind the last step: checkpoint-5 is the Trainer's last one
         (training.WorkFile, "add", 4),  # while the model is measured
     )
+    on_log, logged = training.Origins.on_log, []
+
+    def recording(self, arguments, state, *rest, **options):
+        logged.append(state.global_step)
+        on_log(self, arguments, state, *rest, **options)
+
+    monkeypatch.setattr(training.Origins, "on_log", recording)
     for threads, (owner, name, last) in enumerate(stops, start=1):
         function, calls = getattr(owner, name), []
 
@@ -153,6 +160,7 @@ def test_a_stopped_run_goes_on_with_another_number_of_threads(train, training, t
             patched.setattr(torch, "get_num_threads", lambda threads=threads: threads)
             train("stopped", steps=10)
     assert without_origins(train("stopped", steps=10)["results"]) == without_origins(whole["results"])
+    assert logged.count(3) == 1 and logged.count(8) == 2, "the training went on behind step 5"
     assert len([*(tmp_path / "stopped").rglob("*.jsonl")]) == 2, "of answers and of the measurement"
 
 
@@ -208,6 +216,17 @@ def test_likelihoods_are_those_of_the_text_without_mask(load_benchmark, place):
         places = range(len(prompt) - 1, len(prompt) + len(text) - 1)
         expected.append(-sum(logits[i].log_softmax(-1)[token].item() for i, token in zip(places, text, strict=True)))
     assert load_benchmark("real_training_measure").nlls(model, texts) == pytest.approx(expected)
+
+
+def test_the_ways_have_the_settings_that_the_page_names(load_benchmark):
+    measure = load_benchmark("real_training_measure")
+    streaming = {"decoding": "streaming", "window_size": 8, "distance_penalty": 0.02}
+    assert measure.arguments_of(measure.STREAMING, 8) == {**streaming, "entropy_threshold": 0.4}
+    assert measure.arguments_of(measure.CAREFUL, 8) == {**streaming, "entropy_threshold": 0.1}
+    assert measure.arguments_of(measure.VERIFIED, 8) == {
+        "decoding": "verified", "window_size": 8, "acceptance_ratio": 1.0,
+    }  # fmt: skip
+    assert measure.arguments_of(BASELINE, 8) == {"decoding": BASELINE}
 
 
 def test_repetition_shows_in_the_4_grams(load_benchmark):

@@ -111,7 +111,7 @@ SECTIONS = [
         judge_pareto,
         {
             "verified in front": "streaming gains speed and loses right answers, as in the paper. Verified decoding "
-            "is on the front and loses none: streaming is faster only where it loses right answers.",
+            "is on the front and loses none.",
         },
     ),
     Section(

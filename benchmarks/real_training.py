@@ -53,7 +53,7 @@ SEED = 0
 # The arguments that decide the trained weights.
 SETTINGS = (
     "prompts", "answer_tokens", "answer_batch", "prompts_per_kind", "steps", "rows_per_step", "row_tokens",
-    "learning_rate", "lora_rank", "block_size", "suffix_mask_probability",
+    "learning_rate", "lora_rank", "block_size", "suffix_mask_probability", "bf16",
 )  # fmt: skip
 LOSSES = ("mlm_loss", "ar_loss")
 
@@ -157,6 +157,7 @@ def training_arguments(given: argparse.Namespace, folder: Path) -> WeDLMTraining
         adam_beta2=0.98,  # a thousand steps would hardly fill the usual mean over a thousand
         block_size=given.block_size,
         suffix_mask_probability=given.suffix_mask_probability,
+        bf16=given.bf16,
         use_cpu=True,
         logging_steps=logging_steps,
         save_steps=5 * logging_steps,  # a stop cuts no mean of the log in two
@@ -217,6 +218,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--lora-rank", type=int, default=0, help="0 trains the whole model")
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--suffix-mask-probability", type=float, default=0.5)
+    parser.add_argument("--bf16", action="store_true", help="train in bfloat16, with the weights in float32")
     parser.add_argument("--prompts-per-kind", type=int, default=2, help="held-out ones, which are measured")
     parser.add_argument("--new-tokens", type=int, default=96, help="the most of a text that is measured")
     parser.add_argument("--batch-size", type=int, default=10, help="prompts that are measured at a time")

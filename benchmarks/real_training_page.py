@@ -29,9 +29,9 @@ table also has the share of 4-grams (4 tokens in a row) that their text has not 
 SMALL = """\
 **What is small.** The {trained} saw {samples:,} answers {passes:.1f} times: {answer_tokens:,} tokens, with their
 prompts {tokens:,}. It took {steps:,} steps of {rows_per_step} rows of at most {row_tokens} tokens, which were
-{hours:.1f} hours on a CPU. The paper's models have billions of parameters and saw a hundred billion tokens. There is
-one seed, and there are {prompts} held-out prompts with texts of at most {new_tokens} tokens. So the numbers show what
-such a training begins with, and not what a long one reaches."""
+{hours:.1f} hours on a CPU in {precision}. The paper's models have billions of parameters and saw a hundred billion
+tokens. There is one seed, and there are {prompts} held-out prompts with texts of at most {new_tokens} tokens. So the
+numbers show what such a training begins with, and not what a long one reaches."""
 LOSSES = {
     "log": {"mlm_loss": ("masked tokens", "-"), "ar_loss": ("next tokens", "--")},
     "held_out_log": {"mlm_loss": ("masked tokens, held out", "o"), "ar_loss": ("next tokens, held out", "s")},
@@ -102,7 +102,9 @@ def answer(results: dict[str, Any]) -> str:
 def small(report: dict[str, Any]) -> str:
     rank = report["lora_rank"]
     trained = f"LoRA of rank {rank}" if rank else "whole model"
-    return SMALL.format(**{**report, **report["results"], **report["results"]["training"]}, trained=trained)
+    precision = "bfloat16, with weights in float32" if report["bf16"] else "float32"
+    numbers = {**report, **report["results"], **report["results"]["training"]}
+    return SMALL.format(**numbers, trained=trained, precision=precision)
 
 
 # --- Tables ---

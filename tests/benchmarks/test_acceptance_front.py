@@ -43,14 +43,12 @@ def test_streaming_is_in_front_where_no_ratio_is_as_right_and_as_fast(front):
 def test_findings_name_what_was_found(front):
     behind, ahead = results_of((0.8, 4.0)), results_of((0.1, 4.1), (0.81, 3.1))
     text = front.findings({kind: ahead if kind == "stories" else behind for kind in KINDS})
-    assert "as fast, on 5 of 6 kinds of questions (counting, word problems, equations, records, functions); " in text
-    assert "by tokens per forward on 5 (counting, " in text
-    assert "With the ratios 1.0 and 0.1 a forward fills 6.0 and 8.0 tokens, and 100 and 80 % of the answers" in text
-    assert "are right. Streaming is nowhere in front." in text
-    assert "- Stories. " in text and "in front with threshold 0.1 and 1.1: it has at most 81 % right, at 3.1" in text
-    assert "on 0 of 6 kinds of questions (none); by tokens per forward on 0 (none).\n" in front.findings(
-        dict.fromkeys(KINDS, ahead)
-    )
+    assert "On 5 of 6 kinds of questions (counting, word problems, equations, records, functions), each" in text
+    assert "there are 5 such kinds (counting, " in text
+    assert "- Counting. Streaming is nowhere in front.\n" in text
+    assert "- Stories. Streaming is in front with threshold 0.1 and 1.1: it has at most 81 % right, at 3.1" in text
+    none = front.findings(dict.fromkeys(KINDS, ahead))
+    assert "On 0 of 6 kinds of questions (none), each" in none and "there are 0 such kinds (none).\n" in none
 
 
 def test_the_recorded_front_is_of_a_commit_and_of_this_checkpoint(front):

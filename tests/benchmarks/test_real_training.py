@@ -177,12 +177,13 @@ def test_lora_is_merged_at_each_moment(train, load_benchmark, place, tmp_path):
 
 def test_the_arguments_reach_the_trainer(training, monkeypatch, tmp_path):
     words = ["--steps", "400", "--rows-per-step", "3", "--learning-rate", "0.5", "--block-size", "4"]
-    monkeypatch.setattr(sys, "argv", ["real_training.py", *words, "--suffix-mask-probability", "0.25"])
+    monkeypatch.setattr(sys, "argv", ["real_training.py", *words, "--suffix-mask-probability", "0.25", "--bf16"])
     arguments = training.training_arguments(training.parse_arguments(), tmp_path)
     collator = arguments.collator(mask_token_id=0)
     assert (arguments.max_steps, arguments.per_device_train_batch_size, arguments.learning_rate) == (400, 3, 0.5)
     assert (collator.block_size, collator.suffix_mask_probability, collator.drop_idle_blocks) == (4, 0.25, True)
     assert arguments.save_steps == 5 * arguments.logging_steps == 20
+    assert arguments.bf16
 
 
 def test_moments_are_shares_of_the_steps(training):

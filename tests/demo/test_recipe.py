@@ -60,6 +60,21 @@ def test_an_interrupted_run_goes_on_to_the_same_losses(run, tmp_path):
     assert "--num_layers 1" in resumed["command"]
 
 
+@pytest.mark.full
+def test_bfloat16_trains_weights_of_float32(run, tmp_path):
+    small = ("--hidden_size", 128, "--num_layers", 1)
+    exact, rounded = (
+        losses(run(tmp_path / name, *small, *bf16, steps=(2, 1)))
+        for name, bf16 in (("exact", []), ("rounded", ["--bf16"]))
+    )
+    assert rounded != exact
+    assert [loss for entry in rounded for loss in entry] == pytest.approx(
+        [loss for entry in exact for loss in entry], rel=1e-3
+    )
+    with safe_open(tmp_path / "rounded" / "text" / "checkpoint-2" / "model.safetensors", "pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float32}
+
+
 @pytest.mark.slow
 def test_two_hundred_steps_have_the_same_losses_again(run, tmp_path):
     first, second = (run(tmp_path / name, steps=(100, 100)) for name in ("first", "second"))

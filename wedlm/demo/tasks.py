@@ -19,8 +19,8 @@ DRAW = {
     "stories": stories.draw,
 }
 KINDS = tuple(DRAW)
-# Relative frequency in the training stream: kinds that have to be computed come most often.
-WEIGHTS = {"counting": 4, "word_problems": 5, "equations": 4, "records": 4, "functions": 2, "stories": 2}
+# Relative frequency in the training stream: kinds that are hard to learn come most often.
+WEIGHTS = {"counting": 5, "word_problems": 5, "equations": 3, "records": 5, "functions": 2, "stories": 2}
 TEST_SHARE = 8  # one key in 8 is held out
 SHARE_OF_TWO_TURNS = 0.25  # of conversations with two questions
 MAX_POSITIONS = 2**40  # length limit of a training stream

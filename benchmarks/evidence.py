@@ -231,15 +231,9 @@ Each cell has the right answers, the tokens per forward, and the speed as a mult
 
 
 def real_section() -> str:
-    if not evidence_real_page.FILE.exists():
-        return "## A real model\n\n`make evidence-real` measures it; nothing has been recorded yet.\n"
-    exact, rounded = (
-        json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-        for file in (evidence_real_page.FILE, evidence_real_page.BFLOAT16_FILE)
-    )
-    parts = [evidence_real_page.section(exact, conditions(exact))]
-    parts += [evidence_real_page.bfloat16_part(rounded, conditions(rounded))] if rounded else []
-    return "\n".join(parts)
+    page = evidence_real_page
+    exact, rounded = (json.loads(file.read_text(encoding="utf-8")) for file in (page.FILE, page.BFLOAT16_FILE))
+    return f"{page.section(exact, conditions(exact))}\n{page.bfloat16_part(rounded, conditions(rounded))}"
 
 
 def trained_section() -> str:

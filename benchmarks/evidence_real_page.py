@@ -181,6 +181,35 @@ def speed_tables(results: dict[str, list[dict]]) -> str:
     )
 
 
+def overview(results: dict[str, dict[str, list[dict]]]) -> str:
+    """For README.md: verified decoding with the adapter beside generate(), one prompt at a time.
+
+    Args:
+        results (`dict[str, dict]`): The results by dtype.
+    """
+    cells = {
+        dtype: {cell["group"]: cell for cell in of_one["speed"] if cell["batch_size"] == 1}
+        for dtype, of_one in results.items()
+    }
+    groups = list(next(iter(cells.values())))
+    lines = [
+        [
+            group,
+            *(
+                number
+                for of_group in cells.values()
+                for number in (
+                    f"{times(of_group[group], ADAPTED):.2f}×",
+                    f"{of_group[group]['ways'][ADAPTED]['same_texts']} of {of_group[group]['prompts']}",
+                )
+            ),
+        ]
+        for group in groups
+    ]
+    header = [f"{title}, {dtype}" for dtype in cells for title in ("times as fast", "same text")]
+    return markdown(["prompts", *header], lines, left={"prompts"})
+
+
 def summary(results: dict[str, list[dict]], dtype: str) -> str:
     """All that is measured, in words and tables."""
     of_texts = [part(results) for part in (kept, texts_table, scores_table) if "texts" in results]

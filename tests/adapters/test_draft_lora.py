@@ -8,7 +8,7 @@ from draft_models import FLAVOURS, save_adapter, tiny_model, with_adapter
 from helpers import MASK, random_tokens, run_python
 from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
 
 from wedlm import DraftLoraConfig, WeDLMForCausalLM
 from wedlm.adapters.base_model import fingerprint
@@ -42,6 +42,12 @@ def test_a_saved_adapter_loads_into_its_base(flavour, tmp_path):
         assert torch.equal(logits(loaded), logits(adapted))
         assert torch.equal(logits(loaded)[:, :6], base[:, :6])
         assert not torch.allclose(logits(loaded)[:, 6:], base[:, 6:], atol=0.1)
+
+
+def test_auto_classes_load_the_folder_of_an_adapter_with_its_base(tmp_path):
+    tiny_model().save_pretrained(tmp_path / "base")
+    loaded = AutoModelForCausalLM.from_pretrained(save_adapter(tmp_path / "adapter", base=tmp_path / "base"))
+    assert torch.equal(logits(loaded), logits(with_adapter(tiny_model())))
 
 
 def test_an_adapter_is_small_and_names_its_base_and_its_kind(tmp_path):

@@ -111,10 +111,8 @@ def test_one_command_measures_texts_scores_and_speed(
     assert (vllm / "bin" / "python.dtypes").read_text().split() == 2 * ["float32"] + 2 * ["bfloat16"]
     assert report["dtype"] == "bfloat16" and list(report["results"]) == ["speed"]
     part, plot = page.bfloat16_part(report, "here"), page.SPEED_PLOTS["bfloat16"]
-    assert (
-        page.speed_tables(report["results"]) in part
-        and page.speed_tables(report["results"]) in capsys.readouterr().out
-    )
+    tables = page.speed_tables(report["results"])
+    assert tables in part and tables in capsys.readouterr().out
     assert (tmp_path / "plots" / plot).read_bytes().startswith(b"\x89PNG") and f"(evidence/{plot})" in part
 
 

@@ -167,7 +167,9 @@ def test_a_stopped_run_goes_on_with_another_number_of_threads(train, training, t
 @pytest.mark.full
 def test_lora_is_merged_at_each_moment(train, load_benchmark, place, tmp_path):
     report = train(**{"lora-rank": 2, "steps": 2, "prompts": 2})
-    assert "The LoRA of rank 2 saw 2 answers" in load_benchmark("real_training_page").small(report)
+    small = load_benchmark("real_training_page").small
+    assert "The LoRA of rank 2 saw 2 answers" in small(report) and "hours on a CPU in float32. The" in small(report)
+    assert "hours on a CPU in bfloat16, with weights in float32. The" in small(report | {"bf16": True})
     folder = trained_folder(tmp_path / "work")
     merged = merge_adapter(str(folder / "run" / "checkpoint-2"), str(tmp_path / "merged"))
     kept, expected, base = (load(each).state_dict() for each in (folder / "2", merged, place / "model"))

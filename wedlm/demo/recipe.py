@@ -177,7 +177,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--suffix_mask_probability", type=float, default=0.5)
     parser.add_argument("--hidden_size", type=int, default=256)
     parser.add_argument("--num_layers", type=int, default=6)
-    parser.add_argument("--bf16", action="store_true", default=torch.cuda.is_available(), help="on a GPU anyway")
+    parser.add_argument(
+        "--bf16",
+        action="store_true",
+        default=torch.cuda.is_available(),
+        help="compute in bfloat16, as a GPU always does",
+    )
     parser.add_argument("--logging_steps", type=int, default=25)
     parser.add_argument("--save_steps", type=int, default=250)
     return parser.parse_args()

@@ -1,12 +1,14 @@
 """`make demo-model`: trains the demo checkpoint from nothing with WeDLMTrainer, and goes on where it was stopped.
 
-    python -m wedlm.demo.recipe build/demo-model [--steps 3000 9000 --learning_rate 3e-3 ...]
+    python -m wedlm.demo.recipe build/demo-model [--steps 2500 4500 5000 --learning_rate 3e-3 ...]
 
-There are two stages. The first learns the kinds of questions from their generators, in blocks of 16 tokens. The second
-learns to draft further ahead, in blocks of 32, and learns stories from the model's own answers. On a CPU whose flags
-name avx512_bf16 or amx_bf16, --bf16 spares a fifth of the time; the weights stay in float32 while they are trained.
+There are three stages. The first learns the kinds of questions from their generators, in blocks of 16 tokens. The
+second learns to draft further ahead, in blocks of 32, and learns stories from the first stage's answers. The third
+goes on with the second stage's answers while the learning rate falls. On a CPU whose flags name avx512_bf16 or
+amx_bf16, --bf16 spares a quarter of the time; the weights stay in float32 while they are trained.
 
-build/demo-model/checkpoint becomes a whole Hub repository except for the card, with training.json and loss.png. Its
+A stage leaves a checkpoint, such as build/demo-model/text/model, from which the next one goes on. The last one's,
+build/demo-model/end/model, becomes a whole Hub repository except for the card, with training.json and loss.png. Its
 weights are in bfloat16 and load as float32, which costs nothing at this size and lets all decodings that are compared
 round alike.
 """
@@ -35,7 +37,8 @@ from wedlm.training.data_options import DataOptions
 ROW_TOKENS = 192  # no example is longer
 ROWS_PER_STEP = 12
 CONVERSATIONS_PER_ROW = 2.5  # an upper bound of the mean, so that no row is needed twice
-STEPS = (3000, 9000)  # of the two stages
+STEPS = (2500, 4500, 5000)  # of the stages
+WARMUP_STEPS = 100
 WINDOW_SIZE = 24  # of decoding
 
 
@@ -45,14 +48,17 @@ class Stage(NamedTuple):
     name: str
     max_steps: int
     block_size: int
-    falls: bool  # whether the learning rate falls to 0, in the last half of the steps
-    first: int  # conversation of the stream
+    falls: bool  # whether the learning rate falls to 0; elsewhere it stays, so that the next stage goes on from it
+    first_step: int  # the number of steps before it
 
 
-def stages_of(steps: tuple[int, int]) -> tuple[Stage, Stage]:
-    # The learning rate stays in the first stage, so that the second goes on from it.
-    first = Stage("text", steps[0], block_size=16, falls=False, first=0)
-    return first, Stage("drafts", steps[1], block_size=32, falls=True, first=num_conversations(steps[0]))
+def stages_of(steps: tuple[int, int, int]) -> tuple[Stage, Stage, Stage]:
+    text, drafts, end = steps
+    return (
+        Stage("text", text, block_size=16, falls=False, first_step=0),
+        Stage("drafts", drafts, block_size=32, falls=False, first_step=text),
+        Stage("end", end, block_size=32, falls=True, first_step=text + drafts),
+    )
 
 
 def num_conversations(num_steps: int) -> int:
@@ -61,7 +67,8 @@ def num_conversations(num_steps: int) -> int:
 
 def examples_of(stage: Stage) -> list[list[Example]]:
     """The conversations of a stage."""
-    return [conversation(SEED, stage.first + number) for number in range(num_conversations(stage.max_steps))]
+    start, stop = (num_conversations(steps) for steps in (stage.first_step, stage.first_step + stage.max_steps))
+    return [conversation(SEED, number) for number in range(start, stop)]
 
 
 def training_rows(tokenizer: PreTrainedTokenizerBase, conversations: list[list[Example]]) -> Dataset:
@@ -118,7 +125,7 @@ def train(
 def training_arguments(stage: Stage, folder: Path, given: argparse.Namespace) -> WeDLMTrainingArguments:
     falling = {
         "lr_scheduler_type": "warmup_stable_decay",
-        "lr_scheduler_kwargs": {"num_decay_steps": stage.max_steps // 2, "decay_type": "1-sqrt"},
+        "lr_scheduler_kwargs": {"num_decay_steps": stage.max_steps - WARMUP_STEPS, "decay_type": "1-sqrt"},
     }
     return WeDLMTrainingArguments(
         str(folder),
@@ -126,12 +133,12 @@ def training_arguments(stage: Stage, folder: Path, given: argparse.Namespace) ->
         max_steps=stage.max_steps,
         per_device_train_batch_size=ROWS_PER_STEP,
         learning_rate=given.learning_rate,
-        warmup_steps=100,
+        warmup_steps=WARMUP_STEPS,
         **(falling if stage.falls else {"lr_scheduler_type": "constant_with_warmup"}),
         suffix_mask_probability=given.suffix_mask_probability,
         ar_loss_weight=0.5,  # the autoregressive loss falls first, and masked tokens are harder to learn
         block_size=stage.block_size,
-        attn_implementation="sdpa",  # in rows this short it is faster than groups of blocks
+        attn_implementation="eager",  # the fastest in rows this short
         bf16=given.bf16,
         use_cpu=not torch.cuda.is_available(),
         logging_steps=given.logging_steps,
@@ -172,7 +179,7 @@ def plot(log: list[dict], path: Path) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, nargs=2, default=STEPS, help="optimizer steps of the two stages")
+    parser.add_argument("--steps", type=int, nargs=3, default=STEPS, help="optimizer steps of the stages")
     parser.add_argument("--learning_rate", type=float, default=3e-3)
     parser.add_argument("--suffix_mask_probability", type=float, default=0.5)
     parser.add_argument("--hidden_size", type=int, default=256)
@@ -191,32 +198,43 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     given = parse_arguments()
     tokenizer = demo_tokenizer()
-    text, drafts = stages_of(given.steps)
-    middle, checkpoint = given.out / "middle", given.out / "checkpoint"
-    if not (middle / "training.json").exists():
-        model = random_model(tokenizer, given.hidden_size, given.num_layers)
-        told = train(text, model, tokenizer, training_rows(tokenizer, examples_of(text)), given)
-        save(model, tokenizer, middle)
-        write_report(middle / "training.json", told["losses"], model.device, seconds=told["seconds"])
+    before = None  # the checkpoint of the stage before
+    for stage in stages_of(given.steps):
+        checkpoint = given.out / stage.name / "model"
+        if not (checkpoint / "training.json").exists():
+            pass_stage(stage, tokenizer, before, checkpoint, given)
+        before = checkpoint
 
-    before = json.loads((middle / "training.json").read_text(encoding="utf-8"))
-    model = WeDLMForCausalLM.from_pretrained(middle)
-    conversations = examples_of(drafts)
-    asked = [example for examples in conversations for example in examples]
-    answers = own_answers(model.eval(), tokenizer, asked, given.out / "answers", weights_digest(middle))
-    rows = training_rows(tokenizer, [with_own_answers(examples, answers) for examples in conversations])
-    told = train(drafts, model, tokenizer, rows, given)
+
+def pass_stage(
+    stage: Stage, tokenizer: PreTrainedTokenizerBase, before: Path | None, checkpoint: Path, given: argparse.Namespace
+) -> None:
+    """Trains the checkpoint of a stage from the one before it, which the report of losses continues."""
+    conversations = examples_of(stage)
+    answers = {}
+    if before is None:
+        model = random_model(tokenizer, given.hidden_size, given.num_layers)
+        losses, seconds = [], 0.0
+    else:
+        model = WeDLMForCausalLM.from_pretrained(before)
+        asked = [example for examples in conversations for example in examples]
+        answers = own_answers(model.eval(), tokenizer, asked, given.out / stage.name, weights_digest(before))
+        conversations = [with_own_answers(examples, answers) for examples in conversations]
+        report = json.loads((before / "training.json").read_text(encoding="utf-8"))
+        losses, seconds = report["results"], report["seconds"]
+
+    told = train(stage, model, tokenizer, training_rows(tokenizer, conversations), given)
     save(model, tokenizer, checkpoint)
-    losses = before["results"] + [{**entry, "step": text.max_steps + entry["step"]} for entry in told["losses"]]
+    losses += [{**entry, "step": stage.first_step + entry["step"]} for entry in told["losses"]]
+    plot(losses, checkpoint / "loss.png")
     about = {
         "parameters": model.num_parameters(),
         "steps": given.steps,
-        "first_step": told["first_step"],
-        "seconds": before["seconds"] + told["seconds"],
+        "first_step": stage.first_step + told["first_step"],
+        "seconds": seconds + told["seconds"],
         "own_answers": len(answers),
     }
     write_report(checkpoint / "training.json", losses, model.device, **about)
-    plot(losses, checkpoint / "loss.png")
 
 
 if __name__ == "__main__":

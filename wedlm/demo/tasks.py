@@ -79,10 +79,10 @@ def held_out_examples(kind: str, number: int, seed: int = 0) -> list[Example]:
         by_key.setdefault(drawn.key, drawn)
 
 
-def training_example(seed: int, position: int) -> Example:
-    """The example at this position of the training stream with this seed."""
+def training_example(seed: int, position: int, weights: dict[str, int] = WEIGHTS) -> Example:
+    """The example at this position of the training stream with this seed and these frequencies of kinds."""
     index = seed * MAX_POSITIONS + position
-    (kind,) = Random(f"kind {index}").choices(KINDS, [WEIGHTS[kind] for kind in KINDS])
+    (kind,) = Random(f"kind {index}").choices(KINDS, [weights[kind] for kind in KINDS])
     return example(kind, "train", index)
 
 

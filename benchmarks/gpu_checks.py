@@ -24,6 +24,7 @@ from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 from training import batch_of, new_step
 from wedlm import DualStreamCollator, WeDLMForCausalLM, WeDLMTrainer, WeDLMTrainingArguments
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.demo.model import random_model
 from wedlm.demo.tasks import KINDS, conversation, held_out_examples, messages_of
 from wedlm.training.loss import scale_weights, weight_sums
 
@@ -179,7 +180,7 @@ def long_training_step(questions: Questions) -> str:
 
 
 def training(questions: Questions) -> str:
-    """A few steps of the Trainer, in bfloat16 on a GPU: the loss falls."""
+    """A few steps of the Trainer from random weights, in bfloat16 on a GPU: the loss falls."""
     rows = Dataset.from_list([{"messages": messages_of(conversation(1, number))} for number in range(64)])
     with TemporaryDirectory() as folder:
         arguments = WeDLMTrainingArguments(
@@ -187,7 +188,8 @@ def training(questions: Questions) -> str:
             bf16=DEVICE == "cuda", use_cpu=DEVICE != "cuda", logging_steps=1, save_strategy="no",
             report_to="none", disable_tqdm=True,
         )  # fmt: skip
-        trainer = WeDLMTrainer(demo().train(), arguments, train_dataset=rows, processing_class=questions.tokenizer)
+        model = random_model(questions.tokenizer, hidden_size=128, num_layers=2)
+        trainer = WeDLMTrainer(model, arguments, train_dataset=rows, processing_class=questions.tokenizer)
         trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     first, last = (sum(map(float, part)) / len(part) for part in (losses[:3], losses[-3:]))

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from itertools import combinations
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ def run(monkeypatch):
         words = [folder, "--steps", *steps, "--logging_steps", 1, *arguments]
         monkeypatch.setattr(sys, "argv", ["recipe", *map(str, words)])
         recipe.main()
-        return json.loads((folder / "checkpoint" / "training.json").read_text())
+        return json.loads((folder / "end" / "model" / "training.json").read_text())
 
     return run
 
@@ -32,22 +33,22 @@ def losses(report):
 @pytest.mark.full
 def test_an_interrupted_run_goes_on_to_the_same_losses(run, tmp_path):
     small = ("--save_steps", 1, "--hidden_size", 128, "--num_layers", 1)
-    whole = run(tmp_path, *small, steps=(2, 3))
-    assert whole["first_step"] == 0 and [step for step, *_ in losses(whole)] == [1, 2, 3, 4, 5]
-    weights = (tmp_path / "checkpoint" / "model.safetensors").read_bytes()
-    shutil.rmtree(tmp_path / "checkpoint")
+    whole = run(tmp_path, *small, steps=(2, 2, 3))
+    assert whole["first_step"] == 4 and [step for step, *_ in losses(whole)] == [1, 2, 3, 4, 5, 6, 7]
+    folder = tmp_path / "end" / "model"
+    weights = (folder / "model.safetensors").read_bytes()
 
-    shutil.rmtree(tmp_path / "drafts" / "checkpoint-3")  # stopped in the second stage
-    resumed = run(tmp_path, *small, steps=(2, 3))
-    assert resumed["first_step"] == 2 and losses(resumed) == losses(whole)
-    assert (tmp_path / "checkpoint" / "model.safetensors").read_bytes() == weights
+    for name in ("model", "checkpoint-3"):  # stopped in the last stage
+        shutil.rmtree(tmp_path / "end" / name)
+    resumed = run(tmp_path, *small, steps=(2, 2, 3))
+    assert resumed["first_step"] == 6 and losses(resumed) == losses(whole)
+    assert (folder / "model.safetensors").read_bytes() == weights
     assert resumed["seconds"] > whole["seconds"] / 2, "those before the stop too"
 
-    for folder in ("checkpoint", "middle", "drafts", "answers", "text/checkpoint-2"):  # stopped in the first stage
-        shutil.rmtree(tmp_path / folder)
-    assert losses(run(tmp_path, *small, steps=(2, 3))) == losses(whole)
+    for name in ("text/model", "text/checkpoint-2", "drafts", "end"):  # stopped in the first stage
+        shutil.rmtree(tmp_path / name)
+    assert losses(run(tmp_path, *small, steps=(2, 2, 3))) == losses(whole)
 
-    folder = tmp_path / "checkpoint"
     assert {"config.json", "tokenizer.json", "modeling_wedlm.py", "loss.png"} <= {
         path.name for path in folder.iterdir()
     }
@@ -64,7 +65,7 @@ def test_an_interrupted_run_goes_on_to_the_same_losses(run, tmp_path):
 def test_bfloat16_trains_weights_of_float32(run, tmp_path):
     small = ("--hidden_size", 128, "--num_layers", 1)
     exact, rounded = (
-        losses(run(tmp_path / name, *small, *bf16, steps=(2, 1)))
+        losses(run(tmp_path / name, *small, *bf16, steps=(2, 1, 1)))
         for name, bf16 in (("exact", []), ("rounded", ["--bf16"]))
     )
     assert rounded != exact
@@ -77,15 +78,17 @@ def test_bfloat16_trains_weights_of_float32(run, tmp_path):
 
 @pytest.mark.slow
 def test_two_hundred_steps_have_the_same_losses_again(run, tmp_path):
-    first, second = (run(tmp_path / name, steps=(100, 100)) for name in ("first", "second"))
+    first, second = (run(tmp_path / name, steps=(80, 60, 60)) for name in ("first", "second"))
     assert len(losses(first)) == 200 and losses(first) == losses(second)
 
 
-def test_the_second_stage_sees_another_part_of_the_stream():
-    stages = stages_of((2, 3))
-    first, second = ({example.prompt for examples in examples_of(stage) for example in examples} for stage in stages)
-    assert len(first) > 50 and len(second) > 80
-    assert len(first & second) < 5, "the same question may be drawn twice"
+def test_each_stage_sees_another_part_of_the_stream():
+    seen = [
+        {example.prompt for examples in examples_of(stage) for example in examples} for stage in stages_of((2, 3, 4))
+    ]
+    assert [len(prompts) > least for prompts, least in zip(seen, (50, 80, 110), strict=True)] == [True] * 3
+    for first, second in combinations(seen, 2):
+        assert len(first & second) < 5, "the same question may be drawn twice"
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """The demo tokenizer cuts as its pieces say, brings every text back, and is the same in every process."""
 
 import re
-from itertools import islice
 
 import pytest
 from helpers import run_python
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from wedlm import WeDLMConfig
-from wedlm.demo.tasks import KINDS, example, training_examples
+from wedlm.demo.tasks import KINDS, example, training_example
 from wedlm.demo.tokenizer import VOCABULARY_SIZE, demo_tokenizer
 
 NUM_EXAMPLES = 200  # of each kind
@@ -74,7 +73,7 @@ def test_any_text_comes_back(tokenizer, text):
 
 
 def test_the_template_marks_the_answer_and_its_end(tokenizer):
-    for drawn in islice(training_examples(1), 100):
+    for drawn in (training_example(1, position) for position in range(100)):
         rendered = tokenizer.apply_chat_template(
             drawn.messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
@@ -94,7 +93,7 @@ def test_it_loads_from_the_folder_of_a_checkpoint(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     WeDLMConfig(vocab_size=len(tokenizer), mask_token_id=tokenizer.mask_token_id).save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    for drawn in islice(training_examples(1), 100):
+    for drawn in (training_example(1, position) for position in range(100)):
         rendered = [
             each.apply_chat_template(drawn.messages, tokenize=True, return_dict=True)["input_ids"]
             for each in (tokenizer, loaded)

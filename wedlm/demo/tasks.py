@@ -1,6 +1,5 @@
 """The examples of the demo checkpoint: six kinds, from answers without a choice (counting) to free ones (stories)."""
 
-from collections.abc import Iterator
 from hashlib import sha256
 from itertools import count
 from random import Random
@@ -97,8 +96,3 @@ def conversation(seed: int, number: int) -> list[Example]:
 def messages_of(examples: list[Example]) -> list[dict[str, str]]:
     """The messages of a conversation."""
     return [message for example in examples for message in example.messages]
-
-
-def training_examples(seed: int, start: int = 0) -> Iterator[Example]:
-    """The endless training stream of a seed, from position `start` on."""
-    return (training_example(seed, position) for position in count(start))

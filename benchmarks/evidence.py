@@ -15,8 +15,11 @@ import ablations_training
 import acceptance_front
 import evidence_real_page
 import real_training_page
-from common import RESULTS
+from common import RESULTS, markdown
 from verdicts import (
+    AGREES,
+    CANNOT,
+    DIFFERS,
     NOISE,
     Finding,
     judge_block_size,
@@ -246,9 +249,21 @@ def trained_section() -> str:
     return real_training_page.section(report, conditions(report))
 
 
+def verdicts() -> str:
+    """The verdict of each section in a table, and a sentence that counts them."""
+    found = {described.title: described.judge(report_of(described.name)["results"]).verdict for described in SECTIONS}
+    agree, differ, cannot = (list(found.values()).count(verdict) for verdict in (AGREES, DIFFERS, CANNOT))
+    rows = [[f"[{title}](#{title.lower().replace(' ', '-')})", verdict.lower()] for title, verdict in found.items()]
+    return f"""\
+Of {len(found)} findings {agree} agree with the paper's, {differ} differ, and {cannot} cannot be judged.
+
+{markdown(["finding", "verdict"], rows, left=["finding", "verdict"])}
+"""
+
+
 def page() -> str:
     sections = [section(described, report_of(described.name)) for described in SECTIONS]
-    return "\n".join([HEAD, *sections, acceptance_section(), real_section(), trained_section()])
+    return "\n".join([HEAD, verdicts(), *sections, acceptance_section(), real_section(), trained_section()])
 
 
 def main() -> None:

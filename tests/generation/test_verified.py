@@ -391,6 +391,24 @@ def test_no_forward_has_more_queries_than_it_needs(monkeypatch):
     assert seen[1:] == widths[:-1] and max(widths) == 32
 
 
+def test_a_row_has_no_masks_but_those_of_its_groups(monkeypatch):
+    """Nor does a row that has ended: a draft adapter would work for them in each step of the others."""
+    queries, of_ended = VerifiedWindow.queries, []
+
+    def checked(window, width, policy, **given):
+        made = queries(window, width, policy, **given)
+        room = width - window.num_leading - window.num_drafts
+        num_masks = (made.input_ids == policy.mask_token_id).sum(-1)
+        assert num_masks.equal(torch.minimum(window.groups[:, -1], room))
+        of_ended.extend(num_masks[~window.alive].tolist())
+        return made
+
+    monkeypatch.setattr(VerifiedWindow, "queries", checked)
+    arguments = {"max_new_tokens": 40, "decoding": "verified", "window_size": 16}
+    MODELS["trained"].generate(**left_padded(QUESTIONS[:12]), **SPECIAL, **arguments)
+    assert len(of_ended) > 5 and not any(of_ended)
+
+
 @pytest.mark.parametrize("decoding", ["streaming", "verified"])
 def test_no_new_ids_are_refused(decoding):
     model, ids = MODELS["q3"], torch.tensor([PROMPTS[2]])

@@ -38,8 +38,8 @@ from variant_training import KINDS, LARGEST_BLOCK, ROW_TOKENS, Variant, kept, tr
 from wedlm import WeDLMForCausalLM
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.demo.checkers import check
+from wedlm.demo.inputs import batch_of
 from wedlm.demo.model import random_model
-from wedlm.demo.report import batch_of
 from wedlm.demo.tasks import Example, held_out_examples
 from wedlm.evaluation.provenance import REPOSITORY, conditions, write_report
 from wedlm.evaluation.resampling import paired_bounds

@@ -88,9 +88,9 @@ def kept(results: dict[str, list[dict]]) -> str:
     """Does the model keep its answers?"""
     texts, scores = total(of_dtype(results, "float32")), list(pairs(results["scores"]))
     return (
-        f"In float32 {texts['ways'][ADAPTED]['same_texts']} of {texts['prompts']} answers are the same, token for "
-        f"token, and {sum(one == other for _, one, other in scores)} of {len(scores)} scores are equal to the last "
-        "digit."
+        f"In float32 {texts['ways'][ADAPTED]['same_texts']} of {texts['prompts']} answers with the adapter are the "
+        f"same, token for token, and {sum(one == other for _, one, other in scores)} of {len(scores)} scores are "
+        "equal to the last digit."
     )
 
 

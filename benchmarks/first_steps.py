@@ -47,7 +47,8 @@ def sentence(report: dict) -> str:
     size = f"{report['results']['environment_bytes'] / 1e9:.1f} GB"
     told = [f"`make {first['target']}` takes {minutes(first['seconds'])} with the installation ({size})"]
     told += [f"`make {other['target']}` {minutes(other['seconds'])}" for other in others]
-    return f"On {report['threads']} cores of an {report['device']}, {', '.join(told[:-1])} and {told[-1]}."
+    told = " and ".join(part for part in (", ".join(told[:-1]), told[-1]) if part)
+    return f"On {report['threads']} cores of an {report['device']}, {told}."
 
 
 def main() -> None:

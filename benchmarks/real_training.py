@@ -32,7 +32,7 @@ from peft import PeftModel
 from real_training_measure import measure
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, logging
 
-from wedlm.adapt.train_adapter import free_memory, newest_complete
+from wedlm.adapt.train_adapter import free_memory
 from wedlm.adapters.prompts import KINDS, make_prompts
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.new_folder import complete_or_absent
@@ -44,6 +44,7 @@ from wedlm.evaluation.work_file import WorkFile, digest_of, resumable
 from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.packing import pack_batch
+from wedlm.training.resume import newest_complete
 from wedlm.training.run_arguments import RunArguments
 from wedlm.training.train import load_model
 from wedlm.training.trainer import WeDLMTrainer
@@ -115,7 +116,7 @@ def answered_rows(
 
 
 class KeepMoments(TrainerCallback):
-    """Evaluates the model at each moment, and keeps its weights as a checkpoint; LoRA is merged in a copy."""
+    """Evaluates and logs the model at each moment, and keeps its weights as a checkpoint; LoRA is merged in a copy."""
 
     def __init__(self, folder: Path, moments: list[int]):
         self.folder, self.moments = folder, moments
@@ -123,7 +124,7 @@ class KeepMoments(TrainerCallback):
     def on_step_end(self, args, state, control, model, processing_class, **kwargs):
         if state.global_step not in self.moments:
             return
-        control.should_evaluate = True
+        control.should_evaluate = control.should_log = True
         whole = copy.deepcopy(model).merge_and_unload() if isinstance(model, PeftModel) else model
         # A run that goes on from an earlier step comes here again.
         with complete_or_absent(self.folder / str(state.global_step), overwrite=True) as new:

@@ -51,18 +51,20 @@ def batch_of(length: int, side: str) -> dict[str, torch.Tensor]:
     return {name: tensor.to(DEVICE) for name, tensor in batch.items()}
 
 
-def new_step(side: str) -> Callable[[dict], None]:
-    """A new model and optimizer, as a function that trains on a batch."""
+def new_step(side: str) -> Callable[[dict], torch.Tensor]:
+    """A new model and optimizer, as a function that trains on a batch and returns its loss."""
     torch.manual_seed(0)
     attention = "sdpa" if side == "plain" else side
     config = WeDLMConfig(**MODEL, mask_token_id=MASK, attn_implementation=attention)
     model = WeDLMForCausalLM(config).to(DEVICE, DTYPE).train()
     optimizer = torch.optim.AdamW(model.parameters())
 
-    def step(batch: dict) -> None:
-        model(**batch).loss.backward()
+    def step(batch: dict) -> torch.Tensor:
+        loss = model(**batch).loss
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        return loss.detach()
 
     return step
 

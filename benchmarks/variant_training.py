@@ -12,7 +12,6 @@ import numpy as np
 from bidirectional import bidirectional_blocks
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.trainer_utils import get_last_checkpoint
 from variant_decoding import Inside
 
 from wedlm import DualStreamCollator, WeDLMForCausalLM, WeDLMTrainer, WeDLMTrainingArguments
@@ -21,6 +20,7 @@ from wedlm.demo.tasks import example
 from wedlm.modeling_wedlm.dual_stream import MEMORY
 from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.packing import pack_batch
+from wedlm.training.resume import newest_complete
 
 KINDS = ("functions", "equations")
 LARGEST_BLOCK = 32
@@ -110,7 +110,7 @@ def train(
         train_dataset=rows,
         optimizers=(MuonAndAdamW(model, given.learning_rate), None),
     )
-    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    last = newest_complete(arguments)
     is_bidirectional = variant is not None and variant.inside == "bidirectional"
     with bidirectional_blocks() if is_bidirectional else nullcontext():
         outcome = trainer.train(resume_from_checkpoint=last)

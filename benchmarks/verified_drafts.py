@@ -22,7 +22,7 @@ from huggingface_hub.utils import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.demo.report import MAX_NEW_TOKENS, batch_of
+from wedlm.demo.inputs import MAX_NEW_TOKENS, batch_of
 from wedlm.demo.tasks import KINDS, held_out_examples
 
 TEMPERATURES = (0.5, 1.0)

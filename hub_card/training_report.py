@@ -22,7 +22,9 @@ def parse_training(report: dict[str, Any]) -> TrainingSection:
     last = (steps or log)[-1]  # a run shorter than logging_steps has only the summary
     evaluations = [entry for entry in log if "eval_loss" in entry]
     seconds = report.get("seconds", next((entry["train_runtime"] for entry in log if "train_runtime" in entry), None))
-    facts = {"optimizer steps": f"{last['step']:,}", "epochs": f"{last['epoch']:.2f}"}
+    facts = {"optimizer steps": f"{last['step']:,}"}
+    if "epoch" in last:
+        facts["epochs"] = f"{last['epoch']:.2f}"
     for name, data in report.get("data", {}).items():
         facts[f"data ({name})"] = (
             f"{data['num_samples']:,} samples from {data['num_read']:,} records: {data['num_tokens']:,} tokens, "

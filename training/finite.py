@@ -1,7 +1,6 @@
 """Stops training where a loss or a weight is no longer finite, before anything of it is saved."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -11,7 +10,7 @@ from wedlm.modeling_wedlm.dual_stream import PREDICTION
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMTrainingOutput
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.errors import TrainingError
-from wedlm.training.resume import incompleteness, newest_first
+from wedlm.training.resume import newest_complete
 
 SHOWN_TOKENS = 24  # of the first sample with such a loss
 
@@ -71,7 +70,6 @@ def check_loss(
 
 
 def remedy(args: WeDLMTrainingArguments) -> str:
-    complete = (path for path in newest_first(Path(args.output_dir)) if incompleteness(path, args) is None)
-    last = next(complete, None)
+    last = newest_complete(args)
     start = f"resume from {last}, which was saved before" if last else "start anew"
     return f"lower learning_rate={args.learning_rate} or set max_grad_norm, and {start}."

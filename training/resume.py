@@ -58,6 +58,12 @@ def no_checkpoint(training: WeDLMTrainingArguments, place: str, left_out: list[s
     )
 
 
+def newest_complete(training: WeDLMTrainingArguments) -> str | None:
+    """Returns the newest checkpoint of output_dir that is complete; None if there is none."""
+    complete = (path for path in newest_first(Path(training.output_dir)) if incompleteness(path, training) is None)
+    return next(map(str, complete), None)
+
+
 def newest_first(folder: Path) -> list[Path]:
     steps = {}
     for path in folder.iterdir() if folder.is_dir() else ():

@@ -133,6 +133,9 @@ class WeDLMTrainer(Trainer):
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """Returns the batches of an optimizer step, with weights scaled over all batches of the step on all ranks."""
+        if self.state.global_step >= self.state.max_steps:
+            # The run resumes at its own end. transformers would take one more step.
+            return [], None
         batches, num_targets = super().get_batch_samples(epoch_iterator, num_batches, device)
         if batches and self.accelerator.gradient_state.end_of_dataloader:
             batches[-1] = self.without_repeats(batches[-1])

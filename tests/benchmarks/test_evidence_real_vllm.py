@@ -17,7 +17,7 @@ def test_both_forms_write_what_the_model_writes(load_benchmark):
     prompts = [torch.arange(20, 20 + length).tolist() for length in (5, 9)]
     expected = ways.way_of(model, decoding="autoregressive")(prompts, 24).tokens
     environment = Path(sys.prefix)
-    with ways.vllm_ways(environment, DEMO_FOLDER, 256, 2, 1, eager=True) as made:
+    with ways.vllm_ways(environment, DEMO_FOLDER, "float32", 256, 2, 1, eager=True) as made:
         assert list(made) == [ways.VLLM, ways.VLLM_DRAFTING]
         for write in made.values():
             assert write(prompts, 24).tokens == expected

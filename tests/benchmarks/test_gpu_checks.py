@@ -1,5 +1,7 @@
 """The checks for a GPU: those that need none run without one, and every failure is told."""
 
+import math
+
 import pytest
 
 
@@ -9,6 +11,7 @@ def test_the_checks_run_without_a_gpu(run, load_benchmark, capsys):
     module = load_benchmark("gpu_checks")
     found = {result["check"]: result for result in report["results"]}
     assert list(found) == list(module.CHECKS)
+    assert module.FAILED not in {result["outcome"] for result in found.values()}
     if module.DEVICE == "cpu":
         passed = {name for name, result in found.items() if result["outcome"] == module.PASSED}
         assert {result["outcome"] for result in found.values()} == {module.PASSED, module.MISSING}
@@ -32,6 +35,14 @@ def test_a_failure_is_told_and_the_others_go_on(load_benchmark):
     with pytest.raises(AssertionError, match="1 of 2 texts are the same; at least 100% were expected"):
         module.same(["a", "b"], ["a", "c"])
     assert module.same(["a", "b"], ["a", "c"], least=0.5) == "1 of 2 texts are the same"
+
+
+def test_gradients_that_are_no_numbers_are_not_close(load_benchmark):
+    module = load_benchmark("gpu_checks")
+    assert module.close({"flex_attention": 1e-4, "dual_stream": 0.0}) == "flex_attention 1.0e-04, dual_stream 0.0e+00"
+    for wrong in (math.nan, 0.1):
+        with pytest.raises(AssertionError, match="distances of the gradients"):
+            module.close({"flex_attention": 0.0, "dual_stream": wrong})
 
 
 def test_what_is_missing_is_named(load_benchmark):

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.demo.card import card, overview
 from wedlm.demo.checkers import check
-from wedlm.demo.report import batch_of
+from wedlm.demo.inputs import batch_of
 from wedlm.demo.tasks import Example
 from wedlm.demo.tokenizer import demo_tokenizer
 from wedlm.evaluation.provenance import weights_digest

@@ -11,7 +11,7 @@ from helpers import load
 from safetensors import safe_open
 
 from wedlm.demo import recipe
-from wedlm.demo.recipe import STEPS, WINDOW_SIZE, examples_of, stages_of
+from wedlm.demo.recipe import STEPS, WINDOW_SIZE, conversations_of, stages_of
 from wedlm.demo.tasks import KINDS, held_out_examples
 
 
@@ -30,24 +30,35 @@ def losses(report):
     return [(entry["step"], entry["mlm_loss"], entry["ar_loss"]) for entry in report["results"]]
 
 
+def prompts_of(stage):
+    return {example.prompt for examples in conversations_of(stage) for example in examples}
+
+
 @pytest.mark.full
-def test_an_interrupted_run_goes_on_to_the_same_losses(run, tmp_path):
-    small = ("--save_steps", 1, "--hidden_size", 128, "--num_layers", 1)
-    whole = run(tmp_path, *small, steps=(2, 2, 3))
-    assert whole["first_step"] == 4 and [step for step, *_ in losses(whole)] == [1, 2, 3, 4, 5, 6, 7]
+def test_an_interrupted_run_goes_on_to_the_same_losses(run, monkeypatch, tmp_path):
+    small, begin = ("--save_steps", 1, "--hidden_size", 128, "--num_layers", 1), recipe.Clock.on_step_begin
+    whole = run(tmp_path, *small, steps=(2, 3, 4))
+    assert whole["first_step"] == 5 and [step for step, *_ in losses(whole)] == [*range(1, 10)]
     folder = tmp_path / "end" / "model"
     weights = (folder / "model.safetensors").read_bytes()
 
-    for name in ("model", "checkpoint-3"):  # stopped in the last stage
-        shutil.rmtree(tmp_path / "end" / name)
-    resumed = run(tmp_path, *small, steps=(2, 2, 3))
+    def stopped(clock, args, state, control, **given):
+        if (state.max_steps, state.global_step) == (4, 1):
+            raise KeyboardInterrupt
+        begin(clock, args, state, control, **given)
+
+    shutil.rmtree(tmp_path / "end")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(recipe.Clock, "on_step_begin", stopped)
+        run(tmp_path, *small, steps=(2, 3, 4))
+    resumed = run(tmp_path, *small, steps=(2, 3, 4))
     assert resumed["first_step"] == 6 and losses(resumed) == losses(whole)
     assert (folder / "model.safetensors").read_bytes() == weights
     assert resumed["seconds"] > whole["seconds"] / 2, "those before the stop too"
 
     for name in ("text/model", "text/checkpoint-2", "drafts", "end"):  # stopped in the first stage
         shutil.rmtree(tmp_path / name)
-    assert losses(run(tmp_path, *small, steps=(2, 2, 3))) == losses(whole)
+    assert losses(run(tmp_path, *small, steps=(2, 3, 4))) == losses(whole)
 
     assert {"config.json", "tokenizer.json", "modeling_wedlm.py", "loss.png"} <= {
         path.name for path in folder.iterdir()
@@ -59,6 +70,32 @@ def test_an_interrupted_run_goes_on_to_the_same_losses(run, tmp_path):
     settings = model.generation_config
     assert (settings.decoding, settings.window_size) == ("verified", WINDOW_SIZE)
     assert "--num_layers 1" in resumed["command"]
+
+
+@pytest.mark.full
+def test_a_run_that_was_stopped_behind_its_last_step_takes_no_further_one(run, tmp_path):
+    small = ("--save_steps", 1, "--hidden_size", 128, "--num_layers", 1)
+    whole = run(tmp_path, *small, steps=(1, 1, 3))
+    weights = (tmp_path / "end" / "model" / "model.safetensors").read_bytes()
+    shutil.rmtree(tmp_path / "end" / "model")
+    (tmp_path / "end" / "checkpoint-3" / "optimizer.pt").unlink()  # cut short by a kill
+    (tmp_path / "end" / "checkpoint-3").rename(tmp_path / "end" / "checkpoint-4")
+    again = run(tmp_path, *small, steps=(1, 1, 3))
+    assert losses(again) == losses(whole)
+    assert (tmp_path / "end" / "model" / "model.safetensors").read_bytes() == weights
+    shutil.rmtree(tmp_path / "end" / "model")
+    run(tmp_path, *small, steps=(1, 1, 3))
+    assert (tmp_path / "end" / "model" / "model.safetensors").read_bytes() == weights
+
+
+@pytest.mark.full
+def test_a_stage_of_other_settings_is_refused(run, tmp_path):
+    small = ("--hidden_size", 128, "--num_layers", 1)
+    run(tmp_path, *small, steps=(1, 1, 1))
+    with pytest.raises(SystemExit, match=r"text was begun with learning_rate=0.003 and not with 0.001; pass the same"):
+        run(tmp_path, *small, "--learning_rate", 1e-3, steps=(1, 1, 1))
+    with pytest.raises(SystemExit, match=r"end was begun with max_steps=1 and not with 2"):
+        run(tmp_path, *small, steps=(1, 1, 2))
 
 
 @pytest.mark.full
@@ -83,9 +120,7 @@ def test_two_hundred_steps_have_the_same_losses_again(run, tmp_path):
 
 
 def test_each_stage_sees_another_part_of_the_stream():
-    seen = [
-        {example.prompt for examples in examples_of(stage) for example in examples} for stage in stages_of((2, 3, 4))
-    ]
+    seen = [prompts_of(stage) for stage in stages_of((2, 3, 4))]
     assert [len(prompts) > least for prompts, least in zip(seen, (50, 80, 110), strict=True)] == [True] * 3
     for first, second in combinations(seen, 2):
         assert len(first & second) < 5, "the same question may be drawn twice"
@@ -96,7 +131,5 @@ def test_no_held_out_question_is_in_the_training_stream():
     """All of it, and by the words of the question: the key alone is what the generators keep apart by."""
     held_out = {hash(example.prompt) for kind in KINDS for example in held_out_examples(kind, 1000)}
     assert len(held_out) > 5900
-    asked = {
-        hash(example.prompt) for stage in stages_of(STEPS) for examples in examples_of(stage) for example in examples
-    }
+    asked = {hash(prompt) for stage in stages_of(STEPS) for prompt in prompts_of(stage)}
     assert len(asked) > 100_000 and not asked & held_out

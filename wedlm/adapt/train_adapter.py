@@ -39,7 +39,7 @@ from wedlm.checkpoints.whole_file import write_whole
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.data import prepare_dataset
-from wedlm.training.resume import incompleteness, newest_first
+from wedlm.training.resume import newest_complete
 from wedlm.training.trainer import WeDLMTrainer
 
 SCALE = 64  # lora_alpha / r; drafts get better more slowly with 8 (DEVLOG)
@@ -93,12 +93,6 @@ def training_errors(work: Path) -> Iterator[None]:
         raise AdaptError(
             f"The training stopped ({one_line(error)}); when that is mended, the same command goes on from {work}."
         ) from error
-
-
-def newest_complete(training: WeDLMTrainingArguments) -> str | None:
-    """The checkpoint to go on from; None if a kill has left no complete one."""
-    complete = (path for path in newest_first(Path(training.output_dir)) if incompleteness(path, training) is None)
-    return next(map(str, complete), None)
 
 
 def write_generation_config(base: str, folder: Path) -> None:

@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.demo.report import BASELINE, goals
+from wedlm.checkpoints.whole_file import write_whole
+from wedlm.demo.report import goals
+from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import commit_text
 from wedlm.hub_card.card import CardContent, EvaluationSection, Example, Section, TaskTable, make_card
 from wedlm.hub_card.checkpoint import read_checkpoint
@@ -17,7 +19,8 @@ METADATA = {"license": "apache-2.0", "language": "en", "tags": ["diffusion", "pa
 INTRODUCTION = """\
 It was made to try parallel decoding, and for tests and benchmarks. It answers six kinds of questions and nothing
 else. Some of them have one right text (counting), and others leave many choices (stories). It was trained from
-scratch, on generated data only, in {minutes} minutes on {device} ({threads} threads)."""
+scratch, on generated data only, in {minutes} minutes of steps on {device} ({threads}
+threads)."""
 
 CONDITIONS = """\
 Each decoding answered {num_examples} held-out questions of each kind, greedily, with at most 160 new tokens. None of
@@ -176,7 +179,7 @@ def spread(measured: dict, digits: int) -> str:
 
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else DEMO_FOLDER
-    (folder / "README.md").write_text(card(folder), encoding="utf-8")
+    write_whole(folder / "README.md", card(folder))
 
 
 if __name__ == "__main__":

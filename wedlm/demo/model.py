@@ -5,7 +5,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
 
-SEED = 1  # of the weights
+SEED = 1  # of the weights, the conversations and their order
 
 
 def random_model(

@@ -11,12 +11,13 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from wedlm.demo.checkers import check
+from wedlm.demo.inputs import MAX_NEW_TOKENS, batch_of
 from wedlm.demo.tasks import Example
-from wedlm.evaluation.work_file import WorkFile
+from wedlm.evaluation.decodings import BASELINE
+from wedlm.evaluation.work_file import WorkFile, digest_of
 
 KIND = "stories"  # the kind whose questions leave many choices
 BATCH_SIZE = 128
-MAX_NEW_TOKENS = 160
 
 
 @torch.no_grad()
@@ -32,34 +33,25 @@ def own_answers(
         folder (`Path`): Where answers are kept, so that a stopped run goes on.
         weights (`str`): A digest of the model's weights.
     """
-    prompts = list(dict.fromkeys(example.prompt for example in examples if example.kind == KIND))
+    asked = list({example.prompt: example for example in examples if example.kind == KIND}.values())
     work = WorkFile(folder, {"weights": weights, "batch_size": BATCH_SIZE, "max_new_tokens": MAX_NEW_TOKENS})
     answers = {}
-    for start in tqdm(range(0, len(prompts), BATCH_SIZE), unit=" batches", desc="own answers"):
-        batch = prompts[start : start + BATCH_SIZE]
-        if (start,) not in work:
-            work.add((start,), texts_of(model, tokenizer, batch))
-        answers.update(zip(batch, work[(start,)], strict=True))
+    for start in tqdm(range(0, len(asked), BATCH_SIZE), unit=" batches", desc="own answers"):
+        batch = asked[start : start + BATCH_SIZE]
+        prompts = [example.prompt for example in batch]
+        key = (digest_of(prompts),)
+        if key not in work:
+            work.add(key, texts_of(model, tokenizer, batch))
+        answers.update(zip(prompts, work[key], strict=True))
     return {prompt: text for prompt, text in answers.items() if check(KIND, prompt, text)}
 
 
-def texts_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str]) -> list[str]:
-    inputs = tokenizer.apply_chat_template(
-        [[{"role": "user", "content": prompt}] for prompt in prompts],
-        add_generation_prompt=True,
-        padding=True,
-        return_dict=True,
-        return_tensors="pt",
-    ).to(model.device)
-    ids = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=False, decoding="autoregressive")
+def texts_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: list[Example]) -> list[str]:
+    inputs = batch_of(tokenizer, examples, model.device)
+    ids = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=False, decoding=BASELINE)
     return tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
 def with_own_answers(examples: list[Example], answers: dict[str, str]) -> list[Example]:
     """The examples, with the model's own answer where there is one."""
-    return [
-        example._replace(answer=answers[example.prompt])
-        if example.kind == KIND and example.prompt in answers
-        else example
-        for example in examples
-    ]
+    return [example._replace(answer=answers.get(example.prompt, example.answer)) for example in examples]

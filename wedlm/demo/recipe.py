@@ -23,9 +23,9 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_callback import ExportableState
-from transformers.trainer_utils import get_last_checkpoint
 
 from wedlm import WeDLMForCausalLM, WeDLMTrainer, WeDLMTrainingArguments
+from wedlm.checkpoints.whole_file import write_whole
 from wedlm.demo.model import SEED, MuonAndAdamW, random_model
 from wedlm.demo.own_answers import own_answers, with_own_answers
 from wedlm.demo.tasks import Example, conversation, messages_of
@@ -33,6 +33,7 @@ from wedlm.demo.tokenizer import demo_tokenizer
 from wedlm.evaluation.provenance import weights_digest, write_report
 from wedlm.training.data import prepare_dataset
 from wedlm.training.data_options import DataOptions
+from wedlm.training.resume import newest_complete
 
 ROW_TOKENS = 192  # no example is longer
 ROWS_PER_STEP = 12
@@ -40,6 +41,7 @@ CONVERSATIONS_PER_ROW = 2.5  # an upper bound of the mean, so that no row is nee
 STEPS = (2500, 4500, 5000)  # of the stages
 WARMUP_STEPS = 100
 WINDOW_SIZE = 24  # of decoding
+SETTINGS = ("learning_rate", "suffix_mask_probability", "hidden_size", "num_layers", "bf16")  # that decide the weights
 
 
 class Stage(NamedTuple):
@@ -48,7 +50,7 @@ class Stage(NamedTuple):
     name: str
     max_steps: int
     block_size: int
-    falls: bool  # whether the learning rate falls to 0; elsewhere it stays, so that the next stage goes on from it
+    falls: bool  # whether the learning rate falls to 0; elsewhere it stays, for the next stage
     first_step: int  # the number of steps before it
 
 
@@ -65,8 +67,8 @@ def num_conversations(num_steps: int) -> int:
     return int(num_steps * ROWS_PER_STEP * CONVERSATIONS_PER_ROW)
 
 
-def examples_of(stage: Stage) -> list[list[Example]]:
-    """The conversations of a stage."""
+def conversations_of(stage: Stage) -> list[list[Example]]:
+    """The part of the training stream that a stage sees."""
     start, stop = (num_conversations(steps) for steps in (stage.first_step, stage.first_step + stage.max_steps))
     return [conversation(SEED, number) for number in range(start, stop)]
 
@@ -103,22 +105,23 @@ def train(
     stage: Stage, model: WeDLMForCausalLM, tokenizer: PreTrainedTokenizerBase, rows: Dataset, given: argparse.Namespace
 ) -> dict:
     """Trains the model in a stage; returns the losses, the seconds and the step at which this run began."""
-    folder, clock = given.out / stage.name, Clock()
+    arguments, clock = training_arguments(stage, given.out / stage.name, given), Clock()
+    last = newest_complete(arguments)
+    first_step = int(last.rpartition("-")[2]) if last else 0
     trainer = WeDLMTrainer(
         model,
-        training_arguments(stage, folder, given),
+        arguments,
         train_dataset=rows,
         processing_class=tokenizer,
         callbacks=[clock],
         optimizers=(MuonAndAdamW(model, given.learning_rate), None),
     )
-    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
     trainer.train(resume_from_checkpoint=last)
     clock = next(each for each in trainer.callback_handler.callbacks if isinstance(each, Clock))
     return {
         "losses": [entry for entry in trainer.state.log_history if "mlm_loss" in entry],
         "seconds": clock.seconds,
-        "first_step": json.loads(Path(last, "trainer_state.json").read_text())["global_step"] if last else 0,
+        "first_step": first_step,
     }
 
 
@@ -200,17 +203,33 @@ def main() -> None:
     tokenizer = demo_tokenizer()
     before = None  # the checkpoint of the stage before
     for stage in stages_of(given.steps):
+        check_settings(stage, given)
         checkpoint = given.out / stage.name / "model"
         if not (checkpoint / "training.json").exists():
             pass_stage(stage, tokenizer, before, checkpoint, given)
         before = checkpoint
 
 
+def check_settings(stage: Stage, given: argparse.Namespace) -> None:
+    """Refuses to go on with a stage that was begun with other settings."""
+    settings = {**stage._asdict(), **{name: getattr(given, name) for name in SETTINGS}}
+    file = given.out / stage.name / "settings.json"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(settings, indent=2) + "\n")
+    begun = json.loads(file.read_text(encoding="utf-8"))
+    if other := [name for name in settings if settings[name] != begun.get(name)]:
+        raise SystemExit(
+            f"{file.parent} was begun with {other[0]}={begun.get(other[0])} and not with {settings[other[0]]}; pass "
+            "the same arguments, or another folder."
+        )
+
+
 def pass_stage(
     stage: Stage, tokenizer: PreTrainedTokenizerBase, before: Path | None, checkpoint: Path, given: argparse.Namespace
 ) -> None:
     """Trains the checkpoint of a stage from the one before it, which the report of losses continues."""
-    conversations = examples_of(stage)
+    conversations = conversations_of(stage)
     answers = {}
     if before is None:
         model = random_model(tokenizer, given.hidden_size, given.num_layers)
@@ -225,7 +244,10 @@ def pass_stage(
 
     told = train(stage, model, tokenizer, training_rows(tokenizer, conversations), given)
     save(model, tokenizer, checkpoint)
-    losses += [{**entry, "step": stage.first_step + entry["step"]} for entry in told["losses"]]
+    for entry in told["losses"]:
+        entry["step"] += stage.first_step
+        del entry["epoch"]  # of this stage alone; no conversation comes twice
+    losses += told["losses"]
     plot(losses, checkpoint / "loss.png")
     about = {
         "parameters": model.num_parameters(),

@@ -20,15 +20,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from huggingface_hub.utils import tqdm
-from transformers import AutoTokenizer, BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from wedlm import WeDLMForCausalLM
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.demo.checkers import check
+from wedlm.demo.inputs import MAX_NEW_TOKENS, batch_of
 from wedlm.demo.tasks import KINDS, Example, held_out_examples
 from wedlm.evaluation.decodings import BASELINE
-from wedlm.evaluation.provenance import weights_digest, write_report
+from wedlm.evaluation.provenance import conditions, weights_digest, write_report
 from wedlm.evaluation.resampling import interval, median_and_quartiles, resampled_means
 from wedlm.evaluation.turns import take_turns
 from wedlm.evaluation.work_file import WorkFile
@@ -41,7 +42,6 @@ DECODINGS = {
     "blockwise": {"decoding": "blockwise"},
     "verified": {"decoding": "verified"},
 }
-MAX_NEW_TOKENS = 160  # the longest right answer has 88
 BATCH_SIZE = 50
 LEAST_RIGHT = 0.95  # the goals: token by token, on all kinds but stories
 TOKENS_PER_FORWARD = dict(zip(KINDS, (9, 8, 9, 7, 8, 4), strict=True))  # verified
@@ -64,20 +64,6 @@ class Answer(NamedTuple):
     nll: float  # sum over the tokens of the answer, each given those before it, in nats
 
 
-def batch_of(tokenizer: PreTrainedTokenizerBase, examples: list[Example], device: torch.device | str) -> BatchEncoding:
-    """The questions of the examples as inputs of `generate()`, padded on the left.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): A tokenizer with a chat template.
-        examples (`list[Example]`): The examples, whose answers are left out.
-        device (`torch.device` or `str`): Where the inputs go.
-    """
-    chats = [example.messages[:1] for example in examples]
-    return tokenizer.apply_chat_template(
-        chats, add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
-    ).to(device)
-
-
 @torch.no_grad()
 def answers_of(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: list[Example], settings: dict
@@ -91,17 +77,14 @@ def answers_of(
     is_end = tokens == tokenizer.eos_token_id
     is_token = is_end.cumsum(1) - is_end.long() == 0  # up to the end token and with it
     num_tokens = is_token.sum(1)
-    if settings["decoding"] == BASELINE:
-        forwards = window_queries = num_tokens
-    else:
-        forwards, window_queries = output.forwards, (num_tokens / output.prefix_cacheability).round().long()
+    window_queries = (num_tokens / output.prefix_cacheability).round().long()
     mask = torch.cat([inputs["attention_mask"], is_token.long()], dim=1)
     nll = answer_nll(model, output.sequences, mask, is_token, tokenizer.mask_token_id)
     texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
     return [
         Answer(text, check(example.kind, example.prompt, text), *map(int, counts), float(of_answer))
         for example, text, *counts, of_answer in zip(
-            examples, texts, num_tokens, forwards, window_queries, nll, strict=True
+            examples, texts, num_tokens, output.forwards, window_queries, nll, strict=True
         )
     ]
 
@@ -298,6 +281,8 @@ def main() -> None:
         "decodings": DECODINGS,
         "num_examples": given.num_examples,
         "batch_size": BATCH_SIZE,
+        "max_new_tokens": MAX_NEW_TOKENS,
+        **conditions(model.device),
     }
     examples = {kind: held_out_examples(kind, given.num_examples) for kind in KINDS}
     work = WorkFile(given.work, settings)

@@ -233,7 +233,7 @@ def test_the_whole_report_and_its_card(folder, model, tmp_path, monkeypatch, cap
             speed = f" {numbers['tokens_per_forward']:.2f} | {numbers['prefix_cacheability']:.2f} |"
             assert line in text and speed in text
     assert f"of {model.num_parameters() / 1e6:.1f} million parameters" in text
-    assert "in 67 minutes of steps on a CPU" in " ".join(text.split())
+    assert "took 67 minutes on a CPU" in " ".join(text.split())
     assert "| optimizer steps | 2,800 |" in text and "| source | commit 000000000000 |" in text
     assert all(shown["text"] in text for shown in written["examples"])
     assert overview(written).count("\n") == 1 + len(KINDS)

@@ -19,8 +19,7 @@ METADATA = {"license": "apache-2.0", "language": "en", "tags": ["diffusion", "pa
 INTRODUCTION = """\
 It was made to try parallel decoding, and for tests and benchmarks. It answers six kinds of questions and nothing
 else. Some of them have one right text (counting), and others leave many choices (stories). It was trained from
-scratch, on generated data only, in {minutes} minutes of steps on {device} ({threads}
-threads)."""
+scratch, on generated data only. The steps of the training took {minutes} minutes on {device} ({threads} threads)."""
 
 CONDITIONS = """\
 Each decoding answered {num_examples} held-out questions of each kind, greedily, with at most 160 new tokens. None of

@@ -1,6 +1,6 @@
 """`make demo-model`: trains the demo checkpoint from nothing with WeDLMTrainer, and goes on where it was stopped.
 
-    python -m wedlm.demo.recipe build/demo-model [--steps 2500 4500 5000 --learning_rate 3e-3 ...]
+    python -m wedlm.demo.recipe build/demo-model [--steps 2500 4000 5500 --learning_rate 3e-3 ...]
 
 There are three stages. The first learns the kinds of questions from their generators, in blocks of 16 tokens. The
 second learns to draft further ahead, in blocks of 32, and learns stories from the first stage's answers. The third
@@ -38,7 +38,7 @@ from wedlm.training.resume import newest_complete
 ROW_TOKENS = 192  # no example is longer
 ROWS_PER_STEP = 12
 CONVERSATIONS_PER_ROW = 2.5  # an upper bound of the mean, so that no row is needed twice
-STEPS = (2500, 4500, 5000)  # of the stages
+STEPS = (2500, 4000, 5500)  # of the stages
 WARMUP_STEPS = 100
 WINDOW_SIZE = 24  # of decoding
 SETTINGS = ("learning_rate", "suffix_mask_probability", "hidden_size", "num_layers", "bf16")  # that decide the weights
@@ -201,13 +201,13 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     given = parse_arguments()
     tokenizer = demo_tokenizer()
-    before = None  # the checkpoint of the stage before
-    for stage in stages_of(given.steps):
+    stages = stages_of(given.steps)
+    checkpoints = [given.out / stage.name / "model" for stage in stages]
+    finished = [number for number, folder in enumerate(checkpoints) if (folder / "training.json").exists()]
+    for stage in stages:
         check_settings(stage, given)
-        checkpoint = given.out / stage.name / "model"
-        if not (checkpoint / "training.json").exists():
-            pass_stage(stage, tokenizer, before, checkpoint, given)
-        before = checkpoint
+    for number in range(max(finished, default=-1) + 1, len(stages)):
+        pass_stage(stages[number], tokenizer, checkpoints[number - 1] if number else None, checkpoints[number], given)
 
 
 def check_settings(stage: Stage, given: argparse.Namespace) -> None:

@@ -164,8 +164,10 @@ class VerifiedWindow(Window):
         query = torch.arange(width, device=start.device)
         mask = query - num_leading - num_drafts  # [batch, width]: the place among the MASKs, negative before them
         group = (self.groups[:, None, 1:] <= mask[..., None]).sum(-1)
+        is_mask = (mask >= 0) & (mask < self.groups[:, -1:])
+        # (Queries that a row does not need are its known token, not MASK, for which draft adapters would work.)
         tokens = torch.cat([self.tokens.gather(1, start), self.drafts], dim=-1)
-        tokens = tokens.gather(1, query.clamp(max=size - 1).expand_as(mask))
+        tokens = tokens.gather(1, query.clamp(max=size - 1).where(mask < 0, 0))
         mask_slots = first_judged + group + mask - self.groups.gather(1, group)
         slots = torch.where(mask < 0, start + query, mask_slots)
         # The judge of the first draft is the last known token: the query before the first draft, or the prompt's last.
@@ -175,7 +177,7 @@ class VerifiedWindow(Window):
         is_query = place <= num_drafts + self.groups[:, -1:]
         queries_seen = torch.where(mask < 0, query + 1, num_leading + group)
         return WindowQueries(
-            input_ids=torch.where(mask < 0, tokens, policy.mask_token_id),
+            input_ids=torch.where(is_mask, policy.mask_token_id, tokens),
             position_ids=self.prompt_lengths[:, None] + slots,
             num_text=torch.zeros_like(self.start),
             asked=asked,

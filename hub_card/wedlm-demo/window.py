@@ -31,7 +31,7 @@ class WindowQueries(NamedTuple):
     """The queries of one forward: text in front, where there is any, then tokens of the window, then MASKs.
 
     A step reads the logits of some queries only. It asks these queries, each about one slot. Rows with fewer queries
-    than others end in MASKs that nothing reads.
+    than others end in some that nothing reads.
 
     Args:
         input_ids (`torch.LongTensor` of shape `(batch, queries)`): A token, or MASK.

@@ -209,6 +209,24 @@ def overview(results: dict[str, dict[str, list[dict]]]) -> str:
     return markdown(["prompts", *header], lines, left={"prompts"})
 
 
+def beside(results: dict[str, dict[str, list[dict]]]) -> str:
+    """For README.md: the speed of every way over all prompts, as a multiple of that of generate().
+
+    Args:
+        results (`dict[str, dict]`): The results by dtype.
+    """
+    cells = {
+        f"{asked_in(cell['batch_size'])}, {dtype}": cell
+        for dtype, of_one in results.items()
+        for cell in of_all(of_one)
+    }
+    ways = dict.fromkeys(way for cell in cells.values() for way in cell["ways"] if way in MARKERS)
+    lines = [
+        [way, *(f"{times(cell, way):.2f}×" if way in cell["ways"] else "" for cell in cells.values())] for way in ways
+    ]
+    return markdown(["way", *cells], lines, left={"way"})
+
+
 def summary(results: dict[str, list[dict]], dtype: str) -> str:
     """All that is measured, in words and tables."""
     of_texts = [part(results) for part in (kept, texts_table, scores_table) if "texts" in results]

@@ -232,7 +232,8 @@ def test_the_page_says_where_it_is_slower(load_benchmark):
         ],
     }
     assert page.kept(results) == (
-        "In float32 6 of 8 answers are the same, token for token, and 1 of 2 scores are equal to the last digit."
+        "In float32 6 of 8 answers with the adapter are the same, token for token, and 1 of 2 scores are equal to the "
+        "last digit."
     )
     assert page.faster(results, "float32") == (
         "As a multiple of the speed of transformers' `generate()` in float32: one prompt at a time, 0.85 (0.42 to "
@@ -253,6 +254,9 @@ def test_the_page_says_where_it_is_slower(load_benchmark):
         "| prose | 1.00× | 4 of 4 | 1.00× | 4 of 4 |",
         "| all | 1.25× | 4 of 4 | 1.25× | 4 of 4 |",
     ]
+    beside = page.beside({"float32": results}).splitlines()
+    assert beside[0] == "| way | one prompt at a time, float32 | 8 prompts in a batch, float32 |"
+    assert "| WeDLM: verified, adapter | 1.25× | 0.97× |" in beside and not any("generate()" in row for row in beside)
     table = page.texts_table(results)
     assert "| json | 4 | 3 | 3 | 1.50 | 1.50 |" in table and "| all, float32 | 8 | 6 | 6 | 1.50 | 1.50 |" in table
     assert "bfloat16" not in table

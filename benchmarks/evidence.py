@@ -249,8 +249,8 @@ def trained_section() -> str:
     return real_training_page.section(report, conditions(report))
 
 
-def verdicts() -> str:
-    """The verdict of each section in a table, and a sentence that counts them."""
+def verdict_table() -> str:
+    """The sections with their verdicts, behind a sentence that counts them."""
     found = {described.title: described.judge(report_of(described.name)["results"]).verdict for described in SECTIONS}
     agree, differ, cannot = (list(found.values()).count(verdict) for verdict in (AGREES, DIFFERS, CANNOT))
     rows = [[f"[{title}](#{title.lower().replace(' ', '-')})", verdict.lower()] for title, verdict in found.items()]
@@ -263,7 +263,7 @@ Of {len(found)} findings {agree} agree with the paper's, {differ} differ, and {c
 
 def page() -> str:
     sections = [section(described, report_of(described.name)) for described in SECTIONS]
-    return "\n".join([HEAD, verdicts(), *sections, acceptance_section(), real_section(), trained_section()])
+    return "\n".join([HEAD, verdict_table(), *sections, acceptance_section(), real_section(), trained_section()])
 
 
 def main() -> None:

@@ -47,8 +47,9 @@ def sentence(report: dict) -> str:
     size = f"{report['results']['environment_bytes'] / 1e9:.1f} GB"
     told = [f"`make {first['target']}` takes {minutes(first['seconds'])} with the installation ({size})"]
     told += [f"`make {other['target']}` {minutes(other['seconds'])}" for other in others]
-    told = " and ".join(part for part in (", ".join(told[:-1]), told[-1]) if part)
-    return f"On {report['threads']} cores of an {report['device']}, {told}."
+    *earlier, last = told
+    listed = f"{', '.join(earlier)} and {last}" if earlier else last
+    return f"On {report['threads']} cores of an {report['device']}, {listed}."
 
 
 def main() -> None:

@@ -22,9 +22,9 @@ FEW_QUERIES = (1, 8)  # the queries of a row in the narrower steps, where their 
 class StaticSteps:
     """A window and a cache whose tensors stay where they are, and the steps that calls take in them.
 
-    Every step has 2 * window_size queries for each row, of which those behind the window do nothing. It
-    reads a number of entries rounded up by `bucketed`. The host reads the status of the step before the one that runs,
-    so that the device never waits. So one more step runs when all rows have ended, and changes nothing. Where the
+    Every step has 2 * window_size queries for each row, of which those behind the window do nothing. It reads a
+    number of entries rounded up by `bucketed`. The host reads the status of the step before the one that runs, so that
+    the device never waits. So one more step runs when all rows have ended, and changes nothing. Where the
     number of queries is free to choose, there are three shapes. A step has the smallest one that holds the queries
     planned for the step before it, and leaves out the last queries that were planned for itself beyond that.
 

@@ -34,6 +34,16 @@ def test_the_files_are_of_a_commit_and_of_this_checkpoint(evidence):
         assert set(report["results"]["all"]) == {BASELINE, *evidence.ablations.FIGURES[name].decodings}
 
 
+def test_the_verdicts_are_counted(evidence):
+    page = (REPOSITORY / "docs" / "EVIDENCE.md").read_text(encoding="utf-8")
+    given = re.findall(r"^\*\*(Agrees|Differs|Cannot be judged)\*\*:", page, re.MULTILINE)
+    agree, differ, cannot = map(given.count, ("Agrees", "Differs", "Cannot be judged"))
+    assert f"Of {len(given)} findings {agree} agree with the paper's, {differ} differ, and {cannot} cannot" in page
+    rows = re.findall(r"^\| \[(.+)\]\(#(.+)\) \| (.+) \|$", page, re.MULTILINE)
+    assert [verdict for *_, verdict in rows] == [verdict.lower() for verdict in given]
+    assert all(f"## {title}\n" in page and place == title.lower().replace(" ", "-") for title, place, _ in rows)
+
+
 def test_plots_lie_beside_the_page(evidence):
     page = (REPOSITORY / "docs" / "EVIDENCE.md").read_text(encoding="utf-8")
     plots = re.findall(r"!\[.*\]\((.*)\)", page)

@@ -1,6 +1,8 @@
 """The checks for a GPU: those that need none run without one, and every failure is told."""
 
+import json
 import math
+import sys
 
 import pytest
 
@@ -35,6 +37,20 @@ def test_a_failure_is_told_and_the_others_go_on(load_benchmark):
     with pytest.raises(AssertionError, match="1 of 2 texts are the same; at least 100% were expected"):
         module.same(["a", "b"], ["a", "c"])
     assert module.same(["a", "b"], ["a", "c"], least=0.5) == "1 of 2 texts are the same"
+
+
+def test_a_failure_is_saved_and_ends_the_script_with_an_error(load_benchmark, monkeypatch, tmp_path):
+    module = load_benchmark("gpu_checks")
+
+    def fails(questions):
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(module, "CHECKS", {"one": lambda questions: "all is well", "other": fails})
+    monkeypatch.setattr(sys, "argv", ["gpu_checks", "--questions", "6", "--out", str(tmp_path / "out.json")])
+    with pytest.raises(SystemExit, match="1 of 2 checks failed"):
+        module.main()
+    saved = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert [result["outcome"] for result in saved] == [module.PASSED, module.FAILED]
 
 
 def test_gradients_that_are_no_numbers_are_not_close(load_benchmark):

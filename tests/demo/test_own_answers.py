@@ -39,6 +39,14 @@ def test_right_answers_to_stories_are_kept(demo, examples, tmp_path, monkeypatch
 
     monkeypatch.setattr(module, "texts_of", None)  # nothing is asked again
     assert own_answers(*demo, examples, tmp_path, "weights") == answers
+    asked = []
+    monkeypatch.setattr(
+        module, "texts_of", lambda model, tokenizer, batch: asked.extend(batch) or ["No."] * len(batch)
+    )
+    more = [*examples, example("stories", "train", 3)]
+    kept = own_answers(*demo, more, tmp_path, "weights")
+    assert asked == [more[-3], more[-1]], "kept answers are found by their batch of questions"
+    assert kept == {story.prompt: answers[story.prompt] for story in stories[:2] if story.prompt in answers}
     replaced = with_own_answers(examples, answers)
     assert [each.prompt for each in replaced] == [each.prompt for each in examples]
     for old, new in zip(examples, replaced, strict=True):
@@ -47,6 +55,6 @@ def test_right_answers_to_stories_are_kept(demo, examples, tmp_path, monkeypatch
 
 
 def test_wrong_answers_are_left_out(demo, examples, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "texts_of", lambda model, tokenizer, prompts: ["No."] * len(prompts))
+    monkeypatch.setattr(module, "texts_of", lambda model, tokenizer, examples: ["No."] * len(examples))
     assert own_answers(*demo, examples, tmp_path, "weights") == {}
     assert with_own_answers(examples, {}) == examples

@@ -482,6 +482,17 @@ def test_a_resumed_run_goes_on_exactly(tmp_path):
         assert torch.equal(weight, weights[name]), name
 
 
+def test_a_run_that_resumes_at_its_end_takes_no_further_step(tmp_path):
+    """transformers looks at max_steps behind a step only."""
+    fields = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    weights, _, _ = trained(tmp_path, **fields)
+    trainer = WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path, **fields), train_dataset=samples())
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert trainer.state.global_step == 2
+    for name, weight in trainer.model.named_parameters():
+        assert torch.equal(weight, weights[name]), name
+
+
 def test_true_resumes_from_the_last_complete_checkpoint(tmp_path):
     fields = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     weights, _, _ = trained(tmp_path, **fields)

@@ -3,8 +3,8 @@
     python -m wedlm.demo.recipe build/demo-model [--steps 2500 4000 5500 --learning_rate 3e-3 ...]
 
 There are three stages. The first learns the kinds of questions from their generators, in blocks of 16 tokens. The
-second learns to draft further ahead, in blocks of 32, and learns stories from the first stage's answers. The third
-goes on with the second stage's answers while the learning rate falls. On a CPU whose flags name avx512_bf16 or
+second learns to draft further ahead, in blocks of 32. The third goes on while the learning rate falls. For stories
+both learn from the answers of the stage before, where a checker accepts them. On a CPU whose flags name avx512_bf16 or
 amx_bf16, --bf16 spares a quarter of the time; the weights stay in float32 while they are trained.
 
 A stage leaves a checkpoint, such as build/demo-model/text/model, from which the next one goes on. The last one's,

@@ -1,4 +1,4 @@
-"""The tokenizer of the demo checkpoint: a byte-level BPE, trained on a fixed part of the training stream."""
+"""The tokenizer of the demo checkpoint: a byte-level BPE, trained on fixed examples of all kinds."""
 
 from collections.abc import Iterable
 
@@ -10,8 +10,8 @@ from wedlm.demo.tasks import training_example
 VOCABULARY_SIZE = 2048
 NUM_SAMPLES = 20_000
 SAMPLE_SEED = 0
-# Relative frequency of the kinds in its texts. Those of the training stream may change, and the tokenizer stays.
-WEIGHTS = {"counting": 4, "word_problems": 5, "equations": 4, "records": 4, "functions": 2, "stories": 2}
+# Relative frequency of the kinds in its texts, apart from the training stream: if that changes, the tokenizer stays.
+SAMPLE_WEIGHTS = {"counting": 4, "word_problems": 5, "equations": 4, "records": 4, "functions": 2, "stories": 2}
 MAX_LENGTH = 1024
 
 END_OF_TEXT, TURN_START, TURN_END, MASK = SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]
@@ -45,7 +45,7 @@ def sample_texts() -> Iterable[str]:
     """The texts that the tokenizer is trained on."""
     yield "user\nassistant\n" * NUM_SAMPLES  # the roles, as the chat template writes them
     for position in range(NUM_SAMPLES):
-        example = training_example(SAMPLE_SEED, position, WEIGHTS)
+        example = training_example(SAMPLE_SEED, position, SAMPLE_WEIGHTS)
         yield example.prompt
         yield example.answer
 

@@ -215,6 +215,23 @@ def test_load_adapter_of_transformers_refuses_a_file_that_does_not_fit(change, f
         tiny_model().load_adapter(folder)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
+def test_decoding_computes_the_products_of_peft(dtype, tolerance):
+    """A model that trains takes PEFT's own forward; without dropout it computes the same."""
+    model = with_adapter(tiny_model().to(dtype))
+    expected = logits(model.train())
+    differences = (logits(model.eval()) - expected).abs()
+    assert differences.max() < tolerance * expected.abs().max()
+    assert (expected - logits(tiny_model().to(dtype))).abs().max() > 0.2 * expected.abs().max()
+
+
+def test_decoding_leaves_out_dropout():
+    model = with_adapter(tiny_model(), lora_dropout=0.5)
+    expected = logits(with_adapter(tiny_model()))
+    assert torch.equal(logits(model.eval()), expected)
+    assert not torch.allclose(logits(model.train()), expected, atol=1e-3)
+
+
 def test_text_alone_takes_no_detour(monkeypatch):
     """Without MASK in the input neither PEFT's layers nor the products run, except where gradients are wanted."""
     model, calls = with_adapter(tiny_model()), []

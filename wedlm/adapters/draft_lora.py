@@ -122,15 +122,25 @@ class MaskEmbedding(nn.Module, BaseTunerLayer):
 
 
 class ForwardOfMasks:
-    """The forward of a layer of PEFT that takes no detour where the input of the model holds no MASK."""
+    """The forward of a layer of PEFT: without its product where the input of the model holds no MASK.
+
+    In decoding, which has one adapter and no dropout, it calls fewer operations than PEFT's own forward.
+    """
 
     def __init__(self, layer: nn.Module):
         self.layer = layer
 
     def __call__(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
+        layer = self.layer
         if MASKED.positions is None:
-            return self.layer.base_layer(hidden_states)
-        return type(self.layer).forward(self.layer, hidden_states, *args, **kwargs)
+            return layer.base_layer(hidden_states)
+        name = layer.active_adapters[0] if len(layer.active_adapters) == 1 else None
+        if name not in layer.lora_A or layer.disable_adapters or layer.training or args or kwargs:
+            return type(layer).forward(layer, hidden_states, *args, **kwargs)
+        down, up = layer.lora_A[name], layer.lora_B[name]
+        output = layer.base_layer(hidden_states)
+        product = up(down(hidden_states.to(down.weight.dtype)))
+        return output.add(product.to(output.dtype), alpha=layer.scaling[name])
 
 
 class DraftLoraModel(LoraModel):

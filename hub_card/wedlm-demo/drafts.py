@@ -10,43 +10,43 @@ from torch.nn.functional import linear
 
 
 class Masked(threading.local):
-    """The positions of the forward at hand whose input is MASK.
+    """Where the input of the forward at hand is MASK.
 
-    Every decoder layer sets them for itself, also where gradient checkpointing runs it again, and each thread has its
-    own. (Layers of PEFT take no further argument, so the positions cannot be passed to them.)
+    Every decoder layer sets it for itself, also where gradient checkpointing runs it again, and each thread has its
+    own. (Layers of PEFT take no further argument, so it cannot be passed to them.)
     """
 
-    positions: torch.Tensor | None = None  # [batch, queries]
+    text: torch.Tensor | None = None  # [batch, queries, 1], True where the input is not MASK; None: no MASK anywhere
 
 
 MASKED = Masked()
 
 
 @contextmanager
-def masked_positions(positions: torch.Tensor | None) -> Iterator[None]:
-    """Lets draft adapters act in these positions.
+def no_drafts_at(text: torch.Tensor | None) -> Iterator[None]:
+    """Lets draft adapters act in all positions but these.
 
     Args:
-        positions (`torch.BoolTensor` of shape `(batch, queries)`, *optional*): True where the input is MASK; None for
-            nowhere.
+        text (`torch.BoolTensor` of shape `(batch, queries, 1)`, *optional*): True where the input is not MASK; None
+            for everywhere.
     """
-    MASKED.positions = positions
+    MASKED.text = text
     try:
         yield
     finally:
-        MASKED.positions = None
+        MASKED.text = None
 
 
 def only_masked(hidden_states: torch.Tensor) -> torch.Tensor:
     """Zeros wherever the input of the forward is not MASK."""
-    return hidden_states.masked_fill(~MASKED.positions[..., None], 0)
+    return hidden_states.masked_fill(MASKED.text, 0)
 
 
 class MaskedLinear(nn.Linear):
     """A linear layer that returns zeros wherever the input of the forward is not MASK."""
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        if MASKED.positions is None:
+        if MASKED.text is None:
             return hidden_states.new_zeros(*hidden_states.shape[:-1], self.out_features)
         return only_masked(super().forward(hidden_states))
 
@@ -82,6 +82,6 @@ class WithDrafts(nn.Module):
     def project(self, name: str, hidden_states: torch.Tensor) -> torch.Tensor:
         """The output of a linear layer, with its draft product where the input of the forward is MASK."""
         output = getattr(self, name)(hidden_states)
-        if MASKED.positions is None or name not in self.drafts:
+        if MASKED.text is None or name not in self.drafts:
             return output
         return output + self.drafts[name](hidden_states)

@@ -34,7 +34,7 @@ from .row_cache import RowCache
 from .transformers_internals import attention_of
 from .configuration_wedlm import WeDLMConfig, check_config
 from .draft_loss import draft_loss
-from .drafts import WithDrafts, masked_positions
+from .drafts import WithDrafts, no_drafts_at
 from .dual_stream import dual_stream_mask
 from .target_loss import target_loss
 
@@ -108,8 +108,8 @@ class WeDLMDecoderLayer(Qwen3DecoderLayer):
         super().__init__(config, layer_idx)
         self.self_attn = WeDLMAttention(config, layer_idx)
 
-    def forward(self, hidden_states, *args, masked=None, **kwargs):
-        with masked_positions(masked):
+    def forward(self, hidden_states, *args, text=None, **kwargs):
+        with no_drafts_at(text):
             return super().forward(hidden_states, *args, **kwargs)
 
 
@@ -282,7 +282,7 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
-            masked=masked,
+            text=None if masked is None else ~masked[..., None],
             **kwargs,
         )
         if queries_to_keep is not None:

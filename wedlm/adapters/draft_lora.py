@@ -132,7 +132,7 @@ class ForwardOfMasks:
 
     def __call__(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
         layer = self.layer
-        if MASKED.positions is None:
+        if MASKED.text is None:
             return layer.base_layer(hidden_states)
         name = layer.active_adapters[0] if len(layer.active_adapters) == 1 else None
         if name not in layer.lora_A or layer.disable_adapters or layer.training or args or kwargs:

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from common import markdown, new_parser, save
+from common import markdown, new_parser
 from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
@@ -28,6 +28,7 @@ from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.demo.inputs import batch_of
 from wedlm.demo.model import random_model
 from wedlm.demo.tasks import KINDS, conversation, held_out_examples, messages_of
+from wedlm.evaluation.provenance import write_report
 from wedlm.training.loss import scale_weights, weight_sums
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -127,7 +128,7 @@ def flash_attention(questions: Questions) -> str:
 
 
 def four_bits(questions: Questions) -> str:
-    """Verified decoding writes the text of the quantized model."""
+    """Verified decoding writes nearly all texts as the quantized model does; its matrix products round by shape."""
     needs_gpu()
     needs("bitsandbytes")
     config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16")
@@ -244,9 +245,12 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     given = parse_arguments()
     questions = Questions(given.questions, given.new_tokens)
-    results = [{"check": name, **outcome(check, questions)} for name, check in tqdm(CHECKS.items(), unit=" checks")]
+    results = []
+    for name, check in tqdm(CHECKS.items(), unit=" checks"):
+        results.append({"check": name, **outcome(check, questions)})
+        about = {"questions": given.questions, "new_tokens": given.new_tokens}
+        write_report(given.out, results, DEVICE, **about)  # each time, because a check may take the process with it
     print(table(results))
-    save(given.out, results, DEVICE, questions=given.questions, new_tokens=given.new_tokens)
     if failed := sum(result["outcome"] == FAILED for result in results):
         raise SystemExit(f"{failed} of {len(results)} checks failed.")
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import real_training_page as page
+import torch
 from common import new_parser, save
 from datasets import Dataset
 from evidence_real_ways import in_batches, way_of
@@ -39,7 +40,7 @@ from wedlm.checkpoints.new_folder import complete_or_absent
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.evaluation.decodings import BASELINE
-from wedlm.evaluation.provenance import REPOSITORY, commit, conditions, digests
+from wedlm.evaluation.provenance import COMMIT, REPOSITORY, conditions, device_name, digests
 from wedlm.evaluation.work_file import WorkFile, digest_of, resumable
 from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.arguments import WeDLMTrainingArguments
@@ -133,14 +134,15 @@ class KeepMoments(TrainerCallback):
 
 
 class Origins(TrainerCallback):
-    """Adds to each entry of the log its seconds and its commit, which survive a stop with the log."""
+    """Adds to each entry of the log its seconds, commit, device and threads, which survive a stop with the log."""
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.commit, self.before = commit(), time.perf_counter()
+        self.before = time.perf_counter()
 
     def on_log(self, args, state, control, **kwargs):
         now = time.perf_counter()
-        state.log_history[-1] |= {"seconds": now - self.before, "commit": self.commit}
+        origin = {"commit": COMMIT, "device": device_name("cpu"), "threads": torch.get_num_threads()}
+        state.log_history[-1] |= {"seconds": now - self.before, "origin": origin}
         self.before = now
 
 
@@ -245,7 +247,7 @@ def main() -> None:
     counts |= {
         "passes": max(entry["epoch"] for entry in log),
         "hours": sum(entry["seconds"] for entry in log) / 3600,
-        "commits": list(dict.fromkeys(entry["commit"] for entry in log)),
+        "origins": [json.loads(origin) for origin in dict.fromkeys(json.dumps(entry["origin"]) for entry in log)],
     }
     checkpoints = {step: folder / str(step) if step else given.model for step in moments_of(given.steps)}
     results = {

@@ -7,6 +7,7 @@ from common import RESULTS, markdown
 from real_training_measure import CAREFUL, CAREFUL_THRESHOLD, STREAMING, VERIFIED
 
 from wedlm.evaluation.decodings import BASELINE
+from wedlm.evaluation.provenance import commit_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,10 +29,11 @@ the texts, in nats per token: a text that surprises it has a high one. A text th
 table also has the share of 4-grams (4 tokens in a row) that their text has not had before."""
 SMALL = """\
 **What is small.** The {trained} saw {samples:,} answers {passes:.1f} times: {answer_tokens:,} tokens, with their
-prompts {tokens:,}. It took {steps:,} steps of {rows_per_step} rows of at most {row_tokens} tokens, which were
-{hours:.1f} hours on a CPU in {precision}. The paper's models have billions of parameters and saw a hundred billion
-tokens. There is one seed, and there are {prompts} held-out prompts with texts of at most {new_tokens} tokens. So the
-numbers show what such a training begins with, and not what a long one reaches."""
+prompts {tokens:,}. It took {steps:,} steps of {rows_per_step} rows of at most {row_tokens} tokens in {precision}.
+With the evaluations between them these were {hours:.1f} hours on {places}. The paper's models have
+billions of parameters and saw a hundred billion tokens. There is one seed, and there are {prompts} held-out prompts
+with texts of at most {new_tokens} tokens. So the numbers show what such a training begins with, and not what a long
+one reaches."""
 LOSSES = {
     "log": {"mlm_loss": ("masked tokens", "-"), "ar_loss": ("next tokens", "--")},
     "held_out_log": {"mlm_loss": ("masked tokens, held out", "o"), "ar_loss": ("next tokens, held out", "s")},
@@ -104,7 +106,11 @@ def small(report: dict[str, Any]) -> str:
     trained = f"LoRA of rank {rank}" if rank else "whole model"
     precision = "bfloat16, with weights in float32" if report["bf16"] else "float32"
     numbers = {**report, **report["results"], **report["results"]["training"]}
-    return SMALL.format(**numbers, trained=trained, precision=precision)
+    places = ", then ".join(
+        f"{origin['device']} ({origin['threads']} threads, {commit_text(origin['commit'])})"
+        for origin in numbers["origins"]
+    )
+    return SMALL.format(**numbers, trained=trained, precision=precision, places=places)
 
 
 # --- Tables ---

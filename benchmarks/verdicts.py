@@ -54,9 +54,10 @@ def judge_threshold(results: dict) -> Finding:
         f"{late:.1f}. The speed is {times(low):.1f}, {times(middle):.1f} and {times(high):.1f} times that of "
         f"autoregressive decoding, which has {right(results['all'][BASELINE]):.1f} % right."
     )
+    falls_late = late > noise(middle, high)
     if early > noise(low, middle):
-        return Finding(DIFFERS, "falls early", found)
-    return Finding(AGREES, "falls late", found) if late > noise(middle, high) else Finding(CANNOT, NOISE, found)
+        return Finding(DIFFERS, "falls everywhere" if falls_late else "falls early", found)
+    return Finding(AGREES, "falls late", found) if falls_late else Finding(CANNOT, NOISE, found)
 
 
 def judge_penalty(results: dict) -> Finding:
@@ -82,6 +83,7 @@ def judge_streaming(results: dict) -> Finding:
     ]
     faster = sum(times(streaming) > times(blockwise) for streaming, blockwise in pairs)
     better = sum(right(streaming) > right(blockwise) for streaming, blockwise in pairs)
+    worse = sum(right(streaming) < right(blockwise) for streaming, blockwise in pairs)
     streaming, blockwise = pairs[-1]
     found = (
         f"Streaming is faster at {faster} of {len(pairs)} thresholds, and right more often at {better} of them. At "
@@ -92,7 +94,7 @@ def judge_streaming(results: dict) -> Finding:
     )
     if faster < len(pairs):
         return Finding(DIFFERS, "not always faster", found)
-    return Finding(AGREES, "faster" if 2 * better > len(pairs) else "faster and less right", found)
+    return Finding(AGREES, "faster and less right" if 2 * worse > len(pairs) else "faster", found)
 
 
 def judge_pareto(results: dict) -> Finding:
@@ -127,7 +129,8 @@ def judge_window(results: dict) -> Finding:
     (size, best), (verified_size, verified_best) = (
         max(of.items(), key=lambda item: times(item[1])) for of in (streaming, verified)
     )
-    base = right(results["all"][BASELINE])
+    baseline, widest = results["all"][BASELINE], streaming[max(streaming)]
+    base = right(baseline)
     lost = [size for size in sorted(streaming) if right(streaming[size]) < base]
     sizes = " and with ".join(f"{size} slots ({right(streaming[size]):.1f} %)" for size in lost) or "none of the sizes"
     found = (
@@ -135,7 +138,8 @@ def judge_window(results: dict) -> Finding:
         f"Verified decoding is fastest with {verified_size} slots, at {times(verified_best):.1f} times. "
         f"Autoregressive decoding has {base:.1f} % right, and streaming has fewer right with {sizes}."
     )
-    return Finding(CANNOT, "loses with many" if lost[-1:] == [max(streaming)] else "keeps", found)
+    loses = base - right(widest) > noise(widest, baseline)
+    return Finding(CANNOT, "loses with many" if loses else "keeps", found)
 
 
 def judge_kinds(results: dict) -> Finding:

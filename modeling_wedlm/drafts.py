@@ -16,37 +16,37 @@ class Masked(threading.local):
     own. (Layers of PEFT take no further argument, so it cannot be passed to them.)
     """
 
-    text: torch.Tensor | None = None  # [batch, queries, 1], True where the input is not MASK; None: no MASK anywhere
+    is_text: torch.Tensor | None = None  # [batch, queries, 1], False where the input is MASK; None: nowhere
 
 
 MASKED = Masked()
 
 
 @contextmanager
-def no_drafts_at(text: torch.Tensor | None) -> Iterator[None]:
-    """Lets draft adapters act in all positions but these.
+def drafts_outside(is_text: torch.Tensor | None) -> Iterator[None]:
+    """Lets draft adapters act where the input is MASK.
 
     Args:
-        text (`torch.BoolTensor` of shape `(batch, queries, 1)`, *optional*): True where the input is not MASK; None
-            for everywhere.
+        is_text (`torch.BoolTensor` of shape `(batch, queries, 1)`, *optional*): False where the input is MASK; with
+            None they act nowhere.
     """
-    MASKED.text = text
+    MASKED.is_text = is_text
     try:
         yield
     finally:
-        MASKED.text = None
+        MASKED.is_text = None
 
 
 def only_masked(hidden_states: torch.Tensor) -> torch.Tensor:
     """Zeros wherever the input of the forward is not MASK."""
-    return hidden_states.masked_fill(MASKED.text, 0)
+    return hidden_states.masked_fill(MASKED.is_text, 0)
 
 
 class MaskedLinear(nn.Linear):
     """A linear layer that returns zeros wherever the input of the forward is not MASK."""
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        if MASKED.text is None:
+        if MASKED.is_text is None:
             return hidden_states.new_zeros(*hidden_states.shape[:-1], self.out_features)
         return only_masked(super().forward(hidden_states))
 
@@ -82,6 +82,6 @@ class WithDrafts(nn.Module):
     def project(self, name: str, hidden_states: torch.Tensor) -> torch.Tensor:
         """The output of a linear layer, with its draft product where the input of the forward is MASK."""
         output = getattr(self, name)(hidden_states)
-        if MASKED.text is None or name not in self.drafts:
+        if MASKED.is_text is None or name not in self.drafts:
             return output
         return output + self.drafts[name](hidden_states)

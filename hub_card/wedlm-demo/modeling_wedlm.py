@@ -34,7 +34,7 @@ from .row_cache import RowCache
 from .transformers_internals import attention_of
 from .configuration_wedlm import WeDLMConfig, check_config
 from .draft_loss import draft_loss
-from .drafts import WithDrafts, no_drafts_at
+from .drafts import WithDrafts, drafts_outside
 from .dual_stream import dual_stream_mask
 from .target_loss import target_loss
 
@@ -108,8 +108,8 @@ class WeDLMDecoderLayer(Qwen3DecoderLayer):
         super().__init__(config, layer_idx)
         self.self_attn = WeDLMAttention(config, layer_idx)
 
-    def forward(self, hidden_states, *args, text=None, **kwargs):
-        with no_drafts_at(text):
+    def forward(self, hidden_states, *args, is_text=None, **kwargs):
+        with drafts_outside(is_text):
             return super().forward(hidden_states, *args, **kwargs)
 
 
@@ -252,17 +252,17 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
                 The number of each query's block in its sample.
         """
         check_inputs(input_ids, inputs_embeds)
-        masked = None
+        is_text = None
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-            if self.config.mask_token_id is not None:
-                masked = input_ids == self.config.mask_token_id
-            if self.config.drafts is not None:
-                mask_embedding = self.mask_embedding.to(inputs_embeds.device)
-                inputs_embeds = torch.where(masked[..., None], mask_embedding, inputs_embeds)
+            # Draft adapters of PEFT replace the embedding.
             may_have_drafts = self.config.drafts is not None or not isinstance(self.embed_tokens, nn.Embedding)
-            if masked is not None and may_have_drafts and is_known_to_be_empty(masked):
-                masked = None
+            if may_have_drafts and self.config.mask_token_id is not None:
+                is_text = (input_ids != self.config.mask_token_id)[..., None]
+                if self.config.drafts is not None:
+                    inputs_embeds = inputs_embeds.where(is_text, self.mask_embedding.to(inputs_embeds.device))
+                if are_known_to_be_true(is_text):
+                    is_text = None
         if self.training and self.gradient_checkpointing:
             check_nothing_is_cached(past_key_values)
         stream_inputs = (sample_ids, stream_ids, block_ids)
@@ -282,7 +282,7 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
-            text=None if masked is None else ~masked[..., None],
+            is_text=is_text,
             **kwargs,
         )
         if queries_to_keep is not None:
@@ -290,11 +290,11 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
         return outputs
 
 
-def is_known_to_be_empty(masked: torch.Tensor) -> bool:
+def are_known_to_be_true(is_text: torch.Tensor) -> bool:
     """Whether no position is MASK, so that draft adapters can be left out, where nobody has to wait to know that."""
-    if masked.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_grad_enabled():
+    if is_text.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_grad_enabled():
         return False
-    return not masked.any()
+    return bool(is_text.all())
 
 
 def check_inputs(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> None:

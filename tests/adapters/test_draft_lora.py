@@ -123,6 +123,7 @@ def test_a_quantized_base_takes_an_adapter(tmp_path):
     adapted = with_adapter(model)
     assert torch.equal(logits(adapted)[:, :6], base[:, :6])
     assert not torch.allclose(logits(adapted)[:, 6:], base[:, 6:], atol=0.1)
+    torch.testing.assert_close(logits(adapted), logits(adapted.train()))
 
 
 # --- Refusals ---
@@ -215,14 +216,43 @@ def test_load_adapter_of_transformers_refuses_a_file_that_does_not_fit(change, f
         tiny_model().load_adapter(folder)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
-def test_decoding_computes_the_products_of_peft(dtype, tolerance):
+@pytest.mark.parametrize("name", ["other", "__base__"])
+def test_adapters_by_row_are_refused(name):
+    with pytest.raises(ValueError, match="adapter_names is not supported by draft adapters.*set_adapter"):
+        with_adapter(tiny_model())(input_ids=IDS, adapter_names=[name] * 2)
+
+
+# --- Decoding ---
+
+
+@pytest.mark.parametrize(
+    ("base", "adapter", "tolerance"),
+    [
+        (torch.float32, torch.float32, 1e-5),
+        (torch.bfloat16, torch.float32, 0.03),
+        (torch.bfloat16, torch.bfloat16, 0.05),
+    ],
+)
+def test_decoding_computes_the_products_of_peft(base, adapter, tolerance):
     """A model that trains takes PEFT's own forward; without dropout it computes the same."""
-    model = with_adapter(tiny_model().to(dtype))
+    model = with_adapter(tiny_model().to(base))
+    if adapter == base:
+        model = model.to(base)
+    layer = model.base_model.model.model.layers[0].self_attn.q_proj
+    assert (layer.base_layer.weight.dtype, layer.lora_A["default"].weight.dtype) == (base, adapter)
     expected = logits(model.train())
     differences = (logits(model.eval()) - expected).abs()
     assert differences.max() < tolerance * expected.abs().max()
-    assert (expected - logits(tiny_model().to(dtype))).abs().max() > 0.2 * expected.abs().max()
+    assert (expected - logits(tiny_model().to(base))).abs().max() > 0.2 * expected.abs().max()
+
+
+def test_two_adapters_at_once_are_added(tmp_path):
+    model = PeftModel.from_pretrained(tiny_model(), save_adapter(tmp_path / "one", seed=1))
+    model.load_adapter(save_adapter(tmp_path / "two", seed=2), adapter_name="other")
+    alone = logits(model)
+    model.base_model.set_adapter(["default", "other"])
+    torch.testing.assert_close(logits(model.eval()), logits(model.train()))
+    assert not torch.allclose(logits(model.eval()), alone, atol=0.1)
 
 
 def test_decoding_leaves_out_dropout():
@@ -230,6 +260,15 @@ def test_decoding_leaves_out_dropout():
     expected = logits(with_adapter(tiny_model()))
     assert torch.equal(logits(model.eval()), expected)
     assert not torch.allclose(logits(model.train()), expected, atol=1e-3)
+
+
+def test_a_replica_of_a_layer_runs_its_own_weights():
+    """DataParallel makes replicas for other GPUs."""
+    layer = with_adapter(tiny_model()).base_model.model.model.layers[0].self_attn.q_proj
+    replica = layer._replicate_for_data_parallel()
+    replica.base_layer = torch.nn.Linear(layer.in_features, layer.out_features)
+    states = torch.randn(1, 2, layer.in_features)
+    assert torch.equal(replica(states), replica.base_layer(states))
 
 
 def test_text_alone_takes_no_detour(monkeypatch):

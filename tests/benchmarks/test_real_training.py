@@ -69,7 +69,7 @@ def trained_folder(work):
 
 def without_origins(results):
     """The results without the times and commits of the training."""
-    own = {name: value for name, value in results["training"].items() if name not in ("hours", "commits")}
+    own = {name: value for name, value in results["training"].items() if name not in ("hours", "origins")}
     return results | {"training": own}
 
 
@@ -80,7 +80,7 @@ def test_one_command_trains_and_measures(train, training, load_benchmark, place,
     counts = results["training"]
     assert counts["samples"] == 6 and 6 <= counts["answer_tokens"] <= 6 * 12 < counts["tokens"]
     assert counts["passes"] == 4 / math.ceil(counts["rows"] / 2)
-    assert counts["hours"] > 0 and len(counts["commits"]) == 1
+    assert counts["hours"] > 0 and len(counts["origins"]) == 1
     assert [entry["step"] for entry in results["log"]] == [1, 2, 3, 4]
     assert [entry["step"] for entry in results["held_out_log"]] == MOMENTS
     for name in ("mlm_loss", "ar_loss"):
@@ -168,8 +168,10 @@ def test_a_stopped_run_goes_on_with_another_number_of_threads(train, training, t
 def test_lora_is_merged_at_each_moment(train, load_benchmark, place, tmp_path):
     report = train(**{"lora-rank": 2, "steps": 2, "prompts": 2})
     small = load_benchmark("real_training_page").small
-    assert "The LoRA of rank 2 saw 2 answers" in small(report) and "hours on a CPU in float32. The" in small(report)
-    assert "hours on a CPU in bfloat16, with weights in float32. The" in small(report | {"bf16": True})
+    assert "The LoRA of rank 2 saw 2 answers" in small(report) and "tokens in float32.\nWith the" in small(report)
+    assert "tokens in bfloat16, with weights in float32.\nWith the" in small(report | {"bf16": True})
+    (origin,) = report["results"]["training"]["origins"]
+    assert f"hours on {origin['device']} ({origin['threads']} threads, commit " in small(report)
     folder = trained_folder(tmp_path / "work")
     merged = merge_adapter(str(folder / "run" / "checkpoint-2"), str(tmp_path / "merged"))
     kept, expected, base = (load(each).state_dict() for each in (folder / "2", merged, place / "model"))
@@ -313,7 +315,8 @@ def test_the_recorded_training_is_of_commits_and_of_the_published_adapter(load_b
     adapter = REPOSITORY / "hub_card" / "smollm2-135m-adapter" / "adapter_model.safetensors"
     assert report["adapter_sha256"] == hashlib.sha256(adapter.read_bytes()).hexdigest()
     assert report["command"].startswith("python benchmarks/real_training.py")
-    assert all(len(commit) == 40 for commit in (report["commit"], *results["training"]["commits"])), "without changes"
+    commits = [report["commit"], *(origin["commit"] for origin in results["training"]["origins"])]
+    assert all(len(commit) == 40 for commit in commits), "without changes"
     assert results["training"]["samples"] >= 1000 and results["prompts"] >= 2 * len(KINDS)
     steps = report["steps"]
     assert [moment["step"] for moment in results["moments"]] == load_benchmark("real_training").moments_of(steps)

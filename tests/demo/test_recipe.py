@@ -18,7 +18,7 @@ from wedlm.demo.tasks import KINDS, held_out_examples
 @pytest.fixture
 def run(monkeypatch):
     def run(folder, *arguments, steps):
-        words = [folder, "--steps", *steps, "--logging_steps", 1, *arguments]
+        words = [folder, "--steps", *steps, "--logging_steps", 1, "--no-bf16", *arguments]
         monkeypatch.setattr(sys, "argv", ["recipe", *map(str, words)])
         recipe.main()
         return json.loads((folder / "end" / "model" / "training.json").read_text())
@@ -97,6 +97,21 @@ def test_a_stage_of_other_settings_is_refused(run, tmp_path):
         run(tmp_path, *small, "--learning_rate", 1e-3, steps=(1, 1, 1))
     with pytest.raises(SystemExit, match=r"end was begun with max_steps=1 and not with 2"):
         run(tmp_path, *small, steps=(1, 1, 2))
+    shutil.rmtree(tmp_path / "text")
+    with pytest.raises(SystemExit, match="drafts was begun with learning_rate=0.003 and not with 0.001; pass"):
+        run(tmp_path, *small, "--learning_rate", 1e-3, steps=(1, 1, 1))
+    assert not (tmp_path / "text").exists(), "a refused command begins nothing"
+
+
+@pytest.mark.full
+def test_a_stage_of_other_conversations_is_refused(run, monkeypatch, tmp_path):
+    """Trainer would skip as many batches as the run has seen, and these would be others."""
+    small = ("--hidden_size", 128, "--num_layers", 1)
+    run(tmp_path, *small, steps=(1, 1, 1))
+    shutil.rmtree(tmp_path / "end" / "model")
+    monkeypatch.setattr(recipe, "conversations_of", lambda stage: conversations_of(stage)[1:])
+    with pytest.raises(SystemExit, match=r"end was begun with conversations=\w+ and not with \w+; pass the same"):
+        run(tmp_path, *small, steps=(1, 1, 1))
 
 
 @pytest.mark.full

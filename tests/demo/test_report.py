@@ -218,6 +218,10 @@ def test_the_whole_report_and_its_card(folder, model, tmp_path, monkeypatch, cap
     report.main()
     written = json.loads((tmp_path / "report.json").read_text())
     assert json.loads((tmp_path / "older.json").read_text()) == written, "only the examples are anew"
+    (tmp_path / "other.json").write_text(json.dumps({**written, "weights_sha256": "0" * 64}))
+    monkeypatch.setattr(sys, "argv", [*sys.argv[:-2], str(tmp_path / "other.json"), "--only_examples"])
+    with pytest.raises(SystemExit, match="other.json is about other weights than those of .*; run `make demo-rep"):
+        report.main()
     training = {
         "seconds": 4000, "device": "a CPU", "threads": 2, "command": "c", "commit": "0" * 40,
         "versions": {"torch": "2"}, "results": [{"loss": 1.5, "step": 2800, "epoch": 0.5}],

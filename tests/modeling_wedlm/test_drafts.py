@@ -84,7 +84,7 @@ def test_logits_of_text_are_those_of_the_base(form, flavour, call):
     got, base, masked = call(form(flavour)), call(tiny_model(flavour)), is_mask(call)
     assert masked.any() and torch.equal(got[~masked], base[~masked])
     assert (got[masked] - base[masked]).abs().max() > 0.3
-    assert MASKED.text is None
+    assert MASKED.is_text is None
 
 
 def test_without_masks_nothing_changes(form):

@@ -1,6 +1,7 @@
 """Draft adapters for PEFT: a LoRA, and an embedding for MASK, that act where the input is MASK and nowhere else."""
 
 from dataclasses import dataclass, field, fields
+from functools import cache
 
 import torch
 from peft import LoraConfig
@@ -121,26 +122,28 @@ class MaskEmbedding(nn.Module, BaseTunerLayer):
         return embeddings
 
 
-class ForwardOfMasks:
-    """The forward of a layer of PEFT: without its product where the input of the model holds no MASK.
+class ForMasks:
+    """Makes a layer of PEFT skip its product where the input of the model holds no MASK.
 
-    In decoding, which has one adapter and no dropout, it calls fewer operations than PEFT's own forward.
+    A model that does not train has one adapter and no dropout, and calls fewer operations than PEFT's own forward.
     """
 
-    def __init__(self, layer: nn.Module):
-        self.layer = layer
+    def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
+        if MASKED.is_text is None:
+            return self.base_layer(hidden_states)
+        name = self.active_adapters[0] if len(self.active_adapters) == 1 else None
+        if name not in self.lora_A or self.disable_adapters or self.training or args or kwargs:
+            return super().forward(hidden_states, *args, **kwargs)
+        down, up = self.lora_A[name], self.lora_B[name]
+        output = self.base_layer(hidden_states)
+        product = up(down(self._cast_input_dtype(hidden_states, down.weight.dtype)))
+        return output.add(product, alpha=self.scaling[name]).to(output.dtype)
 
-    def __call__(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
-        layer = self.layer
-        if MASKED.text is None:
-            return layer.base_layer(hidden_states)
-        name = layer.active_adapters[0] if len(layer.active_adapters) == 1 else None
-        if name not in layer.lora_A or layer.disable_adapters or layer.training or args or kwargs:
-            return type(layer).forward(layer, hidden_states, *args, **kwargs)
-        down, up = layer.lora_A[name], layer.lora_B[name]
-        output = layer.base_layer(hidden_states)
-        product = up(down(hidden_states.to(down.weight.dtype)))
-        return output.add(product.to(output.dtype), alpha=layer.scaling[name])
+
+@cache
+def for_masks(layer_class: type[nn.Module]) -> type[nn.Module]:
+    """Returns a class of PEFT's layers with `ForMasks`. (A replica of DataParallel runs the forward of its class.)"""
+    return type(layer_class.__name__, (ForMasks, layer_class), {})
 
 
 class DraftLoraModel(LoraModel):
@@ -174,7 +177,16 @@ class DraftLoraModel(LoraModel):
         gated.weight = downs[adapter_name].weight
         downs[adapter_name] = gated
         layer = getattr(parent, target_name)
-        layer.forward = ForwardOfMasks(layer)
+        if not isinstance(layer, ForMasks):
+            layer.__class__ = for_masks(type(layer))
+
+    def _enable_peft_forward_hooks(self, *args, **kwargs):
+        if kwargs.get("adapter_names") is not None:
+            raise ValueError(
+                "adapter_names is not supported by draft adapters, one of which acts in all rows; choose it with "
+                "set_adapter."
+            )
+        return super()._enable_peft_forward_hooks(*args, **kwargs)
 
     def _check_merge_allowed(self):
         raise ValueError(

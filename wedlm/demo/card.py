@@ -47,7 +47,7 @@ EXPECTATIONS = """\
   models."""
 
 RECIPE = """\
-In the repository, `make demo-model` trains this checkpoint, and `make demo-report` measures it and writes this card.
+In the repository, `make demo-model` trains such a checkpoint, and `make demo-report` measures it and writes this card.
 The sections on training and evaluation show the commands that did this, as they were named at their commits.
 Training uses the dual-stream objective of WeDLMTrainer. `training.json` holds the losses, and `report.json` all other
 numbers."""

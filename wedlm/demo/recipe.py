@@ -4,8 +4,8 @@
 
 There are three stages. The first learns the kinds of questions from their generators, in blocks of 16 tokens. The
 second learns to draft further ahead, in blocks of 32. The third goes on while the learning rate falls. For stories
-both learn from the answers of the stage before, where a checker accepts them. On a CPU whose flags name avx512_bf16 or
-amx_bf16, --bf16 spares a quarter of the time; the weights stay in float32 while they are trained.
+both learn from the answers of the stage before, where a checker accepts them. Where the device has instructions for
+bfloat16 they are used, which spares a CPU a quarter of the time; the weights stay in float32 while they are trained.
 
 A stage leaves a checkpoint, such as build/demo-model/text/model, from which the next one goes on. The last one's,
 build/demo-model/end/model, becomes a whole Hub repository except for the card, with training.json and loss.png. Its
@@ -31,6 +31,7 @@ from wedlm.demo.own_answers import own_answers, with_own_answers
 from wedlm.demo.tasks import Example, conversation, messages_of
 from wedlm.demo.tokenizer import demo_tokenizer
 from wedlm.evaluation.provenance import weights_digest, write_report
+from wedlm.evaluation.work_file import digest_of
 from wedlm.training.data import prepare_dataset
 from wedlm.training.data_options import DataOptions
 from wedlm.training.resume import newest_complete
@@ -42,6 +43,7 @@ STEPS = (2500, 4000, 5500)  # of the stages
 WARMUP_STEPS = 100
 WINDOW_SIZE = 24  # of decoding
 SETTINGS = ("learning_rate", "suffix_mask_probability", "hidden_size", "num_layers", "bf16")  # that decide the weights
+SETTINGS_FILE = "settings.json"  # of a stage
 
 
 class Stage(NamedTuple):
@@ -51,15 +53,15 @@ class Stage(NamedTuple):
     max_steps: int
     block_size: int
     falls: bool  # whether the learning rate falls to 0; elsewhere it stays, for the next stage
-    first_step: int  # the number of steps before it
+    steps_before: int
 
 
 def stages_of(steps: tuple[int, int, int]) -> tuple[Stage, Stage, Stage]:
     text, drafts, end = steps
     return (
-        Stage("text", text, block_size=16, falls=False, first_step=0),
-        Stage("drafts", drafts, block_size=32, falls=False, first_step=text),
-        Stage("end", end, block_size=32, falls=True, first_step=text + drafts),
+        Stage("text", text, block_size=16, falls=False, steps_before=0),
+        Stage("drafts", drafts, block_size=32, falls=False, steps_before=text),
+        Stage("end", end, block_size=32, falls=True, steps_before=text + drafts),
     )
 
 
@@ -69,7 +71,7 @@ def num_conversations(num_steps: int) -> int:
 
 def conversations_of(stage: Stage) -> list[list[Example]]:
     """The part of the training stream that a stage sees."""
-    start, stop = (num_conversations(steps) for steps in (stage.first_step, stage.first_step + stage.max_steps))
+    start, stop = (num_conversations(steps) for steps in (stage.steps_before, stage.steps_before + stage.max_steps))
     return [conversation(SEED, number) for number in range(start, stop)]
 
 
@@ -179,6 +181,13 @@ def plot(log: list[dict], path: Path) -> None:
     plt.close(figure)
 
 
+def has_bfloat16() -> bool:
+    """Whether the device of the training multiplies matrices in bfloat16."""
+    cpu = Path("/proc/cpuinfo")
+    flags = cpu.read_text(encoding="utf-8").split() if cpu.exists() else []
+    return torch.cuda.is_available() or "avx512_bf16" in flags or "amx_bf16" in flags
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
@@ -189,9 +198,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--num_layers", type=int, default=6)
     parser.add_argument(
         "--bf16",
-        action="store_true",
-        default=torch.cuda.is_available(),
-        help="compute in bfloat16, as a GPU always does",
+        action=argparse.BooleanOptionalAction,
+        default=has_bfloat16(),
+        help="compute in bfloat16, as by default where the device has instructions for it",
     )
     parser.add_argument("--logging_steps", type=int, default=25)
     parser.add_argument("--save_steps", type=int, default=250)
@@ -205,19 +214,19 @@ def main() -> None:
     checkpoints = [given.out / stage.name / "model" for stage in stages]
     finished = [number for number, folder in enumerate(checkpoints) if (folder / "training.json").exists()]
     for stage in stages:
-        check_settings(stage, given)
+        check_settings(given.out / stage.name / SETTINGS_FILE, settings_of(stage, given))
     for number in range(max(finished, default=-1) + 1, len(stages)):
         pass_stage(stages[number], tokenizer, checkpoints[number - 1] if number else None, checkpoints[number], given)
 
 
-def check_settings(stage: Stage, given: argparse.Namespace) -> None:
+def settings_of(stage: Stage, given: argparse.Namespace) -> dict[str, object]:
+    """All that decides the weights of a stage, but for its conversations."""
+    return {**stage._asdict(), **{name: getattr(given, name) for name in SETTINGS}}
+
+
+def check_settings(file: Path, settings: dict[str, object]) -> None:
     """Refuses to go on with a stage that was begun with other settings."""
-    settings = {**stage._asdict(), **{name: getattr(given, name) for name in SETTINGS}}
-    file = given.out / stage.name / "settings.json"
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(settings, indent=2) + "\n")
-    begun = json.loads(file.read_text(encoding="utf-8"))
+    begun = json.loads(file.read_text(encoding="utf-8")) if file.exists() else settings
     if other := [name for name in settings if settings[name] != begun.get(name)]:
         raise SystemExit(
             f"{file.parent} was begun with {other[0]}={begun.get(other[0])} and not with {settings[other[0]]}; pass "
@@ -241,18 +250,23 @@ def pass_stage(
         conversations = [with_own_answers(examples, answers) for examples in conversations]
         report = json.loads((before / "training.json").read_text(encoding="utf-8"))
         losses, seconds = report["results"], report["seconds"]
+    file = given.out / stage.name / SETTINGS_FILE
+    settings = settings_of(stage, given) | {"conversations": digest_of(conversations)}
+    check_settings(file, settings)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, json.dumps(settings, indent=2) + "\n")
 
     told = train(stage, model, tokenizer, training_rows(tokenizer, conversations), given)
     save(model, tokenizer, checkpoint)
     for entry in told["losses"]:
-        entry["step"] += stage.first_step
+        entry["step"] += stage.steps_before
         del entry["epoch"]  # of this stage alone; no conversation comes twice
     losses += told["losses"]
     plot(losses, checkpoint / "loss.png")
     about = {
         "parameters": model.num_parameters(),
         "steps": given.steps,
-        "first_step": stage.first_step + told["first_step"],
+        "first_step": stage.steps_before + told["first_step"],
         "seconds": seconds + told["seconds"],
         "own_answers": len(answers),
     }

@@ -271,7 +271,12 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(given.checkpoint)
     shown_examples = [shown(model, tokenizer, kind) for kind in EXAMPLES]
     if given.only_examples:
-        report = json.loads(given.out.read_text(encoding="utf-8")) | {"examples": shown_examples}
+        report = json.loads(given.out.read_text(encoding="utf-8"))
+        if report["weights_sha256"] != weights_digest(given.checkpoint):
+            raise SystemExit(
+                f"{given.out} is about other weights than those of {given.checkpoint}; run `make demo-report`."
+            )
+        report["examples"] = shown_examples
         write_whole(given.out, json.dumps(report, indent=2) + "\n")
         return
     weights = weights_digest(given.checkpoint)

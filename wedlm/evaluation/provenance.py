@@ -38,13 +38,16 @@ def git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
 
 
-def commit() -> str | None:
+def commit_on_disk() -> str | None:
     """Returns the commit, with "+changes" if files other than results differ from it; None outside of a git clone."""
     if not (REPOSITORY / ".git").exists() or shutil.which("git") is None:
         return None
     return git("rev-parse", "HEAD") + (
         "+changes" if git("status", "--porcelain", "--untracked-files=no", "--", ".", *RESULTS) else ""
     )
+
+
+COMMIT = commit_on_disk()  # read once: this process runs the code of now, whatever stands on the disk when it reports
 
 
 def commit_text(commit: str | None) -> str:
@@ -123,7 +126,7 @@ def conditions(device: torch.device | str, packages: Sequence[str] = ()) -> dict
             Packages whose versions matter besides torch, transformers and wedlm.
     """
     return {
-        "commit": commit(),
+        "commit": COMMIT,
         "versions": {name: version(name) for name in ("torch", "transformers", "wedlm", *packages)}
         | {"python": platform.python_version()},
         "device": device_name(device),

@@ -22,6 +22,7 @@ from wedlm.evaluation.decodings import BASELINE, combinations
 from wedlm.evaluation.provenance import REPOSITORY, conditions, weights_digest, write_report
 from wedlm.evaluation.sweep import Answer, Question, summaries, sweep
 from wedlm.evaluation.work_file import WorkFile, digest_of
+from wedlm.generation.parameters import DEFAULTS
 from wedlm.modeling_wedlm.hub_code import flat_files
 
 MAX_NEW_TOKENS = 160
@@ -134,8 +135,11 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model, tokenizer = load(given.model)
     model.to(device)
+    settings = {name: DEFAULTS[name] for name in ("entropy_threshold", "distance_penalty")}  # the paper's
+    model.generation_config.update(**settings)  # a checkpoint may have settings that suit it
     digest = weights_digest(Path(given.model))
     identity = {"weights_sha256": digest, "num_questions": given.num_questions, "max_new_tokens": MAX_NEW_TOKENS}
+    identity |= settings
     # Answers are kept for the commit that the file will name, and if there are changes for the same code of decoding.
     same = {**conditions(device), "code": digest_of(flat_files())}
     work = WorkFile(given.work, {**identity, **same, "figure": given.figure})

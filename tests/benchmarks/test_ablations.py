@@ -43,6 +43,7 @@ def test_a_figure_is_one_command_a_file_and_a_plot(run, ablations, tmp_path, cap
     assert (tmp_path / f"{name.replace('-', '_')}.png").read_bytes().startswith(b"\x89PNG")
     assert ablations.table(report["results"]) in capsys.readouterr().out
     assert report["command"] and report["device"] and len(report["weights_sha256"]) == 64
+    assert (report["entropy_threshold"], report["distance_penalty"]) == (0.4, 0.02), "the paper's, for any checkpoint"
 
 
 @pytest.mark.full

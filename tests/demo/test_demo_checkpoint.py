@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from itertools import pairwise
 
 import pytest
 from helpers import REPOSITORY, load, run_python
@@ -33,7 +34,7 @@ def test_it_is_a_whole_hub_repository_and_small():
         "README.md", "chat_template.jinja", "config.json", "generation_config.json", "loss.png", "model.safetensors",
         "report.json", "tokenizer.json", "tokenizer_config.json", "training.json", *flat_files(),
     }  # fmt: skip
-    assert sum(path.stat().st_size for path in DEMO_FOLDER.iterdir()) < 8 * 2**20
+    assert sum(path.stat().st_size for path in DEMO_FOLDER.iterdir()) < 14 * 2**20
 
 
 def test_its_code_is_that_of_the_package():
@@ -143,8 +144,12 @@ def test_its_default_decoding_is_one_that_its_report_shows_to_lose_nothing(demo)
 
 
 def test_what_the_readme_advises():
-    """Verified decoding loses nothing, and is faster than the streaming decoding that loses least."""
+    """Verified decoding loses nothing; streaming becomes faster as its threshold rises, and loses right answers."""
     for results in REPORT["results"].values():
-        verified, careful = results["verified"], results["streaming, threshold 0.1"]
-        assert verified["accuracy"] == results["autoregressive"]["accuracy"] > results["streaming"]["accuracy"]
-        assert verified["times_autoregressive"]["median"] > careful["times_autoregressive"]["median"]
+        assert results["verified"]["accuracy"] == results["autoregressive"]["accuracy"]
+        by_threshold = [
+            results[name] for name in ("streaming", "streaming, threshold 0.4", "streaming, threshold 1.0")
+        ]
+        for lower, higher in pairwise(by_threshold):
+            assert lower["times_autoregressive"]["median"] < higher["times_autoregressive"]["median"]
+            assert lower["accuracy"] > higher["accuracy"]

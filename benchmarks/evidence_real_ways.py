@@ -125,7 +125,10 @@ class VLLMProcess:
     def receive(self) -> dict[str, Any]:
         if line := self.answers.readline():
             return json.loads(line)
-        raise RuntimeError(f"vLLM has ended ({self.process.wait()}):\n{self.log.read_text()[-3000:]}")
+        raise RuntimeError(
+            f"vLLM has ended ({self.process.wait()}); repair its environment, or remove it to go on without vLLM:\n"
+            f"{self.log.read_text()[-3000:]}"
+        )
 
     def write(self, prompts: list[list[int]], new_tokens: int) -> Written:
         print(json.dumps({"prompts": prompts, "new_tokens": new_tokens}), file=self.process.stdin, flush=True)

@@ -250,6 +250,8 @@ def main() -> None:
         "origins": [json.loads(origin) for origin in dict.fromkeys(json.dumps(entry["origin"]) for entry in log)],
     }
     checkpoints = {step: folder / str(step) if step else given.model for step in moments_of(given.steps)}
+    if lost := [str(path) for path in checkpoints.values() if not path.exists()]:
+        raise SystemExit(f"{lost[0]}, the model at a moment of the training, is gone; remove {folder} to train anew.")
     results = {
         "training": counts,
         "log": losses(log),

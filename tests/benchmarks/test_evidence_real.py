@@ -188,7 +188,7 @@ def test_a_vllm_that_ends_is_an_error_with_its_last_words(ways, vllm, tmp_path):
     arguments = {"dtype": "float32", "max_num_seqs": 4, "enable_prefix_caching": False}
     with ways.VLLMProcess(vllm, arguments, 1, tmp_path / "log") as process:
         assert process.write([[1], [2, 3]], 2).tokens == [[8, 8], [8, 8]]
-        with pytest.raises(RuntimeError, match=r"vLLM has ended \(1\):\n(.|\n)*no tokens"):
+        with pytest.raises(RuntimeError, match=r"vLLM has ended \(1\); repair .*:\n(.|\n)*no tokens"):
             process.write([[1]], 0)
     assert process.process.poll() is not None
     assert ways.vllm_version(tmp_path / "nowhere") is None

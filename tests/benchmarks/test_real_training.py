@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import shutil
 import sys
 
 import pytest
@@ -177,6 +178,9 @@ def test_lora_is_merged_at_each_moment(train, load_benchmark, place, tmp_path):
     kept, expected, base = (load(each).state_dict() for each in (folder / "2", merged, place / "model"))
     assert all(torch.allclose(kept[name], expected[name], atol=1e-6) for name in expected)
     assert not all(torch.equal(kept[name], base[name]) for name in base)
+    shutil.rmtree(folder / "1")
+    with pytest.raises(SystemExit, match="1, the model at a moment of the training, is gone; remove .* to train anew"):
+        train(**{"lora-rank": 2, "steps": 2, "prompts": 2})
 
 
 def test_the_arguments_reach_the_trainer(training, monkeypatch, tmp_path):

@@ -69,6 +69,11 @@ def test_an_interrupted_run_goes_on_to_the_same_losses(run, monkeypatch, tmp_pat
     assert model.dtype == torch.float32 and model.num_parameters() == resumed["parameters"]
     assert DECODING["decoding"] == "verified" and DECODING.items() <= model.generation_config.to_dict().items()
     assert "--num_layers 1" in resumed["command"]
+    assert [each["stage"] for each in resumed["stages"]] == ["text", "drafts", "end"]
+    assert resumed["seconds"] == sum(each["seconds"] for each in resumed["stages"])
+    assert all(
+        each["device"] and each["threads"] and each["commit"] == resumed["commit"] for each in resumed["stages"]
+    )
 
 
 @pytest.mark.full

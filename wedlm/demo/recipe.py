@@ -30,7 +30,7 @@ from wedlm.demo.model import SEED, MuonAndAdamW, random_model
 from wedlm.demo.own_answers import own_answers, with_own_answers
 from wedlm.demo.tasks import Example, conversation, messages_of
 from wedlm.demo.tokenizer import demo_tokenizer
-from wedlm.evaluation.provenance import weights_digest, write_report
+from wedlm.evaluation.provenance import command, conditions, weights_digest, write_report
 from wedlm.evaluation.work_file import digest_of
 from wedlm.training.data import prepare_dataset
 from wedlm.training.data_options import DataOptions
@@ -42,8 +42,8 @@ CONVERSATIONS_PER_ROW = 2.5  # an upper bound of the mean, so that no row is nee
 STEPS = (2500, 4000, 5500)  # of the stages
 WARMUP_STEPS = 100
 # The settings of decoding in the checkpoint. Of the windows tried this one is the fastest in verified decoding on two
-# cores. The threshold and the penalty are the fastest of those tried with which streaming loses at most three points on
-# four of the six kinds.
+# cores. Threshold and penalty are the fastest tried with which streaming loses at most three points on four of the six
+# kinds.
 DECODING = {"decoding": "verified", "window_size": 16, "entropy_threshold": 0.2, "distance_penalty": 0.03}
 SETTINGS = ("learning_rate", "suffix_mask_probability", "hidden_size", "num_layers", "bf16")  # that decide the weights
 SETTINGS_FILE = "settings.json"  # of a stage
@@ -244,14 +244,14 @@ def pass_stage(
     answers = {}
     if before is None:
         model = random_model(tokenizer, given.hidden_size, given.num_layers)
-        losses, seconds = [], 0.0
+        losses, stages = [], []
     else:
         model = WeDLMForCausalLM.from_pretrained(before)
         asked = [example for examples in conversations for example in examples]
         answers = own_answers(model.eval(), tokenizer, asked, given.out / stage.name, weights_digest(before))
         conversations = [with_own_answers(examples, answers) for examples in conversations]
         report = json.loads((before / "training.json").read_text(encoding="utf-8"))
-        losses, seconds = report["results"], report["seconds"]
+        losses, stages = report["results"], report["stages"]
     file = given.out / stage.name / SETTINGS_FILE
     settings = settings_of(stage, given) | {"conversations": digest_of(conversations)}
     check_settings(file, settings)
@@ -265,12 +265,14 @@ def pass_stage(
         del entry["epoch"]  # of this stage alone; no conversation comes twice
     losses += told["losses"]
     plot(losses, checkpoint / "loss.png")
+    origin = {"command": command(), **conditions(model.device), "seconds": told["seconds"]}
+    stages.append({"stage": stage.name, "own_answers": len(answers), **origin})
     about = {
         "parameters": model.num_parameters(),
         "steps": given.steps,
         "first_step": stage.steps_before + told["first_step"],
-        "seconds": seconds + told["seconds"],
-        "own_answers": len(answers),
+        "seconds": sum(each["seconds"] for each in stages),
+        "stages": stages,
     }
     write_report(checkpoint / "training.json", losses, model.device, **about)
 

@@ -1,14 +1,16 @@
 """`make demo-model`: trains the demo checkpoint from nothing with WeDLMTrainer, and goes on where it was stopped.
 
-    python -m wedlm.demo.recipe build/demo-model [--steps 2500 4000 5500 --learning_rate 3e-3 ...]
+    python -m wedlm.demo.recipe build/demo-model [--steps 2500 4000 5500 4500 --learning_rate 3e-3 ...]
 
-There are three stages. The first learns the kinds of questions from their generators, in blocks of 16 tokens. The
-second learns to draft further ahead, in blocks of 32. The third goes on while the learning rate falls. For stories
-both learn from the answers of the stage before, where a checker accepts them. Where the device has instructions for
-bfloat16 they are used, which spares a CPU a quarter of the time; the weights stay in float32 while they are trained.
+There are four stages. The first learns the kinds of questions from their generators, in blocks of 16 tokens. The
+second learns to draft further ahead, in blocks of 32. The third goes on while the learning rate falls. The fourth
+learns what the third's model still got wrong: it leaves out most questions that are not hard. From the second stage on
+stories are learned from the answers of the stage before, where a checker accepts them. Where the device has
+instructions for bfloat16 they are used, which spares a CPU a quarter of the time; the weights stay in float32 while
+they are trained.
 
 A stage leaves a checkpoint, such as build/demo-model/text/model, from which the next one goes on. The last one's,
-build/demo-model/end/model, becomes a whole Hub repository except for the card, with training.json and loss.png. Its
+build/demo-model/hard/model, becomes a whole Hub repository except for the card, with training.json and loss.png. Its
 weights are in bfloat16 and load as float32, which costs nothing at this size and lets all decodings that are compared
 round alike.
 """
@@ -16,7 +18,9 @@ round alike.
 import argparse
 import json
 import time
+from itertools import count, islice
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import torch
@@ -28,7 +32,7 @@ from wedlm import WeDLMForCausalLM, WeDLMTrainer, WeDLMTrainingArguments
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.demo.model import SEED, MuonAndAdamW, random_model
 from wedlm.demo.own_answers import own_answers, with_own_answers
-from wedlm.demo.tasks import Example, conversation, messages_of
+from wedlm.demo.tasks import Example, conversation, is_hard, messages_of
 from wedlm.demo.tokenizer import demo_tokenizer
 from wedlm.evaluation.provenance import command, conditions, weights_digest, write_report
 from wedlm.evaluation.work_file import digest_of
@@ -39,12 +43,22 @@ from wedlm.training.resume import newest_complete
 ROW_TOKENS = 192  # no example is longer
 ROWS_PER_STEP = 12
 CONVERSATIONS_PER_ROW = 2.5  # an upper bound of the mean, so that no row is needed twice
-STEPS = (2500, 4000, 5500)  # of the stages
+STEPS = (2500, 4000, 5500, 4500)  # of the stages
 WARMUP_STEPS = 100
 # The settings of decoding in the checkpoint. Of the windows tried this one is the fastest in verified decoding on two
 # cores. Threshold and penalty are the fastest tried with which streaming loses at most three points on four of the six
 # kinds.
 DECODING = {"decoding": "verified", "window_size": 16, "entropy_threshold": 0.2, "distance_penalty": 0.03}
+# The share of conversations that begin with a question which is not hard that the last stage keeps, by kind: more where
+# the model of the third stage wrote or drafted more wrong tokens.
+SHARE_OF_EASY = {
+    "counting": 0.25,
+    "word_problems": 0.12,
+    "equations": 0.05,
+    "records": 0.05,
+    "functions": 0.15,
+    "stories": 0.05,
+}
 SETTINGS = ("learning_rate", "suffix_mask_probability", "hidden_size", "num_layers", "bf16")  # that decide the weights
 SETTINGS_FILE = "settings.json"  # of a stage
 
@@ -55,16 +69,18 @@ class Stage(NamedTuple):
     name: str
     max_steps: int
     block_size: int
-    falls: bool  # whether the learning rate falls to 0; elsewhere it stays, for the next stage
+    decay_steps: int  # the last steps, in which the learning rate falls to 0; elsewhere it stays, for the next stage
+    hard: bool  # whether most conversations that do not begin with a hard question are left out
     steps_before: int
 
 
-def stages_of(steps: tuple[int, int, int]) -> tuple[Stage, Stage, Stage]:
-    text, drafts, end = steps
+def stages_of(steps: tuple[int, int, int, int]) -> tuple[Stage, Stage, Stage, Stage]:
+    text, drafts, end, hard = steps
     return (
-        Stage("text", text, block_size=16, falls=False, steps_before=0),
-        Stage("drafts", drafts, block_size=32, falls=False, steps_before=text),
-        Stage("end", end, block_size=32, falls=True, steps_before=text + drafts),
+        Stage("text", text, block_size=16, decay_steps=0, hard=False, steps_before=0),
+        Stage("drafts", drafts, block_size=32, decay_steps=0, hard=False, steps_before=text),
+        Stage("end", end, block_size=32, decay_steps=end - WARMUP_STEPS, hard=False, steps_before=text + drafts),
+        Stage("hard", hard, block_size=32, decay_steps=hard // 2, hard=True, steps_before=text + drafts + end),
     )
 
 
@@ -74,8 +90,15 @@ def num_conversations(num_steps: int) -> int:
 
 def conversations_of(stage: Stage) -> list[list[Example]]:
     """The part of the training stream that a stage sees."""
-    start, stop = (num_conversations(steps) for steps in (stage.steps_before, stage.steps_before + stage.max_steps))
-    return [conversation(SEED, number) for number in range(start, stop)]
+    stream = (conversation(SEED, number) for number in count(num_conversations(stage.steps_before)))
+    if stage.hard:
+        stream = (examples for examples in stream if is_kept(examples[0]))
+    return list(islice(stream, num_conversations(stage.max_steps)))
+
+
+def is_kept(first: Example) -> bool:
+    """Whether the last stage keeps a conversation that begins with this question. A hash of the question decides."""
+    return is_hard(first) or Random(f"easy {first.prompt}").random() < SHARE_OF_EASY[first.kind]
 
 
 def training_rows(tokenizer: PreTrainedTokenizerBase, conversations: list[list[Example]]) -> Dataset:
@@ -133,7 +156,7 @@ def train(
 def training_arguments(stage: Stage, folder: Path, given: argparse.Namespace) -> WeDLMTrainingArguments:
     falling = {
         "lr_scheduler_type": "warmup_stable_decay",
-        "lr_scheduler_kwargs": {"num_decay_steps": stage.max_steps - WARMUP_STEPS, "decay_type": "1-sqrt"},
+        "lr_scheduler_kwargs": {"num_decay_steps": stage.decay_steps, "decay_type": "1-sqrt"},
     }
     return WeDLMTrainingArguments(
         str(folder),
@@ -142,7 +165,7 @@ def training_arguments(stage: Stage, folder: Path, given: argparse.Namespace) ->
         per_device_train_batch_size=ROWS_PER_STEP,
         learning_rate=given.learning_rate,
         warmup_steps=WARMUP_STEPS,
-        **(falling if stage.falls else {"lr_scheduler_type": "constant_with_warmup"}),
+        **(falling if stage.decay_steps else {"lr_scheduler_type": "constant_with_warmup"}),
         suffix_mask_probability=given.suffix_mask_probability,
         ar_loss_weight=0.5,  # the autoregressive loss falls first, and masked tokens are harder to learn
         block_size=stage.block_size,
@@ -193,7 +216,7 @@ def has_bfloat16() -> bool:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, nargs=3, default=STEPS, help="optimizer steps of the stages")
+    parser.add_argument("--steps", type=int, nargs=4, default=STEPS, help="optimizer steps of the stages")
     parser.add_argument("--learning_rate", type=float, default=3e-3)
     parser.add_argument("--suffix_mask_probability", type=float, default=0.5)
     parser.add_argument("--hidden_size", type=int, default=256)

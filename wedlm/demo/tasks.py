@@ -85,6 +85,13 @@ def training_example(seed: int, position: int, weights: dict[str, int] = WEIGHTS
     return example(kind, "train", index)
 
 
+def is_hard(example: Example) -> bool:
+    """Whether an example is of a sort that the demo model learns late: to find the rows with a value, or large steps."""
+    if example.kind == "records":
+        return records.rule_of(example.key) == "keep_if"
+    return example.kind == "counting" and counting.step_of(example.key) > max(counting.SMALL_STEPS)
+
+
 def conversation(seed: int, number: int) -> list[Example]:
     """The examples of a conversation of the training stream; a second one follows in a quarter of them."""
     examples = [training_example(seed, 2 * number)]

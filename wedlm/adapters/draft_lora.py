@@ -136,7 +136,7 @@ class ForMasks:
             return super().forward(hidden_states, *args, **kwargs)
         down, up = self.lora_A[name], self.lora_B[name]
         output = self.base_layer(hidden_states)
-        product = up(down(self._cast_input_dtype(hidden_states, down.weight.dtype)))
+        product = up(down(hidden_states.to(down.weight.dtype)))
         return output.add(product, alpha=self.scaling[name]).to(output.dtype)
 
 

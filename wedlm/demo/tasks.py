@@ -86,7 +86,7 @@ def training_example(seed: int, position: int, weights: dict[str, int] = WEIGHTS
 
 
 def is_hard(example: Example) -> bool:
-    """Whether an example is of a sort that the demo model learns late: to find the rows with a value, or large steps."""
+    """Whether an example is of a sort that the demo model learns late: rows with a value, counting in large steps."""
     if example.kind == "records":
         return records.rule_of(example.key) == "keep_if"
     return example.kind == "counting" and counting.step_of(example.key) > max(counting.SMALL_STEPS)

@@ -23,6 +23,7 @@ ELSEWHERE = {
     "wedlm/adapters/draft_lora.py": {
         "_create_and_replace": "PEFT's LoraModel makes each layer in it",
         "_check_merge_allowed": "PEFT asks it before every merge",
+        "_enable_peft_forward_hooks": "PEFT calls it in every forward, with the adapter_names of the rows",
     },
     "training/data.py": {"_fingerprint": "datasets has no public name for it, and map() must know the source's"},
     "training/packing.py": {"_fingerprint": "datasets has no public name for it"},

@@ -132,7 +132,8 @@ class ForMasks:
         if MASKED.is_text is None:
             return self.base_layer(hidden_states)
         name = self.active_adapters[0] if len(self.active_adapters) == 1 else None
-        if name not in self.lora_A or self.disable_adapters or self.training or args or kwargs:
+        is_plain = name in self.lora_A and self.cast_input_dtype_enabled and not (args or kwargs)
+        if not is_plain or self.disable_adapters or self.training:
             return super().forward(hidden_states, *args, **kwargs)
         down, up = self.lora_A[name], self.lora_B[name]
         output = self.base_layer(hidden_states)

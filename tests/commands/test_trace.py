@@ -44,7 +44,8 @@ def traced(demo, question, **arguments):
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("decoding", DECODINGS)
 def test_every_forward_is_told(demo, decoding, question):
-    tracer, output, new = traced(demo, question, decoding=decoding)
+    careless = {"entropy_threshold": 1.0, "distance_penalty": 0.0}  # so that slots behind open ones are filled
+    tracer, output, new = traced(demo, question, decoding=decoding, **careless)
     steps, tokenizer = tracer.steps, demo[1]
     assert len(steps) == output.forwards.item() and tracer.ids == new
     told = [slot for step in steps for slot in step.new]
@@ -65,12 +66,15 @@ def test_every_forward_is_told(demo, decoding, question):
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_verdicts_are_those_that_the_output_counts(demo, question):
-    tracer, output, _ = traced(demo, question, decoding="verified")
-    assert sum(step.num_accepted for step in tracer.steps) == output.accepted_drafts.sum() > 5
-    num_refuted = sum(step.refuted is not None for step in tracer.steps)
-    assert num_refuted == (output.judged_drafts - output.accepted_drafts).sum()
-    assert num_refuted > 0 or not question.startswith("Tell"), "where not every draft is right"
+@pytest.mark.parametrize("temperature", [None, 2.0])
+def test_verdicts_are_those_that_the_output_counts(demo, question, temperature):
+    torch.manual_seed(0)
+    sampling = {"do_sample": True, "temperature": temperature} if temperature else {}
+    tracer, output, _ = traced(demo, question, decoding="verified", **sampling)
+    num_accepted, num_judged = output.accepted_drafts.sum(), output.judged_drafts.sum()
+    assert sum(step.num_accepted for step in tracer.steps) == num_accepted
+    assert sum(step.refuted is not None for step in tracer.steps) == num_judged - num_accepted
+    assert num_judged > num_accepted if temperature else num_accepted > 5
 
 
 def test_a_forward_fills_what_it_says():

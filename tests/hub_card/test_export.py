@@ -65,12 +65,13 @@ def test_the_demo_becomes_a_repository_that_loads_elsewhere(tmp_path):
         "license": "apache-2.0", "language": "en", "library_name": "transformers", "pipeline_tag": "text-generation",
         "base_model": ["me/a", "me/b"], "datasets": ["me/sums"], "tags": ["wedlm", "diffusion", "parallel-decoding"],
     }  # fmt: skip
+    training = json.loads((DEMO_FOLDER / "training.json").read_text(encoding="utf-8"))
     for shown in (
-        "of 3.2 million parameters",
-        "| optimizer steps | 7,000 |",
+        f"of {training['parameters'] / 1e6:.1f} million parameters",
+        f"| optimizer steps | {sum(training['steps']):,} |",
         "](loss.png)",
         "2,048 tokens",
-        "| time | 77",
+        f"| time | {training['seconds'] / 60:.0f} minutes |",
     ):
         assert shown in card.text
     assert "made from [me/a](https://huggingface.co/me/a) and [me/b](https" in " ".join(card.text.split())

@@ -52,8 +52,3 @@ def draw(random: Random) -> tuple[str, str, str]:
     parity = "odd" if low % 2 else "even"
     prompt = random.choice(templates).format(first=sequence[0], last=sequence[-1], step=step, parity=parity)
     return prompt, ", ".join(map(str, sequence)) + ".", f"{sequence[0]} {sequence[1] - sequence[0]}"
-
-
-def step_of(key: str) -> int:
-    """The distance between two numbers of the problem with this key, up or down."""
-    return abs(int(key.split()[1]))

@@ -1,16 +1,16 @@
 """`make demo-model`: trains the demo checkpoint from nothing with WeDLMTrainer, and goes on where it was stopped.
 
-    python -m wedlm.demo.recipe build/demo-model [--steps 2500 4000 5500 6000 --learning_rate 3e-3 ...]
+    python -m wedlm.demo.recipe build/demo-model [--steps 2500 4000 5500 800 2500 --learning_rate 3e-3 ...]
 
-There are four stages. The first learns the kinds of questions from their generators, in blocks of 16 tokens. The
-second learns to draft further ahead, in blocks of 32. The third goes on while the learning rate falls. The fourth
-learns what the third's model still got wrong: it leaves out most questions that are not hard. From the second stage on
-stories are learned from the answers of the stage before, where a checker accepts them. Where the device has
-instructions for bfloat16 they are used, which spares a CPU a quarter of the time; the weights stay in float32 while
-they are trained.
+There are five stages. The first learns the kinds of questions from their generators, in blocks of 16 tokens. The
+second learns to draft further ahead, in blocks of 32. The third goes on while the learning rate falls. Its model still
+mixes up rows where a question asks for those with a value, so the fourth sees hardly anything but such questions. The
+fifth sees all kinds again, and more of these, while the learning rate falls once more. From the second stage on stories
+are learned from the answers of the stage before, where a checker accepts them. Where the device has instructions for
+bfloat16 they are used, which spares a CPU a quarter of the time; the weights stay in float32 while they are trained.
 
 A stage leaves a checkpoint, such as build/demo-model/text/model, from which the next one goes on. The last one's,
-build/demo-model/hard/model, becomes a whole Hub repository except for the card, with training.json and loss.png. Its
+build/demo-model/end/model, becomes a whole Hub repository except for the card, with training.json and loss.png. Its
 weights are in bfloat16 and load as float32, which costs nothing at this size and lets all decodings that are compared
 round alike.
 """
@@ -43,22 +43,12 @@ from wedlm.training.resume import newest_complete
 ROW_TOKENS = 192  # no example is longer
 ROWS_PER_STEP = 12
 CONVERSATIONS_PER_ROW = 2.5  # an upper bound of the mean, so that no row is needed twice
-STEPS = (2500, 4000, 5500, 6000)  # of the stages
+STEPS = (2500, 4000, 5500, 800, 2500)  # of the stages
 WARMUP_STEPS = 100
 # The settings of decoding in the checkpoint. Of the windows tried this one is the fastest in verified decoding on two
 # cores. Threshold and penalty are the fastest tried with which streaming loses at most three points on four of the six
 # kinds.
 DECODING = {"decoding": "verified", "window_size": 16, "entropy_threshold": 0.2, "distance_penalty": 0.03}
-# The share that the last stage keeps of the conversations whose first question is not hard, by its kind: more where
-# the model of the third stage wrote or drafted more wrong tokens.
-SHARE_OF_EASY = {
-    "counting": 0.25,
-    "word_problems": 0.12,
-    "equations": 0.05,
-    "records": 0.05,
-    "functions": 0.15,
-    "stories": 0.05,
-}
 SETTINGS = ("learning_rate", "suffix_mask_probability", "hidden_size", "num_layers", "bf16")  # that decide the weights
 SETTINGS_FILE = "settings.json"  # of a stage
 
@@ -70,18 +60,20 @@ class Stage(NamedTuple):
     max_steps: int
     block_size: int
     decay_steps: int  # the last steps, in which the learning rate falls to 0; elsewhere it stays, for the next stage
-    hard: bool  # whether most conversations that do not begin with a hard question are left out
+    easy: float  # the share that is kept of the conversations that do not begin with a hard question
     steps_before: int
 
 
-def stages_of(steps: tuple[int, int, int, int]) -> tuple[Stage, Stage, Stage, Stage]:
-    text, drafts, end, hard = steps
-    return (
-        Stage("text", text, block_size=16, decay_steps=0, hard=False, steps_before=0),
-        Stage("drafts", drafts, block_size=32, decay_steps=0, hard=False, steps_before=text),
-        Stage("end", end, block_size=32, decay_steps=end - WARMUP_STEPS, hard=False, steps_before=text + drafts),
-        Stage("hard", hard, block_size=32, decay_steps=hard // 2, hard=True, steps_before=text + drafts + end),
-    )
+def stages_of(steps: tuple[int, ...]) -> list[Stage]:
+    text, drafts, settle, rows, end = steps
+    before = [sum(steps[:number]) for number in range(len(steps))]
+    return [
+        Stage("text", text, block_size=16, decay_steps=0, easy=1, steps_before=before[0]),
+        Stage("drafts", drafts, block_size=32, decay_steps=0, easy=1, steps_before=before[1]),
+        Stage("settle", settle, block_size=32, decay_steps=settle - WARMUP_STEPS, easy=1, steps_before=before[2]),
+        Stage("rows", rows, block_size=32, decay_steps=0, easy=0.02, steps_before=before[3]),
+        Stage("end", end, block_size=32, decay_steps=end - WARMUP_STEPS, easy=0.16, steps_before=before[4]),
+    ]
 
 
 def num_conversations(num_steps: int) -> int:
@@ -91,14 +83,13 @@ def num_conversations(num_steps: int) -> int:
 def conversations_of(stage: Stage) -> list[list[Example]]:
     """The part of the training stream that a stage sees."""
     stream = (conversation(SEED, number) for number in count(num_conversations(stage.steps_before)))
-    if stage.hard:
-        stream = (examples for examples in stream if is_kept(examples[0]))
-    return list(islice(stream, num_conversations(stage.max_steps)))
+    kept = (examples for examples in stream if is_kept(examples[0], stage.easy))
+    return list(islice(kept, num_conversations(stage.max_steps)))
 
 
-def is_kept(first: Example) -> bool:
-    """Whether the last stage keeps a conversation that begins with this question. A hash of the question decides."""
-    return is_hard(first) or Random(f"easy {first.prompt}").random() < SHARE_OF_EASY[first.kind]
+def is_kept(first: Example, easy: float) -> bool:
+    """Whether a stage keeps a conversation that begins with this question; chance decides, and the question its seed."""
+    return is_hard(first) or Random(f"easy {first.prompt}").random() < easy
 
 
 def training_rows(tokenizer: PreTrainedTokenizerBase, conversations: list[list[Example]]) -> Dataset:
@@ -216,7 +207,7 @@ def has_bfloat16() -> bool:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, nargs=4, default=STEPS, help="optimizer steps of the stages")
+    parser.add_argument("--steps", type=int, nargs=5, default=STEPS, help="optimizer steps of the stages")
     parser.add_argument("--learning_rate", type=float, default=3e-3)
     parser.add_argument("--suffix_mask_probability", type=float, default=0.5)
     parser.add_argument("--hidden_size", type=int, default=256)

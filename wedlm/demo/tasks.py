@@ -86,10 +86,8 @@ def training_example(seed: int, position: int, weights: dict[str, int] = WEIGHTS
 
 
 def is_hard(example: Example) -> bool:
-    """Whether an example is of a sort that the demo model learns late: rows with a value, counting in large steps."""
-    if example.kind == "records":
-        return records.rule_of(example.key) == "keep_if"
-    return example.kind == "counting" and counting.step_of(example.key) > max(counting.SMALL_STEPS)
+    """Whether an example asks for the rows with a value, which the demo model learns last."""
+    return example.kind == "records" and records.rule_of(example.key) == "keep_if"
 
 
 def conversation(seed: int, number: int) -> list[Example]:

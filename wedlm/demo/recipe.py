@@ -5,9 +5,10 @@
 There are five stages. The first learns the kinds of questions from their generators, in blocks of 16 tokens. The
 second learns to draft further ahead, in blocks of 32. The third goes on while the learning rate falls. Its model still
 mixes up rows where a question asks for those with a value, so the fourth sees hardly anything but such questions. The
-fifth sees all kinds again, and more of these, while the learning rate falls once more. From the second stage on stories
-are learned from the answers of the stage before, where a checker accepts them. Where the device has instructions for
-bfloat16 they are used, which spares a CPU a quarter of the time; the weights stay in float32 while they are trained.
+fifth sees all kinds again, and more of these, while the learning rate falls once more. From the second stage on,
+stories are learned from the answers of the stage before, where a checker accepts them. Where the device has
+instructions for bfloat16 they are used, which spares a CPU a quarter of the time; the weights stay in float32 while
+they are trained.
 
 A stage leaves a checkpoint, such as build/demo-model/text/model, from which the next one goes on. The last one's,
 build/demo-model/end/model, becomes a whole Hub repository except for the card, with training.json and loss.png. Its
@@ -61,6 +62,7 @@ class Stage(NamedTuple):
     block_size: int
     decay_steps: int  # the last steps, in which the learning rate falls to 0; elsewhere it stays, for the next stage
     easy: float  # the share that is kept of the conversations that do not begin with a hard question
+    seed: int  # of its training stream
     steps_before: int
 
 
@@ -68,11 +70,12 @@ def stages_of(steps: tuple[int, ...]) -> list[Stage]:
     text, drafts, settle, rows, end = steps
     before = [sum(steps[:number]) for number in range(len(steps))]
     return [
-        Stage("text", text, block_size=16, decay_steps=0, easy=1, steps_before=before[0]),
-        Stage("drafts", drafts, block_size=32, decay_steps=0, easy=1, steps_before=before[1]),
-        Stage("settle", settle, block_size=32, decay_steps=settle - WARMUP_STEPS, easy=1, steps_before=before[2]),
-        Stage("rows", rows, block_size=32, decay_steps=0, easy=0.02, steps_before=before[3]),
-        Stage("end", end, block_size=32, decay_steps=end - WARMUP_STEPS, easy=0.16, steps_before=before[4]),
+        Stage("text", text, 16, decay_steps=0, easy=1, seed=SEED, steps_before=before[0]),
+        Stage("drafts", drafts, 32, decay_steps=0, easy=1, seed=SEED, steps_before=before[1]),
+        Stage("settle", settle, 32, decay_steps=settle - WARMUP_STEPS, easy=1, seed=SEED, steps_before=before[2]),
+        # Streams of their own: these stages read much further than they keep.
+        Stage("rows", rows, 32, decay_steps=0, easy=0.02, seed=SEED + 1, steps_before=before[3]),
+        Stage("end", end, 32, decay_steps=end - WARMUP_STEPS, easy=0.16, seed=SEED + 2, steps_before=before[4]),
     ]
 
 
@@ -82,13 +85,13 @@ def num_conversations(num_steps: int) -> int:
 
 def conversations_of(stage: Stage) -> list[list[Example]]:
     """The part of the training stream that a stage sees."""
-    stream = (conversation(SEED, number) for number in count(num_conversations(stage.steps_before)))
+    stream = (conversation(stage.seed, number) for number in count(num_conversations(stage.steps_before)))
     kept = (examples for examples in stream if is_kept(examples[0], stage.easy))
     return list(islice(kept, num_conversations(stage.max_steps)))
 
 
 def is_kept(first: Example, easy: float) -> bool:
-    """Whether a stage keeps a conversation that begins with this question; chance decides, and the question its seed."""
+    """Whether a stage keeps a conversation that begins with this question, by chance where the question is easy."""
     return is_hard(first) or Random(f"easy {first.prompt}").random() < easy
 
 

@@ -49,7 +49,7 @@ def test_an_adapter_is_published(tmp_path):
         (REPORT_FILE, "{}"),
         (GENERATION_FILE, "{}"),
         (PLOT_FILE, "png"),
-        ("README.md", "`wedlm generate --model made x`"),
+        ("README.md", "Use\n\n```bash\nwedlm generate --model made x\n```\n"),
     ):
         (made / name).write_text(text, encoding="utf-8")
     publish(made, tmp_path / "published")
@@ -57,7 +57,9 @@ def test_an_adapter_is_published(tmp_path):
     fields = json.loads((tmp_path / "published" / ADAPTER_FILE).read_text(encoding="utf-8"))
     assert fields["base_model_name_or_path"] == BASE
     card = (tmp_path / "published" / "README.md").read_text(encoding="utf-8")
-    assert f"--model {tmp_path / 'published'} x" in card and "Apache License 2.0" in card
+    assert "Apache License 2.0" in card
+    for shown, folder in ((card, tmp_path / "published"), ((PUBLISHED / "README.md").read_text("utf-8"), "hub_card/")):
+        assert f"after `make real-model`:\n\n```bash\nwedlm generate --model {folder}" in shown
 
 
 def test_prompts_come_from_the_known_file_only(tmp_path, monkeypatch):

@@ -32,6 +32,8 @@ base_model: HuggingFaceTB/SmolLM2-135M-Instruct
 base_model_relation: adapter
 ---
 """
+USE = "```bash\nwedlm generate "
+BEFORE_USE = "In a clone of the repository, after `make real-model`:\n\n"
 ORIGIN = """
 ## Origin
 
@@ -87,6 +89,7 @@ def publish(adapter: Path, out: Path) -> None:
     card = card.replace(f"--model {adapter.name} ", f"--model {out} ").replace(
         f"export {adapter.name} ", f"export {out} "
     )
+    card = card.replace(USE, BEFORE_USE + USE)
     write_whole(out / "README.md", HEAD + card.rstrip() + "\n" + ORIGIN)
 
 

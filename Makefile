@@ -25,7 +25,7 @@ demo: .venv/installed
 demo-model: .venv/installed
 	.venv/bin/python -m wedlm.demo.recipe build/demo-model
 	mkdir -p $(DEMO)
-	cp build/demo-model/hard/model/* $(DEMO)
+	cp build/demo-model/end/model/* $(DEMO)
 
 # Measures the demo checkpoint and writes its card; goes on where it was stopped.
 demo-report: .venv/installed

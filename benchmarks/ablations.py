@@ -123,6 +123,13 @@ def table(results: dict[str, dict[str, dict]]) -> str:
     return markdown(header, lines, left={"decoding"})
 
 
+def give_papers_settings(model: PreTrainedModel) -> dict[str, float]:
+    """Sets and returns the paper's threshold and penalty; a checkpoint may have others that suit it."""
+    settings = {name: DEFAULTS[name] for name in ("entropy_threshold", "distance_penalty")}
+    model.generation_config.update(**settings)
+    return settings
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("figure", choices=FIGURES)
@@ -135,8 +142,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model, tokenizer = load(given.model)
     model.to(device)
-    settings = {name: DEFAULTS[name] for name in ("entropy_threshold", "distance_penalty")}  # the paper's
-    model.generation_config.update(**settings)  # a checkpoint may have settings that suit it
+    settings = give_papers_settings(model)
     digest = weights_digest(Path(given.model))
     identity = {"weights_sha256": digest, "num_questions": given.num_questions, "max_new_tokens": MAX_NEW_TOKENS}
     identity |= settings

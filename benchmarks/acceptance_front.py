@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from ablations import MAX_NEW_TOKENS, Figure, measure
+from ablations import MAX_NEW_TOKENS, Figure, give_papers_settings, measure
 from ablations_plot import SPEED, draw_panel, panels
 from common import load, markdown, new_parser
 from verdicts import right, times
@@ -130,6 +130,7 @@ def main() -> None:
         "weights_sha256": weights_digest(DEMO_FOLDER),
         "num_questions": given.num_questions,
         "max_new_tokens": MAX_NEW_TOKENS,
+        **give_papers_settings(model),
     }
     work = WorkFile(given.work, {**identity, **conditions(device), "code": digest_of(flat_files())})
     results = measure(FIGURE, model, tokenizer, given.num_questions, work)

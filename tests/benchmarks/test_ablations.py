@@ -12,7 +12,16 @@ from wedlm.evaluation.decodings import BASELINE, label_of
 @pytest.fixture
 def ablations(load_benchmark, monkeypatch):
     monkeypatch.setattr(resampling, "NUM_RESAMPLES", 100)
-    return load_benchmark("ablations")
+    module = load_benchmark("ablations")
+    module.decoded_with, measure = [], module.measure
+
+    def measured(figure, model, *others):
+        config = model.generation_config
+        module.decoded_with.append((config.entropy_threshold, config.distance_penalty))
+        return measure(figure, model, *others)
+
+    monkeypatch.setattr(module, "measure", measured)
+    return module
 
 
 @pytest.fixture
@@ -44,6 +53,7 @@ def test_a_figure_is_one_command_a_file_and_a_plot(run, ablations, tmp_path, cap
     assert ablations.table(report["results"]) in capsys.readouterr().out
     assert report["command"] and report["device"] and len(report["weights_sha256"]) == 64
     assert (report["entropy_threshold"], report["distance_penalty"]) == (0.4, 0.02), "the paper's, for any checkpoint"
+    assert ablations.decoded_with == [(0.4, 0.02)]
 
 
 @pytest.mark.full

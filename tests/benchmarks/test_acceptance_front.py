@@ -69,5 +69,6 @@ def test_a_front_is_one_command_a_file_and_a_plot(run, front, monkeypatch, tmp_p
     plot = tmp_path / "front.png"
     report = run("acceptance_front", "--num-questions", 1, "--plot", plot, "--work", tmp_path / "work")
     assert list(report["results"]) == [*KINDS, "all"] and report["command"] and report["device"]
+    assert report["distance_penalty"] == 0.02, "the paper's, for any checkpoint"
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert front.table(report["results"]) in capsys.readouterr().out and front.findings(report["results"])

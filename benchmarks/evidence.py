@@ -61,7 +61,7 @@ autoregressive" is the speed as a multiple of autoregressive speed, the median o
 
 In the figures of training the models answer in batches, and speed is not measured. Parentheses hold the 95 %
 intervals of the differences. A difference whose interval contains zero is called noise. In the findings on decoding
-this interval is the wider one of answers to different questions.
+noise is wider: it is that of two settings which answer different questions.
 """
 
 
@@ -109,6 +109,8 @@ SECTIONS = [
             "faster and less right": "in streaming a slot is final as soon as no slot before it is open, so new slots "
             "open in every forward. Blockwise decoding is right more often here, perhaps because it fills no slot "
             "after the end of its window.",
+            "faster": "in streaming a slot is final as soon as no slot before it is open, so new slots open in every "
+            "forward.",
         },
     ),
     Section(

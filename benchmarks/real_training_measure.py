@@ -20,6 +20,7 @@ from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import conditions, digests, weights_digest
 from wedlm.evaluation.work_file import WorkFile, digest_of, resumable
 from wedlm.generation.parameters import DEFAULTS
+from wedlm.modeling_wedlm.hub_code import flat_files
 
 STREAMING, VERIFIED = "streaming", "verified"
 CAREFUL_THRESHOLD = 0.1
@@ -160,8 +161,9 @@ def measure(given: argparse.Namespace, checkpoints: dict[int, Path], folder: Pat
         checkpoints (`dict[int, Path]`): The checkpoint of each moment, by its step.
         folder (`Path`): Where texts and likelihoods are kept; a stopped run goes on there, with any threads.
     """
-    about = {name: value for name, value in conditions("cpu", ["peft"]).items() if name != "threads"}
-    about |= {name: getattr(given, name) for name in ("new_tokens", "window_size")} | {"ways": WAYS}
+    about = {name: value for name, value in conditions("cpu", ["peft"]).items() if name not in ("threads", "commit")}
+    about |= {name: getattr(given, name) for name in ("new_tokens", "window_size")}
+    about |= {"ways": WAYS, "code": digest_of(flat_files())}
     work = WorkFile(folder, about)
     with resumable(work):
         measurement = Measurement(given, work)

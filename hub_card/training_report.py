@@ -36,12 +36,25 @@ def parse_training(report: dict[str, Any]) -> TrainingSection:
     if evaluations:
         facts["loss on held-out data"] = f"{evaluations[-1]['eval_loss']:.3f}"
     if seconds is not None:
-        facts["time"] = f"{seconds / 60:,.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
+        facts["time"] = duration(seconds)
     if "device" in report:
-        facts["device"] = f"{report['device']}, {report['threads']} threads"
+        facts["device"] = place(report)
+    for stage in report.get("stages", []):
+        facts[f"stage: {stage['stage']}"] = (
+            f"{duration(stage['seconds'])}, {place(stage)}, {commit_text(stage['commit'])}"
+        )
     facts["versions"] = shown_versions(report["versions"])
     if report.get("commit") is not None:
         facts["source"] = commit_text(report["commit"])
     return TrainingSection(
         shown_command(report["command"]), {escaped(name): escaped(fact) for name, fact in facts.items()}
     )
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds / 60:,.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
+
+
+def place(report: dict[str, Any]) -> str:
+    """Where a report was made: the device, and the number of threads."""
+    return f"{report['device']}, {report['threads']} thread{'' if report['threads'] == 1 else 's'}"

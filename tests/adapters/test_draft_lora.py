@@ -1,6 +1,8 @@
 """Draft adapters as adapters of PEFT: files, several adapters in a model, and the refusals."""
 
+import copy
 import json
+import pickle
 
 import pytest
 import torch
@@ -42,6 +44,18 @@ def test_a_saved_adapter_loads_into_its_base(flavour, tmp_path):
         assert torch.equal(logits(loaded), logits(adapted))
         assert torch.equal(logits(loaded)[:, :6], base[:, :6])
         assert not torch.allclose(logits(loaded)[:, 6:], base[:, 6:], atol=0.1)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_an_adapted_model_is_one(copied):
+    adapted = with_adapter(tiny_model())
+    twin = copied(adapted)
+    assert torch.equal(logits(twin), logits(adapted))
+    assert [type(layer) for layer in twin.modules()] == [type(layer) for layer in adapted.modules()]
+    with torch.no_grad():
+        for weight in twin.parameters():
+            weight.zero_()
+    assert logits(adapted).any(), "the copy has weights of its own"
 
 
 def test_auto_classes_load_the_folder_of_an_adapter_with_its_base(tmp_path):

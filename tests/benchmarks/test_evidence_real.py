@@ -161,6 +161,11 @@ def test_scores_of_the_tasks(load_benchmark):
         assert len(set(records["prompt"])) > 10 and set(records["kind"]) == {kind}
 
 
+def test_each_round_has_the_speed_of_its_own_tokens(load_benchmark):
+    rounds = [{"tokens": [[7] * number], "seconds": seconds} for number, seconds in ((10, 1), (40, 2), (30, 1))]
+    assert load_benchmark("evidence_real_speed").speed_of(rounds) == 20
+
+
 def test_speeds_are_those_of_the_median_round(load_benchmark):
     speed, plain = load_benchmark("evidence_real_speed"), load_benchmark("evidence_real_ways").PLAIN
     batches = speed.batches_of({"code": [[1], [2], [3]]}, [2])

@@ -53,6 +53,20 @@ def test_a_failure_is_saved_and_ends_the_script_with_an_error(load_benchmark, mo
     assert [result["outcome"] for result in saved] == [module.PASSED, module.FAILED]
 
 
+def test_a_check_that_takes_the_process_with_it_leaves_the_others_outcomes(load_benchmark, monkeypatch, tmp_path):
+    module = load_benchmark("gpu_checks")
+
+    def dies(questions):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "CHECKS", {"one": lambda questions: "all is well", "other": dies})
+    monkeypatch.setattr(sys, "argv", ["gpu_checks", "--questions", "6", "--out", str(tmp_path / "out.json")])
+    with pytest.raises(KeyboardInterrupt):
+        module.main()
+    saved = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert [(result["check"], result["outcome"]) for result in saved] == [("one", module.PASSED)]
+
+
 def test_gradients_that_are_no_numbers_are_not_close(load_benchmark):
     module = load_benchmark("gpu_checks")
     assert module.close({"flex_attention": 1e-4, "dual_stream": 0.0}) == "flex_attention 1.0e-04, dual_stream 0.0e+00"

@@ -125,7 +125,7 @@ class MaskEmbedding(nn.Module, BaseTunerLayer):
 class ForMasks:
     """Makes a layer of PEFT skip its product where the input of the model holds no MASK.
 
-    A model that does not train has one adapter and no dropout, and calls fewer operations than PEFT's own forward.
+    Where the model does not train and one adapter is active, it calls fewer operations than PEFT's own forward.
     """
 
     def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
@@ -139,6 +139,14 @@ class ForMasks:
         output = self.base_layer(hidden_states)
         product = up(down(hidden_states.to(down.weight.dtype)))
         return output.add(product, alpha=self.scaling[name]).to(output.dtype)
+
+    def __reduce_ex__(self, protocol):  # pickle and deepcopy cannot find the class by its name
+        return without_state, (type(self).__bases__[1],), self.__dict__
+
+
+def without_state(layer_class: type[nn.Module]) -> nn.Module:
+    """Returns a layer of `for_masks(layer_class)` that pickle or deepcopy will fill."""
+    return object.__new__(for_masks(layer_class))
 
 
 @cache
@@ -184,7 +192,7 @@ class DraftLoraModel(LoraModel):
     def _enable_peft_forward_hooks(self, *args, **kwargs):
         if kwargs.get("adapter_names") is not None:
             raise ValueError(
-                "adapter_names is not supported by draft adapters, one of which acts in all rows; choose it with "
+                "adapter_names is not supported by draft adapters, which act in all rows alike; choose one with "
                 "set_adapter."
             )
         return super()._enable_peft_forward_hooks(*args, **kwargs)

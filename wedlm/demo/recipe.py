@@ -1,14 +1,13 @@
 """`make demo-model`: trains the demo checkpoint from nothing with WeDLMTrainer, and goes on where it was stopped.
 
-    python -m wedlm.demo.recipe build/demo-model [--steps 2500 4000 5500 800 2500 --learning_rate 3e-3 ...]
+    python -m wedlm.demo.recipe build/demo-model [--steps 2500 4000 5500 900 2500 --learning_rate 3e-3 ...]
 
 There are five stages. The first learns the kinds of questions from their generators, in blocks of 16 tokens. The
 second learns to draft further ahead, in blocks of 32. The third goes on while the learning rate falls. Its model still
-mixes up rows where a question asks for those with a value, so the fourth sees hardly anything but such questions. The
-fifth sees all kinds again, and more of these, while the learning rate falls once more. From the second stage on,
-stories are learned from the answers of the stage before, where a checker accepts them. Where the device has
-instructions for bfloat16 they are used, which spares a CPU a quarter of the time; the weights stay in float32 while
-they are trained.
+mixes up rows where a question asks for those with a value, so the fourth sees mostly such questions. The fifth sees
+all kinds again, and more of these, while the learning rate falls once more. From the second stage on, stories are
+learned from the answers of the stage before, where a checker accepts them. Where the device has instructions for
+bfloat16 they are used, which spares a CPU a quarter of the time; the weights stay in float32 while they are trained.
 
 A stage leaves a checkpoint, such as build/demo-model/text/model, from which the next one goes on. The last one's,
 build/demo-model/end/model, becomes a whole Hub repository except for the card, with training.json and loss.png. Its
@@ -44,7 +43,7 @@ from wedlm.training.resume import newest_complete
 ROW_TOKENS = 192  # no example is longer
 ROWS_PER_STEP = 12
 CONVERSATIONS_PER_ROW = 2.5  # an upper bound of the mean, so that no row is needed twice
-STEPS = (2500, 4000, 5500, 800, 2500)  # of the stages
+STEPS = (2500, 4000, 5500, 900, 2500)  # of the stages
 WARMUP_STEPS = 100
 # The settings of decoding in the checkpoint. Of the windows tried this one is the fastest in verified decoding on two
 # cores. Threshold and penalty are the fastest tried with which streaming loses at most three points on four of the six
@@ -72,11 +71,15 @@ def stages_of(steps: tuple[int, ...]) -> list[Stage]:
     return [
         Stage("text", text, 16, decay_steps=0, easy=1, seed=SEED, steps_before=before[0]),
         Stage("drafts", drafts, 32, decay_steps=0, easy=1, seed=SEED, steps_before=before[1]),
-        Stage("settle", settle, 32, decay_steps=settle - WARMUP_STEPS, easy=1, seed=SEED, steps_before=before[2]),
+        Stage("settle", settle, 32, decay_steps=behind_warmup(settle), easy=1, seed=SEED, steps_before=before[2]),
         # Streams of their own: these stages read much further than they keep.
-        Stage("rows", rows, 32, decay_steps=0, easy=0.02, seed=SEED + 1, steps_before=before[3]),
-        Stage("end", end, 32, decay_steps=end - WARMUP_STEPS, easy=0.16, seed=SEED + 2, steps_before=before[4]),
+        Stage("rows", rows, 32, decay_steps=0, easy=0.005, seed=SEED + 1, steps_before=before[3]),
+        Stage("end", end, 32, decay_steps=behind_warmup(end), easy=0.16, seed=SEED + 2, steps_before=before[4]),
     ]
+
+
+def behind_warmup(steps: int) -> int:
+    return max(1, steps - WARMUP_STEPS)
 
 
 def num_conversations(num_steps: int) -> int:
@@ -200,9 +203,8 @@ def plot(log: list[dict], path: Path) -> None:
     plt.close(figure)
 
 
-def has_bfloat16() -> bool:
+def has_bfloat16(cpu: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether the device of the training multiplies matrices in bfloat16."""
-    cpu = Path("/proc/cpuinfo")
     flags = cpu.read_text(encoding="utf-8").split() if cpu.exists() else []
     return torch.cuda.is_available() or "avx512_bf16" in flags or "amx_bf16" in flags
 

@@ -21,6 +21,7 @@ from wedlm.checkpoints.whole_file import write_whole
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 RESULTS = (":!benchmarks/results", ":!docs/evidence", ":!docs/EVIDENCE.md")  # git pathspecs that leave them out
+LOCKLESS = ("--no-optional-locks",)  # so that it disturbs no commit that is made at the same time
 BESIDE_WEIGHTS = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -43,7 +44,7 @@ def commit_on_disk() -> str | None:
     if not (REPOSITORY / ".git").exists() or shutil.which("git") is None:
         return None
     return git("rev-parse", "HEAD") + (
-        "+changes" if git("status", "--porcelain", "--untracked-files=no", "--", ".", *RESULTS) else ""
+        "+changes" if git(*LOCKLESS, "status", "--porcelain", "--untracked-files=no", "--", ".", *RESULTS) else ""
     )
 
 

@@ -1,6 +1,6 @@
 """`make demo-model`: trains the demo checkpoint from nothing with WeDLMTrainer, and goes on where it was stopped.
 
-    python -m wedlm.demo.recipe build/demo-model [--steps 2500 4000 5500 900 2500 --learning_rate 3e-3 ...]
+    python -m wedlm.demo.recipe build/demo-model [--steps 2500 4000 5500 800 2200 --learning_rate 3e-3 ...]
 
 There are five stages. The first learns the kinds of questions from their generators, in blocks of 16 tokens. The
 second learns to draft further ahead, in blocks of 32. The third goes on while the learning rate falls. Its model still
@@ -43,7 +43,7 @@ from wedlm.training.resume import newest_complete
 ROW_TOKENS = 192  # no example is longer
 ROWS_PER_STEP = 12
 CONVERSATIONS_PER_ROW = 2.5  # an upper bound of the mean, so that no row is needed twice
-STEPS = (2500, 4000, 5500, 900, 2500)  # of the stages
+STEPS = (2500, 4000, 5500, 800, 2200)  # of the stages
 WARMUP_STEPS = 100
 # The settings of decoding in the checkpoint. Of the windows tried this one is the fastest in verified decoding on two
 # cores. Threshold and penalty are the fastest tried with which streaming loses at most three points on four of the six

@@ -87,7 +87,8 @@ SECTIONS = [
                 ("falls early", ""),
                 ("falls everywhere", " At higher thresholds accuracy falls further, as in the paper."),
             )
-        },
+        }
+        | {"falls late": "accuracy changes little up to a threshold of 0.5 and then falls sharply, as in the paper."},
     ),
     Section(
         "Accuracy and speed against the distance penalty",
@@ -98,6 +99,7 @@ SECTIONS = [
             "better and slower": "the penalty helps, as in the paper, and costs more speed than there. This model "
             "errs in slots that it fills before the text that they depend on. A penalty delays distant slots, both "
             "right ones and wrong ones.",
+            NOISE: "the gain is too small for so few questions. The penalty delays distant slots, so it costs speed.",
         },
     ),
     Section(
@@ -132,6 +134,7 @@ SECTIONS = [
         {
             "loses with many": "the paper makes no claim. With a large window the model fills slots before the "
             "text that they depend on.",
+            "keeps": "the paper makes no claim. The widest window loses no more answers than noise would.",
         },
     ),
     Section(
@@ -143,6 +146,8 @@ SECTIONS = [
         {
             "counting behind equations": "stories come last, as in the paper, but counting comes after equations. The "
             "answer to an equation repeats parts of the question, but each number of a count has to be computed.",
+            "another order": "a story leaves many choices, but the model was trained on its own stories and tells "
+            "nearly the same ones again, so it has few choices left. Each number of a count has to be computed.",
         },
     ),
     Section(

@@ -34,13 +34,17 @@ def test_the_command(tmp_path, monkeypatch):
     assert first.exit_code == 0, first.output
     assert [path.name for path in tmp_path.iterdir()] == ["eval.json"], "the work folder is gone"
     report = json.loads((tmp_path / "eval.json").read_text())
-    own = json.loads((DEMO_FOLDER / "generation_config.json").read_text(encoding="utf-8"))["entropy_threshold"]
-    assert report["generation_config"]["entropy_threshold"] == own and len(report["files_sha256"]) == 64
+    own = json.loads((DEMO_FOLDER / "generation_config.json").read_text(encoding="utf-8"))
+    assert (
+        report["generation_config"]["entropy_threshold"] == own["entropy_threshold"]
+        and len(report["files_sha256"]) == 64
+    )
     assert report["versions"]["lm_eval"] and report["model"] == "wedlm-demo" and report["device"]
     assert report["settings"]["limit"] == 3 and report["settings"]["apply_chat_template"] is True
     labels = ["streaming, threshold 0.1", "streaming, threshold none", "autoregressive"]
     assert [result["decoding"] for result in report["results"]] == labels
-    assert report["results"][0]["arguments"] == {**STREAMING, "entropy_threshold": 0.1}
+    of_checkpoint = {name: own[name] for name in STREAMING} | {"decoding": "streaming"}
+    assert report["results"][0]["arguments"] == of_checkpoint | {"entropy_threshold": 0.1}
     assert all(label in first.stdout for label in labels) and "tokens per forward" in first.stdout
     assert all(label in first.stderr for label in labels), "a bar for each"
     again = run(*asked, *several)

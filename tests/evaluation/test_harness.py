@@ -38,7 +38,7 @@ class Stop(KeyboardInterrupt):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("temperature", [None, 0.8])
+@pytest.mark.parametrize("temperature", [None, 2.0])
 def test_an_interrupted_run_goes_on_and_gives_the_same_table(demo, task_folder, tmp_path, monkeypatch, temperature):
     decodings = {"streaming": STREAMING, "verified": {"decoding": "verified"}}
     choices = Choices(limit=3, batch_size=1, apply_chat_template=True, temperature=temperature)

@@ -41,8 +41,9 @@ Measured on {device}, {threads} threads, {versions}, {commit}:"""
 EXPECTATIONS = """\
 - It answers questions like those that `wedlm/demo/` of the repository generates: in English, with numbers of at most
   three digits. Its answer to any other question looks like an answer of the six kinds.
-- If a text leaves fewer choices, a forward can fill more tokens. The tables go from text with no choice to text with
-  many choices. This is a property of the method, not of the size of the model.
+- If a text leaves the model fewer choices, a forward can fill more tokens. Stories leave many, but the model was
+  trained on its own stories and tells nearly the same ones again. Numbers that have to be computed are harder to
+  foresee than words that are copied.
 - A forward of a model this small consists mostly of overhead, so its tokens per second say little about large
   models."""
 

@@ -45,9 +45,9 @@ ROWS_PER_STEP = 12
 CONVERSATIONS_PER_ROW = 2.5  # an upper bound of the mean, so that no row is needed twice
 STEPS = (2500, 4000, 5500, 800, 2200)  # of the stages
 WARMUP_STEPS = 100
-# The settings of decoding in the checkpoint. On most kinds this window is the fastest one tried in verified decoding, on
-# two cores. Threshold and penalty are the fastest tried with which streaming loses at most three points on four of the six
-# kinds.
+# The settings of decoding in the checkpoint. On most kinds this window is the fastest one tried in verified decoding,
+# on two cores. Threshold and penalty are the fastest tried with which streaming loses at most three points on four of
+# the six kinds.
 DECODING = {"decoding": "verified", "window_size": 16, "entropy_threshold": 0.2, "distance_penalty": 0.03}
 SETTINGS = ("learning_rate", "suffix_mask_probability", "hidden_size", "num_layers", "bf16")  # that decide the weights
 SETTINGS_FILE = "settings.json"  # of a stage

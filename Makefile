@@ -20,7 +20,7 @@ demo: .venv/installed
 	@echo '       wedlm trace "Solve 3x + 7 = 22." --html trace.html   (see it race token by token decoding)'
 	@echo '       wedlm --help, README.md                       (other checkpoints, training, serving)'
 
-# Trains the demo checkpoint, about four hours on 2 cores that multiply in bfloat16; goes on where it was stopped. Then
+# Trains the demo checkpoint, about three hours on 2 cores that multiply in bfloat16; goes on where it was stopped. Then
 # comes demo-report.
 demo-model: .venv/installed
 	.venv/bin/python -m wedlm.demo.recipe build/demo-model

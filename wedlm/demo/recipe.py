@@ -1,12 +1,10 @@
 """`make demo-model`: trains the demo checkpoint from nothing with WeDLMTrainer, and goes on where it was stopped.
 
-    python -m wedlm.demo.recipe build/demo-model [--steps 2500 4000 5500 800 2200 --learning_rate 3e-3 ...]
+    python -m wedlm.demo.recipe build/demo-model [--steps 2500 4000 5500 --learning_rate 3e-3 ...]
 
-There are five stages. The first learns the kinds of questions from their generators, in blocks of 16 tokens. The
-second learns to draft further ahead, in blocks of 32. The third goes on while the learning rate falls. Its model still
-mixes up rows where a question asks for those with a value, so the fourth sees mostly such questions. The fifth sees
-all kinds again, and more of these, while the learning rate falls once more. From the second stage on, stories are
-learned from the answers of the stage before, where a checker accepts them. Where the device has instructions for
+There are three stages. The first learns the kinds of questions from their generators, in blocks of 16 tokens. The
+second learns to draft further ahead, in blocks of 32. The third goes on while the learning rate falls. For stories
+both learn from the answers of the stage before, where a checker accepts them. Where the device has instructions for
 bfloat16 they are used, which spares a CPU a quarter of the time; the weights stay in float32 while they are trained.
 
 A stage leaves a checkpoint, such as build/demo-model/text/model, from which the next one goes on. The last one's,
@@ -18,9 +16,7 @@ round alike.
 import argparse
 import json
 import time
-from itertools import count, islice
 from pathlib import Path
-from random import Random
 from typing import NamedTuple
 
 import torch
@@ -32,7 +28,7 @@ from wedlm import WeDLMForCausalLM, WeDLMTrainer, WeDLMTrainingArguments
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.demo.model import SEED, MuonAndAdamW, random_model
 from wedlm.demo.own_answers import own_answers, with_own_answers
-from wedlm.demo.tasks import Example, conversation, is_hard, messages_of
+from wedlm.demo.tasks import Example, conversation, messages_of
 from wedlm.demo.tokenizer import demo_tokenizer
 from wedlm.evaluation.provenance import command, conditions, weights_digest, write_report
 from wedlm.evaluation.work_file import digest_of
@@ -43,7 +39,7 @@ from wedlm.training.resume import newest_complete
 ROW_TOKENS = 192  # no example is longer
 ROWS_PER_STEP = 12
 CONVERSATIONS_PER_ROW = 2.5  # an upper bound of the mean, so that no row is needed twice
-STEPS = (2500, 4000, 5500, 800, 2200)  # of the stages
+STEPS = (2500, 4000, 5500)  # of the stages
 WARMUP_STEPS = 100
 # The settings of decoding in the checkpoint. On most kinds this window is the fastest one tried in verified decoding,
 # on two cores. Threshold and penalty are the fastest tried with which streaming loses at most three points on four of
@@ -59,27 +55,17 @@ class Stage(NamedTuple):
     name: str
     max_steps: int
     block_size: int
-    decay_steps: int  # the last steps, in which the learning rate falls to 0; elsewhere it stays, for the next stage
-    easy: float  # the share that is kept of the conversations that do not begin with a hard question
-    seed: int  # of its training stream
+    falls: bool  # whether the learning rate falls to 0; elsewhere it stays, for the next stage
     steps_before: int
 
 
-def stages_of(steps: tuple[int, ...]) -> list[Stage]:
-    text, drafts, settle, rows, end = steps
-    before = [sum(steps[:number]) for number in range(len(steps))]
-    return [
-        Stage("text", text, 16, decay_steps=0, easy=1, seed=SEED, steps_before=before[0]),
-        Stage("drafts", drafts, 32, decay_steps=0, easy=1, seed=SEED, steps_before=before[1]),
-        Stage("settle", settle, 32, decay_steps=behind_warmup(settle), easy=1, seed=SEED, steps_before=before[2]),
-        # Streams of their own: these stages read much further than they keep.
-        Stage("rows", rows, 32, decay_steps=0, easy=0.005, seed=SEED + 1, steps_before=before[3]),
-        Stage("end", end, 32, decay_steps=behind_warmup(end), easy=0.16, seed=SEED + 2, steps_before=before[4]),
-    ]
-
-
-def behind_warmup(steps: int) -> int:
-    return max(1, steps - WARMUP_STEPS)
+def stages_of(steps: tuple[int, int, int]) -> tuple[Stage, Stage, Stage]:
+    text, drafts, end = steps
+    return (
+        Stage("text", text, block_size=16, falls=False, steps_before=0),
+        Stage("drafts", drafts, block_size=32, falls=False, steps_before=text),
+        Stage("end", end, block_size=32, falls=True, steps_before=text + drafts),
+    )
 
 
 def num_conversations(num_steps: int) -> int:
@@ -88,14 +74,8 @@ def num_conversations(num_steps: int) -> int:
 
 def conversations_of(stage: Stage) -> list[list[Example]]:
     """The part of the training stream that a stage sees."""
-    stream = (conversation(stage.seed, number) for number in count(num_conversations(stage.steps_before)))
-    kept = (examples for examples in stream if is_kept(examples[0], stage.easy))
-    return list(islice(kept, num_conversations(stage.max_steps)))
-
-
-def is_kept(first: Example, easy: float) -> bool:
-    """Whether a stage keeps a conversation that begins with this question, by chance where the question is easy."""
-    return is_hard(first) or Random(f"easy {first.prompt}").random() < easy
+    start, stop = (num_conversations(steps) for steps in (stage.steps_before, stage.steps_before + stage.max_steps))
+    return [conversation(SEED, number) for number in range(start, stop)]
 
 
 def training_rows(tokenizer: PreTrainedTokenizerBase, conversations: list[list[Example]]) -> Dataset:
@@ -153,7 +133,7 @@ def train(
 def training_arguments(stage: Stage, folder: Path, given: argparse.Namespace) -> WeDLMTrainingArguments:
     falling = {
         "lr_scheduler_type": "warmup_stable_decay",
-        "lr_scheduler_kwargs": {"num_decay_steps": stage.decay_steps, "decay_type": "1-sqrt"},
+        "lr_scheduler_kwargs": {"num_decay_steps": max(1, stage.max_steps - WARMUP_STEPS), "decay_type": "1-sqrt"},
     }
     return WeDLMTrainingArguments(
         str(folder),
@@ -162,7 +142,7 @@ def training_arguments(stage: Stage, folder: Path, given: argparse.Namespace) ->
         per_device_train_batch_size=ROWS_PER_STEP,
         learning_rate=given.learning_rate,
         warmup_steps=WARMUP_STEPS,
-        **(falling if stage.decay_steps else {"lr_scheduler_type": "constant_with_warmup"}),
+        **(falling if stage.falls else {"lr_scheduler_type": "constant_with_warmup"}),
         suffix_mask_probability=given.suffix_mask_probability,
         ar_loss_weight=0.5,  # the autoregressive loss falls first, and masked tokens are harder to learn
         block_size=stage.block_size,
@@ -212,7 +192,7 @@ def has_bfloat16(cpu: Path = Path("/proc/cpuinfo")) -> bool:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, nargs=5, default=STEPS, help="optimizer steps of the stages")
+    parser.add_argument("--steps", type=int, nargs=3, default=STEPS, help="optimizer steps of the stages")
     parser.add_argument("--learning_rate", type=float, default=3e-3)
     parser.add_argument("--suffix_mask_probability", type=float, default=0.5)
     parser.add_argument("--hidden_size", type=int, default=256)

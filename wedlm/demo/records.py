@@ -152,8 +152,3 @@ def draw(random: Random) -> tuple[str, str, str]:
     prompt = f"{instruction}\n{text}" if random.random() < 0.7 else f"{text}\n{instruction}"
     key = as_json([table.records, rule.__name__, rewritten.records])
     return prompt, WRITE[new](rewritten.records), key
-
-
-def rule_of(key: str) -> str:
-    """The name of the rule of the problem with this key."""
-    return json.loads(key)[1]

@@ -85,11 +85,6 @@ def training_example(seed: int, position: int, weights: dict[str, int] = WEIGHTS
     return example(kind, "train", index)
 
 
-def is_hard(example: Example) -> bool:
-    """Whether an example asks for the rows with a value, which the demo model learns last."""
-    return example.kind == "records" and records.rule_of(example.key) == "keep_if"
-
-
 def conversation(seed: int, number: int) -> list[Example]:
     """The examples of a conversation of the training stream; a second one follows in a quarter of them."""
     examples = [training_example(seed, 2 * number)]

@@ -102,7 +102,7 @@ SECTIONS = [
             "better and slower": "the penalty helps, as in the paper, and costs more speed than there. This model "
             "errs in slots that it fills before the text that they depend on. A penalty delays distant slots, both "
             "right ones and wrong ones.",
-            NOISE: "the gain is too small for so few questions. The penalty delays distant slots, so it costs speed.",
+            NOISE: "so few questions cannot show so small a change. The penalty delays distant slots and costs speed.",
         },
     ),
     Section(
@@ -137,7 +137,7 @@ SECTIONS = [
         {
             "loses with many": "the paper makes no claim. With a large window the model fills slots before the "
             "text that they depend on.",
-            "keeps": "the paper makes no claim. The widest window loses no more answers than noise would.",
+            "keeps": "the paper makes no claim. What the widest window loses is within noise.",
         },
     ),
     Section(

@@ -9,6 +9,7 @@ import torch
 from draft_models import FLAVOURS, save_adapter, tiny_model, with_adapter
 from helpers import MASK, random_tokens, run_python
 from peft import PeftModel, get_peft_model
+from peft.helpers import disable_input_dtype_casting
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
 
@@ -44,6 +45,17 @@ def test_a_saved_adapter_loads_into_its_base(flavour, tmp_path):
         assert torch.equal(logits(loaded), logits(adapted))
         assert torch.equal(logits(loaded)[:, :6], base[:, :6])
         assert not torch.allclose(logits(loaded)[:, 6:], base[:, 6:], atol=0.1)
+
+
+def test_pefts_switch_of_casts_is_obeyed():
+    """PEFT casts the inputs of an adapter in float32, and without its casts torch refuses them."""
+    adapted = with_adapter(tiny_model().bfloat16())
+    for name, weight in adapted.named_parameters():
+        if "lora_" in name:
+            weight.data = weight.data.float()
+    assert logits(adapted).isfinite().all()
+    with disable_input_dtype_casting(adapted), pytest.raises(RuntimeError, match="dtype"):
+        logits(adapted)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])

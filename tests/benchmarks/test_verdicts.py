@@ -97,7 +97,7 @@ def test_the_window(verdicts, qualities, outcome):
     ("speeds", "lost", "expected"),
     [
         (((2, 1), (3, 2)), -0.1, "Agrees, faster"),
-        (((2, 1), (3, 2)), 0.15, "Agrees, faster and less right"),
+        (((2, 1), (3, 2)), 0.1, "Agrees, faster and less right"),
         (((2, 1), (3, 2)), 0.05, "Agrees, faster"),  # within noise
         (((2, 1), (3, 2)), 0.0, "Agrees, faster"),
         (((2, 1), (2, 3)), 0.0, "Differs, not always faster"),

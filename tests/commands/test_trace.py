@@ -44,7 +44,8 @@ def traced(demo, question, **arguments):
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("decoding", DECODINGS)
 def test_every_forward_is_told(demo, decoding, question):
-    tracer, output, new = traced(demo, question, decoding=decoding)
+    settings = {"entropy_threshold": 0.1, "distance_penalty": 0.0}  # with which far slots are as good as near ones
+    tracer, output, new = traced(demo, question, decoding=decoding, **settings)
     steps, tokenizer = tracer.steps, demo[1]
     assert len(steps) == output.forwards.item() and tracer.ids == new
     told = [slot for step in steps for slot in step.new]
@@ -60,20 +61,8 @@ def test_every_forward_is_told(demo, decoding, question):
                 assert (slot.text, slot.filled_in) == (tokenizer.decode([token]), final.filled_in)
     filled_early = sum(slot.filled_in < forward for forward, step in enumerate(steps, start=1) for slot in step.new)
     left_open = sum(slot.filled_in is None for step in steps for slot in step.window)
-    assert not filled_early or decoding in ("streaming", "blockwise"), "these fill behind open slots"
+    assert bool(filled_early) == (decoding in ("streaming", "blockwise")), "these fill behind open slots"
     assert bool(left_open) == (decoding != "autoregressive")
-
-
-@pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
-def test_slots_behind_open_ones_are_told_as_filled(demo, decoding):
-    settings = {"entropy_threshold": 0.1, "distance_penalty": 0.0}
-    told = [
-        (number, slot.filled_in)
-        for question in QUESTIONS
-        for number, step in enumerate(traced(demo, question, decoding=decoding, **settings)[0].steps, start=1)
-        for slot in step.new
-    ]
-    assert any(filled_in < number for number, filled_in in told)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

@@ -108,6 +108,7 @@ class MaskEmbedding(nn.Module, BaseTunerLayer):
         self.base_layer = base_layer
         self.mask_token_id = mask_token_id
         self.lora_mask = nn.ModuleDict()
+        self.cast_input_dtype_enabled = True  # PEFT's disable_input_dtype_casting expects it in each of its layers
 
     def add(self, adapter_name: str) -> None:
         self.lora_mask[adapter_name] = MaskVector(self.base_layer.weight[self.mask_token_id].detach().clone())

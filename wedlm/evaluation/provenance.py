@@ -21,7 +21,6 @@ from wedlm.checkpoints.whole_file import write_whole
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 RESULTS = (":!benchmarks/results", ":!docs/evidence", ":!docs/EVIDENCE.md")  # git pathspecs that leave them out
-LOCKLESS = ("--no-optional-locks",)  # so that it disturbs no commit that is made at the same time
 BESIDE_WEIGHTS = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -36,7 +35,8 @@ def device_name(device: torch.device | str) -> str:
 
 
 def git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
+    command = ["git", "--no-optional-locks", *arguments]  # which disturb no commit that is made at the same time
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
 
 
 def commit_on_disk() -> str | None:
@@ -44,7 +44,7 @@ def commit_on_disk() -> str | None:
     if not (REPOSITORY / ".git").exists() or shutil.which("git") is None:
         return None
     return git("rev-parse", "HEAD") + (
-        "+changes" if git(*LOCKLESS, "status", "--porcelain", "--untracked-files=no", "--", ".", *RESULTS) else ""
+        "+changes" if git("status", "--porcelain", "--untracked-files=no", "--", ".", *RESULTS) else ""
     )
 
 

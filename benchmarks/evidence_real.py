@@ -32,6 +32,8 @@ from common import new_parser, save
 from evidence_real_tasks.questions import code_of
 from evidence_real_ways import (
     ADAPTED,
+    FIXED,
+    FIXED_WINDOW,
     LOOK_UP,
     PLAIN,
     TOKEN_BY_TOKEN,
@@ -83,6 +85,7 @@ class Models(NamedTuple):
             TOKEN_BY_TOKEN: way_of(self.base, decoding="autoregressive"),
             VERIFIED: way_of(self.base, decoding="verified"),
             ADAPTED: way_of(self.adapted, decoding="verified"),
+            FIXED: way_of(self.adapted, decoding="verified", window_size=FIXED_WINDOW),
         }
 
 

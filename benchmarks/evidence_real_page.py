@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from common import RESULTS, markdown
 from evidence_real_speed import ALL
-from evidence_real_ways import ADAPTED, LOOK_UP, TOKEN_BY_TOKEN, VERIFIED, VLLM, VLLM_DRAFTING
+from evidence_real_ways import ADAPTED, FIXED, LOOK_UP, TOKEN_BY_TOKEN, VERIFIED, VLLM, VLLM_DRAFTING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 FILE, BFLOAT16_FILE = RESULTS / "evidence_real.json", RESULTS / "evidence_real_bfloat16.json"
 SPEED_PLOTS = {"float32": "real_speed.png", "bfloat16": "real_speed_bfloat16.png"}
 FORWARDS_PLOT = "real_forwards.png"
-MARKERS = {LOOK_UP: "o", TOKEN_BY_TOKEN: "^", VERIFIED: "s", ADAPTED: "D", VLLM: "v", VLLM_DRAFTING: "P"}
+MARKERS = {
+    LOOK_UP: "o", TOKEN_BY_TOKEN: "^", VERIFIED: "s", ADAPTED: "D", FIXED: "d", VLLM: "v", VLLM_DRAFTING: "P"
+}  # fmt: skip
 OURS = (VERIFIED, ADAPTED)
 NAMES = {VERIFIED: "verified", ADAPTED: "verified with the adapter"}
 HEAD = """\
@@ -358,7 +360,7 @@ def draw_dots(axes: "Axes", lines: dict[str, dict[str, dict]], measured: Callabl
     for place, way in enumerate(ways):
         middle, low, high = np.array([measured(line[way]) for line in lines.values()]).T
         heights = np.arange(len(lines)) + 0.12 * (place - (len(ways) - 1) / 2)
-        shown = {"marker": MARKERS[way], "fillstyle": "full" if way == ADAPTED else "none", "markersize": 5}
+        shown = {"marker": MARKERS[way], "fillstyle": "full" if way in (ADAPTED, FIXED) else "none", "markersize": 5}
         bars = {"xerr": [middle - low, high - middle], "elinewidth": 1, "ecolor": "0.6"}
         axes.errorbar(middle, heights, color="black", linestyle="none", label=way, **shown, **bars)
     axes.axvline(1, color="0.5", linewidth=1)

@@ -61,7 +61,7 @@ def measure(
         num_warm_up = int(batch.size not in warm)
         warm.add(batch.size)
         taken = list(take_turns(calls, "cpu", 1, num_warm_up, first=place % len(calls)))
-        results = {turn.name: {"seconds": turn.seconds, "tokens": turn.result.tokens} for turn in taken}
+        results = {turn.name: {"seconds": turn.seconds, **turn.result._asdict()} for turn in taken}
         work.add(("speed", *batch, number), {name: results[name] for name in here})
 
 
@@ -89,9 +89,17 @@ def numbers(name: str, taken: list[list[dict[str, dict]]]) -> dict[str, Any]:
     texts, plain_texts = ([text for rounds in taken for text in rounds[0][way]["tokens"]] for way in (name, PLAIN))
     return {
         "tokens_per_second": median_and_quartiles(speed),
+        "tokens_per_forward": per_forward([rounds[0][name] for rounds in taken]),
         "times_generate": median_and_quartiles(speed / plain),
         "same_texts": sum(map(list.__eq__, texts, plain_texts)),
     }
+
+
+def per_forward(taken: list[dict[str, Any]]) -> float | None:
+    """Tokens per forward over all batches; None where the way counts no forwards."""
+    if any(each["forwards"] is None for each in taken):
+        return None
+    return sum(len(text) for each in taken for text in each["tokens"]) / sum(sum(each["forwards"]) for each in taken)
 
 
 def speed_of(rounds: list[dict[str, Any]]) -> float:

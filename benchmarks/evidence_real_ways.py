@@ -19,6 +19,8 @@ from wedlm.for_vllm.export import SPECULATIVE, export_for_vllm
 
 PLAIN, LOOK_UP = "transformers: generate()", "transformers: prompt look-up"
 TOKEN_BY_TOKEN, VERIFIED, ADAPTED = "WeDLM: token by token", "WeDLM: verified", "WeDLM: verified, adapter"
+FIXED_WINDOW = 8
+FIXED = f"{ADAPTED}, window of {FIXED_WINDOW}"
 VLLM, VLLM_DRAFTING = "vLLM: token by token", "vLLM: our drafter"
 BATCH_OF_ONE = {LOOK_UP}  # transformers refuses a batch
 WORKER = Path(__file__).with_name("evidence_real_vllm.py")

@@ -93,6 +93,10 @@ def test_one_command_measures_texts_scores_and_speed(
         for name, numbers in cell["ways"].items():
             assert numbers["same_texts"] == (0 if "vLLM" in name else cell["prompts"])
             assert 0 < numbers["tokens_per_second"]["median"]
+            counts_forwards = name.startswith("WeDLM")
+            assert (numbers["tokens_per_forward"] is not None) == counts_forwards
+        assert cell["ways"][ways.TOKEN_BY_TOKEN]["tokens_per_forward"] == 1
+        assert 1 <= cell["ways"][ways.FIXED]["tokens_per_forward"] <= 3
 
     assert report["vllm_version"] == "0.0.7" and report["threads"] == 1 and len(report["adapter_sha256"]) == 64
     printed = capsys.readouterr().out
@@ -175,8 +179,12 @@ def test_speeds_are_those_of_the_median_round(load_benchmark):
         for number, each in enumerate(seconds):
             tokens = [[7, 7]] * len(batches[batch])
             work["speed", *batch, number] = {
-                plain: {"seconds": 10, "tokens": tokens},
-                "other": {"seconds": each, "tokens": [tokens[0][:-1] + [8], *tokens[1:]]},
+                plain: {"seconds": 10, "tokens": tokens, "forwards": None},
+                "other": {
+                    "seconds": each,
+                    "tokens": [tokens[0][:-1] + [8], *tokens[1:]],
+                    "forwards": [1 + number, *(2 for _ in tokens[1:])],
+                },
             }
     assert speed.missing(batches, 3, work) == []
     del work["speed", *speed.Batch(2, "code", 1), 1]
@@ -187,6 +195,8 @@ def test_speeds_are_those_of_the_median_round(load_benchmark):
     assert (cell["prompts"], other["same_texts"], cell["ways"][plain]["same_texts"]) == (3, 1, 3)
     assert other["tokens_per_second"]["median"] == pytest.approx((4 / 5 + 2 / 2) / 2)
     assert other["times_generate"]["quartiles"] == pytest.approx([2.75, 4.25])  # between 10 / 5 and 10 / 2
+    assert other["tokens_per_forward"] == 6 / 4, "of the first round"
+    assert cell["ways"][plain]["tokens_per_forward"] is None
 
 
 def test_a_vllm_that_ends_is_an_error_with_its_last_words(ways, vllm, tmp_path):

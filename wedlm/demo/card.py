@@ -28,8 +28,8 @@ these problems is in the training data, in any wording. The columns of the table
 - *Right*: the share of answers that a checker accepts. The checker knows only the question. It runs functions. A
   story is right if it has the form that was asked for and keeps to the people, the thing and the place of the
   question.
-- *Over autoregressive*: the 95 % interval of this share minus that of autoregressive decoding, in percentage points, when
-  the questions are resampled in pairs.
+- *Over autoregressive*: the 95 % interval of this share minus that of autoregressive decoding, in percentage points,
+  when the questions are resampled in pairs.
 - *NLL*: the negative log-likelihood of the answer, in nats per token, which this model computes for each token from
   the tokens before it.
 - *Tokens/s*: the median at batch size 1, over {num_timed} questions of each kind in {rounds} rounds in which the

@@ -120,6 +120,13 @@ def test_one_command_measures_texts_scores_and_speed(
     assert (tmp_path / "plots" / plot).read_bytes().startswith(b"\x89PNG") and f"(evidence/{plot})" in part
 
 
+def test_only_one_way_has_a_fixed_window(evidence_real, ways, monkeypatch):
+    monkeypatch.setattr(evidence_real, "way_of", lambda model, **arguments: (model, arguments))
+    asked = evidence_real.Models("stock", "base", "adapted", None).ways()
+    assert asked[ways.FIXED] == ("adapted", {"decoding": "verified", "window_size": 8})
+    assert asked[ways.ADAPTED] == ("adapted", {"decoding": "verified"})
+
+
 def test_every_kind_is_in_one_group(evidence_real):
     assert sorted(kind for kinds in evidence_real.GROUPS.values() for kind in kinds) == sorted(KINDS)
 

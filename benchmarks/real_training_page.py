@@ -199,7 +199,7 @@ def draw(results: dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     moments = results["moments"]
     steps = [moment["step"] for moment in moments]
-    figure = Figure(figsize=(15, 4.2), layout="constrained")
+    figure = Figure(figsize=(15, 5), layout="constrained")
     loss, speed, price = figure.subplots(1, 3)
     for log, titles in LOSSES.items():
         for name, (title, style) in titles.items():
@@ -222,7 +222,7 @@ def draw(results: dict[str, Any], folder: Path) -> None:
     price.set(ylabel="perplexity, times the base's")
     for axes in (loss, speed, price):
         axes.set(xlabel="optimizer step")
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1))  # beside the lines, not on them
     figure.savefig(folder / PLOT, dpi=100, metadata={"Software": None})
 
 

@@ -61,6 +61,12 @@ def times(cell: dict, way: str) -> float:
     return cell["ways"][way]["times_generate"]["median"]
 
 
+def per_forward(cell: dict, way: str) -> str:
+    """Empty where the way counts no forwards."""
+    number = cell["ways"][way]["tokens_per_forward"]
+    return "" if number is None else f"{number:.2f}"
+
+
 def of_all(results: dict[str, list[dict]]) -> list[dict]:
     """The speeds over all groups, a cell for each size of batches."""
     return [cell for cell in results["speed"] if cell["group"] == ALL]
@@ -165,13 +171,15 @@ def speed_table(cells: list[dict]) -> str:
     lines = [
         [
             name,
+            per_forward(whole, name),
             with_quartiles(whole["ways"][name]["tokens_per_second"]),
             *(with_quartiles(cell["ways"][name]["times_generate"]) for cell in cells),
             f"{whole['ways'][name]['same_texts']} of {whole['prompts']}",
         ]
         for name in whole["ways"]
     ]
-    header = [asked_in(whole["batch_size"]), "tokens/s", *(cell["group"] for cell in cells), "same texts"]
+    header = [asked_in(whole["batch_size"]), "tokens per forward", "tokens/s"]
+    header += [*(cell["group"] for cell in cells), "same texts"]
     return markdown(header, lines, left={header[0]})
 
 
@@ -219,6 +227,7 @@ def overview(results: dict[str, dict[str, list[dict]]]) -> str:
                 number
                 for of_group in cells.values()
                 for number in (
+                    per_forward(of_group[group], ADAPTED),
                     f"{times(of_group[group], ADAPTED):.2f}×",
                     f"{of_group[group]['ways'][ADAPTED]['same_texts']} of {of_group[group]['prompts']}",
                 )
@@ -226,12 +235,14 @@ def overview(results: dict[str, dict[str, list[dict]]]) -> str:
         ]
         for group in groups
     ]
-    header = [f"{title}, {dtype}" for dtype in cells for title in ("times as fast", "same text")]
+    header = [f"{title}, {dtype}" for dtype in cells for title in ("tokens per forward", "times as fast", "same text")]
     return markdown(["prompts", *header], lines, left={"prompts"})
 
 
 def beside(results: dict[str, dict[str, list[dict]]]) -> str:
-    """For README.md: the speed of every way over all prompts, as a multiple of that of generate().
+    """For README.md: every way over all prompts, with its speed as a multiple of that of generate().
+
+    The tokens per forward are those of the first cell.
 
     Args:
         results (`dict[str, dict]`): The results by dtype.
@@ -241,11 +252,17 @@ def beside(results: dict[str, dict[str, list[dict]]]) -> str:
         for dtype, of_one in results.items()
         for cell in of_all(of_one)
     }
-    ways = dict.fromkeys(way for cell in cells.values() for way in cell["ways"] if way in MARKERS)
+    first = next(iter(cells.values()))
     lines = [
-        [way, *(f"{times(cell, way):.2f}×" if way in cell["ways"] else "" for cell in cells.values())] for way in ways
+        [
+            way,
+            per_forward(first, way),
+            *(f"{times(cell, way):.2f}×" if way in cell["ways"] else "" for cell in cells.values()),
+        ]
+        for way in first["ways"]
+        if way in MARKERS
     ]
-    return markdown(["way", *cells], lines, left={"way"})
+    return markdown(["way", "tokens per forward", *cells], lines, left={"way"})
 
 
 def summary(results: dict[str, list[dict]], dtype: str) -> str:

@@ -226,6 +226,7 @@ def speeds_of(ways, size, group, **times):
             getattr(ways, name): {
                 "times_generate": {"median": each, "quartiles": [each / 2, 2 * each]},
                 "tokens_per_second": {"median": 20 * each, "quartiles": [20, 30]},
+                "tokens_per_forward": None if name in ("PLAIN", "VLLM") else 2 * each,
                 "same_texts": 4,
             }
             for name, each in {"PLAIN": 1.0, **times}.items()
@@ -272,13 +273,16 @@ def test_the_page_says_where_it_is_slower(load_benchmark):
         "WeDLM: verified (1.00 times).",
     ]
     assert page.overview({"float32": results, "bfloat16": results}).splitlines()[2:] == [
-        "| code | 1.50× | 4 of 4 | 1.50× | 4 of 4 |",
-        "| prose | 1.00× | 4 of 4 | 1.00× | 4 of 4 |",
-        "| all | 1.25× | 4 of 4 | 1.25× | 4 of 4 |",
+        "| code | 3.00 | 1.50× | 4 of 4 | 3.00 | 1.50× | 4 of 4 |",
+        "| prose | 2.00 | 1.00× | 4 of 4 | 2.00 | 1.00× | 4 of 4 |",
+        "| all | 2.50 | 1.25× | 4 of 4 | 2.50 | 1.25× | 4 of 4 |",
     ]
     beside = page.beside({"float32": results}).splitlines()
-    assert beside[0] == "| way | one prompt at a time, float32 | 8 prompts in a batch, float32 |"
-    assert "| WeDLM: verified, adapter | 1.25× | 0.97× |" in beside and not any("generate()" in row for row in beside)
+    assert beside[0] == "| way | tokens per forward | one prompt at a time, float32 | 8 prompts in a batch, float32 |"
+    assert "| WeDLM: verified, adapter | 2.50 | 1.25× | 0.97× |" in beside
+    assert "| vLLM: token by token |  | 1.50× |  |" in beside and not any("generate()" in row for row in beside)
+    first = page.speed_tables(results).splitlines()[3]
+    assert first.startswith("| WeDLM: verified | 1.70 | 17.00 (20.00 to 30.00) |")
     table = page.texts_table(results)
     assert "| json | 4 | 3 | 3 | 1.50 | 1.50 |" in table and "| all, float32 | 8 | 6 | 6 | 1.50 | 1.50 |" in table
     assert "bfloat16" not in table

@@ -23,15 +23,16 @@ NAMES = {VERIFIED: "verified", ADAPTED: "verified with the adapter"}
 HEAD = """\
 ## A real model
 
-Does it make a model like mine faster, and does it keep its answers? SmolLM2-135M-Instruct (Hugging Face,
+Does WeDLM make a model like mine faster, and does the model keep its answers? SmolLM2-135M-Instruct (Hugging Face,
 Apache-2.0) answers as transformers' own Llama, and as a WeDLM with and without the draft adapter that `wedlm adapt`
 trained for it. All decode greedily. `make evidence-real` makes the model and repeats the section."""
 TEXTS = """\
 **The texts.** "Same" counts the answers whose tokens are all those of transformers' `generate()`. The prompts are
 held out: none of them trained the adapter. HumanEval's problems are asked as requests for a function. The answers
-are written in batches of {batch_size} and have at most {new_tokens} tokens, HumanEval's {problem_tokens}. Where texts
-part, rounding has decided between words that are about equally likely, and bfloat16 rounds more than float32
-([more](generate.md#verified-decoding))."""
+are written in batches of {batch_size} and have at most {new_tokens} tokens, HumanEval's {problem_tokens}. A step
+drafts only as many tokens as pay, in such batches few; so their tokens per forward do not tell how good the drafts
+are. Where texts part, rounding has decided between words that are about equally likely, and bfloat16 rounds more
+than float32 ([more](generate.md#verified-decoding))."""
 SCORES = """\
 **The scores.** HumanEval's pass@1 is that of the texts above; their code runs in the sandbox. `real_json` and
 `real_copying` are tasks of lm-eval on held-out prompts: whether an answer is JSON, and the share of a text's sentences
@@ -61,7 +62,7 @@ def times(cell: dict, way: str) -> float:
     return cell["ways"][way]["times_generate"]["median"]
 
 
-def per_forward(cell: dict, way: str) -> str:
+def tokens_per_forward(cell: dict, way: str) -> str:
     """Empty where the way counts no forwards."""
     number = cell["ways"][way]["tokens_per_forward"]
     return "" if number is None else f"{number:.2f}"
@@ -171,7 +172,7 @@ def speed_table(cells: list[dict]) -> str:
     lines = [
         [
             name,
-            per_forward(whole, name),
+            tokens_per_forward(whole, name),
             with_quartiles(whole["ways"][name]["tokens_per_second"]),
             *(with_quartiles(cell["ways"][name]["times_generate"]) for cell in cells),
             f"{whole['ways'][name]['same_texts']} of {whole['prompts']}",
@@ -227,7 +228,7 @@ def overview(results: dict[str, dict[str, list[dict]]]) -> str:
                 number
                 for of_group in cells.values()
                 for number in (
-                    per_forward(of_group[group], ADAPTED),
+                    tokens_per_forward(of_group[group], ADAPTED),
                     f"{times(of_group[group], ADAPTED):.2f}×",
                     f"{of_group[group]['ways'][ADAPTED]['same_texts']} of {of_group[group]['prompts']}",
                 )
@@ -256,7 +257,7 @@ def beside(results: dict[str, dict[str, list[dict]]]) -> str:
     lines = [
         [
             way,
-            per_forward(first, way),
+            tokens_per_forward(first, way),
             *(f"{times(cell, way):.2f}×" if way in cell["ways"] else "" for cell in cells.values()),
         ]
         for way in first["ways"]

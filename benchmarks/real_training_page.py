@@ -222,7 +222,7 @@ def draw(results: dict[str, Any], folder: Path) -> None:
     price.set(ylabel="perplexity, times the base's")
     for axes in (loss, speed, price):
         axes.set(xlabel="optimizer step")
-        axes.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1))  # beside the lines, not on them
+        axes.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1))  # above the lines, not on them
     figure.savefig(folder / PLOT, dpi=100, metadata={"Software": None})
 
 

@@ -1,15 +1,39 @@
-"""Requests to `wedlm serve`, and the same from `model.generate()`."""
+"""A `wedlm serve` in a process of its own, requests to it, and the same from `model.generate()`."""
 
 import http.client
 import json
+import os
+import re
+import subprocess
+import sys
 import time
+from contextlib import contextmanager
 
 import openai
 import torch
+from helpers import REPOSITORY
 
 MESSAGES = [{"role": "user", "content": "the cat sat"}]
 POSITIONS = 30_000
 DEFAULTS = {"window_size": 8, "entropy_threshold": 4.0}  # options of the server
+
+
+@contextmanager
+def started_server(folder, *options):
+    """The process of a server of the folder and its port; the process is killed in the end."""
+    command = [sys.executable, "-m", "wedlm", "serve", folder, "--port", "0", "--device", "cpu", *options]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_CACHE": str(folder.parent / "no-cache")}
+    with subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        cwd=REPOSITORY,
+    ) as process:  # fmt: skip
+        try:
+            line = process.stdout.readline()
+            assert "cached tokens" in line, process.stderr.read()
+            start = rf"{folder.name} answers at http://127\.0\.0\.1:(\d+)/v1, up to 64 texts at once, "
+            yield process, int(re.match(start, line)[1])
+        finally:
+            process.kill()
 
 
 def client_of(port):

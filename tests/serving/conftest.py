@@ -1,18 +1,14 @@
 """A tiny checkpoint and one server for all tests of serving."""
 
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
 import torch
-from helpers import REPOSITORY
-from serving_client import DEFAULTS, MESSAGES, POSITIONS, autoregressive, client_of, post
+from serving_client import DEFAULTS, MESSAGES, POSITIONS, autoregressive, client_of, post, started_server
 from tiny_tokenizer import END, MASK, make_tokenizer
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
@@ -53,17 +49,8 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="session")
 def server(checkpoint):
     """The port of a running `wedlm serve`, which is interrupted at the end while it has requests to answer."""
-    command = [sys.executable, "-m", "wedlm", "serve", str(checkpoint[0]), "--port", "0", "--device", "cpu"]
-    for name, value in DEFAULTS.items():
-        command += [f"--{name.replace('_', '-')}", str(value)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_CACHE": str(checkpoint[0].parent / "no-cache")}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=REPOSITORY
-    )
-    try:
-        line = process.stdout.readline()
-        assert "cached tokens" in line, process.stderr.read()
-        port = int(re.match(r"tiny answers at http://127\.0\.0\.1:(\d+)/v1, up to 64 texts at once, ", line)[1])
+    options = [text for name, value in DEFAULTS.items() for text in (f"--{name.replace('_', '-')}", value)]
+    with started_server(checkpoint[0], *options) as (process, port):
         yield port
         stream = client_of(port).chat.completions.create(
             model="tiny", messages=MESSAGES, stream=True, max_tokens=29_000, extra_body=autoregressive()
@@ -80,9 +67,6 @@ def server(checkpoint):
         assert error.value.message == "The server is ending."
         _, errors = process.communicate(timeout=200)
         assert process.returncode == 0 and "CancelledError" not in errors, errors
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture(scope="session")

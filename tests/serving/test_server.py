@@ -6,9 +6,12 @@ import re
 import socket
 import sys
 
+import pytest
+from draft_models import save_adapter
 from helpers import CHECKPOINTS, REPOSITORY
-from serving_client import post
+from serving_client import DEFAULTS, chat, client_of, generated, post, started_server
 from tiny_tokenizer import MASK
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from wedlm.commands.cli import app
@@ -106,6 +109,22 @@ def test_bad_input_is_one_sentence(checkpoint, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
         assert f"--port {port} cannot be listened on (Address already in use" in refused(folder, "--port", port)
+
+
+@pytest.mark.full
+def test_a_draft_adapter_is_served(checkpoint, tmp_path):
+    """Verified it writes the text of its base; what streams shows that the adapter is there."""
+    folder = save_adapter(tmp_path / "adapter", base=checkpoint[0])
+    adapted = (folder, AutoModelForCausalLM.from_pretrained(folder), checkpoint[2])
+    streaming = {"decoding": "streaming", **DEFAULTS}
+    *_, streamed = generated(adapted, **streaming)
+    assert streamed != generated(checkpoint, **streaming)[-1]
+    with started_server(folder) as (_, port):
+        answers = [
+            chat(client_of(port), model="adapter", **settings).choices[0].message.content
+            for settings in ({}, {"extra_body": {"generation_config": streaming}})
+        ]
+    assert answers == [generated(checkpoint, decoding="autoregressive")[-1], streamed]
 
 
 def test_without_the_extra_it_says_how_to_install_it(monkeypatch):

@@ -60,7 +60,7 @@ def main() -> None:
                     if not line:
                         raise SystemExit(f"The block failed:\n{block.code}\n{printed.decode()}")
                     printed += line
-                lines += ["```python", block.code.rstrip(), "```", "```", shown(printed[:-2], clone), "```", ""]
+                lines += [fenced(block.code.rstrip(), "python"), fenced(shown(printed[:-2], clone)), ""]
                 continue
             for command in filter(str.strip, block.lines()):
                 result = subprocess.run(command, shell=True, **how)
@@ -69,12 +69,19 @@ def main() -> None:
                 output = shown(result.stdout, clone)
                 if command.startswith("make test"):
                     output = output.splitlines()[-1]
-                lines += ["```", f"$ {command}", output, "```", ""]
-                print(lines[-3], output, sep="\n", flush=True)
+                typed = f"$ {command}\n{output}"
+                lines += [fenced(typed), ""]
+                print(typed, flush=True)
         if python is not None:
             python.stdin.close()
             python.wait()
     (Path(__file__).parents[1] / "docs" / "transcript.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def fenced(text: str, language: str = "") -> str:
+    """A block of Markdown; its fence is longer than the fences in the text, since a model may write some."""
+    fence = "````" if "```" in text else "```"
+    return f"{fence}{language}\n{text}\n{fence}"
 
 
 def shown(output: bytes, clone: Path) -> str:

@@ -28,7 +28,7 @@ from wedlm.serving.request_settings import (
     TOKEN_SETTINGS,
     TOKENS_SETTINGS,
 )
-from wedlm.serving.server import take_port
+from wedlm.serving.server import Server, take_port
 
 DOCUMENT = REPOSITORY / "docs" / "serve.md"
 
@@ -125,6 +125,19 @@ def test_a_draft_adapter_is_served(checkpoint, tmp_path):
             for settings in ({}, {"extra_body": {"generation_config": streaming}})
         ]
     assert answers == [generated(checkpoint, decoding="autoregressive")[-1], streamed]
+
+
+def test_ctrl_c_before_uvicorn_waits_for_it_ends_the_engine_too(checkpoint, monkeypatch):
+    def interrupted(self, sockets):
+        assert self.engine.manager.is_running()
+        engines.append(self.engine)
+        raise KeyboardInterrupt
+
+    engines = []
+    monkeypatch.setattr(Server, "run", interrupted)
+    result = CliRunner().invoke(app, ["serve", str(checkpoint[0]), "--port", "0", "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert not engines[0].manager.is_running()
 
 
 def test_without_the_extra_it_says_how_to_install_it(monkeypatch):

@@ -5,7 +5,6 @@ import logging
 import socket
 import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,16 +101,21 @@ def serve(
         access_log=False,
     )
     log_requests()
-    engine.start()
     host, port, *_ = listening.getsockname()
     address = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
-    with suppress(KeyboardInterrupt):  # uvicorn raises it again once it has ended
+    try:
+        engine.start()
         print(
             f"{name} answers at {address}, up to {max_batch_size} texts at once, with "
             f"{engine.manager.max_cached_tokens:,} cached tokens. Ctrl-C ends it.",
             flush=True,
         )
         Server(config, served, engine).run(sockets=[listening])
+    except KeyboardInterrupt:  # uvicorn raises it again once it has ended
+        pass
+    finally:
+        if engine.manager.is_running():  # Ctrl-C came before uvicorn waited for it
+            engine.stop()
 
 
 def guarded(app: FastAPI, engine: Engine, place: Place, this_machine_only: bool) -> FastAPI:

@@ -40,13 +40,18 @@ def draft_section(report: dict[str, Any]) -> Section:
     results = report["results"]
     window = results["arguments"]["window_size"]
     verified = "verified" if window is None else f"verified (window of {window})"
-    is_first = report["settings"]["start_from"] is None  # otherwise an earlier run may have been trained on others
+    earlier = report["settings"]["start_from"]  # the SHA-256 of its weights
+    if earlier is None:
+        origin = "The command trained the adapter from nothing, and on none of the prompts of the table."
+    else:  # an earlier run may have been trained on them
+        origin = f"The command trained an earlier adapter further, whose weights have the SHA-256 `{earlier}`."
     return Section(
         "Speed",
         f"Prompts were answered greedily, one at a time, token by token and {verified}, in turns, "
         f"in {results['dtype']}, on {escaped(report['device'])}, with {shown_versions(report['versions'])}, "
-        f"{commit_text(report['commit'])}.{' None of them was trained on.' if is_first else ''}\n\n"
+        f"{commit_text(report['commit'])}.\n\n"
         f"```bash\n{shown_command(report['command'])}\n```\n\n"
+        f"{origin}\n\n"
         f"{table_of(results)}\n\n"
         f"*Same text* counts the prompts whose answers are equal. *Tokens/s* and *times as fast* are medians over the "
         f"prompts, the latter with its quartiles.\n\n"

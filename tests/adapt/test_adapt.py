@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -200,7 +201,10 @@ def test_an_adapter_is_trained_further(place, tmp_path):
     report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
     assert report["results"]["also"]["all"]["num_questions"] == 2
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "None of them was trained on" not in card and "None of them" in (place / "out" / "README.md").read_text()
+    earlier = sha256((place / "out" / ADAPTER_WEIGHTS).read_bytes()).hexdigest()
+    assert f"trained an earlier adapter further, whose weights have the SHA-256 `{earlier}`" in card
+    assert "trained the adapter from nothing" not in card
+    assert "trained the adapter from nothing" in (place / "out" / "README.md").read_text(encoding="utf-8")
     kept = {record["messages"][1]["content"] for record in records(answered)}
     made = records(tmp_path / "out.work" / "train.jsonl")
     assert made and {record["messages"][1]["content"] for record in made} <= kept
@@ -291,7 +295,7 @@ def test_an_export_takes_the_report_of_its_own_weights(place, tmp_path):
     result = run("export", place / "out", tmp_path / "repository", *options)
     assert result.exit_code == 0, result.output
     card = (tmp_path / "repository" / "README.md").read_text(encoding="utf-8")
-    assert "## Speed" in card and "None of them was trained on." in card
+    assert "## Speed" in card and "trained the adapter from nothing, and on none of the prompts" in card
     assert (tmp_path / "repository" / "drafts.png").read_bytes() == (place / "out" / "drafts.png").read_bytes()
     other = shutil.copytree(place / "out", tmp_path / "other")
     weights = {name: -tensor for name, tensor in load_file(other / ADAPTER_WEIGHTS).items()}

@@ -36,7 +36,7 @@ than float32 ([more](generate.md#verified-decoding))."""
 SCORES = """\
 **The scores.** HumanEval's pass@1 is that of the texts above; their code runs in the sandbox. `real_json` and
 `real_copying` are tasks of lm-eval on held-out prompts: whether an answer is JSON, and the share of a text's sentences
-that an answer repeats."""
+that an answer repeats. The table rounds the scores; "equal" compares all of their digits."""
 SPEED = """\
 **The speed.** All ways answer the same prompts with at most {speed_tokens} tokens, in float32 with {threads} threads,
 and take turns. The tables have the tokens per second over all prompts, and for each group of prompts the speed as a
@@ -159,7 +159,14 @@ def pairs(scores: list[dict]) -> Iterator[tuple[dict, float, float]]:
 
 def scores_table(results: dict[str, list[dict]]) -> str:
     lines = [
-        [each["task"], each["num_examples"], each["metric"], one, other, "yes" if one == other else "no"]
+        [
+            each["task"],
+            each["num_examples"],
+            each["metric"],
+            f"{one:.3f}",
+            f"{other:.3f}",
+            "yes" if one == other else "no",
+        ]
         for each, one, other in pairs(results["scores"])
     ]
     header = ["task", "questions", "score", "token by token", NAMES[ADAPTED], "equal"]
@@ -191,53 +198,43 @@ def speed_tables(results: dict[str, list[dict]]) -> str:
     )
 
 
-def headline(results: dict[str, dict[str, list[dict]]]) -> str:
+def headline(files: dict[str, dict]) -> str:
     """For README.md: the speed with the adapter over all prompts, one at a time.
 
     Args:
-        results (`dict[str, dict]`): The results by dtype.
+        files (`dict[str, dict]`): The recorded files by dtype.
     """
-    speeds = {
-        dtype: f"{times(cell, ADAPTED):.2f} times"
-        for dtype, of_one in results.items()
-        for cell in of_all(of_one)
-        if cell["batch_size"] == 1
-    }
+    shown = {}
+    for dtype, file in files.items():
+        (cell,) = (cell for cell in of_all(file["results"]) if cell["batch_size"] == 1)
+        low, high = cell["ways"][ADAPTED]["times_generate"]["quartiles"]
+        shown[dtype] = (
+            f"{times(cell, ADAPTED):.2f} times as fast", f"{low:.2f} to {high:.2f}",
+            f"{cell['ways'][ADAPTED]['same_texts']} texts are the same", cell["prompts"]
+        )  # fmt: skip
+    (speed, half, same, prompts), (speed_16, half_16, same_16, _) = shown["float32"], shown["bfloat16"]
+    file = files["float32"]
     return (
-        "On two CPU cores a real language model, SmolLM2-135M-Instruct, with its adapter is "
-        f"{speeds['float32']} as fast as transformers' `generate()` in float32 and {speeds['bfloat16']} in bfloat16, "
-        "over prompts of many kinds. Nothing has been measured on a GPU yet."
+        f"SmolLM2-135M-Instruct with its adapter answered {prompts} held-out prompts, one at a time, with at most "
+        f"{file['speed_tokens']} tokens each, on {file['threads']} threads of an {file['device']}. In float32 it is "
+        f"{speed} as transformers' `generate()` ({half} for half of the prompts), and {same}. In bfloat16 it is "
+        f"{speed_16} ({half_16}), and {same_16}."
     )
 
 
-def overview(results: dict[str, dict[str, list[dict]]]) -> str:
-    """For README.md: verified decoding with the adapter beside generate(), one prompt at a time.
-
-    Args:
-        results (`dict[str, dict]`): The results by dtype.
-    """
-    cells = {
-        dtype: {cell["group"]: cell for cell in of_one["speed"] if cell["batch_size"] == 1}
-        for dtype, of_one in results.items()
-    }
-    groups = list(next(iter(cells.values())))
+def overview(results: dict[str, list[dict]]) -> str:
+    """For README.md: verified decoding with the adapter beside generate(), one prompt at a time."""
     lines = [
         [
-            group,
-            *(
-                number
-                for of_group in cells.values()
-                for number in (
-                    tokens_per_forward(of_group[group], ADAPTED),
-                    f"{times(of_group[group], ADAPTED):.2f}×",
-                    f"{of_group[group]['ways'][ADAPTED]['same_texts']} of {of_group[group]['prompts']}",
-                )
-            ),
+            cell["group"],
+            tokens_per_forward(cell, ADAPTED),
+            f"{times(cell, ADAPTED):.2f}×",
+            f"{cell['ways'][ADAPTED]['same_texts']} of {cell['prompts']}",
         ]
-        for group in groups
+        for cell in results["speed"]
+        if cell["batch_size"] == 1
     ]
-    header = [f"{title}, {dtype}" for dtype in cells for title in ("tokens per forward", "times as fast", "same text")]
-    return markdown(["prompts", *header], lines, left={"prompts"})
+    return markdown(["prompts", "tokens per forward", "times as fast", "same text"], lines, left={"prompts"})
 
 
 def beside(results: dict[str, dict[str, list[dict]]]) -> str:

@@ -8,6 +8,7 @@ import pytest
 REPORT = {
     "device": "AMD EPYC",
     "threads": 2,
+    "versions": {"torch": "2.13.0+cpu"},
     "results": {
         "environment_bytes": 1_720_000_000,
         "targets": [{"target": "demo", "seconds": 91.2}, {"target": "test", "seconds": 197.0}],
@@ -22,15 +23,15 @@ def first_steps(load_benchmark):
 
 def test_the_sentence_tells_every_target(first_steps):
     assert first_steps.sentence(REPORT) == (
-        "On 2 cores of an AMD EPYC, `make demo` takes 1 min 31 s with the installation (1.7 GB) and `make test` 3 min "
-        "17 s."
+        "On 2 cores of an AMD EPYC, `make demo` takes 1 min 31 s with the installation (1.7 GB with torch "
+        "2.13.0+cpu) and `make test` 3 min 17 s."
     )
 
 
 def test_a_single_target_is_told(first_steps):
     results = {**REPORT["results"], "targets": REPORT["results"]["targets"][:1]}
     assert first_steps.sentence({**REPORT, "results": results}) == (
-        "On 2 cores of an AMD EPYC, `make demo` takes 1 min 31 s with the installation (1.7 GB)."
+        "On 2 cores of an AMD EPYC, `make demo` takes 1 min 31 s with the installation (1.7 GB with torch 2.13.0+cpu)."
     )
 
 

@@ -292,7 +292,7 @@ def export(options: ExportOptions) -> None:
     A draft adapter becomes one repository with its base. Before OUT appears, the snippet of the card runs in a clean
     process. docs/publish.md lists the contents.
 
-    With --vllm, OUT gets a plain checkpoint for vLLM and a drafter that makes it faster: docs/vllm.md.
+    With --vllm, OUT gets a plain checkpoint for vLLM, and a drafter for it: docs/vllm.md.
     """
     with refusals(options.debug):
         exported = export_for_vllm(options) if options.vllm else export_repository(options)

@@ -13,9 +13,14 @@ from tiny_tokenizer import make_tokenizer
 from transformers import (
     AutoModelForCausalLM,
 )
+from typer.testing import CliRunner
 
+from wedlm import WeDLMForCausalLM
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.load import load_checkpoint
+from wedlm.commands.cli import app
+from wedlm.modeling_wedlm import packed_linear
+from wedlm.modeling_wedlm.packed_linear import PackedLinear
 
 
 @pytest.fixture
@@ -66,6 +71,22 @@ def test_a_draft_adapter_comes_with_its_base(folder, tmp_path, monkeypatch):
     fields |= {"_from_model_config": False, "decoding": "blockwise"}
     (adapter / "generation_config.json").write_text(json.dumps(fields))
     assert load_checkpoint(adapter)[0].generation_config.decoding == "blockwise"
+
+
+def test_weights_are_packed_where_a_model_only_decodes(folder, monkeypatch):
+    """On a CPU, in the dtypes that it takes; elsewhere the model stays as it is."""
+    monkeypatch.setattr(packed_linear, "SMALLEST", 200)
+    is_packed = lambda **options: type(load_checkpoint(folder, **options)[0].lm_head) is PackedLinear  # noqa: E731
+    assert is_packed(only_decodes=True) and not is_packed()
+    assert not is_packed(only_decodes=True, dtype="float64")
+
+
+@pytest.mark.parametrize("command", ["generate", "compare"])
+def test_the_commands_pack(command, monkeypatch):
+    packed = []
+    monkeypatch.setattr(WeDLMForCausalLM, "pack_for_cpu", lambda model: packed.append(model))
+    result = CliRunner().invoke(app, [command, "Solve 3x + 7 = 22 for x.", "--max-new-tokens", "4"])
+    assert result.exit_code == 0 and len(packed) == 1
 
 
 def with_base(adapter, **fields):

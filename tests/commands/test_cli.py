@@ -140,7 +140,7 @@ def test_every_command_through_the_installed_entry_point(tmp_path):
 
 
 def test_too_little_memory_is_one_sentence(monkeypatch):
-    def load_checkpoint(*arguments):
+    def load_checkpoint(*arguments, **options):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
 
     monkeypatch.setattr("wedlm.commands.answering.load_checkpoint", load_checkpoint)

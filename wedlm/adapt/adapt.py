@@ -73,7 +73,9 @@ def answer(settings: AdaptSettings, tasks: Tasks, base: str, work: Path, state: 
     """Lets the model answer the prompts that have no answer yet, and says first how long everything may take."""
     files = [work / f"{name}.jsonl" for name in FILES if not (work / f"{name}.jsonl").exists()]
     if files:
-        model, tokenizer = load_checkpoint(base, settings.dtype, settings.device or state.device.type)
+        model, tokenizer = load_checkpoint(
+            base, settings.dtype, settings.device or state.device.type, only_decodes=True
+        )
         note = check_prompts(model, tokenizer, tasks, settings)
         if state.is_main_process:
             record_settings(settings, work)

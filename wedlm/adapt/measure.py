@@ -28,7 +28,7 @@ def measure(settings: AdaptSettings, tasks: Tasks, adapter: Path, work: Path) ->
         adapter (`Path`): The folder of the adapter. Its base is loaded in the dtype on disk.
         work (`Path`): Where answers are kept, so that a stopped run goes on.
     """
-    model, tokenizer = load_checkpoint(adapter, "auto", settings.device)
+    model, tokenizer = load_checkpoint(adapter, "auto", settings.device, only_decodes=True)
     decodings = {
         BASELINE: {"decoding": BASELINE},
         VERIFIED: whole({"decoding": VERIFIED, "acceptance_ratio": 1.0}, model),

@@ -10,10 +10,11 @@ from wedlm.checkpoints.attach import attach_adapter
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.resolve import GENERATION_FILE, draft_adapter, wedlm_folder
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+from wedlm.modeling_wedlm.packed_linear import why_not_packed
 
 
 def load_checkpoint(
-    name: str | os.PathLike, dtype: str = "auto", device: str | None = None
+    name: str | os.PathLike, dtype: str = "auto", device: str | None = None, *, only_decodes: bool = False
 ) -> tuple[WeDLMForCausalLM, PreTrainedTokenizerBase]:
     """Loads a WeDLM checkpoint, or a draft adapter with its base. None of the code beside the weights is run.
 
@@ -25,6 +26,8 @@ def load_checkpoint(
         dtype (`str`, *optional*, defaults to `"auto"`): The dtype of the weights; `"auto"` is the one they have on
             disk.
         device (`str`, *optional*): The device of the model; by default the GPU if there is one, otherwise the CPU.
+        only_decodes (`bool`, *optional*, defaults to `False`): Whether the model will only decode. Then its weights
+            are packed where they can be, which is on a CPU.
 
     Raises:
         `CheckpointError`: whatever is in the way, as one sentence with the remedy.
@@ -55,8 +58,11 @@ def load_checkpoint(
             else:
                 model.generation_config.decoding = "verified"
         try:
-            return model.to(device).eval(), tokenizer
+            model = model.to(device).eval()
         except (RuntimeError, AssertionError) as error:  # an unknown device, one that torch lacks, or no room on it
             raise CheckpointError(
                 f"{name} cannot be put on the device {device!r} ({one_line(error)}); choose another, such as 'cpu'."
             ) from error
+        if only_decodes and why_not_packed(model) is None:
+            model.pack_for_cpu()
+    return model, tokenizer

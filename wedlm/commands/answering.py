@@ -48,7 +48,7 @@ class AnswerStreamer(TextStreamer):
 def load(options: GenerationOptions) -> tuple[WeDLMForCausalLM, PreTrainedTokenizerBase]:
     """Loads the model and the tokenizer; options that this model cannot follow are refused."""
     arguments = options.arguments()
-    model, tokenizer = load_checkpoint(options.model, options.dtype, options.device)
+    model, tokenizer = load_checkpoint(options.model, options.dtype, options.device, only_decodes=True)
     most = model.config.max_position_embeddings
     if options.max_new_tokens > most:  # the cache takes memory for all of them
         raise ValueError(

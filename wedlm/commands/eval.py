@@ -25,7 +25,7 @@ def run_eval(options: EvalOptions, asked: EvalPlan) -> None:
     """Scores a checkpoint, writes the numbers to --out and prints them as a table."""
     choices, decodings, metadata = asked.choices, asked.decodings, asked.metadata
     tasks = load_tasks(asked.tasks, asked.folders, dict(metadata), choices.run_code, choices.seed)
-    model, tokenizer = load_checkpoint(options.model, options.dtype, options.device)
+    model, tokenizer = load_checkpoint(options.model, options.dtype, options.device, only_decodes=True)
     logging.set_verbosity_error()
     if choices.apply_chat_template and tokenizer.chat_template is None:
         raise EvaluationError(f"{options.model} has no chat template; leave out --apply-chat-template.")

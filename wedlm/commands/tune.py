@@ -38,7 +38,7 @@ from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 def tune(options: TuneOptions, asked: TunePlan) -> None:
     """Answers all examples in all settings, reports them, and writes the chosen setting into the checkpoint."""
     loss, examples, measure, config = asked
-    model, tokenizer = load_checkpoint(options.model, options.dtype, options.device)
+    model, tokenizer = load_checkpoint(options.model, options.dtype, options.device, only_decodes=True)
     logging.set_verbosity_error()
     questions = questions_of(examples, measure, model, tokenizer, options)
     decodings = {label: whole(chosen, model) for label, chosen in settings_to_try().items()}

@@ -204,21 +204,19 @@ def headline(files: dict[str, dict]) -> str:
     Args:
         files (`dict[str, dict]`): The recorded files by dtype.
     """
-    shown = {}
-    for dtype, file in files.items():
-        (cell,) = (cell for cell in of_all(file["results"]) if cell["batch_size"] == 1)
-        low, high = cell["ways"][ADAPTED]["times_generate"]["quartiles"]
-        shown[dtype] = (
-            f"{times(cell, ADAPTED):.2f} times as fast", f"{low:.2f} to {high:.2f}",
-            f"{cell['ways'][ADAPTED]['same_texts']} texts are the same", cell["prompts"]
-        )  # fmt: skip
-    (speed, half, same, prompts), (speed_16, half_16, same_16, _) = shown["float32"], shown["bfloat16"]
-    file = files["float32"]
+    file, sentences = files["float32"], []
+    for dtype, recorded in files.items():
+        (cell,) = (cell for cell in of_all(recorded["results"]) if cell["batch_size"] == 1)
+        way = cell["ways"][ADAPTED]
+        low, high = way["times_generate"]["quartiles"]
+        sentences.append(
+            f"In {dtype} it is {times(cell, ADAPTED):.2f} times as fast as transformers' `generate()` ({low:.2f} to "
+            f"{high:.2f} for half of the prompts), and {way['same_texts']} of {cell['prompts']} texts are the same."
+        )
     return (
-        f"SmolLM2-135M-Instruct with its adapter answered {prompts} held-out prompts, one at a time, with at most "
-        f"{file['speed_tokens']} tokens each, on {file['threads']} threads of an {file['device']}. In float32 it is "
-        f"{speed} as transformers' `generate()` ({half} for half of the prompts), and {same}. In bfloat16 it is "
-        f"{speed_16} ({half_16}), and {same_16}."
+        f"SmolLM2-135M-Instruct with its adapter answered held-out prompts, one at a time, with at most "
+        f"{file['speed_tokens']} tokens each, on {file['threads']} threads of an {file['device']}. "
+        + " ".join(sentences)
     )
 
 

@@ -1,8 +1,7 @@
 """Linear layers whose weights are packed for a CPU.
 
-oneDNN multiplies weights that it has packed in blocks. Products with few rows, of which decoding consists, then take
-between a half and a fifth of the time in float32, and about 0.6 of it in bfloat16 (AMD EPYC, two threads). torch
-itself reads the weights as they lie, in float32 with MKL.
+torch reads the weights of a layer as they lie, and its products with few rows, as in a step of decoding, are slow.
+oneDNN packs the weights in blocks first, and its products with few rows are then several times faster.
 """
 
 from collections.abc import Callable, Iterator
@@ -72,7 +71,7 @@ def why_not_packed(model: nn.Module) -> str | None:
         return "pack_for_cpu() needs a torch with oneDNN, which this one lacks; leave the call out."
     for name, weight in model.named_parameters():
         if weight.device.type != "cpu" or type(weight.data) is not torch.Tensor:
-            return f"pack_for_cpu() needs whole weights on the CPU, and {name} is elsewhere; leave the call out."
+            return f"pack_for_cpu() needs whole weights on a CPU, and {name} is elsewhere or in parts; leave it out."
     dtypes = [torch.float32, *([torch.bfloat16] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
     for parent, name in packable(model):
         dtype = getattr(parent, name).weight.dtype
@@ -102,6 +101,6 @@ def pack_linear_layers(model: nn.Module) -> None:
     """
     if reason := why_not_packed(model):
         raise ValueError(reason)
-    model.eval()
     for parent, name in packable(model):
         setattr(parent, name, PackedLinear(getattr(parent, name)))
+    model.eval()

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from transformers import (
 )
 from typer.testing import CliRunner
 
-from wedlm import WeDLMForCausalLM
+from wedlm.adapt.measure import measure
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.commands.cli import app
@@ -76,17 +78,43 @@ def test_a_draft_adapter_comes_with_its_base(folder, tmp_path, monkeypatch):
 def test_weights_are_packed_where_a_model_only_decodes(folder, monkeypatch):
     """On a CPU, in the dtypes that it takes; elsewhere the model stays as it is."""
     monkeypatch.setattr(packed_linear, "SMALLEST", 200)
-    is_packed = lambda **options: type(load_checkpoint(folder, **options)[0].lm_head) is PackedLinear  # noqa: E731
+
+    def is_packed(**options):
+        return type(load_checkpoint(folder, **options)[0].lm_head) is PackedLinear
+
     assert is_packed(only_decodes=True) and not is_packed()
     assert not is_packed(only_decodes=True, dtype="float64")
 
 
-@pytest.mark.parametrize("command", ["generate", "compare"])
-def test_the_commands_pack(command, monkeypatch):
-    packed = []
-    monkeypatch.setattr(WeDLMForCausalLM, "pack_for_cpu", lambda model: packed.append(model))
-    result = CliRunner().invoke(app, [command, "Solve 3x + 7 = 22 for x.", "--max-new-tokens", "4"])
-    assert result.exit_code == 0 and len(packed) == 1
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("wedlm.commands.answering", "generate x --model {0}"),
+        ("wedlm.commands.tune", "tune {0} --data {1}"),
+        ("wedlm.commands.eval", "eval {0} --recipe demo --run-code --out {2}"),
+        ("wedlm.serving.server", "serve {0} --port 0"),
+        ("wedlm.adapt.adapt", "adapt {0} {2} --num-prompts 30"),
+    ],
+)
+def test_every_command_that_only_decodes_says_so(module, command, folder, tmp_path, monkeypatch):
+    seen = []
+
+    def load(*arguments, **options):
+        seen.append(options)
+        raise CheckpointError("Seen.")
+
+    monkeypatch.setattr(f"{module}.load_checkpoint", load)
+    (tmp_path / "data.jsonl").write_text('{"prompt": "x", "answer": "y"}\n' * 8)
+    result = CliRunner().invoke(app, command.format(DEMO_FOLDER, tmp_path / "data.jsonl", tmp_path / "out").split())
+    assert seen == [{"only_decodes": True}] and "Seen." in result.stderr
+
+
+def test_the_measurement_of_an_adapter_only_decodes(monkeypatch):
+    load = Mock(side_effect=CheckpointError("Seen."))
+    monkeypatch.setattr("wedlm.adapt.measure.load_checkpoint", load)
+    with pytest.raises(CheckpointError, match="Seen."):
+        measure(Mock(), None, None, None)
+    assert load.call_args.kwargs == {"only_decodes": True}
 
 
 def with_base(adapter, **fields):

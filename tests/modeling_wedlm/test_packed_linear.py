@@ -13,7 +13,7 @@ from wedlm.generation.step_costs import EXPERIENCE, experience_with
 from wedlm.modeling_wedlm import packed_linear
 from wedlm.modeling_wedlm.packed_linear import PackedLinear, pack_linear_layers, why_not_packed
 
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, *([torch.bfloat16] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
 PROMPTS = [row.tolist() for row in random_tokens(3, 9)]
 
 
@@ -113,6 +113,10 @@ def test_autocast_leaves_packed_weights_their_dtype():
         assert len(texts(model)) == len(text)
 
 
+def test_a_packed_model_no_longer_trains():
+    assert not any(layer.training for layer in tiny_model().train().pack_for_cpu().modules())
+
+
 def test_packing_twice_is_packing_once():
     model = tiny_model().pack_for_cpu()
     layers = list(model.modules())
@@ -174,8 +178,8 @@ def test_a_model_that_is_not_packed_moves_as_before(tmp_path):
         ),
         (
             lambda model: model.model.layers.to("meta"),
-            "pack_for_cpu() needs whole weights on the CPU, and model.layers.0.self_attn.q_proj.weight is elsewhere; "
-            "leave the call out.",
+            "pack_for_cpu() needs whole weights on a CPU, and model.layers.0.self_attn.q_proj.weight is elsewhere "
+            "or in parts; leave it out.",
         ),
     ],
 )
@@ -187,6 +191,13 @@ def test_what_cannot_be_packed_is_refused(monkeypatch, change, message):
     with pytest.raises(ValueError) as refused:
         model.pack_for_cpu()
     assert str(refused.value) == message and not any(isinstance(layer, PackedLinear) for layer in model.modules())
+
+
+def test_weights_in_parts_are_refused():
+    """As those of a DTensor, which is a subclass of torch.Tensor."""
+    model, part = tiny_model(), type("Part", (torch.Tensor,), {})
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().as_subclass(part))
+    assert why_not_packed(model).startswith("pack_for_cpu() needs whole weights on a CPU, and lm_head.weight is")
 
 
 def test_a_cpu_without_bfloat16_is_told(monkeypatch):

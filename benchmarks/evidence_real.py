@@ -13,6 +13,9 @@ docs/EVIDENCE.md. In an hour and a half on two cores the first one measures, gre
 - speed: the same beside prompt look-up and vLLM, in turns, one prompt at a time and in batches. vLLM runs in processes
   of its own environment; where there is none its rows are missing (`make .venv-vllm/installed` makes it).
 
+The WeDLM's weights are packed, as the commands pack them on a CPU. The speed of transformers is measured without and
+with packed weights, and that of the WeDLM with its adapter too.
+
 The second one measures the speed in bfloat16, in half an hour.
 
 The results are in benchmarks/results/evidence_real.json, the plots in docs/evidence/. A run that was stopped goes on.
@@ -32,11 +35,12 @@ from common import new_parser, save
 from evidence_real_tasks.questions import code_of
 from evidence_real_ways import (
     ADAPTED,
-    FIXED,
-    FIXED_WINDOW,
     LOOK_UP,
+    LOOK_UP_PACKED,
     PLAIN,
+    PLAIN_PACKED,
     TOKEN_BY_TOKEN,
+    UNPACKED,
     VERIFIED,
     Way,
     in_batches,
@@ -57,6 +61,7 @@ from wedlm.evaluation.metrics import CodeExecution
 from wedlm.evaluation.provenance import REPOSITORY, conditions, digests
 from wedlm.evaluation.tasks import load_tasks
 from wedlm.evaluation.work_file import WorkFile, resumable
+from wedlm.modeling_wedlm.packed_linear import pack_linear_layers
 
 HUMAN_EVAL = "HumanEval"
 GROUPS = {
@@ -71,8 +76,10 @@ LONGEST = 1024  # tokens of a prompt and its answer in vLLM
 
 class Models(NamedTuple):
     stock: PreTrainedModel
+    packed_stock: PreTrainedModel
     base: PreTrainedModel
     adapted: PreTrainedModel
+    unpacked: PreTrainedModel  # with the adapter too
     tokenizer: PreTrainedTokenizerBase
 
     def ids(self, prompts: list[Prompt]) -> list[list[int]]:
@@ -81,18 +88,22 @@ class Models(NamedTuple):
     def ways(self) -> dict[str, Way]:
         return {
             PLAIN: way_of(self.stock),
+            PLAIN_PACKED: way_of(self.packed_stock),
             LOOK_UP: way_of(self.stock, prompt_lookup_num_tokens=10),
+            LOOK_UP_PACKED: way_of(self.packed_stock, prompt_lookup_num_tokens=10),
             TOKEN_BY_TOKEN: way_of(self.base, decoding="autoregressive"),
             VERIFIED: way_of(self.base, decoding="verified"),
             ADAPTED: way_of(self.adapted, decoding="verified"),
-            FIXED: way_of(self.adapted, decoding="verified", window_size=FIXED_WINDOW),
+            UNPACKED: way_of(self.unpacked, decoding="verified"),
         }
 
 
 def load_models(given: argparse.Namespace, dtype: str) -> Models:
-    base, tokenizer = load_checkpoint(given.model, dtype, "cpu")
-    stock = AutoModelForCausalLM.from_pretrained(given.stock, dtype=dtype).eval()
-    return Models(stock, base, load_checkpoint(given.adapter, dtype, "cpu")[0], tokenizer)
+    stock, packed_stock = (AutoModelForCausalLM.from_pretrained(given.stock, dtype=dtype).eval() for _ in range(2))
+    pack_linear_layers(packed_stock)
+    base, tokenizer = load_checkpoint(given.model, dtype, "cpu", only_decodes=True)
+    adapted, unpacked = (load_checkpoint(given.adapter, dtype, "cpu", only_decodes=each)[0] for each in (True, False))
+    return Models(stock, packed_stock, base, adapted, unpacked, tokenizer)
 
 
 def held_out(per_kind: int) -> list[Prompt]:

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from common import RESULTS, markdown
 from evidence_real_speed import ALL
-from evidence_real_ways import ADAPTED, FIXED, LOOK_UP, TOKEN_BY_TOKEN, VERIFIED, VLLM, VLLM_DRAFTING
+from evidence_real_ways import (
+    ADAPTED,
+    LOOK_UP,
+    LOOK_UP_PACKED,
+    PLAIN_PACKED,
+    TOKEN_BY_TOKEN,
+    UNPACKED,
+    VERIFIED,
+    VLLM,
+    VLLM_DRAFTING,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +26,8 @@ FILE, BFLOAT16_FILE = RESULTS / "evidence_real.json", RESULTS / "evidence_real_b
 SPEED_PLOTS = {"float32": "real_speed.png", "bfloat16": "real_speed_bfloat16.png"}
 FORWARDS_PLOT = "real_forwards.png"
 MARKERS = {
-    LOOK_UP: "o", TOKEN_BY_TOKEN: "^", VERIFIED: "s", ADAPTED: "D", FIXED: "d", VLLM: "v", VLLM_DRAFTING: "P"
+    PLAIN_PACKED: "<", LOOK_UP: "o", LOOK_UP_PACKED: ">", TOKEN_BY_TOKEN: "^", VERIFIED: "s", ADAPTED: "D",
+    UNPACKED: "d", VLLM: "v", VLLM_DRAFTING: "P"
 }  # fmt: skip
 OURS = (VERIFIED, ADAPTED)
 NAMES = {VERIFIED: "verified", ADAPTED: "verified with the adapter"}
@@ -25,7 +36,8 @@ HEAD = """\
 
 Does WeDLM make a model like mine faster, and does the model keep its answers? SmolLM2-135M-Instruct (Hugging Face,
 Apache-2.0) answers as transformers' own Llama, and as a WeDLM with and without the draft adapter that `wedlm adapt`
-trained for it. All decode greedily. `make evidence-real` makes the model and repeats the section."""
+trained for it. All decode greedily. The weights of the WeDLM are [packed](generate.md#packed-weights-on-a-cpu), as the
+commands pack them on a CPU. `make evidence-real` makes the model and repeats the section."""
 TEXTS = """\
 **The texts.** "Same" counts the answers whose tokens are all those of transformers' `generate()`. The prompts are
 held out: none of them trained the adapter. HumanEval's problems are asked as requests for a function. The answers
@@ -41,8 +53,10 @@ SPEED = """\
 **The speed.** All ways answer the same prompts with at most {speed_tokens} tokens, in float32 with {threads} threads,
 and take turns. The tables have the tokens per second over all prompts, and for each group of prompts the speed as a
 multiple of `generate()` on the same prompts: medians over the prompts or batches, with quartiles where there are
-several. "Prompt look-up" is transformers' `prompt_lookup_num_tokens=10`, which takes no batches. transformers'
-assisted generation is missing, because PyPI has no smaller model with the same tokens."""
+several. "Prompt look-up" is transformers' `prompt_lookup_num_tokens=10`, which takes no batches. "Packed" is
+transformers' own model with its weights packed as those of the WeDLM are, so it shows the part of the gain that needs
+no drafts; "unpacked" is the WeDLM without packing. transformers' assisted generation is missing, because PyPI has no
+smaller model with the same tokens."""
 BFLOAT16 = """\
 **The speed in bfloat16.** The same prompts and ways, with weights in bfloat16. "Same texts" counts the texts that
 equal those of `generate()` in bfloat16."""
@@ -372,8 +386,9 @@ def draw_dots(axes: "Axes", lines: dict[str, dict[str, dict]], measured: Callabl
     ways = [way for way in MARKERS if all(way in line for line in lines.values())]
     for place, way in enumerate(ways):
         middle, low, high = np.array([measured(line[way]) for line in lines.values()]).T
-        heights = np.arange(len(lines)) + 0.12 * (place - (len(ways) - 1) / 2)
-        shown = {"marker": MARKERS[way], "fillstyle": "full" if way in (ADAPTED, FIXED) else "none", "markersize": 5}
+        heights = np.arange(len(lines)) + 0.8 * ((place + 0.5) / len(ways) - 0.5)
+        filled = "full" if way in (ADAPTED, UNPACKED) else "none"
+        shown = {"marker": MARKERS[way], "fillstyle": filled, "markersize": 5}
         bars = {"xerr": [middle - low, high - middle], "elinewidth": 1, "ecolor": "0.6"}
         axes.errorbar(middle, heights, color="black", linestyle="none", label=way, **shown, **bars)
     axes.axvline(1, color="0.5", linewidth=1)

@@ -18,11 +18,11 @@ from wedlm.evaluation.work_file import WorkFile, digest_of
 from wedlm.for_vllm.export import SPECULATIVE, export_for_vllm
 
 PLAIN, LOOK_UP = "transformers: generate()", "transformers: prompt look-up"
+PLAIN_PACKED, LOOK_UP_PACKED = f"{PLAIN}, packed", f"{LOOK_UP}, packed"
 TOKEN_BY_TOKEN, VERIFIED, ADAPTED = "WeDLM: token by token", "WeDLM: verified", "WeDLM: verified, adapter"
-FIXED_WINDOW = 8
-FIXED = f"{ADAPTED}, window of {FIXED_WINDOW}"
+UNPACKED = f"{ADAPTED}, unpacked"
 VLLM, VLLM_DRAFTING = "vLLM: token by token", "vLLM: our drafter"
-BATCH_OF_ONE = {LOOK_UP}  # transformers refuses a batch
+BATCH_OF_ONE = {LOOK_UP, LOOK_UP_PACKED}  # transformers refuses a batch
 WORKER = Path(__file__).with_name("evidence_real_vllm.py")
 
 

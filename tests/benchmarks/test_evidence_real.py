@@ -4,8 +4,10 @@ import hashlib
 import json
 import stat
 import sys
+from argparse import Namespace
 
 import pytest
+import torch
 from draft_models import save_adapter
 from helpers import REPOSITORY
 from human_eval_problems import ADD
@@ -14,6 +16,7 @@ from matplotlib.figure import Figure
 from wedlm.adapters.prompts import KINDS, Prompt
 from wedlm.checkpoints.convert import convert_to_autoregressive
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.modeling_wedlm.packed_linear import packed_layers
 
 VLLM = f"""#!{sys.executable}
 import json, sys
@@ -57,6 +60,7 @@ def vllm(tmp_path):
     return tmp_path / "vllm"
 
 
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="bfloat16 cannot be packed on this CPU")
 def test_one_command_measures_texts_scores_and_speed(
     run, evidence_real, ways, load_benchmark, vllm, packages, tmp_path, monkeypatch, capsys
 ):
@@ -88,7 +92,8 @@ def test_one_command_measures_texts_scores_and_speed(
     for cell in results["speed"]:
         assert cell["prompts"] == (4 if cell["group"] == "all" else 2)
         assert list(cell["ways"])[-2:] == [ways.VLLM, ways.VLLM_DRAFTING]
-        assert (ways.LOOK_UP in cell["ways"]) == (cell["batch_size"] == 1)
+        for name in (ways.LOOK_UP, ways.LOOK_UP_PACKED):
+            assert (name in cell["ways"]) == (cell["batch_size"] == 1)
         assert cell["ways"][ways.PLAIN]["times_generate"] == {"median": 1, "quartiles": [1, 1]}
         for name, numbers in cell["ways"].items():
             assert numbers["same_texts"] == (0 if "vLLM" in name else cell["prompts"])
@@ -96,7 +101,7 @@ def test_one_command_measures_texts_scores_and_speed(
             counts_forwards = name.startswith("WeDLM")
             assert (numbers["tokens_per_forward"] is not None) == counts_forwards
         assert cell["ways"][ways.TOKEN_BY_TOKEN]["tokens_per_forward"] == 1
-        assert 1 <= cell["ways"][ways.FIXED]["tokens_per_forward"] <= 3
+        assert 1 <= cell["ways"][ways.UNPACKED]["tokens_per_forward"] <= 3
 
     assert report["vllm_version"] == "0.0.7" and report["threads"] == 1 and len(report["adapter_sha256"]) == 64
     printed = capsys.readouterr().out
@@ -120,11 +125,26 @@ def test_one_command_measures_texts_scores_and_speed(
     assert (tmp_path / "plots" / plot).read_bytes().startswith(b"\x89PNG") and f"(evidence/{plot})" in part
 
 
-def test_only_one_way_has_a_fixed_window(evidence_real, ways, monkeypatch):
+@pytest.fixture
+def models(evidence_real, tmp_path):
+    convert_to_autoregressive(DEMO_FOLDER, tmp_path / "stock")
+    save_adapter(tmp_path / "adapter", base=DEMO_FOLDER)
+    given = Namespace(stock=tmp_path / "stock", model=DEMO_FOLDER, adapter=tmp_path / "adapter")
+    return evidence_real.load_models(given, "float32")
+
+
+def test_each_way_has_its_model(evidence_real, ways, models, monkeypatch):
     monkeypatch.setattr(evidence_real, "way_of", lambda model, **arguments: (model, arguments))
-    asked = evidence_real.Models("stock", "base", "adapted", None).ways()
-    assert asked[ways.FIXED] == ("adapted", {"decoding": "verified", "window_size": 8})
-    assert asked[ways.ADAPTED] == ("adapted", {"decoding": "verified"})
+    asked, look_up = models.ways(), {"prompt_lookup_num_tokens": 10}
+    assert asked[ways.LOOK_UP] == (models.stock, look_up)
+    assert asked[ways.LOOK_UP_PACKED] == (models.packed_stock, look_up)
+    assert asked[ways.TOKEN_BY_TOKEN] == (models.base, {"decoding": "autoregressive"})
+    assert asked[ways.VERIFIED] == (models.base, {"decoding": "verified"})
+    assert asked[ways.ADAPTED] == (models.adapted, {"decoding": "verified"})
+    unpacked = {name for name, (model, _) in asked.items() if not any(packed_layers(model))}
+    assert unpacked == {ways.PLAIN, ways.LOOK_UP, ways.UNPACKED}
+    adapted = {name for name, (model, _) in asked.items() if "DraftProduct" in str(model)}
+    assert adapted == {ways.ADAPTED, ways.UNPACKED}
 
 
 def test_every_kind_is_in_one_group(evidence_real):

@@ -43,6 +43,20 @@ def test_the_card_shows_the_recorded_numbers():
     assert not report["commit"].endswith("+changes")
 
 
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ({}, "in float32, on"),
+        ({"packed_weights": False}, "in float32, on"),
+        ({"packed_weights": True}, "in float32 with packed weights, on"),
+    ],
+)
+def test_a_card_says_whether_the_weights_were_packed(form, words):
+    report = json.loads((PUBLISHED / REPORT_FILE).read_text(encoding="utf-8"))
+    report["results"] |= {"dtype": "float32"} | form
+    assert words in draft_section(report).text
+
+
 def test_an_adapter_is_published(tmp_path):
     made = save_adapter(tmp_path / "made")
     for name, text in (

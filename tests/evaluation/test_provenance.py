@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.checkpoints.load import load_checkpoint
 from wedlm.evaluation import provenance
 from wedlm.evaluation.provenance import (
     checkpoint_identity,
@@ -43,6 +44,13 @@ def test_a_checkpoint_is_its_weights_its_files_and_how_it_generates(demo, tmp_pa
     assert checkpoint_identity(model, tmp_path)["files_sha256"] != identity["files_sha256"]
     monkeypatch.setattr(model.generation_config, "entropy_threshold", 0.3)
     assert checkpoint_identity(model, tmp_path)["generation_config"]["entropy_threshold"] == 0.3
+
+
+def test_a_checkpoint_with_packed_weights_is_another_one():
+    (plain, _), (packed, _) = (load_checkpoint(DEMO_FOLDER, "float32", "cpu", only_decodes=each) for each in (0, 1))
+    identity = checkpoint_identity(plain, DEMO_FOLDER)
+    assert identity["packed_weights"] is False
+    assert checkpoint_identity(packed, DEMO_FOLDER) == identity | {"packed_weights": True}
 
 
 def test_commits_as_they_are_printed():

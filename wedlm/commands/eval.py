@@ -41,7 +41,7 @@ def run_eval(options: EvalOptions, asked: EvalPlan) -> None:
         results, warnings = evaluate(model, tokenizer, tasks, decodings, choices, work)
     for warning in warnings:
         print(f"lm-eval: {warning}", file=sys.stderr)
-    settings["dtype"] = identity["dtype"]
+    settings |= {name: identity[name] for name in ("dtype", "packed_weights")}
     name = Path(options.model).resolve().name if Path(options.model).is_dir() else options.model
     write_report(options.out, results, model.device, packages=["lm_eval"], model=name, settings=settings, **identity)
     work.remove()

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS, draft_adapter, wedlm_folder
 from wedlm.checkpoints.shards import CHUNK_BYTES, shard_names
 from wedlm.checkpoints.whole_file import write_whole
+from wedlm.modeling_wedlm.packed_linear import packed_layers
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 RESULTS = (":!benchmarks/results", ":!docs/evidence", ":!docs/EVIDENCE.md")  # git pathspecs that leave them out
@@ -97,7 +98,7 @@ def digests(folder: Path, adapter: Path | None) -> dict[str, str]:
 
 
 def checkpoint_identity(model: PreTrainedModel, folder: Path) -> dict[str, Any]:
-    """Returns what identifies a loaded checkpoint: its weights, the files beside them, dtype and generation config.
+    """Returns what identifies a loaded checkpoint: weights and their form, files, and how it generates.
 
     For a draft adapter these are the files of its base, and its own weights in addition.
 
@@ -113,6 +114,7 @@ def checkpoint_identity(model: PreTrainedModel, folder: Path) -> dict[str, Any]:
         **digests(folder, adapter),
         "files_sha256": sha256(b"".join(path.read_bytes() for path in beside)).hexdigest(),
         "dtype": str(model.dtype).removeprefix("torch."),
+        "packed_weights": any(packed_layers(model)),
         "generation_config": model.generation_config.to_diff_dict(),
     }
 

@@ -48,6 +48,7 @@ from evidence_real_ways import (
     vllm_ways,
     way_of,
 )
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, logging
 
 from wedlm.adapters.prompts import KINDS, Prompt, make_prompts
@@ -61,7 +62,7 @@ from wedlm.evaluation.metrics import CodeExecution
 from wedlm.evaluation.provenance import REPOSITORY, conditions, digests
 from wedlm.evaluation.tasks import load_tasks
 from wedlm.evaluation.work_file import WorkFile, resumable
-from wedlm.modeling_wedlm.packed_linear import pack_linear_layers
+from wedlm.generation.packed_linear import pack_linear_layers, why_not_packed
 
 HUMAN_EVAL = "HumanEval"
 GROUPS = {
@@ -266,6 +267,9 @@ def main() -> None:
     parser.add_argument("--plots", type=Path, default=REPOSITORY / "docs" / "evidence")
     parser.add_argument("--work", type=Path, default=Path("build/evidence-real"), help="where results are kept")
     given = parser.parse_args()
+    for dtype in {given.dtype} if given.only_speed else {given.dtype, "float32", "bfloat16"}:
+        if reason := why_not_packed(nn.Sequential(nn.Linear(256, 256, dtype=getattr(torch, dtype)))):
+            parser.error(f"All ways are measured with packed weights in {dtype} too. {reason}")
     torch.set_num_threads(given.threads)
     logging.set_verbosity_error()
     vllm = vllm_version(given.vllm)

@@ -9,7 +9,10 @@ greedily. Half of the prompts are held-out questions, half are chats of about --
 behind earlier turns; each round has prompts of its own. Both servers run all the time, take turns in every round, and
 are stopped by a signal while they have no turn. A first round warms up.
 
-At the smallest number of clients generate() in this process takes turns too, one prompt after another. In the cells
+`wedlm serve` packs the weights on a CPU, transformers' server does not.
+
+At the smallest number of clients generate() in this process takes turns too, one prompt after another, with packed
+weights on a CPU. In the cells
 "equal" --equal-clients clients all ask the same, once, beside one batch of generate(). Texts are counted that are the
 same as those of the other server, and in the first round of each cell as those of generate() alone. A run that was
 stopped goes on.
@@ -496,7 +499,7 @@ def main() -> None:
             if left:
                 with both_servers(model, given) as servers:
                     checkpoint = DEMO_FOLDER if model == "demo" else given.adapter
-                    alone = Alone(*load_checkpoint(checkpoint, given.dtype, device_of()))
+                    alone = Alone(*load_checkpoint(checkpoint, given.dtype, device_of(), only_decodes=True))
                     for cell in left:
                         measure(cell, servers, alone, given, work)
                         bar.update()

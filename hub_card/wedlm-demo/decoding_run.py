@@ -25,6 +25,7 @@ from .static_steps import FEW_QUERIES, StaticSteps, static_step
 from .step import forward_queries, read_status, take_step
 from .step_costs import StepPrices, experience_with
 from .streaming import BlockwiseWindow, StreamingWindow
+from .support import refuse_packed_compilation
 from .text_readers import TextReaders
 from .transformers_internals import (
     compile_on_any_device,
@@ -245,7 +246,9 @@ class DecodingRun:
         asked = GenerationConfig(compile_config=config, disable_compile=self.generation_config.disable_compile)
         if not would_compile(self.model, self.cache, asked):
             return static_step
-        return torch.compile(static_step, **(config or CompileConfig()).to_dict())
+        config = config or CompileConfig()
+        refuse_packed_compilation(self.model, config.backend)
+        return torch.compile(static_step, **config.to_dict())
 
     # --- The end ---
 

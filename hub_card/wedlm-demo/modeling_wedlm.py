@@ -30,6 +30,7 @@ from transformers.utils.generic import is_flash_attention_requested
 
 from .cache_attention import attend, attend_up_to, score_bias
 from .generation_wedlm import WeDLMGenerationMixin
+from .packed_linear import pack_linear_layers, refuse_change, refuse_packed
 from .row_cache import RowCache
 from .step_costs import EXPERIENCE
 from .transformers_internals import attention_of
@@ -37,7 +38,6 @@ from .configuration_wedlm import WeDLMConfig, check_config
 from .draft_loss import draft_loss
 from .drafts import WithDrafts, drafts_outside
 from .dual_stream import dual_stream_mask
-from .packed_linear import pack_linear_layers, refuse_change, refuse_packed
 from .target_loss import target_loss
 
 FLOATS = ("BF16", "F16", "F32", "F64")  # as safetensors writes them
@@ -439,8 +439,8 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
 
         A forward with few tokens then takes less time, and one with several drafts hardly more than one with a single
         token. The weights keep their values, and texts may change by rounding. Afterwards the model can only decode:
-        it can be trained, saved, copied, cast or moved no more. The weights take the same memory as before, and those
-        of the head as much again if it shares them with the embedding.
+        it can be trained, saved, copied, cast, moved or resized no more. The weights take the same memory as before,
+        and those of the head as much again if it shares them with the embedding.
 
         Raises:
             `ValueError`: if the weights are not on a CPU, or cannot be packed there.
@@ -449,7 +449,7 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
         EXPERIENCE.pop(self, None)  # its steps take another time now
         return self
 
-    # The packed weights are no parameters, so torch would forget them here.
+    # The packed weights are no parameters, so torch would forget them here, or fail when half is done.
 
     def save_pretrained(self, *args, **kwargs):
         refuse_packed(self, "saved")
@@ -459,6 +459,10 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
         if mode:
             refuse_packed(self, "trained")
         return super().train(mode)
+
+    def resize_token_embeddings(self, *args, **kwargs):
+        refuse_packed(self, "resized")
+        return super().resize_token_embeddings(*args, **kwargs)
 
     def _apply(self, fn, recurse: bool = True) -> "WeDLMForCausalLM":
         refuse_change(self, fn)

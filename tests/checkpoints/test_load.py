@@ -21,8 +21,8 @@ from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.commands.cli import app
-from wedlm.modeling_wedlm import packed_linear
-from wedlm.modeling_wedlm.packed_linear import PackedLinear
+from wedlm.generation import packed_linear
+from wedlm.generation.packed_linear import PackedLinear
 
 
 @pytest.fixture

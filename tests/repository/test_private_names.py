@@ -19,7 +19,7 @@ ELSEWHERE = {
     "modeling_wedlm/dual_stream.py": {
         "_scaled_dot_product_flash_attention_for_cpu": "the name of torch's operator, for selective checkpointing",
     },
-    "modeling_wedlm/packed_linear.py": {
+    "generation/packed_linear.py": {
         "_reorder_linear_weight": "oneDNN's packing, which torch's compiler uses and has no public name",
         "_linear_pointwise": "the product of weights that are packed so",
         "_is_mkldnn_bf16_supported": "whether oneDNN takes bfloat16 on this CPU",

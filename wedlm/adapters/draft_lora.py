@@ -12,6 +12,7 @@ from torch import nn
 
 from wedlm.adapters.base_model import check_base, fingerprint
 from wedlm.adapters.draft_type import DRAFT_TYPE
+from wedlm.generation.packed_linear import refuse_packed
 from wedlm.modeling_wedlm.drafts import MASKED, MaskedLinear
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
@@ -217,6 +218,7 @@ def check_model(model: nn.Module) -> None:
             "convert the model with convert_to_wedlm, which keeps its text."
         )
     model.config.require_mask_token_id()
+    refuse_packed(model, "given an adapter")
     if model.config.drafts is not None:
         raise ValueError("The model contains a draft adapter already; load its base without the adapter.")
 

@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from wedlm.checkpoints.attach import attach_adapter
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.resolve import GENERATION_FILE, draft_adapter, wedlm_folder
+from wedlm.generation.packed_linear import why_not_packed
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
-from wedlm.modeling_wedlm.packed_linear import why_not_packed
 
 
 def load_checkpoint(

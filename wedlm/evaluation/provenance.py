@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS, draft_adapter, wedlm_folder
 from wedlm.checkpoints.shards import CHUNK_BYTES, shard_names
 from wedlm.checkpoints.whole_file import write_whole
-from wedlm.modeling_wedlm.packed_linear import packed_layers
+from wedlm.generation.packed_linear import packed_layers
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 RESULTS = (":!benchmarks/results", ":!docs/evidence", ":!docs/EVIDENCE.md")  # git pathspecs that leave them out

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-SMALLEST = 2**16  # weights of a layer; products with fewer of them, such as those of a LoRA, gain nothing
+SMALLEST = 2**16  # weights of a layer; products with fewer of them gain nothing
 
 
 class PackedLinear(nn.Module):
@@ -17,10 +17,14 @@ class PackedLinear(nn.Module):
 
     Args:
         layer (`nn.Linear`): The layer, whose weights are not needed any more.
+
+    Attributes:
+        is_finite (`bool`): Whether all weights and the bias are finite.
     """
 
     def __init__(self, layer: nn.Linear):
         super().__init__()
+        self.is_finite = all(bool(each.isfinite().all()) for each in layer.parameters())
         self.in_features, self.out_features, self.dtype = layer.in_features, layer.out_features, layer.weight.dtype
         self.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), None)
         self.bias = None if layer.bias is None else layer.bias.detach()
@@ -31,6 +35,15 @@ class PackedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+    def train(self, mode: bool = True) -> "PackedLinear":
+        if mode:
+            refuse_packed(self, "trained")
+        return super().train(mode)
+
+    def _apply(self, fn, recurse: bool = True) -> "PackedLinear":
+        refuse_change(self, fn)
+        return self
 
     def state_dict(self, *args, **kwargs):
         refuse_packed(self, "saved")
@@ -71,7 +84,10 @@ def why_not_packed(model: nn.Module) -> str | None:
         return "pack_for_cpu() needs a torch with oneDNN, which this one lacks; leave the call out."
     for name, weight in model.named_parameters():
         if weight.device.type != "cpu" or type(weight.data) is not torch.Tensor:
-            return f"pack_for_cpu() needs whole weights on a CPU, and {name} is elsewhere or in parts; leave it out."
+            return (
+                f"pack_for_cpu() needs whole weights on a CPU, and {name} is elsewhere, in parts or quantized; leave "
+                "the call out."
+            )
     dtypes = [torch.float32, *([torch.bfloat16] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
     for parent, name in packable(model):
         dtype = getattr(parent, name).weight.dtype
@@ -84,10 +100,14 @@ def why_not_packed(model: nn.Module) -> str | None:
 
 
 def packable(model: nn.Module) -> list[tuple[nn.Module, str]]:
-    """The linear layers that are worth packing, by parent and name. (Quantized ones have other classes.)"""
+    """The linear layers that are worth packing, by parent and name.
+
+    (PEFT reads the weights of the layers of an adapter, which it keeps in a ModuleDict.)
+    """
     return [
         (parent, name)
         for parent in model.modules()
+        if not isinstance(parent, nn.ModuleDict)
         for name, layer in parent.named_children()
         if type(layer) is nn.Linear and layer.weight.numel() >= SMALLEST
     ]
@@ -103,4 +123,5 @@ def pack_linear_layers(model: nn.Module) -> None:
         raise ValueError(reason)
     for parent, name in packable(model):
         setattr(parent, name, PackedLinear(getattr(parent, name)))
+    model.requires_grad_(False)
     model.eval()

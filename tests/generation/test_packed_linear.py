@@ -6,13 +6,17 @@ import pytest
 import torch
 from draft_models import FLAVOURS, drafted, tiny_model, with_adapter
 from helpers import MASK, left_padded, logits_of, random_tokens, run_python, stock_model
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn.functional import linear
+from transformers import CompileConfig
 
+from wedlm.generation import packed_linear
+from wedlm.generation.packed_linear import PackedLinear, pack_linear_layers, why_not_packed
 from wedlm.generation.step_costs import EXPERIENCE, experience_with
-from wedlm.modeling_wedlm import packed_linear
-from wedlm.modeling_wedlm.packed_linear import PackedLinear, pack_linear_layers, why_not_packed
 
+if not torch.backends.mkldnn.is_available():
+    pytest.skip("torch has no oneDNN", allow_module_level=True)
 DTYPES = [torch.float32, *([torch.bfloat16] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
 PROMPTS = [row.tolist() for row in random_tokens(3, 9)]
 
@@ -38,7 +42,8 @@ def test_a_product_is_that_of_the_layer(dtype, bias, shape):
     with torch.no_grad():
         got = packed(inputs)
     assert got.dtype == dtype and got.shape == wanted.shape
-    torch.testing.assert_close(got.double(), wanted, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-2)
+    bounds = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
+    torch.testing.assert_close(got.double(), wanted, **bounds)
     assert str(packed) == f"PackedLinear(in_features=48, out_features=96, bias={bias})"
 
 
@@ -106,11 +111,12 @@ def test_a_model_of_transformers_is_packed_too():
 
 
 def test_autocast_leaves_packed_weights_their_dtype():
-    model = tiny_model()
-    text = texts(model)
-    model.pack_for_cpu()
-    with torch.autocast("cpu", torch.bfloat16):
-        assert len(texts(model)) == len(text)
+    layer = nn.Linear(48, 96)
+    inputs = torch.randn(3, 48, dtype=torch.bfloat16)
+    with torch.no_grad():
+        wanted = layer(inputs.float())
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(PackedLinear(layer)(inputs), wanted)
 
 
 def test_a_packed_model_no_longer_trains():
@@ -141,6 +147,8 @@ def test_the_costs_of_steps_are_learned_anew():
         ("moved or cast", lambda model, _: model.to(torch.bfloat16)),
         ("moved or cast", lambda model, _: model.to("meta")),
         ("copied", lambda model, _: copy.deepcopy(model)),
+        ("resized", lambda model, _: model.resize_token_embeddings(200)),
+        ("given an adapter", lambda model, _: with_adapter(model)),
     ],
 )
 def test_what_needs_the_weights_is_refused(tmp_path, done, change):
@@ -154,6 +162,55 @@ def test_what_needs_the_weights_is_refused(tmp_path, done, change):
         "pack_for_cpu(), or load it again."
     )
     assert list(tmp_path.iterdir()) == [] and not model.training and texts(model) == text, "nothing has changed"
+
+
+@pytest.mark.parametrize(
+    ("done", "change"),
+    [
+        ("trained", lambda stock: stock.train()),
+        ("moved or cast", lambda stock: stock.to(torch.bfloat16)),
+        ("saved", lambda stock: stock.state_dict()),
+        ("copied", lambda stock: copy.deepcopy(stock)),
+    ],
+)
+def test_a_packed_model_of_transformers_refuses_too(done, change):
+    stock = stock_model(tiny_model("qwen2"))
+    pack_linear_layers(stock)
+    with pytest.raises(ValueError, match=f"it cannot be {done}; do that before"):
+        change(stock)
+
+
+def test_a_packed_model_has_no_backward_pass():
+    model, tokens = tiny_model().pack_for_cpu(), torch.tensor([[5, 6, 7]])
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        model(tokens, labels=tokens).loss.backward()
+
+
+def test_layers_of_a_lora_stay():
+    """PEFT reads their weights in each forward."""
+    model = get_peft_model(tiny_model(), LoraConfig(r=16, target_modules=["up_proj"], init_lora_weights=False)).eval()
+    tokens = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        wanted = model(tokens).logits
+        pack_linear_layers(model)
+        torch.testing.assert_close(model(tokens).logits, wanted, rtol=1e-4, atol=1e-4)
+    lora = model.base_model.model.model.layers[0].mlp.up_proj
+    assert isinstance(lora.base_layer, PackedLinear) and type(lora.lora_A["default"]) is nn.Linear
+    assert lora.lora_A["default"].weight.numel() >= packed_linear.SMALLEST
+
+
+@pytest.mark.parametrize("backend", ["inductor", "eager"])
+def test_static_steps_are_compiled_by_the_eager_backend_alone(backend):
+    model = tiny_model()
+    asked = {"decoding": "verified", "cache_implementation": "static"}
+    text = texts(model, **asked)
+    asked |= {"compile_config": CompileConfig(backend=backend, mode=None)}
+    model.pack_for_cpu()
+    if backend == "eager":
+        assert texts(model, **asked) == text
+    else:
+        with pytest.raises(ValueError, match=r"the backend 'inductor', and the weights .* leave compile_config out"):
+            texts(model, **asked)
 
 
 def test_what_changes_nothing_is_allowed():
@@ -178,8 +235,8 @@ def test_a_model_that_is_not_packed_moves_as_before(tmp_path):
         ),
         (
             lambda model: model.model.layers.to("meta"),
-            "pack_for_cpu() needs whole weights on a CPU, and model.layers.0.self_attn.q_proj.weight is elsewhere "
-            "or in parts; leave it out.",
+            "pack_for_cpu() needs whole weights on a CPU, and model.layers.0.self_attn.q_proj.weight is elsewhere, "
+            "in parts or quantized; leave the call out.",
         ),
     ],
 )

@@ -12,10 +12,9 @@ are stopped by a signal while they have no turn. A first round warms up.
 `wedlm serve` packs the weights on a CPU, transformers' server does not.
 
 At the smallest number of clients generate() in this process takes turns too, one prompt after another, with packed
-weights on a CPU. In the cells
-"equal" --equal-clients clients all ask the same, once, beside one batch of generate(). Texts are counted that are the
-same as those of the other server, and in the first round of each cell as those of generate() alone. A run that was
-stopped goes on.
+weights on a CPU. In the cells "equal" --equal-clients clients all ask the same, once, beside one batch of generate().
+Texts are counted that are the same as those of the other server, and in the first round of each cell as those of
+generate() alone. A run that was stopped goes on.
 
 The goals, with at least 32 clients: 1.5 times the tokens per second of transformers' server, and no later to the first
 token, by the median and by the 95th percentile. One client: no slower than generate(). Equal prompts: 0.9 times the

@@ -148,6 +148,8 @@ def test_each_way_has_its_model(evidence_real, ways, models, monkeypatch):
     assert asked[ways.TOKEN_BY_TOKEN] == (models.base, {"decoding": "autoregressive"})
     assert asked[ways.VERIFIED] == (models.base, {"decoding": "verified"})
     assert asked[ways.ADAPTED] == (models.adapted, {"decoding": "verified"})
+    assert asked[ways.UNPACKED] == (models.unpacked, {"decoding": "verified"})
+    assert (asked[ways.PLAIN], asked[ways.PLAIN_PACKED]) == ((models.stock, {}), (models.packed_stock, {}))
     unpacked = {name for name, (model, _) in asked.items() if not any(packed_layers(model))}
     assert unpacked == {ways.PLAIN, ways.LOOK_UP, ways.UNPACKED}
     adapted = {name for name, (model, _) in asked.items() if "DraftProduct" in str(model)}

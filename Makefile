@@ -125,7 +125,7 @@ test-real: real-model
 test-browser: .venv/browser
 	.venv/bin/python -m pytest -m browser
 
-# docs/race.gif: that page from its start to its result, as the real model with its draft adapter answers; a few minutes.
+# docs/race.gif: that page from its start to its result, as the real model answers; a minute.
 race: .venv/browser real-model
 	.venv/bin/python tests/make_race.py
 

@@ -29,7 +29,7 @@ PROMPT = (
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("prompt", nargs="?", default=PROMPT)
-parser.add_argument("--model", default=str(REPOSITORY / "hub_card" / "smollm2-135m-adapter"))
+parser.add_argument("--model", default=str(REPOSITORY / "build" / "smollm2-135m-wedlm"))
 parser.add_argument("--max-new-tokens", default="100")
 parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "race.gif")
 given = parser.parse_args()

@@ -340,7 +340,7 @@ def test_a_forward_shows_its_slots_and_its_verdict(tmp_path, opened):
             ("a", "written accepted"), ("x", "written"), ("b", "refuted"),
             ("c", "draft") if is_verified else ("·", "open"), ("d", "written ahead"),
         ]  # fmt: skip
-        assert shown(driver, ".judged") == ["", "1 accepted"]
+        assert shown(driver, ".judged") == ["", "last forward: 1 accepted"]
         assert parts(3) == [("a", "written"), ("x", "written")]
         assert parts(5) == []
         legend = driver.find_elements("css selector", "#legend span")

@@ -135,7 +135,7 @@ def test_parallel_decoding_and_training_follow_a_batch_of_transformers(attention
     tokens, settings = torch.tensor([PROMPTS[0]]), {"max_new_tokens": 5, "pad_token_id": PAD}
     expected = model(tokens).logits
     text = model.generate_batch(PROMPTS[:1], decoding="verified", **settings)["req_0"].generated_tokens
-    config = ContinuousBatchingConfig(num_blocks=4)
+    config = ContinuousBatchingConfig(num_blocks=4, max_batch_tokens=64)  # or it takes most of the free memory
     outputs = model.generate_batch(PROMPTS[:1], None, config, decoding="autoregressive", **settings)
     assert [output.generated_tokens for output in outputs.values()] == [text]
     assert model.config._attn_implementation == attention and torch.equal(model(tokens).logits, expected)

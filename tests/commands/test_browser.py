@@ -222,14 +222,16 @@ def test_a_dark_page_is_dark(traced, opened):
     assert ground_of_light > ink_of_light + 400 and ink_of_dark > ground_of_dark + 400
 
 
-@pytest.mark.parametrize("width", [360, 1000])
+@pytest.mark.parametrize("width", [360, 800, 1000])
 def test_nothing_is_wider_than_the_page(traced, opened, width):
     driver = opened(traced[0], width=width, height=740, reduced_motion="reduce")
-    for share in (0, 0.3, 1):
-        show(driver, share * end_of(driver))
+    runs = driver.find_elements("css selector", ".run")
+    for step in range(41):
+        show(driver, step / 40 * end_of(driver))
         assert driver.execute_script("return document.documentElement.scrollWidth") <= width
-    tops = [run.rect["y"] for run in driver.find_elements("css selector", ".run")]
-    assert (tops[0] == tops[1]) == (width == 1000), "side by side, or one below the other"
+        assert all(run.get_property("scrollWidth") == run.get_property("clientWidth") for run in runs)
+    tops = [run.rect["y"] for run in runs]
+    assert (tops[0] == tops[1]) == (width > 360), "side by side, or one below the other"
 
 
 def test_a_long_word_breaks_and_a_long_text_is_followed(tmp_path, opened):
@@ -340,7 +342,7 @@ def test_a_forward_shows_its_slots_and_its_verdict(tmp_path, opened):
             ("a", "written accepted"), ("x", "written"), ("b", "refuted"),
             ("c", "draft") if is_verified else ("·", "open"), ("d", "written ahead"),
         ]  # fmt: skip
-        assert shown(driver, ".judged") == ["", "last forward: 1 accepted"]
+        assert shown(driver, ".judged") == ["", "last: 1 accepted"]
         assert parts(3) == [("a", "written"), ("x", "written")]
         assert parts(5) == []
         legend = driver.find_elements("css selector", "#legend span")

@@ -134,6 +134,7 @@ def test_bfloat16_trains_weights_of_float32(run, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # 40 of its 400 steps take two minutes on two cores
 def test_two_hundred_steps_have_the_same_losses_again(run, tmp_path):
     first, second = (run(tmp_path / name, steps=(80, 60, 60)) for name in ("first", "second"))
     assert len(losses(first)) == 200 and losses(first) == losses(second)

@@ -23,10 +23,12 @@ from wedlm import WeDLMForCausalLM
 
 
 def offloading_cache() -> DynamicCache:
-    """DynamicCache(offloading=True), without the stream that a build of torch for CUDA makes on a GPU alone."""
-    cache = DynamicCache()
-    cache.offloading = True
-    return cache
+    try:
+        return DynamicCache(offloading=True)
+    except RuntimeError:  # It makes a stream, which a build of torch for CUDA can only do on a GPU.
+        cache = DynamicCache()
+        cache.offloading = True
+        return cache
 
 
 REFUSED = [

@@ -16,7 +16,7 @@ from reader_cases import READERS, readers_of
 from reference_decoder import decode_verified
 from tiers import property_settings
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
-from transformers.generation import BaseStreamer, RepetitionPenaltyLogitsProcessor
+from transformers.generation import BaseStreamer, ExponentialDecayLengthPenalty, RepetitionPenaltyLogitsProcessor
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.generation.cache_attention import seen_entries
@@ -145,6 +145,12 @@ def gaps_to_the_best(model, arguments: dict, output) -> list[float]:
     return gaps
 
 
+def decay_of_infinity_is_nan() -> bool:
+    """As on transformers 5.17, where no text can be written once min_length has forbidden the end token."""
+    decay = ExponentialDecayLengthPenalty((0, 2.0), eos_token_id=0, input_ids_seq_length=0)
+    return decay(torch.zeros(1, 1, dtype=torch.long), torch.full((1, 1), -math.inf)).isnan().item()
+
+
 @given(calls(), st.data())
 @property_settings(120, deadline=None, derandomize=True)
 def test_each_token_has_at_least_the_ratio_of_the_best_probability(call, data):
@@ -154,7 +160,7 @@ def test_each_token_has_at_least_the_ratio_of_the_best_probability(call, data):
     readers = TRAINED_READERS if model is MODELS["trained"] else READERS
     stateless = sorted(readers.keys() - {"stateful watermark", "guidance"})
     names = data.draw(st.lists(st.sampled_from(stateless), max_size=2, unique=True), "readers")
-    assume({"decay", "min length"} - {*names})  # of which transformers 5.17 makes NaN together
+    assume(not decay_of_infinity_is_nan() or {"decay", "min length"} - {*names})
     for name in names:
         arguments |= readers[name]
     arguments |= data.draw(st.sampled_from([{}, {"suppress_tokens": [*range(4, 9)]}]), "suppressed")

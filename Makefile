@@ -9,7 +9,7 @@ ALL = -m "not (slow or browser or real or ecosystem or vllm)"
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-code bench ablations ablations-training evidence-real real-training test test-all test-slow test-browser test-real race tour test-oldest test-ecosystem test-vllm mutants lint
+.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-code bench ablations ablations-training evidence-real real-training test test-all test-slow test-browser test-real race tour test-oldest test-newest test-ecosystem test-vllm mutants lint
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
@@ -137,6 +137,12 @@ tour: .venv/notebook
 test-oldest: .venv-oldest/installed
 	.venv-oldest/bin/python $(PYTEST) $(ALL)
 
+# The tests of `test-all` on the newest versions of today, but for torch, which is that of constraints.txt.
+test-newest:
+	rm -rf .venv-newest
+	$(MAKE) .venv-newest/installed
+	.venv-newest/bin/python $(PYTEST) $(ALL)
+
 # Training on two processes with DeepSpeed, and TRL's trainers; DeepSpeed compiles a file, with g++ or another compiler.
 test-ecosystem: .venv-ecosystem/installed
 	PATH="$(CURDIR)/.venv-ecosystem/bin:$$PATH" .venv-ecosystem/bin/python -m pytest -m ecosystem
@@ -185,10 +191,11 @@ lint: .venv/installed
 	    --constraint constraints.txt --editable ".[browser]"
 	touch $@
 
+PINS = --constraint constraints$(patsubst .venv%,%,$*).txt
+.venv-newest/installed: PINS = $(shell grep '^torch==' constraints.txt)
+
 %/installed:
 	$(PYTHON) -m venv $*
-	$*/bin/python -m pip install --quiet --disable-pip-version-check \
-	    --constraint constraints$(patsubst .venv%,%,$*).txt --editable ".[$(EXTRAS)]"
-	$*/bin/python -m pip install --quiet --disable-pip-version-check \
-	    --constraint constraints$(patsubst .venv%,%,$*).txt --no-deps $(GRAMMAR)
+	$*/bin/python -m pip install --quiet --disable-pip-version-check $(PINS) --editable ".[$(EXTRAS)]"
+	$*/bin/python -m pip install --quiet --disable-pip-version-check $(PINS) --no-deps $(GRAMMAR)
 	touch $@

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from wedlm.evaluation.turns import median_and_range, seconds_in_turns
 from wedlm.generation.cache_attention import attend, score_bias
 from wedlm.generation.row_cache import RowCache
+from wedlm.generation.transformers_internals import CACHE
 
 NAMES = {"rows": "queries", "length": "cache"}  # of the axes, by their keys in the results
 
@@ -55,7 +56,7 @@ class Step:
             part = tokens[:, start : min(start + 1024, length)]
             mask = self.cache.begin_forward(part.shape[1], start + part.shape[1])
             places = torch.arange(start, start + part.shape[1], device=model.device).expand(batch_size, -1)
-            model.model(part, attention_mask=mask, position_ids=places, past_key_values=self.cache, use_cache=True)
+            model.model(part, attention_mask=mask, position_ids=places, **{CACHE: self.cache}, use_cache=True)
             self.cache.commit(torch.full_like(self.cache.lengths, part.shape[1]))
 
     def __call__(self) -> torch.Tensor:
@@ -64,7 +65,7 @@ class Step:
             self.tokens,
             attention_mask=mask,
             position_ids=self.positions,
-            past_key_values=self.cache,
+            **{CACHE: self.cache},
             use_cache=True,
         ).logits
 

@@ -5,6 +5,8 @@ from typing import Literal
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from wedlm.generation.transformers_internals import CACHE
+
 Inside = Literal["causal", "bidirectional"]  # the attention inside a block or window
 
 
@@ -56,9 +58,7 @@ def forward(
     model: PreTrainedModel, tokens: torch.Tensor, positions: torch.Tensor, sees: torch.Tensor, cache: DynamicCache
 ) -> torch.Tensor:
     """The logits; `sees` is `[batch, queries, cached and new tokens]`."""
-    return model(
-        tokens, position_ids=positions, attention_mask=sees[:, None], past_key_values=cache, use_cache=True
-    ).logits
+    return model(tokens, position_ids=positions, attention_mask=sees[:, None], **{CACHE: cache}, use_cache=True).logits
 
 
 def read_clean_text(

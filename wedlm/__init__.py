@@ -1,8 +1,10 @@
 """WeDLM for transformers: after `import wedlm` the Auto classes load WeDLM checkpoints."""
 
+import logging
 from importlib import import_module
 from importlib.metadata import version
 
+from wedlm.generation.versions import NEWEST_TRANSFORMERS, VERSION, is_untested
 from wedlm.registration import register_when_transformers_is_used
 
 # The modules of the public names. Each is imported with the first use of a name, so that `import wedlm` stays light.
@@ -19,7 +21,7 @@ PUBLIC_NAMES = {
 }
 
 __all__ = list(PUBLIC_NAMES)
-__version__ = version("wedlm")
+__version__ = VERSION
 
 
 def __getattr__(name: str):
@@ -32,4 +34,9 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *PUBLIC_NAMES])
 
 
+if is_untested(version("transformers")):
+    logging.getLogger(__name__).warning(
+        f"wedlm {VERSION} was tested with transformers up to {NEWEST_TRANSFORMERS}, and this is "
+        f"{version('transformers')}; if something fails, look for a newer wedlm first."
+    )
 register_when_transformers_is_used()

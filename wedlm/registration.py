@@ -5,7 +5,6 @@ import sys
 from importlib.abc import MetaPathFinder
 from types import ModuleType
 
-from wedlm.generation.transformers_internals import enter_config_class, enter_model_class
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 CONFIG_CLASS = "WeDLMConfig"
@@ -32,6 +31,22 @@ def register(module: ModuleType) -> None:
     else:
         enter_model_class(module.MODEL_MAPPING, MODEL_TYPE, CONFIG_CLASS, "WeDLMModel", package)
         enter_model_class(module.MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_TYPE, CONFIG_CLASS, "WeDLMForCausalLM", package)
+
+
+def enter_config_class(mapping, model_type, class_name, package):
+    """Enters a config class by name into CONFIG_MAPPING, as transformers lists its own: it is imported when asked for.
+
+    The public AutoConfig.register() takes the class itself, whose import costs every process two seconds.
+    """
+    mapping._mapping[model_type] = class_name
+    mapping._modules[model_type] = package
+
+
+def enter_model_class(mapping, model_type, config_class_name, class_name, package):
+    """Enters a model class by name into one of the MODEL_..._MAPPINGs."""
+    mapping._model_mapping[model_type] = class_name
+    mapping._reverse_config_mapping[config_class_name] = model_type
+    mapping._modules[model_type] = package
 
 
 class RegisterOnImport(MetaPathFinder):

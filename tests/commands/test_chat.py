@@ -16,6 +16,7 @@ from wedlm.commands.answering import AnswerStreamer
 from wedlm.commands.chat import Chat
 from wedlm.commands.options import GenerationOptions
 from wedlm.generation.parameters import DECODINGS
+from wedlm.generation.transformers_internals import CACHE
 
 QUESTIONS = ["the dog", "the log and the mat", "a cat", "on the dog"]
 
@@ -69,7 +70,7 @@ def test_a_prompt_that_is_cached_to_its_end(loaded):
     conversation = Chat(*loaded, GenerationOptions())
     conversation.cache = DynamicCache()
     ids = [5, 6, 7, 8]
-    loaded[0](torch.tensor([ids]), past_key_values=conversation.cache)
+    loaded[0](torch.tensor([ids]), **{CACHE: conversation.cache})
     conversation.cached_ids = ids
     cache, shared = conversation.reusable(ids)
     assert shared == cache.get_seq_length() == 3

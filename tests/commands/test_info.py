@@ -18,6 +18,7 @@ from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.facts import read_facts
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.generation.parameters import DECODINGS, DEFAULTS
+from wedlm.generation.transformers_internals import CACHE
 
 
 def shown_lines(result):
@@ -37,7 +38,7 @@ def test_the_numbers_of_info_are_those_of_the_loaded_model(checkpoint, loaded, m
     assert facts.weight_bytes(torch.bfloat16) == 2 * facts.parameters
     assert facts.bytes_on_disk() == {"float64": sum(parameter.nbytes for parameter in model.parameters())}
     cache = DynamicCache()
-    model(torch.full((1, 70), 9), past_key_values=cache)
+    model(torch.full((1, 70), 9), **{CACHE: cache})
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     assert facts.cache_bytes(torch.float64, 70) == held
     assert {name: facts.generation[name] for name in DEFAULTS} == DEFAULTS

@@ -24,6 +24,7 @@ from wedlm.checkpoints.errors import CheckpointError
 from wedlm.commands import cli
 from wedlm.demo.real_model import GGUF_FILE, gguf_file
 from wedlm.demo.real_questions import QUESTIONS
+from wedlm.generation.transformers_internals import CACHE
 
 STOCK = REPOSITORY / "build" / "smollm2-135m"
 CONVERTED = REPOSITORY / "build" / "smollm2-135m-wedlm"
@@ -137,9 +138,9 @@ def test_a_conversation_goes_on_from_one_cache(stock, converted, tokenizer):
         for model, arguments in ((stock, {}), (converted, {"decoding": "verified"})):
             output = model.generate(
                 **inputs, **arguments, max_new_tokens=24, do_sample=False, return_dict_in_generate=True,
-                past_key_values=caches.get(model),
+                **{CACHE: caches.get(model)},
             )  # fmt: skip
-            caches[model] = output.past_key_values
+            caches[model] = output[CACHE]
             texts.append(tokenizer.decode(output.sequences[0, inputs["input_ids"].shape[1] :]))
         assert texts[0] == texts[1]
         turns.append(texts[0])

@@ -17,6 +17,7 @@ from transformers import (
 from wedlm.generation import decoding_run, step_plan
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.step import take_step
+from wedlm.generation.transformers_internals import CACHE
 
 
 @pytest.mark.few(2)
@@ -42,7 +43,7 @@ def test_the_cache_equals_a_fresh_prefill_after_every_step(model, decoding, monk
         for b in range(len(lengths)):
             prompt = next(p for p in PROMPTS[:3] if len(p) == prompt_lengths[b])
             fresh = DynamicCache()
-            model(torch.tensor([prompt + tokens[b, : start[b]].tolist()]), past_key_values=fresh)
+            model(torch.tensor([prompt + tokens[b, : start[b]].tolist()]), **{CACHE: fresh})
             for i, layer in enumerate(fresh.layers):
                 for got, expected in ((keys[i], layer.keys), (values[i], layer.values)):
                     torch.testing.assert_close(got[b, :, : lengths[b]], expected[0], atol=1e-5, rtol=1e-4)

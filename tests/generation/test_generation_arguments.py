@@ -25,6 +25,8 @@ from transformers import (
 from transformers.generation import BaseStreamer
 from transformers.utils import ModelOutput
 
+from wedlm.generation.transformers_internals import CACHE
+
 STATUSES = ("works", "verified only", "autoregressive only", "refused", "no effect")
 OURS = {"decoding", "window_size", "entropy_threshold", "distance_penalty", "acceptance_ratio"}
 PARALLEL = ("streaming", "blockwise", "verified")
@@ -335,7 +337,7 @@ def is_healed(ran: Ran) -> bool:
 
 def is_static(ran: Ran) -> bool:
     """A StaticCache, or in parallel decoding steps of few shapes behind the first, and one in vain."""
-    cache, num_forwards = ran.output.past_key_values, ran.output.forwards.max().item()
+    cache, num_forwards = ran.output[CACHE], ran.output.forwards.max().item()
     widths = set(ran.widths[1:])  # two whole windows, or where queries are free to choose one of three numbers
     has_static_steps = (widths == {16} or widths <= {1, 8, 32}) and len(ran.widths) == num_forwards + 1
     return (cache.is_compileable and type(cache) is not DynamicCache) or has_static_steps
@@ -407,14 +409,14 @@ def next_turn(ran: Ran) -> dict[str, torch.Tensor]:
 
 def goes_on_from_cache(ran: Ran) -> bool:
     """The cache passed is the one that comes back, over what all rows have in it; the next turn starts from it."""
-    past = ran.arguments.get("past_key_values")
+    past = ran.arguments.get(CACHE)
     if past is None:
         return False
     is_filled = WIDTH <= past.get_seq_length() < ran.sequences.shape[1] and type(past) is DynamicCache
     turn = next_turn(ran)
-    fresh = ran.again(**turn, past_key_values=...)
+    fresh = ran.again(**turn, **{CACHE: ...})
     seen = ran.again(**turn)
-    return is_filled and ran.output.past_key_values is past and seen.rows == fresh.rows and seen.widths < fresh.widths
+    return is_filled and ran.output[CACHE] is past and seen.rows == fresh.rows and seen.widths < fresh.widths
 
 
 def spoil(module, args, output):
@@ -514,7 +516,7 @@ WORKS = {
     "output_scores": Line({"output_scores": True}, has_scores, DICT | SEVERAL_ENDS, same_text=True),
     "output_logits": Line({"output_logits": True}, has_logits, DICT | SEVERAL_ENDS, same_text=True),
     # Cache
-    "use_cache": Line({"use_cache": False}, lambda r: r.output.past_key_values is None, DICT, same_text=True),
+    "use_cache": Line({"use_cache": False}, lambda r: r.output.get(CACHE) is None, DICT, same_text=True),
     "cache_implementation": Line({"cache_implementation": "static"}, is_static, DICT, same_text=True),
     "prefill_chunk_size": Line({"prefill_chunk_size": 7}, lambda r: r.widths[:5] == [7] * 5, same_text=True),
     # Special tokens
@@ -532,8 +534,8 @@ WORKS = {
         lambda r: r.rows == r.again(**left_padded([[7, 8]])).rows,
         TWO_PARTS | {"attention_mask": ...},
     ),
-    "past_key_values": Line(
-        lambda r: {"past_key_values": DynamicCache()},
+    CACHE: Line(
+        lambda r: {CACHE: DynamicCache()},
         goes_on_from_cache,
         DICT | {"eos_token_id": None},
         same_text=True,
@@ -754,7 +756,7 @@ def test_positions_that_the_mask_implies_are_accepted(model):
 
 def test_a_cache_is_as_it_was_when_the_call_fails(model):
     past = DynamicCache()
-    base = BASE | {"past_key_values": past, "eos_token_id": None}
+    base = BASE | {CACHE: past, "eos_token_id": None}
     first = Ran(model, base, {})
     keys, length = past.layers[0].keys.clone(), past.get_seq_length()
     assert length >= WIDTH

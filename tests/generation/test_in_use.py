@@ -26,6 +26,8 @@ from transformers import (
 from transformers.integrations.peft import MIN_PEFT_VERSION
 from transformers.utils.peft_utils import check_peft_version
 
+from wedlm.generation.transformers_internals import CACHE
+
 BOS = 1
 SETTINGS = {"max_new_tokens": 24, "entropy_threshold": 1.0}  # several tokens per forward
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
@@ -254,7 +256,7 @@ def test_a_padded_batch_of_chats(model, tokenizer):
 def test_a_second_turn_goes_on_with_the_cache_of_the_first(model, tokenizer):
     inputs = chat_inputs(tokenizer, CHAT)
     first = model.generate(**inputs, **SETTINGS, return_dict_in_generate=True)
-    num_cached = first.past_key_values.get_seq_length()
+    num_cached = first[CACHE].get_seq_length()
     answer = tokenizer.decode(first.sequences[0, inputs["input_ids"].shape[1] :]).removesuffix("<eos>")
     turns = [*CHAT, {"role": "assistant", "content": answer}, {"role": "user", "content": "And in Rome?"}]
     inputs = chat_inputs(tokenizer, turns)
@@ -262,7 +264,7 @@ def test_a_second_turn_goes_on_with_the_cache_of_the_first(model, tokenizer):
     assert same.all() and num_cached > len(answer)
     expected = model.generate(**inputs, **SETTINGS)
     shapes = counted(model)
-    got = model.generate(**inputs, **SETTINGS, past_key_values=first.past_key_values)
+    got = model.generate(**inputs, **SETTINGS, **{CACHE: first[CACHE]})
     assert torch.equal(got, expected)
     assert shapes[0][1] == inputs["input_ids"].shape[1] - num_cached + 8, "the first turn is read again"
 
@@ -397,7 +399,7 @@ def test_cache_and_scores_of_an_offloaded_model(checkpoint, model, kind, tmp_pat
     other = offloaded(checkpoint, kind, tmp_path)
     got, expected = (m.generate(**inputs, output_scores=True) for m in (other, model))
     torch.testing.assert_close(got.scores, expected.scores)
-    for layer, own in zip(got.past_key_values.layers, expected.past_key_values.layers, strict=True):
+    for layer, own in zip(got[CACHE].layers, expected[CACHE].layers, strict=True):
         torch.testing.assert_close((layer.keys, layer.values), (own.keys, own.values))
     assert torch.equal(*(continued(m, output) for m, output in ((other, got), (model, expected))))
 
@@ -409,7 +411,7 @@ def continued(model, output, mode=torch.no_grad, **arguments):
     """The text behind an earlier output of a batch with PROMPTS[:3], read from its cache."""
     mask = left_padded(PROMPTS[:3])["attention_mask"]
     mask = torch.cat([mask, torch.ones_like(output.sequences[:, mask.shape[1] :])], dim=-1)
-    arguments = {**SPECIAL, **SETTINGS, "past_key_values": copy.deepcopy(output.past_key_values), **arguments}
+    arguments = {**SPECIAL, **SETTINGS, CACHE: copy.deepcopy(output[CACHE]), **arguments}
     with mode():
         return model.generate(output.sequences, attention_mask=mask, **arguments)
 
@@ -437,17 +439,17 @@ def test_a_cache_of_one_gradient_mode_is_continued_in_another(model, before, aft
     arguments = {**SPECIAL, **SETTINGS, "eos_token_id": None}  # so that no padding is in the text
     with MODES[before]():
         output = model.generate(**left_padded(PROMPTS[:3]), **arguments, return_dict_in_generate=True)
-    cache = output.past_key_values
+    cache = output[CACHE]
     assert cache.layers[0].keys.is_inference() == (before == "inference")
     emptied = copy.deepcopy(cache)
     for layer in emptied.layers:
         layer.keys, layer.values = torch.zeros_like(layer.keys), torch.zeros_like(layer.values)
     for decoding in ("streaming", "autoregressive"):
         more = {"decoding": decoding, "eos_token_id": None}
-        expected = continued(model, output, **more, past_key_values=None)
-        assert not torch.equal(continued(model, output, **more, past_key_values=emptied), expected), "is not read"
+        expected = continued(model, output, **more, **{CACHE: None})
+        assert not torch.equal(continued(model, output, **more, **{CACHE: emptied}), expected), "is not read"
         given = cache if decoding == "autoregressive" else copy.deepcopy(cache)
-        assert torch.equal(continued(model, output, MODES[after], **more, past_key_values=given), expected)
+        assert torch.equal(continued(model, output, MODES[after], **more, **{CACHE: given}), expected)
 
 
 # --- Half precision ---
@@ -474,7 +476,7 @@ def test_half_precision(model, dtype, more):
     written = torch.arange(text.shape[1]) < num_tokens[:, None]
     assert scores.gather(-1, text[..., None])[..., 0][written].isfinite().all()
     assert scores[..., MASK][written].eq(-math.inf).all()
-    for layer in output.past_key_values.layers:
+    for layer in output[CACHE].layers:
         assert layer.keys.dtype == layer.values.dtype == dtype
 
 
@@ -508,9 +510,9 @@ def test_a_cache_in_half_precision_is_continued(model, dtype):
     output = model.generate(**left_padded(PROMPTS[:3]), **SPECIAL | {"eos_token_id": None}, **SETTINGS,
                             return_dict_in_generate=True)  # fmt: skip
     again = continued(model, output, return_dict_in_generate=True, eos_token_id=None)
-    assert {layer.values.dtype for layer in again.past_key_values.layers} == {dtype}
+    assert {layer.values.dtype for layer in again[CACHE].layers} == {dtype}
     width = output.sequences.shape[1]
-    fresh = continued(model, output, eos_token_id=None, past_key_values=None, return_dict_in_generate=True,
+    fresh = continued(model, output, eos_token_id=None, **{CACHE: None}, return_dict_in_generate=True,
                       output_logits=True)  # fmt: skip
     logits = fresh.logits[0]
     best = logits.index_fill(-1, torch.tensor([MASK]), -torch.inf).max(-1).values
@@ -754,7 +756,7 @@ def test_a_copy_of_the_output(model, copied):
     torch.testing.assert_close(other.scores, output.scores, rtol=0, atol=0)
     expected = continued(model, output, eos_token_id=None)
     assert torch.equal(continued(model, other, eos_token_id=None), expected)
-    other.past_key_values.layers[0].values.neg_()
+    other[CACHE].layers[0].values.neg_()
     assert not torch.equal(continued(model, other, eos_token_id=None), expected), "the cache is not read"
     assert torch.equal(continued(model, output, eos_token_id=None), expected), "they share their memory"
 

@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from wedlm import WeDLMForCausalLM
+from wedlm.generation.transformers_internals import CACHE
 
 
 @pytest.mark.parametrize(
@@ -64,9 +65,7 @@ def test_prompts_beyond_the_models_positions(caplog):
 def test_ids_may_follow_a_single_cached_column():
     model, ids = MODELS["q3"], torch.tensor([PROMPTS[1]])
     first = model.generate(ids[:, :1], max_new_tokens=1, return_dict_in_generate=True)
-    assert first.past_key_values.get_seq_length() == 1
+    assert first[CACHE].get_seq_length() == 1
     arguments = {"max_new_tokens": 6, "pad_token_id": PAD}
-    got = model.generate(
-        ids[:, 1:], attention_mask=torch.ones_like(ids), past_key_values=first.past_key_values, **arguments
-    )
+    got = model.generate(ids[:, 1:], attention_mask=torch.ones_like(ids), **{CACHE: first[CACHE]}, **arguments)
     assert torch.equal(got[:, ids.shape[1] - 1 :], model.generate(ids, **arguments)[:, ids.shape[1] :])

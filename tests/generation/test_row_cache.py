@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from wedlm.generation.row_cache import RowCache
+from wedlm.generation.transformers_internals import CACHE
 
 MODELS = {name: load(CHECKPOINTS / name).double() for name in ("q25", "q3")}  # where no rounding decides
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD, "return_dict_in_generate": True}
@@ -46,7 +47,7 @@ def assert_is_prefill(model, cache, input_ids, attention_mask):
     for row in range(len(input_ids)):
         is_text = attention_mask[row, :num_cached].bool()
         fresh = DynamicCache()
-        model(input_ids[row, :num_cached][is_text][None], past_key_values=fresh)
+        model(input_ids[row, :num_cached][is_text][None], **{CACHE: fresh})
         for got, expected in zip(cache.layers, fresh.layers, strict=True):
             torch.testing.assert_close(got.keys[row][:, is_text], expected.keys[0])
             torch.testing.assert_close(got.values[row][:, is_text], expected.values[0])
@@ -81,14 +82,14 @@ def test_ten_turns_equal_a_fresh_call_each(data):
                 arguments["repetition_penalty"] = 1.0  # it would see the new ids only, as in transformers
                 fresh = model.generate(**inputs, **arguments)
             output = model.generate(
-                input_ids=given_ids, attention_mask=inputs["attention_mask"], past_key_values=passed, **arguments
+                input_ids=given_ids, attention_mask=inputs["attention_mask"], **{CACHE: passed}, **arguments
             )
-            assert output.past_key_values is passed
+            assert output[CACHE] is passed
             assert torch.equal(output.sequences, fresh.sequences[:, -output.sequences.shape[1] :])
             assert output.sequences.shape[1] == fresh.sequences.shape[1] - (num_cached if way == "new ids" else 0)
             assert torch.equal(output.forwards, fresh.forwards)
             output.sequences = fresh.sequences
-        cache = output.past_key_values
+        cache = output[CACHE]
         mask = mask_of(fresh, inputs)
         assert cache.get_seq_length() < fresh.sequences.shape[1]
         assert_is_prefill(model, cache, fresh.sequences, mask)
@@ -101,13 +102,13 @@ def test_what_comes_back_covers_the_columns_that_every_row_has(model):
     arguments = {**SPECIAL, "max_new_tokens": 40, "entropy_threshold": 1.0}
     output = model.generate(**inputs, **arguments)
     alone = [model.generate(**left_padded([prompt]), **arguments) for prompt in PROMPTS]
-    cached = [row.past_key_values.get_seq_length() - len(prompt) for row, prompt in zip(alone, PROMPTS, strict=True)]
+    cached = [row[CACHE].get_seq_length() - len(prompt) for row, prompt in zip(alone, PROMPTS, strict=True)]
     assert len(set(cached)) > 1
-    assert output.past_key_values.get_seq_length() == 40 + min(cached)
+    assert output[CACHE].get_seq_length() == 40 + min(cached)
     ends = [row.forwards.item() for row in alone]
     assert 2 * sum(end == max(ends) for end in ends) <= len(ends), "no row left the batch before the end"
-    assert_is_prefill(model, output.past_key_values, output.sequences, mask_of(output, inputs))
-    for layer in output.past_key_values.layers:
+    assert_is_prefill(model, output[CACHE], output.sequences, mask_of(output, inputs))
+    for layer in output[CACHE].layers:
         padding = inputs["attention_mask"].eq(0)
         assert layer.keys[:, :, :40].transpose(1, 2)[padding].eq(0).all()
 
@@ -117,12 +118,12 @@ def test_a_plain_forward_continues_from_it(model):
     output = model.generate(**inputs, **SPECIAL, max_new_tokens=12, entropy_threshold=1.0)
     following = turn(output, mask_of(output, inputs), random_tokens(5, 3))
     positions = (following["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-    cache, num_cached = output.past_key_values, output.past_key_values.get_seq_length()
+    cache, num_cached = output[CACHE], output[CACHE].get_seq_length()
     with torch.no_grad():
         expected = model(**following, position_ids=positions).logits[:, -1]
         got = model(
             following["input_ids"][:, num_cached:], attention_mask=following["attention_mask"],
-            position_ids=positions[:, num_cached:], past_key_values=cache,
+            position_ids=positions[:, num_cached:], **{CACHE: cache},
         ).logits[:, -1]  # fmt: skip
     torch.testing.assert_close(got, expected)
 
@@ -140,9 +141,9 @@ def test_a_cache_that_a_plain_forward_made(model, decoding):
         with torch.no_grad():
             model(
                 inputs["input_ids"][:, :num_cached], attention_mask=inputs["attention_mask"][:, :num_cached],
-                position_ids=positions[:, :num_cached], past_key_values=cache,
+                position_ids=positions[:, :num_cached], **{CACHE: cache},
             )  # fmt: skip
-        assert torch.equal(model.generate(**inputs, **arguments, past_key_values=cache).sequences, expected)
+        assert torch.equal(model.generate(**inputs, **arguments, **{CACHE: cache}).sequences, expected)
 
 
 @pytest.mark.parametrize("cache", [DynamicCache, lambda: DynamicCache(config=MODELS["q3"].config)])
@@ -151,10 +152,10 @@ def test_an_empty_cache_is_filled_in_place(cache, returns):
     model, cache = MODELS["q3"], cache()
     inputs = left_padded(PROMPTS)
     arguments = {**SPECIAL, "max_new_tokens": 12, "entropy_threshold": 1.0, "return_dict_in_generate": returns}
-    output = model.generate(**inputs, **arguments, past_key_values=cache)
+    output = model.generate(**inputs, **arguments, **{CACHE: cache})
     expected = model.generate(**inputs, **arguments | {"return_dict_in_generate": True})
     assert torch.equal(output.sequences if returns else output, expected.sequences)
-    assert not returns or output.past_key_values is cache
+    assert not returns or output[CACHE] is cache
     assert_is_prefill(model, cache, expected.sequences, mask_of(expected, inputs))
 
 
@@ -173,7 +174,7 @@ class OwnCache(DynamicCache):
 def test_a_call_that_fails_leaves_the_cache_as_it_was(model, decoding, when, kind):
     inputs = left_padded(PROMPTS)
     cache = kind()
-    output = model.generate(**inputs, **SPECIAL, max_new_tokens=12, past_key_values=cache)
+    output = model.generate(**inputs, **SPECIAL, max_new_tokens=12, **{CACHE: cache})
     following = turn(output, mask_of(output, inputs), random_tokens(5, 3))
     before = contents(cache)
 
@@ -189,7 +190,7 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(model, decoding, when, kin
         return scores
 
     settings = {**SPECIAL, "max_new_tokens": 12, "decoding": decoding}
-    arguments = {**settings, "past_key_values": cache}
+    arguments = {**settings, CACHE: cache}
     with pytest.raises(ValueError if when == "before" else Fails):
         if when == "before":
             model.generate(**following, **arguments, window_size=0)
@@ -213,10 +214,10 @@ def test_a_cache_in_use_is_not_written_to(model):
     inputs = {name: torch.cat([torch.zeros(2, 30, dtype=torch.long), value], -1) for name, value in inputs.items()}
     cache = DynamicCache()
     with torch.no_grad():
-        model(inputs["input_ids"][:, :-1], attention_mask=inputs["attention_mask"][:, :-1], past_key_values=cache)
+        model(inputs["input_ids"][:, :-1], attention_mask=inputs["attention_mask"][:, :-1], **{CACHE: cache})
     passed, before = copy.copy(cache), contents(cache)
     passed.layers = [copy.copy(layer) for layer in cache.layers]  # other objects with the same tensors
-    model.generate(**inputs, **SPECIAL, max_new_tokens=6, past_key_values=passed)
+    model.generate(**inputs, **SPECIAL, max_new_tokens=6, **{CACHE: passed})
     for got, expected in zip(contents(cache), before, strict=True):
         assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
 
@@ -237,7 +238,7 @@ def test_without_a_dict_nothing_is_kept_for_a_cache(model, monkeypatch):
 
 def test_without_a_cache_none_comes_back(model):
     output = model.generate(**left_padded(PROMPTS), **SPECIAL, max_new_tokens=6, use_cache=False)
-    assert output.past_key_values is None
+    assert output.get(CACHE) is None
 
 
 @pytest.mark.few(8)
@@ -270,7 +271,7 @@ def test_other_ways_to_the_same_text(model, decoding, more):
         ahead = (40 - 1) // size
         assert got.forwards.tolist() == [n + ahead for n in expected.forwards.tolist()]
         assert rows[:ahead] == [size] * ahead and rows[ahead] == 40 - ahead * size + 8
-        assert_is_prefill(model, got.past_key_values, got.sequences, mask_of(got, left_padded(PROMPTS)))
+        assert_is_prefill(model, got[CACHE], got.sequences, mask_of(got, left_padded(PROMPTS)))
 
 
 def test_a_long_turn_in_chunks(model):
@@ -278,9 +279,7 @@ def test_a_long_turn_in_chunks(model):
     output = model.generate(**inputs, **SPECIAL, max_new_tokens=12)
     following = turn(output, mask_of(output, inputs), random_tokens(5, 20))
     expected = model.generate(**following, **SPECIAL, max_new_tokens=12)
-    got = model.generate(
-        **following, **SPECIAL, max_new_tokens=12, past_key_values=output.past_key_values, prefill_chunk_size=6
-    )
+    got = model.generate(**following, **SPECIAL, max_new_tokens=12, **{CACHE: output[CACHE]}, prefill_chunk_size=6)
     assert torch.equal(got.sequences, expected.sequences)
     assert got.forwards.gt(expected.forwards).all()
 
@@ -291,7 +290,7 @@ def test_a_long_turn_in_chunks(model):
 def cache_of(model, batch, num_columns):
     cache = DynamicCache()
     with torch.no_grad():
-        model(random_tokens(batch, num_columns), past_key_values=cache)
+        model(random_tokens(batch, num_columns), **{CACHE: cache})
     return cache
 
 
@@ -303,23 +302,23 @@ def cache_of(model, batch, num_columns):
             9,
             6,
             6,
-            "past_key_values holds 9 columns, input_ids 6; pass the whole text, or .*mask over all 15",
+            f"{CACHE} holds 9 columns, input_ids 6; pass the whole text, or .*mask over all 15",
         ),
         (
             1,
             9,
             6,
             14,
-            r"attention_mask has shape \(1, 14\), past_key_values 9 columns and input_ids \(1, 6\); ",
+            rf"attention_mask has shape \(1, 14\), {CACHE} 9 columns and input_ids \(1, 6\); ",
         ),
-        (2, 4, 6, 6, r"past_key_values holds 2 rows and the batch has 1 .*batch_repeat_interleave\(n\)"),
+        (2, 4, 6, 6, rf"{CACHE} holds 2 rows and the batch has 1 .*batch_repeat_interleave\(n\)"),
     ],
 )
 def test_caches_that_do_not_fit(model, batch, cached, ids, mask, message):
     cache = cache_of(model, batch, cached)
     with pytest.raises(ValueError, match=message):
         model.generate(
-            random_tokens(1, ids), attention_mask=torch.ones(1, mask, dtype=torch.long), past_key_values=cache,
+            random_tokens(1, ids), attention_mask=torch.ones(1, mask, dtype=torch.long), **{CACHE: cache},
             max_new_tokens=4,
         )  # fmt: skip
 
@@ -328,20 +327,20 @@ def test_a_cache_of_another_model_is_refused():
     cache = DynamicCache()
     for i in range(2):
         cache.update(torch.zeros(1, 2, 4, 8), torch.zeros(1, 2, 4, 8), i)
-    with pytest.raises(ValueError, match=r"past_key_values holds 2 layers of \(heads, head_dim\)=\(2, 8\), and "):
-        MODELS["q3"].generate(random_tokens(1, 6), past_key_values=cache, max_new_tokens=4)
+    with pytest.raises(ValueError, match=rf"{CACHE} holds 2 layers of \(heads, head_dim\)=\(2, 8\), and "):
+        MODELS["q3"].generate(random_tokens(1, 6), **{CACHE: cache}, max_new_tokens=4)
 
 
 def test_a_cache_repeated_for_several_sequences(model):
     prompt = random_tokens(1, 9)
     arguments = {**SPECIAL, "max_new_tokens": 6, "num_return_sequences": 3, "do_sample": True, "top_k": 1}
-    with pytest.raises(ValueError, match="past_key_values holds 1 rows and the batch has 3"):
-        model.generate(prompt, past_key_values=cache_of(model, 1, 8), **arguments)
+    with pytest.raises(ValueError, match=f"{CACHE} holds 1 rows and the batch has 3"):
+        model.generate(prompt, **{CACHE: cache_of(model, 1, 8)}, **arguments)
     cache = DynamicCache()
     with torch.no_grad():
-        model(prompt[:, :8], past_key_values=cache)
+        model(prompt[:, :8], **{CACHE: cache})
     cache.batch_repeat_interleave(3)
-    got = model.generate(prompt, past_key_values=cache, **arguments)
+    got = model.generate(prompt, **{CACHE: cache}, **arguments)
     assert torch.equal(got.sequences, model.generate(prompt, **arguments).sequences)
 
 
@@ -368,9 +367,9 @@ def test_text_behind_a_late_end_does_not_come_back(model):
                 ],
             )  # fmt: skip
             assert output.sequences[0, 40 + num_tokens :].eq(PAD).all()
-            assert output.past_key_values.get_seq_length() <= 40 + num_tokens
-            assert_is_prefill(model, output.past_key_values, output.sequences, mask_of(output, inputs))
-            ahead += output.past_key_values.get_seq_length() == 40 + num_tokens
+            assert output[CACHE].get_seq_length() <= 40 + num_tokens
+            assert_is_prefill(model, output[CACHE], output.sequences, mask_of(output, inputs))
+            ahead += output[CACHE].get_seq_length() == 40 + num_tokens
     assert ahead > 0, "no row was ahead"
 
 
@@ -378,12 +377,12 @@ def test_a_cache_of_another_dtype(model):
     """As one that was made under autocast, or is continued under it."""
     inputs = left_padded(PROMPTS)
     arguments = {**SPECIAL, "max_new_tokens": 8}
-    cache = model.generate(**inputs, **arguments | {"max_new_tokens": 4}).past_key_values
+    cache = model.generate(**inputs, **arguments | {"max_new_tokens": 4})[CACHE]
     for layer in cache.layers:
         layer.keys, layer.values = layer.keys.float(), layer.values.float()
     output = model.generate(**inputs, **arguments | {"max_new_tokens": 4})
     following = turn(output, mask_of(output, inputs), random_tokens(5, 3))
-    got = model.generate(**following, **arguments, past_key_values=cache)
+    got = model.generate(**following, **arguments, **{CACHE: cache})
     assert torch.equal(got.sequences, model.generate(**following, **arguments).sequences)
     assert cache.layers[0].keys.dtype == torch.float64
 
@@ -391,7 +390,7 @@ def test_a_cache_of_another_dtype(model):
 def test_a_call_that_fails_after_one_entry_takes_it_out():
     model, ids = load(CHECKPOINTS / "q3"), torch.tensor([[5, 6, 7]])
     cache = DynamicCache()
-    arguments = {"max_new_tokens": 1, "past_key_values": cache, "decoding": "autoregressive"}
+    arguments = {"max_new_tokens": 1, CACHE: cache, "decoding": "autoregressive"}
     model.generate(ids, **arguments)
     lengths = [layer.get_seq_length() for layer in cache.layers]
     model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)

@@ -17,6 +17,7 @@ from transformers.generation import BaseStreamer
 from wedlm.generation import step_plan
 from wedlm.generation.static_memory import KEPT
 from wedlm.generation.static_steps import Look, bucketed, static_step
+from wedlm.generation.transformers_internals import CACHE
 from wedlm.generation.verified import VerifiedWindow
 
 COUNTS = ("forwards", "tokens_per_forward", "prefix_cacheability", "judged_drafts", "accepted_drafts")
@@ -147,8 +148,8 @@ def test_what_a_call_has_returned_stays_as_it_was(model):
     outputs = [run(model, prompts, **STATIC) for prompts in (PROMPTS, PROMPTS[::-1])]
     for output, prompts in zip(outputs, (PROMPTS, PROMPTS[::-1]), strict=True):
         assert_same(output, run(model, prompts))
-        expected = run(model, prompts).past_key_values
-        for layer, other in zip(output.past_key_values.layers, expected.layers, strict=True):
+        expected = run(model, prompts)[CACHE]
+        for layer, other in zip(output[CACHE].layers, expected.layers, strict=True):
             torch.testing.assert_close(layer.keys, other.keys)
 
 
@@ -186,7 +187,7 @@ def test_a_cache_made_without_autocast_goes_on_in_it(model):
     first = run(model)
     turn = torch.cat([first.sequences, random_tokens(len(PROMPTS), 3)], dim=-1)
     with torch.autocast("cpu", torch.bfloat16):
-        again = model.generate(turn, past_key_values=first.past_key_values, **ARGUMENTS)
+        again = model.generate(turn, **{CACHE: first[CACHE]}, **ARGUMENTS)
     assert again.shape[1] > turn.shape[1]
 
 

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from wedlm import WeDLMForCausalLM
+from wedlm.generation.transformers_internals import CACHE
 
 
 def offloading_cache() -> DynamicCache:
@@ -91,17 +92,17 @@ REFUSED = [
         for value in (-1, "x", True, 2.5)
     ),
     (
-        {"past_key_values": StaticCache(MODELS["q3"].config, 8)},
-        "past_key_values=StaticCache is not offered .* a plain D",
+        {CACHE: StaticCache(MODELS["q3"].config, 8)},
+        f"{CACHE}=StaticCache is not offered .* a plain D",
     ),
     (
-        {"past_key_values": offloading_cache()},
-        r"past_key_values=DynamicCache\(offloading=True\) is not offer",
+        {CACHE: offloading_cache()},
+        rf"{CACHE}=DynamicCache\(offloading=True\) is not offer",
     ),
-    ({"past_key_values": ()}, "past_key_values=tuple is not offered"),
+    ({CACHE: ()}, f"{CACHE}=tuple is not offered"),
     (
-        {"use_cache": False, "past_key_values": DynamicCache()},
-        "past_key_values is a cache and use_cache=False wants",
+        {"use_cache": False, CACHE: DynamicCache()},
+        f"{CACHE} is a cache and use_cache=False wants",
     ),
     (
         {"use_cache": False, "prefill_chunk_size": 4},
@@ -112,8 +113,8 @@ REFUSED = [
         r"cache_implementation='offloaded' is not offered .* \(or reset it in model.generation_config\)",
     ),
     (
-        {"cache_implementation": "static", "past_key_values": DynamicCache()},
-        "both `cache_implementation` .* and `past_key_values`",
+        {"cache_implementation": "static", CACHE: DynamicCache()},
+        f"both `cache_implementation` .* and `{CACHE}`",
     ),
     ({"cache_implementation": "quantized"}, "cache_implementation='quantized' is not offered"),
     ({"cache_implementation": "paged"}, "cache_implementation='paged' is not offered"),

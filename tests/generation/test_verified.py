@@ -22,6 +22,7 @@ from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.generation.cache_attention import seen_entries
 from wedlm.generation.look_up import MOST_MATCHED
 from wedlm.generation.token_sampling import without_mask
+from wedlm.generation.transformers_internals import CACHE
 from wedlm.generation.verified import VerifiedWindow
 
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
@@ -258,11 +259,9 @@ def test_a_second_turn_looks_up_drafts(has_whole_text):
         text = torch.cat([first.sequences, torch.tensor([more + more])], dim=-1)
         mask = torch.ones_like(text)
         expected = model.generate(text, attention_mask=mask, **arguments, decoding="autoregressive").sequences[0]
-        new = text if has_whole_text else text[:, first.past_key_values.get_seq_length() :]
+        new = text if has_whole_text else text[:, first[CACHE].get_seq_length() :]
         second, plain = (
-            model.generate(
-                new, attention_mask=mask, **arguments, **settings, past_key_values=deepcopy(first.past_key_values)
-            )
+            model.generate(new, attention_mask=mask, **arguments, **settings, **{CACHE: deepcopy(first[CACHE])})
             for settings in (LOOKS_UP, {"decoding": "verified"})
         )
         assert second.sequences[0, new.shape[1] :].tolist() == expected[text.shape[1] :].tolist()
@@ -420,12 +419,12 @@ def test_a_row_has_no_masks_but_those_of_its_groups(monkeypatch):
 @pytest.mark.parametrize("decoding", ["streaming", "verified"])
 def test_no_new_ids_are_refused(decoding):
     model, ids = MODELS["q3"], torch.tensor([PROMPTS[2]])
-    cache = model(ids, use_cache=True).past_key_values
+    cache = model(ids, use_cache=True)[CACHE]
     with pytest.raises(
         ValueError, match="input_ids holds no tokens; pass the text whole, .* or at least its last token"
     ):
         model.generate(
-            ids[:, len(ids[0]) :], attention_mask=torch.ones_like(ids), past_key_values=cache, decoding=decoding,
+            ids[:, len(ids[0]) :], attention_mask=torch.ones_like(ids), **{CACHE: cache}, decoding=decoding,
             max_new_tokens=4,
         )  # fmt: skip
 
@@ -437,9 +436,9 @@ def test_a_prompt_that_is_all_in_the_cache(decoding):
     cache = DynamicCache()
     with torch.no_grad():
         positions = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-        model(**inputs, position_ids=positions, past_key_values=cache)
+        model(**inputs, position_ids=positions, **{CACHE: cache})
     assert cache.get_seq_length() == inputs["input_ids"].shape[1]
-    assert torch.equal(model.generate(**arguments, past_key_values=cache), model.generate(**arguments))
+    assert torch.equal(model.generate(**arguments, **{CACHE: cache}), model.generate(**arguments))
 
 
 @pytest.mark.parametrize("window_size", [1, 16])
@@ -547,7 +546,7 @@ def test_the_text_ends_within_accepted_drafts(name):
             expected = model.generate(**arguments, decoding="autoregressive")
             got = model.generate(**arguments, decoding="verified")
             assert torch.equal(got.sequences, expected.sequences)
-            assert got.past_key_values.get_seq_length() <= got.sequences.shape[1]
+            assert got[CACHE].get_seq_length() <= got.sequences.shape[1]
             num_tokens, num_accepted = got.sequences.shape[1] - len(ids), got.accepted_drafts.sum()
             assert got.forwards + num_accepted - num_tokens in (0, 1), "the last token may be a draft"
             num_within += (got.forwards + num_accepted - num_tokens).item()

@@ -10,6 +10,7 @@ from helpers import EOS, MASK, PAD, left_padded, random_tokens
 from transformers import DynamicCache, LogitsProcessorList
 from transformers.generation import RepetitionPenaltyLogitsProcessor
 
+from wedlm.generation.transformers_internals import CACHE
 from wedlm.modeling_wedlm.drafts import MASKED
 from wedlm.training.draft_collator import DraftCollator
 
@@ -31,8 +32,8 @@ def plain(model):
 @torch.no_grad()
 def cached(model):
     cache = DynamicCache()
-    model(input_ids=IDS[:, :3], past_key_values=cache)
-    return model(input_ids=IDS[:, 3:], past_key_values=cache).logits
+    model(input_ids=IDS[:, :3], **{CACHE: cache})
+    return model(input_ids=IDS[:, 3:], **{CACHE: cache}).logits
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from transformers.integrations import flex_attention as transformers_flex
 
 from wedlm import DualStreamCollator, WeDLMForCausalLM
 from wedlm.generation.parameters import DECODINGS
+from wedlm.generation.transformers_internals import CACHE
 from wedlm.modeling_wedlm import dual_stream
 from wedlm.modeling_wedlm.dual_stream import (
     MEMORY,
@@ -518,7 +519,7 @@ def test_an_ordinary_forward_is_that_of_sdpa(checkpoint):
 
 
 def test_no_cache_is_filled(model):
-    assert model(**forward_inputs(batch_of([[9]])), use_cache=True).past_key_values is None
+    assert model(**forward_inputs(batch_of([[9]])), use_cache=True).get(CACHE) is None
 
 
 # --- Refusals ---
@@ -534,9 +535,9 @@ def test_a_missing_input_is_refused(model, missing):
 
 def test_a_second_say_in_who_sees_whom_is_refused(model):
     inputs = forward_inputs(batch_of([[9]]))
-    cache = model(input_ids=random_tokens(1, 3)).past_key_values
-    for other in ({"attention_mask": torch.ones(1, 18)}, {"past_key_values": cache}):
-        with pytest.raises(ValueError, match="attention_mask or past_key_values came with sample_ids.*leave out"):
+    cache = model(input_ids=random_tokens(1, 3))[CACHE]
+    for other in ({"attention_mask": torch.ones(1, 18)}, {CACHE: cache}):
+        with pytest.raises(ValueError, match=f"attention_mask or {CACHE} came with sample_ids.*leave out"):
             model(**inputs, **other)
 
 

@@ -59,6 +59,7 @@ CODE = {
     "token_sampling.py",
     "transformers_internals.py",
     "verified.py",
+    "versions.py",
     "window.py",
 }
 

@@ -40,6 +40,7 @@ from transformers import (
 from transformers.integrations import flex_attention as transformers_flex
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM, WeDLMModel
+from wedlm.generation.transformers_internals import CACHE
 from wedlm.modeling_wedlm.modeling_wedlm import packed_positions
 
 PROMPT_LENGTH = 10
@@ -93,7 +94,7 @@ def test_logits_equal_the_recorded_ones(checkpoint, attention, batch, cached):
         if cached:
             cache, parts = DynamicCache(), []
             for part in torch.arange(length).tensor_split(min(3, length)):
-                out = model(input_ids=input_ids[:, part], position_ids=position_ids[:, part], past_key_values=cache)
+                out = model(input_ids=input_ids[:, part], position_ids=position_ids[:, part], **{CACHE: cache})
                 parts.append(out.logits)
             got = torch.cat(parts, dim=1)
         else:
@@ -261,7 +262,7 @@ def logits_of_reordered(model, batch, cached, mask):
             input_ids=input_ids[:, part],
             position_ids=position_ids[:, part],
             attention_mask=MASKS[mask](batch, part.stop - part.start, part.stop),
-            past_key_values=cache,
+            **{CACHE: cache},
         )
         parts.append(out.logits)
     return torch.cat(parts, dim=1)
@@ -328,11 +329,11 @@ def test_gradient_checkpointing_changes_nothing(checkpoint, attention_backend, m
 
 def test_gradient_checkpointing_with_cached_text_is_refused(model):
     cache = DynamicCache()
-    model(random_tokens(1, 4), past_key_values=cache)
+    model(random_tokens(1, 4), **{CACHE: cache})
     model.gradient_checkpointing_enable()
-    assert model(random_tokens(1, 4), past_key_values=cache).logits.shape[1] == 4, "in eval mode the cache is used"
-    with pytest.raises(ValueError, match=r"past_key_values holds cached text, .* call model\.eval\(\), or pass"):
-        model.train()(random_tokens(1, 4), past_key_values=cache)
+    assert model(random_tokens(1, 4), **{CACHE: cache}).logits.shape[1] == 4, "in eval mode the cache is used"
+    with pytest.raises(ValueError, match=rf"{CACHE} holds cached text, .* call model\.eval\(\), or pass"):
+        model.train()(random_tokens(1, 4), **{CACHE: cache})
 
 
 @pytest.mark.few(6)
@@ -351,7 +352,7 @@ def test_padding_does_not_reach_a_row(checkpoint, attention_backend, cached):
             input_ids=input_ids[:, part],
             position_ids=position_ids[:, part],
             attention_mask=attention_mask[:, : part.stop],
-            past_key_values=cache,
+            **{CACHE: cache},
             use_cache=cached,
         )
         parts.append(out.logits)
@@ -589,10 +590,10 @@ def test_compiles_to_one_graph(checkpoint, cached):
         if cached:
             caches = DynamicCache(), DynamicCache()
             for cache in caches:
-                model(input_ids=input_ids[:, :PROMPT_LENGTH], past_key_values=cache)
+                model(input_ids=input_ids[:, :PROMPT_LENGTH], **{CACHE: cache})
             inputs = {"input_ids": input_ids[:, PROMPT_LENGTH:], "position_ids": position_ids[:, PROMPT_LENGTH:]}
-            expected = model(**inputs, past_key_values=caches[0]).logits
-            got = compiled(**inputs, past_key_values=caches[1]).logits
+            expected = model(**inputs, **{CACHE: caches[0]}).logits
+            got = compiled(**inputs, **{CACHE: caches[1]}).logits
         else:
             inputs = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
             expected, got = model(**inputs).logits, compiled(**inputs).logits

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.commands import cli
+from wedlm.generation.transformers_internals import CACHE
 
 MODEL = load(CHECKPOINTS / "q3")
 PROMPT = torch.tensor([[5, 6, 7]])
@@ -39,11 +40,11 @@ CALLS = [
     ({"output_attentions": True}, "output_attentions=True is not offered by decoding='streaming'; leave it out *."),
     ({"cache_implementation": "quantized"}, "cache_implementation='quantized' is not offered by *; leave it out *."),
     ({"assistant_model": MODEL}, "assistant_model='WeDLMForCausalLM' is not offered by *; leave it out *."),
-    ({"past_key_values": StaticCache(MODEL.config, 8)}, "past_key_values=StaticCache is not offered by *; pass a *."),
-    ({"past_key_values": ()}, "past_key_values=tuple is not offered by *; pass a plain DynamicCache, *."),
+    ({CACHE: StaticCache(MODEL.config, 8)}, f"{CACHE}=StaticCache is not offered by *; pass a *."),
+    ({CACHE: ()}, f"{CACHE}=tuple is not offered by *; pass a plain DynamicCache, *."),
     (
-        {"use_cache": False, "past_key_values": DynamicCache()},
-        "past_key_values is a cache and use_cache=False wants none; leave out one of the two.",
+        {"use_cache": False, CACHE: DynamicCache()},
+        f"{CACHE} is a cache and use_cache=False wants none; leave out one of the two.",
     ),
     (
         {"use_cache": False, "prefill_chunk_size": 4},

@@ -16,6 +16,12 @@ ELSEWHERE = {
         "_no_split_modules": "every model class of transformers states it",
         "_can_record_outputs": "every model class of transformers states it",
     },
+    "wedlm/registration.py": {
+        "_mapping": "as transformers lists its own config classes, by name: the public register() imports them",
+        "_modules": "as transformers lists the modules of its classes",
+        "_model_mapping": "as transformers lists its own model classes, by name",
+        "_reverse_config_mapping": "the model_type of a config class",
+    },
     "modeling_wedlm/dual_stream.py": {
         "_scaled_dot_product_flash_attention_for_cpu": "the name of torch's operator, for selective checkpointing",
     },

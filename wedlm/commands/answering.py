@@ -10,7 +10,7 @@ from transformers.generation import BaseStreamer
 
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.commands.options import GenerationOptions
-from wedlm.generation.transformers_internals import resolved_generation_config
+from wedlm.generation.transformers_internals import CACHE, resolved_generation_config
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 
@@ -89,7 +89,7 @@ def answer(
         input_ids,
         attention_mask=torch.ones_like(input_ids),
         **options.arguments(),
-        **({} if cache is None else {"past_key_values": cache}),
+        **({} if cache is None else {CACHE: cache}),
         streamer=streamer,
         return_dict_in_generate=True,
     )
@@ -100,7 +100,7 @@ def answer(
     ends = model.generation_config.eos_token_id
     has_end = new[-1] in (ends if isinstance(ends, list) else [ends])
     is_cut = len(new) == options.max_new_tokens and not has_end
-    return Answer(text, sequence, len(new), is_cut, output.forwards.item(), seconds, output.past_key_values)
+    return Answer(text, sequence, len(new), is_cut, output.forwards.item(), seconds, getattr(output, CACHE))
 
 
 def counts(tokens: int, forwards: int, seconds: float) -> str:

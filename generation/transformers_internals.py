@@ -93,6 +93,20 @@ def drops_cache(model):
     )
 
 
+# --- Training arguments ---
+
+
+def rename_checkpointing(arguments):
+    """Moves gradient_checkpointing to activation_checkpointing, its name since transformers 5.23, where that is known.
+
+    A config for all versions says the old name, of which newer versions would warn.
+    """
+    for old in ("gradient_checkpointing", "gradient_checkpointing_kwargs"):
+        new = old.replace("gradient", "activation")
+        if hasattr(arguments, new) and getattr(arguments, new) is None:
+            setattr(arguments, new, getattr(arguments, old))
+
+
 # --- The generation config that generate() has resolved ---
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 from transformers import TrainingArguments
 
+from wedlm.generation.transformers_internals import rename_checkpointing
 from wedlm.modeling_wedlm.dual_stream import FORMS
 from wedlm.training.collator import DualStreamCollator
 from wedlm.training.data_options import DataOptions
@@ -83,6 +84,7 @@ class WeDLMTrainingArguments(DataOptions, TrainingArguments):
 
     def __post_init__(self):
         DataOptions.__post_init__(self)
+        rename_checkpointing(self)
         TrainingArguments.__post_init__(self)
         if self.attn_implementation not in FORMS:
             raise ValueError(

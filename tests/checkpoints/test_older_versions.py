@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import run as run_command
+from command_line import save_checkpoint
 from helpers import CHECKPOINTS, DECODE, EOS, GOLDEN, load, run_python
-from tiny_tokenizer import QWEN25, make_tokenizer
 from transformers import AutoModelForCausalLM
 
 from wedlm.generation.transformers_internals import CACHE
+from wedlm.modeling_wedlm.hub_code import flat_files
 
 RUNS = [run for run in DECODE["runs"] if run["checkpoint"] == "q3" and "blockwise_ids" in run][:8]
 AUTOREGRESSIVE = [run for run in DECODE["autoregressive"] if run["checkpoint"] == "q3"][:4]
@@ -41,7 +42,6 @@ def saved(request, tmp_path_factory) -> Path:
         archive.extractall(place, filter="data")
     folder = place / f"saved_by_{request.param}"
     shutil.copy(CHECKPOINTS / "q3" / "model.safetensors", folder)
-    make_tokenizer(QWEN25).save_pretrained(folder)
     return folder
 
 
@@ -89,10 +89,18 @@ def test_its_own_code_fails_as_the_page_on_checkpoints_says(saved, tmp_path):
     assert any(text != expected for decoding, text, expected in texts if decoding == "autoregressive")
 
 
-def test_export_renews_its_code(saved, tmp_path):
-    assert run_command("export", saved, tmp_path / "renewed", "--license", "mit").exit_code == 0
+def test_saving_renews_its_code(saved, tmp_path):
+    AutoModelForCausalLM.from_pretrained(saved).save_pretrained(tmp_path / "renewed")
     for decoding, text, expected in texts_without_the_package(tmp_path / "renewed", tmp_path):
         assert text == expected, decoding
+
+
+def test_export_renews_its_code(saved, tmp_path):
+    checkpoint, out = save_checkpoint(tmp_path / "checkpoint"), tmp_path / "out"
+    for path in saved.glob("*.py"):
+        shutil.copy(path, checkpoint)
+    assert run_command("export", checkpoint, out, "--license", "mit").exit_code == 0
+    assert {path.name: path.read_text(encoding="utf-8") for path in out.glob("*.py")} == flat_files()
 
 
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise", "verified", "autoregressive"])

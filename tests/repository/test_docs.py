@@ -7,6 +7,7 @@ import yaml
 from helpers import REPOSITORY
 
 import wedlm
+from wedlm.generation.versions import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS
 
 DOCS = REPOSITORY / "docs"
 MAKEFILE = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
@@ -37,21 +38,34 @@ def test_contributing_lists_every_target_of_make():
 def test_the_workflow_and_ci_call_targets_of_make():
     workflow = (REPOSITORY / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
     (job,) = yaml.safe_load(workflow)["jobs"].values()
-    called = set(re.findall(r'"([\w-]+)"', job["strategy"]["matrix"]["target"]))
-    assert called == {"lint", "test-all", "test-slow"} <= TARGETS
+    matrix = job["strategy"]["matrix"]
+    called = {*re.findall(r'"([\w-]+)"', matrix["target"]), *(each["target"] for each in matrix["include"])}
+    assert called == {"lint", "test-all", "test-slow", "test-oldest", "test-newest"} <= TARGETS
     ci = (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
     assert re.findall(r"^make ([\w-]+)$", ci, re.MULTILINE) == ["lint", "test-all"]
 
 
 def test_versions_agree():
-    released, date = re.search(
-        r"^## ([\d.]+) \((\d{4}-\d\d-\d\d)\)$", (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
-    ).groups()
-    (stated,) = re.findall(r'^    version="([\d.]+)",$', (REPOSITORY / "setup.py").read_text(), re.MULTILINE)
+    changelog = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest, state = re.search(r"^## ([\d.]+) \((unreleased|\d{4}-\d\d-\d\d)\)$", changelog, re.MULTILINE).groups()
+    (stated,) = re.findall(r'^    version="(.+)",$', (REPOSITORY / "setup.py").read_text(), re.MULTILINE)
+    assert stated == wedlm.__version__ == newest + (".dev0" if state == "unreleased" else "")
+    released, date = re.search(r"^## ([\d.]+) \((\d{4}-\d\d-\d\d)\)$", changelog, re.MULTILINE).groups()
     citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text(encoding="utf-8"))
-    assert released == stated == wedlm.__version__ == citation["version"]
-    assert citation["date-released"] == date
+    assert (citation["version"], citation["date-released"]) == (released, date)
     assert citation["preferred-citation"]["url"].endswith("/2512.22737")
+
+
+def test_the_versions_of_transformers_that_were_tested_are_those_of_the_environments():
+    (promised,) = re.findall(r'"transformers>=([\d.]+),<6"', (REPOSITORY / "setup.py").read_text())
+    pins = [
+        re.search(r"^transformers==(.+)$", (REPOSITORY / file).read_text(), re.MULTILINE)[1]
+        for file in ("constraints-oldest.txt", "constraints.txt")
+    ]
+    assert [OLDEST_TRANSFORMERS, NEWEST_TRANSFORMERS] == [pin.rpartition(".")[0] for pin in pins]
+    assert promised == OLDEST_TRANSFORMERS
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert all(pin in readme for pin in pins)
 
 
 def test_the_log_is_sorted_by_topic_and_dated():

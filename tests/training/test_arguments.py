@@ -1,10 +1,13 @@
 """WeDLMTrainingArguments: the paper's defaults, and DeepSpeed's."""
 
+import dataclasses
 import json
+import warnings
 
 import pytest
 from training_runs import CONFIGS
 
+from wedlm import WeDLMTrainingArguments
 from wedlm.training.run_arguments import parse
 
 
@@ -12,6 +15,20 @@ def test_the_defaults_are_those_of_the_paper(tmp_path):
     _, training = parse(["--model", "a", "--train_data", "b", "--output_dir", str(tmp_path)])
     assert (training.block_size, training.ar_loss_weight, training.loss_weighting) == (32, 1.0, "weighted")
     assert training.suffix_mask_probability == 0
+
+
+def test_gradient_checkpointing_needs_no_newer_name(tmp_path):
+    """transformers 5.23 renamed it; the configs of this package say the name that all versions know."""
+    with warnings.catch_warnings(action="error"):
+        arguments = WeDLMTrainingArguments(
+            str(tmp_path),
+            use_cpu=True,
+            gradient_checkpointing=True,
+            gradient_checkpointing_kwargs={"early_stop": True},
+        )
+        again = dataclasses.replace(arguments)
+    assert (again.gradient_checkpointing, again.gradient_checkpointing_kwargs) == (True, {"early_stop": True})
+    assert not WeDLMTrainingArguments(str(tmp_path), use_cpu=True).gradient_checkpointing
 
 
 def test_zero3_keys_are_deepspeeds():

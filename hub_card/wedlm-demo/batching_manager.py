@@ -337,7 +337,8 @@ class BatchingManager(ContinuousBatchingManager):
         if self.is_running():
             self.stop()
 
-    def _run_generation_loop(self) -> None:
+    def _run_generation_loop(self, use_inference_mode: bool = False) -> None:
+        # (The oldest versions of transformers do not say whether the caller is in inference mode.)
         status = self.background_thread_status
         try:
             if self.model.device.type == "cuda":
@@ -346,7 +347,7 @@ class BatchingManager(ContinuousBatchingManager):
             keeps_texts = self.continuous_batching_config.allow_block_sharing
             self.batch = RunningBatch(self.model, self.max_cached_tokens, chunk_size, keeps_texts)
             self.counts = self.batch.counts
-            with torch.no_grad():
+            with torch.inference_mode(use_inference_mode), torch.no_grad():
                 while self.goes_on():
                     self.take_turn()
             self.fail_all(STOPPED)

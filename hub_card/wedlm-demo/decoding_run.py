@@ -28,6 +28,7 @@ from .streaming import BlockwiseWindow, StreamingWindow
 from .support import refuse_packed_compilation
 from .text_readers import TextReaders
 from .transformers_internals import (
+    CACHE,
     compile_on_any_device,
     dropped_mask_length,
     has_hooks,
@@ -57,7 +58,7 @@ class DecodingRun:
         generation_config (`GenerationConfig`): The resolved generation config.
         synced_gpus (`bool`): Whether every rank takes part in each forward.
         streamer (`BaseStreamer`, *optional*): The streamer.
-        model_kwargs (`dict`): attention_mask, position_ids and past_key_values, as generate() made them.
+        model_kwargs (`dict`): attention_mask, position_ids and the cache, as generate() made them.
         is_of_a_batch (`bool`, *optional*, defaults to `False`): Whether the one row will join a running batch.
     """
 
@@ -78,7 +79,7 @@ class DecodingRun:
         mask_token_id, device = model.config.require_mask_token_id(), input_ids.device
         self.max_new_tokens = max(1, criteria.max_length - input_ids.shape[1])
         runs_on = device if model.device.type == "meta" else model.device
-        self.past_key_values: DynamicCache | None = model_kwargs.get("past_key_values")
+        self.past_key_values: DynamicCache | None = model_kwargs.get(CACHE)
         has_cache = self.past_key_values is not None
         self.is_free = is_number_free(model, generation_config, has_cache, is_of_a_batch)
         if self.is_free:
@@ -300,7 +301,7 @@ def prompt_of(
     model_kwargs: dict,
 ) -> Prompt:
     """Reads the prompts from what generate() hands to a decoding."""
-    past, attention_mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
+    past, attention_mask = model_kwargs.get(CACHE), model_kwargs.get("attention_mask")
     if attention_mask is None:  # transformers drops a mask of ones, and keeps its width
         width = dropped_mask_length(generation_config)
         attention_mask = input_ids.new_ones(len(input_ids), input_ids.shape[1] if width is None else width)

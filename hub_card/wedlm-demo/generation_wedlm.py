@@ -63,7 +63,7 @@ from .support import (
     named_weights,
     refuse,
 )
-from .transformers_internals import keep_on_save
+from .transformers_internals import CACHE, check_is_filled, deprecates_old_name, keep_on_save
 
 
 class WeDLMGenerationMixin(GenerationMixin):
@@ -162,9 +162,10 @@ class WeDLMGenerationMixin(GenerationMixin):
             processors.insert(0, FirstScores())
         return processors
 
+    @deprecates_old_name
     @wraps(GenerationMixin.generate)
     def generate(self, *args, **kwargs):
-        cache = kwargs.get("past_key_values")
+        cache = kwargs.get(CACHE)
         lengths = [layer.get_seq_length() for layer in cache.layers] if isinstance(cache, DynamicCache) else None
         try:
             inputs = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
@@ -184,10 +185,18 @@ class WeDLMGenerationMixin(GenerationMixin):
     def _prepare_cache_for_generation(self, generation_config: GenerationConfig, model_kwargs: dict, *args):
         """Makes no StaticCache for parallel decoding, whose static steps have a cache of their own."""
         asked = generation_config.cache_implementation
-        if generation_config.decoding != "autoregressive" and model_kwargs.get("past_key_values") is None:
+        if generation_config.decoding != "autoregressive" and model_kwargs.get(CACHE) is None:
             generation_config.cache_implementation = None
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
         generation_config.cache_implementation = asked
+
+    def _prefill(self, input_ids, generation_config, model_kwargs, *args, **kwargs):
+        given = model_kwargs.get(CACHE)
+        length = 0 if given is None else int(given.get_seq_length())
+        output = super()._prefill(input_ids, generation_config, model_kwargs, *args, **kwargs)
+        if (cache := getattr(output, CACHE)) is not None:
+            check_is_filled(int(cache.get_seq_length()) > length)
+        return output
 
     def generate_batch(
         self,

@@ -33,7 +33,7 @@ from .generation_wedlm import WeDLMGenerationMixin
 from .packed_linear import pack_linear_layers, refuse_change, refuse_packed
 from .row_cache import RowCache
 from .step_costs import EXPERIENCE
-from .transformers_internals import attention_of
+from .transformers_internals import CACHE, attention_of, drops_cache, takes_cache
 from .configuration_wedlm import WeDLMConfig, check_config
 from .draft_loss import draft_loss
 from .drafts import WithDrafts, drafts_outside
@@ -59,6 +59,7 @@ class WeDLMAttention(WithDrafts, Qwen3Attention):
             self.k_norm = nn.Identity()
         self.drafts = nn.ModuleDict()
 
+    @takes_cache
     def forward(
         self, hidden_states, position_embeddings, attention_mask, past_key_values=None, position_ids=None, **kwargs
     ):
@@ -70,7 +71,7 @@ class WeDLMAttention(WithDrafts, Qwen3Attention):
         value = self.project("v_proj", hidden_states).view(shape).transpose(1, 2)
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
         if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+            key, value = past_key_values.update(key, value, self.layer_idx, kwargs=kwargs)
         attended, weights = self.attend(query, key, value, attention_mask, past_key_values, **kwargs)
         return self.project("o_proj", attended.flatten(2)), weights
 
@@ -226,6 +227,7 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
             torch.zeros(self.config.hidden_size, device=self.embed_tokens.weight.device)
         )
 
+    @takes_cache
     def forward(
         self,
         input_ids=None,
@@ -265,7 +267,7 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
                     inputs_embeds = inputs_embeds.where(is_text, self.mask_embedding.to(inputs_embeds.device))
                 if are_known_to_be_true(is_text):
                     is_text = None
-        if self.training and self.gradient_checkpointing:
+        if drops_cache(self):
             check_nothing_is_cached(past_key_values)
         stream_inputs = (sample_ids, stream_ids, block_ids)
         if any(ids is not None for ids in stream_inputs):
@@ -281,10 +283,10 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
         outputs = super().forward(
             attention_mask=masks_of_layers(self.config, inputs_embeds, attention_mask, past_key_values, packed),
             position_ids=position_ids,
-            past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             is_text=is_text,
+            **{CACHE: past_key_values},
             **kwargs,
         )
         if queries_to_keep is not None:
@@ -308,8 +310,8 @@ def check_nothing_is_cached(past_key_values: Cache | None) -> None:
     """Refuses cached text under gradient checkpointing, where the layers would drop it and predict without it."""
     if past_key_values is not None and past_key_values.get_seq_length() > 0:
         raise ValueError(
-            "past_key_values holds cached text, which gradient checkpointing cannot use in training; call "
-            "model.eval(), or pass the whole text and no past_key_values."
+            f"{CACHE} holds cached text, which gradient checkpointing cannot use in training; call model.eval(), or "
+            f"pass the whole text and no {CACHE}."
         )
 
 
@@ -321,7 +323,7 @@ def check_stream_inputs(sample_ids, stream_ids, block_ids, position_ids, attenti
         )
     if attention_mask is not None or past_key_values is not None:
         raise ValueError(
-            "attention_mask or past_key_values came with sample_ids, stream_ids and block_ids, which already say "
+            f"attention_mask or {CACHE} came with sample_ids, stream_ids and block_ids, which already say "
             "which query sees which key; leave out one or the other."
         )
 
@@ -380,8 +382,8 @@ def masks_of_layers(
         config=config,
         inputs_embeds=inputs_embeds,
         attention_mask=attention_mask,
-        past_key_values=past_key_values,
         position_ids=packed,
+        **{CACHE: past_key_values},
     )
 
 
@@ -468,6 +470,7 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
         refuse_change(self, fn)
         return super()._apply(fn, recurse)
 
+    @takes_cache
     @can_return_tuple
     def forward(
         self,
@@ -509,7 +512,7 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "position_ids": position_ids,
-            "past_key_values": past_key_values,
+            CACHE: past_key_values,
             "inputs_embeds": inputs_embeds,
             "use_cache": use_cache,
             **kwargs,
@@ -534,7 +537,7 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
             loss=loss,
             target_losses=target_losses,
             target_hits=target_hits,
-            past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+            **{CACHE: getattr(outputs, CACHE)},
         )

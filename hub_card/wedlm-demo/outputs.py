@@ -7,7 +7,7 @@ from transformers import DynamicCache, GenerationConfig
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from .text_readers import TextReaders
-from .transformers_internals import end_tokens_of, pad_token_of
+from .transformers_internals import CACHE, end_tokens_of, pad_token_of
 from .window import Window, statistics
 
 
@@ -53,7 +53,7 @@ def output_of(
     return WeDLMGenerateOutput(
         sequences=sequences,
         **({} if readers is None else readers.records.of_text(window.num_tokens)),
-        past_key_values=past_key_values,
+        **{CACHE: past_key_values},
         **window.counts(),
     )
 

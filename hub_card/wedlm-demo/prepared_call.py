@@ -12,12 +12,13 @@ from .decoding_run import DecodingRun
 from .shared_cache import Need
 from .step_costs import StepPrices
 from .support import refuse
+from .transformers_internals import CACHE
 
 ONE_BY_ONE = {"decoding": "verified", "window_size": 1, "prompt_lookup_num_tokens": 0, "acceptance_ratio": 1.0}
 # Arguments of generate() that a request has not, each with its remedy.
 OF_A_CALL = {
     "streamer": "streaming=True",
-    "past_key_values": "the batch's own memory of texts",
+    CACHE: "the batch's own memory of texts",
     "attention_mask": "the tokens alone",
     "num_return_sequences": "num_return_sequences in the generation_config of the batch",
     "inputs": "input_ids",
@@ -88,7 +89,7 @@ def prepare(
         check_request(generation_config, synced_gpus)
         generation_config.cache_implementation = None  # The batch has its own cache.
 
-        model_kwargs["past_key_values"] = DynamicCache(config=model.config)  # Steps need a cache; that is the batch's.
+        model_kwargs[CACHE] = DynamicCache(config=model.config)  # Steps need a cache; that is the batch's.
         run = DecodingRun(
             model,
             input_ids,

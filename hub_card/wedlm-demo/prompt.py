@@ -6,6 +6,7 @@ import torch
 from transformers import logging
 
 from .support import check_in_vocabulary
+from .transformers_internals import CACHE
 from .window import Text
 
 logger = logging.get_logger(__name__)
@@ -122,13 +123,13 @@ def split_cached(input_ids: torch.Tensor, attention_mask: torch.Tensor, num_cach
     batch, num_columns = input_ids.shape
     if num_columns == 0 and num_cached > 0:
         raise ValueError(
-            "input_ids holds no tokens; pass the text whole, also what past_key_values holds of it, or at least its "
+            f"input_ids holds no tokens; pass the text whole, also what {CACHE} holds of it, or at least its "
             "last token with a cache of what stands before that."
         )
     if attention_mask.shape == input_ids.shape:
         if num_cached > num_columns:
             raise ValueError(
-                f"past_key_values holds {num_cached} columns, input_ids {num_columns}; pass the whole text, or what "
+                f"{CACHE} holds {num_cached} columns, input_ids {num_columns}; pass the whole text, or what "
                 f"follows the cached columns with an attention_mask over all {num_cached + num_columns}."
             )
         num_cached = min(num_cached, num_columns - 1)  # the last token is read again, even if it is cached
@@ -141,7 +142,7 @@ def split_cached(input_ids: torch.Tensor, attention_mask: torch.Tensor, num_cach
             "mask that the tokenizer made for these ids."
         )
     raise ValueError(
-        f"attention_mask has shape {tuple(attention_mask.shape)}, past_key_values {num_cached} columns and input_ids "
+        f"attention_mask has shape {tuple(attention_mask.shape)}, {CACHE} {num_cached} columns and input_ids "
         f"{tuple(input_ids.shape)}; pass a mask over all {num_cached + num_columns} columns with the ids that follow "
         "the cached ones, or one as wide as the ids of the whole text."
     )

@@ -7,6 +7,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from .cache_attention import seen_entries
+from .transformers_internals import CACHE
 
 
 class ForwardPlace(NamedTuple):
@@ -107,8 +108,8 @@ class RowCache(DynamicCache):
         """Copies the columns of `cache` that hold text, `is_text` `[batch, columns]`, and leaves `cache` as it is."""
         if is_text.shape[1] > 0 and len(cache.layers[0].keys) != len(is_text):
             raise ValueError(
-                f"past_key_values holds {len(cache.layers[0].keys)} rows and the batch has {len(is_text)} (input_ids "
-                "times num_return_sequences); pass as many, past_key_values.batch_repeat_interleave(n) makes them."
+                f"{CACHE} holds {len(cache.layers[0].keys)} rows and the batch has {len(is_text)} (input_ids "
+                f"times num_return_sequences); pass as many, {CACHE}.batch_repeat_interleave(n) makes them."
             )
         row_cache = cls(len(is_text), max_entries, is_text.device, keep_all)
         row_cache.lengths = is_text.sum(-1)
@@ -169,6 +170,10 @@ class RowCache(DynamicCache):
             self.layers.append(RowLayer())
         capacity = self.max_entries if self.is_static else min(2 * self.place.live, self.max_entries)
         return self.layers[layer_idx].write(key_states, value_states, self.place, capacity)
+
+    def holds(self, num_entries: int) -> bool:
+        """Whether the memory has so many entries, as it has after a forward that reads them."""
+        return len(self.layers) > 0 and self.layers[0].keys.shape[2] >= num_entries
 
     def commit(self, num_kept: torch.Tensor) -> None:
         """Ends the forward: its first `num_kept` `[batch]` queries stay."""

@@ -9,6 +9,7 @@ from .policy import Policy
 from .row_cache import RowCache
 from .support import refuse_impossible
 from .text_readers import TextReaders
+from .transformers_internals import CACHE, check_is_filled
 from .window import NO_SLOT, Status, Window, WindowQueries
 
 
@@ -101,12 +102,15 @@ def forward_queries(model: PreTrainedModel, queries: WindowQueries, cache: RowCa
         last = torch.arange(num_queries, device=home).expand_as(queries.queries_seen)
         attention_mask = seen_entries(last, queries.queries_seen, num_queries)
     queries = queries.to(device)
-    return model(
+    logits = model(
         input_ids=queries.input_ids,
         position_ids=queries.position_ids,
         attention_mask=None if attention_mask is None else attention_mask.to(device),
-        past_key_values=cache,
         use_cache=cache is not None,
         queries_to_keep=queries.asked.clamp(min=0),  # -1 in rows that have ended, where nothing is read
         return_dict=True,
-    ).logits.to(home)
+        **{CACHE: cache},
+    ).logits
+    if cache is not None:
+        check_is_filled(cache.holds(live))
+    return logits.to(home)

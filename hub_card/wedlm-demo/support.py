@@ -14,7 +14,7 @@ from transformers.utils.generic import is_flash_attention_requested
 from .cache_attention import flash_function
 from .packed_linear import PackedLinear, packed_layers
 from .parameters import is_count
-from .transformers_internals import attention_of
+from .transformers_internals import CACHE, attention_of, drops_cache
 
 # Arguments of generate() that parallel decoding does not offer, each with the values that ask for nothing.
 NOT_OFFERED = {
@@ -131,19 +131,19 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
             'decoding="autoregressive".'
         )
     if generation_config.use_cache is False:
-        if model_kwargs.get("past_key_values") is not None:
-            raise ValueError("past_key_values is a cache and use_cache=False wants none; leave out one of the two.")
+        if model_kwargs.get(CACHE) is not None:
+            raise ValueError(f"{CACHE} is a cache and use_cache=False wants none; leave out one of the two.")
         if generation_config.prefill_chunk_size is not None:
             raise ValueError(
                 f"prefill_chunk_size={generation_config.prefill_chunk_size!r} needs a cache, and use_cache=False has "
                 "none; leave out one of the two."
             )
-    elif model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+    elif drops_cache(model):
         raise ValueError(
             "The model is in training with gradient checkpointing, which drops the cache that decoding="
             f"{generation_config.decoding!r} needs; call model.eval() first, or pass use_cache=False."
         )
-    if (cache := model_kwargs.get("past_key_values")) is not None:
+    if (cache := model_kwargs.get(CACHE)) is not None:
         check_cache(cache, config, generation_config)
 
 
@@ -193,7 +193,7 @@ def check_cache(cache: object, config: PreTrainedConfig, generation_config: Gene
         kind = None if not other_layers else f"{kind} of {', '.join(sorted(t.__name__ for t in other_layers))}"
     if kind is not None:
         raise ValueError(
-            f"past_key_values={kind} is not offered by decoding={generation_config.decoding!r}; pass a plain "
+            f"{CACHE}={kind} is not offered by decoding={generation_config.decoding!r}; pass a plain "
             'DynamicCache, or decoding="autoregressive".'
         )
     if cache.get_seq_length() > 0:
@@ -201,7 +201,7 @@ def check_cache(cache: object, config: PreTrainedConfig, generation_config: Gene
         layers = [(layer.keys.shape[1], layer.keys.shape[3]) for layer in cache.layers]
         if layers != [(heads, width)] * config.num_hidden_layers:
             raise ValueError(
-                f"past_key_values holds {len(layers)} layers of (heads, head_dim)={layers[0]}, and this model has "
+                f"{CACHE} holds {len(layers)} layers of (heads, head_dim)={layers[0]}, and this model has "
                 f"{config.num_hidden_layers} of {(heads, width)}; pass the cache of this model."
             )
 

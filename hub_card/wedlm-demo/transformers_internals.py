@@ -1,10 +1,21 @@
-"""The private names of transformers and torch that this package reads, each in one function with its reason.
+"""What this package takes from transformers and torch that is private, or that differs between their versions.
 
-An upgrade of transformers is checked here: all names exist, with the meaning given, in 5.17.0 to 5.23.0 and torch 2.11
-to 2.13. The module imports neither, because registration uses it before anybody has imported transformers.
-
-The methods and attributes that our classes override, and that transformers calls, are in `OVERRIDDEN`.
+An upgrade of transformers is checked here: all names exist, with the meaning given, in 5.17.0 to 5.24.0 and torch 2.11
+to 2.15. Each private name is read in one function, with its reason. The methods and attributes that our classes
+override, and that transformers calls, are in `OVERRIDDEN`.
 """
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+
+import torch
+import transformers
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.deprecation import deprecate_kwarg
+
+from .versions import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS, VERSION
 
 OVERRIDDEN = {
     "_sample": "the loop of greedy decoding and sampling; parallel decoding is another loop",
@@ -13,11 +24,87 @@ OVERRIDDEN = {
     "_validate_generation_mode": "refuses what a decoding does not offer, before anything is computed",
     "_get_logits_processor": "makes the processors; MASK is suppressed in front of and behind them",
     "_prepare_cache_for_generation": "makes the cache; static steps have their own",
+    "_prefill": "the first forward of transformers' own loops, behind which the cache must be filled",
     "_run_generation_loop": "the thread of continuous batching; a running batch of parallel decodings has its own",
     "_no_split_modules": "device_map and FSDP keep a decoder layer whole",
     "_apply": "moves and casts all parameters, which packed weights are not",
     "_can_record_outputs": "the layers whose hidden states and attentions forward may return",
 }
+
+
+# --- The cache ---
+
+# transformers 5.24 renamed past_key_values to cache: the argument of forward() and generate(), the key of model_kwargs
+# and the field of outputs. Our signatures keep the old name while older versions are supported, because these pass the
+# memory of their continuous batching as `cache`.
+CACHE = "cache" if "cache" in signature(CausalLMOutputWithPast).parameters else "past_key_values"
+
+
+def deprecates_old_name(function: Callable) -> Callable:
+    """Lets a function take past_key_values for cache, with the warning that transformers' own functions give."""
+    if CACHE == "past_key_values":
+        return function
+    return deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")(function)
+
+
+def takes_cache(forward: Callable) -> Callable:
+    """Lets a forward with the argument past_key_values take it by the name that this version of transformers uses.
+
+    A cache by a name that the forward does not know is refused: **kwargs would swallow it.
+    """
+    declared = signature(forward)
+    names = {*declared.parameters, CACHE}
+
+    @wraps(forward)
+    def with_cache(*args, **kwargs):
+        for name, value in kwargs.items():
+            if isinstance(value, Cache) and name not in names:
+                raise TypeError(f"{name} is a cache, and this forward takes it as {CACHE}; {REMEDY}")
+        if CACHE in kwargs:
+            kwargs["past_key_values"] = kwargs.pop(CACHE)
+        return forward(*args, **kwargs)
+
+    parameters = declared.parameters.values()
+    renamed = [each.replace(name=CACHE) if each.name == "past_key_values" else each for each in parameters]
+    with_cache.__signature__ = declared.replace(parameters=renamed)
+    return deprecates_old_name(with_cache)
+
+
+REMEDY = (
+    f"the code of wedlm {VERSION} was tested with transformers {OLDEST_TRANSFORMERS} to {NEWEST_TRANSFORMERS}, and "
+    f"this is {transformers.__version__}: install one of those, or a newer wedlm, whose `wedlm export` renews the "
+    "code beside a checkpoint."
+)
+
+
+def check_is_filled(is_filled: bool) -> None:
+    """Refuses to go on behind a first forward that has put nothing into the cache."""
+    if not is_filled:
+        raise RuntimeError(f"The first forward left the cache empty, so later ones would not see the text; {REMEDY}")
+
+
+def drops_cache(model):
+    """Whether forwards of this model ignore a cache, as gradient checkpointing lets them."""
+    is_recording = CACHE == "past_key_values" or torch.is_grad_enabled()  # from 5.24 on, only where gradients are
+    return (
+        model.training
+        and is_recording
+        and any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+    )
+
+
+# --- Training arguments ---
+
+
+def rename_checkpointing(arguments):
+    """Moves gradient_checkpointing to activation_checkpointing, its name since transformers 5.23, where that is known.
+
+    A config for all versions says the old name, of which newer versions would warn.
+    """
+    for old in ("gradient_checkpointing", "gradient_checkpointing_kwargs"):
+        new = old.replace("gradient", "activation")
+        if hasattr(arguments, new) and getattr(arguments, new) is None:
+            setattr(arguments, new, getattr(arguments, old))
 
 
 # --- The generation config that generate() has resolved ---
@@ -74,7 +161,7 @@ def is_passed_by_caller(cache):
 
 def would_compile(model, cache, generation_config):
     """Whether transformers would compile the forward of its own loop for this cache on this device."""
-    return model._valid_auto_compile_criteria({"past_key_values": cache}, generation_config)
+    return model._valid_auto_compile_criteria({CACHE: cache}, generation_config)
 
 
 def compile_on_any_device(compile_config):
@@ -109,39 +196,14 @@ def attention_of(config):
 
 def keep_address(tensor):
     """Tells CUDA graphs that a buffer stays where it is; torch has no public name for it."""
-    import torch
-
     torch._dynamo.mark_static_address(tensor)
 
 
 def fix_length(tensor, dim):
     """Lets a compiled function have a graph for each length of this dimension."""
-    import torch
-
     torch._dynamo.mark_static(tensor, dim)
 
 
 def allow_any_length(tensor, dim):
     """Tells torch.compile that the length of a dimension varies, so that one graph serves all lengths."""
-    import torch
-
     torch._dynamo.mark_dynamic(tensor, dim)
-
-
-# --- The Auto classes ---
-
-
-def enter_config_class(mapping, model_type, class_name, package):
-    """Enters a config class by name into CONFIG_MAPPING, as transformers lists its own: it is imported when asked for.
-
-    The public AutoConfig.register() takes the class itself, whose import costs every process two seconds.
-    """
-    mapping._mapping[model_type] = class_name
-    mapping._modules[model_type] = package
-
-
-def enter_model_class(mapping, model_type, config_class_name, class_name, package):
-    """Enters a model class by name into one of the MODEL_..._MAPPINGs."""
-    mapping._model_mapping[model_type] = class_name
-    mapping._reverse_config_mapping[config_class_name] = model_type
-    mapping._modules[model_type] = package

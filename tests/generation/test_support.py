@@ -156,12 +156,16 @@ def test_rope_types_that_look_at_the_batch_are_refused_by_name(rope):
         WeDLMForCausalLM(config).generate(random_tokens(1, 6), max_new_tokens=4)
 
 
-def test_gradient_checkpointing_in_training_is_refused(model):
+def test_gradient_checkpointing_in_training_is_refused_where_it_drops_the_cache(model):
     model.gradient_checkpointing_enable()
     prompt = random_tokens(1, 6)
     text = model.generate(prompt, max_new_tokens=4)
-    with pytest.raises(ValueError, match=r"in training with gradient checkpointing, .* call model\.eval\(\) first"):
-        model.train().generate(prompt, max_new_tokens=4)
+    model.train()
+    if CACHE == "past_key_values":  # before transformers 5.24
+        with pytest.raises(ValueError, match=r"with gradient checkpointing, .* call model\.eval\(\) first"):
+            model.generate(prompt, max_new_tokens=4)
+    else:
+        assert torch.equal(model.generate(prompt, max_new_tokens=4), text)
     assert torch.equal(model.generate(prompt, max_new_tokens=4, use_cache=False), text)
     assert torch.equal(model.eval().generate(prompt, max_new_tokens=4), text)
 

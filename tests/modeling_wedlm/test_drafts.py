@@ -1,12 +1,14 @@
 """A draft adapter acts where the input is MASK and nowhere else, in every form of the forward."""
 
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import patch
 
 import pytest
 import torch
 from accelerate import cpu_offload
 from draft_models import FLAVOURS, drafted, tiny_model, with_adapter
 from helpers import EOS, MASK, PAD, left_padded, random_tokens
+from safetensors.torch import load_file, save_file
 from transformers import DynamicCache, LogitsProcessorList
 from transformers.generation import RepetitionPenaltyLogitsProcessor
 
@@ -175,3 +177,16 @@ def test_verified_text_is_that_of_the_base(form, settings):
 def test_other_decodings_use_the_adapter(form, decoding):
     text_with, text_without = (text(model.double(), decoding).sequences for model in (form(), tiny_model()))
     assert text_with.shape != text_without.shape or not torch.equal(text_with, text_without)
+
+
+def test_draft_weights_that_a_checkpoint_lacks_are_zeros(tmp_path):
+    """They are made on the meta device, where only the initialisation that transformers calls gives them values."""
+    model = drafted()
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    base = {name: weight for name, weight in weights.items() if "drafts" not in name and "mask_embedding" not in name}
+    save_file(base, tmp_path / "model.safetensors", {"format": "pt"})
+    with patch("torch.empty_like", lambda like, **kwargs: torch.full_like(like, float("nan"), **kwargs)):
+        loaded = type(model).from_pretrained(tmp_path)
+    drafts = {name: weight for name, weight in loaded.named_parameters() if name not in base}
+    assert drafts.keys() == weights.keys() - base.keys() and not any(weight.any() for weight in drafts.values())

@@ -703,6 +703,14 @@ def test_weights_that_are_no_floats_are_refused(tmp_path, dtype, name):
         load("someone/model", cache_dir=tmp_path / "hub")
 
 
+def test_integers_that_the_model_does_not_have_are_ignored(tmp_path):
+    folder = broken_copy(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    save_file({**weights, "model.position_ids": torch.arange(9)}, folder / "model.safetensors", {"format": "pt"})
+    input_ids = random_tokens(1, 8)
+    assert torch.equal(load(folder)(input_ids).logits, load(CHECKPOINTS / "q3")(input_ids).logits)
+
+
 def test_quantized_weights_whose_config_says_so_load(tmp_path):
     model = load(CHECKPOINTS / "q3", quantization_config=BitsAndBytesConfig(load_in_4bit=True))
     model.save_pretrained(tmp_path)
@@ -774,3 +782,9 @@ def test_base_model_loads_from_a_causal_checkpoint(checkpoint):
     input_ids, position_ids = reordered_batch(1)
     hidden = base(input_ids=input_ids, position_ids=position_ids).last_hidden_state
     torch.testing.assert_close(model.lm_head(hidden), model(input_ids=input_ids, position_ids=position_ids).logits)
+
+
+def test_a_vocabulary_without_mask_is_refused(model):
+    with pytest.raises(ValueError, match=f"new_num_tokens={MASK} leaves no row for mask_token_id={MASK}; keep more"):
+        model.resize_token_embeddings(MASK)
+    assert model.resize_token_embeddings(MASK + 1).num_embeddings == MASK + 1

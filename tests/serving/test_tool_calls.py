@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import xgrammar
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from serving_client import MESSAGES
 from tiers import property_settings
@@ -93,6 +93,7 @@ def test_a_call_without_a_name_or_an_object_stays_text(served, name, arguments, 
 MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, "{", "[1]", " ", "\n", "<", ">", "x", " " * 40]
 
 
+@example(text=f"{CALL}><tool_call>", step=10)
 @property_settings(60)
 @given(text=st.lists(st.sampled_from(MARKS), max_size=12).map("".join), step=st.integers(2, 60))
 def test_it_does_not_matter_how_a_text_is_cut(served, text, step):

@@ -18,7 +18,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"  # as the chat templates of Qwen and 
 OF_THAT_FORM = SimpleNamespace(config=SimpleNamespace(model_type="qwen3"))  # a model whose form transformers knows
 UNFORCED = (None, "auto", "none")  # choices of the model's own
 BLANKS = r"\s{0,16}"  # instead of any number of them, which a search tries from each blank of a run anew
-PIECE = re.compile(r"[^>\]]*[>\]]+|[^>\]]+")  # Marks of a form end with such a bracket.
+PIECE = re.compile(r"[^>\]]*[>\]]|[^>\]]+")  # A mark of a form ends with such a bracket, and so does a piece.
 
 
 class AnswerParser:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
+import torch
 from transformers import TrainingArguments
 
 from wedlm.generation.transformers_internals import rename_checkpointing
@@ -84,6 +85,8 @@ class WeDLMTrainingArguments(DataOptions, TrainingArguments):
 
     def __post_init__(self):
         DataOptions.__post_init__(self)
+        # Without it transformers refuses bf16 where there is no accelerator.
+        self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
         rename_checkpointing(self)
         TrainingArguments.__post_init__(self)
         if self.attn_implementation not in FORMS:

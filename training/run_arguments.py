@@ -37,6 +37,7 @@ class RunArguments:
             The names of the layers that get LoRA; by default `["all-linear"]`, all linear layers but the head.
         load_in_4bit (`bool`, *optional*, defaults to `False`): Whether the frozen weights are in nf4, as in QLoRA.
         preview (`bool`, *optional*, defaults to `False`): Whether to print samples and train nothing.
+        overwrite (`bool`, *optional*, defaults to `False`): Whether the run that output_dir holds is replaced.
     """
 
     model: str = field(metadata={"help": "A WeDLM checkpoint, or one of Qwen2, Qwen3, Llama or Mistral to convert."})
@@ -57,6 +58,7 @@ class RunArguments:
     preview: bool = field(
         default=False, metadata={"help": "Print samples with their loss and one masked block, and train nothing."}
     )
+    overwrite: bool = field(default=False, metadata={"help": "Replace the run that output_dir holds."})
 
 
 def check_before_torch(arguments: list[str]) -> None:

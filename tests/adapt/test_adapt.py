@@ -223,6 +223,12 @@ def test_a_base_of_another_model_is_converted_anew(place, tmp_path):
     save_stock(tmp_path / "other", "llama", initializer_range=0.5)
     for file in (tmp_path / "other").glob("*.safetensors"):
         save_file({name: -tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    before = fingerprint_on_disk(tmp_path / "out.base")
+    shutil.move(tmp_path / "out", tmp_path / "elsewhere")  # its base stays where it is
+    result = adapt(tmp_path / "other", tmp_path / "out", "--prompts", place / "prompts.jsonl")
+    assert result.exit_code == 2 and f"out.base exists and is no copy of {tmp_path / 'other'}; pass" in result.stderr
+    assert fingerprint_on_disk(tmp_path / "out.base") == before and not (tmp_path / "out.work").exists()
+    shutil.move(tmp_path / "elsewhere", tmp_path / "out")
     result = adapt(tmp_path / "other", tmp_path / "out", "--prompts", place / "prompts.jsonl", "--overwrite")
     assert result.exit_code == 0, result.output
     assert fingerprint_on_disk(tmp_path / "out.base") == fingerprint_on_disk(tmp_path / "other")

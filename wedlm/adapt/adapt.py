@@ -17,7 +17,7 @@ from wedlm.adapt.answers import answer_all, expected_minutes
 from wedlm.adapt.measure import measure
 from wedlm.adapt.prompt_ids import check_prompts
 from wedlm.adapt.report import write_adapter_report
-from wedlm.adapt.settings import FILES, AdaptSettings, Places, record_settings
+from wedlm.adapt.settings import FILES, AdaptError, AdaptSettings, Places, record_settings
 from wedlm.adapt.tasks import Tasks, read_tasks
 from wedlm.adapt.train_adapter import LOG_FILE, train_adapter
 from wedlm.checkpoints.attach import fingerprint_on_disk
@@ -47,7 +47,7 @@ def adapt(settings: AdaptSettings, places: Places, overwrite: bool = False) -> N
     state = PartialState(cpu=on_cpu, timeout=timedelta(days=7))
     logging.set_verbosity_error()
     tasks = read_tasks(settings)
-    base = wedlm_base(settings.model, places, state)
+    base = wedlm_base(settings.model, places, state, overwrite)
     answer(settings, tasks, base, places.work, state)
     tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
     adapter = train_adapter(settings, base, tokenizer, places.work)
@@ -56,14 +56,19 @@ def adapt(settings: AdaptSettings, places: Places, overwrite: bool = False) -> N
         finish(settings, results, adapter, places, overwrite)
 
 
-def wedlm_base(model: str, places: Places, state: PartialState) -> str:
+def wedlm_base(model: str, places: Places, state: PartialState, overwrite: bool) -> str:
     """Returns the model itself if it is a WeDLM, and otherwise the folder of the WeDLM that it is converted to."""
     folder = checkpoint_folder(model, with_weights=True)
     if read_config(model, folder).get("model_type") == MODEL_TYPE:
         return model
     with state.main_process_first():
         is_there = places.base.exists()
-        if not is_there or fingerprint_on_disk(places.base) != fingerprint_on_disk(folder):  # of another model
+        if not is_there or fingerprint_on_disk(places.base) != fingerprint_on_disk(folder):
+            if is_there and not overwrite:
+                raise AdaptError(
+                    f"{places.base} exists and is no copy of {model}; pass --overwrite to replace it, or choose "
+                    "another OUT."
+                )
             for note in convert_to_wedlm(model, places.base, overwrite=is_there).notes:
                 print(f"Note: {note}")
     return str(places.base)

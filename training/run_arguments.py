@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
-from transformers import HfArgumentParser
 
-from wedlm.checkpoints.resolve import checkpoint_folder, read_config
 from wedlm.checkpoints.yaml_file import read_yaml
 from wedlm.training.errors import TrainingError, as_training_errors
-from wedlm.training.records import check_data
 
-if TYPE_CHECKING:  # it imports torch, as do two functions below
+if TYPE_CHECKING:  # it imports torch, as do the functions below; `wedlm train --help` needs the class alone
     from wedlm.training.arguments import WeDLMTrainingArguments
 
 
@@ -67,6 +64,9 @@ def check_before_torch(arguments: list[str]) -> None:
     Args:
         arguments (`list[str]`): As for `parse`.
     """
+    from wedlm.checkpoints.resolve import checkpoint_folder, read_config
+    from wedlm.training.records import check_data
+
     parser = ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
     for name in ("model", "output_dir"):
         parser.add_argument(f"--{name}")
@@ -94,6 +94,8 @@ def parse(arguments: list[str]) -> "tuple[RunArguments, WeDLMTrainingArguments]"
     Returns:
         `tuple[RunArguments, WeDLMTrainingArguments]`: The arguments.
     """
+    from transformers import HfArgumentParser
+
     from wedlm.training.arguments import WeDLMTrainingArguments
 
     kinds = (RunArguments, WeDLMTrainingArguments)

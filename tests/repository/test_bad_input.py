@@ -86,13 +86,13 @@ def test_generate_refuses_in_one_sentence(arguments, sentence):
 GONE = "gone does not exist; give the folder of a checkpoint, or a name on the Hub such as *."
 # The words behind `wedlm`, in the folder that `place` makes, and the sentence.
 BEFORE_TORCH = [
-    ("generate Hi --model gone", GONE),
-    ("generate Hi --model empty", "empty has no config.json, so it is no checkpoint; give the folder of one."),
-    ("generate Hi --model weightless", "weightless lacks its weights (model.safetensors); copy or download them *."),
-    ("generate Hi --model wordless", "wordless has no tokenizer (neither tokenizer.json nor vocab.json); copy *."),
-    ("generate Hi --model q2", "q2 is of model_type 'qwen2', and this needs WeDLM; `wedlm convert q2 OUT` makes a *."),
-    ("generate Hi --model adapter", "adapter is an adapter; `wedlm merge adapter OUT` makes a whole *."),
-    ("generate Hi --model broken", "broken/config.json cannot be read as JSON (*); copy or download it again."),
+    ("generate gone Hi", GONE),
+    ("generate empty Hi", "empty has no config.json, so it is no checkpoint; give the folder of one."),
+    ("generate weightless Hi", "weightless lacks its weights (model.safetensors); copy or download them *."),
+    ("generate wordless Hi", "wordless has no tokenizer (neither tokenizer.json nor vocab.json); copy *."),
+    ("generate q2 Hi", "q2 is of model_type 'qwen2', and this needs WeDLM; `wedlm convert q2 OUT` makes a *."),
+    ("generate adapter Hi", "adapter is an adapter; `wedlm merge adapter OUT` makes a whole *."),
+    ("generate broken Hi", "broken/config.json cannot be read as JSON (*); copy or download it again."),
     ("generate Hi --decoding fast", "decoding='fast' is unknown; choose one of 'streaming', 'blockwise', *."),
     ("generate Hi --entropy-threshold low", "--entropy-threshold low is neither a number of nats nor none."),
     ("generate Hi --temperature -1", "--temperature -1.0 is no temperature; give 0 or a finite number."),

@@ -20,7 +20,7 @@ A draft adapter of rank {rank} for {model}. It is a LoRA and an embedding of MAS
 is MASK, and nowhere else. So verified decoding with it writes the text of its base, up to rounding, in fewer forwards.
 
 ```bash
-wedlm generate --model {name} "Why is the sky blue?"
+wedlm generate {name} "Why is the sky blue?"
 ```
 
 `wedlm export {name} REPOSITORY` makes one repository of the base and the adapter, for the Hub; with `--adapter-only`

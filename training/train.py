@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 import torch
 from datasets import Dataset, IterableDataset
@@ -28,7 +29,7 @@ from wedlm.training.ended_processes import ended_processes
 from wedlm.training.errors import TrainingError, as_training_errors
 from wedlm.training.output_folder import check_output_folder, full_disks
 from wedlm.training.preview import preview
-from wedlm.training.resume import begin_run, checkpoint_to_go_on_from, is_first_process
+from wedlm.training.resume import begin_run, checkpoint_to_go_on_from, is_first_process, newest_complete
 from wedlm.training.run_arguments import RunArguments, parse
 from wedlm.training.run_report import write_report
 from wedlm.training.trainer import WeDLMTrainer
@@ -62,7 +63,13 @@ def train(arguments: list[str]) -> None:
         )
     with full_disks(training), ended_processes(training):
         begin_run(run, training)
-        trainer.train(resume_from_checkpoint=checkpoint)
+        try:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        except KeyboardInterrupt:
+            if trainer.is_world_process_zero():
+                place = newest_complete(training) or "the first step, because no checkpoint was saved (save_steps)"
+                print(f"\nStopped; the same command goes on from {place}.", file=sys.stderr)
+            raise
         if training.streaming:
             print_summaries(summaries, training)
         if "eval" in datasets:
@@ -71,6 +78,15 @@ def train(arguments: list[str]) -> None:
         trainer.save_state()
         if trainer.is_world_process_zero():
             write_report(Path(training.output_dir), arguments, trainer.state.log_history, summaries)
+            print(f"Written to {training.output_dir}.\nNext: {next_command(run, training)}")
+
+
+def next_command(run: RunArguments, training: WeDLMTrainingArguments) -> str:
+    """The command that a user needs next, for what the run has written."""
+    out = quote(training.output_dir)
+    if run.lora_r and training.objective != "draft":
+        return f"wedlm merge {out} {quote(training.output_dir.rstrip('/') + '-merged')}"
+    return f'wedlm generate {out} "Why is the sky blue?"'
 
 
 # --- Data ---

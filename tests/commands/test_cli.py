@@ -65,6 +65,7 @@ def test_there_and_back(tmp_path):
     there = run("convert", CHECKPOINTS / "q3", tmp_path / "wedlm")
     assert there.exit_code == 0
     assert f"Written to {tmp_path / 'wedlm'} (MASK is token 159)." in there.stdout
+    assert there.stdout.endswith(f'Next: wedlm generate {tmp_path / "wedlm"} "Why is the sky blue?"\n')
     back = run("convert", "--to-autoregressive", tmp_path / "wedlm", tmp_path / "back")
     assert back.exit_code == 0
     assert "Note: MASK, token 159, stays" in back.stdout

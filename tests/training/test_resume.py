@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from training_runs import run
 
-from wedlm import WeDLMTrainingArguments
+from wedlm import WeDLMTrainer, WeDLMTrainingArguments
 from wedlm.training.errors import TrainingError
 from wedlm.training.resume import RUN_FILE, checkpoint_to_resume, last_complete_checkpoint
 from wedlm.training.run_report import REPORT_FILE
@@ -174,6 +174,20 @@ def test_a_stopped_run_goes_on_with_the_same_command(place, three_steps, tmp_pat
     for name in ("model.safetensors", "checkpoint-3/optimizer.pt"):
         assert (out / name).read_bytes() == (three_steps / name).read_bytes()
     assert (out / REPORT_FILE).exists()
+
+
+def test_ctrl_c_says_from_where_the_same_command_goes_on(place, three_steps, tmp_path, monkeypatch, capsys):
+    def interrupt(self, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(WeDLMTrainer, "train", interrupt)
+    for out, where in (
+        (stopped(three_steps, tmp_path / "out"), f"{tmp_path / 'out'}/checkpoint-2"),
+        (tmp_path / "new", "the first step, because no checkpoint was saved (save_steps)"),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            run(place, out, max_steps=3)
+        assert capsys.readouterr().err.endswith(f"\nStopped; the same command goes on from {where}.\n")
 
 
 def test_another_command_does_not_go_on_with_a_stopped_run(place, three_steps, tmp_path):

@@ -48,6 +48,10 @@ def write_adapter_report(settings: AdaptSettings, results: dict[str, Any], folde
     card = CARD.format(name=name, rank=settings.rank, model=model, title=section.title, text=section.text)
     (folder / "README.md").write_text(card, encoding="utf-8")
     print(table_of(results))
+    print(
+        "Tokens/s are medians over the prompts. Times as fast is the median of the ratios of single prompts, with its "
+        "quartiles, and not the ratio of these medians."
+    )
 
 
 def plot(results: dict[str, Any], path: Path) -> None:

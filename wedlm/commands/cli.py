@@ -3,6 +3,8 @@
 import atexit
 import gc
 import io
+import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -260,6 +262,8 @@ def convert(
         typer.echo(f"Note: {note}")
     mask = "no MASK token" if result.mask_token_id is None else f"MASK is token {result.mask_token_id}"
     typer.echo(f"Written to {result.folder} ({mask}).")
+    if not to_autoregressive:
+        typer.echo(f'Next: wedlm generate {shlex.quote(str(result.folder))} "Why is the sky blue?"')
 
 
 @app.command(
@@ -368,15 +372,17 @@ def adapt(options: AdaptOptions) -> None:
     same command continues. docs/adapt.md says what it costs and brings.
     """
     with refusals(options.debug), extra("train"):
-        from wedlm.adapt.check import check_adapt
+        from wedlm.adapt.check import check_adapt, what_is_done
         from wedlm.adapt.settings import AdaptSettings, Places
 
         settings = AdaptSettings(**{field.name: getattr(options, field.name) for field in fields(AdaptSettings)})
         places = Places(options.out.resolve())
-        check_adapt(settings, places, options.overwrite)
+        tasks = check_adapt(settings, places, options.overwrite)
+        if os.environ.get("RANK", "0") == "0":  # torch, which knows the processes, is imported later
+            typer.echo(what_is_done(settings, tasks))
         from wedlm.adapt.adapt import adapt
 
-        adapt(settings, places, options.overwrite)
+        adapt(settings, tasks, places, options.overwrite)
 
 
 @command(epilog="Example: wedlm serve tencent/WeDLM-8B-Instruct --dtype bfloat16 --port 8000")

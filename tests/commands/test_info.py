@@ -147,8 +147,8 @@ def test_a_checkpoint_that_is_not_wedlm(tmp_path):
         lines = shown_lines(run("info", folder))
         assert lines["kind"] == f"{family.capitalize()}, not WeDLM"
         assert lines["what to do"] == (
-            f"`wedlm convert {folder} OUT` makes a WeDLM checkpoint of it, which decodes verified at once and needs no "
-            "training."
+            f"`wedlm convert {folder} OUT` makes a WeDLM checkpoint of it, which decodes verified at once and needs "
+            "no training."
         )
         assert "decodings" not in lines and lines["MASK token"] == "none"
         assert (

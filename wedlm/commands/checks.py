@@ -62,7 +62,7 @@ def model_and_prompts(
         print(MOVED, file=sys.stderr)  # several prompts for the demo checkpoint
     elif len(words) > 1:
         options, prompts = replace(options, model=words[0]), words[1:]
-    elif is_checkpoint(Path(words[0])):
+    elif words[0] and is_checkpoint(Path(words[0])):
         raise ValueError(f"{words[0]} is a checkpoint, and no PROMPT follows it; give one.")
     if most is not None and len(prompts) > most:
         raise ValueError(

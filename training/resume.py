@@ -37,28 +37,31 @@ def checkpoint_to_go_on_from(run: RunArguments, training: WeDLMTrainingArguments
     """Returns the checkpoint that a run begins with, as one process finds it; None for a run from the first step.
 
     Args:
-        run (`RunArguments`): The arguments; with `overwrite` an earlier run does not matter.
+        run (`RunArguments`): The arguments; with `overwrite` another run is no obstacle, and the same one goes on too.
         training (`WeDLMTrainingArguments`): The same; `resume_from_checkpoint` comes before what is found.
     """
     found: list[str | None] = [None, None]
     if training.process_index == 0:
         try:
-            asked, folder = checkpoint_to_resume(training), Path(training.output_dir).resolve()
+            asked, folder = checkpoint_to_resume(training), Path(training.output_dir)
             for name, read in (("model", run.model), ("resume_from_checkpoint", asked)) if run.overwrite else ():
-                if read is not None and folder in (Path(read).resolve(), *Path(read).resolve().parents):
+                if is_within(read, folder):
                     raise TrainingError(
                         f"overwrite=True would remove {name}={read}, which lies in output_dir={training.output_dir}; "
                         "choose another output_dir, or leave overwrite out."
                     )
-            is_own = asked is not None and Path(asked).resolve().parent == folder
-            stopped = None if is_own or run.overwrite else checkpoint_of_stopped_run(run, training)
+            stopped = None if is_within(asked, folder) else checkpoint_of_stopped_run(run, training)
             found[0] = stopped if asked is None else asked
-        except TrainingError as error:
+        except (ValueError, OSError) as error:  # the other processes wait for this one
             found[1] = str(error)
     broadcast_object_list(found)
     if found[1] is not None:
         raise TrainingError(found[1])
     return found[0]
+
+
+def is_within(path: str | None, folder: Path) -> bool:
+    return path is not None and folder.resolve() in (Path(path).resolve(), *Path(path).resolve().parents)
 
 
 def checkpoint_of_stopped_run(run: RunArguments, training: WeDLMTrainingArguments) -> str | None:
@@ -69,6 +72,8 @@ def checkpoint_of_stopped_run(run: RunArguments, training: WeDLMTrainingArgument
         return None
     differing = None if is_finished else differing_argument(folder, recorded(run, training))
     if is_finished or differing is not None:
+        if run.overwrite:
+            return None
         kind = "a finished run" if is_finished else f"a run with another {differing}" if differing else "a checkpoint"
         resume = "pass --resume_from_checkpoint true to go on from its last checkpoint, " if checkpoints else ""
         raise TrainingError(
@@ -102,14 +107,15 @@ def is_first_process(training: WeDLMTrainingArguments) -> bool:
     return (training.local_process_index if training.save_on_each_node else training.process_index) == 0
 
 
-def begin_run(run: RunArguments, training: WeDLMTrainingArguments) -> None:
-    """Removes the run that `overwrite` replaces, and records the arguments of this one."""
+def begin_run(run: RunArguments, training: WeDLMTrainingArguments, checkpoint: str | None) -> None:
+    """Removes the run that `overwrite` replaces, if it does not go on from `checkpoint`, and records the arguments."""
     with training.main_process_first(local=training.save_on_each_node, desc="preparing output_dir"):
         if not is_first_process(training):
             return
         folder = Path(training.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        for path in [path for pattern in OF_A_RUN for path in folder.glob(pattern)] if run.overwrite else ():
+        is_replaced = run.overwrite and not is_within(checkpoint, folder)
+        for path in [path for pattern in OF_A_RUN for path in folder.glob(pattern)] if is_replaced else ():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         write_whole(folder / RUN_FILE, json.dumps(recorded(run, training), indent=2) + "\n")
 

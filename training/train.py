@@ -62,7 +62,7 @@ def train(arguments: list[str]) -> None:
             processing_class=AutoTokenizer.from_pretrained(source, trust_remote_code=False),
         )
     with full_disks(training), ended_processes(training):
-        begin_run(run, training)
+        begin_run(run, training, checkpoint)
         try:
             trainer.train(resume_from_checkpoint=checkpoint)
         except KeyboardInterrupt:

@@ -167,9 +167,10 @@ def test_overwrite_replaces_the_whole_run_and_nothing_else(place, three_steps, t
     assert not (out / "config.json").exists() and (out / "notes.txt").read_text() == "mine"
 
 
-def test_a_stopped_run_goes_on_with_the_same_command(place, three_steps, tmp_path, capsys):
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_stopped_run_goes_on_with_the_same_command(place, three_steps, tmp_path, capsys, overwrite):
     out = stopped(three_steps, tmp_path / "out")
-    run(place, out, max_steps=3)
+    run(place, out, max_steps=3, overwrite=overwrite)
     assert f"The run was stopped, and goes on from {out}/checkpoint-2.\n" in capsys.readouterr().out
     for name in ("model.safetensors", "checkpoint-3/optimizer.pt"):
         assert (out / name).read_bytes() == (three_steps / name).read_bytes()

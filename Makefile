@@ -87,7 +87,7 @@ ADAPTER = hub_card/smollm2-135m-adapter
 
 # Four questions to the real model, token by token and verified with its draft adapter.
 demo-real: real-model
-	@.venv/bin/wedlm compare --model $(ADAPTER) --decoding verified --max-new-tokens 100 "Write the numbers from 1 to 30." \
+	@.venv/bin/wedlm compare --decoding verified --max-new-tokens 100 $(ADAPTER) "Write the numbers from 1 to 30." \
 	    "Turn this into JSON: name: Ada, age: 36, city: London; name: Alan, age: 41, city: Wilmslow." \
 	    "Write a Python function that returns the largest number of a list." "Why is the sky blue?"
 

@@ -42,8 +42,8 @@ def picture(driver) -> Image.Image:
 
 with tempfile.TemporaryDirectory() as folder:
     file = Path(folder) / "trace.html"
-    options = ["--model", given.model, "--decoding", "verified", "--max-new-tokens", given.max_new_tokens]
-    result = CliRunner().invoke(cli.app, ["trace", given.prompt, *options, "--html", str(file)])
+    options = ["--decoding", "verified", "--max-new-tokens", given.max_new_tokens]
+    result = CliRunner().invoke(cli.app, ["trace", given.model, given.prompt, *options, "--html", str(file)])
     assert result.exit_code == 0, result.stderr
     print(result.stderr, end="")
     # (The page waits at its end for one who wants no motion, so only show() moves it.)

@@ -1,20 +1,20 @@
 """The arguments of WeDLMTrainer: transformers' TrainingArguments, and those of the objective and the data."""
 
 from dataclasses import dataclass, field, fields
-from typing import Literal
 
+import torch
 from transformers import TrainingArguments
 
 from wedlm.generation.transformers_internals import rename_checkpointing
 from wedlm.modeling_wedlm.dual_stream import FORMS
 from wedlm.training.collator import DualStreamCollator
-from wedlm.training.data_options import DataOptions
+from wedlm.training.data_options import DataOptions, ObjectiveOptions
 from wedlm.training.draft_collator import DraftCollator
 from wedlm.training.draft_window import MAX_WINDOW
 
 
 @dataclass
-class WeDLMTrainingArguments(DataOptions, TrainingArguments):
+class WeDLMTrainingArguments(ObjectiveOptions, DataOptions, TrainingArguments):
     """TrainingArguments with the arguments of the dual-stream objective and of the data.
 
     The loss is (mlm + ar_loss_weight * ar) / (1 + ar_loss_weight). mlm is the loss of the masked tokens of the
@@ -49,41 +49,14 @@ class WeDLMTrainingArguments(DataOptions, TrainingArguments):
         WeDLMTrainingArguments("out", block_size=32, max_length=2048, packing=True, learning_rate=1e-5, bf16=True)
     """
 
-    objective: Literal["dual_stream", "draft"] = field(
-        default="dual_stream", metadata={"help": "'dual_stream', or 'draft' for a draft adapter."}
-    )
-    draft_window: int = field(default=8, metadata={"help": "The most MASKs of a group for a draft adapter."})
-    block_size: int = field(
-        default=32, metadata={"help": "Tokens of a block of the prediction stream; each block is masked by itself."}
-    )
-    loss_weighting: Literal["weighted", "uniform"] = field(
-        default="weighted",
-        metadata={"help": "The weight of a masked token: 'weighted', 1/gamma of its block, or 'uniform', 1."},
-    )
-    ar_loss_weight: float = field(
-        default=1.0,
-        metadata={"help": "The weight of the autoregressive loss; the loss of masked tokens has weight 1."},
-    )
-    suffix_mask_probability: float = field(
-        default=0.0,
-        metadata={
-            "help": "The share of blocks that mask their last tokens, as in a decoding window, instead of random "
-            "ones; 0 by default, because the paper does not have it."
-        },
-    )
-    attn_implementation: str = field(
-        default="dual_stream",
-        metadata={
-            "help": "'dual_stream' is FlexAttention on a GPU and attention in groups of blocks elsewhere; it never "
-            "holds a mask of all pairs of queries. 'sdpa' and 'eager' hold one."
-        },
-    )
     remove_unused_columns: bool = field(
         default=False, metadata={"help": "Leave it at False: the collator needs columns that the model does not take."}
     )
 
     def __post_init__(self):
         DataOptions.__post_init__(self)
+        # Without it transformers refuses bf16 where there is no accelerator.
+        self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
         rename_checkpointing(self)
         TrainingArguments.__post_init__(self)
         if self.attn_implementation not in FORMS:

@@ -1,4 +1,4 @@
-"""The user's choices about training data."""
+"""The user's choices about the data and the objective of a training; torch is not imported."""
 
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -59,3 +59,38 @@ class DataOptions:
             if getattr(self, name) not in choices:
                 given = getattr(self, name)
                 raise TrainingError(f"{name}={given!r} is not a choice; pass {' or '.join(map(repr, choices))}.")
+
+
+@dataclass
+class ObjectiveOptions:
+    """The arguments of the objective, which `WeDLMTrainingArguments` describes and checks."""
+
+    objective: Literal["dual_stream", "draft"] = field(
+        default="dual_stream", metadata={"help": "'dual_stream', or 'draft' for a draft adapter."}
+    )
+    draft_window: int = field(default=8, metadata={"help": "The most MASKs of a group for a draft adapter."})
+    block_size: int = field(
+        default=32, metadata={"help": "Tokens of a block of the prediction stream; each block is masked by itself."}
+    )
+    loss_weighting: Literal["weighted", "uniform"] = field(
+        default="weighted",
+        metadata={"help": "The weight of a masked token: 'weighted', 1/gamma of its block, or 'uniform', 1."},
+    )
+    ar_loss_weight: float = field(
+        default=1.0,
+        metadata={"help": "The weight of the autoregressive loss; the loss of masked tokens has weight 1."},
+    )
+    suffix_mask_probability: float = field(
+        default=0.0,
+        metadata={
+            "help": "The share of blocks that mask their last tokens, as in a decoding window, instead of random "
+            "ones; 0 by default, because the paper does not have it."
+        },
+    )
+    attn_implementation: str = field(
+        default="dual_stream",
+        metadata={
+            "help": "'dual_stream' is FlexAttention on a GPU and attention in groups of blocks elsewhere; it never "
+            "holds a mask of all pairs of queries. 'sdpa' and 'eager' hold one."
+        },
+    )

@@ -27,7 +27,7 @@ def merge_adapter(adapter: str, out: str, *, overwrite: bool = False) -> Path:
     if draft_adapter(adapter) is not None:
         raise CheckpointError(
             f"{adapter} is a draft adapter, which cannot be merged: it acts where the input is MASK only, and merged "
-            "weights would act everywhere and change the text; use it as it is, as --model."
+            "weights would act everywhere and change the text; use it as it is, as MODEL of a command."
         )
     # These import torch, and need not for an adapter that cannot be merged.
     from peft import PeftModel

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
-from transformers import HfArgumentParser
 
-from wedlm.checkpoints.resolve import checkpoint_folder, read_config
 from wedlm.checkpoints.yaml_file import read_yaml
 from wedlm.training.errors import TrainingError, as_training_errors
-from wedlm.training.records import check_data
 
-if TYPE_CHECKING:  # it imports torch, as do two functions below
+if TYPE_CHECKING:  # it imports torch, as do the functions below; `wedlm train --help` needs the class alone
     from wedlm.training.arguments import WeDLMTrainingArguments
 
 
@@ -37,6 +34,7 @@ class RunArguments:
             The names of the layers that get LoRA; by default `["all-linear"]`, all linear layers but the head.
         load_in_4bit (`bool`, *optional*, defaults to `False`): Whether the frozen weights are in nf4, as in QLoRA.
         preview (`bool`, *optional*, defaults to `False`): Whether to print samples and train nothing.
+        overwrite (`bool`, *optional*, defaults to `False`): Whether the run that output_dir holds is replaced.
     """
 
     model: str = field(metadata={"help": "A WeDLM checkpoint, or one of Qwen2, Qwen3, Llama or Mistral to convert."})
@@ -57,6 +55,7 @@ class RunArguments:
     preview: bool = field(
         default=False, metadata={"help": "Print samples with their loss and one masked block, and train nothing."}
     )
+    overwrite: bool = field(default=False, metadata={"help": "Replace the run that output_dir holds."})
 
 
 def check_before_torch(arguments: list[str]) -> None:
@@ -65,6 +64,9 @@ def check_before_torch(arguments: list[str]) -> None:
     Args:
         arguments (`list[str]`): As for `parse`.
     """
+    from wedlm.checkpoints.resolve import checkpoint_folder, read_config
+    from wedlm.training.records import check_data
+
     parser = ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
     for name in ("model", "output_dir"):
         parser.add_argument(f"--{name}")
@@ -92,6 +94,8 @@ def parse(arguments: list[str]) -> "tuple[RunArguments, WeDLMTrainingArguments]"
     Returns:
         `tuple[RunArguments, WeDLMTrainingArguments]`: The arguments.
     """
+    from transformers import HfArgumentParser
+
     from wedlm.training.arguments import WeDLMTrainingArguments
 
     kinds = (RunArguments, WeDLMTrainingArguments)

@@ -7,7 +7,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from wedlm.checkpoints.whole_file import write_whole
 from wedlm.training.data import DataSummary
+
+REPORT_FILE = "training_report.json"  # the last file that a run writes
 
 
 def write_report(
@@ -31,8 +34,8 @@ def write_report(
         "eval": evaluations[-1] if evaluations else None,
         "log": log_history,
     }
-    (folder / "training_report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     plot_losses(steps, evaluations, folder / "loss.png")
+    write_whole(folder / REPORT_FILE, json.dumps(report, indent=2) + "\n")
 
 
 def without_secrets(arguments: list[str]) -> list[str]:

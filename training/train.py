@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 import torch
 from datasets import Dataset, IterableDataset
@@ -28,7 +29,7 @@ from wedlm.training.ended_processes import ended_processes
 from wedlm.training.errors import TrainingError, as_training_errors
 from wedlm.training.output_folder import check_output_folder, full_disks
 from wedlm.training.preview import preview
-from wedlm.training.resume import checkpoint_to_resume
+from wedlm.training.resume import begin_run, checkpoint_to_go_on_from, is_first_process, newest_complete
 from wedlm.training.run_arguments import RunArguments, parse
 from wedlm.training.run_report import write_report
 from wedlm.training.trainer import WeDLMTrainer
@@ -41,10 +42,10 @@ def train(arguments: list[str]) -> None:
         arguments (`list[str]`): `CONFIG.yaml [--argument value ...]`. The command line overrides the file.
     """
     run, training = parse(arguments)
-    checkpoint = checkpoint_to_resume(training)
     config, tokenizer = read_config_and_tokenizer(run)
     if run.preview:
         return print_preview(run, training, tokenizer)
+    checkpoint = checkpoint_to_go_on_from(run, training)
     check_output_folder(run, training, config)
     # The data comes before the model, so that its errors are raised before anything is written.
     datasets, summaries = prepare_datasets(run, training, tokenizer)
@@ -61,7 +62,14 @@ def train(arguments: list[str]) -> None:
             processing_class=AutoTokenizer.from_pretrained(source, trust_remote_code=False),
         )
     with full_disks(training), ended_processes(training):
-        trainer.train(resume_from_checkpoint=checkpoint)
+        begin_run(run, training, checkpoint)
+        try:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        except KeyboardInterrupt:
+            if trainer.is_world_process_zero():
+                place = newest_complete(training) or "the first step, because no checkpoint was saved (save_steps)"
+                print(f"\nStopped; the same command goes on from {place}.", file=sys.stderr)
+            raise
         if training.streaming:
             print_summaries(summaries, training)
         if "eval" in datasets:
@@ -70,6 +78,15 @@ def train(arguments: list[str]) -> None:
         trainer.save_state()
         if trainer.is_world_process_zero():
             write_report(Path(training.output_dir), arguments, trainer.state.log_history, summaries)
+            print(f"Written to {training.output_dir}.\nNext: {next_command(run, training)}")
+
+
+def next_command(run: RunArguments, training: WeDLMTrainingArguments) -> str:
+    """The command that a user needs next, for what the run has written."""
+    out = quote(training.output_dir)
+    if run.lora_r and training.objective != "draft":
+        return f"wedlm merge {out} {quote(training.output_dir.rstrip('/') + '-merged')}"
+    return f'wedlm generate {out} "Why is the sky blue?"'
 
 
 # --- Data ---
@@ -126,8 +143,7 @@ def convert_model(run: RunArguments, training: WeDLMTrainingArguments, is_resume
     """Converts a stock checkpoint, in one process, and returns the folder of the result."""
     out = Path(training.output_dir) / "converted"
     with training.main_process_first(local=training.save_on_each_node, desc="converting the model"):
-        is_first = training.local_process_index == 0 if training.save_on_each_node else training.process_index == 0
-        if is_first and not (is_resumed and out.exists()):
+        if is_first_process(training) and not (is_resumed and out.exists()):
             for note in convert_to_wedlm(run.model, out, overwrite=True).notes:
                 print(f"Note: {note}")
     return str(out)

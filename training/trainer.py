@@ -1,5 +1,6 @@
 """The Trainer of both objectives."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,13 +8,24 @@ from pathlib import Path
 import torch
 from datasets import Dataset, IterableDataset
 from peft import PeftModel
-from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, Trainer, TrainerCallback
 from transformers.trainer_utils import has_length
 
 from wedlm.adapters.draft_type import DRAFT_TYPE
+from wedlm.checkpoints.resolve import (
+    check_weights,
+    checkpoint_folder,
+    download_weights,
+    how_to_convert,
+    read_config,
+    require_tokenizer,
+    require_wedlm,
+)
 from wedlm.generation.transformers_internals import attention_of
 from wedlm.modeling_wedlm.draft_loss import NO_TEACHER
 from wedlm.modeling_wedlm.hub_code import flat_files
+from wedlm.modeling_wedlm.model_type import MODEL_TYPE
+from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.collator import StreamCollator
@@ -50,8 +62,9 @@ class WeDLMTrainer(Trainer):
     """transformers' Trainer with the dual-stream objective, or with that of draft adapters.
 
     Args:
-        model (`PreTrainedModel` or `PeftModel`):
-            A `WeDLMForCausalLM`, with or without adapters.
+        model (`PreTrainedModel`, `PeftModel`, `str` or `os.PathLike`):
+            A `WeDLMForCausalLM`, with or without adapters; or the folder or the name on the Hub of a WeDLM checkpoint,
+            which is loaded in float32, with its tokenizer if there is no `processing_class`.
         args (`WeDLMTrainingArguments`, *optional*):
             The arguments; by default `WeDLMTrainingArguments("trainer_output")`.
         data_collator (`DualStreamCollator` or `DraftCollator`, *optional*):
@@ -85,6 +98,9 @@ class WeDLMTrainer(Trainer):
         **kwargs,
     ):
         args = WeDLMTrainingArguments("trainer_output") if args is None else args
+        if isinstance(model, str | os.PathLike):
+            model, tokenizer = loaded(model)
+            processing_class = tokenizer if processing_class is None else processing_class
         check_arguments(model, args, **kwargs)
         record_absolute_base(model)
         if data_collator is None:
@@ -222,6 +238,17 @@ class WeDLMTrainer(Trainer):
         super()._push_from_checkpoint(checkpoint_folder)
 
 
+def loaded(name: str | os.PathLike) -> tuple[WeDLMForCausalLM, PreTrainedTokenizerBase]:
+    """Loads a WeDLM checkpoint for training; one of another kind is refused with the line that converts it."""
+    folder = checkpoint_folder(name, with_weights=False)
+    require_wedlm(name, read_config(name, folder))
+    require_tokenizer(name, folder)
+    folder = download_weights(name, folder)
+    check_weights(name, folder)
+    model = WeDLMForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
 def record_absolute_base(model) -> None:
     """Makes adapters record the absolute path of a checkpoint in a folder, so that it is found from other folders."""
     if isinstance(model, PeftModel):
@@ -235,6 +262,13 @@ def check_arguments(model, args, compute_metrics=None, compute_loss_func=None, *
         raise ValueError(
             f"model is {type(model).__name__} and args is {type(args).__name__}; pass a model, and arguments as "
             "WeDLMTrainingArguments."
+        )
+    config = getattr(model, "config", None)
+    if (kind := getattr(config, "model_type", None)) != MODEL_TYPE:
+        name = getattr(config, "name_or_path", "") or "MODEL"
+        raise ValueError(
+            f"model is a {type(model).__name__}, and WeDLMTrainer trains a WeDLM; {how_to_convert(name, kind)}, and "
+            "WeDLMTrainer takes that folder as model."
         )
     has_drafts = isinstance(model, PeftModel) and model.active_peft_config.peft_type == DRAFT_TYPE
     if has_drafts != (args.objective == "draft"):

@@ -62,8 +62,32 @@ def test_the_curve_of_the_plot_is_smooth():
 
 def test_the_command_says_what_it_takes_and_what_came_out(place):
     log = (place / "log").read_text(encoding="utf-8")
+    assert log.startswith(f"{place / 'stock'} answers 20 prompts, an adapter is trained on the answers in 6 steps, ")
+    assert "On a CPU no adapter has made decoding faster over all prompts" in log
     assert "20 answers take at most 1 minute, the training 6 steps, and the measurement on 3 prompts at most" in log
-    assert "| all | 3 | 3 | 1." in log and f"Written to {place / 'out'}; " in log
+    assert "| all | 3 | 3 | 1." in log and "Times as fast is the median of the ratios of single prompts" in log
+    sizes = [
+        sum(path.stat().st_size for path in (place / f"out.{name}").rglob("*") if path.is_file()) / 1e6
+        for name in ("base", "work")
+    ]
+    assert (
+        "Written to {0}; {0}.base ({1:.1f} MB) is its base and must stay; {0}.work ({2:.1f} MB) keeps the answers and "
+        'can be removed.\nNext: wedlm generate {0} "Why is the sky blue?"\n'
+    ).format(place / "out", *sizes) in log
+
+
+def test_the_first_line_comes_before_the_work_and_ctrl_c_says_how_to_go_on(place, tmp_path, monkeypatch):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stages, "adapt", interrupt)
+        result = adapt(place / "stock", tmp_path / "out", "--prompts", place / "prompts.jsonl")
+        assert (result.exit_code, result.stdout.count("\n")) == (130, 1) and "answers 20 prompts" in result.stdout
+    monkeypatch.setattr(stages, "answer_all", interrupt)
+    result = adapt(place / "stock", tmp_path / "out", "--prompts", place / "prompts.jsonl")
+    assert result.exit_code == 130
+    assert result.stderr.endswith(f"\nStopped; the same command goes on from {tmp_path / 'out.work'}.\n")
 
 
 def test_the_answers_are_those_of_the_model_itself(place):
@@ -223,6 +247,12 @@ def test_a_base_of_another_model_is_converted_anew(place, tmp_path):
     save_stock(tmp_path / "other", "llama", initializer_range=0.5)
     for file in (tmp_path / "other").glob("*.safetensors"):
         save_file({name: -tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    before = fingerprint_on_disk(tmp_path / "out.base")
+    shutil.move(tmp_path / "out", tmp_path / "elsewhere")  # its base stays where it is
+    result = adapt(tmp_path / "other", tmp_path / "out", "--prompts", place / "prompts.jsonl")
+    assert result.exit_code == 2 and f"out.base exists and is no copy of {tmp_path / 'other'}; pass" in result.stderr
+    assert fingerprint_on_disk(tmp_path / "out.base") == before and not (tmp_path / "out.work").exists()
+    shutil.move(tmp_path / "elsewhere", tmp_path / "out")
     result = adapt(tmp_path / "other", tmp_path / "out", "--prompts", place / "prompts.jsonl", "--overwrite")
     assert result.exit_code == 0, result.output
     assert fingerprint_on_disk(tmp_path / "out.base") == fingerprint_on_disk(tmp_path / "other")

@@ -89,7 +89,7 @@ def test_weights_are_packed_where_a_model_only_decodes(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("module", "command"),
     [
-        ("wedlm.commands.answering", "generate x --model {0}"),
+        ("wedlm.commands.answering", "generate {0} x"),
         ("wedlm.commands.tune", "tune {0} --data {1}"),
         ("wedlm.commands.eval", "eval {0} --recipe demo --run-code --out {2}"),
         ("wedlm.serving.server", "serve {0} --port 0"),

@@ -9,12 +9,12 @@ from wedlm.commands.checks import read_prompt
 
 
 def test_standard_input_that_is_closed_or_not_text(checkpoint, monkeypatch):
-    result = run("generate", "-", "--model", checkpoint, input=b"\xff")
+    result = run("generate", checkpoint, "-", input=b"\xff")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("Standard input is not UTF-8 (") and result.stderr.endswith(
         "such as with iconv.\n"
     )
-    result = run("chat", "--model", checkpoint, input=b"\xff")
+    result = run("chat", checkpoint, input=b"\xff")
     assert result.exit_code == 2 and result.stderr.startswith("Standard input is not UTF-8 (")
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(ValueError, match="The prompt is empty"):
@@ -37,6 +37,6 @@ def test_prompts_that_are_empty_or_too_long(checkpoint, command):
             f"The prompt holds {MASK_TEXT}, the MASK token, which stands for an open slot; take it out.\n",
         ),
     ):
-        result = run(command, prompt, "--model", checkpoint)
+        result = run(command, checkpoint, prompt)
         assert (result.exit_code, result.stdout) == (2, "")
         assert result.stderr.endswith(sentence) and result.stderr.count("\n") == 1

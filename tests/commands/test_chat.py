@@ -90,7 +90,7 @@ def test_commands_of_a_chat(checkpoint, loaded):
         "/help",
     ]
     lines += ["/reset", "the dog", "/nothing", "/mode a b", "/exit", "the dog"]
-    result = run("chat", "--model", checkpoint, *SHORT, input="\n".join(lines))
+    result = run("chat", checkpoint, *SHORT, input="\n".join(lines))
     assert result.exit_code == 0
     first, output = generated(loaded, ids_of(loaded[1], user("the dog")))
     messages = [*user("the dog"), {"role": "assistant", "content": first}, *user("the dog")]
@@ -140,7 +140,7 @@ def test_a_turn_that_fails_has_not_been(checkpoint, loaded, capsys):
     conversation.say(QUESTIONS[1])
     texts = fresh_answers(loaded, QUESTIONS[:2])
     assert capsys.readouterr().out == "".join(f"{text}\n" for text in texts) and conversation.reused > 0
-    result = run("chat", "--model", checkpoint, *SHORT, input="the cat " * CONTEXT + "\nthe dog\n")
+    result = run("chat", checkpoint, *SHORT, input="the cat " * CONTEXT + "\nthe dog\n")
     assert result.exit_code == 2 and result.stderr.count("\n") == 1
 
 
@@ -148,7 +148,7 @@ def test_a_turn_that_fails_has_not_been(checkpoint, loaded, capsys):
 def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves_a_chat(endless):
     """A chat on a terminal, in a process of its own that gets real signals."""
     ours, theirs = pty.openpty()
-    process = start("chat", "--model", endless, *ENDLESS, stdin=theirs, stdout=theirs, stderr=theirs)
+    process = start("chat", endless, *ENDLESS, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown = b""
 
@@ -179,6 +179,6 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves_a_chat(endless):
 
 
 def test_ctrl_c_ends_a_chat_in_a_pipe_with_130(checkpoint, ctrl_c_at_first_text):
-    result = run("chat", "--model", checkpoint, *SPACED, input="the dog\na cat\n")
+    result = run("chat", checkpoint, *SPACED, input="the dog\na cat\n")
     assert (result.exit_code, result.stderr) == (130, "")
     assert result.stdout == "".join(ctrl_c_at_first_text) + "\n"

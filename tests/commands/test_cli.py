@@ -7,11 +7,13 @@ import shlex
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from command_line import PROMPT, SHORT, run
 from helpers import CHECKPOINTS, REPOSITORY, run_python
+from transformers import TrainingArguments
 from typer.main import get_command
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
@@ -41,11 +43,29 @@ def test_every_command_has_an_example_that_parses(command):
         pass  # a command that does not parse raises an error
 
 
+@pytest.mark.parametrize("command", ["", *(command.callback.__name__ for command in cli.app.registered_commands)])
+def test_flags_are_shown_without_a_value(command):
+    shown = run(*filter(None, [command]), "--help", env={"COLUMNS": "200"}).stdout
+    assert "--help" in shown and "<bool>" not in shown
+    assert "--model" not in shown or command == "train", "MODEL is an argument everywhere"
+
+
+def test_the_help_of_train_lists_what_a_run_takes():
+    from wedlm import WeDLMTrainingArguments
+    from wedlm.training.run_arguments import RunArguments
+
+    shown = run("train", "--help", env={"COLUMNS": "200"}).stdout
+    own = {item.name for kind in (RunArguments, WeDLMTrainingArguments) for item in fields(kind) if item.init}
+    own -= {item.name for item in fields(TrainingArguments)} - {"attn_implementation"}
+    assert own <= set(re.findall(r"--(\w+)", shown)) and "TrainingArguments" in shown
+
+
 @pytest.mark.few(8)
 def test_there_and_back(tmp_path):
     there = run("convert", CHECKPOINTS / "q3", tmp_path / "wedlm")
     assert there.exit_code == 0
     assert f"Written to {tmp_path / 'wedlm'} (MASK is token 159)." in there.stdout
+    assert there.stdout.endswith(f'Next: wedlm generate {tmp_path / "wedlm"} "Why is the sky blue?"\n')
     back = run("convert", "--to-autoregressive", tmp_path / "wedlm", tmp_path / "back")
     assert back.exit_code == 0
     assert "Note: MASK, token 159, stays" in back.stdout
@@ -152,7 +172,7 @@ def test_too_little_memory_is_one_sentence(monkeypatch):
 @pytest.mark.slow
 def test_a_terminal_that_knows_fewer_letters(checkpoint):
     result = subprocess.run(
-        [sys.executable, "-m", "wedlm", "trace", PROMPT, "--model", checkpoint, *SHORT],
+        [sys.executable, "-m", "wedlm", "trace", checkpoint, PROMPT, *SHORT],
         env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True,
     )  # fmt: skip
     assert result.returncode == 0 and b" ? " in result.stdout
@@ -167,6 +187,6 @@ def test_a_pipe_that_nobody_reads_is_no_error():
 
 
 def test_debug_shows_where_an_error_comes_from():
-    for arguments in (["generate", PROMPT, "--model", "nothing"], ["info", "nothing"]):
+    for arguments in (["generate", "nothing", PROMPT], ["info", "nothing"]):
         assert isinstance(run(*arguments).exception, SystemExit)
         assert isinstance(run(*arguments, "--debug").exception, ValueError)

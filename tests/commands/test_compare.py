@@ -30,7 +30,7 @@ def table_of(text):
 
 
 def test_compare_counts_and_finds_the_first_difference(checkpoint, loaded):
-    result = run("compare", PROMPT, "the dog", "--model", checkpoint, *SHORT)
+    result = run("compare", checkpoint, PROMPT, "the dog", *SHORT)
     assert (result.exit_code, result.stderr) == (0, "")
     for prompt, shown in zip((PROMPT, "the dog"), re.split("^> ", result.stdout, flags=re.M)[1:], strict=True):
         assert shown.startswith(prompt + "\n")
@@ -68,7 +68,7 @@ def test_the_table_fits_a_terminal(loaded):
 
 def test_compare_with_what_was_asked_for(checkpoint):
     for decoding in DECODINGS:
-        result = run("compare", PROMPT, "--model", checkpoint, *SHORT, "--decoding", decoding)
+        result = run("compare", checkpoint, PROMPT, *SHORT, "--decoding", decoding)
         assert list(table_of(result.stdout)) == list(dict.fromkeys(["autoregressive", decoding]))
 
 
@@ -79,7 +79,7 @@ def test_compare_says_same(tmp_path, loaded):
     with torch.no_grad():
         model.model.embed_tokens.weight.copy_(model.model.embed_tokens.weight[5].expand(len(tokenizer), -1))
     model.save_pretrained(folder)
-    result = run("compare", PROMPT, "--model", folder, "--max-new-tokens", 20)
+    result = run("compare", folder, PROMPT, "--max-new-tokens", 20)
     table_lines = table_of(result.stdout)
     assert [cells[-1] for cells in table_lines.values()] == ["", *["same"] * (len(table_lines) - 1)]
     assert f"{', '.join(table_lines)}:\n" in result.stdout  # the text is printed once
@@ -114,7 +114,7 @@ def test_compare_warms_up_times_alone_and_draws_the_same(checkpoint, monkeypatch
         return output
 
     monkeypatch.setattr(WeDLMForCausalLM, "generate", watched)
-    assert run("compare", PROMPT, "--model", checkpoint, *SHORT, "--temperature", 1).exit_code == 0
+    assert run("compare", checkpoint, PROMPT, *SHORT, "--temperature", 1).exit_code == 0
     seen, timed = calls[::2], calls[1::2]
     assert all(is_watched for _, is_watched, _ in seen) and not any(is_watched for _, is_watched, _ in timed)
     assert [(name, ids) for name, _, ids in seen] == [(name, ids) for name, _, ids in timed]
@@ -122,7 +122,7 @@ def test_compare_warms_up_times_alone_and_draws_the_same(checkpoint, monkeypatch
 
 
 def test_on_a_terminal_columns_fill(checkpoint, loaded):
-    result = run("compare", PROMPT, "--model", checkpoint, *SHORT, env={"FORCE_COLOR": "1", "COLUMNS": "400"})
+    result = run("compare", checkpoint, PROMPT, *SHORT, env={"FORCE_COLOR": "1", "COLUMNS": "400"})
     lines = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line) for line in result.stdout.splitlines()]
     texts = [
         generated(loaded, ids_of(loaded[1], user(PROMPT)), decoding=name)[0]

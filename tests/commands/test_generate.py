@@ -44,7 +44,7 @@ def test_the_text_is_that_of_model_generate(checkpoint, loaded, options, argumen
     inputs = ids_of(loaded[1], user(PROMPT))
     torch.manual_seed(5)
     text, output = generated(loaded, inputs, **arguments)
-    result = run("generate", PROMPT, "--model", checkpoint, *SHORT, *options)
+    result = run("generate", checkpoint, PROMPT, *SHORT, *options)
     assert (result.exit_code, result.stdout) == (0, text + "\n")
     assert_counted(result.stderr, output, inputs["input_ids"].shape[1])
     assert ("stopped at" in result.stderr) == (output.sequences[0, -1].item() != 0)  # the end token
@@ -70,23 +70,23 @@ def test_each_of_these_settings_writes_another_text(loaded):
 
 def test_raw_and_standard_input(checkpoint, loaded):
     text, _ = generated(loaded, loaded[1](PROMPT, return_tensors="pt"))
-    assert run("generate", PROMPT, "--raw", "--model", checkpoint, *SHORT).stdout == text + "\n"
-    got = run("generate", "-", "--raw", "--model", checkpoint, *SHORT, input=f"{PROMPT}\n")
+    assert run("generate", checkpoint, PROMPT, "--raw", *SHORT).stdout == text + "\n"
+    got = run("generate", checkpoint, "-", "--raw", *SHORT, input=f"{PROMPT}\n")
     assert got.stdout == text + "\n"
     assert text != generated(loaded, ids_of(loaded[1], user(PROMPT)))[0]
 
 
 def test_without_a_template_the_text_is_continued_and_one_notice_says_so(tmp_path):
     folder = save_checkpoint(tmp_path / "base", chat_template=None)
-    raw = run("generate", PROMPT, "--raw", "--model", folder, *SHORT)
-    result = run("generate", PROMPT, "--model", folder, *SHORT)
+    raw = run("generate", folder, PROMPT, "--raw", *SHORT)
+    result = run("generate", folder, PROMPT, *SHORT)
     assert result.stdout == raw.stdout
     notice = f"{folder} has no chat template, so the prompt is continued as plain text.\n"
     assert result.stderr.startswith(notice) and notice not in raw.stderr
-    for command in (("compare", PROMPT, PROMPT), ("trace", PROMPT)):
+    for command, *prompts in (("compare", PROMPT, PROMPT), ("trace", PROMPT)):
         say_that_text_is_continued.cache_clear()  # as in a process of its own
-        assert run(*command, "--model", folder, *SHORT).stderr.count(notice) == 1
-    result = run("chat", "--model", folder, input="hello\n")
+        assert run(command, folder, *prompts, *SHORT).stderr.count(notice) == 1
+    result = run("chat", folder, input="hello\n")
     assert result.exit_code == 2 and "has no chat template; use `wedlm generate`" in result.stderr
 
 
@@ -94,12 +94,12 @@ def test_without_a_temperature_nothing_is_drawn(tmp_path, loaded):
     """Not even if the checkpoint asks for draws."""
     folder = save_checkpoint(tmp_path / "drawing", do_sample=True, temperature=5.0)
     text, _ = generated(loaded, ids_of(loaded[1], user(PROMPT)))
-    assert run("generate", PROMPT, "--model", folder, *SHORT).stdout == text + "\n"
+    assert run("generate", folder, PROMPT, *SHORT).stdout == text + "\n"
 
 
 @pytest.mark.full
 def test_a_closed_pipe_ends_the_command_in_silence(endless):
-    process = start("generate", PROMPT, "--model", endless, *ENDLESS, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = start("generate", endless, PROMPT, *ENDLESS, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout.read(1)
     process.stdout.close()
     assert process.wait(TIMEOUT) == 1
@@ -108,13 +108,13 @@ def test_a_closed_pipe_ends_the_command_in_silence(endless):
 
 @pytest.mark.full
 def test_ctrl_c_ends_generate_with_130(checkpoint, ctrl_c_at_first_text):
-    result = run("generate", PROMPT, "--model", checkpoint, *SPACED)
+    result = run("generate", checkpoint, PROMPT, *SPACED)
     assert (result.exit_code, result.stderr) == (130, "")
     assert result.stdout == "".join(ctrl_c_at_first_text) + "\n"
 
 
 def test_a_draft_adapter_writes_the_text_of_its_base(checkpoint, tmp_path):
     adapter = save_adapter(tmp_path / "adapter", base=checkpoint)
-    base = run("generate", PROMPT, "--model", checkpoint, "--max-new-tokens", 40, "--decoding", "autoregressive")
-    result = run("generate", PROMPT, "--model", adapter, "--max-new-tokens", 40)
+    base = run("generate", checkpoint, PROMPT, "--max-new-tokens", 40, "--decoding", "autoregressive")
+    result = run("generate", adapter, PROMPT, "--max-new-tokens", 40)
     assert (result.exit_code, result.stdout) == (0, base.stdout), result.output

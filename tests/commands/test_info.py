@@ -146,7 +146,10 @@ def test_a_checkpoint_that_is_not_wedlm(tmp_path):
         assert run("convert", "--to-autoregressive", source, folder).exit_code == 0
         lines = shown_lines(run("info", folder))
         assert lines["kind"] == f"{family.capitalize()}, not WeDLM"
-        assert lines["what to do"].startswith(f"`wedlm convert {folder} OUT` makes a WeDLM checkpoint of it")
+        assert lines["what to do"] == (
+            f"`wedlm convert {folder} OUT` makes a WeDLM checkpoint of it, which decodes verified at once and needs "
+            "no training."
+        )
         assert "decodings" not in lines and lines["MASK token"] == "none"
         assert (
             lines["parameters"]

@@ -5,10 +5,11 @@ from typing import Annotated
 
 import pytest
 import typer
-from command_line import CONTEXT, PROMPT, run
+from command_line import CONTEXT, PROMPT, SHORT, run
 from helpers import CHECKPOINTS
 from typer.testing import CliRunner
 
+from wedlm.commands.checks import model_and_prompts
 from wedlm.commands.options import (
     Debug,
     GenerationOptions,
@@ -23,9 +24,6 @@ from wedlm.commands.options import (
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        (("--model", "nothing"), "nothing does not exist; "),
-        (("--model", "somebody/nothing"), "connect to the network, or give a folder."),
-        (("--model", CHECKPOINTS / "q3"), "has no tokenizer"),
         (("--decoding", "fast"), "decoding='fast' is unknown; choose one of 'streaming', "),
         (("--window-size", "0"), "window_size=0 is not a number of slots; "),
         (("--entropy-threshold", "-1"), "entropy_threshold=-1.0 is not an entropy; "),
@@ -35,8 +33,6 @@ from wedlm.commands.options import (
         (("--max-new-tokens", "0"), "--max-new-tokens 0 leaves no room for an answer; give 1 or more."),
         (("--max-new-tokens", 10**30), f"{10**30} is more than max_position_embeddings={CONTEXT} of this model; "),
         (("--device", "meta"), "The device 'meta' holds no weights; "),
-        (("--model", ""), "The name of the checkpoint is empty; "),
-        (("--model", __file__), "test_options.py is a file; give the folder"),
         (("--temperature", "-1"), "--temperature -1.0 is no temperature; "),
         (("--temperature", "1", "--top-p", "1.5"), "--top-p 1.5 is no share; "),
         (("--top-p", "0.5"), "--top-p 0.5 needs draws, "),
@@ -45,9 +41,77 @@ from wedlm.commands.options import (
     ids=lambda value: value[-1] if isinstance(value, tuple) else None,
 )
 def test_bad_settings_are_one_sentence_and_exit_code_2(checkpoint, command, options, sentence):
-    result = run(command, *([] if command == "chat" else [PROMPT]), "--model", checkpoint, *options)
+    result = run(command, checkpoint, *([] if command == "chat" else [PROMPT]), *options)
     assert (result.exit_code, result.stdout) == (2, "")
     assert sentence in result.stderr and result.stderr.count("\n") == 1 and result.stderr.endswith(".\n")
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "compare", "trace"])
+@pytest.mark.parametrize(
+    "model, sentence",
+    [
+        ("nothing", "nothing does not exist; "),
+        ("somebody/nothing", "connect to the network, or give a folder."),
+        (CHECKPOINTS / "q3", "has no tokenizer"),
+        ("", "The name of the checkpoint is empty; "),
+        (__file__, "test_options.py is a file; give the folder"),
+    ],
+)
+def test_a_model_that_cannot_answer_is_one_sentence(command, model, sentence):
+    result = run(command, model, *([] if command == "chat" else [PROMPT]))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert sentence in result.stderr and result.stderr.count("\n") == 1 and result.stderr.endswith(".\n")
+
+
+SENTENCE = "MODEL is the first argument since 0.3.0; the old form of this call works in 0.3 alone.\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "old", "prompts"),
+    [
+        (["Why?"], GenerationOptions.model, None, ["Why?"]),
+        (["there", "Why?"], "there", None, ["Why?"]),
+        (["there", "Why?", "How?"], "there", None, ["Why?", "How?"]),
+        (["Why?"], "there", "there", ["Why?"]),
+        (["Why is it?", "How?"], GenerationOptions.model, "", ["Why is it?", "How?"]),  # two prompts
+    ],
+)
+def test_the_model_comes_before_the_prompts(capsys, words, model, old, prompts):
+    options = GenerationOptions(model=old) if old else GenerationOptions()
+    assert model_and_prompts(words, options, None) == (GenerationOptions(model=model), prompts)
+    assert capsys.readouterr().err == ("" if old is None else SENTENCE)
+
+
+def test_a_prompt_that_is_missing_or_not_in_quotes(checkpoint):
+    with pytest.raises(ValueError, match="^.* is a checkpoint, and no PROMPT follows it; give one.$"):
+        model_and_prompts([str(checkpoint)], GenerationOptions(), 1)
+    with pytest.raises(ValueError, match="^'is' follows the prompt 'why', and this command takes one; put quotes"):
+        model_and_prompts(["model", "why", "is"], GenerationOptions(), 1)
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_the_old_option_names_the_model_too(checkpoint, command):
+    prompt = [] if command == "chat" else [PROMPT]
+    new, old = (
+        run(command, *words, *SHORT, input="") for words in ([checkpoint, *prompt], [*prompt, "--model", checkpoint])
+    )
+    assert (old.exit_code, old.stdout) == (0, new.stdout) and SENTENCE in old.stderr and SENTENCE not in new.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("generate x --dtype fp16", "--dtype fp16 is not accepted; pass auto, float32, bfloat16 or float16."),
+        ("generate x --seed=y", "--seed y is not accepted; pass a whole number."),
+        ("adapt a b --minutes soon", "--minutes soon is not accepted; pass a number."),
+        ("serve --port 99999", "--port 99999 is not accepted; pass a whole number from 0 to 65535."),
+        ("serve --max-batch-size 0", "--max-batch-size 0 is not accepted; pass a whole number, 1 or more."),
+        ("eval --window-size 3 --window-size x", "--window-size 3, x is not accepted; pass a whole number."),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_one_sentence_with_what_is_accepted(words, sentence):
+    result = run(*words.split())
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", sentence + "\n")
 
 
 def test_each_field_of_the_dataclass_becomes_an_option():

@@ -304,7 +304,7 @@ def test_no_text_becomes_markup():
 @pytest.mark.parametrize("where", ["no/such/folder/trace.html", "."])
 def test_a_page_that_cannot_be_written_is_refused_at_once(tmp_path, where, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = run("trace", "x", "--html", where, "--model", "nothing/here")
+    result = run("trace", "nothing/here", "x", "--html", where)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
         f"--html {where} cannot be written; give the name of a file in a folder that you may write to.\n"

@@ -63,7 +63,7 @@ def test_an_adapter_is_published(tmp_path):
         (REPORT_FILE, "{}"),
         (GENERATION_FILE, "{}"),
         (PLOT_FILE, "png"),
-        ("README.md", "Use\n\n```bash\nwedlm generate --model made x\n```\n"),
+        ("README.md", "Use\n\n```bash\nwedlm generate made x\n```\n"),
     ):
         (made / name).write_text(text, encoding="utf-8")
     publish(made, tmp_path / "published")
@@ -73,7 +73,7 @@ def test_an_adapter_is_published(tmp_path):
     card = (tmp_path / "published" / "README.md").read_text(encoding="utf-8")
     assert "Apache License 2.0" in card
     for shown, folder in ((card, tmp_path / "published"), ((PUBLISHED / "README.md").read_text("utf-8"), "hub_card/")):
-        assert f"after `make real-model`:\n\n```bash\nwedlm generate --model {folder}" in shown
+        assert f"after `make real-model`:\n\n```bash\nwedlm generate {folder}" in shown
 
 
 def test_prompts_come_from_the_known_file_only(tmp_path, monkeypatch):

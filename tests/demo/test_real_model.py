@@ -95,9 +95,7 @@ def test_answers_equal_those_of_llama(converted, tokenizer, stock_answers, decod
 
 
 def test_the_command_line_answers_in_english():
-    result = CliRunner().invoke(
-        cli.app, ["generate", "--model", str(CONVERTED), QUESTIONS[0], "--max-new-tokens", "40"]
-    )
+    result = CliRunner().invoke(cli.app, ["generate", str(CONVERTED), QUESTIONS[0], "--max-new-tokens", "40"])
     assert result.exit_code == 0, result.output
     assert "sky" in result.stdout and "light" in result.stdout
 

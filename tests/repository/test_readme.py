@@ -6,7 +6,9 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from importlib import import_module
+from io import StringIO
 
 import pytest
 from helpers import REPOSITORY
@@ -60,7 +62,7 @@ def test_every_block_compiles(block):
 @pytest.mark.full
 def test_the_code_runs_in_its_order(newcomers_folder):
     """All of it in one process, and the server in another."""
-    namespace, server, printed = {}, None, ""
+    namespace, server, printed, answers = {}, None, "", []
     try:
         for block in BLOCKS:
             if block.note in {BY_HAND, *ELSEWHERE}:
@@ -74,7 +76,11 @@ def test_the_code_runs_in_its_order(newcomers_folder):
                 port = re.search(r"http://127\.0\.0\.1:(\d+)/v1", server.stdout.readline())[1]
             elif block.language == "python":
                 code = block.code.replace(":8000/v1", f":{port}/v1") if block.note == CLIENT else block.code
-                exec(compile(code, "README.md", "exec"), namespace)
+                with redirect_stdout(StringIO()) as output:
+                    exec(compile(code, "README.md", "exec"), namespace)
+                shown = re.findall(r"^print\(.*\)  # prints: (.*)$", block.code, re.MULTILINE)
+                assert shown == output.getvalue().splitlines()[-len(shown) :][: len(shown)], block.code
+                answers += shown
             else:
                 for _, *arguments in block.commands():
                     result = CliRunner().invoke(app, arguments)
@@ -84,6 +90,7 @@ def test_the_code_runs_in_its_order(newcomers_folder):
         if server is not None:
             server.kill()
             server.wait()
+    assert answers == ["It is Lima."], "what the Trainer has taught"
     assert "It is Lima." in printed, "what LoRA has learned"
     assert (newcomers_folder / "trace.html").exists() and (newcomers_folder / "my-wedlm" / "window.py").exists()
 

@@ -5,6 +5,7 @@ import json
 import warnings
 
 import pytest
+import torch
 from training_runs import CONFIGS
 
 from wedlm import WeDLMTrainingArguments
@@ -15,6 +16,12 @@ def test_the_defaults_are_those_of_the_paper(tmp_path):
     _, training = parse(["--model", "a", "--train_data", "b", "--output_dir", str(tmp_path)])
     assert (training.block_size, training.ar_loss_weight, training.loss_weighting) == (32, 1.0, "weighted")
     assert training.suffix_mask_probability == 0
+
+
+def test_a_machine_without_an_accelerator_trains_on_its_cpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    training = WeDLMTrainingArguments(str(tmp_path), bf16=True)
+    assert training.use_cpu and training.device.type == "cpu"
 
 
 def test_gradient_checkpointing_needs_no_newer_name(tmp_path):

@@ -92,6 +92,6 @@ def test_a_merge_that_cannot_be(tmp_path, place):
 
 def test_a_draft_adapter_is_not_merged(place, tmp_path):
     adapter = save_adapter(tmp_path / "adapter", base=place / "model")
-    with pytest.raises(CheckpointError, match="adapter is a draft adapter, which cannot be merged: .* as --model"):
+    with pytest.raises(CheckpointError, match="adapter is a draft adapter, which cannot be merged: .* as MODEL"):
         merge_adapter(str(adapter), tmp_path / "merged")
     assert not (tmp_path / "merged").exists()

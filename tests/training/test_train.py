@@ -19,7 +19,7 @@ from wedlm.checkpoints.load import load_checkpoint
 from wedlm.training.data import DataSummary
 from wedlm.training.errors import TrainingError
 from wedlm.training.run_arguments import RunArguments
-from wedlm.training.train import convert_model, load_model, print_summaries, read_config_and_tokenizer
+from wedlm.training.train import convert_model, load_model, next_command, print_summaries, read_config_and_tokenizer
 
 # --- Its results ---
 
@@ -28,6 +28,7 @@ from wedlm.training.train import convert_model, load_model, print_summaries, rea
 def test_full_fine_tuning(place, full_run):
     out = full_run.folder
     assert "10 records read, 10 samples" in full_run.printed
+    assert full_run.printed.endswith(f'Written to {out}.\nNext: wedlm generate {out} "Why is the sky blue?"\n')
     model = AutoModelForCausalLM.from_pretrained(out)
     assert model.dtype == torch.float32  # trained in float32, with bf16 as the type of its products
     before = AutoModelForCausalLM.from_pretrained(place / "model")
@@ -256,6 +257,18 @@ def test_a_model_without_mask_token_id_is_refused(place, tmp_path):
     folder = copy_with(place / "model", tmp_path / "maskless", "config.json", mask_token_id=None)
     with pytest.raises(TrainingError, match="model=.*maskless has no mask_token_id in its config; set it there"):
         load_model(folder, RunArguments(folder, []), arguments())
+
+
+@pytest.mark.parametrize(
+    ("objective", "rank", "command"),
+    [
+        ("dual_stream", 0, 'wedlm generate out "Why is the sky blue?"'),
+        ("dual_stream", 4, "wedlm merge out out-merged"),
+        ("draft", 4, 'wedlm generate out "Why is the sky blue?"'),
+    ],
+)
+def test_the_next_command(objective, rank, command):
+    assert next_command(RunArguments("model", [], lora_r=rank), arguments(objective=objective)) == command
 
 
 # --- The documentation ---

@@ -14,7 +14,7 @@ from peft import LoraConfig, get_peft_model
 from processes import run_two_processes
 from stock_checkpoints import save_stock, save_tokenizer
 from training_runs import CONFIGS
-from transformers import AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
 
 from wedlm import DualStreamCollator, WeDLMTrainer, WeDLMTrainingArguments, convert_to_wedlm
 from wedlm.modeling_wedlm.hub_code import flat_files
@@ -550,6 +550,32 @@ def test_the_summary_of_records_is_printed_once(tmp_path, capsys):
     with patch.object(type(args), "process_index", 1):
         prepared(records, tokenizer, args)
     assert not capsys.readouterr().out
+
+
+def test_a_name_is_loaded_with_its_tokenizer(place, tmp_path):
+    records = Dataset.from_list([{"text": "a b c"}])
+    trainer = WeDLMTrainer(str(place / "model"), arguments(tmp_path), train_dataset=records)
+    assert type(trainer.model).__name__ == "WeDLMForCausalLM" and trainer.model.dtype == torch.float32
+    assert trainer.processing_class.mask_token_id == trainer.model.config.mask_token_id
+    assert len(trainer.train_dataset) == 1
+    given = AutoTokenizer.from_pretrained(place / "model")
+    assert WeDLMTrainer(place / "model", arguments(tmp_path), processing_class=given).processing_class is given
+
+
+def test_a_stock_model_is_refused_with_the_line_that_converts_it(place, lora_run, tmp_path):
+    line = f"`wedlm convert {place / 'qwen'} OUT` makes a WeDLM checkpoint of it"
+    model = AutoModelForCausalLM.from_pretrained(place / "qwen")
+    for given in (model, get_peft_model(model, LoraConfig())):
+        with pytest.raises(
+            ValueError, match=f"^model is a .*, and WeDLMTrainer trains a WeDLM; {line}, and W.* as model"
+        ):
+            WeDLMTrainer(given, arguments(tmp_path))
+    with pytest.raises(ValueError, match=f"^{place / 'qwen'} is of model_type 'qwen3', .*; {line}.$"):
+        WeDLMTrainer(place / "qwen", arguments(tmp_path))
+    with pytest.raises(ValueError, match=f"^{lora_run} is an adapter; `wedlm merge {lora_run} OUT` makes a whole"):
+        WeDLMTrainer(lora_run, arguments(tmp_path))
+    with pytest.raises(ValueError, match="^nowhere does not exist; give the folder of a checkpoint, or a name"):
+        WeDLMTrainer("nowhere", arguments(tmp_path))
 
 
 def test_refusals(tmp_path):

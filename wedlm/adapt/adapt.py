@@ -5,8 +5,10 @@ A stopped run goes on where it was stopped when the same command is given again.
 
 import json
 import shutil
+import sys
 from datetime import timedelta
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -17,8 +19,8 @@ from wedlm.adapt.answers import answer_all, expected_minutes
 from wedlm.adapt.measure import measure
 from wedlm.adapt.prompt_ids import check_prompts
 from wedlm.adapt.report import write_adapter_report
-from wedlm.adapt.settings import FILES, AdaptSettings, Places, record_settings
-from wedlm.adapt.tasks import Tasks, read_tasks
+from wedlm.adapt.settings import FILES, AdaptError, AdaptSettings, Places, record_settings
+from wedlm.adapt.tasks import Tasks
 from wedlm.adapt.train_adapter import LOG_FILE, train_adapter
 from wedlm.checkpoints.attach import fingerprint_on_disk
 from wedlm.checkpoints.convert import convert_to_wedlm
@@ -33,12 +35,18 @@ from wedlm.checkpoints.resolve import (
 )
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
+ON_A_CPU = (
+    "On a CPU no adapter has made decoding faster over all prompts: the converted model alone, whose drafts are "
+    "looked up in the text, was as fast (docs/adapt.md, When it pays)."
+)
 
-def adapt(settings: AdaptSettings, places: Places, overwrite: bool = False) -> None:
+
+def adapt(settings: AdaptSettings, tasks: Tasks, places: Places, overwrite: bool = False) -> None:
     """Makes a draft adapter, and prints its table.
 
     Args:
         settings (`AdaptSettings`): The settings.
+        tasks (`Tasks`): The prompts.
         places (`Places`): The folders. `check_adapt` has accepted both.
         overwrite (`bool`, *optional*, defaults to `False`): Whether OUT may hold an adapter, which is replaced.
     """
@@ -46,24 +54,43 @@ def adapt(settings: AdaptSettings, places: Places, overwrite: bool = False) -> N
     # Processes wait for each other behind conversion and answers, which take hours.
     state = PartialState(cpu=on_cpu, timeout=timedelta(days=7))
     logging.set_verbosity_error()
-    tasks = read_tasks(settings)
-    base = wedlm_base(settings.model, places, state)
-    answer(settings, tasks, base, places.work, state)
-    tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
-    adapter = train_adapter(settings, base, tokenizer, places.work)
+    if on_cpu:
+        say(ON_A_CPU, state)
+    try:
+        base = wedlm_base(settings.model, places, state, overwrite)
+        answer(settings, tasks, base, places.work, state)
+        tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
+        adapter = train_adapter(settings, base, tokenizer, places.work)
+    except KeyboardInterrupt:
+        if state.is_main_process:
+            print(f"\nStopped; the same command goes on from {places.work}.", file=sys.stderr)
+        raise
     if state.is_main_process:
+        say("The prompts that were held out are answered token by token and verified.", state)
         results = measure(settings, tasks, adapter, places.work)
         finish(settings, results, adapter, places, overwrite)
 
 
-def wedlm_base(model: str, places: Places, state: PartialState) -> str:
+def say(sentence: str, state: PartialState) -> None:
+    """Prints a sentence at once, in a pipe too; one of several processes does."""
+    if state.is_main_process:
+        print(sentence, flush=True)
+
+
+def wedlm_base(model: str, places: Places, state: PartialState, overwrite: bool) -> str:
     """Returns the model itself if it is a WeDLM, and otherwise the folder of the WeDLM that it is converted to."""
     folder = checkpoint_folder(model, with_weights=True)
     if read_config(model, folder).get("model_type") == MODEL_TYPE:
         return model
     with state.main_process_first():
         is_there = places.base.exists()
-        if not is_there or fingerprint_on_disk(places.base) != fingerprint_on_disk(folder):  # of another model
+        if not is_there or fingerprint_on_disk(places.base) != fingerprint_on_disk(folder):
+            if is_there and not overwrite:
+                raise AdaptError(
+                    f"{places.base} exists and is no copy of {model}; pass --overwrite to replace it, or choose "
+                    "another OUT."
+                )
+            say(f"{model} is converted to {places.base}, a copy which the adapter will need.", state)
             for note in convert_to_wedlm(model, places.base, overwrite=is_there).notes:
                 print(f"Note: {note}")
     return str(places.base)
@@ -76,6 +103,7 @@ def answer(settings: AdaptSettings, tasks: Tasks, base: str, work: Path, state: 
         model, tokenizer = load_checkpoint(
             base, settings.dtype, settings.device or state.device.type, only_decodes=True
         )
+        say("The model is loaded, and a few tokens are timed.", state)
         note = check_prompts(model, tokenizer, tasks, settings)
         if state.is_main_process:
             record_settings(settings, work)
@@ -83,7 +111,7 @@ def answer(settings: AdaptSettings, tasks: Tasks, base: str, work: Path, state: 
                 print(note)
             asked = [task for file in files for task in getattr(tasks, file.stem)]
             measured = [*tasks.held_out, *tasks.also]
-            print(expected_minutes(model, tokenizer, asked, measured, settings, state.num_processes))
+            say(expected_minutes(model, tokenizer, asked, measured, settings, state.num_processes), state)
         for file in files:
             answer_all(model, tokenizer, getattr(tasks, file.stem), settings, file)
 
@@ -95,5 +123,12 @@ def finish(settings: AdaptSettings, results: dict[str, Any], adapter: Path, plac
         for name in (ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE):
             shutil.copyfile(adapter / name, new / name)
         write_adapter_report(settings, results, new, places.out.name)
-    needed = f"{places.base} is its base and must stay; " if places.base.exists() else ""
-    print(f"Written to {places.out}; {needed}{places.work} keeps the answers and can be removed.")
+    needed = f"{places.base} ({size(places.base)}) is its base and must stay; " if places.base.exists() else ""
+    print(
+        f"Written to {places.out}; {needed}{places.work} ({size(places.work)}) keeps the answers and can be removed.\n"
+        f'Next: wedlm generate {quote(str(places.out))} "Why is the sky blue?"'
+    )
+
+
+def size(folder: Path) -> str:
+    return f"{sum(file.stat().st_size for file in folder.rglob('*') if file.is_file()) / 1e6:,.1f} MB"

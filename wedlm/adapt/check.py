@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from wedlm.adapt.settings import AdaptError, AdaptSettings, Places, check_settings
-from wedlm.adapt.tasks import read_tasks
+from wedlm.adapt.tasks import Tasks, read_tasks
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.new_folder import check_apart, check_out
 from wedlm.checkpoints.resolve import (
@@ -22,8 +22,8 @@ from wedlm.checkpoints.stock_families import STOCK_FAMILIES
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 
-def check_adapt(settings: AdaptSettings, places: Places, overwrite: bool) -> None:
-    """Refuses a model, files, or an OUT that no adapter can be made with."""
+def check_adapt(settings: AdaptSettings, places: Places, overwrite: bool) -> Tasks:
+    """Refuses a model, files, or an OUT that no adapter can be made with; returns the prompts."""
     check_out(places.out, overwrite)
     if draft_adapter(settings.model) is not None:
         raise CheckpointError(
@@ -40,10 +40,21 @@ def check_adapt(settings: AdaptSettings, places: Places, overwrite: bool) -> Non
     if Path(settings.model).is_dir():
         check_weights(settings.model, folder)
     check_apart(places.out, folder)
-    read_tasks(settings)
+    tasks = read_tasks(settings)
     start = settings.start_from
     if start is not None and not (has_draft_type(start) and (start / ADAPTER_WEIGHTS).is_file()):
         raise AdaptError(f"--start-from {start} is no folder of a draft adapter; give one, or leave it out.")
     if start is not None and (rank := read_json(start / ADAPTER_FILE).get("r")) != settings.rank:
         raise AdaptError(f"--start-from {start} has the rank {rank}, and not {settings.rank}; pass --rank {rank}.")
     check_settings(settings, places.work)
+    return tasks
+
+
+def what_is_done(settings: AdaptSettings, tasks: Tasks) -> str:
+    """The first line of the command, before the minutes in which torch is imported and the model is loaded."""
+    how_long = f"for {settings.minutes:g} minutes" if settings.steps is None else f"in {settings.steps:,} steps"
+    return (
+        f"{settings.model} answers {sum(task.answer is None for task in tasks.train + tasks.held_out):,} prompts, an "
+        f"adapter is trained on the answers {how_long}, and {len(tasks.held_out) + len(tasks.also):,} prompts are "
+        "measured; how long this takes is said when the model is loaded. After a stop the same command goes on."
+    )

@@ -20,7 +20,7 @@ A draft adapter of rank {rank} for {model}. It is a LoRA and an embedding of MAS
 is MASK, and nowhere else. So verified decoding with it writes the text of its base, up to rounding, in fewer forwards.
 
 ```bash
-wedlm generate --model {name} "Why is the sky blue?"
+wedlm generate {name} "Why is the sky blue?"
 ```
 
 `wedlm export {name} REPOSITORY` makes one repository of the base and the adapter, for the Hub; with `--adapter-only`
@@ -48,6 +48,10 @@ def write_adapter_report(settings: AdaptSettings, results: dict[str, Any], folde
     card = CARD.format(name=name, rank=settings.rank, model=model, title=section.title, text=section.text)
     (folder / "README.md").write_text(card, encoding="utf-8")
     print(table_of(results))
+    print(
+        "Tokens/s are medians over the prompts. Times as fast is the median of the ratios of single prompts, with its "
+        "quartiles, and not the ratio of these medians."
+    )
 
 
 def plot(results: dict[str, Any], path: Path) -> None:

@@ -208,6 +208,8 @@ def number_of_steps(settings: AdaptSettings, base: str, tokenizer: PreTrainedTok
         return settings.steps
     file, state = work / STEPS_FILE, PartialState()
     if not file.exists():
+        if state.is_main_process:
+            print(f"{PROBED_STEPS} steps of the training are timed.", flush=True)
         never = {"save_strategy": "no", "eval_strategy": "no", "logging_strategy": "no"}
         training = arguments(settings, base, work / "training", state, max_steps=PROBED_STEPS, **never)
         trainer, clock = new_trainer(settings, base, tokenizer, training, work, is_probe=True), Clock()
@@ -216,7 +218,7 @@ def number_of_steps(settings: AdaptSettings, base: str, tokenizer: PreTrainedTok
         if state.is_main_process:
             seconds = (clock.times[-1] - clock.times[0]) / (PROBED_STEPS - 1)
             steps = max(PROBED_STEPS, round(60 * settings.minutes / seconds))
-            print(f"A step takes {seconds:.1f} s, so the adapter is trained for {steps} steps.")
+            print(f"A step takes {seconds:.1f} s, so the adapter is trained for {steps} steps.", flush=True)
             write_whole(file, json.dumps({"steps": steps, "seconds_per_step": seconds}) + "\n")
         state.wait_for_everyone()
     try:

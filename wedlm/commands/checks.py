@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from wedlm.evaluation.tuning import Example
     from wedlm.hub_card.options import CardOptions
 
+MOVED = "MODEL is the first argument since 0.3.0; the old form of this call works in 0.3 alone."
 CHOICES = ("num_fewshot", "limit", "batch_size", "system_instruction", "max_new_tokens", "temperature", "seed")
 
 
@@ -40,6 +41,35 @@ def check_generation(options: GenerationOptions | ServeOptions) -> None:
     arguments = options.arguments() if isinstance(options, GenerationOptions) else decoding_arguments(options)
     check_parameters(SimpleNamespace(**DEFAULTS | arguments))
     wedlm_folder(options.model, with_weights=False)
+
+
+def model_and_prompts(
+    words: list[str], options: GenerationOptions, most: int | None
+) -> tuple[GenerationOptions, list[str]]:
+    """Divides the words of a command line: MODEL comes first, and may be left out before a single PROMPT.
+
+    Args:
+        words (`list[str]`): The words.
+        options (`GenerationOptions`): The options, which get the model.
+        most (`int`, *optional*): The largest number of prompts; None for any number.
+    """
+    from wedlm.checkpoints.new_folder import is_checkpoint
+
+    prompts = words
+    if options.model != GenerationOptions.model:
+        print(MOVED, file=sys.stderr)
+    elif len(words) > 1 and " " in words[0] and not Path(words[0]).exists() and most is None:
+        print(MOVED, file=sys.stderr)  # several prompts for the demo checkpoint
+    elif len(words) > 1:
+        options, prompts = replace(options, model=words[0]), words[1:]
+    elif words[0] and is_checkpoint(Path(words[0])):
+        raise ValueError(f"{words[0]} is a checkpoint, and no PROMPT follows it; give one.")
+    if most is not None and len(prompts) > most:
+        raise ValueError(
+            f"{prompts[1]!r} follows the prompt {prompts[0]!r}, and this command takes one; put quotes around a "
+            "prompt."
+        )
+    return options, [read_prompt(prompt) for prompt in prompts]
 
 
 @contextmanager

@@ -3,10 +3,13 @@
 import atexit
 import gc
 import io
+import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -15,16 +18,20 @@ import typer
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.commands.checks import (
+    MOVED,
     check_export,
     check_export_for_vllm,
     check_generation,
     check_readable,
     check_source_and_out,
+    model_and_prompts,
     plan_eval,
     plan_tune,
-    read_prompt,
 )
+from wedlm.commands.command import Command, Group, TrainCommand
 from wedlm.commands.options import (
+    DEMO,
+    MODEL_HELP,
     AdaptOptions,
     Debug,
     EvalOptions,
@@ -44,11 +51,14 @@ if TYPE_CHECKING:
     from wedlm.hub_card.export import Exported
 
 app = typer.Typer(
-    help="WeDLM, a language model that decodes several tokens per forward.",
+    cls=Group,
+    help="WeDLM, a language model that decodes several tokens per forward. MODEL is the first argument of every "
+    "command; where it may be left out, that means the demo checkpoint.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+command = partial(app.command, cls=Command)
 
 
 def show_version(is_asked_for: bool) -> None:
@@ -122,42 +132,52 @@ def extra(name: str) -> Iterator[None]:
         ) from error
 
 
-PROMPT_HELP = "The text to answer; - reads it from standard input. Put -- before a text that begins with -."
-Prompt = Annotated[str, typer.Argument(help=PROMPT_HELP, metavar="PROMPT")]
+WORDS_HELP = (
+    "MODEL is a checkpoint: a folder, or a name on the Hub; left out, the demo checkpoint. PROMPT is the text to "
+    "answer; - reads it from standard input. Put -- before a text that begins with -."
+)
+Words = Annotated[list[str], typer.Argument(help=WORDS_HELP, metavar="[MODEL] PROMPT")]
 Raw = Annotated[bool, typer.Option("--raw", help="Continue the text without the chat template.")]
 
 
-@app.command(epilog='Example: wedlm generate "Count by 5 from 10 to 60."')
+@command(epilog='Example: wedlm generate "Count by 5 from 10 to 60."')
 @with_options
 def generate(
-    prompt: Prompt,
+    words: Words,
     options: GenerationOptions,
     raw: Raw = False,
 ) -> None:
     """Answer PROMPT, and print the text while it is decoded. Standard output gets only the text."""
     with refusals(options.debug):
-        prompt = read_prompt(prompt)
+        options, (prompt,) = model_and_prompts(words, options, most=1)
         check_generation(options)
         from wedlm.commands.generate import generate
 
         generate(prompt, options, raw)
 
 
-@app.command(epilog="Example: wedlm chat --decoding streaming")
+@command(epilog="Example: wedlm chat --decoding streaming")
 @with_options
-def chat(options: GenerationOptions) -> None:
+def chat(
+    options: GenerationOptions,
+    checkpoint: Annotated[str | None, typer.Argument(help=MODEL_HELP, metavar="MODEL", show_default=DEMO)] = None,
+) -> None:
     """Hold a conversation; earlier turns stay in the cache. In the chat, /help lists the commands."""
     with refusals(options.debug):
+        if checkpoint is not None:
+            options = replace(options, model=checkpoint)
+        elif options.model != GenerationOptions.model:
+            typer.echo(MOVED, err=True)
         check_generation(options)
         from wedlm.commands.chat import chat
 
         chat(options)
 
 
-@app.command(epilog='Example: wedlm compare "Count by 5 from 10 to 60."')
+@command(epilog='Example: wedlm compare "Count by 5 from 10 to 60."')
 @with_options
 def compare(
-    prompts: Annotated[list[str], typer.Argument(help=PROMPT_HELP, metavar="PROMPT...")],
+    words: Annotated[list[str], typer.Argument(help=WORDS_HELP, metavar="[MODEL] PROMPT...")],
     options: GenerationOptions,
     raw: Raw = False,
 ) -> None:
@@ -166,17 +186,17 @@ def compare(
     With --decoding, compare only that decoding with autoregressive decoding.
     """
     with refusals(options.debug):
-        prompts = [read_prompt(prompt) for prompt in prompts]
+        options, prompts = model_and_prompts(words, options, most=None)
         check_generation(options)
         from wedlm.commands.compare import compare
 
         compare(prompts, options, raw)
 
 
-@app.command(epilog='Example: wedlm trace "Count by 5 from 10 to 60." --html trace.html')
+@command(epilog='Example: wedlm trace "Count by 5 from 10 to 60." --html trace.html')
 @with_options
 def trace(
-    prompt: Prompt,
+    words: Words,
     options: GenerationOptions,
     raw: Raw = False,
     html: Annotated[
@@ -195,7 +215,7 @@ def trace(
     Verified decoding shows drafts in open slots, the number of accepted drafts, and the draft that was refuted.
     """
     with refusals(options.debug):
-        prompt = read_prompt(prompt)
+        options, (prompt,) = model_and_prompts(words, options, most=1)
         if html is not None:
             check_writable("--html", html)
         check_generation(options)
@@ -204,7 +224,7 @@ def trace(
         trace(prompt, options, raw, html)
 
 
-@app.command(epilog="Example: wedlm info tencent/WeDLM-8B-Instruct")
+@command(epilog="Example: wedlm info tencent/WeDLM-8B-Instruct")
 def info(
     model: Model = str(DEMO_FOLDER),
     debug: Debug = False,
@@ -219,7 +239,7 @@ def info(
         info(model)
 
 
-@app.command(epilog="Example: wedlm convert Qwen/Qwen3-8B qwen3-8b-wedlm")
+@command(epilog="Example: wedlm convert Qwen/Qwen3-8B qwen3-8b-wedlm")
 def convert(
     source: Source,
     out: Annotated[str, typer.Argument(help="The new folder for the result.")],
@@ -242,9 +262,12 @@ def convert(
         typer.echo(f"Note: {note}")
     mask = "no MASK token" if result.mask_token_id is None else f"MASK is token {result.mask_token_id}"
     typer.echo(f"Written to {result.folder} ({mask}).")
+    if not to_autoregressive:
+        typer.echo(f'Next: wedlm generate {shlex.quote(str(result.folder))} "Why is the sky blue?"')
 
 
 @app.command(
+    cls=TrainCommand,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     epilog="Example: wedlm train lora.yaml --learning_rate 1e-4",
 )
@@ -255,7 +278,10 @@ def train(
 ) -> None:
     """Train a WeDLM checkpoint, or a stock one that is converted first: the whole model, LoRA or QLoRA.
 
-    After CONFIG, any argument may follow as --name value; it overrides the file. docs/train.md lists the arguments.
+    CONFIG has lines such as `model: NAME`. Behind it any argument may follow as --name value; it overrides the file.
+
+    All arguments of transformers' TrainingArguments are taken too, such as --output_dir, --learning_rate,
+    --num_train_epochs and --resume_from_checkpoint true: https://huggingface.co/docs/transformers/main_classes/trainer
     """
     with refusals(debug), extra("train"):
         from wedlm.training.run_arguments import check_before_torch
@@ -267,7 +293,7 @@ def train(
         train(arguments)
 
 
-@app.command(epilog="Example: wedlm merge out/lora merged")
+@command(epilog="Example: wedlm merge out/lora merged")
 def merge(
     adapter: Annotated[str, typer.Argument(help="The folder of a PEFT adapter.")],
     out: Annotated[str, typer.Argument(help="The new folder for the result.")],
@@ -282,7 +308,7 @@ def merge(
     typer.echo(f"Written to {folder}.")
 
 
-@app.command(
+@command(
     epilog="Example: wedlm export out/full my-wedlm --license apache-2.0 --base-model Qwen/Qwen3-8B --eval eval.json"
 )
 @with_options
@@ -337,7 +363,7 @@ def export_for_vllm(options: ExportOptions) -> "Exported":
     return export_for_vllm(options.model, options.out, options.target, overwrite=options.overwrite)
 
 
-@app.command(epilog="Example: wedlm adapt Qwen/Qwen3-8B drafts --prompts prompts.jsonl --minutes 60")
+@command(epilog="Example: wedlm adapt Qwen/Qwen3-8B drafts --prompts prompts.jsonl --minutes 60")
 @with_options
 def adapt(options: AdaptOptions) -> None:
     """Make a draft adapter: MODEL keeps its words, and verified decoding writes several of them per forward.
@@ -346,18 +372,20 @@ def adapt(options: AdaptOptions) -> None:
     same command continues. docs/adapt.md says what it costs and brings.
     """
     with refusals(options.debug), extra("train"):
-        from wedlm.adapt.check import check_adapt
+        from wedlm.adapt.check import check_adapt, what_is_done
         from wedlm.adapt.settings import AdaptSettings, Places
 
         settings = AdaptSettings(**{field.name: getattr(options, field.name) for field in fields(AdaptSettings)})
         places = Places(options.out.resolve())
-        check_adapt(settings, places, options.overwrite)
+        tasks = check_adapt(settings, places, options.overwrite)
+        if os.environ.get("RANK", "0") == "0":  # torch, which knows the processes, is imported later
+            typer.echo(what_is_done(settings, tasks))
         from wedlm.adapt.adapt import adapt
 
-        adapt(settings, places, options.overwrite)
+        adapt(settings, tasks, places, options.overwrite)
 
 
-@app.command(epilog="Example: wedlm serve tencent/WeDLM-8B-Instruct --dtype bfloat16 --port 8000")
+@command(epilog="Example: wedlm serve tencent/WeDLM-8B-Instruct --dtype bfloat16 --port 8000")
 @with_options
 def serve(options: ServeOptions) -> None:
     """Serve one model in OpenAI's protocol: chat and completions, streamed or not, many at once.
@@ -380,7 +408,7 @@ def serve(options: ServeOptions) -> None:
         )
 
 
-@app.command(epilog="Example: wedlm eval --recipe demo --run-code --limit 20")
+@command(epilog="Example: wedlm eval --recipe demo --run-code --limit 20")
 @with_options
 def eval(options: EvalOptions) -> None:
     """Score MODEL on tasks of lm-eval, and show the score and the speed of each decoding.
@@ -394,7 +422,7 @@ def eval(options: EvalOptions) -> None:
         run_eval(options, asked)
 
 
-@app.command(epilog="Example: wedlm tune my-wedlm --data questions.jsonl --max-quality-loss 1%")
+@command(epilog="Example: wedlm tune my-wedlm --data questions.jsonl --max-quality-loss 1%")
 @with_options
 def tune(options: TuneOptions) -> None:
     """Find the fastest decoding that keeps quality on your own examples, and write it into generation_config.json.

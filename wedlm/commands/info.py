@@ -8,6 +8,7 @@ from wedlm.checkpoints.architectures import family_of
 from wedlm.checkpoints.facts import Facts, dtype_name, read_facts
 from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, how_to_convert
 from wedlm.checkpoints.shards import read_json
+from wedlm.checkpoints.stock_families import STOCK_FAMILIES
 from wedlm.generation.parameters import DEFAULTS
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
@@ -48,10 +49,10 @@ def described(facts: Facts) -> list[tuple[str, str]]:
         ),
     ]
     if not is_wedlm:
-        return [
-            *result,
-            ("what to do", f"{how_to_convert(facts.name, facts.model_type)}, which has then to be trained."),
-        ]
+        what = how_to_convert(facts.name, facts.model_type)
+        if facts.model_type in STOCK_FAMILIES:
+            what += ", which decodes verified at once and needs no training"
+        return [*result, ("what to do", f"{what}.")]
     return [
         *result,
         ("generation", settings(facts.generation)),

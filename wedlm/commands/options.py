@@ -19,10 +19,9 @@ def option(help: str, panel: str = "Decoding", show_default: bool | str = False)
     return typer.Option(help=help, rich_help_panel=panel, show_default=show_default)
 
 
-Model = Annotated[
-    str, typer.Argument(help="A checkpoint: a folder, or a name on the Hub.", show_default="the demo checkpoint")
-]
-Source = Annotated[str, typer.Argument(help="A checkpoint: a folder, or a name on the Hub.")]
+MODEL_HELP, DEMO = "A checkpoint: a folder, or a name on the Hub.", "the demo checkpoint"
+Model = Annotated[str, typer.Argument(help=MODEL_HELP, metavar="MODEL", show_default=DEMO)]
+Source = Annotated[str, typer.Argument(help=MODEL_HELP)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
@@ -57,9 +56,7 @@ OutFile = Annotated[Path, typer.Option(help="The file for all numbers.", metavar
 class GenerationOptions:
     """Options of the commands that generate text; None leaves the choice to the checkpoint."""
 
-    model: Annotated[
-        str, option("A WeDLM checkpoint: a folder, or a name on the Hub.", "Model", show_default="the demo checkpoint")
-    ] = str(DEMO_FOLDER)
+    model: Annotated[str, typer.Option("--model", hidden=True)] = str(DEMO_FOLDER)  # an argument since 0.3
     dtype: Dtype = "auto"
     device: Device = None
     decoding: Decoding = None

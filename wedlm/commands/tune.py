@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rich.table import Table
@@ -130,6 +131,7 @@ def write_config(options: TuneOptions, config: dict[str, Any], taken: dict[str, 
     config = config | {name: taken[name] for name in names}
     write_whole(options.model / GENERATION_FILE, json.dumps(config, indent=2) + "\n")
     print(f"Written into {options.model / GENERATION_FILE}; every number is in {options.out}.", file=sys.stderr)
+    print(f'Next: wedlm generate {quote(str(options.model))} "Why is the sky blue?"', file=sys.stderr)
     if config.get("do_sample"):
         print(f"{GENERATION_FILE} says do_sample, and the settings were compared on greedy texts.", file=sys.stderr)
 

@@ -87,7 +87,7 @@ def publish(adapter: Path, out: Path) -> None:
     fields = json.loads((adapter / ADAPTER_FILE).read_text(encoding="utf-8"))
     write_whole(out / ADAPTER_FILE, json.dumps(fields | {"base_model_name_or_path": BASE}, indent=2) + "\n")
     card = (adapter / "README.md").read_text(encoding="utf-8")
-    card = card.replace(f"--model {adapter.name} ", f"--model {out} ").replace(
+    card = card.replace(f"generate {adapter.name} ", f"generate {out} ").replace(
         f"export {adapter.name} ", f"export {out} "
     )
     card = card.replace(USE, BEFORE_USE + USE)

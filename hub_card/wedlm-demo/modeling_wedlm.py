@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_masks_for_generate
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
@@ -36,7 +37,7 @@ from .step_costs import EXPERIENCE
 from .transformers_internals import CACHE, attention_of, drops_cache, takes_cache
 from .configuration_wedlm import WeDLMConfig, check_config
 from .draft_loss import draft_loss
-from .drafts import WithDrafts, drafts_outside
+from .drafts import DraftProduct, WithDrafts, drafts_outside
 from .dual_stream import dual_stream_mask
 from .target_loss import target_loss
 
@@ -121,6 +122,14 @@ class WeDLMPreTrainedModel(Qwen3PreTrainedModel):
     _no_split_modules = ["WeDLMDecoderLayer"]
     _can_record_outputs = {"hidden_states": WeDLMDecoderLayer, "attentions": WeDLMAttention}
 
+    @torch.no_grad()
+    def _init_weights(self, module):
+        super()._init_weights(module)
+        drafts = [module.down, module.up] if isinstance(module, DraftProduct) else []
+        for weight in [*drafts, getattr(module, "mask_embedding", None)]:
+            if weight is not None:
+                init.zeros_(weight)  # as add_drafts makes them, for those that a checkpoint lacks
+
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, use_safetensors=True, **kwargs):
         """Loads a checkpoint as transformers does, but pickled weights only with `use_safetensors=False`."""
@@ -144,7 +153,8 @@ class WeDLMPreTrainedModel(Qwen3PreTrainedModel):
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         if name is not None and use_safetensors and getattr(model.config, "quantization_config", None) is None:
             with suppress(OSError):  # an adapter's folder on the Hub has no config
-                check_floats(name, folder_of(name, where))
+                weights = {weight for weight, _ in model.named_parameters(remove_duplicate=False)}
+                check_floats(name, folder_of(name, where), weights)
         return loaded
 
     def load_adapter(self, peft_model_id=None, *args, **kwargs):
@@ -165,11 +175,14 @@ def folder_of(name: str | PathLike, where: dict) -> Path:
     return Path(cached_file(name, CONFIG_NAME, local_files_only=True, **where)).parent
 
 
-def check_floats(name: str | PathLike, folder: Path) -> None:
+def check_floats(name: str | PathLike, folder: Path, weights: set[str]) -> None:
     """Refuses quantized weights of a config that does not say so; transformers takes their numbers as they are."""
+    names = {weight.removeprefix("model.") for weight in weights}  # a model without head lacks the prefix
     for path in sorted(folder.glob("model*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for key in file.keys():
+                if key.removeprefix("model.") not in names:
+                    continue  # transformers ignores it with a warning
                 dtype = file.get_slice(key).get_dtype()
                 if dtype not in FLOATS:
                     raise ValueError(
@@ -462,9 +475,15 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
             refuse_packed(self, "trained")
         return super().train(mode)
 
-    def resize_token_embeddings(self, *args, **kwargs):
+    def resize_token_embeddings(self, new_num_tokens=None, *args, **kwargs):
         refuse_packed(self, "resized")
-        return super().resize_token_embeddings(*args, **kwargs)
+        mask_token_id = self.config.mask_token_id
+        if None not in (new_num_tokens, mask_token_id) and new_num_tokens <= mask_token_id:
+            raise ValueError(
+                f"new_num_tokens={new_num_tokens} leaves no row for mask_token_id={mask_token_id}; keep more than "
+                f"{mask_token_id} tokens, or set model.config.mask_token_id first."
+            )
+        return super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
 
     def _apply(self, fn, recurse: bool = True) -> "WeDLMForCausalLM":
         refuse_change(self, fn)

@@ -74,6 +74,13 @@ def refuse_change(model: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]) 
             refuse_packed(model, "moved or cast")
 
 
+def refuse_backward(model: nn.Module, args: tuple, output: object) -> None:
+    """Lets backward() of a loss say that the weights are packed; torch would say that nothing requires a gradient."""
+    loss = getattr(output, "loss", None)
+    if loss is not None and torch.is_grad_enabled():
+        loss.requires_grad_().register_hook(lambda gradient: refuse_packed(model, "trained"))
+
+
 def packed_layers(model: nn.Module) -> Iterator[PackedLinear]:
     return (layer for layer in model.modules() if isinstance(layer, PackedLinear))
 
@@ -124,4 +131,5 @@ def pack_linear_layers(model: nn.Module) -> None:
     for parent, name in packable(model):
         setattr(parent, name, PackedLinear(getattr(parent, name)))
     model.requires_grad_(False)
+    model.register_forward_hook(refuse_backward)
     model.eval()

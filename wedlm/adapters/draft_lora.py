@@ -10,7 +10,7 @@ from peft.tuners.lora import LoraModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from wedlm.adapters.base_model import check_base, fingerprint
+from wedlm.adapters.base_model import FIELDS, check_base, fingerprint
 from wedlm.adapters.draft_type import DRAFT_TYPE
 from wedlm.generation.packed_linear import refuse_packed
 from wedlm.modeling_wedlm.drafts import MASKED, MaskedLinear
@@ -47,7 +47,7 @@ class DraftLoraConfig(LoraConfig):
             The names of linear layers; by default all of the decoder layers.
         init_lora_weights (`bool` or `str`, *optional*, defaults to `True`):
             As in `LoraConfig`; True, False or "gaussian".
-        base_fingerprint (`str`, *optional*):
+        base_fingerprint, base_weights (`str`, *optional*):
             The `fingerprint` of the base, which is recorded when the adapter is made.
 
     Other fields of `LoraConfig` keep their defaults.
@@ -58,6 +58,7 @@ class DraftLoraConfig(LoraConfig):
     """
 
     base_fingerprint: str | None = field(default=None, metadata={"help": "Tells the base from other models."})
+    base_weights: str | None = field(default=None, metadata={"help": "The same by all its weights."})
 
     def __post_init__(self):
         super().__post_init__()
@@ -169,8 +170,10 @@ class DraftLoraModel(LoraModel):
     def inject_adapter(self, model, adapter_name, *args, **kwargs):
         config = self.peft_config[adapter_name]
         check_model(model)
-        check_base(fingerprint(model), config.base_fingerprint)
-        config.base_fingerprint = config.base_fingerprint or fingerprint(model)
+        present = fingerprint(model)
+        check_base(present, vars(config))
+        for name, value in zip(FIELDS, present, strict=True):
+            setattr(config, name, getattr(config, name) or value)
         super().inject_adapter(model, adapter_name, *args, **kwargs)
         embedding = model.get_input_embeddings()
         if not isinstance(embedding, MaskEmbedding):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
+from wedlm.adapters.base_model import HEAD
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.shards import Shard
 from wedlm.checkpoints.stock_families import STOCK_FAMILIES, families
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 WEDLM_CLASS = "WeDLMForCausalLM"
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class StockArchitecture(NamedTuple):

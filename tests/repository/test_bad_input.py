@@ -92,6 +92,8 @@ BEFORE_TORCH = [
     ("generate Hi --model wordless", "wordless has no tokenizer (neither tokenizer.json nor vocab.json); copy *."),
     ("generate Hi --model q2", "q2 is of model_type 'qwen2', and this needs WeDLM; `wedlm convert q2 OUT` makes a *."),
     ("generate Hi --model adapter", "adapter is an adapter; `wedlm merge adapter OUT` makes a whole *."),
+    ("generate Hi --model ranked", "r=-1 in ranked/adapter_config.json is not an integer from 1 to 65536; correct *."),
+    ("info based", "base_model_name_or_path=[1] of based is no text; write the folder of its base, *."),
     ("generate Hi --model broken", "broken/config.json cannot be read as JSON (*); copy or download it again."),
     ("generate Hi --decoding fast", "decoding='fast' is unknown; choose one of 'streaming', 'blockwise', *."),
     ("generate Hi --entropy-threshold low", "--entropy-threshold low is neither a number of nats nor none."),
@@ -171,12 +173,15 @@ def place(tmp_path_factory):
     shutil.copytree(DEMO_FOLDER, folder / "model", ignore=shutil.ignore_patterns("README.md"))
     for name, left_out in (("weightless", "*.safetensors"), ("wordless", "tokenizer.json"), ("broken", "config.json")):
         shutil.copytree(folder / "model", folder / name, ignore=shutil.ignore_patterns(left_out))
-    for name in ("empty", "q2", "gpt2", "adapter"):
+    for name in ("empty", "q2", "gpt2", "adapter", "ranked", "based"):
         (folder / name).mkdir()
     for name, text in {
         "broken/config.json": "{", "q2/config.json": '{"model_type": "qwen2"}',
         "gpt2/config.json": '{"model_type": "gpt2"}',
         "adapter/adapter_config.json": '{"base_model_name_or_path": null}',
+        "ranked/adapter_config.json": '{"peft_type": "WEDLM_DRAFT", "r": -1}',
+        "based/adapter_config.json": '{"peft_type": "WEDLM_DRAFT", "r": 1, "lora_alpha": 1, "target_modules": [], '
+        '"base_model_name_or_path": [1]}',
         "empty.jsonl": "\n", "plain.jsonl": '{"prompt": "a"}', "broken.jsonl": '{"prompt": "a"}\n{',
         "broken.yaml": "a: [", "text.yaml": "text",
         "run.yaml": "model: model\ntrain_data: plain.jsonl\noutput_dir: out",
@@ -238,6 +243,6 @@ def test_a_command_refuses_in_one_sentence(place, monkeypatch, words, sentence):
 def test_nothing_was_written(place, without_torch):
     made = {"home"}  # of the process
     assert {path.name for path in place.iterdir()} - made == {
-        "model", "weightless", "wordless", "broken", "empty", "q2", "gpt2", "adapter", "empty.jsonl", "plain.jsonl",
-        "broken.jsonl", "broken.yaml", "text.yaml", "run.yaml",
+        "model", "weightless", "wordless", "broken", "empty", "q2", "gpt2", "adapter", "ranked", "based",
+        "empty.jsonl", "plain.jsonl", "broken.jsonl", "broken.yaml", "text.yaml", "run.yaml",
     }  # fmt: skip

@@ -117,7 +117,10 @@ def read_wedlm_config(fields: dict, source: object) -> WeDLMConfig:
         source (`str` or `os.PathLike`): The name of the checkpoint, for messages.
     """
     with refusing_configs(source):
-        return WeDLMConfig.from_dict(fields) if fields["model_type"] == MODEL_TYPE else wedlm_config(fields)
+        config = WeDLMConfig.from_dict(fields) if fields["model_type"] == MODEL_TYPE else wedlm_config(fields)
+        if config.dtype is not None and not getattr(config.dtype, "is_floating_point", False):
+            raise ValueError(f"its dtype is {config.dtype!r}, and weights are of one such as 'bfloat16'")
+        return config
 
 
 def wedlm_model(fields: dict, source: object) -> "tuple[WeDLMConfig, WeDLMForCausalLM]":

@@ -13,7 +13,7 @@ from wedlm.adapters.base_model import EMBEDDING, Fingerprint, check_base, finger
 from wedlm.adapters.draft_type import DRAFT_TYPE
 from wedlm.checkpoints.architectures import read_wedlm_config
 from wedlm.checkpoints.errors import CheckpointError, one_line
-from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, CONFIG_FILE
+from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS, CONFIG_FILE, adapter_fields
 from wedlm.checkpoints.shards import DTYPES, Shard, read_json, read_shards
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
@@ -88,7 +88,7 @@ def native_adapter(folder: Path, model: WeDLMForCausalLM, base_fingerprint: Fing
     if model.config.drafts is not None:
         raise CheckpointError(f"The model has a draft adapter already; load its base anew, and then add {folder}.")
     try:
-        fields = read_json(folder / ADAPTER_FILE)
+        fields = adapter_fields(folder)
         if fields.get("peft_type") != DRAFT_TYPE:
             raise ValueError(f"its peft_type is {fields.get('peft_type')!r}, that of draft adapters {DRAFT_TYPE!r}")
         rank, scale = fields["r"], fields["lora_alpha"] / fields["r"]
@@ -98,12 +98,14 @@ def native_adapter(folder: Path, model: WeDLMForCausalLM, base_fingerprint: Fing
         config.require_mask_token_id()
         config.drafts = {"rank": rank, "modules": sorted(fields["target_modules"])}
         check_shapes(tensors, shapes_of_drafts(model, config))
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, ArithmeticError) as error:
+        scaled = {name: value * scale if name.endswith(".up") else value for name, value in tensors.items()}
+        if broken := [name for name, value in scaled.items() if not value.isfinite().all()]:
+            raise ValueError(f"{broken[0]} holds values that are not finite, {len(broken)} such weights in all")
+    except (OSError, SafetensorError, ValueError, TypeError, RuntimeError, ArithmeticError) as error:
         raise CheckpointError(
             f"{folder} cannot be used as a draft adapter of this model ({one_line(error)}); give the adapter of this "
             "model, or copy it again."
         ) from error
-    scaled = {name: value * scale if name.endswith(".up") else value for name, value in tensors.items()}
     return NativeAdapter(config.drafts, scaled)
 
 

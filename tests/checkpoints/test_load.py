@@ -91,7 +91,7 @@ def test_weights_are_packed_where_a_model_only_decodes(folder, monkeypatch):
     [
         ("wedlm.commands.answering", "generate x --model {0}"),
         ("wedlm.commands.tune", "tune {0} --data {1}"),
-        ("wedlm.commands.eval", "eval {0} --recipe demo --run-code --out {2}"),
+        ("wedlm.commands.eval", "eval {0} --recipe demo --run-code --unsafe-run-code --out {2}"),
         ("wedlm.serving.server", "serve {0} --port 0"),
         ("wedlm.adapt.adapt", "adapt {0} {2} --num-prompts 30"),
     ],

@@ -149,6 +149,12 @@ class EvalOptions:
             help="Allow tasks that run the model's code, in a sandbox: it guards against accidents, not attackers.",
         ),
     ] = False
+    unsafe_run_code: Annotated[
+        bool,
+        typer.Option(
+            "--unsafe-run-code", help="Allow --run-code as root where the system keeps the code from nothing."
+        ),
+    ] = False
     out: OutFile = Path("eval.json")
     overwrite: OverwriteFile = False
     dtype: Dtype = "auto"

@@ -14,8 +14,8 @@ def check_model_type(model_type: str, name: object) -> None:
     """Raises a ValueError that names the checkpoint or class if its model_type is not WeDLM's."""
     if model_type != MODEL_TYPE:
         raise ValueError(
-            f"{name} is of model_type {model_type!r}, but the WeDLM classes support only {MODEL_TYPE!r}; load it with "
-            "transformers' Auto classes."
+            f"{name} is of model_type {model_type!r}, but the WeDLM classes support only {MODEL_TYPE!r}; convert "
+            "the checkpoint (`wedlm convert`, or convert_to_wedlm in Python), or load it with the Auto classes."
         )
 
 

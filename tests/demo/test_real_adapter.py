@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from draft_models import save_adapter
 from helpers import REPOSITORY
+from transformers import AutoTokenizer
 
 from wedlm.checkpoints.demo_folder import REAL_MODEL
 from wedlm.checkpoints.errors import CheckpointError
@@ -22,12 +23,17 @@ PUBLISHED = REPOSITORY / "hub_card" / "smollm2-135m-adapter"
 
 def test_the_files_are_small_and_name_the_base_in_any_clone():
     files = {path.name: path for path in PUBLISHED.iterdir()}
-    assert set(files) == {ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, REPORT_FILE, PLOT_FILE, "README.md"}
+    tokenizer = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    own = {ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, REPORT_FILE, PLOT_FILE, "README.md"}
+    assert set(files) == own | tokenizer
+    assert "`import wedlm` comes first" in files["README.md"].read_text(encoding="utf-8")
+    assert json.loads(files[ADAPTER_FILE].read_text(encoding="utf-8"))["import_first"] == "wedlm"
+    assert AutoTokenizer.from_pretrained(PUBLISHED).mask_token == "<|mask|>"
     generation = json.loads(files[GENERATION_FILE].read_text(encoding="utf-8"))
     report = json.loads(files[REPORT_FILE].read_text(encoding="utf-8"))
     assert generation["decoding"] == report["results"]["arguments"]["decoding"] == "verified"
     assert "window_size" not in generation  # so that the device decides
-    assert sum(path.stat().st_size for path in files.values()) < 12e6
+    assert sum(path.stat().st_size for path in files.values()) < 16e6
     fields = json.loads(files[ADAPTER_FILE].read_text(encoding="utf-8"))
     assert fields["base_model_name_or_path"] == REAL_MODEL and fields["base_fingerprint"] and fields["base_weights"]
     assert REAL_MODEL.removeprefix("./") in (REPOSITORY / "Makefile").read_text(encoding="utf-8")

@@ -83,7 +83,7 @@ def test_generate_refuses_in_one_sentence(arguments, sentence):
 
 # --- The commands ---
 
-GONE = "gone does not exist; give the folder of a checkpoint, or a name on the Hub such as *."
+GONE = "gone is no folder here and was not downloaded before, and https://huggingface.co/gone cannot be reached *."
 # The words behind `wedlm`, in the folder that `place` makes, and the sentence.
 BEFORE_TORCH = [
     ("generate Hi --model gone", GONE),
@@ -111,13 +111,13 @@ BEFORE_TORCH = [
     ("info gone", GONE),
     ("info empty", "empty has no config.json, so it is no checkpoint; give the folder of one."),
     ("convert gone out", GONE),
-    ("convert q2 weightless", "*weightless exists and is not empty; choose another folder, or pass --overwrite."),
+    ("convert q2 weightless", "*weightless exists and is not empty; choose another folder, or pass --overwrite *."),
     ("convert q2 q2/out", "*q2/out and the source *q2 are the same folder, or one lies in the other; choose *."),
     ("adapt gone out", GONE),
     ("adapt weightless out", "weightless lacks its weights (model.safetensors); copy or download them *."),
     ("adapt q2 out", "q2 has no tokenizer (neither tokenizer.json nor vocab.json); copy *."),
     ("adapt gpt2 out", "gpt2 is of model_type 'gpt2'; `wedlm convert` makes WeDLM checkpoints of *."),
-    ("adapt model weightless", "*weightless exists and is not empty; choose another folder, or pass --overwrite."),
+    ("adapt model weightless", "*weightless exists and is not empty; choose another folder, or pass --overwrite *."),
     ("adapt model model/out", "*model/out and the source *model are the same folder, or one lies in the other; *."),
     ("adapt model out --prompts gone.jsonl", "--prompts gone.jsonl cannot be read (*); give a file of JSON Lines."),
     ("adapt model out --prompts plain.jsonl", "--prompts plain.jsonl has 1 different prompts, too few to hold *."),

@@ -47,6 +47,8 @@ class DraftLoraConfig(LoraConfig):
             The names of linear layers; by default all of the decoder layers.
         init_lora_weights (`bool` or `str`, *optional*, defaults to `True`):
             As in `LoraConfig`; True, False or "gaussian".
+        import_first (`str`, *optional*, defaults to `"wedlm"`):
+            The package that teaches PEFT this type of adapter, for readers of adapter_config.json.
         base_fingerprint, base_weights (`str`, *optional*):
             The `fingerprint` of the base, which is recorded when the adapter is made.
 
@@ -57,6 +59,7 @@ class DraftLoraConfig(LoraConfig):
         model = get_peft_model(model, DraftLoraConfig(r=32, lora_alpha=256))
     """
 
+    import_first: str = field(default="wedlm", metadata={"help": "The package that PEFT needs for this type."})
     base_fingerprint: str | None = field(default=None, metadata={"help": "Tells the base from other models."})
     base_weights: str | None = field(default=None, metadata={"help": "The same by all its weights."})
 

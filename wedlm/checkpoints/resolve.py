@@ -24,11 +24,11 @@ ADAPTER_FILE, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensor
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 # Files that go along with the weights and the config, as patterns of names. No code is among them: each checkpoint
 # that is written gets the code of this package.
-COMPANIONS = (
-    GENERATION_FILE, "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "merges.txt",
-    "added_tokens.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
-    "additional_chat_templates/*.jinja", "LICENSE*", "NOTICE*",
+OF_A_TOKENIZER = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "merges.txt", "added_tokens.json",
+    "special_tokens_map.json", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
 )  # fmt: skip
+COMPANIONS = (GENERATION_FILE, *OF_A_TOKENIZER, "LICENSE*", "NOTICE*")
 SMALL_FILES = (CONFIG_FILE, ADAPTER_FILE, "README.md", INDEX_FILE, *COMPANIONS)
 
 
@@ -49,7 +49,7 @@ def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
         raise CheckpointError(
             f"The demo checkpoint is not at {name}; give the folder of another one, or a name on the Hub."
         )
-    if not re.fullmatch(HUB_NAME, str(name)):
+    if not re.fullmatch(rf"{HUB_NAME}|[\w-][\w.-]*", str(name)):  # models such as gpt2 have names without an owner
         raise CheckpointError(
             f"{name} does not exist; give the folder of a checkpoint, or a name on the Hub such as "
             "tencent/WeDLM-8B-Instruct."

@@ -16,7 +16,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from wedlm.checkpoints.demo_folder import REAL_MODEL
-from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE
+from wedlm.checkpoints.plan import copy_files
+from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, OF_A_TOKENIZER
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.hub_card.draft_report import PLOT_FILE, REPORT_FILE
 
@@ -83,6 +84,7 @@ def publish(adapter: Path, out: Path) -> None:
         out (`Path`): The folder in the repository.
     """
     out.mkdir(parents=True, exist_ok=True)
+    copy_files(adapter, out, OF_A_TOKENIZER)
     for name in (ADAPTER_WEIGHTS, GENERATION_FILE, REPORT_FILE, PLOT_FILE):
         shutil.copyfile(adapter / name, out / name)
     fields = json.loads((adapter / ADAPTER_FILE).read_text(encoding="utf-8"))

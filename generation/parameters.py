@@ -3,7 +3,13 @@
 import sys
 from typing import Any
 
-DECODINGS = ("streaming", "blockwise", "verified", "autoregressive")
+READS = {  # the parameters that each decoding reads
+    "streaming": ("window_size", "entropy_threshold", "distance_penalty"),
+    "blockwise": ("window_size", "entropy_threshold", "distance_penalty"),
+    "verified": ("window_size", "acceptance_ratio"),
+    "autoregressive": (),
+}
+DECODINGS = tuple(READS)
 # A window_size of None stands for `default_window_size`; in verified decoding, for as many queries as pay.
 DEFAULTS = {
     "decoding": "streaming",

@@ -2,7 +2,7 @@
 
 Only named files go in: config and the package's code, generation_config.json, the tokenizer, LICENSE and NOTICE, the
 weights, README.md and the plot of the loss. From the checkpoint's README.md only metadata is taken. Of a draft adapter
-alone: its config, weights and generation_config.json, LICENSE and NOTICE, README.md and the plots.
+alone: its config, weights and generation_config.json, its base's tokenizer, LICENSE and NOTICE, README.md and plots.
 """
 
 import json
@@ -14,11 +14,12 @@ from typing import NamedTuple
 from rich.console import Console
 
 from wedlm.checkpoints.new_folder import check_apart, check_links, check_out, check_space, complete_or_absent
-from wedlm.checkpoints.plan import SPARE_BYTES, Plan, write_companions, write_json, write_weights
+from wedlm.checkpoints.plan import SPARE_BYTES, Plan, copy_files, write_companions, write_json, write_weights
 from wedlm.checkpoints.resolve import (
     ADAPTER_FILE,
     ADAPTER_WEIGHTS,
     GENERATION_FILE,
+    OF_A_TOKENIZER,
     base_of,
     checkpoint_folder,
     checkpoint_of,
@@ -173,7 +174,7 @@ def adapter_base(checkpoint: Checkpoint, name: str, repository: str) -> AdapterB
 
 
 def write_adapter(checkpoint: Checkpoint, base: str, new: Path) -> None:
-    """Writes the files of a draft adapter without its base.
+    """Writes the files of a draft adapter without its base, but with the tokenizer of the base.
 
     Args:
         checkpoint (`Checkpoint`):
@@ -187,9 +188,10 @@ def write_adapter(checkpoint: Checkpoint, base: str, new: Path) -> None:
     write_json(new / ADAPTER_FILE, read_json(adapter / ADAPTER_FILE) | {"base_model_name_or_path": base})
     if (adapter / GENERATION_FILE).exists():
         write_json(new / GENERATION_FILE, checkpoint.changed[GENERATION_FILE])
-    for pattern in (ADAPTER_WEIGHTS, "LICENSE*", "NOTICE*"):
-        for path in adapter.glob(pattern):
-            shutil.copyfile(path, new / path.name)
+    copy_files(adapter, new, (ADAPTER_WEIGHTS, "LICENSE*", "NOTICE*"))
+    copy_files(checkpoint.folder, new, OF_A_TOKENIZER)
+    if "tokenizer_config.json" in checkpoint.changed:
+        write_json(new / "tokenizer_config.json", checkpoint.changed["tokenizer_config.json"])
 
 
 def partial_runs(options: CardOptions, content: CardContent) -> list[str]:

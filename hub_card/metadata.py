@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,17 @@ from wedlm.checkpoints.resolve import HUB_NAME, base_of
 from wedlm.hub_card.markdown import on_one_line
 from wedlm.hub_card.options import CardOptions, ExportError
 
-LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+# The identifiers of https://huggingface.co/docs/hub/repositories-licenses.
+LICENCES = """
+afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m bigscience-bloom-rail-1.0
+bigscience-openrail-m bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 c-uda cc cc-by-2.0 cc-by-2.5 cc-by-3.0
+cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0
+cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0 cdla-permissive-1.0 cdla-permissive-2.0
+cdla-sharing-1.0 creativeml-openrail-m deepfloyd-if-license ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 eupl-1.2
+fair-noncommercial-research-license gemma gfdl gpl gpl-2.0 gpl-3.0 grok2-community h-research intel-research isc lgpl
+lgpl-2.1 lgpl-3.0 lgpl-lr llama2 llama3 llama3.1 llama3.2 llama3.3 llama4 lppl-1.3c mit mpl-2.0 ms-pl ncsa odbl odc-by
+ofl-1.1 open-mdw openmdw-1.0 openrail openrail++ osl-3.0 other pddl postgresql unknown unlicense wtfpl zlib
+""".split()
 LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[A-Za-z]+)*|code|multilingual")
 README_FIELDS = ("license", "license_name", "license_link", "base_model", "datasets", "language", "tags")
 TASK = "text-generation"
@@ -102,10 +113,11 @@ def check_licence(metadata: dict[str, Any], readme: Path) -> None:
     value = metadata.get("license")
     if value is None:
         raise ExportError(f"No licence is given, neither in {readme} nor here; pass --license, such as apache-2.0.")
-    if not isinstance(value, str) or not LICENCE.fullmatch(value):
+    if value not in LICENCES:
+        near = get_close_matches(str(value).lower(), LICENCES) or ["apache-2.0", "mit"]
         raise ExportError(
-            f"license={value!r} is not written as on the Hub; pass --license with one identifier in lower case, such "
-            "as apache-2.0."
+            f"license={value!r} is not written as on the Hub; pass --license with one of its identifiers, such as "
+            f"{' or '.join(near)}, or write 'other' with a license_name and a license_link into {readme}."
         )
     if value == "other" and not {"license_name", "license_link"} <= metadata.keys():
         raise ExportError(

@@ -45,6 +45,7 @@ def merge_adapter(adapter: str, out: str, *, overwrite: bool = False) -> Path:
         ) from error
     try:
         model = PeftModel.from_pretrained(model, adapter).merge_and_unload(safe_merge=True)
+        model.config.mask_trained = True
         # Trainer saves the tokenizer, chat template included, beside the adapter.
         has_tokenizer = (Path(adapter) / "tokenizer_config.json").exists()
         tokenizer = AutoTokenizer.from_pretrained(adapter if has_tokenizer else base, trust_remote_code=False)

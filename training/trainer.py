@@ -138,6 +138,8 @@ class WeDLMTrainer(Trainer):
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_complete_checkpoint(self.args)
+        if self.args.objective == "dual_stream":
+            self.model.config.mask_trained = True  # of the base of an adapter too
         with self.training_attention():
             output = super().train(resume_from_checkpoint, *args, **kwargs)
         if self.is_streamed and self.state.global_step < self.state.max_steps:

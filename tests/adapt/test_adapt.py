@@ -14,7 +14,7 @@ from command_line import run
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from stock_checkpoints import save_stock
-from transformers import TrainerCallback
+from transformers import AutoTokenizer, TrainerCallback
 
 from wedlm.adapt import adapt as stages
 from wedlm.adapt import answers, train_adapter
@@ -43,7 +43,12 @@ def test_the_adapter_has_its_report_and_its_plot(place):
     out = place / "out"
     assert {path.name for path in out.iterdir()} >= {
         "adapter_config.json", ADAPTER_WEIGHTS, "generation_config.json", "report.json", "drafts.png", "README.md",
+        "tokenizer.json",
     }  # fmt: skip
+    base = AutoTokenizer.from_pretrained(place / "out.base")
+    assert AutoTokenizer.from_pretrained(out).get_vocab() == base.get_vocab()
+    assert json.loads((out / "adapter_config.json").read_text())["import_first"] == "wedlm"
+    assert "`import wedlm` comes first" in (out / "README.md").read_text()
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     measured = report["results"]["held_out"]["all"]
     assert measured["num_questions"] == 3 and measured["same_text_as_autoregressive"] == 1
@@ -246,7 +251,11 @@ def test_a_base_of_another_model_is_converted_anew(place, tmp_path):
     shutil.rmtree(tmp_path / "out.work")
     save_stock(tmp_path / "other", "llama", initializer_range=0.5)
     for file in (tmp_path / "other").glob("*.safetensors"):
-        save_file({name: -tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+        changed = {
+            name: -tensor if "q_proj" in name or "v_proj" in name else tensor
+            for name, tensor in load_file(file).items()
+        }
+        save_file(changed, file, {"format": "pt"})
     before = fingerprint_on_disk(tmp_path / "out.base")
     shutil.move(tmp_path / "out", tmp_path / "elsewhere")  # its base stays where it is
     result = adapt(tmp_path / "other", tmp_path / "out", "--prompts", place / "prompts.jsonl")

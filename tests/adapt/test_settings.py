@@ -72,7 +72,8 @@ def test_other_weights_are_noticed_under_any_name(model, work, tmp_path):
     record_settings(AdaptSettings(model), work)
     check_settings(AdaptSettings(f"{model}/../model"), work)
     weights = tmp_path / "model" / "model.safetensors"
-    changed = bytes(255 - byte for byte in weights.read_bytes())
+    changed = bytearray(weights.read_bytes())
+    changed[10_000] += 1
     weights.write_bytes(changed)
     with pytest.raises(ValueError, match="another MODEL, or with other weights of it"):
         check_settings(AdaptSettings(model), work)

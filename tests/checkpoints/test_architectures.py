@@ -229,6 +229,11 @@ REFUSED = {
     "more weights than layers": (layers(1), r"has a weight model.layers.1.* no place for"),
     "a missing head": (drop("lm_head.weight"), "has no weight lm_head.weight, which"),
     "a padding id behind the rows": (config(pad_token_id=999), "No model can be built .*correct"),
+    "a type that is a number": (
+        config(dtype=5),
+        "No model can be built .*its dtype is 5, and weights are of.*correct",
+    ),
+    "a type of integers": (config(dtype="int32"), "No model can be built .*its dtype is torch.int32.*correct"),
     "a type that does not exist": (config(dtype="bf16"), "No model can be built .*correct"),
 }
 

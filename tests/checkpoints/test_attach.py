@@ -113,6 +113,13 @@ def with_fields(**fields):
     return change
 
 
+def not_finite(folder):
+    path = folder / "adapter_model.safetensors"
+    tensors = load_file(path)
+    tensors["base_model.model.model.embed_tokens.lora_mask.weight"][0] = float("nan")
+    save_file(tensors, path)
+
+
 def unreadable(folder):
     (folder / "adapter_model.safetensors").write_bytes(b"nothing")
 
@@ -125,8 +132,13 @@ BROKEN = {
     "MASK missing": (without("base_model.model.model.embed_tokens.lora_mask.weight"), "mask_embedding is in one of"),
     "another rank": (with_fields(r=2), r"has the shape \(4, 32\) and should have \(2, 32\)"),
     "other layers": (with_fields(target_modules=["q_proj"]), "is in one of them only"),
-    "no rank": (with_fields(r=None), "NoneType"),
-    "rank 0": (with_fields(r=0), "division by zero"),
+    "no rank": (with_fields(r=None), "r=None in .* is not an integer from 1 to 65536"),
+    "rank 0": (with_fields(r=0), "r=0 in .* is not an integer from 1"),
+    "rank -1": (with_fields(r=-1), "r=-1 in .* is not an integer from 1"),
+    "a rank beyond memory": (with_fields(r=10**20), "r=1.* in .* is not an integer from 1"),
+    "no number": (with_fields(lora_alpha=float("nan")), "lora_alpha=nan in .* is not a finite number"),
+    "no names": (with_fields(target_modules=5), "target_modules=5 in .* is not a list of names"),
+    "not finite": (not_finite, "mask_embedding holds values that are not finite, 1 such weights in all"),
     "another kind": (with_fields(peft_type="LORA"), "its peft_type is 'LORA', that of draft adapters 'WEDLM_DRAFT'"),
     "another base": (with_fields(base_fingerprint="0"), "base_fingerprint='0' of the draft adapter is not that of"),
     "no file": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "No such file"),

@@ -64,7 +64,7 @@ def test_a_name_that_is_taken_is_not_used(source, tmp_path):
     tokenizer.add_tokens(["<|mask|>"])
     tokenizer.save_pretrained(source)
     edit(source / "config.json", vocab_size=TOKENS)
-    with pytest.raises(CheckpointError, match="uses the token id 259, and its model has 259 rows"):
+    with pytest.raises(CheckpointError, match="has the token '<.mask.>' with the id 259, and its model has 259 rows"):
         convert_to_wedlm(source, tmp_path / "wedlm")
     shutil.rmtree(source)
     source.mkdir()

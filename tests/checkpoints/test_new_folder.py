@@ -38,7 +38,11 @@ def test_places_that_are_refused(source, tmp_path, monkeypatch):
     before = files_of(tmp_path)
     for out, overwrite, message in (
         (tmp_path / "file", True, "is a file; choose"),
-        (tmp_path / "full", False, "is not empty; choose another folder, or pass --overwrite"),
+        (
+            tmp_path / "full",
+            False,
+            "is not empty; choose another folder, or pass --overwrite .in Python overwrite=True.",
+        ),
         (tmp_path / "full", True, "is no checkpoint, and only a checkpoint is overwritten"),
         (source, True, "are the same folder, or one lies in the other"),
         (source / "inside", False, "are the same folder, or one lies in the other"),

@@ -31,6 +31,14 @@ def test_a_name_on_the_hub(hub, source, tmp_path):
     assert not any(path.is_symlink() for path in (tmp_path / "wedlm").iterdir())
 
 
+def test_a_name_without_an_owner_is_looked_for_on_the_hub(source, tmp_path, monkeypatch):
+    edit(source / "config.json", model_type="gpt2")
+    put_into_hub_cache(source, tmp_path / "hub", "gpt2")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(CheckpointError, match="gpt2 is of model_type 'gpt2'; supported is"):
+        convert_to_wedlm("gpt2", tmp_path / "wedlm")
+
+
 def test_a_network_that_breaks_off(tmp_path, monkeypatch):
     class ReadTimeout(Exception):  # as httpx has it: neither an OSError nor a ValueError
         pass
@@ -128,7 +136,7 @@ def test_refusals_are_one_sentence_and_nothing_is_written(source, tmp_path, name
 
 def test_what_is_no_checkpoint(tmp_path):
     assert refusal(tmp_path / "nothing").startswith(f"{tmp_path / 'nothing'} does not exist; give the folder of a ")
-    assert "nothing does not exist; " in refusal("nothing")
+    assert "nothing is no folder here and was not downloaded before, and " in refusal("nothing")
     assert "has no config.json, so it is no checkpoint" in refusal(tmp_path)
     (tmp_path / "adapter_config.json").touch()
     assert f"is an adapter; `wedlm merge {tmp_path} OUT` makes" in refusal(tmp_path)

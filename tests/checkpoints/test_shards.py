@@ -154,6 +154,10 @@ REFUSED = {
         lambda folder: write_header(SHARD(folder, 2), lambda header: retype(header, "I8")),
         "I8, and only BF16, F16, F32, F64 are supported; start from the checkpoint as it was before quantization",
     ),
+    "metadata that is no text": (
+        lambda folder: write_header(SHARD(folder, 2), lambda header: header.update(__metadata__={"format": 1})),
+        "__metadata__ is {'format': 1}, and safetensors allows texts alone",
+    ),
     "an empty shard": (lambda folder: cut(SHARD(folder, 2), 0), "is cut short or damaged"),
     "a longer shard": (lambda folder: SHARD(folder, 2).open("ab").write(b"x"), "is cut short or damaged"),
     "8 bits": (

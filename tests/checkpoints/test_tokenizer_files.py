@@ -10,6 +10,8 @@ from transformers import (
 )
 
 from wedlm import convert_to_autoregressive, convert_to_wedlm
+from wedlm.checkpoints.errors import CheckpointError
+from wedlm.for_vllm.export import export_for_vllm
 
 
 def test_tokenizer_files_of_older_versions(source, tmp_path):
@@ -160,6 +162,19 @@ def test_a_tokenizer_of_sentencepiece_alone_is_refused(tmp_path):
     )
 
 
+def test_tokens_without_a_row_are_refused_on_the_way_back_and_for_vllm(source, tmp_path):
+    convert_to_wedlm(source, tmp_path / "wedlm")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "wedlm")
+    tokenizer.add_tokens(["<one>"])
+    tokenizer.save_pretrained(tmp_path / "wedlm")
+    sentence = "has the token '<one>' with the id 260, and its model has 260 rows"
+    with pytest.raises(CheckpointError, match=sentence):
+        convert_to_autoregressive(tmp_path / "wedlm", tmp_path / "out")
+    with pytest.raises(CheckpointError, match=sentence):
+        export_for_vllm(tmp_path / "wedlm", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 # --- Refusals ---
 
 
@@ -170,7 +185,18 @@ def use_other_class(folder):
     edit(folder / "tokenizer_config.json", tokenizer_class="Mine")
 
 
+def name_a_mask_and_many_tokens(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.mask_token = "<|im_end|>"
+    tokenizer.add_tokens(["<one>", "<two>"])
+    tokenizer.save_pretrained(folder)
+
+
 REFUSED = {
+    "tokens without a row": (
+        name_a_mask_and_many_tokens,
+        "The tokenizer of .* has the token '<two>' with the id 260, and its model has 259 rows; resize",
+    ),
     "a tokenizer of another kind": (
         lambda folder: edit(folder / "tokenizer.json", model={"type": "Unigram", "vocab": ["a", "b"]}),
         "The tokenizer files in .* have an unknown form .*; correct them",

@@ -121,7 +121,11 @@ def test_every_command_through_the_installed_entry_point(tmp_path):
         (["convert", CHECKPOINTS / "q3", "converted"], "", "converted (MASK is token 159)."),
         (["train", "lora.yaml"], "", ""),
         (["merge", "lora", "merged"], "", "merged."),
-        (["eval", "merged", "--recipe", "demo", "--run-code", "--limit", "1"], "", "Written to eval.json."),
+        (
+            ["eval", "merged", "--recipe", "demo", "--run-code", "--unsafe-run-code", "--limit", "1"],
+            "",
+            "Written to eval.json.",
+        ),
         (["tune", "merged", "--data", "chats.jsonl", "--max-new-tokens", "4"], "", "Nothing is written into "),
         (
             [

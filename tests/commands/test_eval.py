@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.checkpoints.errors import CheckpointError
 from wedlm.commands import cli
 from wedlm.commands.eval import side_by_side
 from wedlm.evaluation.provenance import conditions
@@ -86,9 +87,27 @@ def test_work_of_other_conditions_is_left_alone(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_bad_arguments_are_one_sentence(tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
-    result = run("--include-path", DEMO_TASKS, "--run-code", *arguments)
+    result = run("--include-path", DEMO_TASKS, "--run-code", "--unsafe-run-code", *arguments)
     assert result.exit_code == 2 and words in result.stderr, result.output
     assert result.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_root_without_a_boundary_runs_no_code_unless_a_flag_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("wedlm.evaluation.sandbox.boundary", lambda: ([], {}))
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("wedlm.commands.eval.load_checkpoint", Mock(side_effect=CheckpointError("Seen.")))
+    command = ("--include-path", DEMO_TASKS, "--tasks", "demo_counting", "--run-code")
+    result = run(*command)
+    assert result.exit_code == 2 and result.stderr.startswith("--run-code would run the model's code with all rights")
+    assert run(*command, "--unsafe-run-code").stderr == (
+        "The model's code runs without bubblewrap, with all rights of root: only a guard inside its process keeps it "
+        "from files and the network.\nSeen.\n"
+    )
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert "with all rights of you: only a guard" in run(*command).stderr
+    monkeypatch.setattr("wedlm.evaluation.sandbox.boundary", lambda: (["bwrap"], {}))
+    assert run(*command).stderr == "Seen.\n"
 
 
 def test_a_model_without_a_chat_template(tmp_path, monkeypatch):

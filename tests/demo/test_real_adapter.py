@@ -3,14 +3,18 @@
 import gzip
 import json
 import re
+from pathlib import Path
 
 import pytest
 from draft_models import save_adapter
 from helpers import REPOSITORY
+from transformers import AutoTokenizer
 
-from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE
+from wedlm.checkpoints.demo_folder import REAL_MODEL
+from wedlm.checkpoints.errors import CheckpointError
+from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, base_of
 from wedlm.demo import real_adapter
-from wedlm.demo.real_adapter import BASE, publish, write_prompts
+from wedlm.demo.real_adapter import publish, write_prompts
 from wedlm.hub_card.draft_report import PLOT_FILE, REPORT_FILE, draft_section, labelled
 from wedlm.hub_card.leaks import find_leak
 
@@ -19,18 +23,35 @@ PUBLISHED = REPOSITORY / "hub_card" / "smollm2-135m-adapter"
 
 def test_the_files_are_small_and_name_the_base_in_any_clone():
     files = {path.name: path for path in PUBLISHED.iterdir()}
-    assert set(files) == {ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, REPORT_FILE, PLOT_FILE, "README.md"}
+    tokenizer = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    own = {ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, REPORT_FILE, PLOT_FILE, "README.md"}
+    assert set(files) == own | tokenizer
+    assert "`import wedlm` comes first" in files["README.md"].read_text(encoding="utf-8")
+    assert json.loads(files[ADAPTER_FILE].read_text(encoding="utf-8"))["import_first"] == "wedlm"
+    assert AutoTokenizer.from_pretrained(PUBLISHED).mask_token == "<|mask|>"
     generation = json.loads(files[GENERATION_FILE].read_text(encoding="utf-8"))
     report = json.loads(files[REPORT_FILE].read_text(encoding="utf-8"))
     assert generation["decoding"] == report["results"]["arguments"]["decoding"] == "verified"
     assert "window_size" not in generation  # so that the device decides
-    assert sum(path.stat().st_size for path in files.values()) < 12e6
+    assert sum(path.stat().st_size for path in files.values()) < 16e6
     fields = json.loads(files[ADAPTER_FILE].read_text(encoding="utf-8"))
-    assert fields["base_model_name_or_path"] == BASE and fields["base_fingerprint"]
-    assert BASE in (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    assert fields["base_model_name_or_path"] == REAL_MODEL and fields["base_fingerprint"] and fields["base_weights"]
+    assert REAL_MODEL.removeprefix("./") in (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     for name in (ADAPTER_FILE, REPORT_FILE, "README.md"):
         assert find_leak(files[name].read_text(encoding="utf-8"), [REPOSITORY], []) is None
         assert re.findall(r"/(?:tmp|work|root|home)/\S*", files[name].read_text(encoding="utf-8")) == []
+
+
+def test_the_base_is_found_from_any_folder_and_never_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    adapter = tmp_path / "clone" / "hub_card" / "adapter"
+    adapter.mkdir(parents=True)
+    (adapter / ADAPTER_FILE).write_bytes((PUBLISHED / ADAPTER_FILE).read_bytes())
+    with pytest.raises(CheckpointError, match=r"put it, which `make real-model` makes in a clone of .*, there, or"):
+        base_of(adapter)
+    base = tmp_path / "clone" / "build" / "smollm2-135m-wedlm"
+    base.mkdir(parents=True)
+    assert Path(base_of("clone/hub_card/adapter")).samefile(base)
 
 
 def test_the_card_shows_the_recorded_numbers():
@@ -69,7 +90,7 @@ def test_an_adapter_is_published(tmp_path):
     publish(made, tmp_path / "published")
     assert (tmp_path / "published" / ADAPTER_WEIGHTS).read_bytes() == (made / ADAPTER_WEIGHTS).read_bytes()
     fields = json.loads((tmp_path / "published" / ADAPTER_FILE).read_text(encoding="utf-8"))
-    assert fields["base_model_name_or_path"] == BASE
+    assert fields["base_model_name_or_path"] == REAL_MODEL
     card = (tmp_path / "published" / "README.md").read_text(encoding="utf-8")
     assert "Apache License 2.0" in card
     for shown, folder in ((card, tmp_path / "published"), ((PUBLISHED / "README.md").read_text("utf-8"), "hub_card/")):

@@ -33,7 +33,7 @@ def save_wedlm(folder, model_type="qwen3", **fields):
 
 def save_adapter(folder, flavour="qwen3", **fields):
     """Saves a base whose tokenizer every architecture reads in the same way, and its draft adapter."""
-    adapter = save_base_and_adapter(folder, flavour, **fields)
+    adapter = save_base_and_adapter(folder, flavour, vocab_size=TOKENS, **fields)
     for path in (folder / "base").glob("tokenizer*"):
         path.unlink()
     save_tokenizer(folder / "base")

@@ -2,6 +2,7 @@
 
 import math
 import re
+from copy import copy
 
 import pytest
 import torch
@@ -18,8 +19,10 @@ from transformers import (
     DynamicCache,
     StaticCache,
 )
+from transformers.utils import logging
 
 from wedlm import WeDLMForCausalLM
+from wedlm.generation.parameters import READS
 from wedlm.generation.transformers_internals import CACHE
 
 
@@ -125,6 +128,56 @@ REFUSED = [
         "position_ids differ from 0, 1, 2, ... over the ones of ",
     ),
 ]
+
+
+@pytest.fixture
+def said(caplog):
+    """The warnings of a process whose earlier calls do not count."""
+    logging.warning_once.cache_clear()
+    return lambda: [record.getMessage() for record in caplog.records if "decoding=" in record.getMessage()]
+
+
+def test_parameters_that_the_decoding_does_not_read_are_named_once(said):
+    model, prompt = MODELS["q3"], random_tokens(1, 6)
+    ids = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
+    model.generate(**ids, max_new_tokens=2)
+    for decoding, reads in READS.items():
+        wish = {"window_size": 3, "entropy_threshold": None, "distance_penalty": 0.1, "acceptance_ratio": 0.5}
+        read = {name: wish[name] for name in reads}
+        model.generate(**ids, decoding=decoding, max_new_tokens=2, window_size=None, acceptance_ratio=1.0)
+        model.generate(**ids, decoding=decoding, max_new_tokens=2, **read)
+        own = copy(model.generation_config)
+        own.update(decoding=decoding, max_new_tokens=2, **read)
+        model.generate(**ids, generation_config=own)
+    assert said() == []
+    for _ in range(2):
+        model.generate(**ids, decoding="verified", entropy_threshold=None, max_new_tokens=2)
+        own = copy(model.generation_config)
+        own.update(decoding="autoregressive", window_size=3, max_new_tokens=2)
+        model.generate(**ids, generation_config=own)
+    assert said() == [
+        "decoding='verified' does not read entropy_threshold (it reads window_size, acceptance_ratio); leave it out, "
+        "or choose another decoding.",
+        "decoding='autoregressive' does not read window_size (it reads no parameters); leave it out, or choose "
+        "another decoding.",
+    ]
+
+
+def test_a_converted_model_that_was_not_trained_says_that_it_writes_nonsense(said, monkeypatch):
+    model, prompt = MODELS["q3"], random_tokens(1, 6)
+    ids = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt), "max_new_tokens": 2}
+    monkeypatch.setattr(model.config, "converted_from", "qwen3")
+    for decoding in ("verified", "autoregressive"):
+        model.generate(**ids, decoding=decoding)
+    with monkeypatch.context() as trained:
+        trained.setattr(model.config, "mask_trained", True)
+        model.generate(**ids, decoding="streaming")
+    assert said() == []
+    for decoding in ("streaming", "streaming", "blockwise"):
+        model.generate(**ids, decoding=decoding)
+    streaming, blockwise = said()
+    assert streaming.startswith("decoding='streaming' writes nonsense with a model that was converted from 'qwen3'")
+    assert blockwise.startswith("decoding='blockwise' writes nonsense")
 
 
 @pytest.mark.parametrize("arguments, message", REFUSED, ids=lambda value: str(value)[:40])

@@ -382,7 +382,7 @@ def test_adapters_that_are_refused(tmp_path, unchecked):
 # --- Draft adapters without their base ---
 
 
-ADAPTER = {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+ADAPTER = {"README.md", "adapter_config.json", "adapter_model.safetensors", *TOKENIZER}
 ADAPTER_ONLY = ("--license", "mit", "--adapter-only")
 
 
@@ -396,6 +396,7 @@ def test_an_adapter_alone_decodes_as_before(tmp_path, unchecked, monkeypatch):
     result = run(adapter, *arguments)
     assert result.exit_code == 0, result.stderr
     assert names(tmp_path / "out") == ADAPTER | {"LICENSE"}
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (tmp_path / "base" / "tokenizer.json").read_bytes()
     assert unchecked[0][1:] == ("out", {"me/base": tmp_path / "base"})
     given, written = (json.loads((each / "adapter_config.json").read_text()) for each in (adapter, tmp_path / "out"))
     assert written == given | {"base_model_name_or_path": "me/base"}

@@ -37,10 +37,16 @@ def test_the_command_line_wins_over_the_readme(tmp_path):
         (
             "license: Apache-2.0",
             {},
-            "license='Apache-2.0' is not written as on the Hub; pass --license with one identifier in",
+            "license='Apache-2.0' is not written as on the Hub; pass --license with one of its identifiers, such",
         ),
         ("license: [mit]", {}, "license=['mit'] is not written as on the Hub"),
         ("license: mit", {"license": "other"}, "The licence 'other' needs a license_name and a license_link; "),
+        (
+            "license: mit",
+            {"license": "foo"},
+            "license='foo' is not written as on the Hub; pass --license with one of its",
+        ),
+        ("", {"license": "apache-2"}, "identifiers, such as apache-2.0"),
         ("license: mit", {"license": ""}, "license='' is not written as on the Hub"),
         ("license: mit", {"base_models": ["../out/full"]}, "base_model='../out/full' is no name on the Hub ("),
         ("license: mit\nbase_model: /home/me/model", {}, "pass --base-model with one such as Qwen/Qwen3-8B."),

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import shutil
 import sys
 from concurrent.futures import Future
@@ -14,6 +15,7 @@ from transformers import AutoConfig, Trainer, TrainingArguments
 from transformers import trainer as trainer_module
 
 from wedlm import DualStreamCollator, WeDLMConfig
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.modeling_wedlm.hub_code import AUTO_MAP, PACKAGE_IMPORT, flat_files
 
 CODE = {
@@ -171,6 +173,19 @@ def test_every_import_inside_the_package_has_the_form_that_is_followed():
 def test_generation_does_not_import_modeling():
     for path in (REPOSITORY / "generation").glob("*.py"):
         assert "wedlm.modeling_wedlm" not in path.read_text(), path
+
+
+@pytest.mark.full
+def test_the_lines_of_the_readme_ask_nothing_where_the_package_is_not(tmp_path):
+    """transformers reads the config for a tokenizer too, and asks whether its code may run."""
+    shutil.copytree(DEMO_FOLDER, tmp_path / "my-wedlm")
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    lines = re.findall(r'`(Auto\w+\.from_pretrained\("my-wedlm".*?\))`', readme)
+    assert len(lines) == 2
+    names = ", ".join(line.partition(".")[0] for line in lines)
+    code = f"from transformers import {names}\nprint([type({lines[0]}), type({lines[1]})])"
+    printed = run_python(code, tmp_path, wedlm=False)
+    assert "WeDLMForCausalLM" in printed and "custom code" not in printed
 
 
 def test_nothing_else_travels(tmp_path, monkeypatch):

@@ -750,9 +750,17 @@ def test_another_architecture_is_named(tmp_path):
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
     for loader in (WeDLMForCausalLM, WeDLMModel, WeDLMConfig):
         with pytest.raises(
-            ValueError, match=r"broken is of model_type 'llama', .* support only 'wedlm'; .*Auto classes"
+            ValueError,
+            match=r"broken is of model_type 'llama', .* only 'wedlm'; convert .*`wedlm convert`, or convert_to_wedlm",
         ):
             loader.from_pretrained(folder)
+
+
+def test_an_adapter_whose_base_is_gone_is_named(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "/gone/base"}')
+    sentence = rf"The base /gone/base of the adapter {tmp_path} cannot be loaded; pass the folder where it is"
+    with pytest.raises(OSError, match=sentence):
+        WeDLMForCausalLM.from_pretrained(tmp_path)
 
 
 def test_a_config_of_another_architecture_is_named():

@@ -83,7 +83,7 @@ def test_generate_refuses_in_one_sentence(arguments, sentence):
 
 # --- The commands ---
 
-GONE = "gone does not exist; give the folder of a checkpoint, or a name on the Hub such as *."
+GONE = "gone is no folder here and was not downloaded before, and https://huggingface.co/gone cannot be reached *."
 # The words behind `wedlm`, in the folder that `place` makes, and the sentence.
 BEFORE_TORCH = [
     ("generate gone Hi", GONE),
@@ -93,6 +93,8 @@ BEFORE_TORCH = [
     ("generate q2 Hi", "q2 is of model_type 'qwen2', and this needs WeDLM; `wedlm convert q2 OUT` makes a *."),
     ("generate adapter Hi", "adapter is an adapter; `wedlm merge adapter OUT` makes a whole *."),
     ("generate broken Hi", "broken/config.json cannot be read as JSON (*); copy or download it again."),
+    ("generate ranked Hi", "r=-1 in ranked/adapter_config.json is not an integer from 1 to 65536; correct *."),
+    ("info based", "base_model_name_or_path=[1] of based is no text; write the folder of its base, *."),
     ("generate Hi --decoding fast", "decoding='fast' is unknown; choose one of 'streaming', 'blockwise', *."),
     ("generate Hi --entropy-threshold low", "--entropy-threshold low is neither a number of nats nor none."),
     ("generate Hi --temperature -1", "--temperature -1.0 is no temperature; give 0 or a finite number."),
@@ -113,13 +115,13 @@ BEFORE_TORCH = [
     ("info gone", GONE),
     ("info empty", "empty has no config.json, so it is no checkpoint; give the folder of one."),
     ("convert gone out", GONE),
-    ("convert q2 weightless", "*weightless exists and is not empty; choose another folder, or pass --overwrite."),
+    ("convert q2 weightless", "*weightless exists and is not empty; choose another folder, or pass --overwrite *."),
     ("convert q2 q2/out", "*q2/out and the source *q2 are the same folder, or one lies in the other; choose *."),
     ("adapt gone out", GONE),
     ("adapt weightless out", "weightless lacks its weights (model.safetensors); copy or download them *."),
     ("adapt q2 out", "q2 has no tokenizer (neither tokenizer.json nor vocab.json); copy *."),
     ("adapt gpt2 out", "gpt2 is of model_type 'gpt2'; `wedlm convert` makes WeDLM checkpoints of *."),
-    ("adapt model weightless", "*weightless exists and is not empty; choose another folder, or pass --overwrite."),
+    ("adapt model weightless", "*weightless exists and is not empty; choose another folder, or pass --overwrite *."),
     ("adapt model model/out", "*model/out and the source *model are the same folder, or one lies in the other; *."),
     ("adapt model out --prompts gone.jsonl", "--prompts gone.jsonl cannot be read (*); give a file of JSON Lines."),
     ("adapt model out --prompts plain.jsonl", "--prompts plain.jsonl has 1 different prompts, too few to hold *."),
@@ -179,12 +181,15 @@ def place(tmp_path_factory):
     shutil.copytree(DEMO_FOLDER, folder / "model", ignore=shutil.ignore_patterns("README.md"))
     for name, left_out in (("weightless", "*.safetensors"), ("wordless", "tokenizer.json"), ("broken", "config.json")):
         shutil.copytree(folder / "model", folder / name, ignore=shutil.ignore_patterns(left_out))
-    for name in ("empty", "q2", "gpt2", "adapter"):
+    for name in ("empty", "q2", "gpt2", "adapter", "ranked", "based"):
         (folder / name).mkdir()
     for name, text in {
         "broken/config.json": "{", "q2/config.json": '{"model_type": "qwen2"}',
         "gpt2/config.json": '{"model_type": "gpt2"}',
         "adapter/adapter_config.json": '{"base_model_name_or_path": null}',
+        "ranked/adapter_config.json": '{"peft_type": "WEDLM_DRAFT", "r": -1}',
+        "based/adapter_config.json": '{"peft_type": "WEDLM_DRAFT", "r": 1, "lora_alpha": 1, "target_modules": [], '
+        '"base_model_name_or_path": [1]}',
         "empty.jsonl": "\n", "plain.jsonl": '{"prompt": "a"}', "broken.jsonl": '{"prompt": "a"}\n{',
         "broken.yaml": "a: [", "text.yaml": "text",
         "run.yaml": "model: model\ntrain_data: plain.jsonl\noutput_dir: out",
@@ -246,6 +251,6 @@ def test_a_command_refuses_in_one_sentence(place, monkeypatch, words, sentence):
 def test_nothing_was_written(place, without_torch):
     made = {"home"}  # of the process
     assert {path.name for path in place.iterdir()} - made == {
-        "model", "weightless", "wordless", "broken", "empty", "q2", "gpt2", "adapter", "empty.jsonl", "plain.jsonl",
-        "broken.jsonl", "broken.yaml", "text.yaml", "run.yaml",
+        "model", "weightless", "wordless", "broken", "empty", "q2", "gpt2", "adapter", "ranked", "based",
+        "empty.jsonl", "plain.jsonl", "broken.jsonl", "broken.yaml", "text.yaml", "run.yaml",
     }  # fmt: skip

@@ -21,6 +21,7 @@ def test_a_merged_checkpoint_is_the_base_with_the_adapter(place, lora_run, merge
     """It loads without the package: test_train.py has all folders that must."""
     assert merge.result.exit_code == 0 and "Written to" in merge.result.stdout
     base = AutoModelForCausalLM.from_pretrained(place / "model")
+    assert json.loads((merge.folder / "config.json").read_text())["mask_trained"]
     whole = AutoModelForCausalLM.from_pretrained(merge.folder).eval()
     mask = base.config.mask_token_id
     rows = (whole.model.embed_tokens.weight != base.model.embed_tokens.weight).any(-1).nonzero().flatten()

@@ -154,7 +154,9 @@ def test_the_same_step_in_other_ways(two_steps, tmp_path, fields):
 def test_packing_changes_nothing(two_steps, tmp_path):
     packed = pack(samples(), 64)
     assert len(packed) < len(LENGTHS)
-    assert_same(two_steps, trained(tmp_path, dataset=packed, max_steps=2))
+    run = trained(tmp_path, dataset=packed, max_steps=2)
+    assert_same(two_steps, run)
+    assert run[2].model.config.mask_trained
 
 
 @pytest.mark.full

@@ -26,10 +26,13 @@ from wedlm.checkpoints.attach import fingerprint_on_disk
 from wedlm.checkpoints.convert import convert_to_wedlm
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.new_folder import complete_or_absent
+from wedlm.checkpoints.plan import copy_files
 from wedlm.checkpoints.resolve import (
     ADAPTER_FILE,
     ADAPTER_WEIGHTS,
     GENERATION_FILE,
+    OF_A_TOKENIZER,
+    base_of,
     checkpoint_folder,
     read_config,
 )
@@ -122,6 +125,7 @@ def finish(settings: AdaptSettings, results: dict[str, Any], adapter: Path, plac
     with complete_or_absent(places.out, overwrite) as new:
         for name in (ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE):
             shutil.copyfile(adapter / name, new / name)
+        copy_files(checkpoint_folder(base_of(new), with_weights=False), new, OF_A_TOKENIZER)
         write_adapter_report(settings, results, new, places.out.name)
     needed = f"{places.base} ({size(places.base)}) is its base and must stay; " if places.base.exists() else ""
     print(

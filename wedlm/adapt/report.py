@@ -23,6 +23,9 @@ is MASK, and nowhere else. So verified decoding with it writes the text of its b
 wedlm generate {name} "Why is the sky blue?"
 ```
 
+In Python `import wedlm` comes first, and then `PeftModel.from_pretrained` and the Auto classes know the adapter;
+without it they say `KeyError: 'WEDLM_DRAFT'`. The tokenizer is that of the base.
+
 `wedlm export {name} REPOSITORY` makes one repository of the base and the adapter, for the Hub; with `--adapter-only`
 the adapter goes alone.
 

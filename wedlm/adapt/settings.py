@@ -3,7 +3,7 @@
 import json
 import os
 from dataclasses import asdict, dataclass
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 
 from wedlm.adapters.prompts import most_prompts
@@ -16,7 +16,6 @@ from wedlm.training.draft_window import MAX_WINDOW
 SETTINGS_FILE = "settings.json"
 FILES = ("train", "held_out")  # of answers: the names of files of JSON Lines, and of the fields of Tasks
 FREE = ("model", "measure_also", "device")  # settings that a continued run may change; `weights` stands for the model
-SAMPLES, SAMPLE_BYTES = 64, 4096  # of a file of weights, whose digest takes no time
 
 
 class AdaptError(ValueError):
@@ -122,19 +121,15 @@ def digest(path: Path) -> str:
 
 
 def weights_of(model: str) -> str:
-    """Identifies the weights of a checkpoint: the commit on the Hub, or a digest of parts of the files in a folder."""
+    """Identifies the weights of a checkpoint: the commit on the Hub, or a digest of the files in a folder."""
     folder = checkpoint_folder(model, with_weights=False)
     if not Path(model).is_dir():
         return folder.name
-    parts = sha256()
+    digests = []
     for name in shard_names(folder):
-        num_bytes = (folder / name).stat().st_size
-        parts.update(f"{name} {num_bytes}".encode())
         with open(folder / name, "rb") as file:
-            for start in range(0, num_bytes, max(1, num_bytes // SAMPLES)):
-                file.seek(start)
-                parts.update(file.read(SAMPLE_BYTES))
-    return parts.hexdigest()
+            digests.append(f"{name} {file_digest(file, 'sha256').hexdigest()}")
+    return sha256("\n".join(digests).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -1,39 +1,96 @@
 """The fingerprint by which a draft adapter knows its base, the model that it was trained on."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
+from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-ROWS = 4  # of a matrix in each layer
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+# The weights of the model itself, also where PEFT has put layers of its own around them.
+OWN_WEIGHT = re.compile(
+    r"(model\.embed_tokens|model\.norm|lm_head|model\.layers\.\d+(?:\.\w+){1,2})(?:\.base_layer)*\.(weight|bias)"
+)
+DOWN = re.compile(r"model\.layers\.(\d+)\.mlp\.down_proj\.weight")
+ROWS = 4  # of each `DOWN`
 
 
-def fingerprint(model: PreTrainedModel) -> str | None:
-    """Returns a hash of the signs of some weights in each layer, which are the same in every dtype.
+class Fingerprint(NamedTuple):
+    """Two hashes of a model, in the order of `FIELDS`; None where it cannot be known.
 
     Args:
-        model (`PreTrainedModel`): A `WeDLMForCausalLM`.
-
-    Returns:
-        `str`, *optional*: The hash; None if weights are quantized, or are not in memory.
+        signs (`str`, *optional*): Of the signs of a few weights, which are the same in every dtype.
+        weights (`str`, *optional*): Of all weights in bfloat16, which those of every other dtype but float16 give
+            whether they are loaded in it or not.
     """
-    weights = [getattr(layer.mlp.down_proj, "weight", None) for layer in model.get_decoder().layers]
-    if any(weight is None or weight.is_meta or not weight.is_floating_point() for weight in weights):
-        return None
-    return hash_of_signs(weight[:ROWS].detach().cpu() for weight in weights)
+
+    signs: str | None
+    weights: str | None
 
 
-def hash_of_signs(rows: Iterable[torch.Tensor]) -> str:
-    """Returns the fingerprint of a model whose layers have these first `ROWS` rows of `down_proj`."""
-    signs = torch.cat([each.flatten().signbit() for each in rows])
-    return sha256(bytes(signs.tolist())).hexdigest()[:16]
+FIELDS = ("base_fingerprint", "base_weights")  # of adapter_config.json; adapters before 0.3.0 have only the first
 
 
-def check_base(present: str | None, recorded: str | None) -> None:
-    """Raises a ValueError if the fingerprint of a model is not the one that an adapter recorded."""
-    if None not in (recorded, present) and recorded != present:
-        raise ValueError(
-            f"base_fingerprint={recorded!r} of the draft adapter is not that of this model, {present!r}, so the "
-            "adapter was trained on other weights; load it into its own base, or train one for this model."
-        )
+def fingerprint(model: PreTrainedModel) -> Fingerprint:
+    """Returns the fingerprint of a `WeDLMForCausalLM` without its adapters."""
+    weights = {
+        f"{match[1]}.{match[2]}": weight.detach()
+        for name, weight in model.named_parameters()
+        if (match := OWN_WEIGHT.fullmatch(name))
+    }
+    # Quantized weights have other values, and those of an offloaded or a sharded model are not in memory.
+    if any(weight.is_meta or not weight.is_floating_point() or not weight.numel() for weight in weights.values()):
+        return Fingerprint(None, None)
+    found = fingerprint_of(weights, weights.__getitem__, model.config)
+    # The rounding to float16 cannot be undone.
+    return found._replace(weights=None) if any(each.dtype == torch.float16 for each in weights.values()) else found
+
+
+def fingerprint_of(names: Iterable[str], read: Callable[[str], torch.Tensor], config: PreTrainedConfig) -> Fingerprint:
+    """Returns the fingerprint of the weights that have these names; further weights do not count.
+
+    Args:
+        names (`Iterable[str]`): The names of the weights.
+        read (`Callable`): Returns the weight of a name.
+        config (`PreTrainedConfig`): The config of the model, stock or WeDLM.
+    """
+    names = sorted(name for name in names if OWN_WEIGHT.fullmatch(name))
+    if config.tie_word_embeddings and HEAD in names:
+        names.remove(HEAD)
+    # Without the row that a conversion has added, a converted model is the model that it was made from.
+    num_rows = config.mask_token_id if getattr(config, "mask_row", None) == "added" else None
+
+    def hashes(name: str) -> tuple[bytes, torch.Tensor | None]:
+        weight = read(name)
+        if name in (EMBEDDING, HEAD):
+            weight = weight[:num_rows]
+        values = weight.to("cpu", torch.bfloat16).contiguous()
+        digest = sha256(f"{name} {list(values.shape)}".encode())
+        digest.update(values.view(torch.uint8).numpy())
+        return digest.digest(), weight[:ROWS].cpu().signbit().flatten() if DOWN.fullmatch(name) else None
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        found = dict(zip(names, pool.map(hashes, names), strict=True))
+    downs = sorted((name for name in names if DOWN.fullmatch(name)), key=lambda name: int(DOWN.fullmatch(name)[1]))
+    signs = bytes(torch.cat([found[name][1] for name in downs]).tolist())
+    return Fingerprint(
+        sha256(signs).hexdigest()[:16], sha256(b"".join(digest for digest, _ in found.values())).hexdigest()
+    )
+
+
+def check_base(present: Fingerprint, recorded: dict[str, str | None]) -> None:
+    """Raises a ValueError if the fingerprint of a model is not the one that an adapter recorded.
+
+    Args:
+        present (`Fingerprint`): That of the model.
+        recorded (`dict`): The fields of the adapter's config.
+    """
+    for name, value in zip(FIELDS, present, strict=True):
+        if None not in (value, recorded.get(name)) and recorded[name] != value:
+            raise ValueError(
+                f"{name}={recorded[name]!r} of the draft adapter is not that of this model, {value!r}, so the adapter "
+                "was trained on other weights; load it into its own base, or train one for this model."
+            )

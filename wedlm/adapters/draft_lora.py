@@ -10,7 +10,7 @@ from peft.tuners.lora import LoraModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from wedlm.adapters.base_model import check_base, fingerprint
+from wedlm.adapters.base_model import FIELDS, check_base, fingerprint
 from wedlm.adapters.draft_type import DRAFT_TYPE
 from wedlm.generation.packed_linear import refuse_packed
 from wedlm.modeling_wedlm.drafts import MASKED, MaskedLinear
@@ -47,7 +47,9 @@ class DraftLoraConfig(LoraConfig):
             The names of linear layers; by default all of the decoder layers.
         init_lora_weights (`bool` or `str`, *optional*, defaults to `True`):
             As in `LoraConfig`; True, False or "gaussian".
-        base_fingerprint (`str`, *optional*):
+        import_first (`str`, *optional*, defaults to `"wedlm"`):
+            The package that teaches PEFT this type of adapter, for readers of adapter_config.json.
+        base_fingerprint, base_weights (`str`, *optional*):
             The `fingerprint` of the base, which is recorded when the adapter is made.
 
     Other fields of `LoraConfig` keep their defaults.
@@ -57,7 +59,9 @@ class DraftLoraConfig(LoraConfig):
         model = get_peft_model(model, DraftLoraConfig(r=32, lora_alpha=256))
     """
 
+    import_first: str = field(default="wedlm", metadata={"help": "The package that PEFT needs for this type."})
     base_fingerprint: str | None = field(default=None, metadata={"help": "Tells the base from other models."})
+    base_weights: str | None = field(default=None, metadata={"help": "The same by all its weights."})
 
     def __post_init__(self):
         super().__post_init__()
@@ -169,8 +173,10 @@ class DraftLoraModel(LoraModel):
     def inject_adapter(self, model, adapter_name, *args, **kwargs):
         config = self.peft_config[adapter_name]
         check_model(model)
-        check_base(fingerprint(model), config.base_fingerprint)
-        config.base_fingerprint = config.base_fingerprint or fingerprint(model)
+        present = fingerprint(model)
+        check_base(present, vars(config))
+        for name, value in zip(FIELDS, present, strict=True):
+            setattr(config, name, getattr(config, name) or value)
         super().inject_adapter(model, adapter_name, *args, **kwargs)
         embedding = model.get_input_embeddings()
         if not isinstance(embedding, MaskEmbedding):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
+from wedlm.adapters.base_model import HEAD
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.shards import Shard
 from wedlm.checkpoints.stock_families import STOCK_FAMILIES, families
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 WEDLM_CLASS = "WeDLMForCausalLM"
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class StockArchitecture(NamedTuple):
@@ -117,7 +117,10 @@ def read_wedlm_config(fields: dict, source: object) -> WeDLMConfig:
         source (`str` or `os.PathLike`): The name of the checkpoint, for messages.
     """
     with refusing_configs(source):
-        return WeDLMConfig.from_dict(fields) if fields["model_type"] == MODEL_TYPE else wedlm_config(fields)
+        config = WeDLMConfig.from_dict(fields) if fields["model_type"] == MODEL_TYPE else wedlm_config(fields)
+        if config.dtype is not None and not getattr(config.dtype, "is_floating_point", False):
+            raise ValueError(f"its dtype is {config.dtype!r}, and weights are of one such as 'bfloat16'")
+        return config
 
 
 def wedlm_model(fields: dict, source: object) -> "tuple[WeDLMConfig, WeDLMForCausalLM]":

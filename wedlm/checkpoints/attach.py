@@ -2,7 +2,6 @@
 
 import re
 from copy import copy
-from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,15 +9,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from wedlm.adapters.base_model import ROWS, check_base, fingerprint, hash_of_signs
+from wedlm.adapters.base_model import EMBEDDING, Fingerprint, check_base, fingerprint, fingerprint_of
 from wedlm.adapters.draft_type import DRAFT_TYPE
+from wedlm.checkpoints.architectures import read_wedlm_config
 from wedlm.checkpoints.errors import CheckpointError, one_line
-from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS
+from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS, CONFIG_FILE, adapter_fields
 from wedlm.checkpoints.shards import DTYPES, Shard, read_json, read_shards
+from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 PREFIX = "base_model.model.model."
-FINGERPRINTED = "model.layers.{}.mlp.down_proj.weight"  # the weights of each layer that the fingerprint reads
 
 
 class NativeAdapter(NamedTuple):
@@ -56,57 +56,56 @@ def adapter_on_disk(folder: Path, model: WeDLMForCausalLM, shards: list[Shard]) 
         model (`WeDLMForCausalLM`): The base, whose weights may be missing.
         shards (`list[Shard]`): The weight files of the base.
     """
-    adapter = native_adapter(folder, model, fingerprint_of(shards))
-    first = next(
-        shard.tensors[FINGERPRINTED.format(0)] for shard in shards if FINGERPRINTED.format(0) in shard.tensors
-    )
-    dtype = model.config.dtype or getattr(torch, DTYPES[first["dtype"]].name)
+    adapter = native_adapter(folder, model, fingerprint_of_files(shards, model.config))
+    embedding = next(shard.tensors[EMBEDDING] for shard in shards if EMBEDDING in shard.tensors)
+    dtype = model.config.dtype or getattr(torch, DTYPES[embedding["dtype"]].name)
     return adapter._replace(tensors={f"model.{name}": value.to(dtype) for name, value in adapter.tensors.items()})
 
 
-def fingerprint_on_disk(folder: Path) -> str:
+def fingerprint_on_disk(folder: Path) -> Fingerprint:
     """The `fingerprint` of a checkpoint in a folder, stock or WeDLM."""
-    return fingerprint_of(read_shards(folder))
+    return fingerprint_of_files(read_shards(folder), read_wedlm_config(read_json(folder / CONFIG_FILE), folder))
 
 
-def fingerprint_of(shards: list[Shard]) -> str:
-    places = {name: shard for shard in shards for name in shard.tensors}
-    names = takewhile(places.__contains__, map(FINGERPRINTED.format, count()))
-    return hash_of_signs(first_rows(places[name].path, name) for name in names)
+def fingerprint_of_files(shards: list[Shard], config: WeDLMConfig) -> Fingerprint:
+    paths = {name: shard.path for shard in shards for name in shard.tensors}
+
+    def read(name: str) -> torch.Tensor:
+        with safe_open(paths[name], framework="pt") as file:
+            return file.get_tensor(name)
+
+    return fingerprint_of(paths, read, config)
 
 
-def first_rows(path: Path, name: str) -> torch.Tensor:
-    with safe_open(path, framework="pt") as file:
-        return file.get_slice(name)[:ROWS]
-
-
-def native_adapter(folder: Path, model: WeDLMForCausalLM, base_fingerprint: str | None) -> NativeAdapter:
+def native_adapter(folder: Path, model: WeDLMForCausalLM, base_fingerprint: Fingerprint) -> NativeAdapter:
     """Reads a draft adapter, and refuses one that does not fit the model.
 
     Args:
         folder (`Path`): The folder of the adapter.
         model (`WeDLMForCausalLM`): The base, whose weights may be missing.
-        base_fingerprint (`str`, *optional*): The `fingerprint` of its weights.
+        base_fingerprint (`Fingerprint`): That of its weights.
     """
     if model.config.drafts is not None:
         raise CheckpointError(f"The model has a draft adapter already; load its base anew, and then add {folder}.")
     try:
-        fields = read_json(folder / ADAPTER_FILE)
+        fields = adapter_fields(folder)
         if fields.get("peft_type") != DRAFT_TYPE:
             raise ValueError(f"its peft_type is {fields.get('peft_type')!r}, that of draft adapters {DRAFT_TYPE!r}")
         rank, scale = fields["r"], fields["lora_alpha"] / fields["r"]
         tensors = {own_name(name): tensor for name, tensor in load_file(folder / ADAPTER_WEIGHTS).items()}
-        check_base(base_fingerprint, fields.get("base_fingerprint"))
+        check_base(base_fingerprint, fields)
         config = copy(model.config)
         config.require_mask_token_id()
         config.drafts = {"rank": rank, "modules": sorted(fields["target_modules"])}
         check_shapes(tensors, shapes_of_drafts(model, config))
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, ArithmeticError) as error:
+        scaled = {name: value * scale if name.endswith(".up") else value for name, value in tensors.items()}
+        if broken := [name for name, value in scaled.items() if not value.isfinite().all()]:
+            raise ValueError(f"{broken[0]} holds values that are not finite, {len(broken)} such weights in all")
+    except (OSError, SafetensorError, ValueError, TypeError, RuntimeError, ArithmeticError) as error:
         raise CheckpointError(
             f"{folder} cannot be used as a draft adapter of this model ({one_line(error)}); give the adapter of this "
             "model, or copy it again."
         ) from error
-    scaled = {name: value * scale if name.endswith(".up") else value for name, value in tensors.items()}
     return NativeAdapter(config.drafts, scaled)
 
 

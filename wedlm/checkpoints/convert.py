@@ -80,6 +80,7 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
     shards = read_weights(read)
     generation_fields = read_generation_fields(read.folder)
     tokenizer, changed, tokenizer_notes = TokenizerFiles.read(read.folder).without_code(source)
+    tokenizer.check_rows(read.config.vocab_size, source)
     if read.model_type != MODEL_TYPE:
         mask = put_mask_in(read.config, tokenizer, generation_fields, shards, source)
         generation_fields = changed[GENERATION_FILE] = with_text_of_source(read, generation_fields)
@@ -147,6 +148,7 @@ def plan_of_stock(read: Source, model_type: str, shards: list[Shard]) -> Plan:
     """
     source = read.name
     tokenizer, changed, tokenizer_notes = TokenizerFiles.read(read.folder).without_code(source)
+    tokenizer.check_rows(read.config.vocab_size, source)
     mask = take_mask_out(read.config, tokenizer, shards, source)
     changed |= mask.files
     changed |= for_stock({**tokenizer.contents, **changed})

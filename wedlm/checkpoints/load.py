@@ -65,4 +65,7 @@ def load_checkpoint(
             ) from error
         if only_decodes and why_not_packed(model) is None:
             model.pack_for_cpu()
+        for weight in model.parameters():
+            if weight.device.type == "cpu":  # or it would be the file itself, which may become shorter or another
+                weight.data = weight.data.clone()
     return model, tokenizer

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from wedlm.checkpoints.architectures import EMBEDDING, HEAD
+from wedlm.adapters.base_model import EMBEDDING, HEAD
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.shards import Shard
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles, unused_row

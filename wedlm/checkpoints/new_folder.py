@@ -35,7 +35,9 @@ def check_out(out: str | os.PathLike, overwrite: bool) -> Path:
     if os.path.ismount(out) or out in (Path.cwd(), *Path.cwd().parents):
         raise CheckpointError(f"{out} is a mount point, or the folder you are in; choose a new folder inside of it.")
     if is_used and not overwrite:
-        raise CheckpointError(f"{out} exists and is not empty; choose another folder, or pass --overwrite.")
+        raise CheckpointError(
+            f"{out} exists and is not empty; choose another folder, or pass --overwrite (in Python overwrite=True)."
+        )
     if is_used and not is_checkpoint(out) and not is_export_for_vllm(out):
         raise CheckpointError(f"{out} is no checkpoint, and only a checkpoint is overwritten; empty it yourself.")
     return out

@@ -33,6 +33,7 @@ FREE = {
     "dtype",
     "eos_token_id",
     "mask_row",
+    "mask_trained",
     "mask_token_id",
     "max_position_embeddings",
     "max_window_layers",

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,9 +74,7 @@ def write_whole(plan: Plan, folder: Path) -> None:
 
 def write_companions(plan: Plan, folder: Path) -> None:
     """Writes the small files: the config, the code that belongs to it, the tokenizer and licences."""
-    for name in companions(plan.folder):
-        (folder / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(plan.folder / name, folder / name)
+    copy_files(plan.folder, folder, COMPANIONS)
     for name, content in plan.changed.items():
         if content is None:
             (folder / name).unlink()
@@ -88,9 +86,12 @@ def write_companions(plan: Plan, folder: Path) -> None:
         plan.config.save_pretrained(folder)  # the code too
 
 
-def companions(folder: Path) -> Iterator[Path]:
-    for pattern in COMPANIONS:
-        yield from (path.relative_to(folder) for path in sorted(folder.glob(pattern)) if path.is_file())
+def copy_files(source: Path, folder: Path, patterns: Iterable[str]) -> None:
+    """Copies the files of `source` whose names match a pattern."""
+    for path in (path for pattern in patterns for path in sorted(source.glob(pattern)) if path.is_file()):
+        place = folder / path.relative_to(source)
+        place.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, place)
 
 
 def write_json(path: Path, content: dict) -> None:

@@ -1,6 +1,6 @@
 """Turns a folder or a name on the Hub into a folder with a checkpoint's files, and says what the folder lacks."""
 
-import json
+import math
 import os
 import re
 from pathlib import Path
@@ -9,10 +9,11 @@ from huggingface_hub import constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from wedlm.adapters.draft_type import DRAFT_TYPE
-from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER, REAL_MODEL
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.shards import INDEX_FILE, read_json, shard_names
 from wedlm.checkpoints.stock_families import STOCK_FAMILIES, families
+from wedlm.generation.parameters import is_count
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 HUB_NAME = r"[\w-][\w.-]*/[\w.-]+"
@@ -23,11 +24,11 @@ ADAPTER_FILE, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensor
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 # Files that go along with the weights and the config, as patterns of names. No code is among them: each checkpoint
 # that is written gets the code of this package.
-COMPANIONS = (
-    GENERATION_FILE, "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "merges.txt",
-    "added_tokens.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
-    "additional_chat_templates/*.jinja", "LICENSE*", "NOTICE*",
+OF_A_TOKENIZER = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "merges.txt", "added_tokens.json",
+    "special_tokens_map.json", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
 )  # fmt: skip
+COMPANIONS = (GENERATION_FILE, *OF_A_TOKENIZER, "LICENSE*", "NOTICE*")
 SMALL_FILES = (CONFIG_FILE, ADAPTER_FILE, "README.md", INDEX_FILE, *COMPANIONS)
 
 
@@ -48,7 +49,7 @@ def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
         raise CheckpointError(
             f"The demo checkpoint is not at {name}; give the folder of another one, or a name on the Hub."
         )
-    if not re.fullmatch(HUB_NAME, str(name)):
+    if not re.fullmatch(rf"{HUB_NAME}|[\w-][\w.-]*", str(name)):  # models such as gpt2 have names without an owner
         raise CheckpointError(
             f"{name} does not exist; give the folder of a checkpoint, or a name on the Hub such as "
             "tencent/WeDLM-8B-Instruct."
@@ -84,6 +85,7 @@ def draft_adapter(name: str | os.PathLike) -> Path | None:
     folder = checkpoint_folder(name, with_weights=False)
     if (folder / CONFIG_FILE).exists() or not has_draft_type(folder):
         return None
+    adapter_fields(folder)
     return folder if Path(name).is_dir() else download(name, [*SMALL_FILES, ADAPTER_WEIGHTS], revision=folder.name)
 
 
@@ -93,6 +95,27 @@ def has_draft_type(folder: Path) -> bool:
         return read_json(folder / ADAPTER_FILE).get("peft_type") == DRAFT_TYPE
     except CheckpointError:
         return False
+
+
+def adapter_fields(folder: Path) -> dict:
+    """Returns the content of the adapter_config.json of a draft adapter, and refuses one that no adapter can have."""
+    fields = read_json(folder / ADAPTER_FILE)
+    rank, alpha, modules = (fields.get(name) for name in ("r", "lora_alpha", "target_modules"))
+    for name, is_right, meaning in (
+        ("r", is_count(rank) and rank <= 2**16, "an integer from 1 to 65536"),
+        ("lora_alpha", type(alpha) in (int, float) and math.isfinite(alpha), "a finite number"),
+        (
+            "target_modules",
+            isinstance(modules, list) and all(type(each) is str for each in modules),
+            "a list of names",
+        ),
+    ):
+        if not is_right:
+            raise CheckpointError(
+                f"{name}={one_line(repr(fields.get(name)))} in {folder / ADAPTER_FILE} is not {meaning}; correct it, "
+                "or copy the adapter again."
+            )
+    return fields
 
 
 def checkpoint_of(name: str | os.PathLike) -> str | os.PathLike:
@@ -109,17 +132,30 @@ def base_of(adapter: str | os.PathLike) -> str:
     try:
         is_on_hub = not Path(adapter).exists() and re.fullmatch(HUB_NAME, str(adapter))
         file = Path(hf_hub_download(str(adapter), ADAPTER_FILE) if is_on_hub else Path(adapter) / ADAPTER_FILE)
-        base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        fields = read_json(file)
+        base = fields["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(
             f"{adapter} is no adapter of PEFT ({one_line(error)}); give the folder it was saved to."
         ) from error
-    if base and (Path(base).is_dir() or re.fullmatch(HUB_NAME, base)):
+    if not isinstance(base, str | None):
+        raise CheckpointError(
+            f"base_model_name_or_path={one_line(repr(base))} of {adapter} is no text; write the folder of its base, "
+            "or the name on the Hub, into adapter_config.json."
+        )
+    if base and Path(base).is_dir():
+        return base
+    if base and fields.get("peft_type") == DRAFT_TYPE:  # which is refused in any other base than its own
+        for parent in file.resolve().parents if Path(adapter).is_dir() else ():
+            if (parent / base).is_dir():
+                return str(parent / base)
+    if base and re.fullmatch(HUB_NAME, base):
         return base
     place = f"there is no folder {Path(base).absolute()}" if base else "its name is missing"
+    made = ", which `make real-model` makes in a clone of the repository wedlm," if base == REAL_MODEL else ""
     raise CheckpointError(
-        f"The checkpoint {base}, which {adapter} was trained on, cannot be loaded ({place}); put it there, or correct "
-        "base_model_name_or_path in adapter_config.json."
+        f"The checkpoint {base}, which {adapter} was trained on, cannot be loaded ({place}); put it{made} there, or "
+        "correct base_model_name_or_path in adapter_config.json."
     )
 
 

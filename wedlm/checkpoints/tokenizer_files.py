@@ -104,6 +104,14 @@ class TokenizerFiles(NamedTuple):
             raise ValueError("a token is no text, or its id no whole number")
         return token_ids
 
+    def check_rows(self, num_rows: int, source: object) -> None:
+        """Refuses tokens that the embedding of `source` has no row for."""
+        if beyond := sorted((i, token) for token, i in self.token_ids().items() if not 0 <= i < num_rows):
+            raise CheckpointError(
+                f"The tokenizer of {source} has the token {beyond[-1][1]!r} with the id {beyond[-1][0]}, and its "
+                f"model has {num_rows} rows; resize the embeddings, or use the tokenizer that belongs to the model."
+            )
+
     def mask_token(self) -> str | None:
         tokens = (self.file(name).get("mask_token") for name in ("tokenizer_config.json", "special_tokens_map.json"))
         token = next((content_of(token) for token in tokens if token is not None), None)

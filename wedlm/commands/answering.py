@@ -1,5 +1,6 @@
 """The answer to one prompt: load a checkpoint, encode the prompt, generate, and count."""
 
+import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -57,6 +58,8 @@ def load(options: GenerationOptions) -> tuple[WeDLMForCausalLM, PreTrainedTokeni
         )
     logging.set_verbosity_error()  # the commands show refusals as sentences, not as warnings
     resolved_generation_config(model, **arguments)
+    if options.seed is not None and not options.temperature:
+        print(f"--seed {options.seed} has no effect without draws; give a --temperature above 0.", file=sys.stderr)
     return model, tokenizer
 
 

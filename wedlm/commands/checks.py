@@ -21,6 +21,7 @@ from wedlm.commands.options import (
 from wedlm.commands.reports import check_out_file
 from wedlm.evaluation.choices import Choices, EvaluationError
 from wedlm.evaluation.decodings import combinations
+from wedlm.evaluation.sandbox import check_boundary
 from wedlm.generation.parameters import DEFAULTS, check_parameters
 
 if TYPE_CHECKING:
@@ -198,6 +199,8 @@ def plan_eval(options: EvalOptions) -> EvalPlan:
             raise EvaluationError(f"--include-path {folder} is no folder; give one with YAML files of tasks.")
     metadata = metadata_of(options.metadata)
     wedlm_folder(options.model, with_weights=False)
+    if options.run_code:
+        check_boundary(options.unsafe_run_code)
     return EvalPlan(names, folders, choices, decodings, metadata)
 
 

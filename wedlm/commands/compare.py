@@ -50,7 +50,7 @@ def compare(prompts: list[str], options: GenerationOptions, raw: bool) -> None:
 
     def run(ids: list[int], decoding: str, board: Board) -> Answer:
         """Generates twice: the first run warms up and is shown, the second is timed and has no streamer."""
-        chosen = replace(options, decoding=decoding)
+        chosen = options.with_decoding(decoding)
         seed(chosen)
         answer(model, tokenizer, ids, chosen, AnswerStreamer(tokenizer, partial(board.show, decoding)))
         seed(chosen)

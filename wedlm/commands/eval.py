@@ -17,6 +17,7 @@ from wedlm.evaluation.choices import EvaluationError
 from wedlm.evaluation.decodings import whole
 from wedlm.evaluation.harness import evaluate
 from wedlm.evaluation.provenance import checkpoint_identity, conditions, write_report
+from wedlm.evaluation.sandbox import missing_boundary
 from wedlm.evaluation.tasks import load_tasks
 from wedlm.evaluation.work_file import WorkFile, resumable
 
@@ -25,6 +26,8 @@ def run_eval(options: EvalOptions, asked: EvalPlan) -> None:
     """Scores a checkpoint, writes the numbers to --out and prints them as a table."""
     choices, decodings, metadata = asked.choices, asked.decodings, asked.metadata
     tasks = load_tasks(asked.tasks, asked.folders, dict(metadata), choices.run_code, choices.seed)
+    if choices.run_code and (sentence := missing_boundary()):
+        print(sentence, file=sys.stderr)
     model, tokenizer = load_checkpoint(options.model, options.dtype, options.device, only_decodes=True)
     logging.set_verbosity_error()
     if choices.apply_chat_template and tokenizer.chat_template is None:

@@ -84,7 +84,7 @@ def default_decoding(facts: Facts) -> str:
         result = f"{decoding}: the adapter's {GENERATION_FILE} says so"
     else:
         result = f"{decoding}: the adapter has no {GENERATION_FILE} that names another"
-    if config.converted_from is None or config.drafts is not None or adapter is not None:
+    if config.converted_from is None or config.mask_trained or config.drafts is not None or adapter is not None:
         return result
     return f"{result}; converted from {config.converted_from}, so streaming writes nonsense before a training"
 

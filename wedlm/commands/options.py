@@ -3,14 +3,15 @@
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import typer
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.generation.parameters import DEFAULTS, READS
 from wedlm.serving.limits import BATCH_SIZE, WAITING
 
 
@@ -71,6 +72,13 @@ class GenerationOptions:
     )
     seed: Annotated[int | None, option("The seed of sampling; the same seed gives the same text.")] = None
     debug: Debug = False
+
+    def with_decoding(self, decoding: str) -> Self:
+        """The same options for another decoding than the one that is named, which may read fewer of them."""
+        if decoding == self.decoding:
+            return self
+        unread = DEFAULTS.keys() - {"decoding", *READS[decoding]}
+        return replace(self, decoding=decoding, **dict.fromkeys(unread))
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of `generate()`; an option that it would not check is checked here."""
@@ -144,6 +152,12 @@ class EvalOptions:
         typer.Option(
             "--run-code",
             help="Allow tasks that run the model's code, in a sandbox: it guards against accidents, not attackers.",
+        ),
+    ] = False
+    unsafe_run_code: Annotated[
+        bool,
+        typer.Option(
+            "--unsafe-run-code", help="Allow --run-code as root where the system keeps the code from nothing."
         ),
     ] = False
     out: OutFile = Path("eval.json")

@@ -193,7 +193,7 @@ def race(
     def record(decoding: str) -> list[Forward]:
         seed(options)
         recorder = Recorder()
-        answer(model, tokenizer, ids, replace(options, decoding=decoding), recorder)
+        answer(model, tokenizer, ids, options.with_decoding(decoding), recorder)
         return recorder.forwards
 
     calls = {name: partial(record, name) for name in dict.fromkeys([BASELINE, decoding])}

@@ -17,7 +17,7 @@ from wedlm.checkpoints.whole_file import write_whole
 from wedlm.commands.checks import TunePlan
 from wedlm.commands.options import TuneOptions
 from wedlm.commands.reports import table_console
-from wedlm.evaluation.decodings import BASELINE, READS, is_exact, whole
+from wedlm.evaluation.decodings import BASELINE, is_exact, whole
 from wedlm.evaluation.provenance import checkpoint_identity, conditions, write_report
 from wedlm.evaluation.sweep import Question, front, summaries, sweep
 from wedlm.evaluation.tuning import (
@@ -33,6 +33,7 @@ from wedlm.evaluation.tuning import (
     why_nothing_is_shown,
 )
 from wedlm.evaluation.work_file import WorkFile, resumable
+from wedlm.generation.parameters import READS
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 

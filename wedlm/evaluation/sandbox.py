@@ -20,6 +20,8 @@ from functools import cache
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
+from wedlm.evaluation.choices import EvaluationError
+
 MAX_ANSWER_BYTES = 1_000_000
 WAITING = 5  # wall-clock limit, as a multiple of the limit of CPU time: on a busy machine a process waits its turn
 NOBODY = 65534  # the user without rights, by convention
@@ -186,6 +188,29 @@ def boundary() -> tuple[list[str], dict[str, Any]]:
             if process.returncode == 0:
                 return command, rights
     return [], {}
+
+
+def missing_boundary() -> str | None:
+    """Returns a sentence about what stands around the code in place of bubblewrap; None where bubblewrap works."""
+    command, rights = boundary()
+    if command:
+        return None
+    user = "root" if os.geteuid() == 0 else "you"
+    return "The model's code runs without bubblewrap, " + (
+        "as the user nobody, and reaches the network."
+        if rights
+        else f"with all rights of {user}: only a guard inside its process keeps it from files and the network."
+    )
+
+
+def check_boundary(unsafe: bool) -> None:
+    """Refuses to run code as root with no boundary around it, unless the caller accepts that."""
+    if not unsafe and os.geteuid() == 0 and boundary() == ([], {}):
+        raise EvaluationError(
+            "--run-code would run the model's code with all rights of root, because bubblewrap does not work here and "
+            f"the user nobody may not run {os.path.realpath(sys.executable)}; install bubblewrap, or be another user, "
+            "or pass --unsafe-run-code as well."
+        )
 
 
 def possible_boundaries() -> Iterator[tuple[list[str], dict[str, Any]]]:

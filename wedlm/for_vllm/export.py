@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
-from wedlm.checkpoints.architectures import EMBEDDING
+from wedlm.adapters.base_model import EMBEDDING
 from wedlm.checkpoints.attach import adapter_on_disk
 from wedlm.checkpoints.convert import Source, plan_of_stock, read_source, read_weights, stock_type_of
 from wedlm.checkpoints.errors import CheckpointError

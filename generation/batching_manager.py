@@ -32,6 +32,7 @@ IDLE = 0.1  # seconds after which the idle thread looks whether it is to stop or
 FULL_AFTER = 10.0  # seconds that a request waits for a place among those that wait
 CANCELLED = "The request was cancelled."
 STOPPED = "The manager was stopped before the request had ended."
+DIED = "The thread that generates has died"
 BROKEN = "The request has failed:"  # in front of an error that is no refusal
 
 
@@ -152,6 +153,8 @@ class BatchingManager(ContinuousBatchingManager):
         settings: dict,
     ) -> list[Request]:
         """Prepares the requests of a prompt: one for each text, the last of which has the id itself."""
+        if (refusal := self.refusal()) is not None:  # asked without the lock, which a fork may have left locked
+            raise RuntimeError(refusal)
         tokens, settings = tokens_in(input_ids), dict(settings)
         if generation_config is not None and (number := generation_config.num_return_sequences or 1) > 1:
             raise ValueError(
@@ -219,9 +222,11 @@ class BatchingManager(ContinuousBatchingManager):
     def refusal(self) -> str | None:
         """Why there can be no new requests, if there is a reason."""
         if (error := self.background_thread_status.fatal_error) is not None:
-            return f"The thread that generates has died ({type(error).__name__}: {error}); start the manager again."
+            return f"{DIED} ({type(error).__name__}: {error}); start the manager again."
         if self.background_thread_status.can_accept_new_requests() is not None:
             return "The manager is stopping, or was stopped; start it again."
+        if self._generation_thread is not None and not self.is_running():
+            return "The thread that generates is in the process that forked this one; start a manager in this one."
         return None
 
     def add_requests(
@@ -306,6 +311,18 @@ class BatchingManager(ContinuousBatchingManager):
 
     # --- The thread ---
 
+    def start(self) -> None:
+        """Starts the thread, if it does not run."""
+        # (Not by transformers' own method, whose versions pass the loop different arguments.)
+        if self.is_running():
+            logger.warning("The thread of the manager runs already.")
+            return
+        self.background_thread_status.clear()
+        self._generation_thread = threading.Thread(
+            target=self._run_generation_loop, args=(torch.is_inference_mode_enabled(),)
+        )
+        self._generation_thread.start()
+
     def warmup(self) -> None:
         """Nothing: the first steps of a batch need no preparation."""
 
@@ -337,8 +354,7 @@ class BatchingManager(ContinuousBatchingManager):
         if self.is_running():
             self.stop()
 
-    def _run_generation_loop(self, use_inference_mode: bool = False) -> None:
-        # (The oldest versions of transformers do not say whether the caller is in inference mode.)
+    def _run_generation_loop(self, use_inference_mode: bool) -> None:
         status = self.background_thread_status
         try:
             if self.model.device.type == "cuda":
@@ -354,7 +370,7 @@ class BatchingManager(ContinuousBatchingManager):
         except BaseException as error:
             logger.exception("The thread that generates has died.")
             status.record_fatal_error(error.with_traceback(None))  # whose frames hold the batch
-            self.fail_all(f"{type(error).__name__}: {error}")
+            self.fail_all(f"{DIED} ({type(error).__name__}: {error}).")
         finally:
             self.batch = None
             status.mark_as_stopped()

@@ -1,8 +1,10 @@
 """Continuous batching behind transformers' own interface."""
 
 import asyncio
+import os
 import queue
 import re
+import select
 import threading
 import time
 
@@ -369,7 +371,8 @@ def test_after_an_error_of_the_thread_every_caller_is_told(model, monkeypatch):
     while len(outputs) < 4:
         output = manager.get_result(timeout=5)
         outputs[output.request_id] = output
-    assert set(outputs) == set(names) and {o.error for o in outputs.values()} == {"ZeroDivisionError: injected"}
+    told = {"The thread that generates has died (ZeroDivisionError: injected)."}
+    assert set(outputs) == set(names) and {o.error for o in outputs.values()} == told
     manager._generation_thread.join()
     assert isinstance(manager.background_thread_status.fatal_error, ZeroDivisionError)
     with pytest.raises(RuntimeError, match="has died .ZeroDivisionError: injected.; start the manager again"):
@@ -379,6 +382,38 @@ def test_after_an_error_of_the_thread_every_caller_is_told(model, monkeypatch):
     manager.add_request(PROMPTS[0], "again")
     assert manager.get_result(timeout=5).request_id == "again"
     manager.stop()
+
+
+def test_the_thread_starts_whatever_transformers_passes_to_its_loop(model, monkeypatch):
+    """Each version passes other arguments, and a thread that dies of one leaves its requests waiting for ever."""
+
+    def start(self):
+        self._generation_thread = threading.Thread(target=self._run_generation_loop, kwargs={"new": True})
+        self._generation_thread.start()
+
+    monkeypatch.setattr(ContinuousBatchingManager, "start", start)
+    with model.continuous_batching_context_manager() as manager:
+        manager.add_request(PROMPTS[0])
+        assert manager.get_result(timeout=5).error is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_is_told_that_its_manager_has_no_thread(manager):
+    reading, writing = os.pipe()
+    with manager.changed:  # as the thread may hold it just then
+        child = os.fork()
+        if child == 0:
+            try:
+                manager.add_request(PROMPTS[0])
+            except BaseException as error:
+                os.write(writing, str(error).encode())
+            finally:
+                os._exit(0)
+    os.close(writing)
+    assert select.select([reading], [], [], 30)[0], "the child hangs"
+    assert b"is in the process that forked this one" in os.read(reading, 1000)
+    os.waitpid(child, 0)
 
 
 def failing(batch, step):

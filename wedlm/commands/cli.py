@@ -377,6 +377,7 @@ def serve(options: ServeOptions) -> None:
             options.max_batch_size,
             options.max_cached_tokens,
             options.max_waiting,
+            options.request_timeout,
         )
 
 

@@ -8,7 +8,8 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from wedlm.serving.limits import RETRY_AFTER, SENTENCE_CHARACTERS
 
 FAILED, ENDING = "The server failed; its log says how.", "The server is ending."
-DEAD = "The server can generate no more; its log says why. Start it again."
+DEAD = "The server can generate no more, and ends; its log says why."
+NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients would send a request of ten minutes twice more
 FULL = "As many requests wait as may wait; send this one again later."
 NO_JSON = "There was an error parsing the body"  # FastAPI's words for a body that json.loads cannot read
 NO_ROUTE = "This server answers /v1/chat/completions, /v1/completions, /v1/models, /health and /metrics."
@@ -22,6 +23,11 @@ def sentence_of(error: Exception | str) -> str:
 
 def line_is_full() -> HTTPException:
     return HTTPException(429, FULL, {"Retry-After": str(RETRY_AFTER)})
+
+
+def too_late(seconds: float) -> HTTPException:
+    sentence = f"The request took longer than the {seconds:g} seconds of --request-timeout; ask for fewer tokens."
+    return HTTPException(504, sentence, NO_RETRY)
 
 
 def told(error: StarletteHTTPException) -> dict:

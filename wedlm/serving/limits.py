@@ -4,6 +4,7 @@ BODY_BYTES = 2**20  # more than a context of 131,072 tokens, and JSON that the e
 BODY_SECONDS = 60  # a body that comes slower holds memory and a connection
 BATCH_SIZE = 64  # rows of a forward, unless --max-batch-size says otherwise
 WAITING = 256  # each holds the tokens of its prompt; --max-waiting sets another number
+REQUEST_SECONDS = 600  # OpenAI's clients wait no longer; --request-timeout sets another number
 FURTHER_CONNECTIONS = 256  # beside those of requests that run or wait; each may hold a body
 RETRY_AFTER = 1  # seconds, for clients that find the line full
 PREPARED_AT_ONCE = 2  # the tokenizer takes a hundred times the memory of a text

@@ -14,7 +14,9 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from transformers import GenerationConfig
 
+from wedlm.checkpoints.errors import one_line
 from wedlm.checkpoints.load import load_checkpoint
+from wedlm.generation.batching_manager import DIED
 from wedlm.generation.parameters import DEFAULTS, check_parameters
 from wedlm.serving.asked import Served
 from wedlm.serving.engine import Engine
@@ -44,14 +46,17 @@ class Place:
 
 
 class Server(uvicorn.Server):
-    """A server that ends the running requests when it is told to end; uvicorn would wait for them."""
+    """A server that ends the running requests when it is told to end, and itself when the engine has died."""
 
     def __init__(self, config: uvicorn.Config, served: Served, engine: Engine):
         super().__init__(config)
         self.served, self.engine = served, engine
 
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self.engine.is_dead
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # First the engine must be idle: a process that ends while torch computes aborts or hangs.
+        # uvicorn would wait for the requests. And a process that ends while torch computes aborts or hangs.
         await asyncio.to_thread(self.engine.stop)
         await super().shutdown(sockets)
         self.served.grammars.close()
@@ -66,8 +71,9 @@ def serve(
     max_batch_size: int,
     max_cached_tokens: int | None,
     max_waiting: int,
+    request_timeout: float,
 ) -> None:
-    """Serves a checkpoint until Ctrl-C.
+    """Serves a checkpoint until Ctrl-C; exits with status 1 if the thread that generates dies.
 
     Args:
         name (`str`): A folder or a name on the Hub.
@@ -78,6 +84,7 @@ def serve(
         max_batch_size (`int`): The most rows of a forward.
         max_cached_tokens (`int`, *optional*): The most tokens whose keys and values are in memory.
         max_waiting (`int`): The most requests that wait.
+        request_timeout (`float`): The seconds after which a request ends unanswered; 0 for none.
 
     Raises:
         `ValueError`: whatever is in the way, as one sentence with the remedy.
@@ -91,7 +98,7 @@ def serve(
     model.generation_config.update(**settings)
     if Path(name).is_dir():
         name = Path(name).resolve().name
-    engine = Engine(model, tokenizer, max_batch_size, max_cached_tokens, max_waiting)
+    engine = Engine(model, tokenizer, max_batch_size, max_cached_tokens, max_waiting, request_timeout or None)
     served = Served(name, model, tokenizer, int(time.time()))
     app = guarded(build_app(served, engine), engine, place, this_machine_only)
     config = uvicorn.Config(
@@ -116,6 +123,10 @@ def serve(
     finally:
         if engine.manager.is_running():  # Ctrl-C came before uvicorn waited for it
             engine.stop()
+    if (error := engine.death) is not None:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        print(f"{DIED} ({reason}), and the server has ended; start it again.", file=sys.stderr)
+        sys.exit(1)
 
 
 def guarded(app: FastAPI, engine: Engine, place: Place, this_machine_only: bool) -> FastAPI:

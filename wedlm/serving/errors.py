@@ -30,12 +30,18 @@ def too_late(seconds: float) -> HTTPException:
     return HTTPException(504, sentence, NO_RETRY)
 
 
+def unknown_model(name: str, served: str) -> HTTPException:
+    error = HTTPException(404, f"The model {name} does not exist; this server has {served} only.")
+    error.fields = {"param": "model", "code": "model_not_found"}  # as OpenAI's API says it
+    return error
+
+
 def told(error: StarletteHTTPException) -> dict:
     """An error as OpenAI's client reads it, in an answer of its own or in a stream."""
     status = error.status_code
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     sentence = NO_ROUTE if error.detail in ("Not Found", "Method Not Allowed") else sentence_of(error.detail)
-    return {"error": {"message": sentence, "type": kind, "code": status}}
+    return {"error": {"message": sentence, "type": kind, "code": status} | getattr(error, "fields", {})}
 
 
 async def error_response(request: Request, error: StarletteHTTPException | RequestValidationError) -> JSONResponse:

@@ -13,7 +13,7 @@ from transformers import logging
 
 from wedlm.serving.asked import Asked, ChatRoute, CompletionRoute, Served, asks_for_grammar, read_request
 from wedlm.serving.engine import Engine, compiling, prepared, preparing
-from wedlm.serving.errors import DEAD, FAILED, error_response, sentence_of, told, too_late
+from wedlm.serving.errors import DEAD, FAILED, error_response, sentence_of, told, too_late, unknown_model
 from wedlm.serving.metrics import CONTENT_TYPE
 from wedlm.serving.openai_form import DONE, Form, event, usage_of
 from wedlm.serving.request_records import RequestRecord
@@ -48,7 +48,7 @@ def build_app(served: Served, engine: Engine) -> FastAPI:
     def one_model(name: str) -> dict:
         if name == served.name:
             return served.record
-        raise HTTPException(404, f"This server has {served.name} only, not {name}.")
+        raise unknown_model(name, served.name)
 
     @app.get("/health")
     async def health() -> JSONResponse:  # A thread of its own would wait once more for the others' GIL.

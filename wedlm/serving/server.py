@@ -5,6 +5,7 @@ import logging
 import socket
 import sys
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,12 +145,16 @@ def guarded(app: FastAPI, engine: Engine, place: Place, this_machine_only: bool)
 
 
 def log_requests() -> None:
-    """Has a line written to stderr for each request."""
+    """Has a line written to stderr for each request, and none about its settings."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
+    # Of a request's settings transformers says things with numbers in them, which clients could repeat without end.
+    for name in ("transformers.generation", "wedlm.generation.prompt"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="transformers")
 
 
 def take_port(host: str, port: int) -> socket.socket:

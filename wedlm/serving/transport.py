@@ -125,8 +125,8 @@ def host_in(value: str) -> str | None:
 
 
 def refuse_without_key(headers: Headers, api_key: str) -> None:
-    given = headers.get("authorization", "")
-    if not hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode()):
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), api_key.encode()):
         raise HTTPException(
             401,
             "The request has no valid key; send the server's --api-key as Authorization: Bearer KEY.",

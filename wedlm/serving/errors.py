@@ -25,6 +25,10 @@ def line_is_full() -> HTTPException:
     return HTTPException(429, FULL, {"Retry-After": str(RETRY_AFTER)})
 
 
+def too_many() -> HTTPException:
+    return HTTPException(503, FULL, {"Retry-After": str(RETRY_AFTER), "Connection": "close"})
+
+
 def too_late(seconds: float) -> HTTPException:
     sentence = f"The request took longer than the {seconds:g} seconds of --request-timeout; ask for fewer tokens."
     return HTTPException(504, sentence, NO_RETRY)

@@ -20,8 +20,9 @@ from wedlm.checkpoints.load import load_checkpoint
 from wedlm.generation.batching_manager import DIED
 from wedlm.generation.parameters import DEFAULTS, check_parameters
 from wedlm.serving.asked import Served
+from wedlm.serving.connections import Connection, Connections, Seldom, places
 from wedlm.serving.engine import Engine
-from wedlm.serving.limits import FURTHER_CONNECTIONS
+from wedlm.serving.limits import FURTHER_CONNECTIONS, SPARE_CONNECTIONS
 from wedlm.serving.request_records import log
 from wedlm.serving.routes import build_app
 from wedlm.serving.transport import Door, is_this_machine
@@ -52,8 +53,10 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, served: Served, engine: Engine):
         super().__init__(config)
         self.served, self.engine = served, engine
+        self.server_state = Connections(config.limit_concurrency)
 
     async def on_tick(self, counter: int) -> bool:
+        self.server_state.close_late()
         return await super().on_tick(counter) or self.engine.is_dead
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -101,11 +104,14 @@ def serve(
         name = Path(name).resolve().name
     engine = Engine(model, tokenizer, max_batch_size, max_cached_tokens, max_waiting, request_timeout or None)
     served = Served(name, model, tokenizer, int(time.time()))
-    app = guarded(build_app(served, engine), engine, place, this_machine_only)
+    most = places(max_batch_size + max_waiting + FURTHER_CONNECTIONS)
+    app = guarded(build_app(served, engine), engine, place, this_machine_only, most)
     config = uvicorn.Config(
         app,
+        http=Connection,
+        ws="none",
         timeout_graceful_shutdown=GRACE_SECONDS,
-        limit_concurrency=max_batch_size + max_waiting + FURTHER_CONNECTIONS,
+        limit_concurrency=most + SPARE_CONNECTIONS,
         access_log=False,
     )
     log_requests()
@@ -130,7 +136,7 @@ def serve(
         sys.exit(1)
 
 
-def guarded(app: FastAPI, engine: Engine, place: Place, this_machine_only: bool) -> FastAPI:
+def guarded(app: FastAPI, engine: Engine, place: Place, this_machine_only: bool, most: int) -> FastAPI:
     """Puts the door before an app, and before the door the answers to browsers that ask whether they may come."""
     app.add_middleware(
         Door,
@@ -138,6 +144,7 @@ def guarded(app: FastAPI, engine: Engine, place: Place, this_machine_only: bool)
         this_machine_only=this_machine_only,
         api_key=place.api_key,
         origins=place.origins,
+        most=most,
     )
     if place.origins:
         app.add_middleware(CORSMiddleware, allow_origins=place.origins, allow_methods=["*"], allow_headers=["*"])
@@ -155,6 +162,8 @@ def log_requests() -> None:
     for name in ("transformers.generation", "wedlm.generation.prompt"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="transformers")
+    for name in ("asyncio", "uvicorn.error"):  # of connections that cannot be accepted, and of requests that are none
+        logging.getLogger(name).addFilter(Seldom())
 
 
 def take_port(host: str, port: int) -> socket.socket:

@@ -1,6 +1,7 @@
 """One request of a running batch: a call of generate() on one row, resolved and checked, and not begun."""
 
 import json
+import math
 from collections.abc import Hashable
 from copy import copy, deepcopy
 from dataclasses import dataclass
@@ -49,6 +50,12 @@ class PreparedCall:
     @property
     def max_new_tokens(self) -> int:
         return self.run.max_new_tokens
+
+    @property
+    def noise_bytes(self) -> int:
+        """The bytes of the noise of the row, where tokens are drawn."""
+        shape = self.run.noise_shape
+        return 4 * math.prod(shape) if self.run.generation_config.do_sample else 0
 
     def open(self, prices: StepPrices) -> DecodingRun:
         """A run of the call, opened with the prices of a batch."""

@@ -16,7 +16,7 @@ from transformers import ContinuousBatchingConfig, ContinuousBatchingManager, Ge
 from transformers.generation.continuous_batching.requests import RequestStatus
 
 from wedlm.generation import batching_manager
-from wedlm.generation.batching_manager import CANCELLED, STOPPED, BatchingManager
+from wedlm.generation.batching_manager import CANCELLED, NO_MEMORY, STOPPED, BatchingManager
 from wedlm.generation.running_batch import RunningBatch
 
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
@@ -420,6 +420,35 @@ def failing(batch, step):
     if batch.counts.steps == 3:
         raise ZeroDivisionError("injected")
     return step(batch)
+
+
+def test_where_memory_is_refused_the_thread_lives(model, monkeypatch):
+    """Rows fail, those that wait go on, and so do later requests."""
+    step = RunningBatch.step
+
+    def refusing(batch):
+        if batch.counts.steps == 3:
+            batch.counts.steps += 1
+            batch.cache = None  # as if it were half done
+            raise MemoryError
+        return step(batch)
+
+    monkeypatch.setattr(RunningBatch, "step", refusing)
+    config = ContinuousBatchingConfig(max_requests_per_batch=2)
+    with model.continuous_batching_context_manager(continuous_batching_config=config) as manager:
+        names = manager.add_requests(PROMPTS[:3], max_new_tokens=60)
+        outputs = [manager.get_result(name, timeout=60) for name in names]
+        assert [output.error for output in outputs] == [NO_MEMORY, NO_MEMORY, None]
+        manager.add_request(PROMPTS[0], "later")
+        assert manager.get_result("later", timeout=60).generated_tokens == alone(model, PROMPTS[0])
+
+
+def test_more_noise_than_there_is_memory_is_refused_at_once(model, monkeypatch):
+    monkeypatch.setattr(batching_manager, "free_memory", lambda device: 2**23)
+    manager = model.init_continuous_batching()
+    manager.add_request(PROMPTS[0])
+    with pytest.raises(ValueError, match="window_size=2000 needs 9 MiB for .* there is room for 2 MiB; make it small"):
+        manager.add_request(PROMPTS[0], decoding="streaming", window_size=2000, max_new_tokens=5000)
 
 
 def test_a_hard_stop_answers_everybody(model):

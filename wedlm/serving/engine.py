@@ -14,10 +14,11 @@ from fastapi import HTTPException
 from transformers import ContinuousBatchingConfig, PreTrainedTokenizerBase, logging
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
-from wedlm.generation.batching_manager import BROKEN, DIED, STOPPED, BatchingManager
+from wedlm.generation.batching_manager import BROKEN, DIED, NO_MEMORY, STOPPED, BatchingManager
+from wedlm.generation.free_memory import is_out_of_memory
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.serving.asked import Asked
-from wedlm.serving.errors import DEAD, ENDING, FAILED, line_is_full, sentence_of
+from wedlm.serving.errors import DEAD, ENDING, FAILED, line_is_full, no_memory, sentence_of
 from wedlm.serving.limits import PREPARED_AT_ONCE
 from wedlm.serving.metrics import Load, Metrics
 
@@ -165,6 +166,8 @@ class Engine:
             return HTTPException(400, sentence_of(error))
         if isinstance(error, queue.Full):
             return line_is_full()
+        if is_out_of_memory(error):
+            return no_memory()
         if self.manager.refusal() is not None:
             return HTTPException(503, DEAD if self.is_dead else ENDING)
         logger.exception("A request could not be prepared.")
@@ -174,6 +177,8 @@ class Engine:
         """The answer to a request that has failed in the batch."""
         if error.startswith(DIED):
             return HTTPException(500, sentence_of(error))
+        if error == NO_MEMORY:
+            return no_memory()
         if error == STOPPED:
             return HTTPException(503, ENDING)
         if error.startswith(BROKEN):

@@ -5,6 +5,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
+from wedlm.generation.batching_manager import NO_MEMORY
 from wedlm.serving.limits import RETRY_AFTER, SENTENCE_CHARACTERS
 
 FAILED, ENDING = "The server failed; its log says how.", "The server is ending."
@@ -27,6 +28,10 @@ def line_is_full() -> HTTPException:
 
 def too_many() -> HTTPException:
     return HTTPException(503, FULL, {"Retry-After": str(RETRY_AFTER), "Connection": "close"})
+
+
+def no_memory() -> HTTPException:
+    return HTTPException(503, NO_MEMORY, {"Retry-After": str(RETRY_AFTER)})
 
 
 def too_late(seconds: float) -> HTTPException:

@@ -11,9 +11,10 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import Send
 from transformers import logging
 
+from wedlm.generation.free_memory import is_out_of_memory
 from wedlm.serving.asked import Asked, ChatRoute, CompletionRoute, Served, asks_for_grammar, read_request
 from wedlm.serving.engine import Engine, compiling, prepared, preparing
-from wedlm.serving.errors import DEAD, FAILED, error_response, sentence_of, told, too_late, unknown_model
+from wedlm.serving.errors import DEAD, FAILED, error_response, no_memory, sentence_of, told, too_late, unknown_model
 from wedlm.serving.metrics import CONTENT_TYPE
 from wedlm.serving.openai_form import DONE, Form, event, usage_of
 from wedlm.serving.request_records import RequestRecord
@@ -93,6 +94,8 @@ async def answer(
     except StarletteHTTPException:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise no_memory() from error
         logger.exception("A request has failed.")
         raise HTTPException(500, FAILED) from error
 

@@ -22,7 +22,7 @@ from wedlm.generation.parameters import DEFAULTS, check_parameters
 from wedlm.serving.asked import Served
 from wedlm.serving.connections import Connection, Connections, Seldom, places
 from wedlm.serving.engine import Engine
-from wedlm.serving.limits import FURTHER_CONNECTIONS, SPARE_CONNECTIONS
+from wedlm.serving.limits import ACCEPTED_AT_ONCE, FURTHER_CONNECTIONS, SPARE_CONNECTIONS
 from wedlm.serving.request_records import log
 from wedlm.serving.routes import build_app
 from wedlm.serving.transport import Door, is_this_machine
@@ -112,6 +112,7 @@ def serve(
         ws="none",
         timeout_graceful_shutdown=GRACE_SECONDS,
         limit_concurrency=most + SPARE_CONNECTIONS,
+        backlog=ACCEPTED_AT_ONCE,
         access_log=False,
     )
     log_requests()

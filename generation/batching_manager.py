@@ -81,6 +81,7 @@ class BatchingManager(ContinuousBatchingManager):
         self.continuous_batching_config = config
         self.max_cached_tokens = tokens_of(config) or tokens_in_memory(model, config)
         self.max_work_bytes = int(SHARE_OF_WORK * free_memory(model.device))
+        self.fixed_shapes = False  # whether each request has forwards of its own, as RunningBatch says
         self.max_batch_size = config.max_requests_per_batch or MAX_BATCH_SIZE
         self.max_waiting, self.full_after = config.max_queue_size or None, FULL_AFTER
         self.num_return_sequences = (generation_config or model.generation_config).num_return_sequences or 1
@@ -175,7 +176,7 @@ class BatchingManager(ContinuousBatchingManager):
         for name in self.family(request_id):
             own_seed = seed if name == request_id else None
             config = generation_config or self.generation_config
-            call = prepare(self.model, tokens, config, settings, self.seed_or(own_seed))
+            call = prepare(self.model, tokens, config, settings, self.seed_or(own_seed), self.fixed_shapes)
             self.check_fits(call)
             state = RequestState(
                 name,
@@ -387,7 +388,8 @@ class BatchingManager(ContinuousBatchingManager):
     def new_batch(self) -> RunningBatch:
         chunk_size = 256 if self.model.device.type == "cpu" else 1024
         keeps_texts = self.continuous_batching_config.allow_block_sharing
-        return RunningBatch(self.model, self.max_cached_tokens, chunk_size, keeps_texts, self.max_work_bytes)
+        room = self.max_cached_tokens, chunk_size, keeps_texts, self.max_work_bytes
+        return RunningBatch(self.model, *room, self.fixed_shapes)
 
     def goes_on(self) -> bool:
         """Waits for something to do, if there is nothing; returns False when the thread is to end."""

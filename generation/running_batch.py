@@ -75,6 +75,8 @@ class RunningBatch:
         keeps_texts (`bool`, *optional*, defaults to `True`): Whether keys and values of texts that have ended stay for
             the next ones with the same beginning, as long as there is room.
         max_work_bytes (`float`, *optional*): The most bytes of noise and scores.
+        fixed_shapes (`bool`, *optional*, defaults to `False`): Whether each row has forwards of its own and takes over
+            no keys and values, so that equal requests have forwards of equal shapes, whoever else is there.
     """
 
     def __init__(
@@ -84,9 +86,11 @@ class RunningBatch:
         chunk_size: int,
         keeps_texts: bool = True,
         max_work_bytes: float = math.inf,
+        fixed_shapes: bool = False,
     ):
         self.model, self.max_cached_tokens, self.chunk_size = model, max_cached_tokens, chunk_size
-        self.keeps_texts, self.max_work_bytes = keeps_texts, max_work_bytes
+        self.keeps_texts, self.max_work_bytes = keeps_texts and not fixed_shapes, max_work_bytes
+        self.fixed_shapes = fixed_shapes
         self.device = torch.device("cpu") if model.device.type == "meta" else model.device
         self.cache = SharedCache(self.device)
         self.prices = StepPrices(experience_with(model), 1, 0, 2 * WIDEST_WINDOW, self.device)
@@ -203,6 +207,8 @@ class RunningBatch:
         return failed
 
     def take_step_together(self) -> list[Progress]:
+        if self.fixed_shapes:
+            return self.take_steps_alone()
         rows = self.rows
         num_rows = 1 + max(row.place for row in rows)  # The row of a prompt that is being read is mostly behind them.
         width, longest = max(1, *(row.num_queries for row in rows)), max(row.num_committed for row in rows)
@@ -211,6 +217,21 @@ class RunningBatch:
         self.cache.show(0, num_rows)
         progress = self.take_on(self.lanes, [lane.queries() for lane in self.lanes], longest)
         self.prices.note(width, num_rows, len(rows), longest, sum(row.num_committed for row in rows))
+        self.part_with(progress)
+        return progress
+
+    def take_steps_alone(self) -> list[Progress]:
+        """Takes each row on by a forward of its own."""
+        progress = []
+        for lane in self.lanes:
+            (row,) = lane.rows
+            self.cache.show(row.place, row.place + 1)
+            try:
+                progress += self.take_on([lane], [lane.queries()], row.num_committed)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                progress.append(Progress(row.name, [], True, error.with_traceback(None)))
         self.part_with(progress)
         return progress
 
@@ -316,6 +337,8 @@ class RunningBatch:
             room = max(room, each.call.need.text)
             if (len(group) + 1) * longest > self.chunk_size or begin + longest > room:
                 break
+            if group and self.fixed_shapes:
+                break
             group.append(each)
         return group
 
@@ -385,6 +408,8 @@ class RunningBatch:
         """The number of tokens at the beginning of a prompt that are known, at most all but its last one, and keys and
         values that begin with theirs.
         """
+        if self.fixed_shapes:
+            return 0, []
         tokens = tokens[:-1]
         num_found, text = self.kept.best_for(tokens, is_used)
         layers = text.layers if text is not None else []

@@ -372,6 +372,24 @@ def test_noise_and_scores_count_before_a_row_is_taken_in():
     assert batch.has_room_for(narrow)
 
 
+@pytest.mark.parametrize("settings", [{"decoding": "streaming"}, {"decoding": "verified", "do_sample": True}])
+def test_with_fixed_shapes_equal_requests_get_one_text_in_bfloat16(settings, monkeypatch):
+    """Whoever else is there, and whenever they come: forwards over several rows round otherwise."""
+    model = load(CHECKPOINTS / "q3").bfloat16()
+    settings = {**settings, "eos_token_id": None, "pad_token_id": PAD, "max_new_tokens": 24}
+    asked = [each for i in range(4) for each in ((TEXT[:20], 3), ((TEXT * 3)[i : i + 4 + 17 * i], i))]
+    calls = [prepare(model, tokens, None, settings, seed, fixed_shapes=True) for tokens, seed in asked]
+    num_rows, forward = set(), model.model.forward
+
+    def watched(**given):
+        num_rows.add(len(given["input_ids"]))
+        return forward(**given)
+
+    monkeypatch.setattr(model.model, "forward", watched)
+    got, errors = run(RunningBatch(model, 20_000, 64, fixed_shapes=True), calls, [0, 1, 1, 2, 5, 5, 9, 14])
+    assert not errors and num_rows == {1} and len({tuple(got[i]) for i in range(0, 8, 2)}) == 1
+
+
 def test_a_row_that_is_ahead_counts_as_much_as_the_others():
     batch = RunningBatch(MODEL, 2_000, 64)
     batch.add(0, call_of(TEXT[:5], decoding="verified"))

@@ -378,6 +378,7 @@ def serve(options: ServeOptions) -> None:
             options.max_cached_tokens,
             options.max_waiting,
             options.request_timeout,
+            options.fixed_shapes,
         )
 
 

@@ -294,6 +294,10 @@ class ServeOptions:
     request_timeout: Annotated[
         float, typer.Option(help="The seconds after which a request ends with status 504; 0 for no limit.", min=0)
     ] = REQUEST_SECONDS
+    fixed_shapes: Annotated[
+        bool,
+        typer.Option("--fixed-shapes", help="Give equal requests one text in every dtype; slower for many."),
+    ] = False
     api_key: Annotated[
         str | None,
         typer.Option(help="The key that requests must have.", envvar="WEDLM_API_KEY", show_envvar=True),

@@ -72,6 +72,8 @@ class Engine:
             half of the free memory holds.
         max_waiting (`int`): The most requests that wait.
         request_timeout (`float`, *optional*): The seconds after which a request ends unanswered.
+        fixed_shapes (`bool`, *optional*, defaults to `False`): Whether each text has forwards of its own, so that
+            equal requests get one text in every dtype.
     """
 
     def __init__(
@@ -82,13 +84,14 @@ class Engine:
         max_cached_tokens: int | None,
         max_waiting: int,
         request_timeout: float | None = None,
+        fixed_shapes: bool = False,
     ):
         self.request_timeout = request_timeout
         self.tokenizer = tokenizer
         # Without a seed torch's generator would draw one, which is the same one in every process.
         config = ContinuousBatchingConfig(max_requests_per_batch=max_batch_size, seed=randbits(63))
         self.manager = BatchingManager(model, continuous_batching_config=config)
-        self.manager.max_waiting = max_waiting
+        self.manager.max_waiting, self.manager.fixed_shapes = max_waiting, fixed_shapes
         self.manager.max_cached_tokens = max_cached_tokens or self.manager.max_cached_tokens
         self.manager.full_after = 0  # whoever finds the line full is told at once
         self.metrics = Metrics(partial(Load.of, self.manager))

@@ -76,6 +76,7 @@ def serve(
     max_cached_tokens: int | None,
     max_waiting: int,
     request_timeout: float,
+    fixed_shapes: bool = False,
 ) -> None:
     """Serves a checkpoint until Ctrl-C; exits with status 1 if the thread that generates dies.
 
@@ -89,6 +90,7 @@ def serve(
         max_cached_tokens (`int`, *optional*): The most tokens whose keys and values are in memory.
         max_waiting (`int`): The most requests that wait.
         request_timeout (`float`): The seconds after which a request ends unanswered; 0 for none.
+        fixed_shapes (`bool`, *optional*, defaults to `False`): Whether each text has forwards of its own.
 
     Raises:
         `ValueError`: whatever is in the way, as one sentence with the remedy.
@@ -102,7 +104,8 @@ def serve(
     model.generation_config.update(**settings)
     if Path(name).is_dir():
         name = Path(name).resolve().name
-    engine = Engine(model, tokenizer, max_batch_size, max_cached_tokens, max_waiting, request_timeout or None)
+    limits = max_batch_size, max_cached_tokens, max_waiting, request_timeout or None
+    engine = Engine(model, tokenizer, *limits, fixed_shapes)
     served = Served(name, model, tokenizer, int(time.time()))
     most = places(max_batch_size + max_waiting + FURTHER_CONNECTIONS)
     app = guarded(build_app(served, engine), engine, place, this_machine_only, most)

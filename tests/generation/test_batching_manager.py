@@ -1,8 +1,10 @@
 """Continuous batching behind transformers' own interface."""
 
 import asyncio
+import os
 import queue
 import re
+import select
 import threading
 import time
 
@@ -14,7 +16,7 @@ from transformers import ContinuousBatchingConfig, ContinuousBatchingManager, Ge
 from transformers.generation.continuous_batching.requests import RequestStatus
 
 from wedlm.generation import batching_manager
-from wedlm.generation.batching_manager import CANCELLED, STOPPED, BatchingManager
+from wedlm.generation.batching_manager import CANCELLED, NO_MEMORY, STOPPED, BatchingManager
 from wedlm.generation.running_batch import RunningBatch
 
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
@@ -369,7 +371,8 @@ def test_after_an_error_of_the_thread_every_caller_is_told(model, monkeypatch):
     while len(outputs) < 4:
         output = manager.get_result(timeout=5)
         outputs[output.request_id] = output
-    assert set(outputs) == set(names) and {o.error for o in outputs.values()} == {"ZeroDivisionError: injected"}
+    told = {"The thread that generates has died (ZeroDivisionError: injected)."}
+    assert set(outputs) == set(names) and {o.error for o in outputs.values()} == told
     manager._generation_thread.join()
     assert isinstance(manager.background_thread_status.fatal_error, ZeroDivisionError)
     with pytest.raises(RuntimeError, match="has died .ZeroDivisionError: injected.; start the manager again"):
@@ -381,10 +384,71 @@ def test_after_an_error_of_the_thread_every_caller_is_told(model, monkeypatch):
     manager.stop()
 
 
+def test_the_thread_starts_whatever_transformers_passes_to_its_loop(model, monkeypatch):
+    """Each version passes other arguments, and a thread that dies of one leaves its requests waiting for ever."""
+
+    def start(self):
+        self._generation_thread = threading.Thread(target=self._run_generation_loop, kwargs={"new": True})
+        self._generation_thread.start()
+
+    monkeypatch.setattr(ContinuousBatchingManager, "start", start)
+    with model.continuous_batching_context_manager() as manager:
+        manager.add_request(PROMPTS[0])
+        assert manager.get_result(timeout=5).error is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_is_told_that_its_manager_has_no_thread(manager):
+    reading, writing = os.pipe()
+    with manager.changed:  # as the thread may hold it just then
+        child = os.fork()
+        if child == 0:
+            try:
+                manager.add_request(PROMPTS[0])
+            except BaseException as error:
+                os.write(writing, str(error).encode())
+            finally:
+                os._exit(0)
+    os.close(writing)
+    assert select.select([reading], [], [], 30)[0], "the child hangs"
+    assert b"is in the process that forked this one" in os.read(reading, 1000)
+    os.waitpid(child, 0)
+
+
 def failing(batch, step):
     if batch.counts.steps == 3:
         raise ZeroDivisionError("injected")
     return step(batch)
+
+
+def test_where_memory_is_refused_the_thread_lives(model, monkeypatch):
+    """Rows fail, those that wait go on, and so do later requests."""
+    step = RunningBatch.step
+
+    def refusing(batch):
+        if batch.counts.steps == 3:
+            batch.counts.steps += 1
+            batch.cache = None  # as if it were half done
+            raise MemoryError
+        return step(batch)
+
+    monkeypatch.setattr(RunningBatch, "step", refusing)
+    config = ContinuousBatchingConfig(max_requests_per_batch=2)
+    with model.continuous_batching_context_manager(continuous_batching_config=config) as manager:
+        names = manager.add_requests(PROMPTS[:3], max_new_tokens=60)
+        outputs = [manager.get_result(name, timeout=60) for name in names]
+        assert [output.error for output in outputs] == [NO_MEMORY, NO_MEMORY, None]
+        manager.add_request(PROMPTS[0], "later")
+        assert manager.get_result("later", timeout=60).generated_tokens == alone(model, PROMPTS[0])
+
+
+def test_more_noise_than_there_is_memory_is_refused_at_once(model, monkeypatch):
+    monkeypatch.setattr(batching_manager, "free_memory", lambda device: 2**23)
+    manager = model.init_continuous_batching()
+    manager.add_request(PROMPTS[0])
+    with pytest.raises(ValueError, match="window_size=2000 needs 9 MiB for .* there is room for 2 MiB; make it small"):
+        manager.add_request(PROMPTS[0], decoding="streaming", window_size=2000, max_new_tokens=5000)
 
 
 def test_a_hard_stop_answers_everybody(model):

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from tiers import property_settings
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from wedlm.generation import running_batch, shared_cache
 from wedlm.generation.lane import merged
 from wedlm.generation.prepared_call import prepare
-from wedlm.generation.running_batch import MOST_READS, RunningBatch
+from wedlm.generation.running_batch import MOST_READS, RunningBatch, scores_bytes
+from wedlm.generation.shared_cache import SharedCache
 from wedlm.generation.window import Window
 
 MODEL = load(CHECKPOINTS / "q3").double()  # where no rounding decides
@@ -301,6 +303,91 @@ def test_a_reader_is_not_asked_again_where_a_forward_has_failed(monkeypatch):
     monkeypatch.setattr("wedlm.generation.running_batch.merged", merged_once)
     got, errors = run(RunningBatch(MODEL, 10_000, 64), calls)
     assert got[0] == alone(TEXT[:6], **more) and str(errors[1]) == "no room" and 0 not in errors
+
+
+REFUSAL = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."
+
+
+def refusing(function, refused):
+    """A function that finds no memory in its calls of these numbers, where `refused` is a set, or where it says so."""
+    calls = []
+
+    def wrapped(*arguments, **named):
+        calls.append(None)
+        if len(calls) in refused if isinstance(refused, set) else refused(*arguments):
+            raise RuntimeError(REFUSAL)
+        return function(*arguments, **named)
+
+    return wrapped
+
+
+def test_where_a_forward_finds_no_memory_the_longest_rows_fail(monkeypatch):
+    more = {"decoding": "verified", "eos_token_id": None}
+    calls = [call_of(TEXT[:5], **more, max_new_tokens=number) for number in (12, 30, 20, 9)]
+    many = refusing(running_batch.forward_queries, lambda model, queries, *_: len(queries.input_ids) > 2)
+    batch = RunningBatch(MODEL, 10_000, 5)
+    monkeypatch.setattr(running_batch, "forward_queries", many)
+    got, errors = run(batch, calls)
+    assert {str(error) for error in errors.values()} == {REFUSAL} and set(errors) == {1, 2}
+    assert got[0] == alone(TEXT[:5], **more, max_new_tokens=12) and got[3] == alone(TEXT[:5], **more, max_new_tokens=9)
+
+
+@given(st.lists(requests(), min_size=2, max_size=5), st.sampled_from(["blank", "forward", "keep"]), st.data())
+@property_settings(60, deadline=None)
+def test_where_memory_is_refused_no_text_is_another_one(asked, where, data):
+    refused = data.draw(st.sets(st.integers(1, 12), min_size=1), "refused")
+    calls = [call_of(tokens, seed, **settings) for tokens, seed, settings in asked]
+    arrivals = [data.draw(st.integers(0, 12), "arrival") for _ in asked]
+    batch = RunningBatch(MODEL, 4 * max(sum(call.need) for call in calls), 64)
+    with pytest.MonkeyPatch.context() as patch:
+        if where == "keep":
+            patch.setattr(SharedCache, "entries_of", refusing(SharedCache.entries_of, lambda *_: True))
+            patch.setattr(batch, "known_beginning", lambda *_, **__: (0, []))
+        elif where == "blank":
+            patch.setattr(shared_cache, "blank", refusing(shared_cache.blank, refused))
+        else:
+            patch.setattr(running_batch, "forward_queries", refusing(running_batch.forward_queries, refused))
+        got, errors = run(batch, calls, arrivals)
+    assert {str(error) for error in errors.values()} <= {REFUSAL}
+    assert not (errors and where == "keep")  # Keeping a text fails nobody.
+    for i, (tokens, seed, settings) in enumerate(asked):
+        expected = alone(tokens, seed, **settings)
+        assert got.get(i, []) == (expected[: len(got.get(i, []))] if i in errors else expected)
+
+
+def test_noise_and_scores_count_before_a_row_is_taken_in():
+    drawn = {"decoding": "streaming", "window_size": 8, "max_new_tokens": 40, "do_sample": True}
+    wide, narrow = call_of(TEXT[:5], **drawn), call_of(TEXT[:5], **drawn | {"window_size": 2, "do_sample": False})
+    of_wide = wide.noise_bytes + scores_bytes(MODEL, 16)
+    assert wide.noise_bytes == 17 * 160 * 4 and narrow.noise_bytes == 0
+    batch = RunningBatch(MODEL, 10_000, 64, max_work_bytes=2 * of_wide)
+    for name in range(2):
+        assert batch.has_room_for(wide)
+        batch.add(name, wide)
+        assert batch.work_bytes_with() == (name + 1) * of_wide
+        batch.step()
+        assert batch.work_bytes_with() == (name + 1) * of_wide
+    assert not batch.has_room_for(wide) and not batch.has_room_for(narrow)
+    batch.drop(0)
+    assert batch.has_room_for(narrow)
+
+
+@pytest.mark.parametrize("settings", [{"decoding": "streaming"}, {"decoding": "verified", "do_sample": True}])
+def test_with_fixed_shapes_equal_requests_get_one_text_in_bfloat16(settings, monkeypatch):
+    """Whoever else is there, and whenever they come: forwards over several rows round otherwise."""
+    model = load(CHECKPOINTS / "q3").bfloat16()
+    settings = {**settings, "eos_token_id": None, "pad_token_id": PAD, "max_new_tokens": 24}
+    asked = [each for i in range(4) for each in ((TEXT[:20], 3), ((TEXT * 3)[i : i + 4 + 17 * i], i))]
+    calls = [prepare(model, tokens, None, settings, seed, fixed_shapes=True) for tokens, seed in asked]
+    num_rows, forward = set(), model.model.forward
+
+    def watched(**given):
+        num_rows.add(len(given["input_ids"]))
+        return forward(**given)
+
+    monkeypatch.setattr(model.model, "forward", watched)
+    got, errors = run(RunningBatch(model, 20_000, 64, fixed_shapes=True), calls, [0, 1, 1, 2, 5, 5, 9, 14])
+    assert not errors and num_rows == {1} and len({tuple(got[i]) for i in range(0, 8, 2)}) == 1
 
 
 def test_a_row_that_is_ahead_counts_as_much_as_the_others():

@@ -46,9 +46,9 @@ REFUSED = [
     ({"entropy_threshold": -0.1}, "entropy_threshold=-0.1 is not an entropy; .* or to None"),
     ({"entropy_threshold": math.nan}, "entropy_threshold=nan is not an entropy"),
     ({"entropy_threshold": math.inf}, "entropy_threshold=inf is not an entropy"),
-    ({"distance_penalty": -1}, "distance_penalty=-1 is not a penalty; set it to a finite number, 0 or more"),
+    ({"distance_penalty": -1}, "distance_penalty=-1 is not a penalty; set it to a number from 0 to 1e30"),
     ({"distance_penalty": math.inf}, "distance_penalty=inf is not a penalty"),
-    ({"distance_penalty": 10**400}, "is not a penalty; set it to a finite number, 0 or more"),
+    ({"distance_penalty": 10**400}, "is not a penalty; set it to a number from 0 to 1e30"),
     ({"distance_penalty": None}, "distance_penalty=None is not a penalty"),
     *(
         ({"acceptance_ratio": ratio}, f"acceptance_ratio={ratio!r} is not a share; set it to a number above 0 and at")

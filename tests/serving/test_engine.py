@@ -12,6 +12,8 @@ import torch
 from fastapi import HTTPException
 from serving_client import MESSAGES, autoregressive, chat, client_of, generated, health, leave_after, send, streamed
 
+from wedlm.generation import running_batch
+from wedlm.generation.batching_manager import NO_MEMORY
 from wedlm.serving.answer import Answer
 from wedlm.serving.asked import ChatRoute, Served, read_request
 from wedlm.serving.engine import Engine, LatestOutputs
@@ -273,8 +275,52 @@ def test_the_death_of_the_worker_is_told(checkpoint, monkeypatch):
             return json.loads(last.removeprefix("data: "))["error"], error.value, later.value
 
     told, error, later = run(story())
-    assert told == {"message": DEAD, "type": "server_error", "code": 503}
-    assert (error.status_code, error.detail) == (later.status_code, later.detail) == (503, DEAD)
+    reason = "The thread that generates has died (KeyError: 'a bug')."
+    assert told == {"message": reason, "type": "server_error", "code": 500}
+    assert (error.status_code, error.detail) == (500, reason)
+    assert (later.status_code, later.detail) == (503, DEAD)
+
+
+def test_a_request_without_memory_may_come_again(checkpoint, monkeypatch):
+    async def story():
+        async with running(checkpoint) as engine:
+            with monkeypatch.context() as patch:
+                patch.setattr(running_batch, "forward_queries", refuse_memory)
+                with pytest.raises(HTTPException) as in_batch:
+                    await answered(engine, checkpoint)
+            with monkeypatch.context() as patch:
+                patch.setattr(engine.manager, "add_request", refuse_memory)
+                with pytest.raises(HTTPException) as before:
+                    await answered(engine, checkpoint)
+            assert await answered(engine, checkpoint) == generated(checkpoint)[2]
+            return in_batch.value, before.value
+
+    def refuse_memory(*_, **__):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    for error in run(story()):
+        assert (error.status_code, error.detail) == (503, NO_MEMORY) and "Retry-After" in error.headers
+
+
+def test_a_request_ends_with_its_time(checkpoint, monkeypatch):
+    async def story():
+        async with running(checkpoint, request_timeout=0.5) as engine:
+            with pytest.raises(HTTPException) as whole:
+                await answered(engine, checkpoint, **LONG)
+            record = RequestRecord("POST", "/v1/chat/completions")
+            response = await answer(served(checkpoint), engine, ChatRoute, body_of(stream=True, **LONG), record)
+            *_, last = [event async for event in response.body_iterator]
+            await until_empty(engine)
+            monkeypatch.setattr(engine, "add", lambda *_: time.sleep(1))  # as a long preparation
+            with pytest.raises(HTTPException) as prepared:
+                await answered(engine, checkpoint)
+            return whole.value, json.loads(last.removeprefix("data: "))["error"], prepared.value
+
+    whole, told, prepared = run(story())
+    assert whole.status_code == prepared.status_code == told["code"] == 504
+    assert whole.detail == prepared.detail == told["message"]
+    assert whole.detail == "The request took longer than the 0.5 seconds of --request-timeout; ask for fewer tokens."
+    assert whole.headers == {"x-should-retry": "false"}
 
 
 def test_a_request_that_breaks_fails_alone(checkpoint, monkeypatch, caplog):

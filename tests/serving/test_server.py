@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from wedlm.commands.cli import app
-from wedlm.generation.running_batch import BatchCounts
+from wedlm.generation.running_batch import BatchCounts, RunningBatch
 from wedlm.serving import grammars, json_schema, limits
 from wedlm.serving.metrics import Load, Metrics
 from wedlm.serving.request_settings import (
@@ -57,8 +57,10 @@ def test_the_documentation_names_every_field_setting_and_limit():
         f"| `stop_strings` | {limits.STOP_STRINGS} texts of {limits.STOP_CHARACTERS} characters |",
         f"| `bad_words_ids`, `sequence_bias` | {limits.BIASES} entries |",
         f"at most {limits.BODY_BYTES // 2**20} MiB (status 413), and {limits.BODY_SECONDS} seconds",
+        f"a header has {limits.HEADER_SECONDS} seconds",
         f"{limits.FURTHER_CONNECTIONS} connections can be open beside",
         f"`--max-batch-size` | the most texts that are written at once; {limits.BATCH_SIZE} by default",
+        f"`--request-timeout` | the seconds after which a request ends with status 504; {limits.REQUEST_SECONDS} by",
         f"`--max-waiting` | the most requests that wait; {limits.WAITING} by default",
         f"the number of answers, up to {limits.CHOICES};",
         f"those of up to {limits.TOP_LOGPROBS} likeliest ones",
@@ -125,6 +127,19 @@ def test_a_draft_adapter_is_served(checkpoint, tmp_path):
             for settings in ({}, {"extra_body": {"generation_config": streaming}})
         ]
     assert answers == [generated(checkpoint, decoding="autoregressive")[-1], streamed]
+
+
+def test_the_death_of_the_thread_ends_the_process(checkpoint, monkeypatch):
+    def failing(*_):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(RunningBatch, "__init__", failing)
+    result = CliRunner().invoke(app, ["serve", str(checkpoint[0]), "--port", "0", "--device", "cpu"])
+    assert result.exit_code == 1
+    *_, last = result.stderr.splitlines()
+    assert last == (
+        "The thread that generates has died (KeyError: 'a bug'), and the server has ended; start it again."
+    )
 
 
 def test_ctrl_c_before_uvicorn_waits_for_it_ends_the_engine_too(checkpoint, monkeypatch):

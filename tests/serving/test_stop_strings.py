@@ -1,10 +1,22 @@
 """Stop strings in whole answers and in streams."""
 
+import re
+import time
 from itertools import accumulate
 
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from serving_client import WITH_USAGE, chat, commits, generated, streamed
+from tiers import property_settings
+from tiny_tokenizer import make_tokenizer
+from transformers import StopStringCriteria
 
-from wedlm.serving.stop_strings import before_possible_stop, before_stop
+from wedlm.serving.asked import ChatRoute, Served, read_request
+from wedlm.serving.stop_strings import StopStrings, before_possible_stop, before_stop
+
+TOKENIZER = make_tokenizer()
+LETTERS = [token for text, token in TOKENIZER.get_vocab().items() if re.fullmatch("[a-z<|]+", text)]
 
 
 def test_stop_strings_end_a_text_and_are_no_part_of_it(checkpoint, client):
@@ -22,3 +34,39 @@ def test_stop_strings_end_a_text_and_are_no_part_of_it(checkpoint, client):
     assert before_possible_stop("ab<e", ["<end>", "e!"]) == "ab"
     assert before_possible_stop("ab<en|", ["<end>"]) == "ab<en|"
     assert before_possible_stop("ab!cd", ["!"]) == "ab"
+
+
+@property_settings(150)
+@given(
+    st.lists(st.sampled_from(LETTERS), min_size=2, max_size=12),
+    st.lists(st.text("abcdehimost<|", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.data(),
+)
+def test_the_same_token_ends_a_text_as_by_transformers(tokens, stop_strings, data):
+    prompt_length = data.draw(st.integers(1, len(tokens) - 1))
+    if data.draw(st.booleans()):  # one that is there
+        text = TOKENIZER.decode(tokens)
+        begin = data.draw(st.integers(0, len(text) - 1))
+        stop_strings = [*stop_strings, text[begin : begin + data.draw(st.integers(1, 8))]]
+    ours, theirs = (
+        StopStrings(TOKENIZER, stop_strings, tokens[:prompt_length]),
+        StopStringCriteria(TOKENIZER, stop_strings),
+    )
+    for end in range(prompt_length + 1, len(tokens) + 1):
+        ids = torch.tensor([tokens[:end]])
+        expected = theirs(ids, None).tolist()
+        assert ours(ids, None).tolist() == expected
+        if expected == [True]:
+            return
+
+
+def test_long_stop_strings_are_prepared_at_once(checkpoint, monkeypatch):
+    """transformers compares each character with each token of the vocabulary, in seconds for a large one."""
+    monkeypatch.setattr(StopStringCriteria, "__init__", None)
+    stop = ["".join(chr(97 + (i * k) % 26) for i in range(64)) for k in (1, 3, 5, 7)]
+    body = {"messages": [{"role": "user", "content": "the cat"}], "stop": stop}
+    begin = time.process_time()
+    asked = read_request(Served("tiny", checkpoint[1], checkpoint[2], 0), ChatRoute, body)
+    manager = checkpoint[1].init_continuous_batching()
+    manager.add_request(asked.tokens, generation_config=asked.config, **asked.readers(0, checkpoint[2]))
+    assert time.process_time() - begin < 1

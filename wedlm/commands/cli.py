@@ -405,6 +405,8 @@ def serve(options: ServeOptions) -> None:
             options.max_batch_size,
             options.max_cached_tokens,
             options.max_waiting,
+            options.request_timeout,
+            options.fixed_shapes,
         )
 
 

@@ -12,7 +12,7 @@ import typer
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.generation.parameters import DEFAULTS, READS
-from wedlm.serving.limits import BATCH_SIZE, WAITING
+from wedlm.serving.limits import BATCH_SIZE, REQUEST_SECONDS, WAITING
 
 
 def option(help: str, panel: str = "Decoding", show_default: bool | str = False) -> Any:
@@ -302,6 +302,13 @@ class ServeOptions:
     max_waiting: Annotated[
         int, typer.Option(help="The most requests that wait; the next one gets status 429.", min=0)
     ] = WAITING
+    request_timeout: Annotated[
+        float, typer.Option(help="The seconds after which a request ends with status 504; 0 for no limit.", min=0)
+    ] = REQUEST_SECONDS
+    fixed_shapes: Annotated[
+        bool,
+        typer.Option("--fixed-shapes", help="Give equal requests one text in every dtype; slower for many."),
+    ] = False
     api_key: Annotated[
         str | None,
         typer.Option(help="The key that requests must have.", envvar="WEDLM_API_KEY", show_envvar=True),

@@ -10,7 +10,9 @@ from wedlm.checkpoints.errors import one_line
 from wedlm.generation.prompt import check_length
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.serving.answer import Answer
+from wedlm.serving.errors import unknown_model
 from wedlm.serving.grammars import Grammars
+from wedlm.serving.no_repeats import NoRepeats
 from wedlm.serving.openai_form import ChatForm, CompletionForm
 from wedlm.serving.penalties import Penalties
 from wedlm.serving.request_settings import (
@@ -27,6 +29,7 @@ from wedlm.serving.request_settings import (
     tools_of,
 )
 from wedlm.serving.response_format import ANY_TEXT, grammar_of
+from wedlm.serving.stop_strings import StopStrings, as_list
 from wedlm.serving.token_scores import TokenScores
 from wedlm.serving.tool_calls import UNFORCED, AnswerParser, grammar_of_choice
 
@@ -69,6 +72,7 @@ class Asked:
         sends_usage (`bool`): Whether an event tells the number of tokens.
         answers (`list[Answer]`): The texts.
         processors (`list[list[LogitsProcessor]]`): The logits processors of each text, besides those of `config`.
+        stop_strings (`list[str]`): The texts that end each text.
     """
 
     tokens: list[int]
@@ -78,6 +82,7 @@ class Asked:
     sends_usage: bool
     answers: list[Answer]
     processors: list[list[LogitsProcessor]]
+    stop_strings: list[str]
 
     @property
     def number(self) -> int:
@@ -85,8 +90,11 @@ class Asked:
 
     def readers(self, index: int, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """The arguments of generate() for those who read a text while it is written."""
-        arguments = {"tokenizer": tokenizer} if self.config.stop_strings else {}
-        return arguments | ({"logits_processor": self.processors[index]} if self.processors[index] else {})
+        arguments = {"logits_processor": self.processors[index]} if self.processors[index] else {}
+        if self.stop_strings:
+            arguments["stopping_criteria"] = [StopStrings(tokenizer, self.stop_strings, self.tokens)]
+            arguments["stop_strings"] = None  # in place of the config's, for which transformers has a criterion
+        return arguments
 
 
 class ChatRoute:
@@ -142,6 +150,7 @@ def read_request(served: Served, route: type[ChatRoute] | type[CompletionRoute],
 
     Raises:
         `ValueError`: what is wrong with it.
+        `HTTPException`: what is wrong with it, where that is not status 400.
     """
     try:
         return asked_by(served, route, body)
@@ -153,21 +162,25 @@ def asked_by(served: Served, route: type[ChatRoute] | type[CompletionRoute], bod
     model, tokenizer = served.model, served.tokenizer
     check_fields(body, route.fields)
     if body.get("model") not in (None, served.name):
-        raise ValueError(f"This server has {served.name} only, not {shown(body['model'])}.")
+        raise unknown_model(shown(body["model"]), served.name)
     text = route.text_of(body, tokenizer)
     check_characters(text)
     tokens = tokenizer(text, add_special_tokens=route.adds_special_tokens)["input_ids"]
     if not tokens:
         raise ValueError("The request holds an empty prompt; send at least one character.")
     check_length(len(tokens), 0, model.config.max_position_embeddings)
-    config = settings_of(body, model)
+    config = settings_of(body, model, len(tokens))
+    sizes = [(config.no_repeat_ngram_size, None), (config.encoder_no_repeat_ngram_size, len(tokens))]
+    config.no_repeat_ngram_size = config.encoder_no_repeat_ngram_size = 0  # instead of transformers' own processors
     tools = tools_of(body, tokenizer) if route is ChatRoute else None
     grammar = grammar_of_choice(body, tools, tokenizer, served.grammars)
     grammar = grammar or grammar_of(body.get("response_format"), served.grammars)
     penalties = [float(body.get(name) or 0) for name in ("presence_penalty", "frequency_penalty")]
     answers, processors = [], []
     for _ in range(body.get("n") or 1):
-        of_text = [grammar.processor()] if grammar is not None else []
+        of_text = [NoRepeats(size, length) for size, length in sizes if size]
+        if grammar is not None:
+            of_text.append(grammar.processor())
         if any(penalties):
             of_text.append(Penalties(*penalties, len(tokens)))
         scores = None
@@ -178,7 +191,8 @@ def asked_by(served: Served, route: type[ChatRoute] | type[CompletionRoute], bod
         answers.append(Answer(tokenizer, config, parser, scores))
         processors.append(of_text)
     streams = bool(body.get("stream"))
-    return Asked(tokens, config, body.get("seed"), streams, sends_usage(body), answers, processors)
+    stop_strings = as_list(config.stop_strings)
+    return Asked(tokens, config, body.get("seed"), streams, sends_usage(body), answers, processors, stop_strings)
 
 
 def asks_for_grammar(body: dict) -> bool:

@@ -14,10 +14,11 @@ from fastapi import HTTPException
 from transformers import ContinuousBatchingConfig, PreTrainedTokenizerBase, logging
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
-from wedlm.generation.batching_manager import BROKEN, STOPPED, BatchingManager
+from wedlm.generation.batching_manager import BROKEN, DIED, NO_MEMORY, STOPPED, BatchingManager
+from wedlm.generation.free_memory import is_out_of_memory
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.serving.asked import Asked
-from wedlm.serving.errors import DEAD, ENDING, FAILED, line_is_full, sentence_of
+from wedlm.serving.errors import DEAD, ENDING, FAILED, line_is_full, no_memory, sentence_of
 from wedlm.serving.limits import PREPARED_AT_ONCE
 from wedlm.serving.metrics import Load, Metrics
 
@@ -38,10 +39,12 @@ class LatestOutputs:
 
     Args:
         number (`int`): The number of texts.
+        deadline (`float`, *optional*): When waiting for them ends with a TimeoutError, by the clock of the event loop.
     """
 
-    def __init__(self, number: int):
+    def __init__(self, number: int, deadline: float | None = None):
         self.num_running, self.new, self.has_new = number, {}, asyncio.Event()
+        self.deadline = deadline
 
     def put(self, index: int, output: GenerationOutput) -> None:
         self.new[index] = output
@@ -49,7 +52,8 @@ class LatestOutputs:
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, GenerationOutput]]:
         while self.num_running:
-            await self.has_new.wait()
+            async with asyncio.timeout_at(self.deadline):
+                await self.has_new.wait()
             self.has_new.clear()
             new, self.new = self.new, {}
             for index, output in new.items():
@@ -67,6 +71,9 @@ class Engine:
         max_cached_tokens (`int`, *optional*): The most tokens whose keys and values are in memory; by default what
             half of the free memory holds.
         max_waiting (`int`): The most requests that wait.
+        request_timeout (`float`, *optional*): The seconds after which a request ends unanswered.
+        fixed_shapes (`bool`, *optional*, defaults to `False`): Whether each text has forwards of its own, so that
+            equal requests get one text in every dtype.
     """
 
     def __init__(
@@ -76,12 +83,15 @@ class Engine:
         max_batch_size: int,
         max_cached_tokens: int | None,
         max_waiting: int,
+        request_timeout: float | None = None,
+        fixed_shapes: bool = False,
     ):
+        self.request_timeout = request_timeout
         self.tokenizer = tokenizer
         # Without a seed torch's generator would draw one, which is the same one in every process.
         config = ContinuousBatchingConfig(max_requests_per_batch=max_batch_size, seed=randbits(63))
         self.manager = BatchingManager(model, continuous_batching_config=config)
-        self.manager.max_waiting = max_waiting
+        self.manager.max_waiting, self.manager.fixed_shapes = max_waiting, fixed_shapes
         self.manager.max_cached_tokens = max_cached_tokens or self.manager.max_cached_tokens
         self.manager.full_after = 0  # whoever finds the line full is told at once
         self.metrics = Metrics(partial(Load.of, self.manager))
@@ -95,17 +105,23 @@ class Engine:
 
     @property
     def is_dead(self) -> bool:
-        return self.manager.background_thread_status.fatal_error is not None
+        return self.death is not None
+
+    @property
+    def death(self) -> BaseException | None:
+        """What the thread that generates has died of, if it has."""
+        return self.manager.background_thread_status.fatal_error
 
     @asynccontextmanager
-    async def texts(self, asked: Asked, name: str) -> AsyncIterator[LatestOutputs]:
+    async def texts(self, asked: Asked, name: str, deadline: float | None = None) -> AsyncIterator[LatestOutputs]:
         """The outputs of a request, which ends when its reader leaves.
 
         Args:
             asked (`Asked`): The request.
             name (`str`): Its id.
+            deadline (`float`, *optional*): When waiting for an output ends with a TimeoutError.
         """
-        outputs, has_left = LatestOutputs(asked.number), threading.Event()
+        outputs, has_left = LatestOutputs(asked.number, deadline), threading.Event()
         try:
             await prepared(preparing, self.add, asked, name, outputs, asyncio.get_running_loop(), has_left)
             yield outputs
@@ -153,6 +169,8 @@ class Engine:
             return HTTPException(400, sentence_of(error))
         if isinstance(error, queue.Full):
             return line_is_full()
+        if is_out_of_memory(error):
+            return no_memory()
         if self.manager.refusal() is not None:
             return HTTPException(503, DEAD if self.is_dead else ENDING)
         logger.exception("A request could not be prepared.")
@@ -160,8 +178,10 @@ class Engine:
 
     def failure(self, error: str) -> HTTPException:
         """The answer to a request that has failed in the batch."""
-        if self.is_dead:
-            return HTTPException(503, DEAD)
+        if error.startswith(DIED):
+            return HTTPException(500, sentence_of(error))
+        if error == NO_MEMORY:
+            return no_memory()
         if error == STOPPED:
             return HTTPException(503, ENDING)
         if error.startswith(BROKEN):

@@ -354,7 +354,7 @@ def check_sequences(name: str, value: object, sequences: object, vocab_size: int
         )
 
 
-def settings_of(body: dict, model: WeDLMForCausalLM) -> GenerationConfig:
+def settings_of(body: dict, model: WeDLMForCausalLM, prompt_length: int) -> GenerationConfig:
     """The model's own settings, then those of the request, then those of its generation_config."""
     max_positions, vocab_size = model.config.max_position_embeddings, model.config.vocab_size
     given, config = given_settings(body), deepcopy(model.generation_config)
@@ -384,5 +384,10 @@ def settings_of(body: dict, model: WeDLMForCausalLM) -> GenerationConfig:
             raise ValueError(
                 f"{number} tokens are more than max_position_embeddings={max_positions} of this model; ask for fewer."
             )
+    # No text is longer, and transformers would say so on standard error for each request.
+    if config.min_new_tokens is not None:
+        config.min_new_tokens = min(config.min_new_tokens, config.max_new_tokens)
+    if config.min_length is not None:
+        config.min_length = min(config.min_length, prompt_length + config.max_new_tokens)
     config.return_dict_in_generate = False  # the batch returns tokens
     return config

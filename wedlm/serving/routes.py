@@ -1,5 +1,6 @@
 """The routes of the server: requests of OpenAI's protocol, answered whole or in events."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -10,9 +11,10 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import Send
 from transformers import logging
 
+from wedlm.generation.free_memory import is_out_of_memory
 from wedlm.serving.asked import Asked, ChatRoute, CompletionRoute, Served, asks_for_grammar, read_request
 from wedlm.serving.engine import Engine, compiling, prepared, preparing
-from wedlm.serving.errors import DEAD, FAILED, error_response, sentence_of, told
+from wedlm.serving.errors import DEAD, FAILED, error_response, no_memory, sentence_of, told, too_late, unknown_model
 from wedlm.serving.metrics import CONTENT_TYPE
 from wedlm.serving.openai_form import DONE, Form, event, usage_of
 from wedlm.serving.request_records import RequestRecord
@@ -47,7 +49,7 @@ def build_app(served: Served, engine: Engine) -> FastAPI:
     def one_model(name: str) -> dict:
         if name == served.name:
             return served.record
-        raise HTTPException(404, f"This server has {served.name} only, not {name}.")
+        raise unknown_model(name, served.name)
 
     @app.get("/health")
     async def health() -> JSONResponse:  # A thread of its own would wait once more for the others' GIL.
@@ -72,21 +74,28 @@ async def answer(
     record: RequestRecord,
 ) -> Response:
     """Answers a request, or refuses it."""
+    seconds = engine.request_timeout
+    deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
     try:
-        pool = compiling if asks_for_grammar(body) else preparing
-        asked = await prepared(pool, read_request, served, route, body)
-        record.prompt_tokens = len(asked.tokens)
-        form = Form(route.form, served.name, asked.sends_usage)
-        if not asked.streams:
-            return await whole(engine, asked, form, record)
-        events = stream(engine, asked, form, record)
-        first = await anext(events)  # A request that fails before its first text gets a status of its own.
+        async with asyncio.timeout_at(deadline):
+            pool = compiling if asks_for_grammar(body) else preparing
+            asked = await prepared(pool, read_request, served, route, body)
+            record.prompt_tokens = len(asked.tokens)
+            form = Form(route.form, served.name, asked.sends_usage)
+            if not asked.streams:
+                return await whole(engine, asked, form, record)
+            events = stream(engine, asked, form, record, deadline)
+            first = await anext(events)  # A request that fails before its first text gets a status of its own.
         return Events(first, events)
+    except TimeoutError as error:
+        raise too_late(seconds) from error
     except ValueError as error:
         raise HTTPException(400, sentence_of(error)) from error
     except StarletteHTTPException:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise no_memory() from error
         logger.exception("A request has failed.")
         raise HTTPException(500, FAILED) from error
 
@@ -104,29 +113,34 @@ async def whole(engine: Engine, asked: Asked, form: Form, record: RequestRecord)
     return JSONResponse(form.whole(choices, usage))
 
 
-async def stream(engine: Engine, asked: Asked, form: Form, record: RequestRecord) -> AsyncIterator[str]:
+async def stream(
+    engine: Engine, asked: Asked, form: Form, record: RequestRecord, deadline: float | None = None
+) -> AsyncIterator[str]:
     """The events of an answer. A failure is raised before the first event, and told in an event later."""
     has_begun = False
-    async with engine.texts(asked, form.name) as outputs:
-        async for index, output in outputs:
-            if output.error is not None:
-                error = engine.failure(output.error)
-                if not has_begun:
-                    raise error
-                record.error = sentence_of(error.detail)
-                yield event(told(error))
-                return
-            answer = asked.answers[index]
-            part = answer.put(output)
-            record.note_tokens(len(part.tokens))
-            events = [] if has_begun else [form.event(each) for each in form.openings(asked.number)]
-            has_begun = True
-            if (choice := form.kind.continued(index, answer, part)) is not None:
-                events.append(form.event([choice]))
-            if output.is_finished():
-                events.append(form.event([form.kind.closing(index, answer)]))
-            if events:
-                yield "".join(events)
+    try:
+        async with engine.texts(asked, form.name, deadline) as outputs:
+            async for index, output in outputs:
+                if output.error is not None:
+                    raise engine.failure(output.error)
+                answer = asked.answers[index]
+                part = answer.put(output)
+                record.note_tokens(len(part.tokens))
+                events = [] if has_begun else [form.event(each) for each in form.openings(asked.number)]
+                has_begun = True
+                if (choice := form.kind.continued(index, answer, part)) is not None:
+                    events.append(form.event([choice]))
+                if output.is_finished():
+                    events.append(form.event([form.kind.closing(index, answer)]))
+                if events:
+                    yield "".join(events)
+    except (HTTPException, TimeoutError) as error:
+        if not has_begun:
+            raise
+        failure = too_late(engine.request_timeout) if isinstance(error, TimeoutError) else error
+        record.error = sentence_of(failure.detail)
+        yield event(told(failure))
+        return
     usage = form.event([], usage=usage_of(len(asked.tokens), asked.answers)) if asked.sends_usage else ""
     record.is_whole = True
     yield usage + DONE

@@ -5,6 +5,7 @@ import logging
 import socket
 import sys
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,14 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from transformers import GenerationConfig
 
+from wedlm.checkpoints.errors import one_line
 from wedlm.checkpoints.load import load_checkpoint
+from wedlm.generation.batching_manager import DIED
 from wedlm.generation.parameters import DEFAULTS, check_parameters
 from wedlm.serving.asked import Served
+from wedlm.serving.connections import Connection, Connections, Seldom, places
 from wedlm.serving.engine import Engine
-from wedlm.serving.limits import FURTHER_CONNECTIONS
+from wedlm.serving.limits import ACCEPTED_AT_ONCE, FURTHER_CONNECTIONS, SPARE_CONNECTIONS
 from wedlm.serving.request_records import log
 from wedlm.serving.routes import build_app
 from wedlm.serving.transport import Door, is_this_machine
@@ -44,14 +48,19 @@ class Place:
 
 
 class Server(uvicorn.Server):
-    """A server that ends the running requests when it is told to end; uvicorn would wait for them."""
+    """A server that ends the running requests when it is told to end, and itself when the engine has died."""
 
     def __init__(self, config: uvicorn.Config, served: Served, engine: Engine):
         super().__init__(config)
         self.served, self.engine = served, engine
+        self.server_state = Connections(config.limit_concurrency)
+
+    async def on_tick(self, counter: int) -> bool:
+        self.server_state.close_late()
+        return await super().on_tick(counter) or self.engine.is_dead
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # First the engine must be idle: a process that ends while torch computes aborts or hangs.
+        # uvicorn would wait for the requests. And a process that ends while torch computes aborts or hangs.
         await asyncio.to_thread(self.engine.stop)
         await super().shutdown(sockets)
         self.served.grammars.close()
@@ -66,8 +75,10 @@ def serve(
     max_batch_size: int,
     max_cached_tokens: int | None,
     max_waiting: int,
+    request_timeout: float,
+    fixed_shapes: bool = False,
 ) -> None:
-    """Serves a checkpoint until Ctrl-C.
+    """Serves a checkpoint until Ctrl-C; exits with status 1 if the thread that generates dies.
 
     Args:
         name (`str`): A folder or a name on the Hub.
@@ -78,6 +89,8 @@ def serve(
         max_batch_size (`int`): The most rows of a forward.
         max_cached_tokens (`int`, *optional*): The most tokens whose keys and values are in memory.
         max_waiting (`int`): The most requests that wait.
+        request_timeout (`float`): The seconds after which a request ends unanswered; 0 for none.
+        fixed_shapes (`bool`, *optional*, defaults to `False`): Whether each text has forwards of its own.
 
     Raises:
         `ValueError`: whatever is in the way, as one sentence with the remedy.
@@ -91,13 +104,18 @@ def serve(
     model.generation_config.update(**settings)
     if Path(name).is_dir():
         name = Path(name).resolve().name
-    engine = Engine(model, tokenizer, max_batch_size, max_cached_tokens, max_waiting)
+    limits = max_batch_size, max_cached_tokens, max_waiting, request_timeout or None
+    engine = Engine(model, tokenizer, *limits, fixed_shapes)
     served = Served(name, model, tokenizer, int(time.time()))
-    app = guarded(build_app(served, engine), engine, place, this_machine_only)
+    most = places(max_batch_size + max_waiting + FURTHER_CONNECTIONS)
+    app = guarded(build_app(served, engine), engine, place, this_machine_only, most)
     config = uvicorn.Config(
         app,
+        http=Connection,
+        ws="none",
         timeout_graceful_shutdown=GRACE_SECONDS,
-        limit_concurrency=max_batch_size + max_waiting + FURTHER_CONNECTIONS,
+        limit_concurrency=most + SPARE_CONNECTIONS,
+        backlog=ACCEPTED_AT_ONCE,
         access_log=False,
     )
     log_requests()
@@ -116,9 +134,13 @@ def serve(
     finally:
         if engine.manager.is_running():  # Ctrl-C came before uvicorn waited for it
             engine.stop()
+    if (error := engine.death) is not None:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        print(f"{DIED} ({reason}), and the server has ended; start it again.", file=sys.stderr)
+        sys.exit(1)
 
 
-def guarded(app: FastAPI, engine: Engine, place: Place, this_machine_only: bool) -> FastAPI:
+def guarded(app: FastAPI, engine: Engine, place: Place, this_machine_only: bool, most: int) -> FastAPI:
     """Puts the door before an app, and before the door the answers to browsers that ask whether they may come."""
     app.add_middleware(
         Door,
@@ -126,6 +148,7 @@ def guarded(app: FastAPI, engine: Engine, place: Place, this_machine_only: bool)
         this_machine_only=this_machine_only,
         api_key=place.api_key,
         origins=place.origins,
+        most=most,
     )
     if place.origins:
         app.add_middleware(CORSMiddleware, allow_origins=place.origins, allow_methods=["*"], allow_headers=["*"])
@@ -133,12 +156,18 @@ def guarded(app: FastAPI, engine: Engine, place: Place, this_machine_only: bool)
 
 
 def log_requests() -> None:
-    """Has a line written to stderr for each request."""
+    """Has a line written to stderr for each request, and none about its settings."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
+    # Of a request's settings transformers says things with numbers in them, which clients could repeat without end.
+    for name in ("transformers.generation", "wedlm.generation.prompt"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="transformers")
+    for name in ("asyncio", "uvicorn.error"):  # of connections that cannot be accepted, and of requests that are none
+        logging.getLogger(name).addFilter(Seldom())
 
 
 def take_port(host: str, port: int) -> socket.socket:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import math
 from collections.abc import Collection
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -11,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from wedlm.serving.errors import error_response
+from wedlm.serving.errors import error_response, too_many
 from wedlm.serving.limits import BODY_BYTES, BODY_SECONDS
 from wedlm.serving.metrics import Metrics
 from wedlm.serving.request_records import RequestRecord
@@ -31,6 +32,7 @@ class Door:
             by a name of its own that leads here; `Host` and `Origin` then tell that name.
         api_key (`str`, *optional*): The key that requests must have.
         origins (`Collection[str]`): The origins of web pages that may send requests; "*" stands for all.
+        most (`float`): The most requests that are answered at a time, besides those for /health.
     """
 
     def __init__(
@@ -40,9 +42,11 @@ class Door:
         this_machine_only: bool,
         api_key: str | None = None,
         origins: Collection[str] = (),
+        most: float = math.inf,
     ):
         self.app, self.metrics = app, metrics
         self.this_machine_only, self.api_key, self.origins = this_machine_only, api_key, origins
+        self.most, self.num_answered = most, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -68,13 +72,20 @@ class Door:
             if self.api_key is not None and scope["path"] not in OPEN_PATHS:
                 refuse_without_key(headers, self.api_key)
             body = await body_of(headers, receive)
+            is_open = scope["path"] in OPEN_PATHS
+            if self.num_answered >= self.most and not is_open:
+                raise too_many()
         except ClientDisconnect:
             record.has_left = True
             return
         except HTTPException as error:
             response = await error_response(Request(scope), error)
             return await response(scope, receive, send)
-        await self.answer(body, scope, receive, send, record)
+        self.num_answered += not is_open
+        try:
+            await self.answer(body, scope, receive, send, record)
+        finally:
+            self.num_answered -= not is_open
 
     async def answer(self, body: bytes, scope: Scope, receive: Receive, send: Send, record: RequestRecord) -> None:
         messages = iter([{"type": "http.request", "body": body, "more_body": False}])
@@ -125,8 +136,8 @@ def host_in(value: str) -> str | None:
 
 
 def refuse_without_key(headers: Headers, api_key: str) -> None:
-    given = headers.get("authorization", "")
-    if not hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode()):
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), api_key.encode()):
         raise HTTPException(
             401,
             "The request has no valid key; send the server's --api-key as Authorization: Bearer KEY.",

@@ -2,13 +2,11 @@
 
 import asyncio
 import queue
-import re
 import threading
 import time
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,19 +17,23 @@ from transformers.generation.continuous_batching.continuous_api import (
 )
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState, RequestStatus
 
+from .free_memory import free_memory, is_out_of_memory
 from .lane import Progress
 from .prepared_call import PreparedCall, prepare
 from .request_outputs import RequestOutputs
-from .running_batch import BatchCounts, RunningBatch
+from .running_batch import BatchCounts, RunningBatch, scores_bytes
 
 logger = logging.get_logger(__name__)
 
 MAX_BATCH_SIZE = 64
 SHARE_OF_MEMORY = 0.5  # of what is free, for keys and values
+SHARE_OF_WORK = 0.25  # for noise and scores
 IDLE = 0.1  # seconds after which the idle thread looks whether it is to stop or to pause
 FULL_AFTER = 10.0  # seconds that a request waits for a place among those that wait
+NO_MEMORY = "There was too little memory for the request; send it again later, or ask for fewer tokens."
 CANCELLED = "The request was cancelled."
 STOPPED = "The manager was stopped before the request had ended."
+DIED = "The thread that generates has died"
 BROKEN = "The request has failed:"  # in front of an error that is no refusal
 
 
@@ -78,6 +80,8 @@ class BatchingManager(ContinuousBatchingManager):
             self.generation_config.use_cache = None  # transformers' server says False: a manager has its own cache
         self.continuous_batching_config = config
         self.max_cached_tokens = tokens_of(config) or tokens_in_memory(model, config)
+        self.max_work_bytes = int(SHARE_OF_WORK * free_memory(model.device))
+        self.fixed_shapes = False  # whether each request has forwards of its own, as RunningBatch says
         self.max_batch_size = config.max_requests_per_batch or MAX_BATCH_SIZE
         self.max_waiting, self.full_after = config.max_queue_size or None, FULL_AFTER
         self.num_return_sequences = (generation_config or model.generation_config).num_return_sequences or 1
@@ -152,6 +156,8 @@ class BatchingManager(ContinuousBatchingManager):
         settings: dict,
     ) -> list[Request]:
         """Prepares the requests of a prompt: one for each text, the last of which has the id itself."""
+        if (refusal := self.refusal()) is not None:  # asked without the lock, which a fork may have left locked
+            raise RuntimeError(refusal)
         tokens, settings = tokens_in(input_ids), dict(settings)
         if generation_config is not None and (number := generation_config.num_return_sequences or 1) > 1:
             raise ValueError(
@@ -170,7 +176,7 @@ class BatchingManager(ContinuousBatchingManager):
         for name in self.family(request_id):
             own_seed = seed if name == request_id else None
             config = generation_config or self.generation_config
-            call = prepare(self.model, tokens, config, settings, self.seed_or(own_seed))
+            call = prepare(self.model, tokens, config, settings, self.seed_or(own_seed), self.fixed_shapes)
             self.check_fits(call)
             state = RequestState(
                 name,
@@ -186,6 +192,12 @@ class BatchingManager(ContinuousBatchingManager):
         return torch.randint(2**63 - 1, (), generator=self.generator).item() if seed is None else seed
 
     def check_fits(self, call: PreparedCall) -> None:
+        work = call.noise_bytes + scores_bytes(self.model, call.need.queries)
+        if work > self.max_work_bytes:
+            raise ValueError(
+                f"window_size={call.run.policy.window_size} needs {work // 2**20} MiB for scores and what is drawn, "
+                f"and there is room for {self.max_work_bytes // 2**20} MiB; make it smaller."
+            )
         if (number := sum(call.need)) > self.max_cached_tokens:
             raise ValueError(
                 f"A prompt of {len(call.tokens)} tokens with max_new_tokens={call.max_new_tokens} needs room for "
@@ -219,9 +231,11 @@ class BatchingManager(ContinuousBatchingManager):
     def refusal(self) -> str | None:
         """Why there can be no new requests, if there is a reason."""
         if (error := self.background_thread_status.fatal_error) is not None:
-            return f"The thread that generates has died ({type(error).__name__}: {error}); start the manager again."
+            return f"{DIED} ({type(error).__name__}: {error}); start the manager again."
         if self.background_thread_status.can_accept_new_requests() is not None:
             return "The manager is stopping, or was stopped; start it again."
+        if self._generation_thread is not None and not self.is_running():
+            return "The thread that generates is in the process that forked this one; start a manager in this one."
         return None
 
     def add_requests(
@@ -306,6 +320,18 @@ class BatchingManager(ContinuousBatchingManager):
 
     # --- The thread ---
 
+    def start(self) -> None:
+        """Starts the thread, if it does not run."""
+        # (Not by transformers' own method, whose versions pass the loop different arguments.)
+        if self.is_running():
+            logger.warning("The thread of the manager runs already.")
+            return
+        self.background_thread_status.clear()
+        self._generation_thread = threading.Thread(
+            target=self._run_generation_loop, args=(torch.is_inference_mode_enabled(),)
+        )
+        self._generation_thread.start()
+
     def warmup(self) -> None:
         """Nothing: the first steps of a batch need no preparation."""
 
@@ -337,15 +363,12 @@ class BatchingManager(ContinuousBatchingManager):
         if self.is_running():
             self.stop()
 
-    def _run_generation_loop(self, use_inference_mode: bool = False) -> None:
-        # (The oldest versions of transformers do not say whether the caller is in inference mode.)
+    def _run_generation_loop(self, use_inference_mode: bool) -> None:
         status = self.background_thread_status
         try:
             if self.model.device.type == "cuda":
                 torch.cuda.set_device(self.model.device)  # It is that of a thread.
-            chunk_size = 256 if self.model.device.type == "cpu" else 1024
-            keeps_texts = self.continuous_batching_config.allow_block_sharing
-            self.batch = RunningBatch(self.model, self.max_cached_tokens, chunk_size, keeps_texts)
+            self.batch = self.new_batch()
             self.counts = self.batch.counts
             with torch.inference_mode(use_inference_mode), torch.no_grad():
                 while self.goes_on():
@@ -354,13 +377,19 @@ class BatchingManager(ContinuousBatchingManager):
         except BaseException as error:
             logger.exception("The thread that generates has died.")
             status.record_fatal_error(error.with_traceback(None))  # whose frames hold the batch
-            self.fail_all(f"{type(error).__name__}: {error}")
+            self.fail_all(f"{DIED} ({type(error).__name__}: {error}).")
         finally:
             self.batch = None
             status.mark_as_stopped()
             with self.changed:
                 self.changed.notify_all()
             self.outputs.wake()
+
+    def new_batch(self) -> RunningBatch:
+        chunk_size = 256 if self.model.device.type == "cpu" else 1024
+        keeps_texts = self.continuous_batching_config.allow_block_sharing
+        room = self.max_cached_tokens, chunk_size, keeps_texts, self.max_work_bytes
+        return RunningBatch(self.model, *room, self.fixed_shapes)
 
     def goes_on(self) -> bool:
         """Waits for something to do, if there is nothing; returns False when the thread is to end."""
@@ -382,11 +411,25 @@ class BatchingManager(ContinuousBatchingManager):
         )
 
     def take_turn(self) -> None:
-        """Drops what was cancelled, takes in what fits, and takes a step."""
-        self.drop_cancelled()
-        self.take_in()
-        for progress in self.batch.step():
-            self.tell(progress)
+        """Drops what was cancelled, takes in what fits, and takes a step.
+
+        Where memory is refused and the batch cannot say for which row, all rows fail, and those that wait go on.
+        """
+        try:
+            self.drop_cancelled()
+            self.take_in()
+            progress = self.batch.step()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            with self.changed:
+                failed = list(self.running)
+            progress = [Progress(name, [], True, error.with_traceback(None)) for name in failed]
+            self.batch = None
+            self.batch = self.new_batch()
+            self.batch.counts = self.counts
+        for each in progress:
+            self.tell(each)
 
     def drop_cancelled(self) -> None:
         if not self.cancelled:
@@ -425,6 +468,9 @@ class BatchingManager(ContinuousBatchingManager):
         if (error := progress.error) is not None:
             if isinstance(error, ValueError):
                 return self.fail(request, str(error))
+            if is_out_of_memory(error):
+                logger.error(f"Memory was refused for a request of {len(state.initial_tokens)} tokens.")
+                return self.fail(request, NO_MEMORY)
             logger.error("A request has failed.", exc_info=error)
             return self.fail(request, f"{BROKEN} {type(error).__name__}: {error}")
         state.status = RequestStatus.FINISHED if progress.has_ended else RequestStatus.DECODING
@@ -470,14 +516,3 @@ def tokens_in_memory(model: PreTrainedModel, config: ContinuousBatchingConfig) -
     of_token = 2 * model.config.num_hidden_layers * model.config.num_key_value_heads * model.config.head_dim
     share = config.max_memory_percent or SHARE_OF_MEMORY
     return int(free_memory(model.device) * share / (of_token * model.dtype.itemsize))
-
-
-def free_memory(device: torch.device) -> int:
-    """The bytes that are free where keys and values lie; 2 GiB where the system does not tell."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        told = Path("/proc/meminfo").read_text()
-    except OSError:
-        return 2**31
-    return 1024 * int(re.search(r"MemAvailable: *(\d+) kB", told)[1])  # with what the cache of files can give back

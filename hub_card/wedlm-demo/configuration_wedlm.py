@@ -14,8 +14,8 @@ def check_model_type(model_type: str, name: object) -> None:
     """Raises a ValueError that names the checkpoint or class if its model_type is not WeDLM's."""
     if model_type != MODEL_TYPE:
         raise ValueError(
-            f"{name} is of model_type {model_type!r}, but the WeDLM classes support only {MODEL_TYPE!r}; load it with "
-            "transformers' Auto classes."
+            f"{name} is of model_type {model_type!r}, but the WeDLM classes support only {MODEL_TYPE!r}; convert "
+            "the checkpoint (`wedlm convert`, or convert_to_wedlm in Python), or load it with the Auto classes."
         )
 
 
@@ -52,6 +52,8 @@ class WeDLMConfig(Qwen3Config):
         converted_from (`str`, *optional*):
             The `model_type` that the checkpoint had before its conversion. The conversion back reads it to tell
             architectures with the same layers apart.
+        mask_trained (`bool`, *optional*, defaults to `False`):
+            Whether a converted checkpoint was trained to fill in MASK since.
         drafts (`dict`, *optional*):
             The draft adapter that the checkpoint contains, `{"rank": 16, "modules": ["q_proj", ...]}`. None for none.
         attention_bias (`bool`, *optional*, defaults to `False`):
@@ -70,6 +72,7 @@ class WeDLMConfig(Qwen3Config):
     mask_token_id: int | None = None
     mask_row: Literal["unused", "added"] | None = None
     converted_from: str | None = None
+    mask_trained: bool = False
     qk_norm: bool = True
     drafts: dict | None = None
 

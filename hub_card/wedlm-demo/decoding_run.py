@@ -108,10 +108,7 @@ class DecodingRun:
         model, input_ids, window_size = self.model, self.input_ids, self.policy.window_size
         self.noise: SlotNoise | None = None
         if self.generation_config.do_sample:
-            # A static step may begin a whole step behind the slots that the host knows of.
-            num_slots = (4 if self.is_static else 2) * window_size + 1
-            shape = (len(input_ids), num_slots, model.config.vocab_size)
-            self.noise = SlotNoise(*shape, input_ids.device, generator)
+            self.noise = SlotNoise(*self.noise_shape, input_ids.device, generator)
             self.policy = self.policy._replace(noise=self.noise.values)
         self.readers = self.make_readers()  # They read the noise as well.
         self.prices: StepPrices | None = None
@@ -138,6 +135,13 @@ class DecodingRun:
         self.status: torch.Tensor | None = None  # as the last step left it, on the device
         # A hook may count on the rows of the batch, as that of PEFT's adapter_names does.
         self.rows_may_leave = self.num_alive > 1 and not has_hooks(model)
+
+    @property
+    def noise_shape(self) -> tuple[int, int, int]:
+        """The rows, slots and tokens of the noise, where tokens are drawn."""
+        # A static step may begin a whole step behind the slots that the host knows of.
+        num_slots = (4 if self.is_static else 2) * self.policy.window_size + 1
+        return len(self.input_ids), num_slots, self.model.config.vocab_size
 
     @property
     def returns_cache(self) -> bool:

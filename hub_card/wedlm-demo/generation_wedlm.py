@@ -62,6 +62,7 @@ from .support import (
     check_support,
     named_weights,
     refuse,
+    warn_of_call,
 )
 from .transformers_internals import CACHE, check_is_filled, deprecates_old_name, keep_on_save
 
@@ -171,6 +172,8 @@ class WeDLMGenerationMixin(GenerationMixin):
             inputs = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
             if inputs is not None:
                 check_inputs(inputs)
+            given = kwargs.get("generation_config", args[1] if len(args) > 1 else None)
+            warn_of_call(self, decoding_of(given, kwargs, self), given, kwargs)
             return super().generate(*args, **kwargs)
         except BaseException:
             if lengths is not None:

@@ -46,6 +46,7 @@ class LaneRow:
         prompt_length (`int`): The tokens of the prompt.
         max_new_tokens (`int`): The most new tokens.
         first_records (`dict[str, torch.Tensor]`): The records of drafts that it began with.
+        noise_bytes (`int`): The bytes of its noise.
         num_queries (`int`): The queries that it needs in the next forward.
         num_committed (`int`): The tokens in the cache.
         is_source (`bool`): Whether others may take over its keys and values.
@@ -57,6 +58,7 @@ class LaneRow:
     prompt_length: int
     max_new_tokens: int
     first_records: dict[str, torch.Tensor]
+    noise_bytes: int = 0
     num_queries: int = 1
     num_committed: int = 0
     is_source: bool = True
@@ -89,7 +91,8 @@ class Lane:
     @classmethod
     def of(cls, run: DecodingRun, name: Hashable, place: int, call: PreparedCall) -> "Lane":
         """The lane of one row."""
-        row = LaneRow(name, place, list(call.tokens), len(call.tokens), call.max_new_tokens, records_of(run.window, 0))
+        tokens, records = list(call.tokens), records_of(run.window, 0)
+        row = LaneRow(name, place, tokens, len(tokens), call.max_new_tokens, records, call.noise_bytes)
         row.num_queries = int(run.window.num_queries)
         return cls(call.key, run.policy, run.window, [row], run.noise, run.readers)
 

@@ -1,5 +1,6 @@
 """The WeDLM model: a Qwen3, Qwen2.5 or Llama whose input may stand in any order of its positions."""
 
+import json
 from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
@@ -144,6 +145,11 @@ class WeDLMPreTrainedModel(Qwen3PreTrainedModel):
                 "Hub with force_download=True."
             ) from error
         except OSError as error:
+            if (base := base_of_adapter(name)) is not None:
+                raise OSError(
+                    f"The base {base} of the adapter {name} cannot be loaded; pass the folder where it is now, and "
+                    "call load_adapter with the adapter, or correct base_model_name_or_path in adapter_config.json."
+                ) from error
             if "safetensors" not in str(error):
                 raise
             raise OSError(
@@ -166,6 +172,16 @@ class WeDLMPreTrainedModel(Qwen3PreTrainedModel):
                 f"({len(wrong)} such weights in all); load the adapter of this model into a new one."
             )
         return loading
+
+
+def base_of_adapter(name: str | PathLike | None) -> str | None:
+    """Returns the base that the folder of an adapter names; None for any other folder or name."""
+    if name is None or Path(name, CONFIG_NAME).exists():
+        return None
+    try:
+        return json.loads(Path(name, "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def folder_of(name: str | PathLike, where: dict) -> Path:

@@ -1,9 +1,14 @@
 """The parameters of decoding; a file without torch, so that wrong values are refused before torch is there."""
 
-import sys
 from typing import Any
 
-DECODINGS = ("streaming", "blockwise", "verified", "autoregressive")
+READS = {  # the parameters that each decoding reads
+    "streaming": ("window_size", "entropy_threshold", "distance_penalty"),
+    "blockwise": ("window_size", "entropy_threshold", "distance_penalty"),
+    "verified": ("window_size", "acceptance_ratio"),
+    "autoregressive": (),
+}
+DECODINGS = tuple(READS)
 # A window_size of None stands for `default_window_size`; in verified decoding, for as many queries as pay.
 DEFAULTS = {
     "decoding": "streaming",
@@ -12,6 +17,7 @@ DEFAULTS = {
     "distance_penalty": 0.02,
     "acceptance_ratio": 1.0,
 }
+LARGEST = 1e30  # what is computed in float32 stays finite
 
 
 def default_window_size(device: Any) -> int:
@@ -24,7 +30,7 @@ def default_window_size(device: Any) -> int:
 
 def is_amount(value: object) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 <= value <= sys.float_info.max
+    return is_number and 0 <= value <= LARGEST
 
 
 def is_count(value: object) -> bool:
@@ -41,12 +47,12 @@ def check_parameters(config: Any) -> None:
         )
     if config.entropy_threshold is not None and not is_amount(config.entropy_threshold):
         raise ValueError(
-            f"entropy_threshold={config.entropy_threshold!r} is not an entropy; set it to a finite number of nats, 0 "
-            "or more, or to None to fill one slot per forward."
+            f"entropy_threshold={config.entropy_threshold!r} is not an entropy; set it to a number of nats from 0 to "
+            "1e30, or to None to fill one slot per forward."
         )
     if not is_amount(config.distance_penalty):
         raise ValueError(
-            f"distance_penalty={config.distance_penalty!r} is not a penalty; set it to a finite number, 0 or more."
+            f"distance_penalty={config.distance_penalty!r} is not a penalty; set it to a number from 0 to 1e30."
         )
     ratio = config.acceptance_ratio
     if not is_amount(ratio) or not 0 < ratio <= 1:

@@ -1,6 +1,7 @@
 """One request of a running batch: a call of generate() on one row, resolved and checked, and not begun."""
 
 import json
+import math
 from collections.abc import Hashable
 from copy import copy, deepcopy
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from .decoding_run import DecodingRun
+from .parameters import default_window_size
 from .shared_cache import Need
 from .step_costs import StepPrices
 from .support import refuse
@@ -50,6 +52,12 @@ class PreparedCall:
     def max_new_tokens(self) -> int:
         return self.run.max_new_tokens
 
+    @property
+    def noise_bytes(self) -> int:
+        """The bytes of the noise of the row, where tokens are drawn."""
+        shape = self.run.noise_shape
+        return 4 * math.prod(shape) if self.run.generation_config.do_sample else 0
+
     def open(self, prices: StepPrices) -> DecodingRun:
         """A run of the call, opened with the prices of a batch."""
         run = copy(self.run)
@@ -63,10 +71,12 @@ def prepare(
     generation_config: GenerationConfig | None,
     settings: dict,
     seed: int,
+    fixed_shapes: bool = False,
 ) -> PreparedCall:
     """Resolves the settings of a request as generate() resolves its arguments, and refuses what that would refuse.
 
-    Token by token is verified decoding without drafts, which writes the same text in a shared forward.
+    Token by token is verified decoding without drafts, which writes the same text in a shared forward. With
+    `fixed_shapes` the row shares no forward, and no clock decides how many queries it has.
     """
     for name in OF_A_CALL.keys() & settings.keys():
         raise ValueError(f"{name} is not offered for a request of a batch, which has {OF_A_CALL[name]}; leave it out.")
@@ -88,6 +98,8 @@ def prepare(
     ) -> PreparedCall:
         check_request(generation_config, synced_gpus)
         generation_config.cache_implementation = None  # The batch has its own cache.
+        if fixed_shapes and generation_config.window_size is None:
+            generation_config.window_size = default_window_size(device)
 
         model_kwargs[CACHE] = DynamicCache(config=model.config)  # Steps need a cache; that is the batch's.
         run = DecodingRun(
@@ -99,9 +111,9 @@ def prepare(
             synced_gpus=False,
             streamer=None,
             model_kwargs=model_kwargs,
-            is_of_a_batch=True,
+            is_of_a_batch=not fixed_shapes,
         )
-        is_alone = run.readers is not None or any(settings.get(name) for name in OBJECTS)
+        is_alone = fixed_shapes or run.readers is not None or any(settings.get(name) for name in OBJECTS)
         key = None if is_alone else settings_of(generation_config, run.policy.window_size)
         need = Need(len(tokens) + run.max_new_tokens, 2 * run.policy.window_size)
         return PreparedCall(run, tokens, seed, key, need)

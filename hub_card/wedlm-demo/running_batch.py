@@ -1,5 +1,6 @@
 """The rows of many requests in one running batch: each request decodes as a call of generate() would decode it."""
 
+import math
 from collections import deque
 from collections.abc import Container, Hashable, Iterable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import torch
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from .free_memory import is_out_of_memory, where_memory_allows
 from .kept_texts import KeptText, KeptTexts, num_common
 from .lane import Lane, LaneRow, Progress, merged, records_of
 from .policy import WIDEST_WINDOW
@@ -20,6 +22,7 @@ from .step_costs import StepPrices, experience_with
 from .support import named_weights
 from .window import Text, WindowQueries
 
+SCORES = 4  # of each query and token, in float32, that are there at a time
 MOST_READS = 8  # forwards over prompts between two steps
 
 
@@ -71,11 +74,23 @@ class RunningBatch:
         chunk_size (`int`): The most tokens of prompts that a forward reads, counted with the padding of shorter ones.
         keeps_texts (`bool`, *optional*, defaults to `True`): Whether keys and values of texts that have ended stay for
             the next ones with the same beginning, as long as there is room.
+        max_work_bytes (`float`, *optional*): The most bytes of noise and scores.
+        fixed_shapes (`bool`, *optional*, defaults to `False`): Whether each row has forwards of its own and takes over
+            no keys and values, so that equal requests have forwards of equal shapes, whoever else is there.
     """
 
-    def __init__(self, model: PreTrainedModel, max_cached_tokens: int, chunk_size: int, keeps_texts: bool = True):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        max_cached_tokens: int,
+        chunk_size: int,
+        keeps_texts: bool = True,
+        max_work_bytes: float = math.inf,
+        fixed_shapes: bool = False,
+    ):
         self.model, self.max_cached_tokens, self.chunk_size = model, max_cached_tokens, chunk_size
-        self.keeps_texts = keeps_texts
+        self.keeps_texts, self.max_work_bytes = keeps_texts and not fixed_shapes, max_work_bytes
+        self.fixed_shapes = fixed_shapes
         self.device = torch.device("cpu") if model.device.type == "meta" else model.device
         self.cache = SharedCache(self.device)
         self.prices = StepPrices(experience_with(model), 1, 0, 2 * WIDEST_WINDOW, self.device)
@@ -103,12 +118,20 @@ class RunningBatch:
         return len(self.rows) + len(self.reading)
 
     def has_room_for(self, call: PreparedCall) -> bool:
-        return self.num_tokens_with(call) <= self.max_cached_tokens
+        has_room = self.num_tokens_with(call) <= self.max_cached_tokens
+        return has_room and self.work_bytes_with(call) <= self.max_work_bytes
 
     def num_tokens_with(self, *calls: PreparedCall) -> int:
         """The tokens that the rows need room for with these ones."""
         coming = [each.call for each in self.reading if each.lane is None]
         return self.cache.num_tokens_with([call.need for call in (*coming, *calls)])
+
+    def work_bytes_with(self, *calls: PreparedCall) -> int:
+        """The bytes of the noise and the scores of all rows with these ones, in a forward of the most queries."""
+        calls = [*(each.call for each in self.reading if each.lane is None), *calls]
+        noise = sum(each.noise_bytes for each in (*self.placed_rows, *calls))
+        queries = [need.queries for need in (*self.cache.needs, *(call.need for call in calls))]
+        return noise + len(queries) * scores_bytes(self.model, max(queries, default=0))
 
     def add(self, name: Hashable, call: PreparedCall) -> None:
         """Adds the row of a call, for which there must be room."""
@@ -155,7 +178,37 @@ class RunningBatch:
         return progress
 
     def take_step(self) -> list[Progress]:
-        """Takes all rows on by one forward."""
+        """Takes all rows on by one forward. Where memory is refused, one row after the other fails, the longest first,
+        until the forward of the others has enough.
+        """
+        failed = []
+        while self.lanes:
+            try:
+                return failed + self.take_step_together()
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                failed += self.make_way(error.with_traceback(None))  # whose frames hold the memory
+        return failed
+
+    def make_way(self, error: Exception) -> list[Progress]:
+        """Gives memory back: that of kept texts, or that of a row, which fails."""
+        failed = []
+        if self.kept.texts:
+            self.kept.shrink(0)
+        else:
+            row = max(self.rows, key=lambda row: self.cache.needs[row.place].text)
+            self.leave({row.name})
+            failed = [Progress(row.name, [], True, error)]
+        with where_memory_allows():
+            self.cache.give_back_room()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return failed
+
+    def take_step_together(self) -> list[Progress]:
+        if self.fixed_shapes:
+            return self.take_steps_alone()
         rows = self.rows
         num_rows = 1 + max(row.place for row in rows)  # The row of a prompt that is being read is mostly behind them.
         width, longest = max(1, *(row.num_queries for row in rows)), max(row.num_committed for row in rows)
@@ -164,6 +217,21 @@ class RunningBatch:
         self.cache.show(0, num_rows)
         progress = self.take_on(self.lanes, [lane.queries() for lane in self.lanes], longest)
         self.prices.note(width, num_rows, len(rows), longest, sum(row.num_committed for row in rows))
+        self.part_with(progress)
+        return progress
+
+    def take_steps_alone(self) -> list[Progress]:
+        """Takes each row on by a forward of its own."""
+        progress = []
+        for lane in self.lanes:
+            (row,) = lane.rows
+            self.cache.show(row.place, row.place + 1)
+            try:
+                progress += self.take_on([lane], [lane.queries()], row.num_committed)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                progress.append(Progress(row.name, [], True, error.with_traceback(None)))
         self.part_with(progress)
         return progress
 
@@ -191,7 +259,7 @@ class RunningBatch:
                 with named_weights(self.model):
                     kept, look = lane.move_on(own, logits[at, : own.asked.shape[1]])
             except Exception as error:
-                if lane.readers is None:
+                if lane.readers is None and not is_out_of_memory(error):
                     raise
                 progress += [Progress(row.name, [], True, error) for row in lane.rows]  # They fail alone.
                 continue
@@ -218,7 +286,8 @@ class RunningBatch:
             for i, row in enumerate(lane.rows):
                 if row.name in ended and ended[row.name].error is None:
                     self.prices.experience.note_drafts(row.first_records, records_of(lane.window, i))
-                    self.keep_text(row)
+                    with where_memory_allows():
+                        self.keep_text(row)
         self.leave(ended)
 
     def keep_text(self, row: LaneRow) -> None:
@@ -268,6 +337,8 @@ class RunningBatch:
             room = max(room, each.call.need.text)
             if (len(group) + 1) * longest > self.chunk_size or begin + longest > room:
                 break
+            if group and self.fixed_shapes:
+                break
             group.append(each)
         return group
 
@@ -279,6 +350,9 @@ class RunningBatch:
         try:
             progress = self.read_together(group)
         except Exception as error:
+            if is_out_of_memory(error):
+                error = error.with_traceback(None)  # whose frames hold memory
+                self.kept.shrink(0)
             places = [row.place for row in rows_of([each.lane for each in group if each.lane is not None])]
             for each in group:
                 each.lane = None
@@ -334,6 +408,8 @@ class RunningBatch:
         """The number of tokens at the beginning of a prompt that are known, at most all but its last one, and keys and
         values that begin with theirs.
         """
+        if self.fixed_shapes:
+            return 0, []
         tokens = tokens[:-1]
         num_found, text = self.kept.best_for(tokens, is_used)
         layers = text.layers if text is not None else []
@@ -344,6 +420,11 @@ class RunningBatch:
         if best is not None and shared[best] > num_found:
             num_found, layers = shared[best], self.cache.entries_of(best, shared[best])
         return num_found, layers
+
+
+def scores_bytes(model: PreTrainedModel, num_queries: int) -> int:
+    """The bytes of the scores that a forward makes of so many queries, with what is computed from them."""
+    return num_queries * model.config.vocab_size * 4 * SCORES
 
 
 def rows_of(lanes: list[Lane]) -> list[LaneRow]:

@@ -47,7 +47,8 @@ class SharedLayer(RowLayer):
     def show(self, rows: slice) -> None:
         self.shown = rows
         if self.memory:
-            self.keys, self.values = (states[rows] for states in self.memory)
+            # (Where a change of room was refused, the memory may be larger than the room.)
+            self.keys, self.values = (states[rows, :, : self.room[1]] for states in self.memory)
 
     def take_room(self, room: tuple[int, int], num_kept: int) -> None:
         """Takes other memory, into which the first `num_kept` rows move."""
@@ -144,11 +145,7 @@ class SharedCache(RowCache):
 
     def give_back_room(self) -> None:
         """Keeps no more memory than the rows need."""
-        room = self.num_rows, Need.of_all(self.needs)
-        for layer in self.layers:
-            layer.take_room(room, self.num_rows)
-        self.room, self.max_entries = room, room[1]
-        self.show()
+        self.take_room((self.num_rows, Need.of_all(self.needs)))
 
     def make_room(self, needs: list[Need], max_tokens: int) -> None:
         """Takes other memory if a row or an entry is missing; a bit more, if that leaves half of what is allowed.
@@ -161,9 +158,22 @@ class SharedCache(RowCache):
         if longest > entries or num_rows * entries > max_tokens:
             entries = max(longest, min(bucketed(longest), max_tokens // 2 // num_rows))
         rows = max(num_rows, min(2 * num_rows, max_tokens // 2 // entries))
-        for layer in self.layers:
-            layer.take_room((rows, entries), self.num_rows)
-        self.room, self.max_entries = (rows, entries), entries
+        self.take_room((rows, entries))
+
+    def take_room(self, room: tuple[int, int]) -> None:
+        """Takes other memory for all layers. Where that is refused, their room is what each of them has."""
+        try:
+            for layer in self.layers:
+                layer.take_room(room, self.num_rows)
+        except Exception:
+            sizes = [(len(states), states.shape[2]) for layer in self.layers for states in layer.memory]
+            room = tuple(map(min, zip(*sizes, strict=True)))
+            raise
+        finally:
+            self.room, self.max_entries = room, room[1]
+            for layer in self.layers:
+                layer.room = room
+            self.show()
 
 
 def blank(like: torch.Tensor, room: tuple[int, int]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The refusals of everything that parallel decoding cannot do.
+"""The refusals of everything that parallel decoding cannot do, and warnings of arguments that have no effect.
 
 Every refusal is one sentence that names the argument, its value and the remedy.
 """
@@ -9,12 +9,16 @@ from contextlib import contextmanager
 import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+from transformers.utils import logging
 from transformers.utils.generic import is_flash_attention_requested
 
 from .cache_attention import flash_function
 from .packed_linear import PackedLinear, packed_layers
-from .parameters import is_count
+from .parameters import DEFAULTS, READS, is_count
 from .transformers_internals import CACHE, attention_of, drops_cache
+
+logger = logging.get_logger(__name__)
+NO_WISHES = (("window_size", None), ("acceptance_ratio", 1.0))  # what means the same in every decoding
 
 # Arguments of generate() that parallel decoding does not offer, each with the values that ask for nothing.
 NOT_OFFERED = {
@@ -204,6 +208,38 @@ def check_cache(cache: object, config: PreTrainedConfig, generation_config: Gene
                 f"{CACHE} holds {len(layers)} layers of (heads, head_dim)={layers[0]}, and this model has "
                 f"{config.num_hidden_layers} of {(heads, width)}; pass the cache of this model."
             )
+
+
+def warn_of_call(
+    model: PreTrainedModel, decoding: str, generation_config: GenerationConfig | None, arguments: dict
+) -> None:
+    """Warns, once in a process, of parameters that the decoding does not read, and of MASKs that were never learnt.
+
+    Args:
+        model (`PreTrainedModel`): The model, whose own generation_config asks for nothing here.
+        decoding (`str`): The decoding of the call.
+        generation_config (`GenerationConfig`, *optional*): The one that was passed.
+        arguments (`dict`): The keyword arguments that were passed.
+    """
+    if decoding not in READS:  # it will be refused
+        return
+    own = vars(model.generation_config)
+    passed = vars(generation_config) if isinstance(generation_config, GenerationConfig) else {}
+    changed = {name: value for name, value in passed.items() if value != own.get(name)}
+    given = {name for name, value in (changed | arguments).items() if (name, value) not in NO_WISHES}
+    for name in sorted(DEFAULTS.keys() & given - {"decoding", *READS[decoding]}):
+        logger.warning_once(
+            f"decoding={decoding!r} does not read {name} (it reads {', '.join(READS[decoding]) or 'no parameters'}); "
+            "leave it out, or choose another decoding."
+        )
+    config = model.config
+    is_taught = config.mask_trained or config.drafts is not None or getattr(model, "peft_config", None)
+    if config.converted_from is not None and decoding in ("streaming", "blockwise") and not is_taught:
+        logger.warning_once(
+            f"decoding={decoding!r} writes nonsense with a model that was converted from {config.converted_from!r} "
+            'and not trained to fill in MASK; pass decoding="verified", or train it (if it was, by a version before '
+            "0.3.0, set mask_trained to true in its config.json)."
+        )
 
 
 @contextmanager

@@ -141,7 +141,7 @@ def test_only_the_adapter_and_the_mask_vector_have_gradients():
 
 
 def test_a_quantized_base_takes_an_adapter(tmp_path):
-    tiny_model(hidden_size=64, intermediate_size=64).save_pretrained(tmp_path / "base")
+    tiny_model(hidden_size=64, intermediate_size=64, head_dim=32).save_pretrained(tmp_path / "base")
     quantized = BitsAndBytesConfig(load_in_4bit=True)
     model = WeDLMForCausalLM.from_pretrained(tmp_path / "base", quantization_config=quantized).eval()
     assert fingerprint(model) == (None, None)

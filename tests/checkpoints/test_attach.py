@@ -52,15 +52,16 @@ def test_an_adapter_of_some_layers(tmp_path):
 
 
 def test_a_quantized_base_takes_an_adapter_of_the_whole_one(tmp_path):
-    tiny_model(hidden_size=64, intermediate_size=64).save_pretrained(tmp_path / "base")
+    tiny_model(hidden_size=64, intermediate_size=64, head_dim=32).save_pretrained(tmp_path / "base")
     folder = save_adapter(tmp_path / "adapter", base=tmp_path / "base")
     quantized = BitsAndBytesConfig(load_in_4bit=True)
     models = [
-        WeDLMForCausalLM.from_pretrained(tmp_path / "base", quantization_config=quantized).eval() for _ in range(2)
+        WeDLMForCausalLM.from_pretrained(tmp_path / "base", quantization_config=quantized).eval() for _ in range(3)
     ]
+    # (One that has decoded takes no adapter: bitsandbytes 0.50 has packed its weights for some CPUs then.)
     base = logits(models[0])
-    expected = logits(PeftModel.from_pretrained(models[0], folder))
-    got = logits(attached(models[1], folder))
+    expected = logits(PeftModel.from_pretrained(models[1], folder))
+    got = logits(attached(models[2], folder))
     assert torch.equal(got[:, :6], base[:, :6])
     torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
 

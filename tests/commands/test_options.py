@@ -23,7 +23,7 @@ from wedlm.commands.options import (
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        (("--model", "nothing"), "nothing does not exist; "),
+        (("--model", "nothing"), "nothing is no folder here"),
         (("--model", "somebody/nothing"), "connect to the network, or give a folder."),
         (("--model", CHECKPOINTS / "q3"), "has no tokenizer"),
         (("--decoding", "fast"), "decoding='fast' is unknown; choose one of 'streaming', "),

@@ -166,7 +166,7 @@ def test_a_checkpoint_that_is_not_wedlm(tmp_path):
 
 def test_what_info_refuses(tmp_path, checkpoint):
     for name, sentence in (
-        ("nothing", "does not exist"),
+        ("nothing", "nothing is no folder here"),
         ("somebody/nothing", "cannot be reached"),
         (tmp_path, "has no config.json"),
     ):

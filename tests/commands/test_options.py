@@ -50,7 +50,7 @@ def test_bad_settings_are_one_sentence_and_exit_code_2(checkpoint, command, opti
 @pytest.mark.parametrize(
     "model, sentence",
     [
-        ("nothing", "nothing does not exist; "),
+        ("nothing", "nothing is no folder here"),
         ("somebody/nothing", "connect to the network, or give a folder."),
         (CHECKPOINTS / "q3", "has no tokenizer"),
         ("", "The name of the checkpoint is empty; "),

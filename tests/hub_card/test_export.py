@@ -192,7 +192,7 @@ def test_checkpoints_that_are_refused(tmp_path, model, unchecked, monkeypatch):
     def sentence(source=model):
         return refused(source, tmp_path / "out", "--license", "mit")
 
-    assert "nothing does not exist" in sentence("nothing")
+    assert "nothing is no folder here" in sentence("nothing")
     assert "has no tokenizer" in sentence(CHECKPOINTS / "q3")
     with monkeypatch.context() as full:
         full.setattr(new_folder.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))

@@ -576,7 +576,7 @@ def test_a_stock_model_is_refused_with_the_line_that_converts_it(place, lora_run
         WeDLMTrainer(place / "qwen", arguments(tmp_path))
     with pytest.raises(ValueError, match=f"^{lora_run} is an adapter; `wedlm merge {lora_run} OUT` makes a whole"):
         WeDLMTrainer(lora_run, arguments(tmp_path))
-    with pytest.raises(ValueError, match="^nowhere does not exist; give the folder of a checkpoint, or a name"):
+    with pytest.raises(ValueError, match="^nowhere is no folder here and was not downloaded before"):
         WeDLMTrainer("nowhere", arguments(tmp_path))
 
 

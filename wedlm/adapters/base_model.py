@@ -4,10 +4,12 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+
+if TYPE_CHECKING:  # `wedlm info` imports this file, and no model
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # The weights of the model itself, also where PEFT has put layers of its own around them.
@@ -34,7 +36,7 @@ class Fingerprint(NamedTuple):
 FIELDS = ("base_fingerprint", "base_weights")  # of adapter_config.json; adapters before 0.3.0 have only the first
 
 
-def fingerprint(model: PreTrainedModel) -> Fingerprint:
+def fingerprint(model: "PreTrainedModel") -> Fingerprint:
     """Returns the fingerprint of a `WeDLMForCausalLM` without its adapters."""
     weights = {
         f"{match[1]}.{match[2]}": weight.detach()
@@ -49,7 +51,9 @@ def fingerprint(model: PreTrainedModel) -> Fingerprint:
     return found._replace(weights=None) if any(each.dtype == torch.float16 for each in weights.values()) else found
 
 
-def fingerprint_of(names: Iterable[str], read: Callable[[str], torch.Tensor], config: PreTrainedConfig) -> Fingerprint:
+def fingerprint_of(
+    names: Iterable[str], read: Callable[[str], torch.Tensor], config: "PreTrainedConfig"
+) -> Fingerprint:
     """Returns the fingerprint of the weights that have these names; further weights do not count.
 
     Args:

@@ -42,7 +42,7 @@ class Board:
 
 def compare(prompts: list[str], options: GenerationOptions, raw: bool) -> None:
     """Answers each prompt by several decodings, and prints their texts and counts."""
-    if options.seed is None:
+    if options.seed is None and options.temperature:
         options = replace(options, seed=0)  # so that every decoding draws the same
     model, tokenizer = load(options)
     all_ids = [encode(model, tokenizer, prompt, raw) for prompt in prompts]  # refusals come before any output

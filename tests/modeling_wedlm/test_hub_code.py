@@ -27,6 +27,7 @@ CODE = {
     "drafts.py",
     "dual_stream.py",
     "first_scores.py",
+    "free_memory.py",
     "generation_wedlm.py",
     "hub_code.py",
     "kept_texts.py",

@@ -13,7 +13,7 @@ DEMO = hub_card/wedlm-demo
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
-	@.venv/bin/wedlm compare "Count down by 1 from 20 to 10." \
+	@.venv/bin/wedlm compare $(DEMO) "Count down by 1 from 20 to 10." \
 	    "Tom has 24 marbles. He buys 30 more. He gives 12 to Anna. How many marbles does Tom have now?"
 	@echo 'Next:  . .venv/bin/activate                           (then the command is wedlm)'
 	@echo '       wedlm chat                                    (talk to it: sums, equations, tables, functions, stories)'

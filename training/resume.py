@@ -25,7 +25,7 @@ from wedlm.training.run_report import REPORT_FILE
 STATE_FILE = "trainer_state.json"
 RUN_FILE = "training_run.json"  # the arguments of the run, written before its first step
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
-FREE = ("overwrite", "preview", "output_dir", "resume_from_checkpoint")  # arguments that a run may go on without
+MAY_DIFFER = ("overwrite", "preview", "output_dir", "resume_from_checkpoint")  # when the same run goes on
 # What makes a folder that of a run; everything else in it has a name that the new run writes too, or is the user's.
 OF_A_RUN = (f"{PREFIX_CHECKPOINT_DIR}-*", "*.safetensors", INDEX_FILE, "config.json", ADAPTER_FILES[1], REPORT_FILE)
 
@@ -90,7 +90,9 @@ def recorded(run: RunArguments, training: WeDLMTrainingArguments) -> dict[str, o
     arguments = asdict(run) | json.loads(training.to_json_string())
     files = find_files([*run.train_data, *run.eval_data])
     stats = {file: [os.stat(file).st_size, os.stat(file).st_mtime_ns] for file in files}
-    return {name: value for name, value in arguments.items() if name not in FREE} | {"content of the data": stats}
+    return {name: value for name, value in arguments.items() if name not in MAY_DIFFER} | {
+        "content of the data": stats
+    }
 
 
 def differing_argument(folder: Path, wanted: dict[str, object]) -> str | None:

@@ -223,11 +223,12 @@ def warn_of_call(
     """
     if decoding not in READS:  # it will be refused
         return
-    own = vars(model.generation_config)
     passed = vars(generation_config) if isinstance(generation_config, GenerationConfig) else {}
-    changed = {name: value for name, value in passed.items() if value != own.get(name)}
-    given = {name for name, value in (changed | arguments).items() if (name, value) not in NO_WISHES}
-    for name in sorted(DEFAULTS.keys() & given - {"decoding", *READS[decoding]}):
+    for name in sorted(DEFAULTS.keys() - {"decoding", *READS[decoding]}):
+        own = getattr(model.generation_config, name)
+        value = arguments.get(name, passed.get(name, own))
+        if (name not in arguments and value == own) or (name, value) in NO_WISHES:
+            continue
         logger.warning_once(
             f"decoding={decoding!r} does not read {name} (it reads {', '.join(READS[decoding]) or 'no parameters'}); "
             "leave it out, or choose another decoding."

@@ -148,7 +148,6 @@ def test_parameters_that_the_decoding_does_not_read_are_named_once(said):
         model.generate(**ids, decoding=decoding, max_new_tokens=2, **read)
         own = copy(model.generation_config)
         own.update(decoding=decoding, max_new_tokens=2, **read)
-        own._eos_token_tensor = torch.tensor([2, 7])  # as in a config that a call has resolved
         model.generate(**ids, generation_config=own)
     assert said() == []
     for _ in range(2):

@@ -12,15 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, Trainer, Traine
 from transformers.trainer_utils import has_length
 
 from wedlm.adapters.draft_type import DRAFT_TYPE
-from wedlm.checkpoints.resolve import (
-    check_weights,
-    checkpoint_folder,
-    download_weights,
-    how_to_convert,
-    read_config,
-    require_tokenizer,
-    require_wedlm,
-)
+from wedlm.checkpoints.resolve import draft_adapter, how_to_convert, wedlm_folder
 from wedlm.generation.transformers_internals import attention_of
 from wedlm.modeling_wedlm.draft_loss import NO_TEACHER
 from wedlm.modeling_wedlm.hub_code import flat_files
@@ -242,11 +234,12 @@ class WeDLMTrainer(Trainer):
 
 def loaded(name: str | os.PathLike) -> tuple[WeDLMForCausalLM, PreTrainedTokenizerBase]:
     """Loads a WeDLM checkpoint for training; one of another kind is refused with the line that converts it."""
-    folder = checkpoint_folder(name, with_weights=False)
-    require_wedlm(name, read_config(name, folder))
-    require_tokenizer(name, folder)
-    folder = download_weights(name, folder)
-    check_weights(name, folder)
+    if draft_adapter(name) is not None:
+        raise ValueError(
+            f"{name} is a draft adapter; pass PeftModel.from_pretrained(model, {str(name)!r}, is_trainable=True) with "
+            "its base as model."
+        )
+    folder = wedlm_folder(name, with_weights=True)
     model = WeDLMForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 

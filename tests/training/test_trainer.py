@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from datasets import Dataset
+from draft_models import save_adapter
 from fsdp_on_cpus import FSDP
 from helpers import CHECKPOINTS, MASK, load, random_tokens
 from peft import LoraConfig, get_peft_model
@@ -578,6 +579,9 @@ def test_a_stock_model_is_refused_with_the_line_that_converts_it(place, lora_run
         WeDLMTrainer(lora_run, arguments(tmp_path))
     with pytest.raises(ValueError, match="^nowhere is no folder here and was not downloaded before"):
         WeDLMTrainer("nowhere", arguments(tmp_path))
+    drafts = save_adapter(tmp_path / "drafts", base=place / "model")
+    with pytest.raises(ValueError, match=f"^{drafts} is a draft adapter; pass PeftModel.from_pretrained.* its base"):
+        WeDLMTrainer(drafts, arguments(tmp_path))
 
 
 def test_refusals(tmp_path):

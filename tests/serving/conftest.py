@@ -1,5 +1,6 @@
 """A tiny checkpoint and one server for all tests of serving."""
 
+import logging
 import re
 import signal
 import time
@@ -12,6 +13,16 @@ from serving_client import DEFAULTS, MESSAGES, POSITIONS, autoregressive, client
 from tiny_tokenizer import END, MASK, make_tokenizer
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
+
+
+@pytest.fixture(autouse=True)
+def same_logging():
+    """A server that a test runs in this process silences loggers for the whole process."""
+    loggers = [logging.getLogger(name) for name in ("transformers.generation", "wedlm.generation.prompt")]
+    before = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-from setuptools import setup
+from setuptools import Extension, setup
 
 # The rooms of the package, four of them at the top level of the repository. Each may import only those before it
 # (tests/repository/test_map.py). The last one is the face, whose public names point into the rooms.
@@ -6,6 +6,7 @@ FOLDERS = {
     "wedlm.generation": "generation",
     "wedlm.modeling_wedlm": "modeling_wedlm",
     "wedlm.adapters": "wedlm/adapters",
+    "wedlm.fused": "wedlm/fused",
     "wedlm.checkpoints": "wedlm/checkpoints",
     "wedlm.training": "training",
     "wedlm.evaluation": "wedlm/evaluation",
@@ -34,6 +35,19 @@ setup(
         "console_scripts": ["wedlm = wedlm.commands.cli:app"],
         "vllm.general_plugins": ["wedlm = wedlm.for_vllm.plugin:register"],
     },
+    # Without a C compiler it is left out, and torch multiplies.
+    ext_modules=[
+        Extension(
+            "wedlm.fused._product",
+            ["wedlm/fused/product.c"],
+            depends=["wedlm/fused/product_block.h"],
+            extra_compile_args=["-O3"],
+            libraries=["m"],
+            py_limited_api=True,
+            optional=True,
+        )
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
     package_data={
         "wedlm": ["py.typed"],
         "wedlm.training": ["configs/*"],

@@ -48,7 +48,6 @@ from evidence_real_ways import (
     vllm_ways,
     way_of,
 )
-from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, logging
 
 from wedlm.adapters.prompts import KINDS, Prompt, make_prompts
@@ -62,7 +61,7 @@ from wedlm.evaluation.metrics import CodeExecution
 from wedlm.evaluation.provenance import REPOSITORY, conditions, digests
 from wedlm.evaluation.tasks import load_tasks
 from wedlm.evaluation.work_file import WorkFile, resumable
-from wedlm.generation.packed_linear import pack_linear_layers, why_not_packed
+from wedlm.fused.model import fuse
 
 HUMAN_EVAL = "HumanEval"
 GROUPS = {
@@ -101,7 +100,7 @@ class Models(NamedTuple):
 
 def load_models(given: argparse.Namespace, dtype: str) -> Models:
     stock, packed_stock = (AutoModelForCausalLM.from_pretrained(given.stock, dtype=dtype).eval() for _ in range(2))
-    pack_linear_layers(packed_stock)
+    fuse(packed_stock)
     base, tokenizer = load_checkpoint(given.model, dtype, "cpu", only_decodes=True)
     adapted, unpacked = (load_checkpoint(given.adapter, dtype, "cpu", only_decodes=each)[0] for each in (True, False))
     return Models(stock, packed_stock, base, adapted, unpacked, tokenizer)
@@ -267,9 +266,6 @@ def main() -> None:
     parser.add_argument("--plots", type=Path, default=REPOSITORY / "docs" / "evidence")
     parser.add_argument("--work", type=Path, default=Path("build/evidence-real"), help="where results are kept")
     given = parser.parse_args()
-    for dtype in {given.dtype} if given.only_speed else {given.dtype, "float32", "bfloat16"}:
-        if reason := why_not_packed(nn.Sequential(nn.Linear(256, 256, dtype=getattr(torch, dtype)))):
-            parser.error(f"All ways are measured with packed weights in {dtype} too. {reason}")
     torch.set_num_threads(given.threads)
     logging.set_verbosity_error()
     vllm = vllm_version(given.vllm)

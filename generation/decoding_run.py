@@ -25,7 +25,6 @@ from wedlm.generation.static_steps import FEW_QUERIES, StaticSteps, static_step
 from wedlm.generation.step import forward_queries, read_status, take_step
 from wedlm.generation.step_costs import StepPrices, experience_with
 from wedlm.generation.streaming import BlockwiseWindow, StreamingWindow
-from wedlm.generation.support import refuse_packed_compilation
 from wedlm.generation.text_readers import TextReaders
 from wedlm.generation.transformers_internals import (
     CACHE,
@@ -252,7 +251,6 @@ class DecodingRun:
         if not would_compile(self.model, self.cache, asked):
             return static_step
         config = config or CompileConfig()
-        refuse_packed_compilation(self.model, config.backend)
         return torch.compile(static_step, **config.to_dict())
 
     # --- The end ---

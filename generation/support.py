@@ -13,7 +13,6 @@ from transformers.utils import logging
 from transformers.utils.generic import is_flash_attention_requested
 
 from wedlm.generation.cache_attention import flash_function
-from wedlm.generation.packed_linear import PackedLinear, packed_layers
 from wedlm.generation.parameters import DEFAULTS, READS, is_count
 from wedlm.generation.transformers_internals import CACHE, attention_of, drops_cache
 
@@ -62,18 +61,6 @@ def broken_weights(model: PreTrainedModel) -> Iterator[str]:
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and weight.device.type != "meta" and not weight.isfinite().all():
             yield name
-    for name, layer in model.named_modules():
-        if isinstance(layer, PackedLinear) and not layer.is_finite:
-            yield name
-
-
-def refuse_packed_compilation(model: PreTrainedModel, backend: object) -> None:
-    if backend != "eager" and any(packed_layers(model)):
-        raise ValueError(
-            f"compile_config asks for the backend {backend!r}, and the weights of this model are packed for decoding "
-            "on a CPU, which torch compiles with the backend 'eager' alone; leave compile_config out, or load the "
-            "model again without pack_for_cpu()."
-        )
 
 
 def check_inputs(inputs: object) -> None:

@@ -28,7 +28,6 @@ OVERRIDDEN = {
     "_run_generation_loop": "the thread of continuous batching; a running batch of parallel decodings has its own",
     "_init_weights": "gives weights that a checkpoint lacks their first values; those of draft adapters are zeros",
     "_no_split_modules": "device_map and FSDP keep a decoder layer whole",
-    "_apply": "moves and casts all parameters, which packed weights are not",
     "_can_record_outputs": "the layers whose hidden states and attentions forward may return",
 }
 

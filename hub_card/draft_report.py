@@ -38,7 +38,8 @@ def read_draft_report(path: Path, digests: dict[str, str], adapter: Path) -> Sec
 def draft_section(report: dict[str, Any]) -> Section:
     """Returns what the adapter brings, with the command and the conditions of the measurement."""
     results = report["results"]
-    packed = " with packed weights" if results.get("packed_weights") else ""  # earlier reports lack it
+    packed = " with packed weights" if results.get("packed_weights") else ""  # of version 0.2
+    fused = f", fused ({results['product']})" if results.get("product") else packed
     window = results["arguments"]["window_size"]
     verified = "verified" if window is None else f"verified (window of {window})"
     earlier = report["settings"]["start_from"]  # the SHA-256 of its weights
@@ -49,7 +50,7 @@ def draft_section(report: dict[str, Any]) -> Section:
     return Section(
         "Speed",
         f"Prompts were answered greedily, one at a time, token by token and {verified}, in turns, "
-        f"in {results['dtype']}{packed}, on {escaped(report['device'])}, with {shown_versions(report['versions'])}, "
+        f"in {results['dtype']}{fused}, on {escaped(report['device'])}, with {shown_versions(report['versions'])}, "
         f"{commit_text(report['commit'])}.\n\n"
         f"```bash\n{shown_command(report['command'])}\n```\n\n"
         f"{origin}\n\n"

@@ -32,9 +32,7 @@ from transformers.utils.generic import is_flash_attention_requested
 
 from wedlm.generation.cache_attention import attend, attend_up_to, score_bias
 from wedlm.generation.generation_wedlm import WeDLMGenerationMixin
-from wedlm.generation.packed_linear import pack_linear_layers, refuse_change, refuse_packed
 from wedlm.generation.row_cache import RowCache
-from wedlm.generation.step_costs import EXPERIENCE
 from wedlm.generation.transformers_internals import CACHE, attention_of, drops_cache, takes_cache
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig, check_config
 from wedlm.modeling_wedlm.draft_loss import draft_loss
@@ -465,34 +463,7 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def pack_for_cpu(self) -> "WeDLMForCausalLM":
-        """Packs the weights for decoding on a CPU, and returns the model.
-
-        A forward with few tokens then takes less time, and one with several drafts hardly more than one with a single
-        token. The weights keep their values, and texts may change by rounding. Afterwards the model can only decode:
-        it can be trained, saved, copied, cast, moved or resized no more. The weights take the same memory as before,
-        and those of the head as much again if it shares them with the embedding.
-
-        Raises:
-            `ValueError`: if the weights are not on a CPU, or cannot be packed there.
-        """
-        pack_linear_layers(self)
-        EXPERIENCE.pop(self, None)  # its steps take another time now
-        return self
-
-    # The packed weights are no parameters, so torch would forget them here, or fail when half is done.
-
-    def save_pretrained(self, *args, **kwargs):
-        refuse_packed(self, "saved")
-        return super().save_pretrained(*args, **kwargs)
-
-    def train(self, mode: bool = True) -> "WeDLMForCausalLM":
-        if mode:
-            refuse_packed(self, "trained")
-        return super().train(mode)
-
     def resize_token_embeddings(self, new_num_tokens=None, *args, **kwargs):
-        refuse_packed(self, "resized")
         mask_token_id = self.config.mask_token_id
         if None not in (new_num_tokens, mask_token_id) and new_num_tokens <= mask_token_id:
             raise ValueError(
@@ -500,10 +471,6 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
                 f"{mask_token_id} tokens, or set model.config.mask_token_id first."
             )
         return super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
-
-    def _apply(self, fn, recurse: bool = True) -> "WeDLMForCausalLM":
-        refuse_change(self, fn)
-        return super()._apply(fn, recurse)
 
     @takes_cache
     @can_return_tuple

@@ -13,6 +13,8 @@ PUBLIC_NAMES = {
     "WeDLMModel": "wedlm.modeling_wedlm.modeling_wedlm",
     "WeDLMForCausalLM": "wedlm.modeling_wedlm.modeling_wedlm",
     "DraftLoraConfig": "wedlm.adapters.draft_lora",
+    "fuse": "wedlm.fused.model",
+    "unfuse": "wedlm.fused.model",
     "DualStreamCollator": "wedlm.training.collator",
     "WeDLMTrainer": "wedlm.training.trainer",
     "WeDLMTrainingArguments": "wedlm.training.arguments",

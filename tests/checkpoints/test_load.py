@@ -21,8 +21,7 @@ from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.commands.cli import app
-from wedlm.generation import packed_linear
-from wedlm.generation.packed_linear import PackedLinear
+from wedlm.fused.model import product_of
 
 
 @pytest.fixture
@@ -75,15 +74,9 @@ def test_a_draft_adapter_comes_with_its_base(folder, tmp_path, monkeypatch):
     assert load_checkpoint(adapter)[0].generation_config.decoding == "blockwise"
 
 
-def test_weights_are_packed_where_a_model_only_decodes(folder, monkeypatch):
-    """On a CPU, in the dtypes that it takes; elsewhere the model stays as it is."""
-    monkeypatch.setattr(packed_linear, "SMALLEST", 200)
-
-    def is_packed(**options):
-        return type(load_checkpoint(folder, **options)[0].lm_head) is PackedLinear
-
-    assert is_packed(only_decodes=True) and not is_packed()
-    assert not is_packed(only_decodes=True, dtype="float64")
+def test_a_model_that_only_decodes_is_fused(folder):
+    assert product_of(load_checkpoint(folder, only_decodes=True)[0]) is not None
+    assert product_of(load_checkpoint(folder)[0]) is None
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_the_command(tmp_path, monkeypatch):
     )
     assert report["versions"]["lm_eval"] and report["model"] == "wedlm-demo" and report["device"]
     assert report["settings"]["limit"] == 3 and report["settings"]["apply_chat_template"] is True
-    assert report["packed_weights"] and report["settings"]["packed_weights"] and report["settings"]["dtype"]
+    assert report["product"] and report["settings"]["product"] and report["settings"]["dtype"]
     labels = ["streaming, threshold 0.1", "streaming, threshold none", "autoregressive"]
     assert [result["decoding"] for result in report["results"]] == labels
     of_checkpoint = {name: own[name] for name in STREAMING} | {"decoding": "streaming"}

@@ -70,9 +70,11 @@ def test_the_card_shows_the_recorded_numbers():
         ({}, "in float32, on"),
         ({"packed_weights": False}, "in float32, on"),
         ({"packed_weights": True}, "in float32 with packed weights, on"),
+        ({"product": None}, "in float32, on"),
+        ({"product": "avx512"}, "in float32, fused (avx512), on"),
     ],
 )
-def test_a_card_says_whether_the_weights_were_packed(form, words):
+def test_a_card_says_whether_the_model_was_fused(form, words):
     report = json.loads((PUBLISHED / REPORT_FILE).read_text(encoding="utf-8"))
     report["results"] |= {"dtype": "float32"} | form
     assert words in draft_section(report).text

@@ -18,6 +18,7 @@ from wedlm.evaluation.provenance import (
     weights_digest,
     write_report,
 )
+from wedlm.fused.product import SET
 
 
 def test_the_digest_of_weights_in_several_files(tmp_path):
@@ -46,11 +47,11 @@ def test_a_checkpoint_is_its_weights_its_files_and_how_it_generates(demo, tmp_pa
     assert checkpoint_identity(model, tmp_path)["generation_config"]["entropy_threshold"] == 0.3
 
 
-def test_a_checkpoint_with_packed_weights_is_another_one():
-    (plain, _), (packed, _) = (load_checkpoint(DEMO_FOLDER, "float32", "cpu", only_decodes=each) for each in (0, 1))
+def test_a_fused_checkpoint_is_another_one():
+    (plain, _), (fused, _) = (load_checkpoint(DEMO_FOLDER, "float32", "cpu", only_decodes=each) for each in (0, 1))
     identity = checkpoint_identity(plain, DEMO_FOLDER)
-    assert identity["packed_weights"] is False
-    assert checkpoint_identity(packed, DEMO_FOLDER) == identity | {"packed_weights": True}
+    assert identity["product"] is None
+    assert checkpoint_identity(fused, DEMO_FOLDER) == identity | {"product": SET or "torch"}
 
 
 def test_commits_as_they_are_printed():

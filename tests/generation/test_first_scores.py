@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers import CHECKPOINTS, PROMPTS, load
 
-from wedlm.generation import packed_linear
+from wedlm import fuse
 from wedlm.generation.first_scores import FirstScores
 from wedlm.generation.parameters import DECODINGS
 from wedlm.generation.support import NoTokenError
@@ -12,15 +12,14 @@ from wedlm.generation.support import NoTokenError
 
 @pytest.mark.parametrize("decoding", DECODINGS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
-def test_a_broken_weight_is_named(decoding, value, packed, monkeypatch):
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_a_broken_weight_is_named(decoding, value, fused):
     model = load(CHECKPOINTS / "q3")
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3, 2] = value
-    if packed:
-        monkeypatch.setattr(packed_linear, "SMALLEST", 1)
-        model.pack_for_cpu()
-    with pytest.raises(NoTokenError, match=r"The weight model\.layers\.1\.mlp\.up_proj(\.weight)? holds values"):
+    if fused:
+        fuse(model)
+    with pytest.raises(NoTokenError, match=r"The weight model\.layers\.1\.mlp\.up_proj\.weight holds values"):
         model.generate(torch.tensor([PROMPTS[1]]), decoding=decoding, max_new_tokens=4)
 
 

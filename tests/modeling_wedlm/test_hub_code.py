@@ -36,7 +36,6 @@ CODE = {
     "model_type.py",
     "modeling_wedlm.py",
     "outputs.py",
-    "packed_linear.py",
     "parameters.py",
     "policy.py",
     "position_selection.py",

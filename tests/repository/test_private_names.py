@@ -25,11 +25,6 @@ ELSEWHERE = {
     "modeling_wedlm/dual_stream.py": {
         "_scaled_dot_product_flash_attention_for_cpu": "the name of torch's operator, for selective checkpointing",
     },
-    "generation/packed_linear.py": {
-        "_reorder_linear_weight": "oneDNN's packing, which torch's compiler uses and has no public name",
-        "_linear_pointwise": "the product of weights that are packed so",
-        "_is_mkldnn_bf16_supported": "whether oneDNN takes bfloat16 on this CPU",
-    },
     "modeling_wedlm/draft_loss.py": {"_backward_cls": "torch gives it to every autograd.Function"},
     "wedlm/adapters/draft_lora.py": {
         "_create_and_replace": "PEFT's LoraModel makes each layer in it",

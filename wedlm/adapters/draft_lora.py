@@ -12,7 +12,6 @@ from torch import nn
 
 from wedlm.adapters.base_model import FIELDS, check_base, fingerprint
 from wedlm.adapters.draft_type import DRAFT_TYPE
-from wedlm.generation.packed_linear import refuse_packed
 from wedlm.modeling_wedlm.drafts import MASKED, MaskedLinear
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
@@ -134,6 +133,8 @@ class ForMasks:
     Where the model does not train and one adapter is active, it calls fewer operations than PEFT's own forward.
     """
 
+    acts_on_masks = True  # for those who cannot import PEFT
+
     def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
         if MASKED.is_text is None:
             return self.base_layer(hidden_states)
@@ -224,7 +225,6 @@ def check_model(model: nn.Module) -> None:
             "convert the model with convert_to_wedlm, which keeps its text."
         )
     model.config.require_mask_token_id()
-    refuse_packed(model, "given an adapter")
     if model.config.drafts is not None:
         raise ValueError("The model contains a draft adapter already; load its base without the adapter.")
 

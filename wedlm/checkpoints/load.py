@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from wedlm.checkpoints.attach import attach_adapter
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.resolve import GENERATION_FILE, draft_adapter, wedlm_folder
-from wedlm.generation.packed_linear import why_not_packed
+from wedlm.fused.model import fuse
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 
@@ -27,7 +27,7 @@ def load_checkpoint(
             disk.
         device (`str`, *optional*): The device of the model; by default the GPU if there is one, otherwise the CPU.
         only_decodes (`bool`, *optional*, defaults to `False`): Whether the model will only decode. Then its weights
-            are packed where they can be, which is on a CPU.
+            layers are fused.
 
     Raises:
         `CheckpointError`: whatever is in the way, as one sentence with the remedy.
@@ -63,9 +63,7 @@ def load_checkpoint(
             raise CheckpointError(
                 f"{name} cannot be put on the device {device!r} ({one_line(error)}); choose another, such as 'cpu'."
             ) from error
-        if only_decodes and why_not_packed(model) is None:
-            model.pack_for_cpu()
         for weight in model.parameters():
             if weight.device.type == "cpu":  # or it would be the file itself, which may become shorter or another
                 weight.data = weight.data.clone()
-    return model, tokenizer
+    return (fuse(model) if only_decodes else model), tokenizer

@@ -44,7 +44,7 @@ def run_eval(options: EvalOptions, asked: EvalPlan) -> None:
         results, warnings = evaluate(model, tokenizer, tasks, decodings, choices, work)
     for warning in warnings:
         print(f"lm-eval: {warning}", file=sys.stderr)
-    settings |= {name: identity[name] for name in ("dtype", "packed_weights")}
+    settings |= {name: identity[name] for name in ("dtype", "product")}
     name = Path(options.model).resolve().name if Path(options.model).is_dir() else options.model
     write_report(options.out, results, model.device, packages=["lm_eval"], model=name, settings=settings, **identity)
     work.remove()

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS, draft_adapter, wedlm_folder
 from wedlm.checkpoints.shards import CHUNK_BYTES, shard_names
 from wedlm.checkpoints.whole_file import write_whole
-from wedlm.generation.packed_linear import packed_layers
+from wedlm.fused.model import product_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 RESULTS = (":!benchmarks/results", ":!docs/evidence", ":!docs/EVIDENCE.md")  # git pathspecs that leave them out
@@ -114,7 +114,7 @@ def checkpoint_identity(model: PreTrainedModel, folder: Path) -> dict[str, Any]:
         **digests(folder, adapter),
         "files_sha256": sha256(b"".join(path.read_bytes() for path in beside)).hexdigest(),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "packed_weights": any(packed_layers(model)),
+        "product": product_of(model),
         "generation_config": model.generation_config.to_diff_dict(),
     }
 

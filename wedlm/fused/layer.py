@@ -1,0 +1,217 @@
+"""The forward of a decoder layer with few operators, for decoding."""
+
+import torch
+from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from wedlm.fused.product import Product, place, rotate
+from wedlm.generation.transformers_internals import CACHE, attention_of
+
+# Decoder layers of transformers, and ours: RMS norms, rotated queries and keys, a gated MLP.
+CLASSES = {f"{family}DecoderLayer" for family in ("Llama", "Mistral", "Qwen2", "Qwen3", "WeDLM")}
+
+
+class Merged(Product):
+    """Linear layers of a module that read the same input as one product, with their draft products.
+
+    Their weights move into one tensor, one below the other, and become views of its rows. So nothing is kept twice,
+    and they can be trained and saved as before.
+
+    Args:
+        module (`nn.Module`): The module that has the layers.
+        names (`tuple[str, ...]`): Their names.
+        norm, is_gated: As in `Product`.
+    """
+
+    def __init__(
+        self, module: nn.Module, names: tuple[str, ...], norm: nn.Module | None = None, is_gated: bool = False
+    ):
+        self.module, self.names, self.norm_module = module, names, norm
+        layers = [linear_of(module._modules[name]) for name in names]
+        weight = together([layer.weight for layer in layers])
+        bias = None if layers[0].bias is None else together([layer.bias for layer in layers])
+        super().__init__(weight, bias, norm, is_gated)
+        self.draft_versions, self.draft = [], None
+        self.known_modules = [(module._modules, name, module._modules[name]) for name in names]
+        owners = [each._parameters for each in (*layers, norm) if each is not None]
+        self.known_weights = [(owner, name, place(owner[name])) for owner in owners for name in owner]
+
+    def is_current(self) -> bool:
+        """Whether the module still has these layers, with weights that are rows of the tensor."""
+        for modules, name, module in self.known_modules:
+            if modules[name] is not module:
+                return False
+        for parameters, name, known in self.known_weights:
+            if place(parameters[name]) != known:
+                return False
+        return True
+
+    def refresh_draft(self) -> None:
+        """Puts the draft products that are active now together, as one low-rank product."""
+        products = [draft_products(self.module, name) for name in self.names]
+        versions = [(id(each), each._version) for layer in products for down, up, _ in layer for each in (down, up)]
+        if versions == self.draft_versions:
+            return
+        self.draft_versions, self.draft = versions, None
+        if versions:
+            downs = [down for layer in products for down, _, _ in layer]
+            ups = [self.up_of(name, layer) for name, layer in zip(self.names, products, strict=True)]
+            down, up = torch.cat(downs).to(self.weight.dtype), torch.block_diag(*ups).to(self.weight.dtype)
+            self.draft = Product(down, norm=self.norm_module), Product(up)
+
+    def up_of(self, name: str, products: list) -> torch.Tensor:
+        """The second matrices of a layer's draft products beside one another."""
+        weight = linear_of(self.module._modules[name]).weight
+        return torch.cat([weight.new_zeros(len(weight), 0), *(up * scale for _, up, scale in products)], dim=1)
+
+    def __call__(self, x, is_text=None, added=None) -> torch.Tensor:
+        """The product with `x`, with the draft products where the input of the model is MASK."""
+        return super().__call__(x, added, None if is_text is None else self.draft, is_text)
+
+
+def is_draft_lora(layer: nn.Module) -> bool:
+    """Whether it is a layer of a draft adapter of PEFT, whose class nobody can import without PEFT."""
+    return getattr(layer, "acts_on_masks", False)
+
+
+def linear_of(layer: nn.Module) -> nn.Module:
+    """The layer below a draft adapter of PEFT."""
+    return layer.base_layer if is_draft_lora(layer) else layer
+
+
+def together(weights: list[nn.Parameter]) -> torch.Tensor:
+    """Returns one tensor with the rows of all weights, which become views of it."""
+    with torch.inference_mode(False), torch.no_grad():
+        merged = torch.cat([weight.detach() for weight in weights]) if len(weights) > 1 else weights[0].detach()
+        for weight, rows in zip(weights, merged.split([len(weight) for weight in weights]), strict=True):
+            weight.data = rows
+    return merged
+
+
+def draft_products(module: nn.Module, name: str) -> list[tuple[torch.Tensor, torch.Tensor, float]]:
+    """The matrices and the factor of each active draft product of a linear layer."""
+    if name in getattr(module, "drafts", {}):
+        return [(module.drafts[name].down, module.drafts[name].up, 1.0)]
+    layer = module._modules[name]
+    if not is_draft_lora(layer) or layer.disable_adapters:
+        return []
+    return [
+        (layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter])
+        for adapter in layer.active_adapters
+        if adapter in layer.lora_A
+    ]
+
+
+class FusedLayer:
+    """The merged weights of a decoder layer, and what its attention needs."""
+
+    def __init__(self, layer: nn.Module):
+        attention, mlp = layer.self_attn, layer.mlp
+        self.query_key_value = Merged(attention, ("q_proj", "k_proj", "v_proj"), layer.input_layernorm)
+        self.output = Merged(attention, ("o_proj",))
+        self.gate_up = Merged(mlp, ("gate_proj", "up_proj"), layer.post_attention_layernorm, is_gated=True)
+        self.down = Merged(mlp, ("down_proj",))
+        self.merged = (self.query_key_value, self.output, self.gate_up, self.down)
+        config = attention.config
+        self.num_queries, self.num_keys = config.num_attention_heads, config.num_key_value_heads
+        self.sliding_window = getattr(attention, "sliding_window", getattr(config, "sliding_window", None))
+        self.head_norms = ()
+        if isinstance(getattr(attention, "q_norm", None), nn.Module) and not isinstance(attention.q_norm, nn.Identity):
+            norms = attention.q_norm, attention.k_norm
+            self.head_norms = (*(norm.weight.detach() for norm in norms), attention.q_norm.variance_epsilon)
+
+    def is_current(self) -> bool:
+        return all(merged.is_current() for merged in self.merged)
+
+
+def why_not_fused(layer: nn.Module) -> str | None:
+    """Says what keeps a decoder layer from being fused, or returns None."""
+    if type(layer).__name__ not in CLASSES:
+        return f"{type(layer).__name__} is none of {', '.join(sorted(CLASSES))}"
+    attention, mlp = layer.self_attn, layer.mlp
+    if attention.config.hidden_act != "silu":
+        return f"its activation is {attention.config.hidden_act}"
+    modules = {attention: ("q_proj", "k_proj", "v_proj"), mlp: ("gate_proj", "up_proj")}
+    projections = [attention._modules["o_proj"], mlp._modules["down_proj"]]
+    together = [[linear_of(module._modules[name]) for name in names] for module, names in modules.items()]
+    weights = [layer.input_layernorm.weight, layer.post_attention_layernorm.weight]
+    for projection in [*map(linear_of, projections), *together[0], *together[1]]:
+        if type(projection) is not nn.Linear or type(projection.weight.data) is not torch.Tensor:
+            return f"it has a {type(projection).__name__}, and no plain linear layer"
+        weights += projection.parameters()
+    if weights[0].device.type == "meta" or any(hasattr(each, "_hf_hook") for each in layer.modules()):
+        return "accelerate moves its weights"
+    if len({(weight.dtype, weight.device) for weight in weights}) > 1:
+        return "its weights have several dtypes or devices"
+    if any(len({each.bias is None for each in linears}) > 1 for linears in together):
+        return "of its projections only some have a bias"
+    return None
+
+
+def fused_forward(layer: nn.Module, layers: list[nn.Module], hidden_states: torch.Tensor, *args, **kwargs):
+    """The forward of a fused decoder layer: the layer's own wherever it trains.
+
+    Args:
+        layer (`nn.Module`): The layer.
+        layers (`list[nn.Module]`): All fused layers of the model. The first one looks at what has changed.
+        hidden_states, args, kwargs: What the layer's own forward takes.
+    """
+    if layer is layers[0] and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
+        refresh(layers, hidden_states, has_masks=kwargs.get("is_text") is not None)
+    fused = layer.fused
+    if fused is None or torch.is_grad_enabled() or layer.training or args:
+        return type(layer).forward(layer, hidden_states, *args, **kwargs)
+    is_text = kwargs.pop("is_text", None)
+    attended = attend(layer.self_attn, fused, fused.query_key_value(hidden_states, is_text), **kwargs)
+    hidden_states = fused.output(attended, is_text, hidden_states)
+    return fused.down(fused.gate_up(hidden_states, is_text), is_text, hidden_states)
+
+
+def refresh(layers: list[nn.Module], hidden_states: torch.Tensor, has_masks: bool) -> None:
+    """Merges weights anew that were cast or moved since the last forward, or have got an adapter."""
+    is_eager = attention_of(layers[0].self_attn.config) == "eager"
+    is_plain = is_eager or torch.is_autocast_enabled(hidden_states.device.type)
+    for layer in layers:
+        if is_plain:
+            layer.fused = None
+        elif layer.fused is None or not layer.fused.is_current():
+            layer.fused = FusedLayer(layer) if why_not_fused(layer) is None else None
+        if has_masks and layer.fused is not None:
+            for merged in layer.fused.merged:
+                merged.refresh_draft()
+
+
+def attend(
+    attention: nn.Module,
+    fused: FusedLayer,
+    projected: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+    position_ids: torch.LongTensor | None = None,
+    use_cache: bool | None = None,
+    **kwargs,
+) -> torch.Tensor:
+    """Attention behind the projections: `[batch, queries, heads * head_dim]`."""
+    cache = kwargs.pop(CACHE, None)
+    num_queries, num_keys = fused.num_queries, fused.num_keys
+    heads = projected.view(*projected.shape[:-1], num_queries + 2 * num_keys, attention.head_dim)
+    rotated = rotate(heads, num_queries, num_queries + num_keys, *position_embeddings, *fused.head_norms).transpose(
+        1, 2
+    )
+    query, key, value = rotated[:, :num_queries], rotated[:, num_queries:], heads[:, :, -num_keys:].transpose(1, 2)
+    if cache is not None:
+        key, value = cache.update(key, value, attention.layer_idx, kwargs=kwargs)
+    if hasattr(attention, "attend"):
+        attended, _ = attention.attend(query, key, value, attention_mask, cache, **kwargs)
+    else:
+        attended, _ = ALL_ATTENTION_FUNCTIONS[attention_of(attention.config)](
+            attention,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=attention.scaling,
+            sliding_window=fused.sliding_window,
+            **kwargs,
+        )
+    return attended.flatten(2)

@@ -1,0 +1,165 @@
+"""y = x W^T for a few rows: by product.c on a CPU where it was compiled, otherwise by torch."""
+
+import os
+
+import torch
+from torch.nn.functional import linear, rms_norm, silu
+
+try:
+    from wedlm.fused import _product
+except ImportError:  # installed without a compiler
+    _product = None
+
+MOST_ROWS = 32  # more rows are left to torch
+MOST_WIDTH = 256  # of heads that product.c rotates
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # as product.c numbers them
+CHOICE = "WEDLM_PRODUCT"  # the variable that chooses an instruction set, or "torch"
+
+
+def instruction_set() -> str | None:
+    """Returns the instruction set that products take on this machine; None: they are torch's.
+
+    The environment variable WEDLM_PRODUCT chooses another: "avx512", "avx2", "plain" or "torch".
+    """
+    sets = [] if _product is None else list(filter(None, _product.instruction_sets()))
+    choice = os.environ.get(CHOICE)
+    if choice is None:
+        return next((name for name in sets if name != "plain"), None)
+    if choice not in [*sets, "torch"]:
+        raise ValueError(f"{CHOICE}={choice} is not on this machine; choose one of {', '.join([*sets, 'torch'])}.")
+    return None if choice == "torch" else choice
+
+
+SET = instruction_set()
+NUMBER = None if SET is None else _product.instruction_sets().index(SET)
+
+
+class Product:
+    """The product with a linear layer's weights, with an RMS norm before it and an activation behind it.
+
+    Args:
+        weight (`torch.Tensor` of shape `(outputs, inputs)`): The weights, float or int8.
+        bias (`torch.Tensor` of shape `(outputs,)`, *optional*): Added to each row.
+        norm (`torch.nn.Module`, *optional*): The RMS norm of the input.
+        is_gated (`bool`, *optional*, defaults to `False`): Whether to return silu(first half) * second half.
+        scales (`torch.FloatTensor` of shape `(outputs,)`, *optional*): The factors of the rows of int8 weights.
+    """
+
+    def __init__(self, weight, bias=None, norm=None, is_gated=False, scales=None):
+        self.weight, self.bias, self.is_gated, self.scales = weight, bias, is_gated, scales
+        self.norm, self.epsilon = (None, 0.0) if norm is None else (norm.weight.detach(), norm.variance_epsilon)
+        self.inputs, self.outputs = weight.shape[1], len(weight) // (2 if is_gated else 1)
+        self.plans = {}  # by the dtype of the input
+        if NUMBER is not None and weight.device.type == "cpu" and weight.dtype in TYPES and weight.is_contiguous():
+            dtypes = [torch.float32, torch.bfloat16] if weight.dtype == torch.int8 else [weight.dtype]
+            self.plans = {dtype: self.plan(dtype) for dtype in dtypes}
+
+    def plan(self, dtype: torch.dtype) -> bytes:
+        shape = (self.inputs, self.outputs, TYPES[self.weight.dtype], dtype == torch.bfloat16, self.is_gated)
+        tensors = (self.weight, self.scales, self.bias, self.norm)
+        return _product.plan(self.epsilon, NUMBER, *shape, *map(place, tensors))
+
+    def __call__(self, x, added=None, draft=None, is_text=None) -> torch.Tensor:
+        """Returns the product.
+
+        Args:
+            x (`torch.Tensor` of shape `(..., inputs)`): The rows.
+            added (`torch.Tensor` of shape `(..., outputs)`, *optional*): Added to it, before the activation.
+            draft (`tuple[Product, Product]`, *optional*): Two products, one behind the other, that are added too.
+            is_text (`torch.BoolTensor` of shape `(..., 1)`, *optional*): The rows to which they are not.
+        """
+        is_compiling = torch.compiler.is_compiling()
+        takes_kernel = 0 < x.numel() <= MOST_ROWS * self.inputs and x.dtype in self.plans
+        if takes_kernel and not is_compiling:
+            return self.by_kernel(x, added, draft, is_text)
+        if draft is not None:
+            down, up = draft
+            added = up.by_torch(down.by_torch(x).masked_fill(is_text, 0), added)
+        if takes_kernel:
+            return compiled_product(
+                x, self.weight, self.bias, added, self.norm, self.epsilon, self.is_gated, self.scales
+            )
+        return self.by_torch(x, added)
+
+    def by_kernel(self, x, added=None, draft=None, is_text=None):
+        x, added = x.contiguous(), None if added is None else added.contiguous()
+        y = x.new_empty((*x.shape[:-1], self.outputs))
+        down, up = (None, None) if draft is None else (each.plans[x.dtype] for each in draft)
+        rows = x.numel() // self.inputs
+        places = x.data_ptr(), place(added), y.data_ptr(), place(is_text)
+        _product.product(self.plans[x.dtype], down, up, torch.get_num_threads(), rows, *places)
+        return y
+
+    def by_torch(self, x, added=None):
+        if self.norm is not None:
+            x = rms_norm(x, x.shape[-1:], self.norm, self.epsilon)
+        if self.scales is not None:
+            y = linear(x, self.weight.to(x.dtype)) * self.scales.to(x.dtype)
+            y = y if self.bias is None else y + self.bias
+            y = y if added is None else y + added
+        elif added is not None and self.bias is None:
+            y = torch.addmm(added.flatten(0, -2), x.flatten(0, -2), self.weight.t()).view(added.shape)
+        else:
+            y = linear(x, self.weight, self.bias)
+            y = y if added is None else y + added
+        if not self.is_gated:
+            return y
+        gate, up = y.chunk(2, dim=-1)
+        return silu(gate) * up
+
+
+def place(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+@torch.library.custom_op("wedlm::product", mutates_args=())
+def compiled_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    added: torch.Tensor | None,
+    norm: torch.Tensor | None,
+    epsilon: float,
+    is_gated: bool,
+    scales: torch.Tensor | None,
+) -> torch.Tensor:
+    """A product as an operator that torch.compile takes as it is."""
+    product = Product(weight, bias, None, is_gated, scales)
+    product.norm, product.epsilon = norm, epsilon
+    product.plans = {x.dtype: product.plan(x.dtype)}
+    return product.by_kernel(x, added)
+
+
+@compiled_product.register_fake
+def _(x, weight, bias, added, norm, epsilon, is_gated, scales):
+    return x.new_empty((*x.shape[:-1], weight.shape[0] // (2 if is_gated else 1)))
+
+
+def rotate(heads, num_queries, num_rotated, cos, sin, query_norm=None, key_norm=None, epsilon=0.0) -> torch.Tensor:
+    """Returns the queries and keys, normed where there are weights for that, and rotated.
+
+    Args:
+        heads (`torch.Tensor` of shape `(batch, queries, heads, head_dim)`):
+            The heads of queries, keys and values, in this order. They may be overwritten.
+        num_queries, num_rotated (`int`): The heads of queries, and those of queries and keys.
+        cos, sin (`torch.Tensor` of shape `(batch, queries, head_dim)`): The rotations.
+        query_norm, key_norm (`torch.Tensor` of shape `(head_dim,)`, *optional*): The weights of RMS norms.
+        epsilon (`float`, *optional*, defaults to 0.0): What the norms add to the mean of the squares.
+    """
+    batch, queries, num_heads, width = heads.shape
+    rotated = heads[:, :, :num_rotated]
+    is_few = NUMBER is not None and batch * queries <= MOST_ROWS and width <= MOST_WIDTH and heads.dtype in TYPES
+    if is_few and heads.device.type == "cpu" and not torch.compiler.is_compiling():
+        if len(cos) != batch:
+            cos, sin = cos.expand(batch, -1, -1), sin.expand(batch, -1, -1)
+        cos, sin = cos.contiguous(), sin.contiguous()
+        shape = (batch * queries, num_queries, num_rotated, width, num_heads * width)
+        places = (heads.data_ptr(), cos.data_ptr(), sin.data_ptr(), place(query_norm), place(key_norm))
+        _product.rotate(epsilon, heads.dtype == torch.bfloat16, *shape, *places)
+        return rotated
+    if query_norm is not None:
+        query, key = rotated.split((num_queries, num_rotated - num_queries), dim=2)
+        query, key = rms_norm(query, (width,), query_norm, epsilon), rms_norm(key, (width,), key_norm, epsilon)
+        rotated = torch.cat((query, key), dim=2)
+    first, second = rotated.chunk(2, dim=-1)
+    return torch.addcmul(rotated * cos[:, :, None], torch.cat((-second, first), dim=-1), sin[:, :, None])

@@ -26,6 +26,14 @@ ELSEWHERE = {
         "_scaled_dot_product_flash_attention_for_cpu": "the name of torch's operator, for selective checkpointing",
     },
     "modeling_wedlm/draft_loss.py": {"_backward_cls": "torch gives it to every autograd.Function"},
+    "wedlm/fused/layer.py": {
+        "_modules": "torch's dict of a module's children: its public attributes take ten times as long, 210 times a step",
+        "_parameters": "the same for its weights",
+        "_version": "torch counts the changes of a tensor in place, and has no public name for it",
+        "_hf_hook": "accelerate's mark of a module whose weights it moves",
+    },
+    "wedlm/fused/product.py": {"_product": "our own extension, which nobody else should import"},
+    "wedlm/fused/model.py": {"_hf_hook": "accelerate's mark of a module whose weights it moves"},
     "wedlm/adapters/draft_lora.py": {
         "_create_and_replace": "PEFT's LoraModel makes each layer in it",
         "_check_merge_allowed": "PEFT asks it before every merge",

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from wedlm.fused.int8 import Int8Linear
 from wedlm.fused.product import Product, place, rotate
 from wedlm.generation.transformers_internals import CACHE, attention_of
 
@@ -28,12 +29,12 @@ class Merged(Product):
     ):
         self.module, self.names, self.norm_module = module, names, norm
         layers = [linear_of(module._modules[name]) for name in names]
-        weight = together([layer.weight for layer in layers])
-        bias = None if layers[0].bias is None else together([layer.bias for layer in layers])
-        super().__init__(weight, bias, norm, is_gated)
+        weight, bias, scales = (together(layers, name) for name in ("weight", "bias", "scales"))
+        super().__init__(weight, bias, norm, is_gated, scales)
         self.draft_versions, self.draft = [], None
         self.known_modules = [(module._modules, name, module._modules[name]) for name in names]
-        owners = [each._parameters for each in (*layers, norm) if each is not None]
+        modules = [each for each in (*layers, norm) if each is not None]
+        owners = [owner for each in modules for owner in (each._parameters, each._buffers)]
         self.known_weights = [(owner, name, place(owner[name])) for owner in owners for name in owner]
 
     def is_current(self) -> bool:
@@ -46,8 +47,8 @@ class Merged(Product):
                 return False
         return True
 
-    def refresh_draft(self) -> None:
-        """Puts the draft products that are active now together, as one low-rank product."""
+    def refresh_draft(self, dtype: torch.dtype) -> None:
+        """Puts the draft products that are active now together, as one low-rank product in the dtype of the input."""
         products = [draft_products(self.module, name) for name in self.names]
         versions = [(id(each), each._version) for layer in products for down, up, _ in layer for each in (down, up)]
         if versions == self.draft_versions:
@@ -56,13 +57,14 @@ class Merged(Product):
         if versions:
             downs = [down for layer in products for down, _, _ in layer]
             ups = [self.up_of(name, layer) for name, layer in zip(self.names, products, strict=True)]
-            down, up = torch.cat(downs).to(self.weight.dtype), torch.block_diag(*ups).to(self.weight.dtype)
+            down, up = torch.cat(downs).to(dtype), torch.block_diag(*ups).to(dtype)
             self.draft = Product(down, norm=self.norm_module), Product(up)
 
     def up_of(self, name: str, products: list) -> torch.Tensor:
         """The second matrices of a layer's draft products beside one another."""
         weight = linear_of(self.module._modules[name]).weight
-        return torch.cat([weight.new_zeros(len(weight), 0), *(up * scale for _, up, scale in products)], dim=1)
+        none = torch.zeros(len(weight), 0, device=weight.device)
+        return torch.cat([none, *(up * scale for _, up, scale in products)], dim=1)
 
     def __call__(self, x, is_text=None, added=None) -> torch.Tensor:
         """The product with `x`, with the draft products where the input of the model is MASK."""
@@ -79,8 +81,11 @@ def linear_of(layer: nn.Module) -> nn.Module:
     return layer.base_layer if is_draft_lora(layer) else layer
 
 
-def together(weights: list[nn.Parameter]) -> torch.Tensor:
-    """Returns one tensor with the rows of all weights, which become views of it."""
+def together(layers: list[nn.Module], name: str) -> torch.Tensor | None:
+    """Returns one tensor with the rows of a weight of all layers, which become views of it; None if they lack it."""
+    weights = [getattr(layer, name, None) for layer in layers]
+    if weights[0] is None:
+        return None
     with torch.inference_mode(False), torch.no_grad():
         merged = torch.cat([weight.detach() for weight in weights]) if len(weights) > 1 else weights[0].detach()
         for weight, rows in zip(weights, merged.split([len(weight) for weight in weights]), strict=True):
@@ -136,7 +141,7 @@ def why_not_fused(layer: nn.Module) -> str | None:
     together = [[linear_of(module._modules[name]) for name in names] for module, names in modules.items()]
     weights = [layer.input_layernorm.weight, layer.post_attention_layernorm.weight]
     for projection in [*map(linear_of, projections), *together[0], *together[1]]:
-        if type(projection) is not nn.Linear or type(projection.weight.data) is not torch.Tensor:
+        if type(projection) not in (nn.Linear, Int8Linear) or type(projection.weight.data) is not torch.Tensor:
             return f"it has a {type(projection).__name__}, and no plain linear layer"
         weights += projection.parameters()
     if weights[0].device.type == "meta" or any(hasattr(each, "_hf_hook") for each in layer.modules()):
@@ -178,7 +183,7 @@ def refresh(layers: list[nn.Module], hidden_states: torch.Tensor, has_masks: boo
             layer.fused = FusedLayer(layer) if why_not_fused(layer) is None else None
         if has_masks and layer.fused is not None:
             for merged in layer.fused.merged:
-                merged.refresh_draft()
+                merged.refresh_draft(hidden_states.dtype)
 
 
 def attend(

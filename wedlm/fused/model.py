@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from transformers import logging
 
+from wedlm.fused.int8 import Int8Linear, refuse_saving, to_int8
 from wedlm.fused.layer import FusedLayer, fused_forward, why_not_fused
 from wedlm.fused.product import SET, Product
 from wedlm.generation.step_costs import EXPERIENCE
@@ -13,7 +14,7 @@ from wedlm.generation.step_costs import EXPERIENCE
 logger = logging.get_logger(__name__)
 
 
-def fuse(model: nn.Module) -> nn.Module:
+def fuse(model: nn.Module, weights: str | None = None) -> nn.Module:
     """Gives the decoder layers of a model a forward with few operators, and returns the model.
 
     Projections of the same input become one product, whose weights those of the model are views of. On a CPU the
@@ -24,13 +25,19 @@ def fuse(model: nn.Module) -> nn.Module:
 
     Args:
         model (`nn.Module`): A causal LM of transformers, or a PeftModel around one.
+        weights (`str`, *optional*): "int8" rounds the weights of the linear layers to int8, with a scale for each row.
+            That is another model, with other texts and half or a quarter of the memory, and it cannot be saved.
 
     Example:
 
         model = wedlm.fuse(AutoModelForCausalLM.from_pretrained("HuggingFaceTB/SmolLM2-135M-Instruct"))
     """
+    if weights not in (None, "int8"):
+        raise ValueError(f'weights={weights!r} is not known; pass "int8", or leave it out to keep the weights.')
     fused, left = [], {}
     for name, layer in decoder_layers(model):
+        if weights == "int8" and why_not_fused(layer) is None:
+            to_int8(layer)
         if (reason := why_not_fused(layer)) is None:
             layer.fused, layer.forward = FusedLayer(layer), partial(fused_forward, layer, fused)
             fused.append(layer)
@@ -38,22 +45,31 @@ def fuse(model: nn.Module) -> nn.Module:
             left.setdefault(reason, []).append(name)
     for reason, names in left.items():
         logger.warning(f"{len(names)} decoder layers stay as they are, {names[0]} among them: {reason}.")
-    head = head_of(model)
+    head = owner_of(model).get_output_embeddings()
     if type(head) is nn.Linear and not hasattr(head, "_hf_hook"):
-        head.forward = partial(fused_head, head)
+        if weights == "int8":
+            owner_of(model).set_output_embeddings(Int8Linear(head))
+        else:
+            head.forward = partial(fused_head, head)
+    if weights == "int8":
+        owner_of(model).save_pretrained = refuse_saving  # before transformers writes the config
     EXPERIENCE.pop(model, None)
     return model
 
 
 def unfuse(model: nn.Module) -> nn.Module:
     """Gives a model its own forward and separate weights again, and returns it."""
+    if any(isinstance(module, Int8Linear) for module in model.modules()):
+        raise ValueError(
+            'fuse(model, weights="int8") has rounded the weights; load the model again to have them back.'
+        )
     for _, layer in decoder_layers(model):
         if "forward" in vars(layer) and hasattr(layer, "fused"):
             del layer.forward, layer.fused
             for weight in layer.parameters():
                 if weight.untyped_storage().nbytes() > weight.nbytes:
                     weight.data = weight.data.clone()
-    head = head_of(model)
+    head = owner_of(model).get_output_embeddings()
     if isinstance(vars(head).get("forward"), partial):
         del head.forward
     return model
@@ -62,7 +78,8 @@ def unfuse(model: nn.Module) -> nn.Module:
 def product_of(model: nn.Module) -> str | None:
     """Returns the instruction set by which a fused model multiplies, or "torch"; None for other models."""
     is_fused = any(getattr(layer, "fused", None) is not None for _, layer in decoder_layers(model))
-    return (SET or "torch") if is_fused else None
+    is_int8 = any(isinstance(module, Int8Linear) for module in model.modules())
+    return (SET or "torch") + (", int8" if is_int8 else "") if is_fused else None
 
 
 def decoder_layers(model: nn.Module):
@@ -72,10 +89,9 @@ def decoder_layers(model: nn.Module):
             yield name, module
 
 
-def head_of(model: nn.Module) -> nn.Module | None:
-    while hasattr(model, "get_base_model"):
-        model = model.get_base_model()
-    return model.get_output_embeddings()
+def owner_of(model: nn.Module) -> nn.Module:
+    """The model of transformers below an adapter of PEFT."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def fused_head(head: nn.Linear, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -72,13 +72,13 @@ class Product:
         takes_kernel = 0 < x.numel() <= MOST_ROWS * self.inputs and x.dtype in self.plans
         if takes_kernel and not is_compiling:
             return self.by_kernel(x, added, draft, is_text)
+        if self.norm is not None:
+            x = rms_norm(x, x.shape[-1:], self.norm, self.epsilon)
         if draft is not None:
             down, up = draft
             added = up.by_torch(down.by_torch(x).masked_fill(is_text, 0), added)
         if takes_kernel:
-            return compiled_product(
-                x, self.weight, self.bias, added, self.norm, self.epsilon, self.is_gated, self.scales
-            )
+            return compiled_product(x, self.weight, self.bias, added, self.is_gated, self.scales)
         return self.by_torch(x, added)
 
     def by_kernel(self, x, added=None, draft=None, is_text=None):
@@ -91,8 +91,7 @@ class Product:
         return y
 
     def by_torch(self, x, added=None):
-        if self.norm is not None:
-            x = rms_norm(x, x.shape[-1:], self.norm, self.epsilon)
+        """The product without the norm."""
         if self.scales is not None:
             y = linear(x, self.weight.to(x.dtype)) * self.scales.to(x.dtype)
             y = y if self.bias is None else y + self.bias
@@ -118,20 +117,15 @@ def compiled_product(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     added: torch.Tensor | None,
-    norm: torch.Tensor | None,
-    epsilon: float,
     is_gated: bool,
     scales: torch.Tensor | None,
 ) -> torch.Tensor:
     """A product as an operator that torch.compile takes as it is."""
-    product = Product(weight, bias, None, is_gated, scales)
-    product.norm, product.epsilon = norm, epsilon
-    product.plans = {x.dtype: product.plan(x.dtype)}
-    return product.by_kernel(x, added)
+    return Product(weight, bias, None, is_gated, scales).by_kernel(x, added)
 
 
 @compiled_product.register_fake
-def _(x, weight, bias, added, norm, epsilon, is_gated, scales):
+def _(x, weight, bias, added, is_gated, scales):
     return x.new_empty((*x.shape[:-1], weight.shape[0] // (2 if is_gated else 1)))
 
 

@@ -77,12 +77,12 @@ static INLINE void set_number(int is_bfloat16, void *values, long i, float value
 
 static INLINE float exponential(float x)
 {
-    x = x > 88.0f ? 88.0f : x < -88.0f ? -88.0f : x;  /* NaN stays */
-    const float n = (float)(int)(x * 1.44269504f + (x < 0 ? -0.5f : 0.5f));
-    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    const float within = x > 88.0f ? 88.0f : x < -88.0f ? -88.0f : x;  /* NaN stays */
+    const float n = (float)(int)(within * 1.44269504f + (within < 0 ? -0.5f : 0.5f));
+    const float r = (within - n * 0.693359375f) + n * 2.12194440e-4f;
     const float p = 1 + r * (1 + r * (0.5f + r * (0.166666667f + r * (0.0416666667f + r * (0.00833333333f + r * 0.00138888889f)))));
     union { int32_t word; float value; } power = {((int32_t)n + 127) << 23};
-    return p * power.value;
+    return x > 88.0f ? INFINITY : p * power.value;
 }
 
 /* Scales the sums of a row, and adds the bias and what else is added. */

@@ -49,15 +49,17 @@ class Product:
         self.weight, self.bias, self.is_gated, self.scales = weight, bias, is_gated, scales
         self.norm, self.epsilon = (None, 0.0) if norm is None else (norm.weight.detach(), norm.variance_epsilon)
         self.inputs, self.outputs = weight.shape[1], len(weight) // (2 if is_gated else 1)
-        self.plans = {}  # by the dtype of the input
+        self.dtypes = ()  # of inputs that product.c multiplies
         if NUMBER is not None and weight.device.type == "cpu" and weight.dtype in TYPES and weight.is_contiguous():
-            dtypes = [torch.float32, torch.bfloat16] if weight.dtype == torch.int8 else [weight.dtype]
-            self.plans = {dtype: self.plan(dtype) for dtype in dtypes}
+            self.dtypes = (torch.float32, torch.bfloat16) if weight.dtype == torch.int8 else (weight.dtype,)
+        self.plans = {}  # by the dtype of the input
 
     def plan(self, dtype: torch.dtype) -> bytes:
-        shape = (self.inputs, self.outputs, TYPES[self.weight.dtype], dtype == torch.bfloat16, self.is_gated)
-        tensors = (self.weight, self.scales, self.bias, self.norm)
-        return _product.plan(self.epsilon, NUMBER, *shape, *map(place, tensors))
+        if dtype not in self.plans:
+            shape = (self.inputs, self.outputs, TYPES[self.weight.dtype], dtype == torch.bfloat16, self.is_gated)
+            tensors = (self.weight, self.scales, self.bias, self.norm)
+            self.plans[dtype] = _product.plan(self.epsilon, NUMBER, *shape, *map(place, tensors))
+        return self.plans[dtype]
 
     def __call__(self, x, added=None, draft=None, is_text=None) -> torch.Tensor:
         """Returns the product.
@@ -69,7 +71,8 @@ class Product:
             is_text (`torch.BoolTensor` of shape `(..., 1)`, *optional*): The rows to which they are not.
         """
         is_compiling = torch.compiler.is_compiling()
-        takes_kernel = 0 < x.numel() <= MOST_ROWS * self.inputs and x.dtype in self.plans
+        takes_kernel = 0 < x.numel() <= MOST_ROWS * self.inputs and x.dtype in self.dtypes
+        takes_kernel = takes_kernel and x.shape[-1] == self.inputs and x.is_cpu
         if takes_kernel and not is_compiling:
             return self.by_kernel(x, added, draft, is_text)
         if self.norm is not None:
@@ -84,10 +87,11 @@ class Product:
     def by_kernel(self, x, added=None, draft=None, is_text=None):
         x, added = x.contiguous(), None if added is None else added.contiguous()
         y = x.new_empty((*x.shape[:-1], self.outputs))
-        down, up = (None, None) if draft is None else (each.plans[x.dtype] for each in draft)
+        down, up = (None, None) if draft is None else (each.plan(x.dtype) for each in draft)
+        is_text = None if is_text is None else is_text.contiguous()
         rows = x.numel() // self.inputs
         places = x.data_ptr(), place(added), y.data_ptr(), place(is_text)
-        _product.product(self.plans[x.dtype], down, up, torch.get_num_threads(), rows, *places)
+        _product.product(self.plan(x.dtype), down, up, torch.get_num_threads(), rows, *places)
         return y
 
     def by_torch(self, x, added=None):
@@ -97,7 +101,8 @@ class Product:
             y = y if self.bias is None else y + self.bias
             y = y if added is None else y + added
         elif added is not None and self.bias is None:
-            y = torch.addmm(added.flatten(0, -2), x.flatten(0, -2), self.weight.t()).view(added.shape)
+            rows = added.reshape(-1, added.shape[-1]), x.reshape(-1, self.inputs)
+            y = torch.addmm(*rows, self.weight.t()).view(added.shape)
         else:
             y = linear(x, self.weight, self.bias)
             y = y if added is None else y + added

@@ -1,0 +1,396 @@
+"""Products of a few rows are those of float64, by each instruction set and by torch."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from helpers import CHECKPOINTS, REPOSITORY, load, run_python
+from hypothesis import given
+from hypothesis import strategies as st
+from tiers import property_settings
+from torch import nn
+from torch.nn.functional import linear, silu
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
+
+from wedlm.fused import product
+from wedlm.fused.product import MOST_ROWS, Product, rotate
+
+SETS = [] if product._product is None else product._product.instruction_sets()
+NUMBERS = {name: number for number, name in enumerate(SETS) if name is not None} | {"torch": None}
+COMPILED = [name for name in NUMBERS if name != "torch"]
+each_set = pytest.mark.parametrize("name", NUMBERS)
+each_compiled_set = pytest.mark.parametrize("name", COMPILED)
+DTYPES = [torch.float32, torch.bfloat16]
+NOT_FINITE = [float("nan"), float("inf"), float("-inf")]
+
+
+@contextmanager
+def multiplied_by(name):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(product, "NUMBER", NUMBERS[name])
+        yield
+
+
+@dataclass
+class Case:
+    """A product with all that may belong to it, and its rows."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    added: torch.Tensor | None = None
+    norm: nn.Module | None = None
+    scales: torch.Tensor | None = None
+    is_gated: bool = False
+    draft: tuple[torch.Tensor, torch.Tensor] | None = None
+    is_text: torch.Tensor | None = None
+
+    def product(self):
+        return Product(self.weight, self.bias, self.norm, self.is_gated, self.scales)
+
+    def run(self, of=None):
+        draft = None if self.draft is None else (Product(self.draft[0], norm=self.norm), Product(self.draft[1]))
+        return (of or self.product())(self.x, self.added, draft, self.is_text)
+
+    def of_rows(self, rows):
+        names = ("x", "added", "is_text")
+        return replace(self, **{name: None if (all := getattr(self, name)) is None else all[rows] for name in names})
+
+    def in_float64(self):
+        """The result, and by how much it may differ where sums are exact to float32 and results are rounded once."""
+        accuracy, rounding = 2e-6, 2**-8 if self.x.dtype == torch.bfloat16 else 2**-23
+        if uses_torch(self) and self.x.dtype == torch.bfloat16:
+            accuracy = 2**-6  # it rounds the normed input, and the sums before it adds to them
+        x = self.x.double()
+        if self.norm is not None:
+            x = x / (x.pow(2).mean(-1, keepdim=True) + self.norm.variance_epsilon).sqrt() * self.norm.weight.double()
+        weight = self.weight.double() if self.scales is None else self.weight.double() * self.scales[:, None].double()
+        y, bound = x @ weight.T, accuracy * (x.abs() @ weight.abs().T)
+        for more in (self.bias, self.added):
+            if more is not None:
+                y, bound = y + more.double(), bound + accuracy * more.double().abs()
+        if self.draft is not None:
+            down, up = (each.double() for each in self.draft)
+            results = (x @ down.T).masked_fill(self.is_text, 0)
+            y = y + results @ up.T
+            sizes = accuracy * (x.abs() @ down.abs().T) + (accuracy + rounding) * results.abs()
+            bound = bound + sizes @ up.abs().T
+        if self.is_gated:
+            (gate, up), (gate_bound, up_bound) = y.chunk(2, dim=-1), bound.chunk(2, dim=-1)
+            y = silu(gate) * up
+            bound = 1.1 * gate_bound * (up.abs() + up_bound) + silu(gate).abs() * (up_bound + accuracy * up.abs())
+        return y, bound + rounding * y.abs()
+
+
+def uses_torch(case):
+    return product.NUMBER is None or case.x.numel() > MOST_ROWS * case.x.shape[-1]
+
+
+def normal(*shape, dtype=torch.float32, std=1.0):
+    return (torch.randn(*shape) * std).to(dtype)
+
+
+def norm_of(width, dtype):
+    norm = Qwen3RMSNorm(width, eps=1e-5)
+    nn.init.normal_(norm.weight, 1.0, 0.3)
+    return norm.to(dtype)
+
+
+def make(seed, rows, inputs, outputs, dtype=torch.float32, has=()):
+    """A random case, with the parts that `has` names."""
+    torch.manual_seed(seed)
+    sums = outputs * (2 if "gate" in has else 1)
+    case = Case(normal(rows, inputs, dtype=dtype), normal(sums, inputs, dtype=dtype, std=inputs**-0.5))
+    case.is_gated = "gate" in has
+    if "int8" in has:
+        case.weight = torch.randint(-127, 128, (sums, inputs), dtype=torch.int8)
+        case.scales = torch.rand(sums) / inputs**0.5 / 70
+    if "bias" in has:
+        case.bias = normal(sums, dtype=dtype)
+    if "added" in has:
+        case.added = normal(rows, sums, dtype=dtype)
+    if "norm" in has:
+        case.norm = norm_of(inputs, dtype)
+    if "draft" in has:
+        case.draft = normal(5, inputs, dtype=dtype, std=inputs**-0.5), normal(sums, 5, dtype=dtype)
+        case.is_text = torch.rand(rows, 1) < 0.5
+    return case
+
+
+parts = st.sets(st.sampled_from(["gate", "int8", "bias", "added", "norm", "draft"]))
+shapes = st.tuples(st.integers(1, MOST_ROWS + 1), st.integers(1, 200), st.integers(1, 70))
+cases = st.builds(
+    lambda seed, shape, dtype, has: make(seed, *shape, dtype, has),
+    st.integers(0, 99), shapes, st.sampled_from(DTYPES), parts,
+)  # fmt: skip
+few_rows = cases.map(lambda case: case.of_rows(range(min(len(case.x), MOST_ROWS))))
+
+
+@each_set
+@given(cases)
+@property_settings(100, deadline=None)
+def test_a_product_is_that_of_float64(name, case):
+    with multiplied_by(name), torch.no_grad():
+        got, (wanted, bound) = case.run(), case.in_float64()
+    assert got.dtype == case.x.dtype and got.shape == wanted.shape
+    assert ((got.double() - wanted).abs() <= bound).all()
+
+
+@each_compiled_set
+@given(few_rows, st.data())
+@property_settings(60, deadline=None)
+def test_a_row_does_not_depend_on_the_rows_beside_it(name, case, data):
+    rows = data.draw(st.lists(st.sampled_from(range(len(case.x))), min_size=1, max_size=MOST_ROWS))
+    with multiplied_by(name), torch.no_grad():
+        assert torch.equal(case.of_rows(rows).run(), case.run()[rows])
+
+
+@each_compiled_set
+@given(few_rows, st.data())
+@property_settings(60, deadline=None)
+def test_what_is_not_finite_stays_so_in_its_row_and_column(name, case, data):
+    for values in (case.x, case.weight, case.bias, case.added):
+        if values is not None and values.is_floating_point() and data.draw(st.booleans()):
+            values.view(-1)[data.draw(st.integers(0, values.numel() - 1))] = data.draw(st.sampled_from(NOT_FINITE))
+    with multiplied_by(name), torch.no_grad():
+        got, (wanted, _) = case.run(), case.in_float64()
+    for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+        assert torch.equal(kind(got), kind(wanted))
+
+
+@each_set
+def test_the_gate_is_silu_up_to_the_largest_numbers(name):
+    gates = torch.tensor([*NOT_FINITE, *torch.linspace(-100, 100, 401), -1e4, -1e30, -3e38, 1e4, 1e30, 0.0])
+    with multiplied_by(name):
+        one = Product(torch.tensor([[1.0], [0.0]]), torch.tensor([0.0, 2.0]), is_gated=True)
+        got = torch.cat([one(part) for part in gates[:, None].split(MOST_ROWS)])
+    torch.testing.assert_close(got[:, 0], silu(gates) * (gates * 0 + 2), equal_nan=True, rtol=1e-6, atol=1e-30)
+
+
+@each_compiled_set
+def test_results_are_rounded_to_bfloat16_as_torch_rounds(name):
+    torch.manual_seed(0)
+    ties = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8])
+    numbers = torch.cat(
+        [ties, torch.randn(500), 10 ** torch.linspace(-44, 38, 200), torch.tensor([3.4e38, *NOT_FINITE])]
+    )
+    with multiplied_by(name):
+        one = Product(torch.ones(len(numbers), 1, dtype=torch.int8), scales=numbers)
+        got = one(torch.ones(1, 1, dtype=torch.bfloat16))
+    torch.testing.assert_close(got[0], numbers.bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+# --- Where a product is computed ---
+
+
+@pytest.fixture
+def threads():
+    """Sets the number of threads for a test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+LARGE = {"rows": 5, "inputs": 150, "outputs": 331, "has": ("gate", "norm", "draft", "bias", "added")}
+
+
+@each_compiled_set
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_threads_change_no_bit(name, dtype, threads):
+    case = make(0, **LARGE, dtype=dtype)
+    with multiplied_by(name), torch.no_grad():
+        wanted = case.run()
+        for number in (2, 3, 4):
+            threads(number)
+            assert torch.equal(case.run(), wanted)
+
+
+@each_compiled_set
+def test_products_run_side_by_side(name, threads):
+    cases = [make(seed, **LARGE) for seed in range(4)]
+
+    def run(case):
+        with torch.no_grad():
+            return [case.run() for _ in range(30)]
+
+    with multiplied_by(name), torch.no_grad(), ThreadPoolExecutor(4) as pool:
+        wanted = [case.run() for case in cases]
+        threads(2)
+        for many, one in zip(pool.map(run, cases), wanted, strict=True):
+            assert all(torch.equal(each, one) for each in many)
+
+
+@pytest.mark.skipif(not COMPILED, reason="installed without a compiler")
+def test_a_forked_process_multiplies(tmp_path):
+    """The threads stay behind in the process that forked."""
+    run_python(
+        """
+import os, signal, torch
+from wedlm.fused.product import Product
+
+torch.set_num_threads(3)
+product, x = Product(torch.randn(300, 200)), torch.randn(4, 200)
+wanted = product(x)
+if child := os.fork():
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+else:
+    signal.alarm(60)
+    os._exit(0 if torch.equal(product(x), wanted) else 1)
+""",
+        tmp_path,
+    )
+
+
+@each_set
+def test_tensors_may_lie_in_any_order(name):
+    case = make(0, 12, 30, 20, has=("draft", "added"))
+    with multiplied_by(name), torch.no_grad():
+        wanted = case.run()
+        case.x, case.added = (each.t().contiguous().t() for each in (case.x, case.added))
+        case.is_text = torch.cat([case.is_text, ~case.is_text], dim=1)[:, :1]
+        torch.testing.assert_close(case.run(), wanted)
+        case.weight = case.weight.t().contiguous().t()
+        torch.testing.assert_close(case.run(), wanted)
+
+
+@each_set
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 5), (2, 1, 3)], ids=str)
+def test_rows_come_in_any_shape(name, shape):
+    weight, x, added = normal(20, 30), normal(*shape, 30), normal(*shape, 20)
+    with multiplied_by(name):
+        torch.testing.assert_close(Product(weight)(x), x @ weight.T)
+        torch.testing.assert_close(Product(weight)(x, added), x @ weight.T + added)
+
+
+@each_set
+@pytest.mark.parametrize("x", [torch.ones(2, 30, dtype=torch.bfloat16), torch.ones(2, 15), torch.ones(4, 60)])
+def test_what_torch_refuses_is_refused(name, x):
+    weight = normal(20, 30)
+    with pytest.raises(RuntimeError) as refused:
+        linear(x, weight)
+    with multiplied_by(name), pytest.raises(RuntimeError) as refused_too:
+        Product(weight)(x)
+    assert str(refused_too.value) == str(refused.value)
+
+
+@each_set
+@pytest.mark.parametrize("has", [("bias",), ("int8", "bias", "added")], ids=str)
+def test_float64_is_left_to_torch(name, has):
+    case = make(0, 4, 30, 20, has=has)
+    for part in ("x", "weight", "bias", "added"):
+        values = getattr(case, part)
+        if values is not None and values.is_floating_point():
+            setattr(case, part, values.double())
+    with multiplied_by(name):
+        torch.testing.assert_close(case.run(), case.in_float64()[0])
+
+
+# --- Which instruction set ---
+
+
+def test_the_environment_chooses(monkeypatch):
+    monkeypatch.delenv(product.CHOICE, raising=False)
+    vectors = [name for name in COMPILED if name != "plain"]
+    assert product.instruction_set() == (vectors[0] if vectors else None), "the widest vectors, or torch"
+    for name, number in NUMBERS.items():
+        monkeypatch.setenv(product.CHOICE, name)
+        assert product.instruction_set() == (None if number is None else name)
+    monkeypatch.setenv(product.CHOICE, "nonsense")
+    with pytest.raises(ValueError) as refused:
+        product.instruction_set()
+    assert str(refused.value) == (
+        f"WEDLM_PRODUCT=nonsense is not on this machine; choose one of {', '.join([*COMPILED, 'torch'])}."
+    )
+
+
+DECODE = f"""
+import torch, wedlm
+from wedlm.fused.model import product_of
+
+model = wedlm.fuse(wedlm.WeDLMForCausalLM.from_pretrained({str(CHECKPOINTS / "q3")!r}).eval())
+print(model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=20, decoding="verified").tolist(), product_of(model))
+"""
+
+
+def text_of_the_plain_model():
+    model = load(CHECKPOINTS / "q3")
+    return model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=20, decoding="verified").tolist()
+
+
+@pytest.mark.few(1)
+@each_set
+def test_a_text_is_the_same_by_each_instruction_set(name, tmp_path):
+    said = run_python(DECODE, tmp_path, WEDLM_PRODUCT=name)
+    assert said.splitlines()[0] == f"{text_of_the_plain_model()} {name}"
+
+
+def test_installed_without_a_compiler_torch_multiplies(tmp_path):
+    build = ["setup.py", "build", "--build-base", tmp_path / "base", "--build-lib", tmp_path / "installed"]
+    built = subprocess.run(
+        [sys.executable, *build], cwd=REPOSITORY, env=os.environ | {"CC": "false"}, capture_output=True, text=True
+    )
+    assert built.returncode == 0 and 'building extension "wedlm.fused._product" failed' in built.stderr
+    where = f"import wedlm; assert wedlm.__file__.startswith({str(tmp_path)!r})"
+    said = run_python(where + DECODE, tmp_path, PYTHONPATH=str(tmp_path / "installed"))
+    assert said.splitlines()[0] == f"{text_of_the_plain_model()} torch"
+
+
+# --- Products in compiled code ---
+
+EXTRAS = [(), ("int8", "bias"), ("gate", "norm", "draft", "bias", "added")]
+
+
+@each_set
+@pytest.mark.parametrize("has", EXTRAS, ids=str)
+def test_compiled_code_has_the_same_product(name, has):
+    torch.compiler.reset()
+    case = make(0, 3, 20, 11, has=has)
+    with multiplied_by(name), torch.no_grad():
+        compiled = torch.compile(case.product(), backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(case.run(compiled), case.run())
+
+
+@each_compiled_set
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("has", EXTRAS, ids=str)
+def test_the_operator_keeps_the_rules_of_torch(name, dtype, has):
+    case = make(0, 3, 20, 11, dtype, has)
+    arguments = (case.x, case.weight, case.bias, case.added, case.is_gated, case.scales)
+    with multiplied_by(name):
+        torch.library.opcheck(torch.ops.wedlm.product, arguments)
+
+
+# --- Rotations ---
+
+
+@each_set
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("has_norms", [True, False], ids=["norms", "no norms"])
+@pytest.mark.parametrize(
+    ("batch", "queries", "width", "cos_batch"),
+    [(1, 1, 8, 1), (1, 5, 64, 1), (3, 5, 6, 3), (3, 5, 8, 1), (2, 20, 8, 2), (1, 2, 258, 1)],
+)
+def test_queries_and_keys_are_rotated_as_in_transformers(name, dtype, has_norms, batch, queries, width, cos_batch):
+    torch.manual_seed(0)
+    heads, num_queries, num_rotated = normal(batch, queries, 8, width, dtype=dtype), 4, 6
+    angles = torch.rand(cos_batch, queries, width // 2).repeat(1, 1, 2) * 6
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    norms = [norm_of(width, dtype) for _ in range(2)] if has_norms else []
+    parts = [heads[:, :, :num_queries], heads[:, :, num_queries:num_rotated]]
+    wide = [part.double() for part in parts]
+    if has_norms:
+        wide = [norm.double()(part) for norm, part in zip(norms, wide, strict=True)]
+        norms = [norm.to(dtype) for norm in norms]
+    wanted = apply_rotary_pos_emb(*wide, cos.double(), sin.double(), unsqueeze_dim=2)
+    values = heads[:, :, num_rotated:].clone()
+    with multiplied_by(name), torch.no_grad():
+        weights = (*(norm.weight for norm in norms), 1e-5) if has_norms else ()
+        rotated = rotate(heads, num_queries, num_rotated, cos, sin, *weights)
+    bounds = {torch.float32: (1e-6, 1e-5), torch.bfloat16: (2**-8, 2**-6)}[dtype]
+    torch.testing.assert_close(rotated.double(), torch.cat(wanted, dim=2), rtol=bounds[0], atol=bounds[1])
+    assert torch.equal(heads[:, :, num_rotated:], values)

@@ -37,8 +37,8 @@ HEAD = """\
 
 Does WeDLM make a model like mine faster, and does the model keep its answers? SmolLM2-135M-Instruct (Hugging Face,
 Apache-2.0) answers as transformers' own Llama, and as a WeDLM with and without the draft adapter that `wedlm adapt`
-trained for it. All decode greedily. The weights of the WeDLM are [packed](generate.md#packed-weights-on-a-cpu), as the
-commands pack them on a CPU. `make evidence-real` makes the model and repeats the section."""
+trained for it. All decode greedily. The weights of the WeDLM were packed by oneDNN,
+as version 0.2 did on a CPU. `make evidence-real` makes the model and repeats the section."""
 TEXTS = """\
 **The texts.** "Same" counts the answers whose tokens are all those of transformers' `generate()`. The prompts are
 held out: none of them trained the adapter. HumanEval's problems are asked as requests for a function. The answers

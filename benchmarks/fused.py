@@ -42,6 +42,7 @@ TOKENS, CACHED, LONGEST = (1, 2, 4, 8, 16), 64, 512
 STOCK, PLAIN, FUSED, INT8, FLOOR = "transformers", "WeDLM", "fused", "fused, int8", "floor"
 TOKEN_BY_TOKEN, ADAPTED = "fused, token by token", "fused, verified with the adapter"
 WINDOWS = (4, 8)
+NOT_COUNTED = (torch.ops.aten.detach, torch.ops.aten.new_empty, torch.ops.aten._unsafe_view)
 
 
 # --- Models ---
@@ -114,7 +115,7 @@ class LayerOperators(TorchDispatchMode):
             self.counts[-1] += 1
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if not func.is_view and func.overloadpacket not in (torch.ops.aten.detach, torch.ops.aten.new_empty):
+        if not func.is_view and func.overloadpacket not in NOT_COUNTED:
             self.count()
         return func(*args, **(kwargs or {}))
 

@@ -27,8 +27,9 @@ ELSEWHERE = {
     },
     "modeling_wedlm/draft_loss.py": {"_backward_cls": "torch gives it to every autograd.Function"},
     "wedlm/fused/layer.py": {
-        "_modules": "torch's dict of a module's children: its public attributes take ten times as long, 210 times a step",
+        "_modules": "torch's dict of a module's children: its attributes take ten times as long",
         "_parameters": "the same for its weights",
+        "_buffers": "the same for its int8 weights",
         "_version": "torch counts the changes of a tensor in place, and has no public name for it",
         "_hf_hook": "accelerate's mark of a module whose weights it moves",
     },

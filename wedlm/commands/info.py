@@ -9,6 +9,7 @@ from wedlm.checkpoints.facts import Facts, dtype_name, read_facts
 from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, how_to_convert
 from wedlm.checkpoints.shards import read_json
 from wedlm.checkpoints.stock_families import STOCK_FAMILIES
+from wedlm.fused.product import described_product
 from wedlm.generation.parameters import DEFAULTS
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
@@ -41,6 +42,7 @@ def described(facts: Facts) -> list[tuple[str, str]]:
         ("vocabulary", f"{config.vocab_size:,} tokens{'' if facts.has_tokenizer else ', no tokenizer'}"),
         ("context", f"{config.max_position_embeddings:,} tokens"),
         ("MASK token", mask(facts)),
+        ("products of few rows", described_product()),
         ("on disk", on_disk(facts)),
         ("memory of the weights", in_memory(facts.weight_bytes)),
         (

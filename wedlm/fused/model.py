@@ -8,7 +8,7 @@ from transformers import logging
 
 from wedlm.fused.int8 import Int8Linear, refuse_saving, to_int8
 from wedlm.fused.layer import FusedLayer, fused_forward, why_not_fused
-from wedlm.fused.product import SET, Product
+from wedlm.fused.product import SET, Product, described_product
 from wedlm.generation.step_costs import EXPERIENCE
 
 logger = logging.get_logger(__name__)
@@ -51,6 +51,8 @@ def fuse(model: nn.Module, weights: str | None = None) -> nn.Module:
             owner_of(model).set_output_embeddings(Int8Linear(head))
         else:
             head.forward = partial(fused_head, head)
+    if SET is None and owner_of(model).device.type == "cpu":
+        logger.warning_once(f"Products of few rows are computed {described_product()}.")
     if weights == "int8":
         owner_of(model).save_pretrained = refuse_saving  # before transformers writes the config
     EXPERIENCE.pop(model, None)

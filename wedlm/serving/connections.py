@@ -25,7 +25,8 @@ class Connections(ServerState):
     def make_place(self) -> None:
         """Closes the connection that has been waited for longest, if there are too many."""
         if len(self.connections) > self.most and self.waited_for:
-            min(self.waited_for, key=lambda each: each.num_unsent > 0).close()  # the first without an unsent answer
+            others = list(self.waited_for)[:-1] or self.waited_for  # The last one is new.
+            min(others, key=lambda each: each.num_unsent > 0).close()  # rather one without an unsent answer
 
     def close_late(self) -> None:
         """Closes those that have not begun a request in time, or do not take their answer; a body has its own time."""

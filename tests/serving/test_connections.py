@@ -94,10 +94,10 @@ def test_a_header_has_its_time(monkeypatch, half):
 
 
 @contextmanager
-def asking(port, path):
-    """A connection with a small receive buffer, on which something was asked for."""
+def asking(port, path, num_received=4096):
+    """A connection on which something was asked for, and that receives so many bytes before they are read."""
     with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, num_received)
         connection.connect(("127.0.0.1", port))
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         yield connection
@@ -124,11 +124,12 @@ class Sending:
             raise
 
 
-def read_slowly(connection, end=b"\r\n0\r\n\r\n"):
-    """What comes, up to the end of the last chunk."""
+def read_slowly(connection, now):
+    """What comes, up to the end of the last chunk; only reading takes time."""
     received = b""
-    while not received.endswith(end) and (part := connection.recv(4096)):
+    while not received.endswith(b"\r\n0\r\n\r\n") and (part := connection.recv(4096)):
         received += part
+        now[0] += 0.005
         time.sleep(0.005)
     return received
 
@@ -152,16 +153,17 @@ def test_a_client_that_does_not_read_is_cut_off(monkeypatch, num_parts, length):
         assert num_parts == 1 or app.cancelled.wait(20)  # One part is written before anybody reads it.
         assert send(port, "GET", "/health") == (200, "welcome")
         with suppress(ConnectionResetError):
-            assert len(read_slowly(connection)) < 2**20
+            assert len(read_slowly(connection, [0])) < 2**20
 
 
 @pytest.mark.parametrize("num_parts, length", [(10_000, 100), (1, 4_000_000)], ids=ANSWERS)
 def test_a_client_that_reads_slowly_gets_all(monkeypatch, num_parts, length):
     """Neither the time of writing nor that of the next header ends its answer."""
+    now, app = [0.0], Sending(num_parts, b"x" * length)
+    monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(connections, "WRITE_SECONDS", 1)
-    app = Sending(num_parts, b"x" * length)
-    with serving(app, monkeypatch, header_seconds=0.5) as port, asking(port, "/v1/models") as connection:
-        assert read_slowly(connection).count(b"x") == num_parts * length
+    with serving(app, monkeypatch, header_seconds=0.5) as port, asking(port, "/v1/models", 2**17) as connection:
+        assert read_slowly(connection, now).count(b"x") == num_parts * length
 
 
 def test_a_request_that_takes_long_is_no_idle_one(monkeypatch):
@@ -175,12 +177,12 @@ def test_a_request_that_takes_long_is_no_idle_one(monkeypatch):
 
 def test_who_takes_an_answer_makes_place_for_nobody_while_others_are_idle(monkeypatch):
     app = Sending(1, b"x" * 4_000_000)
-    with serving(app, monkeypatch) as port, asking(port, "/v1/models") as connection, ExitStack() as stack:
+    with serving(app, monkeypatch) as port, asking(port, "/v1/models", 2**17) as connection, ExitStack() as stack:
         received = connection.recv(1000)
         for _ in range(4 * (PLACES + SPARE)):
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))
         assert send(port, "GET", "/health") == (200, "welcome")
-        assert (received + read_slowly(connection)).count(b"x") == 4_000_000
+        assert (received + read_slowly(connection, [0])).count(b"x") == 4_000_000
 
 
 def test_health_has_a_place_beside_answers_that_nobody_takes(monkeypatch):

@@ -148,7 +148,7 @@ def test_a_client_that_does_not_read_is_cut_off(monkeypatch, num_parts, length):
     monkeypatch.setattr(Connection, "connection_lost", noted)
     monkeypatch.setattr(connections, "WRITE_SECONDS", 0.5)
     app = Sending(num_parts, b"x" * length)
-    with serving(app, monkeypatch, header_seconds=0) as port, asking(port, "/v1/models") as connection:
+    with serving(app, monkeypatch) as port, asking(port, "/v1/models") as connection:
         assert lost.wait(20)
         assert num_parts == 1 or app.cancelled.wait(20)  # One part is written before anybody reads it.
         assert send(port, "GET", "/health") == (200, "welcome")

@@ -93,6 +93,7 @@ def read_checkpoint(name: str, folder: Path, adapter: Path | None = None) -> Che
     shards = read_shards(folder)
     check_shapes(shards, model, name)
     tokenizer, changed, notes = TokenizerFiles.read(folder).without_code(name)
+    tokenizer.check_rows(config.vocab_size, name)
     tokenizer_config = tokenizer.file("tokenizer_config.json")
     if tokenizer_config.keys() & PLACES_OF_TOKENIZERS:
         changed["tokenizer_config.json"] = without(tokenizer_config, *PLACES_OF_TOKENIZERS)

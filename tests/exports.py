@@ -34,8 +34,11 @@ def refused(*arguments):
 
 def save_base_and_adapter(folder, flavour="qwen3", dtype=torch.float32, saving=None, **fields):
     """Saves a tiny model with a tokenizer as `base`, and a random draft adapter for it as `adapter`."""
-    tiny_model(flavour, **fields).to(dtype).save_pretrained(folder / "base", **saving or {})
-    make_tokenizer(QWEN25).save_pretrained(folder / "base")
+    tokenizer = make_tokenizer(QWEN25)
+    tiny_model(flavour, **{"vocab_size": len(tokenizer), **fields}).to(dtype).save_pretrained(
+        folder / "base", **saving or {}
+    )
+    tokenizer.save_pretrained(folder / "base")
     return save_adapter(folder / "adapter", base=folder / "base")
 
 

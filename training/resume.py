@@ -45,7 +45,7 @@ def checkpoint_to_go_on_from(run: RunArguments, training: WeDLMTrainingArguments
         try:
             asked, folder = checkpoint_to_resume(training), Path(training.output_dir)
             for name, read in (("model", run.model), ("resume_from_checkpoint", asked)) if run.overwrite else ():
-                if is_within(read, folder):
+                if is_removed(read, folder):
                     raise TrainingError(
                         f"overwrite=True would remove {name}={read}, which lies in output_dir={training.output_dir}; "
                         "choose another output_dir, or leave overwrite out."
@@ -62,6 +62,12 @@ def checkpoint_to_go_on_from(run: RunArguments, training: WeDLMTrainingArguments
 
 def is_within(path: str | None, folder: Path) -> bool:
     return path is not None and folder.resolve() in (Path(path).resolve(), *Path(path).resolve().parents)
+
+
+def is_removed(path: str | None, folder: Path) -> bool:
+    """Whether `overwrite` removes what a path names: a model in the folder, or a checkpoint of its run."""
+    is_folder = path is not None and Path(path).resolve() == folder.resolve()
+    return is_folder or any(is_within(path, each) for each in folder.glob(OF_A_RUN[0]))
 
 
 def checkpoint_of_stopped_run(run: RunArguments, training: WeDLMTrainingArguments) -> str | None:

@@ -12,7 +12,7 @@ import torch
 import transformers
 from command_line import PROMPT, save_checkpoint
 from command_line import run as run_command
-from draft_models import save_adapter, tiny_model
+from draft_models import save_adapter
 from exports import (
     TOKEN,
     TOKENIZER,
@@ -32,6 +32,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from stock_checkpoints import save_stock
 from stock_tokenizers import FLAVOURS
+from transformers import AutoTokenizer
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM, convert_to_wedlm
 from wedlm.checkpoints import new_folder
@@ -200,6 +201,10 @@ def test_checkpoints_that_are_refused(tmp_path, model, unchecked, monkeypatch):
     (model / "LICENSE").symlink_to("/etc/hostname")
     assert "LICENSE is a link to /etc/hostname, outside of the checkpoint" in sentence()
     (model / "LICENSE").unlink()
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(model)
+    assert "has the token '<new>' with the id 321, and its model has 321 rows; resize the embeddings" in sentence()
     edit(model / "config.json", hidden_size=30)
     assert "and by its config" in sentence()
     edit(model / "config.json", model_type="qwen3")
@@ -371,7 +376,7 @@ def test_adapters_that_are_refused(tmp_path, unchecked):
     edit(adapter / "adapter_config.json", r=2)
     assert ".down has the shape (4, 32) and should have (2, 32))" in refused(*arguments)
     edit(adapter / "adapter_config.json", r=4)
-    tiny_model(seed=7).save_pretrained(tmp_path / "base")
+    WeDLMForCausalLM(WeDLMConfig.from_pretrained(tmp_path / "base")).save_pretrained(tmp_path / "base")
     assert "of the draft adapter is not that of this model, " in refused(*arguments)
     (adapter / "adapter_model.safetensors").unlink()
     assert "cannot be used as a draft adapter of this model (No such file" in refused(*arguments)
@@ -404,7 +409,7 @@ def test_an_adapter_alone_decodes_as_before(tmp_path, unchecked, monkeypatch):
     put_into_hub_cache(tmp_path / "base", tmp_path / "hub", "me/base")
     put_into_hub_cache(tmp_path / "out", tmp_path / "hub", "me/out")
     wanted = answer(load_checkpoint(adapter, device="cpu")[0])
-    adapted = PeftModel.from_pretrained(tiny_model(), tmp_path / "out")
+    adapted = PeftModel.from_pretrained(WeDLMForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "out")
     for model in (adapted, load_checkpoint(tmp_path / "out", device="cpu")[0], load_checkpoint("me/out")[0]):
         got = answer(model, decoding="verified")
         assert torch.equal(got.sequences, wanted.sequences) and torch.equal(got.forwards, wanted.forwards)

@@ -1,4 +1,4 @@
-"""Connections without requests: they hold no place that another one needs, and no place for long."""
+"""Connections without requests, or without readers: they hold no place that another one needs, and none for long."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ import resource
 import socket
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -93,6 +93,79 @@ def test_a_header_has_its_time(monkeypatch, half):
             assert is_closed(connection) and time.monotonic() - begin < 10
 
 
+@contextmanager
+def asking(port, path, num_received=4096):
+    """A connection on which something was asked for, and that receives so many bytes before they are read."""
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, num_received)
+        connection.connect(("127.0.0.1", port))
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        yield connection
+
+
+class Sending:
+    """An app that sends an answer in parts."""
+
+    def __init__(self, num_parts, part):
+        self.num_parts, self.part = num_parts, part
+        self.cancelled = threading.Event()
+
+    async def __call__(self, scope, receive, send):
+        if scope["path"] == "/health":
+            return await greet(scope, receive, send)
+        await receive()
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for further in reversed(range(self.num_parts)):
+                await send({"type": "http.response.body", "body": self.part, "more_body": further > 0})
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+
+def read_slowly(connection, now):
+    """What comes, up to the end of the last chunk; only reading takes time."""
+    received = b""
+    while not received.endswith(b"\r\n0\r\n\r\n") and (part := connection.recv(4096)):
+        received += part
+        now[0] += 0.005
+        time.sleep(0.005)
+    return received
+
+
+ANSWERS = {"in events": (100_000, 100), "at once": (1, 10_000_000)}
+
+
+@pytest.mark.parametrize("num_parts, length", ANSWERS.values(), ids=ANSWERS)
+def test_a_client_that_does_not_read_is_cut_off(monkeypatch, num_parts, length):
+    lost, connection_lost = threading.Event(), Connection.connection_lost
+
+    def noted(self, exc):
+        connection_lost(self, exc)
+        lost.set()
+
+    monkeypatch.setattr(Connection, "connection_lost", noted)
+    monkeypatch.setattr(connections, "WRITE_SECONDS", 0.5)
+    app = Sending(num_parts, b"x" * length)
+    with serving(app, monkeypatch) as port, asking(port, "/v1/models") as connection:
+        assert lost.wait(20)
+        assert num_parts == 1 or app.cancelled.wait(20)  # One part is written before anybody reads it.
+        assert send(port, "GET", "/health") == (200, "welcome")
+        with suppress(ConnectionResetError):
+            assert len(read_slowly(connection, [0])) < 2**20
+
+
+@pytest.mark.parametrize("num_parts, length", [(10_000, 100), (1, 4_000_000)], ids=ANSWERS)
+def test_a_client_that_reads_slowly_gets_all(monkeypatch, num_parts, length):
+    """Neither the time of writing nor that of the next header ends its answer."""
+    now, app = [0.0], Sending(num_parts, b"x" * length)
+    monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(connections, "WRITE_SECONDS", 1)
+    with serving(app, monkeypatch, header_seconds=0.5) as port, asking(port, "/v1/models", 2**17) as connection:
+        assert read_slowly(connection, now).count(b"x") == num_parts * length
+
+
 def test_a_request_that_takes_long_is_no_idle_one(monkeypatch):
     async def slow(scope, receive, send):
         await asyncio.sleep(1)
@@ -100,6 +173,23 @@ def test_a_request_that_takes_long_is_no_idle_one(monkeypatch):
 
     with serving(slow, monkeypatch, header_seconds=0.2) as port:
         assert send(port, "GET", "/v1/models") == (200, "welcome")
+
+
+def test_who_takes_an_answer_makes_place_for_nobody_while_others_are_idle(monkeypatch):
+    app = Sending(1, b"x" * 4_000_000)
+    with serving(app, monkeypatch) as port, asking(port, "/v1/models", 2**17) as connection, ExitStack() as stack:
+        received = connection.recv(1000)
+        for _ in range(4 * (PLACES + SPARE)):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert send(port, "GET", "/health") == (200, "welcome")
+        assert (received + read_slowly(connection, [0])).count(b"x") == 4_000_000
+
+
+def test_health_has_a_place_beside_answers_that_nobody_takes(monkeypatch):
+    with serving(Sending(1, b"x" * 4_000_000), monkeypatch) as port, ExitStack() as stack:
+        for _ in range(2 * (PLACES + SPARE)):
+            assert stack.enter_context(asking(port, "/v1/models")).recv(9)
+        assert send(port, "GET", "/health") == (200, "welcome")
 
 
 def test_health_has_a_place_beside_requests(monkeypatch):

@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -415,6 +416,24 @@ def test_a_late_reader_misses_nothing():
         return seen
 
     assert run(story()) == [(0, 2), (1, 5), (0, 3)]
+
+
+def test_a_slow_reader_has_no_more_time():
+    """Its next output is always there, so that it never waits."""
+    output = SimpleNamespace(is_finished=lambda: False)
+
+    async def story():
+        outputs, seen = LatestOutputs(1, asyncio.get_running_loop().time() + 0.2), 0
+        outputs.put(0, output)
+        with pytest.raises(TimeoutError):
+            async for _ in outputs:
+                outputs.put(0, output)
+                await asyncio.sleep(0.05)
+                seen += 1
+                assert seen < 20
+        return seen
+
+    assert run(story()) > 1
 
 
 def test_health_and_metrics_tell_what_the_server_does(server, client):

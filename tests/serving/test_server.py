@@ -58,6 +58,7 @@ def test_the_documentation_names_every_field_setting_and_limit():
         f"| `bad_words_ids`, `sequence_bias` | {limits.BIASES} entries |",
         f"at most {limits.BODY_BYTES // 2**20} MiB (status 413), and {limits.BODY_SECONDS} seconds",
         f"a header has {limits.HEADER_SECONDS} seconds",
+        f"takes less than {limits.WRITE_BYTES // 2**10} KiB in {limits.WRITE_SECONDS} seconds",
         f"{limits.FURTHER_CONNECTIONS} connections can be open beside",
         f"`--max-batch-size` | the most texts that are written at once; {limits.BATCH_SIZE} by default",
         f"`--request-timeout` | the seconds after which a request ends with status 504; {limits.REQUEST_SECONDS} by",

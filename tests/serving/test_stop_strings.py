@@ -36,6 +36,16 @@ def test_stop_strings_end_a_text_and_are_no_part_of_it(checkpoint, client):
     assert before_possible_stop("ab!cd", ["!"]) == "ab"
 
 
+def test_a_stop_string_that_begins_in_the_prompt_is_the_reason_of_the_end(checkpoint, client):
+    text = generated(checkpoint, "the cat")[2]
+    body = {"model": "tiny", "prompt": "the cat", "max_tokens": 40, "temperature": 0, "stop": f"t{text[:2]}"}
+    whole = client.completions.create(**body)
+    texts, reason, usage = streamed(client.completions.create(**body, **WITH_USAGE))
+    assert "".join(texts) == whole.choices[0].text and text.startswith(whole.choices[0].text)
+    assert usage == whole.usage and usage.completion_tokens < 40
+    assert reason == whole.choices[0].finish_reason == "stop"
+
+
 @property_settings(150)
 @given(
     st.lists(st.sampled_from(LETTERS), min_size=2, max_size=12),

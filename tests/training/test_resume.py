@@ -155,6 +155,16 @@ def test_a_checkpoint_of_another_origin_is_not_replaced_unasked(place, tmp_path)
     assert contents(tmp_path) == before
 
 
+def test_overwrite_keeps_a_model_in_a_folder_of_output_dir(place, three_steps, tmp_path):
+    shutil.copytree(three_steps, tmp_path / "out")
+    shutil.copytree(place / "model", tmp_path / "out" / "base")
+    before = contents(tmp_path / "out" / "base")
+    run(place, tmp_path / "out", model=tmp_path / "out" / "base", max_steps=1, overwrite=True)
+    assert contents(tmp_path / "out" / "base") == before
+    with pytest.raises(TrainingError, match="^overwrite=True would remove model=.*checkpoint-1, which lies in"):
+        run(place, tmp_path / "out", model=tmp_path / "out" / "checkpoint-1", overwrite=True)
+
+
 def test_overwrite_replaces_the_whole_run_and_nothing_else(place, three_steps, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(three_steps, out)

@@ -244,7 +244,7 @@ def step_of_page(seconds: float, step: Step) -> dict:
 
 def trace(prompt: str, options: GenerationOptions, raw: bool, html: Path | None) -> None:
     """Prints a line per forward on standard output, the counts and the place of the page on standard error."""
-    if html is not None and options.seed is None:
+    if html is not None and options.seed is None and options.temperature:
         options = replace(options, seed=0)  # so that every run draws the same
     model, tokenizer = load(options)
     ids = encode(model, tokenizer, prompt, raw)

@@ -7,7 +7,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.cli.serving.utils import ReasoningText, ToolCall
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
-from wedlm.serving.stop_strings import before_possible_stop, before_stop
+from wedlm.serving.stop_strings import StopStrings, before_possible_stop, before_stop
 from wedlm.serving.token_scores import TokenScores
 from wedlm.serving.tool_calls import AnswerParser
 
@@ -60,6 +60,7 @@ class Answer:
         self.token_ids: list[int] = []
         self.text, self.num_read = "", 0  # characters that the parser has read, or that were sent
         self.num_tool_calls = 0
+        self.stop: StopStrings | None = None  # reads the text while it is written
 
     def put(self, output: GenerationOutput) -> Part:
         """The part that an output adds, which has all tokens so far."""
@@ -96,4 +97,5 @@ class Answer:
         ends = self.config.eos_token_id
         ends = ends if isinstance(ends, list) else [ends]
         is_stopped = before_stop(self.text, self.config.stop_strings) != self.text
+        is_stopped |= self.stop is not None and self.stop.is_met  # by one that begins in the prompt
         return "stop" if is_stopped or (self.token_ids and self.token_ids[-1] in ends) else "length"

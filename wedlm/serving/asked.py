@@ -92,7 +92,8 @@ class Asked:
         """The arguments of generate() for those who read a text while it is written."""
         arguments = {"logits_processor": self.processors[index]} if self.processors[index] else {}
         if self.stop_strings:
-            arguments["stopping_criteria"] = [StopStrings(tokenizer, self.stop_strings, self.tokens)]
+            self.answers[index].stop = StopStrings(tokenizer, self.stop_strings, self.tokens)
+            arguments["stopping_criteria"] = [self.answers[index].stop]
             arguments["stop_strings"] = None  # in place of the config's, for which transformers has a criterion
         return arguments
 

@@ -54,6 +54,7 @@ class LatestOutputs:
         while self.num_running:
             async with asyncio.timeout_at(self.deadline):
                 await self.has_new.wait()
+                await asyncio.sleep(0)  # Else a reader that always finds an output could be late without end.
             self.has_new.clear()
             new, self.new = self.new, {}
             for index, output in new.items():

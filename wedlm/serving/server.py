@@ -22,7 +22,7 @@ from wedlm.generation.parameters import DEFAULTS, check_parameters
 from wedlm.serving.asked import Served
 from wedlm.serving.connections import Connection, Connections, Seldom, places
 from wedlm.serving.engine import Engine
-from wedlm.serving.limits import ACCEPTED_AT_ONCE, FURTHER_CONNECTIONS, SPARE_CONNECTIONS
+from wedlm.serving.limits import ACCEPTED_AT_ONCE, FURTHER_CONNECTIONS, SPARE_CONNECTIONS, WRITE_BYTES
 from wedlm.serving.request_records import log
 from wedlm.serving.routes import build_app
 from wedlm.serving.transport import Door, is_this_machine
@@ -176,7 +176,10 @@ def take_port(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server(address, family=family)
         # asyncio sends each event at once only over sockets that name their protocol.
-        return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, listening.detach())
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, listening.detach())
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Else megabytes wait in the system, and none seems to be taken.
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, WRITE_BYTES)
+        return listening
     except OSError as error:
         raise ValueError(
             f"--host {host!r} --port {port} cannot be listened on ({error.strerror}); choose another port, such as 0 "

@@ -31,7 +31,7 @@ class Merged(Product):
         weight = together([layer.weight for layer in layers])
         bias = None if layers[0].bias is None else together([layer.bias for layer in layers])
         super().__init__(weight, bias, norm, is_gated)
-        self.draft_versions, self.draft = [], None
+        self.draft_versions, self.draft_products, self.draft = [], [], None
         self.known_modules = [(module._modules, name, module._modules[name]) for name in names]
         owners = [each._parameters for each in (*layers, norm) if each is not None]
         self.known_weights = [(owner, name, place(owner[name])) for owner in owners for name in owner]
@@ -49,10 +49,11 @@ class Merged(Product):
     def refresh_draft(self) -> None:
         """Puts the draft products that are active now together, as one low-rank product."""
         products = [draft_products(self.module, name) for name in self.names]
-        versions = [(id(each), each._version) for layer in products for down, up, _ in layer for each in (down, up)]
+        versions = [(*version(down), *version(up), scale) for layer in products for down, up, scale in layer]
         if versions == self.draft_versions:
             return
         self.draft_versions, self.draft = versions, None
+        self.draft_products = products  # as long as these live, no other tensor has their ids
         if versions:
             downs = [down for layer in products for down, _, _ in layer]
             ups = [self.up_of(name, layer) for name, layer in zip(self.names, products, strict=True)]
@@ -67,6 +68,11 @@ class Merged(Product):
     def __call__(self, x, is_text=None, added=None) -> torch.Tensor:
         """The product with `x`, with the draft products where the input of the model is MASK."""
         return super().__call__(x, added, None if is_text is None else self.draft, is_text)
+
+
+def version(tensor: torch.Tensor) -> tuple[int, int]:
+    """What is another for each tensor, and after each change of one; inference mode counts no changes."""
+    return id(tensor), 0 if tensor.is_inference() else tensor._version
 
 
 def is_draft_lora(layer: nn.Module) -> bool:

@@ -120,14 +120,29 @@ class FusedLayer:
         self.merged = (self.query_key_value, self.output, self.gate_up, self.down)
         config = attention.config
         self.num_queries, self.num_keys = config.num_attention_heads, config.num_key_value_heads
-        self.sliding_window = getattr(attention, "sliding_window", getattr(config, "sliding_window", None))
-        self.head_norms = ()
-        if isinstance(getattr(attention, "q_norm", None), nn.Module) and not isinstance(attention.q_norm, nn.Identity):
-            norms = attention.q_norm, attention.k_norm
-            self.head_norms = (*(norm.weight.detach() for norm in norms), attention.q_norm.variance_epsilon)
+        # Mistral has one for all layers, and the config of a Llama may have one by mistake.
+        source = config if type(layer).__name__ == "MistralDecoderLayer" else attention
+        self.sliding_window = getattr(source, "sliding_window", None)
+        norms = head_norms(attention)
+        self.head_norms = tuple(norm.weight.detach() for norm in norms.values())
+        if norms:
+            self.head_norms += (norms["q_norm"].variance_epsilon,)
+        known = self.query_key_value
+        known.known_modules += [(layer._modules, name, part) for name, part in layer.named_children()]
+        known.known_modules += [(attention._modules, name, norm) for name, norm in norms.items()]
+        known.known_weights += [(norm._parameters, "weight", place(norm.weight)) for norm in norms.values()]
+
+    def __reduce__(self):  # a copy of the model merges its own weights, in its first forward
+        return type(None), ()
 
     def is_current(self) -> bool:
         return all(merged.is_current() for merged in self.merged)
+
+
+def head_norms(attention: nn.Module) -> dict[str, nn.Module]:
+    """The RMS norms of queries and keys of an attention that has them."""
+    norms = {name: attention._modules.get(name) for name in ("q_norm", "k_norm")}
+    return {name: norm for name, norm in norms.items() if not isinstance(norm, nn.Identity | None)}
 
 
 def why_not_fused(layer: nn.Module) -> str | None:
@@ -140,7 +155,8 @@ def why_not_fused(layer: nn.Module) -> str | None:
     modules = {attention: ("q_proj", "k_proj", "v_proj"), mlp: ("gate_proj", "up_proj")}
     projections = [attention._modules["o_proj"], mlp._modules["down_proj"]]
     together = [[linear_of(module._modules[name]) for name in names] for module, names in modules.items()]
-    weights = [layer.input_layernorm.weight, layer.post_attention_layernorm.weight]
+    norms = [layer.input_layernorm, layer.post_attention_layernorm, *head_norms(attention).values()]
+    weights = [norm.weight for norm in norms]
     for projection in [*map(linear_of, projections), *together[0], *together[1]]:
         if type(projection) is not nn.Linear or type(projection.weight.data) is not torch.Tensor:
             return f"it has a {type(projection).__name__}, and no plain linear layer"
@@ -218,6 +234,7 @@ def attend(
             attention_mask,
             scaling=attention.scaling,
             sliding_window=fused.sliding_window,
+            position_ids=position_ids,
             **kwargs,
         )
     return attended.flatten(2)

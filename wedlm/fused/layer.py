@@ -180,10 +180,11 @@ def fused_forward(layer: nn.Module, layers: list[nn.Module], hidden_states: torc
     """
     if layer is layers[0] and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
         refresh(layers, hidden_states, has_masks=kwargs.get("is_text") is not None)
-    fused = layer.fused
-    if fused is None or torch.is_grad_enabled() or layer.training or args:
+    fused, is_text = layer.fused, kwargs.get("is_text")
+    is_own = fused is None or torch.is_grad_enabled() or layer.training or args
+    if is_own or torch.compiler.is_compiling() and may_have_changed(layer, hidden_states, is_text):
         return type(layer).forward(layer, hidden_states, *args, **kwargs)
-    is_text = kwargs.pop("is_text", None)
+    kwargs.pop("is_text", None)
     attended = attend(layer.self_attn, fused, fused.query_key_value(hidden_states, is_text), **kwargs)
     hidden_states = fused.output(attended, is_text, hidden_states)
     return fused.down(fused.gate_up(hidden_states, is_text), is_text, hidden_states)
@@ -191,16 +192,27 @@ def fused_forward(layer: nn.Module, layers: list[nn.Module], hidden_states: torc
 
 def refresh(layers: list[nn.Module], hidden_states: torch.Tensor, has_masks: bool) -> None:
     """Merges weights anew that were cast or moved since the last forward, or have got an adapter."""
-    is_eager = attention_of(layers[0].self_attn.config) == "eager"
-    is_plain = is_eager or torch.is_autocast_enabled(hidden_states.device.type)
+    is_own = takes_own_forward(layers[0], hidden_states)
     for layer in layers:
-        if is_plain:
+        if is_own:
             layer.fused = None
         elif layer.fused is None or not layer.fused.is_current():
             layer.fused = FusedLayer(layer) if why_not_fused(layer) is None else None
         if has_masks and layer.fused is not None:
             for merged in layer.fused.merged:
                 merged.refresh_draft()
+
+
+def takes_own_forward(layer: nn.Module, hidden_states: torch.Tensor) -> bool:
+    is_eager = attention_of(layer.self_attn.config) == "eager"
+    return is_eager or torch.is_autocast_enabled(hidden_states.device.type)
+
+
+def may_have_changed(layer: nn.Module, hidden_states: torch.Tensor, is_text: torch.Tensor | None) -> bool:
+    """Whether compiled code, in which nobody looks at adapters and places, has to run the layer's own forward."""
+    weight = layer.fused.query_key_value.weight
+    is_other = (weight.dtype, weight.device) != (hidden_states.dtype, hidden_states.device)
+    return is_other or is_text is not None or takes_own_forward(layer, hidden_states)
 
 
 def attend(

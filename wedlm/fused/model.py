@@ -37,11 +37,13 @@ def fuse(model: nn.Module) -> nn.Module:
         else:
             left.setdefault(reason, []).append(name)
     for reason, names in left.items():
-        logger.warning(f"{len(names)} decoder layers stay as they are, {names[0]} among them: {reason}.")
+        logger.warning(f"{names[0]} stays as it is ({len(names)} such layers in all): {reason}.")
+    if not (fused or left):
+        logger.warning(f"{type(model).__name__} stays as it is: it has no decoder layers of a known form.")
     head = head_of(model)
     if type(head) is nn.Linear and not hasattr(head, "_hf_hook"):
         head.forward = partial(fused_head, head)
-    EXPERIENCE.pop(model, None)
+    forget_costs(model)
     return model
 
 
@@ -54,8 +56,9 @@ def unfuse(model: nn.Module) -> nn.Module:
                 if weight.untyped_storage().nbytes() > weight.nbytes:
                     weight.data = weight.data.clone()
     head = head_of(model)
-    if isinstance(vars(head).get("forward"), partial):
+    if head is not None and isinstance(vars(head).get("forward"), partial):
         del head.forward
+    forget_costs(model)
     return model
 
 
@@ -72,6 +75,12 @@ def decoder_layers(model: nn.Module):
             yield name, module
 
 
+def forget_costs(model: nn.Module) -> None:
+    """Lets the next calls learn what steps cost, also those of a model inside a PeftModel."""
+    for module in model.modules():
+        EXPERIENCE.pop(module, None)
+
+
 def head_of(model: nn.Module) -> nn.Module | None:
     while hasattr(model, "get_base_model"):
         model = model.get_base_model()
@@ -79,6 +88,7 @@ def head_of(model: nn.Module) -> nn.Module | None:
 
 
 def fused_head(head: nn.Linear, hidden_states: torch.Tensor) -> torch.Tensor:
-    if torch.is_grad_enabled() or hidden_states.dtype != head.weight.dtype:
+    is_autocast = torch.is_autocast_enabled(hidden_states.device.type)
+    if torch.is_grad_enabled() or is_autocast or hidden_states.dtype != head.weight.dtype:
         return nn.Linear.forward(head, hidden_states)
     return Product(head.weight.detach(), head.bias)(hidden_states)

@@ -40,6 +40,14 @@ ELSEWHERE = {
         "_check_merge_allowed": "PEFT asks it before every merge",
         "_enable_peft_forward_hooks": "PEFT calls it in every forward, with the adapter_names of the rows",
     },
+    "wedlm/fused/product.py": {"_product": "our own module in C"},
+    "wedlm/fused/layer.py": {
+        "_modules": "the modules by name, read in each forward, where getattr() takes too long",
+        "_parameters": "the weights by name, read in each forward",
+        "_version": "torch counts the changes of a tensor, and has no public name for the number",
+        "_hf_hook": "accelerate has no other sign that it moves the weights of a module",
+    },
+    "wedlm/fused/model.py": {"_hf_hook": "accelerate has no other sign that it moves the weights of a module"},
     "training/data.py": {"_fingerprint": "datasets has no public name for it, and map() must know the source's"},
     "training/packing.py": {"_fingerprint": "datasets has no public name for it"},
     "training/trainer.py": {

@@ -31,7 +31,7 @@ class Merged(Product):
         layers = [linear_of(module._modules[name]) for name in names]
         weight, bias, scales = (together(layers, name) for name in ("weight", "bias", "scales"))
         super().__init__(weight, bias, norm, is_gated, scales)
-        self.draft_versions, self.draft = [], None
+        self.draft_versions, self.draft_products, self.draft = [], [], None
         self.known_modules = [(module._modules, name, module._modules[name]) for name in names]
         modules = [each for each in (*layers, norm) if each is not None]
         owners = [owner for each in modules for owner in (each._parameters, each._buffers)]
@@ -50,10 +50,11 @@ class Merged(Product):
     def refresh_draft(self, dtype: torch.dtype) -> None:
         """Puts the draft products that are active now together, as one low-rank product in the dtype of the input."""
         products = [draft_products(self.module, name) for name in self.names]
-        versions = [(id(each), each._version) for layer in products for down, up, _ in layer for each in (down, up)]
+        versions = [(*version(down), *version(up), scale) for layer in products for down, up, scale in layer]
         if versions == self.draft_versions:
             return
         self.draft_versions, self.draft = versions, None
+        self.draft_products = products  # as long as these live, no other tensor has their ids
         if versions:
             downs = [down for layer in products for down, _, _ in layer]
             ups = [self.up_of(name, layer) for name, layer in zip(self.names, products, strict=True)]
@@ -69,6 +70,11 @@ class Merged(Product):
     def __call__(self, x, is_text=None, added=None) -> torch.Tensor:
         """The product with `x`, with the draft products where the input of the model is MASK."""
         return super().__call__(x, added, None if is_text is None else self.draft, is_text)
+
+
+def version(tensor: torch.Tensor) -> tuple[int, int]:
+    """What is another for each tensor, and after each change of one; inference mode counts no changes."""
+    return id(tensor), 0 if tensor.is_inference() else tensor._version
 
 
 def is_draft_lora(layer: nn.Module) -> bool:
@@ -119,14 +125,29 @@ class FusedLayer:
         self.merged = (self.query_key_value, self.output, self.gate_up, self.down)
         config = attention.config
         self.num_queries, self.num_keys = config.num_attention_heads, config.num_key_value_heads
-        self.sliding_window = getattr(attention, "sliding_window", getattr(config, "sliding_window", None))
-        self.head_norms = ()
-        if isinstance(getattr(attention, "q_norm", None), nn.Module) and not isinstance(attention.q_norm, nn.Identity):
-            norms = attention.q_norm, attention.k_norm
-            self.head_norms = (*(norm.weight.detach() for norm in norms), attention.q_norm.variance_epsilon)
+        # Mistral has one for all layers, and the config of a Llama may have one by mistake.
+        source = config if type(layer).__name__ == "MistralDecoderLayer" else attention
+        self.sliding_window = getattr(source, "sliding_window", None)
+        norms = head_norms(attention)
+        self.head_norms = tuple(norm.weight.detach() for norm in norms.values())
+        if norms:
+            self.head_norms += (norms["q_norm"].variance_epsilon,)
+        known = self.query_key_value
+        known.known_modules += [(layer._modules, name, part) for name, part in layer.named_children()]
+        known.known_modules += [(attention._modules, name, norm) for name, norm in norms.items()]
+        known.known_weights += [(norm._parameters, "weight", place(norm.weight)) for norm in norms.values()]
+
+    def __reduce__(self):  # a copy of the model merges its own weights, in its first forward
+        return type(None), ()
 
     def is_current(self) -> bool:
         return all(merged.is_current() for merged in self.merged)
+
+
+def head_norms(attention: nn.Module) -> dict[str, nn.Module]:
+    """The RMS norms of queries and keys of an attention that has them."""
+    norms = {name: attention._modules.get(name) for name in ("q_norm", "k_norm")}
+    return {name: norm for name, norm in norms.items() if not isinstance(norm, nn.Identity | None)}
 
 
 def why_not_fused(layer: nn.Module) -> str | None:
@@ -139,7 +160,8 @@ def why_not_fused(layer: nn.Module) -> str | None:
     modules = {attention: ("q_proj", "k_proj", "v_proj"), mlp: ("gate_proj", "up_proj")}
     projections = [attention._modules["o_proj"], mlp._modules["down_proj"]]
     together = [[linear_of(module._modules[name]) for name in names] for module, names in modules.items()]
-    weights = [layer.input_layernorm.weight, layer.post_attention_layernorm.weight]
+    norms = [layer.input_layernorm, layer.post_attention_layernorm, *head_norms(attention).values()]
+    weights = [norm.weight for norm in norms]
     for projection in [*map(linear_of, projections), *together[0], *together[1]]:
         if type(projection) not in (nn.Linear, Int8Linear) or type(projection.weight.data) is not torch.Tensor:
             return f"it has a {type(projection).__name__}, and no plain linear layer"
@@ -163,10 +185,11 @@ def fused_forward(layer: nn.Module, layers: list[nn.Module], hidden_states: torc
     """
     if layer is layers[0] and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
         refresh(layers, hidden_states, has_masks=kwargs.get("is_text") is not None)
-    fused = layer.fused
-    if fused is None or torch.is_grad_enabled() or layer.training or args:
+    fused, is_text = layer.fused, kwargs.get("is_text")
+    is_own = fused is None or torch.is_grad_enabled() or layer.training or args
+    if is_own or torch.compiler.is_compiling() and may_have_changed(layer, hidden_states, is_text):
         return type(layer).forward(layer, hidden_states, *args, **kwargs)
-    is_text = kwargs.pop("is_text", None)
+    kwargs.pop("is_text", None)
     attended = attend(layer.self_attn, fused, fused.query_key_value(hidden_states, is_text), **kwargs)
     hidden_states = fused.output(attended, is_text, hidden_states)
     return fused.down(fused.gate_up(hidden_states, is_text), is_text, hidden_states)
@@ -174,16 +197,27 @@ def fused_forward(layer: nn.Module, layers: list[nn.Module], hidden_states: torc
 
 def refresh(layers: list[nn.Module], hidden_states: torch.Tensor, has_masks: bool) -> None:
     """Merges weights anew that were cast or moved since the last forward, or have got an adapter."""
-    is_eager = attention_of(layers[0].self_attn.config) == "eager"
-    is_plain = is_eager or torch.is_autocast_enabled(hidden_states.device.type)
+    is_own = takes_own_forward(layers[0], hidden_states)
     for layer in layers:
-        if is_plain:
+        if is_own:
             layer.fused = None
         elif layer.fused is None or not layer.fused.is_current():
             layer.fused = FusedLayer(layer) if why_not_fused(layer) is None else None
         if has_masks and layer.fused is not None:
             for merged in layer.fused.merged:
                 merged.refresh_draft(hidden_states.dtype)
+
+
+def takes_own_forward(layer: nn.Module, hidden_states: torch.Tensor) -> bool:
+    is_eager = attention_of(layer.self_attn.config) == "eager"
+    return is_eager or torch.is_autocast_enabled(hidden_states.device.type)
+
+
+def may_have_changed(layer: nn.Module, hidden_states: torch.Tensor, is_text: torch.Tensor | None) -> bool:
+    """Whether compiled code, in which nobody looks at adapters and places, has to run the layer's own forward."""
+    weight = layer.fused.query_key_value.weight
+    is_other = (weight.dtype, weight.device) != (hidden_states.dtype, hidden_states.device)
+    return is_other or is_text is not None or takes_own_forward(layer, hidden_states)
 
 
 def attend(
@@ -217,6 +251,7 @@ def attend(
             attention_mask,
             scaling=attention.scaling,
             sliding_window=fused.sliding_window,
+            position_ids=position_ids,
             **kwargs,
         )
     return attended.flatten(2)

@@ -44,7 +44,9 @@ def fuse(model: nn.Module, weights: str | None = None) -> nn.Module:
         else:
             left.setdefault(reason, []).append(name)
     for reason, names in left.items():
-        logger.warning(f"{len(names)} decoder layers stay as they are, {names[0]} among them: {reason}.")
+        logger.warning(f"{names[0]} stays as it is ({len(names)} such layers in all): {reason}.")
+    if not (fused or left):
+        logger.warning(f"{type(model).__name__} stays as it is: it has no decoder layers of a known form.")
     head = owner_of(model).get_output_embeddings()
     if type(head) is nn.Linear and not hasattr(head, "_hf_hook"):
         if weights == "int8":
@@ -55,7 +57,7 @@ def fuse(model: nn.Module, weights: str | None = None) -> nn.Module:
         logger.warning_once(f"Products of few rows are computed {described_product()}.")
     if weights == "int8":
         owner_of(model).save_pretrained = refuse_saving  # before transformers writes the config
-    EXPERIENCE.pop(model, None)
+    forget_costs(model)
     return model
 
 
@@ -72,8 +74,9 @@ def unfuse(model: nn.Module) -> nn.Module:
                 if weight.untyped_storage().nbytes() > weight.nbytes:
                     weight.data = weight.data.clone()
     head = owner_of(model).get_output_embeddings()
-    if isinstance(vars(head).get("forward"), partial):
+    if head is not None and isinstance(vars(head).get("forward"), partial):
         del head.forward
+    forget_costs(model)
     return model
 
 
@@ -91,12 +94,21 @@ def decoder_layers(model: nn.Module):
             yield name, module
 
 
+def forget_costs(model: nn.Module) -> None:
+    """Lets the next calls learn what steps cost, also those of a model inside a PeftModel."""
+    for module in model.modules():
+        EXPERIENCE.pop(module, None)
+
+
 def owner_of(model: nn.Module) -> nn.Module:
     """The model of transformers below an adapter of PEFT."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    while hasattr(model, "get_base_model"):
+        model = model.get_base_model()
+    return model
 
 
 def fused_head(head: nn.Linear, hidden_states: torch.Tensor) -> torch.Tensor:
-    if torch.is_grad_enabled() or hidden_states.dtype != head.weight.dtype:
+    is_autocast = torch.is_autocast_enabled(hidden_states.device.type)
+    if torch.is_grad_enabled() or is_autocast or hidden_states.dtype != head.weight.dtype:
         return nn.Linear.forward(head, hidden_states)
     return Product(head.weight.detach(), head.bias)(hidden_states)

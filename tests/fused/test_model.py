@@ -1,0 +1,660 @@
+"""A fused model predicts what the model predicts, whatever is done to it, and is given back as it was."""
+
+import gc
+import pickle
+from copy import deepcopy
+from functools import partial
+
+import pytest
+import torch
+from accelerate import cpu_offload
+from draft_models import FLAVOURS, drafted, fill, tiny_model, with_adapter
+from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, left_padded, load, random_tokens
+from peft import LoraConfig, get_peft_model
+from stock_checkpoints import CLASSES, files_of
+from torch import nn
+from transformers import (
+    BitsAndBytesConfig,
+    DynamicCache,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    StaticCache,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import wedlm
+from wedlm import DraftLoraConfig, WeDLMForCausalLM
+from wedlm.fused import model as fused_model
+from wedlm.fused.model import product_of
+from wedlm.fused.product import SET
+from wedlm.generation.step_costs import experience_with
+from wedlm.generation.transformers_internals import CACHE
+
+PRODUCT = SET or "torch"
+SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
+WITH_MASKS = random_tokens(2, 9)
+WITH_MASKS[0, 3], WITH_MASKS[1, 5:] = MASK, MASK
+
+
+def stock(family, **fields):
+    """A tiny model of transformers' own class."""
+    config_class, model_class = CLASSES[family]
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"num_hidden_layers": 2, "vocab_size": 160, "pad_token_id": PAD, "eos_token_id": EOS}
+    torch.manual_seed(0)
+    model = model_class(config_class(**{**sizes, **fields})).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+SLIDING = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+MODELS = {flavour: partial(tiny_model, flavour) for flavour in FLAVOURS} | {
+    "drafted": drafted,
+    "drafted qwen2 tied": partial(drafted, "qwen2 tied"),
+    "PEFT": lambda: with_adapter(tiny_model()),
+    "PEFT on some layers": lambda: with_adapter(tiny_model("qwen2"), target_modules=["k_proj", "up_proj", "o_proj"]),
+    "stock llama": partial(stock, "llama"),
+    "stock llama with biases": partial(stock, "llama", attention_bias=True, mlp_bias=True),
+    "stock mistral": partial(stock, "mistral", sliding_window=4),
+    "stock qwen2": partial(stock, "qwen2"),
+    "stock qwen2 sliding": partial(stock, "qwen2", **SLIDING),
+    "stock qwen3": partial(stock, "qwen3", head_dim=12),
+    "stock qwen3 sliding": partial(stock, "qwen3", **SLIDING),
+}
+WEDLM = [name for name in MODELS if "stock" not in name]
+each_model = pytest.mark.parametrize("name", MODELS)
+
+
+@torch.no_grad()
+def logits(model, ids=WITH_MASKS, **inputs):
+    return model(ids, **inputs).logits
+
+
+def cached(model, cache):
+    """The logits of left padded prompts, of a token behind them, and of five more."""
+    prompts, more = left_padded(PROMPTS[:3]), random_tokens(3, 6, seed=1)
+    mask, found = prompts["attention_mask"], []
+    for ids in (prompts["input_ids"], more[:, :1], more[:, 1:]):
+        mask = torch.cat([mask, torch.ones_like(ids)], dim=1) if found else mask
+        found.append(logits(model, ids, attention_mask=mask, **{CACHE: cache}))
+    return torch.cat([found[0][prompts["attention_mask"].bool()], *(each.flatten(0, 1) for each in found[1:])])
+
+
+FORWARDS = {
+    "masks": logits,
+    "one": lambda model: logits(model, torch.tensor([[5]])),
+    "many": lambda model: logits(model, WITH_MASKS.repeat(2, 3)),
+    "turned": lambda model: logits(model, WITH_MASKS.t().contiguous().t()),
+    "dynamic cache": lambda model: cached(model, DynamicCache(config=model.config)),
+    "static cache": lambda model: cached(model, StaticCache(config=model.config, max_cache_len=48)),
+    "packed": lambda model: logits(model, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 1]]), use_cache=False),
+}
+each_forward = pytest.mark.parametrize("forward", FORWARDS)
+
+
+def assert_close(got, wanted, most=1e-4):
+    assert got.dtype == wanted.dtype and (got - wanted).abs().max() <= most * wanted.abs().max()
+
+
+def distance(one, other):
+    return (one.double() - other.double()).norm()
+
+
+# --- The same predictions ---
+
+
+@each_model
+@each_forward
+def test_a_fused_model_predicts_the_same(name, forward):
+    model = MODELS[name]()
+    wanted = FORWARDS[forward](model)
+    assert wedlm.fuse(model) is model
+    assert_close(FORWARDS[forward](model), wanted)
+    assert product_of(model) == PRODUCT, "no layer has fallen back"
+
+
+@each_model
+@pytest.mark.parametrize("forward", ["masks", "many", "dynamic cache"])
+def test_in_bfloat16_it_is_as_exact_as_the_model(name, forward):
+    model = MODELS[name]().bfloat16()
+    exact = FORWARDS[forward](deepcopy(model).double())
+    plain, fused = FORWARDS[forward](model), FORWARDS[forward](wedlm.fuse(model))
+    assert distance(fused, exact) <= 1.5 * distance(plain, exact)
+
+
+@each_model
+def test_hidden_states_come_out(name):
+    model = MODELS[name]()
+    with torch.no_grad():
+        wanted = model(WITH_MASKS, output_hidden_states=True).hidden_states
+        got = wedlm.fuse(model)(WITH_MASKS, output_hidden_states=True).hidden_states
+    for one, other in zip(got, wanted, strict=True):
+        assert_close(one, other)
+
+
+@each_model
+def test_an_attention_function_is_called_with_the_same(name, monkeypatch):
+    """Flash attention reads the window, and where samples begin."""
+    called = []
+
+    def attention(module, query, key, value, attention_mask, position_ids=None, sliding_window=None, **kwargs):
+        called.append([query, key, value, attention_mask, position_ids, sliding_window, kwargs["scaling"]])
+        return query.transpose(1, 2), None
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", attention)
+    model = MODELS[name]()
+    model.config.sliding_window = getattr(model.config, "sliding_window", 3)  # no field of Llama
+    inputs = {"position_ids": torch.arange(9)[None], "use_cache": False}
+    logits(model, **inputs)
+    logits(wedlm.fuse(model), **inputs)
+    middle = len(called) // 2
+    for plain, fused in zip(called[:middle], called[middle:], strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
+
+
+# --- The same texts ---
+
+
+def texts(model, **arguments):
+    torch.manual_seed(7)
+    settings = {"max_new_tokens": 24, "window_size": 6, **SPECIAL, **arguments}
+    return model.generate(**left_padded(PROMPTS), **settings).tolist()
+
+
+@pytest.mark.parametrize("name", WEDLM)
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "top_k": 20}], ids=["greedy", "sampled"])
+def test_verified_texts_are_those_of_decoding_token_by_token(name, sampling):
+    model = MODELS[name]()
+    wanted = texts(model, decoding="autoregressive", **sampling)
+    wedlm.fuse(model)
+    assert texts(model, decoding="autoregressive", **sampling) == wanted
+    if not sampling:
+        assert texts(model, decoding="verified") == wanted
+    assert product_of(model) == PRODUCT
+
+
+@pytest.mark.few(15)
+@pytest.mark.parametrize("name", WEDLM)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"decoding": "streaming", "entropy_threshold": 1.0},
+        {"decoding": "blockwise", "entropy_threshold": 1.0},
+        {"decoding": "verified", "do_sample": True},
+        {"decoding": "verified", "cache_implementation": "static"},
+        {"decoding": "streaming", "prefill_chunk_size": 5, "do_sample": True},
+    ],
+    ids=str,
+)
+def test_texts_are_those_of_the_model(name, settings):
+    model = MODELS[name]()
+    wanted = texts(model, **settings)
+    assert texts(wedlm.fuse(model), **settings) == wanted
+
+
+@pytest.mark.parametrize("decoding", ["autoregressive", "verified", "streaming"])
+def test_a_running_batch_writes_what_the_model_writes(decoding):
+    model = load(CHECKPOINTS / "q3")
+    model.generation_config.update(max_new_tokens=20, decoding=decoding, **SPECIAL)
+    wanted = [model.generate(torch.tensor([tokens]))[0, len(tokens) :].tolist() for tokens in PROMPTS]
+    wedlm.fuse(model)
+    outputs = model.generate_batch(PROMPTS).values()
+    assert [output.generated_tokens for output in outputs] == wanted
+    assert product_of(model) == PRODUCT
+
+
+def test_requests_join_a_running_batch():
+    model = load(CHECKPOINTS / "q3")
+    model.generation_config.update(max_new_tokens=20, decoding="verified", **SPECIAL)
+    wanted = [model.generate(torch.tensor([tokens]))[0, len(tokens) :].tolist() for tokens in PROMPTS]
+    with wedlm.fuse(model).continuous_batching_context_manager() as manager:
+        names = [manager.add_request(tokens) for tokens in PROMPTS]
+        assert [manager.get_result(name, timeout=60).generated_tokens for name in names] == wanted
+    assert product_of(model) == PRODUCT
+
+
+# --- Changed after it was fused ---
+
+
+def trained(model):
+    """After a step of an optimizer."""
+    model.requires_grad_(True).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model(WITH_MASKS, labels=WITH_MASKS).loss.backward()
+    optimizer.step()
+    return model.eval()
+
+
+def with_other_weights(model, **options):
+    torch.manual_seed(3)
+    weights = {name: torch.randn_like(weight) * 0.3 for name, weight in model.state_dict().items()}
+    model.load_state_dict(weights, **options)
+    return model
+
+
+def resized(model):
+    torch.manual_seed(3)
+    model.resize_token_embeddings(170, mean_resizing=False)
+    return model
+
+
+def with_other_part(model, name):
+    """With new modules or weights in place of those of a layer, by a path below it."""
+    for seed, layer in enumerate(model.get_decoder().layers):
+        torch.manual_seed(seed)
+        path, _, last = name.rpartition(".")
+        owner = layer.get_submodule(path)
+        part = deepcopy(getattr(owner, last))
+        for weight in [part] if isinstance(part, nn.Parameter) else part.parameters():
+            nn.init.normal_(weight, std=0.3)
+        setattr(owner, last, part)
+    return model
+
+
+def with_lora(model):
+    torch.manual_seed(3)
+    settings = {"r": 2, "target_modules": ["q_proj", "down_proj"], "init_lora_weights": False}
+    return get_peft_model(model, LoraConfig(**settings)).eval()
+
+
+CHANGES = {
+    "cast": lambda model: model.bfloat16(),
+    "cast there and back": lambda model: model.bfloat16().float(),
+    "in float64": lambda model: model.double(),
+    "trained": trained,
+    "loaded": with_other_weights,
+    "assigned": partial(with_other_weights, assign=True),
+    "resized": resized,
+    "a plain LoRA": with_lora,
+    "a merged LoRA": lambda model: with_lora(model).merge_and_unload(),
+    "other weights": partial(with_other_part, name="self_attn.k_proj.weight"),
+    "another linear layer": partial(with_other_part, name="mlp.down_proj"),
+    "another MLP": partial(with_other_part, name="mlp"),
+    "another norm": partial(with_other_part, name="input_layernorm"),
+    "another head norm": partial(with_other_part, name="self_attn.k_norm"),
+    "other head norms": partial(with_other_part, name="self_attn.q_norm.weight"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ["qwen3 tied", "stock qwen3"])
+def test_a_fused_model_is_changed_like_any_other(name, change):
+    plain, fused = MODELS[name](), wedlm.fuse(MODELS[name]())
+    before = logits(fused)
+    plain, fused = CHANGES[change](plain), CHANGES[change](fused)
+    wanted, got = logits(plain), logits(fused)
+    assert change in ("in float64", "resized") or distance(wanted, before) > 1e-3 * before.norm()
+    assert_close(got, wanted, 0.1 if wanted.dtype == torch.bfloat16 else 1e-4)
+    assert product_of(fused) == (None if change == "a plain LoRA" else PRODUCT)
+
+
+@each_model
+def test_gradients_are_those_of_the_model(name):
+    plain, fused = MODELS[name](), wedlm.fuse(MODELS[name]())
+    logits(fused)
+    for model in (plain, fused):
+        model.requires_grad_(True).train()
+        model(WITH_MASKS, labels=WITH_MASKS).loss.backward()
+    for one, other in zip(fused.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_in_training_mode_it_is_the_model():
+    """Dropout too."""
+    plain, fused = (tiny_model(attention_dropout=0.5).train() for _ in range(2))
+    wedlm.fuse(fused)
+    torch.manual_seed(0)
+    wanted = logits(plain)
+    torch.manual_seed(0)
+    assert_close(logits(fused), wanted)
+
+
+@each_model
+def test_autocast_takes_the_forward_of_the_model(name):
+    plain, fused = MODELS[name](), wedlm.fuse(MODELS[name]())
+    logits(fused)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(logits(fused), logits(plain))
+    logits(fused)
+    assert product_of(fused) == PRODUCT
+
+
+@each_model
+def test_eager_attention_takes_the_forward_of_the_model(name):
+    """It returns its weights."""
+    plain, fused = MODELS[name](), wedlm.fuse(MODELS[name]())
+    for model in (plain, fused):
+        model.set_attn_implementation("eager")
+    with torch.no_grad():
+        wanted, got = (model(WITH_MASKS, output_attentions=True) for model in (plain, fused))
+    assert_close(got.logits, wanted.logits)
+    assert len(got.attentions) == 2 and all(map(torch.equal, got.attentions, wanted.attentions))
+    fused.set_attn_implementation("sdpa")
+    logits(fused)
+    assert product_of(fused) == PRODUCT
+
+
+# --- Draft adapters of PEFT ---
+
+
+def second(model):
+    model.add_adapter("second", DraftLoraConfig(r=3, lora_alpha=9))
+    fill(model, "second", seed=5)
+    return model.eval()
+
+
+def with_active(model, name):
+    model.base_model.set_adapter(name)
+    return model
+
+
+def replaced(model):
+    """With an adapter that has the name of one that was deleted."""
+    with_active(second(model), "second").delete_adapter("default")
+    logits(model)
+    model.add_adapter("default", DraftLoraConfig(r=4, lora_alpha=16))
+    fill(model, seed=9)
+    return with_active(model, "default").eval()
+
+
+def rescaled(model):
+    for layer in model.modules():
+        if hasattr(layer, "set_scale"):
+            layer.set_scale("default", 3.0)
+    return model
+
+
+def filled(model):
+    fill(model, seed=9)
+    return model
+
+
+def disabled(model):
+    model.base_model.disable_adapter_layers()
+    return model
+
+
+def enabled_again(model):
+    logits(disabled(model))
+    model.base_model.enable_adapter_layers()
+    return model
+
+
+ADAPTER_CHANGES = {
+    "nothing": lambda model: model,
+    "disabled": disabled,
+    "enabled again": enabled_again,
+    "a second one waits": second,
+    "a second one acts": lambda model: with_active(second(model), "second"),
+    "both act": lambda model: with_active(second(model), ["default", "second"]),
+    "replaced": replaced,
+    "rescaled": rescaled,
+    "other weights": filled,
+    "trained": trained,
+    "cast": lambda model: model.double(),
+    "unloaded": lambda model: model.unload(),
+}
+BEFORE_MASKS = [(0, slice(0, 3)), (1, slice(0, 5))]
+
+
+@pytest.mark.parametrize("change", ADAPTER_CHANGES)
+@pytest.mark.parametrize("fused_first", [True, False], ids=["before the adapter", "with the adapter"])
+def test_a_draft_adapter_acts_where_the_input_is_mask(change, fused_first):
+    plain, fused = with_adapter(tiny_model()), tiny_model()
+    fused = with_adapter(wedlm.fuse(fused)) if fused_first else wedlm.fuse(with_adapter(fused))
+    assert_close(logits(fused), logits(plain))
+    plain, fused = ADAPTER_CHANGES[change](plain), ADAPTER_CHANGES[change](fused)
+    got = logits(fused)
+    assert_close(got, logits(plain))
+    assert product_of(fused) == PRODUCT
+    base = logits(tiny_model().to(got.dtype)) if change != "trained" else got
+    for place in BEFORE_MASKS:
+        assert_close(got[place], base[place])
+
+
+# --- Copied, saved, and given back ---
+
+
+def bytes_of(tensors):
+    """The memory of tensors, each storage once."""
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
+
+
+def all_tensors():
+    gc.collect()
+    return [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+
+
+@pytest.mark.few(4)
+@each_model
+def test_the_weights_are_kept_once(name):
+    before = bytes_of(all_tensors())
+    model = MODELS[name]()
+    size = bytes_of(model.parameters())
+    wedlm.fuse(model)
+    logits(model)
+    copied = deepcopy(model)
+    assert bytes_of(model.parameters()) == size
+    assert bytes_of(all_tensors()) - before < 2.4 * size, "the model and its copy, and low-rank products"
+    del copied
+
+
+def copied(model):
+    return deepcopy(model)
+
+
+def pickled(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+@pytest.mark.parametrize("copy", [copied, pickled])
+@pytest.mark.parametrize("name", ["drafted", "PEFT", "stock qwen2"])
+def test_a_copy_is_independent(name, copy):
+    model = wedlm.fuse(MODELS[name]())
+    wanted = logits(model)
+    other = copy(model)
+    assert torch.equal(logits(other), wanted) and product_of(other) == PRODUCT
+    for weight in other.parameters():
+        nn.init.zeros_(weight)
+    assert torch.equal(logits(model), wanted) and not logits(other).any()
+
+
+@each_model
+def test_it_is_saved_as_the_model_is(name, tmp_path):
+    model = MODELS[name]()
+    model.save_pretrained(tmp_path / "plain")
+    weights = pickle.dumps(model.state_dict())
+    logits(wedlm.fuse(model))
+    model.save_pretrained(tmp_path / "fused")
+    assert files_of(tmp_path / "fused") == files_of(tmp_path / "plain")
+    again = pickle.loads(pickle.dumps(model.state_dict()))
+    assert again.keys() == (weights := pickle.loads(weights)).keys()
+    assert all(torch.equal(again[key], weights[key]) for key in weights)
+
+
+@each_model
+def test_unfused_it_is_the_model_as_it_was(name):
+    model = MODELS[name]()
+    weights, wanted = deepcopy(model.state_dict()), logits(model)
+    logits(wedlm.fuse(wedlm.fuse(model)))
+    assert wedlm.unfuse(model) is model and product_of(model) is None
+    assert torch.equal(logits(model), wanted)
+    for key, weight in model.state_dict().items():
+        assert torch.equal(weight, weights[key]) and weight.untyped_storage().nbytes() == weight.nbytes
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_what_was_never_fused_is_given_back_as_it_is():
+    for model in (tiny_model(), tiny_model().model):
+        assert wedlm.unfuse(model) is model
+    decoder = tiny_model().model
+    with torch.no_grad():
+        wanted = decoder(WITH_MASKS)[0]
+        assert_close(wedlm.fuse(decoder)(WITH_MASKS)[0], wanted)
+        assert torch.equal(wedlm.unfuse(decoder)(WITH_MASKS)[0], wanted)
+
+
+@pytest.mark.parametrize("make", [tiny_model, lambda: with_adapter(tiny_model())], ids=["alone", "in a PeftModel"])
+def test_the_costs_of_steps_are_learned_anew(make):
+    model = make()
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    for change in (wedlm.fuse, wedlm.unfuse):
+        before = experience_with(base)
+        assert experience_with(base) is before
+        change(model)
+        assert experience_with(base) is not before
+
+
+def test_in_inference_mode():
+    wanted = logits(drafted())
+    with torch.inference_mode():
+        born = drafted()
+        assert_close(wedlm.fuse(born)(WITH_MASKS).logits, wanted)
+    assert_close(logits(born), wanted)
+    fused = wedlm.fuse(drafted())
+    with torch.inference_mode():
+        assert_close(fused(WITH_MASKS).logits, wanted)
+    assert_close(logits(fused), wanted)
+
+
+# --- What stays as it is ---
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    said = []
+    monkeypatch.setattr(fused_model.logger, "warning", said.append)
+    return said
+
+
+def gpt2():
+    return GPT2LMHeadModel(GPT2Config(vocab_size=160, n_embd=32, n_layer=2, n_head=2)).eval()
+
+
+def gemma2():
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return Gemma2ForCausalLM(Gemma2Config(**sizes, num_key_value_heads=2, head_dim=8, vocab_size=160)).eval()
+
+
+def quantized():
+    """As bitsandbytes replaces linear layers."""
+    model = tiny_model()
+    for layer in model.model.layers:
+        layer.mlp.up_proj.__class__ = type("Quantized", (nn.Linear,), {})
+    return model
+
+
+def with_weights_in_parts():
+    """As those of a DTensor, which is a subclass of torch.Tensor."""
+    model, part = tiny_model(), type("Part", (torch.Tensor,), {})
+    for layer in model.model.layers:
+        layer.mlp.up_proj.weight = nn.Parameter(layer.mlp.up_proj.weight.detach().as_subclass(part))
+    return model
+
+
+def offloaded():
+    return cpu_offload(stock("llama"), execution_device=torch.device("cpu"))
+
+
+ALL = "model.layers.0 stays as it is (2 such layers in all): "
+FAMILIES = "LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer, WeDLMDecoderLayer"
+OTHERS = {
+    "another family": (gpt2, "GPT2LMHeadModel stays as it is: it has no decoder layers of a known form."),
+    "other layers": (gemma2, f"{ALL}Gemma2DecoderLayer is none of {FAMILIES}."),
+    "another activation": (partial(stock, "llama", hidden_act="gelu"), f"{ALL}its activation is gelu."),
+    "quantized": (quantized, f"{ALL}it has a Quantized, and no plain linear layer."),
+    "in parts": (with_weights_in_parts, f"{ALL}it has a Linear, and no plain linear layer."),
+    "a plain LoRA": (
+        lambda: with_lora(stock("llama")),
+        f"base_model.model.{ALL}it has a Linear, and no plain linear layer.",
+    ),
+    "offloaded": (offloaded, f"{ALL}accelerate moves its weights."),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_model_that_cannot_be_fused_stays_as_it_is(name, warnings):
+    make, said = OTHERS[name]
+    model, ids = make(), random_tokens(2, 9)
+    wanted = logits(model, ids)
+    assert_close(logits(wedlm.fuse(model), ids), wanted)
+    assert warnings == [said] and product_of(model) is None
+
+
+def test_a_model_of_bitsandbytes_stays_as_it_is(warnings, tmp_path):
+    tiny_model(hidden_size=64, intermediate_size=64, head_dim=32).save_pretrained(tmp_path)
+    config = BitsAndBytesConfig(load_in_4bit=True)
+    model = WeDLMForCausalLM.from_pretrained(tmp_path, quantization_config=config).eval()
+    wanted = logits(model)
+    assert_close(logits(wedlm.fuse(model)), wanted)
+    assert warnings == [f"{ALL}it has a Linear4bit, and no plain linear layer."]
+
+
+@pytest.mark.parametrize("part", ["mlp.gate_proj", "post_attention_layernorm", "self_attn.k_norm"])
+def test_weights_of_several_dtypes_stay_apart(part, warnings):
+    model = stock("qwen3")
+    for layer in model.model.layers:
+        layer.get_submodule(part).double()
+    assert product_of(wedlm.fuse(model)) is None
+    assert warnings == [f"{ALL}its weights have several dtypes or devices."]
+
+
+def test_the_other_layers_are_fused(warnings):
+    model = stock("llama")
+    model.model.layers[0].self_attn.v_proj.bias = nn.Parameter(torch.ones(16))
+    wanted = logits(model)
+    assert_close(logits(wedlm.fuse(model)), wanted)
+    assert warnings == [
+        "model.layers.0 stays as it is (1 such layers in all): of its projections only some have a bias."
+    ]
+    assert product_of(model) == PRODUCT
+
+
+# --- In compiled code ---
+
+
+def compiled_logits(model):
+    torch.compiler.reset()
+    with torch.no_grad():
+        return torch.compile(model.forward, backend="aot_eager")(WITH_MASKS, use_cache=False).logits
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("name", ["qwen2", "drafted", "PEFT", "stock mistral", "stock qwen3 sliding"])
+def test_compiled_it_predicts_the_same(name):
+    model = MODELS[name]()
+    wanted = logits(model)
+    assert_close(compiled_logits(wedlm.fuse(model)), wanted)
+    assert product_of(model) == PRODUCT
+
+
+def test_compiled_code_is_one_graph_with_the_operator():
+    model, called = wedlm.fuse(tiny_model()), []
+
+    def backend(graph, inputs):
+        called.extend(node.target for node in graph.graph.nodes if "wedlm.product" in str(node.target))
+        return graph
+
+    torch.compiler.reset()
+    with torch.no_grad():
+        got = torch.compile(model.forward, backend=backend, fullgraph=True)(WITH_MASKS, use_cache=False).logits
+    assert_close(got, logits(model))
+    assert len(called) == (2 * 4 + 1 if SET else 0), "four products in each layer, and the head"
+
+
+@pytest.mark.parametrize("change", ["cast", "in float64"])
+def test_compiled_code_sees_a_cast(change):
+    plain, fused = (CHANGES[change](model) for model in (tiny_model(), wedlm.fuse(tiny_model())))
+    assert_close(compiled_logits(fused), compiled_logits(plain), 0.1)
+
+
+def test_compiled_code_sees_autocast_and_another_attention():
+    plain, fused = tiny_model(), wedlm.fuse(tiny_model())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(compiled_logits(fused), compiled_logits(plain))
+    for model in (plain, fused):
+        model.set_attn_implementation("eager")
+    assert_close(compiled_logits(fused), compiled_logits(plain))

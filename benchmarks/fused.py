@@ -53,7 +53,7 @@ def models_of(given: argparse.Namespace, dtype: str) -> dict[str, PreTrainedMode
     if given.shape is not None:
         config = WeDLMConfig(**{**QWEN3, **SHAPES[given.shape]}, tie_word_embeddings=True)
         make = partial(WeDLMForCausalLM._from_config, config, dtype=getattr(torch, dtype))
-        return {PLAIN: make().eval(), FUSED: fuse(make().eval())}
+        return {PLAIN: make().eval(), FUSED: fuse(make().eval()), INT8: fuse(make().eval(), weights="int8")}
     stock = AutoModelForCausalLM.from_pretrained(given.stock, dtype=dtype).eval()
     plain, fused, rounded = (load_checkpoint(given.model, dtype, "cpu")[0] for _ in range(3))
     return {STOCK: stock, PLAIN: plain, FUSED: fuse(fused), INT8: fuse(rounded, weights="int8")}
@@ -64,7 +64,7 @@ class Step:
 
     def __init__(self, model: PreTrainedModel, num_tokens: int):
         self.model, self.num_tokens, self.cache = model, num_tokens, DynamicCache(config=model.config)
-        self.tokens = torch.randint(5, 1000, (1, CACHED + num_tokens))
+        self.tokens = torch.randint(5, min(500, model.config.vocab_size), (1, CACHED + num_tokens))
         model(self.tokens[:, :CACHED], **{CACHE: self.cache})
 
     def __call__(self) -> None:
@@ -83,11 +83,11 @@ def steps_of(models: dict[str, PreTrainedModel], repeats: int) -> dict[str, dict
     seconds = seconds_in_turns(calls, "cpu", repeats, num_warm_up=3)
     results = {}
     for (name, tokens), values in seconds.items():
-        results.setdefault(name, {})[tokens] = median_and_range([1e3 * value for value in values])
+        results.setdefault(name, {})[str(tokens)] = median_and_range([1e3 * value for value in values])
     for name, of_model in results.items():
         results[name] = {"milliseconds": of_model}
         if name != FLOOR:
-            first = of_model[1]["median"]
+            first = of_model["1"]["median"]
             results[name]["times_first"] = {tokens: one["median"] / first for tokens, one in of_model.items()}
     return results
 
@@ -227,7 +227,7 @@ def table(results: dict) -> str:
     for dtype, steps in results["steps"].items():
         for name, of_model in steps.items():
             cells = of_model["milliseconds"]
-            lines.append([dtype, name, *(with_range(cells[n], ".1f") if n in cells else "" for n in TOKENS)])
+            lines.append([dtype, name, *(with_range(cells[n], ".1f") if n in cells else "" for n in map(str, TOKENS))])
     return markdown(
         ["dtype", "milliseconds by tokens", *map(str, TOKENS)], lines, left={"dtype", "milliseconds by tokens"}
     )

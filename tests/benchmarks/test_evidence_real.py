@@ -7,7 +7,6 @@ import sys
 from argparse import Namespace
 
 import pytest
-import torch
 from draft_models import save_adapter
 from helpers import REPOSITORY
 from human_eval_problems import ADD
@@ -16,7 +15,7 @@ from matplotlib.figure import Figure
 from wedlm.adapters.prompts import KINDS, Prompt
 from wedlm.checkpoints.convert import convert_to_autoregressive
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.generation.packed_linear import packed_layers
+from wedlm.fused.model import product_of
 
 VLLM = f"""#!{sys.executable}
 import json, sys
@@ -60,7 +59,6 @@ def vllm(tmp_path):
     return tmp_path / "vllm"
 
 
-@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="bfloat16 cannot be packed on this CPU")
 def test_one_command_measures_texts_scores_and_speed(
     run, evidence_real, ways, load_benchmark, vllm, packages, tmp_path, monkeypatch, capsys
 ):
@@ -133,13 +131,6 @@ def models(evidence_real, tmp_path):
     return evidence_real.load_models(given, "float32")
 
 
-def test_a_cpu_that_packs_no_bfloat16_is_told_at_once(run, monkeypatch, capsys):
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    with pytest.raises(SystemExit):
-        run("evidence_real")
-    assert "packed weights in bfloat16 too. pack_for_cpu() takes weights in torch.float32" in capsys.readouterr().err
-
-
 def test_each_way_has_its_model(evidence_real, ways, models, monkeypatch):
     monkeypatch.setattr(evidence_real, "way_of", lambda model, **arguments: (model, arguments))
     asked, look_up = models.ways(), {"prompt_lookup_num_tokens": 10}
@@ -150,7 +141,7 @@ def test_each_way_has_its_model(evidence_real, ways, models, monkeypatch):
     assert asked[ways.ADAPTED] == (models.adapted, {"decoding": "verified"})
     assert asked[ways.UNPACKED] == (models.unpacked, {"decoding": "verified"})
     assert (asked[ways.PLAIN], asked[ways.PLAIN_PACKED]) == ((models.stock, {}), (models.packed_stock, {}))
-    unpacked = {name for name, (model, _) in asked.items() if not any(packed_layers(model))}
+    unpacked = {name for name, (model, _) in asked.items() if product_of(model) is None}
     assert unpacked == {ways.PLAIN, ways.LOOK_UP, ways.UNPACKED}
     adapted = {name for name, (model, _) in asked.items() if "DraftProduct" in str(model)}
     assert adapted == {ways.ADAPTED, ways.UNPACKED}

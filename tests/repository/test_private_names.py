@@ -26,15 +26,6 @@ ELSEWHERE = {
         "_scaled_dot_product_flash_attention_for_cpu": "the name of torch's operator, for selective checkpointing",
     },
     "modeling_wedlm/draft_loss.py": {"_backward_cls": "torch gives it to every autograd.Function"},
-    "wedlm/fused/layer.py": {
-        "_modules": "torch's dict of a module's children: its attributes take ten times as long",
-        "_parameters": "the same for its weights",
-        "_buffers": "the same for its int8 weights",
-        "_version": "torch counts the changes of a tensor in place, and has no public name for it",
-        "_hf_hook": "accelerate's mark of a module whose weights it moves",
-    },
-    "wedlm/fused/product.py": {"_product": "our own extension, which nobody else should import"},
-    "wedlm/fused/model.py": {"_hf_hook": "accelerate's mark of a module whose weights it moves"},
     "wedlm/adapters/draft_lora.py": {
         "_create_and_replace": "PEFT's LoraModel makes each layer in it",
         "_check_merge_allowed": "PEFT asks it before every merge",
@@ -44,6 +35,7 @@ ELSEWHERE = {
     "wedlm/fused/layer.py": {
         "_modules": "the modules by name, read in each forward, where getattr() takes too long",
         "_parameters": "the weights by name, read in each forward",
+        "_buffers": "int8 weights by name, read in each forward",
         "_version": "torch counts the changes of a tensor, and has no public name for the number",
         "_hf_hook": "accelerate has no other sign that it moves the weights of a module",
     },

@@ -1,0 +1,83 @@
+"""Int8 weights: another model, whose layers multiply with the rounded weights, fused and not."""
+
+import copy
+
+import pytest
+import torch
+from draft_models import FLAVOURS, drafted, tiny_model
+from helpers import MASK, left_padded, random_tokens
+from torch import nn
+
+from wedlm import fuse, unfuse
+from wedlm.fused.int8 import Int8Linear
+from wedlm.fused.model import product_of
+
+PROMPTS = [row.tolist() for row in random_tokens(3, 9)]
+
+
+def rounded(model: nn.Module) -> nn.Module:
+    """A copy of the model with the weights that int8 can express."""
+    model = copy.deepcopy(model)
+    layers = [layer for layer in model.model.layers.modules() if isinstance(layer, nn.Linear)]
+    for layer in [*layers, model.lm_head]:
+        weight = layer.weight.detach()
+        scales = weight.abs().amax(dim=1, keepdim=True) / 127
+        layer.weight = nn.Parameter((weight / scales).round() * scales)
+    return model
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("make", [tiny_model, drafted], ids=["plain", "drafts"])
+def test_the_model_is_that_of_the_rounded_weights(flavour, make):
+    model = make(flavour)
+    expected, tokens = rounded(model), random_tokens(2, 7)
+    tokens[:, -2:] = MASK
+    fuse(model, weights="int8")
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, expected(tokens).logits, atol=1e-4, rtol=1e-4)
+        prompt = torch.cat([tokens] * 6, dim=1)  # more rows than product.c takes
+        torch.testing.assert_close(model(prompt).logits, expected(prompt).logits, atol=1e-4, rtol=1e-4)
+    arguments = {**left_padded(PROMPTS), "max_new_tokens": 12, "do_sample": False}
+    text = model.generate(**arguments, decoding="autoregressive").tolist()
+    assert model.generate(**arguments, decoding="verified").tolist() == text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_layer_works_by_itself_and_lets_gradients_through(dtype):
+    layer = nn.Linear(20, 30, dtype=dtype)
+    layer.weight.data[3] = 0
+    int8, x = Int8Linear(layer), torch.randn(2, 5, 20, dtype=dtype, requires_grad=True)
+    weight = int8.weight * int8.scales[:, None]
+    assert (weight - layer.weight).abs().max() <= layer.weight.abs().max() / 127
+    bounds = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.05, "rtol": 0.05}
+    for context in (torch.enable_grad(), torch.no_grad()):
+        with context:
+            got = int8(x)
+        torch.testing.assert_close(got.float(), nn.functional.linear(x.float(), weight, layer.bias.float()), **bounds)
+    int8(x).sum().backward()
+    torch.testing.assert_close(x.grad.float(), weight.sum(0).expand_as(x), **bounds)
+
+
+def test_what_a_rounded_model_cannot_do_is_said(tmp_path):
+    model = fuse(tiny_model(), weights="int8")
+    assert product_of(model).endswith(", int8")
+    for attempt in (lambda: model.save_pretrained(tmp_path / "saved"), model.state_dict):
+        with pytest.raises(ValueError, match="has rounded the weights of this model, so it cannot be saved"):
+            attempt()
+    assert not (tmp_path / "saved").exists()
+    with pytest.raises(ValueError, match="load the model again to have them back"):
+        unfuse(model)
+    with pytest.raises(ValueError, match=r"weights='int4' is not known; pass \"int8\""):
+        fuse(tiny_model(), weights="int4")
+
+
+def test_the_weights_take_a_quarter_of_the_memory():
+    model = tiny_model()
+    linears = sum(layer.weight.nbytes for layer in model.model.layers.modules() if isinstance(layer, nn.Linear))
+    others = sum(weight.nbytes for weight in model.model.parameters()) - linears
+    fuse(model, weights="int8")
+    storages = {
+        weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes()
+        for weight in [*model.model.parameters(), *model.model.buffers()]
+    }
+    assert sum(storages.values()) < others + 0.4 * linears

@@ -2,12 +2,14 @@
 
 import torch
 from torch import nn
+from torch.nn.functional import pad
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from wedlm.fused.int8 import Int8Linear
 from wedlm.fused.product import Product, place, rotate
 from wedlm.generation.transformers_internals import CACHE, attention_of
 
+RANK_STEP = 32  # ranks are filled up to it, so that product.c can take tiles of them
 # Decoder layers of transformers, and ours: RMS norms, rotated queries and keys, a gated MLP.
 CLASSES = {f"{family}DecoderLayer" for family in ("Llama", "Mistral", "Qwen2", "Qwen3", "WeDLM")}
 
@@ -59,7 +61,8 @@ class Merged(Product):
             downs = [down for layer in products for down, _, _ in layer]
             ups = [self.up_of(name, layer) for name, layer in zip(self.names, products, strict=True)]
             down, up = torch.cat(downs).to(dtype), torch.block_diag(*ups).to(dtype)
-            self.draft = Product(down, norm=self.norm_module), Product(up)
+            more = -len(down) % RANK_STEP
+            self.draft = Product(pad(down, (0, 0, 0, more)), norm=self.norm_module), Product(pad(up, (0, more)))
 
     def up_of(self, name: str, products: list) -> torch.Tensor:
         """The second matrices of a layer's draft products beside one another."""

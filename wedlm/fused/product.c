@@ -17,8 +17,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
 #include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #define INLINE inline __attribute__((always_inline))
@@ -109,6 +112,26 @@ static INLINE void store(const struct job *job, long row, long output, long coun
     }
 }
 
+/* The body of a function that computes the outputs from `first` to `last`, with `sum` for their sums. */
+#define SHARE(sum)                                                                                       \
+    float sums[2][MOST_ROWS * TILE]; /* of the outputs and, if they are gated, of those that they gate */ \
+    float draft_sums[MOST_ROWS * TILE];                                                                  \
+    for (long output = first; output < last; output += TILE) {                                           \
+        const long count = last - output < TILE ? last - output : TILE;                                  \
+        for (int part = 0; part <= job->is_gated; part++) {                                              \
+            const long from = output + (part ? job->outputs : 0);                                        \
+            sum(job, from, count, sums[part]);                                                           \
+            if (job->draft)                                                                              \
+                sum(job->draft, from, count, draft_sums);                                                \
+            for (long row = 0; row < job->rows; row++) {                                                 \
+                const int has_draft = job->draft && row < job->draft->rows;                              \
+                complete(job, row, from, count, sums[part] + row * TILE, has_draft ? draft_sums + row * TILE : NULL); \
+            }                                                                                            \
+        }                                                                                                \
+        for (long row = 0; row < job->rows; row++)                                                       \
+            store(job, row, output, count, sums[0] + row * TILE, sums[1] + row * TILE);                  \
+    }
+
 #define LIST4(x, half) x(0, half), x(1, half), x(2, half), x(3, half)
 #define LIST8(x, half) LIST4(x, half), x(4, half), x(5, half), x(6, half), x(7, half)
 #define LIST16(x, half) \
@@ -119,7 +142,7 @@ static INLINE void store(const struct job *job, long row, long output, long coun
 #define SHUFFLE(ints, a, b, ...) __builtin_shuffle(a, b, (ints){__VA_ARGS__})
 #endif
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && defined(__linux__)
 #define HOLD(vector) __asm__("" : "+v"(vector))  /* in a register, since it is used several times */
 
 #define NAME(x) x##_avx512
@@ -146,12 +169,93 @@ static INLINE void store(const struct job *job, long row, long output, long coun
 #define WIDEN(b) (floats_plain){(int8_t)(b)[0], (int8_t)(b)[1], (int8_t)(b)[2], (int8_t)(b)[3]}
 #include "product_block.h"
 
+#if defined(__x86_64__) && defined(__linux__)
+/* Tiles of 16 outputs times 32 inputs are multiplied with those of up to 16 rows. A product takes them if its weights are
+ * bfloat16 and whole tiles; the others, and small ones, take AVX-512.
+ */
+#define AMX __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+#define SIDE 16
+
+static AMX void prepare_amx(const struct job *job, char *arranged)
+{
+    const long steps = job->inputs / 32, blocks = (job->rows + SIDE - 1) / SIDE;
+    uint32_t *words = (uint32_t *)arranged;  /* [steps][blocks][pairs of inputs][rows] */
+    float *floats = (float *)(arranged + steps * blocks * SIDE * SIDE * 4);
+    memset(arranged, 0, steps * blocks * SIDE * SIDE * 4);
+    arrange_avx512(BFLOAT16, job, (char *)floats);
+    for (long i = 0; i < steps * job->rows; i++) {
+        const long step = i / job->rows, row = i % job->rows;
+        uint32_t *to = words + (step * blocks + row / SIDE) * SIDE * SIDE + row % SIDE;
+        for (int pair = 0; pair < SIDE; pair++)
+            to[pair * SIDE] = to_bfloat16(floats[i * 32 + pair]) | (uint32_t)to_bfloat16(floats[i * 32 + SIDE + pair]) << 16;
+    }
+}
+
+static INLINE AMX void sum_amx(const struct job *job, long output, long count, float *out)
+{
+    const long row_bytes = job->inputs * 2, total = job->outputs * (1 + job->is_gated);
+    const long blocks = (job->rows + SIDE - 1) / SIDE;
+    const long starts[2] = {output, output + SIDE};
+    const char *w[2];
+    float sums[2][2][SIDE][SIDE];
+    for (int part = 0; part < 2; part++)
+        w[part] = (const char *)job->weights + (starts[part] + SIDE <= total ? starts[part] : total - SIDE) * row_bytes;
+    const char *x = job->arranged;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (long k = 0; k < row_bytes; k += 64) {
+        for (int row = 0; row < TILE; row++)
+            __builtin_prefetch(w[0] + k + (TILE + row) * row_bytes, 0, 2);
+        _tile_loadd(4, w[0] + k, row_bytes);
+        _tile_loadd(5, w[1] + k, row_bytes);
+        _tile_loadd(6, x, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 5, 6);
+        if (blocks > 1) {
+            _tile_loadd(7, x + SIDE * 64, 64);
+            _tile_dpbf16ps(2, 4, 7);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        x += blocks * SIDE * 64;
+    }
+    _tile_stored(0, sums[0][0], 64);
+    _tile_stored(1, sums[0][1], 64);
+    _tile_stored(2, sums[1][0], 64);
+    _tile_stored(3, sums[1][1], 64);
+    for (long i = 0; i < count; i++) {
+        const long start = starts[i / SIDE], shift = start + SIDE <= total ? 0 : start + SIDE - total;
+        for (long row = 0; row < job->rows && shift + i % SIDE < SIDE; row++)
+            out[row * TILE + i] = sums[row / SIDE][i / SIDE][shift + i % SIDE][row % SIDE];
+    }
+}
+
+static AMX void share_amx(const struct job *job, long first, long last)
+{
+    const struct { uint8_t palette, start, none[14]; uint16_t bytes[16]; uint8_t rows[16]; } config = {
+        .palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16},
+    };
+    _tile_loadconfig(&config);
+    SHARE(sum_amx)
+    _tile_release();
+}
+
+/* Linux gives tiles to a process that asks. */
+static int asked_for_tiles(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1) && !syscall(SYS_arch_prctl, 0x1023, 18);
+}
+#endif
+
 static const struct {
     const char *name;
     void (*prepare)(const struct job *, char *);
     void (*share)(const struct job *, long, long);
 } SETS[] = {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && defined(__linux__)
+    {"amx", prepare_amx, share_amx},
     {"avx512", prepare_avx512, share_avx512},
     {"avx2", prepare_avx2, share_avx2},
 #endif
@@ -160,9 +264,11 @@ static const struct {
 
 static int has_set(const char *name)
 {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && defined(__linux__)
     const int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
         && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (!strcmp(name, "amx"))
+        return avx512 && asked_for_tiles();
     if (!strcmp(name, "avx512"))
         return avx512;
     if (!strcmp(name, "avx2"))
@@ -207,11 +313,13 @@ static PyObject *plan(PyObject *module, PyObject *const *args, Py_ssize_t given)
     long long v[10];
     if (!parsed(args, given, 1, 10, v))
         return NULL;
-    const struct job job = {
+    struct job job = {
         .set = v[0], .inputs = v[1], .outputs = v[2], .type = v[3], .is_bfloat16 = v[4], .is_gated = v[5],
         .weights = (void *)v[6], .scales = (void *)v[7], .bias = (void *)v[8], .norm = (void *)v[9],
         .epsilon = PyFloat_AsDouble(args[0]),
     };
+    if (!strcmp(SETS[job.set].name, "amx") && (job.type != BFLOAT16 || job.inputs % 32 || job.outputs < TILE))
+        job.set++;
     return PyErr_Occurred() ? NULL : PyBytes_FromStringAndSize((const char *)&job, sizeof job);
 }
 
@@ -219,7 +327,7 @@ static PyObject *plan(PyObject *module, PyObject *const *args, Py_ssize_t given)
 static int prepare(struct job *job)
 {
     void *arranged;
-    if (posix_memalign(&arranged, 64, (job->rows + 1) * (job->inputs + 64) * 4))
+    if (posix_memalign(&arranged, 64, (job->rows + 32) * (job->inputs + 64) * 4))
         return 0;
     SETS[job->set].prepare(job, arranged);
     job->arranged = arranged;
@@ -269,6 +377,8 @@ static PyObject *product(PyObject *module, PyObject *const *args, Py_ssize_t giv
     const int has_draft = args[1] != Py_None, threads = v[0];
     if (has_draft && (!planned(args[1], &down) || !planned(args[2], &up)))
         return NULL;
+    if (has_draft)
+        job.set = up.set = up.set > job.set ? up.set : job.set;  /* sums are added while they are in the same order */
     if (v[1] < 1 || v[1] > MOST_ROWS)
         return PyErr_Format(PyExc_ValueError, "product() takes 1 to %d rows and got %lld", MOST_ROWS, v[1]);
     job.rows = v[1], job.x = (void *)v[2], job.added = (void *)v[3], job.y = (void *)v[4];

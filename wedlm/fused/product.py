@@ -19,7 +19,7 @@ CHOICE = "WEDLM_PRODUCT"  # the variable that chooses an instruction set, or "to
 def instruction_set() -> str | None:
     """Returns the instruction set that products take on this machine; None: they are torch's.
 
-    The environment variable WEDLM_PRODUCT chooses another: "avx512", "avx2", "plain" or "torch".
+    The environment variable WEDLM_PRODUCT chooses another: "amx", "avx512", "avx2", "plain" or "torch".
     """
     sets = [] if _product is None else list(filter(None, _product.instruction_sets()))
     choice = os.environ.get(CHOICE)

@@ -165,23 +165,7 @@ static INLINE TARGET void NAME(sum)(const struct job *job, long output, long cou
 
 static TARGET void NAME(share)(const struct job *job, long first, long last)
 {
-    float sums[2][MOST_ROWS * TILE];  /* of the outputs and, if they are gated, of those that they gate */
-    float draft_sums[MOST_ROWS * TILE];
-    for (long output = first; output < last; output += TILE) {
-        const long count = last - output < TILE ? last - output : TILE;
-        for (int part = 0; part <= job->is_gated; part++) {
-            const long from = output + (part ? job->outputs : 0);
-            NAME(sum)(job, from, count, sums[part]);
-            if (job->draft)
-                NAME(sum)(job->draft, from, count, draft_sums);
-            for (long row = 0; row < job->rows; row++) {
-                const int has_draft = job->draft && row < job->draft->rows;
-                complete(job, row, from, count, sums[part] + row * TILE, has_draft ? draft_sums + row * TILE : NULL);
-            }
-        }
-        for (long row = 0; row < job->rows; row++)
-            store(job, row, output, count, sums[0] + row * TILE, sums[1] + row * TILE);
-    }
+    SHARE(NAME(sum))
 }
 
 static TARGET void NAME(prepare)(const struct job *job, char *arranged)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import psutil
 import pytest
 import torch
 from helpers import CHECKPOINTS, REPOSITORY, load, run_python
@@ -296,6 +297,24 @@ def test_float64_is_left_to_torch(name, has):
             setattr(case, part, values.double())
     with multiplied_by(name):
         torch.testing.assert_close(case.run(), case.in_float64()[0])
+
+
+@each_set
+def test_other_devices_are_left_to_torch(name):
+    with multiplied_by(name):
+        assert Product(normal(20, 30))(normal(2, 30).to("meta")).device.type == "meta"
+
+
+@each_compiled_set
+def test_products_leave_no_memory_behind(name):
+    case = make(0, MOST_ROWS, 200, 3, has=("draft",))
+    with multiplied_by(name), torch.no_grad():
+        of = case.product()
+        case.run(of)
+        before = psutil.Process().memory_info().rss
+        for _ in range(1000):
+            case.run(of)
+    assert psutil.Process().memory_info().rss - before < 5e6, "a row has 800 bytes, an input 25,600"
 
 
 # --- Which instruction set ---

@@ -233,6 +233,30 @@ def table(results: dict) -> str:
     )
 
 
+def speed_table(results: dict) -> str:
+    lines = [
+        [dtype, size.removeprefix("batches of "), name, *cells(way)]
+        for dtype, sizes in results["speed"].items()
+        for size, ways in sizes.items()
+        for name, way in ways.items()
+    ]
+    return markdown(
+        ["dtype", "batch", "way", "tokens per forward", "tokens/s", "times", "same texts"],
+        lines,
+        left={"dtype", "way"},
+    )
+
+
+def cells(way: dict) -> list[str]:
+    forwards = f"{way['tokens_per_forward']:.2f}" if "tokens_per_forward" in way else ""
+    return [
+        forwards,
+        f"{way['tokens_per_second']['median']:.1f}",
+        with_range(way["times"], ".2f"),
+        str(way["same_texts"]),
+    ]
+
+
 @torch.no_grad()
 def main() -> None:
     parser = new_parser(__doc__, "fused")
@@ -262,15 +286,7 @@ def main() -> None:
         print(results["operators"])
         for dtype in given.dtypes:
             results["speed"][dtype] = speeds_of(given, dtype)
-            for size, ways in results["speed"][dtype].items():
-                for name, numbers in ways.items():
-                    print(
-                        dtype,
-                        size,
-                        name,
-                        with_range(numbers["tokens_per_second"], ".1f"),
-                        with_range(numbers["times"], ".2f"),
-                    )
+        print(speed_table(results))
     more = {"shape": given.shape, "new_tokens": given.new_tokens, "rounds": given.rounds, "repeats": given.repeats}
     save(given.out, results, "cpu", vllm=vllm_version(given.vllm), **more)
 

@@ -16,7 +16,7 @@ RESULTS = REPOSITORY / "benchmarks" / "results"
         ("decode", "decode"), ("decode_window8", "decode"), ("step", "step"), ("step_long", "step"),
         ("step_qwen3", "step"), ("overhead", "overhead"), ("memory", "memory"),
         ("verified_speed", "verified_speed"), ("serving", "serving"), ("vllm_speed", "vllm_speed"),
-        ("vllm_speed_four", "vllm_speed"),
+        ("vllm_speed_four", "vllm_speed"), ("fused", "fused"),
     ],
 )  # fmt: skip
 def test_the_page_shows_the_recorded_numbers(load_benchmark, name, benchmark):
@@ -26,6 +26,18 @@ def test_the_page_shows_the_recorded_numbers(load_benchmark, name, benchmark):
     assert module.table(report["results"]) in page
     assert f"python {report['command'].removeprefix('python ')}" in page
     assert not report["commit"].endswith("+changes")
+
+
+def test_the_page_shows_the_recorded_speeds_of_fused_models(load_benchmark):
+    results = json.loads((RESULTS / "fused.json").read_text())["results"]
+    page = (REPOSITORY / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    assert load_benchmark("fused").speed_table(results) in page
+    steps, operators = results["steps"], results["operators"]
+    for dtype in steps:
+        floor = steps[dtype]["floor"]["milliseconds"]["1"]["median"]
+        for tokens in ("1", "8"):
+            assert f"{steps[dtype]['fused']['milliseconds'][tokens]['median'] / floor:.2f}" in page
+    assert all(f" {number} " in page for counts in operators.values() for number in counts.values())
 
 
 def test_the_page_of_vllm_shows_the_recorded_drafts(load_benchmark):

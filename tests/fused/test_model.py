@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from accelerate import cpu_offload
+from accelerate.hooks import ModelHook, add_hook_to_module
 from draft_models import FLAVOURS, drafted, fill, tiny_model, with_adapter
 from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, left_padded, load, random_tokens
 from peft import LoraConfig, get_peft_model
@@ -61,7 +62,7 @@ MODELS = {flavour: partial(tiny_model, flavour) for flavour in FLAVOURS} | {
     "stock mistral": partial(stock, "mistral", sliding_window=4),
     "stock qwen2": partial(stock, "qwen2"),
     "stock qwen2 sliding": partial(stock, "qwen2", **SLIDING),
-    "stock qwen3": partial(stock, "qwen3", head_dim=12),
+    "stock qwen3": partial(stock, "qwen3", head_dim=12, rms_norm_eps=0.3),
     "stock qwen3 sliding": partial(stock, "qwen3", **SLIDING),
 }
 WEDLM = [name for name in MODELS if "stock" not in name]
@@ -559,6 +560,14 @@ def offloaded():
     return cpu_offload(stock("llama"), execution_device=torch.device("cpu"))
 
 
+def with_hooks():
+    """As those that accelerate puts on a model which it divides among devices."""
+    model = stock("llama")
+    for layer in model.model.layers:
+        add_hook_to_module(layer.mlp, ModelHook())
+    return model
+
+
 ALL = "model.layers.0 stays as it is (2 such layers in all): "
 FAMILIES = "LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer, WeDLMDecoderLayer"
 OTHERS = {
@@ -572,6 +581,7 @@ OTHERS = {
         f"base_model.model.{ALL}it has a Linear, and no plain linear layer.",
     ),
     "offloaded": (offloaded, f"{ALL}accelerate moves its weights."),
+    "with hooks": (with_hooks, f"{ALL}accelerate moves its weights."),
 }
 
 
@@ -591,6 +601,11 @@ def test_a_model_of_bitsandbytes_stays_as_it_is(warnings, tmp_path):
     wanted = logits(model)
     assert_close(logits(wedlm.fuse(model)), wanted)
     assert warnings == [f"{ALL}it has a Linear4bit, and no plain linear layer."]
+
+
+def test_weights_that_are_not_loaded_stay_as_they_are(warnings):
+    assert product_of(wedlm.fuse(tiny_model().to("meta"))) is None
+    assert warnings == [f"{ALL}accelerate moves its weights."]
 
 
 @pytest.mark.parametrize("part", ["mlp.gate_proj", "post_attention_layernorm", "self_attn.k_norm"])

@@ -185,9 +185,9 @@ def test_the_gate_is_silu_up_to_the_largest_numbers(name):
 def test_results_are_rounded_to_bfloat16_as_torch_rounds(name):
     torch.manual_seed(0)
     ties = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8])
-    numbers = torch.cat(
-        [ties, torch.randn(500), 10 ** torch.linspace(-44, 38, 200), torch.tensor([3.4e38, *NOT_FINITE])]
-    )
+    other_nans = torch.tensor([2**31 - 1, -1], dtype=torch.int32).view(torch.float32)  # whose bits are all ones
+    sizes = 10 ** torch.linspace(-44, 38, 200)
+    numbers = torch.cat([ties, torch.randn(500), sizes, torch.tensor([3.4e38, *NOT_FINITE]), other_nans])
     with multiplied_by(name):
         one = Product(torch.ones(len(numbers), 1, dtype=torch.int8), scales=numbers)
         got = one(torch.ones(1, 1, dtype=torch.bfloat16))

@@ -76,8 +76,11 @@ class Merged(Product):
 
 
 def version(tensor: torch.Tensor) -> tuple[int, int]:
-    """What is another for each tensor, and after each change of one; inference mode counts no changes."""
-    return id(tensor), 0 if tensor.is_inference() else tensor._version
+    """What is another for each tensor, and after each change of one."""
+    try:
+        return id(tensor), tensor._version
+    except RuntimeError:  # tensors of inference mode count no changes
+        return id(tensor), 0
 
 
 def is_draft_lora(layer: nn.Module) -> bool:

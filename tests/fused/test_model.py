@@ -439,7 +439,13 @@ def test_the_weights_are_kept_once(name):
     logits(model)
     copied = deepcopy(model)
     assert bytes_of(model.parameters()) == size
-    assert bytes_of(all_tensors()) - before < 2.4 * size, "the model and its copy, and low-rank products"
+    drafts = bytes_of(
+        product.weight
+        for _, layer in fused_model.decoder_layers(model)
+        for merged in layer.fused.merged
+        for product in merged.draft or ()
+    )
+    assert bytes_of(all_tensors()) - before - drafts < 2.2 * size, "the model and its copy"
     del copied
 
 

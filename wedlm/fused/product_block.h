@@ -65,15 +65,15 @@ static INLINE TARGET void NAME(load)(enum type type, int is_bfloat16, const void
     char padded[LANES * 4] = {0};
     if (count < STEP)
         values = memcpy(padded, values, count * (is_bfloat16 ? 2 : 4));
-    const NAME(words) words = *(const NAME(words) *)values;
-    if (type == BFLOAT16) {
-        to[0] = (NAME(floats))(words << 16);
-        to[1] = (NAME(floats))(words & 0xffff0000u);
-    } else if (is_bfloat16) {
+    if (is_bfloat16 && type != BFLOAT16) {
         for (int i = 0; i < LANES; i++)
             ((float *)to)[i] = from_bfloat16(((const uint16_t *)values)[i]);
-    } else
-        to[0] = (NAME(floats))words;
+        return;
+    }
+    const NAME(words) words = *(const NAME(words) *)values;
+    to[0] = (NAME(floats))(type == BFLOAT16 ? words << 16 : words);
+    if (type == BFLOAT16)
+        to[1] = (NAME(floats))(words & 0xffff0000u);
 }
 
 /* Copies the rows of the input as floats in the order in which they are read: step after step, in each all rows. */

@@ -238,15 +238,17 @@ def test_products_run_side_by_side(name, threads):
 
 @pytest.mark.skipif(not COMPILED, reason="installed without a compiler")
 def test_a_forked_process_multiplies(tmp_path):
-    """The threads stay behind in the process that forked."""
+    """The two threads that it had for that stay behind in the process that forked."""
     run_python(
         """
-import os, signal, torch
+import os, psutil, signal, torch
 from wedlm.fused.product import Product
 
 torch.set_num_threads(3)
 product, x = Product(torch.randn(300, 200)), torch.randn(4, 200)
+before = psutil.Process().num_threads()
 wanted = product(x)
+assert psutil.Process().num_threads() == before + 2
 if child := os.fork():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 else:
@@ -307,30 +309,32 @@ def test_other_devices_are_left_to_torch(name):
         assert Product(normal(20, 30))(normal(2, 30).to("meta")).device.type == "meta"
 
 
-def before_a_forbidden_page(tensor):
-    """The same tensor, whose last byte is the last one before memory that nobody may read."""
+def at_a_forbidden_page(tensor, place):
+    """The same tensor, right before or right behind memory that nobody may read."""
     size = (tensor.nbytes + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
     memory = mmap.mmap(-1, size + mmap.PAGESIZE)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + size), mmap.PAGESIZE, 0) == 0
-    there = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=size - tensor.nbytes)
+    page, offset = (start, mmap.PAGESIZE) if place == "behind" else (start + size, size - tensor.nbytes)
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(page), mmap.PAGESIZE, 0) == 0
+    there = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
     return there.copy_(tensor.flatten()).view(tensor.shape)
 
 
 @each_compiled_set
+@pytest.mark.parametrize("place", ["before", "behind"])
 @given(few_rows)
 @property_settings(60, deadline=None)
-def test_a_product_reads_nothing_behind_its_tensors(name, case):
+def test_a_product_reads_its_tensors_and_nothing_else(name, place, case):
     """Otherwise the process ends here."""
     with multiplied_by(name), torch.no_grad():
         wanted = case.run()
         for part in ("x", "weight", "bias", "added", "scales", "is_text"):
             if (tensor := getattr(case, part)) is not None:
-                setattr(case, part, before_a_forbidden_page(tensor))
+                setattr(case, part, at_a_forbidden_page(tensor, place))
         if case.norm is not None:
-            case.norm.weight = nn.Parameter(before_a_forbidden_page(case.norm.weight.detach()))
+            case.norm.weight = nn.Parameter(at_a_forbidden_page(case.norm.weight.detach(), place))
         if case.draft is not None:
-            case.draft = tuple(map(before_a_forbidden_page, case.draft))
+            case.draft = tuple(at_a_forbidden_page(each, place) for each in case.draft)
         assert torch.equal(case.run(), wanted)
 
 
@@ -362,6 +366,12 @@ def test_the_environment_chooses(monkeypatch):
     assert str(refused.value) == (
         f"WEDLM_PRODUCT=nonsense is not on this machine; choose one of {', '.join([*COMPILED, 'torch'])}."
     )
+
+
+@pytest.mark.skipif(product._product is None, reason="installed without a compiler")
+def test_the_instruction_sets_are_those_that_torch_finds():
+    found = torch.backends.cpu.get_cpu_capability().lower()
+    assert "plain" in COMPILED and (found in COMPILED or found not in ("avx2", "avx512"))
 
 
 DECODE = f"""

@@ -126,6 +126,15 @@ def test_in_bfloat16_it_is_as_exact_as_the_model(name, forward):
     assert distance(fused, exact) <= 1.5 * distance(plain, exact)
 
 
+@pytest.mark.skipif(SET is None, reason="torch multiplies")
+@pytest.mark.parametrize("name", [name for name in MODELS if "sliding" not in name])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_prediction_is_bit_by_bit_the_same_whatever_stands_behind(name, dtype):
+    model, cache = wedlm.fuse(MODELS[name]().to(dtype)), DynamicCache()
+    one_by_one = [logits(model, token, **{CACHE: cache}) for token in WITH_MASKS[:1].split(1, dim=1)]
+    assert torch.equal(torch.cat(one_by_one, dim=1), logits(model, WITH_MASKS[:1]))
+
+
 @each_model
 def test_hidden_states_come_out(name):
     model = MODELS[name]()

@@ -31,6 +31,7 @@ The words of this folder:
 from contextlib import suppress
 from copy import copy
 from functools import wraps
+from importlib import import_module
 from inspect import signature
 from typing import Any
 
@@ -47,12 +48,10 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerationMode, SuppressTokensLogitsProcessor
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
-from wedlm.generation.batching_manager import BatchingManager
 from wedlm.generation.decoding_run import DecodingRun
 from wedlm.generation.first_scores import FirstScores
 from wedlm.generation.outputs import WeDLMGenerateOutput, autoregressive_output
-from wedlm.generation.parameters import DEFAULTS, check_parameters
-from wedlm.generation.prepared_call import decoding_of
+from wedlm.generation.parameters import DEFAULTS, check_parameters, decoding_of
 from wedlm.generation.reader_kinds import reads_no_text
 from wedlm.generation.static_memory import take_static_steps
 from wedlm.generation.support import (
@@ -223,7 +222,7 @@ class WeDLMGenerationMixin(GenerationMixin):
             config, _ = self._prepare_generation_config(generation_config, **given)
             more = (config, continuous_batching_config, record_timestamps, progress_bar, persistent_manager, warmup)
             return super().generate_batch(inputs, *more, **settings)
-        manager = BatchingManager(self, generation_config, continuous_batching_config)
+        manager = batching_manager(self, generation_config, continuous_batching_config)
         return manager.write_all(inputs, record_timestamps, progress_bar, settings)
 
     def init_continuous_batching(
@@ -235,7 +234,7 @@ class WeDLMGenerationMixin(GenerationMixin):
         """A manager of continuous batching: a `BatchingManager`; with decoding="autoregressive" transformers' own."""
         if decoding_of(generation_config, {}, self) == "autoregressive":
             return super().init_continuous_batching(generation_config, continuous_batching_config, workload_hints)
-        return BatchingManager(self, generation_config, continuous_batching_config)
+        return batching_manager(self, generation_config, continuous_batching_config)
 
     def _sample(
         self,
@@ -272,6 +271,11 @@ class WeDLMGenerationMixin(GenerationMixin):
                 if run.static is not None:
                     run.take_static_steps()
         return run.finish()
+
+
+def batching_manager(model: GenerationMixin, *settings: Any) -> ContinuousBatchingManager:
+    # By its name, since the manager does not travel with a checkpoint.
+    return import_module("wedlm.batching.manager").BatchingManager(model, *settings)
 
 
 def shorten(cache: DynamicCache, lengths: list[int]) -> None:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from wedlm.generation.batching_manager import BatchingManager
-from wedlm.generation.running_batch import BatchCounts
+from wedlm.batching.manager import BatchingManager
+from wedlm.batching.running_batch import BatchCounts
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 ROUTES = ("/v1/chat/completions", "/v1/completions")

@@ -5,7 +5,7 @@ from helpers import CHECKPOINTS, load
 from tiny_tokenizer import make_tokenizer
 from transformers import GenerationConfig, LogitsProcessorList, TemperatureLogitsWarper
 
-from wedlm.generation.prepared_call import prepare
+from wedlm.batching.prepared_call import prepare
 
 MODEL = load(CHECKPOINTS / "q3")
 

@@ -11,16 +11,16 @@ import torch
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from .free_memory import is_out_of_memory, where_memory_allows
-from .kept_texts import KeptText, KeptTexts, num_common
-from .lane import Lane, LaneRow, Progress, merged, records_of
-from .policy import WIDEST_WINDOW
-from .prepared_call import PreparedCall
-from .shared_cache import SharedCache
-from .step import forward_queries
-from .step_costs import StepPrices, experience_with
-from .support import named_weights
-from .window import Text, WindowQueries
+from wedlm.batching.free_memory import is_out_of_memory, where_memory_allows
+from wedlm.batching.prefix_cache import KeptText, KeptTexts, num_common
+from wedlm.batching.prepared_call import PreparedCall
+from wedlm.batching.settings_group import Lane, LaneRow, Progress, merged, records_of
+from wedlm.batching.shared_cache import SharedCache
+from wedlm.generation.policy import WIDEST_WINDOW
+from wedlm.generation.step import forward_queries
+from wedlm.generation.step_costs import StepPrices, experience_with
+from wedlm.generation.support import named_weights
+from wedlm.generation.window import Text, WindowQueries
 
 SCORES = 4  # of each query and token, in float32, that are there at a time
 MOST_READS = 8  # forwards over prompts between two steps

@@ -7,16 +7,16 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from .decoding_run import DecodingRun
-from .policy import Policy
-from .prepared_call import PreparedCall
-from .shared_cache import filled_up
-from .slot_noise import SlotNoise
-from .step import move_on
-from .support import NoTokenError, named_weights, refuse_impossible
-from .text_readers import TextReaders
-from .verified import VerifiedWindow
-from .window import NO_SLOT, Window, WindowQueries
+from wedlm.batching.prepared_call import PreparedCall
+from wedlm.batching.shared_cache import filled_up
+from wedlm.generation.decoding_run import DecodingRun
+from wedlm.generation.policy import Policy
+from wedlm.generation.slot_noise import SlotNoise
+from wedlm.generation.step import move_on
+from wedlm.generation.support import NoTokenError, named_weights, refuse_impossible
+from wedlm.generation.text_readers import TextReaders
+from wedlm.generation.verified import VerifiedWindow
+from wedlm.generation.window import NO_SLOT, Window, WindowQueries
 
 
 class Progress(NamedTuple):

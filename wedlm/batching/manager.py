@@ -17,11 +17,11 @@ from transformers.generation.continuous_batching.continuous_api import (
 )
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState, RequestStatus
 
-from .free_memory import free_memory, is_out_of_memory
-from .lane import Progress
-from .prepared_call import PreparedCall, prepare
-from .request_outputs import RequestOutputs
-from .running_batch import BatchCounts, RunningBatch, scores_bytes
+from wedlm.batching.free_memory import free_memory, is_out_of_memory
+from wedlm.batching.prepared_call import PreparedCall, prepare
+from wedlm.batching.request_outputs import RequestOutputs
+from wedlm.batching.running_batch import BatchCounts, RunningBatch, scores_bytes
+from wedlm.batching.settings_group import Progress
 
 logger = logging.get_logger(__name__)
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tiers import property_settings
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from wedlm.generation import running_batch, shared_cache
-from wedlm.generation.lane import merged
-from wedlm.generation.prepared_call import prepare
-from wedlm.generation.running_batch import MOST_READS, RunningBatch, scores_bytes
-from wedlm.generation.shared_cache import SharedCache
+from wedlm.batching import running_batch, shared_cache
+from wedlm.batching.prepared_call import prepare
+from wedlm.batching.running_batch import MOST_READS, RunningBatch, scores_bytes
+from wedlm.batching.settings_group import merged
+from wedlm.batching.shared_cache import SharedCache
 from wedlm.generation.window import Window
 
 MODEL = load(CHECKPOINTS / "q3").double()  # where no rounding decides
@@ -122,7 +122,7 @@ def test_every_row_writes_what_it_writes_alone(asked, data):
     room = data.draw(st.integers(most, 6 * most), "room")
     further = data.draw(st.sampled_from([{32: 0.0}, {8: 0.5, 32: 4.0}, {2: 3.0}]), "costs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wedlm.generation.running_batch.experience_with", lambda model: FixedExperience(further))
+        patch.setattr("wedlm.batching.running_batch.experience_with", lambda model: FixedExperience(further))
         batch = RunningBatch(MODEL, room, data.draw(st.sampled_from([1, 7, 64]), "chunk"), data.draw(st.booleans()))
         got, errors = run(batch, calls, arrivals, cancelled)
     assert not errors
@@ -197,7 +197,7 @@ def test_in_a_batch_a_window_size_is_the_most_that_may_pay(monkeypatch):
     more = {"decoding": "verified", "eos_token_id": None, "max_new_tokens": 20}
     for window_size, further, widest in ((4, {32: 0.0}, 8), (4, {2: 9.0}, 1), (1, {32: 0.0}, 1), (40, {32: 0.0}, 32)):
         costs = FixedExperience(further)
-        monkeypatch.setattr("wedlm.generation.running_batch.experience_with", lambda model, costs=costs: costs)
+        monkeypatch.setattr("wedlm.batching.running_batch.experience_with", lambda model, costs=costs: costs)
         batch, widths = RunningBatch(MODEL, 10_000, 64), []
         batch.add(0, call_of(TEXT[:5], **{**more, "max_new_tokens": 60}, window_size=window_size))
         while batch.num_rows:
@@ -300,7 +300,7 @@ def test_a_reader_is_not_asked_again_where_a_forward_has_failed(monkeypatch):
             raise MemoryError("no room")
         return merged(lanes)
 
-    monkeypatch.setattr("wedlm.generation.running_batch.merged", merged_once)
+    monkeypatch.setattr("wedlm.batching.running_batch.merged", merged_once)
     got, errors = run(RunningBatch(MODEL, 10_000, 64), calls)
     assert got[0] == alone(TEXT[:6], **more) and str(errors[1]) == "no room" and 0 not in errors
 

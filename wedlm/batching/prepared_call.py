@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
+from wedlm.batching.shared_cache import Need
 from wedlm.generation.decoding_run import DecodingRun
-from wedlm.generation.parameters import default_window_size
-from wedlm.generation.shared_cache import Need
+from wedlm.generation.parameters import decoding_of, default_window_size
 from wedlm.generation.step_costs import StepPrices
 from wedlm.generation.support import refuse
 from wedlm.generation.transformers_internals import CACHE
@@ -124,12 +124,6 @@ def prepare(
         nothing = {name: None for name, value in settings.items() if value is None}
         settings = generation_config.update(**settings) | nothing  # update returns what a config does not know
     return model.generate(input_ids, generation_config=generation_config, custom_generate=prepared, **settings)
-
-
-def decoding_of(generation_config: GenerationConfig | None, settings: dict, model: PreTrainedModel) -> str:
-    """The decoding that generate() takes with these settings."""
-    default = model.generation_config.decoding
-    return settings.get("decoding", getattr(generation_config, "decoding", default))
 
 
 def check_request(generation_config: GenerationConfig, synced_gpus: bool) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import property_settings
 
-from wedlm.generation.shared_cache import Need, SharedCache, filled_up
+from wedlm.batching.shared_cache import Need, SharedCache, filled_up
 
 
 def entries_of(number, begin, end):

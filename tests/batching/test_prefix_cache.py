@@ -2,7 +2,7 @@
 
 import torch
 
-from wedlm.generation.kept_texts import KeptText, KeptTexts
+from wedlm.batching.prefix_cache import KeptText, KeptTexts
 
 
 def text_of(*tokens):

@@ -31,7 +31,6 @@ The words of this folder:
 from contextlib import suppress
 from copy import copy
 from functools import wraps
-from importlib import import_module
 from inspect import signature
 from typing import Any
 
@@ -51,6 +50,7 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 from wedlm.generation.decoding_run import DecodingRun
 from wedlm.generation.first_scores import FirstScores
 from wedlm.generation.outputs import WeDLMGenerateOutput, autoregressive_output
+from wedlm.generation.package import from_package
 from wedlm.generation.parameters import DEFAULTS, check_parameters, decoding_of
 from wedlm.generation.reader_kinds import reads_no_text
 from wedlm.generation.static_memory import take_static_steps
@@ -217,12 +217,13 @@ class WeDLMGenerationMixin(GenerationMixin):
         one that `generate()` writes for its prompt alone. In parallel decodings `persistent_manager` and `warmup` have
         no effect: a manager is ready at once.
         """
-        if decoding_of(generation_config, settings, self) == "autoregressive":
+        decoding = decoding_of(generation_config, settings, self)
+        if decoding == "autoregressive":
             given = {name: settings.pop(name) for name in DEFAULTS.keys() & settings.keys()}
             config, _ = self._prepare_generation_config(generation_config, **given)
             more = (config, continuous_batching_config, record_timestamps, progress_bar, persistent_manager, warmup)
             return super().generate_batch(inputs, *more, **settings)
-        manager = batching_manager(self, generation_config, continuous_batching_config)
+        manager = batching_manager(self, decoding, generation_config, continuous_batching_config)
         return manager.write_all(inputs, record_timestamps, progress_bar, settings)
 
     def init_continuous_batching(
@@ -232,9 +233,10 @@ class WeDLMGenerationMixin(GenerationMixin):
         workload_hints: object = None,
     ) -> ContinuousBatchingManager:
         """A manager of continuous batching: a `BatchingManager`; with decoding="autoregressive" transformers' own."""
-        if decoding_of(generation_config, {}, self) == "autoregressive":
+        decoding = decoding_of(generation_config, {}, self)
+        if decoding == "autoregressive":
             return super().init_continuous_batching(generation_config, continuous_batching_config, workload_hints)
-        return batching_manager(self, generation_config, continuous_batching_config)
+        return batching_manager(self, decoding, generation_config, continuous_batching_config)
 
     def _sample(
         self,
@@ -273,9 +275,10 @@ class WeDLMGenerationMixin(GenerationMixin):
         return run.finish()
 
 
-def batching_manager(model: GenerationMixin, *settings: Any) -> ContinuousBatchingManager:
-    # By its name, since the manager does not travel with a checkpoint.
-    return import_module("wedlm.batching.manager").BatchingManager(model, *settings)
+def batching_manager(model: GenerationMixin, decoding: str, *settings: Any) -> ContinuousBatchingManager:
+    """The manager of requests in a parallel decoding."""
+    user, otherwise = f"Continuous batching with decoding={decoding!r}", ', or pass decoding="autoregressive"'
+    return from_package("wedlm.batching.manager", user, otherwise).BatchingManager(model, *settings)
 
 
 def shorten(cache: DynamicCache, lengths: list[int]) -> None:

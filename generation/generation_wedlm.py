@@ -224,7 +224,7 @@ class WeDLMGenerationMixin(GenerationMixin):
             more = (config, continuous_batching_config, record_timestamps, progress_bar, persistent_manager, warmup)
             return super().generate_batch(inputs, *more, **settings)
         manager = batching_manager(self, decoding, generation_config, continuous_batching_config)
-        return manager.write_all(inputs, record_timestamps, progress_bar, settings)
+        return manager.generate_all(inputs, record_timestamps, progress_bar, settings)
 
     def init_continuous_batching(
         self,

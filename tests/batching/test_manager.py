@@ -349,7 +349,7 @@ def test_free_rows_without_room_are_no_places_in_line(model):
     for tokens in PROMPTS[:2]:
         manager.add_request(tokens, max_new_tokens=60)
     assert not manager.is_full()
-    manager.take_in()
+    manager.admit()
     assert len(manager.running) == len(manager.waiting) == 1
     with pytest.raises(queue.Full):
         manager.add_request(PROMPTS[2], max_new_tokens=60)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
-from wedlm.batching.shared_cache import Need
+from wedlm.batching.shared_cache import CacheBudget
 from wedlm.generation.decoding_run import DecodingRun
 from wedlm.generation.parameters import decoding_of, default_window_size
 from wedlm.generation.step_costs import StepPrices
@@ -39,14 +39,14 @@ class PreparedCall:
         tokens (`list[int]`): The prompt.
         seed (`int`): The seed of the row's random numbers.
         key (`Hashable`): Rows of equal keys have the same settings; None: no other row has them.
-        need (`Need`): The entries of a cache that the row needs.
+        budget (`CacheBudget`): The entries of the cache that the row may take.
     """
 
     run: DecodingRun
     tokens: list[int]
     seed: int
     key: Hashable
-    need: Need
+    budget: CacheBudget
 
     @property
     def max_new_tokens(self) -> int:
@@ -115,8 +115,8 @@ def prepare(
         )
         is_alone = fixed_shapes or run.readers is not None or any(settings.get(name) for name in OBJECTS)
         key = None if is_alone else settings_of(generation_config, run.policy.window_size)
-        need = Need(len(tokens) + run.max_new_tokens, 2 * run.policy.window_size)
-        return PreparedCall(run, tokens, seed, key, need)
+        budget = CacheBudget(len(tokens) + run.max_new_tokens, 2 * run.policy.window_size)
+        return PreparedCall(run, tokens, seed, key, budget)
 
     settings = {**settings, "num_return_sequences": 1}
     if generation_config is not None:  # transformers wants settings in one place, but for None, which it would refill

@@ -12,9 +12,9 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from wedlm.batching.free_memory import is_out_of_memory, where_memory_allows
-from wedlm.batching.prefix_cache import KeptText, KeptTexts, num_common
+from wedlm.batching.prefix_cache import CachedText, PrefixCache, num_common
 from wedlm.batching.prepared_call import PreparedCall
-from wedlm.batching.settings_group import Lane, LaneRow, Progress, merged, records_of
+from wedlm.batching.settings_group import BatchRow, RowOutput, SettingsGroup, merged, records_of
 from wedlm.batching.shared_cache import SharedCache
 from wedlm.generation.policy import WIDEST_WINDOW
 from wedlm.generation.step import forward_queries
@@ -23,22 +23,22 @@ from wedlm.generation.support import named_weights
 from wedlm.generation.window import Text, WindowQueries
 
 SCORES = 4  # of each query and token, in float32, that are there at a time
-MOST_READS = 8  # forwards over prompts between two steps
+MOST_PREFILLS = 8  # forwards over prompts between two steps
 
 
 @dataclass(eq=False)
-class Reading:
-    """A row whose prompt is still to be read, as a whole or from some token on.
+class PrefillRequest:
+    """A row whose prompt is still to be read, or its rest.
 
     Args:
         name (`Hashable`): Its name.
         call (`PreparedCall`): The request.
-        lane (`Lane`, *optional*): Its lane, once it has a place in the cache.
+        group (`SettingsGroup`, *optional*): Its group, once it has a place in the cache.
     """
 
     name: Hashable
     call: PreparedCall
-    lane: Lane | None = None
+    group: SettingsGroup | None = None
 
 
 @dataclass
@@ -65,15 +65,15 @@ class RunningBatch:
 
     A row gets a place in the cache that all rows share, and its prompt is read into it between the steps of the
     others: a long one in chunks, several short ones in one forward. With the end of its prompt a row takes its first
-    step. Then it joins a lane, and from then on one forward takes all rows on.
+    step. Then it joins a group, and from then on one forward takes all rows on.
 
     Args:
         model (`PreTrainedModel`): The model.
         max_cached_tokens (`int`): The most tokens whose keys and values are in memory, counted with the room that
             shorter rows leave unused.
         chunk_size (`int`): The most tokens of prompts that a forward reads, counted with the padding of shorter ones.
-        keeps_texts (`bool`, *optional*, defaults to `True`): Whether keys and values of texts that have ended stay for
-            the next ones with the same beginning, as long as there is room.
+        caches_texts (`bool`, *optional*, defaults to `True`): Whether keys and values of texts that have ended stay
+            for the next ones with the same beginning, while they fit.
         max_work_bytes (`float`, *optional*): The most bytes of noise and scores.
         fixed_shapes (`bool`, *optional*, defaults to `False`): Whether each row has forwards of its own and takes over
             no keys and values, so that equal requests have forwards of equal shapes, whoever else is there.
@@ -84,129 +84,130 @@ class RunningBatch:
         model: PreTrainedModel,
         max_cached_tokens: int,
         chunk_size: int,
-        keeps_texts: bool = True,
+        caches_texts: bool = True,
         max_work_bytes: float = math.inf,
         fixed_shapes: bool = False,
     ):
         self.model, self.max_cached_tokens, self.chunk_size = model, max_cached_tokens, chunk_size
-        self.keeps_texts, self.max_work_bytes = keeps_texts and not fixed_shapes, max_work_bytes
+        self.caches_texts, self.max_work_bytes = caches_texts and not fixed_shapes, max_work_bytes
         self.fixed_shapes = fixed_shapes
         self.device = torch.device("cpu") if model.device.type == "meta" else model.device
         self.cache = SharedCache(self.device)
         self.prices = StepPrices(experience_with(model), 1, 0, 2 * WIDEST_WINDOW, self.device)
-        self.lanes: list[Lane] = []
-        self.reading: deque[Reading] = deque()
-        self.reads_long = False  # whether a long prompt was read last
-        self.num_reads = 0  # since the last step
-        self.kept = KeptTexts()
+        self.groups: list[SettingsGroup] = []
+        self.prefills: deque[PrefillRequest] = deque()
+        self.last_was_long = False  # whether a long prompt was read last
+        self.num_prefills = 0  # since the last step
+        self.prefix_cache = PrefixCache()
         self.counts = BatchCounts()
 
     # --- Rows ---
 
     @property
-    def rows(self) -> list[LaneRow]:
+    def rows(self) -> list[BatchRow]:
         """The rows that decode."""
-        return rows_of(self.lanes)
+        return rows_of(self.groups)
 
     @property
-    def placed_rows(self) -> list[LaneRow]:
+    def placed_rows(self) -> list[BatchRow]:
         """The rows that have a place in the cache: those that decode, and those whose prompts are read in part."""
-        return rows_of([*self.lanes, *(each.lane for each in self.reading if each.lane is not None)])
+        return rows_of([*self.groups, *(each.group for each in self.prefills if each.group is not None)])
 
     @property
     def num_rows(self) -> int:
-        return len(self.rows) + len(self.reading)
+        return len(self.rows) + len(self.prefills)
 
-    def has_room_for(self, call: PreparedCall) -> bool:
-        has_room = self.num_tokens_with(call) <= self.max_cached_tokens
-        return has_room and self.work_bytes_with(call) <= self.max_work_bytes
+    def can_admit(self, call: PreparedCall) -> bool:
+        """Whether the cache and the memory for noise and scores have room for one more row."""
+        is_in_cache = self.num_tokens_with(call) <= self.max_cached_tokens
+        return is_in_cache and self.work_bytes_with(call) <= self.max_work_bytes
 
     def num_tokens_with(self, *calls: PreparedCall) -> int:
-        """The tokens that the rows need room for with these ones."""
-        coming = [each.call for each in self.reading if each.lane is None]
-        return self.cache.num_tokens_with([call.need for call in (*coming, *calls)])
+        """The cached tokens that all rows may take with these ones."""
+        coming = [each.call for each in self.prefills if each.group is None]
+        return self.cache.num_tokens_with([call.budget for call in (*coming, *calls)])
 
     def work_bytes_with(self, *calls: PreparedCall) -> int:
         """The bytes of the noise and the scores of all rows with these ones, in a forward of the most queries."""
-        calls = [*(each.call for each in self.reading if each.lane is None), *calls]
+        calls = [*(each.call for each in self.prefills if each.group is None), *calls]
         noise = sum(each.noise_bytes for each in (*self.placed_rows, *calls))
-        queries = [need.queries for need in (*self.cache.needs, *(call.need for call in calls))]
+        queries = [budget.queries for budget in (*self.cache.budgets, *(call.budget for call in calls))]
         return noise + len(queries) * scores_bytes(self.model, max(queries, default=0))
 
     def add(self, name: Hashable, call: PreparedCall) -> None:
-        """Adds the row of a call, for which there must be room."""
-        self.reading.append(Reading(name, call))
-        self.kept.shrink(self.max_cached_tokens - self.num_tokens_with())
+        """Adds the row of a call that `can_admit` has admitted."""
+        self.prefills.append(PrefillRequest(name, call))
+        self.prefix_cache.shrink(self.max_cached_tokens - self.num_tokens_with())
 
     def drop(self, name: Hashable) -> None:
         """Drops a row, wherever it is."""
         self.leave({name})
 
     def leave(self, names: Container[Hashable]) -> None:
-        """Drops rows, and the lanes that have none then."""
+        """Drops rows, and the groups that have none then."""
         places = [row.place for row in self.placed_rows if row.name in names]
-        self.reading = deque(each for each in self.reading if each.name not in names)
-        for lane in self.lanes:
-            lane.leave(names)
-        self.lanes = [lane for lane in self.lanes if lane.rows]
-        self.give_back(places)
+        self.prefills = deque(each for each in self.prefills if each.name not in names)
+        for group in self.groups:
+            group.leave(names)
+        self.groups = [group for group in self.groups if group.rows]
+        self.free_rows(places)
 
-    def give_back(self, places: list[int]) -> None:
+    def free_rows(self, places: list[int]) -> None:
         """Gives places of the cache back, where no row is any more."""
         order = self.cache.leave(places)
         for row in self.placed_rows:
             row.place = order.index(row.place)
 
-    def forget_texts(self) -> None:
+    def clear_prefix_cache(self) -> None:
         """Takes over no keys and values of before: the weights may be others now."""
-        self.kept.shrink(0)
+        self.prefix_cache.shrink(0)
         for row in self.placed_rows:
-            row.is_source = False
+            row.is_reusable = False
 
     # --- Steps ---
 
-    def step(self) -> list[Progress]:
+    def step(self) -> list[RowOutput]:
         """Reads prompts by one forward, and takes all rows on by another; returns what that has brought the rows.
 
-        Where several prompts wait, the rows wait for as many forwards over prompts, up to MOST_READS.
+        Where several prompts wait, the rows wait for as many forwards over prompts, up to MOST_PREFILLS.
         """
-        progress = self.read_on()
-        self.num_reads += 1
-        if self.lanes and self.num_reads >= min(len(self.reading), MOST_READS):
-            self.num_reads = 0
-            progress += self.take_step()
-        return progress
+        outputs = self.prefill()
+        self.num_prefills += 1
+        if self.groups and self.num_prefills >= min(len(self.prefills), MOST_PREFILLS):
+            self.num_prefills = 0
+            outputs += self.take_step()
+        return outputs
 
-    def take_step(self) -> list[Progress]:
+    def take_step(self) -> list[RowOutput]:
         """Takes all rows on by one forward. Where memory is refused, one row after the other fails, the longest first,
         until the forward of the others has enough.
         """
         failed = []
-        while self.lanes:
+        while self.groups:
             try:
                 return failed + self.take_step_together()
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                failed += self.make_way(error.with_traceback(None))  # whose frames hold the memory
+                failed += self.evict(error.with_traceback(None))  # whose frames hold the memory
         return failed
 
-    def make_way(self, error: Exception) -> list[Progress]:
-        """Gives memory back: that of kept texts, or that of a row, which fails."""
+    def evict(self, error: Exception) -> list[RowOutput]:
+        """Frees memory: that of the prefix cache or, where it is empty, that of a row, which fails."""
         failed = []
-        if self.kept.texts:
-            self.kept.shrink(0)
+        if self.prefix_cache.texts:
+            self.prefix_cache.shrink(0)
         else:
-            row = max(self.rows, key=lambda row: self.cache.needs[row.place].text)
+            row = max(self.rows, key=lambda row: self.cache.budgets[row.place].text)
             self.leave({row.name})
-            failed = [Progress(row.name, [], True, error)]
+            failed = [RowOutput(row.name, [], True, error)]
         with where_memory_allows():
-            self.cache.give_back_room()
+            self.cache.shrink_to_fit()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return failed
 
-    def take_step_together(self) -> list[Progress]:
+    def take_step_together(self) -> list[RowOutput]:
         if self.fixed_shapes:
             return self.take_steps_alone()
         rows = self.rows
@@ -215,161 +216,163 @@ class RunningBatch:
         self.prices.update(num_rows, longest)
         self.prices.begin(num_rows, sum(row.num_committed for row in rows))
         self.cache.show(0, num_rows)
-        progress = self.take_on(self.lanes, [lane.queries() for lane in self.lanes], longest)
+        outputs = self.step_groups(self.groups, [group.queries() for group in self.groups], longest)
         self.prices.note(width, num_rows, len(rows), longest, sum(row.num_committed for row in rows))
-        self.part_with(progress)
-        return progress
+        self.finish_step(outputs)
+        return outputs
 
-    def take_steps_alone(self) -> list[Progress]:
+    def take_steps_alone(self) -> list[RowOutput]:
         """Takes each row on by a forward of its own."""
-        progress = []
-        for lane in self.lanes:
-            (row,) = lane.rows
+        outputs = []
+        for group in self.groups:
+            (row,) = group.rows
             self.cache.show(row.place, row.place + 1)
             try:
-                progress += self.take_on([lane], [lane.queries()], row.num_committed)
+                outputs += self.step_groups([group], [group.queries()], row.num_committed)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                progress.append(Progress(row.name, [], True, error.with_traceback(None)))
-        self.part_with(progress)
-        return progress
+                outputs.append(RowOutput(row.name, [], True, error.with_traceback(None)))
+        self.finish_step(outputs)
+        return outputs
 
-    def take_on(
-        self, lanes: list[Lane], queries: list[WindowQueries], longest: int, text: Text | None = None
-    ) -> list[Progress]:
-        """Takes the rows of lanes on by one forward over the rows that the cache shows.
+    def step_groups(
+        self, groups: list[SettingsGroup], queries: list[WindowQueries], longest: int, text: Text | None = None
+    ) -> list[RowOutput]:
+        """Takes the rows of groups on by one forward over the rows that the cache shows.
 
         Args:
-            lanes (`list[Lane]`): The lanes.
-            queries (`list[WindowQueries]`): The queries of each lane.
+            groups (`list[SettingsGroup]`): The groups.
+            queries (`list[WindowQueries]`): The queries of each group.
             longest (`int`): The most entries that one of the rows has in the cache.
             text (`Text`, *optional*): The ends of the prompts, in the first step.
         """
-        places = [places_of(lane, self.cache.shown.start, self.device) for lane in lanes]
-        together = spread(queries, places, len(self.cache.lengths))
+        places = [places_of(group, self.cache.shown.start, self.device) for group in groups]
+        all_queries = spread(queries, places, len(self.cache.lengths))
         if text is not None:
-            together = together.behind(text)
-        for lane in lanes:
-            lane.draw_noise()
-        logits = forward_queries(self.model, together, self.cache, longest + together.input_ids.shape[1])
-        num_kept, looks, progress = together.num_text.clone(), [], []
-        for lane, own, at in zip(lanes, queries, places, strict=True):
+            all_queries = all_queries.behind(text)
+        for group in groups:
+            group.draw_noise()
+        logits = forward_queries(self.model, all_queries, self.cache, longest + all_queries.input_ids.shape[1])
+        num_kept, reports, outputs = all_queries.num_text.clone(), [], []
+        for group, own, at in zip(groups, queries, places, strict=True):
             try:
                 with named_weights(self.model):
-                    kept, look = lane.move_on(own, logits[at, : own.asked.shape[1]])
+                    kept, report = group.move_on(own, logits[at, : own.asked.shape[1]])
             except Exception as error:
-                if lane.readers is None and not is_out_of_memory(error):
+                if group.readers is None and not is_out_of_memory(error):
                     raise
-                progress += [Progress(row.name, [], True, error) for row in lane.rows]  # They fail alone.
+                outputs += [RowOutput(row.name, [], True, error) for row in group.rows]  # They fail alone.
                 continue
             num_kept[at] += kept
-            looks.append((lane, look))
+            reports.append((group, report))
         self.cache.commit(num_kept)
-        width = max((look.shape[1] for _, look in looks), default=0)
-        looked = [pad(look, (0, width - look.shape[1])) for _, look in looks]
-        values = torch.cat(looked).tolist() if looked else []  # one look at the device
-        for lane, _ in looks:
-            progress += lane.note(values[: len(lane.rows)], self.model)
-            values = values[len(lane.rows) :]
-        return progress
+        width = max((report.shape[1] for _, report in reports), default=0)
+        padded = [pad(report, (0, width - report.shape[1])) for _, report in reports]
+        values = torch.cat(padded).tolist() if padded else []  # waits for the device, the only time
+        for group, _ in reports:
+            outputs += group.read_report(values[: len(group.rows)], self.model)
+            values = values[len(group.rows) :]
+        return outputs
 
-    def part_with(self, progress: list[Progress]) -> None:
-        """Counts what a step has brought. Rows that have ended leave; their texts and records of drafts stay."""
+    def finish_step(self, outputs: list[RowOutput]) -> None:
+        """Counts what a step has brought. Rows that have ended leave."""
         self.counts.steps += 1
-        self.counts.row_forwards += len(progress)
-        self.counts.tokens += sum(len(each.tokens) for each in progress)
-        ended = {each.name: each for each in progress if each.has_ended}
+        self.counts.row_forwards += len(outputs)
+        self.counts.tokens += sum(len(each.tokens) for each in outputs)
+        ended = {each.name: each for each in outputs if each.has_ended}
         if not ended:
             return
-        for lane in self.lanes:
-            for i, row in enumerate(lane.rows):
+        for group in self.groups:
+            for i, row in enumerate(group.rows):
                 if row.name in ended and ended[row.name].error is None:
-                    self.prices.experience.note_drafts(row.first_records, records_of(lane.window, i))
+                    self.prices.experience.note_drafts(row.first_records, records_of(group.window, i))
                     with where_memory_allows():
-                        self.keep_text(row)
+                        self.cache_text(row)
         self.leave(ended)
 
-    def keep_text(self, row: LaneRow) -> None:
-        """Keeps the keys and values of a row, if there is room."""
+    def cache_text(self, row: BatchRow) -> None:
+        """Copies the keys and values of a row into the prefix cache, if they fit."""
         number = min(row.num_committed, len(row.tokens))
         most = self.max_cached_tokens - self.num_tokens_with()
-        if not (self.keeps_texts and row.is_source and 0 < number <= most):
+        if not (self.caches_texts and row.is_reusable and 0 < number <= most):
             return
         if number > self.max_cached_tokens - self.cache.num_tokens:
-            self.cache.give_back_room()
-        room = min(most, self.max_cached_tokens - self.cache.num_tokens)
-        if number <= room:
+            self.cache.shrink_to_fit()
+        most = min(most, self.max_cached_tokens - self.cache.num_tokens)
+        if number <= most:
             layers = [tuple(each.clone() for each in states) for states in self.cache.entries_of(row.place, number)]
-            self.kept.keep(KeptText(row.tokens[:number], layers), room)
+            self.prefix_cache.keep(CachedText(row.tokens[:number], layers), most)
 
     # --- Prompts ---
 
-    def read_on(self) -> list[Progress]:
+    def prefill(self) -> list[RowOutput]:
         """Reads a chunk of a long prompt, or several short prompts whole, whose rows take their first step."""
-        return self.read(self.next_to_read()) if self.reading else []
+        return self.read_or_fail(self.next_prefills()) if self.prefills else []
 
-    def next_to_read(self) -> list[Reading]:
+    def next_prefills(self) -> list[PrefillRequest]:
         """The first long prompt, or short ones that one forward reads whole: one kind after the other.
 
-        A prompt is long if it has more unknown tokens than a forward reads. Only one long prompt is read at a time,
+        A prompt is long if it has more uncached tokens than a forward reads. Only one long prompt is read at a time,
         since its row takes up a place in the cache before it decodes.
         """
-        num_unknown, most = cache(self.num_unknown), self.chunk_size  # Each prompt is looked up once.
-        coming = [each for each in self.reading if each.lane is None]
-        long = [each for each in self.reading if each.lane is not None]
+        num_uncached, most = cache(self.num_uncached), self.chunk_size  # Each prompt is padded up once.
+        coming = [each for each in self.prefills if each.group is None]
+        long = [each for each in self.prefills if each.group is not None]
         if not long:
-            longs = (each for each in coming if len(each.call.tokens) > most and num_unknown(each) > most)
+            longs = (each for each in coming if len(each.call.tokens) > most and num_uncached(each) > most)
             long = list(islice(longs, 1))
-        short = self.together((each, num_unknown(each)) for each in coming if num_unknown(each) <= most)
-        self.reads_long = bool(long) and not (short and self.reads_long)
-        return long if self.reads_long else short
+        short = self.short_prefills((each, num_uncached(each)) for each in coming if num_uncached(each) <= most)
+        self.last_was_long = bool(long) and not (short and self.last_was_long)
+        return long if self.last_was_long else short
 
-    def num_unknown(self, each: Reading) -> int:
-        """The tokens of a prompt whose keys and values are not known."""
-        return len(each.call.tokens) - self.known_beginning(each.call.tokens)[0]
+    def num_uncached(self, each: PrefillRequest) -> int:
+        """The tokens of a prompt whose keys and values are not cached."""
+        return len(each.call.tokens) - self.cached_prefix(each.call.tokens)[0]
 
-    def together(self, coming: Iterable[tuple[Reading, int]]) -> list[Reading]:
-        """The first short prompts, as many as one forward reads; each comes with its number of unknown tokens."""
-        group, longest, begin, room = [], 0, 0, 0
+    def short_prefills(self, coming: Iterable[tuple[PrefillRequest, int]]) -> list[PrefillRequest]:
+        """The first short prompts, as many as one forward reads; each comes with its number of uncached tokens."""
+        requests, longest, begin, longest_text = [], 0, 0, 0
         for each, size in coming:
             longest, begin = max(longest, size), max(begin, len(each.call.tokens) - size)
-            room = max(room, each.call.need.text)
-            if (len(group) + 1) * longest > self.chunk_size or begin + longest > room:
+            longest_text = max(longest_text, each.call.budget.text)
+            if (len(requests) + 1) * longest > self.chunk_size or begin + longest > longest_text:
                 break
-            if group and self.fixed_shapes:
+            if requests and self.fixed_shapes:
                 break
-            group.append(each)
-        return group
+            requests.append(each)
+        return requests
 
-    def read(self, group: list[Reading]) -> list[Progress]:
+    def read_or_fail(self, requests: list[PrefillRequest]) -> list[RowOutput]:
         """Reads prompts in one forward. If that fails, each is read alone, so that only those fail which must.
 
         A row whose text somebody reads fails at once, for a reader cannot be asked again.
         """
         try:
-            progress = self.read_together(group)
+            outputs = self.prefill_together(requests)
         except Exception as error:
             if is_out_of_memory(error):
                 error = error.with_traceback(None)  # whose frames hold memory
-                self.kept.shrink(0)
-            places = [row.place for row in rows_of([each.lane for each in group if each.lane is not None])]
-            for each in group:
-                each.lane = None
-            self.give_back(places)
-            failing = [each for each in group if len(group) == 1 or each.call.run.readers is not None]
+                self.prefix_cache.shrink(0)
+            places = [row.place for row in rows_of([each.group for each in requests if each.group is not None])]
+            for each in requests:
+                each.group = None
+            self.free_rows(places)
+            failing = [each for each in requests if len(requests) == 1 or each.call.run.readers is not None]
             self.leave({each.name for each in failing})
-            told = [Progress(each.name, [], True, error) for each in failing]
-            return told + [progress for each in group if each not in failing for progress in self.read([each])]
-        if progress:
-            self.part_with(progress)
-        return progress
+            outputs = [RowOutput(each.name, [], True, error) for each in failing]
+            for each in requests:
+                outputs += [] if each in failing else self.read_or_fail([each])
+            return outputs
+        if outputs:
+            self.finish_step(outputs)
+        return outputs
 
-    def read_together(self, group: list[Reading]) -> list[Progress]:
-        """Reads the prompts of rows whole, and lets the rows join lanes; of a long prompt reads a chunk."""
-        if group[0].lane is None:
-            self.open(group)
-        rows = rows_of([each.lane for each in group])
+    def prefill_together(self, requests: list[PrefillRequest]) -> list[RowOutput]:
+        """Reads the prompts of rows whole, and lets the rows join groups; of a long prompt reads a chunk."""
+        if requests[0].group is None:
+            self.open(requests)
+        rows = rows_of([each.group for each in requests])
         longest, text = max(row.num_committed for row in rows), next_text(rows, self.chunk_size, self.device)
         for row in rows:
             row.num_committed = min(row.num_committed + self.chunk_size, row.prompt_length)
@@ -378,44 +381,43 @@ class RunningBatch:
             forward_queries(self.model, WindowQueries.of_text(text), self.cache, longest + text.tokens.shape[1])
             self.cache.commit(text.lengths)
             return []
-        lanes = merged([each.lane for each in group])
-        progress = self.take_on(lanes, [lane.first_queries() for lane in lanes], longest, text)
-        self.lanes = merged(self.lanes + lanes)
-        self.reading = deque(each for each in self.reading if each not in group)
-        return progress
+        groups = merged([each.group for each in requests])
+        outputs = self.step_groups(groups, [group.first_queries() for group in groups], longest, text)
+        self.groups = merged(self.groups + groups)
+        self.prefills = deque(each for each in self.prefills if each not in requests)
+        return outputs
 
-    def open(self, group: list[Reading]) -> None:
-        """Gives rows their lanes and places, and the keys and values that are known of their prompts' beginnings."""
-        needs, num_others = [each.call.need for each in group], self.cache.num_rows
-        self.prices.update(num_others + len(group), max(len(each.call.tokens) for each in group))
-        lanes = [
-            Lane.of(each.call.open(self.prices), each.name, place, each.call)
-            for place, each in enumerate(group, num_others)
+    def open(self, requests: list[PrefillRequest]) -> None:
+        """Gives rows their groups and places, and the cached keys and values of their prompts' beginnings."""
+        budgets, num_others = [each.call.budget for each in requests], self.cache.num_rows
+        self.prices.update(num_others + len(requests), max(len(each.call.tokens) for each in requests))
+        groups = [
+            SettingsGroup.of(each.call.open(self.prices), each.name, place, each.call)
+            for place, each in enumerate(requests, num_others)
         ]
-        self.cache.join(needs, self.max_cached_tokens - self.kept.num_tokens)
-        for each, lane in zip(group, lanes, strict=True):
-            each.lane = lane
-        for row in rows_of(lanes):
-            row.num_committed, layers = self.known_beginning(row.tokens, is_used=True)
+        self.cache.join(budgets, self.max_cached_tokens - self.prefix_cache.num_tokens)
+        for each, group in zip(requests, groups, strict=True):
+            each.group = group
+        for row in rows_of(groups):
+            row.num_committed, layers = self.cached_prefix(row.tokens, is_used=True)
             if row.num_committed > 0:
                 self.cache.begin_row(row.place, layers, row.num_committed)
             self.counts.prompt_tokens += row.prompt_length
             self.counts.found_tokens += row.num_committed
 
-    def known_beginning(
+    def cached_prefix(
         self, tokens: list[int], is_used: bool = False
     ) -> tuple[int, list[tuple[torch.Tensor, torch.Tensor]]]:
-        """The number of tokens at the beginning of a prompt that are known, at most all but its last one, and keys and
-        values that begin with theirs.
+        """How many tokens at the beginning of a prompt are cached, at most all but its last one, and keys and values
+        that begin with theirs.
         """
         if self.fixed_shapes:
             return 0, []
         tokens = tokens[:-1]
-        num_found, text = self.kept.best_for(tokens, is_used)
+        num_found, text = self.prefix_cache.longest_prefix(tokens, is_used)
         layers = text.layers if text is not None else []
-        shared = {
-            row.place: num_common(row.tokens[: row.num_committed], tokens) for row in self.placed_rows if row.is_source
-        }
+        rows = [row for row in self.placed_rows if row.is_reusable]
+        shared = {row.place: num_common(row.tokens[: row.num_committed], tokens) for row in rows}
         best = max(shared, key=shared.get, default=None)
         if best is not None and shared[best] > num_found:
             num_found, layers = shared[best], self.cache.entries_of(best, shared[best])
@@ -427,11 +429,11 @@ def scores_bytes(model: PreTrainedModel, num_queries: int) -> int:
     return num_queries * model.config.vocab_size * 4 * SCORES
 
 
-def rows_of(lanes: list[Lane]) -> list[LaneRow]:
-    return [row for lane in lanes for row in lane.rows]
+def rows_of(groups: list[SettingsGroup]) -> list[BatchRow]:
+    return [row for group in groups for row in group.rows]
 
 
-def next_text(rows: list[LaneRow], most: int, device: torch.device) -> Text:
+def next_text(rows: list[BatchRow], most: int, device: torch.device) -> Text:
     """The next tokens of prompts, at most so many of each."""
     parts = [row.tokens[row.num_committed :][:most] for row in rows]
     lengths, positions = [len(part) for part in parts], [row.num_committed for row in rows]
@@ -439,17 +441,17 @@ def next_text(rows: list[LaneRow], most: int, device: torch.device) -> Text:
     return Text(*(torch.tensor(values, device=device) for values in (padded, lengths, positions)))
 
 
-def places_of(lane: Lane, begin: int, device: torch.device) -> slice | torch.Tensor:
-    """Where the rows of a lane are among the rows from `begin` on: a slice, if they stand in order."""
-    places = [row.place - begin for row in lane.rows]
+def places_of(group: SettingsGroup, begin: int, device: torch.device) -> slice | torch.Tensor:
+    """Where the rows of a group are among the rows from `begin` on: a slice, if they stand in order."""
+    places = [row.place - begin for row in group.rows]
     first, end = places[0], places[0] + len(places)
     return slice(first, end) if places == list(range(first, end)) else torch.tensor(places, device=device)
 
 
 def spread(queries: list[WindowQueries], places: list[slice | torch.Tensor], num_rows: int) -> WindowQueries:
-    """The queries of all lanes, each at its places, behind no text.
+    """The queries of all groups, each at its places, behind no text.
 
-    Nothing reads the queries of rows that have no lane, nor those that a row has beyond the ones of its lane.
+    Nothing reads the queries of rows that have no group, nor those that a row has beyond the ones of its group.
     """
     if any(each.queries_seen is not None for each in queries):
         queries = [each if each.queries_seen is not None else each.seeing_all_before() for each in queries]

@@ -36,7 +36,7 @@ class Load(NamedTuple):
     @classmethod
     def of(cls, manager: BatchingManager) -> "Load":
         batch = manager.batch  # None where the thread has ended
-        texts = [] if batch is None else list(batch.kept.texts.values())  # a copy: the thread changes it
+        texts = [] if batch is None else list(batch.prefix_cache.texts.values())  # a copy: the thread changes it
         kept_tokens = sum(len(text.tokens) for text in texts)
         return cls(manager.counts, len(manager.running), len(manager.waiting), kept_tokens, manager.max_cached_tokens)
 

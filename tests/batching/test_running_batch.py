@@ -14,7 +14,6 @@ from wedlm.batching.prepared_call import prepare
 from wedlm.batching.running_batch import MOST_PREFILLS, RunningBatch, scores_bytes
 from wedlm.batching.settings_group import merged
 from wedlm.batching.shared_cache import SharedCache
-from wedlm.generation.window import Window
 
 MODEL = load(CHECKPOINTS / "q3").double()  # where no rounding decides
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
@@ -402,7 +401,7 @@ def test_a_row_that_cannot_join_leaves_the_others_as_they_are(monkeypatch):
     batch.add("a", call_of(TEXT[:5], **more))
     batch.step()
     with monkeypatch.context() as patch:
-        patch.setattr(Window, "joined", staticmethod(lambda windows: 1 / 0))
+        patch.setattr("wedlm.batching.settings_group.joined_windows", lambda windows: 1 / 0)
         batch.add("b", call_of(TEXT[:9], **more))
         failed = [each for each in batch.step() if each.error is not None]
     assert [each.name for each in failed] == ["b"]

@@ -448,13 +448,19 @@ def places_of(group: SettingsGroup, begin: int, device: torch.device) -> slice |
     return slice(first, end) if places == list(range(first, end)) else torch.tensor(places, device=device)
 
 
+def seeing_all_before(queries: WindowQueries) -> WindowQueries:
+    """The same queries, with `queries_seen` where it was None."""
+    place = torch.arange(1, queries.input_ids.shape[1] + 1, device=queries.input_ids.device)
+    return queries._replace(queries_seen=place.expand_as(queries.input_ids))
+
+
 def spread(queries: list[WindowQueries], places: list[slice | torch.Tensor], num_rows: int) -> WindowQueries:
     """The queries of all groups, each at its places, behind no text.
 
     Nothing reads the queries of rows that have no group, nor those that a row has beyond the ones of its group.
     """
     if any(each.queries_seen is not None for each in queries):
-        queries = [each if each.queries_seen is not None else each.seeing_all_before() for each in queries]
+        queries = [each if each.queries_seen is not None else seeing_all_before(each) for each in queries]
 
     def whole(parts: list[torch.Tensor]) -> torch.Tensor:
         values = parts[0].new_zeros(num_rows, max(part.shape[1] for part in parts))

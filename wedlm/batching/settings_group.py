@@ -1,7 +1,8 @@
 """The rows of a running batch that have the same settings, and what one forward does to them."""
 
 from collections.abc import Container, Hashable
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -109,10 +110,10 @@ class SettingsGroup:
         num_slots = max(row.max_new_tokens for row in rows)
         num_columns = max(row.prompt_length for row in rows) if first.window.num_columns else 0
         size = num_slots, num_columns, first.policy.mask_token_id
-        window = Window.joined([group.window.with_room(*size) for group in groups])
+        window = joined_windows([group.window.with_room(*size) for group in groups])
         noise, policy = None, first.policy
         if first.noise is not None:
-            noise = SlotNoise.joined([group.noise for group in groups])
+            noise = joined_noise([group.noise for group in groups])
             policy = policy._replace(noise=noise.values)
         return cls(first.key, policy, window, rows, noise, None)
 
@@ -128,7 +129,7 @@ class SettingsGroup:
             self.window = self.window.select(index)
             self.window.batch_rows = torch.arange(len(kept), device=index.device)
             if self.noise is not None:
-                self.noise = self.noise.select(kept)
+                self.noise = noise_of_rows(self.noise, kept)
                 self.policy = self.policy._replace(noise=self.noise.values)
 
     # --- A step ---
@@ -188,6 +189,31 @@ def merged(groups: list[SettingsGroup]) -> list[SettingsGroup]:
     for group in groups:
         of_key.setdefault(id(group) if group.key is None else group.key, []).append(group)
     return [SettingsGroup.joined(each) if len(each) > 1 else each[0] for each in of_key.values()]
+
+
+def joined_windows(windows: list[Window]) -> Window:
+    """The rows of windows of one kind, with room for as many slots and columns each, in one window."""
+    names = [field.name for field in fields(windows[0])]
+    window = type(windows[0])(**{name: torch.cat([getattr(each, name) for each in windows]) for name in names})
+    window.batch_rows = torch.arange(len(window.start), device=window.start.device)
+    return window
+
+
+def joined_noise(parts: list[SlotNoise]) -> SlotNoise:
+    """The noise of rows with generators of their own, one behind the other."""
+    noise = copy(parts[0])
+    noise.values = torch.cat([part.values for part in parts])
+    noise.num_drawn = [number for part in parts for number in part.num_drawn]
+    noise.generators = [generator for part in parts for generator in part.generators]
+    return noise
+
+
+def noise_of_rows(noise: SlotNoise, rows: list[int]) -> SlotNoise:
+    selected = copy(noise)
+    selected.values = noise.values[rows]
+    selected.num_drawn = [noise.num_drawn[row] for row in rows]
+    selected.generators = [noise.generators[row] for row in rows]
+    return selected
 
 
 def records_of(window: Window, i: int) -> dict[str, torch.Tensor]:

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from wedlm.generation.cache_attention import seen_entries
@@ -90,6 +90,8 @@ class RowCache(DynamicCache):
             rows that `select` leaves out.
         is_static (`bool`, *optional*, defaults to `False`): Whether to take the memory for all entries at once.
     """
+
+    has_rows = True
 
     def __init__(
         self, batch_size: int, max_entries: int, device: torch.device, keep_all: bool = False, is_static: bool = False
@@ -188,3 +190,8 @@ class RowCache(DynamicCache):
         for layer in self.layers:
             chosen = rows.to(layer.device)
             layer.keys, layer.values = layer.keys[chosen], layer.values[chosen]
+
+
+def has_rows(cache: Cache | None) -> bool:
+    """Whether a cache is a RowCache; not by its class, since a checkpoint's own code and the package have one each."""
+    return getattr(cache, "has_rows", False)

@@ -1,6 +1,7 @@
 """The WeDLM model: a Qwen3, Qwen2.5 or Llama whose input may stand in any order of its positions."""
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
@@ -9,9 +10,13 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers import initialization as init
 from transformers.cache_utils import Cache
-from transformers.masking_utils import create_masks_for_generate
+from transformers.integrations.flex_attention import flex_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import create_masks_for_generate, sdpa_mask
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -32,15 +37,40 @@ from transformers.utils.generic import is_flash_attention_requested
 
 from wedlm.generation.cache_attention import attend, attend_up_to, score_bias
 from wedlm.generation.generation_wedlm import WeDLMGenerationMixin
-from wedlm.generation.row_cache import RowCache
+from wedlm.generation.package import from_package
+from wedlm.generation.row_cache import has_rows
 from wedlm.generation.transformers_internals import CACHE, attention_of, drops_cache, takes_cache
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig, check_config
-from wedlm.modeling_wedlm.draft_loss import draft_loss
 from wedlm.modeling_wedlm.drafts import DraftProduct, WithDrafts, drafts_outside
-from wedlm.modeling_wedlm.dual_stream import dual_stream_mask
-from wedlm.modeling_wedlm.target_loss import target_loss
 
 FLOATS = ("BF16", "F16", "F32", "F64")  # as safetensors writes them
+
+
+def dual_stream_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | BlockMask | Callable | None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """Attends as the mask of dual-stream training says: by FlexAttention, or in parts. An ordinary mask means sdpa."""
+    if isinstance(attention_mask, BlockMask):
+        return flex_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    if attention_mask is None or isinstance(attention_mask, torch.Tensor):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+
+    def attention(query, key, value, mask):
+        # sdpa_attention_forward would copy the keys and values for each query head that shares them.
+        options = {"dropout_p": kwargs["dropout"], "scale": kwargs["scaling"], "enable_gqa": True}
+        parts = (query, key, value, mask)
+        return nn.functional.scaled_dot_product_attention(*parts, is_causal=mask is None, **options).transpose(1, 2)
+
+    return attention_mask(attention, query, key, value), None
+
+
+AttentionInterface.register("dual_stream", dual_stream_attention)
+AttentionMaskInterface.register("dual_stream", sdpa_mask)
 
 
 class WeDLMAttention(WithDrafts, Qwen3Attention):
@@ -78,7 +108,7 @@ class WeDLMAttention(WithDrafts, Qwen3Attention):
     def attend(self, query, key, value, attention_mask, past_key_values, **kwargs):
         """Returns `[batch, queries, heads, head_dim]`, and the weights where the attention implementation has them."""
         dropout = self.attention_dropout if self.training else 0.0
-        if not isinstance(past_key_values, RowCache) or attention_of(self.config) == "eager":
+        if not has_rows(past_key_values) or attention_of(self.config) == "eager":
             attention = ALL_ATTENTION_FUNCTIONS.get_interface(attention_of(self.config), eager_attention_forward)
             options = {"dropout": dropout, "scaling": self.scaling, "sliding_window": self.sliding_window}
             return attention(self, query, key, value, attention_mask, **options, **kwargs)
@@ -299,7 +329,8 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
         stream_inputs = (sample_ids, stream_ids, block_ids)
         if any(ids is not None for ids in stream_inputs):
             check_stream_inputs(*stream_inputs, position_ids, attention_mask, past_key_values)
-            mask = dual_stream_mask(self.config, *stream_inputs)
+            training = from_package("wedlm.training.dual_stream", "A forward with stream_ids")
+            mask = training.dual_stream_mask(self.config, *stream_inputs)
             attention_mask = mask if isinstance(mask, torch.Tensor) else {"full_attention": mask}
             use_cache = False
         packed = None
@@ -396,7 +427,7 @@ def masks_of_layers(
     Qwen3Model would build it from `position_ids`, which may be reordered; `packed` has the rows that are not packed
     in physical order.
     """
-    if isinstance(past_key_values, RowCache):
+    if has_rows(past_key_values):
         return {"full_attention": score_bias(attention_mask, inputs_embeds.shape[1], config, inputs_embeds)}
     if isinstance(attention_mask, dict):
         return attention_mask
@@ -529,11 +560,12 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
         outputs = self.model(**inputs)
         hidden_states = outputs.last_hidden_state
         if teachers is None:
-            losses = target_loss(self.lm_head, hidden_states, targets, target_weights)
+            module = from_package("wedlm.training.target_loss", "The loss of targets")
+            losses = module.target_loss(self.lm_head, hidden_states, targets, target_weights)
         else:
-            losses = draft_loss(
-                self.lm_head, hidden_states, teachers, target_weights, self.config.require_mask_token_id()
-            )
+            module = from_package("wedlm.training.draft_loss", "The loss of teachers")
+            mask_token_id = self.config.require_mask_token_id()
+            losses = module.draft_loss(self.lm_head, hidden_states, teachers, target_weights, mask_token_id)
         loss, target_losses, target_hits = losses
         return WeDLMTrainingOutput(
             loss=loss,

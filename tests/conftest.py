@@ -34,7 +34,7 @@ def queries_cost_nothing(monkeypatch):
     from free_queries import costless
 
     monkeypatch.setattr("wedlm.generation.decoding_run.experience_with", costless)
-    monkeypatch.setattr("wedlm.generation.running_batch.experience_with", costless)
+    monkeypatch.setattr("wedlm.batching.running_batch.experience_with", costless)
 
 
 @pytest.fixture(params=["q25", "q3"])

@@ -411,7 +411,7 @@ def test_installed_without_a_compiler_torch_multiplies(tmp_path):
 EXTRAS = [(), ("int8", "bias"), ("gate", "norm", "draft", "bias", "added")]
 
 
-@each_set
+@pytest.mark.parametrize("name", [*COMPILED[:1], "torch"])
 @pytest.mark.parametrize("has", EXTRAS, ids=str)
 def test_compiled_code_has_the_same_product(name, has):
     torch.compiler.reset()
@@ -421,7 +421,7 @@ def test_compiled_code_has_the_same_product(name, has):
         torch.testing.assert_close(case.run(compiled), case.run())
 
 
-@each_compiled_set
+@pytest.mark.parametrize("name", COMPILED[:1])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("has", EXTRAS, ids=str)
 def test_the_operator_keeps_the_rules_of_torch(name, dtype, has):
@@ -434,7 +434,7 @@ def test_the_operator_keeps_the_rules_of_torch(name, dtype, has):
 # --- Rotations ---
 
 
-@each_set
+@pytest.mark.parametrize("name", [*COMPILED[:1], "torch"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("has_norms", [True, False], ids=["norms", "no norms"])
 @pytest.mark.parametrize(

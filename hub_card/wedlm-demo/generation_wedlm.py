@@ -29,7 +29,6 @@ The words of this folder:
 """
 
 from contextlib import suppress
-from copy import copy
 from functools import wraps
 from inspect import signature
 from typing import Any
@@ -92,10 +91,7 @@ class WeDLMGenerationMixin(GenerationMixin):
 
     @generation_config.setter
     def generation_config(self, generation_config: GenerationConfig) -> None:
-        """The model keeps a copy of the config. Those of the parameters that it lacks get their defaults."""
-        if generation_config is self.__dict__.get("_generation_config"):  # PEFT sets it again in each call
-            return
-        generation_config = copy(generation_config)
+        """Parameters that the config lacks get their defaults."""
         for name, default in DEFAULTS.items():
             if not hasattr(generation_config, name):
                 setattr(generation_config, name, default)

@@ -31,8 +31,8 @@ class Policy(NamedTuple):
         acceptance_margin (`torch.FloatTensor` of shape `()`, *optional*): How far below the best score that of an
             accepted draft may be, which is -log(acceptance_ratio); None where only the best token is accepted.
         query_cost (`float`): The query_cost of the call.
-        min_gain (`torch.FloatTensor` of shape `()`, *optional*): As `plan_step` takes it, for the rows that share a
-            forward.
+        relative_cost (`torch.FloatTensor` of shape `()`, *optional*): What one more query in each row costs, as a
+            share of the forward.
     """
 
     window_size: int
@@ -47,7 +47,7 @@ class Policy(NamedTuple):
     noise: torch.Tensor | None = None
     acceptance_margin: torch.Tensor | None = None
     query_cost: float = 0.0
-    min_gain: torch.Tensor | None = None
+    relative_cost: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -81,4 +81,4 @@ class Policy(NamedTuple):
     def among(self, num_rows: int) -> "Policy":
         """The settings for steps over so many rows."""
         cost = relative_cost(self.query_cost, num_rows)
-        return self._replace(min_gain=torch.full((), cost, dtype=torch.float32, device=self.end_tokens.device))
+        return self._replace(relative_cost=torch.full((), cost, dtype=torch.float32, device=self.end_tokens.device))

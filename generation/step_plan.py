@@ -26,9 +26,9 @@ def plan_step(
     next_chance: torch.Tensor,
     num_open: torch.Tensor,
     most: torch.Tensor,
-    min_gain: torch.Tensor | float = 0.0,
+    cost: torch.Tensor | float = 0.0,
 ) -> StepPlan:
-    """Takes the queries that promise most tokens, as far as each promises more than `min_gain`.
+    """Takes the queries that promise most tokens, as far as each promises more than it costs.
 
     A draft brings a token in this step if it is accepted with all drafts before it. A MASK brings a token in the next
     step if exactly the drafts that its group sees are accepted now, and the draft that it makes is accepted then. The
@@ -42,7 +42,7 @@ def plan_step(
             it are).
         num_open (`torch.LongTensor` of shape `(batch,)`): The slots that are still to be filled.
         most (`torch.LongTensor` of shape `(batch,)`): The most queries.
-        min_gain (`torch.FloatTensor` of shape `()` or `float`, *optional*, defaults to 0.0): In tokens.
+        cost (`torch.FloatTensor` of shape `(batch, 1)`, *optional*, defaults to 0.0): The tokens that a query costs.
     """
     num_unused = max(0, chances.shape[1] + 1 - WIDEST)
     size = chances.shape[1] + 1 - num_unused
@@ -57,7 +57,7 @@ def plan_step(
 
     gains = torch.cat([of_drafts[:, None], of_masks], dim=1).flatten(1)
     gains, order = (each[:, : 2 * size] for each in gains.sort(descending=True, stable=True))
-    is_taken = (gains > min_gain) & (rank < most[:, None])
+    is_taken = (gains > cost) & (rank < most[:, None])
     numbers = torch.zeros_like(order[:, : size + 1]).scatter_add(1, order // size, is_taken.long())
     sizes = numbers[:, 1:] * (numbers[:, 1:] > 1)
     return StepPlan(numbers[:, 0], pad(pad(sizes, (0, num_unused)).cumsum(-1), (1, 0)))

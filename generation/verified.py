@@ -79,7 +79,7 @@ class VerifiedWindow(Window):
         size, limit = policy.window_size, zeros() + max_new_tokens
         chances = zeros(size - 1, dtype=torch.float32)
         next_chance = zeros(1, dtype=torch.float32) + NEXT_CHANCE
-        plan = plan_step(chances, next_chance, limit, limit.clamp(max=size), policy.min_gain)
+        plan = plan_step(chances, next_chance, limit, limit.clamp(max=size), policy.relative_cost)
         return {
             "drafts": zeros(size - 1),
             "estimates": chances,
@@ -294,7 +294,10 @@ class VerifiedWindow(Window):
         num_open = (self.limit - first_open) * self.alive
         # A limit below the window makes the window as small, whatever the shape of the steps is.
         most = 2 * self.limit.clamp(max=self.window_size) - num_leading
-        return plan_step(self.chances, NEXT_CHANCE * self.corrections[:, 2:], num_open, most, policy.min_gain)
+        # What a query costs, the row would write in the same time at its own pace.
+        pace = (first_open.float() / self.forwards).clamp(min=1)
+        cost = (policy.relative_cost * pace)[:, None]
+        return plan_step(self.chances, NEXT_CHANCE * self.corrections[:, 2:], num_open, most, cost)
 
     def counts(self) -> dict[str, torch.Tensor]:
         """Adds how many drafts of the text, none behind its end, were verified and accepted at each distance."""

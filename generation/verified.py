@@ -82,7 +82,7 @@ class VerifiedWindow(Window):
         plan = plan_step(chances, next_chance, limit, limit.clamp(max=size), policy.relative_cost)
         return {
             "drafts": zeros(size - 1),
-            "estimates": chances,
+            "estimates": torch.zeros_like(chances),
             "chances": chances,
             "is_looked_up": zeros(1, dtype=torch.bool),
             "num_drafts": plan.num_drafts,

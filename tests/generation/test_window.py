@@ -11,7 +11,7 @@ from wedlm.generation.decoding_run import WINDOWS
 from wedlm.generation.parameters import DECODINGS
 from wedlm.generation.window import NO_SLOT, Text, WindowQueries
 
-POLICY = policy_with(4)
+POLICY = policy_with(4, end_tokens=torch.tensor([2]))
 
 
 def opened(decoding="streaming", prompt_lengths=(3, 5), max_new_tokens=10):

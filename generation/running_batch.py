@@ -382,8 +382,9 @@ class RunningBatch:
     def open(self, group: list[Reading]) -> None:
         """Gives rows their lanes and places, and the keys and values that are known of their prompts' beginnings."""
         needs, num_others = [each.call.need for each in group], self.cache.num_rows
+        num_rows = 1 if self.fixed_shapes else num_others + len(group)
         lanes = [
-            Lane.of(each.call.open(num_others + len(group)), each.name, place, each.call)
+            Lane.of(each.call.open(num_rows), each.name, place, each.call)
             for place, each in enumerate(group, num_others)
         ]
         self.cache.join(needs, self.max_cached_tokens - self.kept.num_tokens)

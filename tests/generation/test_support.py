@@ -159,8 +159,8 @@ def test_parameters_that_the_decoding_does_not_read_are_named_once(said):
         own.update(decoding="autoregressive", window_size=3, max_new_tokens=2)
         model.generate(**ids, generation_config=own)
     assert said() == [
-        "decoding='verified' does not read entropy_threshold (it reads window_size, acceptance_ratio); leave it out, "
-        "or choose another decoding.",
+        "decoding='verified' does not read entropy_threshold (it reads window_size, query_cost, acceptance_ratio); "
+        "leave it out, or choose another decoding.",
         "decoding='autoregressive' does not read window_size (it reads no parameters); leave it out, or choose "
         "another decoding.",
     ]

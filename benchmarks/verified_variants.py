@@ -24,24 +24,24 @@ from wedlm.generation.step_plan import StepPlan
 
 
 def in_proportion(
-    chances: torch.Tensor, expected: torch.Tensor, num_open: torch.Tensor, most: torch.Tensor, *prices_and_weights
+    chances: torch.Tensor, next_chance: torch.Tensor, num_open: torch.Tensor, most: torch.Tensor, cost: torch.Tensor
 ) -> StepPlan:
-    """Judges drafts with a chance of 0.2, and shares MASKs out in proportion to the chance of each group."""
+    """Verifies drafts with a chance of 0.2, and shares MASKs out in proportion to the chance of each group."""
     chances = chances.where(chances >= 0.2, 0)
     num_drafts = (chances > 0).sum(-1)
     shares = (pad(chances, (1, 0), value=1.0) - pad(chances, (0, 1))).clamp(min=0).cumsum(-1)
     ends = (shares / shares[:, -1:] * (most - num_drafts)[:, None]).round().long()
-    longest = num_open.clamp(max=expected.shape[1] + 1)[:, None]
+    longest = num_open.clamp(max=chances.shape[1] + 1)[:, None]
     return StepPlan(num_drafts, pad(pad(ends, (1, 0)).diff().minimum(longest).cumsum(-1), (1, 0)))
 
 
 def behind_all_drafts(
-    chances: torch.Tensor, expected: torch.Tensor, num_open: torch.Tensor, most: torch.Tensor, *prices_and_weights
+    chances: torch.Tensor, next_chance: torch.Tensor, num_open: torch.Tensor, most: torch.Tensor, cost: torch.Tensor
 ) -> StepPlan:
     """Gives all MASKs to one group, which is of use only if every draft is accepted."""
     num_drafts = (chances >= 0.2).sum(-1)
     numbers = torch.arange(chances.shape[1] + 2, device=chances.device)
-    num_masks = (most - num_drafts).minimum(num_open.clamp(max=expected.shape[1] + 1))
+    num_masks = (most - num_drafts).minimum(num_open.clamp(max=chances.shape[1] + 1))
     return StepPlan(num_drafts, torch.where(numbers > num_drafts[:, None], num_masks[:, None], 0))
 
 
@@ -67,6 +67,7 @@ def answer(
             **inputs,
             decoding="verified",
             window_size=window_size,
+            query_cost=0,
             prompt_lookup_num_tokens=prompt_lookup_num_tokens,
             max_new_tokens=MAX_NEW_TOKENS,
             do_sample=False,

@@ -116,7 +116,7 @@ class Window:
     Slots before `start` are committed. The window begins at `start`: first `num_leading` slots whose tokens the next
     forward commits, then slots that are not final. Subclasses say how slots become final.
 
-    Tensors are replaced, never written into, except the `PER_SLOT` ones: `put_tokens` and `note_judged` write in
+    Tensors are replaced, never written into, except the `PER_SLOT` ones: `put_tokens` and `verify` write in
     place.
 
     Args:
@@ -192,9 +192,6 @@ class Window:
     def queries(self, width: int, policy: Policy) -> WindowQueries:
         """The queries of the next forward, `width` of them in every row."""
         raise NotImplementedError
-
-    def leave_out(self, width: int) -> None:
-        """Plans no more than `width` queries for the next forward, where their number is free to choose."""
 
     def count_forward(self, queries: WindowQueries) -> None:
         """Counts a forward over these queries."""

@@ -28,15 +28,6 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.timeout(seconds))
 
 
-@pytest.fixture(autouse=True)
-def queries_cost_nothing(monkeypatch):
-    """Where queries are free to choose, their number stands on the clock and on earlier calls; here on neither."""
-    from free_queries import costless
-
-    monkeypatch.setattr("wedlm.generation.decoding_run.experience_with", costless)
-    monkeypatch.setattr("wedlm.batching.running_batch.experience_with", costless)
-
-
 @pytest.fixture(params=["q25", "q3"])
 def checkpoint(request):
     return CHECKPOINTS / request.param

@@ -1,5 +1,8 @@
 """Decodes prompts, and says what came of each row."""
 
+from contextlib import contextmanager
+from unittest.mock import patch
+
 import torch
 from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, left_padded, load
 from reference_decoder import Decoded
@@ -9,6 +12,7 @@ from wedlm import WeDLMForCausalLM
 from wedlm.generation.outputs import WeDLMGenerateOutput
 from wedlm.generation.parameters import DEFAULTS
 from wedlm.generation.policy import Policy
+from wedlm.generation.verified import VerifiedWindow
 
 
 def generate(model, prompts, **arguments) -> list[Decoded]:
@@ -91,7 +95,7 @@ PARALLEL = ("streaming", "blockwise", "verified")
 STATIC = {"cache_implementation": "static"}
 
 
-ARGUMENTS = {"max_new_tokens": 24, "entropy_threshold": 1.0, "eos_token_id": EOS, "pad_token_id": PAD}
+ARGUMENTS = {"max_new_tokens": 24, "query_cost": 0, "entropy_threshold": 1.0, "eos_token_id": EOS, "pad_token_id": PAD}
 
 
 def run(model, prompts=PROMPTS, **arguments):
@@ -101,11 +105,26 @@ def run(model, prompts=PROMPTS, **arguments):
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
 
 
-def policy_with(window_size: int, is_free: bool = False, **fields) -> Policy:
+def policy_with(window_size: int, query_cost: float = 0.0, **fields) -> Policy:
     """The policy of a greedy call with default settings, without end tokens and look-up; `fields` replace its own."""
-    generation_config = GenerationConfig(
-        **DEFAULTS, num_looked_up=None if is_free else 0, max_matching_ngram_size=None
-    )
+    generation_config = GenerationConfig(**DEFAULTS, num_looked_up=0, max_matching_ngram_size=None)
     generation_config._eos_token_tensor = None
-    policy = Policy.of(generation_config, LogitsProcessorList(), window_size, MASK, torch.device("cpu"), is_free)
+    device = torch.device("cpu")
+    policy = Policy.of(generation_config, LogitsProcessorList(), window_size, MASK, device, query_cost)
     return policy._replace(**fields)
+
+
+@contextmanager
+def steps_of_rows(num_rows: int):
+    """The drafts and the sizes of the groups of MASKs in each verified forward of each row, as they are taken."""
+    count_forward, steps = VerifiedWindow.count_forward, [[] for _ in range(num_rows)]
+
+    def noted(window, queries):
+        count_forward(window, queries)
+        may_verify = window.alive & queries.is_asked[:, 0]
+        for i in may_verify.nonzero()[:, 0].tolist():
+            drafts = window.drafts[i, : window.num_drafts[i]].tolist()
+            steps[window.batch_rows[i]].append((drafts, window.groups[i].diff().tolist()))
+
+    with patch.object(VerifiedWindow, "count_forward", noted):
+        yield steps

@@ -7,25 +7,10 @@ With `processors` tokens are chosen left to right; `criteria` say where the text
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import torch
 
-from wedlm.generation.look_up import MOST_MATCHED
-from wedlm.generation.step_plan import plan_step
-from wedlm.generation.verified import (
-    ACCEPTANCE,
-    DOUBT,
-    DOUBT_OF_DRAFT,
-    LIKELIEST,
-    LOOKED_UP,
-    NEW_GROUP,
-    NEW_OF_SOURCE,
-    NEW_OF_STRENGTH,
-    NEW_TOKEN,
-    NO_GROUP,
-    SHARES,
-)
+MOST_MATCHED = 6
 
 
 @dataclass
@@ -137,47 +122,6 @@ def decode(
             return result
 
 
-class Record:
-    """How drafts fared. (In float32, as the decoder keeps it: rounding chooses between plans of one value.)"""
-
-    def __init__(self, window_size: int):
-        self.place = torch.arange(1, window_size)
-        self.doubt, self.group_doubts = torch.tensor([DOUBT]), torch.tensor([DOUBT_OF_DRAFT, DOUBT])
-        self.expected = self.hoped_for()
-        self.acceptance = torch.tensor(ACCEPTANCE)
-
-    def hoped_for(self) -> torch.Tensor:
-        """The chances of a group's drafts: the more sure the text, the better."""
-        return torch.exp(-self.place * self.doubt * self.group_doubts[:1] / self.group_doubts[1:].clamp(min=0.01))
-
-    def chances(self, kinds: list[tuple[int, int]]) -> torch.Tensor:
-        """Those of each draft with all before it, by sources and strengths; 0 behind the drafts."""
-        chances = torch.zeros_like(self.expected)
-        for place, (source, strength) in enumerate(kinds):
-            chances[place] = self.acceptance[source, strength]
-        return chances.cumprod(-1)
-
-    def note_judged(self, kinds: list[tuple[int, int]], num_accepted: int) -> None:
-        surprise = torch.zeros_like(self.acceptance)
-        for place, (source, strength) in enumerate(kinds):
-            surprise[source, strength] += float(place < num_accepted) - self.acceptance[source, strength]
-        change = NEW_OF_STRENGTH * surprise + NEW_OF_SOURCE * surprise.sum(-1, keepdim=True)
-        self.acceptance = (self.acceptance + change).clamp(0.01, 0.99)
-
-    def note_tokens(self, shares: list[float]) -> None:
-        """The best tokens' shares of the scores, for the tokens that a forward made known."""
-        mean = (-torch.tensor(shares).clamp(min=0.01).log()).sum() / len(shares)
-        self.doubt = self.doubt.lerp(mean, 1 - torch.tensor(1 - NEW_TOKEN) ** len(shares))
-
-    def note_group(self, chances: torch.Tensor, size: int) -> None:
-        if size > 0:
-            doubts = torch.cat([-chances[:1].clamp(min=0.01).log(), self.doubt])
-            self.group_doubts = self.group_doubts.lerp(doubts, NEW_GROUP)
-        for k, hoped in enumerate(self.hoped_for()):
-            value, weight = (chances[k], NEW_GROUP) if k < size else (hoped, NO_GROUP)
-            self.expected[k] = self.expected[k].lerp(value, weight)
-
-
 def looked_up(text: list[int], num_drafts: int, most_matched: int = MOST_MATCHED) -> tuple[list[int], int]:
     """The drafts behind the longest earlier match, the last of several, and its length."""
     best, at = 0, None
@@ -199,23 +143,24 @@ def decode_verified(
     max_new_tokens: int,
     mask_token_id: int,
     eos_token_ids: list[int],
+    steps: list[tuple[list[int], list[int]]],
     window_size: int = 16,
     processors: Callable | None = None,
     criteria: Callable | None = None,
     padding: Sequence[int] = (),
-    num_looked_up: int = 0,
+    num_looked_up: int | None = None,
     most_matched: int = MOST_MATCHED,
     acceptance_ratio: float = 1.0,
 ) -> Decoded:
     """`logits_of(tokens, positions, who_sees_whom)` is one forward without a cache, `[rows, vocabulary]`.
 
-    The lengths of the groups of MASKs are those of `plan_step`, which has tests of its own.
+    `steps` are the drafts and the lengths of the groups of MASKs of each forward, as the decoder planned them. They
+    must be drafts that could be made, and few enough.
     """
     window_size = min(window_size, max_new_tokens)
+    num_looked_up = window_size - 1 if num_looked_up is None else min(num_looked_up, window_size - 1)
     result = Decoded(judged=[0] * (window_size - 1), accepted=[0] * (window_size - 1))
-    text, drafts, kinds = result.ids, [], []
-    record = Record(window_size)
-    chances = record.chances([])
+    text, offered = result.ids, ([], [])
 
     def scores_of(logits: torch.Tensor, before: list[int]) -> torch.Tensor:
         scores = logits.clone().float()
@@ -224,29 +169,26 @@ def decode_verified(
             scores = processors(torch.tensor([[*padding, *prompt, *before]]), scores[None])[0]
         return scores
 
-    def best_share(logits: torch.Tensor) -> tuple[float, int]:
-        """The best token's share of the scores, and the token."""
+    def best_of_mask(logits: torch.Tensor) -> int:
         scores = logits.clone().float()
         scores[mask_token_id] = -math.inf
-        share, token = scores.softmax(-1).max(-1)
-        return share.item(), token.item()
+        return scores.argmax().item()
 
-    while True:
-        # Rows: all that is known, the drafts, and for every number of accepted drafts a group of MASK rows.
+    for drafts, sizes in steps:
+        assert any(drafts == each[: len(drafts)] for each in offered), "drafts of MASKs, or of the text"
+        num_open = max_new_tokens - len(text)
+        assert len(drafts) <= num_open and all(num + size <= num_open for num, size in enumerate(sizes) if size)
+        assert len(drafts) + sum(sizes) <= (2 * window_size - 1 if text else window_size)
+        if text:
+            result.steps.append({"known": len(text), "drafts": list(drafts)})
+
+        # Rows: the text, the drafts, and for every number of accepted drafts a group of MASK rows.
         known = prompt + text
         rows = [(token, position, list(range(position + 1))) for position, token in enumerate(known + drafts)]
         groups = []
-        num_open = max_new_tokens - len(text)
-        most = 2 * window_size - 1 if text else window_size
-        plan = plan_step(chances[None], record.expected[None], torch.tensor([num_open]), torch.tensor([most]))
-        drafts, kinds = (given[: plan.num_drafts] for given in (drafts, kinds))
-        if text:
-            result.steps.append({"known": len(text), "drafts": list(drafts)})
-        ends = plan.groups[0, : len(drafts) + 2].tolist()
-        rows = rows[: len(known) + len(drafts)]
-        for num_seen, (begin, end) in enumerate(pairwise(ends)):
+        for num_seen, size in enumerate(sizes[: len(drafts) + 1]):
             group = []
-            for place in range(end - begin):
+            for place in range(size):
                 group.append(len(rows))
                 rows.append((mask_token_id, len(known) + num_seen + place, [*range(len(known) + num_seen), *group]))
             groups.append(group)
@@ -256,11 +198,10 @@ def decode_verified(
         result.forwards += 1
         result.window_queries += len(rows) - len(known) + (1 if text else 0)
 
-        # Judge.
-        num_accepted, shares = 0, []
+        # Verify.
+        num_accepted = 0
         for distance, draft in enumerate([*drafts, None]):
             scores = scores_of(logits[len(known) - 1 + distance], text)
-            shares.append(best_share(logits[len(known) - 1 + distance])[0])
             (best, second), (token, _) = (x.tolist() for x in scores.topk(2))
             result.margin = min(result.margin, best - second)
             if draft is not None and (scores - best).exp()[draft] >= acceptance_ratio:
@@ -279,21 +220,7 @@ def decode_verified(
                 break
             num_accepted += 1
 
-        # Learn and draft.
-        num_judged = min(num_accepted + 1, len(drafts))
-        record.note_tokens(shares)
-        record.note_judged(kinds[:num_judged], num_accepted)
-        drafts, kinds = [], []
-        for row in groups[num_accepted][1:]:
-            share, token = best_share(logits[row])
-            drafts.append(token)
-            kinds.append((LIKELIEST, sum(share > each for each in SHARES)))
-        chances = record.chances(kinds)
-        record.note_group(chances, len(kinds))
-        found, length = looked_up(prompt + text, min(num_looked_up, window_size - 1), most_matched)
-        kinds_of_found = [(LOOKED_UP, min(length + place, MOST_MATCHED)) for place in range(len(found))]
-        if record.chances(kinds_of_found).sum() > chances.sum():
-            drafts, kinds, chances = found, kinds_of_found, record.chances(kinds_of_found)
-        num_open = max_new_tokens - len(text)
-        drafts, kinds = drafts[:num_open], kinds[:num_open]
-        chances[num_open:] = 0
+        # Draft.
+        of_masks = [best_of_mask(logits[row]) for row in groups[num_accepted][1:]]
+        offered = (of_masks, looked_up(prompt + text, num_looked_up, most_matched)[0])
+    raise AssertionError("the text has not ended")

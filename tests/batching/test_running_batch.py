@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from free_queries import FixedExperience
 from helpers import CHECKPOINTS, EOS, PAD, PROMPTS, load
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from wedlm.batching.prepared_call import prepare
 from wedlm.batching.running_batch import MOST_PREFILLS, RunningBatch, scores_bytes
 from wedlm.batching.settings_group import merged
 from wedlm.batching.shared_cache import SharedCache
+from wedlm.generation.step_plan import relative_cost
 
 MODEL = load(CHECKPOINTS / "q3").double()  # where no rounding decides
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
@@ -90,7 +90,11 @@ decodings = st.one_of(
     st.builds(
         lambda size: {"decoding": "blockwise", "window_size": size, "entropy_threshold": 2.0}, st.integers(1, 6)
     ),
-    st.builds(lambda size: {"decoding": "verified", "window_size": size}, st.sampled_from([None, None, 1, 5, 16])),
+    st.builds(
+        lambda size, cost: {"decoding": "verified", "window_size": size, "query_cost": cost},
+        st.sampled_from([None, 1, 5, 16]),
+        st.sampled_from([None, 0, 0.02, 0.5]),
+    ),
     st.just({"decoding": "autoregressive"}),
     st.just({"decoding": "verified", "window_size": 6, "prompt_lookup_num_tokens": 3}),
 )
@@ -119,11 +123,8 @@ def test_every_row_writes_what_it_writes_alone(asked, data):
     }
     most = max(sum(call.budget) for call in calls)
     room = data.draw(st.integers(most, 6 * most), "room")
-    further = data.draw(st.sampled_from([{32: 0.0}, {8: 0.5, 32: 4.0}, {2: 3.0}]), "costs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wedlm.batching.running_batch.experience_with", lambda model: FixedExperience(further))
-        batch = RunningBatch(MODEL, room, data.draw(st.sampled_from([1, 7, 64]), "chunk"), data.draw(st.booleans()))
-        got, errors = run(batch, calls, arrivals, cancelled)
+    batch = RunningBatch(MODEL, room, data.draw(st.sampled_from([1, 7, 64]), "chunk"), data.draw(st.booleans()))
+    got, errors = run(batch, calls, arrivals, cancelled)
     assert not errors
     for i, (tokens, seed, settings) in enumerate(asked):
         expected = alone(tokens, seed, **settings)
@@ -192,23 +193,20 @@ def test_a_waiting_prompt_is_looked_up_once(monkeypatch):
     assert [each.name for each in batch.next_prefills()] == [4, 5] and 8 not in looked_up
 
 
-def test_in_a_batch_a_window_size_is_the_most_that_may_pay(monkeypatch):
-    more = {"decoding": "verified", "eos_token_id": None, "max_new_tokens": 20}
-    for window_size, further, widest in ((4, {32: 0.0}, 8), (4, {2: 9.0}, 1), (1, {32: 0.0}, 1), (40, {32: 0.0}, 32)):
-        costs = FixedExperience(further)
-        monkeypatch.setattr("wedlm.batching.running_batch.experience_with", lambda model, costs=costs: costs)
-        batch, widths = RunningBatch(MODEL, 10_000, 64), []
-        batch.add(0, call_of(TEXT[:5], **{**more, "max_new_tokens": 60}, window_size=window_size))
-        while batch.num_rows:
-            batch.step()
-            widths += [row.num_queries for row in batch.rows]
-        assert 0 < max(widths) <= widest and (widest == 1 or max(widths) > widest // 2)
-
-
-def test_with_an_acceptance_ratio_a_fixed_window_stays_fixed():
-    more = {"decoding": "verified", "acceptance_ratio": 0.5}
-    assert not call_of(TEXT[:5], **more, window_size=4).run.is_free
-    assert call_of(TEXT[:5], **more, window_size=None).run.is_free
+def test_a_query_costs_what_it_adds_to_a_forward_over_all_rows():
+    more = {"decoding": "verified", "eos_token_id": None, "max_new_tokens": 60, "window_size": 8}
+    batch, widths = RunningBatch(MODEL, 10_000, 64), {}
+    for name, query_cost in enumerate((0, 0, 0.04, 0.04, 9)):
+        batch.add(name, call_of(TEXT[: 5 + name], **more, query_cost=query_cost))
+    while batch.num_rows:
+        num_rows, has_joined = len(batch.rows), not batch.prefills
+        batch.step()
+        for group in batch.groups:
+            cost = group.policy.query_cost
+            if has_joined and num_rows == 5:
+                assert group.policy.relative_cost.item() == pytest.approx(relative_cost(cost, 5))
+            widths.setdefault(cost, []).extend(row.num_queries for row in group.rows)
+    assert max(widths[0]) > max(widths[0.04]) >= max(widths[9]) == 1
 
 
 def test_a_row_whose_reader_fails_ends_alone():
@@ -387,13 +385,6 @@ def test_with_fixed_shapes_equal_requests_get_one_text_in_bfloat16(settings, mon
     monkeypatch.setattr(model.model, "forward", watched)
     got, errors = run(RunningBatch(model, 20_000, 64, fixed_shapes=True), calls, [0, 1, 1, 2, 5, 5, 9, 14])
     assert not errors and num_rows == {1} and len({tuple(got[i]) for i in range(0, 8, 2)}) == 1
-
-
-def test_a_row_that_is_ahead_counts_as_much_as_the_others():
-    batch = RunningBatch(MODEL, 2_000, 64)
-    batch.add(0, call_of(TEXT[:5], decoding="verified"))
-    batch.step()
-    assert not batch.groups[0].policy.ends_together
 
 
 def test_a_row_that_cannot_join_leaves_the_others_as_they_are(monkeypatch):

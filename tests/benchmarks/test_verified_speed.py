@@ -29,7 +29,7 @@ def test_ways_take_turns_and_write_the_same_text(run, load_benchmark, capsys):
 def test_shares_are_those_of_the_medians(load_benchmark):
     benchmark = load_benchmark("verified_speed")
     seconds = {way: [4.0, 8.0, 6.0] for way in benchmark.WAYS} | {"window of 4": [3.0, 3.0, 3.0]}
-    seconds[benchmark.FREE] = [1.0, 4.0, 2.0]
+    seconds[benchmark.DEFAULT] = [1.0, 4.0, 2.0]
     assert benchmark.shares(seconds) == {"of_token_by_token": 3.0, "best_window": 4, "of_best_window": 1.5}
     cells = [
         {"model": "demo", "kind": kind, "batch_size": 1, "of_token_by_token": speed, "of_best_window": 2 * speed}

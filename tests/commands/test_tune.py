@@ -63,6 +63,8 @@ def test_it_writes_what_it_takes_and_leaves_the_rest(place):
     )
     after = json.loads((place / "mine" / "generation_config.json").read_text())
     assert after == before | report["results"][report["chosen"]]["arguments"]
+    assert 0 <= after["query_cost"] == report["query_cost"] < 1
+    assert f"One more query costs {100 * after['query_cost']:.1f} % of a forward with one." in result.stderr
     assert sorted(path.name for path in place.iterdir()) == ["data.jsonl", "mine", "plain.jsonl", "tune.json"]
     shown = " ".join(result.stdout.split())
     assert "The front" in shown and report["chosen"] in shown and BASELINE in shown

@@ -27,10 +27,11 @@ def test_verified_decoding_with_a_ratio_is_not_exact():
 def test_missing_parameters_come_from_the_checkpoint_or_the_device(demo, monkeypatch):
     model, _ = demo
     said = model.generation_config
-    expected = {"decoding": "verified", "window_size": said.window_size, "acceptance_ratio": 1.0}
+    expected = {"decoding": "verified", "window_size": said.window_size, "query_cost": 0.04, "acceptance_ratio": 1.0}
     assert whole({"decoding": "verified"}, model) == expected
     monkeypatch.setattr(said, "window_size", None)
-    assert whole({"decoding": "verified"}, model)["window_size"] is None, "as many queries as pay"
+    monkeypatch.setattr(said, "query_cost", 0.3)
+    assert whole({"decoding": "verified"}, model) == expected | {"window_size": 8, "query_cost": 0.3}
     assert whole({"decoding": "blockwise"}, model)["window_size"] == 8
     given = {"decoding": "streaming", "window_size": 4, "entropy_threshold": None}
     assert whole(given, model) == {**given, "distance_penalty": said.distance_penalty}

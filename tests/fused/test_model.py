@@ -30,7 +30,6 @@ from wedlm import DraftLoraConfig, WeDLMForCausalLM
 from wedlm.fused import model as fused_model
 from wedlm.fused.model import product_of
 from wedlm.fused.product import SET
-from wedlm.generation.step_costs import experience_with
 from wedlm.generation.transformers_internals import CACHE
 
 PRODUCT = SET or "torch"
@@ -516,17 +515,6 @@ def test_what_was_never_fused_is_given_back_as_it_is():
         wanted = decoder(WITH_MASKS)[0]
         assert_close(wedlm.fuse(decoder)(WITH_MASKS)[0], wanted)
         assert torch.equal(wedlm.unfuse(decoder)(WITH_MASKS)[0], wanted)
-
-
-@pytest.mark.parametrize("make", [tiny_model, lambda: with_adapter(tiny_model())], ids=["alone", "in a PeftModel"])
-def test_the_costs_of_steps_are_learned_anew(make):
-    model = make()
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    for change in (wedlm.fuse, wedlm.unfuse):
-        before = experience_with(base)
-        assert experience_with(base) is before
-        change(model)
-        assert experience_with(base) is not before
 
 
 def test_in_inference_mode():

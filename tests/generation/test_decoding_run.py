@@ -14,7 +14,7 @@ from transformers import (
     DynamicCache,
 )
 
-from wedlm.generation import decoding_run, step_plan
+from wedlm.generation import decoding_run
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.step import take_step
 from wedlm.generation.transformers_internals import CACHE
@@ -183,7 +183,6 @@ def test_one_look_of_the_host_per_step(model, monkeypatch, arguments):
         return read(*arguments)
 
     monkeypatch.setattr(decoding_run, "read_status", counted)
-    monkeypatch.setattr(step_plan, "nothing_pays", lambda *arguments: False)  # as on every device but a CPU
     counts = []
     arguments = {"entropy_threshold": 0.0, "eos_token_id": None, **arguments}
     for max_new_tokens in (8, 40):

@@ -28,7 +28,8 @@ from transformers.utils import ModelOutput
 from wedlm.generation.transformers_internals import CACHE
 
 STATUSES = ("works", "verified only", "autoregressive only", "refused", "no effect")
-OURS = {"decoding", "window_size", "entropy_threshold", "distance_penalty", "acceptance_ratio"}
+OURS = {"decoding", "window_size", "query_cost", "entropy_threshold", "distance_penalty", "acceptance_ratio"}
+OF_VERIFIED = ("query_cost", "acceptance_ratio")
 PARALLEL = ("streaming", "blockwise", "verified")
 MODELS = {name: load(CHECKPOINTS / name).double() for name in ("q25", "q3")}  # where no rounding decides
 
@@ -336,10 +337,9 @@ def is_healed(ran: Ran) -> bool:
 
 
 def is_static(ran: Ran) -> bool:
-    """A StaticCache, or in parallel decoding steps of few shapes behind the first, and one in vain."""
+    """A StaticCache, or in parallel decoding steps of one shape behind the first, and one in vain."""
     cache, num_forwards = ran.output[CACHE], ran.output.forwards.max().item()
-    widths = set(ran.widths[1:])  # two whole windows, or where queries are free to choose one of three numbers
-    has_static_steps = (widths == {16} or widths <= {1, 8, 32}) and len(ran.widths) == num_forwards + 1
+    has_static_steps = set(ran.widths[1:]) == {16} and len(ran.widths) == num_forwards + 1  # of two whole windows
     return (cache.is_compileable and type(cache) is not DynamicCache) or has_static_steps
 
 
@@ -440,8 +440,11 @@ WORKS = {
     "entropy_threshold": Line({"entropy_threshold": 100.0}, lambda r: len(r.widths) == 1, {"window_size": 16}),
     "distance_penalty": Line({"distance_penalty": 100.0}, lambda r: len(r.widths) == max(map(len, r.new))),
     "acceptance_ratio": Line(
-        {"acceptance_ratio": 1e-9}, lambda r: len(r.widths) <= max(map(len, r.new)) / 2, {"window_size": 16}
+        {"acceptance_ratio": 1e-9},
+        lambda r: len(r.widths) <= max(map(len, r.new)) / 2,
+        {"window_size": 16, "query_cost": 0},
     ),
+    "query_cost": Line({"query_cost": 1000}, lambda r: set(r.widths[1:]) == {1}),
     # Length
     "max_length": Line(
         {"max_length": WIDTH + 5}, lambda r: r.sequences.shape[1] == WIDTH + 5, {"max_new_tokens": None}
@@ -571,10 +574,13 @@ EMBEDDED = {model: model.get_input_embeddings()(OTHERS).detach() for model in MO
 SHIFTED = (BASE["attention_mask"].cumsum(-1) - 1).clamp(min=0) + 1
 
 LOOK_UP = {"prompt_lookup_num_tokens": 3}
-LONG = {"window_size": 4, "max_new_tokens": 60, "return_dict_in_generate": True}
+LONG = {"window_size": 4, "query_cost": 0, "max_new_tokens": 60, "return_dict_in_generate": True}
 VERIFIED_ONLY = {
     "prompt_lookup_num_tokens": Line(
-        LOOK_UP, lambda r: judged(r) != judged(r.again(prompt_lookup_num_tokens=...)), LONG, same_text=True
+        {"prompt_lookup_num_tokens": 0},
+        lambda r: judged(r) != judged(r.again(prompt_lookup_num_tokens=...)),
+        LONG,
+        same_text=True,
     ),
     "max_matching_ngram_size": Line(
         {"max_matching_ngram_size": 1},
@@ -675,7 +681,7 @@ def exercise(model, name: str, line: Line, decoding: str) -> None:
         (name, decoding)
         for name in lines("works")
         for decoding in PARALLEL
-        if name not in (("entropy_threshold", "distance_penalty") if decoding == "verified" else ("acceptance_ratio",))
+        if name not in (("entropy_threshold", "distance_penalty") if decoding == "verified" else OF_VERIFIED)
     ],
 )
 def test_what_works(model, name, decoding):

@@ -254,6 +254,7 @@ def test_without_a_cache_none_comes_back(model):
 )
 def test_other_ways_to_the_same_text(model, decoding, more):
     arguments = {**SPECIAL, "max_new_tokens": 20, "entropy_threshold": 1.0, "decoding": decoding, "window_size": 8}
+    arguments |= {"query_cost": 0}
     expected = model.generate(**left_padded(PROMPTS), **arguments)
     rows = []
     handle = model.model.register_forward_hook(

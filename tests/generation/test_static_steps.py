@@ -6,19 +6,16 @@ static caches beside the others.
 
 import pytest
 import torch
-from decoded import ARGUMENTS, PARALLEL, STATIC, policy_with, run
-from free_queries import FixedExperience
+from decoded import ARGUMENTS, PARALLEL, STATIC, run
 from helpers import CHECKPOINTS, DECODE, PROMPTS, Waits, load, random_tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation import BaseStreamer
 
-from wedlm.generation import step_plan
 from wedlm.generation.static_memory import KEPT
 from wedlm.generation.static_steps import Look, bucketed, static_step
 from wedlm.generation.transformers_internals import CACHE
-from wedlm.generation.verified import VerifiedWindow
 
 COUNTS = ("forwards", "tokens_per_forward", "prefix_cacheability", "judged_drafts", "accepted_drafts")
 
@@ -85,55 +82,11 @@ def test_the_host_looks_at_the_step_before(model, decoding, monkeypatch):
 
     monkeypatch.setattr("wedlm.generation.decoding_run.static_step", step)
     monkeypatch.setattr(Look, "values", lambda self: (events.append("look"), values(self))[1])
-    monkeypatch.setattr(step_plan, "nothing_pays", lambda *arguments: False)  # as on every device but a CPU
     for sampling in ({}, {"do_sample": True, "top_k": 5, "temperature": 2.0}):
         events.clear()
         output = run(model, decoding=decoding, **sampling, **STATIC)
         assert events == ["step", *["step", "look"] * (output.forwards.max().item() - 1)]
         assert waits == []
-
-
-FREE = {"decoding": "verified", "window_size": None, "max_new_tokens": 60, "eos_token_id": None}
-
-
-def let_further_queries_cost(monkeypatch, further):
-    monkeypatch.setattr("wedlm.generation.decoding_run.experience_with", lambda model: FixedExperience(further))
-
-
-@pytest.mark.parametrize(
-    ("further", "widths"),
-    [({32: 1e9}, {1}), ({32: 0.0}, {8, 32}), ({8: 0.05, 32: 4.0}, {1, 8})],
-    ids=["dear", "for nothing", "few"],
-)
-def test_where_queries_are_free_to_choose_steps_have_a_few_shapes(model, monkeypatch, further, widths):
-    let_further_queries_cost(monkeypatch, further)
-    expected = run(model, **FREE | {"decoding": "autoregressive"}).sequences
-    seen = forwards_of(model)
-    assert torch.equal(run(model, **FREE, **STATIC).sequences, expected)
-    assert widths <= {width for _, width in seen[1:]} <= {1, 8, 32}
-
-
-def test_a_step_of_fewer_queries_than_were_planned_leaves_out_the_last():
-    window = VerifiedWindow.opened(torch.tensor([5, 5, 5]), 40, policy_with(4))
-    window.num_leading = torch.tensor([1, 1, 0])
-    window.num_drafts = torch.tensor([3, 2, 0])
-    window.groups = torch.tensor([[0, 2, 5, 7, 9], [0, 0, 0, 4, 4], [0, 0, 0, 0, 0]])
-    window.leave_out(5)
-    assert window.num_drafts.tolist() == [3, 2, 0]
-    assert window.groups.tolist() == [[0, 1, 1, 1, 1], [0, 0, 0, 2, 2], [0, 0, 0, 0, 0]]
-    window.leave_out(3)
-    assert window.num_drafts.tolist() == [2, 2, 0] and window.groups.max() == 0
-
-
-@pytest.mark.few(1)
-def test_a_graph_for_each_shape(model, monkeypatch):
-    compiler = Compiler()
-    let_further_queries_cost(monkeypatch, {2: 0.05, 32: 0.3})
-    expected = run(model, **FREE | {"decoding": "autoregressive"}).sequences
-    for _ in range(2):
-        compiled = run(model, **FREE, **STATIC, compile_config=CompileConfig(fullgraph=True, backend=compiler))
-        assert torch.equal(compiled.sequences, expected)
-    assert 1 < compiler.graphs <= 3
 
 
 def test_max_cache_len_takes_room_ahead(model):

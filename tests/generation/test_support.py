@@ -43,6 +43,8 @@ REFUSED = [
     ({"window_size": 0}, "window_size=0 is not a number of slots; set it to an integer of 1 or more"),
     ({"window_size": 2.5}, "window_size=2.5 is not a number of slots"),
     ({"window_size": True}, "window_size=True is not a number of slots; .* or to None"),
+    ({"query_cost": -0.1}, "query_cost=-0.1 is not a share of a forward; .* or to None"),
+    ({"query_cost": "much"}, "query_cost='much' is not a share of a forward; set it to a number from 0"),
     ({"entropy_threshold": -0.1}, "entropy_threshold=-0.1 is not an entropy; .* or to None"),
     ({"entropy_threshold": math.nan}, "entropy_threshold=nan is not an entropy"),
     ({"entropy_threshold": math.inf}, "entropy_threshold=inf is not an entropy"),
@@ -143,6 +145,7 @@ def test_parameters_that_the_decoding_does_not_read_are_named_once(said):
     model.generate(**ids, max_new_tokens=2)
     for decoding, reads in READS.items():
         wish = {"window_size": 3, "entropy_threshold": None, "distance_penalty": 0.1, "acceptance_ratio": 0.5}
+        wish |= {"query_cost": 0.1}
         read = {name: wish[name] for name in reads}
         model.generate(**ids, decoding=decoding, max_new_tokens=2, window_size=None, acceptance_ratio=1.0)
         model.generate(**ids, decoding=decoding, max_new_tokens=2, **read)
@@ -156,8 +159,8 @@ def test_parameters_that_the_decoding_does_not_read_are_named_once(said):
         own.update(decoding="autoregressive", window_size=3, max_new_tokens=2)
         model.generate(**ids, generation_config=own)
     assert said() == [
-        "decoding='verified' does not read entropy_threshold (it reads window_size, acceptance_ratio); leave it out, "
-        "or choose another decoding.",
+        "decoding='verified' does not read entropy_threshold (it reads window_size, query_cost, acceptance_ratio); "
+        "leave it out, or choose another decoding.",
         "decoding='autoregressive' does not read window_size (it reads no parameters); leave it out, or choose "
         "another decoding.",
     ]

@@ -4,16 +4,14 @@ from dataclasses import fields
 
 import pytest
 import torch
-from decoded import PARALLEL
+from decoded import PARALLEL, policy_with
 from helpers import MASK
-from transformers import LogitsProcessorList
 
 from wedlm.generation.decoding_run import WINDOWS
 from wedlm.generation.parameters import DECODINGS
-from wedlm.generation.policy import Policy
 from wedlm.generation.window import NO_SLOT, Text, WindowQueries
 
-POLICY = Policy(4, MASK, torch.tensor([2]), False, None, torch.tensor(0.0), LogitsProcessorList(), False)
+POLICY = policy_with(4, end_tokens=torch.tensor([2]))
 
 
 def opened(decoding="streaming", prompt_lengths=(3, 5), max_new_tokens=10):

@@ -167,7 +167,7 @@ def test_what_a_checkpoint_says_of_itself(tmp_path, model, unchecked):
     readme = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "- generation_config.json has repetition_penalty=1.1: it reads" in readme
     settings = "`decoding='verified'`, `window_size=None`, `entropy_threshold=0.4`, `distance_penalty=0.02`, "
-    assert f"{settings}`acceptance_ratio=1.0`.\n" in readme
+    assert f"{settings}`acceptance_ratio=1.0`, `query_cost=None`.\n" in readme
     for name, gone in (("tokenizer_config.json", places), ("generation_config.json", ["max_new_tokens"])):
         before = json.loads((model / name).read_text())
         expected = {field: value for field, value in before.items() if field not in gone}

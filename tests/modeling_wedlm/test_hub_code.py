@@ -43,7 +43,6 @@ CODE = {
     "static_memory.py",
     "static_steps.py",
     "step.py",
-    "step_costs.py",
     "step_plan.py",
     "streaming.py",
     "support.py",

@@ -14,11 +14,9 @@ from transformers import PreTrainedModel
 from wedlm.batching.free_memory import is_out_of_memory, where_memory_allows
 from wedlm.batching.prefix_cache import CachedText, PrefixCache, num_common
 from wedlm.batching.prepared_call import PreparedCall
-from wedlm.batching.settings_group import BatchRow, RowOutput, SettingsGroup, merged, records_of
+from wedlm.batching.settings_group import BatchRow, RowOutput, SettingsGroup, merged
 from wedlm.batching.shared_cache import SharedCache
-from wedlm.generation.policy import WIDEST_WINDOW
 from wedlm.generation.step import forward_queries
-from wedlm.generation.step_costs import StepPrices, experience_with
 from wedlm.generation.support import named_weights
 from wedlm.generation.window import Text, WindowQueries
 
@@ -93,7 +91,6 @@ class RunningBatch:
         self.fixed_shapes = fixed_shapes
         self.device = torch.device("cpu") if model.device.type == "meta" else model.device
         self.cache = SharedCache(self.device)
-        self.prices = StepPrices(experience_with(model), 1, 0, 2 * WIDEST_WINDOW, self.device)
         self.groups: list[SettingsGroup] = []
         self.prefills: deque[PrefillRequest] = deque()
         self.last_was_long = False  # whether a long prompt was read last
@@ -212,12 +209,11 @@ class RunningBatch:
             return self.take_steps_alone()
         rows = self.rows
         num_rows = 1 + max(row.place for row in rows)  # The row of a prompt that is being read is mostly behind them.
-        width, longest = max(1, *(row.num_queries for row in rows)), max(row.num_committed for row in rows)
-        self.prices.update(num_rows, longest)
-        self.prices.begin(num_rows, sum(row.num_committed for row in rows))
+        longest = max(row.num_committed for row in rows)
+        for group in self.groups:
+            group.share_with(num_rows)
         self.cache.show(0, num_rows)
         outputs = self.step_groups(self.groups, [group.queries() for group in self.groups], longest)
-        self.prices.note(width, num_rows, len(rows), longest, sum(row.num_committed for row in rows))
         self.finish_step(outputs)
         return outputs
 
@@ -284,9 +280,8 @@ class RunningBatch:
         if not ended:
             return
         for group in self.groups:
-            for i, row in enumerate(group.rows):
+            for row in group.rows:
                 if row.name in ended and ended[row.name].error is None:
-                    self.prices.experience.note_drafts(row.first_records, records_of(group.window, i))
                     with where_memory_allows():
                         self.cache_text(row)
         self.leave(ended)
@@ -390,9 +385,9 @@ class RunningBatch:
     def open(self, requests: list[PrefillRequest]) -> None:
         """Gives rows their groups and places, and the cached keys and values of their prompts' beginnings."""
         budgets, num_others = [each.call.budget for each in requests], self.cache.num_rows
-        self.prices.update(num_others + len(requests), max(len(each.call.tokens) for each in requests))
+        num_rows = 1 if self.fixed_shapes else num_others + len(requests)
         groups = [
-            SettingsGroup.of(each.call.open(self.prices), each.name, place, each.call)
+            SettingsGroup.of(each.call.open(num_rows), each.name, place, each.call)
             for place, each in enumerate(requests, num_others)
         ]
         self.cache.join(budgets, self.max_cached_tokens - self.prefix_cache.num_tokens)

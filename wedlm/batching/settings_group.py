@@ -16,7 +16,6 @@ from wedlm.generation.slot_noise import SlotNoise
 from wedlm.generation.step import move_on
 from wedlm.generation.support import NoTokenError, named_weights, refuse_impossible
 from wedlm.generation.text_readers import TextReaders
-from wedlm.generation.verified import VerifiedWindow
 from wedlm.generation.window import NO_SLOT, Window, WindowQueries
 
 
@@ -46,7 +45,6 @@ class BatchRow:
         tokens (`list[int]`): Its text: the prompt, and the final tokens.
         prompt_length (`int`): The tokens of the prompt.
         max_new_tokens (`int`): The most new tokens.
-        first_records (`dict[str, torch.Tensor]`): The records of drafts that it began with.
         noise_bytes (`int`): The bytes of its noise.
         num_queries (`int`): The queries that it needs in the next forward.
         num_committed (`int`): The tokens in the cache.
@@ -58,7 +56,6 @@ class BatchRow:
     tokens: list[int]
     prompt_length: int
     max_new_tokens: int
-    first_records: dict[str, torch.Tensor]
     noise_bytes: int = 0
     num_queries: int = 1
     num_committed: int = 0
@@ -80,6 +77,7 @@ class SettingsGroup:
         rows (`list[BatchRow]`): What the host knows of each row.
         noise (`SlotNoise`, *optional*): The noise of the rows, where tokens are drawn.
         readers (`TextReaders`, *optional*): Those who read the text of the one row.
+        num_sharing (`int`, *optional*): The rows of the forwards that the policy plans for.
     """
 
     key: Hashable
@@ -88,12 +86,13 @@ class SettingsGroup:
     rows: list[BatchRow]
     noise: SlotNoise | None
     readers: TextReaders | None
+    num_sharing: int | None = None
 
     @classmethod
     def of(cls, run: DecodingRun, name: Hashable, place: int, call: PreparedCall) -> "SettingsGroup":
         """The group of one row."""
-        tokens, records = list(call.tokens), records_of(run.window, 0)
-        row = BatchRow(name, place, tokens, len(tokens), call.max_new_tokens, records, call.noise_bytes)
+        tokens = list(call.tokens)
+        row = BatchRow(name, place, tokens, len(tokens), call.max_new_tokens, call.noise_bytes)
         row.num_queries = int(run.window.num_queries)
         return cls(call.key, run.policy, run.window, [row], run.noise, run.readers)
 
@@ -133,6 +132,11 @@ class SettingsGroup:
                 self.policy = self.policy._replace(noise=self.noise.values)
 
     # --- A step ---
+
+    def share_with(self, num_rows: int) -> None:
+        """Plans the next steps for forwards over so many rows."""
+        if num_rows != self.num_sharing:
+            self.num_sharing, self.policy = num_rows, self.policy.among(num_rows)
 
     def draw_noise(self) -> None:
         """Draws the noise of all slots that the next forward can look at."""
@@ -214,12 +218,6 @@ def noise_of_rows(noise: SlotNoise, rows: list[int]) -> SlotNoise:
     selected.num_drawn = [noise.num_drawn[row] for row in rows]
     selected.generators = [noise.generators[row] for row in rows]
     return selected
-
-
-def records_of(window: Window, i: int) -> dict[str, torch.Tensor]:
-    """How the drafts of a row fared; nothing where there are none."""
-    records = window.records if isinstance(window, VerifiedWindow) else {}
-    return {name: record[i : i + 1] for name, record in records.items()}
 
 
 def no_token_error(model: PreTrainedModel, position: int) -> Exception:

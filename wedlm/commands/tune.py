@@ -19,6 +19,7 @@ from wedlm.commands.options import TuneOptions
 from wedlm.commands.reports import table_console
 from wedlm.evaluation.decodings import BASELINE, is_exact, whole
 from wedlm.evaluation.provenance import checkpoint_identity, conditions, write_report
+from wedlm.evaluation.query_cost import measured_query_cost
 from wedlm.evaluation.sweep import Question, front, summaries, sweep
 from wedlm.evaluation.tuning import (
     AGREEMENT,
@@ -33,17 +34,20 @@ from wedlm.evaluation.tuning import (
     why_nothing_is_shown,
 )
 from wedlm.evaluation.work_file import WorkFile, resumable
-from wedlm.generation.parameters import READS
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+
+QUERY_COST = ("query_cost",)  # among the results of a work file
 
 
 def tune(options: TuneOptions, asked: TunePlan) -> None:
-    """Answers all examples in all settings, reports them, and writes the chosen setting into the checkpoint."""
+    """Answers all examples in all settings, reports them, and writes the chosen setting into the checkpoint.
+
+    What a query costs on this machine is measured first, for verified decoding.
+    """
     loss, examples, measure, config = asked
     model, tokenizer = load_checkpoint(options.model, options.dtype, options.device, only_decodes=True)
     logging.set_verbosity_error()
     questions = questions_of(examples, measure, model, tokenizer, options)
-    decodings = {label: whole(chosen, model) for label, chosen in settings_to_try().items()}
     identity = {
         **checkpoint_identity(model, options.model),
         "measure": measure,
@@ -53,6 +57,10 @@ def tune(options: TuneOptions, asked: TunePlan) -> None:
     about = {**identity, **conditions(model.device), "answers": answered}
     work = WorkFile(options.out.with_name(f"{options.out.name}.work"), about)
     with resumable(work):
+        if QUERY_COST not in work:
+            work.add(QUERY_COST, measured_query_cost(model))
+        model.generation_config.query_cost = work[QUERY_COST]
+        decodings = {label: whole(chosen, model) for label, chosen in settings_to_try().items()}
         answers = sweep(model, tokenizer, questions, decodings, options.max_new_tokens, work)
     if measure == AGREEMENT:
         answers = with_agreement(answers)
@@ -69,6 +77,7 @@ def tune(options: TuneOptions, asked: TunePlan) -> None:
         num_examples=len(examples),
         max_quality_loss=loss,
         chosen=chosen,
+        query_cost=work[QUERY_COST],
         front=front(results),
     )
     work.remove()
@@ -77,10 +86,11 @@ def tune(options: TuneOptions, asked: TunePlan) -> None:
         print(f"Nothing is written into {options.model / GENERATION_FILE}: {nothing}.", file=sys.stderr)
         return
     explain_choice(results, chosen, loss, len(examples))
+    print(f"One more query costs {100 * work[QUERY_COST]:.1f} % of a forward with one.", file=sys.stderr)
     if options.dry_run:
         print(f"Not written into {options.model / GENERATION_FILE} (--dry-run).", file=sys.stderr)
     else:
-        write_config(options, config, decodings[chosen])
+        write_config(options, config, decodings[chosen] | {"query_cost": work[QUERY_COST]})
 
 
 def questions_of(
@@ -126,10 +136,9 @@ def with_agreement(answers: dict[str, list]) -> dict[str, list]:
 
 
 def write_config(options: TuneOptions, config: dict[str, Any], taken: dict[str, Any]) -> None:
-    names = ("decoding", *READS[taken["decoding"]])
     if config.get(FROM_MODEL, not config):
         config = config | {FROM_MODEL: False}
-    config = config | {name: taken[name] for name in names}
+    config = config | taken
     write_whole(options.model / GENERATION_FILE, json.dumps(config, indent=2) + "\n")
     print(f"Written into {options.model / GENERATION_FILE}; every number is in {options.out}.", file=sys.stderr)
     print(f'Next: wedlm generate {quote(str(options.model))} "Why is the sky blue?"', file=sys.stderr)

@@ -4,7 +4,7 @@ from itertools import product
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from wedlm.generation.parameters import DECODINGS, READS, check_parameters, default_window_size
+from wedlm.generation.parameters import DECODINGS, READS, check_parameters, default_query_cost, default_window_size
 
 if TYPE_CHECKING:  # transformers imports torch, and a recipe is checked before that
     from transformers import PreTrainedModel
@@ -15,6 +15,7 @@ WORDS = {
     "entropy_threshold": "threshold",
     "distance_penalty": "penalty",
     "acceptance_ratio": "ratio",
+    "query_cost": "query cost",
 }
 
 
@@ -41,6 +42,7 @@ def combinations(
     entropy_threshold: list[float | None] | None = None,
     distance_penalty: list[float] | None = None,
     acceptance_ratio: list[float] | None = None,
+    query_cost: list[float] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Returns arguments of `generate()` by label: each decoding with each combination of the parameters it reads.
 
@@ -58,12 +60,15 @@ def combinations(
             Values to try.
         acceptance_ratio (`list[float]`, *optional*):
             Values to try.
+        query_cost (`list[float]`, *optional*):
+            Values to try.
     """
     given = {
         "window_size": window_size,
         "entropy_threshold": entropy_threshold,
         "distance_penalty": distance_penalty,
         "acceptance_ratio": acceptance_ratio,
+        "query_cost": query_cost,
     }
     made = {}
     for decoding in decodings:
@@ -97,14 +102,14 @@ def whole(arguments: dict[str, Any], model: "PreTrainedModel") -> dict[str, Any]
         arguments (`dict[str, Any]`):
             Arguments of `generate()`.
         model (`PreTrainedModel`):
-            Its generation config has the missing values. Its device decides the window size if that is None; in
-            verified decoding None stays, which means as many queries as pay.
+            Its generation config has the missing values. Its device decides those that are None by default.
     """
     generation_config = model.generation_config
     names = ("decoding", *READS[arguments["decoding"]])
     filled = {name: arguments.get(name, getattr(generation_config, name)) for name in names}
     checked = {name: filled.get(name, getattr(generation_config, name)) for name in ("decoding", *WORDS)}
     check_parameters(SimpleNamespace(**checked))
-    if "window_size" in filled and filled["window_size"] is None and filled["decoding"] != "verified":
-        filled["window_size"] = default_window_size(model.device)
+    for name, default in (("window_size", default_window_size), ("query_cost", default_query_cost)):
+        if name in filled and filled[name] is None:
+            filled[name] = default(model.device)
     return filled

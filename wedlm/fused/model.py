@@ -9,7 +9,6 @@ from transformers import logging
 from wedlm.fused.int8 import Int8Linear, refuse_saving, to_int8
 from wedlm.fused.layer import FusedLayer, fused_forward, why_not_fused
 from wedlm.fused.product import SET, Product, described_product
-from wedlm.generation.step_costs import EXPERIENCE
 
 logger = logging.get_logger(__name__)
 
@@ -57,7 +56,6 @@ def fuse(model: nn.Module, weights: str | None = None) -> nn.Module:
         logger.warning_once(f"Products of few rows are computed {described_product()}.")
     if weights == "int8":
         owner_of(model).save_pretrained = refuse_saving  # before transformers writes the config
-    forget_costs(model)
     return model
 
 
@@ -76,7 +74,6 @@ def unfuse(model: nn.Module) -> nn.Module:
     head = owner_of(model).get_output_embeddings()
     if head is not None and isinstance(vars(head).get("forward"), partial):
         del head.forward
-    forget_costs(model)
     return model
 
 
@@ -92,12 +89,6 @@ def decoder_layers(model: nn.Module):
     for name, module in model.named_modules():
         if hasattr(module, "self_attn") and hasattr(module, "mlp"):
             yield name, module
-
-
-def forget_costs(model: nn.Module) -> None:
-    """Lets the next calls learn what steps cost, also those of a model inside a PeftModel."""
-    for module in model.modules():
-        EXPERIENCE.pop(module, None)
 
 
 def owner_of(model: nn.Module) -> nn.Module:

@@ -1,0 +1,151 @@
+"""What verified decoding makes of drafts: the same in each call, by a record that corrects and forgets."""
+
+import pytest
+import torch
+from decoded import SPECIAL, policy_with
+from draft_models import drafted
+from helpers import CHECKPOINTS, EOS, PAD, left_padded, load
+from hypothesis import given
+from hypothesis import strategies as st
+from tiers import property_settings
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from wedlm.generation.look_up import MOST_MATCHED
+from wedlm.generation.verified import DECAY, HALF_MATCH, NEXT_CHANCE, PRIOR, VerifiedWindow, likeliest
+
+MODEL = load(CHECKPOINTS / "q3")
+DRAFTED = drafted().double()  # where no rounding decides
+VERIFIED = {"decoding": "verified", "eos_token_id": EOS, "pad_token_id": PAD}
+REPEATS = [10, 11, 12, 13, 14, 15, 16] * 3
+
+
+class Counts(LogitsProcessor):
+    """Writes 10 to 16 over and over, so that look-up finds all of it."""
+
+    def __call__(self, input_ids, scores):
+        wanted = 10 + (input_ids[:, -1:] - 9) % 7
+        return torch.full_like(scores, -1e9).scatter(1, wanted, 0.0)
+
+
+COUNTS = {"logits_processor": LogitsProcessorList([Counts()]), "return_dict_in_generate": True}
+
+
+def test_equal_calls_take_equal_forwards():
+    """Neither a clock nor an earlier call has a say."""
+    arguments = {**left_padded([REPEATS]), **VERIFIED, "max_new_tokens": 24, "return_dict_in_generate": True}
+    outputs = []
+    for number in range(20):
+        outputs.append(MODEL.generate(**arguments))
+        MODEL.generate(**left_padded([[5 + number]]), **VERIFIED, max_new_tokens=3 + number)
+    assert len({(tuple(each.sequences[0].tolist()), each.forwards.item()) for each in outputs}) == 1
+    assert all(torch.equal(each.judged_drafts, outputs[0].judged_drafts) for each in outputs)
+
+
+@given(
+    st.lists(st.lists(st.integers(3, 20), min_size=1, max_size=12), min_size=1, max_size=3),
+    st.integers(1, 17),
+    st.sampled_from([None, 0, 0.01, 0.1, 1, 1e30]),
+    st.sampled_from([{}, {"do_sample": True, "temperature": 0.5}]),
+    st.booleans(),
+)
+@property_settings(60, deadline=None, derandomize=True)
+def test_the_text_is_the_same_whatever_a_query_costs(prompts, window_size, query_cost, sampling, is_static):
+    """Also where MASKs say something else than the text; never in more forwards than tokens."""
+    arguments = {**left_padded(prompts), **SPECIAL, **sampling, "max_new_tokens": 20, "return_dict_in_generate": True}
+    torch.manual_seed(0)
+    if sampling and len(prompts) > 1:  # the rows of transformers' own loop draw from one generator
+        expected = DRAFTED.generate(**arguments, decoding="verified", window_size=1)
+    else:
+        expected = DRAFTED.generate(**arguments, decoding="autoregressive")
+    torch.manual_seed(0)
+    static = {"cache_implementation": "static"} if is_static else {}
+    own = {"decoding": "verified", "window_size": window_size, "query_cost": query_cost}
+    got = DRAFTED.generate(**arguments, **own, **static)
+    assert torch.equal(got.sequences, expected.sequences)
+    tokens = (got.forwards * got.tokens_per_forward).round().long()
+    assert (got.forwards <= tokens).all()
+    assert query_cost != 1e30 or not got.judged_drafts.any()
+
+
+def test_drafts_are_looked_up_unless_a_call_forbids_it():
+    text = {**left_padded([REPEATS]), **VERIFIED, **COUNTS, "max_new_tokens": 40}
+    forwards = MODEL.generate(**text).forwards.item()
+    assert 3 * forwards < MODEL.generate(**text, prompt_lookup_num_tokens=0).forwards.item()
+
+
+def window_with(policy, record=None):
+    window = VerifiedWindow.opened(torch.tensor([5]), 40, policy)
+    window.groups = torch.tensor([[0, 4, 4, 4, 4]])
+    if record is not None:
+        window.record = torch.tensor([record])
+    return window
+
+
+def draft(window, policy, shares=0.6, num_final=1):
+    """Drafts from MASKs: the query of the text and a group of four, the first of which makes none."""
+    tokens = torch.tensor([[5, 5, 6, 7, 8]])
+    window.draft(tokens, torch.full((1, 5), shares), torch.tensor([[num_final]]), policy)
+
+
+def test_a_record_corrects_what_is_expected_of_drafts():
+    policy = policy_with(4)
+    for record, factor in (
+        ([[0.0] * 3, [0.0] * 3], 1.0),
+        ([[1.0, 0.0, 0.0], [4.0, 0.0, 0.0]], (1 + PRIOR) / (4 + PRIOR)),
+        ([[4.0, 0.0, 0.0], [3.0, 0.0, 0.0]], (4 + PRIOR) / (3 + PRIOR)),
+    ):
+        window = window_with(policy, record)
+        draft(window, policy)
+        assert window.drafts.tolist() == [[6, 7, 8]] and not window.is_looked_up
+        assert window.chances[0].tolist() == pytest.approx([(0.6 * factor) ** n for n in (1, 2, 3)])
+
+
+def test_a_record_counts_verified_drafts_and_forgets():
+    """Of three drafts of 0.5 each, one was accepted and the next one rejected."""
+    policy = policy_with(4)
+    window = window_with(policy, [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]])
+    window.num_drafts, window.estimates = torch.tensor([3]), torch.full((1, 3), 0.5)
+    window.groups = torch.zeros_like(window.groups)
+    draft(window, policy, num_final=2)
+    accepted, expected = window.record[0].tolist()
+    assert accepted == pytest.approx([DECAY + 1, DECAY, DECAY])
+    assert expected == pytest.approx([2 * DECAY + 1.0, 2 * DECAY, 2 * DECAY])
+    for _ in range(100):
+        window.num_drafts = torch.tensor([0])
+        draft(window, policy)
+    assert window.record.max() < 1e-3 and window.corrections.sub(1).abs().max() < 1e-3, "it is tried again"
+
+
+def test_the_chances_of_a_group_say_what_the_next_one_promises():
+    policy = policy_with(4)
+    window = window_with(policy)
+    draft(window, policy, shares=0.5)
+    assert window.record[0, :, 2].tolist() == pytest.approx([0.875, NEXT_CHANCE * 1.75])
+    assert (NEXT_CHANCE * window.corrections[0, 2]).item() < NEXT_CHANCE
+
+
+def test_the_longer_the_match_the_likelier_the_draft():
+    policy = policy_with(4)._replace(num_looked_up=2)
+    window = window_with(policy)
+    window.prompt = torch.tensor([[10, 11, 12, 13, 10, 11]])
+    window.tokens[0, 0] = 12
+    window.draft(torch.zeros(1, 1).long(), torch.zeros(1, 1), torch.tensor([[1]]), policy)
+    assert window.is_looked_up and window.drafts[0, :2].tolist() == [13, 10]
+    assert window.estimates[0].tolist() == pytest.approx([3 / (3 + HALF_MATCH), 4 / (4 + HALF_MATCH), 0])
+    assert MOST_MATCHED == 6
+
+
+def test_scores_that_are_no_numbers_promise_nothing():
+    scores = torch.tensor([[torch.nan, 1.0], [-torch.inf, -torch.inf], [torch.inf, 0.0], [0.0, -torch.inf]])
+    _, shares, is_possible = likeliest(scores)
+    assert shares.tolist() == [0, 0, 0, 1] and is_possible.tolist() == [False, False, True, True]
+
+
+def test_chances_of_a_text_that_repeats_itself_stay_chances(monkeypatch):
+    refill, chances = VerifiedWindow.refill, []
+    monkeypatch.setattr(
+        VerifiedWindow, "refill", lambda self, *given: (refill(self, *given), chances.append(self.chances.clone()))
+    )
+    MODEL.generate(**left_padded([REPEATS]), **VERIFIED, **COUNTS, max_new_tokens=600, window_size=100)
+    chances = torch.cat(chances)
+    assert chances.min() >= 0 and 0.9 < chances.max() < 1

@@ -60,7 +60,9 @@ def plan_step(
     is_taken = (gains > cost) & (rank < most[:, None])
     numbers = torch.zeros_like(order[:, : size + 1]).scatter_add(1, order // size, is_taken.long())
     sizes = numbers[:, 1:] * (numbers[:, 1:] > 1)
-    return StepPlan(numbers[:, 0], pad(pad(sizes, (0, num_unused)).cumsum(-1), (1, 0)))
+    if num_unused > 0:
+        sizes = pad(sizes, (0, num_unused))
+    return StepPlan(numbers[:, 0], pad(sizes.cumsum(-1), (1, 0)))
 
 
 def relative_cost(query_cost: float, num_rows: int) -> float:

@@ -123,12 +123,11 @@ class VerifiedWindow(Window):
         behind = torch.where(is_pending, query - num_leading, group + mask - self.groups.gather(1, group))
         slots = behind + self.behind_leading[:, None]
         asked_slots = slots + is_pending
-        # (Queries that a row does not need are its last token, not MASK, for which draft adapters would work.)
         last = self.tokens.gather(1, self.start[:, None])
-        tokens = torch.cat([last, self.drafts], dim=-1)[:, :width]
-        tokens = pad(tokens, (0, width - tokens.shape[1]))
+        tokens = torch.cat([last, self.drafts, last.expand(-1, max(0, width - self.window_size))], dim=-1)[:, :width]
         return WindowQueries(
-            input_ids=torch.where(is_pending, tokens, last.where(~is_used, policy.mask_token_id)),
+            # (Queries that a row does not need are its last token, not MASK, for which draft adapters would work.)
+            input_ids=torch.where(is_pending, tokens, last.masked_fill(is_used, policy.mask_token_id)),
             position_ids=self.prompt_lengths[:, None] + slots,
             num_text=torch.zeros_like(self.start),
             asked=query.expand_as(slots),
@@ -189,7 +188,7 @@ class VerifiedWindow(Window):
         slots, may_fill = queries.asked_slots[:, :size], queries.is_asked[:, :size] & self.alive[:, None]
         place = torch.arange(size, device=logits.device)
         is_draft = place < self.num_drafts[:, None]
-        drafts = pad(self.drafts, (0, 1))[:, :size].masked_fill(~is_draft, NO_TOKEN)
+        drafts = torch.where(is_draft, pad(self.drafts, (0, 1))[:, :size], NO_TOKEN)
         if policy.left_to_right:
             may_fill = may_fill & (place <= self.num_drafts[:, None])
             tokens, is_final = readers.verify(self, slots, may_fill, drafts, logits)
@@ -206,9 +205,8 @@ class VerifiedWindow(Window):
             is_final = may_fill & (place <= is_accepted.cumprod(-1).sum(-1, keepdim=True))
             if readers is not None:
                 readers.record_selected(self, queries, is_final, logits)
-        self.put_tokens(slots, is_final, tokens)
         distance = torch.where(is_accepted, place + 1, -1 - place) * is_draft
-        self.verified_at.scatter_(1, slots.masked_fill(~is_final, self.no_slot), distance)
+        self.verified_at.scatter_(1, self.put_tokens(slots, is_final, tokens), distance)
         return is_final
 
     def draft(self, tokens: torch.Tensor, shares: torch.Tensor, num_final: torch.Tensor, policy: Policy) -> None:
@@ -255,7 +253,7 @@ class VerifiedWindow(Window):
         return sums[:, 0] / sums[:, 1]
 
     def looked_up(self, num_final: torch.Tensor, policy: Policy) -> tuple[torch.Tensor, torch.Tensor]:
-        """Drafts from the text, and their estimates, which are 0 where there is no draft."""
+        """Drafts from the text, and their estimates."""
         if policy.num_looked_up == 0:
             return torch.zeros_like(self.drafts), torch.zeros_like(self.estimates)
         text = torch.cat([self.prompt, self.tokens], dim=-1)
@@ -263,7 +261,7 @@ class VerifiedWindow(Window):
         drafts, num_matched = look_up(text, last, self.window_size - 1, policy.most_matched)
         place = torch.arange(self.window_size - 1, dtype=torch.float32, device=last.device)
         length = (num_matched[:, None] + place).clamp(max=MOST_MATCHED)
-        estimates = length / (length + HALF_MATCH) * (num_matched[:, None] > 0)
+        estimates = length / (length + HALF_MATCH)  # 0 for the first draft where there is no match
         if policy.num_looked_up < len(place):
             estimates[:, policy.num_looked_up :] = 0
         return drafts, estimates

@@ -225,11 +225,12 @@ class Window:
 
     # --- One step ---
 
-    def put_tokens(self, slots: torch.Tensor, selected: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Fills the selected ones of `slots` with `tokens`, all `[batch, n]`, in place."""
-        slots = torch.where(selected, slots, self.no_slot)
+    def put_tokens(self, slots: torch.Tensor, selected: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Fills the selected ones of `slots` with `tokens`, all `[batch, n]`, in place; returns where it wrote."""
+        slots = slots.masked_fill(~selected, self.no_slot)
         self.tokens.scatter_(1, slots, tokens)
         self.filled.scatter_(1, slots, selected)
+        return slots
 
     def new_run(self, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The first `width` undecided slots, and which of them are filled with no open slot before them.

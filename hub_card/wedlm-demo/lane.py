@@ -15,7 +15,6 @@ from .slot_noise import SlotNoise
 from .step import move_on
 from .support import NoTokenError, named_weights, refuse_impossible
 from .text_readers import TextReaders
-from .verified import VerifiedWindow
 from .window import NO_SLOT, Window, WindowQueries
 
 
@@ -45,7 +44,6 @@ class LaneRow:
         tokens (`list[int]`): Its text: the prompt, and the final tokens.
         prompt_length (`int`): The tokens of the prompt.
         max_new_tokens (`int`): The most new tokens.
-        first_records (`dict[str, torch.Tensor]`): The records of drafts that it began with.
         noise_bytes (`int`): The bytes of its noise.
         num_queries (`int`): The queries that it needs in the next forward.
         num_committed (`int`): The tokens in the cache.
@@ -57,7 +55,6 @@ class LaneRow:
     tokens: list[int]
     prompt_length: int
     max_new_tokens: int
-    first_records: dict[str, torch.Tensor]
     noise_bytes: int = 0
     num_queries: int = 1
     num_committed: int = 0
@@ -79,6 +76,7 @@ class Lane:
         rows (`list[LaneRow]`): What the host knows of each row.
         noise (`SlotNoise`, *optional*): The noise of the rows, where tokens are drawn.
         readers (`TextReaders`, *optional*): Those who read the text of the one row.
+        num_sharing (`int`, *optional*): The rows of the forwards that the policy plans for.
     """
 
     key: Hashable
@@ -87,12 +85,13 @@ class Lane:
     rows: list[LaneRow]
     noise: SlotNoise | None
     readers: TextReaders | None
+    num_sharing: int | None = None
 
     @classmethod
     def of(cls, run: DecodingRun, name: Hashable, place: int, call: PreparedCall) -> "Lane":
         """The lane of one row."""
-        tokens, records = list(call.tokens), records_of(run.window, 0)
-        row = LaneRow(name, place, tokens, len(tokens), call.max_new_tokens, records, call.noise_bytes)
+        tokens = list(call.tokens)
+        row = LaneRow(name, place, tokens, len(tokens), call.max_new_tokens, call.noise_bytes)
         row.num_queries = int(run.window.num_queries)
         return cls(call.key, run.policy, run.window, [row], run.noise, run.readers)
 
@@ -132,6 +131,11 @@ class Lane:
                 self.policy = self.policy._replace(noise=self.noise.values)
 
     # --- A step ---
+
+    def share_with(self, num_rows: int) -> None:
+        """Plans the next steps for forwards over so many rows."""
+        if num_rows != self.num_sharing:
+            self.num_sharing, self.policy = num_rows, self.policy.among(num_rows)
 
     def draw_noise(self) -> None:
         """Draws the noise of all slots that the next forward can look at."""
@@ -188,12 +192,6 @@ def merged(lanes: list[Lane]) -> list[Lane]:
     for lane in lanes:
         of_key.setdefault(id(lane) if lane.key is None else lane.key, []).append(lane)
     return [Lane.joined(each) if len(each) > 1 else each[0] for each in of_key.values()]
-
-
-def records_of(window: Window, i: int) -> dict[str, torch.Tensor]:
-    """How the drafts of a row fared; nothing where there are none."""
-    records = window.records if isinstance(window, VerifiedWindow) else {}
-    return {name: record[i : i + 1] for name, record in records.items()}
 
 
 def no_token_error(model: PreTrainedModel, position: int) -> Exception:

@@ -10,9 +10,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from .decoding_run import DecodingRun
-from .parameters import default_window_size
 from .shared_cache import Need
-from .step_costs import StepPrices
 from .support import refuse
 from .transformers_internals import CACHE
 
@@ -58,10 +56,10 @@ class PreparedCall:
         shape = self.run.noise_shape
         return 4 * math.prod(shape) if self.run.generation_config.do_sample else 0
 
-    def open(self, prices: StepPrices) -> DecodingRun:
-        """A run of the call, opened with the prices of a batch."""
+    def open(self, num_rows: int) -> DecodingRun:
+        """A run of the call, opened in a batch of so many rows."""
         run = copy(self.run)
-        run.open(torch.Generator(run.input_ids.device).manual_seed(self.seed), prices)
+        run.open(torch.Generator(run.input_ids.device).manual_seed(self.seed), num_rows)
         return run
 
 
@@ -76,7 +74,7 @@ def prepare(
     """Resolves the settings of a request as generate() resolves its arguments, and refuses what that would refuse.
 
     Token by token is verified decoding without drafts, which writes the same text in a shared forward. With
-    `fixed_shapes` the row shares no forward, and no clock decides how many queries it has.
+    `fixed_shapes` the row shares no forward.
     """
     for name in OF_A_CALL.keys() & settings.keys():
         raise ValueError(f"{name} is not offered for a request of a batch, which has {OF_A_CALL[name]}; leave it out.")
@@ -98,9 +96,6 @@ def prepare(
     ) -> PreparedCall:
         check_request(generation_config, synced_gpus)
         generation_config.cache_implementation = None  # The batch has its own cache.
-        if fixed_shapes and generation_config.window_size is None:
-            generation_config.window_size = default_window_size(device)
-
         model_kwargs[CACHE] = DynamicCache(config=model.config)  # Steps need a cache; that is the batch's.
         run = DecodingRun(
             model,
@@ -111,7 +106,6 @@ def prepare(
             synced_gpus=False,
             streamer=None,
             model_kwargs=model_kwargs,
-            is_of_a_batch=not fixed_shapes,
         )
         is_alone = fixed_shapes or run.readers is not None or any(settings.get(name) for name in OBJECTS)
         key = None if is_alone else settings_of(generation_config, run.policy.window_size)

@@ -13,12 +13,10 @@ from transformers import PreTrainedModel
 
 from .free_memory import is_out_of_memory, where_memory_allows
 from .kept_texts import KeptText, KeptTexts, num_common
-from .lane import Lane, LaneRow, Progress, merged, records_of
-from .policy import WIDEST_WINDOW
+from .lane import Lane, LaneRow, Progress, merged
 from .prepared_call import PreparedCall
 from .shared_cache import SharedCache
 from .step import forward_queries
-from .step_costs import StepPrices, experience_with
 from .support import named_weights
 from .window import Text, WindowQueries
 
@@ -93,7 +91,6 @@ class RunningBatch:
         self.fixed_shapes = fixed_shapes
         self.device = torch.device("cpu") if model.device.type == "meta" else model.device
         self.cache = SharedCache(self.device)
-        self.prices = StepPrices(experience_with(model), 1, 0, 2 * WIDEST_WINDOW, self.device)
         self.lanes: list[Lane] = []
         self.reading: deque[Reading] = deque()
         self.reads_long = False  # whether a long prompt was read last
@@ -211,12 +208,11 @@ class RunningBatch:
             return self.take_steps_alone()
         rows = self.rows
         num_rows = 1 + max(row.place for row in rows)  # The row of a prompt that is being read is mostly behind them.
-        width, longest = max(1, *(row.num_queries for row in rows)), max(row.num_committed for row in rows)
-        self.prices.update(num_rows, longest)
-        self.prices.begin(num_rows, sum(row.num_committed for row in rows))
+        longest = max(row.num_committed for row in rows)
+        for lane in self.lanes:
+            lane.share_with(num_rows)
         self.cache.show(0, num_rows)
         progress = self.take_on(self.lanes, [lane.queries() for lane in self.lanes], longest)
-        self.prices.note(width, num_rows, len(rows), longest, sum(row.num_committed for row in rows))
         self.part_with(progress)
         return progress
 
@@ -275,7 +271,7 @@ class RunningBatch:
         return progress
 
     def part_with(self, progress: list[Progress]) -> None:
-        """Counts what a step has brought. Rows that have ended leave; their texts and records of drafts stay."""
+        """Counts what a step has brought. Rows that have ended leave; their texts stay."""
         self.counts.steps += 1
         self.counts.row_forwards += len(progress)
         self.counts.tokens += sum(len(each.tokens) for each in progress)
@@ -283,9 +279,8 @@ class RunningBatch:
         if not ended:
             return
         for lane in self.lanes:
-            for i, row in enumerate(lane.rows):
+            for row in lane.rows:
                 if row.name in ended and ended[row.name].error is None:
-                    self.prices.experience.note_drafts(row.first_records, records_of(lane.window, i))
                     with where_memory_allows():
                         self.keep_text(row)
         self.leave(ended)
@@ -387,9 +382,9 @@ class RunningBatch:
     def open(self, group: list[Reading]) -> None:
         """Gives rows their lanes and places, and the keys and values that are known of their prompts' beginnings."""
         needs, num_others = [each.call.need for each in group], self.cache.num_rows
-        self.prices.update(num_others + len(group), max(len(each.call.tokens) for each in group))
+        num_rows = 1 if self.fixed_shapes else num_others + len(group)
         lanes = [
-            Lane.of(each.call.open(self.prices), each.name, place, each.call)
+            Lane.of(each.call.open(num_rows), each.name, place, each.call)
             for place, each in enumerate(group, num_others)
         ]
         self.cache.join(needs, self.max_cached_tokens - self.kept.num_tokens)

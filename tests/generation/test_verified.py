@@ -340,7 +340,7 @@ def test_a_trained_model_has_drafts_accepted_and_refuted():
     judged, accepted = output.judged_drafts.sum(0), output.accepted_drafts.sum(0)
     assert output.judged_drafts.shape == output.accepted_drafts.shape == (40, 15)
     assert (accepted[:4] > 4).all() and (judged - accepted)[0] > 10 and (judged - accepted)[:4].sum() > 30
-    assert 1.7 < output.sequences[:, inputs["input_ids"].shape[1] :].ne(PAD).sum() / output.forwards.sum() < 2.5
+    assert 1.7 < output.sequences[:, inputs["input_ids"].shape[1] :].ne(PAD).sum() / output.forwards.sum() < 3
 
 
 def test_queries_stand_where_they_should():

@@ -30,7 +30,7 @@ def look_up(
     endings = pad(text, (most_matched - 1, 0), value=-1).unfold(1, most_matched, 1)  # [batch, columns, matched]
     is_same = endings == endings.gather(1, last[..., None].expand(-1, -1, most_matched))
     # (A match ends where an earlier place has no more text: the last tokens have one there.)
-    num_matched = is_same.flip(-1).cumprod(-1).sum(-1) * (column < last)
+    num_matched = is_same.flip(-1).cumprod(-1, dtype=torch.uint8).sum(-1) * (column < last)
     best = (num_matched * text.shape[1] + column).argmax(-1, keepdim=True)
     period = (last - best).clamp(min=1)
     place = torch.arange(num_drafts, device=text.device)

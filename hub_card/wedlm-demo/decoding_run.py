@@ -15,15 +15,14 @@ from transformers import (
 from transformers.generation import BaseStreamer
 
 from .outputs import WeDLMGenerateOutput, output_of
-from .parameters import default_window_size
-from .policy import WIDEST_WINDOW, Policy
+from .parameters import default_query_cost, default_window_size
+from .policy import Policy
 from .prompt import Prompt, read_prompt
 from .row_cache import RowCache
 from .slot_noise import SlotNoise
 from .static_memory import keep_static_steps
-from .static_steps import FEW_QUERIES, StaticSteps, static_step
+from .static_steps import StaticSteps, static_step
 from .step import forward_queries, read_status, take_step
-from .step_costs import StepPrices, experience_with
 from .streaming import BlockwiseWindow, StreamingWindow
 from .text_readers import TextReaders
 from .transformers_internals import (
@@ -58,7 +57,6 @@ class DecodingRun:
         synced_gpus (`bool`): Whether every rank takes part in each forward.
         streamer (`BaseStreamer`, *optional*): The streamer.
         model_kwargs (`dict`): attention_mask, position_ids and the cache, as generate() made them.
-        is_of_a_batch (`bool`, *optional*, defaults to `False`): Whether the one row will join a running batch.
     """
 
     def __init__(
@@ -71,7 +69,6 @@ class DecodingRun:
         synced_gpus: bool,
         streamer: BaseStreamer | None,
         model_kwargs: dict,
-        is_of_a_batch: bool = False,
     ):
         self.model, self.input_ids, self.generation_config = model, input_ids, generation_config
         self.synced_gpus, self.streamer, self.criteria = synced_gpus, streamer, criteria
@@ -79,13 +76,10 @@ class DecodingRun:
         self.max_new_tokens = max(1, criteria.max_length - input_ids.shape[1])
         runs_on = device if model.device.type == "meta" else model.device
         self.past_key_values: DynamicCache | None = model_kwargs.get(CACHE)
-        has_cache = self.past_key_values is not None
-        self.is_free = is_number_free(model, generation_config, has_cache, is_of_a_batch)
-        if self.is_free:
-            window_size = min(generation_config.window_size or WIDEST_WINDOW, WIDEST_WINDOW)
-        else:
-            window_size = generation_config.window_size or default_window_size(runs_on)
-        self.policy = Policy.of(generation_config, processors, window_size, mask_token_id, device, self.is_free)
+        window_size, query_cost = generation_config.window_size, generation_config.query_cost
+        window_size = default_window_size(runs_on) if window_size is None else window_size
+        query_cost = default_query_cost(runs_on) if query_cost is None else query_cost
+        self.policy = Policy.of(generation_config, processors, window_size, mask_token_id, device, query_cost)
         self.readers = self.make_readers()
         if not self.is_static:  # static steps have the same shape for every limit
             self.policy = self.policy._replace(window_size=min(window_size, self.max_new_tokens))
@@ -96,36 +90,26 @@ class DecodingRun:
             self.input_ids, self.max_new_tokens, self.policy, self.criteria, self.streamer, self.generation_config
         )
 
-    def open(self, generator: torch.Generator | None = None, prices: StepPrices | None = None) -> None:
+    def open(self, generator: torch.Generator | None = None, num_rows: int | None = None) -> None:
         """Takes the memory of the call.
 
         Args:
             generator (`torch.Generator`, *optional*): Draws the tokens of a single row, in place of the device's own.
-            prices (`StepPrices`, *optional*): The prices of a running batch that the one row will join, in place of
-                the call's own.
+            num_rows (`int`, *optional*): The rows of the running batch that the one row joins; by default the call's.
         """
         model, input_ids, window_size = self.model, self.input_ids, self.policy.window_size
+        self.policy = self.policy.among(num_rows or len(input_ids))
         self.noise: SlotNoise | None = None
         if self.generation_config.do_sample:
             self.noise = SlotNoise(*self.noise_shape, input_ids.device, generator)
             self.policy = self.policy._replace(noise=self.noise.values)
         self.readers = self.make_readers()  # They read the noise as well.
-        self.prices: StepPrices | None = None
-        if self.is_free:
-            most = 2 * window_size
-            longest, shapes = int(self.prompt.lengths.max()), (*FEW_QUERIES, most) if self.is_static else None
-            size = (len(input_ids), longest, most)
-            self.prices = prices or StepPrices(experience_with(model), *size, input_ids.device, shapes)
-            records = self.prices.experience.draft_records
-            self.policy = self.policy._replace(prices=self.prices.tensor[:most], draft_records=records)
-        self.policy = self.policy._replace(ends_together=prices is None)
         kind = WINDOWS[self.generation_config.decoding]
         self.batch = self.window = kind.opened(self.prompt.lengths, self.max_new_tokens, self.policy)
-        if self.policy.num_looked_up > 0:
+        if kind is VerifiedWindow and self.policy.num_looked_up > 0:
             is_text = self.prompt.is_text[:, -input_ids.shape[1] :]
             gaps_first = is_text.int().argsort(dim=-1, stable=True)
             self.window.prompt = input_ids.long().where(is_text, NO_TOKEN).gather(1, gaps_first)
-        self.first_records = self.batch.records if self.is_free else {}
         self.static: StaticSteps | None = None
         max_entries = self.prompt.max_entries + self.max_new_tokens + 2 * window_size
         self.cache: RowCache | None = self.make_cache(max_entries)
@@ -202,19 +186,14 @@ class DecodingRun:
 
     def step(self, queries: WindowQueries) -> WindowQueries:
         """Takes a step; returns the queries of the next one."""
-        num_rows, width = queries.input_ids.shape
-        live = self.longest + width
+        live = self.longest + queries.input_ids.shape[1]
         self.draw_noise()
         self.status = take_step(self.model, self.policy, self.window, queries, self.cache, live, self.readers)
         if self.static is not None:
             return queries
         status = read_status(self.status.tolist(), self.window)
-        if self.prices is not None:
-            self.prices.note(width, num_rows, self.num_alive, self.longest, sum(status.num_committed))
         self.num_alive, self.longest = sum(status.alive), max(status.num_committed)
         self.drop_ended_rows()
-        if self.prices is not None:
-            self.prices.update(len(self.window.alive), self.longest)
         queries = self.window.queries(max(1, *status.num_queries), self.policy)
         if self.cache is None:
             queries = queries.behind(self.window.committed_text(self.prompt.text.tokens, self.longest))
@@ -230,7 +209,7 @@ class DecodingRun:
     def take_static_steps(self) -> None:
         """Takes all steps behind the first one, in their fixed shapes."""
         step = self.static_step()
-        self.static.take_all(self.model, self.policy, self.window, self.status, step, self.noise, self.prices)
+        self.static.take_all(self.model, self.policy, self.window, self.status, step, self.noise)
         self.num_alive = 0
 
     def drop_ended_rows(self) -> None:
@@ -239,6 +218,7 @@ class DecodingRun:
             self.batch.put(self.window)
             kept = self.window.alive.int().argsort(descending=True, stable=True)[: self.num_alive]
             self.window = self.window.select(kept)
+            self.policy = self.policy.among(self.num_alive)
             if self.cache is not None:
                 self.cache.select(kept)
 
@@ -263,8 +243,6 @@ class DecodingRun:
         self.batch.put(self.window)
         if self.noise is not None:
             self.noise.give_back(int(self.batch.num_tokens[0]))
-        if self.prices is not None:
-            self.prices.experience.note_drafts(self.first_records, self.batch.records)
         if self.cache is not None and self.returns_cache:
             self.past_key_values.layers = self.cached_columns().layers
         if self.static is not None:
@@ -278,21 +256,6 @@ class DecodingRun:
         num_cached = int(torch.minimum(self.batch.start, self.batch.num_tokens).min())
         is_text = self.prompt.is_text
         return self.cache.to_columns(torch.cat([is_text, is_text.new_ones(len(is_text), num_cached)], dim=-1))
-
-
-def is_number_free(
-    model: PreTrainedModel, generation_config: GenerationConfig, has_cache: bool, is_of_a_batch: bool
-) -> bool:
-    """Whether the number of queries is free to choose, so that each step has as many as pay.
-
-    That needs steps that can be timed and compared. Without a cache a forward reads the whole text, and a rank of
-    tensor parallelism must take the steps of the others. In a running batch a window_size is an upper limit, since how
-    many queries pay depends on the other rows, unless an acceptance_ratio makes the text depend on them.
-    """
-    size, ratio = generation_config.window_size, generation_config.acceptance_ratio
-    is_asked_for = size is None or (is_of_a_batch and size > 1 and ratio == 1)
-    is_offered = has_cache and (getattr(model, "tp_size", None) or 1) == 1
-    return generation_config.decoding == "verified" and is_asked_for and is_offered
 
 
 def prompt_of(

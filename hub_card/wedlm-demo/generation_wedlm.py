@@ -15,17 +15,12 @@ The words of this folder:
 - asked: a query whose logits a step reads.
 - live: the entries that a forward reads; those behind them hold nothing.
 - committed: a slot whose token is final and whose key and value stay in the cache.
-- draft (verified decoding): a token guessed for a slot, which a later forward judges.
+- draft (verified decoding): a token proposed for a slot, which a later forward verifies.
 - group (verified decoding): MASKs that make the next drafts for one possible number of accepted drafts. They see these
   drafts, and no others.
 - looked up (verified decoding): a draft that is copied from the text, where its last tokens stood before.
-- source, strength (verified decoding): where a draft comes from, and how much speaks for it there.
-- judge (verified decoding): the query before a draft, whose logits say whether the draft is accepted.
-- doubt (verified decoding): -log of the share of the scores that the likeliest token has.
-- price (verified decoding): the tokens that a row would write in the time that further queries of a step take.
-- known (verified decoding): a token that is certain to be the autoregressive one. The last known token has no entry
-  yet.
-- settled (verified decoding): known, and not the last known token; the forward that made it known wrote its entry.
+- source (verified decoding): where a draft comes from, MASKs or the text.
+- chance (verified decoding): the probability that a draft is accepted.
 """
 
 from contextlib import suppress
@@ -73,10 +68,12 @@ class WeDLMGenerationMixin(GenerationMixin):
     Args:
         decoding (`str`, *optional*, defaults to `"streaming"`): "streaming" fills slots of a window, and commits each
             as soon as no slot before it is open. "blockwise" commits a window when all of it is filled. "verified"
-            writes the autoregressive text: each forward judges the drafts of the one before. "autoregressive" is
+            writes the autoregressive text: each forward verifies the drafts of the one before. "autoregressive" is
             transformers' own loop. No decoding writes MASK.
-        window_size (`int`, *optional*): Slots behind the committed text, at least 1; by default 16, on a CPU 8. In
-            verified decoding None means that each forward has as many queries as pay, by what they cost and bring.
+        window_size (`int`, *optional*): Slots behind the committed text, at least 1; by default 16, on a CPU 8. A
+            forward has at most twice as many queries.
+        query_cost (`float`, *optional*): In verified decoding, the cost of one more query as a share of a forward with
+            one; by default 0, on a CPU 0.04. A query is taken only if it promises more tokens than it costs.
         entropy_threshold (`float`, *optional*, defaults to 0.4): Slots whose entropy in nats is lower are filled. None
             fills one slot per forward.
         distance_penalty (`float`, *optional*, defaults to 0.02): Added to a slot's entropy for each slot of its
@@ -117,7 +114,7 @@ class WeDLMGenerationMixin(GenerationMixin):
         for name, value in (defaults | given).items():
             setattr(generation_config, name, value)
         check_parameters(generation_config)
-        # 0 turns off what model.generation_config, or a free window_size, turns on.
+        # 0 turns off what is on by default in verified decoding.
         num_looked_up = generation_config.prompt_lookup_num_tokens
         if type(num_looked_up) is int and num_looked_up == 0:
             generation_config.prompt_lookup_num_tokens = None

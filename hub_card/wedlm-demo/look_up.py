@@ -28,10 +28,10 @@ def look_up(
     """
     column, last = torch.arange(text.shape[1], device=text.device), last[:, None]
     endings = pad(text, (most_matched - 1, 0), value=-1).unfold(1, most_matched, 1)  # [batch, columns, matched]
-    own = endings.gather(1, last[..., None].expand(-1, -1, most_matched))
-    is_same = (endings == own) & (own >= 0)
+    is_same = endings == endings.gather(1, last[..., None].expand(-1, -1, most_matched))
+    # (A match ends where an earlier place has no more text: the last tokens have one there.)
     num_matched = is_same.flip(-1).cumprod(-1, dtype=torch.uint8).sum(-1) * (column < last)
-    best = (num_matched * text.shape[1] + column).where(num_matched > 0, -1).argmax(-1, keepdim=True)
+    best = (num_matched * text.shape[1] + column).argmax(-1, keepdim=True)
     period = (last - best).clamp(min=1)
     place = torch.arange(num_drafts, device=text.device)
     return text.gather(1, (best + 1 + place % period).clamp(max=text.shape[1] - 1)), num_matched.gather(1, best)[:, 0]

@@ -1,8 +1,6 @@
 """How the steps of one call decode: the settings that they read, resolved once."""
 
 import math
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -10,9 +8,8 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 from .look_up import MOST_MATCHED
 from .reader_kinds import reads_no_text
+from .step_plan import relative_cost
 from .transformers_internals import end_tokens_of
-
-WIDEST_WINDOW = 16  # of verified decoding, where the prices of queries decide
 
 
 class Policy(NamedTuple):
@@ -31,12 +28,11 @@ class Policy(NamedTuple):
         most_matched (`int`): The most last tokens that are compared for that, max_matching_ngram_size of the call.
         noise (`torch.FloatTensor` of shape `(batch, slots, vocabulary)`, *optional*): The values of a `SlotNoise`,
             where tokens are drawn.
-        prices (`torch.FloatTensor` of shape `(2 * window_size,)`, *optional*): As `plan_step` takes them, where they
-            decide; the host writes them before each step.
-        draft_records (`dict[str, torch.FloatTensor]`): How drafts fared in earlier calls, by the name of the record.
         acceptance_margin (`torch.FloatTensor` of shape `()`, *optional*): How far below the best score that of an
             accepted draft may be, which is -log(acceptance_ratio); None where only the best token is accepted.
-        ends_together (`bool`): Whether the rows' texts are waited for together, so that the slowest row counts most.
+        query_cost (`float`): The query_cost of the call.
+        relative_cost (`torch.FloatTensor` of shape `()`, *optional*): What one more query in each row costs, as a
+            share of the forward.
     """
 
     window_size: int
@@ -49,10 +45,9 @@ class Policy(NamedTuple):
     num_looked_up: int = 0
     most_matched: int = MOST_MATCHED
     noise: torch.Tensor | None = None
-    prices: torch.Tensor | None = None
-    draft_records: Mapping[str, torch.Tensor] = MappingProxyType({})
     acceptance_margin: torch.Tensor | None = None
-    ends_together: bool = True
+    query_cost: float = 0.0
+    relative_cost: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -62,13 +57,12 @@ class Policy(NamedTuple):
         window_size: int,
         mask_token_id: int,
         device: torch.device,
-        is_free: bool = False,
+        query_cost: float = 0.0,
     ) -> "Policy":
-        """Resolves the settings; `is_free` says whether the number of queries of each step is free to choose."""
+        """Resolves the settings, for one row."""
         end_tokens, threshold = end_tokens_of(generation_config), generation_config.entropy_threshold
         most_matched, num_looked_up = generation_config.max_matching_ngram_size, generation_config.num_looked_up
-        if num_looked_up is None:  # where the queries of a step are free to choose, so are the drafts
-            num_looked_up = window_size - 1 if is_free else 0
+        num_looked_up = window_size - 1 if num_looked_up is None else num_looked_up
         margin = -math.log(generation_config.acceptance_ratio)
         return cls(
             window_size=window_size,
@@ -81,4 +75,10 @@ class Policy(NamedTuple):
             num_looked_up=num_looked_up,
             most_matched=MOST_MATCHED if most_matched is None else min(most_matched, MOST_MATCHED),
             acceptance_margin=torch.full((), margin, device=device) if margin > 0 else None,
-        )
+            query_cost=query_cost,
+        ).among(1)
+
+    def among(self, num_rows: int) -> "Policy":
+        """The settings for steps over so many rows."""
+        cost = relative_cost(self.query_cost, num_rows)
+        return self._replace(relative_cost=torch.full((), cost, dtype=torch.float32, device=self.end_tokens.device))

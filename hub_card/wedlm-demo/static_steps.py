@@ -1,6 +1,5 @@
 """cache_implementation="static": steps of a few fixed shapes, each of which can be compiled into one graph."""
 
-import time
 from collections.abc import Callable
 from dataclasses import fields, replace
 
@@ -12,11 +11,8 @@ from .row_cache import RowCache
 from .slot_noise import SlotNoise
 from .static_memory import take_static_steps
 from .step import read_status, take_step
-from .step_costs import StepPrices
 from .transformers_internals import allow_any_length, fix_length, keep_address
 from .window import Window
-
-FEW_QUERIES = (1, 8)  # the queries of a row in the narrower steps, where their number is free to choose
 
 
 class StaticSteps:
@@ -24,9 +20,7 @@ class StaticSteps:
 
     Every step has 2 * window_size queries for each row, of which those behind the window do nothing. It reads a
     number of entries rounded up by `bucketed`. The host reads the status of the step before the one that runs, so that
-    the device never waits. So one more step runs when all rows have ended, and changes nothing. Where the
-    number of queries is free to choose, there are three shapes. A step has the smallest one that holds the queries
-    planned for the step before it, and leaves out the last queries that were planned for itself beyond that.
+    the device never waits. So one more step runs when all rows have ended, and changes nothing.
 
     Args:
         model (`PreTrainedModel`): The model.
@@ -85,7 +79,6 @@ class StaticSteps:
         status: torch.Tensor,
         step: Callable,
         noise: SlotNoise | None,
-        prices: StepPrices | None,
     ) -> None:
         """Steps on from `window` and its `status` until all rows have ended. Then `window` shares the buffers."""
         room = (self.window.no_slot, self.window.num_columns)
@@ -95,15 +88,11 @@ class StaticSteps:
                 keep_address(states)
                 allow_any_length(states, 2)
         num_queries, rows = 2 * policy.window_size, range(len(window.start))
+        query = torch.arange(num_queries, device=status.device)
+        fix_length(query, 0)
         prompt_lengths, limits = (() if noise is None else x.tolist() for x in (window.prompt_lengths, window.limit))
-        widths = (num_queries,) if prices is None else (*FEW_QUERIES, num_queries)
-        seen, under_way, width_under_way = read_status(status.tolist(), window), None, 0
+        seen, under_way = read_status(status.tolist(), window), None
         while any(seen.alive):
-            width = min(each for each in widths if each >= max(seen.num_queries))
-            query = torch.arange(width, device=status.device)
-            fix_length(query, 0)
-            if prices is not None:
-                prices.update(len(rows), max(seen.num_committed))
             # One step has been taken since, which may have committed all its queries; this one comes behind it.
             length = min(bucketed(max(seen.num_committed) + 2 * num_queries), self.cache.max_entries)
             live = torch.arange(length, device=status.device)
@@ -114,11 +103,8 @@ class StaticSteps:
                 noise.draw(rows, ends)
             look = Look(step(model, policy, self.window, self.cache, query, live))
             if under_way is not None:
-                num_alive, seen = sum(seen.alive), read_status(under_way.values(), window)
-                if prices is not None:
-                    longest, num_tokens = max(seen.num_committed), sum(seen.num_committed)
-                    prices.note(width_under_way, len(rows), num_alive, longest, num_tokens, under_way.ended)
-            under_way, width_under_way = look, width
+                seen = read_status(under_way.values(), window)
+            under_way = look
         done = self.window.with_room(window.no_slot, self.window.num_columns, policy.mask_token_id)
         for name, value in tensors(done):
             setattr(window, name, value)
@@ -131,15 +117,10 @@ def surroundings(model: PreTrainedModel) -> tuple:
 
 
 class Look:
-    """The host's look at a tensor of the device, at once or later.
-
-    Attributes:
-        ended (`float`): When the tensor was there, by `time.perf_counter`, as far as the host knows.
-    """
+    """The host's look at a tensor of the device, at once or later."""
 
     def __init__(self, tensor: torch.Tensor):
         self.tensor = tensor.to("cpu", non_blocking=True)
-        self.ended = time.perf_counter()
         self.event = None if tensor.device.type == "cpu" else torch.Event(device=tensor.device)
         if self.event is not None:
             self.event.record(torch.accelerator.current_stream(tensor.device))
@@ -147,7 +128,6 @@ class Look:
     def values(self) -> list[list[int]]:
         if self.event is not None:
             self.event.synchronize()
-            self.ended = time.perf_counter()
         return self.tensor.tolist()
 
 
@@ -159,7 +139,6 @@ def static_step(
     It has as many queries in a row as `query` has elements, and reads as many entries as `live` has.
     """
     moving = replace(window)
-    moving.leave_out(query.shape[0])
     queries = moving.queries(query.shape[0], policy)
     status = take_step(model, policy, moving, queries, cache, live.shape[0])
     put_into(window, moving)

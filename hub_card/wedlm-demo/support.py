@@ -17,7 +17,8 @@ from .parameters import DEFAULTS, READS, is_count
 from .transformers_internals import CACHE, attention_of, drops_cache
 
 logger = logging.get_logger(__name__)
-NO_WISHES = (("window_size", None), ("acceptance_ratio", 1.0))  # what means the same in every decoding
+# What means the same in every decoding.
+NO_WISHES = (("window_size", None), ("query_cost", None), ("acceptance_ratio", 1.0))
 
 # Arguments of generate() that parallel decoding does not offer, each with the values that ask for nothing.
 NOT_OFFERED = {

@@ -138,19 +138,19 @@ class TextReaders:
 
     # --- Verified decoding ---
 
-    def judge(
-        self, window: Window, slots: torch.Tensor, may_judge: torch.Tensor, drafts: torch.Tensor, logits: torch.Tensor
+    def verify(
+        self, window: Window, slots: torch.Tensor, may_fill: torch.Tensor, drafts: torch.Tensor, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Left to right: chooses tokens for `slots` up to the first that is not its draft; says which were chosen.
 
-        A negative draft stands for none. No row keeps logits: a later forward judges again what could not be chosen
+        A negative draft stands for none. No row keeps logits: a later forward verifies again what could not be chosen
         in step.
         """
-        self.take_runs(window, may_judge.sum(-1).tolist(), logits)
+        self.take_runs(window, may_fill.sum(-1).tolist(), logits)
         self.read_on(window, drafts.tolist())
         for row in self.rows:
             row.num_reachable = row.num_read
-        is_chosen = may_judge & (slots < self.num_read(window)[:, None])
+        is_chosen = may_fill & (slots < self.num_read(window)[:, None])
         return self.tokens_at(window, slots.clamp(max=self.max_new_tokens - 1)), is_chosen
 
     def record_selected(

@@ -116,7 +116,7 @@ class Window:
     Slots before `start` are committed. The window begins at `start`: first `num_leading` slots whose tokens the next
     forward commits, then slots that are not final. Subclasses say how slots become final.
 
-    Tensors are replaced, never written into, except the `PER_SLOT` ones: `put_tokens` and `note_judged` write in
+    Tensors are replaced, never written into, except the `PER_SLOT` ones: `put_tokens` and `verify` write in
     place.
 
     Args:
@@ -193,9 +193,6 @@ class Window:
         """The queries of the next forward, `width` of them in every row."""
         raise NotImplementedError
 
-    def leave_out(self, width: int) -> None:
-        """Plans no more than `width` queries for the next forward, where their number is free to choose."""
-
     def count_forward(self, queries: WindowQueries) -> None:
         """Counts a forward over these queries."""
         raise NotImplementedError
@@ -228,11 +225,12 @@ class Window:
 
     # --- One step ---
 
-    def put_tokens(self, slots: torch.Tensor, selected: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Fills the selected ones of `slots` with `tokens`, all `[batch, n]`, in place."""
-        slots = torch.where(selected, slots, self.no_slot)
+    def put_tokens(self, slots: torch.Tensor, selected: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Fills the selected ones of `slots` with `tokens`, all `[batch, n]`, in place; returns where it wrote."""
+        slots = slots.masked_fill(~selected, self.no_slot)
         self.tokens.scatter_(1, slots, tokens)
         self.filled.scatter_(1, slots, selected)
+        return slots
 
     def new_run(self, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The first `width` undecided slots, and which of them are filled with no open slot before them.

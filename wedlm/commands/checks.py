@@ -185,7 +185,9 @@ def plan_eval(options: EvalOptions) -> EvalPlan:
     choices = replace(choices, **given)
     check_choices(choices)
     thresholds = [read_threshold(threshold) for threshold in options.entropy_threshold or []]
-    values = (options.window_size, thresholds, options.distance_penalty, options.acceptance_ratio)
+    values = (
+        options.window_size, thresholds, options.distance_penalty, options.acceptance_ratio, options.query_cost
+    )  # fmt: skip
     if options.decoding:
         decodings = combinations(options.decoding, *values)
     elif any(values):

@@ -48,6 +48,10 @@ AcceptanceRatio = Annotated[
     float | None,
     option("Accept a draft of verified decoding if its probability is at least this share of the best token's."),
 ]
+QueryCost = Annotated[
+    float | None,
+    option("What one more token of a forward costs in verified decoding, as a share of a forward with one."),
+]
 OverwriteCheckpoint = Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is a checkpoint.")]
 OverwriteFile = Annotated[bool, typer.Option("--overwrite", help="Replace FILE.")]
 OutFile = Annotated[Path, typer.Option(help="The file for all numbers.", metavar="FILE")]
@@ -65,6 +69,7 @@ class GenerationOptions:
     entropy_threshold: EntropyThreshold = None
     distance_penalty: DistancePenalty = None
     acceptance_ratio: AcceptanceRatio = None
+    query_cost: QueryCost = None
     max_new_tokens: Annotated[int, option("The largest number of tokens of an answer.", show_default=True)] = 256
     temperature: Annotated[float, option("Sample tokens at this temperature; 0 chooses the most likely token.")] = 0.0
     top_p: Annotated[float | None, option("Sample from the likeliest tokens that together have this probability.")] = (
@@ -128,6 +133,10 @@ class EvalOptions:
     ] = None
     acceptance_ratio: Annotated[
         list[float] | None, option("The share of the best probability that a draft needs; may be given again.")
+    ] = None
+    query_cost: Annotated[
+        list[float] | None,
+        option("What one more token of a forward costs, as a share of a forward with one; may be given again."),
     ] = None
     num_fewshot: Annotated[int | None, typer.Option(help="The number of examples before each question.")] = None
     limit: Annotated[int | None, typer.Option(help="Ask only the first N questions of each task.")] = None
@@ -292,6 +301,7 @@ class ServeOptions:
     entropy_threshold: EntropyThreshold = None
     distance_penalty: DistancePenalty = None
     acceptance_ratio: AcceptanceRatio = None
+    query_cost: QueryCost = None
     max_batch_size: Annotated[int, typer.Option(help="The most texts that are written at once.", min=1)] = BATCH_SIZE
     max_cached_tokens: Annotated[
         int | None,
@@ -322,7 +332,7 @@ class ServeOptions:
 
 def decoding_arguments(options: GenerationOptions | ServeOptions) -> dict[str, Any]:
     """The parameters of decoding that are given."""
-    names = ("decoding", "window_size", "distance_penalty", "acceptance_ratio")
+    names = ("decoding", "window_size", "distance_penalty", "acceptance_ratio", "query_cost")
     given = {name: getattr(options, name) for name in names}
     arguments = {name: value for name, value in given.items() if value is not None}
     if options.entropy_threshold is not None:

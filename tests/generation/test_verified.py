@@ -339,8 +339,8 @@ def test_a_trained_model_has_drafts_accepted_and_refuted():
     )  # fmt: skip
     judged, accepted = output.judged_drafts.sum(0), output.accepted_drafts.sum(0)
     assert output.judged_drafts.shape == output.accepted_drafts.shape == (40, 15)
-    assert (accepted[:4] > 4).all() and (judged - accepted)[0] > 3 and (judged - accepted)[:4].sum() > 30
-    assert 1.7 < output.sequences[:, inputs["input_ids"].shape[1] :].ne(PAD).sum() / output.forwards.sum() < 3
+    assert (accepted[:4] > 4).all() and (judged - accepted)[0] > 3 and (judged - accepted)[:4].sum() > 20
+    assert 1.7 < output.sequences[:, inputs["input_ids"].shape[1] :].ne(PAD).sum() / output.forwards.sum() < 4
 
 
 def test_queries_stand_where_they_should():
@@ -606,7 +606,7 @@ def small_model():
 
 SMALL = small_model()
 PROMPT = [3, 0, 1]
-NUM_TOKENS, NUM_SAMPLES = 3, 20_000
+NUM_TOKENS, NUM_SAMPLES = 4, 20_000
 
 
 SAMPLERS = {
@@ -622,10 +622,10 @@ SAMPLERS = {
 
 @torch.no_grad()
 def exact_distribution(settings) -> torch.Tensor:
-    """Returns the chance of each continuation of PROMPT, `[5, 5, 5]`, from one plain forward for each."""
+    """Returns the chance of each continuation of PROMPT, `[5, 5, ...]`, from one plain forward for each."""
     arguments = {"input_ids": torch.tensor([PROMPT]), "do_sample": True, "top_k": 0, "decoding": "verified"} | settings
     processors, _ = readers_of(SMALL, **arguments)
-    chances = torch.zeros(5, 5, 5, dtype=torch.double)
+    chances = torch.zeros((5,) * NUM_TOKENS, dtype=torch.double)
     for continuation in product(range(5), repeat=NUM_TOKENS):
         ids = torch.tensor([[*PROMPT, *continuation]])
         logits = SMALL(ids).logits[0]

@@ -7,11 +7,14 @@
 In one run, in turns:
 
 - steps: forwards of 1 to 16 tokens behind 64 cached ones, by transformers' own model, by the WeDLM, and by the WeDLM
-  fused, also with int8 weights. The floor is the sum of as many bytes as the forward reads of the weights.
+  fused, also with int8 weights. As in decoding several follow one another: a turn has four of them. The floor is the
+  sum of as many bytes as the forward reads of the weights.
+- memory: the peak of a process that loads the model and writes 16 tokens.
 - operators: what a decoder layer calls in a step of decoding. Views and the memory for results are left out; calls of
   product.c count as operators.
-- speed: a held-out prompt of each kind, one at a time and eight at once, by transformers' generate(), by the fused
-  WeDLM token by token and verified with its adapter, and by vLLM where it is installed in an environment of its own.
+- speed: a held-out prompt of each kind, one at a time and eight at once, by transformers' generate(), by the WeDLM
+  token by token and verified with its adapter, fused and not, and by vLLM where it is installed in an environment of
+  its own.
 
 `make real-model` makes the models. With --shape only the steps are measured, with random weights of this shape.
 """
@@ -23,8 +26,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from common import QWEN3, SHAPES, markdown, new_parser, save, with_range
-from evidence_real_ways import VLLM, Way, vllm_version, vllm_ways, way_of
+from common import QWEN3, SHAPES, in_fresh_process, markdown, new_parser, peak_bytes, save, with_range
+from evidence_real_ways import VLLM, Way, Written, vllm_version, vllm_ways, way_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, logging
 
@@ -38,10 +41,10 @@ from wedlm.fused import product
 from wedlm.fused.model import product_of
 from wedlm.generation.transformers_internals import CACHE
 
-TOKENS, CACHED, LONGEST = (1, 2, 4, 8, 16), 64, 512
+TOKENS, CACHED, IN_A_ROW = (1, 2, 4, 8, 16), 64, 4
 STOCK, PLAIN, FUSED, INT8, FLOOR = "transformers", "WeDLM", "fused", "fused, int8", "floor"
-TOKEN_BY_TOKEN, ADAPTED = "fused, token by token", "fused, verified with the adapter"
-WINDOWS = (4, 8)
+TOKEN_BY_TOKEN, ADAPTED = "WeDLM, token by token", "WeDLM, verified with the adapter"
+FUSED_MARK = ", fused"
 NOT_COUNTED = (torch.ops.aten.detach, torch.ops.aten.new_empty, torch.ops.aten._unsafe_view)
 
 
@@ -60,7 +63,7 @@ def models_of(given: argparse.Namespace, dtype: str) -> dict[str, PreTrainedMode
 
 
 class Step:
-    """The forward of some tokens behind cached ones."""
+    """Forwards of some tokens behind cached ones, one after another."""
 
     def __init__(self, model: PreTrainedModel, num_tokens: int):
         self.model, self.num_tokens, self.cache = model, num_tokens, DynamicCache(config=model.config)
@@ -68,8 +71,9 @@ class Step:
         model(self.tokens[:, :CACHED], **{CACHE: self.cache})
 
     def __call__(self) -> None:
-        self.model(self.tokens[:, CACHED:], **{CACHE: self.cache})
-        self.cache.crop(-self.num_tokens)
+        for _ in range(IN_A_ROW):
+            self.model(self.tokens[:, CACHED:], **{CACHE: self.cache})
+            self.cache.crop(-self.num_tokens)
 
 
 # --- Steps ---
@@ -79,17 +83,34 @@ def steps_of(models: dict[str, PreTrainedModel], repeats: int) -> dict[str, dict
     """Milliseconds of a forward, by model and number of tokens, and of reading the weights."""
     calls = {(name, tokens): Step(model, tokens) for name, model in models.items() for tokens in TOKENS}
     read = torch.ones(sum(weight.nbytes for weight in models[PLAIN].parameters()) // 4)
-    calls[FLOOR, 1] = read.sum
+    calls[FLOOR, 1] = lambda: [read.sum() for _ in range(IN_A_ROW)]
     seconds = seconds_in_turns(calls, "cpu", repeats, num_warm_up=3)
     results = {}
     for (name, tokens), values in seconds.items():
-        results.setdefault(name, {})[str(tokens)] = median_and_range([1e3 * value for value in values])
+        results.setdefault(name, {})[str(tokens)] = median_and_range([1e3 * value / IN_A_ROW for value in values])
     for name, of_model in results.items():
         results[name] = {"milliseconds": of_model}
         if name != FLOOR:
             first = of_model["1"]["median"]
             results[name]["times_first"] = {tokens: one["median"] / first for tokens, one in of_model.items()}
     return results
+
+
+# --- Memory ---
+
+
+def peak_of(path: Path, dtype: str, weights: str | None, is_fused: bool) -> int:
+    """The peak of this process with a model that writes a few tokens, in bytes."""
+    model, _ = load_checkpoint(path, dtype, "cpu")
+    if is_fused:
+        fuse(model, weights=weights)
+    model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=16, do_sample=False, decoding="autoregressive")
+    return peak_bytes()
+
+
+def peaks_of(given: argparse.Namespace, dtype: str) -> dict[str, int]:
+    forms = {PLAIN: (None, False), FUSED: (None, True), INT8: ("int8", True)}
+    return {name: in_fresh_process(peak_of, given.model, dtype, *form) for name, form in forms.items()}
 
 
 # --- Operators ---
@@ -148,7 +169,7 @@ class counted_calls(ExitStack):
 
     def __init__(self, operators: LayerOperators):
         super().__init__()
-        for name in ("product", "rotate") if product.NUMBER is not None else ():
+        for name in ("product", "rotate", "attend") if product.NUMBER is not None else ():
             call = getattr(product._product, name)
 
             def counting(*args, call=call):
@@ -184,21 +205,26 @@ def speed_of(ways: dict[str, Way], prompts: list[list[int]], batch_size: int, ne
         results[name] = {
             "tokens_per_second": median_and_range(rates),
             "times": median_and_range(times) | {"of_each": times},
-            "same_texts": sum(
-                a == b
-                for place in written[name]
-                for a, b in zip(written[name][place].tokens, written[base][place].tokens, strict=True)
-            ),
+            "same_texts": same(written[name], written[base]),
         }
+        own = f"{TOKEN_BY_TOKEN}{FUSED_MARK if FUSED_MARK in name else ''}"
+        if own in ways:
+            results[name]["same_as_token_by_token"] = same(written[name], written[own])
         if written[name][0].forwards is not None:
             tokens = sum(len(row) for each in written[name].values() for row in each.tokens)
             results[name]["tokens_per_forward"] = tokens / sum(sum(each.forwards) for each in written[name].values())
     return results
 
 
+def same(one: dict[int, Written], other: dict[int, Written]) -> int:
+    """The number of equal texts."""
+    return sum(a == b for place in one for a, b in zip(one[place].tokens, other[place].tokens, strict=True))
+
+
 def speeds_of(given: argparse.Namespace, dtype: str) -> dict[str, dict]:
     stock = AutoModelForCausalLM.from_pretrained(given.stock, dtype=dtype).eval()
     model, tokenizer = load_checkpoint(given.adapter, dtype, "cpu", only_decodes=True)
+    plain, _ = load_checkpoint(given.adapter, dtype, "cpu")
     prompts = [encode(model, tokenizer, prompt.text) for prompt in make_prompts(len(KINDS), held_out=True)]
     longest = max(map(len, prompts)) + given.new_tokens
     with ExitStack() as stack:
@@ -206,10 +232,11 @@ def speeds_of(given: argparse.Namespace, dtype: str) -> dict[str, dict]:
         if vllm_version(given.vllm) is not None:
             made = stack.enter_context(vllm_ways(given.vllm, given.adapter, dtype, longest, 8, given.threads, False))
             others = {VLLM: made[VLLM]}
-        ways = {STOCK: way_of(stock), TOKEN_BY_TOKEN: way_of(model, decoding="autoregressive")}
-        ways[ADAPTED] = way_of(model, decoding="verified")
-        for window in WINDOWS:
-            ways[f"{ADAPTED}, window of {window}"] = way_of(model, decoding="verified", window_size=window)
+        ways = {STOCK: way_of(stock)}
+        for mark, one in (("", plain), (FUSED_MARK, model)):
+            ways[f"{TOKEN_BY_TOKEN}{mark}"] = way_of(one, decoding="autoregressive")
+            ways[f"{ADAPTED}{mark}"] = way_of(one, decoding="verified")
+        ways[f"{ADAPTED}{FUSED_MARK}, all queries"] = way_of(model, decoding="verified", query_cost=0)
         ways |= others
         return {
             f"batches of {size}": speed_of(
@@ -241,7 +268,7 @@ def speed_table(results: dict) -> str:
         for name, way in ways.items()
     ]
     return markdown(
-        ["dtype", "batch", "way", "tokens per forward", "tokens/s", "times", "same texts"],
+        ["dtype", "batch", "way", "tokens per forward", "tokens/s", "times", "same texts", "same as token by token"],
         lines,
         left={"dtype", "way"},
     )
@@ -254,6 +281,7 @@ def cells(way: dict) -> list[str]:
         f"{way['tokens_per_second']['median']:.1f}",
         with_range(way["times"], ".2f"),
         str(way["same_texts"]),
+        str(way.get("same_as_token_by_token", "")),
     ]
 
 
@@ -283,7 +311,8 @@ def main() -> None:
     print(table(results))
     if given.shape is None:
         results["operators"] = operators_of(given)
-        print(results["operators"])
+        results["peak_bytes"] = {dtype: peaks_of(given, dtype) for dtype in given.dtypes}
+        print(results["operators"], results["peak_bytes"])
         for dtype in given.dtypes:
             results["speed"][dtype] = speeds_of(given, dtype)
         print(speed_table(results))

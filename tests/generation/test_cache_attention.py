@@ -93,7 +93,7 @@ def test_flash_attention_reads_as_far_as_each_row_goes(decoding, cache, monkeypa
     assert torch.equal(got.sequences, expected.sequences) and torch.equal(got.forwards, expected.forwards)
     lengths = list(map(len, PROMPTS))
     first = calls[: model.config.num_hidden_layers]
-    width = max(lengths) + 8
+    width = max(lengths) + (0 if decoding == "verified" else 8)
     assert cache == "static" or first == [(width, [width] * len(PROMPTS))] * len(first), (
         "the prompts, and behind shorter ones what nobody sees"
     )

@@ -436,7 +436,7 @@ def long_word(ran: Ran) -> int:
 WORKS = {
     # Parallel decoding
     "decoding": Line(AUTOREGRESSIVE, lambda r: set(r.widths[1:]) == {1}),
-    "window_size": Line({"window_size": 2}, lambda r: r.widths[0] == WIDTH + 2 and max(r.widths[1:]) <= 4),
+    "window_size": Line({"window_size": 2}, lambda r: r.widths[0] <= WIDTH + 2 and max(r.widths[1:]) <= 4),
     "entropy_threshold": Line({"entropy_threshold": 100.0}, lambda r: len(r.widths) == 1, {"window_size": 16}),
     "distance_penalty": Line({"distance_penalty": 100.0}, lambda r: len(r.widths) == max(map(len, r.new))),
     "acceptance_ratio": Line(

@@ -266,12 +266,12 @@ def test_other_ways_to_the_same_text(model, decoding, more):
     assert torch.equal(got.prefix_cacheability, expected.prefix_cacheability)
     if "use_cache" in more:
         assert torch.equal(got.forwards, expected.forwards)
-        assert min(rows) > 40, "some forward did without the prompt"
+        assert min(rows) >= 40, "some forward did without the prompt"
     else:
         size = more["prefill_chunk_size"]
         ahead = (40 - 1) // size
         assert got.forwards.tolist() == [n + ahead for n in expected.forwards.tolist()]
-        assert rows[:ahead] == [size] * ahead and rows[ahead] == 40 - ahead * size + 8
+        assert rows[:ahead] == [size] * ahead and rows[ahead] == 40 - ahead * size + (0 if decoding == "verified" else 8)
         assert_is_prefill(model, got[CACHE], got.sequences, mask_of(got, left_padded(PROMPTS)))
 
 

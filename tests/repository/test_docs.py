@@ -74,6 +74,5 @@ def test_the_log_is_sorted_by_topic_and_dated():
     topics = re.split(r"^## .+\n", log, flags=re.MULTILINE)[1:]
     assert len(topics) > 5
     for topic in topics:
-        entries = topic.strip().split("\n\n")
-        dates = [re.match(r"(\d{4}-\d\d-\d\d) — [A-Z`a-z]", entry)[1] for entry in entries]
-        assert dates == sorted(dates)
+        dates = re.findall(r"^(\d{4}-\d\d-\d\d) — [A-Z`a-z]", topic, flags=re.MULTILINE)
+        assert re.match(r"\s*\d{4}-", topic) and dates == sorted(dates)

@@ -44,7 +44,9 @@ def measured_query_cost(model: PreTrainedModel) -> float:
         return WindowQueries.of_text(text)._replace(asked=torch.arange(number, device=device)[None])
 
     def forward(number: int) -> None:
-        forward_queries(model, queries_at(NUM_CACHED, number).seeing_all_before(), cache, NUM_CACHED + number)
+        seen = torch.arange(1, number + 1, device=device)[None]  # so that a mask is made, as in decoding
+        queries = queries_at(NUM_CACHED, number)._replace(queries_seen=seen)
+        forward_queries(model, queries, cache, NUM_CACHED + number)
 
     forward_queries(model, queries_at(0, NUM_CACHED), cache, NUM_CACHED)
     cache.commit(torch.tensor([NUM_CACHED], device=device))

@@ -6,6 +6,7 @@ FOLDERS = {
     "wedlm.generation": "generation",
     "wedlm.modeling_wedlm": "modeling_wedlm",
     "wedlm.adapters": "wedlm/adapters",
+    "wedlm.batching": "wedlm/batching",
     "wedlm.fused": "wedlm/fused",
     "wedlm.checkpoints": "wedlm/checkpoints",
     "wedlm.training": "training",

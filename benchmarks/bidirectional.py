@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 import torch
 
-from wedlm.modeling_wedlm import dual_stream
-from wedlm.modeling_wedlm.dual_stream import PREDICTION, StreamQueries, sees
+from wedlm.training import dual_stream
+from wedlm.training.dual_stream import PREDICTION, StreamQueries, sees
 
 
 def sees_whole_block(query: StreamQueries, key: StreamQueries) -> torch.Tensor:

@@ -43,11 +43,11 @@ from wedlm.demo.recipe import has_bfloat16
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import COMMIT, REPOSITORY, conditions, device_name, digests
 from wedlm.evaluation.work_file import WorkFile, digest_of, resumable
-from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.packing import pack_batch
 from wedlm.training.resume import newest_complete
 from wedlm.training.run_arguments import RunArguments
+from wedlm.training.target_loss import NO_TARGET
 from wedlm.training.train import load_model
 from wedlm.training.trainer import WeDLMTrainer
 

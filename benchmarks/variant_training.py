@@ -17,10 +17,10 @@ from variant_decoding import Inside
 from wedlm import DualStreamCollator, WeDLMForCausalLM, WeDLMTrainer, WeDLMTrainingArguments
 from wedlm.demo.recipe import SEED, MuonAndAdamW
 from wedlm.demo.tasks import example
-from wedlm.modeling_wedlm.dual_stream import MEMORY
-from wedlm.modeling_wedlm.target_loss import NO_TARGET
+from wedlm.training.dual_stream import MEMORY
 from wedlm.training.packing import pack_batch
 from wedlm.training.resume import newest_complete
+from wedlm.training.target_loss import NO_TARGET
 
 KINDS = ("functions", "equations")
 LARGEST_BLOCK = 32

@@ -1,7 +1,6 @@
 """The random numbers of sampled text: each slot has its own, whatever forwards its row takes."""
 
 from collections import deque
-from copy import copy
 
 import torch
 
@@ -42,22 +41,6 @@ class SlotNoise:
             self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
         self.states = deque(maxlen=num_slots + 1)  # of the device's generator, the last one as it is now
         self.keep_state()
-
-    @staticmethod
-    def joined(parts: list["SlotNoise"]) -> "SlotNoise":
-        """The noise of rows with generators of their own, one behind the other."""
-        noise = copy(parts[0])
-        noise.values = torch.cat([part.values for part in parts])
-        noise.num_drawn = [number for part in parts for number in part.num_drawn]
-        noise.generators = [generator for part in parts for generator in part.generators]
-        return noise
-
-    def select(self, rows: list[int]) -> "SlotNoise":
-        """The noise of these rows alone."""
-        noise = copy(self)
-        noise.values = self.values[rows]
-        noise.num_drawn, noise.generators = ([each[row] for row in rows] for each in (self.num_drawn, self.generators))
-        return noise
 
     def draw(self, rows: list[int], ends: list[int]) -> None:
         """Draws noise for the slots of `rows` before `ends`, as far as it is not there yet."""

@@ -87,11 +87,6 @@ class WindowQueries(NamedTuple):
             queries_seen=queries_seen,
         )
 
-    def seeing_all_before(self) -> "WindowQueries":
-        """The same queries, with `queries_seen` where it was None."""
-        place = torch.arange(1, self.input_ids.shape[1] + 1, device=self.input_ids.device)
-        return self._replace(queries_seen=place.expand_as(self.input_ids))
-
     def to(self, device: torch.device) -> "WindowQueries":
         if self.input_ids.device == device:
             return self
@@ -279,14 +274,6 @@ class Window:
     def select(self, rows: torch.Tensor) -> "Window":
         """The window of these rows alone."""
         return type(self)(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
-
-    @staticmethod
-    def joined(windows: list["Window"]) -> "Window":
-        """The rows of several windows of one kind, with room for as many slots and columns each, in one window."""
-        names = [field.name for field in fields(windows[0])]
-        window = type(windows[0])(**{name: torch.cat([getattr(each, name) for each in windows]) for name in names})
-        window.batch_rows = torch.arange(len(window.start), device=window.start.device)
-        return window
 
     def put(self, part: "Window") -> None:
         """Undoes `select`: writes the rows of `part` back."""

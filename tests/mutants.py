@@ -28,7 +28,7 @@ import pytest
 from mutations import Mutation, mutations
 
 REPOSITORY = Path(__file__).parent.parent
-ROOMS = ["generation", "modeling_wedlm", "training"]
+ROOMS = ["generation", "modeling_wedlm", "wedlm/batching", "training"]
 PREPARED = [  # what tests import; the package itself must be left to the forks
     "torch", "transformers", "transformers.generation.streamers", "transformers.models.qwen2.modeling_qwen2",
     "transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.modeling_auto", "transformers.trainer",
@@ -193,7 +193,7 @@ def table(counts: dict[str, Counter]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "only", nargs="*", default=ROOMS, help="files or folders; by itself the three rooms of the model"
+        "only", nargs="*", default=ROOMS, help="files or folders; by itself the four rooms of the model"
     )
     parser.add_argument("--num", type=int, default=100, help="how many mutants are drawn")
     parser.add_argument("--seed", type=int, default=0)

@@ -5,9 +5,9 @@ import json
 from datasets import Dataset
 from tiny_tokenizer import make_tokenizer
 
-from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.data import prepare_dataset
 from wedlm.training.data_options import DataOptions
+from wedlm.training.target_loss import NO_TARGET
 
 TOKENIZER = make_tokenizer()
 

@@ -6,11 +6,11 @@ import torch
 from transformers import TrainingArguments
 
 from wedlm.generation.transformers_internals import rename_checkpointing
-from wedlm.modeling_wedlm.dual_stream import FORMS
 from wedlm.training.collator import DualStreamCollator
 from wedlm.training.data_options import DataOptions, ObjectiveOptions
 from wedlm.training.draft_collator import DraftCollator
 from wedlm.training.draft_window import MAX_WINDOW
+from wedlm.training.dual_stream import FORMS
 
 
 @dataclass
@@ -22,7 +22,7 @@ class WeDLMTrainingArguments(ObjectiveOptions, DataOptions, TrainingArguments):
     optimizer step.
 
     With `objective="draft"` a draft adapter is trained instead, and the loss is that of
-    `wedlm.modeling_wedlm.draft_loss`, a mean over the optimizer step too.
+    `wedlm.training.draft_loss`, a mean over the optimizer step too.
 
     Args:
         objective (`str`, *optional*, defaults to `"dual_stream"`):

@@ -8,10 +8,10 @@ from typing import Literal, Self
 import numpy as np
 import torch
 
-from wedlm.modeling_wedlm.draft_loss import NO_TEACHER
-from wedlm.modeling_wedlm.dual_stream import MEMORY, PADDING, PREDICTION
-from wedlm.modeling_wedlm.target_loss import NO_TARGET
+from wedlm.training.draft_loss import NO_TEACHER
+from wedlm.training.dual_stream import MEMORY, PADDING, PREDICTION
 from wedlm.training.masking import Draws, draw_masks, prediction_order
+from wedlm.training.target_loss import NO_TARGET
 
 COLUMNS = ("input_ids", "labels", "sample_lengths", "sample_indices")
 DTYPES = {"target_weights": torch.float32, "gammas": torch.float32}  # the others are integers

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wedlm.modeling_wedlm.draft_loss import NO_TEACHER
-from wedlm.modeling_wedlm.dual_stream import MEMORY, PREDICTION
-from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.collator import StreamCollator
+from wedlm.training.draft_loss import NO_TEACHER
+from wedlm.training.dual_stream import MEMORY, PREDICTION
+from wedlm.training.target_loss import NO_TARGET
 
 FIRST_WEIGHT = 0.3  # of the first MASK of a group: the judge itself gives its token, so it is never a draft
 

@@ -6,9 +6,9 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
-from wedlm.modeling_wedlm.dual_stream import PREDICTION
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMTrainingOutput
 from wedlm.training.arguments import WeDLMTrainingArguments
+from wedlm.training.dual_stream import PREDICTION
 from wedlm.training.errors import TrainingError
 from wedlm.training.resume import newest_complete
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from wedlm.modeling_wedlm.dual_stream import MEMORY, PREDICTION
+from wedlm.training.dual_stream import MEMORY, PREDICTION
 
 
 def weight_sums(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:

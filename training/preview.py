@@ -7,8 +7,8 @@ import torch
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
-from wedlm.modeling_wedlm.dual_stream import PADDING, PREDICTION
-from wedlm.modeling_wedlm.target_loss import NO_TARGET
+from wedlm.training.dual_stream import PADDING, PREDICTION
+from wedlm.training.target_loss import NO_TARGET
 
 MARKS = "⟦", "⟧"
 COLORS = "\x1b[32m", "\x1b[0m"  # green

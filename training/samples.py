@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.conversation import Renderer, render_conversation, tokenize_with_loss
 from wedlm.training.data_options import DataOptions
 from wedlm.training.errors import TrainingError
 from wedlm.training.records import Record, parse_record
+from wedlm.training.target_loss import NO_TARGET
 
 # The outcomes of a record: it becomes a sample, whole or truncated, or it is dropped for one of the reasons.
 WHOLE, TRUNCATED = "whole", "truncated"

@@ -14,18 +14,18 @@ from transformers.trainer_utils import has_length
 from wedlm.adapters.draft_type import DRAFT_TYPE
 from wedlm.checkpoints.resolve import draft_adapter, how_to_convert, wedlm_folder
 from wedlm.generation.transformers_internals import attention_of
-from wedlm.modeling_wedlm.draft_loss import NO_TEACHER
 from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
-from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.collator import StreamCollator
 from wedlm.training.data import prepare_dataset
+from wedlm.training.draft_loss import NO_TEACHER
 from wedlm.training.finite import FiniteWeights, check_loss
 from wedlm.training.loss import scale_weights, weight_sums
 from wedlm.training.objectives import OBJECTIVES
 from wedlm.training.resume import last_complete_checkpoint
+from wedlm.training.target_loss import NO_TARGET
 
 # The values of a query without loss, in the batches of both objectives.
 NO_LOSS = {"targets": NO_TARGET, "gammas": 0, "teachers": NO_TEACHER, "draft_places": 0, "target_weights": 0}

@@ -24,7 +24,6 @@ The words of this folder:
 """
 
 from contextlib import suppress
-from copy import copy
 from functools import wraps
 from inspect import signature
 from typing import Any
@@ -42,12 +41,11 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerationMode, SuppressTokensLogitsProcessor
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
-from .batching_manager import BatchingManager
 from .decoding_run import DecodingRun
 from .first_scores import FirstScores
 from .outputs import WeDLMGenerateOutput, autoregressive_output
-from .parameters import DEFAULTS, check_parameters
-from .prepared_call import decoding_of
+from .package import from_package
+from .parameters import DEFAULTS, check_parameters, decoding_of
 from .reader_kinds import reads_no_text
 from .static_memory import take_static_steps
 from .support import (
@@ -90,10 +88,7 @@ class WeDLMGenerationMixin(GenerationMixin):
 
     @generation_config.setter
     def generation_config(self, generation_config: GenerationConfig) -> None:
-        """The model keeps a copy of the config. Those of the parameters that it lacks get their defaults."""
-        if generation_config is self.__dict__.get("_generation_config"):  # PEFT sets it again in each call
-            return
-        generation_config = copy(generation_config)
+        """Parameters that the config lacks get their defaults."""
         for name, default in DEFAULTS.items():
             if not hasattr(generation_config, name):
                 setattr(generation_config, name, default)
@@ -215,13 +210,14 @@ class WeDLMGenerationMixin(GenerationMixin):
         one that `generate()` writes for its prompt alone. In parallel decodings `persistent_manager` and `warmup` have
         no effect: a manager is ready at once.
         """
-        if decoding_of(generation_config, settings, self) == "autoregressive":
+        decoding = decoding_of(generation_config, settings, self)
+        if decoding == "autoregressive":
             given = {name: settings.pop(name) for name in DEFAULTS.keys() & settings.keys()}
             config, _ = self._prepare_generation_config(generation_config, **given)
             more = (config, continuous_batching_config, record_timestamps, progress_bar, persistent_manager, warmup)
             return super().generate_batch(inputs, *more, **settings)
-        manager = BatchingManager(self, generation_config, continuous_batching_config)
-        return manager.write_all(inputs, record_timestamps, progress_bar, settings)
+        manager = batching_manager(self, decoding, generation_config, continuous_batching_config)
+        return manager.generate_all(inputs, record_timestamps, progress_bar, settings)
 
     def init_continuous_batching(
         self,
@@ -230,9 +226,10 @@ class WeDLMGenerationMixin(GenerationMixin):
         workload_hints: object = None,
     ) -> ContinuousBatchingManager:
         """A manager of continuous batching: a `BatchingManager`; with decoding="autoregressive" transformers' own."""
-        if decoding_of(generation_config, {}, self) == "autoregressive":
+        decoding = decoding_of(generation_config, {}, self)
+        if decoding == "autoregressive":
             return super().init_continuous_batching(generation_config, continuous_batching_config, workload_hints)
-        return BatchingManager(self, generation_config, continuous_batching_config)
+        return batching_manager(self, decoding, generation_config, continuous_batching_config)
 
     def _sample(
         self,
@@ -269,6 +266,12 @@ class WeDLMGenerationMixin(GenerationMixin):
                 if run.static is not None:
                     run.take_static_steps()
         return run.finish()
+
+
+def batching_manager(model: GenerationMixin, decoding: str, *settings: Any) -> ContinuousBatchingManager:
+    """The manager of requests in a parallel decoding."""
+    user, otherwise = f"Continuous batching with decoding={decoding!r}", ', or pass decoding="autoregressive"'
+    return from_package("wedlm.batching.manager", user, otherwise).BatchingManager(model, *settings)
 
 
 def shorten(cache: DynamicCache, lengths: list[int]) -> None:

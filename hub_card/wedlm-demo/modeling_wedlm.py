@@ -1,7 +1,7 @@
 """The WeDLM model: a Qwen3, Qwen2.5 or Llama whose input may stand in any order of its positions."""
 
 import json
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -9,9 +9,13 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers import initialization as init
 from transformers.cache_utils import Cache
-from transformers.masking_utils import create_masks_for_generate
+from transformers.integrations.flex_attention import flex_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import create_masks_for_generate, sdpa_mask
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -30,17 +34,39 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from transformers.utils import CONFIG_NAME, cached_file, can_return_tuple
 from transformers.utils.generic import is_flash_attention_requested
 
-from .cache_attention import attend, attend_up_to, score_bias
+from .cache_attention import score_bias
 from .generation_wedlm import WeDLMGenerationMixin
-from .row_cache import RowCache
+from .package import from_package
 from .transformers_internals import CACHE, attention_of, drops_cache, takes_cache
 from .configuration_wedlm import WeDLMConfig, check_config
-from .draft_loss import draft_loss
 from .drafts import DraftProduct, WithDrafts, drafts_outside
-from .dual_stream import dual_stream_mask
-from .target_loss import target_loss
 
-FLOATS = ("BF16", "F16", "F32", "F64")  # as safetensors writes them
+
+def dual_stream_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | BlockMask | Callable | None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """Attends as the mask of dual-stream training says: by FlexAttention, or in parts. An ordinary mask means sdpa."""
+    if isinstance(attention_mask, BlockMask):
+        return flex_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    if attention_mask is None or isinstance(attention_mask, torch.Tensor):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+
+    def attention(query, key, value, mask):
+        # sdpa_attention_forward would copy the keys and values for each query head that shares them.
+        options = {"dropout_p": kwargs["dropout"], "scale": kwargs["scaling"], "enable_gqa": True}
+        parts = (query, key, value, mask)
+        return nn.functional.scaled_dot_product_attention(*parts, is_causal=mask is None, **options).transpose(1, 2)
+
+    return attention_mask(attention, query, key, value), None
+
+
+AttentionInterface.register("dual_stream", dual_stream_attention)
+AttentionMaskInterface.register("dual_stream", sdpa_mask)
 
 
 class WeDLMAttention(WithDrafts, Qwen3Attention):
@@ -77,16 +103,12 @@ class WeDLMAttention(WithDrafts, Qwen3Attention):
 
     def attend(self, query, key, value, attention_mask, past_key_values, **kwargs):
         """Returns `[batch, queries, heads, head_dim]`, and the weights where the attention implementation has them."""
+        attention = ALL_ATTENTION_FUNCTIONS.get_interface(attention_of(self.config), eager_attention_forward)
+        # A cache may have an attention of its own, as RowCache has.
+        attention = getattr(past_key_values, "attention", attention)
         dropout = self.attention_dropout if self.training else 0.0
-        if not isinstance(past_key_values, RowCache) or attention_of(self.config) == "eager":
-            attention = ALL_ATTENTION_FUNCTIONS.get_interface(attention_of(self.config), eager_attention_forward)
-            options = {"dropout": dropout, "scaling": self.scaling, "sliding_window": self.sliding_window}
-            return attention(self, query, key, value, attention_mask, **options, **kwargs)
-        if past_key_values.place.ends is not None:
-            attended = attend_up_to(past_key_values.place.ends, query, key, value, self)
-        else:
-            attended = attend(query, key, value, attention_mask, self.scaling, dropout)
-        return attended.transpose(1, 2), None
+        options = {"dropout": dropout, "scaling": self.scaling, "sliding_window": self.sliding_window}
+        return attention(self, query, key, value, attention_mask, **options, **kwargs)
 
 
 class WeDLMMLP(WithDrafts, Qwen3MLP):
@@ -135,7 +157,7 @@ class WeDLMPreTrainedModel(Qwen3PreTrainedModel):
         name = pretrained_model_name_or_path
         where = {key: kwargs[key] for key in ("cache_dir", "revision", "subfolder") if kwargs.get(key) is not None}
         try:
-            loaded = super().from_pretrained(name, *model_args, use_safetensors=use_safetensors, **kwargs)
+            return super().from_pretrained(name, *model_args, use_safetensors=use_safetensors, **kwargs)
         except SafetensorError as error:
             files = ", ".join(unreadable_weights(folder_of(name, where)))
             raise OSError(
@@ -154,12 +176,6 @@ class WeDLMPreTrainedModel(Qwen3PreTrainedModel):
                 f"The weights of {name} are missing or incomplete: {error} Copy or download them again, or pass "
                 "use_safetensors=False if they are pickled and you trust them."
             ) from error
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
-        if name is not None and use_safetensors and getattr(model.config, "quantization_config", None) is None:
-            with suppress(OSError):  # an adapter's folder on the Hub has no config
-                weights = {weight for weight, _ in model.named_parameters(remove_duplicate=False)}
-                check_floats(name, folder_of(name, where), weights)
-        return loaded
 
     def load_adapter(self, peft_model_id=None, *args, **kwargs):
         """Loads an adapter as transformers does, but refuses one that lacks weights or has others."""
@@ -187,22 +203,6 @@ def folder_of(name: str | PathLike, where: dict) -> Path:
     if Path(name).is_dir():
         return Path(name, where.get("subfolder", ""))
     return Path(cached_file(name, CONFIG_NAME, local_files_only=True, **where)).parent
-
-
-def check_floats(name: str | PathLike, folder: Path, weights: set[str]) -> None:
-    """Refuses quantized weights of a config that does not say so; transformers takes their numbers as they are."""
-    names = {weight.removeprefix("model.") for weight in weights}  # a model without head lacks the prefix
-    for path in sorted(folder.glob("model*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for key in file.keys():
-                if key.removeprefix("model.") not in names:
-                    continue  # transformers ignores it with a warning
-                dtype = file.get_slice(key).get_dtype()
-                if dtype not in FLOATS:
-                    raise ValueError(
-                        f"{key} of {name} is of type {dtype}, and its config has no quantization_config; start from "
-                        "the checkpoint as it was before quantization."
-                    )
 
 
 def unreadable_weights(folder: Path) -> list[str]:
@@ -299,7 +299,8 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
         stream_inputs = (sample_ids, stream_ids, block_ids)
         if any(ids is not None for ids in stream_inputs):
             check_stream_inputs(*stream_inputs, position_ids, attention_mask, past_key_values)
-            mask = dual_stream_mask(self.config, *stream_inputs)
+            training = from_package("wedlm.training.dual_stream", "A forward with stream_ids")
+            mask = training.dual_stream_mask(self.config, *stream_inputs)
             attention_mask = mask if isinstance(mask, torch.Tensor) else {"full_attention": mask}
             use_cache = False
         packed = None
@@ -396,7 +397,7 @@ def masks_of_layers(
     Qwen3Model would build it from `position_ids`, which may be reordered; `packed` has the rows that are not packed
     in physical order.
     """
-    if isinstance(past_key_values, RowCache):
+    if hasattr(past_key_values, "attention"):  # its mask has been made for it
         return {"full_attention": score_bias(attention_mask, inputs_embeds.shape[1], config, inputs_embeds)}
     if isinstance(attention_mask, dict):
         return attention_mask
@@ -529,11 +530,12 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
         outputs = self.model(**inputs)
         hidden_states = outputs.last_hidden_state
         if teachers is None:
-            losses = target_loss(self.lm_head, hidden_states, targets, target_weights)
+            module = from_package("wedlm.training.target_loss", "The loss of targets")
+            losses = module.target_loss(self.lm_head, hidden_states, targets, target_weights)
         else:
-            losses = draft_loss(
-                self.lm_head, hidden_states, teachers, target_weights, self.config.require_mask_token_id()
-            )
+            module = from_package("wedlm.training.draft_loss", "The loss of teachers")
+            mask_token_id = self.config.require_mask_token_id()
+            losses = module.draft_loss(self.lm_head, hidden_states, teachers, target_weights, mask_token_id)
         loss, target_losses, target_hits = losses
         return WeDLMTrainingOutput(
             loss=loss,

@@ -38,6 +38,12 @@ def default_query_cost(device: Any) -> float:
     return 0.04 if device.type == "cpu" else 0.0
 
 
+def decoding_of(generation_config: Any, settings: dict, model: Any) -> str:
+    """The decoding that generate() takes with these settings."""
+    default = model.generation_config.decoding
+    return settings.get("decoding", getattr(generation_config, "decoding", default))
+
+
 def is_amount(value: object) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and 0 <= value <= LARGEST

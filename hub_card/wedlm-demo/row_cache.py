@@ -5,9 +5,10 @@ from typing import NamedTuple
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
+from transformers.models.qwen3.modeling_qwen3 import eager_attention_forward
 
-from .cache_attention import seen_entries
-from .transformers_internals import CACHE
+from .cache_attention import attend, attend_up_to, seen_entries
+from .transformers_internals import CACHE, attention_of
 
 
 class ForwardPlace(NamedTuple):
@@ -170,6 +171,17 @@ class RowCache(DynamicCache):
             self.layers.append(RowLayer())
         capacity = self.max_entries if self.is_static else min(2 * self.place.live, self.max_entries)
         return self.layers[layer_idx].write(key_states, value_states, self.place, capacity)
+
+    def attention(self, module, query, keys, values, bias, scaling, dropout=0.0, **kwargs):
+        """Attends to what `update` has returned, as an attention function of transformers does."""
+        if attention_of(module.config) == "eager":
+            options = {"scaling": scaling, "dropout": dropout}
+            return eager_attention_forward(module, query, keys, values, bias, **options, **kwargs)
+        if self.place.ends is not None:
+            attended = attend_up_to(self.place.ends, query, keys, values, module)
+        else:
+            attended = attend(query, keys, values, bias, scaling, dropout)
+        return attended.transpose(1, 2), None
 
     def holds(self, num_entries: int) -> bool:
         """Whether the memory has so many entries, as it has after a forward that reads them."""

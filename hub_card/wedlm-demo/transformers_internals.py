@@ -25,7 +25,6 @@ OVERRIDDEN = {
     "_get_logits_processor": "makes the processors; MASK is suppressed in front of and behind them",
     "_prepare_cache_for_generation": "makes the cache; static steps have their own",
     "_prefill": "the first forward of transformers' own loops, behind which the cache must be filled",
-    "_run_generation_loop": "the thread of continuous batching; a running batch of parallel decodings has its own",
     "_init_weights": "gives weights that a checkpoint lacks their first values; those of draft adapters are zeros",
     "_no_split_modules": "device_map and FSDP keep a decoder layer whole",
     "_can_record_outputs": "the layers whose hidden states and attentions forward may return",

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 from helpers import MASK, logits_of
 
-from wedlm.modeling_wedlm.dual_stream import dual_stream_mask
+from wedlm.training.dual_stream import dual_stream_mask
 
 # Two samples and padding: memory of 3 tokens in blocks of 2, its prediction, memory of 1 token, its prediction.
 SAMPLE = [0, 0, 0, 0, 0, 0, 1, 1, -1]

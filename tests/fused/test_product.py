@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import property_settings
 from torch import nn
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear, pad, silu
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
 from wedlm.fused import product
-from wedlm.fused.product import MOST_ROWS, Product, rotate
+from wedlm.fused.product import MOST_ROWS, Product, attend_few, rotate
 
 SETS = [] if product._product is None else product._product.instruction_sets()
 NUMBERS = {name: number for number, name in enumerate(SETS) if name is not None} | {"torch": None}
@@ -411,7 +411,7 @@ def test_installed_without_a_compiler_torch_multiplies(tmp_path):
 EXTRAS = [(), ("int8", "bias"), ("gate", "norm", "draft", "bias", "added")]
 
 
-@each_set
+@pytest.mark.parametrize("name", [*COMPILED[:1], "torch"])
 @pytest.mark.parametrize("has", EXTRAS, ids=str)
 def test_compiled_code_has_the_same_product(name, has):
     torch.compiler.reset()
@@ -421,7 +421,7 @@ def test_compiled_code_has_the_same_product(name, has):
         torch.testing.assert_close(case.run(compiled), case.run())
 
 
-@each_compiled_set
+@pytest.mark.parametrize("name", COMPILED[:1])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("has", EXTRAS, ids=str)
 def test_the_operator_keeps_the_rules_of_torch(name, dtype, has):
@@ -434,7 +434,7 @@ def test_the_operator_keeps_the_rules_of_torch(name, dtype, has):
 # --- Rotations ---
 
 
-@each_set
+@pytest.mark.parametrize("name", [*COMPILED[:1], "torch"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("has_norms", [True, False], ids=["norms", "no norms"])
 @pytest.mark.parametrize(
@@ -460,3 +460,145 @@ def test_queries_and_keys_are_rotated_as_in_transformers(name, dtype, has_norms,
     bounds = {torch.float32: (1e-6, 1e-5), torch.bfloat16: (2**-8, 2**-6)}[dtype]
     torch.testing.assert_close(rotated.double(), torch.cat(wanted, dim=2), rtol=bounds[0], atol=bounds[1])
     assert torch.equal(heads[:, :, num_rotated:], values)
+
+
+# --- Attention ---
+
+BIASES = ["causal", "seen", "added"]
+
+
+@dataclass
+class Attention:
+    """Queries, keys and values as views of larger tensors, as they come from a projection and a cache."""
+
+    query: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    bias: torch.Tensor | None
+
+    def run(self):
+        return attend_few(self.query, self.keys, self.values, self.bias, 0.3)
+
+    def in_float64(self):
+        """The result, and by how much it may differ."""
+        group = self.query.shape[1] // self.keys.shape[1]
+        keys, values = (x.double().repeat_interleave(group, dim=1) for x in (self.keys, self.values))
+        scores = self.query.double() @ keys.mT * 0.3
+        if self.bias is None:
+            scores = scores + torch.full(scores.shape[2:], -torch.inf).triu(1 + scores.shape[3] - scores.shape[2])
+        elif self.bias.dtype == torch.bool:
+            scores = scores.masked_fill(~self.bias, -torch.inf)
+        else:
+            scores = scores + self.bias.double()
+        weights = scores.softmax(-1).nan_to_num(0)  # 0 where nothing is seen
+        rounding = 2**-8 if self.query.dtype == torch.bfloat16 else 2e-5
+        return [(weights @ each).transpose(1, 2) for each in (values, values.abs() * rounding)]
+
+
+@st.composite
+def attentions(draw, biases=BIASES, dtypes=DTYPES):
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    bias, dtype = draw(st.sampled_from(biases)), draw(st.sampled_from(dtypes))
+    batch, key_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    num_queries, width = draw(st.integers(1, MOST_ROWS // batch)), draw(st.integers(1, 40)) * 2
+    num_entries = draw(st.integers(num_queries, 80))
+    if bias == "causal":
+        num_queries = draw(st.sampled_from([1, min(num_entries, num_queries)]))
+        num_entries = num_entries if num_queries == 1 else num_queries
+    heads = group * key_heads
+    query = normal(batch, num_queries, heads + 3, width, dtype=dtype, std=3.0).transpose(1, 2)[:, :heads]
+    keys, values = (normal(batch, key_heads, num_entries + 5, width, dtype=dtype)[:, :, :num_entries] for _ in "kv")
+    seen = torch.rand(batch, 1, num_queries, num_entries) < 0.7
+    added = torch.where(seen, normal(*seen.shape), torch.finfo(dtype).min).to(dtype)
+    seen[..., 0] = added[..., 0] = 1
+    return Attention(query, keys, values, {"causal": None, "seen": seen, "added": added}[bias])
+
+
+@each_compiled_set
+@given(attentions())
+@property_settings(100, deadline=None)
+def test_attention_is_that_of_float64(name, case):
+    with multiplied_by(name):
+        got = case.run()
+    wanted, bound = case.in_float64()
+    assert got.dtype == case.query.dtype
+    assert ((got.double() - wanted).abs() <= bound + 1e-6).all()
+
+
+@each_compiled_set
+@given(attentions(biases=["seen", "added"]), st.data())
+@property_settings(60, deadline=None)
+def test_the_attention_of_a_query_depends_on_no_other_query_and_on_nothing_that_it_does_not_see(name, case, data):
+    with multiplied_by(name):
+        wanted = case.run()
+        row, query = (data.draw(st.integers(0, size - 1)) for size in (len(wanted), wanted.shape[1]))
+        place = (slice(row, row + 1), slice(None), slice(query, query + 1))
+        more = data.draw(st.integers(0, 40))  # entries that it does not see
+        keys, values = (pad(x[row : row + 1], (0, 0, 0, more), value=7.0) for x in (case.keys, case.values))
+        unseen = False if case.bias.dtype == torch.bool else torch.finfo(case.bias.dtype).min
+        alone = Attention(case.query[place], keys, values, pad(case.bias[place], (0, more), value=unseen))
+        assert torch.equal(alone.run()[0, 0], wanted[row, query])
+
+
+@each_compiled_set
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_query_that_sees_nothing_gets_zeros(name, dtype):
+    keys = normal(1, 2, 20, 8, dtype=dtype)
+    seen = torch.arange(20) < torch.tensor([[0], [5]])
+    with multiplied_by(name):
+        got = attend_few(normal(1, 4, 2, 8, dtype=dtype), keys, keys, seen[None, None], 1.0)
+    assert (got[0, 0] == 0).all() and (got[0, 1] != 0).any()
+
+
+@each_compiled_set
+@pytest.mark.parametrize("value", NOT_FINITE)
+def test_what_is_not_finite_stays_with_the_queries_that_see_it(name, value):
+    query, keys, values = normal(1, 2, 3, 8), normal(1, 2, 20, 8), normal(1, 2, 20, 8)
+    seen = torch.ones(1, 1, 3, 20, dtype=torch.bool)
+    seen[..., 1, 4] = False
+    with multiplied_by(name):
+        wanted = attend_few(query, keys, values, seen, 1.0)
+        keys[:, :, 4] = value
+        got = attend_few(query, keys, values, seen, 1.0)
+    assert torch.equal(got[:, 1], wanted[:, 1])
+    if value != value:
+        assert got[:, [0, 2]].isnan().all()
+
+
+@each_compiled_set
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_threads_change_no_bit_of_attention(name, dtype, threads):
+    query, keys, values = (normal(2, heads, n, 24, dtype=dtype) for heads, n in ((6, 9), (3, 300), (3, 300)))
+    seen = torch.rand(2, 1, 9, 300) < 0.8
+    with multiplied_by(name):
+        wanted = attend_few(query, keys, values, seen, 1.0)
+        for number in (2, 3, 4):
+            threads(number)
+            assert torch.equal(attend_few(query, keys, values, seen, 1.0), wanted)
+
+
+@each_compiled_set
+@pytest.mark.parametrize("place", ["before", "behind"])
+@given(attentions())
+@property_settings(40, deadline=None)
+def test_attention_reads_its_tensors_and_nothing_else(name, place, case):
+    with multiplied_by(name):
+        wanted = case.run()
+        for part in ("query", "keys", "values", "bias"):
+            if (tensor := getattr(case, part)) is not None:
+                setattr(case, part, at_a_forbidden_page(tensor, place))
+        assert torch.equal(case.run(), wanted)
+
+
+@each_compiled_set
+def test_other_attention_is_left_to_torch(name):
+    query, keys, bias = normal(1, 4, 3, 8), normal(1, 2, 10, 8), torch.zeros(1, 1, 3, 10)
+    many = normal(1, 4, MOST_ROWS + 1, 8)
+    with multiplied_by(name):
+        assert attend_few(query, keys, keys, bias, 1.0) is not None
+        assert attend_few(query, keys, keys, None, 1.0) is None, "which of the entries are the queries?"
+        assert attend_few(many, keys, keys, torch.zeros(1, 1, MOST_ROWS + 1, 10), 1.0) is None
+        assert attend_few(query.double(), keys.double(), keys.double(), bias.double(), 1.0) is None
+        assert attend_few(query, keys.bfloat16(), keys.bfloat16(), bias, 1.0) is None
+        assert attend_few(query, keys, keys, bias.double(), 1.0) is None
+        assert attend_few(query, keys.mT.contiguous().mT, keys, bias, 1.0) is None

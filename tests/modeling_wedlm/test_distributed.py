@@ -42,7 +42,7 @@ import datetime, sys, torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, logging
 import wedlm
-from wedlm.modeling_wedlm import target_loss
+from wedlm.training import target_loss
 
 logging.disable_progress_bar()
 torch.set_num_threads(1)

@@ -1,6 +1,7 @@
 """The code that travels with a checkpoint, in every way of saving and loading."""
 
 import ast
+import importlib
 import json
 import re
 import shutil
@@ -19,34 +20,25 @@ from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.modeling_wedlm.hub_code import AUTO_MAP, PACKAGE_IMPORT, flat_files
 
 CODE = {
-    "batching_manager.py",
     "cache_attention.py",
     "configuration_wedlm.py",
     "decoding_run.py",
-    "draft_loss.py",
     "drafts.py",
-    "dual_stream.py",
     "first_scores.py",
-    "free_memory.py",
     "generation_wedlm.py",
     "hub_code.py",
-    "kept_texts.py",
-    "lane.py",
     "look_up.py",
     "model_type.py",
     "modeling_wedlm.py",
     "outputs.py",
+    "package.py",
     "parameters.py",
     "policy.py",
     "position_selection.py",
-    "prepared_call.py",
     "prompt.py",
     "reader_kinds.py",
-    "request_outputs.py",
     "row_cache.py",
-    "running_batch.py",
     "score_records.py",
-    "shared_cache.py",
     "slot_noise.py",
     "static_memory.py",
     "static_steps.py",
@@ -54,7 +46,6 @@ CODE = {
     "step_plan.py",
     "streaming.py",
     "support.py",
-    "target_loss.py",
     "text_readers.py",
     "text_stream.py",
     "token_sampling.py",
@@ -79,16 +70,46 @@ AutoConfig.from_pretrained({name!r}, trust_remote_code=True).save_pretrained("co
 assert AutoConfig.from_pretrained("config_again", trust_remote_code=True).mask_token_id == 159
 """
 
-TRAIN = """
+REFUSED = """
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+model = AutoModelForCausalLM.from_pretrained("saved", trust_remote_code=True)
+batch = torch.load("inputs.pt")["batch"]
+loss = {name: batch[name] for name in ("input_ids", "targets", "target_weights")}
+for needs_the_package in (
+    lambda: model.generate_batch([[3, 4, 5]], max_new_tokens=4),
+    lambda: model.init_continuous_batching(GenerationConfig(decoding="verified")),
+    lambda: model(**batch),
+    lambda: model(**loss),
+    lambda: model(teachers=loss.pop("targets"), **loss),
+):
+    try:
+        needs_the_package()
+    except ImportError as error:
+        print(error)
+print(type(model.init_continuous_batching(GenerationConfig(decoding="autoregressive"))))
+"""
+
+BATCH_AND_TRAIN = """
 import torch
 from transformers import AutoModelForCausalLM
 inputs = torch.load("inputs.pt")
-for attention in ("sdpa", "dual_stream"):
-    model = AutoModelForCausalLM.from_pretrained("saved", trust_remote_code=True, attn_implementation=attention)
+models = [
+    AutoModelForCausalLM.from_pretrained("saved", trust_remote_code=True, attn_implementation=attention)
+    for attention in ("sdpa", "dual_stream")
+]
+for model in models:
+    assert type(model).__module__.startswith("transformers_modules."), type(model)
     loss = model(**inputs["batch"]).loss
     loss.backward()
     torch.testing.assert_close(loss.detach(), inputs["loss"], atol=1e-3, rtol=1e-5)
-    print("trained with", model.config._attn_implementation)
+    prompts = [inputs["forward"]["input_ids"][0].tolist(), [3, 4, 5]]
+    for prompt, output in zip(prompts, model.generate_batch(prompts, max_new_tokens=9).values()):
+        assert output.error is None, output.error
+        expected = model.generate(torch.tensor([prompt]), max_new_tokens=9)[0, len(prompt) :]
+        assert output.generated_tokens == expected.tolist()
+    print("batched and trained with", model.config._attn_implementation)
+assert "transformers_modules" not in type(model.init_continuous_batching()).__module__
 """
 
 
@@ -116,12 +137,12 @@ def save_with_inputs(checkpoint, folder):
 
 @pytest.fixture(scope="module")
 def process_without_the_package(tmp_path_factory):
-    """The output of a process that loads, saves and trains each checkpoint, and the place with a folder for each."""
+    """The place with a folder for each checkpoint, and the output of a process that loads and saves all of them."""
     place = tmp_path_factory.mktemp("elsewhere")
     for name in ("q25", "q3"):
         (place / name).mkdir()
         save_with_inputs(CHECKPOINTS / name, place / name)
-    script = LOAD_AND_SAVE_AGAIN.format(name="saved") + TRAIN
+    script = LOAD_AND_SAVE_AGAIN.format(name="saved") + REFUSED
     code = f"import os\nfor name in ('q25', 'q3'):\n    os.chdir(f'{place}/{{name}}')\n    exec({script!r}, {{}})\n"
     return place, run_python(code, place, wedlm=False)
 
@@ -167,6 +188,14 @@ def test_every_import_inside_the_package_has_the_form_that_is_followed():
             assert not any(node.level for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)), (
                 f"{path} imports relatively"
             )
+
+
+def test_what_the_code_takes_from_the_package():
+    taken = {name for source in flat_files().values() for name in re.findall(r'from_package\(\s*"([\w.]+)"', source)}
+    losses = {f"wedlm.training.{name}" for name in ("draft_loss", "dual_stream", "target_loss")}
+    assert taken == {"wedlm.batching.manager", *losses}
+    for name in taken:
+        importlib.import_module(name)
 
 
 def test_generation_does_not_import_modeling():
@@ -364,10 +393,22 @@ def test_loads_from_the_hub_without_the_package(checkpoint, tmp_path):
     assert_saved_again(tmp_path, checkpoint)
 
 
-@pytest.mark.full
-def test_trains_without_the_package(process_without_the_package):
+def test_without_the_package_batches_and_losses_say_what_to_install(process_without_the_package):
     _, printed = process_without_the_package
-    assert printed.count("trained with sdpa") == printed.count("trained with dual_stream") == 2
+    needs = "needs the package wedlm, which is not installed; run pip install wedlm"
+    for decoding in ("streaming", "verified"):
+        sentence = f"Continuous batching with decoding='{decoding}' {needs}, or pass decoding=\"autoregressive\"."
+        assert printed.count(sentence) == 2  # once for each checkpoint
+    for user in ("A forward with stream_ids", "The loss of targets", "The loss of teachers"):
+        assert printed.count(f"{user} {needs}.") == 2
+    assert printed.count(".ContinuousBatchingManager'>") == 2
+
+
+@pytest.mark.few(1)
+def test_with_the_package_the_code_beside_the_weights_batches_and_trains(checkpoint, tmp_path):
+    save_with_inputs(checkpoint, tmp_path)
+    printed = run_python(BATCH_AND_TRAIN, tmp_path)
+    assert "trained with sdpa" in printed and "trained with dual_stream" in printed
 
 
 @pytest.mark.slow

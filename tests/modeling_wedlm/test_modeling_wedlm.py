@@ -687,22 +687,6 @@ def test_truncated_weights_are_named_in_a_subfolder_and_in_the_hub_cache(tmp_pat
         load("someone/model", cache_dir=tmp_path / "hub")
 
 
-@pytest.mark.parametrize(("dtype", "name"), [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")])
-def test_weights_that_are_no_floats_are_refused(tmp_path, dtype, name):
-    folder = broken_copy(tmp_path)
-    weights = load_file(folder / "model.safetensors")
-    weights["model.layers.1.mlp.up_proj.weight"] = weights["model.layers.1.mlp.up_proj.weight"].to(dtype)
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    sentence = f"up_proj.weight of .* is of type {name}, and its config has no quantization_config; start from the ch"
-    with pytest.raises(ValueError, match=sentence):
-        load(folder)
-    with pytest.raises(ValueError, match=sentence):
-        WeDLMModel.from_pretrained(tmp_path, subfolder="broken", output_loading_info=True)
-    put_into_hub_cache(folder, tmp_path / "hub", "someone/model")
-    with pytest.raises(ValueError, match=sentence):
-        load("someone/model", cache_dir=tmp_path / "hub")
-
-
 def test_integers_that_the_model_does_not_have_are_ignored(tmp_path):
     folder = broken_copy(tmp_path)
     weights = load_file(folder / "model.safetensors")

@@ -11,7 +11,7 @@ from tiny_tokenizer import make_tokenizer
 from transformers import AutoTokenizer
 
 from wedlm import WeDLMForCausalLM
-from wedlm.generation.prepared_call import prepare
+from wedlm.batching.prepared_call import prepare
 
 DEMO = REPOSITORY / "hub_card" / "wedlm-demo"
 
@@ -110,7 +110,7 @@ class Rollouts:
             return outputs
 
         generate_batch = WeDLMForCausalLM.generate_batch
-        monkeypatch.setattr("wedlm.generation.batching_manager.prepare", recorded_prepare)
+        monkeypatch.setattr("wedlm.batching.manager.prepare", recorded_prepare)
         monkeypatch.setattr(WeDLMForCausalLM, "generate", recorded_generate)
         monkeypatch.setattr(WeDLMForCausalLM, "generate_batch", recorded_generate_batch)
 

@@ -22,15 +22,16 @@ ELSEWHERE = {
         "_model_mapping": "as transformers lists its own model classes, by name",
         "_reverse_config_mapping": "the model_type of a config class",
     },
-    "modeling_wedlm/dual_stream.py": {
+    "training/dual_stream.py": {
         "_scaled_dot_product_flash_attention_for_cpu": "the name of torch's operator, for selective checkpointing",
     },
-    "modeling_wedlm/draft_loss.py": {"_backward_cls": "torch gives it to every autograd.Function"},
+    "training/draft_loss.py": {"_backward_cls": "torch gives it to every autograd.Function"},
     "wedlm/adapters/draft_lora.py": {
         "_create_and_replace": "PEFT's LoraModel makes each layer in it",
         "_check_merge_allowed": "PEFT asks it before every merge",
         "_enable_peft_forward_hooks": "PEFT calls it in every forward, with the adapter_names of the rows",
     },
+    "wedlm/batching/manager.py": {"_run_generation_loop": "the thread of transformers' manager; ours is another"},
     "wedlm/fused/product.py": {"_product": "our own module in C"},
     "wedlm/fused/layer.py": {
         "_modules": "the modules by name, read in each forward, where getattr() takes too long",

@@ -13,8 +13,8 @@ import torch
 from fastapi import HTTPException
 from serving_client import MESSAGES, autoregressive, chat, client_of, generated, health, leave_after, send, streamed
 
-from wedlm.generation import running_batch
-from wedlm.generation.batching_manager import NO_MEMORY
+from wedlm.batching import running_batch
+from wedlm.batching.manager import NO_MEMORY
 from wedlm.serving.answer import Answer
 from wedlm.serving.asked import ChatRoute, Served, read_request
 from wedlm.serving.engine import Engine, LatestOutputs

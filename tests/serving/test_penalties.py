@@ -7,7 +7,7 @@ import torch
 from serving_client import generated
 from tiny_tokenizer import MASK
 
-from wedlm.generation.batching_manager import BatchingManager
+from wedlm.batching.manager import BatchingManager
 from wedlm.serving.penalties import Penalties
 
 DECODINGS = ("autoregressive", "verified", "streaming", "blockwise")

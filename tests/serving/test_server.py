@@ -14,8 +14,8 @@ from tiny_tokenizer import MASK
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from wedlm.batching.running_batch import BatchCounts, RunningBatch
 from wedlm.commands.cli import app
-from wedlm.generation.running_batch import BatchCounts, RunningBatch
 from wedlm.serving import grammars, json_schema, limits
 from wedlm.serving.metrics import Load, Metrics
 from wedlm.serving.request_settings import (

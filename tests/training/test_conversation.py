@@ -10,10 +10,10 @@ from tiny_tokenizer import COLON, INSTRUCT, MARKED, QWEN3, QWEN25, THINKING, mak
 from tokenizers import normalizers
 from training_data import CHAT, answers, assistant, prepare, user
 
-from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.data_options import DataOptions
 from wedlm.training.errors import TrainingError
 from wedlm.training.samples import tokenize_record
+from wedlm.training.target_loss import NO_TARGET
 
 pytestmark = pytest.mark.usefixtures("datasets_cache")
 

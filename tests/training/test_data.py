@@ -12,12 +12,12 @@ from tiny_tokenizer import QWEN25, make_tokenizer
 from torch.utils.data import DataLoader
 from training_data import CHAT, TOKENIZER, prepare, user, write_lines
 
-from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training import data
 from wedlm.training import samples as samples_module
 from wedlm.training.data import DataSummary, prepare_dataset
 from wedlm.training.data_options import DataOptions
 from wedlm.training.errors import TrainingError
+from wedlm.training.target_loss import NO_TARGET
 
 pytestmark = pytest.mark.usefixtures("datasets_cache")
 

@@ -14,10 +14,10 @@ from transformers import LogitsProcessorList
 from wedlm.generation.cache_attention import seen_entries
 from wedlm.generation.policy import Policy
 from wedlm.generation.verified import VerifiedWindow
-from wedlm.modeling_wedlm.draft_loss import NO_TEACHER
-from wedlm.modeling_wedlm.dual_stream import PREDICTION, StreamQueries, dense_mask
-from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.draft_collator import FIRST_WEIGHT, DraftCollator
+from wedlm.training.draft_loss import NO_TEACHER
+from wedlm.training.dual_stream import PREDICTION, StreamQueries, dense_mask
+from wedlm.training.target_loss import NO_TARGET
 
 
 def sequence(*samples, first=0):

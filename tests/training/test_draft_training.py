@@ -45,7 +45,7 @@ folder, tests, ways = sys.argv[1:]
 sys.path.insert(0, tests)
 from draft_runs import trained
 from fsdp_on_cpus import allow_fsdp, check_sharded
-from wedlm.modeling_wedlm import draft_loss
+from wedlm.training import draft_loss
 ways = eval(ways)
 if any("fsdp" in fields for fields in ways.values()):
     allow_fsdp()

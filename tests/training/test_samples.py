@@ -8,10 +8,10 @@ from tiny_tokenizer import COLON, END, MARKED, make_tokenizer
 from training_data import CHAT, TOKENIZER, answers, assistant, prepare, user
 from transformers import AutoTokenizer
 
-from wedlm.modeling_wedlm.target_loss import NO_TARGET
 from wedlm.training.data import prepare_dataset
 from wedlm.training.data_options import DataOptions
 from wedlm.training.errors import TrainingError
+from wedlm.training.target_loss import NO_TARGET
 
 pytestmark = pytest.mark.usefixtures("datasets_cache")
 

@@ -214,7 +214,7 @@ from transformers import logging
 folder, tests = sys.argv[1:]
 sys.path[:0] = [tests, tests + '/training']
 import fsdp_on_cpus, test_trainer
-from wedlm.modeling_wedlm import target_loss
+from wedlm.training import target_loss
 
 logging.disable_progress_bar()
 torch.set_num_threads(1)

@@ -3,10 +3,11 @@
 import torch
 from torch import nn
 from torch.nn.functional import pad
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from wedlm.fused.int8 import Int8Linear
-from wedlm.fused.product import Product, place, rotate
+from wedlm.fused.product import Product, attend_few, place, rotate
 from wedlm.generation.transformers_internals import CACHE, attention_of
 
 RANK_STEP = 32  # ranks are filled up to it, so that product.c can take tiles of them
@@ -246,18 +247,13 @@ def attend(
     query, key, value = rotated[:, :num_queries], rotated[:, num_queries:], heads[:, :, -num_keys:].transpose(1, 2)
     if cache is not None:
         key, value = cache.update(key, value, attention.layer_idx, kwargs=kwargs)
-    if hasattr(attention, "attend"):
+    function = ALL_ATTENTION_FUNCTIONS.get(attention_of(attention.config))
+    attended = None
+    if function is sdpa_attention_forward:
+        attended = attend_few(query, key, value, attention_mask, attention.scaling)
+    if attended is None and hasattr(attention, "attend"):
         attended, _ = attention.attend(query, key, value, attention_mask, cache, **kwargs)
-    else:
-        attended, _ = ALL_ATTENTION_FUNCTIONS[attention_of(attention.config)](
-            attention,
-            query,
-            key,
-            value,
-            attention_mask,
-            scaling=attention.scaling,
-            sliding_window=fused.sliding_window,
-            position_ids=position_ids,
-            **kwargs,
-        )
+    elif attended is None:
+        more = {"scaling": attention.scaling, "sliding_window": fused.sliding_window, "position_ids": position_ids}
+        attended, _ = function(attention, query, key, value, attention_mask, **more, **kwargs)
     return attended.flatten(2)

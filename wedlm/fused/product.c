@@ -27,6 +27,7 @@
 #define INLINE inline __attribute__((always_inline))
 #define MOST_ROWS 32
 #define FEW_WEIGHTS 16384  /* one thread has read them before a second one begins */
+#define FEW_PRODUCTS 100000  /* of queries and keys */
 #define MOST_WIDTH 256  /* values of a head */
 #define TILE 32    /* outputs whose sums are kept before they are written */
 #define OUTPUTS 2  /* rows of the weights that are read at once */
@@ -50,6 +51,24 @@ struct job {
     const char *arranged;
     int set;  /* the instruction set */
 };
+
+/* What a tensor [batch, heads, queries or entries, width] holds; strides are counted in values. */
+struct states {
+    const char *values;
+    long strides[3];
+};
+
+/* The attention of a few queries to the entries of a cache. */
+struct attention {
+    long batch, queries, heads, key_heads, width, entries;
+    enum type type;
+    enum { CAUSAL, SEEN, ADDED } bias_kind;  /* bias says which entries are seen, or what is added to their scores */
+    float scale;
+    struct states query, key, value, bias;
+    void *y;  /* [batch, queries, heads, width] */
+    int set;
+};
+#define ATTENDED 8  /* rows that share what is read of keys and values */
 
 static INLINE float from_bfloat16(uint16_t bits)
 {
@@ -131,6 +150,19 @@ static INLINE void store(const struct job *job, long row, long output, long coun
         for (long row = 0; row < job->rows; row++)                                                       \
             store(job, row, output, count, sums[0] + row * TILE, sums[1] + row * TILE);                  \
     }
+
+/* Adds the bias of a query to its scores of the entries from `start` on. Behind the last one nothing is seen. */
+static INLINE void add_bias(enum type type, const struct attention *a, long batch, long query, long start, long valid, long lanes, float *scores)
+{
+    const long at = batch * a->bias.strides[0] + query * a->bias.strides[2] + start;
+    const long end = a->entries - a->queries + query + 1 - start;  /* where all queries are causal */
+    for (long i = 0; i < valid && a->bias_kind == SEEN; i++)
+        scores[i] = a->bias.values[at + i] ? scores[i] : -INFINITY;
+    for (long i = 0; i < valid && a->bias_kind == ADDED; i++)
+        scores[i] += number(type == BFLOAT16, a->bias.values, at + i);
+    for (long i = a->bias_kind == CAUSAL && end < valid ? end < 0 ? 0 : end : valid; i < lanes; i++)
+        scores[i] = -INFINITY;
+}
 
 #define LIST4(x, half) x(0, half), x(1, half), x(2, half), x(3, half)
 #define LIST8(x, half) LIST4(x, half), x(4, half), x(5, half), x(6, half), x(7, half)
@@ -253,13 +285,14 @@ static const struct {
     const char *name;
     void (*prepare)(const struct job *, char *);
     void (*share)(const struct job *, long, long);
+    void (*attend)(const struct attention *, long, long, long, long, float *);
 } SETS[] = {
 #if defined(__x86_64__) && defined(__linux__)
-    {"amx", prepare_amx, share_amx},
-    {"avx512", prepare_avx512, share_avx512},
-    {"avx2", prepare_avx2, share_avx2},
+    {"amx", prepare_amx, share_amx, attend_avx512},
+    {"avx512", prepare_avx512, share_avx512, attend_avx512},
+    {"avx2", prepare_avx2, share_avx2, attend_avx2},
 #endif
-    {"plain", prepare_plain, share_plain},
+    {"plain", prepare_plain, share_plain, attend_plain},
 };
 
 static int has_set(const char *name)
@@ -446,6 +479,57 @@ static PyObject *rotate(PyObject *module, PyObject *const *args, Py_ssize_t give
     Py_RETURN_NONE;
 }
 
+struct attention_share {
+    const struct attention *attention;
+    long tasks, chunks, floats;  /* all tasks, those of a head of keys, and the memory of a thread */
+    int is_parallel;
+    float *memory;
+};
+
+static void attend_share(void *data)
+{
+    const struct attention_share *all = data;
+    const struct attention *a = all->attention;
+    const long thread = all->is_parallel ? thread_number() : 0, threads = all->is_parallel ? thread_count() : 1;
+    for (long task = all->tasks * thread / threads; task < all->tasks * (thread + 1) / threads; task++) {
+        const long head = task / all->chunks, first = task % all->chunks * ATTENDED, rows = a->queries * (a->heads / a->key_heads) - first;
+        SETS[a->set].attend(a, head / a->key_heads, head % a->key_heads, first, rows < ATTENDED ? rows : ATTENDED, all->memory + thread * all->floats);
+    }
+}
+
+/* attend(scale, threads, set, type, bias kind, batch, queries, heads, key_heads, width, entries, y, and the place and three
+ * strides of query, key, value and bias)
+ */
+static PyObject *attend(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    long long v[27];
+    if (!parsed(args, given, 1, 27, v))
+        return NULL;
+    struct attention a = {
+        .scale = PyFloat_AsDouble(args[0]), .set = v[1], .type = v[2], .bias_kind = v[3], .batch = v[4], .queries = v[5],
+        .heads = v[6], .key_heads = v[7], .width = v[8], .entries = v[9], .y = (void *)v[10],
+    };
+    struct states *states[] = {&a.query, &a.key, &a.value, &a.bias};
+    for (int i = 0; i < 4; i++)
+        *states[i] = (struct states){(char *)v[11 + 4 * i], {v[12 + 4 * i], v[13 + 4 * i], v[14 + 4 * i]}};
+    const long rows = a.queries * (a.heads / a.key_heads), padded = (a.width + 63) / 64 * 64, columns = (a.entries + 15) / 16 * 16;
+    struct attention_share all = {
+        .attention = &a, .chunks = (rows + ATTENDED - 1) / ATTENDED, .floats = (2 * ATTENDED + 16) * padded + ATTENDED * columns,
+        .is_parallel = v[0] > 1 && parallel && !is_forked && a.batch * a.heads * a.queries * a.entries * a.width >= FEW_PRODUCTS,
+    };
+    all.tasks = a.batch * a.key_heads * all.chunks;
+    if (posix_memalign((void **)&all.memory, 64, (all.is_parallel ? v[0] : 1) * all.floats * 4))
+        return PyErr_NoMemory();
+    Py_BEGIN_ALLOW_THREADS
+    if (all.is_parallel)
+        parallel(attend_share, &all, v[0], 0);
+    else
+        attend_share(&all);
+    Py_END_ALLOW_THREADS
+    free(all.memory);
+    Py_RETURN_NONE;
+}
+
 static PyObject *instruction_sets(PyObject *module, PyObject *none)
 {
     PyObject *names = PyList_New(0);
@@ -462,6 +546,7 @@ static PyMethodDef METHODS[] = {
     {"plan", (PyCFunction)(void (*)(void))plan, METH_FASTCALL, NULL},
     {"product", (PyCFunction)(void (*)(void))product, METH_FASTCALL, NULL},
     {"rotate", (PyCFunction)(void (*)(void))rotate, METH_FASTCALL, NULL},
+    {"attend", (PyCFunction)(void (*)(void))attend, METH_FASTCALL, NULL},
     {"instruction_sets", instruction_sets, METH_NOARGS, "The instruction sets by number; None for one that this CPU lacks."},
     {0},
 };

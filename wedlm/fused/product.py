@@ -171,3 +171,36 @@ def rotate(heads, num_queries, num_rotated, cos, sin, query_norm=None, key_norm=
         rotated = torch.cat((query, key), dim=2)
     first, second = rotated.chunk(2, dim=-1)
     return torch.addcmul(rotated * cos[:, :, None], torch.cat((-second, first), dim=-1), sin[:, :, None])
+
+
+def attend_few(query, keys, values, bias, scaling) -> torch.Tensor | None:
+    """Returns the attention of a few queries, `[batch, queries, heads, head_dim]`; None where product.c has none.
+
+    What a query gets does not depend on the queries beside it.
+
+    Args:
+        query (`torch.Tensor` of shape `(batch, heads, queries, head_dim)`): The queries.
+        keys, values (`torch.Tensor` of shape `(batch, key_value_heads, entries, head_dim)`): The entries.
+        bias (`torch.Tensor` of shape `(batch, 1, queries, entries)`, *optional*): What is added to the scores, or
+            which entries are seen. None: the queries are the last entries, and causal.
+        scaling (`float`): The factor of the scores.
+    """
+    batch, heads, num_queries, width = query.shape
+    is_few = NUMBER is not None and batch * num_queries <= MOST_ROWS and width <= MOST_WIDTH
+    if not is_few or torch.compiler.is_compiling() or bias is None and num_queries not in (1, keys.shape[2]):
+        return None
+    kind = 0 if bias is None else 1 if bias.dtype == torch.bool else 2
+    tensors = [query, keys, values] if bias is None else [query, keys, values, bias]
+    for tensor in tensors:
+        if tensor.dtype != query.dtype and (kind != 1 or tensor is not bias):
+            return None
+        if tensor.stride(3) != 1 or not tensor.is_cpu or len(tensor) != batch:
+            return None
+    if query.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    attended = query.new_empty(batch, num_queries, heads, width)
+    shape = (batch, num_queries, heads, keys.shape[1], width, keys.shape[2], attended.data_ptr())
+    places = [number for tensor in tensors for number in (tensor.data_ptr(), *tensor.stride()[:3])]
+    places += [0] * (16 - len(places))
+    _product.attend(scaling, torch.get_num_threads(), NUMBER, TYPES[query.dtype], kind, *shape, *places)
+    return attended

@@ -177,6 +177,136 @@ static TARGET void NAME(prepare)(const struct job *job, char *arranged)
     }
 }
 
+/* e to the power of x, none of which is above 0. What is below -87 becomes exactly 0, and NaN stays. */
+static INLINE TARGET NAME(floats) NAME(exponentials)(NAME(floats) x)
+{
+    const NAME(ints) is_small = x < -87.0f;
+    const NAME(ints) n = __builtin_convertvector((NAME(floats))((NAME(ints))x & ~is_small) * 1.44269504f - 0.5f, NAME(ints));
+    const NAME(floats) whole = __builtin_convertvector(n, NAME(floats));
+    const NAME(floats) r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+    const NAME(floats) p = 1 + r * (1 + r * (0.5f + r * (0.166666667f + r * (0.0416666667f + r * (0.00833333333f + r * 0.00138888889f)))));
+    return (NAME(floats))((NAME(ints))(p * (NAME(floats))((n + 127) << 23)) & ~is_small);
+}
+
+/* Reads what a tensor holds of entries or queries of a head as floats, with zeros behind each. */
+static INLINE TARGET void NAME(load_heads)(enum type type, const struct states *states, long width, long batch, long head, long first, long count, float *to, long padded)
+{
+    const long size = SIZE(type), *strides = states->strides;
+    for (long i = 0; i < count; i++) {
+        const char *from = states->values + (batch * strides[0] + head * strides[1] + (first + i) * strides[2]) * size;
+        for (long k = 0; k < width; k += STEP)
+            NAME(load)(type, type == BFLOAT16, from + k * size, width - k, (NAME(floats) *)(to + i * padded + k));
+    }
+}
+
+#define AT(rows, row, k) (*(NAME(floats) *)((rows) + (row) * padded + (k)))
+#define KEYS (LANES < 8 ? LANES : 8)  /* that are multiplied at once, so that their sums are in registers */
+#define PARTS 4                       /* vectors of values that are added up at once */
+
+/* The products of a query with LANES keys. */
+static INLINE TARGET NAME(floats) NAME(score)(const float *query, const float *keys, long padded)
+{
+    NAME(floats) products[LANES];
+    for (long i = 0; i < LANES; i += KEYS) {
+        NAME(floats) some[KEYS] = {0};
+        for (long k = 0; k < padded; k += LANES) {
+            const NAME(floats) values = AT(query, 0, k);
+            for (int j = 0; j < KEYS; j++)
+                some[j] += values * AT(keys, i + j, k);
+        }
+        memcpy(products + i, some, sizeof some);
+    }
+    return NAME(totals)(LANES, products);
+}
+
+/* Adds the weighted values of `count` entries to the sums of two rows, which may be one. */
+static INLINE TARGET void NAME(add_values)(const float *const *weights, const float *values, long count, float *const *sums, long padded)
+{
+    for (long k = 0; k < padded; k += PARTS * LANES) {
+        NAME(floats) some[2][PARTS];
+        for (int part = 0; part < 2 * PARTS; part++)
+            some[part % 2][part / 2] = AT(sums[part % 2], 0, k + part / 2 * LANES);
+        for (long i = 0; i < count; i++)
+            for (int part = 0; part < PARTS; part++) {
+                const NAME(floats) value = AT(values, i, k + part * LANES);
+                some[0][part] += weights[0][i] * value;
+                some[1][part] += weights[1][i] * value;
+            }
+        for (int part = 0; part < 2 * PARTS; part++)
+            AT(sums[part % 2], 0, k + part / 2 * LANES) = some[part % 2][part / 2];
+    }
+}
+
+/* Turns scores into weights whose total is returned. */
+static INLINE TARGET float NAME(softmax)(NAME(floats) *scores, long blocks)
+{
+    NAME(floats) most = scores[0], total = {0};
+    float best = -INFINITY;
+    for (long i = 0; i < blocks; i++) {
+        const NAME(ints) is_more = scores[i] > most;
+        most = (NAME(floats))(((NAME(ints))scores[i] & is_more) | ((NAME(ints))most & ~is_more));
+    }
+    for (int i = 0; i < LANES; i++)
+        best = most[i] > best ? most[i] : best;
+    for (long i = 0; i < blocks; i++)
+        total += scores[i] = NAME(exponentials)(scores[i] - (best > -INFINITY ? best : 0));
+    return NAME(totals)(1, &total)[0];
+}
+
+/* The attention of `count` rows, which are queries of the heads that share a head of keys. */
+static INLINE TARGET void NAME(attend_rows)(enum type type, const struct attention *a, long batch, long key_head, long first, long count, float *memory)
+{
+    const long padded = (a->width + PARTS * LANES - 1) / (PARTS * LANES) * PARTS * LANES;
+    const long blocks = (a->entries + LANES - 1) / LANES, columns = blocks * LANES, group = a->heads / a->key_heads;
+    float *queries = memory, *sums = queries + count * padded, *block = sums + count * padded, *scores = block + LANES * padded;
+    memset(memory, 0, (2 * count + LANES) * padded * 4);
+    for (long row = 0; row < count; row++) {
+        const long head = key_head * group + (first + row) / a->queries, query = (first + row) % a->queries;
+        NAME(load_heads)(type, &a->query, a->width, batch, head, query, 1, queries + row * padded, padded);
+    }
+    for (long start = 0; start < columns; start += LANES) {
+        const long valid = a->entries - start < LANES ? a->entries - start : LANES;
+        NAME(load_heads)(type, &a->key, a->width, batch, key_head, start, valid, block, padded);
+        for (long row = 0; row < count; row++) {
+            float *to = scores + row * columns + start;
+            *(NAME(floats) *)to = NAME(score)(queries + row * padded, block, padded) * a->scale;
+            if (valid == LANES)  /* a number that the compiler knows */
+                add_bias(type, a, batch, (first + row) % a->queries, start, LANES, LANES, to);
+            else
+                add_bias(type, a, batch, (first + row) % a->queries, start, valid, LANES, to);
+        }
+    }
+    float totals[ATTENDED];
+    for (long row = 0; row < count; row++)
+        totals[row] = NAME(softmax)((NAME(floats) *)(scores + row * columns), blocks);
+    for (long start = 0; start < columns; start += LANES) {
+        const long valid = a->entries - start < LANES ? a->entries - start : LANES;
+        NAME(load_heads)(type, &a->value, a->width, batch, key_head, start, valid, block, padded);
+        for (long row = 0; row < count; row += 2) {
+            const long other = row + 1 < count ? row + 1 : row;
+            const float *weights[2] = {scores + row * columns + start, scores + other * columns + start};
+            float *of_rows[2] = {sums + row * padded, sums + other * padded};
+            NAME(add_values)(weights, block, valid, of_rows, padded);
+        }
+    }
+    for (long row = 0; row < count; row++) {
+        const long head = key_head * group + (first + row) / a->queries, query = (first + row) % a->queries;
+        for (long i = 0; i < a->width; i++) {
+            const long from = type == BFLOAT16 ? i / STEP * STEP + i % 2 * LANES + i % STEP / 2 : i;  /* see multiply() */
+            const float value = totals[row] == 0 ? 0 : sums[row * padded + from] / totals[row];
+            set_number(type == BFLOAT16, a->y, ((batch * a->queries + query) * a->heads + head) * a->width + i, value);
+        }
+    }
+}
+
+static TARGET void NAME(attend)(const struct attention *a, long batch, long key_head, long first, long count, float *memory)
+{
+    if (a->type == BFLOAT16)
+        NAME(attend_rows)(BFLOAT16, a, batch, key_head, first, count, memory);
+    else
+        NAME(attend_rows)(FLOAT32, a, batch, key_head, first, count, memory);
+}
+
 #undef NAME
 #undef TARGET
 #undef LANES
@@ -185,6 +315,9 @@ static TARGET void NAME(prepare)(const struct job *job, char *arranged)
 #undef ROWS
 #undef STEP
 #undef INPUT_BYTES
+#undef AT
+#undef PARTS
+#undef KEYS
 #undef LOW
 #undef HIGH
 #undef FOLD

@@ -14,8 +14,8 @@ from fastapi import HTTPException
 from transformers import ContinuousBatchingConfig, PreTrainedTokenizerBase, logging
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
-from wedlm.generation.batching_manager import BROKEN, DIED, NO_MEMORY, STOPPED, BatchingManager
-from wedlm.generation.free_memory import is_out_of_memory
+from wedlm.batching.free_memory import is_out_of_memory
+from wedlm.batching.manager import BROKEN, DIED, NO_MEMORY, STOPPED, BatchingManager
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.serving.asked import Asked
 from wedlm.serving.errors import DEAD, ENDING, FAILED, line_is_full, no_memory, sentence_of

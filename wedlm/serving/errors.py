@@ -5,7 +5,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from wedlm.generation.batching_manager import NO_MEMORY
+from wedlm.batching.manager import NO_MEMORY
 from wedlm.serving.limits import RETRY_AFTER, SENTENCE_CHARACTERS
 
 FAILED, ENDING = "The server failed; its log says how.", "The server is ending."

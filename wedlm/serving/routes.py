@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import Send
 from transformers import logging
 
-from wedlm.generation.free_memory import is_out_of_memory
+from wedlm.batching.free_memory import is_out_of_memory
 from wedlm.serving.asked import Asked, ChatRoute, CompletionRoute, Served, asks_for_grammar, read_request
 from wedlm.serving.engine import Engine, compiling, prepared, preparing
 from wedlm.serving.errors import DEAD, FAILED, error_response, no_memory, sentence_of, told, too_late, unknown_model

@@ -15,9 +15,9 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from transformers import GenerationConfig
 
+from wedlm.batching.manager import DIED
 from wedlm.checkpoints.errors import one_line
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.generation.batching_manager import DIED
 from wedlm.generation.parameters import DEFAULTS, check_parameters
 from wedlm.serving.asked import Served
 from wedlm.serving.connections import Connection, Connections, Seldom, places

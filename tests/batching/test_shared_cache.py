@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import property_settings
 
-from wedlm.generation.shared_cache import Need, SharedCache, filled_up
+from wedlm.batching.shared_cache import CacheBudget, SharedCache, compacted
 
 
 def entries_of(number, begin, end):
@@ -27,14 +27,14 @@ def write(cache, place, number, length):
 
 
 def check(cache, rows, max_tokens):
-    """`rows` are (number, length, need) in the order of their places."""
+    """`rows` are (number, length, budget) in the order of their places."""
     assert cache.num_rows == len(rows) and cache.lengths.tolist() == [length for _, length, _ in rows]
     assert cache.num_tokens <= max_tokens
     if not rows:
         assert cache.layers == []
     for layer_idx, layer in enumerate(cache.layers):
         assert len(layer.keys) == len(layer.values) == len(rows)
-        assert layer.keys.shape[2] >= Need.of_all([need for _, _, need in rows])
+        assert layer.keys.shape[2] >= CacheBudget.entries_for_all([budget for _, _, budget in rows])
         assert layer.keys.isfinite().all()
         for place, (number, length, _) in enumerate(rows):
             keys, values = entries_of(number, 0, length)[layer_idx]
@@ -54,16 +54,16 @@ def check(cache, rows, max_tokens):
 def test_rows_keep_their_entries_whoever_comes_and_goes(events):
     cache, rows, max_tokens = SharedCache(torch.device("cpu")), [], 400
     for number, (num_new, num_known, length, queries, leaving) in enumerate(events):
-        needs = [Need(length + i, queries) for i in range(num_new)]
-        if needs and cache.num_tokens_with(needs) <= max_tokens:
-            cache.join(needs, max_tokens)
-            for i, need in enumerate(needs):
+        budgets = [CacheBudget(length + i, queries) for i in range(num_new)]
+        if budgets and cache.num_tokens_with(budgets) <= max_tokens:
+            cache.join(budgets, max_tokens)
+            for i, budget in enumerate(budgets):
                 name, place = number + i / 10, len(rows)
                 num_known = min(num_known, length - 1)
                 if num_known > 0:
                     cache.begin_row(place, entries_of(name, 0, num_known + 5), num_known)
                 write(cache, place, name, length)
-                rows.append((name, length, need))
+                rows.append((name, length, budget))
         else:
             leaving = [place for place in leaving if place < len(rows)]
             order = cache.leave(leaving)
@@ -73,9 +73,10 @@ def test_rows_keep_their_entries_whoever_comes_and_goes(events):
 
 
 def test_a_row_moves_only_to_fill_a_gap():
-    assert filled_up(6, [1, 4]) == [0, 5, 2, 3]
-    assert filled_up(3, [2]) == [0, 1] and filled_up(3, [0, 1, 2]) == []
+    assert compacted(6, [1, 4]) == [0, 5, 2, 3]
+    assert compacted(3, [2]) == [0, 1] and compacted(3, [0, 1, 2]) == []
 
 
 def test_the_longest_text_and_the_most_queries_may_be_those_of_two_rows():
-    assert Need.of_all([Need(100, 2), Need(10, 32)]) == 132 and Need.of_all([]) == 0
+    assert CacheBudget.entries_for_all([CacheBudget(100, 2), CacheBudget(10, 32)]) == 132
+    assert CacheBudget.entries_for_all([]) == 0

@@ -6,7 +6,7 @@ from helpers import CHECKPOINTS, MASK, load, random_tokens
 from peft import LoraConfig, get_peft_model
 
 from wedlm import DualStreamCollator
-from wedlm.modeling_wedlm import target_loss
+from wedlm.training import target_loss
 
 
 def inputs(batch=2, queries=11):

@@ -11,12 +11,9 @@ import torch
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
-from transformers.integrations.flex_attention import flex_attention_forward
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import PreTrainedConfig
 
-from .transformers_internals import attention_of
+from wedlm.generation.transformers_internals import attention_of
 
 MEMORY, PREDICTION = 0, 1  # the values of stream_ids
 PADDING = -1  # in sample_ids
@@ -230,34 +227,7 @@ def find_groups(queries: StreamQueries, start: int, memory: Stream, prediction: 
     return groups
 
 
-# --- attn_implementation="dual_stream" ---
-
-
-def dual_stream_attention(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | BlockMask | DecomposedAttention | None,
-    **kwargs,
-) -> tuple[torch.Tensor, None]:
-    """Attends with FlexAttention or in parts, as the mask says; an ordinary mask makes it the same as "sdpa"."""
-    if isinstance(attention_mask, BlockMask):
-        return flex_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    if attention_mask is None or isinstance(attention_mask, torch.Tensor):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-
-    def attention(query, key, value, mask):
-        # sdpa_attention_forward would copy the keys and values for each query head that shares them.
-        options = {"dropout_p": kwargs["dropout"], "scale": kwargs["scaling"], "enable_gqa": True}
-        parts = (query, key, value, mask)
-        return nn.functional.scaled_dot_product_attention(*parts, is_causal=mask is None, **options).transpose(1, 2)
-
-    return attention_mask(attention, query, key, value), None
-
-
-AttentionInterface.register("dual_stream", dual_stream_attention)
-AttentionMaskInterface.register("dual_stream", sdpa_mask)
+# --- The mask of a model ---
 
 
 def mask_for_device(queries: StreamQueries) -> BlockMask | DecomposedAttention:

@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 from tiers import property_settings
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from wedlm.generation import running_batch, shared_cache
-from wedlm.generation.lane import merged
-from wedlm.generation.prepared_call import prepare
-from wedlm.generation.running_batch import MOST_READS, RunningBatch, scores_bytes
-from wedlm.generation.shared_cache import SharedCache
+from wedlm.batching import running_batch, shared_cache
+from wedlm.batching.prepared_call import prepare
+from wedlm.batching.running_batch import MOST_PREFILLS, RunningBatch, scores_bytes
+from wedlm.batching.settings_group import merged
+from wedlm.batching.shared_cache import SharedCache
 from wedlm.generation.step_plan import relative_cost
-from wedlm.generation.window import Window
 
 MODEL = load(CHECKPOINTS / "q3").double()  # where no rounding decides
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
@@ -49,7 +48,7 @@ def run(batch, calls, arrivals=None, cancelled=None):
     arrivals, cancelled = arrivals or [0] * len(calls), cancelled or {}
     tokens, errors, step, waiting = {}, {}, 0, list(enumerate(calls))
     while waiting or batch.num_rows:
-        while waiting and arrivals[waiting[0][0]] <= step and batch.has_room_for(waiting[0][1]):
+        while waiting and arrivals[waiting[0][0]] <= step and batch.can_admit(waiting[0][1]):
             batch.add(*waiting.pop(0))
         for name in [name for name, at in cancelled.items() if at == step]:
             batch.drop(name)
@@ -69,9 +68,9 @@ def check(batch):
     assert sorted(row.place for row in rows) == list(range(len(rows))) == list(range(batch.cache.num_rows))
     for row in rows:
         assert batch.cache.all_lengths[row.place] == row.num_committed
-        need = batch.cache.needs[row.place]
-        assert need.text >= row.num_committed and need.queries >= row.num_queries
-    assert batch.cache.num_tokens + batch.kept.num_tokens <= batch.max_cached_tokens
+        budget = batch.cache.budgets[row.place]
+        assert budget.text >= row.num_committed and budget.queries >= row.num_queries
+    assert batch.cache.num_tokens + batch.prefix_cache.num_tokens <= batch.max_cached_tokens
     if not rows:
         assert batch.cache.layers == []
 
@@ -122,7 +121,7 @@ def test_every_row_writes_what_it_writes_alone(asked, data):
     cancelled = {
         i: data.draw(st.integers(0, 20), "end") for i in range(len(asked)) if data.draw(st.integers(0, 4)) == 0
     }
-    most = max(sum(call.need) for call in calls)
+    most = max(sum(call.budget) for call in calls)
     room = data.draw(st.integers(most, 6 * most), "room")
     batch = RunningBatch(MODEL, room, data.draw(st.sampled_from([1, 7, 64]), "chunk"), data.draw(st.booleans()))
     got, errors = run(batch, calls, arrivals, cancelled)
@@ -135,7 +134,7 @@ def test_every_row_writes_what_it_writes_alone(asked, data):
             assert got[i] == expected
 
 
-def test_rows_of_equal_settings_share_a_lane_and_all_rows_a_forward(monkeypatch):
+def test_rows_of_equal_settings_share_a_group_and_all_rows_a_forward(monkeypatch):
     batch, widths = RunningBatch(MODEL, 10_000, 64), []
     forward = MODEL.model.forward
 
@@ -150,7 +149,7 @@ def test_rows_of_equal_settings_share_a_lane_and_all_rows_a_forward(monkeypatch)
     batch.add(3, call_of(PROMPTS[3][:9], **more, do_sample=True))
     for _ in range(2):
         batch.step()
-    assert [len(lane.rows) for lane in batch.lanes] == [3, 1] and widths[-1] == 4
+    assert [len(group.rows) for group in batch.groups] == [3, 1] and widths[-1] == 4
 
 
 def test_a_long_prompt_is_read_between_the_steps_of_others():
@@ -165,14 +164,14 @@ def test_a_long_prompt_is_read_between_the_steps_of_others():
 
 def test_rows_wait_for_a_chunk_of_each_waiting_prompt():
     more = {"decoding": "autoregressive", "eos_token_id": None}
-    for num_waiting, most in ((2, 2), (MOST_READS + 5, MOST_READS)):
+    for num_waiting, most in ((2, 2), (MOST_PREFILLS + 5, MOST_PREFILLS)):
         batch = RunningBatch(MODEL, 100_000, 16)
         batch.add("short", call_of(TEXT[:4], **more, max_new_tokens=200))
         batch.step()
         for name in range(num_waiting):
             batch.add(name, call_of((TEXT * 9)[name : name + 150], **more, max_new_tokens=5))
         waited = [0]
-        while len(batch.reading) == num_waiting:
+        while len(batch.prefills) == num_waiting:
             has_moved = "short" in [each.name for each in batch.step()]
             waited += [0] if has_moved else [waited.pop() + 1]
         assert max(waited) == most - 1
@@ -180,18 +179,18 @@ def test_rows_wait_for_a_chunk_of_each_waiting_prompt():
 
 def test_a_waiting_prompt_is_looked_up_once(monkeypatch):
     batch, looked_up = RunningBatch(MODEL, 100_000, 16), []
-    known = RunningBatch.known_beginning
+    known = RunningBatch.cached_prefix
     monkeypatch.setattr(
         RunningBatch,
-        "known_beginning",
+        "cached_prefix",
         lambda self, tokens, **more: looked_up.append(len(tokens)) or known(self, tokens),
     )
     for length in (30, 4, 31, 5, 32, 6, 33, 7, 8):
         batch.add(length, call_of((TEXT * 9)[:length], decoding="verified"))
-    (first,) = batch.next_to_read()
+    (first,) = batch.next_prefills()
     assert first.name == 30 and sorted(looked_up) == sorted(set(looked_up))
     looked_up.clear()
-    assert [each.name for each in batch.next_to_read()] == [4, 5] and 8 not in looked_up
+    assert [each.name for each in batch.next_prefills()] == [4, 5] and 8 not in looked_up
 
 
 def test_a_query_costs_what_it_adds_to_a_forward_over_all_rows():
@@ -200,13 +199,13 @@ def test_a_query_costs_what_it_adds_to_a_forward_over_all_rows():
     for name, query_cost in enumerate((0, 0, 0.04, 0.04, 9)):
         batch.add(name, call_of(TEXT[: 5 + name], **more, query_cost=query_cost))
     while batch.num_rows:
-        num_rows, has_joined = len(batch.rows), not batch.reading
+        num_rows = len(batch.rows)
         batch.step()
-        for lane in batch.lanes:
-            cost = lane.policy.query_cost
-            if has_joined and num_rows == 5:
-                assert lane.policy.relative_cost.item() == pytest.approx(relative_cost(cost, 5))
-            widths.setdefault(cost, []).extend(row.num_queries for row in lane.rows)
+        for group in batch.groups:
+            cost = group.policy.query_cost
+            if num_rows == len(batch.rows) == 5:
+                assert group.policy.relative_cost.item() == pytest.approx(relative_cost(cost, 5))
+            widths.setdefault(cost, []).extend(row.num_queries for row in group.rows)
     assert max(widths[0]) > max(widths[0.04]) >= max(widths[9]) == 1
 
 
@@ -239,7 +238,7 @@ def test_what_is_known_of_a_beginning_is_not_read_again():
     batch.add(0, call_of(first + [9], **more))  # a row that is under way is found as well
     batch.step()
     before = batch.counts.found_tokens
-    batch.kept.shrink(0)
+    batch.prefix_cache.shrink(0)
     batch.add(1, call_of(first + [9, 10], **more))
     batch.step()
     assert batch.counts.found_tokens == before + 31
@@ -251,7 +250,7 @@ def test_a_text_that_ends_at_once_is_kept_beside_others():
     batch.step()
     batch.add("short", call_of(TEXT[:30], **more, max_new_tokens=1))
     batch.step()
-    (text,) = batch.kept.texts.values()
+    (text,) = batch.prefix_cache.texts.values()
     assert text.tokens == TEXT[:30] and text.layers[0][0].shape[:3] == (1, 2, 30)
     got, _ = run(batch, [call_of(TEXT[:30] + [9], **more, max_new_tokens=9)])
     assert got[0] == alone(TEXT[:30] + [9], **more, max_new_tokens=9) and batch.counts.found_tokens == 30
@@ -267,9 +266,9 @@ def test_a_text_is_kept_where_a_longer_row_has_left_its_memory():
     assert batch.cache.num_tokens > 900
     short = (TEXT * 9)[:90]
     batch.add("short", call_of(short, **more, max_new_tokens=10))
-    while "short" in [row.name for row in batch.placed_rows] or batch.reading:
+    while "short" in [row.name for row in batch.placed_rows] or batch.prefills:
         batch.step()
-    assert [text.tokens[:90] for text in batch.kept.texts.values()] == [short]
+    assert [text.tokens[:90] for text in batch.prefix_cache.texts.values()] == [short]
     check(batch)
     got, _ = run(batch, [])
     assert 0 < len(got["stays"]) and alone(TEXT[1:9], **more, max_new_tokens=200)[-len(got["stays"]) :] == got["stays"]
@@ -292,13 +291,13 @@ def test_a_reader_is_not_asked_again_where_a_forward_has_failed(monkeypatch):
     calls = [call_of(TEXT[:6], **more), call_of(TEXT[:5], **more, logits_processor=LogitsProcessorList([Counting()]))]
     merged_rows = []
 
-    def merged_once(lanes):
-        merged_rows.append(len(lanes))
+    def merged_once(groups):
+        merged_rows.append(len(groups))
         if len(merged_rows) == 2:  # behind the first step of both
             raise MemoryError("no room")
-        return merged(lanes)
+        return merged(groups)
 
-    monkeypatch.setattr("wedlm.generation.running_batch.merged", merged_once)
+    monkeypatch.setattr("wedlm.batching.running_batch.merged", merged_once)
     got, errors = run(RunningBatch(MODEL, 10_000, 64), calls)
     assert got[0] == alone(TEXT[:6], **more) and str(errors[1]) == "no room" and 0 not in errors
 
@@ -336,11 +335,11 @@ def test_where_memory_is_refused_no_text_is_another_one(asked, where, data):
     refused = data.draw(st.sets(st.integers(1, 12), min_size=1), "refused")
     calls = [call_of(tokens, seed, **settings) for tokens, seed, settings in asked]
     arrivals = [data.draw(st.integers(0, 12), "arrival") for _ in asked]
-    batch = RunningBatch(MODEL, 4 * max(sum(call.need) for call in calls), 64)
+    batch = RunningBatch(MODEL, 4 * max(sum(call.budget) for call in calls), 64)
     with pytest.MonkeyPatch.context() as patch:
         if where == "keep":
             patch.setattr(SharedCache, "entries_of", refusing(SharedCache.entries_of, lambda *_: True))
-            patch.setattr(batch, "known_beginning", lambda *_, **__: (0, []))
+            patch.setattr(batch, "cached_prefix", lambda *_, **__: (0, []))
         elif where == "blank":
             patch.setattr(shared_cache, "blank", refusing(shared_cache.blank, refused))
         else:
@@ -360,14 +359,14 @@ def test_noise_and_scores_count_before_a_row_is_taken_in():
     assert wide.noise_bytes == 17 * 160 * 4 and narrow.noise_bytes == 0
     batch = RunningBatch(MODEL, 10_000, 64, max_work_bytes=2 * of_wide)
     for name in range(2):
-        assert batch.has_room_for(wide)
+        assert batch.can_admit(wide)
         batch.add(name, wide)
         assert batch.work_bytes_with() == (name + 1) * of_wide
         batch.step()
         assert batch.work_bytes_with() == (name + 1) * of_wide
-    assert not batch.has_room_for(wide) and not batch.has_room_for(narrow)
+    assert not batch.can_admit(wide) and not batch.can_admit(narrow)
     batch.drop(0)
-    assert batch.has_room_for(narrow)
+    assert batch.can_admit(narrow)
 
 
 @pytest.mark.parametrize("settings", [{"decoding": "streaming"}, {"decoding": "verified", "do_sample": True}])
@@ -393,11 +392,11 @@ def test_a_row_that_cannot_join_leaves_the_others_as_they_are(monkeypatch):
     batch.add("a", call_of(TEXT[:5], **more))
     batch.step()
     with monkeypatch.context() as patch:
-        patch.setattr(Window, "joined", staticmethod(lambda windows: 1 / 0))
+        patch.setattr("wedlm.batching.settings_group.joined_windows", lambda windows: 1 / 0)
         batch.add("b", call_of(TEXT[:9], **more))
         failed = [each for each in batch.step() if each.error is not None]
     assert [each.name for each in failed] == ["b"]
-    written = [token for lane in batch.lanes for row in lane.rows for token in row.tokens[5:]]
+    written = [token for group in batch.groups for row in group.rows for token in row.tokens[5:]]
     got, errors = run(batch, [])
     assert not errors and written + got["a"] == alone(TEXT[:5], **more)
 
@@ -407,4 +406,4 @@ def test_the_memory_is_bounded_and_goes_with_the_last_row():
     calls = [call_of((TEXT * 3)[i : i + 5 + 20 * i], seed=i, **more) for i in range(6)]
     got, errors = run(batch, calls)  # `check` looks at the bound behind every step
     assert not errors and len(got) == 6
-    assert batch.cache.num_tokens == 0 < batch.kept.num_tokens <= 400
+    assert batch.cache.num_tokens == 0 < batch.prefix_cache.num_tokens <= 400

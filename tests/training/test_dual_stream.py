@@ -16,8 +16,8 @@ from transformers.integrations import flex_attention as transformers_flex
 from wedlm import DualStreamCollator, WeDLMForCausalLM
 from wedlm.generation.parameters import DECODINGS
 from wedlm.generation.transformers_internals import CACHE
-from wedlm.modeling_wedlm import dual_stream
-from wedlm.modeling_wedlm.dual_stream import (
+from wedlm.training import dual_stream
+from wedlm.training.dual_stream import (
     MEMORY,
     PADDING,
     PREDICTION,
@@ -467,7 +467,7 @@ def test_attention_is_computed_once_and_copies_no_shared_heads():
 
 
 def test_logits_of_all_queries_are_never_made(monkeypatch):
-    monkeypatch.setattr("wedlm.modeling_wedlm.target_loss.QUERIES_PER_CHUNK", 64)
+    monkeypatch.setattr("wedlm.training.target_loss.QUERIES_PER_CHUNK", 64)
     model, batch = large_model("dual_stream", vocab_size=5000), batch_of([[512]], block_size=32)
     with LargestTensor() as largest:
         total(model, batch).backward()

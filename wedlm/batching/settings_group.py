@@ -1,24 +1,25 @@
 """The rows of a running batch that have the same settings, and what one forward does to them."""
 
 from collections.abc import Container, Hashable
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
 
-from .decoding_run import DecodingRun
-from .policy import Policy
-from .prepared_call import PreparedCall
-from .shared_cache import filled_up
-from .slot_noise import SlotNoise
-from .step import move_on
-from .support import NoTokenError, named_weights, refuse_impossible
-from .text_readers import TextReaders
-from .window import NO_SLOT, Window, WindowQueries
+from wedlm.batching.prepared_call import PreparedCall
+from wedlm.batching.shared_cache import compacted
+from wedlm.generation.decoding_run import DecodingRun
+from wedlm.generation.policy import Policy
+from wedlm.generation.slot_noise import SlotNoise
+from wedlm.generation.step import move_on
+from wedlm.generation.support import NoTokenError, named_weights, refuse_impossible
+from wedlm.generation.text_readers import TextReaders
+from wedlm.generation.window import NO_SLOT, Window, WindowQueries
 
 
-class Progress(NamedTuple):
+class RowOutput(NamedTuple):
     """What a step has brought a row.
 
     Args:
@@ -35,7 +36,7 @@ class Progress(NamedTuple):
 
 
 @dataclass
-class LaneRow:
+class BatchRow:
     """A row as the host knows it.
 
     Args:
@@ -47,7 +48,7 @@ class LaneRow:
         noise_bytes (`int`): The bytes of its noise.
         num_queries (`int`): The queries that it needs in the next forward.
         num_committed (`int`): The tokens in the cache.
-        is_source (`bool`): Whether others may take over its keys and values.
+        is_reusable (`bool`): Whether others may take over its keys and values.
     """
 
     name: Hashable
@@ -58,7 +59,7 @@ class LaneRow:
     noise_bytes: int = 0
     num_queries: int = 1
     num_committed: int = 0
-    is_source: bool = True
+    is_reusable: bool = True
 
     @property
     def num_new(self) -> int:
@@ -66,14 +67,14 @@ class LaneRow:
 
 
 @dataclass
-class Lane:
-    """Rows with one policy, in one window. A row whose text is read by somebody has a lane of its own.
+class SettingsGroup:
+    """Rows with one policy, in one window. A row whose text is read by somebody has a group of its own.
 
     Args:
-        key (`Hashable`): The settings; rows of equal keys share a lane. None: nobody joins.
+        key (`Hashable`): The settings; rows of equal keys share a group. None: nobody joins.
         policy (`Policy`): The settings as steps read them.
         window (`Window`): The rows.
-        rows (`list[LaneRow]`): What the host knows of each row.
+        rows (`list[BatchRow]`): What the host knows of each row.
         noise (`SlotNoise`, *optional*): The noise of the rows, where tokens are drawn.
         readers (`TextReaders`, *optional*): Those who read the text of the one row.
         num_sharing (`int`, *optional*): The rows of the forwards that the policy plans for.
@@ -82,16 +83,16 @@ class Lane:
     key: Hashable
     policy: Policy
     window: Window
-    rows: list[LaneRow]
+    rows: list[BatchRow]
     noise: SlotNoise | None
     readers: TextReaders | None
     num_sharing: int | None = None
 
     @classmethod
-    def of(cls, run: DecodingRun, name: Hashable, place: int, call: PreparedCall) -> "Lane":
-        """The lane of one row."""
+    def of(cls, run: DecodingRun, name: Hashable, place: int, call: PreparedCall) -> "SettingsGroup":
+        """The group of one row."""
         tokens = list(call.tokens)
-        row = LaneRow(name, place, tokens, len(tokens), call.max_new_tokens, call.noise_bytes)
+        row = BatchRow(name, place, tokens, len(tokens), call.max_new_tokens, call.noise_bytes)
         row.num_queries = int(run.window.num_queries)
         return cls(call.key, run.policy, run.window, [row], run.noise, run.readers)
 
@@ -102,16 +103,16 @@ class Lane:
     # --- Rows come and go ---
 
     @classmethod
-    def joined(cls, lanes: list["Lane"]) -> "Lane":
-        """The rows of lanes of equal keys, in one lane."""
-        first, rows = lanes[0], [row for lane in lanes for row in lane.rows]
+    def joined(cls, groups: list["SettingsGroup"]) -> "SettingsGroup":
+        """The rows of groups of equal keys, in one group."""
+        first, rows = groups[0], [row for group in groups for row in group.rows]
         num_slots = max(row.max_new_tokens for row in rows)
         num_columns = max(row.prompt_length for row in rows) if first.window.num_columns else 0
-        room = num_slots, num_columns, first.policy.mask_token_id
-        window = Window.joined([lane.window.with_room(*room) for lane in lanes])
+        size = num_slots, num_columns, first.policy.mask_token_id
+        window = joined_windows([group.window.with_room(*size) for group in groups])
         noise, policy = None, first.policy
         if first.noise is not None:
-            noise = SlotNoise.joined([lane.noise for lane in lanes])
+            noise = joined_noise([group.noise for group in groups])
             policy = policy._replace(noise=noise.values)
         return cls(first.key, policy, window, rows, noise, None)
 
@@ -120,14 +121,14 @@ class Lane:
         leaving = [i for i, row in enumerate(self.rows) if row.name in names]
         if not leaving:
             return
-        kept = filled_up(len(self.rows), leaving)
+        kept = compacted(len(self.rows), leaving)
         self.rows = [self.rows[row] for row in kept]
         if kept:
             index = torch.tensor(kept, device=self.window.start.device)
             self.window = self.window.select(index)
             self.window.batch_rows = torch.arange(len(kept), device=index.device)
             if self.noise is not None:
-                self.noise = self.noise.select(kept)
+                self.noise = noise_of_rows(self.noise, kept)
                 self.policy = self.policy._replace(noise=self.noise.values)
 
     # --- A step ---
@@ -156,12 +157,12 @@ class Lane:
 
         Returns:
             `tuple[torch.LongTensor, torch.LongTensor]`: How many of the window's queries stay in the cache, `[rows]`,
-            and what `note` reads, `[rows, numbers]`.
+            and what `read_report` reads, `[rows, numbers]`.
         """
         num_kept, status = move_on(self.policy, self.window, queries, logits, self.readers)
-        return num_kept, self.look(status)
+        return num_kept, self.report(status)
 
-    def look(self, status: torch.Tensor) -> torch.Tensor:
+    def report(self, status: torch.Tensor) -> torch.Tensor:
         """The status of each row, how many of its tokens are final, and those that the last step can have added."""
         window = self.window
         num_final = window.num_tokens.where(~window.alive, window.behind_leading)
@@ -170,9 +171,9 @@ class Lane:
         tokens = window.tokens.gather(1, slots.clamp(max=window.no_slot))
         return torch.cat([status.T, num_final[:, None], tokens], dim=-1)
 
-    def note(self, values: list[list[int]], model: PreTrainedModel) -> list[Progress]:
-        """Notes what `look` has seen; returns what the step has brought each row."""
-        progress = []
+    def read_report(self, values: list[list[int]], model: PreTrainedModel) -> list[RowOutput]:
+        """Takes over what `report` says; returns what the step has brought each row."""
+        outputs = []
         for row, (is_alive, num_queries, num_committed, impossible, num_final, *tokens) in zip(
             self.rows, values, strict=True
         ):
@@ -182,16 +183,41 @@ class Lane:
                 error, num_final = no_token_error(model, row.prompt_length + impossible), row.num_new
             new = tokens[: num_final - row.num_new]
             row.tokens += new
-            progress.append(Progress(row.name, new, error is not None or not is_alive, error))
-        return progress
+            outputs.append(RowOutput(row.name, new, error is not None or not is_alive, error))
+        return outputs
 
 
-def merged(lanes: list[Lane]) -> list[Lane]:
-    """The lanes with those of equal keys joined."""
-    of_key: dict[Hashable, list[Lane]] = {}
-    for lane in lanes:
-        of_key.setdefault(id(lane) if lane.key is None else lane.key, []).append(lane)
-    return [Lane.joined(each) if len(each) > 1 else each[0] for each in of_key.values()]
+def merged(groups: list[SettingsGroup]) -> list[SettingsGroup]:
+    """The groups with those of equal keys joined."""
+    of_key: dict[Hashable, list[SettingsGroup]] = {}
+    for group in groups:
+        of_key.setdefault(id(group) if group.key is None else group.key, []).append(group)
+    return [SettingsGroup.joined(each) if len(each) > 1 else each[0] for each in of_key.values()]
+
+
+def joined_windows(windows: list[Window]) -> Window:
+    """The rows of windows of one kind, with room for as many slots and columns each, in one window."""
+    names = [field.name for field in fields(windows[0])]
+    window = type(windows[0])(**{name: torch.cat([getattr(each, name) for each in windows]) for name in names})
+    window.batch_rows = torch.arange(len(window.start), device=window.start.device)
+    return window
+
+
+def joined_noise(parts: list[SlotNoise]) -> SlotNoise:
+    """The noise of rows with generators of their own, one behind the other."""
+    noise = copy(parts[0])
+    noise.values = torch.cat([part.values for part in parts])
+    noise.num_drawn = [number for part in parts for number in part.num_drawn]
+    noise.generators = [generator for part in parts for generator in part.generators]
+    return noise
+
+
+def noise_of_rows(noise: SlotNoise, rows: list[int]) -> SlotNoise:
+    selected = copy(noise)
+    selected.values = noise.values[rows]
+    selected.num_drawn = [noise.num_drawn[row] for row in rows]
+    selected.generators = [noise.generators[row] for row in rows]
+    return selected
 
 
 def no_token_error(model: PreTrainedModel, position: int) -> Exception:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
-from .decoding_run import DecodingRun
-from .shared_cache import Need
-from .support import refuse
-from .transformers_internals import CACHE
+from wedlm.batching.shared_cache import CacheBudget
+from wedlm.generation.decoding_run import DecodingRun
+from wedlm.generation.parameters import decoding_of
+from wedlm.generation.support import refuse
+from wedlm.generation.transformers_internals import CACHE
 
 ONE_BY_ONE = {"decoding": "verified", "window_size": 1, "prompt_lookup_num_tokens": 0, "acceptance_ratio": 1.0}
 # Arguments of generate() that a request has not, each with its remedy.
@@ -37,14 +38,14 @@ class PreparedCall:
         tokens (`list[int]`): The prompt.
         seed (`int`): The seed of the row's random numbers.
         key (`Hashable`): Rows of equal keys have the same settings; None: no other row has them.
-        need (`Need`): The entries of a cache that the row needs.
+        budget (`CacheBudget`): The entries of the cache that the row may take.
     """
 
     run: DecodingRun
     tokens: list[int]
     seed: int
     key: Hashable
-    need: Need
+    budget: CacheBudget
 
     @property
     def max_new_tokens(self) -> int:
@@ -109,8 +110,8 @@ def prepare(
         )
         is_alone = fixed_shapes or run.readers is not None or any(settings.get(name) for name in OBJECTS)
         key = None if is_alone else settings_of(generation_config, run.policy.window_size)
-        need = Need(len(tokens) + run.max_new_tokens, 2 * run.policy.window_size)
-        return PreparedCall(run, tokens, seed, key, need)
+        budget = CacheBudget(len(tokens) + run.max_new_tokens, 2 * run.policy.window_size)
+        return PreparedCall(run, tokens, seed, key, budget)
 
     settings = {**settings, "num_return_sequences": 1}
     if generation_config is not None:  # transformers wants settings in one place, but for None, which it would refill
@@ -118,12 +119,6 @@ def prepare(
         nothing = {name: None for name, value in settings.items() if value is None}
         settings = generation_config.update(**settings) | nothing  # update returns what a config does not know
     return model.generate(input_ids, generation_config=generation_config, custom_generate=prepared, **settings)
-
-
-def decoding_of(generation_config: GenerationConfig | None, settings: dict, model: PreTrainedModel) -> str:
-    """The decoding that generate() takes with these settings."""
-    default = model.generation_config.decoding
-    return settings.get("decoding", getattr(generation_config, "decoding", default))
 
 
 def check_request(generation_config: GenerationConfig, synced_gpus: bool) -> None:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from wedlm.modeling_wedlm import draft_loss as module
-from wedlm.modeling_wedlm.draft_loss import NO_TEACHER, draft_loss
+from wedlm.training import draft_loss as module
+from wedlm.training.draft_loss import NO_TEACHER, draft_loss
 
 VOCABULARY, WIDTH, MASK = 11, 6, 9
 TEACHERS = torch.tensor([[NO_TEACHER, NO_TEACHER, 0, 1, NO_TEACHER, 1], [NO_TEACHER, 0, NO_TEACHER, 2, 3, 0]])

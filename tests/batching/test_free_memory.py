@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from wedlm.generation import free_memory as file
-from wedlm.generation.free_memory import free_memory, is_out_of_memory
+from wedlm.batching import free_memory as file
+from wedlm.batching.free_memory import free_memory, is_out_of_memory
 
 CPU, GIB = torch.device("cpu"), 2**30
 

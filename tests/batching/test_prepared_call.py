@@ -5,7 +5,7 @@ from helpers import CHECKPOINTS, load
 from tiny_tokenizer import make_tokenizer
 from transformers import GenerationConfig, LogitsProcessorList, TemperatureLogitsWarper
 
-from wedlm.generation.prepared_call import prepare
+from wedlm.batching.prepared_call import prepare
 
 MODEL = load(CHECKPOINTS / "q3")
 
@@ -14,7 +14,7 @@ def call(generation_config=None, **settings):
     return prepare(MODEL, [3, 4, 5], generation_config, {"max_new_tokens": 9, **settings}, seed=0)
 
 
-def test_equal_settings_share_a_lane_whatever_the_limit_is():
+def test_equal_settings_share_a_group_whatever_the_limit_is():
     assert call().key == call().key == call(max_new_tokens=40, decoding="streaming").key
     assert call(eos_token_id=7).key == call(eos_token_id=7).key != call().key
 
@@ -33,7 +33,7 @@ def test_equal_settings_share_a_lane_whatever_the_limit_is():
     ],
     ids=str,
 )
-def test_other_settings_have_a_lane_of_their_own(settings):
+def test_other_settings_have_a_group_of_their_own(settings):
     assert call(**settings).key not in (None, call().key)
 
 
@@ -55,8 +55,8 @@ def test_who_reads_the_text_or_brings_an_object_shares_with_nobody(settings):
 def test_token_by_token_is_verified_decoding_without_drafts():
     prepared = call(decoding="autoregressive", acceptance_ratio=0.5)
     same = call(decoding="verified", window_size=1, prompt_lookup_num_tokens=0)
-    assert prepared.need == (12, 2) and prepared.key == same.key
-    assert call(GenerationConfig(decoding="autoregressive")).need == (12, 2)
+    assert prepared.budget == (12, 2) and prepared.key == same.key
+    assert call(GenerationConfig(decoding="autoregressive")).budget == (12, 2)
 
 
 def test_the_config_is_left_as_it_is():

@@ -1,4 +1,4 @@
-"""Keys and values of texts that have left a running batch, for the next request with the same beginning."""
+"""The prefix cache: keys and values of texts that have left a running batch, for requests that begin alike."""
 
 from collections import OrderedDict
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 
-class KeptText(NamedTuple):
+class CachedText(NamedTuple):
     """A text with its keys and values.
 
     Args:
@@ -18,35 +18,35 @@ class KeptText(NamedTuple):
     layers: list[tuple[torch.Tensor, torch.Tensor]]
 
 
-class KeptTexts:
-    """The texts used last, as many as there is room for."""
+class PrefixCache:
+    """The texts used last, as many as fit."""
 
     def __init__(self):
-        self.texts: OrderedDict[int, KeptText] = OrderedDict()  # the text used last is the last one
+        self.texts: OrderedDict[int, CachedText] = OrderedDict()  # the text used last is the last one
         self.last_name = 0
 
     @property
     def num_tokens(self) -> int:
         return sum(len(text.tokens) for text in self.texts.values())
 
-    def keep(self, text: KeptText, room: int) -> None:
-        """Keeps a text in the place of those that it continues, if there is room for so many tokens in all."""
-        if len(text.tokens) > room:
+    def keep(self, text: CachedText, max_tokens: int) -> None:
+        """Keeps a text in the place of those that it continues, if it fits; the cache holds so many tokens at most."""
+        if len(text.tokens) > max_tokens:
             return
         for name, each in list(self.texts.items()):
             if num_common(each.tokens, text.tokens) == len(each.tokens):
                 del self.texts[name]
         self.last_name += 1
         self.texts[self.last_name] = text
-        self.shrink(room)
+        self.shrink(max_tokens)
 
-    def shrink(self, room: int) -> None:
-        """Drops the texts that were not used for longest, until the others fit."""
+    def shrink(self, max_tokens: int) -> None:
+        """Drops the texts that were not used for longest, until the others have so many tokens at most."""
         num_tokens = self.num_tokens
-        while num_tokens > max(room, 0):
+        while num_tokens > max(max_tokens, 0):
             num_tokens -= len(self.texts.popitem(last=False)[1].tokens)
 
-    def best_for(self, tokens: list[int], is_used: bool) -> tuple[int, KeptText | None]:
+    def longest_prefix(self, tokens: list[int], is_used: bool) -> tuple[int, CachedText | None]:
         """The text that has most of these tokens at its beginning, the newest of several, and how many.
 
         Args:

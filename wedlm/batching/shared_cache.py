@@ -8,8 +8,8 @@ from wedlm.generation.row_cache import RowCache, RowLayer
 from wedlm.generation.static_steps import bucketed
 
 
-class Need(NamedTuple):
-    """The entries that a row needs.
+class CacheBudget(NamedTuple):
+    """The most entries of the cache that a row may take.
 
     Args:
         text (`int`): The most tokens of its text.
@@ -20,43 +20,43 @@ class Need(NamedTuple):
     queries: int
 
     @classmethod
-    def of_all(cls, needs: list["Need"]) -> int:
-        """The entries that each row needs in a forward over all of them, in which each has as many queries."""
-        return max((each.text for each in needs), default=0) + max((each.queries for each in needs), default=0)
+    def entries_for_all(cls, budgets: list["CacheBudget"]) -> int:
+        """The entries of each row in a forward over all of them, in which each has as many queries."""
+        return max((each.text for each in budgets), default=0) + max((each.queries for each in budgets), default=0)
 
 
 class SharedLayer(RowLayer):
-    """Keys and values of the rows that are shown, in a memory that has room for more.
+    """Keys and values of the rows that are shown, in a memory that may be larger.
 
     Args:
-        room (`tuple[int, int]`): The rows and entries of the memory.
+        size (`tuple[int, int]`): The rows and entries of the memory.
         shown (`slice`): The rows that are shown.
     """
 
-    def __init__(self, room: tuple[int, int], shown: slice):
+    def __init__(self, size: tuple[int, int], shown: slice):
         super().__init__()
-        self.room, self.shown = room, shown
+        self.size, self.shown = size, shown
         self.memory: list[torch.Tensor] = []  # keys and values, [rows, heads, entries, head_dim] each
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.memory = [blank(states, self.room) for states in (key_states, value_states)]
+        self.memory = [blank(states, self.size) for states in (key_states, value_states)]
         self.show(self.shown)
         self.is_initialized = True
 
     def show(self, rows: slice) -> None:
         self.shown = rows
         if self.memory:
-            # (Where a change of room was refused, the memory may be larger than the room.)
-            self.keys, self.values = (states[rows, :, : self.room[1]] for states in self.memory)
+            # (Where another size was refused, the memory may be larger than the size.)
+            self.keys, self.values = (states[rows, :, : self.size[1]] for states in self.memory)
 
-    def take_room(self, room: tuple[int, int], num_kept: int) -> None:
+    def reallocate(self, size: tuple[int, int], num_kept: int) -> None:
         """Takes other memory, into which the first `num_kept` rows move."""
         for i, states in enumerate(self.memory):
-            kept = states[:num_kept, :, : room[1]]
-            self.memory[i] = blank(states, room)
+            kept = states[:num_kept, :, : size[1]]
+            self.memory[i] = blank(states, size)
             self.memory[i][:num_kept, :, : kept.shape[2]] = kept
-        self.room = room
+        self.size = size
 
 
 class SharedCache(RowCache):
@@ -70,24 +70,24 @@ class SharedCache(RowCache):
     def __init__(self, device: torch.device):
         super().__init__(0, 0, device)
         self.all_lengths = self.lengths
-        self.needs: list[Need] = []  # of each row
-        self.room = 0, 0  # the rows and entries of the memory
+        self.budgets: list[CacheBudget] = []  # of each row
+        self.size = 0, 0  # the rows and entries of the memory
         self.shown = slice(0, 0)
 
     @property
     def num_rows(self) -> int:
-        return len(self.needs)
+        return len(self.budgets)
 
     @property
     def num_tokens(self) -> int:
-        """The tokens that the memory has room for."""
-        rows, entries = self.room
+        """The tokens that the memory holds, used or not."""
+        rows, entries = self.size
         return rows * entries
 
-    def num_tokens_with(self, needs: list[Need]) -> int:
-        """The tokens that there must be room for when rows with these needs join."""
-        needs = self.needs + needs
-        return len(needs) * Need.of_all(needs)
+    def num_tokens_with(self, budgets: list[CacheBudget]) -> int:
+        """The tokens that the memory has to hold when rows with these budgets join."""
+        budgets = self.budgets + budgets
+        return len(budgets) * CacheBudget.entries_for_all(budgets)
 
     def show(self, begin: int = 0, end: int | None = None) -> None:
         """Makes these rows the rows of the next forward."""
@@ -103,15 +103,15 @@ class SharedCache(RowCache):
 
     def make_layers(self, number: int) -> None:
         while len(self.layers) < number:
-            self.layers.append(SharedLayer(self.room, self.shown))
+            self.layers.append(SharedLayer(self.size, self.shown))
 
     # --- Rows ---
 
-    def join(self, needs: list[Need], max_tokens: int) -> None:
-        """Takes in a row without entries for each need; the memory may have room for so many tokens at most."""
-        self.make_room(self.needs + needs, max_tokens)
-        self.needs = self.needs + needs
-        self.all_lengths = torch.cat([self.all_lengths, self.all_lengths.new_zeros(len(needs))])
+    def join(self, budgets: list[CacheBudget], max_tokens: int) -> None:
+        """Adds a row without entries for each budget; the memory may hold so many tokens at most."""
+        self.reserve(self.budgets + budgets, max_tokens)
+        self.budgets = self.budgets + budgets
+        self.all_lengths = torch.cat([self.all_lengths, self.all_lengths.new_zeros(len(budgets))])
         self.show()
 
     def begin_row(self, place: int, layers: list[tuple[torch.Tensor, torch.Tensor]], number: int) -> None:
@@ -130,62 +130,62 @@ class SharedCache(RowCache):
 
     def leave(self, places: list[int]) -> list[int]:
         """Drops rows; returns the old place of the row that is now at each place. Without rows there is no memory."""
-        order = filled_up(self.num_rows, places)
+        order = compacted(self.num_rows, places)
         moved = [(place, row) for place, row in enumerate(order) if place != row]
         lengths = self.all_lengths.tolist() if moved else []
         for layer in self.layers:
             for states in layer.memory:
                 for place, row in moved:
                     states[place, :, : lengths[row]] = states[row, :, : lengths[row]]
-        self.all_lengths, self.needs = self.all_lengths[order], [self.needs[row] for row in order]
-        if not self.needs:
-            self.layers, self.room = [], (0, 0)
+        self.all_lengths, self.budgets = self.all_lengths[order], [self.budgets[row] for row in order]
+        if not self.budgets:
+            self.layers, self.size = [], (0, 0)
         self.show()
         return order
 
-    def give_back_room(self) -> None:
-        """Keeps no more memory than the rows need."""
-        self.take_room((self.num_rows, Need.of_all(self.needs)))
+    def shrink_to_fit(self) -> None:
+        """Keeps no more memory than the budgets of the rows."""
+        self.reallocate((self.num_rows, CacheBudget.entries_for_all(self.budgets)))
 
-    def make_room(self, needs: list[Need], max_tokens: int) -> None:
+    def reserve(self, budgets: list[CacheBudget], max_tokens: int) -> None:
         """Takes other memory if a row or an entry is missing; a bit more, if that leaves half of what is allowed.
 
         Where memory is refused, the rows that are there stay as they are.
         """
-        (rows, entries), num_rows, longest = self.room, len(needs), Need.of_all(needs)
+        (rows, entries), num_rows, longest = self.size, len(budgets), CacheBudget.entries_for_all(budgets)
         if num_rows <= rows and longest <= entries:
             return
         if longest > entries or num_rows * entries > max_tokens:
             entries = max(longest, min(bucketed(longest), max_tokens // 2 // num_rows))
         rows = max(num_rows, min(2 * num_rows, max_tokens // 2 // entries))
-        self.take_room((rows, entries))
+        self.reallocate((rows, entries))
 
-    def take_room(self, room: tuple[int, int]) -> None:
-        """Takes other memory for all layers. Where that is refused, their room is what each of them has."""
+    def reallocate(self, size: tuple[int, int]) -> None:
+        """Takes other memory for all layers. Where that is refused, their size is what each of them has."""
         try:
             for layer in self.layers:
-                layer.take_room(room, self.num_rows)
+                layer.reallocate(size, self.num_rows)
         except Exception:
             sizes = [(len(states), states.shape[2]) for layer in self.layers for states in layer.memory]
-            room = tuple(map(min, zip(*sizes, strict=True)))
+            size = tuple(map(min, zip(*sizes, strict=True)))
             raise
         finally:
-            self.room, self.max_entries = room, room[1]
+            self.size, self.max_entries = size, size[1]
             for layer in self.layers:
-                layer.room = room
+                layer.size = size
             self.show()
 
 
-def blank(like: torch.Tensor, room: tuple[int, int]) -> torch.Tensor:
+def blank(like: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     """Memory for so many rows and entries."""
     # Zeros, since attention multiplies masked entries by zero: NaNs in fresh memory would survive that.
-    return like.new_zeros((room[0], like.shape[1], room[1], like.shape[3]))
+    return like.new_zeros((size[0], like.shape[1], size[1], like.shape[3]))
 
 
-def filled_up(number: int, leaving: list[int]) -> list[int]:
+def compacted(number: int, leaving: list[int]) -> list[int]:
     """Which of so many rows is at each place when some have left, and the last ones have taken their places.
 
-    >>> filled_up(5, [1]), filled_up(5, [0, 3]), filled_up(2, [0, 1])
+    >>> compacted(5, [1]), compacted(5, [0, 3]), compacted(2, [0, 1])
     ([0, 4, 2, 3], [4, 1, 2], [])
     """
     rows = list(range(number))

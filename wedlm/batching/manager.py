@@ -17,11 +17,11 @@ from transformers.generation.continuous_batching.continuous_api import (
 )
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState, RequestStatus
 
-from .free_memory import free_memory, is_out_of_memory
-from .lane import Progress
-from .prepared_call import PreparedCall, prepare
-from .request_outputs import RequestOutputs
-from .running_batch import BatchCounts, RunningBatch, scores_bytes
+from wedlm.batching.free_memory import free_memory, is_out_of_memory
+from wedlm.batching.prepared_call import PreparedCall, prepare
+from wedlm.batching.request_outputs import RequestOutputs
+from wedlm.batching.running_batch import BatchCounts, RunningBatch, scores_bytes
+from wedlm.batching.settings_group import RowOutput
 
 logger = logging.get_logger(__name__)
 
@@ -92,7 +92,7 @@ class BatchingManager(ContinuousBatchingManager):
         self.waiting: dict[str, Request] = {}  # in order
         self.running: dict[str, Request] = {}
         self.cancelled: set[str] = set()
-        self.has_room = True  # for the keys and values of the first one that waits
+        self.can_admit_next = True  # whether there is room for the first one that waits
         self.generator = torch.Generator()
         self.generator.manual_seed(torch.randint(2**63 - 1, ()).item() if config.seed is None else config.seed)
         self._generation_thread = None
@@ -140,7 +140,7 @@ class BatchingManager(ContinuousBatchingManager):
             generation_config,
             settings,
         )
-        self.put_in_line(requests)
+        self.enqueue(requests)
         return requests[-1].state.request_id
 
     def requests_for(
@@ -192,20 +192,20 @@ class BatchingManager(ContinuousBatchingManager):
         return torch.randint(2**63 - 1, (), generator=self.generator).item() if seed is None else seed
 
     def check_fits(self, call: PreparedCall) -> None:
-        work = call.noise_bytes + scores_bytes(self.model, call.need.queries)
+        work = call.noise_bytes + scores_bytes(self.model, call.budget.queries)
         if work > self.max_work_bytes:
             raise ValueError(
                 f"window_size={call.run.policy.window_size} needs {work // 2**20} MiB for scores and what is drawn, "
                 f"and there is room for {self.max_work_bytes // 2**20} MiB; make it smaller."
             )
-        if (number := sum(call.need)) > self.max_cached_tokens:
+        if (number := sum(call.budget)) > self.max_cached_tokens:
             raise ValueError(
                 f"A prompt of {len(call.tokens)} tokens with max_new_tokens={call.max_new_tokens} needs room for "
                 f"{number} cached tokens, and there is room for {self.max_cached_tokens}; shorten one of "
                 "the two, or raise num_blocks of the ContinuousBatchingConfig (--max-cached-tokens of wedlm serve)."
             )
 
-    def put_in_line(self, requests: list[Request]) -> None:
+    def enqueue(self, requests: list[Request]) -> None:
         with self.changed:
             self.changed.wait_for(lambda: self.refusal() is not None or not self.is_full(), timeout=self.full_after)
             if (refusal := self.refusal()) is not None:
@@ -225,7 +225,7 @@ class BatchingManager(ContinuousBatchingManager):
 
     def is_full(self) -> bool:
         """Whether so many wait that there is no place in line; rows that are free to be taken are places too."""
-        num_free = max(self.max_batch_size - len(self.running), 0) if self.has_room else 0
+        num_free = max(self.max_batch_size - len(self.running), 0) if self.can_admit_next else 0
         return self.max_waiting is not None and len(self.waiting) >= self.max_waiting + num_free
 
     def refusal(self) -> str | None:
@@ -253,10 +253,10 @@ class BatchingManager(ContinuousBatchingManager):
         more = (None, max_new_tokens, streaming, record_timestamps, eos_token_id, seed, config, settings)
         families = [self.requests_for(tokens, *more) for tokens in inputs]  # all of them, before the first waits
         for requests in families:
-            self.put_in_line(requests)
+            self.enqueue(requests)
         return [requests[-1].state.request_id for requests in families]
 
-    def write_all(
+    def generate_all(
         self,
         inputs: list[list[int]],
         record_timestamps: bool,
@@ -371,8 +371,8 @@ class BatchingManager(ContinuousBatchingManager):
             self.batch = self.new_batch()
             self.counts = self.batch.counts
             with torch.inference_mode(use_inference_mode), torch.no_grad():
-                while self.goes_on():
-                    self.take_turn()
+                while self.wait_for_work():
+                    self.turn()
             self.fail_all(STOPPED)
         except BaseException as error:
             logger.exception("The thread that generates has died.")
@@ -387,16 +387,16 @@ class BatchingManager(ContinuousBatchingManager):
 
     def new_batch(self) -> RunningBatch:
         chunk_size = 256 if self.model.device.type == "cpu" else 1024
-        keeps_texts = self.continuous_batching_config.allow_block_sharing
-        room = self.max_cached_tokens, chunk_size, keeps_texts, self.max_work_bytes
-        return RunningBatch(self.model, *room, self.fixed_shapes)
+        caches_texts = self.continuous_batching_config.allow_block_sharing
+        limits = self.max_cached_tokens, chunk_size, caches_texts, self.max_work_bytes
+        return RunningBatch(self.model, *limits, self.fixed_shapes)
 
-    def goes_on(self) -> bool:
+    def wait_for_work(self) -> bool:
         """Waits for something to do, if there is nothing; returns False when the thread is to end."""
         status = self.background_thread_status
         if self.is_pause_asked():
             status.pause_and_wait()
-            self.batch.forget_texts()
+            self.batch.clear_prefix_cache()
         with self.changed:
             if not (self.waiting or self.running or self.cancelled) and status.local_status == status.DONT_STOP:
                 self.changed.wait(timeout=IDLE)
@@ -410,26 +410,26 @@ class BatchingManager(ContinuousBatchingManager):
             self.background_thread_status.is_pause_requested(**local)
         )
 
-    def take_turn(self) -> None:
-        """Drops what was cancelled, takes in what fits, and takes a step.
+    def turn(self) -> None:
+        """Drops what was cancelled, admits what fits, and takes a step.
 
         Where memory is refused and the batch cannot say for which row, all rows fail, and those that wait go on.
         """
         try:
             self.drop_cancelled()
-            self.take_in()
-            progress = self.batch.step()
+            self.admit()
+            outputs = self.batch.step()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             with self.changed:
                 failed = list(self.running)
-            progress = [Progress(name, [], True, error.with_traceback(None)) for name in failed]
+            outputs = [RowOutput(name, [], True, error.with_traceback(None)) for name in failed]
             self.batch = None
             self.batch = self.new_batch()
             self.batch.counts = self.counts
-        for each in progress:
-            self.tell(each)
+        for output in outputs:
+            self.deliver(output)
 
     def drop_cancelled(self) -> None:
         if not self.cancelled:
@@ -442,30 +442,30 @@ class BatchingManager(ContinuousBatchingManager):
             self.batch.drop(request.state.request_id)
             self.fail(request, CANCELLED)
 
-    def take_in(self) -> None:
-        """Takes in those who wait, in order, as long as there is room."""
+    def admit(self) -> None:
+        """Admits those who wait, in order, as long as the cache budget allows."""
         while True:
             with self.changed:
                 name, request = next(iter(self.waiting.items()), (None, None))
-                self.has_room = request is None or self.batch.has_room_for(request.call)
-                if request is None or not self.has_room or self.batch.num_rows >= self.max_batch_size:
+                self.can_admit_next = request is None or self.batch.can_admit(request.call)
+                if request is None or not self.can_admit_next or self.batch.num_rows >= self.max_batch_size:
                     return
                 self.running[name] = self.waiting.pop(name)
                 self.changed.notify_all()
             request.state.status = RequestStatus.PREFILLING
             self.batch.add(name, request.call)
 
-    def tell(self, progress: Progress) -> None:
+    def deliver(self, output: RowOutput) -> None:
         """Delivers what a step has brought a request."""
-        request = self.running[progress.name]
+        request = self.running[output.name]
         state = request.state
-        state.generated_tokens += progress.tokens
+        state.generated_tokens += output.tokens
         if state.record_timestamps:
-            state.timestamps.extend([time.perf_counter()] * len(progress.tokens))
-        if progress.has_ended:
+            state.timestamps.extend([time.perf_counter()] * len(output.tokens))
+        if output.has_ended:
             with self.changed:
-                del self.running[progress.name]
-        if (error := progress.error) is not None:
+                del self.running[output.name]
+        if (error := output.error) is not None:
             if isinstance(error, ValueError):
                 return self.fail(request, str(error))
             if is_out_of_memory(error):
@@ -473,8 +473,8 @@ class BatchingManager(ContinuousBatchingManager):
                 return self.fail(request, NO_MEMORY)
             logger.error("A request has failed.", exc_info=error)
             return self.fail(request, f"{BROKEN} {type(error).__name__}: {error}")
-        state.status = RequestStatus.FINISHED if progress.has_ended else RequestStatus.DECODING
-        if progress.has_ended or (state.streaming and progress.tokens):
+        state.status = RequestStatus.FINISHED if output.has_ended else RequestStatus.DECODING
+        if output.has_ended or (state.streaming and output.tokens):
             self.outputs.deliver(state.to_generation_output())
 
     def fail(self, request: Request, error: str) -> None:

@@ -15,9 +15,8 @@ from tiny_tokenizer import make_tokenizer
 from transformers import ContinuousBatchingConfig, ContinuousBatchingManager, GenerationConfig
 from transformers.generation.continuous_batching.requests import RequestStatus
 
-from wedlm.generation import batching_manager
-from wedlm.generation.batching_manager import CANCELLED, NO_MEMORY, STOPPED, BatchingManager
-from wedlm.generation.running_batch import RunningBatch
+from wedlm.batching.manager import CANCELLED, NO_MEMORY, STOPPED, BatchingManager, logger
+from wedlm.batching.running_batch import RunningBatch
 
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
 VERIFIED = {"decoding": "verified", "max_new_tokens": 20, "eos_token_id": None, "pad_token_id": PAD}
@@ -95,7 +94,7 @@ def test_without_a_seed_sampled_texts_follow_the_generator_of_torch(model):
 def test_generate_batch_logs_that_requests_failed(model, monkeypatch):
     """transformers does, too: who reads the tokens alone would take a failed text for a short one."""
     logged = []
-    monkeypatch.setattr(batching_manager.logger, "error", logged.append)
+    monkeypatch.setattr(logger, "error", logged.append)
     model.generate_batch(PROMPTS[:2])
     assert logged == []
     with torch.no_grad():
@@ -248,7 +247,7 @@ def block_size_name() -> str:
 
 
 def test_beyond_max_queue_size_a_request_waits_and_is_then_refused(model, monkeypatch):
-    monkeypatch.setattr(batching_manager, "FULL_AFTER", 0.05)
+    monkeypatch.setattr("wedlm.batching.manager.FULL_AFTER", 0.05)
     config = ContinuousBatchingConfig(max_queue_size=1, max_requests_per_batch=1)
     manager = model.init_continuous_batching(continuous_batching_config=config)
     manager.add_requests(PROMPTS[:2])  # one for the batch, and one that waits
@@ -350,7 +349,7 @@ def test_free_rows_without_room_are_no_places_in_line(model):
     for tokens in PROMPTS[:2]:
         manager.add_request(tokens, max_new_tokens=60)
     assert not manager.is_full()
-    manager.take_in()
+    manager.admit()
     assert len(manager.running) == len(manager.waiting) == 1
     with pytest.raises(queue.Full):
         manager.add_request(PROMPTS[2], max_new_tokens=60)
@@ -444,7 +443,7 @@ def test_where_memory_is_refused_the_thread_lives(model, monkeypatch):
 
 
 def test_more_noise_than_there_is_memory_is_refused_at_once(model, monkeypatch):
-    monkeypatch.setattr(batching_manager, "free_memory", lambda device: 2**23)
+    monkeypatch.setattr("wedlm.batching.manager.free_memory", lambda device: 2**23)
     manager = model.init_continuous_batching()
     manager.add_request(PROMPTS[0])
     with pytest.raises(ValueError, match="window_size=2000 needs 9 MiB for .* there is room for 2 MiB; make it small"):

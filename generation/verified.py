@@ -76,17 +76,14 @@ class VerifiedWindow(Window):
 
     @classmethod
     def opened_window(cls, zeros: Callable, max_new_tokens: int, policy: Policy) -> dict[str, torch.Tensor]:
-        size, limit = policy.window_size, zeros() + max_new_tokens
-        chances = zeros(size - 1, dtype=torch.float32)
-        next_chance = zeros(1, dtype=torch.float32) + NEXT_CHANCE
-        plan = plan_step(chances, next_chance, limit, limit.clamp(max=size), policy.relative_cost)
+        size = policy.window_size
         return {
             "drafts": zeros(size - 1),
-            "estimates": torch.zeros_like(chances),
-            "chances": chances,
+            "estimates": zeros(size - 1, dtype=torch.float32),
+            "chances": zeros(size - 1, dtype=torch.float32),
             "is_looked_up": zeros(1, dtype=torch.bool),
-            "num_drafts": plan.num_drafts,
-            "groups": plan.groups,
+            "num_drafts": zeros(),
+            "groups": zeros(size + 1),
             "verified_at": zeros(max_new_tokens + 1),
             "record": zeros(2, 3, dtype=torch.float32),
             "prompt": zeros(0),
@@ -103,14 +100,19 @@ class VerifiedWindow(Window):
     # --- The queries of a forward ---
 
     def first_queries(self, policy: Policy) -> WindowQueries:
-        """A group of MASKs behind the prompt, whose last token is asked too. Each query sees all before it."""
-        queries = self.queries(int(self.num_queries.max()), policy)
-        asked_slots = torch.cat([self.start[:, None], queries.asked_slots], dim=-1)
-        asked = torch.arange(-1, queries.input_ids.shape[1], device=asked_slots.device)  # -1: the prompt's last token
-        return queries._replace(
-            asked=asked.expand_as(asked_slots),
-            asked_slots=asked_slots,
-            is_asked=pad(queries.is_asked, (1, 0), value=True),
+        """None behind the prompt, whose last token is asked.
+
+        MASKs there would save one forward of a text at most. Without them the prompt is read as token by token, and
+        its keys and values are the same bit by bit.
+        """
+        none = self.start.new_zeros(len(self.start), 0)
+        return WindowQueries(
+            input_ids=none,
+            position_ids=none,
+            num_text=torch.zeros_like(self.start),
+            asked=torch.full_like(self.start, -1)[:, None],
+            asked_slots=self.start[:, None],
+            is_asked=torch.ones_like(self.alive)[:, None],
             queries_seen=None,
         )
 

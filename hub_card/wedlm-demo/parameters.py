@@ -29,6 +29,12 @@ def default_window_size(device: Any) -> int:
     return 8 if device.type == "cpu" else 16
 
 
+def decoding_of(generation_config: Any, settings: dict, model: Any) -> str:
+    """The decoding that generate() takes with these settings."""
+    default = model.generation_config.decoding
+    return settings.get("decoding", getattr(generation_config, "decoding", default))
+
+
 def default_query_cost(device: Any) -> float:
     """The query_cost of a checkpoint that names none.
 
@@ -36,12 +42,6 @@ def default_query_cost(device: Any) -> float:
     weights in both (benchmarks/RESULTS.md).
     """
     return 0.04 if device.type == "cpu" else 0.0
-
-
-def decoding_of(generation_config: Any, settings: dict, model: Any) -> str:
-    """The decoding that generate() takes with these settings."""
-    default = model.generation_config.decoding
-    return settings.get("decoding", getattr(generation_config, "decoding", default))
 
 
 def is_amount(value: object) -> bool:

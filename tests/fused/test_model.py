@@ -188,6 +188,20 @@ def test_verified_texts_are_those_of_decoding_token_by_token(name, sampling):
     assert product_of(model) == PRODUCT
 
 
+@pytest.mark.skipif(SET is None, reason="torch multiplies")
+@pytest.mark.parametrize("name", WEDLM)
+def test_in_bfloat16_a_verified_text_is_that_of_decoding_token_by_token(name):
+    """Rounding decides nothing, because each prediction is computed as it is token by token."""
+    model = wedlm.fuse(MODELS[name]().bfloat16())
+    for prompt in PROMPTS:
+        arguments = {"max_new_tokens": 60, "window_size": 8, "query_cost": 0, **SPECIAL}
+        wanted, got = (
+            model.generate(torch.tensor([prompt]), decoding=decoding, **arguments).tolist()
+            for decoding in ("autoregressive", "verified")
+        )
+        assert got == wanted
+
+
 @pytest.mark.few(15)
 @pytest.mark.parametrize("name", WEDLM)
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def operators_of(given: argparse.Namespace) -> dict[str, dict[str, int]]:
         known, product.NUMBER = product.NUMBER, number
         model, tokenizer = load_checkpoint(given.adapter, "float32", "cpu")
         make(model)
-        inputs = torch.tensor([encode(model, tokenizer, "Count down by 1 from 20 to 10.")])
+        inputs = torch.tensor([encode(model, tokenizer, "Write the numbers from 1 to 30.")])
         results[name] = {}
         for decoding, arguments in (("autoregressive", {}), ("verified", {"window_size": 8})):
             with LayerOperators(model.model.layers[1]) as operators, counted_calls(operators):

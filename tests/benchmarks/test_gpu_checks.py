@@ -7,7 +7,7 @@ import sys
 import pytest
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_checks_run_without_a_gpu(run, load_benchmark, capsys):
     report = run("gpu_checks", "--questions", 6, "--new-tokens", 40)
     module = load_benchmark("gpu_checks")

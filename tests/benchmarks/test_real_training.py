@@ -133,7 +133,7 @@ def test_one_command_trains_and_measures(train, training, load_benchmark, place,
     assert train()["results"] == results
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_another_number_of_threads(train, training, load_benchmark, tmp_path, monkeypatch):
     whole = train(steps=10)
     stops = (

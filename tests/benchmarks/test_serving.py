@@ -76,6 +76,7 @@ def stubs(benchmark, monkeypatch):
 SMALL = ("--models", "demo", "--equal-clients", 2, "--requests", 1, "--new-tokens", 6)
 
 
+@pytest.mark.slow
 def test_sides_take_turns_and_every_process_is_killed(run, benchmark, stubs, started, tmp_path, capsys):
     stubs()
     arguments = (*SMALL, "--clients", 1, 3, "--rounds", 2, "--work", tmp_path / "work")
@@ -179,7 +180,7 @@ def test_goals_are_those_of_the_medians(benchmark):
     assert met("equal", 32, ours=side(90, 1.0), alone=side(100, 1.0)) == [(0.9, True)]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_both_servers_write_the_texts_of_generate(run, started, tmp_path):
     cells = run("serving", *SMALL, "--clients", 2, "--rounds", 1, "--work", tmp_path / "work")["results"]
     assert cells[0]["same_as_transformers"] == {"same": 8, "texts": 8}

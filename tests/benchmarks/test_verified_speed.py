@@ -3,7 +3,7 @@
 import pytest
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_ways_take_turns_and_write_the_same_text(run, load_benchmark, capsys):
     arguments = ("--models", "demo", "--kinds", "counting", "stories", "--batch-sizes", 1, 2)
     cells = run("verified_speed", *arguments, "--new-tokens", 12, "--repeats", 2)["results"]

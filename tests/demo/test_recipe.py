@@ -34,7 +34,7 @@ def prompts_of(stage):
     return {example.prompt for examples in conversations_of(stage) for example in examples}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_same_losses(run, monkeypatch, tmp_path):
     small, begin = ("--save_steps", 1, "--hidden_size", 128, "--num_layers", 1), recipe.Clock.on_step_begin
     whole = run(tmp_path, *small, steps=(2, 3, 4))

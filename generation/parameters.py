@@ -38,7 +38,7 @@ def decoding_of(generation_config: Any, settings: dict, model: Any) -> str:
 def default_query_cost(device: Any) -> float:
     """The query_cost of a checkpoint that names none.
 
-    On a CPU a fused forward of 16 tokens costs 1.4 (bfloat16) to 1.6 times one of a single token; a GPU waits for the
+    On a CPU a fused forward of 16 tokens costs 1.4 (bfloat16) to 1.7 times one of a single token; a GPU waits for the
     weights in both (benchmarks/RESULTS.md).
     """
     return 0.04 if device.type == "cpu" else 0.0

@@ -16,7 +16,7 @@ RESULTS = REPOSITORY / "benchmarks" / "results"
         ("decode", "decode"), ("decode_window8", "decode"), ("step", "step"), ("step_long", "step"),
         ("step_qwen3", "step"), ("overhead", "overhead"), ("memory", "memory"),
         ("verified_speed", "verified_speed"), ("serving", "serving"), ("vllm_speed", "vllm_speed"),
-        ("vllm_speed_four", "vllm_speed"), ("fused", "fused"),
+        ("vllm_speed_four", "vllm_speed"), ("fused", "fused"), ("fused_1b", "fused"),
     ],
 )  # fmt: skip
 def test_the_page_shows_the_recorded_numbers(load_benchmark, name, benchmark):

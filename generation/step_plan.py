@@ -33,8 +33,8 @@ def plan_step(
     A draft brings a token in this step if it is accepted with all drafts before it. A MASK brings a token in the next
     step if exactly the drafts that its group sees are accepted now, and the draft that it makes is accepted then. The
     first MASK of a group stands for the token that this step writes behind the accepted drafts. It makes no draft, so
-    it shares the gain of the second one. All rows of a forward have as many queries, so what counts is the mean gain of
-    a further query in each row.
+    it shares the gain of the second one. All rows of a forward have as many queries, so what counts is the mean gain
+    of a further query in each row.
 
     Args:
         chances (`torch.FloatTensor` of shape `(batch, window_size - 1)`): P(at least n drafts are accepted), n = 1, 2,

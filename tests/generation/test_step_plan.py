@@ -62,6 +62,34 @@ def situations(draw):
     return chances, draw(share, "next"), draw(st.integers(0, 20), "open"), draw(st.integers(0, 2 * size), "most")
 
 
+def planned_together(situations, cost):
+    columns = [list(column) for column in zip(*situations, strict=True)]
+    chances, next_chance, num_open, most = map(torch.tensor, columns)
+    plan = plan_step(chances.reshape(len(situations), -1), next_chance[:, None], num_open, most, cost)
+    return list(zip(plan.num_drafts.tolist(), plan.groups.diff().tolist(), strict=True))
+
+
+@given(situations(), st.integers(2, 4), st.sampled_from([0.0, 0.04, 0.3]))
+@property_settings(60, deadline=None)
+def test_equal_rows_plan_as_one_does(situation, number, cost):
+    assert planned_together([situation] * number, cost) == [planned(*situation, cost)] * number
+
+
+@given(st.lists(situations(), min_size=2, max_size=4))
+@property_settings(60, deadline=None)
+def test_where_queries_cost_nothing_rows_plan_as_alone(rows):
+    longest = max(len(chances) for chances, *_ in rows)
+    rows = [([*chances, *[0.0] * (longest - len(chances))], *more) for chances, *more in rows]
+    assert planned_together(rows, 0.0) == [planned(*row) for row in rows]
+
+
+def test_the_mean_gain_of_all_rows_pays():
+    """0.8 in one of four rows is a mean of 0.2."""
+    rows = [([0.8, 0.0], 0.1, 9, 6)] + [([0.0, 0.0], 0.1, 9, 6)] * 3
+    assert [planned_together(rows, cost)[0][0] for cost in (0.15, 0.25)] == [1, 0]
+    assert planned(*rows[0], 0.25)[0] == 1, "alone it would pay"
+
+
 COSTS = st.lists(st.sampled_from([0.0, 1e-3, 0.04, 0.1, 0.3, 1.0, 1e30]), min_size=2, max_size=2).map(sorted)
 
 

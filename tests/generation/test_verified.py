@@ -581,7 +581,7 @@ def test_scores_of_accepted_drafts_are_those_that_judged_them(more):
     """So a written token may have less than the best score of its column."""
     arguments = {
         **left_padded(QUESTIONS), **SPECIAL, **more, "max_new_tokens": 12, "output_scores": True,
-        "return_dict_in_generate": True, "eos_token_id": None,
+        "return_dict_in_generate": True, "eos_token_id": None, "query_cost": 0,
     }  # fmt: skip
     got = MODELS["trained"].generate(**arguments, decoding="verified", acceptance_ratio=0.1)
     scores = torch.stack(got.scores)  # [tokens, batch, vocabulary]

@@ -601,4 +601,8 @@ def test_other_attention_is_left_to_torch(name):
         assert attend_few(query.double(), keys.double(), keys.double(), bias.double(), 1.0) is None
         assert attend_few(query, keys.bfloat16(), keys.bfloat16(), bias, 1.0) is None
         assert attend_few(query, keys, keys, bias.double(), 1.0) is None
+        assert attend_few(query, keys, keys, bias.expand(1, 4, 3, 10), 1.0) is None, "a bias for each head"
+        assert attend_few(query, keys, keys, bias[..., :1], 1.0) is None, "one bias for all entries"
+        assert attend_few(query, keys, keys, bias[:, :, :1], 1.0) is None, "one bias for all queries"
+        assert attend_few(query, keys, keys[..., :4], bias, 1.0) is None, "values of another width"
         assert attend_few(query, keys.mT.contiguous().mT, keys, bias, 1.0) is None

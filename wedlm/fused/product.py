@@ -156,7 +156,7 @@ def rotate(heads, num_queries, num_rotated, cos, sin, query_norm=None, key_norm=
     """
     batch, queries, num_heads, width = heads.shape
     rotated = heads[:, :, :num_rotated]
-    is_few = NUMBER is not None and batch * queries <= MOST_ROWS and width <= MOST_WIDTH and heads.dtype in TYPES
+    is_few = NUMBER is not None and 0 < batch * queries <= MOST_ROWS and width <= MOST_WIDTH and heads.dtype in TYPES
     if is_few and heads.device.type == "cpu" and not torch.compiler.is_compiling():
         if len(cos) != batch:
             cos, sin = cos.expand(batch, -1, -1), sin.expand(batch, -1, -1)
@@ -181,13 +181,18 @@ def attend_few(query, keys, values, bias, scaling) -> torch.Tensor | None:
     Args:
         query (`torch.Tensor` of shape `(batch, heads, queries, head_dim)`): The queries.
         keys, values (`torch.Tensor` of shape `(batch, key_value_heads, entries, head_dim)`): The entries.
-        bias (`torch.Tensor` of shape `(batch, 1, queries, entries)`, *optional*): What is added to the scores, or
-            which entries are seen. None: the queries are the last entries, and causal.
+        bias (`torch.Tensor` of shape `(batch, 1, n, entries)`, *optional*): What is added to the scores, or which
+            entries are seen. The first of its n rows are those of the queries. None: the queries are the last
+            entries, and causal.
         scaling (`float`): The factor of the scores.
     """
     batch, heads, num_queries, width = query.shape
-    is_few = NUMBER is not None and batch * num_queries <= MOST_ROWS and width <= MOST_WIDTH
+    is_few = NUMBER is not None and 0 < batch * num_queries <= MOST_ROWS and width <= MOST_WIDTH
     if not is_few or torch.compiler.is_compiling() or bias is None and num_queries not in (1, keys.shape[2]):
+        return None
+    if bias is not None and ((bias.shape[1], bias.shape[3]) != (1, keys.shape[2]) or bias.shape[2] < num_queries):
+        return None  # a bias for each head, or one that is broadcast
+    if keys.shape != values.shape or query.dtype not in (torch.float32, torch.bfloat16):
         return None
     kind = 0 if bias is None else 1 if bias.dtype == torch.bool else 2
     tensors = [query, keys, values] if bias is None else [query, keys, values, bias]
@@ -196,8 +201,6 @@ def attend_few(query, keys, values, bias, scaling) -> torch.Tensor | None:
             return None
         if tensor.stride(3) != 1 or not tensor.is_cpu or len(tensor) != batch:
             return None
-    if query.dtype not in (torch.float32, torch.bfloat16):
-        return None
     attended = query.new_empty(batch, num_queries, heads, width)
     shape = (batch, num_queries, heads, keys.shape[1], width, keys.shape[2], attended.data_ptr())
     places = [number for tensor in tensors for number in (tensor.data_ptr(), *tensor.stride()[:3])]

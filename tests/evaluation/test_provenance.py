@@ -6,6 +6,9 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiers import property_settings
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
@@ -15,6 +18,7 @@ from wedlm.evaluation.provenance import (
     command,
     commit_text,
     conditions,
+    record_text,
     weights_digest,
     write_report,
 )
@@ -90,3 +94,18 @@ def test_a_report_holds_its_conditions_and_replaces_the_old_one_at_once(tmp_path
     with pytest.raises(OSError):
         write_report(path, {"a": 2}, "cpu")
     assert json.loads(path.read_text(encoding="utf-8"))["results"] == {"a": 1}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@property_settings(60)
+@given(JSON, st.integers(3, 40))
+def test_a_record_is_json_in_few_lines(value, times):
+    several = {"one": value, "many": [value] * times, "numbers": list(range(times * 20))}
+    text = record_text(several)
+    assert json.loads(text) == several and len(text.splitlines()) <= len(json.dumps(several, indent=2).splitlines())
+    assert record_text({"median": 1.5, "quartiles": [1, 2]}) == '{"median": 1.5, "quartiles": [1, 2]}'

@@ -29,7 +29,7 @@ from wedlm.demo.checkers import check
 from wedlm.demo.inputs import MAX_NEW_TOKENS, batch_of
 from wedlm.demo.tasks import KINDS, Example, held_out_examples
 from wedlm.evaluation.decodings import BASELINE
-from wedlm.evaluation.provenance import conditions, weights_digest, write_report
+from wedlm.evaluation.provenance import conditions, record_text, weights_digest, write_report
 from wedlm.evaluation.resampling import interval, median_and_quartiles, resampled_means
 from wedlm.evaluation.turns import take_turns
 from wedlm.evaluation.work_file import WorkFile
@@ -279,7 +279,7 @@ def main() -> None:
                 f"{given.out} is about other weights than those of {given.checkpoint}; run `make demo-report`."
             )
         report["examples"] = shown_examples
-        write_whole(given.out, json.dumps(report, indent=2) + "\n")
+        write_whole(given.out, record_text(report) + "\n")
         return
     weights = weights_digest(given.checkpoint)
     settings = {

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Sequence
 from hashlib import sha256
 from importlib.metadata import version
@@ -22,6 +23,7 @@ from wedlm.fused.model import product_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 RESULTS = (":!benchmarks/results", ":!docs/evidence", ":!docs/EVIDENCE.md")  # git pathspecs that leave them out
+WIDTH = 119  # columns of a record
 BESIDE_WEIGHTS = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -137,6 +139,28 @@ def conditions(device: torch.device | str, packages: Sequence[str] = ()) -> dict
     }
 
 
+def record_text(value: Any, name: str = "", depth: int = 0) -> str:
+    """Returns JSON with as few lines of at most 119 columns as show its structure.
+
+    What fits into a line has one; otherwise a list or dict of plain values fills lines, and any other has a line for
+    each entry.
+    """
+    start = " " * depth + name
+    line = start + json.dumps(value)
+    if not isinstance(value, dict | list) or len(line) < WIDTH:
+        return line
+    entries = value.items() if isinstance(value, dict) else (("", each) for each in value)
+    named = [(f"{json.dumps(key)}: " if isinstance(value, dict) else "", each) for key, each in entries]
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    if any(isinstance(each, dict | list) for _, each in named):
+        lines = ",\n".join(record_text(each, name, depth + 1) for name, each in named)
+        return f"{start}{opening}\n{lines}\n{' ' * depth}{closing}"
+    words = ", ".join(f"{name}{json.dumps(each)}".replace(" ", "\0") for name, each in named)
+    indent = {"initial_indent": start, "subsequent_indent": " " * (depth + 1)}
+    filled = textwrap.fill(opening + words + closing, WIDTH, **indent, break_long_words=False, break_on_hyphens=False)
+    return filled.replace("\0", " ")
+
+
 def write_report(
     path: Path,
     results: dict | list,
@@ -160,4 +184,4 @@ def write_report(
     """
     report = {"command": command(), **conditions(device, packages), **more, "results": results}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(report, indent=2) + "\n")
+    write_whole(path, record_text(report) + "\n")

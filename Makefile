@@ -9,7 +9,7 @@ ALL = -m "not (slow or browser or real or ecosystem or vllm)"
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-code bench ablations ablations-training evidence-real real-training test test-all test-slow test-browser test-real race tour test-oldest test-newest test-ecosystem test-vllm mutants lint
+.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-code bench ablations evidence-real real-training test test-all test-slow test-browser test-real race tour test-oldest test-newest test-ecosystem test-vllm mutants lint
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
@@ -39,27 +39,16 @@ demo-code: .venv/installed
 	.venv/bin/python -m wedlm.demo.report --only_examples
 	.venv/bin/python -m wedlm.demo.card
 
-# The short form of every benchmark of decoding, on the demo checkpoint, in minutes; tables, JSON and plots in $(BENCH).
+# A step of each decoding beside the memory floor, on a GPU or here, in minutes; see benchmarks/gpu.py.
 BENCH = build/bench
 bench: .venv/installed
-	.venv/bin/python benchmarks/decode.py --batch-sizes 1 8 --prompt-lengths 128 --repeats 3 --out $(BENCH)/decode.json
-	.venv/bin/python benchmarks/step.py --rows 1 8 16 32 --lengths 256 1024 --out $(BENCH)/step.json
-	.venv/bin/python benchmarks/step.py --shape tiny --rows 1 16 32 --lengths 1024 32768 --repeats 10 \
-	    --out $(BENCH)/step_long.json
-	.venv/bin/python benchmarks/overhead.py --out $(BENCH)/overhead.json
-	.venv/bin/python benchmarks/memory.py --batch-sizes 1 --prompt-lengths 128 1024 --out $(BENCH)/memory.json
+	.venv/bin/python benchmarks/gpu.py --shape qwen3-0.6b --batch-sizes 1 --new-tokens 32 --repeats 3 --out $(BENCH)/gpu.json
 
-# The paper's figures of decoding on the demo checkpoint, about half an hour; goes on where it was stopped.
-FIGURES = threshold penalty streaming-blockwise pareto window kinds
+# The paper's figures of decoding on the demo checkpoint, about a quarter of an hour; goes on where it was stopped.
+FIGURES = threshold penalty streaming-blockwise
 ablations: .venv/installed
 	@set -e; for figure in $(FIGURES); do .venv/bin/python benchmarks/ablations.py $$figure; done
 	.venv/bin/python benchmarks/evidence.py
-
-# The paper's two ablations of training, on a small model from nothing, about 20 minutes each where two threads are free;
-# goes on where it was stopped.
-ablations-training: .venv/installed
-	.venv/bin/python benchmarks/ablations_training.py block-size
-	.venv/bin/python benchmarks/ablations_training.py inside-block
 
 # Every behaviour once, in a few minutes.
 test: .venv/installed
@@ -151,7 +140,7 @@ test-ecosystem: .venv-ecosystem/installed
 # vLLM takes 3.4 GB.
 test-vllm: .venv-vllm/installed real-model
 	.venv-vllm/bin/python -m pytest -m vllm -rP \
-	    tests/for_vllm/test_drafters.py tests/benchmarks/test_vllm_speed.py tests/benchmarks/test_evidence_real_vllm.py
+	    tests/for_vllm/test_drafters.py tests/benchmarks/test_vllm_speed.py tests/benchmarks/test_common.py
 
 # Changes one place of the source at a time, in memory, and shows the changes that no test notices:
 # `make mutants ONLY=generation/window.py NUM=50 SEED=1`.

@@ -1,21 +1,36 @@
-"""Shared by the benchmarks: arguments, models, random prompts, peak memory, tables, plots and files of results."""
+"""Shared by the benchmarks: arguments, models, prompts, ways to answer, peak memory, tables, plots and records."""
 
 import argparse
-from collections.abc import Callable, Collection, Iterable, Sequence
+import json
+import os
+import subprocess
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, Self
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.checkpoints.new_folder import DRAFTER, TARGET
+from wedlm.demo.tasks import KINDS, held_out_examples, training_example
 from wedlm.evaluation.provenance import write_report
+from wedlm.evaluation.work_file import WorkFile, digest_of
+from wedlm.for_vllm.export import SPECULATIVE, export_for_vllm
 
 RESULTS = Path(__file__).parent / "results"
-DECODINGS = ("autoregressive", "streaming", "verified", "blockwise")
+VLLM_WORKER = Path(__file__).with_name("vllm_worker.py")
+STOCK, WEDLM, ADAPTER = (  # of SmolLM2-135M-Instruct; `make real-model` makes the first two
+    Path(folder) for folder in ("build/smollm2-135m", "build/smollm2-135m-wedlm", "hub_card/smollm2-135m-adapter")
+)
+VLLM, VLLM_DRAFTING = "vLLM: token by token", "vLLM: our drafter"
 QWEN3 = {
     "vocab_size": 151_936,
     "num_key_value_heads": 8,
@@ -61,22 +76,190 @@ def model_of(given: argparse.Namespace) -> PreTrainedModel:
         return WeDLMForCausalLM._from_config(config, dtype=dtype).eval()
 
 
-def tokenizer_of(given: argparse.Namespace) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of --model; random weights have none."""
-    return AutoTokenizer.from_pretrained(given.model) if given.shape is None else None
-
-
 def random_tokens(model: PreTrainedModel, batch_size: int, length: int) -> torch.Tensor:
     """`[batch_size, length]`, without MASK."""
     tokens = torch.randint(0, model.config.vocab_size - 1, (batch_size, length))
     return tokens.where(tokens != model.config.mask_token_id, 0).to(model.device)
 
 
-def load(
-    folder: str | Path = DEMO_FOLDER, dtype: torch.dtype | str = "auto"
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model and the tokenizer of a checkpoint, on the CPU."""
-    return WeDLMForCausalLM.from_pretrained(folder, dtype=dtype).eval(), AutoTokenizer.from_pretrained(folder)
+# --- Prompts ---
+
+
+def question(number: int) -> str:
+    """The held-out question with this number, in which the kinds of tasks take turns."""
+    return held_out_examples(KINDS[number % len(KINDS)], number // len(KINDS) + 1)[-1].prompt
+
+
+def chat(
+    tokenizer: PreTrainedTokenizerBase, number: int, length: int, last: str | None = None
+) -> list[dict[str, str]]:
+    """A question, by default a held-out one, behind as many answered questions as fit into `length` tokens with it."""
+    messages = [{"role": "user", "content": question(number) if last is None else last}]
+    for position in count(1000 * number):
+        longer = training_example(0, position).messages + messages
+        if len(tokenizer.apply_chat_template(longer, add_generation_prompt=True)["input_ids"]) > length:
+            return messages
+        messages = longer
+
+
+# --- Ways to answer ---
+
+
+class Written(NamedTuple):
+    """What a way has written for a batch: the new tokens of each prompt, the end token included."""
+
+    tokens: list[list[int]]
+    forwards: list[int] | None = None  # of each prompt, where the way counts them
+
+
+Way = Callable[[list[list[int]], int], Written]  # from the ids of the prompts, and the largest number of new tokens
+
+
+def ends_of(model: PreTrainedModel) -> list[int]:
+    ends = model.generation_config.eos_token_id
+    return ends if isinstance(ends, list) else [ends]
+
+
+def up_to_end(tokens: list[int], ends: list[int]) -> list[int]:
+    """up_to_end([5, 6, 2, 2], [2]) == [5, 6, 2]"""
+    return tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))]
+
+
+def way_of(model: PreTrainedModel, **arguments: Any) -> Way:
+    """generate() of a model with these arguments, greedily."""
+    ends = ends_of(model)
+
+    def write(prompts: list[list[int]], new_tokens: int) -> Written:
+        width = max(map(len, prompts))
+        output = model.generate(
+            torch.tensor([[ends[0]] * (width - len(ids)) + ids for ids in prompts]),
+            attention_mask=torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]),
+            pad_token_id=ends[0],
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            return_dict_in_generate=True,
+            **arguments,
+        )
+        rows = [up_to_end(row, ends) for row in output.sequences[:, width:].tolist()]
+        return Written(rows, output.forwards.tolist() if "forwards" in output else None)
+
+    return write
+
+
+def in_batches(
+    way: Way, ids: list[list[int]], new_tokens: int, batch_size: int, work: WorkFile, key: tuple[str, ...]
+) -> list[tuple[list[int], int | None]]:
+    """What a way writes for the prompts in batches; a batch that is in `work` is not asked again.
+
+    Args:
+        way (`Way`): The way.
+        ids (`list[list[int]]`): The ids of the prompts.
+        new_tokens (`int`): The most tokens of a text.
+        batch_size (`int`): The number of prompts of a batch.
+        work (`WorkFile`): Where the texts are kept.
+        key (`tuple[str, ...]`): The name of the texts there; the progress bar shows all but its first part.
+
+    Returns:
+        `list[tuple]`: The tokens for each prompt, and the number of forwards where the way counts them.
+    """
+    texts = []
+    for start in tqdm(range(0, len(ids), batch_size), unit=" batches", desc=", ".join(key[1:])):
+        batch = ids[start : start + batch_size]
+        place = (*key, digest_of(batch))
+        if place not in work:
+            work.add(place, way(batch, new_tokens))
+        tokens, forwards = work[place]
+        texts += zip(tokens, forwards or [None] * len(batch), strict=True)
+    return texts
+
+
+class VLLMProcess:
+    """vLLM in an environment and a process of its own, which sleeps until it is asked.
+
+    Args:
+        environment (`Path`): The virtual environment with vLLM.
+        arguments (`dict[str, Any]`): The arguments of `vllm.LLM`.
+        threads (`int`): The number of its threads.
+        log (`Path`): The file for what it prints.
+    """
+
+    def __init__(self, environment: Path, arguments: dict[str, Any], threads: int, log: Path):
+        self.log = log
+        openmp = environment / "lib" / "libiomp5.so"  # vLLM wants it loaded first
+        answers, answers_of_child = os.pipe()
+        with open(log, "w") as file:
+            self.process = subprocess.Popen(
+                [environment / "bin" / "python", VLLM_WORKER, str(answers_of_child), json.dumps(arguments)],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=file,
+                pass_fds=[answers_of_child],
+                env=os.environ
+                | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+                | ({"LD_PRELOAD": str(openmp.resolve())} if openmp.exists() else {}),
+                text=True,
+            )
+        os.close(answers_of_child)
+        self.answers = open(answers)
+        self.receive()
+
+    def receive(self) -> dict[str, Any]:
+        if line := self.answers.readline():
+            return json.loads(line)
+        raise RuntimeError(
+            f"vLLM has ended ({self.process.wait()}); repair its environment, or remove it to go on without vLLM:\n"
+            f"{self.log.read_text()[-3000:]}"
+        )
+
+    def write(self, prompts: list[list[int]], new_tokens: int) -> Written:
+        print(json.dumps({"prompts": prompts, "new_tokens": new_tokens}), file=self.process.stdin, flush=True)
+        return Written(self.receive()["tokens"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.answers.close()
+
+
+def vllm_version(environment: Path) -> str | None:
+    """The version of vLLM in an environment; None if there is no such environment."""
+    python = environment / "bin" / "python"
+    code = "import importlib.metadata as m; print(m.version(m.packages_distributions()['vllm'][0]))"
+    return subprocess.check_output([python, "-c", code], text=True).strip() if python.exists() else None
+
+
+@contextmanager
+def vllm_ways(
+    environment: Path, adapter: Path, dtype: str, longest: int, batch_size: int, threads: int, eager: bool
+) -> Iterator[dict[str, Way]]:
+    """vLLM without and with the drafter as ways by name.
+
+    Args:
+        environment (`Path`): The virtual environment with vLLM.
+        adapter (`Path`): The draft adapter, which `wedlm export --vllm` exports with its base.
+        dtype (`str`): The dtype of the weights.
+        longest (`int`): The tokens of the longest prompt and its answer.
+        batch_size (`int`): The most prompts at once.
+        threads (`int`): The threads of vLLM.
+        eager (`bool`): Whether vLLM compiles nothing.
+    """
+    # Without a cache of prefixes: a prompt is asked again in each round, and the other ways read it again too.
+    fixed = {"dtype": dtype, "max_model_len": longest, "max_num_seqs": batch_size, "seed": 0}
+    fixed |= {"enforce_eager": eager, "enable_prefix_caching": False}
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        exported = Path(folder, "exported")
+        export_for_vllm(str(adapter), exported)
+        fixed["model"] = str(exported / TARGET)
+        drafting = {"speculative_config": SPECULATIVE | {"model": str(exported / DRAFTER)}}
+        ways = {}
+        for name, arguments in ((VLLM, fixed), (VLLM_DRAFTING, fixed | drafting)):
+            log = Path(folder, f"{len(ways)}.log")
+            ways[name] = stack.enter_context(VLLMProcess(environment, arguments, threads, log)).write
+        yield ways
 
 
 # --- Memory ---
@@ -118,7 +301,8 @@ class Panel(NamedTuple):
     title: str
     x_label: str
     y_label: str
-    lines: dict[str, Iterable[tuple[float, float]]]  # points by label
+    lines: dict[str, Sequence[tuple[float, float]]]  # points by label
+    is_log: bool = True
 
 
 def plot(path: Path, panels: list[Panel]) -> None:
@@ -133,7 +317,11 @@ def plot(path: Path, panels: list[Panel]) -> None:
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for (label, points), style in zip(panel.lines.items(), styles * len(panel.lines), strict=False):
             axes.plot(*zip(*points, strict=True), style, label=label, markersize=4, linewidth=1)
-        axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label, xscale="log", yscale="log")
+        axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+        axes.legend(fontsize="small")
+        if not panel.is_log:
+            continue
+        axes.set(xscale="log", yscale="log")
         places = sorted({x for points in panel.lines.values() for x, _ in points})
         axes.set_xticks(places, [f"{place:g}" for place in places])
         axes.xaxis.set_minor_locator(NullLocator())
@@ -142,8 +330,8 @@ def plot(path: Path, panels: list[Panel]) -> None:
         low, high = axes.get_ylim()
         if high > 10 * low:  # where all labels between would stand on each other
             axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-        axes.legend(fontsize="small")
-    figure.savefig(path.with_suffix(".png"), dpi=110)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path.with_suffix(".png"), dpi=110, metadata={"Software": None})
 
 
 def save(

@@ -1,4 +1,4 @@
-"""How long a newcomer's first commands take, and how much they put on the disk.
+"""How long do a newcomer's first commands take, and how much do they put on the disk?
 
     python benchmarks/first_steps.py [--targets demo demo-real test] [--out benchmarks/results/first_steps.json]
 

@@ -1,4 +1,4 @@
-"""What has to be right on a GPU, checked there on the demo checkpoint: one line for each feature.
+"""Is everything right on a GPU? Checked there on the demo checkpoint, one line for each feature.
 
     python benchmarks/gpu_checks.py [--questions 60] [--new-tokens 160] [--out benchmarks/results/gpu_checks.json]
 

@@ -1,36 +1,33 @@
-"""Trains a real model with WeDLM's objective, in small, and measures what it gains and what it loses.
+"""What does the paper's training do to a real model? Trains it in small, and measures what it gains and what it loses.
 
-    python benchmarks/real_training.py [--steps 300] [--lora-rank 0] [--work build/real-training]
+    python benchmarks/real_training.py [--steps 300] [--work build/real-training]
 
 `make real-training` makes SmolLM2-135M-Instruct, takes HumanEval from PyPI, runs this script and writes the section of
 docs/EVIDENCE.md. On a CPU, in hours:
 
 1. The model answers prompts of all kinds of `wedlm adapt`, greedily, token by token. An answer that is cut at
    --answer-tokens gets no end token, so that nothing teaches the model to end there.
-2. WeDLMTrainer trains the whole model on these answers (with --lora-rank, LoRA alone). A step of 4 rows of 512 tokens
+2. WeDLMTrainer trains the whole model on these answers. A step of 4 rows of 512 tokens
    has about 3,700 queries of both streams; at 6 FLOP for each weight and query these are 3 TFLOP. So 300 steps are
    0.9 PFLOP: an hour where two threads do 250 GFLOP in a second, as some do in bfloat16.
-3. At the beginning, and after 10, 25, 50 and 100 % of the steps, real_training_measure.py measures the model on
-   held-out prompts.
+3. At the beginning, and after 10, 25, 50 and 100 % of the steps, the model is measured on held-out prompts: its
+   perplexity, and the texts of each decoding beside those of the base.
 
-A run that was stopped goes on in its work folder, with any number of threads. The results are in
-benchmarks/results/real_training.json, the plot in docs/evidence/.
+A run that was stopped goes on in its work folder, with any number of threads.
 """
 
 import argparse
-import copy
 import json
+import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import real_training_page as page
 import torch
-from common import new_parser, save
+from common import ADAPTER, RESULTS, WEDLM, Panel, in_batches, markdown, new_parser, plot, save, way_of
 from datasets import Dataset
-from evidence_real_ways import in_batches, way_of
-from peft import PeftModel
-from real_training_measure import measure
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, logging
 
 from wedlm.adapt.train_adapter import free_memory
@@ -39,10 +36,22 @@ from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.new_folder import complete_or_absent
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.checkpoints.whole_file import write_whole
+from wedlm.demo.real_adapter import HUMAN_EVAL, human_eval
 from wedlm.demo.recipe import has_bfloat16
+from wedlm.demo.report import answer_nll
 from wedlm.evaluation.decodings import BASELINE
-from wedlm.evaluation.provenance import COMMIT, REPOSITORY, conditions, device_name, digests
+from wedlm.evaluation.provenance import (
+    COMMIT,
+    REPOSITORY,
+    commit_text,
+    conditions,
+    device_name,
+    digests,
+    weights_digest,
+)
 from wedlm.evaluation.work_file import WorkFile, digest_of, resumable
+from wedlm.generation.parameters import DEFAULTS
+from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.packing import pack_batch
 from wedlm.training.resume import newest_complete
@@ -51,13 +60,29 @@ from wedlm.training.target_loss import NO_TARGET
 from wedlm.training.train import load_model
 from wedlm.training.trainer import WeDLMTrainer
 
+FILE, PLOT = RESULTS / "real_training.json", "real_training.png"
 SHARES = (0.1, 0.25, 0.5, 1)  # of the steps, at whose ends the model is measured
 SEED = 0
 # The arguments that decide the trained weights.
 SETTINGS = (
     "prompts", "answer_tokens", "answer_batch", "prompts_per_kind", "steps", "rows_per_step", "row_tokens",
-    "learning_rate", "lora_rank", "block_size", "suffix_mask_probability", "bf16",
+    "learning_rate", "block_size", "suffix_mask_probability", "bf16",
 )  # fmt: skip
+STREAMING, VERIFIED = "streaming", "verified"
+CAREFUL_THRESHOLD = 0.1
+CAREFUL = f"streaming, threshold {CAREFUL_THRESHOLD}"
+PAPERS = {name: DEFAULTS[name] for name in ("entropy_threshold", "distance_penalty")}
+WAYS = {  # without the window
+    BASELINE: {"decoding": BASELINE},
+    STREAMING: {"decoding": "streaming", **PAPERS},
+    CAREFUL: {"decoding": "streaming", **PAPERS, "entropy_threshold": CAREFUL_THRESHOLD},
+    VERIFIED: {"decoding": "verified", "acceptance_ratio": 1.0},
+}
+OWN_ANSWERS, SOLUTIONS = "the base's answers", "HumanEval's solutions"
+Text = tuple[list[int], list[int]]  # the tokens of a prompt, and those behind it
+Written = tuple[list[int], int]  # the tokens that a way wrote, and its forwards
+NAMES = {BASELINE: "token by token", STREAMING: "streaming", CAREFUL: CAREFUL, VERIFIED: "verified"}
+DRAFTED = "verified, the base with its draft adapter"
 LOSSES = ("mlm_loss", "ar_loss")
 
 
@@ -72,16 +97,7 @@ def moments_of(steps: int) -> list[int]:
 def training_rows(
     prompts: list[list[int]], answers: list[list[int]], row_tokens: int
 ) -> tuple[Dataset, dict[str, int]]:
-    """Packs prompts with their answers into rows of a batch.
-
-    Args:
-        prompts (`list[list[int]]`): The ids of each prompt.
-        answers (`list[list[int]]`): The tokens that the model wrote, with the end token where it wrote one.
-        row_tokens (`int`): The most tokens of a row. A longer sample is left out.
-
-    Returns:
-        `tuple[Dataset, dict[str, int]]`: The rows, and how many samples, tokens and rows there are.
-    """
+    """Packs prompts with their answers into rows of a batch."""
     pairs = [pair for pair in zip(prompts, answers, strict=True) if sum(map(len, pair)) <= row_tokens]
     columns = {
         "input_ids": [prompt + answer for prompt, answer in pairs],
@@ -118,7 +134,7 @@ def answered_rows(
 
 
 class KeepMoments(TrainerCallback):
-    """Evaluates and logs the model at each moment, and keeps its weights as a checkpoint; LoRA is merged in a copy."""
+    """Evaluates and logs the model at each moment, and keeps its weights as a checkpoint."""
 
     def __init__(self, folder: Path, moments: list[int]):
         self.folder, self.moments = folder, moments
@@ -127,10 +143,9 @@ class KeepMoments(TrainerCallback):
         if state.global_step not in self.moments:
             return
         control.should_evaluate = control.should_log = True
-        whole = copy.deepcopy(model).merge_and_unload() if isinstance(model, PeftModel) else model
         # A run that goes on from an earlier step comes here again.
         with complete_or_absent(self.folder / str(state.global_step), overwrite=True) as new:
-            whole.save_pretrained(new)
+            model.save_pretrained(new)
             processing_class.save_pretrained(new)
 
 
@@ -179,7 +194,7 @@ def trained(
         arguments = training_arguments(given, folder / "run")
         last = newest_complete(arguments)
         arguments.eval_on_start = last is None
-        run = RunArguments(str(given.model), train_data=[], lora_r=given.lora_rank)
+        run = RunArguments(str(given.model), train_data=[])
         trainer = WeDLMTrainer(
             load_model(run.model, run, arguments),
             arguments,
@@ -204,13 +219,215 @@ def losses(log: list[dict[str, Any]], prefix: str = "") -> list[dict[str, float]
     ]
 
 
+# --- Texts and their numbers ---
+
+
+def arguments_of(way: str, window_size: int) -> dict[str, Any]:
+    """The arguments of `generate()`. A fixed window keeps the numbers of forwards independent of the time."""
+    return WAYS[way] | ({} if way == BASELINE else {"window_size": window_size})
+
+
+@torch.inference_mode()
+def nlls(model: PreTrainedModel, texts: list[Text]) -> list[float]:
+    """The negative log-likelihood of each text, in nats, given its prompt; MASK is suppressed as in `generate()`."""
+    measured = []
+    for prompt, text in tqdm(texts, unit=" texts", desc="likelihood"):
+        sequences, is_token = torch.tensor([prompt + text]), torch.ones(1, len(text), dtype=torch.bool)
+        mask = model.config.mask_token_id
+        measured.append(answer_nll(model, sequences, torch.ones_like(sequences), is_token, mask).item())
+    return measured
+
+
+def distinct_4_grams(texts: Sequence[list[int]]) -> float:
+    """The share of 4 tokens in a row that their text has not had before: 1 without repetition, near 0 in a loop."""
+    grams = [[tuple(text[i : i + 4]) for i in range(len(text) - 3)] for text in texts]
+    number = sum(map(len, grams))
+    return sum(len(set(each)) for each in grams) / number if number else 1.0
+
+
+def numbers_of(written: list[Written]) -> dict[str, Any]:
+    texts, forwards = zip(*written, strict=True)
+    return {
+        "tokens": sum(map(len, texts)),
+        "forwards": sum(forwards),
+        "distinct_4_grams": distinct_4_grams(texts),
+    }
+
+
+def same(written: list[Written], others: list[Written]) -> int:
+    return sum(one == other for (one, _), (other, _) in zip(written, others, strict=True))
+
+
+# --- Moments ---
+
+
+def solutions(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[Text]:
+    """HumanEval's problems with the solutions that came with them; none where the package is missing."""
+    if not (folder / HUMAN_EVAL).exists():
+        print(f"There is no {folder / HUMAN_EVAL}, so the perplexity on HumanEval's solutions is missing.")
+        return []
+    return [
+        (tokenizer(problem["prompt"])["input_ids"], tokenizer(problem["canonical_solution"])["input_ids"])
+        for problem in human_eval(folder)
+    ]
+
+
+class Measurement:
+    """Lets models write for the same held-out prompts, and compares their texts with those of the base."""
+
+    def __init__(self, given: argparse.Namespace, work: WorkFile):
+        self.given, self.work = given, work
+        self.base, tokenizer = load_checkpoint(given.model, "float32", "cpu")
+        self.base_weights = weights_digest(given.model)
+        prompts = make_prompts(given.prompts_per_kind * len(KINDS), held_out=True)
+        self.ids = [encode(self.base, tokenizer, prompt.text) for prompt in prompts]
+        self.of_base = self.written(self.base, self.base_weights, BASELINE)
+        self.scored = {
+            OWN_ANSWERS: self.behind_prompts(self.of_base),
+            SOLUTIONS: solutions(given.human_eval, tokenizer),
+        }
+
+    def behind_prompts(self, written: list[Written]) -> list[Text]:
+        return [(prompt, text) for prompt, (text, _) in zip(self.ids, written, strict=True)]
+
+    def written(self, model: PreTrainedModel, weights: str, way: str) -> list[Written]:
+        given, asked = self.given, way_of(model, **arguments_of(way, self.given.window_size))
+        return in_batches(asked, self.ids, given.new_tokens, given.batch_size, self.work, (weights, way))
+
+    def nll_per_token(self, model: PreTrainedModel, weights: str, texts: list[Text]) -> float:
+        key = (weights, "nll", digest_of(texts))
+        if key not in self.work:
+            self.work.add(key, nlls(model, texts))
+        return sum(self.work[key]) / sum(len(text) for _, text in texts)
+
+    def moment(self, step: int, checkpoint: Path) -> dict[str, Any]:
+        """The perplexities of the model behind a step, and the numbers of its texts by way."""
+        print(f"step {step}")
+        weights, (model, _) = weights_digest(checkpoint), load_checkpoint(checkpoint, "float32", "cpu")
+        perplexity = {
+            title: math.exp(self.nll_per_token(model, weights, texts)) for title, texts in self.scored.items() if texts
+        }
+        texts = {way: self.written(model, weights, way) for way in WAYS}
+        return {
+            "step": step,
+            "perplexity": perplexity,
+            "ways": {
+                way: numbers_of(each)
+                | {
+                    "same_as_own": same(each, texts[BASELINE]),
+                    "same_as_base": same(each, self.of_base),
+                    "base_nll": self.nll_per_token(self.base, self.base_weights, self.behind_prompts(each)),
+                }
+                for way, each in texts.items()
+            },
+        }
+
+    def adapter(self) -> dict[str, Any]:
+        """The numbers of verified decoding with the draft adapter of the base."""
+        model, _ = load_checkpoint(self.given.adapter, "float32", "cpu")
+        weights = digests(self.given.model, self.given.adapter)["adapter_sha256"]
+        written = self.written(model, weights, VERIFIED)
+        return numbers_of(written) | {"same_as_base": same(written, self.of_base)}
+
+
+def measure(given: argparse.Namespace, checkpoints: dict[int, Path], folder: Path) -> dict[str, Any]:
+    """Measures the model at each moment, and the base with its draft adapter."""
+    about = {name: value for name, value in conditions("cpu").items() if name not in ("threads", "commit")}
+    about |= {name: getattr(given, name) for name in ("new_tokens", "window_size")}
+    about |= {"ways": WAYS, "code": digest_of(flat_files())}
+    work = WorkFile(folder, about)
+    with resumable(work):
+        measurement = Measurement(given, work)
+        moments = [measurement.moment(step, checkpoint) for step, checkpoint in checkpoints.items()]
+        return {"prompts": len(measurement.ids), "moments": moments, "adapter": measurement.adapter()}
+
+
+# --- Tables and the plot of docs/EVIDENCE.md ---
+
+
+def tokens_per_forward(numbers: dict[str, Any]) -> float:
+    return numbers["tokens"] / numbers["forwards"]
+
+
+def price_table(results: dict[str, Any]) -> str:
+    losses = {entry["step"]: entry for entry in results["held_out_log"]}
+    lines = [
+        [
+            moment["step"],
+            *(f"{losses[moment['step']][name]:.3f}" for name in LOSSES),
+            *(f"{value:.3f}" for value in moment["perplexity"].values()),
+        ]
+        for moment in results["moments"]
+    ]
+    titles = ["loss, masked tokens, held out", "loss, next tokens, held out"]
+    titles += [f"perplexity on {name}" for name in results["moments"][0]["perplexity"]]
+    return markdown(["step", *titles], lines, left=set())
+
+
+def texts_table(results: dict[str, Any]) -> str:
+    lines = [
+        [
+            moment["step"],
+            NAMES[way],
+            f"{tokens_per_forward(numbers):.2f}",
+            numbers["same_as_own"],
+            numbers["same_as_base"],
+            f"{numbers['base_nll']:.2f}",
+            f"{numbers['distinct_4_grams']:.0%}",
+        ]
+        for moment in results["moments"]
+        for way, numbers in moment["ways"].items()
+    ]
+    adapter = results["adapter"]
+    same, new = adapter["same_as_base"], f"{adapter['distinct_4_grams']:.0%}"
+    lines.append(["", DRAFTED, f"{tokens_per_forward(adapter):.2f}", same, same, "", new])
+    header = ["step", "decoding", "tokens per forward", "own", "base's", "NLL", "new 4-grams"]
+    return markdown(header, lines, left={"decoding"})
+
+
+def places(results: dict[str, Any]) -> str:
+    """Where it was trained."""
+    return ", then ".join(
+        f"{origin['device']} ({origin['threads']} threads, {commit_text(origin['commit'])})"
+        for origin in results["training"]["origins"]
+    )
+
+
+def summary(results: dict[str, Any]) -> str:
+    """All that is measured, in tables."""
+    return "\n\n".join((price_table(results), texts_table(results), places(results)))
+
+
+def panels(results: dict[str, Any]) -> list[Panel]:
+    """The losses, the tokens per forward, and what becomes of the base's perplexity."""
+    moments, x_label = results["moments"], "optimizer step"
+    first = moments[0]["perplexity"]
+    losses = {
+        f"{name}{held_out}": [(entry["step"], entry[name]) for entry in results[log]]
+        for log, held_out in (("log", ""), ("held_out_log", ", held out"))
+        for name in LOSSES
+    }
+    speed = {
+        NAMES[way]: [(moment["step"], tokens_per_forward(moment["ways"][way])) for moment in moments]
+        for way in (STREAMING, CAREFUL, VERIFIED)
+    }
+    price = {
+        name: [(moment["step"], moment["perplexity"][name] / first[name]) for moment in moments] for name in first
+    }
+    return [
+        Panel("loss", x_label, "nats per token", losses, is_log=False),
+        Panel("decoding", x_label, "tokens per forward", speed, is_log=False),
+        Panel("perplexity", x_label, "times the base's", price, is_log=False),
+    ]
+
+
 # --- Everything ---
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = new_parser(__doc__, "real_training")
-    parser.add_argument("--model", type=Path, default=Path("build/smollm2-135m-wedlm"))
-    parser.add_argument("--adapter", type=Path, default=Path("hub_card/smollm2-135m-adapter"))
+    parser.add_argument("--model", type=Path, default=WEDLM)
+    parser.add_argument("--adapter", type=Path, default=ADAPTER)
     parser.add_argument("--human-eval", type=Path, default=Path("build/real-packages"), help="the package's folder")
     parser.add_argument("--prompts", type=int, default=1500, help="for training")
     parser.add_argument("--answer-tokens", type=int, default=160, help="the most of an answer for training")
@@ -219,7 +436,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rows-per-step", type=int, default=4)
     parser.add_argument("--row-tokens", type=int, default=512)
     parser.add_argument("--learning-rate", type=float, default=2e-4)
-    parser.add_argument("--lora-rank", type=int, default=0, help="0 trains the whole model")
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--suffix-mask-probability", type=float, default=0.5)
     parser.add_argument(
@@ -244,7 +460,7 @@ def main() -> None:
         print("Not all files are committed, so no test will accept the results of this run; commit, and start anew.")
     about = digests(given.model, given.adapter)  # fails now, not in hours, if one of them is missing
     settings = {name: getattr(given, name) for name in SETTINGS} | digests(given.model, None)
-    versions = conditions("cpu", ["peft"])["versions"]
+    versions = conditions("cpu")["versions"]
     folder = given.work / digest_of({**settings, "versions": versions})
     model, tokenizer = load_checkpoint(given.model, "float32", "cpu")
     answers = {"answer_tokens": given.answer_tokens, "versions": versions, **digests(given.model, None)}
@@ -268,9 +484,9 @@ def main() -> None:
         **measure(given, checkpoints, folder / "measured"),
     }
     about |= settings | {name: getattr(given, name) for name in ("new_tokens", "batch_size", "window_size")}
-    save(given.out, results, "cpu", packages=["peft"], **about)
-    page.draw(results, given.plots)
-    print(page.summary(json.loads(given.out.read_text(encoding="utf-8"))))
+    save(given.out, results, "cpu", **about)
+    plot(given.plots / PLOT, panels(results))
+    print(summary(results))
 
 
 if __name__ == "__main__":

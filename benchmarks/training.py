@@ -1,4 +1,4 @@
-"""The cost of dual-stream training beside plain causal training: the time of a step and its peak memory.
+"""What does dual-stream training cost beside plain causal training? The time of a step, and its peak memory.
 
     python benchmarks/training.py [--lengths 512 1024 2048 4096] [--repeats 5] [--out benchmarks/results/training.json]
 
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from common import Panel, in_fresh_process, new_parser, peak_bytes, save
+from common import in_fresh_process, markdown, new_parser, peak_bytes, save, with_range
 
 from wedlm import DualStreamCollator, WeDLMConfig, WeDLMForCausalLM
 from wedlm.evaluation.turns import median_and_range, seconds_in_turns
@@ -118,27 +118,18 @@ def exponent(shorter: dict, longer: dict) -> float:
     return math.log(max(growth, 1)) / math.log(longer["length"] / shorter["length"])
 
 
-def line_of(cell: dict) -> str:
-    start = f"{cell['length']:6}  {cell['side']:14}  "
-    if "left_out" in cell:
-        return start + cell["left_out"]
-    seconds = cell["seconds_per_step"]
-    shown = f"{seconds['median']:8.3f} ({seconds['min']:.3f}-{seconds['max']:.3f})"
-    memory_exponent = f"{cell['memory_exponent']:.2f}" if "memory_exponent" in cell else ""
-    return start + f"{shown:26}  {cell['times_plain']:11.2f}  {cell['bytes'] / 1e6:6.0f}  {memory_exponent:>8}"
-
-
-def panels(cells: list[dict]) -> list[Panel]:
-    measured = [cell for cell in cells if "left_out" not in cell]
-
-    def lines(value: Callable[[dict], float]) -> dict[str, list[tuple[float, float]]]:
-        return {side: [(cell["length"], value(cell)) for cell in measured if cell["side"] == side] for side in SIDES}
-
-    length = "tokens of the sample"
-    return [
-        Panel("time of a step", length, "seconds", lines(lambda cell: cell["seconds_per_step"]["median"])),
-        Panel("peak memory of a step", length, "megabytes", lines(lambda cell: cell["bytes"] / 1e6)),
-    ]
+def table(cells: list[dict]) -> str:
+    lines = []
+    for cell in cells:
+        if "left_out" in cell:
+            lines.append([cell["length"], cell["side"], cell["left_out"], "", "", ""])
+            continue
+        seconds, growth = with_range(cell["seconds_per_step"], ".3f"), cell.get("memory_exponent")
+        megabytes, times = f"{cell['bytes'] / 1e6:.0f}", f"{cell['times_plain']:.2f}"
+        shown = "" if growth is None else f"{growth:.2f}"
+        lines.append([cell["length"], cell["side"], seconds, times, megabytes, shown])
+    header = ["length", "side", "seconds per step (min - max)", "times plain", "MB", "exponent"]
+    return markdown(header, lines, left={"side"})
 
 
 def main() -> None:
@@ -147,15 +138,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
     cells, previous = [], {}
-    print("length  side            seconds per step (min-max)  times plain      MB  exponent")
     for length in sorted(given.lengths):
         of_length = measure(length, given.repeats, previous)
-        for cell in of_length:
-            print(line_of(cell), flush=True)
         cells += of_length
         previous = {cell["side"]: cell for cell in of_length}
     results = {"model": MODEL, "dtype": str(DTYPE).removeprefix("torch."), "rows": cells}
-    save(given.out, results, DEVICE, panels(cells))
+    print(table(cells))
+    save(given.out, results, DEVICE)
 
 
 if __name__ == "__main__":

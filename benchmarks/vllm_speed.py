@@ -1,4 +1,4 @@
-"""vLLM with and without a drafter on the same machine, for many requests at once.
+"""Does vLLM become faster with our drafter, for one request and for many at once?
 
     .venv-vllm/bin/python benchmarks/vllm_speed.py [--models demo adapter] [--clients 1 8 32] [--new-tokens 64]
                                                    [--rounds 3] [--drafts 8] [--out benchmarks/results/vllm_speed.json]
@@ -18,9 +18,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
-from common import Panel, markdown, new_parser, save, with_range
-from prompts import question
-from serving import ADAPTER, MODELS, adapter_questions, device_of, same_texts
+from common import ADAPTER, markdown, new_parser, question, save, with_range
+from serving import MODELS, adapter_questions, device_of, same_texts
 from tqdm.auto import tqdm
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
@@ -118,19 +117,6 @@ def accepted_table(cells: list[dict]) -> str:
     return markdown(names, lines, left={"model", "accepted by place"})
 
 
-def panels(cells: list[dict]) -> list[Panel]:
-    """A panel for each model."""
-    shown = []
-    for model in dict.fromkeys(cell["model"] for cell in cells):
-        own = [cell for cell in cells if cell["model"] == model]
-        lines = {
-            side: [(cell["clients"], cell["tokens_per_second"][side]["median"]) for cell in own]
-            for side in (ALONE, DRAFTING)
-        }
-        shown.append(Panel(model, "clients", "tokens per second", lines))
-    return shown
-
-
 def main() -> None:
     parser = new_parser(__doc__, "vllm_speed")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
@@ -155,7 +141,7 @@ def main() -> None:
             results += measure(model, folder, given, bar)
     print(table(results))
     about = {name: value for name, value in vars(given).items() if name not in ("out", "adapter")}
-    save(given.out, results, device_of(), panels(results), vllm=vllm.__version__, **about)
+    save(given.out, results, device_of(), vllm=vllm.__version__, **about)
 
 
 if __name__ == "__main__":

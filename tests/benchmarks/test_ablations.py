@@ -40,7 +40,7 @@ def run(ablations, monkeypatch, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("name", ["pareto", pytest.param("streaming-blockwise", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["threshold", pytest.param("streaming-blockwise", marks=pytest.mark.slow)])
 def test_a_figure_is_one_command_a_file_and_a_plot(run, ablations, tmp_path, capsys, name):
     report = run(name)
     together = report["results"]["all"]
@@ -58,9 +58,9 @@ def test_a_figure_is_one_command_a_file_and_a_plot(run, ablations, tmp_path, cap
 
 @pytest.mark.full
 def test_an_interrupted_figure_goes_on_and_gives_the_same_table(run, ablations, monkeypatch, tmp_path):
-    whole = run("window")
+    whole = run("penalty")
     kept = list((tmp_path / "work").iterdir())[0].read_text().splitlines()
     assert len(kept) == 2, "a line for each question"
-    (tmp_path / "ablation_window.json").unlink()
+    (tmp_path / "ablation_penalty.json").unlink()
     monkeypatch.setattr("wedlm.evaluation.sweep.write", None)  # nobody is asked again
-    assert run("window")["results"] == whole["results"]
+    assert run("penalty")["results"] == whole["results"]

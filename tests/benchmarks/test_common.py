@@ -1,27 +1,35 @@
-"""The code that the benchmarks share: tables, plots and fresh processes."""
+"""What the benchmarks share: prompts, and vLLM in a process of its own."""
 
-import os
+import sys
+from pathlib import Path
 
+import pytest
+import torch
+from transformers import AutoTokenizer
 
-def test_a_table_is_aligned_to_the_right_but_for_names(load_benchmark):
-    table = load_benchmark("common").markdown(
-        ["decoding", "ms"], [["verified", 1.5], ["static", ""]], left={"decoding"}
-    )
-    assert table == "| decoding | ms |\n| --- | ---: |\n| verified | 1.5 |\n| static |  |"
-
-
-def test_a_median_is_shown_with_its_range(load_benchmark):
-    measured = {"median": 0.126, "min": 0.05, "max": 0.5}
-    with_range = load_benchmark("common").with_range
-    assert with_range(measured, ".2f") == "0.13 (0.05 - 0.50)"
-    assert with_range(measured, ".1%") == "12.6% (5.0% - 50.0%)"
+from wedlm import WeDLMForCausalLM
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 
 
-def test_results_and_plots_are_written(run, tmp_path):
-    report = run("step", "--shape", "tiny", "--rows", 1, 8, "--lengths", 16, 64, "--repeats", 1)
-    assert {"command", "commit", "versions", "device", "threads", "shape", "results"} <= set(report)
-    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+def test_chats_are_conversations_up_to_a_length(load_benchmark):
+    chat, tokenizer = load_benchmark("common").chat, AutoTokenizer.from_pretrained(DEMO_FOLDER)
+    for length in (20, 300):
+        messages = chat(tokenizer, 0, length)
+        size = len(tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"])
+        assert messages[-1]["role"] == "user" and (len(messages) == 1 or length - 150 < size <= length)
+    assert len(messages) > 1
+    assert chat(tokenizer, 0, 300)[-1] != chat(tokenizer, 1, 300)[-1]
 
 
-def test_a_fresh_process_is_another_one(load_benchmark):
-    assert load_benchmark("common").in_fresh_process(os.getpid) != os.getpid()
+@pytest.mark.vllm
+def test_both_forms_of_vllm_write_what_the_model_writes(load_benchmark):
+    common = load_benchmark("common")
+    model = WeDLMForCausalLM.from_pretrained(DEMO_FOLDER, dtype="float32").eval()
+    prompts = [torch.arange(20, 20 + length).tolist() for length in (5, 9)]
+    expected = common.way_of(model, decoding="autoregressive")(prompts, 24).tokens
+    environment = Path(sys.prefix)
+    with common.vllm_ways(environment, DEMO_FOLDER, "float32", 256, 2, 1, eager=True) as made:
+        assert list(made) == [common.VLLM, common.VLLM_DRAFTING]
+        for write in made.values():
+            assert write(prompts, 24).tokens == expected
+    assert common.vllm_version(environment)

@@ -28,13 +28,6 @@ def test_the_sentence_tells_every_target(first_steps):
     )
 
 
-def test_a_single_target_is_told(first_steps):
-    results = {**REPORT["results"], "targets": REPORT["results"]["targets"][:1]}
-    assert first_steps.sentence({**REPORT, "results": results}) == (
-        "On 2 cores of an AMD EPYC, `make demo` takes 1 min 31 s with the installation (1.7 GB with torch 2.13.0+cpu)."
-    )
-
-
 def test_a_file_with_two_links_counts_once(first_steps, tmp_path):
     (tmp_path / "one").write_bytes(bytes(100_000))
     before = first_steps.bytes_of(tmp_path)

@@ -1,7 +1,6 @@
 """The checks for a GPU: those that need none run without one, and every failure is told."""
 
 import json
-import math
 import sys
 
 import pytest
@@ -65,14 +64,6 @@ def test_a_check_that_takes_the_process_with_it_leaves_the_others_outcomes(load_
         module.main()
     saved = json.loads((tmp_path / "out.json").read_text())["results"]
     assert [(result["check"], result["outcome"]) for result in saved] == [("one", module.PASSED)]
-
-
-def test_gradients_that_are_no_numbers_are_not_close(load_benchmark):
-    module = load_benchmark("gpu_checks")
-    assert module.close({"flex_attention": 1e-4, "dual_stream": 0.0}) == "flex_attention 1.0e-04, dual_stream 0.0e+00"
-    for wrong in (math.nan, 0.1):
-        with pytest.raises(AssertionError, match="distances of the gradients"):
-            module.close({"flex_attention": 0.0, "dual_stream": wrong})
 
 
 def test_what_is_missing_is_named(load_benchmark):

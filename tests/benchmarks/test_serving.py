@@ -160,26 +160,6 @@ def test_chats_are_short_and_long_and_never_the_same(benchmark):
         assert 20 < sum(len(chat) > 1 for chat in seen) < 55
 
 
-def test_goals_are_those_of_the_medians(benchmark):
-    def side(speed, first):
-        return {
-            "tokens_per_second": {"median": speed},
-            "seconds_to_first_token": {"median": first, "95_percent": 3 * first},
-        }
-
-    def met(prompts, clients, **sides):
-        names = {"ours": OURS, "theirs": THEIRS, "alone": ALONE}
-        sides = {names[name]: numbers for name, numbers in sides.items()}
-        goals = benchmark.goals_of({"prompts": prompts, "clients": clients, "sides": sides})
-        return [(goal["measured"], goal["is_met"]) for goal in goals]
-
-    assert met("mixed", 32, ours=side(300, 1.0), theirs=side(200, 2.0)) == [(1.5, True), (0.5, True), (0.5, True)]
-    assert met("mixed", 64, ours=side(280, 3.0), theirs=side(200, 2.0)) == [(1.4, False), (1.5, False), (1.5, False)]
-    assert met("mixed", 8, ours=side(280, 3.0), theirs=side(200, 2.0)) == []
-    assert met("mixed", 1, ours=side(99, 1.0), theirs=side(9, 1.0), alone=side(100, 1.0)) == [(0.99, False)]
-    assert met("equal", 32, ours=side(90, 1.0), alone=side(100, 1.0)) == [(0.9, True)]
-
-
 @pytest.mark.slow
 def test_both_servers_write_the_texts_of_generate(run, started, tmp_path):
     cells = run("serving", *SMALL, "--clients", 2, "--rounds", 1, "--work", tmp_path / "work")["results"]

@@ -11,7 +11,7 @@ SIDES = ["plain", "dual_stream", "sdpa"]
 
 
 @pytest.mark.slow
-def test_the_benchmark_writes_its_report_and_plot(tmp_path):
+def test_the_benchmark_writes_its_report(tmp_path):
     command = [sys.executable, REPOSITORY / "benchmarks" / "training.py", "--lengths", "256", "--repeats", "2"]
     output = subprocess.run(
         [*command, "--out", tmp_path / "training.json"], check=True, capture_output=True, text=True
@@ -26,27 +26,12 @@ def test_the_benchmark_writes_its_report_and_plot(tmp_path):
         assert 0 < seconds["min"] <= seconds["median"] <= seconds["max"]
         assert cell["times_plain"] == seconds["median"] / cells[0]["seconds_per_step"]["median"]
         assert cell["bytes"] > 256 * 8192 * 4  # the logits; in the two streams more than 256 queries have a target
-    assert len(output.stdout.splitlines()) == 1 + len(cells) + 1
-    assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
+    assert output.stdout.count("\n| 256 |") == len(cells)
 
 
 @pytest.fixture
 def benchmark(load_benchmark):
     return load_benchmark("training")
-
-
-@pytest.mark.full
-def test_cells_of_a_longer_length_say_how_memory_grew(benchmark, monkeypatch):
-    monkeypatch.setattr(benchmark, "LARGEST_DENSE_MASKS", benchmark.dense_masks_bytes(64))
-    monkeypatch.setattr(benchmark, "measure_bytes", lambda length, side: length if side == "plain" else length**2)
-    cells, previous = [], {}
-    for length in (32, 64, 128):
-        cells += benchmark.measure(length, 1, previous)
-        previous = {cell["side"]: cell for cell in cells[-3:]}
-    assert ["memory_exponent" in cell for cell in cells] == 3 * [False] + 3 * [True] + [True, True, False]
-    assert [cell["memory_exponent"] for cell in cells[3:8]] == pytest.approx([1, 2, 2, 1, 2])
-    assert cells[8] == {"length": 128, "side": "sdpa", "left_out": "Its masks alone would take 0.0 GB."}
-    assert [len(benchmark.line_of(cell)) > 20 for cell in cells] == [True] * 9
 
 
 def test_both_sides_train_on_the_same_tokens(benchmark):

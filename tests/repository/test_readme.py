@@ -98,9 +98,8 @@ def test_the_code_runs_in_its_order(newcomers_folder):
 def test_the_numbers_are_measured(monkeypatch):
     """The table and the times of the first commands are written from files, and elsewhere nothing is claimed."""
     monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
-    page = import_module("evidence_real_page")
-    places = {"float32": page.FILE, "bfloat16": page.BFLOAT16_FILE}
-    files = {dtype: json.loads(place.read_text(encoding="utf-8")) for dtype, place in places.items()}
+    page = import_module("evidence_real")
+    files = {dtype: json.loads(place.read_text(encoding="utf-8")) for dtype, place in page.FILES.items()}
     results = {dtype: file["results"] for dtype, file in files.items()}
     prose = README
     for table in (

@@ -1,6 +1,6 @@
-"""vLLM as a process that answers lines of JSON, for evidence_real.py; it runs in the environment with vLLM.
+"""vLLM as a process that answers lines of JSON, for common.py; it runs in an environment of its own.
 
-    .venv-vllm/bin/python benchmarks/evidence_real_vllm.py ANSWERS ARGUMENTS
+    .venv-vllm/bin/python benchmarks/vllm_worker.py ANSWERS ARGUMENTS
 
 ARGUMENTS are those of `vllm.LLM` as JSON. The file descriptor ANSWERS gets a line once vLLM has loaded the model, and
 then a line {"tokens": [[...]]} for each line {"prompts": [[...]], "new_tokens": 64} of the standard input. (vLLM

@@ -51,6 +51,7 @@ setup(
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
     package_data={
         "wedlm": ["py.typed"],
+        "wedlm.adapters": ["prompts.jsonl.xz"],
         "wedlm.training": ["configs/*"],
         "wedlm.evaluation": ["recipes/*"],
         "wedlm.hub_card": ["wedlm-demo/*", "card_template.md"],

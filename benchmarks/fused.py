@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, logging
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM, fuse
-from wedlm.adapters.prompts import KINDS, make_prompts
+from wedlm.adapters.prompts import KINDS, read_prompts
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.evaluation.resampling import median_and_quartiles
@@ -225,7 +225,7 @@ def speeds_of(given: argparse.Namespace, dtype: str) -> dict[str, dict]:
     stock = AutoModelForCausalLM.from_pretrained(given.stock, dtype=dtype).eval()
     model, tokenizer = load_checkpoint(given.adapter, dtype, "cpu", only_decodes=True)
     plain, _ = load_checkpoint(given.adapter, dtype, "cpu")
-    prompts = [encode(model, tokenizer, prompt.text) for prompt in make_prompts(len(KINDS), held_out=True)]
+    prompts = [encode(model, tokenizer, prompt.text) for prompt in read_prompts(len(KINDS), held_out=True)]
     longest = max(map(len, prompts)) + given.new_tokens
     with ExitStack() as stack:
         others = {}

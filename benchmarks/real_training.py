@@ -34,7 +34,7 @@ from real_training_measure import measure
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, logging
 
 from wedlm.adapt.train_adapter import free_memory
-from wedlm.adapters.prompts import KINDS, make_prompts
+from wedlm.adapters.prompts import KINDS, read_prompts
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.new_folder import complete_or_absent
 from wedlm.checkpoints.prompt_ids import encode
@@ -108,7 +108,7 @@ def answered_rows(
 ) -> tuple[Dataset, dict[str, int]]:
     """The rows of training, or of evaluation, with the model's own answers."""
     number = given.prompts_per_kind * len(KINDS) if held_out else given.prompts
-    ids = [encode(model, tokenizer, prompt.text) for prompt in make_prompts(number, SEED, held_out)]
+    ids = [encode(model, tokenizer, prompt.text) for prompt in read_prompts(number, SEED, held_out)]
     way, key = way_of(model, decoding=BASELINE), ("answers", "held out" if held_out else "for training")
     answers = in_batches(way, ids, given.answer_tokens, given.answer_batch, work, key)
     return training_rows(ids, [tokens for tokens, _ in answers], given.row_tokens)

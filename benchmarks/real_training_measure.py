@@ -11,7 +11,7 @@ from evidence_real_ways import in_batches, way_of
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from wedlm.adapters.prompts import KINDS, make_prompts
+from wedlm.adapters.prompts import KINDS, read_prompts
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.demo.real_adapter import HUMAN_EVAL, human_eval
@@ -102,7 +102,7 @@ class Measurement:
         self.given, self.work = given, work
         self.base, tokenizer = load_checkpoint(given.model, "float32", "cpu")
         self.base_weights = weights_digest(given.model)
-        prompts = make_prompts(given.prompts_per_kind * len(KINDS), held_out=True)
+        prompts = read_prompts(given.prompts_per_kind * len(KINDS), held_out=True)
         self.ids = [encode(self.base, tokenizer, prompt.text) for prompt in prompts]
         self.of_base = self.written(self.base, self.base_weights, BASELINE)
         self.scored = {

@@ -46,7 +46,7 @@ from prompts import chat, question
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from wedlm.adapters import prompts as adapter_prompts
+from wedlm.adapters.prompts import all_prompts
 from wedlm.checkpoints.convert import convert_to_autoregressive
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
@@ -90,8 +90,7 @@ class Cell(NamedTuple):
 @cache
 def adapter_questions() -> list[str]:
     """All held-out prompts of `wedlm adapt`."""
-    prompts = adapter_prompts.make_prompts(adapter_prompts.most_prompts(held_out=True), held_out=True)
-    return [prompt.text for prompt in prompts]
+    return [prompt.text for prompt in all_prompts()["held_out"]]
 
 
 def new_chat(model: str, tokenizer: PreTrainedTokenizerBase, number: int, length: int) -> Chat:

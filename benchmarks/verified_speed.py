@@ -59,7 +59,7 @@ def prompts_of(name: str, kind: str, number: int) -> list[str]:
     """Held-out prompts of a kind."""
     if name == "demo":
         return [example.prompt for example in tasks.held_out_examples(kind, number)]
-    made = prompts.make_prompts(len(prompts.KINDS) * number, held_out=True)
+    made = prompts.read_prompts(len(prompts.KINDS) * number, held_out=True)
     return [prompt.text for prompt in made if prompt.kind == kind]
 
 

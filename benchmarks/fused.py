@@ -32,9 +32,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, logging
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM, fuse
-from wedlm.adapters.prompts import KINDS, read_prompts
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.prompt_ids import encode
+from wedlm.drafts.prompts import KINDS, read_prompts
 from wedlm.evaluation.resampling import median_and_quartiles
 from wedlm.evaluation.turns import median_and_range, seconds_in_turns, take_turns
 from wedlm.fused import product

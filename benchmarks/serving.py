@@ -46,10 +46,10 @@ from prompts import chat, question
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from wedlm.adapters.prompts import all_prompts
 from wedlm.checkpoints.convert import convert_to_autoregressive
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
+from wedlm.drafts.prompts import all_prompts
 from wedlm.evaluation.provenance import conditions
 from wedlm.evaluation.turns import median_and_range, take_turns
 from wedlm.evaluation.work_file import WorkFile, resumable

@@ -12,9 +12,9 @@ from helpers import REPOSITORY
 from human_eval_problems import ADD
 from matplotlib.figure import Figure
 
-from wedlm.adapters.prompts import KINDS, Prompt
 from wedlm.checkpoints.convert import convert_to_autoregressive
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.drafts.prompts import KINDS, Prompt
 from wedlm.fused.model import product_of
 
 VLLM = f"""#!{sys.executable}

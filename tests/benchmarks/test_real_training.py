@@ -16,8 +16,8 @@ from stock_tokenizers import save_smollm
 from transformers import AutoTokenizer
 
 from wedlm import convert_to_wedlm
-from wedlm.adapters.prompts import KINDS, read_prompts
 from wedlm.checkpoints.prompt_ids import encode
+from wedlm.drafts.prompts import KINDS, read_prompts
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import commit_text
 from wedlm.training.merge import merge_adapter

@@ -4,8 +4,8 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from wedlm.adapt.settings import AdaptError, AdaptSettings
-from wedlm.adapters.prompts import read_prompts
+from wedlm.drafts.prompts import read_prompts
+from wedlm.drafts.settings import AdaptError, AdaptSettings
 from wedlm.evaluation.tuning import read_examples
 
 PROMPTS_PER_HELD_OUT = 4  # of a user's file: one in 4 is held out at most

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path
 
-from wedlm.adapters.prompts import most_prompts
 from wedlm.checkpoints.errors import one_line
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS, checkpoint_folder
 from wedlm.checkpoints.shards import shard_names
 from wedlm.checkpoints.whole_file import write_whole
-from wedlm.training.draft_window import MAX_WINDOW
+from wedlm.drafts.prompts import most_prompts
+from wedlm.training.data_options import MAX_WINDOW
 
 SETTINGS_FILE = "settings.json"
 FILES = ("train", "held_out")  # of answers: the names of files of JSON Lines, and of the fields of Tasks

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from helpers import REPOSITORY, run_python
 
-from wedlm.adapters.prompts import HEAD, KINDS, all_prompts, read_prompts
+from wedlm.drafts.prompts import HEAD, KINDS, all_prompts, read_prompts
 
 
 def test_the_file_has_the_kinds_and_numbers_of_its_head_and_the_docs():
@@ -47,5 +47,5 @@ def test_more_prompts_than_there_are_is_refused(number):
 
 def test_no_torch_is_imported(tmp_path):
     run_python(
-        "import sys, wedlm.adapters.prompts; assert not {'torch', 'transformers', 'peft'} & set(sys.modules)", tmp_path
+        "import sys, wedlm.drafts.prompts; assert not {'torch', 'transformers', 'peft'} & set(sys.modules)", tmp_path
     )

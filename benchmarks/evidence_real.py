@@ -51,10 +51,10 @@ from evidence_real_tasks.questions import code_of
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, logging
 
-from wedlm.adapters.prompts import KINDS, Prompt, make_prompts
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.demo.real_adapter import human_eval, request
+from wedlm.drafts.prompts import KINDS, Prompt, read_prompts
 from wedlm.evaluation.choices import Choices
 from wedlm.evaluation.decodings import BASELINE, whole
 from wedlm.evaluation.harness import evaluate
@@ -124,7 +124,7 @@ def load_models(given: argparse.Namespace, dtype: str) -> Models:
 
 def held_out(per_kind: int) -> list[Prompt]:
     """So many held-out prompts of each kind, the kinds in turns."""
-    return make_prompts(per_kind * len(KINDS), held_out=True)
+    return read_prompts(per_kind * len(KINDS), held_out=True)
 
 
 def prompts_by_group(problems: list[Prompt], number: int) -> dict[str, list[Prompt]]:

@@ -30,8 +30,6 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, logging
 
-from wedlm.adapt.train_adapter import free_memory
-from wedlm.adapters.prompts import KINDS, make_prompts
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.new_folder import complete_or_absent
 from wedlm.checkpoints.prompt_ids import encode
@@ -39,6 +37,8 @@ from wedlm.checkpoints.whole_file import write_whole
 from wedlm.demo.real_adapter import HUMAN_EVAL, human_eval
 from wedlm.demo.recipe import has_bfloat16
 from wedlm.demo.report import answer_nll
+from wedlm.drafts.prompts import KINDS, read_prompts
+from wedlm.drafts.train import free_memory
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import (
     COMMIT,
@@ -124,7 +124,7 @@ def answered_rows(
 ) -> tuple[Dataset, dict[str, int]]:
     """The rows of training, or of evaluation, with the model's own answers."""
     number = given.prompts_per_kind * len(KINDS) if held_out else given.prompts
-    ids = [encode(model, tokenizer, prompt.text) for prompt in make_prompts(number, SEED, held_out)]
+    ids = [encode(model, tokenizer, prompt.text) for prompt in read_prompts(number, SEED, held_out)]
     way, key = way_of(model, decoding=BASELINE), ("answers", "held out" if held_out else "for training")
     answers = in_batches(way, ids, given.answer_tokens, given.answer_batch, work, key)
     return training_rows(ids, [tokens for tokens, _ in answers], given.row_tokens)
@@ -279,7 +279,7 @@ class Measurement:
         self.given, self.work = given, work
         self.base, tokenizer = load_checkpoint(given.model, "float32", "cpu")
         self.base_weights = weights_digest(given.model)
-        prompts = make_prompts(given.prompts_per_kind * len(KINDS), held_out=True)
+        prompts = read_prompts(given.prompts_per_kind * len(KINDS), held_out=True)
         self.ids = [encode(self.base, tokenizer, prompt.text) for prompt in prompts]
         self.of_base = self.written(self.base, self.base_weights, BASELINE)
         self.scored = {

@@ -41,10 +41,10 @@ from common import ADAPTER, STOCK, Panel, chat, markdown, new_parser, question, 
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from wedlm.adapters import prompts as adapter_prompts
 from wedlm.checkpoints.convert import convert_to_autoregressive
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
+from wedlm.drafts.prompts import all_prompts
 from wedlm.evaluation.provenance import conditions
 from wedlm.evaluation.turns import median_and_range, take_turns
 from wedlm.evaluation.work_file import WorkFile, resumable
@@ -82,8 +82,7 @@ class Cell(NamedTuple):
 @cache
 def adapter_questions() -> list[str]:
     """All held-out prompts of `wedlm adapt`."""
-    prompts = adapter_prompts.make_prompts(adapter_prompts.most_prompts(held_out=True), held_out=True)
-    return [prompt.text for prompt in prompts]
+    return [prompt.text for prompt in all_prompts()["held_out"]]
 
 
 def new_chat(model: str, tokenizer: PreTrainedTokenizerBase, number: int, length: int) -> Chat:

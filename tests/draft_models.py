@@ -5,7 +5,7 @@ from helpers import EOS, MASK, PAD
 from peft import PeftModel, get_peft_model
 
 from wedlm import DraftLoraConfig, WeDLMConfig, WeDLMForCausalLM
-from wedlm.adapters.draft_lora import LAYERS
+from wedlm.training.draft_lora import LAYERS
 
 FLAVOURS = {
     "qwen2": {"attention_bias": True, "qk_norm": False},

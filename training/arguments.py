@@ -7,9 +7,8 @@ from transformers import TrainingArguments
 
 from wedlm.generation.transformers_internals import rename_checkpointing
 from wedlm.training.collator import DualStreamCollator
-from wedlm.training.data_options import DataOptions, ObjectiveOptions
+from wedlm.training.data_options import MAX_WINDOW, DataOptions, ObjectiveOptions
 from wedlm.training.draft_collator import DraftCollator
-from wedlm.training.draft_window import MAX_WINDOW
 from wedlm.training.dual_stream import FORMS
 
 

@@ -5,6 +5,8 @@ from typing import Literal, get_args
 
 from wedlm.training.errors import TrainingError
 
+MAX_WINDOW = 32  # the most MASKs of a group in draft training
+
 
 @dataclass
 class DataOptions:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMTrainingOutput
-from wedlm.training.draft_window import MAX_WINDOW
+from wedlm.training.data_options import MAX_WINDOW
 
 NUM_SUMS = 2 + 2 * (MAX_WINDOW - 1)
 

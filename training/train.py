@@ -19,12 +19,12 @@ from transformers import (
     set_seed,
 )
 
-from wedlm.adapters.draft_lora import DraftLoraConfig
 from wedlm.checkpoints.convert import convert_to_wedlm
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.data import DataSummary, prepare_dataset
+from wedlm.training.draft_lora import DraftLoraConfig
 from wedlm.training.ended_processes import ended_processes
 from wedlm.training.errors import TrainingError, as_training_errors
 from wedlm.training.output_folder import check_output_folder, full_disks

@@ -11,8 +11,7 @@ from peft import PeftModel
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Trainer, TrainerCallback
 from transformers.trainer_utils import has_length
 
-from wedlm.adapters.draft_type import DRAFT_TYPE
-from wedlm.checkpoints.resolve import draft_adapter, how_to_convert, wedlm_folder
+from wedlm.checkpoints.resolve import DRAFT_TYPE, draft_adapter, how_to_convert, wedlm_folder
 from wedlm.generation.transformers_internals import attention_of
 from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE

@@ -23,7 +23,7 @@ def register(module: ModuleType) -> None:
         module (`ModuleType`): One of transformers' two modules with the mappings of the Auto classes, or PEFT.
     """
     if module.__name__ == PEFT_MODULE:
-        importlib.import_module("wedlm.adapters.draft_lora")  # it enters draft adapters
+        importlib.import_module("wedlm.training.draft_lora")  # it enters draft adapters
         return
     package = sys.modules["wedlm"]
     if module.__name__ == CONFIG_MODULE:

@@ -1,14 +1,13 @@
 """The functions that the YAML files of this folder refer to: prompts whose answers a program can score."""
 
 import json
+import lzma
 import re
-from itertools import count, islice
-from random import Random
+from pathlib import Path
 
 from datasets import Dataset, DatasetDict
 
-from wedlm.adapters.prompts import DRAW, is_held_out
-
+FILE = Path(__file__).with_name("questions.jsonl.xz")  # held-out prompts of two of the kinds of `wedlm adapt`
 FENCED = re.compile(r"```\w*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
@@ -36,11 +35,11 @@ def score_copying(key: str, answer: str) -> float:
 SCORES = {"json": score_json, "copying": score_copying}
 
 
-def dataset(kind: str, num_examples: int = 200, **_: object) -> DatasetDict:
-    """Held-out prompts of a kind of `wedlm adapt`'s prompts, as lm-eval loads them."""
-    drawn = (DRAW[kind](Random(seed)) for seed in count())
-    chosen = ({"kind": kind, "key": key, "prompt": text} for key, text in drawn if is_held_out(kind, key))
-    return DatasetDict({"test": Dataset.from_list(list(islice(chosen, num_examples)))})
+def dataset(kind: str, **_: object) -> DatasetDict:
+    """The prompts of a kind, as lm-eval loads them."""
+    with lzma.open(FILE, "rt", encoding="utf-8") as file:
+        records = [record for record in map(json.loads, file) if record["kind"] == kind]
+    return DatasetDict({"test": Dataset.from_list(records)})
 
 
 def process_results(record: dict[str, str], results: list[str]) -> dict[str, float]:

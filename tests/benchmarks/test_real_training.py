@@ -15,8 +15,8 @@ from stock_tokenizers import save_smollm
 from transformers import AutoTokenizer
 
 from wedlm import convert_to_wedlm
-from wedlm.adapters.prompts import KINDS, make_prompts
 from wedlm.checkpoints.prompt_ids import encode
+from wedlm.drafts.prompts import KINDS, read_prompts
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import commit_text
 
@@ -109,7 +109,7 @@ def test_one_command_trains_and_measures(train, training, place, tmp_path, monke
     folder = trained_folder(tmp_path / "work")
     base, model = load(place / "model"), load(folder / "4")
     tokenizer = AutoTokenizer.from_pretrained(place / "model")
-    ids = [encode(base, tokenizer, prompt.text) for prompt in make_prompts(len(KINDS), held_out=True)]
+    ids = [encode(base, tokenizer, prompt.text) for prompt in read_prompts(len(KINDS), held_out=True)]
     written, of_base = (
         list(zip(ids, training.way_of(each, decoding=BASELINE)(ids, 10).tokens, strict=True)) for each in (model, base)
     )

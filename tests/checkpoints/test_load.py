@@ -16,11 +16,11 @@ from transformers import (
 )
 from typer.testing import CliRunner
 
-from wedlm.adapt.measure import measure
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.commands.cli import app
+from wedlm.drafts.measure import measure
 from wedlm.fused.model import product_of
 
 
@@ -86,7 +86,7 @@ def test_a_model_that_only_decodes_is_fused(folder):
         ("wedlm.commands.tune", "tune {0} --data {1}"),
         ("wedlm.commands.eval", "eval {0} --recipe demo --run-code --unsafe-run-code --out {2}"),
         ("wedlm.serving.server", "serve {0} --port 0"),
-        ("wedlm.adapt.adapt", "adapt {0} {2} --num-prompts 30"),
+        ("wedlm.drafts.adapt", "adapt {0} {2} --num-prompts 30"),
     ],
 )
 def test_every_command_that_only_decodes_says_so(module, command, folder, tmp_path, monkeypatch):
@@ -104,7 +104,7 @@ def test_every_command_that_only_decodes_says_so(module, command, folder, tmp_pa
 
 def test_the_measurement_of_an_adapter_only_decodes(monkeypatch):
     load = Mock(side_effect=CheckpointError("Seen."))
-    monkeypatch.setattr("wedlm.adapt.measure.load_checkpoint", load)
+    monkeypatch.setattr("wedlm.drafts.measure.load_checkpoint", load)
     with pytest.raises(CheckpointError, match="Seen."):
         measure(Mock(), None, None, None)
     assert load.call_args.kwargs == {"only_decodes": True}

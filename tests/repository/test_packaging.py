@@ -28,6 +28,7 @@ def test_a_wheel_in_a_fresh_environment_works(tmp_path):
         for path in (REPOSITORY / folder).rglob("*.py")
     }
     assert packaged == written
+    assert "wedlm/drafts/prompts.jsonl.xz" in names
 
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)

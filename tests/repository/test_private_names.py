@@ -26,7 +26,7 @@ ELSEWHERE = {
         "_scaled_dot_product_flash_attention_for_cpu": "the name of torch's operator, for selective checkpointing",
     },
     "training/draft_loss.py": {"_backward_cls": "torch gives it to every autograd.Function"},
-    "wedlm/adapters/draft_lora.py": {
+    "training/draft_lora.py": {
         "_create_and_replace": "PEFT's LoraModel makes each layer in it",
         "_check_merge_allowed": "PEFT asks it before every merge",
         "_enable_peft_forward_hooks": "PEFT calls it in every forward, with the adapter_names of the rows",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from wedlm.adapters.base_model import HEAD
 from wedlm.checkpoints.errors import CheckpointError, one_line
+from wedlm.checkpoints.fingerprint import HEAD
 from wedlm.checkpoints.shards import Shard
 from wedlm.checkpoints.stock_families import STOCK_FAMILIES, families
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig

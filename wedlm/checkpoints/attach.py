@@ -9,11 +9,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from wedlm.adapters.base_model import EMBEDDING, Fingerprint, check_base, fingerprint, fingerprint_of
-from wedlm.adapters.draft_type import DRAFT_TYPE
 from wedlm.checkpoints.architectures import read_wedlm_config
 from wedlm.checkpoints.errors import CheckpointError, one_line
-from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS, CONFIG_FILE, adapter_fields
+from wedlm.checkpoints.fingerprint import EMBEDDING, Fingerprint, check_base, fingerprint, fingerprint_of
+from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS, CONFIG_FILE, DRAFT_TYPE, adapter_fields
 from wedlm.checkpoints.shards import DTYPES, Shard, read_json, read_shards
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from wedlm.adapters.base_model import EMBEDDING, HEAD
 from wedlm.checkpoints.errors import CheckpointError
+from wedlm.checkpoints.fingerprint import EMBEDDING, HEAD
 from wedlm.checkpoints.shards import Shard
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles, unused_row
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig

@@ -8,7 +8,6 @@ from pathlib import Path
 from huggingface_hub import constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from wedlm.adapters.draft_type import DRAFT_TYPE
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER, REAL_MODEL
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.shards import INDEX_FILE, read_json, shard_names
@@ -21,6 +20,7 @@ CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 FROM_MODEL = "_from_model_config"  # if it is true there, transformers reads no parameter of parallel decoding from it
 ADAPTER_FILE, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+DRAFT_TYPE = "WEDLM_DRAFT"  # of draft adapters in adapter_config.json
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 # Files that go along with the weights and the config, as patterns of names. No code is among them: each checkpoint
 # that is written gets the code of this package.

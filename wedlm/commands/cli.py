@@ -372,15 +372,15 @@ def adapt(options: AdaptOptions) -> None:
     same command continues. docs/adapt.md says what it costs and brings.
     """
     with refusals(options.debug), extra("train"):
-        from wedlm.adapt.check import check_adapt, what_is_done
-        from wedlm.adapt.settings import AdaptSettings, Places
+        from wedlm.drafts.check import check_adapt, what_is_done
+        from wedlm.drafts.settings import AdaptSettings, Places
 
         settings = AdaptSettings(**{field.name: getattr(options, field.name) for field in fields(AdaptSettings)})
         places = Places(options.out.resolve())
         tasks = check_adapt(settings, places, options.overwrite)
         if os.environ.get("RANK", "0") == "0":  # torch, which knows the processes, is imported later
             typer.echo(what_is_done(settings, tasks))
-        from wedlm.adapt.adapt import adapt
+        from wedlm.drafts.adapt import adapt
 
         adapt(settings, tasks, places, options.overwrite)
 

@@ -251,9 +251,7 @@ class AdaptOptions:
     out: Annotated[Path, typer.Argument(help="The new folder for the adapter; OUT.work keeps a stopped run.")]
     prompts: Annotated[
         Path | None,
-        typer.Option(
-            help="JSON Lines with prompts like those of use; by default the package makes some.", metavar="FILE"
-        ),
+        typer.Option(help="JSON Lines with prompts like those of use; by default the package's own.", metavar="FILE"),
     ] = None
     answers: Annotated[
         Path | None,
@@ -262,7 +260,7 @@ class AdaptOptions:
     measure_also: Annotated[
         Path | None, typer.Option(help="JSON Lines with prompts that are only measured.", metavar="FILE")
     ] = None
-    num_prompts: Annotated[int, typer.Option(help="Number of prompts that the package makes.")] = 3000
+    num_prompts: Annotated[int, typer.Option(help="Number of the package's own prompts.")] = 3000
     num_held_out: Annotated[int, typer.Option(help="Number of prompts to measure, and not to train on.")] = 60
     max_new_tokens: Annotated[int, typer.Option(help="The largest number of tokens of an answer.")] = 256
     temperature: Annotated[float, typer.Option(help="The temperature of the answers; 0 chooses likeliest tokens.")] = (

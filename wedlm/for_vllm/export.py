@@ -12,10 +12,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
-from wedlm.adapters.base_model import EMBEDDING
 from wedlm.checkpoints.attach import adapter_on_disk
 from wedlm.checkpoints.convert import Source, plan_of_stock, read_source, read_weights, stock_type_of
 from wedlm.checkpoints.errors import CheckpointError
+from wedlm.checkpoints.fingerprint import EMBEDDING
 from wedlm.checkpoints.new_folder import DRAFTER, DRAFTS_FILE, TARGET, check_apart, check_links, check_out
 from wedlm.checkpoints.plan import Plan, write, write_json, write_whole
 from wedlm.checkpoints.resolve import (

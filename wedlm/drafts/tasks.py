@@ -4,8 +4,8 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from wedlm.adapt.settings import AdaptError, AdaptSettings
-from wedlm.adapters.prompts import make_prompts
+from wedlm.drafts.prompts import read_prompts
+from wedlm.drafts.settings import AdaptError, AdaptSettings
 from wedlm.evaluation.tuning import read_examples
 
 PROMPTS_PER_HELD_OUT = 4  # of a user's file: one in 4 is held out at most
@@ -37,7 +37,7 @@ class Tasks(NamedTuple):
 
 
 def read_tasks(settings: AdaptSettings) -> Tasks:
-    """Reads or makes the prompts, and holds some of them out."""
+    """Reads the prompts, and holds some of them out."""
     if settings.answers is not None:
         train, held_out = split(tasks_of(settings.answers, "--answers"), settings, f"--answers {settings.answers}")
         if any(task.answer is None for task in train + held_out):
@@ -49,10 +49,10 @@ def read_tasks(settings: AdaptSettings) -> Tasks:
         train, held_out = split(tasks_of(settings.prompts, "--prompts"), settings, f"--prompts {settings.prompts}")
         train = [task._replace(answer=None) for task in train]  # an answer in the file need not be the model's own
     else:
-        made = (make_prompts(settings.num_prompts, settings.seed), make_prompts(settings.num_held_out, 0, True))
+        own = (read_prompts(settings.num_prompts, settings.seed), read_prompts(settings.num_held_out, 0, True))
         train, held_out = (
             [Task(prompt.kind, prompt.text, where=f"the prompt {prompt.text!r}") for prompt in prompts]
-            for prompts in made
+            for prompts in own
         )
     also = [] if settings.measure_also is None else tasks_of(settings.measure_also, "--measure-also")
     trained = {key(task) for task in train}

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from wedlm.adapt.settings import AdaptError, AdaptSettings, Places, check_settings
-from wedlm.adapt.tasks import Tasks, read_tasks
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.new_folder import check_apart, check_out
 from wedlm.checkpoints.resolve import (
@@ -19,6 +17,8 @@ from wedlm.checkpoints.resolve import (
 )
 from wedlm.checkpoints.shards import read_json
 from wedlm.checkpoints.stock_families import STOCK_FAMILIES
+from wedlm.drafts.settings import AdaptError, AdaptSettings, Places, check_settings
+from wedlm.drafts.tasks import Tasks, read_tasks
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 

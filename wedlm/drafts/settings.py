@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path
 
-from wedlm.adapters.prompts import most_prompts
 from wedlm.checkpoints.errors import one_line
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS, checkpoint_folder
 from wedlm.checkpoints.shards import shard_names
 from wedlm.checkpoints.whole_file import write_whole
-from wedlm.training.draft_window import MAX_WINDOW
+from wedlm.drafts.prompts import most_prompts
+from wedlm.training.data_options import MAX_WINDOW
 
 SETTINGS_FILE = "settings.json"
 FILES = ("train", "held_out")  # of answers: the names of files of JSON Lines, and of the fields of Tasks
@@ -28,10 +28,10 @@ class AdaptSettings:
 
     Args:
         model (`str`): A WeDLM checkpoint, or a stock one, which is converted.
-        prompts (`Path`, *optional*): JSON Lines with prompts; by default the package makes prompts.
+        prompts (`Path`, *optional*): JSON Lines with prompts; by default the package's own.
         answers (`Path`, *optional*): JSON Lines with prompts and the model's answers to them, in place of `prompts`.
         measure_also (`Path`, *optional*): JSON Lines with prompts that are only measured.
-        num_prompts (`int`, *optional*, defaults to 3000): Number of prompts that the package makes.
+        num_prompts (`int`, *optional*, defaults to 3000): Number of the package's own prompts.
         num_held_out (`int`, *optional*, defaults to 60): Number of prompts that are measured and not trained on.
         max_new_tokens (`int`, *optional*, defaults to 256): The most tokens of an answer.
         temperature (`float`, *optional*, defaults to 0.0): The temperature of the answers for training; 0 is greedy.

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from wedlm.adapt.settings import AdaptSettings
+from wedlm.drafts.settings import AdaptSettings
 from wedlm.evaluation.provenance import write_report
 from wedlm.hub_card.draft_report import PLOT_FILE, REPORT_FILE, draft_section, labelled, table_of
 from wedlm.hub_card.markdown import escaped

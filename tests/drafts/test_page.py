@@ -5,9 +5,9 @@ from dataclasses import fields
 
 from helpers import REPOSITORY
 
-from wedlm.adapt.settings import AdaptSettings, option
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.commands.options import AdaptOptions
+from wedlm.drafts.settings import AdaptSettings, option
 
 PAGE = (REPOSITORY / "docs" / "adapt.md").read_text(encoding="utf-8")
 

@@ -16,15 +16,15 @@ from safetensors.torch import load_file, save_file
 from stock_checkpoints import save_stock
 from transformers import AutoTokenizer, TrainerCallback
 
-from wedlm.adapt import adapt as stages
-from wedlm.adapt import answers, train_adapter
-from wedlm.adapt.prompt_ids import check_prompts, encode_all
-from wedlm.adapt.report import smoothed
-from wedlm.adapt.settings import AdaptSettings
-from wedlm.adapt.tasks import Task, Tasks
 from wedlm.checkpoints.attach import fingerprint_on_disk
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS
+from wedlm.drafts import adapt as stages
+from wedlm.drafts import answers, train
+from wedlm.drafts.answers import check_prompts, encode_all
+from wedlm.drafts.report import smoothed
+from wedlm.drafts.settings import AdaptSettings
+from wedlm.drafts.tasks import Task, Tasks
 from wedlm.evaluation.work_file import WorkFile
 
 
@@ -155,14 +155,14 @@ def stop_training(monkeypatch):
 
 
 def with_callback(monkeypatch, callback):
-    make = train_adapter.new_trainer
+    make = train.new_trainer
 
     def new_trainer(*arguments, **options):
         trainer = make(*arguments, **options)
         trainer.add_callback(callback)
         return trainer
 
-    monkeypatch.setattr(train_adapter, "new_trainer", new_trainer)
+    monkeypatch.setattr(train, "new_trainer", new_trainer)
 
 
 def stop_first_checkpoint(monkeypatch):
@@ -317,7 +317,7 @@ def test_a_damaged_number_of_steps_is_refused(tmp_path):
     for content in ("{", "[]", "{}"):
         (tmp_path / "steps.json").write_text(content, encoding="utf-8")
         with pytest.raises(ValueError, match=r"steps.json cannot be read \(.*\); remove it, and steps are timed anew"):
-            train_adapter.number_of_steps(AdaptSettings("model"), "base", None, tmp_path)
+            train.number_of_steps(AdaptSettings("model"), "base", None, tmp_path)
 
 
 def test_an_adapter_is_no_model_to_adapt(place, tmp_path):

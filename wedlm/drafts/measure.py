@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wedlm.adapt.prompt_ids import encode_all
-from wedlm.adapt.settings import AdaptSettings
-from wedlm.adapt.tasks import Task, Tasks
 from wedlm.checkpoints.load import load_checkpoint
+from wedlm.drafts.answers import encode_all
+from wedlm.drafts.settings import AdaptSettings
+from wedlm.drafts.tasks import Task, Tasks
 from wedlm.evaluation.decodings import BASELINE, whole
 from wedlm.evaluation.provenance import checkpoint_identity, conditions
 from wedlm.evaluation.sweep import Answer, Question, summary, sweep

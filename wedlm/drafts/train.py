@@ -23,8 +23,6 @@ from transformers import (
     set_seed,
 )
 
-from wedlm.adapt.settings import FILES, AdaptError, AdaptSettings
-from wedlm.adapters.draft_lora import DraftLoraConfig
 from wedlm.checkpoints.errors import one_line
 from wedlm.checkpoints.new_folder import complete_or_absent
 from wedlm.checkpoints.resolve import (
@@ -36,9 +34,11 @@ from wedlm.checkpoints.resolve import (
     with_verified_decoding,
 )
 from wedlm.checkpoints.whole_file import write_whole
+from wedlm.drafts.settings import FILES, AdaptError, AdaptSettings
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.data import prepare_dataset
+from wedlm.training.draft_lora import DraftLoraConfig
 from wedlm.training.resume import newest_complete
 from wedlm.training.trainer import WeDLMTrainer
 

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
 
 from wedlm import DraftLoraConfig, WeDLMForCausalLM
-from wedlm.adapters.base_model import fingerprint
-from wedlm.adapters.draft_lora import LAYERS
+from wedlm.checkpoints.fingerprint import fingerprint
 from wedlm.modeling_wedlm.drafts import MaskedLinear
+from wedlm.training.draft_lora import LAYERS
 
 IDS = torch.cat([random_tokens(2, 6), torch.full((2, 3), MASK)], dim=1)
 

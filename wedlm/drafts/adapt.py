@@ -15,13 +15,6 @@ import torch
 from accelerate import PartialState
 from transformers import AutoTokenizer, logging
 
-from wedlm.adapt.answers import answer_all, expected_minutes
-from wedlm.adapt.measure import measure
-from wedlm.adapt.prompt_ids import check_prompts
-from wedlm.adapt.report import write_adapter_report
-from wedlm.adapt.settings import FILES, AdaptError, AdaptSettings, Places, record_settings
-from wedlm.adapt.tasks import Tasks
-from wedlm.adapt.train_adapter import LOG_FILE, train_adapter
 from wedlm.checkpoints.attach import fingerprint_on_disk
 from wedlm.checkpoints.convert import convert_to_wedlm
 from wedlm.checkpoints.load import load_checkpoint
@@ -36,6 +29,12 @@ from wedlm.checkpoints.resolve import (
     checkpoint_folder,
     read_config,
 )
+from wedlm.drafts.answers import answer_all, check_prompts, expected_minutes
+from wedlm.drafts.measure import measure
+from wedlm.drafts.report import write_adapter_report
+from wedlm.drafts.settings import FILES, AdaptError, AdaptSettings, Places, record_settings
+from wedlm.drafts.tasks import Tasks
+from wedlm.drafts.train import LOG_FILE, train_adapter
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 ON_A_CPU = (

@@ -10,8 +10,8 @@ from stock_checkpoints import TOKENS, save_stock
 from transformers import AutoModelForCausalLM
 
 from wedlm import WeDLMForCausalLM, convert_to_wedlm
-from wedlm.adapters.base_model import fingerprint
 from wedlm.checkpoints.attach import fingerprint_on_disk
+from wedlm.checkpoints.fingerprint import fingerprint
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -10,8 +10,8 @@ from peft.tuners.lora import LoraModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from wedlm.adapters.base_model import FIELDS, check_base, fingerprint
-from wedlm.adapters.draft_type import DRAFT_TYPE
+from wedlm.checkpoints.fingerprint import FIELDS, check_base, fingerprint
+from wedlm.checkpoints.resolve import DRAFT_TYPE
 from wedlm.modeling_wedlm.drafts import MASKED, MaskedLinear
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 

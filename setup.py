@@ -13,7 +13,6 @@ FOLDERS = {
     "wedlm.evaluation": "wedlm/evaluation",
     "wedlm.hub_card": "hub_card",
     "wedlm.adapt": "wedlm/adapt",
-    "wedlm.demo": "wedlm/demo",
     "wedlm.serving": "wedlm/serving",
     "wedlm.for_vllm": "wedlm/for_vllm",
     "wedlm.commands": "wedlm/commands",
@@ -54,7 +53,6 @@ setup(
         "wedlm.training": ["configs/*"],
         "wedlm.evaluation": ["recipes/*"],
         "wedlm.hub_card": ["wedlm-demo/*", "card_template.md"],
-        "wedlm.demo": ["lm_eval_tasks/*"],
         "wedlm.commands": ["trace_page.html"],
     },
     extras_require={

@@ -15,9 +15,8 @@ from ablations_plot import KIND, SPEED, draw
 from common import RESULTS, load, markdown
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from examples.demo.tasks import KINDS, Example, check, held_out_examples
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.demo.checkers import check
-from wedlm.demo.tasks import KINDS, Example, held_out_examples
 from wedlm.evaluation.decodings import BASELINE, combinations
 from wedlm.evaluation.provenance import REPOSITORY, conditions, weights_digest, write_report
 from wedlm.evaluation.sweep import Answer, Question, summaries, sweep

@@ -35,12 +35,10 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from variant_decoding import decode
 from variant_training import KINDS, LARGEST_BLOCK, ROW_TOKENS, Variant, kept, trained, training_rows
 
+from examples.demo.model import random_model
+from examples.demo.tasks import Example, batch_of, check, held_out_examples
 from wedlm import WeDLMForCausalLM
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.demo.checkers import check
-from wedlm.demo.inputs import batch_of
-from wedlm.demo.model import random_model
-from wedlm.demo.tasks import Example, held_out_examples
 from wedlm.evaluation.provenance import REPOSITORY, conditions, write_report
 from wedlm.evaluation.resampling import paired_bounds
 from wedlm.evaluation.work_file import digest_of

@@ -16,8 +16,8 @@ from ablations_plot import SPEED, draw_panel, panels
 from common import load, markdown, new_parser
 from verdicts import right, times
 
+from examples.demo.tasks import KINDS
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.demo.tasks import KINDS
 from wedlm.evaluation.decodings import combinations
 from wedlm.evaluation.provenance import REPOSITORY, conditions, weights_digest, write_report
 from wedlm.evaluation.work_file import WorkFile, digest_of

@@ -1,6 +1,7 @@
 """Shared by the benchmarks: arguments, models, random prompts, peak memory, tables, plots and files of results."""
 
 import argparse
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -14,6 +15,7 @@ from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.evaluation.provenance import write_report
 
+sys.path.append(str(Path(__file__).parents[1]))  # for examples/, which is not installed
 RESULTS = Path(__file__).parent / "results"
 DECODINGS = ("autoregressive", "streaming", "verified", "blockwise")
 QWEN3 = {

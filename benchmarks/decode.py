@@ -34,7 +34,7 @@ from prompts import prompts
 from transformers import CompileConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from wedlm.demo.tasks import KINDS
+from examples.demo.tasks import KINDS
 from wedlm.evaluation.turns import Turn, median_and_range, take_turns
 
 STATIC = {"cache_implementation": "static"}

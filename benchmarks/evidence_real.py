@@ -50,10 +50,10 @@ from evidence_real_ways import (
 )
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, logging
 
+from examples.real_adapter import human_eval, request
 from wedlm.adapters.prompts import KINDS, Prompt, make_prompts
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.prompt_ids import encode
-from wedlm.demo.real_adapter import human_eval, request
 from wedlm.evaluation.choices import Choices
 from wedlm.evaluation.decodings import BASELINE, whole
 from wedlm.evaluation.harness import evaluate

@@ -6,7 +6,7 @@ import torch
 from common import random_tokens
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from wedlm.demo.tasks import KINDS, held_out_examples, training_example
+from examples.demo.tasks import KINDS, held_out_examples, training_example
 
 
 def question(number: int) -> str:

@@ -33,13 +33,13 @@ from peft import PeftModel
 from real_training_measure import measure
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, logging
 
+from examples.demo.recipe import has_bfloat16
 from wedlm.adapt.train_adapter import free_memory
 from wedlm.adapters.prompts import KINDS, make_prompts
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.new_folder import complete_or_absent
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.checkpoints.whole_file import write_whole
-from wedlm.demo.recipe import has_bfloat16
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import COMMIT, REPOSITORY, conditions, device_name, digests
 from wedlm.evaluation.work_file import WorkFile, digest_of, resumable

@@ -11,11 +11,11 @@ from evidence_real_ways import in_batches, way_of
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from examples.demo.report import answer_nll
+from examples.real_adapter import HUMAN_EVAL, human_eval
 from wedlm.adapters.prompts import KINDS, make_prompts
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.prompt_ids import encode
-from wedlm.demo.real_adapter import HUMAN_EVAL, human_eval
-from wedlm.demo.report import answer_nll
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import conditions, digests, weights_digest
 from wedlm.evaluation.work_file import WorkFile, digest_of, resumable

@@ -14,9 +14,9 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from variant_decoding import Inside
 
+from examples.demo.model import SEED, MuonAndAdamW
+from examples.demo.tasks import example
 from wedlm import DualStreamCollator, WeDLMForCausalLM, WeDLMTrainer, WeDLMTrainingArguments
-from wedlm.demo.recipe import SEED, MuonAndAdamW
-from wedlm.demo.tasks import example
 from wedlm.training.dual_stream import MEMORY
 from wedlm.training.packing import pack_batch
 from wedlm.training.resume import newest_complete

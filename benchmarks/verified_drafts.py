@@ -21,9 +21,8 @@ from common import load, markdown, new_parser, save
 from huggingface_hub.utils import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from examples.demo.tasks import KINDS, MAX_NEW_TOKENS, batch_of, held_out_examples
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.demo.inputs import MAX_NEW_TOKENS, batch_of
-from wedlm.demo.tasks import KINDS, held_out_examples
 
 TEMPERATURES = (0.5, 1.0)
 NUM_MASKS = 16

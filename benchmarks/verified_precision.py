@@ -12,9 +12,8 @@ from common import load, markdown, new_parser, save
 from huggingface_hub.utils import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from wedlm.demo.inputs import MAX_NEW_TOKENS, batch_of
-from wedlm.demo.report import batches
-from wedlm.demo.tasks import KINDS, Example, held_out_examples
+from examples.demo.report import batches
+from examples.demo.tasks import KINDS, MAX_NEW_TOKENS, Example, batch_of, held_out_examples
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

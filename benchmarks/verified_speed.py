@@ -22,8 +22,8 @@ from common import load, markdown, new_parser, save
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from examples.demo import tasks
 from wedlm.adapters import prompts
-from wedlm.demo import tasks
 from wedlm.evaluation.turns import median_and_range, take_turns
 
 BASE, ADAPTER = Path("build/smollm2-135m-wedlm"), Path("hub_card/smollm2-135m-adapter")

@@ -16,8 +16,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from wedlm.demo.inputs import MAX_NEW_TOKENS, batch_of
-from wedlm.demo.tasks import KINDS, held_out_examples
+from examples.demo.tasks import KINDS, MAX_NEW_TOKENS, batch_of, held_out_examples
 from wedlm.evaluation.turns import median_and_range, take_turns
 from wedlm.generation import verified
 from wedlm.generation.step_plan import StepPlan

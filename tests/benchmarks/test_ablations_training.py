@@ -9,9 +9,9 @@ import torch
 from helpers import REPOSITORY
 from transformers import AutoTokenizer
 
+from examples.demo.model import MuonAndAdamW
+from examples.demo.tasks import held_out_examples
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.demo.model import MuonAndAdamW
-from wedlm.demo.tasks import held_out_examples
 from wedlm.evaluation import resampling
 
 RESULTS = REPOSITORY / "benchmarks" / "results"

@@ -5,7 +5,7 @@ import json
 import pytest
 from helpers import REPOSITORY
 
-from wedlm.demo.tasks import KINDS
+from examples.demo.tasks import KINDS
 from wedlm.evaluation import resampling
 from wedlm.evaluation.decodings import BASELINE, label_of
 

@@ -5,8 +5,8 @@ import pytest
 from datasets import Dataset
 from transformers import AutoTokenizer
 
+from examples.demo.tasks import example, split_of
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.demo.tasks import example, split_of
 from wedlm.training.data import prepare_dataset
 from wedlm.training.data_options import DataOptions
 

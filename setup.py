@@ -12,7 +12,6 @@ FOLDERS = {
     "wedlm.evaluation": "wedlm/evaluation",
     "wedlm.hub_card": "hub_card",
     "wedlm.drafts": "wedlm/drafts",
-    "wedlm.demo": "wedlm/demo",
     "wedlm.serving": "wedlm/serving",
     "wedlm.for_vllm": "wedlm/for_vllm",
     "wedlm.commands": "wedlm/commands",
@@ -54,7 +53,6 @@ setup(
         "wedlm.evaluation": ["recipes/*"],
         "wedlm.hub_card": ["wedlm-demo/*", "card_template.md"],
         "wedlm.drafts": ["prompts.jsonl.xz"],
-        "wedlm.demo": ["lm_eval_tasks/*"],
         "wedlm.commands": ["trace_page.html"],
     },
     extras_require={

@@ -14,10 +14,9 @@ import torch
 from common import RESULTS, markdown
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from examples.demo.tasks import Example, check, held_out_examples
 from wedlm import WeDLMForCausalLM
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.demo.checkers import check
-from wedlm.demo.tasks import Example, held_out_examples
 from wedlm.evaluation.decodings import BASELINE, combinations
 from wedlm.evaluation.provenance import REPOSITORY, conditions, weights_digest, write_report
 from wedlm.evaluation.sweep import Question, summaries, sweep

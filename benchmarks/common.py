@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -20,10 +21,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.new_folder import DRAFTER, TARGET
-from wedlm.demo.tasks import KINDS, held_out_examples, training_example
 from wedlm.evaluation.provenance import write_report
 from wedlm.evaluation.work_file import WorkFile, digest_of
 from wedlm.for_vllm.export import SPECULATIVE, export_for_vllm
+
+sys.path.append(str(Path(__file__).parents[1]))  # for examples/, which is not installed
+from examples.demo.tasks import KINDS, held_out_examples, training_example
 
 RESULTS = Path(__file__).parent / "results"
 VLLM_WORKER = Path(__file__).with_name("vllm_worker.py")

@@ -51,9 +51,9 @@ from evidence_real_tasks.questions import code_of
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, logging
 
+from examples.real_adapter import human_eval, request
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.prompt_ids import encode
-from wedlm.demo.real_adapter import human_eval, request
 from wedlm.drafts.prompts import KINDS, Prompt, read_prompts
 from wedlm.evaluation.choices import Choices
 from wedlm.evaluation.decodings import BASELINE, whole

@@ -21,13 +21,12 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 
+from examples.demo.model import random_model
+from examples.demo.tasks import KINDS, batch_of, conversation, held_out_examples, messages_of
 from training import batch_of as random_batch
 from training import new_step
 from wedlm import DualStreamCollator, WeDLMForCausalLM, WeDLMTrainer, WeDLMTrainingArguments
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.demo.inputs import batch_of
-from wedlm.demo.model import random_model
-from wedlm.demo.tasks import KINDS, conversation, held_out_examples, messages_of
 from wedlm.evaluation.provenance import write_report
 from wedlm.training.loss import scale_weights, weight_sums
 

@@ -30,13 +30,13 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, logging
 
+from examples.demo.recipe import has_bfloat16
+from examples.demo.report import answer_nll
+from examples.real_adapter import HUMAN_EVAL, human_eval
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.new_folder import complete_or_absent
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.checkpoints.whole_file import write_whole
-from wedlm.demo.real_adapter import HUMAN_EVAL, human_eval
-from wedlm.demo.recipe import has_bfloat16
-from wedlm.demo.report import answer_nll
 from wedlm.drafts.prompts import KINDS, read_prompts
 from wedlm.drafts.train import free_memory
 from wedlm.evaluation.decodings import BASELINE

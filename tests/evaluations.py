@@ -12,7 +12,8 @@ from wedlm.evaluation import harness
 from wedlm.evaluation.choices import Choices
 from wedlm.evaluation.tasks import Tasks, load_tasks
 
-DEMO_TASKS = REPOSITORY / "wedlm" / "demo" / "lm_eval_tasks"
+DEMO_RECIPE = REPOSITORY / "examples" / "demo" / "eval.yaml"
+DEMO_TASKS = DEMO_RECIPE.parent / "lm_eval_tasks"
 DEFAULT = {"decoding": "verified"}  # of the demo checkpoint
 STREAMING = {"decoding": "streaming", "window_size": 16, "entropy_threshold": 0.4, "distance_penalty": 0.02}
 CHAT = Choices(limit=6, batch_size=4, apply_chat_template=True)

@@ -4,7 +4,7 @@ import gzip
 import json
 from hashlib import sha256
 
-from wedlm.demo import real_adapter
+from examples import real_adapter
 
 ADD = {
     "prompt": 'from typing import List\n\ndef add(numbers: List[int]) -> int:\n    """The sum."""\n',

@@ -9,7 +9,7 @@ import pytest
 from helpers import REPOSITORY
 from human_eval_problems import save_package
 
-from wedlm.demo import real_adapter
+from examples import real_adapter
 
 BENCHMARKS = REPOSITORY / "benchmarks"
 

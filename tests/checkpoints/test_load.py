@@ -84,7 +84,7 @@ def test_a_model_that_only_decodes_is_fused(folder):
     [
         ("wedlm.commands.answering", "generate {0} x"),
         ("wedlm.commands.tune", "tune {0} --data {1}"),
-        ("wedlm.commands.eval", "eval {0} --recipe demo --run-code --unsafe-run-code --out {2}"),
+        ("wedlm.commands.eval", "eval {0} --tasks demo_counting --include-path examples/demo/lm_eval_tasks --out {2}"),
         ("wedlm.serving.server", "serve {0} --port 0"),
         ("wedlm.drafts.adapt", "adapt {0} {2} --num-prompts 30"),
     ],

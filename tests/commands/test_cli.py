@@ -122,7 +122,16 @@ def test_every_command_through_the_installed_entry_point(tmp_path):
         (["train", "lora.yaml"], "", ""),
         (["merge", "lora", "merged"], "", "merged."),
         (
-            ["eval", "merged", "--recipe", "demo", "--run-code", "--unsafe-run-code", "--limit", "1"],
+            [
+                "eval",
+                "merged",
+                "--recipe",
+                REPOSITORY / "examples/demo/eval.yaml",
+                "--run-code",
+                "--unsafe-run-code",
+                "--limit",
+                "1",
+            ],
             "",
             "Written to eval.json.",
         ),

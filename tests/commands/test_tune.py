@@ -9,10 +9,10 @@ from draft_models import save_adapter
 from transformers import GenerationConfig
 from typer.testing import CliRunner
 
+from examples.demo.tasks import held_out_examples
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.commands import cli, tune
-from wedlm.demo.tasks import held_out_examples
 from wedlm.evaluation.decodings import BASELINE, combinations
 from wedlm.evaluation.provenance import weights_digest
 from wedlm.evaluation.sweep import Answer

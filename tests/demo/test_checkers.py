@@ -7,9 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tiers import property_settings
 
-from wedlm.demo.checkers import check
-from wedlm.demo.tasks import KINDS, example
-from wedlm.demo.words import HEROES, NAMES, OBJECTS, PLACES
+from examples.demo.tasks import KINDS, check, example
+from examples.demo.words import HEROES, NAMES, OBJECTS, PLACES
 
 ALL_NAMES = [name for names in NAMES.values() for name in names]
 NUM_CHECKED = {kind: 1000 for kind in KINDS} | {"functions": 60}  # of each split; a function takes a process

@@ -6,11 +6,10 @@ import pytest
 from helpers import REPOSITORY
 from huggingface_hub import ModelCard
 
+from examples.demo.card import METADATA, content_of, goals_table, overview
+from examples.demo.report import WIDE
+from examples.demo.tasks import KINDS, check, held_out_examples
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.demo.card import METADATA, content_of, goals_table, overview
-from wedlm.demo.checkers import check
-from wedlm.demo.report import WIDE
-from wedlm.demo.tasks import KINDS, held_out_examples
 
 REPORT = json.loads((DEMO_FOLDER / "report.json").read_text(encoding="utf-8"))
 CARD = ModelCard.load(DEMO_FOLDER / "README.md")

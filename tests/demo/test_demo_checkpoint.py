@@ -9,12 +9,10 @@ import pytest
 from helpers import REPOSITORY, load, run_python
 from transformers import AutoTokenizer
 
+from examples.demo.card import card, overview
+from examples.demo.model import demo_tokenizer
+from examples.demo.tasks import Example, batch_of, check
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.demo.card import card, overview
-from wedlm.demo.checkers import check
-from wedlm.demo.inputs import batch_of
-from wedlm.demo.tasks import Example
-from wedlm.demo.tokenizer import demo_tokenizer
 from wedlm.evaluation.provenance import weights_digest
 from wedlm.modeling_wedlm.hub_code import flat_files
 
@@ -92,7 +90,7 @@ def test_the_files_are_about_this_checkpoint(demo):
     for written in (REPORT, TRAINING):
         assert len(written["commit"]) == 40, "a commit, without changes"
         assert {"torch", "transformers", "wedlm", "python"} == set(written["versions"])
-        assert written["device"] and re.match(r"python -m wedlm\.(hub_card\.)?demo\.", written["command"])
+        assert written["device"] and re.match(r"python -m (wedlm|examples)\.demo\.", written["command"])
 
 
 def test_a_thousand_questions_of_each_kind_were_asked():

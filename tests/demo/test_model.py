@@ -1,20 +1,129 @@
-"""The demo model's optimizer is restored whole."""
+"""The tokenizer cuts as its pieces say and is the same in every process; the optimizer is restored whole."""
 
 import copy
+import re
 
 import pytest
 import torch
+from helpers import REPOSITORY, run_python
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
-from wedlm.demo.model import MuonAndAdamW, random_model
-from wedlm.demo.tokenizer import demo_tokenizer
+from examples.demo.model import VOCABULARY_SIZE, MuonAndAdamW, demo_tokenizer, random_model
+from examples.demo.tasks import KINDS, example, training_example
+from wedlm import WeDLMConfig
+
+NUM_EXAMPLES = 200  # of each kind
+MOST_TOKENS = 180  # of a question with its answer and the template
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return demo_tokenizer()
+
+
+def pieces(tokenizer, text):
+    return [tokenizer.decode([token]) for token in tokenizer(text)["input_ids"]]
+
+
+def test_special_tokens(tokenizer):
+    assert len(tokenizer) <= VOCABULARY_SIZE
+    assert tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]) == [0, 1, 2, 3]
+    assert all(len(tokenizer(role)["input_ids"]) == 1 for role in ("user", "assistant"))
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.mask_token_id) == (0, 2, 3)
+
+
+def test_texts_fall_into_words_signs_and_single_digits(tokenizer):
+    assert "|".join(pieces(tokenizer, "Count from 12 to 20 in steps of 4.")) == (
+        "Count| from| |1|2| to| |2|0| in| steps| of| |4|."
+    )
+    assert "|".join(pieces(tokenizer, "12, 16, 20")) == "1|2|, |1|6|, |2|0"
+    assert "|".join(pieces(tokenizer, "3x = 20 - 5 = 15\n")) == "3|x| = |2|0| - |5| = |1|5|\n"
+    assert "|".join(pieces(tokenizer, '[{"name": "Anna", "age": 31}, {"name": "Ben", "age": 4}]')) == (
+        '[{"name": "|Anna|", "age": |3|1|}, {"name": "|Ben|", "age": |4|}]'
+    )
+    assert "|".join(pieces(tokenizer, 'Drop "age".')) == 'Drop| "|age|".'
+    assert "|".join(pieces(tokenizer, "def f(n):\n    if n > 3:\n        return n")) == (
+        "def| f|(|n|):|\n|   | if| n| > |3|:|\n|       | return| n"
+    )
+
+
+def test_no_token_mixes_digits_or_line_ends_with_anything(tokenizer):
+    for token in range(4, len(tokenizer)):
+        text = tokenizer.decode([token])
+        assert len(text) == 1 or not re.search(r"[0-9\n]", text), text
+        assert len(re.findall("[A-Za-z_]+", text)) <= 1, text
+        if '"' not in text:  # which a JSON key has
+            assert not re.search(r"[A-Za-z][^A-Za-z]|[^A-Za-z _][A-Za-z]", text), text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_example_comes_back_and_is_short(tokenizer, kind):
+    for split in ("train", "test"):
+        for index in range(NUM_EXAMPLES):
+            messages = example(kind, split, index).messages
+            text = tokenizer.apply_chat_template(messages, tokenize=False)
+            tokens = tokenizer(text)["input_ids"]
+            assert tokenizer.decode(tokens) == text
+            assert len(tokens) <= MOST_TOKENS
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+def test_any_text_comes_back(tokenizer, text):
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_the_template_marks_the_answer_and_its_end(tokenizer):
+    for drawn in (training_example(1, position) for position in range(100)):
+        rendered = tokenizer.apply_chat_template(
+            drawn.messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+        prompt = tokenizer.apply_chat_template(
+            drawn.messages[:1], tokenize=True, return_dict=True, add_generation_prompt=True
+        )["input_ids"]
+        tokens, has_loss = rendered["input_ids"], rendered["assistant_masks"]
+        assert tokens[: len(prompt)] == prompt
+        answer = [token for token, loss in zip(tokens, has_loss, strict=True) if loss]
+        assert tokens == [*prompt, *answer, *tokenizer("\n")["input_ids"]]
+        assert tokenizer.decode(answer) == drawn.answer + "<|im_end|>"
+        text = tokenizer.decode(prompt)
+        assert text == f"<|im_start|>user\n{drawn.prompt}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_it_loads_from_the_folder_of_a_checkpoint(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    WeDLMConfig(vocab_size=len(tokenizer), mask_token_id=tokenizer.mask_token_id).save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    for drawn in (training_example(1, position) for position in range(100)):
+        rendered = [
+            each.apply_chat_template(drawn.messages, tokenize=True, return_dict=True)["input_ids"]
+            for each in (tokenizer, loaded)
+        ]
+        assert rendered[0] == rendered[1]
+    assert loaded.mask_token_id == 3 and loaded.padding_side == "left"
 
 
 @pytest.mark.full
-def test_the_optimizer_goes_on_where_it_stopped():
+def test_it_is_the_same_to_the_byte_in_another_process(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path / "here")
+    code = (
+        "from examples.demo.model import demo_tokenizer\n"
+        f"demo_tokenizer().save_pretrained({str(tmp_path / 'there')!r})"
+    )
+    run_python(code, tmp_path, PYTHONPATH=str(REPOSITORY), PYTHONHASHSEED="1", RAYON_NUM_THREADS="2")
+    names = {path.name for path in (tmp_path / "here").iterdir()}
+    assert "tokenizer.json" in names and "chat_template.jinja" in names
+    for name in names:
+        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
+
+
+@pytest.mark.full
+def test_the_optimizer_goes_on_where_it_stopped(tokenizer):
     """With the schedule, and for every weight."""
 
     def made():
-        model = random_model(demo_tokenizer(), 128, 1)
+        model = random_model(tokenizer, 128, 1)
         optimizer = MuonAndAdamW(model, 1e-2)
         return model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
 

@@ -10,11 +10,11 @@ from draft_models import save_adapter
 from helpers import REPOSITORY
 from transformers import AutoTokenizer
 
+from examples import real_adapter
+from examples.real_adapter import publish, write_prompts
 from wedlm.checkpoints.demo_folder import REAL_MODEL
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, base_of
-from wedlm.demo import real_adapter
-from wedlm.demo.real_adapter import publish, write_prompts
 from wedlm.hub_card.draft_report import PLOT_FILE, REPORT_FILE, draft_section, labelled
 from wedlm.hub_card.leaks import find_leak
 

@@ -14,16 +14,16 @@ from lm_eval import simple_evaluate
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 from peft import LoraConfig, get_peft_model
+from real_questions import QUESTIONS
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LogitsProcessorList
 from typer.testing import CliRunner
 from xgrammar import GrammarCompiler, TokenizerInfo
 from xgrammar.contrib.hf import LogitsProcessor
 
+from examples.real_model import GGUF_FILE, gguf_file
 from wedlm.checkpoints.convert import convert_to_autoregressive
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.commands import cli
-from wedlm.demo.real_model import GGUF_FILE, gguf_file
-from wedlm.demo.real_questions import QUESTIONS
 from wedlm.generation.transformers_internals import CACHE
 
 STOCK = REPOSITORY / "build" / "smollm2-135m"

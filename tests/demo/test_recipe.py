@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from argparse import Namespace
 from itertools import combinations
 
 import pytest
@@ -10,15 +11,22 @@ import torch
 from helpers import REPOSITORY, load
 from safetensors import safe_open
 
-from wedlm.demo import recipe
-from wedlm.demo.recipe import DECODING, STEPS, conversations_of, stages_of
-from wedlm.demo.tasks import KINDS, held_out_examples
+from examples.demo import recipe
+from examples.demo.recipe import DECODING, STEPS, conversations_of, stages_of
+from examples.demo.tasks import KINDS, check, conversation, example, held_out_examples
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.checkpoints.load import load_checkpoint
+
+SMALL = ("--hidden_size", 128, "--num_layers", 1)
 
 
 @pytest.fixture
 def run(monkeypatch):
+    monkeypatch.setattr(recipe, "LOGGING_STEPS", 1)
+    monkeypatch.setattr(recipe, "SAVE_STEPS", 1)
+
     def run(folder, *arguments, steps):
-        words = [folder, "--steps", *steps, "--logging_steps", 1, "--no-bf16", *arguments]
+        words = [folder, "--steps", *steps, "--no-bf16", *arguments]
         monkeypatch.setattr(sys, "argv", ["recipe", *map(str, words)])
         recipe.main()
         return json.loads((folder / "end" / "model" / "training.json").read_text())
@@ -36,9 +44,9 @@ def prompts_of(stage):
 
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_same_losses(run, monkeypatch, tmp_path):
-    small, begin = ("--save_steps", 1, "--hidden_size", 128, "--num_layers", 1), recipe.Clock.on_step_begin
-    whole = run(tmp_path, *small, steps=(2, 3, 4))
-    assert whole["first_step"] == 5 and [step for step, *_ in losses(whole)] == [*range(1, 10)]
+    begin = recipe.Clock.on_step_begin
+    whole = run(tmp_path, *SMALL, steps=(2, 3, 4))
+    assert [step for step, *_ in losses(whole)] == [*range(1, 10)]
     folder = tmp_path / "end" / "model"
     weights = (folder / "model.safetensors").read_bytes()
 
@@ -50,15 +58,15 @@ def test_an_interrupted_run_goes_on_to_the_same_losses(run, monkeypatch, tmp_pat
     shutil.rmtree(tmp_path / "end")
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(recipe.Clock, "on_step_begin", stopped)
-        run(tmp_path, *small, steps=(2, 3, 4))
-    resumed = run(tmp_path, *small, steps=(2, 3, 4))
-    assert resumed["first_step"] == 6 and losses(resumed) == losses(whole)
+        run(tmp_path, *SMALL, steps=(2, 3, 4))
+    resumed = run(tmp_path, *SMALL, steps=(2, 3, 4))
+    assert losses(resumed) == losses(whole)
     assert (folder / "model.safetensors").read_bytes() == weights
     assert resumed["seconds"] > whole["seconds"] / 2, "those before the stop too"
 
     for name in ("text/model", "text/checkpoint-2", "drafts", "end"):  # stopped in the first stage
         shutil.rmtree(tmp_path / name)
-    assert losses(run(tmp_path, *small, steps=(2, 3, 4))) == losses(whole)
+    assert losses(run(tmp_path, *SMALL, steps=(2, 3, 4))) == losses(whole)
 
     assert {"config.json", "tokenizer.json", "modeling_wedlm.py", "loss.png"} <= {
         path.name for path in folder.iterdir()
@@ -78,51 +86,67 @@ def test_an_interrupted_run_goes_on_to_the_same_losses(run, monkeypatch, tmp_pat
 
 @pytest.mark.full
 def test_a_run_that_was_stopped_behind_its_last_step_takes_no_further_one(run, tmp_path):
-    small = ("--save_steps", 1, "--hidden_size", 128, "--num_layers", 1)
-    whole = run(tmp_path, *small, steps=(1, 1, 3))
+    whole = run(tmp_path, *SMALL, steps=(1, 1, 3))
     weights = (tmp_path / "end" / "model" / "model.safetensors").read_bytes()
     shutil.rmtree(tmp_path / "end" / "model")
     (tmp_path / "end" / "checkpoint-3" / "optimizer.pt").unlink()  # cut short by a kill
     (tmp_path / "end" / "checkpoint-3").rename(tmp_path / "end" / "checkpoint-4")
-    again = run(tmp_path, *small, steps=(1, 1, 3))
+    again = run(tmp_path, *SMALL, steps=(1, 1, 3))
     assert losses(again) == losses(whole)
     assert (tmp_path / "end" / "model" / "model.safetensors").read_bytes() == weights
     for name in ("text", "drafts/checkpoint-1", "end"):  # the last finished stage is enough
         shutil.rmtree(tmp_path / name)
-    run(tmp_path, *small, steps=(1, 1, 3))
+    run(tmp_path, *SMALL, steps=(1, 1, 3))
     assert (tmp_path / "end" / "model" / "model.safetensors").read_bytes() == weights
 
 
-@pytest.mark.full
-def test_a_stage_of_other_settings_is_refused(run, tmp_path):
-    small = ("--hidden_size", 128, "--num_layers", 1)
-    run(tmp_path, *small, steps=(1, 1, 1))
-    with pytest.raises(SystemExit, match=r"text was begun with learning_rate=0.003 and not with 0.001; pass the same"):
-        run(tmp_path, *small, "--learning_rate", 1e-3, steps=(1, 1, 1))
-    with pytest.raises(SystemExit, match=r"end was begun with max_steps=1 and not with 2"):
-        run(tmp_path, *small, steps=(1, 1, 2))
-    shutil.rmtree(tmp_path / "text")
-    with pytest.raises(SystemExit, match="drafts was begun with learning_rate=0.003 and not with 0.001; pass"):
-        run(tmp_path, *small, "--learning_rate", 1e-3, steps=(1, 1, 1))
-    assert not (tmp_path / "text").exists(), "a refused command begins nothing"
-
-
-@pytest.mark.full
-def test_a_stage_of_other_conversations_is_refused(run, monkeypatch, tmp_path):
+def test_a_run_of_other_settings_or_conversations_is_refused(monkeypatch, tmp_path):
     """Trainer would skip as many batches as the run has seen, and these would be others."""
-    small = ("--hidden_size", 128, "--num_layers", 1)
-    run(tmp_path, *small, steps=(1, 1, 1))
-    shutil.rmtree(tmp_path / "end" / "model")
-    monkeypatch.setattr(recipe, "conversations_of", lambda stage: conversations_of(stage)[1:])
-    with pytest.raises(SystemExit, match=r"end was begun with conversations=\w+ and not with \w+; pass the same"):
-        run(tmp_path, *small, steps=(1, 1, 1))
+    given = {"out": tmp_path, "steps": [1, 1, 1], "hidden_size": 128, "num_layers": 1, "bf16": False}
+    recipe.check_settings(Namespace(**given))
+    recipe.check_settings(Namespace(**given))
+    with pytest.raises(SystemExit, match=r"was begun with steps=\[1, 1, 1\] and not with \[1, 1, 2\]; pass the same"):
+        recipe.check_settings(Namespace(**given | {"steps": [1, 1, 2]}))
+    monkeypatch.setattr(recipe, "conversation", lambda seed, number: conversation(seed, number + 1))
+    with pytest.raises(SystemExit, match=r"was begun with conversations=\w+ and not with \w+; pass the same"):
+        recipe.check_settings(Namespace(**given))
+
+
+def test_right_answers_to_stories_are_kept(tmp_path, monkeypatch):
+    demo = model, tokenizer = load_checkpoint(DEMO_FOLDER)
+    tokenizer.padding_side = "left"
+    examples = [example(kind, "train", index) for index in range(3) for kind in ("counting", "stories")]
+    monkeypatch.setattr(recipe, "BATCH_SIZE", 2)
+    answers = recipe.own_answers(*demo, examples, tmp_path, "weights")
+    stories = [each for each in examples if each.kind == "stories"]
+    assert answers and answers.keys() <= {story.prompt for story in stories}
+    assert all(check("stories", prompt, text) for prompt, text in answers.items())
+    for story in stories:
+        inputs = tokenizer.apply_chat_template(
+            story.messages[:1], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+        )
+        ids = model.generate(**inputs, max_new_tokens=160, decoding="autoregressive")
+        text = tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        assert answers.get(story.prompt, text) == text
+
+    monkeypatch.setattr(recipe, "texts_of", None)  # nothing is asked again
+    assert recipe.own_answers(*demo, examples, tmp_path, "weights") == answers
+    asked = []
+    monkeypatch.setattr(
+        recipe, "texts_of", lambda model, tokenizer, batch: asked.extend(batch) or ["No."] * len(batch)
+    )
+    more = [*examples, example("stories", "train", 3)]
+    kept = recipe.own_answers(*demo, more, tmp_path, "weights")
+    assert asked == more[-2:], "kept answers are found by their batch of questions"
+    assert kept == {story.prompt: answers[story.prompt] for story in stories[:2] if story.prompt in answers}
+    monkeypatch.setattr(recipe, "texts_of", lambda model, tokenizer, examples: ["No."] * len(examples))
+    assert recipe.own_answers(*demo, examples, tmp_path / "wrong", "weights") == {}
 
 
 @pytest.mark.full
 def test_bfloat16_trains_weights_of_float32(run, tmp_path):
-    small = ("--hidden_size", 128, "--num_layers", 1)
     exact, rounded = (
-        losses(run(tmp_path / name, *small, *bf16, steps=(2, 1, 1)))
+        losses(run(tmp_path / name, *SMALL, *bf16, steps=(2, 1, 1)))
         for name, bf16 in (("exact", []), ("rounded", ["--bf16"]))
     )
     assert rounded != exact

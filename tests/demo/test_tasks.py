@@ -3,11 +3,11 @@
 import re
 
 import pytest
-from helpers import run_python
+from helpers import REPOSITORY, run_python
 
-from wedlm.demo.counting_checker import expected
-from wedlm.demo.equations_checker import equation_in, value_of
-from wedlm.demo.tasks import (
+from examples.demo.counting import expected
+from examples.demo.equations import equation_in, value_of
+from examples.demo.tasks import (
     KINDS,
     WEIGHTS,
     example,
@@ -64,11 +64,11 @@ def test_the_key_is_the_problem_in_whatever_words(stream):
 
 def test_an_example_depends_on_its_arguments_and_on_nothing_else(stream, tmp_path):
     code = (
-        "from wedlm.demo.tasks import training_example\n"
+        "from examples.demo.tasks import training_example\n"
         "import sys; assert 'torch' not in sys.modules\n"
         "for position in range(300): print(repr(training_example(7, position)))"
     )
-    printed = run_python(code, tmp_path, PYTHONHASHSEED="1").splitlines()
+    printed = run_python(code, tmp_path, PYTHONPATH=str(REPOSITORY), PYTHONHASHSEED="1").splitlines()
     assert printed == [repr(drawn) for drawn in stream[:300]]
 
 

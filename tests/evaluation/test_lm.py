@@ -8,9 +8,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import GenerationConfig, StoppingCriteriaList
 
+from examples.demo.tasks import check, held_out_examples
 from wedlm import WeDLMConfig, WeDLMForCausalLM
-from wedlm.demo.checkers import check
-from wedlm.demo.tasks import held_out_examples
 from wedlm.evaluation.choices import Choices
 from wedlm.evaluation.lm import DecodingLM, StopBehindPrompt
 from wedlm.evaluation.work_file import WorkFile

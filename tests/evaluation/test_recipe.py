@@ -1,7 +1,7 @@
 """Recipes are read, and broken ones are refused."""
 
 import pytest
-from evaluations import DEMO_TASKS
+from evaluations import DEMO_RECIPE, DEMO_TASKS
 from lm_eval.tasks import TaskManager
 
 from wedlm.evaluation.choices import Choices, EvaluationError
@@ -11,8 +11,8 @@ from wedlm.evaluation.recipe import RECIPES, read_recipe
 
 def test_recipes_read(demo):
     model, _ = demo
-    for path in RECIPES.glob("*.yaml"):
-        recipe = read_recipe(path.stem)
+    for name in [*(path.stem for path in RECIPES.glob("*.yaml")), str(DEMO_RECIPE)]:
+        recipe = read_recipe(name)
         assert recipe.tasks and all(isinstance(shots, int) for shots in recipe.tasks.values())
         Choices(**recipe.choices)
         for arguments in recipe.decodings.values():
@@ -20,7 +20,7 @@ def test_recipes_read(demo):
     table = read_recipe("table1-base")
     assert (table.tasks["gsm8k"], table.tasks["hellaswag"], table.tasks["mmlu"]) == (3, 10, 5)
     assert table.decodings["one token per forward"]["entropy_threshold"] is None
-    assert read_recipe("demo").include_path == DEMO_TASKS.resolve()
+    assert read_recipe(str(DEMO_RECIPE)).include_path == DEMO_TASKS
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,6 @@ def test_a_broken_recipe_is_refused(tmp_path, text, words):
 
 @pytest.mark.slow
 def test_every_task_of_the_recipes_is_one_of_lm_evals():
-    known = set(TaskManager(include_path=str(DEMO_TASKS)).all_tasks)
+    known = set(TaskManager().all_tasks)
     for path in RECIPES.glob("*.yaml"):
         assert read_recipe(path.stem).tasks.keys() <= known

@@ -5,8 +5,8 @@ import torch
 from helpers import load
 from transformers import AutoTokenizer
 
+from examples.demo.tasks import held_out_examples
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.demo.tasks import held_out_examples
 from wedlm.evaluation import sweep
 from wedlm.evaluation.decodings import BASELINE, combinations
 from wedlm.evaluation.sweep import Answer, Question, front, summaries, summary

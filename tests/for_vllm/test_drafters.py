@@ -21,10 +21,10 @@ from safetensors.torch import save_file
 from stock_checkpoints import TOKENS, save_stock
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from examples.demo.tasks import KINDS, held_out_examples
 from wedlm import convert_to_wedlm
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.demo.tasks import KINDS, held_out_examples
 from wedlm.for_vllm.drafted import drafted
 from wedlm.for_vllm.export import export_for_vllm
 from wedlm.for_vllm.plugin import is_draft

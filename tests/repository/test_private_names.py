@@ -58,10 +58,6 @@ ELSEWHERE = {
         "_info": "evaluate.Metric is written by overriding it",
         "_compute": "evaluate.Metric is written by overriding it",
     },
-    "wedlm/demo/scoring.py": {
-        "_info": "evaluate.Metric is written by overriding it",
-        "_compute": "evaluate.Metric is written by overriding it",
-    },
 }
 
 

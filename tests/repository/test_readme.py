@@ -17,9 +17,9 @@ from transformers import logging
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from examples.demo.card import overview
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.commands.cli import app
-from wedlm.demo.card import overview
 from wedlm.generation.parameters import DEFAULTS
 
 FIRST_STEPS = REPOSITORY / "benchmarks" / "results" / "first_steps.json"

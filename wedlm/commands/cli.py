@@ -410,7 +410,7 @@ def serve(options: ServeOptions) -> None:
         )
 
 
-@command(epilog="Example: wedlm eval --recipe demo --run-code --limit 20")
+@command(epilog="Example: wedlm eval --recipe examples/demo/eval.yaml --run-code --limit 20")
 @with_options
 def eval(options: EvalOptions) -> None:
     """Score MODEL on tasks of lm-eval, and show the score and the speed of each decoding.

@@ -113,7 +113,7 @@ class EvalOptions:
     tasks: Annotated[str, typer.Option(help="Tasks of lm-eval or of --include-path, separated by commas.")] = ""
     recipe: Annotated[
         str | None,
-        typer.Option(help="Tasks, shots and settings together: speed, demo, ... or a YAML file."),
+        typer.Option(help="Tasks, shots and settings together: speed, table1-base, ... or a YAML file."),
     ] = None
     include_path: Annotated[
         list[Path] | None,

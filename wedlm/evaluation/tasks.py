@@ -21,6 +21,7 @@ from lm_eval.tasks.manager import TaskDict
 from wedlm.evaluation.choices import Choices, EvaluationError
 from wedlm.evaluation.lm_eval_log import quiet_lm_eval
 from wedlm.evaluation.metrics import CodeExecution, modules_missing_in_sandbox, our_metrics_first
+from wedlm.evaluation.sandbox import run_python
 
 GENERATES = "generate_until"  # lm-eval's output_type of tasks that generate text
 
@@ -204,13 +205,13 @@ def check_task_with_code(name: str, task: Task, run_code: bool) -> None:
 
 
 def uses_sandbox(task: Task) -> bool:
-    """Whether the task is scored by this package's functions, or by a module that has loaded our code_eval."""
+    """Whether the task is scored by a module that has imported our run_python(), or loaded our code_eval."""
     functions = [task.config.process_results, *(metric["metric"] for metric in task.config.metric_list or [])]
     return any(
-        function.__module__.startswith("wedlm.")
-        or any(isinstance(value, CodeExecution) for value in function.__globals__.values())
+        value is run_python or isinstance(value, CodeExecution)
         for function in functions
         if isfunction(function)
+        for value in function.__globals__.values()
     )
 
 

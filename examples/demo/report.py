@@ -1,11 +1,11 @@
 """`make demo-report`: measures how right and how fast the demo checkpoint is, on held-out questions of every kind.
 
-    python -m wedlm.demo.report [--checkpoint FOLDER] [--num_examples 1000] [--out report.json] [--only_examples]
+    python -m examples.demo.report [FOLDER] [--num_examples 1000] [--only_examples]
 
-1. Every decoding answers the same held-out questions in batches, and checkers judge the answers. Answers are kept in a
-   work folder, so that a run that was interrupted goes on where it stopped.
+1. Every decoding answers the same held-out questions in batches, and checkers judge the answers. Answers are kept in
+   build/demo-report, so that a run that was interrupted goes on where it stopped.
 2. Every decoding answers some of the questions once more, one at a time and in turns, against the clock.
-3. The numbers go into one JSON file, from which `card.py` writes the model card.
+3. The numbers go into report.json in the checkpoint's folder, from which `card.py` writes the model card.
 
 The card also shows some answers as the present code writes them. With --only_examples they alone are written anew.
 """
@@ -14,6 +14,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,12 +23,10 @@ import torch
 from huggingface_hub.utils import tqdm
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from examples.demo.tasks import KINDS, MAX_NEW_TOKENS, Example, batch_of, check, held_out_examples
 from wedlm import WeDLMForCausalLM
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.whole_file import write_whole
-from wedlm.demo.checkers import check
-from wedlm.demo.inputs import MAX_NEW_TOKENS, batch_of
-from wedlm.demo.tasks import KINDS, Example, held_out_examples
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import conditions, record_text, weights_digest, write_report
 from wedlm.evaluation.resampling import interval, median_and_quartiles, resampled_means
@@ -45,6 +44,8 @@ DECODINGS = {
 }
 WIDE = "verified, window 24"  # with more tokens per forward; on two cores its forwards cost more than these bring
 BATCH_SIZE = 50
+NUM_TIMED, ROUNDS = 10, 3  # examples of each kind that are timed, and how often each
+WORK = Path("build/demo-report")
 LEAST_RIGHT = 0.95  # the goals: token by token, on all kinds but stories
 TOKENS_PER_FORWARD = dict(zip(KINDS, (9, 8, 9, 7, 8, 4), strict=True))  # in WIDE
 MOST_LOST, KINDS_KEPT = 0.03, 4  # by streaming, with the checkpoint's own settings
@@ -116,27 +117,14 @@ def answer_all(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: dict[str, list[Example]], work: WorkFile
 ) -> dict[tuple[str, str], list[Answer]]:
     """The answers to all examples by kind and decoding; answers that are in `work` are not asked for again."""
-    todo = [
-        (kind, decoding, number, part)
-        for kind in examples
-        for decoding in DECODINGS
-        for number, part in enumerate(batches(examples[kind]))
-    ]
-    with tqdm(total=sum(len(part) for *_, part in todo), unit=" answers") as bar:
-        for *key, part in todo:
-            bar.set_description(", ".join(key[:2]))
-            if tuple(key) not in work:
-                work.add(tuple(key), answers_of(model, tokenizer, part, DECODINGS[key[1]]))
-            bar.update(len(part))
-    return {
-        (kind, decoding): [
-            Answer(*answer)
-            for number in range(len(batches(examples[kind])))
-            for answer in work[kind, decoding, number]
-        ]
-        for kind in examples
-        for decoding in DECODINGS
-    }
+    answers = {key: [] for key in product(examples, DECODINGS)}
+    for kind, decoding in tqdm(answers, unit=" kinds and decodings"):
+        for number, part in enumerate(batches(examples[kind])):
+            key = (kind, decoding, number)
+            if key not in work:
+                work.add(key, answers_of(model, tokenizer, part, DECODINGS[decoding]))
+            answers[kind, decoding] += [Answer(*answer) for answer in work[key]]
+    return answers
 
 
 def summary(answers: list[Answer], baseline: list[Answer]) -> dict:
@@ -162,8 +150,8 @@ def summary(answers: list[Answer], baseline: list[Answer]) -> dict:
 
 
 def timings(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: list[Example], rounds: int, bar: tqdm
-) -> dict[str, dict]:
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: list[Example]
+) -> dict[str, dict[str, dict]]:
     """The speed of each decoding at batch size 1. A round asks all questions, in all decodings one after another."""
     inputs = [batch_of(tokenizer, [example], model.device) for example in examples]
     calls = {
@@ -172,7 +160,7 @@ def timings(
         for decoding, settings in DECODINGS.items()
     }
     seconds_per_token = {decoding: [] for decoding in DECODINGS}
-    for turn in take_turns(calls, model.device, rounds, bar=bar):
+    for turn in take_turns(calls, model.device, ROUNDS):
         i, decoding = turn.name
         num_tokens = (turn.result.shape[1] - inputs[i]["input_ids"].shape[1]) or 1
         seconds_per_token[decoding].append(turn.seconds / num_tokens)
@@ -186,21 +174,15 @@ def timings(
     }
 
 
-def goals(results: dict[str, dict[str, dict]]) -> Iterator[dict]:
-    """The goals of the checkpoint with the number that it reached."""
-
-    def goal(sentence: str, target: float, reached: float) -> dict:
-        return {"goal": sentence, "target": target, "reached": reached, "met": reached >= target}
-
+def goals(results: dict[str, dict[str, dict]]) -> Iterator[tuple[str, float, float]]:
+    """The goals of the checkpoint: what should be reached, by how much, and what was."""
     for kind in KINDS:
         if kind != "stories":
-            yield goal(
-                f"{kind}: share that is right, token by token", LEAST_RIGHT, results[kind][BASELINE]["accuracy"]
-            )
+            yield f"{kind}: share that is right, token by token", LEAST_RIGHT, results[kind][BASELINE]["accuracy"]
     for kind, target in TOKENS_PER_FORWARD.items():
-        yield goal(f"{kind}: tokens per forward, {WIDE}", target, results[kind][WIDE]["tokens_per_forward"])
+        yield f"{kind}: tokens per forward, {WIDE}", target, results[kind][WIDE]["tokens_per_forward"]
     kept = [kind for kind in KINDS if results[kind]["streaming"]["accuracy_over_autoregressive"] >= -MOST_LOST]
-    yield goal("kinds in which streaming loses at most three points", KINDS_KEPT, len(kept))
+    yield "kinds in which streaming loses at most three points", KINDS_KEPT, len(kept)
 
 
 @torch.no_grad()
@@ -210,10 +192,10 @@ def held_out_nll(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, exa
     for example in examples:
         prompt = tokenizer.apply_chat_template(example.messages[:1], add_generation_prompt=True)["input_ids"]
         answer = [*tokenizer(example.answer)["input_ids"], tokenizer.eos_token_id]
-        logits = model(torch.tensor([prompt + answer], device=model.device), use_cache=False).logits
-        logits = logits[0, len(prompt) - 1 : -1].float()
-        targets = torch.tensor(answer, device=model.device)
-        total += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+        ids, labels = (
+            torch.tensor([each], device=model.device) for each in (prompt + answer, [-100] * len(prompt) + answer)
+        )
+        total += float(model(ids, labels=labels, use_cache=False).loss) * len(answer)
         num_tokens += len(answer)
     return total / num_tokens
 
@@ -233,55 +215,36 @@ def shown(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: str)
     }
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", type=Path, default=DEMO_FOLDER)
-    parser.add_argument("--num_examples", type=int, default=1000, help="held-out examples of each kind")
-    parser.add_argument("--num_timed", type=int, default=10, help="examples of each kind that are timed")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each of them is timed")
-    parser.add_argument("--out", type=Path, default=DEMO_FOLDER / "report.json")
-    parser.add_argument("--only_examples", action="store_true", help="keep the numbers that are in --out")
-    parser.add_argument("--work", type=Path, default=Path("build/demo-report"), help="where answers are kept")
-    return parser.parse_args()
-
-
 def measure(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    examples: dict[str, list[Example]],
-    work: WorkFile,
-    num_timed: int,
-    rounds: int,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: dict[str, list[Example]], work: WorkFile
 ) -> dict[str, dict[str, dict]]:
     """The summary and the speed of every decoding, by kind and decoding."""
-    answers = answer_all(model, tokenizer, examples, work)
-    results = {
-        kind: {decoding: summary(answers[kind, decoding], answers[kind, BASELINE]) for decoding in DECODINGS}
-        for kind in examples
-    }
-    num_answers = sum(len(of_kind[:num_timed]) for of_kind in examples.values()) * len(DECODINGS) * (rounds + 1)
-    with tqdm(total=num_answers, unit=" answers", desc="timing") as bar:
-        for kind, of_kind in examples.items():
-            for decoding, speed in timings(model, tokenizer, of_kind[:num_timed], rounds, bar).items():
-                results[kind][decoding].update(speed)
+    answers, results = answer_all(model, tokenizer, examples, work), {}
+    for kind in tqdm(examples, unit=" kinds", desc="timing"):
+        speeds = timings(model, tokenizer, examples[kind][:NUM_TIMED])
+        results[kind] = {
+            decoding: summary(answers[kind, decoding], answers[kind, BASELINE]) | speed
+            for decoding, speed in speeds.items()
+        }
     return results
 
 
 def main() -> None:
-    given = parse_arguments()
-    model = WeDLMForCausalLM.from_pretrained(given.checkpoint).eval()
-    tokenizer = AutoTokenizer.from_pretrained(given.checkpoint)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", default=DEMO_FOLDER, help="the checkpoint")
+    parser.add_argument("--num_examples", type=int, default=1000, help="held-out examples of each kind")
+    parser.add_argument("--only_examples", action="store_true", help="keep the numbers of report.json")
+    given = parser.parse_args()
+    model = WeDLMForCausalLM.from_pretrained(given.folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(given.folder)
+    out, weights = given.folder / "report.json", weights_digest(given.folder)
     shown_examples = [shown(model, tokenizer, kind) for kind in EXAMPLES]
     if given.only_examples:
-        report = json.loads(given.out.read_text(encoding="utf-8"))
-        if report["weights_sha256"] != weights_digest(given.checkpoint):
-            raise SystemExit(
-                f"{given.out} is about other weights than those of {given.checkpoint}; run `make demo-report`."
-            )
-        report["examples"] = shown_examples
-        write_whole(given.out, record_text(report) + "\n")
+        report = json.loads(out.read_text(encoding="utf-8"))
+        if report["weights_sha256"] != weights:
+            raise SystemExit(f"{out} is about other weights than those beside it; run `make demo-report`.")
+        write_whole(out, record_text(report | {"examples": shown_examples}) + "\n")
         return
-    weights = weights_digest(given.checkpoint)
     settings = {
         "weights": weights,
         "generation_config": model.generation_config.to_dict(),
@@ -292,27 +255,19 @@ def main() -> None:
         **conditions(model.device),
     }
     examples = {kind: held_out_examples(kind, given.num_examples) for kind in KINDS}
-    work = WorkFile(given.work, settings)
-    results = measure(model, tokenizer, examples, work, given.num_timed, given.rounds)
+    results = measure(model, tokenizer, examples, WorkFile(WORK, settings))
     write_report(
-        given.out,
+        out,
         results,
         model.device,
         weights_sha256=weights,
         num_examples=given.num_examples,
-        num_timed=given.num_timed,
-        rounds=given.rounds,
+        num_timed=NUM_TIMED,
+        rounds=ROUNDS,
         decodings=DECODINGS,
         held_out_nll={kind: held_out_nll(model, tokenizer, examples[kind]) for kind in KINDS},
         examples=shown_examples,
     )
-    for kind in KINDS:
-        for decoding, numbers in results[kind].items():
-            print(
-                f"{kind:14} {decoding:25} right {numbers['accuracy']:6.1%}  tokens per forward "
-                f"{numbers['tokens_per_forward']:5.2f}  tokens/s {numbers['tokens_per_second']['median']:7.1f}"
-            )
-    print(f"written to {given.out}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """`make demo-model`: trains the demo checkpoint from nothing with WeDLMTrainer, and goes on where it was stopped.
 
-    python -m wedlm.demo.recipe build/demo-model [--steps 2500 4000 5500 --learning_rate 3e-3 ...]
+    python -m examples.demo.recipe build/demo-model [--steps 2500 4000 5500 --hidden_size 256 --num_layers 6 --bf16]
 
 There are three stages. The first learns the kinds of questions from their generators, in blocks of 16 tokens. The
 second learns to draft further ahead, in blocks of 32. The third goes on while the learning rate falls. For stories
-both learn from the answers of the stage before, where a checker accepts them. Where the device has instructions for
-bfloat16 they are used, which spares a CPU a quarter of the time; the weights stay in float32 while they are trained.
+both learn from the answers of the stage before, where a checker accepts them: verified decoding accepts a draft if the
+model itself would choose it. Where the device has instructions for bfloat16 they are used, which spares a CPU a
+quarter of the time; the weights stay in float32 while they are trained.
 
 A stage leaves a checkpoint, such as build/demo-model/text/model, from which the next one goes on. The last one's,
 build/demo-model/end/model, becomes a whole Hub repository except for the card, with training.json and loss.png. Its
@@ -21,32 +22,33 @@ from typing import NamedTuple
 
 import torch
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, TrainerCallback
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from examples.demo.model import SEED, MuonAndAdamW, demo_tokenizer, random_model
+from examples.demo.tasks import MAX_NEW_TOKENS, Example, batch_of, check, conversation, messages_of
 from wedlm import WeDLMForCausalLM, WeDLMTrainer, WeDLMTrainingArguments
 from wedlm.checkpoints.whole_file import write_whole
-from wedlm.demo.model import SEED, MuonAndAdamW, random_model
-from wedlm.demo.own_answers import own_answers, with_own_answers
-from wedlm.demo.tasks import Example, conversation, messages_of
-from wedlm.demo.tokenizer import demo_tokenizer
+from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import command, conditions, weights_digest, write_report
-from wedlm.evaluation.work_file import digest_of
+from wedlm.evaluation.work_file import WorkFile, digest_of
 from wedlm.training.data import prepare_dataset
 from wedlm.training.data_options import DataOptions
 from wedlm.training.resume import newest_complete
 
 ROW_TOKENS = 192  # no example is longer
 ROWS_PER_STEP = 12
-CONVERSATIONS_PER_ROW = 2.5  # an upper bound of the mean, so that no row is needed twice
+CONVERSATIONS_PER_STEP = 30  # an upper bound of the mean, so that no row is needed twice
 STEPS = (2500, 4000, 5500)  # of the stages
-WARMUP_STEPS = 100
+LEARNING_RATE, WARMUP_STEPS = 3e-3, 100
+LOGGING_STEPS, SAVE_STEPS = 25, 250
 # The settings of decoding in the checkpoint. On most kinds this window is the fastest one tried in verified decoding,
 # on two cores. Threshold and penalty are the fastest tried with which streaming loses at most three points on four of
 # the six kinds.
 DECODING = {"decoding": "verified", "window_size": 16, "entropy_threshold": 0.2, "distance_penalty": 0.03}
-SETTINGS = ("learning_rate", "suffix_mask_probability", "hidden_size", "num_layers", "bf16")  # that decide the weights
-SETTINGS_FILE = "settings.json"  # of a stage
+OWN_KIND = "stories"  # the kind whose questions leave many choices
+BATCH_SIZE = 128  # of the own answers
 
 
 class Stage(NamedTuple):
@@ -68,14 +70,13 @@ def stages_of(steps: tuple[int, int, int]) -> tuple[Stage, Stage, Stage]:
     )
 
 
-def num_conversations(num_steps: int) -> int:
-    return int(num_steps * ROWS_PER_STEP * CONVERSATIONS_PER_ROW)
-
-
 def conversations_of(stage: Stage) -> list[list[Example]]:
     """The part of the training stream that a stage sees."""
-    start, stop = (num_conversations(steps) for steps in (stage.steps_before, stage.steps_before + stage.max_steps))
-    return [conversation(SEED, number) for number in range(start, stop)]
+    steps = range(stage.steps_before, stage.steps_before + stage.max_steps)
+    return [
+        conversation(SEED, number)
+        for number in range(steps.start * CONVERSATIONS_PER_STEP, steps.stop * CONVERSATIONS_PER_STEP)
+    ]
 
 
 def training_rows(tokenizer: PreTrainedTokenizerBase, conversations: list[list[Example]]) -> Dataset:
@@ -87,6 +88,30 @@ def training_rows(tokenizer: PreTrainedTokenizerBase, conversations: list[list[E
     )
     print(summary)
     return rows
+
+
+@torch.no_grad()
+def own_answers(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: list[Example], folder: Path, weights: str
+) -> dict[str, str]:
+    """The model's greedy answers to stories that a checker accepts, by prompt; `folder` keeps them for a next run."""
+    asked = list({example.prompt: example for example in examples if example.kind == OWN_KIND}.values())
+    work = WorkFile(folder, {"weights": weights, "batch_size": BATCH_SIZE, "max_new_tokens": MAX_NEW_TOKENS})
+    answers = {}
+    for start in tqdm(range(0, len(asked), BATCH_SIZE), unit=" batches", desc="own answers"):
+        batch = asked[start : start + BATCH_SIZE]
+        prompts = [example.prompt for example in batch]
+        key = (digest_of(prompts),)
+        if key not in work:
+            work.add(key, texts_of(model, tokenizer, batch))
+        answers.update(zip(prompts, work[key], strict=True))
+    return {prompt: text for prompt, text in answers.items() if check(OWN_KIND, prompt, text)}
+
+
+def texts_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: list[Example]) -> list[str]:
+    inputs = batch_of(tokenizer, examples, model.device)
+    ids = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=False, decoding=BASELINE)
+    return tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
 class Clock(TrainerCallback, ExportableState):
@@ -108,54 +133,40 @@ class Clock(TrainerCallback, ExportableState):
 
 def train(
     stage: Stage, model: WeDLMForCausalLM, tokenizer: PreTrainedTokenizerBase, rows: Dataset, given: argparse.Namespace
-) -> dict:
-    """Trains the model in a stage; returns the losses, the seconds and the step at which this run began."""
-    arguments, clock = training_arguments(stage, given.out / stage.name, given), Clock()
-    last = newest_complete(arguments)
-    first_step = int(last.rpartition("-")[2]) if last else 0
-    trainer = WeDLMTrainer(
-        model,
-        arguments,
-        train_dataset=rows,
-        processing_class=tokenizer,
-        callbacks=[clock],
-        optimizers=(MuonAndAdamW(model, given.learning_rate), None),
-    )
-    trainer.train(resume_from_checkpoint=last)
-    clock = next(each for each in trainer.callback_handler.callbacks if isinstance(each, Clock))
-    return {
-        "losses": [entry for entry in trainer.state.log_history if "mlm_loss" in entry],
-        "seconds": clock.seconds,
-        "first_step": first_step,
-    }
-
-
-def training_arguments(stage: Stage, folder: Path, given: argparse.Namespace) -> WeDLMTrainingArguments:
+) -> tuple[list[dict], float]:
+    """Trains the model in a stage; returns the losses and the seconds."""
     falling = {
         "lr_scheduler_type": "warmup_stable_decay",
         "lr_scheduler_kwargs": {"num_decay_steps": max(1, stage.max_steps - WARMUP_STEPS), "decay_type": "1-sqrt"},
     }
-    return WeDLMTrainingArguments(
-        str(folder),
+    arguments = WeDLMTrainingArguments(
+        str(given.out / stage.name),
         seed=SEED,
         max_steps=stage.max_steps,
         per_device_train_batch_size=ROWS_PER_STEP,
-        learning_rate=given.learning_rate,
+        learning_rate=LEARNING_RATE,
         warmup_steps=WARMUP_STEPS,
         **(falling if stage.falls else {"lr_scheduler_type": "constant_with_warmup"}),
-        suffix_mask_probability=given.suffix_mask_probability,
+        suffix_mask_probability=0.5,
         ar_loss_weight=0.5,  # the autoregressive loss falls first, and masked tokens are harder to learn
         block_size=stage.block_size,
         attn_implementation="eager",  # the fastest in rows this short
         bf16=given.bf16,
         use_cpu=not torch.cuda.is_available(),
-        logging_steps=given.logging_steps,
-        save_steps=given.save_steps,
+        logging_steps=LOGGING_STEPS,
+        save_steps=SAVE_STEPS,
         save_total_limit=2,
         restore_callback_states_from_checkpoint=True,  # the clock
         report_to="none",
         disable_tqdm=True,
     )
+    optimizers = MuonAndAdamW(model, LEARNING_RATE), None
+    trainer = WeDLMTrainer(
+        model, arguments, train_dataset=rows, processing_class=tokenizer, callbacks=[Clock()], optimizers=optimizers
+    )
+    trainer.train(resume_from_checkpoint=newest_complete(arguments))
+    clock = next(each for each in trainer.callback_handler.callbacks if isinstance(each, Clock))
+    return [entry for entry in trainer.state.log_history if "mlm_loss" in entry], clock.seconds
 
 
 def save(model: WeDLMForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -189,91 +200,72 @@ def has_bfloat16(cpu: Path = Path("/proc/cpuinfo")) -> bool:
     return torch.cuda.is_available() or "avx512_bf16" in flags or "amx_bf16" in flags
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, nargs=3, default=STEPS, help="optimizer steps of the stages")
-    parser.add_argument("--learning_rate", type=float, default=3e-3)
-    parser.add_argument("--suffix_mask_probability", type=float, default=0.5)
-    parser.add_argument("--hidden_size", type=int, default=256)
-    parser.add_argument("--num_layers", type=int, default=6)
-    parser.add_argument(
-        "--bf16",
-        action=argparse.BooleanOptionalAction,
-        default=has_bfloat16(),
-        help="compute in bfloat16, as by default where the device has instructions for it",
-    )
-    parser.add_argument("--logging_steps", type=int, default=25)
-    parser.add_argument("--save_steps", type=int, default=250)
-    return parser.parse_args()
-
-
-def main() -> None:
-    given = parse_arguments()
-    tokenizer = demo_tokenizer()
-    stages = stages_of(given.steps)
-    checkpoints = [given.out / stage.name / "model" for stage in stages]
-    finished = [number for number, folder in enumerate(checkpoints) if (folder / "training.json").exists()]
-    for stage in stages:
-        check_settings(given.out / stage.name / SETTINGS_FILE, settings_of(stage, given))
-    for number in range(max(finished, default=-1) + 1, len(stages)):
-        pass_stage(stages[number], tokenizer, checkpoints[number - 1] if number else None, checkpoints[number], given)
-
-
-def settings_of(stage: Stage, given: argparse.Namespace) -> dict[str, object]:
-    """All that decides the weights of a stage, but for its conversations."""
-    return {**stage._asdict(), **{name: getattr(given, name) for name in SETTINGS}}
-
-
-def check_settings(file: Path, settings: dict[str, object]) -> None:
-    """Refuses to go on with a stage that was begun with other settings."""
+def check_settings(given: argparse.Namespace) -> None:
+    """Refuses to go on with a run that was begun with other settings or other conversations."""
+    settings = {name: value for name, value in vars(given).items() if name != "out"}
+    settings["conversations"] = digest_of([conversation(SEED, number) for number in range(1000)])
+    file = given.out / "settings.json"
     begun = json.loads(file.read_text(encoding="utf-8")) if file.exists() else settings
     if other := [name for name in settings if settings[name] != begun.get(name)]:
         raise SystemExit(
-            f"{file.parent} was begun with {other[0]}={begun.get(other[0])} and not with {settings[other[0]]}; pass "
+            f"{given.out} was begun with {other[0]}={begun.get(other[0])} and not with {settings[other[0]]}; pass "
             "the same arguments, or another folder."
         )
+    given.out.mkdir(parents=True, exist_ok=True)
+    write_whole(file, json.dumps(settings, indent=2) + "\n")
 
 
 def pass_stage(
     stage: Stage, tokenizer: PreTrainedTokenizerBase, before: Path | None, checkpoint: Path, given: argparse.Namespace
 ) -> None:
     """Trains the checkpoint of a stage from the one before it, which the report of losses continues."""
-    conversations = conversations_of(stage)
-    answers = {}
+    conversations, answers, losses, stages = conversations_of(stage), {}, [], []
     if before is None:
         model = random_model(tokenizer, given.hidden_size, given.num_layers)
-        losses, stages = [], []
     else:
         model = WeDLMForCausalLM.from_pretrained(before)
         asked = [example for examples in conversations for example in examples]
         answers = own_answers(model.eval(), tokenizer, asked, given.out / stage.name, weights_digest(before))
-        conversations = [with_own_answers(examples, answers) for examples in conversations]
+        conversations = [
+            [example._replace(answer=answers.get(example.prompt, example.answer)) for example in examples]
+            for examples in conversations
+        ]
         report = json.loads((before / "training.json").read_text(encoding="utf-8"))
         losses, stages = report["results"], report["stages"]
-    file = given.out / stage.name / SETTINGS_FILE
-    settings = settings_of(stage, given) | {"conversations": digest_of(conversations)}
-    check_settings(file, settings)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, json.dumps(settings, indent=2) + "\n")
-
-    told = train(stage, model, tokenizer, training_rows(tokenizer, conversations), given)
+    own_losses, seconds = train(stage, model, tokenizer, training_rows(tokenizer, conversations), given)
     save(model, tokenizer, checkpoint)
-    for entry in told["losses"]:
+    for entry in own_losses:
         entry["step"] += stage.steps_before
         del entry["epoch"]  # of this stage alone; no conversation comes twice
-    losses += told["losses"]
+    losses += own_losses
     plot(losses, checkpoint / "loss.png")
-    origin = {"command": command(), **conditions(model.device), "seconds": told["seconds"]}
+    origin = {"command": command(), **conditions(model.device), "seconds": seconds}
     stages.append({"stage": stage.name, "own_answers": len(answers), **origin})
-    about = {
-        "parameters": model.num_parameters(),
-        "steps": given.steps,
-        "first_step": stage.steps_before + told["first_step"],
-        "seconds": sum(each["seconds"] for each in stages),
-        "stages": stages,
-    }
-    write_report(checkpoint / "training.json", losses, model.device, **about)
+    write_report(
+        checkpoint / "training.json",
+        losses,
+        model.device,
+        parameters=model.num_parameters(),
+        steps=given.steps,
+        seconds=sum(each["seconds"] for each in stages),
+        stages=stages,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--steps", type=int, nargs=3, default=list(STEPS), help="optimizer steps of the stages")
+    parser.add_argument("--hidden_size", type=int, default=256)
+    parser.add_argument("--num_layers", type=int, default=6)
+    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=has_bfloat16())
+    given = parser.parse_args()
+    check_settings(given)
+    tokenizer, stages = demo_tokenizer(), stages_of(given.steps)
+    checkpoints = [given.out / stage.name / "model" for stage in stages]
+    finished = [number for number, folder in enumerate(checkpoints) if (folder / "training.json").exists()]
+    for number in range(max(finished, default=-1) + 1, len(stages)):
+        pass_stage(stages[number], tokenizer, checkpoints[number - 1] if number else None, checkpoints[number], given)
 
 
 if __name__ == "__main__":

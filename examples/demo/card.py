@@ -1,12 +1,12 @@
-"""Writes the demo checkpoint's model card from the numbers beside it: python -m wedlm.demo.card [FOLDER]."""
+"""Writes the demo checkpoint's model card from the numbers beside it: python -m examples.demo.card [FOLDER]."""
 
 import json
 import sys
 from pathlib import Path
 
+from examples.demo.report import goals
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.whole_file import write_whole
-from wedlm.demo.report import goals
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import commit_text
 from wedlm.hub_card.card import CardContent, EvaluationSection, Example, Section, TaskTable, make_card
@@ -22,7 +22,7 @@ else. Some of them have one right text (counting), and others leave many choices
 scratch, on generated data only. The steps of the training took {minutes} minutes on {device} ({threads} threads)."""
 
 CONDITIONS = """\
-Each decoding answered {num_examples} held-out questions of each kind, greedily, with at most 160 new tokens. None of
+Each decoding answered {num_examples:,} held-out questions of each kind, greedily, with at most 160 new tokens. None of
 these problems is in the training data, in any wording. The columns of the tables are:
 
 - *Right*: the share of answers that a checker accepts. The checker knows only the question. It runs functions. A
@@ -86,15 +86,8 @@ def card(folder: Path) -> str:
 
 
 def evaluation_section(report: dict) -> EvaluationSection:
-    conditions = CONDITIONS.format(
-        num_examples=f"{report['num_examples']:,}",
-        num_timed=report["num_timed"],
-        rounds=report["rounds"],
-        device=report["device"],
-        threads=report["threads"],
-        versions=shown_versions(report["versions"]),
-        commit=commit_text(report["commit"]),
-    )
+    shown = {"versions": shown_versions(report["versions"]), "commit": commit_text(report["commit"])}
+    conditions = CONDITIONS.format(**report | shown)
     tasks = [TaskTable(words(kind).capitalize(), "", kind_table(of)) for kind, of in report["results"].items()]
     return EvaluationSection(conditions, shown_command(report["command"]), tasks)
 
@@ -104,19 +97,21 @@ def kind_table(results: dict[str, dict]) -> str:
     head = ["decoding", "right", "over autoregressive", "tokens per forward", "cacheable", "NLL", "tokens/s"]
     lines = [[*head, "times as fast"]]
     for decoding, result in results.items():
-        is_baseline = decoding == BASELINE
-        lines.append(
-            [
-                decoding,
-                percent(result["accuracy"]),
-                "" if is_baseline else points(result["accuracy_over_autoregressive_interval"]),
-                number(result["tokens_per_forward"], 2),
-                number(result["prefix_cacheability"], 2),
-                number(result["nll_per_token"], 3),
-                number(result["tokens_per_second"]["median"], 0),
-                "" if is_baseline else spread(result["times_autoregressive"], 1),
-            ]
-        )
+        least, most = (100 * points for points in result["accuracy_over_autoregressive_interval"])
+        times, (low, high) = result["times_autoregressive"]["median"], result["times_autoregressive"]["quartiles"]
+        line = [
+            decoding,
+            f"{100 * result['accuracy']:.1f} %",
+            f"{least:+.1f} to {most:+.1f}",
+            number(result["tokens_per_forward"], 2),
+            number(result["prefix_cacheability"], 2),
+            number(result["nll_per_token"], 3),
+            number(result["tokens_per_second"]["median"], 0),
+            f"{times:.1f} ({low:.1f} to {high:.1f})",
+        ]
+        if decoding == BASELINE:
+            line[2] = line[-1] = ""  # a comparison with itself
+        lines.append(line)
     return table(lines)
 
 
@@ -130,19 +125,14 @@ def likelihoods(held_out_nll: dict[str, float]) -> str:
 def goals_table(report: dict) -> str:
     """Returns the table of benchmarks/RESULTS.md: the goals of the checkpoint beside what it reached."""
     lines = [["goal", "target", "reached", "result"]]
-    for goal in goals(report["results"]):
-        result = "met" if goal["met"] else "missed"
-        lines.append([escaped(words(goal["goal"])), f"{goal['target']:g}", f"{goal['reached']:.3g}", result])
+    for goal, target, reached in goals(report["results"]):
+        result = "met" if reached >= target else "missed"
+        lines.append([escaped(words(goal)), f"{target:g}", f"{reached:.3g}", result])
     return table(lines)
 
 
 def overview(report: dict) -> str:
-    """Returns the table of the project's README.md: what verified decoding brings.
-
-    Args:
-        report (`dict`):
-            The content of report.json.
-    """
+    """Returns the table of the project's README.md: what verified decoding brings."""
     lines = [["kind of text", "tokens per forward", "times as fast", "same text"]]
     for kind, results in report["results"].items():
         verified, asked = results["verified"], report["num_examples"]
@@ -160,20 +150,6 @@ def overview(report: dict) -> str:
 
 def words(name: str) -> str:
     return name.replace("_", " ")
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def points(interval: list[float]) -> str:
-    low, high = interval
-    return f"{100 * low:+.1f} to {100 * high:+.1f}"
-
-
-def spread(measured: dict, digits: int) -> str:
-    low, high = measured["quartiles"]
-    return f"{measured['median']:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def main() -> None:

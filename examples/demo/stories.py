@@ -1,8 +1,9 @@
-"""Generates short stories from a grammar: sentences vary freely, and people, thing and place stay the same."""
+"""Short stories from a grammar: sentences vary freely, and people, thing and place stay the same."""
 
+import re
 from random import Random
 
-from wedlm.demo.words import COLORS, HEROES, NAMES, OBJECTS, PLACES, PRONOUNS
+from examples.demo.words import ALL_NAMES, COLORS, HEROES, NAMES, OBJECTS, PLACES, PRONOUNS
 
 PROMPTS = [
     "Write a short story about {hero}, {a} {role}, and {an} {object} at the {place}.",
@@ -140,32 +141,92 @@ def with_article(noun: str) -> str:
 def draw(random: Random) -> tuple[str, str, str]:
     pronoun = random.choice(list(NAMES))
     hero = random.choice(NAMES[pronoun])
-    friend = random.choice([name for names in NAMES.values() for name in names if name != hero])
-    role, thing, place, color = (random.choice(words) for words in (HEROES, OBJECTS, PLACES, COLORS))
+    friend = random.choice([name for name in ALL_NAMES if name != hero])
+    role, thing, place, color = map(random.choice, (HEROES, OBJECTS, PLACES, COLORS))
     about = {"hero": hero, "role": role, "object": thing, "place": place}
     articles = {"a": with_article(role).split()[0], "an": with_article(thing).split()[0]}
-    he = PRONOUNS[pronoun]
-    fixed = {**about, "a": articles["a"], "friend": friend, "color": color, "a_color": with_article(color)}
-    fixed |= {**he, "He": he["he"].capitalize(), "His": he["his"].capitalize(), "companion": random.choice(FRIENDS)}
+    fixed = (
+        about | articles | PRONOUNS[pronoun] | {"friend": friend, "color": color, "companion": random.choice(FRIENDS)}
+    )
 
     def write(sentences: list[str]) -> str:
         """Chooses a sentence and fills its slots: those in `fixed` as in the whole story, the others drawn anew."""
-        mood, weather, look = (random.choice(words) for words in (MOODS, WEATHERS, LOOKS))
-        return random.choice(sentences).format(
-            **fixed,
-            mood=mood,
-            a_mood=with_article(mood),
-            weather=weather,
-            a_weather=with_article(weather),
-            look=look,
-            a_look=with_article(look),
-            time=random.choice(TIMES),
-            hidden=random.choice(HIDING_PLACES),
-            food=random.choice(FOOD),
-            feeling=random.choice(FEELINGS),
-            number=random.choice(NUMBERS),
+        mood, weather, look = map(random.choice, (MOODS, WEATHERS, LOOKS))
+        sentence, time, hidden, food, feeling, number = map(
+            random.choice, (sentences, TIMES, HIDING_PLACES, FOOD, FEELINGS, NUMBERS)
         )
+        words = fixed | {"mood": mood, "weather": weather, "look": look, "time": time, "hidden": hidden}
+        words |= {"food": food, "feeling": feeling, "number": number}
+        words |= {f"a_{name}": with_article(words[name]) for name in ("mood", "weather", "look", "color")}
+        words |= {name.capitalize(): words[name].capitalize() for name in ("he", "his")}
+        return sentence.format(**words)
 
     plot = random.choice([FOUND, LOST, MADE])
     prompt = random.choice(PROMPTS).format(**about, **articles)
     return prompt, " ".join(map(write, [OPENINGS, *plot])), " ".join(about.values())
+
+
+# The checker wants whole sentences, and the people, the thing and the place of the question throughout.
+SENTENCE = re.compile(r'"[^"]+[,!]" (?:said|they said)[^".]*\.|[^ ".!?][^".!?]*\.')
+GENDER = {"he": "he", "him": "he", "his": "he", "she": "she", "her": "she"}
+INTRODUCED = re.compile(r"\ban? (?:old friend|neighbor|cousin|good friend|stranger)\b")
+WRONG_ARTICLE = re.compile(r"\b[Aa] [aeiou]|\b[Aa]n [^aeiou]")
+NAME = re.compile(r"(?<=[a-z,] )[A-Z]\w*")  # a capital within a sentence
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"[A-Za-z]+", text)
+
+
+def is_whole(sentences: list[str], answer: str) -> bool:
+    """Whether the answer is six or seven sentences of a few words each, with nothing between them."""
+    return (
+        6 <= len(sentences) <= 7
+        and " ".join(sentences) == answer
+        and all(re.match('"?[A-Z]', sentence) and len(words_of(sentence)) > 2 for sentence in sentences)
+        and not WRONG_ARTICLE.search(answer)
+    )
+
+
+def people_agree(sentences: list[str], hero: str, role: str) -> bool:
+    """
+    Whether the hero comes first, with at most one friend, who is introduced where the name is first used, and all
+    pronouns are the hero's.
+    """
+    text = " ".join(sentences)
+    words = words_of(text)
+    others = {word for word in words if word in ALL_NAMES} - {hero}
+    gender = next(pronoun for pronoun, names in NAMES.items() if hero in names)
+    introductions = [sentence for sentence in sentences if INTRODUCED.search(sentence)]
+    first = next((sentence for sentence in sentences if others & set(words_of(sentence))), None)
+    return (
+        {hero, role} <= set(words_of(sentences[0]))
+        and len(others) <= 1
+        and introductions == ([first] if first else [])
+        and set(NAME.findall(text)) <= set(ALL_NAMES)
+        and {word for word in words if word in HEROES} == {role}
+        and {GENDER[word.lower()] for word in words if word.lower() in GENDER} <= {gender}
+    )
+
+
+def things_agree(sentences: list[str], thing: str, place: str) -> bool:
+    """Whether the story has the thing of the question in at most one color, its place from the start, and no other."""
+    words = set(words_of(" ".join(sentences)))
+    return (
+        sum(thing in words_of(sentence) for sentence in sentences) >= 2
+        and place in words_of(sentences[0])
+        and words & set(OBJECTS) == {thing}
+        and words & set(PLACES) == {place}
+        and len(words & set(COLORS)) <= 1
+    )
+
+
+def check(prompt: str, answer: str) -> bool:
+    asked = words_of(prompt)
+    hero, role, thing, place = (
+        next(word for word in asked if word in lexicon) for lexicon in (ALL_NAMES, HEROES, OBJECTS, PLACES)
+    )
+    sentences = SENTENCE.findall(answer)
+    return (
+        is_whole(sentences, answer) and people_agree(sentences, hero, role) and things_agree(sentences, thing, place)
+    )

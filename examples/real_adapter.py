@@ -1,7 +1,7 @@
 """`make real-adapter`: the draft adapter of SmolLM2-135M-Instruct, in two steps around `wedlm adapt`.
 
-    python -m wedlm.demo.real_adapter prompts build/real-packages build/humaneval.jsonl
-    python -m wedlm.demo.real_adapter publish build/smollm2-135m-adapter hub_card/smollm2-135m-adapter
+    python -m examples.real_adapter prompts build/real-packages build/humaneval.jsonl
+    python -m examples.real_adapter publish build/smollm2-135m-adapter hub_card/smollm2-135m-adapter
 
 The first writes prompts of HumanEval, on which the adapter is measured. The second copies the adapter into the
 repository: it names its base by a path that is right in every clone and no name on the Hub, and its card names origin
@@ -98,7 +98,7 @@ def publish(adapter: Path, out: Path) -> None:
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m wedlm.demo.real_adapter", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m examples.real_adapter", description=__doc__.splitlines()[0])
     parser.add_argument("step", choices=["prompts", "publish"])
     parser.add_argument("source", type=Path, help="the folder of the packages, or of the adapter")
     parser.add_argument("out", type=Path, help="the file of prompts, or the folder in the repository")

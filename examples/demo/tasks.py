@@ -1,28 +1,26 @@
-"""The examples of the demo checkpoint: six kinds, from answers without a choice (counting) to free ones (stories)."""
+"""The examples of the demo checkpoint: six kinds, from answers without a choice (counting) to free ones (stories).
+
+The module of a kind draws examples, and checks any answer from the text of the question alone.
+"""
 
 from hashlib import sha256
 from itertools import count
 from random import Random
 from typing import Literal, NamedTuple
 
-from wedlm.demo import counting, equations, functions, records, stories, word_problems
+from examples.demo import counting, equations, functions, records, stories, word_problems
 
-Split = Literal["train", "test"]
-
-DRAW = {
-    "counting": counting.draw,
-    "word_problems": word_problems.draw,
-    "equations": equations.draw,
-    "records": records.draw,
-    "functions": functions.draw,
-    "stories": stories.draw,
-}
-KINDS = tuple(DRAW)
+MODULES = (counting, word_problems, equations, records, functions, stories)
+KIND_MODULES = {module.__name__.rpartition(".")[2]: module for module in MODULES}
+KINDS = tuple(KIND_MODULES)
 # Relative frequency in the training stream: kinds that are hard to learn come most often.
 WEIGHTS = {"counting": 5, "word_problems": 5, "equations": 3, "records": 5, "functions": 2, "stories": 2}
 TEST_SHARE = 8  # one key in 8 is held out
 SHARE_OF_TWO_TURNS = 0.25  # of conversations with two questions
 MAX_POSITIONS = 2**40  # length limit of a training stream
+MAX_NEW_TOKENS = 160  # the longest right answer has 88
+
+Split = Literal["train", "test"]
 
 
 class Example(NamedTuple):
@@ -41,6 +39,14 @@ class Example(NamedTuple):
         return [{"role": "user", "content": self.prompt}, {"role": "assistant", "content": self.answer}]
 
 
+def check(kind: str, prompt: str, answer: str) -> bool:
+    """Whether an answer is right; a story is if it is well-formed and agrees with the question.
+
+    check("counting", "Count by 4 from 12 to 24.", "12, 16, 20, 24.") is True
+    """
+    return KIND_MODULES[kind].check(prompt, answer)
+
+
 def split_of(kind: str, key: str) -> Split:
     """The split of a problem. A hash of the key decides, so that no training stream contains a test problem."""
     digest = sha256(f"{kind} {key}".encode()).digest()
@@ -48,28 +54,16 @@ def split_of(kind: str, key: str) -> Split:
 
 
 def example(kind: str, split: Split, index: int) -> Example:
-    """The example with this index, which depends on nothing but the arguments.
-
-    Args:
-        kind (`str`): One of `KINDS`.
-        split (`"train"` or `"test"`): The split that the example's key must belong to.
-        index (`int`): Number of the example.
-    """
+    """The example with this index, which depends on nothing but the arguments."""
     random = Random(f"{kind} {split} {index}")
     while True:
-        drawn = Example(kind, *DRAW[kind](random))
+        drawn = Example(kind, *KIND_MODULES[kind].draw(random))
         if split_of(kind, drawn.key) == split:
             return drawn
 
 
 def held_out_examples(kind: str, number: int, seed: int = 0) -> list[Example]:
-    """The first test examples of a seed, no two of them with the same key.
-
-    Args:
-        kind (`str`): One of `KINDS`.
-        number (`int`): Number of examples.
-        seed (`int`, *optional*, defaults to 0): Another seed gives other examples.
-    """
+    """The first test examples of a seed, no two of them with the same key."""
     by_key = {}
     for index in count(seed * MAX_POSITIONS):
         if len(by_key) == number:
@@ -94,5 +88,12 @@ def conversation(seed: int, number: int) -> list[Example]:
 
 
 def messages_of(examples: list[Example]) -> list[dict[str, str]]:
-    """The messages of a conversation."""
     return [message for example in examples for message in example.messages]
+
+
+def batch_of(tokenizer, examples: list[Example], device):
+    """The questions of the examples as inputs of `generate()`, padded on the left."""
+    chats = [example.messages[:1] for example in examples]
+    return tokenizer.apply_chat_template(
+        chats, add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
+    ).to(device)

@@ -1,5 +1,6 @@
-"""Generates questions that ask to count up or down in steps. The question names both ends, and one answer is right."""
+"""Questions that ask to count up or down in steps. They name both ends, and one answer is right."""
 
+import re
 from random import Random
 
 SMALL_STEPS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
@@ -41,7 +42,7 @@ def draw(random: Random) -> tuple[str, str, str]:
     span = step * (number - 1)
     low = random.randint(0, 999 - span) if random.random() < 0.25 else random.randint(0, max(99 - span, 20))
     rising = random.random() < 0.6
-    sequence = list(range(low, low + span + 1, step)) if rising else list(range(low + span, low - 1, -step))
+    numbers = list(range(low, low + span + 1, step))[:: 1 if rising else -1]
 
     templates = UP_TO if rising else DOWN_TO
     if rising and random.random() < 0.3:
@@ -50,5 +51,22 @@ def draw(random: Random) -> tuple[str, str, str]:
         elif low and low % step == 0:
             templates = MULTIPLES
     parity = "odd" if low % 2 else "even"
-    prompt = random.choice(templates).format(first=sequence[0], last=sequence[-1], step=step, parity=parity)
-    return prompt, ", ".join(map(str, sequence)) + ".", f"{sequence[0]} {sequence[1] - sequence[0]}"
+    prompt = random.choice(templates).format(first=numbers[0], last=numbers[-1], step=step, parity=parity)
+    return prompt, ", ".join(map(str, numbers)) + ".", f"{numbers[0]} {numbers[1] - numbers[0]}"
+
+
+# The checker reads first, last and step from the question.
+STEP = re.compile(r"(?:steps? of|by|adding|add|subtracting|subtract|multiples of|number,) (\d+)")
+FIRST = re.compile(r"(?:from|start at|adding \d+ to) (\d+)")
+LAST = re.compile(r"(\d+)\.$")
+
+
+def expected(prompt: str) -> list[int]:
+    text = prompt.lower()
+    first, last = int(FIRST.search(text)[1]), int(LAST.search(text)[1])
+    step = 2 if re.search("even|odd", text) else int(STEP.search(text)[1])
+    return list(range(first, last + 1, step)) if last > first else list(range(first, last - 1, -step))
+
+
+def check(prompt: str, answer: str) -> bool:
+    return answer == ", ".join(map(str, expected(prompt))) + "."

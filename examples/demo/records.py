@@ -1,0 +1,177 @@
+"""Small tables in JSON or CSV with a rule to rewrite them by. There is one right answer."""
+
+import csv
+import io
+import json
+import re
+from random import Random
+
+from examples.demo.words import ALL_NAMES, COLORS, THINGS
+
+Record = dict[str, str | int]  # a line of the table
+
+CITIES = "Athens Berlin Cairo Dublin Lima London Madrid Oslo Paris Prague Rome Tokyo".split()
+JOBS = "baker cook doctor driver farmer nurse pilot singer teacher writer".split()
+ANIMALS = "bird cat dog fish goat horse mouse rabbit sheep turtle".split()
+SPORTS = "boxing chess golf hockey judo rowing rugby sailing soccer tennis".split()
+WORD_FIELDS = {
+    "person": {"city": CITIES, "job": JOBS, "sport": SPORTS},
+    "pet": {"animal": ANIMALS, "color": COLORS},
+    "article": {"color": COLORS, "city": CITIES},
+}
+NUMBER_FIELDS = {"person": ["age", "score", "id"], "pet": ["age", "weight"], "article": ["price", "stock", "id"]}
+NEW_NAMES = {
+    "name": ["first_name", "person", "who"],
+    "item": ["article", "product", "thing"],
+    "city": ["town", "place"],
+    "job": ["work", "trade"],
+    "sport": ["hobby", "game"],
+    "animal": ["kind", "species"],
+    "color": ["paint", "shade"],
+    "age": ["years", "age_now"],
+    "score": ["points", "result"],
+    "id": ["number", "key"],
+    "weight": ["kg", "mass"],
+    "price": ["cost", "dollars"],
+    "stock": ["amount", "count"],
+}
+TEMPLATES = {
+    "rename": [
+        'Rename the {unit} "{key}" to "{new}".',
+        'Change the {unit} name "{key}" to "{new}".',
+        'Call the {unit} "{key}" "{new}" instead.',
+        'Replace the {unit} name "{key}" by "{new}".',
+    ],
+    "drop": [
+        'Remove the {unit} "{key}".',
+        'Drop the {unit} "{key}".',
+        'Delete the {unit} "{key}" from every row.',
+        'Leave out the {unit} "{key}".',
+    ],
+    "keep_if": [
+        'Keep only the rows where "{key}" is "{new}".',
+        'Filter the rows: "{key}" must be "{new}".',
+        'Remove every row unless "{key}" is "{new}".',
+        'Which rows have "{key}" equal to "{new}"? Write only those.',
+    ],
+    "upper_case": [
+        'Write "{key}" in capital letters.',
+        'Put the {unit} "{key}" in upper case.',
+        'Make every value of "{key}" upper case.',
+        'Use capital letters for the values of "{key}".',
+    ],
+    "convert": [
+        "Convert this {old} to {new}.",
+        "Rewrite this {old} as {new}.",
+        "Turn this {old} into {new}.",
+        "Write these {old} rows as {new}.",
+        "Change the format from {old} to {new}.",
+    ],
+}
+RULES = [*TEMPLATES, "convert"]  # the names are part of the keys that decide which problems are held out
+
+
+def as_csv(records: list[Record]) -> str:
+    lines = [records[0], *(record.values() for record in records)]  # of the keys, then of the values
+    return "\n".join(",".join(map(str, line)) for line in lines)
+
+
+WRITE = {"JSON": json.dumps, "CSV": as_csv}
+
+
+def draw_table(random: Random) -> tuple[list[Record], list[str]]:
+    """A table, and the names of its columns of words."""
+    topic = random.choice(list(WORD_FIELDS))
+    first, firsts = ("item", THINGS) if topic == "article" else ("name", ALL_NAMES)
+    number_key = random.choice(NUMBER_FIELDS[topic])
+    word_keys = random.sample(list(WORD_FIELDS[topic]), random.randint(1, 2))
+    num_records = random.randint(2, 3)
+    columns = {
+        first: random.sample(firsts, num_records),
+        number_key: random.sample(range(1, 100), num_records),
+        **{key: random.choices(WORD_FIELDS[topic][key], k=num_records) for key in word_keys},
+    }
+    keys = [first, *random.sample([number_key, *word_keys], 1 + len(word_keys))]
+    return [{key: columns[key][i] for key in keys} for i in range(num_records)], word_keys
+
+
+def draw(random: Random) -> tuple[str, str, str]:
+    (records, word_keys), rule, key, new = draw_table(random), random.choice(RULES), "", ""
+    old_format = new_format = None
+    if rule == "rename":
+        key = random.choice(list(records[0]))
+        new = random.choice(NEW_NAMES[key])
+        result = [{new if k == key else k: value for k, value in record.items()} for record in records]
+    elif rule == "drop":
+        key = random.choice(list(records[0]))
+        result = [{k: value for k, value in record.items() if k != key} for record in records]
+    elif rule == "keep_if":
+        key = random.choice(word_keys)
+        new = random.choice(records)[key]
+        result = [record for record in records if record[key] == new]
+    elif rule == "upper_case":
+        key = random.choice(word_keys)
+        result = [{**record, key: record[key].upper()} for record in records]
+    else:
+        result = records
+        old_format, new_format = random.sample(list(WRITE), 2)
+        new = new_format
+    old_format = old_format or random.choice(list(WRITE))
+    unit = {"JSON": "key", "CSV": "column"}[old_format]
+    instruction = random.choice(TEMPLATES[rule]).format(key=key, new=new, unit=unit, old=old_format)
+    table = WRITE[old_format](records)
+    prompt = f"{instruction}\n{table}" if random.random() < 0.7 else f"{table}\n{instruction}"
+    return prompt, WRITE[new_format or old_format](result), json.dumps([records, rule, result])
+
+
+# The checker applies the rule of the question to its table and compares with the parsed answer.
+
+
+def record_of(pairs: list[tuple[str, str | int]]) -> Record:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        raise ValueError("The record has a key twice.")
+    return record
+
+
+def parse_cell(cell: str) -> str | int:
+    return int(cell) if re.fullmatch("0|[1-9][0-9]{0,8}", cell) else cell
+
+
+def parse(text: str) -> tuple[str, list[Record]]:
+    """The format of a table and its records."""
+    if text.startswith("["):
+        return "JSON", json.loads(text, object_pairs_hook=record_of)
+    header, *lines = csv.reader(io.StringIO(text))
+    return "CSV", [record_of(list(zip(header, map(parse_cell, line), strict=True))) for line in lines]
+
+
+def apply(instruction: str, records: list[Record]) -> list[Record]:
+    words = instruction.lower()
+    quoted = re.findall(r'"([^"]*)"', instruction)
+    if not quoted:  # a conversion
+        return records
+    key = quoted[0]
+    if re.search("keep only|filter|unless|which", words):
+        return [record for record in records if record[key] == quoted[1]]
+    if re.search(r"capital|upper", words):
+        return [{k: str(v).upper() if k == key else v for k, v in record.items()} for record in records]
+    if len(quoted) == 2:
+        return [{quoted[1] if k == key else k: v for k, v in record.items()} for record in records]
+    return [{k: v for k, v in record.items() if k != key} for record in records]
+
+
+def check(prompt: str, answer: str) -> bool:
+    first, *rest = prompt.split("\n")
+    if first.endswith((".", "?")):  # the instruction, else it is the last line
+        instruction, table = first, rest
+    else:
+        instruction, table = rest[-1], [first, *rest[:-1]]
+    old, records = parse("\n".join(table))
+    target = re.search(r"\b(?:to|as|into) (JSON|CSV)", instruction)
+    try:
+        written, result = parse(answer)
+    except (ValueError, csv.Error, RecursionError):
+        return False
+    # Compared as text, because the order of the keys counts.
+    return written == (target[1] if target else old) and json.dumps(result) == json.dumps(apply(instruction, records))

@@ -1,0 +1,309 @@
+"""Word problems of two or three steps; a step of the answer is one small calculation with a label."""
+
+import operator
+import re
+from collections import Counter
+from random import Random
+from typing import NamedTuple
+
+from examples.demo.words import ALL_NAMES, CONTAINERS, NAMES, PRONOUNS, THINGS
+
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
+
+
+class Step(NamedTuple):
+    label: str
+    left: int
+    sign: str
+    right: int
+
+    @property
+    def result(self) -> int:
+        return OPERATORS[self.sign](self.left, self.right)
+
+    def __str__(self) -> str:
+        return f"{self.label}: {self.left} {self.sign} {self.right} = {self.result}"
+
+
+# {0.left} is a number of the first step, {n} one of a change; other slots are people and things.
+GAIN = [
+    "{He} finds {n} more.",
+    "{He} buys {n} more.",
+    "{friend} gives {him} {n} more.",
+    "Then {he} gets {n} more from {friend}.",
+    "Later {he} collects another {n}.",
+]
+LOSS = [
+    "{He} gives {n} to {friend}.",
+    "{He} loses {n} of them.",
+    "{He} sells {n} of them.",
+    "Then {he} gives {n} away.",
+    "{friend} takes {n} of them.",
+]
+HAS = [
+    "{name} has {0.left} {things}.",
+    "{name} owns {0.left} {things}.",
+    "There are {0.left} {things} in front of {name}.",
+]
+HAS_FULL = [
+    "{name} has {0.left} {containers} with {0.right} {things} in each {container}.",
+    "{name} owns {0.left} {containers}, and there are {0.right} {things} in every {container}.",
+    "{name} fills {0.left} {containers} with {0.right} {things} each.",
+]
+NOW = [
+    "How many {things} does {name} have now?",
+    "How many {things} does {he} have in the end?",
+    "What is the number of {things} that {name} has now?",
+]
+CHANGE = [
+    "Each {thing} costs {0.right} dollars. {name} buys {0.left} {things} and pays with {1.left} dollars. "
+    "How much change does {he} get?",
+    "{name} buys {0.left} {things} for {0.right} dollars each and pays with {1.left} dollars. "
+    "How many dollars does {he} get back?",
+    "{name} goes to the shop with {1.left} dollars. {He} buys {0.left} {things} at {0.right} dollars each. "
+    "How much money does {he} have left?",
+]
+TWO_PURCHASES = [
+    "{name} buys {0.left} {things} for {0.right} dollars each and {1.left} {others} for {1.right} dollars each. "
+    "How much does {he} pay in all?",
+    "Each {thing} costs {0.right} dollars and each {other} costs {1.right} dollars. "
+    "{name} buys {0.left} {things} and {1.left} {others}. What is the total price?",
+]
+SHARING = [
+    "{name} has {0.left} {things}. {He} keeps {0.right} and shares the rest equally among {1.right} friends. "
+    "How many {things} does each friend get?",
+    "There are {0.left} {things}. {name} takes {0.right} of them, and {1.right} children share the others equally. "
+    "How many {things} does each child get?",
+    "{name} sorts {0.left} {things}. {0.right} are broken. The good ones go into {1.right} {containers}, "
+    "the same number in each. How many {things} are in each {container}?",
+]
+TIMES_AS_MANY = [
+    "{name} has {0.left} {things}. {friend} has {0.right} times as many. How many {things} do they have together?",
+    "{friend} has {0.right} times as many {things} as {name}, who has {0.left}. "
+    "How many {things} do the two have together?",
+]
+MORE = [
+    "{name} has {0.left} {things}. {friend} has {0.right} more than {name}. How many {things} do they have together?",
+    "{friend} has {0.right} more {things} than {name}, who has {0.left}. How many {things} do the two have together?",
+]
+FEWER = [text.replace(" more ", " fewer ") for text in MORE]
+BOOK = [
+    "A book has {1.left} pages. {name} reads {0.right} pages a day for {0.left} days. How many pages are left?",
+    "{name} reads a book of {1.left} pages. For {0.left} days {he} reads {0.right} pages every day. "
+    "How many pages does {he} still have to read?",
+]
+TRIP = [
+    "{name} cycles {0.right} km a day for {0.left} days and then {1.right} km more. How many km is that in all?",
+    "On a trip {name} walks {0.right} km every day for {0.left} days. "
+    "On the last day {he} walks another {1.right} km. How long is the trip in km?",
+]
+SAVING = [
+    "{name} saves {0.right} dollars a week for {0.left} weeks. Then {he} spends {1.right} dollars. "
+    "How much money is left?",
+    "Every week for {0.left} weeks {name} puts {0.right} dollars into a tin. {He} takes out {1.right} dollars "
+    "for some {things}. How many dollars are in the tin now?",
+]
+BUS = [
+    "There are {0.left} people on a bus. At the next stop {0.right} get off and {1.right} get on. "
+    "How many people are on the bus now?",
+    "A bus leaves with {0.left} people. At the market {0.right} people leave the bus and {1.right} enter. "
+    "How many people are on it now?",
+]
+GARDEN = [
+    "A garden has {0.left} rows of trees with {0.right} trees in each row. {1.right} trees are cut down. "
+    "How many trees are left?",
+    "{name} plants {0.left} rows of {0.right} trees. A storm breaks {1.right} of the trees. "
+    "How many trees still stand?",
+]
+
+Problem = tuple[str, list[Step]]  # the text with its slots, and the solution
+
+
+def with_changes(random: Random, first: list[str], before: list[Step], total: int, number: int) -> Problem:
+    """One of the sentences `first`, changes of the amount, and the question."""
+    sentences, steps = [], []
+    for _ in range(number):
+        if total > 10 and random.random() < 0.5:
+            step, templates = Step("Less", total, "-", random.randint(2, min(total - 1, 30))), LOSS
+        else:
+            step, templates = Step("More", total, "+", random.randint(2, 30)), GAIN
+        sentences.append(random.choice(templates).replace("{n}", str(step.right)))
+        steps.append(step)
+        total = step.result
+    return " ".join([random.choice(first), *sentences, random.choice(NOW)]), before + steps
+
+
+def collection(random: Random) -> Problem:
+    return with_changes(random, HAS, [], random.randint(5, 50), 2)
+
+
+def containers(random: Random) -> Problem:
+    full = Step("Start", random.randint(2, 9), "*", random.randint(2, 12))
+    return with_changes(random, HAS_FULL, [full], full.result, random.randint(1, 2))
+
+
+def change(random: Random) -> Problem:
+    cost = Step("Cost", random.randint(2, 9), "*", random.randint(2, 12))
+    notes = [note for note in (20, 50, 100, 200) if note > cost.result]
+    paid = notes[0] if random.random() < 0.7 else random.choice(notes)
+    return random.choice(CHANGE), [cost, Step("Change", paid, "-", cost.result)]
+
+
+def two_purchases(random: Random) -> Problem:
+    first, second = (Step(label, random.randint(2, 9), "*", random.randint(2, 10)) for label in ("First", "Second"))
+    return random.choice(TWO_PURCHASES), [first, second, Step("Total", first.result, "+", second.result)]
+
+
+def sharing(random: Random) -> Problem:
+    friends, each, kept = random.randint(2, 9), random.randint(2, 12), random.randint(2, 30)
+    left = Step("Left", friends * each + kept, "-", kept)
+    return random.choice(SHARING), [left, Step("Each", left.result, "/", friends)]
+
+
+def times_as_many(random: Random) -> Problem:
+    friend = Step("Friend", random.randint(2, 12), "*", random.randint(2, 5))
+    return random.choice(TIMES_AS_MANY), [friend, Step("Together", friend.left, "+", friend.result)]
+
+
+def more_or_fewer(random: Random) -> Problem:
+    first, sign = random.randint(10, 50), random.choice("+-")
+    friend = Step("Friend", first, sign, random.randint(2, 30 if sign == "+" else first - 2))
+    text = random.choice(MORE if sign == "+" else FEWER)
+    return text, [friend, Step("Together", first, "+", friend.result)]
+
+
+def book(random: Random) -> Problem:
+    read = Step("Read", random.randint(2, 9), "*", random.randint(3, 12))
+    left = Step("Left", read.result + random.randint(3, 80), "-", read.result)
+    return random.choice(BOOK), [read, left]
+
+
+def trip(random: Random) -> Problem:
+    daily = Step("First", random.randint(2, 9), "*", random.randint(3, 12))
+    return random.choice(TRIP), [daily, Step("Total", daily.result, "+", random.randint(2, 30))]
+
+
+def saving(random: Random) -> Problem:
+    saved = Step("Saved", random.randint(3, 9), "*", random.randint(3, 12))
+    return random.choice(SAVING), [saved, Step("Left", saved.result, "-", random.randint(2, saved.result - 2))]
+
+
+def bus(random: Random) -> Problem:
+    people = random.randint(10, 50)
+    left = Step("Less", people, "-", random.randint(2, people - 2))
+    back = Step("More", left.result, "+", random.randint(2, 30))
+    return random.choice(BUS), [left, back]
+
+
+def garden(random: Random) -> Problem:
+    planted = Step("Start", random.randint(2, 9), "*", random.randint(3, 12))
+    return random.choice(GARDEN), [planted, Step("Less", planted.result, "-", random.randint(2, planted.result - 2))]
+
+
+FAMILIES = {
+    collection: 3, containers: 3, change: 2, two_purchases: 1, sharing: 2, times_as_many: 1, more_or_fewer: 1, book: 1,
+    trip: 1, saving: 1, bus: 1, garden: 1,
+}  # fmt: skip
+
+
+def draw_cast(random: Random) -> dict[str, str]:
+    """The people and things of a problem by the names of their slots."""
+    pronoun = random.choice(list(NAMES))
+    name = random.choice(NAMES[pronoun])
+    friend = random.choice([other for other in ALL_NAMES if other != name])
+    thing, other = random.sample(THINGS, 2)
+    containers = random.choice(CONTAINERS)
+    container = containers.removesuffix("es" if containers == "boxes" else "s")
+    he = PRONOUNS[pronoun]
+    people = {"name": name, "friend": friend, **he, "He": he["he"].capitalize()}
+    things = {"thing": thing, "things": f"{thing}s", "other": other, "others": f"{other}s"}
+    return people | things | {"container": container, "containers": containers}
+
+
+def draw(random: Random) -> tuple[str, str, str]:
+    (family,) = random.choices(list(FAMILIES), FAMILIES.values())
+    text, steps = family(random)
+    answer = "\n".join([*map(str, steps), f"Answer: {steps[-1].result}"])
+    key = " ".join(f"{step.left}{step.sign}{step.right}" for step in steps)
+    return text.format(*steps, **draw_cast(random)), answer, key
+
+
+# The checker solves the problem sentence by sentence and follows the steps of the answer.
+STEP = re.compile(r"[A-Z][a-z]+: ([0-9]{1,6}) ([+\-*/]) ([0-9]{1,6}) = ([0-9]{1,6})")
+N = r"(\d+)"
+
+# Patterns of a sentence or a part of it, each with the new amount as a function of the old one and the numbers.
+READINGS = [
+    # Prices.
+    (
+        rf"costs {N} dollars and each \w+ costs {N} dollars\. \w+ buys {N} \w+ and {N} ",
+        lambda _, p, q, n, m: n * p + m * q,
+    ),
+    (rf"buys {N} \w+ for {N} dollars each and {N} \w+ for {N} dollars each", lambda _, n, p, m, q: n * p + m * q),
+    (rf"costs {N} dollars\. \w+ buys {N} \w+ and pays with {N}", lambda _, p, n, m: m - n * p),
+    (rf"buys {N} \w+ for {N} dollars each and pays with {N}", lambda _, n, p, m: m - n * p),
+    (rf"with {N} dollars\. \w+ buys {N} \w+ at {N} dollars each", lambda _, m, n, p: m - n * p),
+    # Shares.
+    (rf"keeps {N} and shares the rest equally among {N}", lambda old, b, n: (old - b) / n),
+    (rf"takes {N} of them, and {N} children share the others equally", lambda old, b, n: (old - b) / n),
+    (rf"sorts {N} \w+\. {N} are broken\. The good ones go into {N}", lambda _, a, b, n: (a - b) / n),
+    # Two people together.
+    (rf"has {N} times as many \w+ as \w+, who has {N}", lambda _, k, a: a + k * a),
+    (rf"has {N} more \w+ than \w+, who has {N}", lambda _, b, a: a + a + b),
+    (rf"has {N} fewer \w+ than \w+, who has {N}", lambda _, b, a: a + a - b),
+    (rf"has {N} times as many\b", lambda old, k: old + k * old),
+    (rf"has {N} more than", lambda old, b: old + old + b),
+    (rf"has {N} fewer than", lambda old, b: old + old - b),
+    # An amount several times.
+    (rf"reads {N} pages a day for {N} days", lambda old, n, d: old - n * d),
+    (rf"For {N} days \w+ reads {N} pages", lambda old, d, n: old - n * d),
+    (rf"{N} km a day for {N} days", lambda _, n, d: n * d),
+    (rf"{N} km every day for {N} days", lambda _, n, d: n * d),
+    (rf"saves {N} dollars a week for {N} weeks", lambda _, n, d: n * d),
+    (rf"for {N} weeks \w+ puts {N} dollars", lambda _, d, n: n * d),
+    (rf"{N} rows of trees with {N} trees", lambda _, m, n: m * n),
+    (rf"{N} rows of {N} trees", lambda _, m, n: m * n),
+    (rf"{N} (?:bag|basket|box|jar|pack|tray)e?s,? (?:with|and there are) {N}", lambda _, m, n: m * n),
+    # Changes of the amount.
+    (rf"(?:finds|buys|gives (?:him|her)|gets) {N} more", lambda old, n: old + n),
+    (rf"and then {N} km more", lambda old, n: old + n),
+    (rf"another {N}", lambda old, n: old + n),
+    (rf"{N} get off and {N} get on", lambda old, b, c: old - b + c),
+    (rf"{N} people leave the bus and {N} enter", lambda old, b, c: old - b + c),
+    (rf"(?:gives|loses|sells|takes|spends|takes out|breaks) {N} (?:to|of|away|dollars)", lambda old, n: old - n),
+    (rf"{N} trees are cut down", lambda old, n: old - n),
+    # The first amount.
+    (rf"(?:has|owns|There are|of|with) {N} (?:people|pages|[a-z]+s\b)", lambda _, a: a),
+]
+
+
+def solution(prompt: str) -> int | None:
+    """The solution of a problem, or None if the text contains a number that no reading explains."""
+    amount, place = None, 0
+    while re.search(r"\d", prompt[place:]):
+        matches = [(re.compile(pattern).search(prompt, place), new_amount) for pattern, new_amount in READINGS]
+        # The reading that explains the next number. If there are several, the first of the list explains most numbers.
+        match, new_amount = min(matches, key=lambda item: item[0].start(1) if item[0] else len(prompt))
+        if match is None or re.search(r"\d", prompt[place : match.start(1)]):
+            return None
+        amount, place = new_amount(amount, *map(int, match.groups())), match.end()
+    return amount
+
+
+def check(prompt: str, answer: str) -> bool:
+    """Whether all steps are true and use every given number and every result but the last, which is the solution."""
+    *lines, last = answer.split("\n")
+    steps = [STEP.fullmatch(line) for line in lines]
+    if not steps or not all(steps) or len(set(lines)) < len(lines):
+        return False
+    unused = Counter(int(number) for number in re.findall(r"\d+", prompt))
+    known = set(unused)
+    for step in steps:
+        left, sign, right, result = int(step[1]), step[2], int(step[3]), int(step[4])
+        is_true = left == result * right if sign == "/" else OPERATORS[sign](left, right) == result
+        if not is_true or not {left, right} <= known:
+            return False
+        known.add(result)
+        unused -= Counter([left, right])  # drops what falls to zero or below: a number may be used again
+        unused[result] += 1
+    return unused == Counter([result]) and last == f"Answer: {result}" and solution(prompt) == result

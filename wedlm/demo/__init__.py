@@ -1,1 +1,0 @@
-"""The demo checkpoint: its tasks and checkers, tokenizer, recipe, report and card."""

@@ -14,6 +14,8 @@ from wedlm.batching.running_batch import MOST_PREFILLS, RunningBatch, scores_byt
 from wedlm.batching.settings_group import merged
 from wedlm.batching.shared_cache import SharedCache
 from wedlm.generation.step_plan import relative_cost
+from wedlm.generation.streaming import StreamingWindow
+from wedlm.generation.verified import VerifiedWindow
 
 MODEL = load(CHECKPOINTS / "q3").double()  # where no rounding decides
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
@@ -350,6 +352,32 @@ def test_where_memory_is_refused_no_text_is_another_one(asked, where, data):
     for i, (tokens, seed, settings) in enumerate(asked):
         expected = alone(tokens, seed, **settings)
         assert got.get(i, []) == (expected[: len(got.get(i, []))] if i in errors else expected)
+
+
+@given(st.lists(requests(), min_size=1, max_size=4), st.sampled_from(["fill", "end_at", "refill"]), st.integers(1, 6))
+@property_settings(30, deadline=None)
+def test_cached_texts_make_room_before_a_row_fails(asked, where, when):
+    batch = RunningBatch(MODEL, 10_000, 64)
+    run(batch, [call_of(TEXT[:9], eos_token_id=None, max_new_tokens=4)])
+    calls = [call_of(tokens, seed, **settings) for tokens, seed, settings in asked]
+    num_calls, texts = [], batch.prefix_cache.texts
+
+    def refused(function):
+        def wrapped(*arguments):
+            num_calls.append(len(texts))
+            if len(num_calls) >= when and texts:
+                raise RuntimeError(REFUSAL)
+            return function(*arguments)
+
+        return wrapped
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (StreamingWindow, VerifiedWindow):
+            patch.setattr(kind, where, refused(getattr(kind, where)))
+        got, errors = run(batch, calls)
+    assert set(errors) <= {i for i, call in enumerate(calls) if call.run.readers is not None}
+    for i, (tokens, seed, settings) in enumerate(asked):
+        assert i in errors or got.get(i, []) == alone(tokens, seed, **settings)
 
 
 def test_noise_and_scores_count_before_a_row_is_taken_in():

@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Container, Hashable, Iterable
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -253,8 +254,7 @@ class RunningBatch:
         num_kept, reports, outputs = all_queries.num_text.clone(), [], []
         for group, own, at in zip(groups, queries, places, strict=True):
             try:
-                with named_weights(self.model):
-                    kept, report = group.move_on(own, logits[at, : own.asked.shape[1]])
+                kept, report = self.move_on(group, own, logits[at, : own.asked.shape[1]])
             except Exception as error:
                 if group.readers is None and not is_out_of_memory(error):
                     raise
@@ -270,6 +270,22 @@ class RunningBatch:
             outputs += group.read_report(values[: len(group.rows)], self.model)
             values = values[len(group.rows) :]
         return outputs
+
+    def move_on(
+        self, group: SettingsGroup, own: WindowQueries, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Takes the rows of a group on. Where memory is refused, once more without the prefix cache."""
+        window = copy(group.window)  # Its tensors are replaced, or get the same values again.
+        with named_weights(self.model):
+            try:
+                return group.move_on(own, logits)
+            except Exception as error:
+                # (A reader cannot be asked again.)
+                if not is_out_of_memory(error) or not self.prefix_cache.texts or group.readers is not None:
+                    raise
+            group.window = window
+            self.prefix_cache.shrink(0)
+            return group.move_on(own, logits)
 
     def finish_step(self, outputs: list[RowOutput]) -> None:
         """Counts what a step has brought. Rows that have ended leave."""

@@ -34,7 +34,7 @@ from transformers import PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from wedlm.evaluation.turns import median_and_range, now, take_turns
-from wedlm.generation import decoding_run
+from wedlm.generation.window import Window
 
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
 
@@ -82,17 +82,17 @@ def generate(model: PreTrainedModel, inputs: dict, decoding: str, new_tokens: in
 @contextmanager
 def counted_status_reads() -> Iterator[Counter]:
     """Counts reads of the decoding's status, which on a CPU are a tolist() and no operation."""
-    read, numbers = decoding_run.read_status, Counter()
+    read, numbers = Window.read_status, Counter()
 
     def counting(*arguments):
         numbers["looks"] += 1
         return read(*arguments)
 
-    decoding_run.read_status = counting
+    Window.read_status = counting
     try:
         yield numbers
     finally:
-        decoding_run.read_status = read
+        Window.read_status = read
 
 
 def counted(model: PreTrainedModel, forward: Forward, inputs: dict, decoding: str, new_tokens: int) -> Counter:

@@ -20,8 +20,7 @@ from huggingface_hub.utils import tqdm
 from transformers import PreTrainedModel
 
 from wedlm.evaluation.turns import median_and_range, seconds_in_turns
-from wedlm.generation.cache_attention import attend, score_bias
-from wedlm.generation.row_cache import RowCache
+from wedlm.generation.row_cache import RowCache, attend, score_bias
 from wedlm.generation.transformers_internals import CACHE
 
 NAMES = {"rows": "queries", "length": "cache"}  # of the axes, by their keys in the results
@@ -76,7 +75,7 @@ class Step:
         is_seen = self.cache.begin_forward(self.num_queries, self.length + self.num_queries)
         bias = score_bias(is_seen, self.num_queries, config, query)
         for layer in self.cache.layers:
-            live = (states[:, :, : self.cache.place.live] for states in (layer.keys, layer.values))
+            live = (states[:, :, : self.cache.place.valid_length] for states in (layer.keys, layer.values))
             attend(query, *live, bias, 0.1, dropout=0.0)
 
 

@@ -20,7 +20,7 @@ from wedlm.demo.inputs import MAX_NEW_TOKENS, batch_of
 from wedlm.demo.tasks import KINDS, held_out_examples
 from wedlm.evaluation.turns import median_and_range, take_turns
 from wedlm.generation import verified
-from wedlm.generation.step_plan import StepPlan
+from wedlm.generation.verified import StepPlan
 
 
 def in_proportion(
@@ -32,7 +32,8 @@ def in_proportion(
     shares = (pad(chances, (1, 0), value=1.0) - pad(chances, (0, 1))).clamp(min=0).cumsum(-1)
     ends = (shares / shares[:, -1:] * (most - num_drafts)[:, None]).round().long()
     longest = num_open.clamp(max=chances.shape[1] + 1)[:, None]
-    return StepPlan(num_drafts, pad(pad(ends, (1, 0)).diff().minimum(longest).cumsum(-1), (1, 0)))
+    sizes = pad(ends, (1, 0)).diff().minimum(longest)
+    return StepPlan(num_drafts, num_drafts[:, None] + pad(sizes.cumsum(-1), (1, 0)))
 
 
 def behind_all_drafts(
@@ -42,7 +43,8 @@ def behind_all_drafts(
     num_drafts = (chances >= 0.2).sum(-1)
     numbers = torch.arange(chances.shape[1] + 2, device=chances.device)
     num_masks = (most - num_drafts).minimum(num_open.clamp(max=chances.shape[1] + 1))
-    return StepPlan(num_drafts, torch.where(numbers > num_drafts[:, None], num_masks[:, None], 0))
+    sizes = torch.where(numbers > num_drafts[:, None], num_masks[:, None], 0)
+    return StepPlan(num_drafts, num_drafts[:, None] + sizes)
 
 
 VARIANTS = {  # arguments of answer() by the name in the results

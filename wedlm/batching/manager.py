@@ -195,7 +195,7 @@ class BatchingManager(ContinuousBatchingManager):
         work = call.noise_bytes + scores_bytes(self.model, call.budget.queries)
         if work > self.max_work_bytes:
             raise ValueError(
-                f"window_size={call.run.policy.window_size} needs {work // 2**20} MiB for scores and what is drawn, "
+                f"window_size={call.call.window_size} needs {work // 2**20} MiB for scores and what is drawn, "
                 f"and there is room for {self.max_work_bytes // 2**20} MiB; make it smaller."
             )
         if (number := sum(call.budget)) > self.max_cached_tokens:

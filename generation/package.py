@@ -1,9 +1,19 @@
-"""What a checkpoint's own code takes from the package, where that is installed: continuous batching, and training."""
+"""The version of this code, and what it takes from the package where that is installed; a file without torch."""
 
 from importlib import import_module
 from types import ModuleType
 
-from wedlm.generation.versions import VERSION
+VERSION = "0.3.0.dev0"
+OLDEST_TRANSFORMERS, NEWEST_TRANSFORMERS = "5.17", "5.24"
+
+
+def is_untested(transformers_version: str) -> bool:
+    """Whether a version of transformers is newer than the newest minor version that was tested."""
+
+    def minor(version: str) -> list[int]:
+        return [int(number) for number in version.split(".")[:2]]
+
+    return minor(transformers_version) > minor(NEWEST_TRANSFORMERS)
 
 
 def from_package(module: str, user: str, otherwise: str = "") -> ModuleType:

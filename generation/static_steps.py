@@ -2,17 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
 
-from wedlm.generation.policy import Policy
+from wedlm.generation.call import Call
 from wedlm.generation.row_cache import RowCache
-from wedlm.generation.slot_noise import SlotNoise
-from wedlm.generation.static_memory import take_static_steps
-from wedlm.generation.step import read_status, take_step
 from wedlm.generation.transformers_internals import allow_any_length, fix_length, keep_address
-from wedlm.generation.window import Window
+from wedlm.generation.window import Policy, Window
+
+# The memory of static steps, which a model keeps from call to call until `model.free_static_memory()`. A call takes it
+# away and brings it back when it has succeeded, so that two threads never share it.
+KEPT: WeakKeyDictionary[PreTrainedModel, "StaticSteps"] = WeakKeyDictionary()
 
 
 class StaticSteps:
@@ -21,11 +23,6 @@ class StaticSteps:
     Every step has 2 * window_size queries for each row, of which those behind the window do nothing. It reads a
     number of entries rounded up by `bucketed`. The host reads the status of the step before the one that runs, so that
     the device never waits. So one more step runs when all rows have ended, and changes nothing.
-
-    Args:
-        model (`PreTrainedModel`): The model.
-        window (`Window`): A window with the shapes to come; it is copied.
-        max_entries (`int`): The most entries that the cache will hold.
     """
 
     def __init__(self, model: PreTrainedModel, window: Window, max_entries: int):
@@ -40,14 +37,20 @@ class StaticSteps:
             allow_any_length(getattr(self.window, name), 1)
 
     @classmethod
-    def of(cls, model: PreTrainedModel, policy: Policy, window: Window, max_entries: int) -> "StaticSteps":
+    def of(cls, call: Call, policy: Policy, window: Window) -> "StaticSteps":
         """The steps that the model's last call left if this call fits into them, else new ones."""
-        steps = take_static_steps(model)
-        if steps is None or not steps.fit(model, window, max_entries):
+        steps, asked_for = KEPT.pop(call.model, None), getattr(call.generation_config, "max_cache_len", None) or 0
+        max_entries = max(call.max_entries, asked_for + 2 * call.window_size)
+        if steps is None or not steps.fit(call.model, window, max_entries):
             num_slots, num_columns = bucketed(window.tokens.shape[1]) - 1, bucketed(window.num_columns)
             window = window.with_room(num_slots, num_columns, policy.mask_token_id)
-            steps = cls(model, window, bucketed(max_entries))
+            steps = cls(call.model, window, bucketed(max_entries))
         steps.cache.lengths.zero_()
+        if policy.noise is not None:
+            if steps.noise is None or steps.noise.shape != policy.noise.values.shape:
+                steps.noise = policy.noise.values
+                keep_address(steps.noise)
+            policy.noise.values = steps.noise
         return steps
 
     def fit(self, model: PreTrainedModel, window: Window, max_entries: int) -> bool:
@@ -64,21 +67,8 @@ class StaticSteps:
             and max_entries <= self.cache.max_entries
         )
 
-    def noise_buffer(self, like: torch.Tensor) -> torch.Tensor:
-        """The buffer for the noise of sampled text, of the shape of `like`."""
-        if self.noise is None or self.noise.shape != like.shape:
-            self.noise = like
-            keep_address(like)
-        return self.noise
-
     def take_all(
-        self,
-        model: PreTrainedModel,
-        policy: Policy,
-        window: Window,
-        status: torch.Tensor,
-        step: Callable,
-        noise: SlotNoise | None,
+        self, model: PreTrainedModel, policy: Policy, window: Window, status: torch.Tensor, step: Callable
     ) -> None:
         """Steps on from `window` and its `status` until all rows have ended. Then `window` shares the buffers."""
         room = (self.window.no_slot, self.window.num_columns)
@@ -90,21 +80,22 @@ class StaticSteps:
         num_queries, rows = 2 * policy.window_size, range(len(window.start))
         query = torch.arange(num_queries, device=status.device)
         fix_length(query, 0)
+        noise = policy.noise
         prompt_lengths, limits = (() if noise is None else x.tolist() for x in (window.prompt_lengths, window.limit))
-        seen, under_way = read_status(status.tolist(), window), None
+        seen, under_way = window.read_status(status.tolist()), None
         while any(seen.alive):
             # One step has been taken since, which may have committed all its queries; this one comes behind it.
             length = min(bucketed(max(seen.num_committed) + 2 * num_queries), self.cache.max_entries)
-            live = torch.arange(length, device=status.device)
-            allow_any_length(live, 0)
+            valid = torch.arange(length, device=status.device)
+            allow_any_length(valid, 0)
             if noise is not None:
                 behind = [each + 2 * num_queries + 1 for each in seen.num_committed]
                 ends = [min(e - p, limit) for e, p, limit in zip(behind, prompt_lengths, limits, strict=True)]
                 noise.draw(rows, ends)
-            look = Look(step(model, policy, self.window, self.cache, query, live))
+            report = Report(step(model, policy, self.window, self.cache, query, valid))
             if under_way is not None:
-                seen = read_status(under_way.values(), window)
-            under_way = look
+                seen = window.read_status(under_way.values())
+            under_way = report
         done = self.window.with_room(window.no_slot, self.window.num_columns, policy.mask_token_id)
         for name, value in tensors(done):
             setattr(window, name, value)
@@ -116,8 +107,8 @@ def surroundings(model: PreTrainedModel) -> tuple:
     return model.device, model.dtype, is_autocast, torch.is_inference_mode_enabled()
 
 
-class Look:
-    """The host's look at a tensor of the device, at once or later."""
+class Report:
+    """A tensor of the device that the host reads, at once or later."""
 
     def __init__(self, tensor: torch.Tensor):
         self.tensor = tensor.to("cpu", non_blocking=True)
@@ -129,20 +120,6 @@ class Look:
         if self.event is not None:
             self.event.synchronize()
         return self.tensor.tolist()
-
-
-def static_step(
-    model: PreTrainedModel, policy: Policy, window: Window, cache: RowCache, query: torch.Tensor, live: torch.Tensor
-) -> torch.Tensor:
-    """Takes a step that leaves the window in its buffers.
-
-    It has as many queries in a row as `query` has elements, and reads as many entries as `live` has.
-    """
-    moving = replace(window)
-    queries = moving.queries(query.shape[0], policy)
-    status = take_step(model, policy, moving, queries, cache, live.shape[0])
-    put_into(window, moving)
-    return status
 
 
 def put_into(buffers: Window, window: Window) -> None:

@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.deprecation import deprecate_kwarg
 
-from wedlm.generation.versions import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS, VERSION
+from wedlm.generation.package import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS, VERSION
 
 OVERRIDDEN = {
     "_sample": "the loop of greedy decoding and sampling; parallel decoding is another loop",

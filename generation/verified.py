@@ -1,33 +1,28 @@
 """Verified decoding: one forward verifies the drafts of the one before, and makes the next drafts."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
-from wedlm.generation.look_up import MOST_MATCHED, look_up
-from wedlm.generation.policy import Policy
-from wedlm.generation.slot_noise import noise_places
-from wedlm.generation.step_plan import StepPlan, plan_step
-from wedlm.generation.text_readers import TextReaders
-from wedlm.generation.token_sampling import draft_or_best, over_slots, processed, without_mask
-from wedlm.generation.window import NO_TOKEN, Window, WindowQueries
+from wedlm.generation.callbacks import Callbacks
+from wedlm.generation.sampling import draft_or_best, likeliest, over_slots, processed, without_mask
+from wedlm.generation.window import MOST_MATCHED, NO_TOKEN, Policy, Window, WindowQueries
 
-HALF_MATCH = 3  # A looked up draft is taken to be accepted in one of two cases behind a match of so many tokens.
 NEXT_CHANCE = 0.7  # that a draft of a group is accepted if those before it are, as long as nothing is known
 DECAY = 0.9  # the weight of the record at the next forward
 PRIOR = 2.0  # the accepted drafts that a record begins with, as many as expected
 MOST_CERTAIN = 0.99
+WIDEST = 32  # slots that a plan reaches; its tables grow with the square
 
 
 @dataclass
 class VerifiedWindow(Window):
-    """A window whose tokens are final: each is the one that autoregressive decoding writes there.
+    """A window into which only final tokens are written: each is the one that autoregressive decoding writes there.
 
-    A forward has at most 2 * window_size queries: the last token of the text (before the first forward it is the
-    prompt's), up to window_size - 1 drafts for the slots behind it, then MASKs.
+    A forward has at most 2 * window_size queries: the last token of prompt and text, up to window_size - 1 drafts for
+    the slots behind it, then MASKs.
 
     The query before a draft verifies it, because its logits are the autoregressive prediction for the draft's slot.
     The forward accepts the drafts up to the first one that is another token than the predicted one. The predicted
@@ -41,42 +36,35 @@ class VerifiedWindow(Window):
     Drafts come from MASKs, or from an earlier place where the text's last tokens stand as well (`look_up`): for each
     row from where more of them are expected to be accepted. Where tokens are drawn, so are drafts, with the noise of
     their slots, which verifying uses too.
-
-    Args:
-        drafts (`torch.LongTensor` of shape `(batch, window_size - 1)`): Tokens for the slots behind the text.
-        estimates (`torch.FloatTensor` of shape `(batch, window_size - 1)`): The chance of a draft if those before it
-            are accepted, as its source gives it: the token's share of the scores, or what `look_up` has matched.
-        chances (`torch.FloatTensor` of shape `(batch, window_size - 1)`): The chance that a draft is accepted with all
-            before it, from corrected estimates; 0 where there is no draft.
-        is_looked_up (`torch.BoolTensor` of shape `(batch, 1)`): Whether the drafts come from the text.
-        num_drafts (`torch.LongTensor` of shape `(batch,)`): The number of drafts that the next forward verifies.
-        groups (`torch.LongTensor` of shape `(batch, window_size + 1)`): Where, among the MASKs, the group for 0, 1,
-            2, ... accepted drafts begins, and where the last group ends.
-        verified_at (`torch.LongTensor` of shape `(batch, slots + 1)`): The distance from the end of the text at which
-            the slot's draft was verified, negative if it was rejected; 0 where there was none.
-        record (`torch.FloatTensor` of shape `(batch, 2, 3)`): Sums over the forwards, in which the last one counts
-            most. The first row holds how many drafts of MASKs and of the text were accepted, and the chances of the
-            drafts of groups; the second row what was expected of each.
-        prompt (`torch.LongTensor` of shape `(batch, columns)`): The prompts that drafts are looked up in,
-            right-aligned behind numbers that are no tokens.
     """
 
-    drafts: torch.Tensor
+    drafts: torch.Tensor  # [batch, window_size - 1]: tokens for the slots behind the text
+    # [batch, window_size - 1]: The chance of a draft if those before it are accepted, as its source gives it: the
+    # token's share of the scores, or what `look_up` has matched.
     estimates: torch.Tensor
+    # [batch, window_size - 1]: P(this draft and all before it are accepted), by corrected estimates; 0 without a draft
     chances: torch.Tensor
-    is_looked_up: torch.Tensor
-    num_drafts: torch.Tensor
+    is_looked_up: torch.Tensor  # [batch, 1]: whether the drafts come from the text
+    num_drafts: torch.Tensor  # [batch]: the number of drafts that the next forward verifies
+    # [batch, window_size + 1]: the query where the group of MASKs for 0, 1, 2, ... accepted drafts begins, and the one
+    # behind the last group
     groups: torch.Tensor
+    # [batch, slots + 1]: the distance from the end of the text at which the slot's draft was verified, negative if it
+    # was rejected; 0 where there was none
     verified_at: torch.Tensor
+    # [batch, (observed, expected), (drafts of MASKs, looked up drafts, chances of a group)]: sums over the forwards,
+    # each of which counts DECAY of the next
     record: torch.Tensor
-    prompt: torch.Tensor
+    corrections: torch.Tensor  # [batch, 3]: observed / expected, of the record and the PRIOR
+    most: torch.Tensor  # [batch]: the most queries of a forward besides its first
+    prompt: torch.Tensor  # [batch, columns]: right-aligned behind NO_TOKEN, to look drafts up in
 
     PER_SLOT: ClassVar = (*Window.PER_SLOT, "verified_at")
     PER_COLUMN: ClassVar = ("prompt",)
 
     @classmethod
-    def opened_window(cls, zeros: Callable, max_new_tokens: int, policy: Policy) -> dict[str, torch.Tensor]:
-        size = policy.window_size
+    def own_fields(cls, zeros, max_new_tokens: int, policy: Policy, prompt: torch.Tensor | None) -> dict:
+        size, looks_up = policy.window_size, prompt is not None and policy.num_looked_up > 0
         return {
             "drafts": zeros(size - 1),
             "estimates": zeros(size - 1, dtype=torch.float32),
@@ -86,7 +74,10 @@ class VerifiedWindow(Window):
             "groups": zeros(size + 1),
             "verified_at": zeros(max_new_tokens + 1),
             "record": zeros(2, 3, dtype=torch.float32),
-            "prompt": zeros(0),
+            "corrections": zeros(3, dtype=torch.float32) + 1,
+            # A limit below the window makes the window as small, whatever the shape of the steps is.
+            "most": zeros() + 2 * min(size, max_new_tokens) - 1,
+            "prompt": prompt if looks_up else zeros(0),
         }
 
     @property
@@ -95,12 +86,12 @@ class VerifiedWindow(Window):
 
     @property
     def num_queries(self) -> torch.Tensor:
-        return self.num_leading + self.num_drafts + self.groups[:, -1]
+        return self.groups[:, -1]
 
     # --- The queries of a forward ---
 
     def first_queries(self, policy: Policy) -> WindowQueries:
-        """None behind the prompt, whose last token is asked.
+        """None behind the prompt, whose last token predicts the first slot.
 
         MASKs there would save one forward of a text at most. Without them the prompt is read as token by token, and
         its keys and values are the same bit by bit.
@@ -109,70 +100,67 @@ class VerifiedWindow(Window):
         return WindowQueries(
             input_ids=none,
             position_ids=none,
-            num_text=torch.zeros_like(self.start),
-            asked=torch.full_like(self.start, -1)[:, None],
-            asked_slots=self.start[:, None],
-            is_asked=torch.ones_like(self.alive)[:, None],
-            queries_seen=None,
+            logits_indices=torch.full_like(self.start, -1)[:, None],  # the last token of the text in front
+            predicted_slots=self.start[:, None],
+            is_predicted=torch.ones_like(self.alive)[:, None],
         )
 
     def queries(self, width: int, policy: Policy) -> WindowQueries:
-        """The last token of the text, the drafts, the MASKs. All are asked, text and drafts about the next slot."""
-        num_leading, query = self.num_leading[:, None], torch.arange(width, device=self.start.device)
-        mask = query - (num_leading + self.num_drafts[:, None])  # the place among the MASKs, negative before them
-        is_pending, is_used = mask < 0, mask < self.groups[:, -1:]
-        group = (self.groups[:, 1:, None] <= mask[:, None]).sum(1)
-        behind = torch.where(is_pending, query - num_leading, group + mask - self.groups.gather(1, group))
-        slots = behind + self.behind_leading[:, None]
-        asked_slots = slots + is_pending
+        """The last token of the text, the drafts, the MASKs. Text and drafts predict the slot behind theirs."""
+        query = policy.places[:width]
+        is_pending, is_used = query < self.groups[:, :1], query < self.groups[:, -1:]
+        group = (self.groups[:, 1:, None] <= query).sum(1)
+        num_seen = group + self.num_leading[:, None]
+        # The first MASK of a group stands at the slot behind the queries that it sees.
+        moved = (num_seen - self.groups.gather(1, group)).masked_fill(is_pending, 0)
+        slots = self.start[:, None] + query + moved
+        predicted_slots = slots + is_pending
         last = self.tokens.gather(1, self.start[:, None])
         tokens = torch.cat([last, self.drafts, last.expand(-1, max(0, width - self.window_size))], dim=-1)[:, :width]
         return WindowQueries(
             # (Queries that a row does not need are its last token, not MASK, for which draft adapters would work.)
             input_ids=torch.where(is_pending, tokens, last.masked_fill(is_used, policy.mask_token_id)),
             position_ids=self.prompt_lengths[:, None] + slots,
-            num_text=torch.zeros_like(self.start),
-            asked=query.expand_as(slots),
-            asked_slots=asked_slots,
-            is_asked=is_used & (asked_slots < self.limit[:, None]),
-            queries_seen=torch.where(is_pending, query + 1, num_leading + group),
+            logits_indices=query.expand_as(slots),
+            predicted_slots=predicted_slots,
+            is_predicted=is_used & (predicted_slots < self.limit[:, None]),
+            visible_prefix=num_seen.masked_fill(is_pending, 0),
         )
 
     def count_forward(self, queries: WindowQueries) -> None:
-        """Does not count a forward that has nothing left to verify."""
-        may_verify = self.alive & queries.is_asked[:, 0]
+        """Does not count a forward that has nothing left to verify, as one behind the end."""
+        may_verify = queries.is_predicted[:, 0]
         self.forwards = self.forwards + may_verify
         self.window_queries = self.window_queries + may_verify * self.num_queries
 
     # --- What comes of it ---
 
     def fill(
-        self, queries: WindowQueries, logits: torch.Tensor, policy: Policy, readers: TextReaders | None
-    ) -> torch.Tensor:
-        """Writes the tokens that are final now, and makes drafts behind them; returns which slots nothing can fill.
+        self, queries: WindowQueries, logits: torch.Tensor, policy: Policy, callbacks: Callbacks | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes the tokens that are final now, and makes drafts behind them.
 
         The token of a slot is chosen from the autoregressive scores as autoregressive decoding chooses it. A draft is
         accepted if it is that token. So drafts decide how many tokens a forward writes, never which. (With an
         `acceptance_ratio` below 1 a draft that comes close to that token takes its place.)
         """
+        noise = policy.noise
 
         def read(logits: torch.Tensor, places: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
             if policy.left_to_right:
                 scores = without_mask(logits, policy.mask_token_id)
             else:
                 scores = processed(logits, policy.processors)
-            return likeliest(scores if places is None else scores + policy.noise.flatten(0, 1)[places])
+            return likeliest(scores if noise is None else scores + noise.at(places))
 
-        places = () if policy.noise is None else (noise_places(policy.noise, self.batch_rows, queries.asked_slots),)
+        places = () if noise is None else (noise.places(self.batch_rows, queries.predicted_slots),)
         tokens, shares, is_possible = over_slots(read, logits, *places)
-        is_final = self.verify(queries, logits, tokens[:, : self.window_size], policy, readers)
+        is_final = self.verify(queries, logits, tokens[:, : self.window_size], policy, callbacks)
         num_final = is_final.sum(-1, keepdim=True)
         self.draft(tokens, shares, num_final, policy)
-        if readers is not None and readers.shows_guesses:
-            self.show_drafts(readers, num_final[:, 0], policy)
-        if policy.left_to_right:  # the readers have refused what is impossible
-            return torch.zeros_like(is_final)
-        return is_final & ~is_possible[:, : self.window_size]
+        if policy.left_to_right:  # the callbacks have refused what is impossible
+            return num_final[:, 0], torch.ones_like(is_final)
+        return num_final[:, 0], is_final <= is_possible[:, : self.window_size]  # where it is final, it is possible
 
     def verify(
         self,
@@ -180,20 +168,20 @@ class VerifiedWindow(Window):
         logits: torch.Tensor,
         tokens: torch.Tensor,
         policy: Policy,
-        readers: TextReaders | None,
+        callbacks: Callbacks | None,
     ) -> torch.Tensor:
-        """Fills slots up to the first rejected draft; returns which of the asked slots these are.
+        """Fills slots up to the first rejected draft; returns which of the predicted slots these are.
 
-        `tokens` are those of the autoregressive scores, unless readers choose them left to right.
+        `tokens` are those of the autoregressive scores, unless callbacks choose them left to right.
         """
         size = tokens.shape[1]
-        slots, may_fill = queries.asked_slots[:, :size], queries.is_asked[:, :size] & self.alive[:, None]
-        place = torch.arange(size, device=logits.device)
-        is_draft = place < self.num_drafts[:, None]
-        drafts = torch.where(is_draft, pad(self.drafts, (0, 1))[:, :size], NO_TOKEN)
+        slots, may_fill = queries.predicted_slots[:, :size], queries.is_predicted[:, :size]
+        place, number = policy.places[:size], policy.places[1 : size + 1]
+        is_no_draft = place >= self.num_drafts[:, None]
+        drafts = pad(self.drafts, (0, 1))[:, :size].masked_fill(is_no_draft, NO_TOKEN)
         if policy.left_to_right:
             may_fill = may_fill & (place <= self.num_drafts[:, None])
-            tokens, is_final = readers.verify(self, slots, may_fill, drafts, logits)
+            tokens, is_final = callbacks.verify(self, slots, may_fill, drafts, logits)
             is_accepted = tokens == drafts
         else:
             if policy.acceptance_margin is not None:
@@ -205,9 +193,9 @@ class VerifiedWindow(Window):
                 (tokens,) = over_slots(choose, logits[:, :size], drafts)
             is_accepted = tokens == drafts
             is_final = may_fill & (place <= is_accepted.cumprod(-1).sum(-1, keepdim=True))
-            if readers is not None:
-                readers.record_selected(self, queries, is_final, logits)
-        distance = torch.where(is_accepted, place + 1, -1 - place) * is_draft
+            if callbacks is not None:
+                callbacks.records.put_selected(self, queries, is_final, logits, policy.processors)
+        distance = torch.where(is_accepted, number, -number).masked_fill(is_no_draft, 0)
         self.verified_at.scatter_(1, self.put_tokens(slots, is_final, tokens), distance)
         return is_final
 
@@ -216,16 +204,16 @@ class VerifiedWindow(Window):
 
         The record of how the drafts fared in this text corrects the estimates of each source.
         """
-        place = torch.arange(1, self.window_size, device=tokens.device)
+        place = policy.places[1 : self.window_size]
         num_accepted = (num_final - 1).clamp(min=0)
 
         # 1. The drafts of both sources. (The first MASK of a group stood for a token that is final now.)
         bounds = self.groups.unfold(1, 2, 1).gather(1, num_accepted[..., None].expand(-1, -1, 2))
         mask = bounds[..., 0] + place
         is_made = mask < bounds[..., 1]
-        asked = (mask + (self.num_drafts[:, None] + 1)).clamp(max=tokens.shape[1] - 1)
-        of_masks, estimates_of_masks = tokens.gather(1, asked), shares.gather(1, asked) * is_made
-        of_text, estimates_of_text = self.looked_up(num_final, policy)
+        mask = mask.clamp(max=tokens.shape[1] - 1)
+        of_masks, estimates_of_masks = tokens.gather(1, mask), shares.gather(1, mask) * is_made
+        of_text, estimates_of_text = self.looked_up(self.behind_leading[:, None] + num_final, policy)
 
         # 2. Their chances.
         estimates = torch.stack([estimates_of_masks, estimates_of_text], dim=1)  # [batch, sources, drafts]
@@ -235,11 +223,13 @@ class VerifiedWindow(Window):
         # 3. What is recorded: the drafts that were verified, and the chances of this group.
         is_verified = place <= torch.minimum(num_final, self.num_drafts[:, None])
         num_expected = (self.estimates * is_verified).sum(-1, keepdim=True)
-        sources = torch.cat([~self.is_looked_up, self.is_looked_up], dim=-1)
+        sources = self.is_looked_up == policy.places[:2]  # of MASKs, of the text
         num_reached = (pad(chances[:, 0, :-1], (1, 0), value=1.0) * is_made).sum(-1)
         of_drafts = torch.cat([num_accepted, num_expected], dim=-1)[..., None] * sources[:, None]
         of_groups = torch.stack([expected[:, 0], NEXT_CHANCE * num_reached], dim=-1)[..., None]
         self.record = torch.cat([of_drafts, of_groups], dim=-1).add(self.record, alpha=DECAY)
+        sums = self.record + PRIOR
+        self.corrections = sums[:, 0] / sums[:, 1]
 
         # 4. The better source.
         self.is_looked_up = expected[:, 1:] > expected[:, :1]
@@ -248,56 +238,47 @@ class VerifiedWindow(Window):
             torch.where(self.is_looked_up, each[:, 1], each[:, 0]) for each in (estimates, chances)
         )
 
-    @property
-    def corrections(self) -> torch.Tensor:
-        """How many times the expected number of drafts was accepted: of MASKs, of the text, and of groups."""
-        sums = self.record + PRIOR
-        return sums[:, 0] / sums[:, 1]
-
-    def looked_up(self, num_final: torch.Tensor, policy: Policy) -> tuple[torch.Tensor, torch.Tensor]:
+    def looked_up(self, first_open: torch.Tensor, policy: Policy) -> tuple[torch.Tensor, torch.Tensor]:
         """Drafts from the text, and their estimates."""
         if policy.num_looked_up == 0:
             return torch.zeros_like(self.drafts), torch.zeros_like(self.estimates)
         text = torch.cat([self.prompt, self.tokens], dim=-1)
-        last = self.behind_leading + num_final[:, 0] + (self.prompt.shape[1] - 1)
-        drafts, num_matched = look_up(text, last, self.window_size - 1, policy.most_matched)
-        place = torch.arange(self.window_size - 1, dtype=torch.float32, device=last.device)
-        length = (num_matched[:, None] + place).clamp(max=MOST_MATCHED)
-        estimates = length / (length + HALF_MATCH)  # 0 for the first draft where there is no match
-        if policy.num_looked_up < len(place):
+        last = first_open + (self.prompt.shape[1] - 1)
+        num_drafts = self.window_size - 1
+        drafts, num_matched = look_up(text, last, num_drafts, policy.most_matched)
+        # (0 for the first draft where there is no match)
+        estimates = policy.match_chances[num_matched + policy.places[:num_drafts]]
+        if policy.num_looked_up < num_drafts:
             estimates[:, policy.num_looked_up :] = 0
         return drafts, estimates
 
-    def show_drafts(self, readers: TextReaders, num_final: torch.Tensor, policy: Policy) -> None:
-        """Shows the drafts of the one row that the next forward will verify."""
-        first_open = self.behind_leading + num_final
-        num_drafts = self.plan(first_open, 1, policy).num_drafts[0]
-        slots = first_open[0] + torch.arange(num_drafts, device=first_open.device)
-        readers.stream.guess(self, slots, self.drafts[0, :num_drafts], end=first_open[0] + num_drafts)
+    def advance(self, num_run: torch.Tensor, policy: Policy, num_rows: int) -> torch.Tensor:
+        """Commits all final tokens but the last, which the next forward commits. That one also verifies drafts.
 
-    def commit(self, num_run: torch.Tensor) -> torch.Tensor:
-        """Commits all final tokens but the last; returns how many of the window's queries stay in the cache.
-
-        (The run of a row that has ended is its last token, at its start: nothing more is committed.)
+        If a draft that is not the best token may be accepted, drafts decide what is written. So each row decides
+        about its queries alone, as if no other row were there.
         """
-        num_kept = self.num_leading + (num_run - 1).clamp(min=0)
+        num_last = num_run.clamp(max=1)
+        num_kept = self.num_leading + num_run - num_last
         self.start = self.start + num_kept
+        self.num_leading = num_last * self.alive
+        first_open, is_alone = self.behind_leading, policy.acceptance_margin is not None
+        self.num_drafts, groups = plan_step(
+            self.chances,
+            NEXT_CHANCE * self.corrections[:, 2:],
+            num_open=(self.limit - first_open) * self.alive,
+            most=self.most,
+            query_cost=relative_cost(policy.query_cost, 1 if is_alone else num_rows),
+            pace=((first_open / self.forwards).clamp(min=1) * self.alive)[:, None],
+            is_alone=is_alone,
+        )
+        self.groups = groups + self.num_leading[:, None]
         return num_kept
 
-    def refill(self, num_run: torch.Tensor, policy: Policy) -> None:
-        """The next forward commits the last token, and verifies drafts."""
-        self.num_leading = num_run.clamp(max=1) * self.alive
-        self.num_drafts, self.groups = self.plan(self.behind_leading, self.num_leading, policy)
-
-    def plan(self, first_open: torch.Tensor, num_leading: torch.Tensor | int, policy: Policy) -> StepPlan:
-        """Plans the forward for which all slots before `first_open` are final."""
-        num_open = (self.limit - first_open) * self.alive
-        # A limit below the window makes the window as small, whatever the shape of the steps is.
-        most = 2 * self.limit.clamp(max=self.window_size) - num_leading
-        # What a query costs, the row would write in the same time at its own pace.
-        pace = (first_open.float() / self.forwards).clamp(min=1)
-        cost = (policy.relative_cost * pace)[:, None]
-        return plan_step(self.chances, NEXT_CHANCE * self.corrections[:, 2:], num_open, most, cost)
+    def show_drafts(self, stream) -> None:
+        first_open, num_drafts = self.behind_leading[0], self.num_drafts[0]
+        tokens = torch.cat([self.tokens[0, :first_open], self.drafts[0, :num_drafts]])
+        stream.guess(tokens, torch.arange(len(tokens), device=tokens.device) < first_open)
 
     def counts(self) -> dict[str, torch.Tensor]:
         """Adds how many drafts of the text, none behind its end, were verified and accepted at each distance."""
@@ -307,10 +288,107 @@ class VerifiedWindow(Window):
             zeros.scatter_add(1, self.verified_at.abs(), those.long())[:, 1:]
             for those in (is_text, is_text & (self.verified_at > 0))
         )
-        return {**super().counts(), "judged_drafts": verified, "accepted_drafts": accepted}
+        return {**super().counts(), "verified_drafts": verified, "accepted_drafts": accepted}
 
 
-def likeliest(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The best token of each `[n, vocabulary]`, its share of the softmax, and whether it is possible."""
-    best, tokens = scores.max(-1)
-    return tokens, (best - scores.logsumexp(-1)).exp().nan_to_num(), best > -torch.inf  # False where it is NaN
+class StepPlan(NamedTuple):
+    """The queries of a step behind its first one."""
+
+    num_drafts: torch.Tensor  # [batch]: the number of drafts that are verified
+    # [batch, window_size + 1]: where, counted from the first draft, the group of MASKs for 0, 1, 2, ... accepted
+    # drafts begins, and where the last group ends
+    groups: torch.Tensor
+
+
+def plan_step(
+    chances: torch.Tensor,
+    next_chance: torch.Tensor,
+    num_open: torch.Tensor,
+    most: torch.Tensor,
+    query_cost: float = 0.0,
+    pace: torch.Tensor | float = 1.0,
+    is_alone: bool = False,
+) -> StepPlan:
+    """Takes the queries that promise most tokens, as far as each promises more than it costs.
+
+    A draft brings a token in this step if it is accepted with all drafts before it. A MASK brings a token in the next
+    step if exactly the drafts that its group sees are accepted now, and the draft that it makes is accepted then. The
+    first MASK of a group stands for the token that this step writes behind the accepted drafts. It makes no draft, so
+    it shares the gain of the second one. All rows of a forward have as many queries, so what counts is the mean gain
+    of a further query in each row.
+
+    Args:
+        chances (`torch.FloatTensor` of shape `(batch, window_size - 1)`): P(at least n drafts are accepted), n = 1, 2,
+            ...; 0 where there is no draft.
+        next_chance (`torch.FloatTensor` of shape `(batch, 1)`): P(a draft of a new group is accepted, if those before
+            it are).
+        num_open (`torch.LongTensor` of shape `(batch,)`): The slots that are still to be filled.
+        most (`torch.LongTensor` of shape `(batch,)`): The most queries.
+        query_cost (`float`, *optional*, defaults to 0.0): The cost of a query in each row, as a share of a forward.
+        pace (`torch.FloatTensor` of shape `(batch, 1)`, *optional*, defaults to 1.0): The tokens that a row writes in
+            a forward, 0 for one that has ended. A query costs the tokens that the row would write in the same time.
+        is_alone (`bool`, *optional*, defaults to `False`): Whether each row counts its own gain, not the mean.
+    """
+    num_unused = max(0, chances.shape[1] + 1 - WIDEST)
+    size = chances.shape[1] + 1 - num_unused
+    rank = torch.arange(2 * size, device=chances.device)
+    place, distance = rank[:size], rank[:size].clamp(min=1)
+    of_drafts = pad(chances[:, : size - 1], (0, 1)) * (place < num_open[:, None])
+    of_groups = pad(of_drafts[:, :-1], (1, 0), value=1.0) - of_drafts  # P(exactly n drafts are accepted)
+    of_masks = next_chance**distance
+    of_masks[:, :2].div_(2)
+    has_slot = place[:, None] + distance < num_open[:, None, None]
+    of_masks = of_groups[:, :, None] * of_masks[:, None] * has_slot  # [batch, groups, places in the group]
+
+    gains = torch.cat([of_drafts[:, None], of_masks], dim=1).flatten(1)
+    gains, order = (each[:, : 2 * size] for each in gains.sort(descending=True, stable=True))
+    gains_above_cost = gains.sub(pace, alpha=query_cost)
+    pays = (gains_above_cost if is_alone else gains_above_cost.mean(0)) > 0
+    is_taken = pays & (gains > 0) & (rank < most[:, None])
+    numbers = torch.zeros_like(order[:, : size + 1]).scatter_add(1, order // size, is_taken.long())
+    of_groups = numbers[:, 1:]
+    of_groups.masked_fill_(of_groups == 1, 0)  # one MASK makes no draft
+    groups = numbers.cumsum(-1)
+    if num_unused > 0:
+        groups = torch.cat([groups, groups[:, -1:].expand(-1, num_unused)], dim=-1)
+    return StepPlan(numbers[:, 0], groups)
+
+
+def relative_cost(query_cost: float, num_rows: int) -> float:
+    """What one more query in each row adds to a forward over `num_rows` rows of one query, as a share of its cost.
+
+    A forward of n queries costs 1 + query_cost * (n - 1).
+    """
+    return num_rows * query_cost / (1 + query_cost * (num_rows - 1))
+
+
+def look_up(
+    text: torch.Tensor, last: torch.Tensor, num_drafts: int, most_matched: int = MOST_MATCHED
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Finds the last place where the text's last tokens stand as well, and drafts what follows there.
+
+    The place with the longest match is taken. Where the text behind it ends, the drafts begin again behind the match,
+    so that a text that repeats itself goes on repeating.
+
+    Args:
+        text (`torch.LongTensor` of shape `(batch, columns)`): The text of each row without a gap before `last`, in
+            front of it numbers that are no tokens, and at least one column behind it.
+        last (`torch.LongTensor` of shape `(batch, 1)`): The column of each row's last token.
+        num_drafts (`int`): The number of drafts.
+        most_matched (`int`, *optional*, defaults to 6): The most last tokens that are compared,
+            max_matching_ngram_size of the call.
+
+    Returns:
+        `tuple[torch.LongTensor, torch.LongTensor]`: The drafts `[batch, num_drafts]`, and the length of each row's
+        match `[batch, 1]`; it is 0 where there is none, and the drafts say nothing.
+    """
+    width = text.shape[1]
+    place = torch.arange(max(width, num_drafts), device=text.device)
+    column = place[:width]
+    endings = pad(text, (most_matched - 1, 0), value=-1).unfold(1, most_matched, 1)  # [batch, columns, matched]
+    is_same = endings == endings.gather(1, last[..., None].expand(-1, -1, most_matched))
+    num_matched = is_same.flip(-1).cumprod(-1, dtype=torch.uint8).sum(-1)
+    # (A match ends where an earlier place has no more text: the last tokens have one there.)
+    longest, best = (torch.add(column, num_matched, alpha=width) * (column < last)).max(-1, keepdim=True)
+    behind = best + 1 + place[:num_drafts] % (last - best).clamp(min=1)
+    return text.gather(1, behind), longest // width

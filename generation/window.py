@@ -1,69 +1,115 @@
 """The new tokens of every row, the window of slots being decided, and the queries of one forward over them."""
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch.nn.functional import pad
+from transformers import GenerationConfig, LogitsProcessorList
 
-from wedlm.generation.policy import Policy
+from wedlm.generation.sampling import SlotNoise, reads_no_text
+from wedlm.generation.transformers_internals import end_tokens_of
+from wedlm.generation.validation import refuse_impossible
 
 NO_SLOT = 2**62
 NO_TOKEN = -1  # in columns of a prompt that hold none
+MOST_MATCHED = 6  # last tokens that a look-up compares: longer matches say no more about the next one
+HALF_MATCH = 3  # A looked up draft is taken to be accepted in one of two cases behind a match of so many tokens.
+
+
+class Policy(NamedTuple):
+    """How the steps of a call decode. (Tensors, where one compiled step serves all values.)"""
+
+    window_size: int  # slots behind the committed text
+    mask_token_id: int
+    end_tokens: torch.Tensor  # [n], empty where there is none
+    entropy_threshold: torch.Tensor | None  # [], in nats
+    distance_penalty: torch.Tensor  # []
+    processors: LogitsProcessorList
+    left_to_right: bool  # whether a processor reads the text, so that each token waits for those before it
+    places: torch.Tensor  # [2 * window_size + 1]: 0, 1, 2, ..., which no step has to make
+    # [MOST_MATCHED + window_size]: the chance of a looked up draft by the length of the match, the drafts before it
+    # included
+    match_chances: torch.Tensor
+    num_looked_up: int = 0  # the most drafts that are looked up in the text
+    most_matched: int = MOST_MATCHED  # the most last tokens that are compared for that
+    noise: SlotNoise | None = None  # where tokens are drawn
+    # [], how far below the best score that of an accepted draft may be; None: only the best token is accepted
+    acceptance_margin: torch.Tensor | None = None
+    query_cost: float = 0.0  # what one more query costs, as a share of a forward with one
+
+    @classmethod
+    def of(
+        cls,
+        generation_config: GenerationConfig,
+        processors: LogitsProcessorList,
+        window_size: int,
+        mask_token_id: int,
+        device: torch.device,
+        query_cost: float = 0.0,
+        noise: SlotNoise | None = None,
+    ) -> "Policy":
+        """Resolves the settings."""
+        end_tokens, threshold = end_tokens_of(generation_config), generation_config.entropy_threshold
+        most_matched, num_looked_up = generation_config.max_matching_ngram_size, generation_config.num_looked_up
+        margin = -math.log(generation_config.acceptance_ratio)
+        places = torch.arange(2 * window_size + MOST_MATCHED + 1, device=device)
+        matched = places[: MOST_MATCHED + window_size].clamp(max=MOST_MATCHED)
+        return cls(
+            window_size=window_size,
+            mask_token_id=mask_token_id,
+            end_tokens=torch.empty(0, dtype=torch.long, device=device) if end_tokens is None else end_tokens,
+            entropy_threshold=None if threshold is None else torch.full((), float(threshold), device=device),
+            distance_penalty=torch.full((), float(generation_config.distance_penalty), device=device),
+            processors=processors,
+            left_to_right=not all(map(reads_no_text, processors)),
+            places=places[: 2 * window_size + 1],
+            match_chances=matched / (matched + HALF_MATCH),
+            num_looked_up=window_size - 1 if num_looked_up is None else num_looked_up,
+            most_matched=MOST_MATCHED if most_matched is None else min(most_matched, MOST_MATCHED),
+            noise=noise,
+            acceptance_margin=torch.full((), margin, device=device) if margin > 0 else None,
+            query_cost=query_cost,
+        )
 
 
 class Text(NamedTuple):
-    """Tokens of every row, left-aligned.
+    """Tokens of every row, left-aligned."""
 
-    Args:
-        tokens (`torch.LongTensor` of shape `(batch, length)`): A row's tokens, anything behind them.
-        lengths (`torch.LongTensor` of shape `(batch,)`): The number of tokens of each row.
-        positions (`torch.LongTensor` of shape `(batch,)`): The position of each row's first token.
-    """
-
-    tokens: torch.Tensor
-    lengths: torch.Tensor
-    positions: torch.Tensor
+    tokens: torch.Tensor  # [batch, length]
+    lengths: torch.Tensor  # [batch]
+    positions: torch.Tensor  # [batch]: the position of each row's first token
 
 
 class WindowQueries(NamedTuple):
     """The queries of one forward: text in front, where there is any, then tokens of the window, then MASKs.
 
-    A step reads the logits of some queries only. It asks these queries, each about one slot. Rows with fewer queries
+    A step reads the logits of some queries only, each of which predicts the token of one slot. Rows with fewer queries
     than others end in some that nothing reads.
-
-    Args:
-        input_ids (`torch.LongTensor` of shape `(batch, queries)`): A token, or MASK.
-        position_ids (`torch.LongTensor` of shape `(batch, queries)`): The position of each query, for RoPE.
-        num_text (`torch.LongTensor` of shape `(batch,)`): The number of leading queries that hold the prompt's text.
-        asked (`torch.LongTensor` of shape `(batch, asked)`): The index of each asked query.
-        asked_slots (`torch.LongTensor` of shape `(batch, asked)`): The slot that each is asked about.
-        is_asked (`torch.BoolTensor` of shape `(batch, asked)`): False behind a row's last asked query.
-        queries_seen (`torch.LongTensor` of shape `(batch, queries)`, *optional*):
-            How many leading queries a query sees. Behind those it sees itself, and the queries before it with the
-            same number. None: it sees all before it.
     """
 
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor
-    num_text: torch.Tensor
-    asked: torch.Tensor
-    asked_slots: torch.Tensor
-    is_asked: torch.Tensor
-    queries_seen: torch.Tensor | None = None
+    input_ids: torch.Tensor  # [batch, queries]
+    position_ids: torch.Tensor  # [batch, queries], for RoPE
+    logits_indices: torch.Tensor  # [batch, predicted]: the queries whose logits are read
+    predicted_slots: torch.Tensor  # [batch, predicted]: the slot that each predicts
+    is_predicted: torch.Tensor  # [batch, predicted]: False behind a row's last one
+    # [batch, queries]: How many leading queries a query sees. Behind those it sees itself, and the queries before it
+    # with the same number. None: it sees all before it.
+    visible_prefix: torch.Tensor | None = None
+    num_text: torch.Tensor | None = None  # [batch]: the number of leading queries that hold text
 
     @classmethod
     def of_text(cls, text: Text) -> "WindowQueries":
-        """Queries of text alone, of which none is asked."""
+        """Queries of text alone, which predict nothing."""
         no_slot = torch.zeros_like(text.lengths)[:, None]
         return cls(
             input_ids=text.tokens,
             position_ids=text.positions[:, None] + torch.arange(text.tokens.shape[1], device=no_slot.device),
+            logits_indices=no_slot,
+            predicted_slots=no_slot,
+            is_predicted=no_slot.bool(),
             num_text=text.lengths,
-            asked=no_slot,
-            asked_slots=no_slot,
-            is_asked=no_slot.bool(),
         )
 
     def behind(self, text: Text) -> "WindowQueries":
@@ -74,17 +120,21 @@ class WindowQueries(NamedTuple):
         # `source` is the query's place in [text ; window]. Behind the window its last query is repeated, unseen.
         source = (query - lengths + width).clamp(max=width + num_queries - 1)
         source = torch.where(query < lengths, query, source)
-        in_front = WindowQueries.of_text(text)
-        queries_seen = self.queries_seen
-        if queries_seen is not None:
-            queries_seen = pad(queries_seen, (width, 0)).gather(1, source) + lengths
-            queries_seen = torch.where(query < lengths, query + 1, queries_seen)
+        in_front, seen = WindowQueries.of_text(text), self.visible_prefix
+        if seen is not None:
+            seen = (pad(seen, (width, 0)).gather(1, source) + lengths).masked_fill(query < lengths, 0)
         return self._replace(
             input_ids=torch.cat([in_front.input_ids, self.input_ids], dim=-1).gather(1, source),
             position_ids=torch.cat([in_front.position_ids, self.position_ids], dim=-1).gather(1, source),
+            logits_indices=(self.logits_indices + lengths).clamp(min=0),
+            visible_prefix=seen,
             num_text=text.lengths,
-            asked=(self.asked + lengths).clamp(min=0),
-            queries_seen=queries_seen,
+        )
+
+    def seeing_all_before(self) -> "WindowQueries":
+        """The same queries, with `visible_prefix` where it was None."""
+        return (
+            self if self.visible_prefix is not None else self._replace(visible_prefix=torch.zeros_like(self.input_ids))
         )
 
     def to(self, device: torch.device) -> "WindowQueries":
@@ -94,19 +144,12 @@ class WindowQueries(NamedTuple):
 
 
 class Status(NamedTuple):
-    """The state of a window that the host reads after each step: a list over the rows for each field.
-
-    Args:
-        alive (`list[bool]`): Whether the row's text is still incomplete.
-        num_queries (`list[int]`): The number of queries that the row needs in the next forward.
-        num_committed (`list[int]`): The number of the row's committed tokens, the prompt included.
-        impossible (`list[int]`): The first slot for which no token had a finite score, or NO_SLOT.
-    """
+    """What the host reads of a window after each step: a list over the rows for each field."""
 
     alive: list[bool]
-    num_queries: list[int]
-    num_committed: list[int]
-    impossible: list[int]
+    num_queries: list[int]  # of the next forward
+    num_committed: list[int]  # the prompt included
+    impossible: list[int]  # the first slot for which no token had a finite score, or NO_SLOT
 
 
 @dataclass
@@ -116,43 +159,29 @@ class Window:
     Slots before `start` are committed. The window begins at `start`: first `num_leading` slots whose tokens the next
     forward commits, then slots that are not final. Subclasses say how slots become final.
 
-    Tensors are replaced, never written into, except the `PER_SLOT` ones: `put_tokens` and `verify` write in
-    place.
-
-    Args:
-        tokens (`torch.LongTensor` of shape `(batch, slots + 1)`): The token of each slot, MASK where there is none.
-            The last column stands for no slot: a row with nothing to write at some place writes there.
-        filled (`torch.BoolTensor` of shape `(batch, slots + 1)`): Whether the slot has its token.
-        prompt_lengths (`torch.LongTensor` of shape `(batch,)`): Tokens of the prompt.
-        limit (`torch.LongTensor` of shape `(batch,)`): max_new_tokens; there may be more slots.
-        batch_rows (`torch.LongTensor` of shape `(batch,)`): The row's index in the batch of the call.
-        start (`torch.LongTensor` of shape `(batch,)`): The number of committed slots.
-        num_leading (`torch.LongTensor` of shape `(batch,)`): The number of slots from `start` on that the next forward
-            commits.
-        num_tokens (`torch.LongTensor` of shape `(batch,)`): Tokens of the text so far, an end token included.
-        alive (`torch.BoolTensor` of shape `(batch,)`): Whether the text is still incomplete.
-        forwards (`torch.LongTensor` of shape `(batch,)`): Forwards in which the row was alive.
-        window_queries (`torch.LongTensor` of shape `(batch,)`): Queries of the window in all these forwards.
+    Tensors are replaced, never written into, except the `PER_SLOT` ones, which `fill` writes in place.
     """
 
+    # [batch, slots + 1], MASK where there is none; what is written for no slot is in the last column
     tokens: torch.Tensor
-    filled: torch.Tensor
-    prompt_lengths: torch.Tensor
-    limit: torch.Tensor
-    batch_rows: torch.Tensor
-    start: torch.Tensor
-    num_leading: torch.Tensor
-    num_tokens: torch.Tensor
-    alive: torch.Tensor
-    forwards: torch.Tensor
-    window_queries: torch.Tensor
+    prompt_lengths: torch.Tensor  # [batch], as all that follow
+    limit: torch.Tensor  # max_new_tokens; there may be more slots
+    batch_rows: torch.Tensor  # the row's index in the batch of the call
+    start: torch.Tensor  # the number of committed slots
+    num_leading: torch.Tensor  # the number of slots from `start` on that the next forward commits
+    num_tokens: torch.Tensor  # tokens of the text so far, an end token included
+    alive: torch.Tensor  # whether the text is still incomplete
+    forwards: torch.Tensor  # forwards in which the row was alive
+    window_queries: torch.Tensor  # queries of the window in all these forwards
 
-    PER_SLOT: ClassVar = ("tokens", "filled")
+    PER_SLOT: ClassVar = ("tokens",)
     PER_COLUMN: ClassVar = ()  # fields with a column for each of the prompt's
 
     @classmethod
-    def opened(cls, prompt_lengths: torch.Tensor, max_new_tokens: int, policy: Policy) -> "Window":
-        """The window before the first forward."""
+    def opened(
+        cls, prompt_lengths: torch.Tensor, max_new_tokens: int, policy: Policy, prompt: torch.Tensor | None = None
+    ) -> "Window":
+        """The window before the first forward; a subclass may look drafts up in `prompt`, `[batch, columns]`."""
         batch, device = len(prompt_lengths), prompt_lengths.device
 
         def zeros(*shape: int, dtype: torch.dtype = torch.long) -> torch.Tensor:
@@ -160,7 +189,6 @@ class Window:
 
         return cls(
             tokens=zeros(max_new_tokens + 1) + policy.mask_token_id,
-            filled=zeros(max_new_tokens + 1, dtype=torch.bool),
             prompt_lengths=prompt_lengths,
             limit=zeros() + max_new_tokens,
             batch_rows=torch.arange(batch, device=device),
@@ -170,15 +198,15 @@ class Window:
             alive=~zeros(dtype=torch.bool),
             forwards=zeros(),
             window_queries=zeros(),
-            **cls.opened_window(zeros, max_new_tokens, policy),
+            **cls.own_fields(zeros, max_new_tokens, policy, prompt),
         )
 
-    @classmethod
-    def opened_window(cls, zeros: Callable, max_new_tokens: int, policy: Policy) -> dict[str, torch.Tensor]:
-        """The fields that a subclass adds, before the first forward; `zeros(n)` makes a `[batch, n]`."""
-        raise NotImplementedError
-
     # --- A subclass says how slots become final ---
+
+    @classmethod
+    def own_fields(cls, zeros, max_new_tokens: int, policy: Policy, prompt: torch.Tensor | None) -> dict:
+        """The fields that the subclass adds, before the first forward; `zeros(n)` makes a `[batch, n]`."""
+        raise NotImplementedError
 
     @property
     def num_queries(self) -> torch.Tensor:
@@ -197,22 +225,29 @@ class Window:
         """Counts a forward over these queries."""
         raise NotImplementedError
 
-    def fill(self, queries: WindowQueries, logits: torch.Tensor, policy: Policy, readers) -> torch.Tensor:
-        """Gives slots their tokens, from the logits of the asked queries; returns which asked slots nothing can fill.
+    def fill(
+        self, queries: WindowQueries, logits: torch.Tensor, policy: Policy, callbacks
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gives slots their tokens, from the logits of the queries that predict them.
 
-        `readers` are the `TextReaders` of the call, or None.
+        Returns:
+            `tuple[torch.LongTensor, torch.BoolTensor]`: The number of slots behind the leading ones that are filled
+            without a gap, `[batch]`, and False for those of the first predicted slots that nothing can fill,
+            `[batch, n]`.
         """
         raise NotImplementedError
 
-    def commit(self, num_run: torch.Tensor) -> torch.Tensor:
-        """Moves `start` behind the slots that the forward has made final; returns how many of its queries stay."""
+    def advance(self, num_run: torch.Tensor, policy: Policy, num_rows: int) -> torch.Tensor:
+        """Commits slots, and makes the window ready for the next forward, over `num_rows` rows.
+
+        Returns how many of the forward's queries stay in the cache, `[batch]`.
+        """
         raise NotImplementedError
 
-    def refill(self, num_run: torch.Tensor, policy: Policy) -> None:
-        """Makes the window ready for the next forward."""
-        raise NotImplementedError
+    def show_drafts(self, stream) -> None:
+        """Gives the drafts of the one row to a `TextStream`."""
 
-    # --- Places ---
+    # --- Every window ---
 
     @property
     def no_slot(self) -> int:
@@ -223,36 +258,34 @@ class Window:
         """The slot behind those that the next forward commits, `[batch]`."""
         return self.start + self.num_leading
 
-    # --- One step ---
-
     def put_tokens(self, slots: torch.Tensor, selected: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Fills the selected ones of `slots` with `tokens`, all `[batch, n]`, in place; returns where it wrote."""
         slots = slots.masked_fill(~selected, self.no_slot)
         self.tokens.scatter_(1, slots, tokens)
-        self.filled.scatter_(1, slots, selected)
         return slots
 
-    def new_run(self, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first `width` undecided slots, and which of them are filled with no open slot before them.
+    def end_at(self, num_run: torch.Tensor, policy: Policy) -> None:
+        """Ends rows whose run holds an end token or reaches the limit."""
+        first = self.behind_leading
+        slots = first[:, None] + policy.places[: policy.window_size]
+        tokens = self.tokens.gather(1, slots.clamp(max=self.no_slot))
+        end = slots.masked_fill((tokens[..., None] != policy.end_tokens).all(-1), NO_SLOT).amin(-1)
+        most, num_known = torch.minimum(end + 1, self.limit), first + num_run
+        self.num_tokens = torch.where(self.alive, torch.minimum(most, num_known), self.num_tokens)
+        self.alive = self.alive & (num_known < most)
 
-        Both are `[batch, width]`; the second is of integers.
-        """
-        slots = self.behind_leading[:, None] + torch.arange(width, device=self.start.device)
-        slots = slots.clamp(max=self.no_slot)
-        return slots, self.filled.gather(1, slots).cumprod(-1)
-
-    def end_at(self, end_tokens: torch.Tensor, slots: torch.Tensor, in_run: torch.Tensor) -> None:
-        """Ends rows whose new run, as `new_run` gives it, holds an end token or reaches the limit."""
-        is_end = (self.tokens.gather(1, slots)[..., None] == end_tokens).any(-1) * in_run
-        has_end = is_end.any(-1)
-        num_tokens = slots[:, 0] + torch.where(has_end, is_end.argmax(-1) + 1, in_run.sum(-1))
-        self.num_tokens = torch.where(self.alive, num_tokens, self.num_tokens)
-        self.alive = self.alive & ~has_end & (num_tokens < self.limit)
-
-    def status(self, asked_slots: torch.Tensor, impossible: torch.Tensor) -> torch.Tensor:
-        """The `Status` of every row as one tensor; the asked slots that nothing can fill are `impossible`."""
-        first = torch.where(impossible, asked_slots[:, : impossible.shape[1]], NO_SLOT).amin(-1)
+    def status(self, predicted_slots: torch.Tensor, is_possible: torch.Tensor) -> torch.Tensor:
+        """The `Status` of every row as one tensor; `is_possible` is as `fill` returns it."""
+        first = predicted_slots[:, : is_possible.shape[1]].masked_fill(is_possible, NO_SLOT).amin(-1)
         return torch.stack([self.alive, self.num_queries, self.prompt_lengths + self.start, first])
+
+    def read_status(self, status: list[list[int]]) -> Status:
+        """The status as the host reads it; refuses to go on if no token had a finite score for some slot."""
+        status = Status(*status)
+        for i, slot in enumerate(status.impossible):
+            if slot != NO_SLOT:
+                refuse_impossible(self.batch_rows[i].item(), self.prompt_lengths[i].item() + slot)
+        return status
 
     # --- Rows and slots in memory ---
 

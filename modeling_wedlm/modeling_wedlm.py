@@ -34,9 +34,9 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from transformers.utils import CONFIG_NAME, cached_file, can_return_tuple
 from transformers.utils.generic import is_flash_attention_requested
 
-from wedlm.generation.cache_attention import score_bias
 from wedlm.generation.generation_wedlm import WeDLMGenerationMixin
 from wedlm.generation.package import from_package
+from wedlm.generation.row_cache import score_bias
 from wedlm.generation.transformers_internals import CACHE, attention_of, drops_cache, takes_cache
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig, check_config
 from wedlm.modeling_wedlm.drafts import DraftProduct, WithDrafts, drafts_outside

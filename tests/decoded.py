@@ -9,10 +9,10 @@ from reference_decoder import Decoded
 from transformers import AutoConfig, GenerationConfig, LogitsProcessorList
 
 from wedlm import WeDLMForCausalLM
-from wedlm.generation.outputs import WeDLMGenerateOutput
+from wedlm.generation.decoding import WeDLMGenerateOutput
 from wedlm.generation.parameters import DEFAULTS
-from wedlm.generation.policy import Policy
 from wedlm.generation.verified import VerifiedWindow
+from wedlm.generation.window import Policy
 
 
 def generate(model, prompts, **arguments) -> list[Decoded]:
@@ -121,8 +121,7 @@ def steps_of_rows(num_rows: int):
 
     def noted(window, queries):
         count_forward(window, queries)
-        may_verify = window.alive & queries.is_asked[:, 0]
-        for i in may_verify.nonzero()[:, 0].tolist():
+        for i in queries.is_predicted[:, 0].nonzero()[:, 0].tolist():
             drafts = window.drafts[i, : window.num_drafts[i]].tolist()
             steps[window.batch_rows[i]].append((drafts, window.groups[i].diff().tolist()))
 

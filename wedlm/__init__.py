@@ -4,7 +4,7 @@ import logging
 from importlib import import_module
 from importlib.metadata import version
 
-from wedlm.generation.versions import NEWEST_TRANSFORMERS, VERSION, is_untested
+from wedlm.generation.package import NEWEST_TRANSFORMERS, VERSION, is_untested
 from wedlm.registration import register_when_transformers_is_used
 
 # The modules of the public names. Each is imported with the first use of a name, so that `import wedlm` stays light.

@@ -3,24 +3,14 @@
 The words of this folder:
 
 - row: a row of the batch.
-- slot: the place of one new token in a row; slot s is position prompt length + s.
+- slot: the place of one new token in a row; slot s is position prompt length + s. It is open until it has its token,
+  and committed when its key and value stay in the cache.
 - window: the slots behind the committed text that are being decided.
-- open, filled: a slot without, or with, its token. A filled slot keeps its token.
-- query: one position of a forward, a token or a MASK with its position id. A forward asks some of its queries for
-  logits, each about one slot.
+- query: one position of a forward, a token or a MASK with its position id. Asked ones have logits, each about a slot.
 - entry: the place of one token's key and value in a row of a RowCache.
 - column: a place in tensors that all rows share: input_ids, attention_mask, an ordinary cache. Padding has columns.
-- run: filled slots with no open slot before them.
-- leading: slots at the start of the window whose tokens the next forward commits.
-- asked: a query whose logits a step reads.
-- live: the entries that a forward reads; those behind them hold nothing.
-- committed: a slot whose token is final and whose key and value stay in the cache.
-- draft (verified decoding): a token proposed for a slot, which a later forward verifies.
-- group (verified decoding): MASKs that make the next drafts for one possible number of accepted drafts. They see these
-  drafts, and no others.
-- looked up (verified decoding): a draft that is copied from the text, where its last tokens stood before.
-- source (verified decoding): where a draft comes from, MASKs or the text.
-- chance (verified decoding): the probability that a draft is accepted.
+- draft, group (verified decoding): a token proposed for a slot, and MASKs that make the next drafts for one possible
+  number of accepted ones.
 """
 
 from contextlib import suppress
@@ -41,14 +31,15 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerationMode, SuppressTokensLogitsProcessor
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
-from .decoding_run import DecodingRun
-from .first_scores import FirstScores
-from .outputs import WeDLMGenerateOutput, autoregressive_output
+from .call import Call
+from .callbacks import FirstScores
+from .decoding import Decoding, WeDLMGenerateOutput, autoregressive_output
 from .package import from_package
 from .parameters import DEFAULTS, check_parameters, decoding_of
-from .reader_kinds import reads_no_text
-from .static_memory import take_static_steps
-from .support import (
+from .sampling import reads_no_text
+from .static_steps import KEPT
+from .transformers_internals import CACHE, check_is_filled, deprecates_old_name, keep_on_save
+from .validation import (
     check_in_vocabulary,
     check_inputs,
     check_look_up,
@@ -57,7 +48,6 @@ from .support import (
     refuse,
     warn_of_call,
 )
-from .transformers_internals import CACHE, check_is_filled, deprecates_old_name, keep_on_save
 
 
 class WeDLMGenerationMixin(GenerationMixin):
@@ -97,7 +87,7 @@ class WeDLMGenerationMixin(GenerationMixin):
 
     def free_static_memory(self) -> None:
         """Frees the window and the cache that the last call with cache_implementation="static" left for the next."""
-        take_static_steps(self)
+        KEPT.pop(self, None)
 
     def _prepare_generation_config(
         self, generation_config: GenerationConfig | None, **kwargs: Any
@@ -248,24 +238,10 @@ class WeDLMGenerationMixin(GenerationMixin):
             with named_weights(self):
                 output = super()._sample(*arguments, **model_kwargs)
             return autoregressive_output(output, input_ids.shape[1], generation_config)
-        run = DecodingRun(
-            self,
-            input_ids,
-            logits_processor,
-            stopping_criteria,
-            generation_config,
-            synced_gpus,
-            streamer,
-            model_kwargs,
-        )
-        run.open()
+        processors, criteria = logits_processor, stopping_criteria
+        call = Call(self, input_ids, processors, criteria, generation_config, synced_gpus, streamer, model_kwargs)
         with named_weights(self):
-            queries = run.read_prompt()
-            while run.is_unfinished():
-                queries = run.step(queries) if run.num_alive > 0 else run.idle_step(queries)
-                if run.static is not None:
-                    run.take_static_steps()
-        return run.finish()
+            return Decoding(call).run()
 
 
 def batching_manager(model: GenerationMixin, decoding: str, *settings: Any) -> ContinuousBatchingManager:

@@ -34,9 +34,9 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from transformers.utils import CONFIG_NAME, cached_file, can_return_tuple
 from transformers.utils.generic import is_flash_attention_requested
 
-from .cache_attention import score_bias
 from .generation_wedlm import WeDLMGenerationMixin
 from .package import from_package
+from .row_cache import score_bias
 from .transformers_internals import CACHE, attention_of, drops_cache, takes_cache
 from .configuration_wedlm import WeDLMConfig, check_config
 from .drafts import DraftProduct, WithDrafts, drafts_outside

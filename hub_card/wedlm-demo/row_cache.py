@@ -1,29 +1,28 @@
-"""A cache in which every row of the batch has a length of its own."""
+"""A cache in which every row of the batch has a length of its own, and attention over it where keys and values lie."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from transformers import DynamicCache
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
+from transformers.integrations.flash_attention import get_target_dtype
+from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
 from transformers.models.qwen3.modeling_qwen3 import eager_attention_forward
 
-from .cache_attention import attend, attend_up_to, seen_entries
 from .transformers_internals import CACHE, attention_of
+
+MOST_QUERIES = 64  # up to so many, query heads that share keys become further queries
 
 
 class ForwardPlace(NamedTuple):
-    """Where one forward writes in a RowCache, and how much of it the forward reads.
+    """Where one forward writes in a RowCache, and how much of it the forward reads."""
 
-    Args:
-        entries (`torch.LongTensor` of shape `(batch, 1, queries, 1)`): The entry that each query writes.
-        live (`int`): The number of leading entries that the forward reads.
-        ends (`torch.IntTensor` of shape `(batch,)`, *optional*): The number of entries that each row's last query
-            sees, for an attention that asks for it instead of a mask.
-    """
-
-    entries: torch.Tensor
-    live: int
-    ends: torch.Tensor | None
+    entries: torch.Tensor  # [batch, 1, queries, 1]: the entry that each query writes
+    valid_length: int  # the number of leading entries that the forward reads
+    row_lengths: torch.Tensor | None  # [batch]: what each row's last query sees, for attention that takes no mask
 
 
 class RowLayer(DynamicLayer):
@@ -32,10 +31,8 @@ class RowLayer(DynamicLayer):
     is_compileable = True  # within its capacity
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys = key_states.new_empty((*key_states.shape[:2], 0, key_states.shape[3]))
-        self.values = value_states.new_empty((*value_states.shape[:2], 0, value_states.shape[3]))
-        self.is_initialized = True
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+        self.keys, self.values = key_states[:, :, :0].clone(), value_states[:, :, :0].clone()
 
     def write(
         self, key_states: torch.Tensor, value_states: torch.Tensor, place: ForwardPlace, capacity: int
@@ -46,12 +43,12 @@ class RowLayer(DynamicLayer):
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if place.live > self.keys.shape[2]:
+        if place.valid_length > self.keys.shape[2]:
             self.keys, self.values = grown(self.keys, capacity), grown(self.values, capacity)
         entries = place.entries.to(self.device).expand_as(key_states)
         self.keys = put(self.keys, entries, key_states)
         self.values = put(self.values, entries, value_states)
-        return self.keys[:, :, : place.live], self.values[:, :, : place.live]
+        return self.keys[:, :, : place.valid_length], self.values[:, :, : place.valid_length]
 
 
 def put(states: torch.Tensor, entries: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
@@ -143,33 +140,33 @@ class RowCache(DynamicCache):
         return cache
 
     def begin_forward(
-        self, num_queries: int, live: int, queries_seen: torch.Tensor | None = None, knows_ends: bool = False
+        self,
+        num_queries: int,
+        valid_length: int,
+        visible_prefix: torch.Tensor | None = None,
+        knows_lengths: bool = False,
     ) -> torch.Tensor | None:
         """Gives the next forward its place behind each row's length; returns which entries each query sees.
 
-        Args:
-            num_queries (`int`): The queries of each row.
-            live (`int`): The number of leading entries that the forward reads.
-            queries_seen (`torch.LongTensor` of shape `(batch, queries)`, *optional*): See `WindowQueries`.
-            knows_ends (`bool`, *optional*, defaults to `False`): Whether attention reads `place.ends` instead of a
-                mask where every query sees all before it.
+        With `knows_lengths`, attention reads `place.row_lengths` instead of a mask where queries see all before them.
 
         Returns:
-            `torch.BoolTensor` of shape `(batch, 1, queries, live)`, or None where attention needs no mask.
+            `torch.BoolTensor` of shape `(batch, 1, queries, valid_length)`, or None where attention needs no mask.
         """
         last = self.lengths[:, None] + torch.arange(num_queries, device=self.lengths.device)
-        is_plain = queries_seen is None
+        is_plain = visible_prefix is None
         # (A row of a running batch that waits for the rest of its prompt may be longer than what is read.)
-        ends = (self.lengths + num_queries).clamp(max=live).int() if is_plain and knows_ends else None
-        self.place = ForwardPlace(last[:, None, :, None], live, ends)
-        if is_plain and (knows_ends or live == num_queries):  # the latter: these queries are the only entries
+        needs_lengths = is_plain and knows_lengths
+        row_lengths = (self.lengths + num_queries).clamp(max=valid_length).int() if needs_lengths else None
+        self.place = ForwardPlace(last[:, None, :, None], valid_length, row_lengths)
+        if needs_lengths or (is_plain and valid_length == num_queries):  # The latter: there are no other entries.
             return None
-        return seen_entries(last, queries_seen, live)
+        return seen_entries(last, visible_prefix, valid_length)
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         while len(self.layers) <= layer_idx:
             self.layers.append(RowLayer())
-        capacity = self.max_entries if self.is_static else min(2 * self.place.live, self.max_entries)
+        capacity = self.max_entries if self.is_static else min(2 * self.place.valid_length, self.max_entries)
         return self.layers[layer_idx].write(key_states, value_states, self.place, capacity)
 
     def attention(self, module, query, keys, values, bias, scaling, dropout=0.0, **kwargs):
@@ -177,8 +174,8 @@ class RowCache(DynamicCache):
         if attention_of(module.config) == "eager":
             options = {"scaling": scaling, "dropout": dropout}
             return eager_attention_forward(module, query, keys, values, bias, **options, **kwargs)
-        if self.place.ends is not None:
-            attended = attend_up_to(self.place.ends, query, keys, values, module)
+        if self.place.row_lengths is not None:
+            attended = attend_up_to(self.place.row_lengths, query, keys, values, module)
         else:
             attended = attend(query, keys, values, bias, scaling, dropout)
         return attended.transpose(1, 2), None
@@ -200,3 +197,95 @@ class RowCache(DynamicCache):
         for layer in self.layers:
             chosen = rows.to(layer.device)
             layer.keys, layer.values = layer.keys[chosen], layer.values[chosen]
+
+
+# --- Attention ---
+
+
+def seen_entries(last: torch.Tensor, visible_prefix: torch.Tensor | None, valid_length: int) -> torch.Tensor:
+    """Says which of the first `valid_length` entries each query sees, `[batch, 1, queries, entries]`.
+
+    `last` is the entry of each query, the last one that it may see; for `visible_prefix` see `WindowQueries`.
+    """
+    entries = torch.arange(valid_length, device=last.device)
+    is_seen = entries <= last[..., None]
+    if visible_prefix is not None:
+        query = entries - last[:, :1]  # [batch, entries]: the query of each, negative before this forward
+        same_number = visible_prefix.gather(1, query.clamp(0, visible_prefix.shape[1] - 1))[:, None]
+        is_seen &= (same_number == visible_prefix[..., None]) | (query[:, None] < visible_prefix[..., None])
+    return is_seen[:, None]
+
+
+def score_bias(
+    is_seen: torch.Tensor | None, num_queries: int, config: PreTrainedConfig, like: torch.Tensor
+) -> torch.Tensor | None:
+    """Turns what queries see into what `attend` takes: a bias that is added to the scores.
+
+    The query heads that share a head of keys become further queries, so the bias is repeated for each. A prompt has
+    too many queries for that, its mask would be the larger tensor: the mask stays as it is.
+
+    Args:
+        is_seen (`torch.BoolTensor` of shape `(batch, 1, queries, entries)`, *optional*): None stands for plain
+            causality among the queries.
+        num_queries (`int`): The number of queries.
+        config (`PreTrainedConfig`): The model's config.
+        like (`torch.Tensor`): A tensor with the dtype and device of the scores.
+    """
+    is_eager = attention_of(config) == "eager"
+    if is_seen is None:
+        if not is_eager:
+            return None
+        is_seen = torch.ones(1, 1, num_queries, num_queries, dtype=torch.bool, device=like.device).tril()
+    if num_queries > MOST_QUERIES and not is_eager:
+        return is_seen
+    bias = torch.where(is_seen, like.new_zeros(()), torch.finfo(like.dtype).min)
+    return bias if is_eager else bias.repeat(1, 1, config.num_attention_heads // config.num_key_value_heads, 1)
+
+
+def attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    bias: torch.Tensor | None,
+    scaling: float,
+    dropout: float,
+) -> torch.Tensor:
+    """Attends to the entries of a cache by sdpa.
+
+    With a mask, sdpa has no fast kernel for query heads that share keys. So these heads become further queries of one
+    head, instead of copies of its keys.
+
+    Args:
+        query (`torch.Tensor` of shape `(batch, heads, queries, head_dim)`): The queries.
+        keys, values (`torch.Tensor` of shape `(batch, key_value_heads, entries, head_dim)`): The entries.
+        bias (`torch.Tensor`, *optional*): As `score_bias` makes it. None: the queries are the only entries, and
+            causal.
+    """
+    more = {"dropout_p": dropout, "scale": scaling}
+    if bias is None:
+        return scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True, **more)
+    batch, heads, num_queries, width = query.shape
+    if bias.dtype == torch.bool:
+        keys, values = (states.repeat_interleave(heads // states.shape[1], dim=1) for states in (keys, values))
+    else:
+        query, bias = query.reshape(batch, keys.shape[1], -1, width), bias.to(query.dtype)
+    attended = scaled_dot_product_attention(query, keys, values, attn_mask=bias, **more)
+    return attended.reshape(batch, heads, num_queries, width)
+
+
+def attend_up_to(
+    row_lengths: torch.Tensor, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, module: nn.Module
+) -> torch.Tensor:
+    """Attends by flash-attn: the last query of row b sees the first `row_lengths[b]` entries; no other is read."""
+    attention = flash_function(module.config)
+    dtype = get_target_dtype(query, module) or query.dtype  # flash-attn takes no float32, as PEFT and norms may make
+    query, keys, values = (states.transpose(1, 2).to(dtype) for states in (query, keys, values))
+    attended = attention(
+        query, keys, values, cache_seqlens=row_lengths.to(query.device), softmax_scale=module.scaling, causal=True
+    )
+    return attended.transpose(1, 2)
+
+
+def flash_function(config: PreTrainedConfig) -> Callable | None:
+    """flash-attn's function for caches, from the version or kernel that the model is set to; None if it has none."""
+    return lazy_import_flash_attention(attention_of(config))[0][2]

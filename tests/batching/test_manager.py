@@ -264,6 +264,7 @@ def test_beyond_max_queue_size_a_request_waits_and_is_then_refused(model, monkey
     [
         ({"input_ids": []}, "one prompt: a list of at least one token id"),
         ({"input_ids": "text"}, "one prompt: a list of at least one token id"),
+        ({"input_ids": 5}, "one prompt: a list of at least one token id"),
         ({"input_ids": [3, 159]}, "holds the MASK token"),
         ({"input_ids": [3], "streamer": object()}, "streamer is not offered .* streaming=True"),
         ({"input_ids": [3], "use_cache": False}, "use_cache=False is not offered"),

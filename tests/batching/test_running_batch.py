@@ -13,7 +13,9 @@ from wedlm.batching.prepared_call import prepare
 from wedlm.batching.running_batch import MOST_PREFILLS, RunningBatch, scores_bytes
 from wedlm.batching.settings_group import merged
 from wedlm.batching.shared_cache import SharedCache
-from wedlm.generation.step_plan import relative_cost
+from wedlm.generation import verified
+from wedlm.generation.streaming import StreamingWindow
+from wedlm.generation.verified import VerifiedWindow
 
 MODEL = load(CHECKPOINTS / "q3").double()  # where no rounding decides
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
@@ -193,19 +195,21 @@ def test_a_waiting_prompt_is_looked_up_once(monkeypatch):
     assert [each.name for each in batch.next_prefills()] == [4, 5] and 8 not in looked_up
 
 
-def test_a_query_costs_what_it_adds_to_a_forward_over_all_rows():
+def test_a_query_costs_what_it_adds_to_a_forward_over_all_rows(monkeypatch):
     more = {"decoding": "verified", "eos_token_id": None, "max_new_tokens": 60, "window_size": 8}
-    batch, widths = RunningBatch(MODEL, 10_000, 64), {}
+    batch, widths, asked = RunningBatch(MODEL, 10_000, 64), {}, []
+    cost_of = verified.relative_cost
+    monkeypatch.setattr(verified, "relative_cost", lambda *given: (asked.append(given), cost_of(*given))[1])
     for name, query_cost in enumerate((0, 0, 0.04, 0.04, 9)):
         batch.add(name, call_of(TEXT[: 5 + name], **more, query_cost=query_cost))
     while batch.num_rows:
         num_rows, has_joined = len(batch.rows), not batch.prefills
+        asked.clear()
         batch.step()
+        if has_joined:
+            assert {rows for _, rows in asked} == {num_rows}
         for group in batch.groups:
-            cost = group.policy.query_cost
-            if has_joined and num_rows == 5:
-                assert group.policy.relative_cost.item() == pytest.approx(relative_cost(cost, 5))
-            widths.setdefault(cost, []).extend(row.num_queries for row in group.rows)
+            widths.setdefault(group.policy.query_cost, []).extend(row.num_queries for row in group.rows)
     assert max(widths[0]) > max(widths[0.04]) >= max(widths[9]) == 1
 
 
@@ -350,6 +354,32 @@ def test_where_memory_is_refused_no_text_is_another_one(asked, where, data):
     for i, (tokens, seed, settings) in enumerate(asked):
         expected = alone(tokens, seed, **settings)
         assert got.get(i, []) == (expected[: len(got.get(i, []))] if i in errors else expected)
+
+
+@given(st.lists(requests(), min_size=1, max_size=4), st.sampled_from(["fill", "end_at", "advance"]), st.integers(1, 6))
+@property_settings(30, deadline=None)
+def test_cached_texts_make_room_before_a_row_fails(asked, where, when):
+    batch = RunningBatch(MODEL, 10_000, 64)
+    run(batch, [call_of(TEXT[:9], eos_token_id=None, max_new_tokens=4)])
+    calls = [call_of(tokens, seed, **settings) for tokens, seed, settings in asked]
+    num_calls, texts = [], batch.prefix_cache.texts
+
+    def refused(function):
+        def wrapped(*arguments):
+            num_calls.append(len(texts))
+            if len(num_calls) >= when and texts:
+                raise RuntimeError(REFUSAL)
+            return function(*arguments)
+
+        return wrapped
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (StreamingWindow, VerifiedWindow):
+            patch.setattr(kind, where, refused(getattr(kind, where)))
+        got, errors = run(batch, calls)
+    assert set(errors) <= {i for i, call in enumerate(calls) if call.call.has_callbacks}
+    for i, (tokens, seed, settings) in enumerate(asked):
+        assert i in errors or got.get(i, []) == alone(tokens, seed, **settings)
 
 
 def test_noise_and_scores_count_before_a_row_is_taken_in():

@@ -138,6 +138,12 @@ def test_another_model_type(folder):
         assert f"is of model_type {model_type!r}" in sentence and sentence.endswith(expected)
 
 
+def test_a_dtype_that_is_none(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": 3}))
+    assert "its dtype is 3, and weights are of one such as 'bfloat16'" in refusal(folder)
+
+
 def test_parts_that_are_missing(folder):
     weights = load_file(folder / "model.safetensors")
     weights.pop("model.norm.weight")

@@ -158,6 +158,10 @@ REFUSED = {
         lambda folder: write_header(SHARD(folder, 2), lambda header: header.update(__metadata__={"format": 1})),
         "__metadata__ is {'format': 1}, and safetensors allows texts alone",
     ),
+    "metadata that are a number": (
+        lambda folder: write_header(SHARD(folder, 2), lambda header: header.update(__metadata__=5)),
+        "__metadata__ is 5, and safetensors allows texts alone",
+    ),
     "an empty shard": (lambda folder: cut(SHARD(folder, 2), 0), "is cut short or damaged"),
     "a longer shard": (lambda folder: SHARD(folder, 2).open("ab").write(b"x"), "is cut short or damaged"),
     "8 bits": (

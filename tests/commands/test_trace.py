@@ -71,7 +71,7 @@ def test_verdicts_are_those_that_the_output_counts(demo, question, temperature):
     torch.manual_seed(0)
     sampling = {"do_sample": True, "temperature": temperature} if temperature else {}
     tracer, output, _ = traced(demo, question, decoding="verified", **sampling)
-    num_accepted, num_judged = output.accepted_drafts.sum(), output.judged_drafts.sum()
+    num_accepted, num_judged = output.accepted_drafts.sum(), output.verified_drafts.sum()
     assert sum(step.num_accepted for step in tracer.steps) == num_accepted
     assert sum(step.refuted is not None for step in tracer.steps) == num_judged - num_accepted
     assert num_judged > num_accepted if temperature else num_accepted > 5

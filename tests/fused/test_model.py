@@ -695,3 +695,10 @@ def test_compiled_code_sees_autocast_and_another_attention():
     for model in (plain, fused):
         model.set_attn_implementation("eager")
     assert_close(compiled_logits(fused), compiled_logits(plain))
+
+
+@pytest.mark.parametrize("function", [wedlm.fuse, wedlm.unfuse])
+@pytest.mark.parametrize("model", ["my-wedlm", None, torch.nn.Linear(2, 2)])
+def test_what_is_no_model_is_refused(function, model):
+    with pytest.raises(ValueError, match=f"model is a {type(model).__name__}, .*; load it by AutoModelForCausalLM"):
+        function(model)

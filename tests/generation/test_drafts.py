@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tiers import property_settings
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from wedlm.generation.look_up import MOST_MATCHED
-from wedlm.generation.verified import DECAY, HALF_MATCH, NEXT_CHANCE, PRIOR, VerifiedWindow, likeliest
+from wedlm.generation.sampling import likeliest
+from wedlm.generation.verified import DECAY, NEXT_CHANCE, PRIOR, VerifiedWindow
+from wedlm.generation.window import HALF_MATCH, MOST_MATCHED
 
 MODEL = load(CHECKPOINTS / "q3")
 DRAFTED = drafted().double()  # where no rounding decides
@@ -38,7 +39,7 @@ def test_equal_calls_take_equal_forwards():
         outputs.append(MODEL.generate(**arguments))
         MODEL.generate(**left_padded([[5 + number]]), **VERIFIED, max_new_tokens=3 + number)
     assert len({(tuple(each.sequences[0].tolist()), each.forwards.item()) for each in outputs}) == 1
-    assert all(torch.equal(each.judged_drafts, outputs[0].judged_drafts) for each in outputs)
+    assert all(torch.equal(each.verified_drafts, outputs[0].verified_drafts) for each in outputs)
 
 
 @given(
@@ -64,7 +65,7 @@ def test_the_text_is_the_same_whatever_a_query_costs(prompts, window_size, query
     assert torch.equal(got.sequences, expected.sequences)
     tokens = (got.forwards * got.tokens_per_forward).round().long()
     assert (got.forwards <= tokens).all()
-    assert query_cost != 1e30 or not got.judged_drafts.any()
+    assert query_cost != 1e30 or not got.verified_drafts.any()
 
 
 def test_drafts_are_looked_up_unless_a_call_forbids_it():
@@ -75,9 +76,11 @@ def test_drafts_are_looked_up_unless_a_call_forbids_it():
 
 def window_with(policy, record=None):
     window = VerifiedWindow.opened(torch.tensor([5]), 40, policy)
-    window.groups = torch.tensor([[0, 4, 4, 4, 4]])
+    window.groups = torch.tensor([[1, 5, 5, 5, 5]])
     if record is not None:
         window.record = torch.tensor([record])
+        sums = window.record + PRIOR
+        window.corrections = sums[:, 0] / sums[:, 1]
     return window
 
 
@@ -129,7 +132,8 @@ def test_the_longer_the_match_the_likelier_the_draft():
     window = window_with(policy)
     window.prompt = torch.tensor([[10, 11, 12, 13, 10, 11]])
     window.tokens[0, 0] = 12
-    window.draft(torch.zeros(1, 1).long(), torch.zeros(1, 1), torch.tensor([[1]]), policy)
+    one = torch.ones(1, 1).long()
+    window.draft(0 * one, torch.zeros(1, 1), one, policy)
     assert window.is_looked_up and window.drafts[0, :2].tolist() == [13, 10]
     assert window.estimates[0].tolist() == pytest.approx([3 / (3 + HALF_MATCH), 4 / (4 + HALF_MATCH), 0])
     assert MOST_MATCHED == 6
@@ -142,10 +146,43 @@ def test_scores_that_are_no_numbers_promise_nothing():
 
 
 def test_chances_of_a_text_that_repeats_itself_stay_chances(monkeypatch):
-    refill, chances = VerifiedWindow.refill, []
+    draft, chances = VerifiedWindow.draft, []
     monkeypatch.setattr(
-        VerifiedWindow, "refill", lambda self, *given: (refill(self, *given), chances.append(self.chances.clone()))
+        VerifiedWindow, "draft", lambda self, *given: (draft(self, *given), chances.append(self.chances.clone()))
     )
     MODEL.generate(**left_padded([REPEATS]), **VERIFIED, **COUNTS, max_new_tokens=600, window_size=100)
     chances = torch.cat(chances)
     assert chances.min() >= 0 and 0.9 < chances.max() < 1
+
+
+class CountsOrEnds(Counts):
+    """Ends the texts whose prompt begins with 9 at once."""
+
+    def __call__(self, input_ids, scores):
+        at_once = torch.full_like(scores, -1e9).index_fill(1, torch.tensor([EOS]), 0.0)
+        return torch.where(input_ids[:, :1] == 9, at_once, super().__call__(input_ids, scores))
+
+
+def test_rows_that_have_ended_keep_no_other_row_from_drafting():
+    """A hook keeps them in the batch, as static steps do."""
+    handle = MODEL.model.register_forward_hook(lambda *_: None)
+    prompts = [REPEATS] + [[9, *REPEATS[:-1]]] * 7
+    processors = LogitsProcessorList([CountsOrEnds()])
+    more = {"logits_processor": processors, "query_cost": 0.1, "max_new_tokens": 40, "return_dict_in_generate": True}
+    output = MODEL.generate(**left_padded(prompts), **VERIFIED, **more)
+    handle.remove()
+    assert output.forwards.tolist()[1:] == [1] * 7 and output.forwards[0] < 30
+    assert output.verified_drafts[0].sum() > 10
+
+
+@given(st.lists(st.lists(st.integers(3, 12), min_size=1, max_size=9), min_size=2, max_size=5), st.booleans())
+@property_settings(30, deadline=None, derandomize=True)
+def test_where_drafts_decide_the_text_no_row_depends_on_another(prompts, is_static):
+    """Below a ratio of 1."""
+    arguments = {**SPECIAL, "decoding": "verified", "acceptance_ratio": 0.2, "query_cost": 0.04, "max_new_tokens": 30}
+    static = {"cache_implementation": "static"} if is_static else {}
+    inputs = left_padded(prompts)
+    together = DRAFTED.generate(**inputs, **arguments, **static)[:, inputs["input_ids"].shape[1] :]
+    for prompt, row in zip(prompts, together, strict=True):
+        alone = DRAFTED.generate(torch.tensor([prompt]), **arguments)[0, len(prompt) :]
+        assert torch.equal(row[: len(alone)], alone)

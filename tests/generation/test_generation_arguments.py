@@ -348,7 +348,7 @@ def drafts(ran: Ran) -> bool:
 
 
 def judged(ran: Ran) -> list[list[int]]:
-    return ran.output.judged_drafts.tolist()
+    return ran.output.verified_drafts.tolist()
 
 
 class Banned(LogitsProcessor):

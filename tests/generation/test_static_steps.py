@@ -4,6 +4,9 @@ That they write the same ids in the same forwards is in test_generation_wedlm.py
 static caches beside the others.
 """
 
+import gc
+import weakref
+
 import pytest
 import torch
 from decoded import ARGUMENTS, PARALLEL, STATIC, run
@@ -13,11 +16,12 @@ from torch.utils._pytree import tree_leaves
 from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation import BaseStreamer
 
-from wedlm.generation.static_memory import KEPT
-from wedlm.generation.static_steps import Look, bucketed, static_step
+from wedlm.generation.decoding import static_step
+from wedlm.generation.row_cache import RowCache
+from wedlm.generation.static_steps import KEPT, Report, bucketed
 from wedlm.generation.transformers_internals import CACHE
 
-COUNTS = ("forwards", "tokens_per_forward", "prefix_cacheability", "judged_drafts", "accepted_drafts")
+COUNTS = ("forwards", "tokens_per_forward", "prefix_cacheability", "verified_drafts", "accepted_drafts")
 
 
 @pytest.fixture
@@ -73,15 +77,15 @@ def test_a_text_that_ends_with_its_first_forward_needs_no_step(model):
 def test_the_host_looks_at_the_step_before(model, decoding, monkeypatch):
     """No operation waits for the device, and a status is read when the next step is under way."""
     events, waits = [], []
-    values = Look.values
+    values = Report.values
 
     def step(*arguments):
         events.append("step")
         with Waits(waits):
             return static_step(*arguments)
 
-    monkeypatch.setattr("wedlm.generation.decoding_run.static_step", step)
-    monkeypatch.setattr(Look, "values", lambda self: (events.append("look"), values(self))[1])
+    monkeypatch.setattr("wedlm.generation.decoding.static_step", step)
+    monkeypatch.setattr(Report, "values", lambda self: (events.append("look"), values(self))[1])
     for sampling in ({}, {"do_sample": True, "top_k": 5, "temperature": 2.0}):
         events.clear()
         output = run(model, decoding=decoding, **sampling, **STATIC)
@@ -312,7 +316,7 @@ def test_a_step_allocates_a_mask_and_nothing_else_that_grows(model, decoding, mo
         allocated.setdefault(arguments[-1].shape[0], set()).add(mode.bytes)
         return status
 
-    monkeypatch.setattr("wedlm.generation.decoding_run.static_step", step)
+    monkeypatch.setattr("wedlm.generation.decoding.static_step", step)
     for length, room in ((60, 128), (60, 4000), (1900, 4000)):
         allocated.clear()
         prompts = [random_tokens(1, length, seed=1)[0].tolist()]
@@ -352,3 +356,64 @@ def test_a_limit_below_the_window_cuts_what_is_looked_up(model, limit):
     prompts = random_tokens(8, 4).repeat(1, 3).tolist()
     arguments = {"max_new_tokens": limit, "window_size": 16, "decoding": "verified", "prompt_lookup_num_tokens": 20}
     assert_same(run(model, prompts, **arguments, **STATIC), run(model, prompts, **arguments))
+
+
+def test_buffers_stay_for_the_next_call(model):
+    addresses = []
+    for prompts, more in ((PROMPTS, {}), (PROMPTS[::-1], {"max_new_tokens": 11}), (PROMPTS, {"do_sample": True})):
+        run(model, prompts, **more, **STATIC)
+        buffers = [getattr(KEPT[model].window, name) for name in ("tokens", "filled", "start", "alive")]
+        buffers += [KEPT[model].cache.lengths, *(layer.keys for layer in KEPT[model].cache.layers)]
+        addresses.append([buffer.data_ptr() for buffer in buffers])
+    assert addresses[0] == addresses[1] == addresses[2]
+    first = KEPT[model]
+    run(model, PROMPTS[:2], **STATIC)
+    assert KEPT[model] is not first, "another batch size"
+    second = KEPT[model]
+    run(model, PROMPTS[:2], max_new_tokens=100, **STATIC)
+    assert KEPT[model] is not second, "more slots than there are columns"
+    third = KEPT[model]
+    run(model, PROMPTS[:2], decoding="verified", **STATIC)
+    assert KEPT[model] is not third, "another kind of window"
+
+
+def test_a_call_that_fails_leaves_nothing(model):
+    """Its cache may hold what is not finite, which would reach other calls by way of masked entries."""
+    run(model, **STATIC)
+    assert model in KEPT
+    with torch.no_grad():
+        model.lm_head.weight[:, 0] = float("nan")
+    with pytest.raises(ValueError, match="holds values that are not finite"):
+        run(model, **STATIC)
+    assert model not in KEPT
+
+
+def test_no_other_call_gets_the_buffers_before_they_are_read(model, monkeypatch):
+    read = RowCache.to_columns
+    monkeypatch.setattr(
+        RowCache, "to_columns", lambda self, *given: (seen.append(model in KEPT), read(self, *given))[1]
+    )
+    seen = []
+    run(model, **STATIC)
+    assert seen == [False] and model in KEPT
+
+
+@pytest.mark.full
+def test_nothing_keeps_a_model_alive():
+    model = load(CHECKPOINTS / "q3")
+    run(model, **STATIC)
+    assert model in KEPT
+    held = weakref.ref(model)
+    del model
+    gc.collect()
+    assert held() is None
+
+
+def test_it_can_be_freed(model):
+    run(model, **STATIC)
+    assert model in KEPT
+    model.free_static_memory()
+    assert model not in KEPT
+    model.free_static_memory()  # where there is none, nothing happens
+    first = run(model)
+    assert torch.equal(run(model, **STATIC).sequences, first.sequences)

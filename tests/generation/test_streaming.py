@@ -1,8 +1,10 @@
 """Streaming and blockwise decoding against the slow reference and the recorded runs."""
 
+import doctest
 import math
 
 import pytest
+import torch
 from decoded import MODELS, agree, generate, recorded, settings_of
 from helpers import (
     CHECKPOINTS,
@@ -18,6 +20,8 @@ from hypothesis import strategies as st
 from reference_decoder import decode
 from tiers import property_settings
 
+from wedlm.generation import streaming
+from wedlm.generation.streaming import entropy_of, select_slots
 from wedlm.generation.window import Window
 
 
@@ -41,7 +45,7 @@ def steps(monkeypatch):
                 ],
             }
         )
-        put_tokens(self, slots, selected, tokens)
+        return put_tokens(self, slots, selected, tokens)
 
     monkeypatch.setattr(Window, "put_tokens", recording)
     return recorded
@@ -128,11 +132,12 @@ def test_any_batch_equals_the_reference_row_by_row(data):
 def test_every_forward_fills_at_least_one_slot_and_without_a_threshold_exactly_one(model, threshold, monkeypatch):
     filled = []
     put_tokens = Window.put_tokens
-    monkeypatch.setattr(
-        Window, "put_tokens", lambda self, slots, selected, tokens: (
-            filled.extend(selected.sum(-1)[self.alive].tolist()), put_tokens(self, slots, selected, tokens)
-        )
-    )  # fmt: skip
+
+    def counting(self, slots, selected, tokens):
+        filled.extend(selected.sum(-1)[self.alive].tolist())
+        return put_tokens(self, slots, selected, tokens)
+
+    monkeypatch.setattr(Window, "put_tokens", counting)
     decoded = generate(model, PROMPTS, max_new_tokens=20, entropy_threshold=threshold)
     assert len(filled) == sum(row.forwards for row in decoded)
     assert min(filled) == 1
@@ -157,3 +162,54 @@ def test_any_window_size_is_as_good_as_the_largest_useful_one(model):
     expected = generate(model, PROMPTS, max_new_tokens=9, window_size=9)
     for window_size in (10, 10**6, 10**20):
         assert generate(model, PROMPTS, max_new_tokens=9, window_size=window_size) == expected
+
+
+ALL_OPEN = torch.ones(1, 4, dtype=torch.bool)
+
+
+def select(entropy, slots=(0, 1, 2, 3), is_open=ALL_OPEN, threshold=0.5, penalty=0.0):
+    return select_slots(torch.tensor([entropy]), torch.tensor([slots]), is_open, threshold, penalty)[0].int().tolist()
+
+
+def test_entropy_is_in_nats_over_the_whole_vocabulary():
+    assert entropy_of(torch.zeros(3, 7, 50)).allclose(torch.full((3, 7), math.log(50)))
+    assert entropy_of(torch.tensor([0.0, math.log(3)])).item() == pytest.approx(
+        -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
+    )
+    assert entropy_of(torch.tensor([200.0, 0.0, -200.0])).item() == 0
+    assert entropy_of(torch.tensor([0.0, -torch.inf, 0.0])).item() == pytest.approx(math.log(2))
+    assert entropy_of(torch.randn(4, 9).bfloat16()).dtype == torch.float32
+
+
+def test_every_slot_below_the_threshold_is_taken():
+    assert select([0.1, 0.9, 0.2, 0.3]) == [1, 0, 1, 1]
+
+
+def test_the_threshold_itself_is_not_below():
+    assert select([0.5, 0.25, 0.5, 0.75]) == [0, 1, 0, 0]
+    assert select([0.5, 0.5, 0.75, 0.5]) == [1, 0, 0, 0], "the least, the first on ties"
+
+
+def test_without_one_below_or_without_a_threshold_the_least_is_taken():
+    assert select([0.9, 0.8, 0.7, 0.8]) == [0, 0, 1, 0]
+    assert select([0.1, 0.3, 0.05, 0.3], threshold=None) == [0, 0, 1, 0]
+    assert select([0.3, 0.2, 0.2, 0.2], threshold=None) == [0, 1, 0, 0]
+    assert select([0.0, 0.0, 0.0, 0.0], threshold=0.0) == [1, 0, 0, 0]
+
+
+def test_distance_counts_slots_from_the_first_open_one():
+    assert select([0.2, 0.2, 0.2, 0.2], slots=(7, 8, 10, 12), penalty=0.1) == [1, 1, 0, 0]
+    assert select([0.2, 0.1, 0.2, 0.2], slots=(7, 8, 10, 12), penalty=0.2, threshold=None) == [1, 0, 0, 0]
+
+
+def test_closed_slots_are_never_taken():
+    is_open = torch.tensor([[True, True, False, False]])
+    assert select([0.9, 0.8, 0.1, 0.0], is_open=is_open) == [0, 1, 0, 0]
+    assert select([0.1, 0.8, 0.1, 0.0], is_open=is_open) == [1, 0, 0, 0]
+    assert select([0.1, 0.1, 0.1, 0.1], is_open=~ALL_OPEN) == [0, 0, 0, 0]
+    assert select([0.1, 0.1, 0.1, 0.1], is_open=~ALL_OPEN, threshold=None) == [0, 0, 0, 0]
+
+
+def test_the_docstrings_example():
+    results = doctest.testmod(streaming, extraglobs={"torch": torch})
+    assert results.attempted == 2 and results.failed == 0

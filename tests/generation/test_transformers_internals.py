@@ -13,6 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
+from wedlm.generation.package import VERSION
 from wedlm.generation.transformers_internals import (
     CACHE,
     attention_of,
@@ -26,7 +27,6 @@ from wedlm.generation.transformers_internals import (
     processors_of,
     resolved_generation_config,
 )
-from wedlm.generation.versions import VERSION
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMAttention
 
 

@@ -19,8 +19,8 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, Sto
 from transformers.generation import BaseStreamer, ExponentialDecayLengthPenalty, RepetitionPenaltyLogitsProcessor
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
-from wedlm.generation.cache_attention import seen_entries
-from wedlm.generation.token_sampling import without_mask
+from wedlm.generation.row_cache import seen_entries
+from wedlm.generation.sampling import without_mask
 from wedlm.generation.transformers_internals import CACHE
 from wedlm.generation.verified import VerifiedWindow
 
@@ -108,7 +108,7 @@ def test_any_batch_equals_the_slow_reference_row_by_row(call, data):
         assert (got.sequences[row, width + num_tokens :] == arguments["pad_token_id"]).all()
         assert got.forwards[row] == expected.forwards
         assert got.prefix_cacheability[row] == pytest.approx(num_tokens / max(num_tokens, expected.window_queries))
-        assert got.judged_drafts[row].tolist() == expected.judged
+        assert got.verified_drafts[row].tolist() == expected.judged
         assert got.accepted_drafts[row].tolist() == expected.accepted
 
 
@@ -182,7 +182,7 @@ def test_a_lower_ratio_accepts_more_drafts():
     for ratio in (1.0, 0.5, 0.1):
         output = MODELS["trained"].generate(**arguments, decoding="verified", acceptance_ratio=ratio)
         others.append(sum(gap > 1e-5 for gap in gaps_to_the_best(MODELS["trained"], arguments, output)))
-        speeds.append((output.accepted_drafts.sum() / output.judged_drafts.sum()).item())
+        speeds.append((output.accepted_drafts.sum() / output.verified_drafts.sum()).item())
     assert others[0] == 0 and all(before + 5 < after for before, after in pairwise(others)), others
     assert all(before + 0.02 < after for before, after in pairwise(speeds)), speeds
 
@@ -251,7 +251,7 @@ def test_a_streamer_gets_the_text_with_looked_up_drafts():
         given = prompt + [token for kind, value in calls if kind == "put" for token in value]
         assert given == output.sequences[0].tolist() == expected.tolist() and calls[-1] == ("end", None)
         drafted = [value for kind, value in calls if kind == "draft"]
-        assert sum(map(len, drafted)) >= output.judged_drafts.sum() > 0
+        assert sum(map(len, drafted)) >= output.verified_drafts.sum() > 0
 
 
 @pytest.mark.parametrize("has_whole_text", [True, False], ids=["the whole text", "the new ids alone"])
@@ -269,7 +269,7 @@ def test_a_second_turn_looks_up_drafts(has_whole_text):
             for settings in (LOOKS_UP, LOOKS_NOTHING_UP)
         )
         assert second.sequences[0, new.shape[1] :].tolist() == expected[text.shape[1] :].tolist()
-        is_used |= not torch.equal(second.judged_drafts, plain.judged_drafts)
+        is_used |= not torch.equal(second.verified_drafts, plain.verified_drafts)
     assert is_used
 
 
@@ -285,7 +285,7 @@ def test_a_look_up_changes_none_of_several_samples():
         plain, looked_up = outputs
         assert torch.equal(looked_up.sequences, plain.sequences)
         assert len({tuple(row) for row in plain.sequences.tolist()}) > 1
-        is_used |= not torch.equal(looked_up.judged_drafts, plain.judged_drafts)
+        is_used |= not torch.equal(looked_up.verified_drafts, plain.verified_drafts)
     assert is_used
 
 
@@ -316,9 +316,9 @@ def test_drafts_that_are_always_wrong_cost_a_forward_for_each_token(draft):
     expected = model.generate(**arguments, decoding="autoregressive", return_dict_in_generate=True)
 
     def predict_the_draft(module, inputs, logits):
-        logits[:, 1:].fill_(-math.inf)[..., draft] = 0  # the one judge is first, as no draft is ever accepted
+        logits[:, 1:].fill_(-math.inf)[..., draft] = 0  # the one verifier is first, as no draft is ever accepted
 
-    # A processor that reads text is asked about judged slots only, so that drafts are not kept from being suppressed.
+    # A processor that reads text is called for verified slots only, so that drafts are not kept from being suppressed.
     arguments |= {"repetition_penalty": 1.0001, "prompt_lookup_num_tokens": 0, "query_cost": 0}
     handle = model.lm_head.register_forward_hook(predict_the_draft)
     try:
@@ -326,7 +326,7 @@ def test_drafts_that_are_always_wrong_cost_a_forward_for_each_token(draft):
     finally:
         handle.remove()
     assert torch.equal(got.sequences, expected.sequences)
-    assert torch.equal(got.forwards, expected.forwards) and got.judged_drafts[:, 0].sum() > 24
+    assert torch.equal(got.forwards, expected.forwards) and got.verified_drafts[:, 0].sum() > 24
     assert got.accepted_drafts.sum() == 0
 
 
@@ -337,8 +337,8 @@ def test_a_trained_model_has_drafts_accepted_and_refuted():
         **inputs, **SPECIAL, max_new_tokens=40, decoding="verified", window_size=16, query_cost=0,
         return_dict_in_generate=True,
     )  # fmt: skip
-    judged, accepted = output.judged_drafts.sum(0), output.accepted_drafts.sum(0)
-    assert output.judged_drafts.shape == output.accepted_drafts.shape == (40, 15)
+    judged, accepted = output.verified_drafts.sum(0), output.accepted_drafts.sum(0)
+    assert output.verified_drafts.shape == output.accepted_drafts.shape == (40, 15)
     assert (accepted[:4] > 4).all() and (judged - accepted)[0] > 3 and (judged - accepted)[:4].sum() > 20
     assert 1.7 < output.sequences[:, inputs["input_ids"].shape[1] :].ne(PAD).sum() / output.forwards.sum() < 4
 
@@ -350,14 +350,14 @@ def test_queries_stand_where_they_should():
     window.put_tokens(torch.tensor([[0]]), torch.tensor([[True]]), torch.tensor([[50]]))
     window.num_leading = torch.tensor([1])
     window.drafts[0, :2] = torch.tensor([60, 61])
-    window.num_drafts, window.groups = torch.tensor([2]), torch.tensor([[0, 3, 6, 13, 13, 13, 13, 13, 13]])
+    window.num_drafts, window.groups = torch.tensor([2]), torch.tensor([[3, 6, 9, 16, 16, 16, 16, 16, 16]])
     assert window.num_queries.tolist() == [16]
     queries = window.queries(16, policy)
     assert queries.input_ids.tolist() == [[50, 60, 61] + [MASK] * 13]
     assert queries.position_ids.tolist() == [[10, 11, 12, 11, 12, 13, 12, 13, 14, 13, 14, 15, 16, 17, 18, 19]]
-    assert queries.asked.tolist() == [[*range(16)]] and queries.is_asked.all()
-    assert queries.asked_slots.tolist() == [[1, 2, 3, 1, 2, 3, 2, 3, 4, 3, 4, 5, 6, 7, 8, 9]]
-    is_seen = seen_entries(torch.arange(16)[None], queries.queries_seen, 16)
+    assert queries.logits_indices.tolist() == [[*range(16)]] and queries.is_predicted.all()
+    assert queries.predicted_slots.tolist() == [[1, 2, 3, 1, 2, 3, 2, 3, 4, 3, 4, 5, 6, 7, 8, 9]]
+    is_seen = seen_entries(torch.arange(16)[None], queries.visible_prefix, 16)
     who = ["".join(".x"[sees] for sees in row) for row in is_seen[0, 0].tolist()]
     assert who == [
         "x...............",
@@ -381,13 +381,15 @@ def test_queries_stand_where_they_should():
 
 def test_no_forward_has_more_queries_than_it_needs(monkeypatch):
     """As many as the pending tokens and the groups of the row that has most."""
-    widths, refill = [], VerifiedWindow.refill
+    widths, advance = [], VerifiedWindow.advance
 
     def watched(window, *arguments):
-        refill(window, *arguments)
+        num_kept = advance(window, *arguments)
         sizes = window.groups.diff(dim=-1)
         assert (sizes <= window.window_size).all() and (sizes >= 0).all()
-        widths.append((window.num_leading + window.num_drafts + sizes.sum(-1)).max().item())
+        assert window.groups[:, 0].equal(window.num_leading + window.num_drafts)
+        widths.append(window.groups.max().item())
+        return num_kept
 
     seen, model = [], MODELS["trained"].model
     forward = model.forward
@@ -396,7 +398,7 @@ def test_no_forward_has_more_queries_than_it_needs(monkeypatch):
         seen.append(given["input_ids"].shape[1])
         return forward(**given)
 
-    monkeypatch.setattr(VerifiedWindow, "refill", watched)
+    monkeypatch.setattr(VerifiedWindow, "advance", watched)
     monkeypatch.setattr(model, "forward", noted)
     arguments = {"max_new_tokens": 40, "decoding": "verified", "window_size": 16, "query_cost": 0}
     MODELS["trained"].generate(**left_padded(QUESTIONS[:5]), **SPECIAL, **arguments)
@@ -409,9 +411,8 @@ def test_a_row_has_no_masks_but_those_of_its_groups(monkeypatch):
 
     def checked(window, width, policy, **given):
         made = queries(window, width, policy, **given)
-        room = width - window.num_leading - window.num_drafts
         num_masks = (made.input_ids == policy.mask_token_id).sum(-1)
-        assert num_masks.equal(torch.minimum(window.groups[:, -1], room))
+        assert num_masks.equal(window.groups[:, -1].clamp(max=width) - window.groups[:, 0])
         of_ended.extend(num_masks[~window.alive].tolist())
         return made
 
@@ -531,7 +532,7 @@ def test_drafts_are_counted_alike_where_rows_go_in_step():
     never = {"stopping_criteria": StoppingCriteriaList([EndsWith(MASK)])}
     expected, got = (MODELS["trained"].generate(**arguments, **more, decoding="verified") for more in ({}, never))
     assert torch.equal(got.sequences, expected.sequences) and (got.forwards > expected.forwards).any()
-    assert torch.equal(got.judged_drafts, expected.judged_drafts)
+    assert torch.equal(got.verified_drafts, expected.verified_drafts)
     assert torch.equal(got.accepted_drafts, expected.accepted_drafts)
 
 
@@ -577,7 +578,7 @@ def test_scores_are_the_autoregressive_ones():
 
 
 @pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.1}], ids=str)
-def test_scores_of_accepted_drafts_are_those_that_judged_them(more):
+def test_scores_of_accepted_drafts_are_those_that_verified_them(more):
     """So a written token may have less than the best score of its column."""
     arguments = {
         **left_padded(QUESTIONS), **SPECIAL, **more, "max_new_tokens": 12, "output_scores": True,
@@ -691,12 +692,12 @@ def test_a_wrong_rule_would_be_noticed(monkeypatch):
 
     verify = VerifiedWindow.verify
 
-    def verify_wrongly(window, queries, logits, tokens, policy, readers):
+    def verify_wrongly(window, queries, logits, tokens, policy, callbacks):
         others = torch.distributions.Categorical(logits=without_mask(logits, policy.mask_token_id)).sample()
         num = min(tokens.shape[1], window.drafts.shape[1])
         is_draft = tokens[:, :num] == window.drafts[:, :num]
         tokens = torch.cat([torch.where(is_draft, tokens[:, :num], others[:, :num]), tokens[:, num:]], dim=-1)
-        return verify(window, queries, logits, tokens, policy, readers)
+        return verify(window, queries, logits, tokens, policy, callbacks)
 
     monkeypatch.setattr(VerifiedWindow, "verify", verify_wrongly)
     counts, _ = sampled_counts({})

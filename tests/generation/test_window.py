@@ -7,7 +7,7 @@ import torch
 from decoded import PARALLEL, policy_with
 from helpers import MASK
 
-from wedlm.generation.decoding_run import WINDOWS
+from wedlm.generation.decoding import WINDOWS
 from wedlm.generation.parameters import DECODINGS
 from wedlm.generation.window import NO_SLOT, Text, WindowQueries
 
@@ -22,7 +22,9 @@ def filled(window, *slots_of_rows, token=7):
     """Fills these slots of each row."""
     slots = torch.tensor([[*slots, *[0] * (10 - len(slots))] for slots in slots_of_rows])
     selected = torch.tensor([[i < len(slots) for i in range(10)] for slots in slots_of_rows])
-    window.put_tokens(slots, selected, torch.full_like(slots, token))
+    written = window.put_tokens(slots, selected, torch.full_like(slots, token))
+    if hasattr(window, "filled"):
+        window.filled.scatter_(1, written, selected)
     return window
 
 
@@ -46,26 +48,26 @@ def test_tokens_for_no_slot_change_no_slot():
 
 def test_a_run_is_what_is_filled_without_a_gap_behind_the_leading_slots():
     window = filled(opened(), [0, 1, 3], [1, 2])
-    slots, in_run = window.new_run(4)
-    assert slots.tolist() == [[0, 1, 2, 3]] * 2 and in_run.tolist() == [[1, 1, 0, 0], [0, 0, 0, 0]]
-    window.start, window.num_leading = torch.tensor([0, 0]), torch.tensor([1, 1])
-    slots, in_run = window.new_run(4)
-    assert slots.tolist() == [[1, 2, 3, 4]] * 2 and in_run.tolist() == [[1, 0, 0, 0], [1, 1, 0, 0]]
+    assert window.num_run(POLICY).tolist() == [2, 0]
+    window.num_leading = torch.tensor([1, 1])
+    assert window.num_run(POLICY).tolist() == [1, 2]
     window.start = torch.tensor([8, 9])
-    assert window.new_run(4)[0].tolist() == [[9, 10, 10, 10], [10, 10, 10, 10]], "the last column is no slot"
-    assert window.new_run(4)[1].sum() == 0
+    assert window.num_run(POLICY).tolist() == [0, 0], "the last column is no slot"
 
 
 def test_a_row_ends_with_an_end_token_in_its_run_or_at_the_limit():
     window = filled(opened(prompt_lengths=(3, 3, 3)), [0, 1, 2], [0, 2], [0])
     window = filled(window, [1], [2], [], token=2)
-    slots, in_run = window.new_run(4)
-    window.end_at(POLICY.end_tokens, slots, in_run)
+    num_run = window.num_run(POLICY)
+    window.end_at(num_run, POLICY)
     assert window.num_tokens.tolist() == [2, 1, 1], "the end token of the second row is behind a gap"
     assert window.alive.tolist() == [False, True, True]
     window.limit = torch.tensor([10, 10, 1])
-    window.end_at(POLICY.end_tokens, slots, in_run)
+    window.end_at(num_run, POLICY)
     assert window.alive.tolist() == [False, True, False]
+    window.start, window.tokens[:, -1] = torch.tensor([9, 9, 9]), 2
+    window.end_at(torch.zeros_like(num_run), POLICY)
+    assert window.alive.tolist() == [False, True, False], "the last column is no slot"
 
 
 def test_queries_stand_behind_the_text_of_their_row():
@@ -78,16 +80,16 @@ def test_queries_stand_behind_the_text_of_their_row():
     assert queries.position_ids[0].tolist() == [0, 1, 2, 4, 3, 5, 6]
     assert queries.position_ids[1, :5].tolist() == [4, 5, 6, 7, 8]
     assert queries.num_text.tolist() == [3, 1]
-    assert queries.asked.tolist() == [[4, 5, 6, 6], [1, 2, 3, 4]]
-    assert queries.asked_slots[queries.is_asked].tolist() == [0, 2, 3, 0, 1, 2, 3]
+    assert queries.logits_indices.tolist() == [[4, 5, 6, 6], [1, 2, 3, 4]]
+    assert queries.predicted_slots[queries.is_predicted].tolist() == [0, 2, 3, 0, 1, 2, 3]
 
 
 def test_what_queries_see_moves_behind_the_text():
     text = Text(torch.tensor([[11, 12]]), torch.tensor([2]), torch.tensor([0]))
     plain = WindowQueries.of_text(Text(torch.tensor([[1, 2, 3]]), torch.tensor([3]), torch.tensor([2])))
-    assert plain.behind(text).queries_seen is None
-    seen = plain._replace(queries_seen=torch.tensor([[1, 2, 1]])).behind(text).queries_seen
-    assert seen.tolist() == [[1, 2, 3, 4, 3]]
+    assert plain.behind(text).visible_prefix is None
+    seen = plain._replace(visible_prefix=torch.tensor([[1, 2, 1]])).behind(text).visible_prefix
+    assert seen.tolist() == [[0, 0, 3, 4, 3]]
 
 
 @pytest.mark.parametrize("decoding", PARALLEL)
@@ -97,7 +99,7 @@ def test_rows_that_leave_come_back_to_their_places(decoding):
     part.forwards = part.forwards + 5
     assert part.prompt_lengths.tolist() == [5, 3]
     window.put(part)
-    assert window.forwards.tolist() == [5, 0, 5] and window.filled.nonzero().tolist() == [[2, 1]]
+    assert window.forwards.tolist() == [5, 0, 5] and window.tokens[:, :10].eq(7).nonzero().tolist() == [[2, 1]]
     assert window.prompt_lengths.tolist() == [3, 4, 5]
 
 
@@ -107,7 +109,7 @@ def test_room_for_more_slots_holds_the_same(decoding):
     more = window.with_room(20, window.num_columns + 3, MASK)
     for name in window.PER_SLOT:
         assert torch.equal(getattr(more, name)[:, :10], getattr(window, name)[:, :10])
-    assert more.no_slot == 20 and (more.tokens[:, 10:] == MASK).all() and not more.filled[:, 10:].any()
+    assert more.no_slot == 20 and (more.tokens[:, 10:] == MASK).all()
     back = more.with_room(10, window.num_columns + 3, MASK)
     assert torch.equal(back.tokens, window.tokens[:, :10].new_tensor(back.tokens.tolist()))
     assert torch.equal(back.tokens[:, :10], window.tokens[:, :10])
@@ -116,8 +118,8 @@ def test_room_for_more_slots_holds_the_same(decoding):
 def test_the_status_names_the_first_slot_that_nothing_can_fill():
     window = opened()
     slots = torch.tensor([[0, 1, 2], [4, 5, 6]])
-    impossible = torch.tensor([[False, False, False], [False, True, True]])
-    alive, num_queries, num_cached, first = window.status(slots, impossible).tolist()
+    is_possible = torch.tensor([[True, True, True], [True, False, False]])
+    alive, num_queries, num_cached, first = window.status(slots, is_possible).tolist()
     assert (alive, num_queries, num_cached, first) == ([1, 1], [4, 4], [3, 5], [NO_SLOT, 5])
 
 

@@ -7,7 +7,7 @@ import yaml
 from helpers import REPOSITORY
 
 import wedlm
-from wedlm.generation.versions import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS
+from wedlm.generation.package import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS
 
 DOCS = REPOSITORY / "docs"
 MAKEFILE = (REPOSITORY / "Makefile").read_text(encoding="utf-8")

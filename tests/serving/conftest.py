@@ -18,7 +18,7 @@ from wedlm import WeDLMConfig, WeDLMForCausalLM
 @pytest.fixture(autouse=True)
 def same_logging():
     """A server that a test runs in this process silences loggers for the whole process."""
-    loggers = [logging.getLogger(name) for name in ("transformers.generation", "wedlm.generation.prompt")]
+    loggers = [logging.getLogger(name) for name in ("transformers.generation", "wedlm.generation.call")]
     before = [logger.level for logger in loggers]
     yield
     for logger, level in zip(loggers, before, strict=True):

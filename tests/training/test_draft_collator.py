@@ -5,14 +5,13 @@ from itertools import accumulate
 import numpy as np
 import pytest
 import torch
+from decoded import policy_with
 from helpers import MASK, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 from tiers import property_settings
-from transformers import LogitsProcessorList
 
-from wedlm.generation.cache_attention import seen_entries
-from wedlm.generation.policy import Policy
+from wedlm.generation.row_cache import seen_entries
 from wedlm.generation.verified import VerifiedWindow
 from wedlm.training.draft_collator import FIRST_WEIGHT, DraftCollator
 from wedlm.training.draft_loss import NO_TEACHER
@@ -62,16 +61,17 @@ def test_a_group_is_that_of_a_verified_step(num_drafts, monkeypatch):
     """Behind a prompt and a known token with its drafts, which all are the text's tokens."""
     prompt, size = 6, 4
     text = text_of(20)
-    policy = Policy(size, MASK, None, False, None, None, LogitsProcessorList(), False)
+    policy = policy_with(size)
     window = VerifiedWindow.opened(torch.tensor([prompt]), 14, policy)
     window.put_tokens(torch.tensor([[0]]), torch.tensor([[True]]), torch.tensor([[text[prompt]]]))
     window.num_leading = torch.tensor([1])
     window.drafts[0] = torch.tensor(text[prompt + 1 : prompt + size])
-    sizes = [4, 3, 2][: num_drafts + 1] + [0] * (size - 1 - num_drafts)
-    window.num_drafts, window.groups = torch.tensor([num_drafts]), torch.tensor([[0, *accumulate(sizes)]])
+    sizes = ([4], [4, 3], [2, 2, 2])[num_drafts] + [0] * (size - 1 - num_drafts)
+    window.num_drafts = torch.tensor([num_drafts])
+    window.groups = torch.tensor([[*accumulate(sizes, initial=1 + num_drafts)]])
     width = window.num_queries.item()
     queries = window.queries(width, policy)
-    is_seen = seen_entries(torch.arange(prompt, prompt + width)[None], queries.queries_seen, prompt + width)[0, 0]
+    is_seen = seen_entries(torch.arange(prompt, prompt + width)[None], queries.visible_prefix, prompt + width)[0, 0]
     tokens = [*text[:prompt], *queries.input_ids[0].tolist()]
     positions = [*range(prompt), *queries.position_ids[0].tolist()]
     groups = window.groups[0].tolist()
@@ -79,7 +79,7 @@ def test_a_group_is_that_of_a_verified_step(num_drafts, monkeypatch):
     for accepted in range(num_drafts + 1):
         anchor = prompt + accepted
         length = groups[accepted + 1] - groups[accepted]
-        first = prompt + 1 + num_drafts + groups[accepted]
+        first = prompt + groups[accepted]
         monkeypatch.setattr(DraftCollator, "anchors", lambda *_, group=(anchor, anchor + 1 + length): [group])
         batch = DraftCollator(MASK)([sequence((text, prompt))])
         trained = mask_of(batch)

@@ -4,7 +4,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -195,7 +195,7 @@ class BatchingManager(ContinuousBatchingManager):
         work = call.noise_bytes + scores_bytes(self.model, call.budget.queries)
         if work > self.max_work_bytes:
             raise ValueError(
-                f"window_size={call.run.policy.window_size} needs {work // 2**20} MiB for scores and what is drawn, "
+                f"window_size={call.call.window_size} needs {work // 2**20} MiB for scores and what is drawn, "
                 f"and there is room for {self.max_work_bytes // 2**20} MiB; make it smaller."
             )
         if (number := sum(call.budget)) > self.max_cached_tokens:
@@ -493,7 +493,8 @@ class BatchingManager(ContinuousBatchingManager):
 
 def tokens_in(input_ids: Any) -> list[int]:
     """The tokens of a prompt: a list, or a tensor of one row."""
-    tokens = input_ids.tolist() if isinstance(input_ids, torch.Tensor) else list(input_ids)
+    tokens = input_ids.tolist() if isinstance(input_ids, torch.Tensor) else input_ids
+    tokens = list(tokens) if isinstance(tokens, Iterable) else []
     if len(tokens) == 1 and isinstance(tokens[0], list):
         tokens = tokens[0]
     if not tokens or not all(type(token) is int for token in tokens):

@@ -3,17 +3,17 @@
 import json
 import math
 from collections.abc import Hashable
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from wedlm.batching.shared_cache import CacheBudget
-from wedlm.generation.decoding_run import DecodingRun
+from wedlm.generation.call import Call
 from wedlm.generation.parameters import decoding_of
-from wedlm.generation.support import refuse
 from wedlm.generation.transformers_internals import CACHE
+from wedlm.generation.validation import refuse
 
 ONE_BY_ONE = {"decoding": "verified", "window_size": 1, "prompt_lookup_num_tokens": 0, "acceptance_ratio": 1.0}
 # Arguments of generate() that a request has not, each with its remedy.
@@ -34,14 +34,14 @@ class PreparedCall:
     """A call of generate() on one row, before its first forward.
 
     Args:
-        run (`DecodingRun`): What it resolves to; it is not opened.
+        call (`Call`): What it resolves to.
         tokens (`list[int]`): The prompt.
         seed (`int`): The seed of the row's random numbers.
         key (`Hashable`): Rows of equal keys have the same settings; None: no other row has them.
         budget (`CacheBudget`): The entries of the cache that the row may take.
     """
 
-    run: DecodingRun
+    call: Call
     tokens: list[int]
     seed: int
     key: Hashable
@@ -49,19 +49,12 @@ class PreparedCall:
 
     @property
     def max_new_tokens(self) -> int:
-        return self.run.max_new_tokens
+        return self.call.max_new_tokens
 
     @property
     def noise_bytes(self) -> int:
         """The bytes of the noise of the row, where tokens are drawn."""
-        shape = self.run.noise_shape
-        return 4 * math.prod(shape) if self.run.generation_config.do_sample else 0
-
-    def open(self, num_rows: int) -> DecodingRun:
-        """A run of the call, opened in a batch of so many rows."""
-        run = copy(self.run)
-        run.open(torch.Generator(run.input_ids.device).manual_seed(self.seed), num_rows)
-        return run
+        return 4 * math.prod(self.call.noise_shape) if self.call.generation_config.do_sample else 0
 
 
 def prepare(
@@ -98,7 +91,7 @@ def prepare(
         check_request(generation_config, synced_gpus)
         generation_config.cache_implementation = None  # The batch has its own cache.
         model_kwargs[CACHE] = DynamicCache(config=model.config)  # Steps need a cache; that is the batch's.
-        run = DecodingRun(
+        call = Call(
             model,
             input_ids,
             logits_processor,
@@ -108,10 +101,10 @@ def prepare(
             streamer=None,
             model_kwargs=model_kwargs,
         )
-        is_alone = fixed_shapes or run.readers is not None or any(settings.get(name) for name in OBJECTS)
-        key = None if is_alone else settings_of(generation_config, run.policy.window_size)
-        budget = CacheBudget(len(tokens) + run.max_new_tokens, 2 * run.policy.window_size)
-        return PreparedCall(run, tokens, seed, key, budget)
+        is_alone = fixed_shapes or call.has_callbacks or any(settings.get(name) for name in OBJECTS)
+        key = None if is_alone else settings_of(generation_config, call.window_size)
+        budget = CacheBudget(len(tokens) + call.max_new_tokens, 2 * call.window_size)
+        return PreparedCall(call, tokens, seed, key, budget)
 
     settings = {**settings, "num_return_sequences": 1}
     if generation_config is not None:  # transformers wants settings in one place, but for None, which it would refill

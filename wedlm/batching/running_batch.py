@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Container, Hashable, Iterable
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -16,8 +17,8 @@ from wedlm.batching.prefix_cache import CachedText, PrefixCache, num_common
 from wedlm.batching.prepared_call import PreparedCall
 from wedlm.batching.settings_group import BatchRow, RowOutput, SettingsGroup, merged
 from wedlm.batching.shared_cache import SharedCache
-from wedlm.generation.step import forward_queries
-from wedlm.generation.support import named_weights
+from wedlm.generation.decoding import forward_queries
+from wedlm.generation.validation import named_weights
 from wedlm.generation.window import Text, WindowQueries
 
 SCORES = 4  # of each query and token, in float32, that are there at a time
@@ -210,8 +211,6 @@ class RunningBatch:
         rows = self.rows
         num_rows = 1 + max(row.place for row in rows)  # The row of a prompt that is being read is mostly behind them.
         longest = max(row.num_committed for row in rows)
-        for group in self.groups:
-            group.share_with(num_rows)
         self.cache.show(0, num_rows)
         outputs = self.step_groups(self.groups, [group.queries() for group in self.groups], longest)
         self.finish_step(outputs)
@@ -250,13 +249,13 @@ class RunningBatch:
         for group in groups:
             group.draw_noise()
         logits = forward_queries(self.model, all_queries, self.cache, longest + all_queries.input_ids.shape[1])
-        num_kept, reports, outputs = all_queries.num_text.clone(), [], []
+        num_kept = torch.zeros_like(self.cache.lengths) if text is None else text.lengths.clone()
+        reports, outputs = [], []
         for group, own, at in zip(groups, queries, places, strict=True):
             try:
-                with named_weights(self.model):
-                    kept, report = group.move_on(own, logits[at, : own.asked.shape[1]])
+                kept, report = self.move_on(group, own, logits[at, : own.logits_indices.shape[1]])
             except Exception as error:
-                if group.readers is None and not is_out_of_memory(error):
+                if group.callbacks is None and not is_out_of_memory(error):
                     raise
                 outputs += [RowOutput(row.name, [], True, error) for row in group.rows]  # They fail alone.
                 continue
@@ -270,6 +269,23 @@ class RunningBatch:
             outputs += group.read_report(values[: len(group.rows)], self.model)
             values = values[len(group.rows) :]
         return outputs
+
+    def move_on(
+        self, group: SettingsGroup, own: WindowQueries, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Takes the rows of a group on. Where memory is refused, once more without the prefix cache."""
+        num_rows = 1 if self.fixed_shapes else self.cache.num_rows
+        window = copy(group.window)  # Its tensors are replaced, or get the same values again.
+        with named_weights(self.model):
+            try:
+                return group.move_on(own, logits, num_rows)
+            except Exception as error:
+                # (Callbacks cannot be called again.)
+                if not is_out_of_memory(error) or not self.prefix_cache.texts or group.callbacks is not None:
+                    raise
+            group.window = window
+            self.prefix_cache.shrink(0)
+            return group.move_on(own, logits, num_rows)
 
     def finish_step(self, outputs: list[RowOutput]) -> None:
         """Counts what a step has brought. Rows that have ended leave."""
@@ -353,7 +369,7 @@ class RunningBatch:
             for each in requests:
                 each.group = None
             self.free_rows(places)
-            failing = [each for each in requests if len(requests) == 1 or each.call.run.readers is not None]
+            failing = [each for each in requests if len(requests) == 1 or each.call.call.has_callbacks]
             self.leave({each.name for each in failing})
             outputs = [RowOutput(each.name, [], True, error) for each in failing]
             for each in requests:
@@ -385,11 +401,7 @@ class RunningBatch:
     def open(self, requests: list[PrefillRequest]) -> None:
         """Gives rows their groups and places, and the cached keys and values of their prompts' beginnings."""
         budgets, num_others = [each.call.budget for each in requests], self.cache.num_rows
-        num_rows = 1 if self.fixed_shapes else num_others + len(requests)
-        groups = [
-            SettingsGroup.of(each.call.open(num_rows), each.name, place, each.call)
-            for place, each in enumerate(requests, num_others)
-        ]
+        groups = [SettingsGroup.of(each.name, place, each.call) for place, each in enumerate(requests, num_others)]
         self.cache.join(budgets, self.max_cached_tokens - self.prefix_cache.num_tokens)
         for each, group in zip(requests, groups, strict=True):
             each.group = group
@@ -443,19 +455,13 @@ def places_of(group: SettingsGroup, begin: int, device: torch.device) -> slice |
     return slice(first, end) if places == list(range(first, end)) else torch.tensor(places, device=device)
 
 
-def seeing_all_before(queries: WindowQueries) -> WindowQueries:
-    """The same queries, with `queries_seen` where it was None."""
-    place = torch.arange(1, queries.input_ids.shape[1] + 1, device=queries.input_ids.device)
-    return queries._replace(queries_seen=place.expand_as(queries.input_ids))
-
-
 def spread(queries: list[WindowQueries], places: list[slice | torch.Tensor], num_rows: int) -> WindowQueries:
     """The queries of all groups, each at its places, behind no text.
 
     Nothing reads the queries of rows that have no group, nor those that a row has beyond the ones of its group.
     """
-    if any(each.queries_seen is not None for each in queries):
-        queries = [each if each.queries_seen is not None else seeing_all_before(each) for each in queries]
+    if any(each.visible_prefix is not None for each in queries):
+        queries = [each.seeing_all_before() for each in queries]
 
     def whole(parts: list[torch.Tensor]) -> torch.Tensor:
         values = parts[0].new_zeros(num_rows, max(part.shape[1] for part in parts))
@@ -463,6 +469,5 @@ def spread(queries: list[WindowQueries], places: list[slice | torch.Tensor], num
             values[at, : part.shape[1]] = part
         return values
 
-    names = [name for name in WindowQueries._fields if getattr(queries[0], name) is not None and name != "num_text"]
-    fields = {name: whole([getattr(each, name) for each in queries]) for name in names}
-    return WindowQueries(**fields, num_text=queries[0].num_text.new_zeros(num_rows))
+    names = [name for name in WindowQueries._fields if getattr(queries[0], name) is not None]
+    return WindowQueries(**{name: whole([getattr(each, name) for each in queries]) for name in names})

@@ -10,13 +10,11 @@ from transformers import PreTrainedModel
 
 from wedlm.batching.prepared_call import PreparedCall
 from wedlm.batching.shared_cache import compacted
-from wedlm.generation.decoding_run import DecodingRun
-from wedlm.generation.policy import Policy
-from wedlm.generation.slot_noise import SlotNoise
-from wedlm.generation.step import move_on
-from wedlm.generation.support import NoTokenError, named_weights, refuse_impossible
-from wedlm.generation.text_readers import TextReaders
-from wedlm.generation.window import NO_SLOT, Window, WindowQueries
+from wedlm.generation.callbacks import Callbacks
+from wedlm.generation.decoding import move_on, opened
+from wedlm.generation.sampling import SlotNoise
+from wedlm.generation.validation import NoTokenError, named_weights, refuse_impossible
+from wedlm.generation.window import NO_SLOT, Policy, Window, WindowQueries
 
 
 class RowOutput(NamedTuple):
@@ -75,26 +73,24 @@ class SettingsGroup:
         policy (`Policy`): The settings as steps read them.
         window (`Window`): The rows.
         rows (`list[BatchRow]`): What the host knows of each row.
-        noise (`SlotNoise`, *optional*): The noise of the rows, where tokens are drawn.
-        readers (`TextReaders`, *optional*): Those who read the text of the one row.
-        num_sharing (`int`, *optional*): The rows of the forwards that the policy plans for.
+        callbacks (`Callbacks`, *optional*): The callbacks of the one row.
     """
 
     key: Hashable
     policy: Policy
     window: Window
     rows: list[BatchRow]
-    noise: SlotNoise | None
-    readers: TextReaders | None
-    num_sharing: int | None = None
+    callbacks: Callbacks | None
 
     @classmethod
-    def of(cls, run: DecodingRun, name: Hashable, place: int, call: PreparedCall) -> "SettingsGroup":
+    def of(cls, name: Hashable, place: int, call: PreparedCall) -> "SettingsGroup":
         """The group of one row."""
+        generator = torch.Generator(call.call.input_ids.device).manual_seed(call.seed)
+        policy, window, callbacks = opened(call.call, generator)
         tokens = list(call.tokens)
         row = BatchRow(name, place, tokens, len(tokens), call.max_new_tokens, call.noise_bytes)
-        row.num_queries = int(run.window.num_queries)
-        return cls(call.key, run.policy, run.window, [row], run.noise, run.readers)
+        row.num_queries = int(window.num_queries)
+        return cls(call.key, policy, window, [row], callbacks)
 
     @property
     def places(self) -> list[int]:
@@ -110,11 +106,10 @@ class SettingsGroup:
         num_columns = max(row.prompt_length for row in rows) if first.window.num_columns else 0
         size = num_slots, num_columns, first.policy.mask_token_id
         window = joined_windows([group.window.with_room(*size) for group in groups])
-        noise, policy = None, first.policy
-        if first.noise is not None:
-            noise = joined_noise([group.noise for group in groups])
-            policy = policy._replace(noise=noise.values)
-        return cls(first.key, policy, window, rows, noise, None)
+        policy = first.policy
+        if policy.noise is not None:
+            policy = policy._replace(noise=joined_noise([group.policy.noise for group in groups]))
+        return cls(first.key, policy, window, rows, None)
 
     def leave(self, names: Container[Hashable]) -> None:
         """Goes on without the rows of these names, whose places the last rows take."""
@@ -127,23 +122,17 @@ class SettingsGroup:
             index = torch.tensor(kept, device=self.window.start.device)
             self.window = self.window.select(index)
             self.window.batch_rows = torch.arange(len(kept), device=index.device)
-            if self.noise is not None:
-                self.noise = noise_of_rows(self.noise, kept)
-                self.policy = self.policy._replace(noise=self.noise.values)
+            if self.policy.noise is not None:
+                self.policy = self.policy._replace(noise=noise_of_rows(self.policy.noise, kept))
 
     # --- A step ---
 
-    def share_with(self, num_rows: int) -> None:
-        """Plans the next steps for forwards over so many rows."""
-        if num_rows != self.num_sharing:
-            self.num_sharing, self.policy = num_rows, self.policy.among(num_rows)
-
     def draw_noise(self) -> None:
         """Draws the noise of all slots that the next forward can look at."""
-        if self.noise is not None:
+        if self.policy.noise is not None:
             ends = [row.num_committed - row.prompt_length + row.num_queries + 1 for row in self.rows]
             ends = [min(end, row.max_new_tokens) for end, row in zip(ends, self.rows, strict=True)]
-            self.noise.draw(list(range(len(ends))), ends)
+            self.policy.noise.draw(list(range(len(ends))), ends)
 
     def first_queries(self) -> WindowQueries:
         """The queries behind the prompts, in the first step of all rows."""
@@ -152,14 +141,16 @@ class SettingsGroup:
     def queries(self) -> WindowQueries:
         return self.window.queries(max(1, *(row.num_queries for row in self.rows)), self.policy)
 
-    def move_on(self, queries: WindowQueries, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Takes the rows on by the logits of a forward.
+    def move_on(
+        self, queries: WindowQueries, logits: torch.Tensor, num_rows: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Takes the rows on by the logits of a forward, and plans the next one, over `num_rows` rows.
 
         Returns:
             `tuple[torch.LongTensor, torch.LongTensor]`: How many of the window's queries stay in the cache, `[rows]`,
             and what `read_report` reads, `[rows, numbers]`.
         """
-        num_kept, status = move_on(self.policy, self.window, queries, logits, self.readers)
+        num_kept, status = move_on(self.policy, self.window, queries, logits, self.callbacks, num_rows)
         return num_kept, self.report(status)
 
     def report(self, status: torch.Tensor) -> torch.Tensor:

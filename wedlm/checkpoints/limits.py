@@ -7,7 +7,7 @@ from transformers import GenerationConfig
 
 from wedlm.checkpoints.resolve import GENERATION_FILE
 from wedlm.generation.parameters import DECODINGS, DEFAULTS
-from wedlm.generation.reader_kinds import reads_no_text
+from wedlm.generation.sampling import reads_no_text
 from wedlm.generation.transformers_internals import processors_of, resolved_generation_config
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 

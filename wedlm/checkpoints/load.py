@@ -6,9 +6,10 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, logging
 
+from wedlm.checkpoints.architectures import read_wedlm_config
 from wedlm.checkpoints.attach import attach_adapter
 from wedlm.checkpoints.errors import CheckpointError, one_line
-from wedlm.checkpoints.resolve import GENERATION_FILE, draft_adapter, wedlm_folder
+from wedlm.checkpoints.resolve import GENERATION_FILE, draft_adapter, read_config, wedlm_folder
 from wedlm.fused.model import fuse
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
@@ -33,6 +34,7 @@ def load_checkpoint(
         `CheckpointError`: whatever is in the way, as one sentence with the remedy.
     """
     folder, adapter = wedlm_folder(name, with_weights=True), draft_adapter(name)
+    read_wedlm_config(read_config(name, folder), name)
     if device is not None and device.partition(":")[0] == "meta":
         raise CheckpointError("The device 'meta' holds no weights; choose another, such as 'cpu'.")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -133,7 +133,7 @@ def read_shard(path: Path) -> Shard:
             header = file.read(header_length) if header_length <= num_bytes - 8 else b""
         tensors = json.loads(header)
         metadata = tensors.pop("__metadata__", None)
-        if metadata is not None and not all(isinstance(value, str) for value in metadata.values()):
+        if not isinstance(metadata, dict | None) or not all(type(each) is str for each in (metadata or {}).values()):
             raise ValueError(f"its __metadata__ is {metadata!r}, and safetensors allows texts alone")
         for name, tensor in tensors.items():
             start, stop = tensor["data_offsets"]

@@ -106,13 +106,17 @@ class Tracer:
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): The tokenizer.
-        judges_drafts (`bool`): Whether open slots hold drafts, which the next forward judges.
+        verifies_drafts (`bool`): Whether open slots hold drafts, which the next forward judges.
         skip_special_tokens (`bool`, *optional*, defaults to `False`):
             Whether the text of a special token in the window is empty. In the final text it always is.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, judges_drafts: bool, skip_special_tokens: bool = False):
-        self.tokenizer, self.judges_drafts, self.skip_special_tokens = tokenizer, judges_drafts, skip_special_tokens
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, verifies_drafts: bool, skip_special_tokens: bool = False):
+        self.tokenizer, self.verifies_drafts, self.skip_special_tokens = (
+            tokenizer,
+            verifies_drafts,
+            skip_special_tokens,
+        )
         self.ids: list[int] = []  # all final tokens
         self.text = ""  # the final text, up to the last whole character
         self.filled_in: dict[int, int] = {}  # forward by slot
@@ -129,7 +133,7 @@ class Tracer:
         for i, (token, is_filled) in enumerate(zip(forward.window, forward.filled, strict=True), start=len(self.ids)):
             window.append(Slot(self.text_of(token), self.filled_in.setdefault(i, number) if is_filled else None))
         # (Only the last new token can differ from its draft, and there may be no draft for it.)
-        judged = list(zip(self.guesses, forward.new, strict=False)) if self.judges_drafts else []
+        judged = list(zip(self.guesses, forward.new, strict=False)) if self.verifies_drafts else []
         num_accepted = sum(guess == token for guess, token in judged)
         refuted = self.text_of(self.guesses[num_accepted]) if num_accepted < len(judged) else None
         self.guesses = forward.window
@@ -149,7 +153,7 @@ class Tracer:
         return text[len(before) :]
 
 
-def line(forward: int, step: Step, judges_drafts: bool) -> Text:
+def line(forward: int, step: Step, verifies_drafts: bool) -> Text:
     """The new text, a bar, and the window, where an open slot is a dot or the draft that was put there."""
     shown = Text(f"{forward:4}  ")
     for i, slot in enumerate(step.new):
@@ -159,8 +163,8 @@ def line(forward: int, step: Step, judges_drafts: bool) -> Text:
         if slot.filled_in is not None:
             shown.append(visible(slot.text), style(forward, slot))
         else:
-            shown.append(visible(slot.text) if judges_drafts else "·", "dim")
-    if judges_drafts and (step.num_accepted or step.refuted is not None):
+            shown.append(visible(slot.text) if verifies_drafts else "·", "dim")
+    if verifies_drafts and (step.num_accepted or step.refuted is not None):
         shown.append(f"  [{step.num_accepted} accepted", "dim")
         if step.refuted is not None:
             shown.append(", refuted: ", "dim").append(visible(step.refuted), "red strike")
@@ -249,13 +253,13 @@ def trace(prompt: str, options: GenerationOptions, raw: bool, html: Path | None)
     model, tokenizer = load(options)
     ids = encode(model, tokenizer, prompt, raw)
     decoding = options.decoding or model.generation_config.decoding
-    judges_drafts = decoding == "verified"
+    verifies_drafts = decoding == "verified"
     console = Console(highlight=False)
-    tracer = Tracer(tokenizer, judges_drafts)
+    tracer = Tracer(tokenizer, verifies_drafts)
 
     def show(forward: Forward) -> None:
         step = tracer.step(forward)
-        console.print(line(len(tracer.steps), step, judges_drafts), soft_wrap=True)
+        console.print(line(len(tracer.steps), step, verifies_drafts), soft_wrap=True)
 
     seed(options)
     got = answer(model, tokenizer, ids, options, Recorder(show))

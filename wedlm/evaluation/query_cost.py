@@ -6,8 +6,8 @@ import torch
 from transformers import PreTrainedModel
 
 from wedlm.evaluation.turns import seconds_in_turns
+from wedlm.generation.decoding import forward_queries
 from wedlm.generation.row_cache import RowCache
-from wedlm.generation.step import forward_queries
 from wedlm.generation.window import Text, WindowQueries
 
 NUM_QUERIES = (1, 8, 16)
@@ -37,15 +37,15 @@ def measured_query_cost(model: PreTrainedModel) -> float:
     cache = RowCache(1, NUM_CACHED + max(NUM_QUERIES), device)
 
     def queries_at(begin: int, number: int) -> WindowQueries:
-        """Text, and as many MASKs behind it; all are asked."""
+        """Text, and as many MASKs behind it; the logits of all are read."""
         tokens = torch.arange(number, device=device) % model.config.mask_token_id
         tokens[(number + 1) // 2 :] = model.config.mask_token_id
         text = Text(tokens[None], tokens.new_tensor([number]), tokens.new_tensor([begin]))
-        return WindowQueries.of_text(text)._replace(asked=torch.arange(number, device=device)[None])
+        return WindowQueries.of_text(text)._replace(logits_indices=torch.arange(number, device=device)[None])
 
     def forward(number: int) -> None:
         seen = torch.arange(1, number + 1, device=device)[None]  # so that a mask is made, as in decoding
-        queries = queries_at(NUM_CACHED, number)._replace(queries_seen=seen)
+        queries = queries_at(NUM_CACHED, number)._replace(visible_prefix=seen)
         forward_queries(model, queries, cache, NUM_CACHED + number)
 
     forward_queries(model, queries_at(0, NUM_CACHED), cache, NUM_CACHED)

@@ -33,7 +33,7 @@ def fuse(model: nn.Module, weights: str | None = None) -> nn.Module:
     """
     if weights not in (None, "int8"):
         raise ValueError(f'weights={weights!r} is not known; pass "int8", or leave it out to keep the weights.')
-    fused, left = [], {}
+    owner, fused, left = owner_of(model), [], {}
     for name, layer in decoder_layers(model):
         if weights == "int8" and why_not_fused(layer) is None:
             to_int8(layer)
@@ -46,21 +46,22 @@ def fuse(model: nn.Module, weights: str | None = None) -> nn.Module:
         logger.warning(f"{names[0]} stays as it is ({len(names)} such layers in all): {reason}.")
     if not (fused or left):
         logger.warning(f"{type(model).__name__} stays as it is: it has no decoder layers of a known form.")
-    head = owner_of(model).get_output_embeddings()
+    head = owner.get_output_embeddings()
     if type(head) is nn.Linear and not hasattr(head, "_hf_hook"):
         if weights == "int8":
-            owner_of(model).set_output_embeddings(Int8Linear(head))
+            owner.set_output_embeddings(Int8Linear(head))
         else:
             head.forward = partial(fused_head, head)
-    if SET is None and owner_of(model).device.type == "cpu":
+    if SET is None and owner.device.type == "cpu":
         logger.warning_once(f"Products of few rows are computed {described_product()}.")
     if weights == "int8":
-        owner_of(model).save_pretrained = refuse_saving  # before transformers writes the config
+        owner.save_pretrained = refuse_saving  # before transformers writes the config
     return model
 
 
 def unfuse(model: nn.Module) -> nn.Module:
     """Gives a model its own forward and separate weights again, and returns it."""
+    owner = owner_of(model)
     if any(isinstance(module, Int8Linear) for module in model.modules()):
         raise ValueError(
             'fuse(model, weights="int8") has rounded the weights; load the model again to have them back.'
@@ -71,7 +72,7 @@ def unfuse(model: nn.Module) -> nn.Module:
             for weight in layer.parameters():
                 if weight.untyped_storage().nbytes() > weight.nbytes:
                     weight.data = weight.data.clone()
-    head = owner_of(model).get_output_embeddings()
+    head = owner.get_output_embeddings()
     if head is not None and isinstance(vars(head).get("forward"), partial):
         del head.forward
     return model
@@ -95,6 +96,11 @@ def owner_of(model: nn.Module) -> nn.Module:
     """The model of transformers below an adapter of PEFT."""
     while hasattr(model, "get_base_model"):
         model = model.get_base_model()
+    if not hasattr(model, "get_output_embeddings"):
+        raise ValueError(
+            f"model is a {type(model).__name__}, and a model of transformers is fused; load it by "
+            "AutoModelForCausalLM.from_pretrained."
+        )
     return model
 
 

@@ -7,7 +7,7 @@ from transformers import GenerationConfig, LogitsProcessor, PreTrainedTokenizerB
 from transformers.cli.serving.utils import BaseHandler, Modality
 
 from wedlm.checkpoints.errors import one_line
-from wedlm.generation.prompt import check_length
+from wedlm.generation.call import check_length
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.serving.answer import Answer
 from wedlm.serving.errors import unknown_model

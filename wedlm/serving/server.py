@@ -163,7 +163,7 @@ def log_requests() -> None:
     log.setLevel(logging.INFO)
     log.propagate = False
     # Of a request's settings transformers says things with numbers in them, which clients could repeat without end.
-    for name in ("transformers.generation", "wedlm.generation.prompt"):
+    for name in ("transformers.generation", "wedlm.generation.call"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="transformers")
     for name in ("asyncio", "uvicorn.error"):  # of connections that cannot be accepted, and of requests that are none

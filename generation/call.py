@@ -1,29 +1,90 @@
-"""The prompts of a call: their text, left-aligned, and the checks that it can be decoded from."""
+"""A call of generate() in a parallel decoding: its settings and its prompts, resolved and checked."""
 
 from typing import NamedTuple
 
 import torch
-from transformers import logging
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    logging,
+)
+from transformers.generation import BaseStreamer
 
-from wedlm.generation.support import check_in_vocabulary
-from wedlm.generation.transformers_internals import CACHE
-from wedlm.generation.window import Text
+from wedlm.generation.callbacks import are_needed
+from wedlm.generation.parameters import default_query_cost, default_window_size
+from wedlm.generation.sampling import SlotNoise
+from wedlm.generation.transformers_internals import CACHE, dropped_mask_length, is_passed_by_caller
+from wedlm.generation.validation import check_in_vocabulary
+from wedlm.generation.window import NO_TOKEN, Policy, Text
 
 logger = logging.get_logger(__name__)
 
 
+class Call:
+    """What a call asks for. It refuses at once what cannot be decoded, and takes no memory for the text."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.LongTensor,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool,
+        streamer: BaseStreamer | None,
+        model_kwargs: dict,
+    ):
+        self.model, self.input_ids, self.processors, self.criteria = model, input_ids, processors, criteria
+        self.generation_config, self.synced_gpus, self.streamer = generation_config, synced_gpus, streamer
+        self.mask_token_id = model.config.require_mask_token_id()
+        self.past_key_values: DynamicCache | None = model_kwargs.get(CACHE)
+        self.max_new_tokens = max(1, criteria.max_length - input_ids.shape[1])
+        self.has_callbacks = are_needed(processors, criteria, streamer, generation_config)
+        runs_on = input_ids.device if model.device.type == "meta" else model.device
+        window_size, query_cost = generation_config.window_size, generation_config.query_cost
+        self.query_cost = default_query_cost(runs_on) if query_cost is None else query_cost
+        self.window_size = default_window_size(runs_on) if window_size is None else window_size
+        if not self.is_static:  # Static steps have the same shape for every limit.
+            self.window_size = min(self.window_size, self.max_new_tokens)
+        self.prompt = read_prompt(model, input_ids, self.max_new_tokens, generation_config, model_kwargs)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the steps have a fixed shape. Steps whose text is read, or that other ranks share, are ordinary."""
+        asked = self.generation_config.cache_implementation == "static" and self.past_key_values is not None
+        return asked and not self.has_callbacks and not self.synced_gpus
+
+    @property
+    def returns_cache(self) -> bool:
+        return self.generation_config.return_dict_in_generate or is_passed_by_caller(self.past_key_values)
+
+    @property
+    def max_entries(self) -> int:
+        """The most entries of the cache that a forward reads."""
+        prompt = self.prompt.num_cached + self.prompt.text.tokens.shape[1]
+        return prompt + self.max_new_tokens + 2 * self.window_size
+
+    @property
+    def noise_shape(self) -> tuple[int, int, int]:
+        """The rows, slots and tokens of the noise, where tokens are drawn."""
+        # A static step may begin a whole step behind the slots that the host knows of.
+        num_slots = (4 if self.is_static else 2) * self.window_size + 1
+        return len(self.input_ids), num_slots, self.model.config.vocab_size
+
+    def policy(self, noise: SlotNoise | None) -> Policy:
+        size = self.window_size, self.mask_token_id, self.input_ids.device
+        return Policy.of(self.generation_config, self.processors, *size, self.query_cost, noise)
+
+
 class Prompt(NamedTuple):
-    """The text before the new tokens of every row, of which the first columns may be in a cache.
+    """The text before the new tokens of every row, of which the first columns may be in a cache."""
 
-    Args:
-        is_text (`torch.BoolTensor` of shape `(batch, columns)`): Whether a column holds a token, cached ones in front.
-        num_cached (`int`): The number of cached columns.
-        text (`Text`): The tokens that are not cached.
-    """
-
-    is_text: torch.Tensor
-    num_cached: int
-    text: Text
+    is_text: torch.Tensor  # [batch, columns]: whether a column holds a token, cached ones in front
+    num_cached: int  # the number of cached columns
+    text: Text  # the tokens that are not cached
 
     @property
     def lengths(self) -> torch.Tensor:
@@ -34,10 +95,11 @@ class Prompt(NamedTuple):
     def cached_is_text(self) -> torch.Tensor:
         return self.is_text[:, : self.num_cached]
 
-    @property
-    def max_entries(self) -> int:
-        """The most entries that a forward over the prompt reads."""
-        return self.num_cached + self.text.tokens.shape[1]
+    def right_aligned(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """The prompts' tokens in `input_ids`, behind NO_TOKEN wherever a row has none."""
+        is_text = self.is_text[:, -input_ids.shape[1] :]
+        gaps_first = is_text.int().argsort(dim=-1, stable=True)
+        return input_ids.long().where(is_text, NO_TOKEN).gather(1, gaps_first)
 
     def chunks(self, size: int | None) -> list[Text]:
         """Cuts the text into chunks of at most `size` tokens a row; the last one holds every row's last token."""
@@ -55,28 +117,19 @@ class Prompt(NamedTuple):
 
 
 def read_prompt(
+    model: PreTrainedModel,
     input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    position_ids: torch.Tensor,
-    num_cached: int,
-    mask_token_id: int,
-    vocab_size: int,
     max_new_tokens: int,
-    max_position_embeddings: int,
+    generation_config: GenerationConfig,
+    model_kwargs: dict,
 ) -> Prompt:
-    """Reads the prompts of a call, and refuses those that cannot be decoded from.
-
-    Args:
-        input_ids (`torch.LongTensor` of shape `(batch, columns)`): The whole text if it is as wide as the mask, else
-            the text behind the cached columns.
-        attention_mask (`torch.Tensor` of shape `(batch, all columns)`): Which columns hold text.
-        position_ids (`torch.LongTensor`): Must count the ones of the mask.
-        num_cached (`int`): The number of columns that past_key_values holds.
-        mask_token_id (`int`): The MASK token, which no prompt may hold.
-        vocab_size (`int`): The number of tokens that the model knows.
-        max_new_tokens (`int`): The room for new tokens.
-        max_position_embeddings (`int`): The positions that the model was made for.
-    """
+    """Reads the prompts of a call, and refuses those that cannot be decoded from."""
+    past, attention_mask = model_kwargs.get(CACHE), model_kwargs.get("attention_mask")
+    mask_token_id, vocab_size = model.config.mask_token_id, model.config.vocab_size
+    if attention_mask is None:  # transformers drops a mask of ones, and keeps its width
+        width = dropped_mask_length(generation_config)
+        attention_mask = input_ids.new_ones(len(input_ids), input_ids.shape[1] if width is None else width)
+    num_cached = 0 if past is None else past.get_seq_length()
     num_cached, new = split_cached(input_ids, attention_mask, num_cached)
     is_text = attention_mask.bool()
     is_new = is_text[:, num_cached:]
@@ -85,10 +138,11 @@ def read_prompt(
         (new.eq(mask_token_id) & is_new).any(),
         (~is_text).all(-1).any(),
         (~is_text[:, -1:]).any(),
-        positions_differ(position_ids, is_text),
+        positions_differ(model_kwargs["position_ids"], is_text),
         is_text.sum(-1).max(),
+        is_new.sum(-1).max(),
     ]
-    is_unknown, holds_mask, is_empty, is_right_padded, positions_are_other, longest = torch.stack(
+    is_unknown, holds_mask, is_empty, is_right_padded, positions_are_other, longest, width = torch.stack(
         findings
     ).tolist()  # waits for the device
     if is_unknown:
@@ -110,9 +164,9 @@ def read_prompt(
             "position_ids differ from 0, 1, 2, ... over the ones of attention_mask, and only "
             'decoding="autoregressive" can follow that; leave them out.'
         )
-    check_length(longest, max_new_tokens, max_position_embeddings)
+    check_length(longest, max_new_tokens, model.config.max_position_embeddings)
     tokens_first = (~is_new).int().argsort(dim=-1, stable=True)
-    text = Text(new.gather(1, tokens_first), is_new.sum(-1), is_text[:, :num_cached].sum(-1))
+    text = Text(new.gather(1, tokens_first[:, :width]), is_new.sum(-1), is_text[:, :num_cached].sum(-1))
     return Prompt(is_text, num_cached, text)
 
 

@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, TextDiffusionStreamer
 
-from wedlm.generation.support import NoTokenError
+from wedlm.generation.validation import NoTokenError
 
 MODELS = {name: load(CHECKPOINTS / name).double() for name in ("q25", "q3")}  # where no rounding decides
 VOCABULARY = {**{f"w{i:03}": i for i in range(160)}, "abcdef": 160}  # what StopStringCriteria asks for

@@ -68,7 +68,7 @@ REFUSED = [
     ),
     (
         {"prompt_lookup_num_tokens": 3},
-        "prompt_lookup_num_tokens=3 is not offered by decoding='streaming', whose drafts nothing judges; leave it "
+        "prompt_lookup_num_tokens=3 is not offered by decoding='streaming', whose drafts nothing verifies; leave it "
         "out .or reset it in model.generation_config.*verified",
     ),
     (

@@ -2,20 +2,26 @@
 
 import pytest
 import torch
-from decoded import MODELS
+from decoded import MODELS, generate
 from helpers import (
     CHECKPOINTS,
     MASK,
     PAD,
     PROMPTS,
+    left_padded,
     random_tokens,
 )
+from torch.nn.functional import pad
 from transformers import (
     AutoConfig,
+    GenerationConfig,
+    LogitsProcessorList,
 )
 
 from wedlm import WeDLMForCausalLM
+from wedlm.generation.parameters import DEFAULTS, default_window_size
 from wedlm.generation.transformers_internals import CACHE
+from wedlm.generation.window import Policy
 
 
 @pytest.mark.parametrize(
@@ -69,3 +75,44 @@ def test_ids_may_follow_a_single_cached_column():
     arguments = {"max_new_tokens": 6, "pad_token_id": PAD}
     got = model.generate(ids[:, 1:], attention_mask=torch.ones_like(ids), **{CACHE: first[CACHE]}, **arguments)
     assert torch.equal(got[:, ids.shape[1] - 1 :], model.generate(ids, **arguments)[:, ids.shape[1] :])
+
+
+def test_the_window_is_as_large_as_suits_the_device(model):
+    settings = {"max_new_tokens": 40, "entropy_threshold": 100.0, "eos_token_id": None}
+    on_a_cpu = generate(model, PROMPTS, **settings)
+    assert on_a_cpu == generate(model, PROMPTS, **settings, window_size=None)
+    assert on_a_cpu == generate(model, PROMPTS, **settings, window_size=8)
+    assert on_a_cpu != generate(model, PROMPTS, **settings, window_size=16)
+    assert [default_window_size(torch.device(device)) for device in ("cpu", "cuda", "mps")] == [8, 16, 16]
+
+
+def test_a_ratio_of_one_is_no_margin():
+    """Else a draft whose score equals the best would be accepted, and autoregressive decoding may write another."""
+    margins = {}
+    for ratio in (1.0, 0.5, 5e-324):
+        config = GenerationConfig(**DEFAULTS | {"acceptance_ratio": ratio})
+        config._eos_token_tensor = config.num_looked_up = None  # generate() sets both
+        margins[ratio] = Policy.of(config, LogitsProcessorList(), 4, 9, torch.device("cpu")).acceptance_margin
+    assert margins[1.0] is None
+    assert margins[0.5].exp().item() == pytest.approx(2) and margins[5e-324].isfinite()
+
+
+@pytest.mark.parametrize("more", [{}, {"prefill_chunk_size": 4}, {"decoding": "streaming"}], ids=str)
+def test_columns_that_are_padding_in_every_row_take_no_queries(model, more):
+    """They come from a tokenizer's padding="max_length" or pad_to_multiple_of."""
+    arguments = {"decoding": "verified", "max_new_tokens": 8, "return_dict_in_generate": True, **more}
+    prompts = left_padded([[5, 6, 7], [8, 9]])
+    padded = {name: pad(columns, (40, 0)) for name, columns in prompts.items()}
+    widths, outputs = [], []
+
+    def note_width(_, args, kwargs):
+        widths.append(kwargs["input_ids"].shape)
+
+    handle = model.register_forward_pre_hook(note_width, with_kwargs=True)
+    for inputs in (prompts, padded):
+        outputs.append((model.generate(**inputs, **arguments, pad_token_id=PAD), tuple(widths)))
+        widths.clear()
+    handle.remove()
+    (narrow, expected), (wide, got) = outputs
+    assert got == expected
+    assert torch.equal(wide.sequences[:, 40:], narrow.sequences) and torch.equal(wide.forwards, narrow.forwards)

@@ -1,5 +1,6 @@
 """Processors and criteria that read the text: as if the text had been written token by token."""
 
+import math
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from tiers import property_settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     EosTokenCriteria,
+    GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
@@ -22,7 +24,20 @@ from transformers import (
     PreTrainedTokenizerFast,
     StoppingCriteria,
     StoppingCriteriaList,
+    TemperatureLogitsWarper,
 )
+from transformers.generation import RepetitionPenaltyLogitsProcessor
+
+from wedlm import fuse
+from wedlm.generation.callbacks import (
+    STATELESS_CALLBACKS,
+    FirstScores,
+    is_stateless,
+    window_decides,
+)
+from wedlm.generation.parameters import DECODINGS
+from wedlm.generation.sampling import PLAIN_PROCESSORS, reads_no_text
+from wedlm.generation.validation import NoTokenError
 
 MODELS = {name: load(CHECKPOINTS / name).double() for name in ("q25", "q3")}  # where no rounding decides
 
@@ -289,8 +304,7 @@ def test_a_score_of_infinity_is_chosen(model):
 
 @pytest.mark.full
 def test_scores_of_half_precision_are_drawn_from_evenly():
-    from wedlm.generation.slot_noise import SlotNoise
-    from wedlm.generation.token_sampling import choose_tokens
+    from wedlm.generation.sampling import SlotNoise, choose_tokens
 
     noise = SlotNoise(1, 400, 20_000, torch.device("cpu"))
     torch.manual_seed(0)
@@ -487,3 +501,147 @@ def test_a_processor_of_the_callers_takes_the_place_of_the_one_made_from_argumen
     got = model.generate(**arguments, min_length=50, logits_processor=[own])
     assert torch.equal(got, model.generate(**arguments, min_length=44))
     assert got[:, 40:].tolist() != model.generate(**arguments, min_length=50)[:, 40:].tolist()
+
+
+class OwnTemperature(TemperatureLogitsWarper):
+    pass
+
+
+class SaysSo(LogitsProcessor):
+    is_stateless = True
+
+
+def test_plain_processors_are_known_by_their_very_class():
+    assert reads_no_text(TemperatureLogitsWarper(0.5)) and not reads_no_text(OwnTemperature(0.5))
+    assert not reads_no_text(RepetitionPenaltyLogitsProcessor(1.2))
+    assert PLAIN_PROCESSORS < STATELESS_CALLBACKS
+
+
+def test_a_reader_of_the_callers_says_itself_that_it_keeps_nothing():
+    assert is_stateless(RepetitionPenaltyLogitsProcessor(1.2)) and is_stateless(SaysSo())
+    assert not is_stateless(OwnTemperature(0.5))
+
+
+@pytest.mark.parametrize(
+    ("criterion", "decides"),
+    [
+        (MaxLengthCriteria(20), True),
+        (MaxLengthCriteria(30), True),
+        (EosTokenCriteria([2, 5]), True),
+        (EosTokenCriteria([5, 2]), True),
+        (EosTokenCriteria([2]), False),
+        (MaxTimeCriteria(1.0), False),
+    ],
+)
+def test_the_window_decides_the_limit_and_the_end_tokens(criterion, decides):
+    config = GenerationConfig()
+    config._eos_token_tensor = torch.tensor([2, 5])
+    criteria = StoppingCriteriaList([MaxLengthCriteria(20), criterion])
+    assert window_decides(criterion, criteria, config) == decides
+
+
+def test_an_earlier_limit_of_the_callers_is_asked():
+    criteria = StoppingCriteriaList([MaxLengthCriteria(20)])
+    assert not window_decides(MaxLengthCriteria(10), criteria, GenerationConfig())
+
+
+def test_scores_are_those_the_tokens_were_chosen_from(model):
+    """The reference's forwards give the raw logits and the processed scores, in the order of the text."""
+    prompt = PROMPTS[2]
+    arguments = {"max_new_tokens": 16, "entropy_threshold": None, "window_size": 6}
+    output = model.generate(
+        **left_padded([prompt]), **SPECIAL, **arguments, do_sample=True, temperature=0.7, top_k=1,
+        return_dict_in_generate=True, output_scores=True, output_logits=True,
+    )  # fmt: skip
+    forward, rows = logits_of(model), {}
+
+    def recorded(tokens, positions):
+        logits = forward(tokens, positions)
+        for position, row in zip(positions, logits, strict=True):
+            rows.setdefault(position, []).append(row)
+        return logits
+
+    expected = decode(recorded, prompt, mask_token_id=MASK, eos_token_ids=[EOS], **arguments)
+    assert output.sequences[0, len(prompt) :].tolist() == expected.ids
+    assert len(output.scores) == len(output.logits) == len(expected.ids)
+    filled_at = {p: k for k, step in enumerate(expected.steps) for p, _ in step["filled"]}
+    windows = [range(step["committed"], step["committed"] + len(step["window"])) for step in expected.steps]
+    out_of_order = 0
+    for i, (scores, logits) in enumerate(zip(output.scores, output.logits, strict=True)):
+        position = len(prompt) + i
+        seen = [k for k, window in enumerate(windows) if i in window]
+        raw = rows[position][seen.index(filled_at[position])].float()
+        torch.testing.assert_close(logits[0], raw)
+        best = raw.index_fill(0, torch.tensor([MASK]), -torch.inf).max()
+        assert scores[0].isfinite().nonzero()[:, 0].tolist() == [expected.ids[i]]
+        torch.testing.assert_close(scores[0, expected.ids[i]], best / 0.7)
+        out_of_order += i > 0 and filled_at[position] < filled_at[position - 1]
+    assert out_of_order > 0
+
+
+@pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.2}, {"do_sample": True, "top_k": 5}], ids=str)
+def test_transition_scores_of_ragged_batches(model, more):
+    torch.manual_seed(2)
+    output = model.generate(
+        **left_padded(PROMPTS), **SPECIAL, max_new_tokens=30, entropy_threshold=2.0, window_size=16, **more,
+        return_dict_in_generate=True, output_scores=True, output_logits=True,
+    )  # fmt: skip
+    new = output.sequences[:, 40:]
+    num_tokens = (output.tokens_per_forward * output.forwards).round().long()
+    assert num_tokens.min() < num_tokens.max(), "rows of one length"
+    assert len(output.scores) == len(output.logits) == new.shape[1]
+    assert all(column.shape == (5, 160) and column.dtype == torch.float32 for column in output.scores + output.logits)
+    for normalize in (False, True):
+        scores = model.compute_transition_scores(output.sequences, output.scores, normalize_logits=normalize)
+        assert scores.shape == new.shape and scores.sum().isfinite()
+    for row in range(5):
+        assert all(column[row].eq(0).all() for column in output.scores[num_tokens[row] :])
+        assert all(column[row].eq(0).all() for column in output.logits[num_tokens[row] :])
+        for token, scores, logits in zip(new[row, : num_tokens[row]], output.scores, output.logits, strict=False):
+            assert scores[row, MASK] == -math.inf and logits[row, MASK].isfinite()
+            assert scores[row, token].isfinite()
+            if not more:
+                assert token == scores[row].argmax()
+                others = torch.arange(160) != MASK
+                assert torch.equal(scores[row, others], logits[row, others])
+
+
+def test_scores_come_only_when_asked_for(model):
+    arguments = {**left_padded(PROMPTS[:2]), **SPECIAL, "max_new_tokens": 4, "return_dict_in_generate": True}
+    assert (output := model.generate(**arguments)).scores is None and output.logits is None
+    assert (output := model.generate(**arguments, output_scores=True)).scores is not None and output.logits is None
+    assert (output := model.generate(**arguments, output_logits=True)).scores is None and output.logits is not None
+    sequences = model.generate(**arguments | {"return_dict_in_generate": False}, output_scores=True)
+    assert torch.equal(sequences, output.sequences)
+
+
+@pytest.mark.parametrize("decoding", DECODINGS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_a_broken_weight_is_named(decoding, value, fused):
+    model = load(CHECKPOINTS / "q3")
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 2] = value
+    if fused:
+        fuse(model)
+    with pytest.raises(NoTokenError, match=r"The weight model\.layers\.1\.mlp\.up_proj\.weight holds values"):
+        model.generate(torch.tensor([PROMPTS[1]]), decoding=decoding, max_new_tokens=4)
+
+
+def test_scores_that_a_processor_broke_are_not_the_weights_fault():
+    model = load(CHECKPOINTS / "q3")
+
+    def break_scores(ids, scores):
+        return scores * float("nan")
+
+    with pytest.raises(NoTokenError, match="suppress_tokens and the other logits processors"):
+        model.generate(torch.tensor([PROMPTS[1]]), logits_processor=[break_scores], max_new_tokens=4)
+
+
+def test_the_first_scores_alone_are_looked_at():
+    look = FirstScores()
+    scores = torch.tensor([[0.0, -torch.inf]])
+    assert look(None, scores) is scores
+    assert look(None, scores * torch.nan).isnan().any()
+    with pytest.raises(NoTokenError, match="The scores of row 1 at its first new token are not a number"):
+        FirstScores()(None, torch.tensor([[0.0, 0.0], [0.0, torch.nan]]))

@@ -12,8 +12,8 @@ from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging
 from transformers.utils.generic import is_flash_attention_requested
 
-from wedlm.generation.cache_attention import flash_function
 from wedlm.generation.parameters import DEFAULTS, READS, is_count
+from wedlm.generation.row_cache import flash_function
 from wedlm.generation.transformers_internals import CACHE, attention_of, drops_cache
 
 logger = logging.get_logger(__name__)
@@ -47,21 +47,6 @@ def refuse_impossible(row: int, position: int) -> None:
         f"No token has a finite score in row {row} at position {position}: the logits are not finite, or "
         "suppress_tokens and the other logits processors leave nothing to choose; loosen them."
     )
-
-
-def refuse_broken_weights(model: PreTrainedModel) -> None:
-    """Names the first weight with a value that is not finite; returns if there is none."""
-    for name in broken_weights(model):
-        raise NoTokenError(
-            f"The weight {name} holds values that are not finite, so that the model predicts nothing; load the "
-            "checkpoint again, or go back to one from before its training failed."
-        )
-
-
-def broken_weights(model: PreTrainedModel) -> Iterator[str]:
-    for name, weight in model.named_parameters():
-        if weight.is_floating_point() and weight.device.type != "meta" and not weight.isfinite().all():
-            yield name
 
 
 def check_inputs(inputs: object) -> None:
@@ -140,13 +125,13 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
 
 
 def check_look_up(generation_config: GenerationConfig) -> None:
-    """Refuses a look-up of drafts where nothing judges them, and numbers that are none, in every decoding."""
+    """Refuses a look-up of drafts where nothing verifies them, and numbers that are none, in every decoding."""
     decoding = generation_config.decoding
     num_looked_up, most_matched = generation_config.prompt_lookup_num_tokens, generation_config.max_matching_ngram_size
     if num_looked_up is not None and decoding not in ("verified", "autoregressive"):
         raise ValueError(
             f"prompt_lookup_num_tokens={num_looked_up!r} is not offered by decoding={decoding!r}, whose drafts "
-            "nothing judges; leave it out (or reset it in model.generation_config), or pass "
+            "nothing verifies; leave it out (or reset it in model.generation_config), or pass "
             'decoding="verified" or "autoregressive".'
         )
     if num_looked_up is not None and not is_count(num_looked_up):
@@ -203,11 +188,7 @@ def warn_of_call(
 ) -> None:
     """Warns, once in a process, of parameters that the decoding does not read, and of MASKs that were never learnt.
 
-    Args:
-        model (`PreTrainedModel`): The model, whose own generation_config asks for nothing here.
-        decoding (`str`): The decoding of the call.
-        generation_config (`GenerationConfig`, *optional*): The one that was passed.
-        arguments (`dict`): The keyword arguments that were passed.
+    The parameters are those of the `generation_config` that was passed and of the keyword `arguments`.
     """
     if decoding not in READS:  # it will be refused
         return
@@ -237,5 +218,10 @@ def named_weights(model: PreTrainedModel) -> Iterator[None]:
     try:
         yield
     except NoTokenError:
-        refuse_broken_weights(model)
+        for name, weight in model.named_parameters():
+            if weight.is_floating_point() and weight.device.type != "meta" and not weight.isfinite().all():
+                raise NoTokenError(
+                    f"The weight {name} holds values that are not finite, so that the model predicts nothing; load "
+                    "the checkpoint again, or go back to one from before its training failed."
+                ) from None
         raise

@@ -2,22 +2,19 @@
 
 import math
 import threading
+from itertools import pairwise
 
 import pytest
 import torch
 from decoded import forwards_seen, generate
-from helpers import (
-    PROMPTS,
-    Waits,
-)
-from transformers import (
-    DynamicCache,
-)
+from helpers import CHECKPOINTS, PAD, PROMPTS, Waits, left_padded, load
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 
-from wedlm.generation import decoding_run
+from wedlm.generation.decoding import take_step
 from wedlm.generation.row_cache import RowCache
-from wedlm.generation.step import take_step
 from wedlm.generation.transformers_internals import CACHE
+from wedlm.generation.window import Window, statistics
 
 
 @pytest.mark.few(2)
@@ -33,7 +30,7 @@ def test_the_cache_equals_a_fresh_prefill_after_every_step(model, decoding, monk
         )
         return status
 
-    monkeypatch.setattr("wedlm.generation.decoding_run.take_step", take_and_look)
+    monkeypatch.setattr("wedlm.generation.decoding.take_step", take_and_look)
     generate(model, PROMPTS[:3], max_new_tokens=24, entropy_threshold=1.0, window_size=4, decoding=decoding)
     assert len(snapshots) > 5
     monkeypatch.undo()
@@ -53,13 +50,13 @@ def test_the_cache_equals_a_fresh_prefill_after_every_step(model, decoding, monk
 
 def test_masks_behind_the_window_change_nothing(model, monkeypatch):
     expected = generate(model, PROMPTS, max_new_tokens=30, entropy_threshold=1.0)
-    read = decoding_run.read_status
+    read = Window.read_status
 
     def wider(*arguments):
         status = read(*arguments)
         return status._replace(num_queries=[number + 7 for number in status.num_queries])
 
-    monkeypatch.setattr(decoding_run, "read_status", wider)
+    monkeypatch.setattr(Window, "read_status", wider)
     assert generate(model, PROMPTS, max_new_tokens=30, entropy_threshold=1.0) == expected
 
 
@@ -149,7 +146,9 @@ def test_no_step_copies_the_cache(model, monkeypatch):
     def watch(self, *args):
         addresses.extend(layer.keys.data_ptr() for layer in self.layers[:1])
         mask = begin(self, *args)
-        reads.append((self.place.live, self.layers[0].keys.shape[2] if self.layers else self.place.live))
+        reads.append(
+            (self.place.valid_length, self.layers[0].keys.shape[2] if self.layers else self.place.valid_length)
+        )
         return mask
 
     monkeypatch.setattr(RowCache, "begin_forward", watch)
@@ -176,13 +175,13 @@ def test_no_step_copies_the_cache(model, monkeypatch):
 def test_one_look_of_the_host_per_step(model, monkeypatch, arguments):
     """No operation that waits for the device but the look at the status, once per forward."""
     looks = {"status": 0, "other": []}
-    read = decoding_run.read_status
+    read = Window.read_status
 
     def counted(*arguments):
         looks["status"] += 1
         return read(*arguments)
 
-    monkeypatch.setattr(decoding_run, "read_status", counted)
+    monkeypatch.setattr(Window, "read_status", counted)
     counts = []
     arguments = {"entropy_threshold": 0.0, "eos_token_id": None, **arguments}
     for max_new_tokens in (8, 40):
@@ -232,3 +231,126 @@ def test_rows_leave_although_a_forward_has_recorded_hidden_states(model):
     seen = forwards_seen(model)
     generate(model, PROMPTS, max_new_tokens=40, entropy_threshold=1.0)
     assert min(shape[0] for shape, *_ in seen) < len(PROMPTS)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_when_no_token_can_be_chosen_row_and_position_are_named(model, do_sample):
+    everything = list(range(160))
+    arguments = {"max_new_tokens": 4, "window_size": 1, "do_sample": do_sample}
+    message = r"No token has a finite score in row 0 at position 12: .* suppress_tokens .*; loosen them"
+    with pytest.raises(ValueError, match=message):
+        generate(model, PROMPTS[2:4], **arguments, suppress_tokens=everything)
+    model.lm_head.register_forward_hook(lambda module, args, out: out.index_fill(0, torch.tensor([1]), torch.nan))
+    with pytest.raises(
+        ValueError, match="No token has a finite score in row 1 at position 23: the logits are not finite"
+    ):
+        generate(model, PROMPTS[2:4], **arguments)
+
+
+def test_logits_of_minus_infinity_change_nothing_but_their_token(model):
+    """As in a padded vocabulary; its entropy is that of the other tokens."""
+    hook = lambda value: lambda module, args, out: out.index_fill(-1, torch.tensor([7]), value)  # noqa: E731
+    decoded = []
+    for value in (-torch.inf, -1e30):
+        handle = model.lm_head.register_forward_hook(hook(value))
+        decoded.append(generate(model, PROMPTS, max_new_tokens=20, entropy_threshold=2.0))
+        handle.remove()
+    assert decoded[0] == decoded[1]
+    assert max(row.forwards for row in decoded[0]) < 20
+
+
+@pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_a_slot_that_nothing_can_fill_yet_stays_open(model, decoding, cache):
+    """The scores of the window's last slot are NaN in the first forward, which selects the slots before it."""
+    arguments = {"max_new_tokens": 4, "window_size": 4, "entropy_threshold": 100.0, "eos_token_id": None}
+    arguments |= {"decoding": decoding, "cache_implementation": cache}
+    (expected,) = generate(model, [PROMPTS[2]], **arguments)
+    widths = []
+
+    def spoil(module, args, scores):
+        widths.append(scores.shape[1])
+        return scores.index_fill(1, torch.tensor([3]), torch.nan) if len(widths) == 1 else scores
+
+    model.lm_head.register_forward_hook(spoil)
+    (got,) = generate(model, [PROMPTS[2]], **arguments)
+    assert widths[0] == 4
+    assert got.ids[:3] == expected.ids[:3] and (expected.forwards, got.forwards) == (1, 2)
+
+
+def test_statistics_of_known_counts():
+    """By hand: 5 tokens in 2 forwards over 8 window rows; 4 tokens in 1 forward that needed fewer rows than tokens."""
+    got = statistics(torch.tensor([5, 4]), torch.tensor([2, 1]), torch.tensor([8, 3]))
+    assert got["forwards"].tolist() == [2, 1]
+    assert got["tokens_per_forward"].tolist() == [2.5, 4.0]
+    assert got["prefix_cacheability"].tolist() == [0.625, 1.0]
+
+
+@pytest.mark.parametrize("pad_token_id", [PAD, 11])
+def test_autoregressive_decoding_counts_a_forward_per_token(model, pad_token_id):
+    inputs = left_padded(PROMPTS)
+    arguments = {"decoding": "autoregressive", "max_new_tokens": 12, "return_dict_in_generate": True}
+    free = model.generate(**inputs, **arguments, pad_token_id=PAD, eos_token_id=None).sequences[:, 40:]
+    end_token = free[0, 4].item()
+    ended = model.generate(**inputs, **arguments, pad_token_id=pad_token_id, eos_token_id=[end_token, 11])
+    expected = [next((i + 1 for i, token in enumerate(row) if token in (end_token, 11)), 12) for row in free.tolist()]
+    assert min(expected) < 12
+    assert ended.forwards.tolist() == expected
+    assert ended.tokens_per_forward.tolist() == ended.prefix_cacheability.tolist() == [1.0] * 5
+
+
+class StopsTheFirstRow(StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.arange(len(input_ids)).eq(0) & (input_ids.shape[1] >= 43)
+
+
+def test_autoregressive_rows_that_a_criterion_ended_count_no_padding(model):
+    output = model.generate(
+        **left_padded(PROMPTS),
+        decoding="autoregressive",
+        max_new_tokens=12,
+        return_dict_in_generate=True,
+        eos_token_id=158,
+        suppress_tokens=[158],
+        pad_token_id=PAD,
+        stopping_criteria=StoppingCriteriaList([StopsTheFirstRow()]),
+    )
+    assert not output.sequences[:, 40:].eq(158).any()
+    assert output.forwards.tolist() == [3, 12, 12, 12, 12]
+
+
+class Operators(TorchDispatchMode):
+    """Counts operators outside the model's forward, views left out."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.number, self.is_counting = 0, True
+        model.register_forward_pre_hook(lambda *_: setattr(self, "is_counting", False))
+        model.register_forward_hook(lambda *_: setattr(self, "is_counting", True))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        returns = [each.alias_info for each in func._schema.returns]
+        is_view = any(alias is not None and not alias.is_write for alias in returns)
+        self.number += self.is_counting and not is_view
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "arguments, most",
+    [
+        ({"decoding": "verified"}, 180),
+        ({"decoding": "verified", "prompt_lookup_num_tokens": 0}, 160),
+        ({"decoding": "streaming"}, 87),
+        ({"decoding": "blockwise"}, 90),
+    ],
+    ids=str,
+)
+def test_a_step_has_few_operators(arguments, most, monkeypatch):
+    """Each of them is the launch of a kernel on a GPU. They are all that lies between two reads of the status."""
+    model, numbers, read = load(CHECKPOINTS / "q3"), [], Window.read_status
+    operators = Operators(model)
+    monkeypatch.setattr(Window, "read_status", lambda *given: (numbers.append(operators.number), read(*given))[1])
+    with operators:
+        generate(model, [PROMPTS[2]], max_new_tokens=20, eos_token_id=None, **arguments)
+    steps = [after - before for before, after in pairwise(numbers)]
+    assert len(steps) > 2 and max(steps) <= most, steps

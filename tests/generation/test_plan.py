@@ -7,9 +7,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_decoder import looked_up
 from tiers import property_settings
 
-from wedlm.generation.step_plan import WIDEST, plan_step, relative_cost
+from wedlm.generation.verified import WIDEST, look_up, plan_step, relative_cost
 
 
 def planned(chances, next_chance, num_open, most, cost=0.0):
@@ -18,7 +19,7 @@ def planned(chances, next_chance, num_open, most, cost=0.0):
         torch.tensor([chances]).reshape(1, -1), torch.tensor([[next_chance]]), torch.tensor([num_open]),
         torch.tensor([most]), cost,
     )  # fmt: skip
-    assert plan.groups.shape == (1, len(chances) + 2) and plan.groups[0, 0] == 0
+    assert plan.groups.shape == (1, len(chances) + 2) and plan.groups[0, 0] == plan.num_drafts[0]
     return plan.num_drafts.item(), plan.groups[0].diff().tolist()
 
 
@@ -90,6 +91,18 @@ def test_the_mean_gain_of_all_rows_pays():
     assert planned(*rows[0], 0.25)[0] == 1, "alone it would pay"
 
 
+@given(situations(), st.integers(1, 4), st.sampled_from([0.04, 0.1, 0.3]))
+@property_settings(60, deadline=None)
+def test_rows_that_have_ended_change_no_plan(situation, number, cost):
+    chances, next_chance, _, most = situation
+    ended = [(chances, next_chance, 0, most)] * number
+    rows = [situation, *ended]
+    columns = [torch.tensor(list(column)) for column in zip(*rows, strict=True)]
+    pace = torch.tensor([[1.0]] + [[0.0]] * number)
+    plan = plan_step(columns[0].reshape(len(rows), -1), columns[1][:, None], *columns[2:], cost, pace)
+    assert (plan.num_drafts[0].item(), plan.groups[0].diff().tolist()) == planned(*situation, cost)
+
+
 COSTS = st.lists(st.sampled_from([0.0, 1e-3, 0.04, 0.1, 0.3, 1.0, 1e30]), min_size=2, max_size=2).map(sorted)
 
 
@@ -155,3 +168,31 @@ def test_the_cost_of_a_query_is_a_share_of_the_forward_that_it_makes_larger(num_
     further = cost(num_rows * num_queries) - cost(num_rows)
     assert relative_cost(0.04, num_rows) * (num_queries - 1) == pytest.approx(further / cost(num_rows))
     assert relative_cost(0, num_rows) == 0
+
+
+TEXTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=24), min_size=1, max_size=4)
+
+
+@given(TEXTS, st.integers(1, 12), st.integers(1, 6), st.integers(1, 3))
+@property_settings(300, deadline=None, derandomize=True)
+def test_drafts_are_those_of_a_search_token_by_token(rows, num_drafts, most_matched, num_behind):
+    width = max(map(len, rows))
+    padded = [[-1] * (width - len(row)) + row + [9] * num_behind for row in rows]
+    last = torch.full((len(rows), 1), width - 1)
+    drafts, num_matched = look_up(torch.tensor(padded), last, num_drafts, most_matched)
+    for i, row in enumerate(rows):
+        expected, length = looked_up(row, num_drafts, most_matched)
+        assert num_matched[i] == length
+        if length:
+            assert drafts[i].tolist() == expected
+
+
+def test_a_text_that_repeats_itself_goes_on():
+    drafts, num_matched = look_up(torch.tensor([[1, 2, 3, 1, 2, 3, 1, 0]]), torch.tensor([[6]]), 7)
+    assert drafts.tolist() == [[2, 3, 1, 2, 3, 1, 2]] and num_matched.tolist() == [[4]]
+
+
+def test_rows_end_where_they_end():
+    text = torch.tensor([[5, 6, 7, 5, 6, 0, 0], [-1, -1, 8, 9, 8, 9, 8]])
+    drafts, num_matched = look_up(text, torch.tensor([[4], [6]]), 3)
+    assert drafts.tolist() == [[7, 5, 6], [9, 8, 9]] and num_matched.tolist() == [[2], [3]]

@@ -1,0 +1,370 @@
+"""The callbacks of a call: processors, criteria and streamers see the text as transformers' own loop shows it."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    generation,
+)
+from transformers.generation import BaseStreamer
+
+from wedlm.generation.sampling import (
+    PLAIN_PROCESSORS,
+    choose_tokens,
+    draft_or_best,
+    processed,
+    reads_no_text,
+    without_mask,
+)
+from wedlm.generation.transformers_internals import end_tokens_of, pad_token_of
+from wedlm.generation.validation import NoTokenError, refuse_impossible
+from wedlm.generation.window import Policy, Window, WindowQueries
+
+# Callbacks that keep nothing from call to call, so that every row may go at its own pace.
+STATELESS_CALLBACKS = PLAIN_PROCESSORS | {
+    generation.EncoderNoRepeatNGramLogitsProcessor,
+    generation.EncoderRepetitionPenaltyLogitsProcessor,
+    generation.EosTokenCriteria,
+    generation.ExponentialDecayLengthPenalty,
+    generation.ForcedBOSTokenLogitsProcessor,
+    generation.ForcedEOSTokenLogitsProcessor,
+    generation.MaxLengthCriteria,
+    generation.MaxTimeCriteria,
+    generation.MinLengthLogitsProcessor,
+    generation.MinNewTokensLengthLogitsProcessor,
+    generation.NoBadWordsLogitsProcessor,
+    generation.NoRepeatNGramLogitsProcessor,
+    generation.RepetitionPenaltyLogitsProcessor,
+    generation.SequenceBiasLogitsProcessor,
+    generation.StopStringCriteria,
+    generation.SuppressTokensAtBeginLogitsProcessor,
+    generation.WatermarkLogitsProcessor,
+}
+
+
+def is_stateless(callback: LogitsProcessor | StoppingCriteria) -> bool:
+    """Whether a callback keeps nothing from call to call; a caller's own says so by an attribute of this name."""
+    return type(callback) in STATELESS_CALLBACKS or getattr(callback, "is_stateless", False)
+
+
+def window_decides(
+    criterion: StoppingCriteria, criteria: StoppingCriteriaList, generation_config: GenerationConfig
+) -> bool:
+    """Whether a criterion is the length limit or eos_token_id, which the window sees to by itself.
+
+    The caller may pass other criteria of these two types; they are asked like any other.
+    """
+    if type(criterion) is generation.MaxLengthCriteria:
+        return criterion.max_length >= criteria.max_length
+    if type(criterion) is generation.EosTokenCriteria and (end_tokens := end_tokens_of(generation_config)) is not None:
+        return set(criterion.eos_token_id.tolist()) == set(end_tokens.tolist())
+    return False
+
+
+def are_needed(
+    processors: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    streamer: BaseStreamer | None,
+    generation_config: GenerationConfig,
+) -> bool:
+    """Whether a call asks for anything that the window cannot decide by itself."""
+    return (
+        streamer is not None
+        or bool(generation_config.output_scores or generation_config.output_logits)
+        or not all(map(reads_no_text, processors))
+        or not all(window_decides(criterion, criteria, generation_config) for criterion in criteria)
+    )
+
+
+@dataclass
+class RowProgress:
+    """How far one row of the batch has come."""
+
+    num_reachable: int = 0  # Tokens with no open slot before them. Left to right, some are still to be chosen.
+    num_read: int = 0  # Tokens that the criteria have been asked about.
+    logits: torch.Tensor | None = None  # Left to right, [n, vocabulary]: of the last n slots before `num_reachable`.
+    alive: bool = True
+
+
+class Callbacks:
+    """The text of the whole batch, and what reads it: processors, criteria, a streamer, records of scores.
+
+    They are called as transformers' own loop calls them: with the whole batch, in row order, all rows cut to one
+    width. Each row goes at its own pace, and the result of a call counts for the rows that have come to its width. If
+    any of them may keep state from call to call, the rows go `in_step`: a width is called for once, in order, when all
+    rows that are alive have come to it. Rows that are ahead wait.
+
+    If a processor reads text, tokens are chosen left to right (`Policy.left_to_right`): the slots that a forward
+    selects are cut to a run, and each token is chosen from the logits of that forward once the text before it is
+    known.
+    """
+
+    def __init__(
+        self,
+        input_ids: torch.LongTensor,
+        max_new_tokens: int,
+        policy: Policy,
+        criteria: StoppingCriteriaList,
+        streamer: BaseStreamer | None,
+        generation_config: GenerationConfig,
+    ):
+        batch, self.prompt_width = input_ids.shape
+        pad_token = pad_token_of(generation_config)
+        if batch > 1 and pad_token is None:
+            for criterion in criteria:
+                if not window_decides(criterion, criteria, generation_config):
+                    raise ValueError(
+                        "pad_token_id is None, and rows may end at different times by stopping_criteria="
+                        f"{type(criterion).__name__!r}; pass pad_token_id=tokenizer.pad_token_id."
+                    )
+        padding = 0 if pad_token is None else pad_token.item()
+        room = input_ids.new_full((batch, max_new_tokens), padding, dtype=torch.long)
+        self.ids = torch.cat([input_ids, room], dim=-1)  # [batch, width + max_new_tokens]
+        self.policy, self.criteria = policy, criteria
+        self.in_step = not all(map(is_stateless, [*policy.processors, *criteria]))
+        self.rows = [RowProgress() for _ in range(batch)]
+        self.records = ScoreRecords(batch, generation_config)
+        self.stream = None if streamer is None else TextStream(streamer, batch)
+
+    @property
+    def max_new_tokens(self) -> int:
+        return self.ids.shape[1] - self.prompt_width
+
+    @property
+    def shows_guesses(self) -> bool:
+        return self.stream is not None and self.stream.shows_guesses
+
+    # --- Streaming and blockwise decoding ---
+
+    def choose_run(
+        self, window: Window, queries: WindowQueries, selected: torch.Tensor, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Left to right: says which predicted slots have a token by now, and gives the tokens."""
+        # The slots selected without a gap, or at least the first open one.
+        lengths = torch.maximum(selected.cumprod(-1).sum(-1), queries.is_predicted[:, 0].long())
+        self.take_runs(window, lengths.tolist(), logits)
+        self.read_on(window)
+        selected = queries.is_predicted & (queries.predicted_slots < self.num_read(window)[:, None])
+        return selected, self.tokens_at(window, queries.predicted_slots)
+
+    def note_filled(
+        self, window: Window, queries: WindowQueries, selected: torch.Tensor, logits: torch.Tensor
+    ) -> None:
+        """Records what the filled slots were chosen from, and shows a guess for each slot that is still open."""
+        if not self.policy.left_to_right:
+            self.records.put_selected(window, queries, selected, logits, self.policy.processors)
+        if self.shows_guesses:
+            is_open = queries.is_predicted[0] & ~selected[0]
+            guesses = without_mask(logits[0, is_open], self.policy.mask_token_id).argmax(-1)
+            tokens, end = window.tokens[0].index_put((queries.predicted_slots[0, is_open],), guesses), window.end[0]
+            self.stream.guess(tokens[:end], window.filled[0, :end].clone())
+
+    # --- Verified decoding ---
+
+    def verify(
+        self, window: Window, slots: torch.Tensor, may_fill: torch.Tensor, drafts: torch.Tensor, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Left to right: chooses tokens for `slots` up to the first that is not its draft; says which were chosen.
+
+        A negative draft stands for none. No row keeps logits: a later forward verifies again what could not be chosen
+        in step.
+        """
+        self.take_runs(window, may_fill.sum(-1).tolist(), logits)
+        self.read_on(window, drafts.tolist())
+        for row in self.rows:
+            row.num_reachable = row.num_read
+        is_chosen = may_fill & (slots < self.num_read(window)[:, None])
+        return self.tokens_at(window, slots), is_chosen
+
+    # --- Every decoding ---
+
+    def end(self, window: Window, num_reachable: torch.Tensor) -> None:
+        """Reads what has become known, and ends the rows whose text is complete."""
+        if not self.policy.left_to_right:
+            for row, num in zip(window.batch_rows.tolist(), num_reachable.tolist(), strict=True):
+                self.rows[row].num_reachable = num
+            self.read_on(window)
+        window.num_tokens = self.num_read(window)
+        window.alive = window.tokens.new_tensor([row.alive for row in self.rows], dtype=torch.bool)[window.batch_rows]
+
+    def report(self, window: Window) -> None:
+        """Hands final text to the streamer, and the guesses behind it."""
+        if self.stream is not None:
+            if self.shows_guesses and self.rows[0].alive:
+                window.show_drafts(self.stream)
+            # A column is final when every row that is alive has a token in it.
+            num_read = [row.num_read for row in self.rows if row.alive] or [max(row.num_read for row in self.rows)]
+            self.stream.hand_on(self.ids[:, self.prompt_width :], min(num_read), is_alive=self.rows[0].alive)
+
+    def num_read(self, window: Window) -> torch.Tensor:
+        return window.tokens.new_tensor([row.num_read for row in self.rows])[window.batch_rows]
+
+    def tokens_at(self, window: Window, slots: torch.Tensor) -> torch.Tensor:
+        slots = slots.clamp(max=self.max_new_tokens - 1)
+        return self.ids[window.batch_rows].gather(1, self.prompt_width + slots)
+
+    def take_runs(self, window: Window, lengths: list[int], logits: torch.Tensor) -> None:
+        """Gives each row the logits of its next tokens, unless it still has some that wait."""
+        for i, index in enumerate(window.batch_rows.tolist()):
+            row = self.rows[index]
+            if row.num_read == row.num_reachable:
+                row.logits = logits[i, : lengths[i]].clone()  # a view would keep all logits alive
+                row.num_reachable += lengths[i]
+
+    def read_on(self, window: Window, drafts: list[list[int]] | None = None) -> None:
+        """Takes every row on, width by width, to what is known of it: chooses tokens and asks the criteria.
+
+        With drafts, the logits of a row are of use as far as it chooses these tokens, and one token further.
+        """
+        before = [row.num_read for row in self.rows]
+        alive = [i for i, row in enumerate(self.rows) if row.alive]
+        place = {row: i for i, row in enumerate(window.batch_rows.tolist())}
+        first, last = min(self.rows[i].num_read for i in alive), max(self.rows[i].num_reachable for i in alive)
+        for slot in range(first, last):
+            alive = [i for i in alive if self.rows[i].alive]
+            rows = [i for i in alive if self.rows[i].num_read == slot < self.rows[i].num_reachable]
+            if self.in_step and rows != alive:
+                return
+            if not rows:
+                continue
+            drafts_here = None if drafts is None else [drafts[place[i]][slot - before[i]] for i in rows]
+            if self.policy.left_to_right:
+                tokens = self.choose(slot, rows, window, place, drafts_here)
+            else:
+                tokens = window.tokens[[place[i] for i in rows], slot]
+            self.read_column(slot, rows, tokens)
+            if drafts_here is not None:
+                for i, token, draft in zip(rows, tokens.tolist(), drafts_here, strict=True):
+                    if token != draft:
+                        self.rows[i].num_reachable = self.rows[i].num_read
+
+    def read_column(self, slot: int, rows: list[int], tokens: torch.Tensor) -> None:
+        """Puts the tokens of `rows` at `slot` into the text, and asks the criteria which of these rows end there."""
+        width = self.prompt_width + slot
+        self.ids[rows, width] = tokens
+        is_done = self.criteria(self.ids[:, : width + 1].contiguous(), self.records.scores_up_to(slot)).tolist()
+        for i in rows:
+            row = self.rows[i]
+            row.num_read += 1
+            row.alive = not is_done[i] and row.num_read < self.max_new_tokens
+
+    def choose(
+        self, slot: int, rows: list[int], window: Window, place: dict[int, int], drafts: list[int] | None
+    ) -> torch.Tensor:
+        """Chooses a token for `slot` in each of `rows`, from the logits that the row keeps."""
+        chosen_from = torch.stack([self.rows[i].logits[slot - self.rows[i].num_reachable] for i in rows])
+        logits = chosen_from.new_zeros(len(self.ids), chosen_from.shape[-1], dtype=torch.float32)
+        logits[rows] = chosen_from.float()
+        scores = self.policy.processors(self.ids[:, : self.prompt_width + slot].contiguous(), logits)[rows]
+        margin, noise = self.policy.acceptance_margin, self.policy.noise
+        noise = None if noise is None else noise.values[rows, slot % noise.values.shape[1]]
+        tokens, is_possible = choose_tokens(scores, noise)
+        for i, possible in zip(rows, is_possible.tolist(), strict=True):
+            if not possible:
+                refuse_impossible(i, window.prompt_lengths[place[i]].item() + slot)
+        self.records.put(slot, rows, logits=chosen_from, scores=scores)
+        if drafts is not None and margin is not None:
+            tokens = draft_or_best(scores, tokens.new_tensor(drafts), margin)
+        return tokens
+
+
+class ScoreRecords:
+    """A `[batch, vocabulary]` of scores, of logits, or of both for each new token; zeros behind a row's end."""
+
+    def __init__(self, batch_size: int, generation_config: GenerationConfig):
+        asked_for = {"scores": generation_config.output_scores, "logits": generation_config.output_logits}
+        returns = generation_config.return_dict_in_generate
+        self.batch_size = batch_size
+        self.columns: dict[str, list[torch.Tensor]] = {
+            name: [] for name, asked in asked_for.items() if returns and asked
+        }
+
+    def put(self, slot: int, rows: list[int], **values: torch.Tensor) -> None:
+        """Records `scores` and `logits`, `[rows, vocabulary]` each, of one slot."""
+        for name, columns in self.columns.items():
+            value = values[name].float()
+            while len(columns) <= slot:
+                columns.append(value.new_zeros(self.batch_size, value.shape[-1]))
+            columns[slot][rows] = value
+
+    def put_selected(
+        self, window: Window, queries: WindowQueries, selected: torch.Tensor, logits: torch.Tensor, processors
+    ) -> None:
+        """Records what the tokens of the selected slots were chosen from."""
+        if not self.columns:
+            return
+        where = selected.nonzero()
+        rows, slots = window.batch_rows[where[:, 0]], queries.predicted_slots[tuple(where.T)]
+        logits = logits[tuple(where.T)]  # [selected, vocabulary]
+        scores = processed(logits, processors)
+        for i, (row, slot) in enumerate(zip(rows.tolist(), slots.tolist(), strict=True)):
+            self.put(slot, [row], logits=logits[i], scores=scores[i])
+
+    def scores_up_to(self, slot: int) -> tuple[torch.Tensor, ...] | None:
+        """The scores of the slots through `slot`, as criteria get them; None where they are not recorded."""
+        return tuple(self.columns["scores"][: slot + 1]) if "scores" in self.columns else None
+
+    def of_text(self, num_tokens: torch.Tensor) -> dict[str, tuple[torch.Tensor, ...]]:
+        """The records of each row's first `num_tokens` tokens, by name."""
+        longest = int(num_tokens.max())
+        return {
+            name: tuple(
+                torch.where((slot < num_tokens)[:, None], column, 0) for slot, column in enumerate(columns[:longest])
+            )
+            for name, columns in self.columns.items()
+        }
+
+
+class TextStream:
+    """Hands a streamer the text that has become final.
+
+    A streamer of one row may show guesses too, by one of two methods besides `put`: `put_draft(tokens)`, which
+    transformers' own streamer has, or `put_window(tokens, filled)`. It gets the tokens behind the final text, with a
+    guess in each open slot.
+    """
+
+    def __init__(self, streamer: BaseStreamer, batch_size: int):
+        self.streamer = streamer
+        self.shows_guesses = batch_size == 1 and any(hasattr(streamer, name) for name in ("put_draft", "put_window"))
+        self.num_streamed = 0
+        self.guesses = None  # tokens, and whether each is filled, of the one row up to the window's end
+
+    def guess(self, tokens: torch.Tensor, filled: torch.Tensor) -> None:
+        """Keeps tokens of the one row, guesses among them, until its final text has been handed on."""
+        self.guesses = tokens, filled
+
+    def hand_on(self, new_tokens: torch.Tensor, num_final: int, is_alive: bool) -> None:
+        """Hands on `[batch, slots]` new tokens up to `num_final`: a single row at once, several column by column."""
+        new = new_tokens[:, self.num_streamed : num_final].cpu()
+        if new.shape[1] > 0:
+            for tokens in new if len(new) == 1 else new.T.contiguous():
+                self.streamer.put(tokens)
+        self.num_streamed = num_final
+        if self.shows_guesses and is_alive:
+            tokens, filled = (values[num_final:].cpu() for values in self.guesses)
+            if hasattr(self.streamer, "put_window"):
+                self.streamer.put_window(tokens, filled)
+            else:
+                self.streamer.put_draft(tokens)
+
+
+class FirstScores(LogitsProcessor):
+    """Looks at the first scores of a call. (A look at each would make the host wait for the device at each token.)"""
+
+    def __init__(self):
+        self.is_first = True
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        if self.is_first and scores.isnan().any():
+            row = scores.isnan().any(-1).nonzero()[0].item()
+            raise NoTokenError(
+                f"The scores of row {row} at its first new token are not a number; look for NaN in the weights, or "
+                "load them in another dtype."
+            )
+        self.is_first = False
+        return scores

@@ -1,0 +1,163 @@
+"""Scores of slots, the tokens chosen from them, and the random numbers of sampled text."""
+
+from collections import deque
+from collections.abc import Callable
+
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, generation
+
+# Processors that look at scores alone, so that one call serves all slots.
+PLAIN_PROCESSORS = {
+    generation.EpsilonLogitsWarper,
+    generation.EtaLogitsWarper,
+    generation.InfNanRemoveLogitsProcessor,
+    generation.LogitNormalization,
+    generation.MinPLogitsWarper,
+    generation.SuppressTokensLogitsProcessor,
+    generation.TemperatureLogitsWarper,
+    generation.TopHLogitsWarper,
+    generation.TopKLogitsWarper,
+    generation.TopPLogitsWarper,
+    generation.TypicalLogitsWarper,
+}
+MOST_SCORES = 2**24  # that are in float32 at a time
+
+
+def over_slots(read: Callable, logits: torch.Tensor, *more: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Applies `read` to the logits of every slot, a few slots at a time.
+
+    `read` gets float32 `[n, vocabulary]`, so that there never is a float32 copy of all logits, and `[n]` of each other
+    tensor. It reads all slots, also those that are not selected: the host would have to wait for the device to know
+    which are. It returns tensors `[n]`; those of all slots are `[batch, slots]`.
+    """
+    flat = [each.flatten(0, 1) for each in (logits, *more)]
+    size = max(1, MOST_SCORES // logits.shape[-1])
+    # A compiler fuses the reading into one pass, without a copy.
+    if torch.compiler.is_compiling() or len(flat[0]) <= size:
+        columns = read(flat[0].float(), *flat[1:])
+    else:
+        parts = zip(*(each.split(size) for each in flat), strict=True)
+        columns = map(torch.cat, zip(*(read(part.float(), *others) for part, *others in parts), strict=True))
+    return tuple(column.view(logits.shape[:2]) for column in columns)
+
+
+def choose_tokens(scores: torch.Tensor, noise: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Chooses a token from each `[..., vocabulary]` of processed scores; also returns whether any was possible.
+
+    The likeliest is chosen; with Gumbel noise of the same shape it is drawn.
+    """
+    scores = scores.float()
+    best, tokens = scores.max(-1)
+    if noise is not None:
+        tokens = (scores + noise).argmax(-1)
+    return tokens, best > -torch.inf  # False where it is NaN
+
+
+def likeliest(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The best token of each `[n, vocabulary]`, its share of the softmax, and whether it is possible."""
+    best, tokens = scores.max(-1)
+    return tokens, (best - scores.logsumexp(-1)).exp().nan_to_num(), best > -torch.inf  # False where it is NaN
+
+
+def draft_or_best(scores: torch.Tensor, drafts: torch.Tensor, margin: torch.Tensor) -> torch.Tensor:
+    """Chooses the draft of each `[n, vocabulary]` of processed scores if it is accepted, else the likeliest token.
+
+    A draft is accepted if it is possible and its score is at most `margin` below the best one; a negative draft
+    stands for none.
+    """
+    best, tokens = scores.max(-1)
+    score = scores.gather(-1, drafts.clamp(min=0)[:, None])[:, 0]
+    is_accepted = (drafts >= 0) & (score > -torch.inf) & (score >= best - margin)
+    return torch.where(is_accepted, drafts, tokens)
+
+
+def reads_no_text(processor: LogitsProcessor) -> bool:
+    # (The very class: a subclass may read the text.)
+    return type(processor) in PLAIN_PROCESSORS
+
+
+def processed(logits: torch.Tensor, processors: LogitsProcessorList) -> torch.Tensor:
+    """Applies processors that read no text to `[n, vocabulary]` logits; what they get as ids is empty."""
+    scores = logits.float()
+    no_text = scores[:, :0]
+    for processor in processors:  # one by one, since a compiler cannot follow the list's own call
+        scores = processor(no_text, scores)
+    return scores
+
+
+def without_mask(logits: torch.Tensor, mask_token_id: int) -> torch.Tensor:
+    """The logits with MASK made impossible."""
+    mask = torch.full((1,), mask_token_id, device=logits.device)
+    return logits.index_fill(-1, mask, -torch.inf)
+
+
+# --- Noise ---
+
+
+class SlotNoise:
+    """Gumbel noise for the slots of every row.
+
+    A token is drawn as the argmax of scores + noise. The noise of a slot is drawn once, in the order of the slots, and
+    serves every forward that looks at the slot. So a seed fixes the text, whatever forwards the text is written in.
+
+    A single row takes its noise from the device's generator as transformers' own loop does, which draws by
+    torch.multinomial. So verified decoding samples the text that autoregressive decoding samples with the same seed,
+    and leaves the generator as that loop leaves it. In a batch each row has a generator of its own, which the default
+    one seeds; so no row's text depends on another's.
+
+    Slot s of the `num_slots` that have noise at a time is at s % num_slots. `generator` draws for a single row, in
+    place of the device's own.
+    """
+
+    def __init__(self, num_rows: int, num_slots: int, vocab_size: int, device: torch.device, generator=None):
+        self.values = torch.zeros(num_rows, num_slots, vocab_size, dtype=torch.float32, device=device)
+        self.num_drawn = [0] * num_rows
+        self.generators: list[torch.Generator | None] = [generator]
+        if num_rows > 1:
+            seeds = torch.randint(2**63 - 1, (num_rows,)).tolist()
+            self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        self.states = deque(maxlen=num_slots + 1)  # of the device's generator, the last one as it is now
+        self.keep_state()
+
+    def draw(self, rows: list[int], ends: list[int]) -> None:
+        """Draws noise for the slots of `rows` before `ends`, as far as it is not there yet."""
+        num_slots = self.values.shape[1]
+        for row, end in zip(rows, ends, strict=True):
+            for slot in range(self.num_drawn[row], end):
+                noise = self.values[row, slot % num_slots].exponential_(generator=self.generators[row])
+                noise.clamp_(min=torch.finfo(noise.dtype).tiny).log_().neg_()
+                self.num_drawn[row] = slot + 1
+                self.keep_state()
+
+    def places(self, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """Where `at` finds the noise of `slots`, `[batch, n]`."""
+        return rows[:, None] * self.values.shape[1] + slots % self.values.shape[1]
+
+    def at(self, places: torch.Tensor) -> torch.Tensor:
+        return self.values.flatten(0, 1)[places]
+
+    @property
+    def is_of_device(self) -> bool:
+        """Whether a single row draws by the device's own generator."""
+        return self.generators == [None]
+
+    def keep_state(self) -> None:
+        if self.is_of_device:
+            self.states.append(random_state(self.values.device))
+
+    def give_back(self, num_tokens: int) -> None:
+        """Leaves the device's generator as one row of `num_tokens` tokens leaves it that draws for nothing else."""
+        num_unused = self.num_drawn[0] - num_tokens
+        if self.is_of_device and num_unused > 0:
+            set_random_state(self.states[-1 - num_unused], self.values.device)
+
+
+def random_state(device: torch.device) -> torch.Tensor:
+    return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+
+
+def set_random_state(state: torch.Tensor, device: torch.device) -> None:
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.get_device_module(device).set_rng_state(state, device)

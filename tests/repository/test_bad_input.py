@@ -138,7 +138,7 @@ BEFORE_TORCH = [
     ("export model weightless --license mit", "*weightless exists and is not empty; choose another folder, or *."),
     ("eval --tasks a --out plain.jsonl", "--out plain.jsonl exists; choose another file, or pass --overwrite."),
     ("tune model --data plain.jsonl --out empty.jsonl", "--out empty.jsonl exists; choose another file, or *."),
-    ("eval --recipe gone", "--recipe gone is neither one of demo, *, table2-instruct nor a file; give one of them."),
+    ("eval --recipe gone", "--recipe gone is neither one of speed, *, table2-instruct nor a file; give one of them."),
     ("eval --recipe text.yaml", "--recipe text.yaml cannot be used (*); it needs `tasks:` with the shots of each, *."),
     ("eval", "No task is named; pass --tasks NAME,NAME or --recipe NAME."),
     ("eval --tasks a --limit 0", "--limit 0 is too small or too large; give 1 or more."),

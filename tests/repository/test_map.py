@@ -125,8 +125,8 @@ def test_a_graph_is_read_from_sources():
 def test_modules_belong_to_rooms():
     assert room_of("wedlm.generation.window") == room_of("wedlm.generation") == "wedlm.generation"
     assert room_of("wedlm.generation_like") == room_of("wedlm.registration") == room_of("wedlm") == "wedlm"
-    graph = {"wedlm.adapt.run": {"wedlm.adapt.data", "wedlm.training.loss"}, "wedlm.training.loss": set()}
-    assert between_rooms(graph) == {"wedlm.adapt": {"wedlm.training"}, "wedlm.training": set()}
+    graph = {"wedlm.drafts.run": {"wedlm.drafts.data", "wedlm.training.loss"}, "wedlm.training.loss": set()}
+    assert between_rooms(graph) == {"wedlm.drafts": {"wedlm.training"}, "wedlm.training": set()}
 
 
 def test_a_circle_is_found():

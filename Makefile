@@ -9,7 +9,7 @@ ALL = -m "not (slow or browser or real or ecosystem or vllm)"
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-code bench ablations evidence-real real-training test test-all test-slow test-browser test-real race tour test-oldest test-newest test-ecosystem test-vllm mutants lint
+.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-answers bench ablations evidence-real real-training test test-all test-slow test-browser test-real race tour test-oldest test-newest test-ecosystem test-vllm mutants lint
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
@@ -32,10 +32,8 @@ demo-report: .venv/installed
 	.venv/bin/python -m examples.demo.report
 	.venv/bin/python -m examples.demo.card
 
-# Puts the present code beside the demo checkpoint's weights, and on its card the answers that this code writes.
-demo-code: .venv/installed
-	rm -f $(DEMO)/*.py
-	.venv/bin/python -c "from wedlm import WeDLMConfig; WeDLMConfig.from_pretrained('$(DEMO)').save_pretrained('$(DEMO)')"
+# Puts the answers that the present code writes on the demo checkpoint's card.
+demo-answers: .venv/installed
 	.venv/bin/python -m examples.demo.report --only_examples
 	.venv/bin/python -m examples.demo.card
 

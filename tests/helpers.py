@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from wedlm import WeDLMForCausalLM
+from wedlm import WeDLMConfig, WeDLMForCausalLM
 
 REPOSITORY = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
@@ -25,6 +25,13 @@ PROMPTS = DECODE["prompts"]
 
 def load(checkpoint: Path | str, **kwargs) -> WeDLMForCausalLM:
     return WeDLMForCausalLM.from_pretrained(checkpoint, **kwargs).eval()
+
+
+def copy_with_code(folder: Path, out: Path) -> Path:
+    """A copy of a checkpoint of the repository with the code that saving and exporting put beside it."""
+    shutil.copytree(folder, out)
+    WeDLMConfig.from_pretrained(out).save_pretrained(out)
+    return out
 
 
 def random_tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:

@@ -163,7 +163,7 @@ def files_of(only: list[str]) -> list[Path]:
         if not path.exists():
             sys.exit(f"{name} is no file or folder of the repository; give one such as generation/window.py.")
         files += sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    return [file for file in files if "wedlm-demo" not in file.parts]
+    return files
 
 
 def told(file: Path, mutation: Mutation) -> str:

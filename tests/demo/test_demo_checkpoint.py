@@ -2,11 +2,10 @@
 
 import json
 import re
-import shutil
 from itertools import pairwise
 
 import pytest
-from helpers import REPOSITORY, load, run_python
+from helpers import REPOSITORY, copy_with_code, load, run_python
 from transformers import AutoTokenizer
 
 from examples.demo.card import card, overview
@@ -14,7 +13,6 @@ from examples.demo.model import demo_tokenizer
 from examples.demo.tasks import Example, batch_of, check
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.evaluation.provenance import weights_digest
-from wedlm.modeling_wedlm.hub_code import flat_files
 
 REPORT, TRAINING = (
     json.loads((DEMO_FOLDER / name).read_text(encoding="utf-8")) for name in ("report.json", "training.json")
@@ -30,22 +28,16 @@ def test_it_is_a_whole_hub_repository_and_small():
     names = {path.name for path in DEMO_FOLDER.iterdir()}
     assert names == {
         "README.md", "chat_template.jinja", "config.json", "generation_config.json", "loss.png", "model.safetensors",
-        "report.json", "tokenizer.json", "tokenizer_config.json", "training.json", *flat_files(),
+        "report.json", "tokenizer.json", "tokenizer_config.json", "training.json",
     }  # fmt: skip
     assert sum(path.stat().st_size for path in DEMO_FOLDER.iterdir()) < 14 * 2**20
-
-
-def test_its_code_is_that_of_the_package():
-    """`make demo-code` renews it."""
-    for name, text in flat_files().items():
-        assert (DEMO_FOLDER / name).read_text(encoding="utf-8") == text, name
 
 
 @pytest.fixture(scope="module")
 def written_elsewhere(tmp_path_factory):
     """The answers to the card's examples by prompt, from a clean process without the package."""
     place = tmp_path_factory.mktemp("elsewhere")
-    shutil.copytree(DEMO_FOLDER, place / "wedlm-demo")
+    copy_with_code(DEMO_FOLDER, place / "wedlm-demo")
     code = f"""
 import json
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import CHECKPOINTS, REPOSITORY, load, put_into_hub_cache, random_tokens, run_python
+from helpers import CHECKPOINTS, REPOSITORY, copy_with_code, load, put_into_hub_cache, random_tokens, run_python
 from transformers import AutoConfig, Trainer, TrainingArguments
 from transformers import trainer as trainer_module
 
@@ -192,7 +192,7 @@ def test_generation_does_not_import_modeling():
 @pytest.mark.full
 def test_the_lines_of_the_readme_ask_nothing_where_the_package_is_not(tmp_path):
     """transformers reads the config for a tokenizer too, and asks whether its code may run."""
-    shutil.copytree(DEMO_FOLDER, tmp_path / "my-wedlm")
+    copy_with_code(DEMO_FOLDER, tmp_path / "my-wedlm")
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     lines = re.findall(r'`(Auto\w+\.from_pretrained\("my-wedlm".*?\))`', readme)
     assert len(lines) == 2

@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import transformers
+from helpers import copy_with_code
 from serving_client import client_of
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
 
 QUESTIONS = ["Count by 5 from 10 to 60.", "Solve 3x + 7 = 22.", "Count down by 1 from 20 to 10."]
-MODEL = str(DEMO_FOLDER)
 pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(
@@ -34,12 +34,17 @@ def is_ready(port):
         return False
 
 
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> str:
+    return str(copy_with_code(DEMO_FOLDER, tmp_path_factory.mktemp("served") / "demo"))
+
+
 @pytest.fixture(scope="module", params=[[], ["--continuous-batching"]], ids=["one by one", "continuous batching"])
-def client(request, tmp_path_factory):
+def client(request, served, tmp_path_factory):
     folder = tmp_path_factory.mktemp("transformers")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    words = ["serve", MODEL, "--trust-remote-code", "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+    words = ["serve", served, "--trust-remote-code", "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "transformers.cli.transformers", *words, *request.param],
@@ -49,7 +54,7 @@ def client(request, tmp_path_factory):
         while not is_ready(port):
             assert process.poll() is None, (folder / "log").read_text()
             time.sleep(0.2)
-        yield client_of(port)
+        yield client_of(port), served
     finally:
         process.kill()
         process.wait()
@@ -58,7 +63,7 @@ def client(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def expected():
     """The text of generate() for each question, and its number of tokens."""
-    model, tokenizer = load_checkpoint(MODEL, device="cpu")
+    model, tokenizer = load_checkpoint(DEMO_FOLDER, device="cpu")
     texts = {}
     for question in QUESTIONS:
         inputs = tokenizer.apply_chat_template(
@@ -74,7 +79,8 @@ def expected():
 
 def asked(client, question, **more):
     messages = [{"role": "user", "content": question}]
-    return client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=60, **more)
+    openai, model = client
+    return openai.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=60, **more)
 
 
 def answer(client, question):

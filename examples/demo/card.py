@@ -39,8 +39,8 @@ these problems is in the training data, in any wording. The columns of the table
 Measured on {device}, {threads} threads, {versions}, {commit}:"""
 
 EXPECTATIONS = """\
-- It answers questions like those that `wedlm/demo/` of the repository generates: in English, with numbers of at most
-  three digits. Its answer to any other question looks like an answer of the six kinds.
+- It answers questions like those that `examples/demo/` of the repository generates: in English, with numbers of at
+  most three digits. Its answer to any other question looks like an answer of the six kinds.
 - If a text leaves the model fewer choices, a forward can fill more tokens. Stories leave many, but the model was
   trained on its own stories and tells nearly the same ones again.
 - A forward of a model this small consists mostly of overhead, so its tokens per second say little about large

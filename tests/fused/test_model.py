@@ -4,6 +4,7 @@ import gc
 import pickle
 from copy import deepcopy
 from functools import partial
+from statistics import mode
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, left_padded, load, ran
 from peft import LoraConfig, get_peft_model
 from stock_checkpoints import CLASSES, files_of
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     BitsAndBytesConfig,
     DynamicCache,
@@ -28,6 +30,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import wedlm
 from wedlm import DraftLoraConfig, WeDLMForCausalLM
 from wedlm.fused import model as fused_model
+from wedlm.fused import product
 from wedlm.fused.model import product_of
 from wedlm.fused.product import SET
 from wedlm.generation.transformers_internals import CACHE
@@ -702,3 +705,45 @@ def test_compiled_code_sees_autocast_and_another_attention():
 def test_what_is_no_model_is_refused(function, model):
     with pytest.raises(ValueError, match=f"model is a {type(model).__name__}, .*; load it by AutoModelForCausalLM"):
         function(model)
+
+
+class LayerOperators(TorchDispatchMode):
+    """Counts what a decoder layer calls in each forward, views left out, the calls of product.c included."""
+
+    def __init__(self, layer, monkeypatch):
+        super().__init__()
+        self.counts, self.is_inside = [], False
+        layer.register_forward_pre_hook(self.enter)
+        layer.register_forward_hook(lambda *_: setattr(self, "is_inside", False))
+        for name in ("product", "rotate", "attend"):
+            monkeypatch.setattr(product._product, name, partial(self.call, getattr(product._product, name)))
+
+    def enter(self, *_):
+        self.counts.append(0)
+        self.is_inside = True
+
+    def call(self, function, *args):
+        if self.is_inside:
+            self.counts[-1] += 1
+        return function(*args)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        memory = (torch.ops.aten.detach, torch.ops.aten.new_empty, torch.ops.aten._unsafe_view)
+        if self.is_inside and not func.is_view and func.overloadpacket not in memory:
+            self.counts[-1] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.skipif(SET is None, reason="products are torch's")
+def test_a_layer_has_few_operators(monkeypatch):
+    """Of a step token by token, and of one that verifies drafts and makes new ones with an adapter."""
+    for settings in ({"decoding": "autoregressive"}, {"decoding": "verified", "window_size": 8, "query_cost": 0}):
+        counts = {}
+        for is_fused in (False, True):
+            model = drafted()
+            if is_fused:
+                wedlm.fuse(model)
+            with monkeypatch.context() as patch, LayerOperators(model.model.layers[1], patch) as operators:
+                model.generate(**left_padded([PROMPTS[0]]), max_new_tokens=16, eos_token_id=None, **settings)
+            counts[is_fused] = mode(operators.counts)  # those of steps in which the cache does not grow
+        assert counts[True] <= 8 and 3 * counts[True] < counts[False], counts

@@ -41,6 +41,7 @@ from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.shards import INDEX_FILE, read_shards
 from wedlm.evaluation.provenance import digests
 from wedlm.hub_card import card as card_module
+from wedlm.modeling_wedlm.hub_code import flat_files
 
 
 @pytest.mark.full
@@ -57,7 +58,8 @@ def test_the_demo_becomes_a_repository_that_loads_elsewhere(tmp_path):
 
     out = tmp_path / "demo"
     assert names(out) == WHOLE | TOKENIZER | {"loss.png"}
-    for name in names(out) - {"README.md", "config.json"}:
+    assert {name: (out / name).read_text(encoding="utf-8") for name in flat_files()} == flat_files()
+    for name in names(DEMO_FOLDER) - {"README.md", "config.json", "report.json", "training.json"}:
         assert (out / name).read_bytes() == (DEMO_FOLDER / name).read_bytes(), name
     made, given = (json.loads((folder / "config.json").read_text()) for folder in (out, DEMO_FOLDER))
     assert made == given | {"transformers_version": transformers.__version__}

@@ -27,7 +27,7 @@ from wedlm.generation.transformers_internals import (
     would_compile,
 )
 from wedlm.generation.verified import VerifiedWindow
-from wedlm.generation.window import Policy, Window, WindowQueries, statistics
+from wedlm.generation.window import Policy, Status, Window, WindowQueries, statistics
 
 WINDOWS = {"streaming": StreamingWindow, "blockwise": BlockwiseWindow, "verified": VerifiedWindow}
 
@@ -66,6 +66,8 @@ class Decoding:
         self.call, self.model, self.input_ids = call, call.model, call.input_ids
         self.policy, self.batch, self.callbacks = opened(call)
         self.window, self.num_alive = self.batch, len(self.input_ids)
+        self.rows = list(range(self.num_alive))  # the rows of the batch that are in the window
+        self.prompt_lengths = call.prompt.lengths.tolist()  # waits for the device
         self.max_committed = 0  # committed tokens of the row that has most, the prompt included
         # A hook may count on the rows of the batch, as that of PEFT's adapter_names does.
         self.rows_may_leave = self.num_alive > 1 and not has_hooks(self.model)
@@ -86,14 +88,14 @@ class Decoding:
             if self.num_alive == 0:  # With synced_gpus, every rank takes part in the forwards of the others.
                 forward_queries(self.model, queries, self.cache, valid_length)
                 continue
-            self.draw_noise()
             status = take_step(self.model, self.policy, self.window, queries, self.cache, valid_length, self.callbacks)
             if self.static is not None:
                 self.static.take_all(self.model, self.policy, self.window, status, self.static_step())
                 break
             status = self.window.read_status(status.tolist())  # waits for the device
             self.num_alive, self.max_committed = sum(status.alive), max(status.num_committed)
-            self.drop_ended_rows()
+            self.draw_noise(status.num_committed, status.num_queries)
+            self.drop_ended_rows(status)
             queries = self.window.queries(max(1, *status.num_queries), self.policy)
             if self.cache is None:
                 queries = queries.behind(self.window.committed_text(self.call.prompt.text.tokens, self.max_committed))
@@ -109,24 +111,26 @@ class Decoding:
             self.cache.commit(chunk.lengths)
             self.window.forwards = self.window.forwards + 1
         self.max_committed = int(last.positions.max())
+        self.draw_noise(self.prompt_lengths, self.window.num_queries.tolist())
         return self.window.first_queries(self.policy).behind(last)
 
     def is_unfinished(self) -> bool:
         return has_unfinished_rows(self.model, self.num_alive, self.call.synced_gpus, self.input_ids.device)
 
-    def draw_noise(self) -> None:
-        """Draws the noise of all slots that the next forward can look at."""
+    def draw_noise(self, num_committed: list[int], num_queries: list[int]) -> None:
+        """Draws the noise of all slots that the next forward of the window's rows can look at."""
         if self.policy.noise is not None:
-            ends = torch.minimum(self.window.start + self.window.num_queries + 1, self.window.limit)
-            rows, ends = torch.stack([self.window.batch_rows, ends]).tolist()  # waits for the device
-            self.policy.noise.draw(rows, ends)
+            starts = [n - self.prompt_lengths[row] for row, n in zip(self.rows, num_committed, strict=True)]
+            ends = [start + n + 1 for start, n in zip(starts, num_queries, strict=True)]
+            self.policy.noise.draw(self.rows, [min(end, self.call.max_new_tokens) for end in ends])
 
-    def drop_ended_rows(self) -> None:
+    def drop_ended_rows(self, status: Status) -> None:
         """Goes on with the rows that are alive, where they are few enough to pay for copying their cache."""
         if self.rows_may_leave and 0 < 2 * self.num_alive <= len(self.window.alive):
             self.batch.put(self.window)
             kept = self.window.alive.int().argsort(descending=True, stable=True)[: self.num_alive]
             self.window = self.window.select(kept)
+            self.rows = [row for row, alive in zip(self.rows, status.alive, strict=True) if alive]
             if self.cache is not None:
                 self.cache.select(kept)
 

@@ -217,7 +217,7 @@ def test_a_text_is_no_longer_than_the_model_reads(checkpoint, monkeypatch):
         ),
         (
             {"generation_config": {"prompt_lookup_num_tokens": 3, "decoding": "streaming"}},
-            "prompt_lookup_num_tokens=3 is not offered by decoding='streaming', whose drafts nothing judges",
+            "prompt_lookup_num_tokens=3 is not offered by decoding='streaming', whose drafts nothing verifies",
         ),
         (
             {"generation_config": {"max_matching_ngram_size": 17}},

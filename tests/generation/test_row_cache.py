@@ -91,7 +91,8 @@ def test_ten_turns_equal_a_fresh_call_each(data):
             assert output[CACHE] is passed
             assert torch.equal(output.sequences, fresh.sequences[:, -output.sequences.shape[1] :])
             assert output.sequences.shape[1] == fresh.sequences.shape[1] - (num_cached if way == "new ids" else 0)
-            assert torch.equal(output.forwards, fresh.forwards)
+            if way != "new ids" or arguments["decoding"] != "verified":  # look-up sees the new ids only
+                assert torch.equal(output.forwards, fresh.forwards)
             output.sequences = fresh.sequences
         cache = output[CACHE]
         mask = mask_of(fresh, inputs)

@@ -1,5 +1,6 @@
 """A call of generate() in a parallel decoding: its settings and its prompts, resolved and checked."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from transformers.generation import BaseStreamer
 from wedlm.generation.callbacks import are_needed
 from wedlm.generation.parameters import default_query_cost, default_window_size
 from wedlm.generation.sampling import SlotNoise
+from wedlm.generation.stock import mask_token_of, text_config_of
 from wedlm.generation.transformers_internals import CACHE, dropped_mask_length, is_passed_by_caller
 from wedlm.generation.validation import check_in_vocabulary
 from wedlm.generation.window import NO_TOKEN, Policy, Text
@@ -39,7 +41,7 @@ class Call:
     ):
         self.model, self.input_ids, self.processors, self.criteria = model, input_ids, processors, criteria
         self.generation_config, self.synced_gpus, self.streamer = generation_config, synced_gpus, streamer
-        self.mask_token_id = model.config.require_mask_token_id()
+        self.mask_token_id = mask_token_of(model)
         self.past_key_values: DynamicCache | None = model_kwargs.get(CACHE)
         self.max_new_tokens = max(1, criteria.max_length - input_ids.shape[1])
         self.has_callbacks = are_needed(processors, criteria, streamer, generation_config)
@@ -72,7 +74,7 @@ class Call:
         """The rows, slots and tokens of the noise, where tokens are drawn."""
         # A static step may begin a whole step behind the slots that the host knows of.
         num_slots = (4 if self.is_static else 2) * self.window_size + 1
-        return len(self.input_ids), num_slots, self.model.config.vocab_size
+        return len(self.input_ids), num_slots, text_config_of(self.model).vocab_size
 
     def policy(self, noise: SlotNoise | None) -> Policy:
         size = self.window_size, self.mask_token_id, self.input_ids.device
@@ -125,7 +127,8 @@ def read_prompt(
 ) -> Prompt:
     """Reads the prompts of a call, and refuses those that cannot be decoded from."""
     past, attention_mask = model_kwargs.get(CACHE), model_kwargs.get("attention_mask")
-    mask_token_id, vocab_size = model.config.mask_token_id, model.config.vocab_size
+    config, mask_token_id = text_config_of(model), mask_token_of(model)
+    vocab_size = config.vocab_size
     if attention_mask is None:  # transformers drops a mask of ones, and keeps its width
         width = dropped_mask_length(generation_config)
         attention_mask = input_ids.new_ones(len(input_ids), input_ids.shape[1] if width is None else width)
@@ -135,7 +138,7 @@ def read_prompt(
     is_new = is_text[:, num_cached:]
     findings = [
         ((new < 0) | (new >= vocab_size)).any(),
-        (new.eq(mask_token_id) & is_new).any(),
+        (new.eq(-1 if mask_token_id is None else mask_token_id) & is_new).any(),
         (~is_text).all(-1).any(),
         (~is_text[:, -1:]).any(),
         positions_differ(model_kwargs["position_ids"], is_text),
@@ -164,7 +167,7 @@ def read_prompt(
             "position_ids differ from 0, 1, 2, ... over the ones of attention_mask, and only "
             'decoding="autoregressive" can follow that; leave them out.'
         )
-    check_length(longest, max_new_tokens, model.config.max_position_embeddings)
+    check_length(longest, max_new_tokens, getattr(config, "max_position_embeddings", math.inf))
     tokens_first = (~is_new).int().argsort(dim=-1, stable=True)
     text = Text(new.gather(1, tokens_first[:, :width]), is_new.sum(-1), is_text[:, :num_cached].sum(-1))
     return Prompt(is_text, num_cached, text)
@@ -202,7 +205,7 @@ def split_cached(input_ids: torch.Tensor, attention_mask: torch.Tensor, num_cach
     )
 
 
-def check_length(longest: int, max_new_tokens: int, max_position_embeddings: int) -> None:
+def check_length(longest: int, max_new_tokens: int, max_position_embeddings: float) -> None:
     if longest >= max_position_embeddings:
         raise ValueError(
             f"input_ids has {longest} tokens in a row, and this model has max_position_embeddings="

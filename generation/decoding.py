@@ -15,6 +15,7 @@ from wedlm.generation.callbacks import Callbacks
 from wedlm.generation.row_cache import RowCache, seen_entries
 from wedlm.generation.sampling import SlotNoise
 from wedlm.generation.static_steps import KEPT, StaticSteps, put_into
+from wedlm.generation.stock import is_stock, masks_of_layers, stock_logits
 from wedlm.generation.streaming import BlockwiseWindow, StreamingWindow
 from wedlm.generation.transformers_internals import (
     CACHE,
@@ -253,21 +254,26 @@ def forward_queries(
     num_queries, attention_mask = queries.input_ids.shape[1], None
     if cache is not None:
         # (Static steps need a mask: a compiled graph cannot hold flash-attn's function for caches.)
-        knows_lengths = not cache.is_static and is_flash_attention_requested(model.config)
+        knows_lengths = not (cache.is_static or is_stock(model)) and is_flash_attention_requested(model.config)
         attention_mask = cache.begin_forward(num_queries, valid_length, queries.visible_prefix, knows_lengths)
-    elif queries.visible_prefix is not None:
-        last = torch.arange(num_queries, device=home).expand_as(queries.visible_prefix)
+    elif queries.visible_prefix is not None or is_stock(model):
+        last = torch.arange(num_queries, device=home).expand_as(queries.input_ids)
         attention_mask = seen_entries(last, queries.visible_prefix, num_queries)
     queries = queries.to(device)
-    logits = model(
-        input_ids=queries.input_ids,
-        position_ids=queries.position_ids,
-        attention_mask=None if attention_mask is None else attention_mask.to(device),
-        use_cache=cache is not None,
-        queries_to_keep=queries.logits_indices,
-        return_dict=True,
-        **{CACHE: cache},
-    ).logits
+    inputs = {
+        "input_ids": queries.input_ids,
+        "position_ids": queries.position_ids,
+        "attention_mask": None if attention_mask is None else attention_mask.to(device),
+        "use_cache": cache is not None,
+        "return_dict": True,
+        CACHE: cache,
+    }
+    if is_stock(model):
+        starts = None if cache is None else cache.lengths
+        inputs["attention_mask"] = masks_of_layers(model, inputs["attention_mask"], queries.position_ids, starts)
+        logits = stock_logits(model, inputs, queries.logits_indices)
+    else:
+        logits = model(**inputs, queries_to_keep=queries.logits_indices).logits
     if cache is not None:
         check_is_filled(cache.holds(valid_length))
     return logits.to(home)

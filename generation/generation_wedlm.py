@@ -13,7 +13,6 @@ The words of this folder:
   number of accepted ones.
 """
 
-from contextlib import suppress
 from functools import wraps
 from inspect import signature
 from typing import Any
@@ -22,7 +21,6 @@ import torch
 from transformers import (
     ContinuousBatchingConfig,
     ContinuousBatchingManager,
-    DynamicCache,
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
@@ -38,6 +36,7 @@ from wedlm.generation.package import from_package
 from wedlm.generation.parameters import DEFAULTS, check_parameters, decoding_of
 from wedlm.generation.sampling import reads_no_text
 from wedlm.generation.static_steps import KEPT
+from wedlm.generation.strategy import undone_on_error
 from wedlm.generation.transformers_internals import CACHE, check_is_filled, deprecates_old_name, keep_on_save
 from wedlm.generation.validation import (
     check_in_vocabulary,
@@ -71,6 +70,8 @@ class WeDLMGenerationMixin(GenerationMixin):
         acceptance_ratio (`float`, *optional*, defaults to 1.0): In greedy verified decoding, a draft is accepted if
             its probability is at least this share of the best token's. 1.0 writes the autoregressive text.
     """
+
+    is_wedlm = True
 
     @property
     def generation_config(self) -> GenerationConfig:
@@ -148,24 +149,14 @@ class WeDLMGenerationMixin(GenerationMixin):
     @deprecates_old_name
     @wraps(GenerationMixin.generate)
     def generate(self, *args, **kwargs):
-        cache = kwargs.get(CACHE)
-        lengths = [layer.get_seq_length() for layer in cache.layers] if isinstance(cache, DynamicCache) else None
-        try:
+        streamer = signature(GenerationMixin.generate).bind(self, *args, **kwargs).arguments.get("streamer")
+        with undone_on_error(kwargs.get(CACHE), streamer):
             inputs = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
             if inputs is not None:
                 check_inputs(inputs)
             given = kwargs.get("generation_config", args[1] if len(args) > 1 else None)
             warn_of_call(self, decoding_of(given, kwargs, self), given, kwargs)
             return super().generate(*args, **kwargs)
-        except BaseException:
-            if lengths is not None:
-                shorten(cache, lengths)
-            # Another thread may iterate over the streamer, and would wait for ever.
-            streamer = signature(GenerationMixin.generate).bind(self, *args, **kwargs).arguments.get("streamer")
-            if streamer is not None:
-                with suppress(Exception):  # the caller is to see the error of the call
-                    streamer.end()
-            raise
 
     def _prepare_cache_for_generation(self, generation_config: GenerationConfig, model_kwargs: dict, *args):
         """Makes no StaticCache for parallel decoding, whose static steps have a cache of their own."""
@@ -248,11 +239,3 @@ def batching_manager(model: GenerationMixin, decoding: str, *settings: Any) -> C
     """The manager of requests in a parallel decoding."""
     user, otherwise = f"Continuous batching with decoding={decoding!r}", ', or pass decoding="autoregressive"'
     return from_package("wedlm.batching.manager", user, otherwise).BatchingManager(model, *settings)
-
-
-def shorten(cache: DynamicCache, lengths: list[int]) -> None:
-    """Takes out what a failed call has put into a cache, perhaps into some layers only."""
-    del cache.layers[len(lengths) :]
-    for layer, length in zip(cache.layers, lengths, strict=True):
-        if (more := layer.get_seq_length() - length) > 0:
-            layer.crop(-more)

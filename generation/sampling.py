@@ -85,8 +85,10 @@ def processed(logits: torch.Tensor, processors: LogitsProcessorList) -> torch.Te
     return scores
 
 
-def without_mask(logits: torch.Tensor, mask_token_id: int) -> torch.Tensor:
+def without_mask(logits: torch.Tensor, mask_token_id: int | None) -> torch.Tensor:
     """The logits with MASK made impossible."""
+    if mask_token_id is None:
+        return logits
     mask = torch.full((1,), mask_token_id, device=logits.device)
     return logits.index_fill(-1, mask, -torch.inf)
 

@@ -43,7 +43,7 @@ class StaticSteps:
         max_entries = max(call.max_entries, asked_for + 2 * call.window_size)
         if steps is None or not steps.fit(call.model, window, max_entries):
             num_slots, num_columns = bucketed(window.tokens.shape[1]) - 1, bucketed(window.num_columns)
-            window = window.with_room(num_slots, num_columns, policy.mask_token_id)
+            window = window.with_room(num_slots, num_columns, policy.blank)
             steps = cls(call.model, window, bucketed(max_entries))
         steps.cache.lengths.zero_()
         if policy.noise is not None:
@@ -72,7 +72,7 @@ class StaticSteps:
     ) -> None:
         """Steps on from `window` and its `status` until all rows have ended. Then `window` shares the buffers."""
         room = (self.window.no_slot, self.window.num_columns)
-        put_into(self.window, window.with_room(*room, policy.mask_token_id))
+        put_into(self.window, window.with_room(*room, policy.blank))
         for layer in self.cache.layers:
             for states in (layer.keys, layer.values):
                 keep_address(states)
@@ -96,7 +96,7 @@ class StaticSteps:
             if under_way is not None:
                 seen = window.read_status(under_way.values())
             under_way = report
-        done = self.window.with_room(window.no_slot, self.window.num_columns, policy.mask_token_id)
+        done = self.window.with_room(window.no_slot, self.window.num_columns, policy.blank)
         for name, value in tensors(done):
             setattr(window, name, value)
 

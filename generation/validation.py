@@ -5,15 +5,17 @@ Every refusal is one sentence that names the argument, its value and the remedy.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 
 import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import logging
 from transformers.utils.generic import is_flash_attention_requested
 
 from wedlm.generation.parameters import DEFAULTS, READS, is_count
 from wedlm.generation.row_cache import flash_function
+from wedlm.generation.stock import FULL, SLIDING, is_stock, layer_types_of, rope_types_of, text_config_of
 from wedlm.generation.transformers_internals import CACHE, attention_of, drops_cache
 
 logger = logging.get_logger(__name__)
@@ -82,21 +84,24 @@ def check_in_vocabulary(input_ids: torch.Tensor, vocab_size: int) -> None:
 
 def check_support(model: PreTrainedModel, generation_config: GenerationConfig, model_kwargs: dict) -> None:
     """Refuses a call that parallel decoding cannot answer, before anything is computed."""
-    config = model.config
-    if config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
+    config = text_config_of(model)
+    if is_stock(model):
+        check_is_decoder(model)
+    for rope_type in rope_types_of(config) & {"dynamic", "longrope"}:
         # These stretch positions by the longest row of the batch, so rows would change each other's text.
-        refuse("rope_type", config.rope_parameters["rope_type"], generation_config)
-    if "sliding_attention" in config.layer_types:
+        refuse("rope_type", rope_type, generation_config)
+    if SLIDING in layer_types_of(config) and not is_stock(model):
         refuse("layer_types", config.layer_types, generation_config)
-    check_attention(config, generation_config)
+    check_attention(model, config, generation_config)
     chunk_size = generation_config.prefill_chunk_size
     if chunk_size is not None and not is_count(chunk_size):
         raise ValueError(
             f"prefill_chunk_size={chunk_size!r} is not a number of tokens; set it to an integer of 1 or more, or "
             "leave it out."
         )
-    for name, harmless in NOT_OFFERED.items():
-        if (value := getattr(generation_config, name)) not in harmless:
+    not_offered = NOT_OFFERED | ({"cache_implementation": (None, "dynamic")} if is_stock(model) else {})
+    for name, harmless in not_offered.items():
+        if (value := getattr(generation_config, name, None)) not in harmless:
             refuse(name, value, generation_config)
     if model_kwargs.get("inputs_embeds") is not None:
         refuse("inputs_embeds", type(model_kwargs["inputs_embeds"]).__name__, generation_config)
@@ -146,10 +151,12 @@ def check_look_up(generation_config: GenerationConfig) -> None:
         )
 
 
-def check_attention(config: PreTrainedConfig, generation_config: GenerationConfig) -> None:
+def check_attention(model: PreTrainedModel, config: PreTrainedConfig, generation_config: GenerationConfig) -> None:
     """Refuses attention implementations that parallel decoding has no form of."""
     name, uses_cache = attention_of(config), generation_config.use_cache is not False
-    if is_flash_attention_requested(config):
+    if is_stock(model):
+        is_offered = name in ("eager", "sdpa")
+    elif is_flash_attention_requested(config):
         is_offered = (uses_cache or generation_config.decoding != "verified") and flash_function(config) is not None
     else:
         is_offered = name in ("eager", "sdpa", "dual_stream") or (uses_cache and name == "flex_attention")
@@ -161,19 +168,43 @@ def check_attention(config: PreTrainedConfig, generation_config: GenerationConfi
         )
 
 
+def holds_all(layer: object) -> bool:
+    """Whether a layer of a cache holds the keys and values of all its tokens, as far as is known."""
+    if type(layer) is DynamicSlidingWindowLayer:
+        return not layer.is_initialized or layer.get_seq_length() == layer.keys.shape[-2]
+    return type(layer) is DynamicLayer
+
+
+def check_is_decoder(model: PreTrainedModel) -> None:
+    """Refuses models that are no decoders over a cache and positions that can be given."""
+    name, arguments = type(model).__name__, signature(model.forward).parameters
+    others = sorted({*layer_types_of(text_config_of(model))} - {FULL, SLIDING})
+    reason = None
+    if model.config.is_encoder_decoder:
+        reason = "it has an encoder"
+    elif CACHE not in arguments or getattr(model, "_is_stateful", False):
+        reason = "it keeps a state that no cache can take back"
+    elif others:
+        reason = f"it has layers of {' and '.join(others)}"
+    elif "position_ids" not in arguments:
+        reason = "its forward takes no position_ids"
+    if reason is not None:
+        raise ValueError(f"{name} does not fit verified decoding: {reason}; leave out custom_generate.")
+
+
 def check_cache(cache: object, config: PreTrainedConfig, generation_config: GenerationConfig) -> None:
     kind = type(cache).__name__
     if isinstance(cache, DynamicCache) and cache.offloading:
         kind += "(offloading=True)"
     elif isinstance(cache, DynamicCache):
-        other_layers = {type(layer) for layer in cache.layers} - {DynamicLayer}
+        other_layers = {type(layer) for layer in cache.layers if not holds_all(layer)}
         kind = None if not other_layers else f"{kind} of {', '.join(sorted(t.__name__ for t in other_layers))}"
     if kind is not None:
         raise ValueError(
             f"{CACHE}={kind} is not offered by decoding={generation_config.decoding!r}; pass a plain "
             'DynamicCache, or decoding="autoregressive".'
         )
-    if cache.get_seq_length() > 0:
+    if cache.get_seq_length() > 0 and hasattr(config, "head_dim"):
         heads, width = config.num_key_value_heads, config.head_dim
         layers = [(layer.keys.shape[1], layer.keys.shape[3]) for layer in cache.layers]
         if layers != [(heads, width)] * config.num_hidden_layers:

@@ -119,7 +119,7 @@ class VerifiedWindow(Window):
         tokens = torch.cat([last, self.drafts, last.expand(-1, max(0, width - self.window_size))], dim=-1)[:, :width]
         return WindowQueries(
             # (Queries that a row does not need are its last token, not MASK, for which draft adapters would work.)
-            input_ids=torch.where(is_pending, tokens, last.masked_fill(is_used, policy.mask_token_id)),
+            input_ids=torch.where(is_pending, tokens, last.masked_fill(is_used, policy.blank)),
             position_ids=self.prompt_lengths[:, None] + slots,
             logits_indices=query.expand_as(slots),
             predicted_slots=predicted_slots,
@@ -265,7 +265,7 @@ class VerifiedWindow(Window):
         first_open, is_alone = self.behind_leading, policy.acceptance_margin is not None
         self.num_drafts, groups = plan_step(
             self.chances,
-            NEXT_CHANCE * self.corrections[:, 2:],
+            NEXT_CHANCE * self.corrections[:, 2:] * (policy.mask_token_id is not None),
             num_open=(self.limit - first_open) * self.alive,
             most=self.most,
             query_cost=relative_cost(policy.query_cost, 1 if is_alone else num_rows),

@@ -22,7 +22,7 @@ class Policy(NamedTuple):
     """How the steps of a call decode. (Tensors, where one compiled step serves all values.)"""
 
     window_size: int  # slots behind the committed text
-    mask_token_id: int
+    mask_token_id: int | None  # None: the model has no MASK, and drafts come from the text alone
     end_tokens: torch.Tensor  # [n], empty where there is none
     entropy_threshold: torch.Tensor | None  # [], in nats
     distance_penalty: torch.Tensor  # []
@@ -39,13 +39,18 @@ class Policy(NamedTuple):
     acceptance_margin: torch.Tensor | None = None
     query_cost: float = 0.0  # what one more query costs, as a share of a forward with one
 
+    @property
+    def blank(self) -> int:
+        """What stands where there is no token yet."""
+        return 0 if self.mask_token_id is None else self.mask_token_id
+
     @classmethod
     def of(
         cls,
         generation_config: GenerationConfig,
         processors: LogitsProcessorList,
         window_size: int,
-        mask_token_id: int,
+        mask_token_id: int | None,
         device: torch.device,
         query_cost: float = 0.0,
         noise: SlotNoise | None = None,
@@ -162,7 +167,7 @@ class Window:
     Tensors are replaced, never written into, except the `PER_SLOT` ones, which `fill` writes in place.
     """
 
-    # [batch, slots + 1], MASK where there is none; what is written for no slot is in the last column
+    # [batch, slots + 1], `Policy.blank` where there is none; what is written for no slot is in the last column
     tokens: torch.Tensor
     prompt_lengths: torch.Tensor  # [batch], as all that follow
     limit: torch.Tensor  # max_new_tokens; there may be more slots
@@ -188,7 +193,7 @@ class Window:
             return torch.zeros(batch, *shape, dtype=dtype, device=device)
 
         return cls(
-            tokens=zeros(max_new_tokens + 1) + policy.mask_token_id,
+            tokens=zeros(max_new_tokens + 1) + policy.blank,
             prompt_lengths=prompt_lengths,
             limit=zeros() + max_new_tokens,
             batch_rows=torch.arange(batch, device=device),
@@ -294,12 +299,12 @@ class Window:
         """The number of columns of the prompt that the window keeps."""
         return max([getattr(self, name).shape[1] for name in self.PER_COLUMN], default=0)
 
-    def with_room(self, num_slots: int, num_columns: int, mask_token_id: int) -> "Window":
+    def with_room(self, num_slots: int, num_columns: int, blank_token: int) -> "Window":
         """The same window with room for so many slots and columns of the prompt, enough for those in use."""
         more = num_slots - self.no_slot
-        blank = dict.fromkeys(self.PER_SLOT, 0) | {"tokens": mask_token_id}
+        fill = dict.fromkeys(self.PER_SLOT, 0) | {"tokens": blank_token}
         # The last column is left out and comes anew: it holds what was written for no slot.
-        wider = {n: pad(getattr(self, n)[:, :-1], (0, more + 1), value=blank[n]) for n in blank}
+        wider = {n: pad(getattr(self, n)[:, :-1], (0, more + 1), value=fill[n]) for n in fill}
         more = num_columns - self.num_columns
         wider |= {n: pad(getattr(self, n), (more, 0), value=NO_TOKEN) for n in self.PER_COLUMN}
         return replace(self, **wider)

@@ -1,7 +1,8 @@
-"""Registers WeDLM with transformers' Auto classes and with PEFT, importing neither before somebody else does."""
+"""Registers WeDLM with transformers' Auto classes, generate() and PEFT, importing none before somebody else does."""
 
 import importlib
 import sys
+from functools import wraps
 from importlib.abc import MetaPathFinder
 from types import ModuleType
 
@@ -11,7 +12,9 @@ CONFIG_CLASS = "WeDLMConfig"
 CONFIG_MODULE = "transformers.models.auto.configuration_auto"
 MODEL_MODULE = "transformers.models.auto.modeling_auto"
 PEFT_MODULE = "peft"
-MODULES = (CONFIG_MODULE, MODEL_MODULE, PEFT_MODULE)
+STRATEGY_MODULE = "wedlm.generation.strategy"
+GENERATION_MODULE = "transformers.generation.utils"
+MODULES = (CONFIG_MODULE, MODEL_MODULE, PEFT_MODULE, GENERATION_MODULE)
 
 
 def register(module: ModuleType) -> None:
@@ -24,6 +27,9 @@ def register(module: ModuleType) -> None:
     """
     if module.__name__ == PEFT_MODULE:
         importlib.import_module("wedlm.training.draft_lora")  # it enters draft adapters
+        return
+    if module.__name__ == GENERATION_MODULE:
+        take_decoding(module.GenerationMixin)
         return
     package = sys.modules["wedlm"]
     if module.__name__ == CONFIG_MODULE:
@@ -47,6 +53,25 @@ def enter_model_class(mapping, model_type, config_class_name, class_name, packag
     mapping._model_mapping[model_type] = class_name
     mapping._reverse_config_mapping[config_class_name] = model_type
     mapping._modules[model_type] = package
+
+
+def take_decoding(mixin: type) -> None:
+    """Lets `generate()` of every model take `decoding="verified"`, `custom_generate="wedlm"` and `wedlm.verified`.
+
+    transformers refuses the first two. It takes the third, but hands over neither the streamer nor the tokenizer of
+    stop strings. All other calls are transformers' own.
+    """
+    own = mixin.generate
+
+    @wraps(own)
+    def generate(self, *args, **kwargs):
+        strategy, is_stock = kwargs.get("custom_generate"), not getattr(self, "is_wedlm", False)
+        is_ours = strategy == "wedlm" or type(strategy).__module__ == STRATEGY_MODULE
+        if not is_ours and not (is_stock and "decoding" in kwargs and strategy is None):
+            return own(self, *args, **kwargs)
+        return importlib.import_module(STRATEGY_MODULE).generate(self, own, args, kwargs)
+
+    mixin.generate = generate
 
 
 class RegisterOnImport(MetaPathFinder):

@@ -104,7 +104,7 @@ class SettingsGroup:
         first, rows = groups[0], [row for group in groups for row in group.rows]
         num_slots = max(row.max_new_tokens for row in rows)
         num_columns = max(row.prompt_length for row in rows) if first.window.num_columns else 0
-        size = num_slots, num_columns, first.policy.mask_token_id
+        size = num_slots, num_columns, first.policy.blank
         window = joined_windows([group.window.with_room(*size) for group in groups])
         policy = first.policy
         if policy.noise is not None:

@@ -1,0 +1,98 @@
+"""Causal language models of transformers that are no WeDLM: how they are called, and whether they fit."""
+
+from inspect import signature
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from wedlm.generation.transformers_internals import attention_of
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+# The attention implementation with which a model has passed `check_fits`.
+FITS: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
+
+
+def is_stock(model: PreTrainedModel) -> bool:
+    return not getattr(model, "is_wedlm", False)
+
+
+def text_config_of(model: PreTrainedModel) -> PreTrainedConfig:
+    """The config of the decoder; a model that also sees has others beside it."""
+    return model.config.get_text_config(decoder=True)
+
+
+def mask_token_of(model: PreTrainedModel) -> int | None:
+    """The id of the MASK token; a stock model has none."""
+    return None if is_stock(model) else model.config.require_mask_token_id()
+
+
+def layer_types_of(config: PreTrainedConfig) -> list[str]:
+    """The kinds of attention among the layers."""
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        types = [FULL if getattr(config, "sliding_window", None) is None else SLIDING]
+    return sorted(set(types))
+
+
+def rope_types_of(config: PreTrainedConfig) -> set[str]:
+    """The kinds of rotary embeddings, which may differ by the type of a layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    each = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    return {one["rope_type"] for one in each if one.get("rope_type") is not None}
+
+
+# --- One forward ---
+
+
+def masks_of_layers(
+    model: PreTrainedModel, is_seen: torch.Tensor | None, position_ids: torch.Tensor, starts: torch.Tensor | None
+) -> dict[str, torch.Tensor] | torch.Tensor | None:
+    """The mask as a stock model takes it: of four dimensions, by layer type where layers differ.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        is_seen (`torch.BoolTensor` of shape `(batch, 1, queries, entries)`, *optional*): The entries that each query
+            sees. None: the model makes its own causal mask.
+        position_ids (`torch.LongTensor` of shape `(batch, queries)`): The positions of the queries.
+        starts (`torch.LongTensor` of shape `(batch,)`, *optional*): The entry of each row's first query; before it
+            stands the text, in order. None: there are no entries but the queries.
+    """
+    if is_seen is None:
+        return None
+    config, masks = text_config_of(model), {}
+    for kind in layer_types_of(config):
+        mask = is_seen
+        if kind == SLIDING:
+            oldest = position_ids - config.sliding_window
+            mask = (
+                mask
+                & (positions_of_entries(is_seen.shape[-1], position_ids, starts)[:, None] > oldest[..., None])[:, None]
+            )
+        if attention_of(config) == "eager":  # it adds its mask to the scores
+            mask = torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
+        masks[kind] = mask
+    return masks if len(masks) > 1 else mask
+
+
+def positions_of_entries(num_entries: int, position_ids: torch.Tensor, starts: torch.Tensor | None) -> torch.Tensor:
+    """The position of each entry, `[batch, entries]`."""
+    if starts is None:
+        return position_ids
+    entry = torch.arange(num_entries, device=position_ids.device)
+    query = entry - starts[:, None].to(position_ids.device)
+    positions = position_ids.gather(1, query.clamp(0, position_ids.shape[1] - 1))
+    return torch.where(query < 0, entry, positions)
+
+
+def stock_logits(model: PreTrainedModel, inputs: dict, logits_indices: torch.Tensor) -> torch.Tensor:
+    """The logits of the queries `logits_indices`, `[batch, n]`; the head sees few others."""
+    num_queries = inputs["input_ids"].shape[1]
+    if logits_indices.shape[1] == num_queries:  # all, in their order
+        return model(**inputs).logits
+    columns, index = logits_indices.unique(return_inverse=True)  # waits for the device
+    if "logits_to_keep" in signature(model.forward).parameters:
+        logits = model(**inputs, logits_to_keep=columns).logits
+    else:
+        logits = model(**inputs).logits[:, columns]
+    return logits.gather(1, index[..., None].expand(-1, -1, logits.shape[-1]))

@@ -1,6 +1,5 @@
 """Scores of slots, the tokens chosen from them, and the random numbers of sampled text."""
 
-from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -102,34 +101,58 @@ class SlotNoise:
     A token is drawn as the argmax of scores + noise. The noise of a slot is drawn once, in the order of the slots, and
     serves every forward that looks at the slot. So a seed fixes the text, whatever forwards the text is written in.
 
-    A single row takes its noise from the device's generator as transformers' own loop does, which draws by
-    torch.multinomial. So verified decoding samples the text that autoregressive decoding samples with the same seed,
-    and leaves the generator as that loop leaves it. In a batch each row has a generator of its own, which the default
-    one seeds; so no row's text depends on another's.
+    The noise comes from the device's generator as transformers' own loop takes it, which draws by torch.multinomial
+    for all rows at once, slot by slot. So verified decoding samples the text that autoregressive decoding samples with
+    the same seed, and leaves the generator as that loop leaves it.
 
-    Slot s of the `num_slots` that have noise at a time is at s % num_slots. `generator` draws for a single row, in
-    place of the device's own.
+    Slot s of the `num_slots` that a row has noise for at a time is at s % num_slots. A row so far behind another that
+    its slots are not kept any more gets them drawn again. With `generator`, a single row has a generator of its own.
     """
 
     def __init__(self, num_rows: int, num_slots: int, vocab_size: int, device: torch.device, generator=None):
         self.values = torch.zeros(num_rows, num_slots, vocab_size, dtype=torch.float32, device=device)
         self.num_drawn = [0] * num_rows
-        self.generators: list[torch.Generator | None] = [generator]
-        if num_rows > 1:
-            seeds = torch.randint(2**63 - 1, (num_rows,)).tolist()
-            self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
-        self.states = deque(maxlen=num_slots + 1)  # of the device's generator, the last one as it is now
-        self.keep_state()
+        self.generators: list[torch.Generator] | None = None if generator is None else [generator]
+        self.states: list[torch.Tensor] = []  # of the device's generator, before each slot
 
-    def draw(self, rows: list[int], ends: list[int]) -> None:
-        """Draws noise for the slots of `rows` before `ends`, as far as it is not there yet."""
-        num_slots = self.values.shape[1]
-        for row, end in zip(rows, ends, strict=True):
-            for slot in range(self.num_drawn[row], end):
-                noise = self.values[row, slot % num_slots].exponential_(generator=self.generators[row])
-                noise.clamp_(min=torch.finfo(noise.dtype).tiny).log_().neg_()
-                self.num_drawn[row] = slot + 1
-                self.keep_state()
+    def draw_for_forward(
+        self, rows: list[int], num_committed: list[int], num_queries: list[int], limits: list[int]
+    ) -> None:
+        """Draws noise for all slots that a forward of so many queries behind the committed slots can look at."""
+        columns = zip(num_committed, num_queries, limits, strict=True)
+        ends = [min(start + num + 1, limit) for start, num, limit in columns]
+        if self.generators is not None:
+            for row, end in zip(rows, ends, strict=True):
+                while self.num_drawn[row] < end:
+                    self.keep(row, self.drawn(1, self.generators[row])[0])
+            return
+        fronts = [start + self.values.shape[1] for start in num_committed]
+        for slot in range(min(self.num_drawn[row] for row in rows), max(ends)):
+            next_here = [i for i, row in enumerate(rows) if self.num_drawn[row] == slot and slot < fronts[i]]
+            if any(slot < ends[i] for i in next_here):
+                noise = self.of_slot(slot)
+                for i in next_here:
+                    self.keep(rows[i], noise[rows[i]])
+
+    def keep(self, row: int, noise: torch.Tensor) -> None:
+        self.values[row, self.num_drawn[row] % self.values.shape[1]] = noise
+        self.num_drawn[row] += 1
+
+    def of_slot(self, slot: int) -> torch.Tensor:
+        """The noise of a slot in all rows, `[batch, vocabulary]`, drawn for the first time or again."""
+        device = self.values.device
+        if slot == len(self.states):
+            self.states.append(random_state(device))
+            return self.drawn(len(self.values))
+        now = random_state(device)
+        set_random_state(self.states[slot], device)
+        noise = self.drawn(len(self.values))
+        set_random_state(now, device)
+        return noise
+
+    def drawn(self, num_rows: int, generator: torch.Generator | None = None) -> torch.Tensor:
+        noise = torch.empty_like(self.values[:num_rows, 0]).exponential_(generator=generator)
+        return noise.clamp_(min=torch.finfo(noise.dtype).tiny).log_().neg_()
 
     def places(self, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """Where `at` finds the noise of `slots`, `[batch, n]`."""
@@ -138,20 +161,10 @@ class SlotNoise:
     def at(self, places: torch.Tensor) -> torch.Tensor:
         return self.values.flatten(0, 1)[places]
 
-    @property
-    def is_of_device(self) -> bool:
-        """Whether a single row draws by the device's own generator."""
-        return self.generators == [None]
-
-    def keep_state(self) -> None:
-        if self.is_of_device:
-            self.states.append(random_state(self.values.device))
-
     def give_back(self, num_tokens: int) -> None:
-        """Leaves the device's generator as one row of `num_tokens` tokens leaves it that draws for nothing else."""
-        num_unused = self.num_drawn[0] - num_tokens
-        if self.is_of_device and num_unused > 0:
-            set_random_state(self.states[-1 - num_unused], self.values.device)
+        """Leaves the device's generator as a loop leaves it that drew for `num_tokens` slots alone."""
+        if num_tokens < len(self.states):
+            set_random_state(self.states[num_tokens], self.values.device)
 
 
 def random_state(device: torch.device) -> torch.Tensor:

@@ -158,7 +158,7 @@ def shorten(cache: DynamicCache, lengths: list[int]) -> None:
 # --- From the arguments of generate() ---
 
 
-def generate(model: PreTrainedModel, own: Callable, args: tuple, kwargs: dict[str, Any]):
+def answer(model: PreTrainedModel, own: Callable, args: tuple, kwargs: dict[str, Any]):
     """Answers `model.generate(*args, **kwargs)` by this strategy; `own` is transformers' generate().
 
     That hands neither the streamer nor the tokenizer of stop strings to a function that decodes.

@@ -69,7 +69,7 @@ def take_decoding(mixin: type) -> None:
         is_ours = strategy == "wedlm" or type(strategy).__module__ == STRATEGY_MODULE
         if not is_ours and not (is_stock and "decoding" in kwargs and strategy is None):
             return own(self, *args, **kwargs)
-        return importlib.import_module(STRATEGY_MODULE).generate(self, own, args, kwargs)
+        return importlib.import_module(STRATEGY_MODULE).answer(self, own, args, kwargs)
 
     mixin.generate = generate
 

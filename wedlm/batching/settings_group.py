@@ -130,9 +130,8 @@ class SettingsGroup:
     def draw_noise(self) -> None:
         """Draws the noise of all slots that the next forward can look at."""
         if self.policy.noise is not None:
-            ends = [row.num_committed - row.prompt_length + row.num_queries + 1 for row in self.rows]
-            ends = [min(end, row.max_new_tokens) for end, row in zip(ends, self.rows, strict=True)]
-            self.policy.noise.draw(list(range(len(ends))), ends)
+            columns = [(r.num_committed - r.prompt_length, r.num_queries, r.max_new_tokens) for r in self.rows]
+            self.policy.noise.draw_for_forward(list(range(len(columns))), *map(list, zip(*columns, strict=True)))
 
     def first_queries(self) -> WindowQueries:
         """The queries behind the prompts, in the first step of all rows."""

@@ -1,0 +1,242 @@
+"""Verified decoding of stock models by `generate(custom_generate=...)`: transformers' text, in fewer forwards."""
+
+import random
+
+import pytest
+import torch
+from helpers import CHECKPOINTS, left_padded, load, run_python, stock_model
+from stock_families import EOS, FITTING, PAD, REFUSED, VOCABULARY, stock
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers.generation import BaseStreamer
+
+import wedlm
+from wedlm.generation.transformers_internals import CACHE
+
+LOOP = {"input_ids": torch.tensor([[5, 6, 7] * 5]), "max_new_tokens": 24, "do_sample": False, "pad_token_id": PAD}
+
+
+class Favours(LogitsProcessor):
+    """Makes the token after the last one likelier, so that texts repeat themselves."""
+
+    def __call__(self, input_ids, scores):
+        return scores + 40 * torch.nn.functional.one_hot((input_ids[:, -1] + 1) % 7 + 3, scores.shape[1])
+
+
+class Endless(StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids[:, -1] == 9
+
+
+class Recorder(BaseStreamer):
+    def __init__(self):
+        self.tokens = []
+
+    def put(self, value):
+        self.tokens += value.flatten().tolist()
+
+    def end(self):
+        self.tokens.append("end")
+
+
+def random_call(draw: random.Random) -> dict:
+    """Prompts that repeat themselves or not, in ragged batches, and settings."""
+    batch, unit = draw.randint(1, 4), [draw.randint(3, VOCABULARY - 1) for _ in range(draw.randint(1, 3))]
+    prompts = [
+        (unit * 20)[: draw.randint(1, 14)]
+        if draw.random() < 0.6
+        else [draw.randint(3, VOCABULARY - 1) for _ in range(draw.randint(1, 12))]
+        for _ in range(batch)
+    ]
+    call = {**left_padded(prompts), "max_new_tokens": draw.randint(1, 24), "pad_token_id": PAD, "do_sample": False}
+    if draw.random() < 0.4:
+        call |= {"do_sample": True, "top_k": draw.choice([0, 5]), "temperature": draw.choice([0.3, 1.0])}
+    if draw.random() < 0.3:
+        call |= {"repetition_penalty": 1.2}
+    if draw.random() < 0.2:
+        call |= {"logits_processor": LogitsProcessorList([Favours()])}
+    if draw.random() < 0.2:
+        call |= {"stopping_criteria": StoppingCriteriaList([Endless()])}
+    if draw.random() < 0.2:
+        call |= {"num_return_sequences": 2, "do_sample": True}
+    if draw.random() < 0.2:
+        call |= {"eos_token_id": [EOS, *range(3, 12)]}
+    return call
+
+
+def equal_texts(model, calls, seed: int) -> None:
+    draw = random.Random(seed)
+    for number in range(calls):
+        call = random_call(draw)
+        settings = {"window_size": draw.choice([2, 4, 8]), "query_cost": draw.choice([0, 0.04])}
+        torch.manual_seed(number)
+        expected = model.generate(**call, return_dict_in_generate=True, output_scores=True)
+        state = torch.get_rng_state()
+        torch.manual_seed(number)
+        got = model.generate(**call, **settings, custom_generate=wedlm.verified, return_dict_in_generate=True)
+        assert torch.equal(got.sequences, expected.sequences), call
+        assert torch.equal(torch.get_rng_state(), state), call
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_the_text_is_that_of_generate(name):
+    model = stock(name)
+    equal_texts(model, 6, seed=len(name))
+    repetitive = model.generate(
+        **LOOP, custom_generate=wedlm.verified, query_cost=0, return_dict_in_generate=True,
+        logits_processor=LogitsProcessorList([Favours()]),
+    )  # fmt: skip
+    assert repetitive.tokens_per_forward.item() > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FITTING)
+def test_the_text_is_that_of_generate_in_many_calls(name):
+    equal_texts(stock(name), 60, seed=1)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma2", "Qwen2, some layers sliding"])
+def test_eager_attention_and_no_cache(name):
+    model = stock(name)
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    equal_texts(model, 4, seed=2)
+    expected = model.generate(**LOOP)
+    assert torch.equal(model.generate(**LOOP, custom_generate=wedlm.verified, use_cache=False), expected)
+    model.set_attn_implementation(before)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused_by_name_before_the_first_forward(name):
+    model = stock(name)
+    with pytest.raises(ValueError, match=rf"{type(model).__name__} does not fit verified decoding: its? .*; leave out"):
+        model.generate(**LOOP, custom_generate=wedlm.verified)
+
+
+def test_a_model_that_ignores_its_mask_is_refused(monkeypatch):
+    model = load_llama()
+    forward = type(model.model).forward
+
+    def blind(self, *args, attention_mask=None, **kwargs):
+        if attention_mask is not None:
+            attention_mask = torch.ones_like(attention_mask).tril(attention_mask.shape[-1] - attention_mask.shape[-2])
+        return forward(self, *args, attention_mask=attention_mask, **kwargs)
+
+    monkeypatch.setattr(type(model.model), "forward", blind)
+    with pytest.raises(ValueError, match="LlamaForCausalLM does not fit verified decoding: two branches"):
+        model.generate(**LOOP, custom_generate=wedlm.verified)
+
+
+def load_llama():
+    stock.cache_clear()  # models that were checked before keep their result
+    return stock("Llama")
+
+
+def test_every_way_to_ask_for_it():
+    model = stock("Gemma2")
+    expected = model.generate(**LOOP)
+    ways = [
+        {"custom_generate": wedlm.verified},
+        {"custom_generate": wedlm.verified(window_size=4)},
+        {"custom_generate": "wedlm"},
+        {"decoding": "verified", "window_size": 4},
+        {"decoding": "autoregressive"},
+    ]
+    forwards = []
+    for way in ways:
+        output = model.generate(**LOOP, **way, return_dict_in_generate=True)
+        assert torch.equal(output.sequences, expected)
+        forwards.append(getattr(output, "forwards", None))
+    assert forwards[0] == forwards[2] < 24 and forwards[1] == forwards[3] and forwards[4] is None
+
+
+def test_parameters_come_from_the_call_the_strategy_or_the_generation_config():
+    model = load_llama()
+    arguments = {**LOOP, "return_dict_in_generate": True, "logits_processor": LogitsProcessorList([Favours()])}
+    model.generation_config.query_cost = 1e9
+    assert model.generate(**arguments, custom_generate=wedlm.verified).forwards == 24
+    assert model.generate(**arguments, custom_generate=wedlm.verified(query_cost=0)).forwards < 24
+    assert model.generate(**arguments, custom_generate=wedlm.verified, query_cost=0).forwards < 24
+    del model.generation_config.query_cost
+    none = model.generate(**arguments, custom_generate=wedlm.verified, query_cost=0, prompt_lookup_num_tokens=0)
+    assert none.forwards == 24
+    one = model.generate(**arguments, custom_generate=wedlm.verified, query_cost=0, prompt_lookup_num_tokens=1)
+    assert 12 <= one.forwards < 24
+
+
+def test_a_streamer_gets_the_text_in_pieces():
+    recorder = Recorder()
+    output = stock("Llama").generate(**LOOP, custom_generate=wedlm.verified, streamer=recorder)
+    assert recorder.tokens == [*output[0].tolist(), "end"]
+
+
+def test_stop_strings():
+    tokenizer = tiny_tokenizer()
+    model = stock("Llama")
+    arguments = {**LOOP, "stop_strings": [tokenizer.decode(model.generate(**LOOP)[0, 20:22])], "tokenizer": tokenizer}
+    expected = model.generate(**arguments)
+    assert expected.shape[1] < LOOP["input_ids"].shape[1] + 24
+    assert torch.equal(model.generate(**arguments, custom_generate=wedlm.verified), expected)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma2"])
+def test_a_cache_goes_in_and_comes_back(name):
+    model = stock(name)
+    cache = DynamicCache()
+    first = model.generate(**LOOP, custom_generate=wedlm.verified, **{CACHE: cache})
+    assert 0 < cache.get_seq_length() < first.shape[1]
+    longer = torch.cat([first, torch.tensor([[8, 9]])], dim=-1)
+    call = {**LOOP, "input_ids": longer, "attention_mask": torch.ones_like(longer)}
+    expected = model.generate(**call)
+    assert torch.equal(model.generate(**call, custom_generate=wedlm.verified, **{CACHE: cache}), expected)
+
+
+def test_a_stock_model_and_its_weights_in_a_wedlm_take_the_same_forwards():
+    model = load(CHECKPOINTS / "q3")
+    call = {**LOOP, "query_cost": 0, "return_dict_in_generate": True}
+    expected = model.generate(**call, decoding="verified")
+    got = stock_model(model).generate(**call, custom_generate=wedlm.verified)
+    assert torch.equal(got.sequences, expected.sequences)
+    assert torch.equal(model.generate(**call, custom_generate=wedlm.verified).forwards, expected.forwards)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_beams": 2}, "generation mode='beam_search' is not offered"),
+        ({"window_size": 0}, "window_size=0 is not a number of slots"),
+        ({"query_cost": -1}, "query_cost=-1 is not a share"),
+        ({"decoding": "streaming"}, "fills MASK tokens, which this model was not trained for"),
+        ({"cache_implementation": "static"}, "cache_implementation='static' is not offered"),
+        ({"assistant_model": "self"}, "assistant_model=LlamaForCausalLM is not offered"),
+        ({"output_attentions": True}, "output_attentions=True is not offered"),
+    ],
+)
+def test_refusals_name_the_argument(arguments, message):
+    model = stock("Llama")
+    if arguments.get("assistant_model") == "self":
+        arguments = {"assistant_model": model}
+    with pytest.raises(ValueError, match=message):
+        model.generate(**LOOP, custom_generate=wedlm.verified, **arguments)
+
+
+def test_import_wedlm_changes_no_other_call(tmp_path):
+    code = """
+import wedlm, torch
+from transformers import GenerationMixin, LlamaConfig, LlamaForCausalLM
+torch.manual_seed(0)
+model = LlamaForCausalLM(LlamaConfig(vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+    num_attention_heads=2, num_key_value_heads=2))
+seen = []
+def own(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+    seen.append(sorted(kwargs))
+    return input_ids
+model.generate(torch.tensor([[3, 4]]), custom_generate=own, max_new_tokens=2)
+try:
+    model.generate(torch.tensor([[3, 4]]), max_new_tokens=2, decodin="verified")
+except ValueError as error:
+    print(str(error)[:60])
+print(seen, model.generate(torch.tensor([[3, 4]]), max_new_tokens=2).shape)
+"""
+    printed = {which: run_python(code.replace("import wedlm, torch", f"import {which}torch"), tmp_path)
+               for which in ("wedlm, ", "")}  # fmt: skip
+    assert printed["wedlm, "] == printed[""] != ""

@@ -1,5 +1,6 @@
 """Causal language models of transformers that are no WeDLM: how they are called, and whether they fit."""
 
+from contextlib import nullcontext
 from inspect import signature
 from weakref import WeakKeyDictionary
 
@@ -23,8 +24,11 @@ def text_config_of(model: PreTrainedModel) -> PreTrainedConfig:
 
 
 def mask_token_of(model: PreTrainedModel) -> int | None:
-    """The id of the MASK token; a stock model has none."""
-    return None if is_stock(model) else model.config.require_mask_token_id()
+    """The id of the MASK token. A stock model has none but that of a draft adapter, a number behind its tokens."""
+    if not is_stock(model):
+        return model.config.require_mask_token_id()
+    embedding = model.get_input_embeddings()
+    return embedding.mask_token_id if getattr(embedding, "has_active_mask", False) else None
 
 
 def layer_types_of(config: PreTrainedConfig) -> list[str]:
@@ -87,12 +91,14 @@ def positions_of_entries(num_entries: int, position_ids: torch.Tensor, starts: t
 
 def stock_logits(model: PreTrainedModel, inputs: dict, logits_indices: torch.Tensor) -> torch.Tensor:
     """The logits of the queries `logits_indices`, `[batch, n]`; the head sees few others."""
-    num_queries = inputs["input_ids"].shape[1]
-    if logits_indices.shape[1] == num_queries:  # all, in their order
-        return model(**inputs).logits
-    columns, index = logits_indices.unique(return_inverse=True)  # waits for the device
-    if "logits_to_keep" in signature(model.forward).parameters:
-        logits = model(**inputs, logits_to_keep=columns).logits
-    else:
-        logits = model(**inputs).logits[:, columns]
+    embedding = model.get_input_embeddings()
+    adapter = getattr(embedding, "drafts_at", lambda input_ids: nullcontext())
+    with adapter(inputs["input_ids"]):
+        if logits_indices.shape[1] == inputs["input_ids"].shape[1]:  # all, in their order
+            return model(**inputs).logits
+        columns, index = logits_indices.unique(return_inverse=True)  # waits for the device
+        if "logits_to_keep" in signature(model.forward).parameters:
+            logits = model(**inputs, logits_to_keep=columns).logits
+        else:
+            logits = model(**inputs).logits[:, columns]
     return logits.gather(1, index[..., None].expand(-1, -1, logits.shape[-1]))

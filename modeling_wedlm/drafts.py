@@ -37,6 +37,13 @@ def drafts_outside(is_text: torch.Tensor | None) -> Iterator[None]:
         MASKED.is_text = None
 
 
+def are_known_to_be_true(is_text: torch.Tensor) -> bool:
+    """Whether no position is MASK, so that draft adapters can be left out, where nobody has to wait to know that."""
+    if is_text.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return False
+    return bool(is_text.all())
+
+
 def only_masked(hidden_states: torch.Tensor) -> torch.Tensor:
     """Zeros wherever the input of the forward is not MASK."""
     return hidden_states.masked_fill(MASKED.is_text, 0)

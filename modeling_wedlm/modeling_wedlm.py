@@ -39,7 +39,7 @@ from wedlm.generation.package import from_package
 from wedlm.generation.row_cache import score_bias
 from wedlm.generation.transformers_internals import CACHE, attention_of, drops_cache, takes_cache
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig, check_config
-from wedlm.modeling_wedlm.drafts import DraftProduct, WithDrafts, drafts_outside
+from wedlm.modeling_wedlm.drafts import DraftProduct, WithDrafts, are_known_to_be_true, drafts_outside
 
 
 def dual_stream_attention(
@@ -320,13 +320,6 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
         if queries_to_keep is not None:
             outputs.last_hidden_state = keep_queries(outputs.last_hidden_state, queries_to_keep)
         return outputs
-
-
-def are_known_to_be_true(is_text: torch.Tensor) -> bool:
-    """Whether no position is MASK, so that draft adapters can be left out, where nobody has to wait to know that."""
-    if is_text.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_grad_enabled():
-        return False
-    return bool(is_text.all())
 
 
 def check_inputs(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> None:

@@ -1,5 +1,6 @@
 """Draft adapters for PEFT: a LoRA, and an embedding for MASK, that act where the input is MASK and nowhere else."""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from functools import cache
 
@@ -12,8 +13,8 @@ from torch import nn
 
 from wedlm.checkpoints.fingerprint import FIELDS, check_base, fingerprint
 from wedlm.checkpoints.resolve import DRAFT_TYPE
-from wedlm.modeling_wedlm.drafts import MASKED, MaskedLinear
-from wedlm.modeling_wedlm.model_type import MODEL_TYPE
+from wedlm.generation.stock import is_stock
+from wedlm.modeling_wedlm.drafts import MASKED, MaskedLinear, are_known_to_be_true, drafts_outside
 
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # of a decoder layer
 # The fields of LoraConfig that may have any value; the others keep their defaults.
@@ -107,24 +108,38 @@ class MaskEmbedding(nn.Module, BaseTunerLayer):
 
     adapter_layer_names = ("lora_mask",)
 
-    def __init__(self, base_layer: nn.Module, mask_token_id: int):
+    def __init__(self, base_layer: nn.Module, mask_token_id: int | None):
         super().__init__()
         self.base_layer = base_layer
-        self.mask_token_id = mask_token_id
+        num_tokens = base_layer.weight.shape[0]
+        self.is_beyond = mask_token_id is None  # the vocabulary has no MASK, so it is the number behind the last token
+        self.mask_token_id = num_tokens if self.is_beyond else mask_token_id
         self.lora_mask = nn.ModuleDict()
         self.cast_input_dtype_enabled = True  # PEFT's disable_input_dtype_casting expects it in each of its layers
 
     def add(self, adapter_name: str) -> None:
-        self.lora_mask[adapter_name] = MaskVector(self.base_layer.weight[self.mask_token_id].detach().clone())
+        weight = self.base_layer.weight.detach()
+        self.lora_mask[adapter_name] = MaskVector(
+            weight.mean(0) if self.is_beyond else weight[self.mask_token_id].clone()
+        )
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        embeddings = self.base_layer(input_ids)
+        is_mask = (input_ids == self.mask_token_id)[..., None]
+        embeddings = self.base_layer(input_ids.masked_fill(is_mask[..., 0], 0) if self.is_beyond else input_ids)
         if not self.disable_adapters:
-            is_mask = (input_ids == self.mask_token_id)[..., None]
             for name in self.active_adapters:
                 if name in self.lora_mask:
                     embeddings = self.lora_mask[name](embeddings, is_mask)
         return embeddings
+
+    @property
+    def has_active_mask(self) -> bool:
+        return not self.disable_adapters and any(name in self.lora_mask for name in self.active_adapters)
+
+    def drafts_at(self, input_ids: torch.Tensor) -> AbstractContextManager:
+        """Lets the adapter act in a forward of a stock model over these ids; a WeDLM sees to that itself."""
+        is_text = (input_ids != self.mask_token_id)[..., None]
+        return drafts_outside(None if are_known_to_be_true(is_text) else is_text)
 
 
 class ForMasks:
@@ -181,7 +196,7 @@ class DraftLoraModel(LoraModel):
         super().inject_adapter(model, adapter_name, *args, **kwargs)
         embedding = model.get_input_embeddings()
         if not isinstance(embedding, MaskEmbedding):
-            embedding = MaskEmbedding(embedding, model.config.mask_token_id)
+            embedding = MaskEmbedding(embedding, getattr(model.config, "mask_token_id", None))
             model.set_input_embeddings(embedding)
         embedding.add(adapter_name)
         embedding.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
@@ -218,12 +233,8 @@ class DraftLoraModel(LoraModel):
 
 def check_model(model: nn.Module) -> None:
     """Refuses a model that cannot have a draft adapter of PEFT."""
-    model_type = getattr(getattr(model, "config", None), "model_type", None)
-    if model_type != MODEL_TYPE:
-        raise ValueError(
-            f"The model is of model_type {model_type!r}, and only a WeDLM tells a draft adapter where MASK stands; "
-            "convert the model with convert_to_wedlm, which keeps its text."
-        )
+    if is_stock(model):
+        return
     model.config.require_mask_token_id()
     if model.config.drafts is not None:
         raise ValueError("The model contains a draft adapter already; load its base without the adapter.")

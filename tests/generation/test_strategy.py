@@ -108,7 +108,9 @@ def test_eager_attention_and_no_cache(name):
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_fit_is_refused_by_name_before_the_first_forward(name):
     model = stock(name)
-    with pytest.raises(ValueError, match=rf"{type(model).__name__} does not fit verified decoding: its? .*; leave out"):
+    with pytest.raises(
+        ValueError, match=rf"{type(model).__name__} does not fit verified decoding: its? .*; leave out"
+    ):
         model.generate(**LOOP, custom_generate=wedlm.verified)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers import CHECKPOINTS, left_padded, load, run_python, stock_model
 from stock_families import EOS, FITTING, PAD, REFUSED, VOCABULARY, stock
+from tiny_tokenizer import make_tokenizer
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import BaseStreamer
 
@@ -172,8 +173,7 @@ def test_a_streamer_gets_the_text_in_pieces():
 
 
 def test_stop_strings():
-    tokenizer = tiny_tokenizer()
-    model = stock("Llama")
+    model, tokenizer = stock("Llama"), make_tokenizer()
     arguments = {**LOOP, "stop_strings": [tokenizer.decode(model.generate(**LOOP)[0, 20:22])], "tokenizer": tokenizer}
     expected = model.generate(**arguments)
     assert expected.shape[1] < LOOP["input_ids"].shape[1] + 24

@@ -51,7 +51,7 @@ setup(
         "wedlm": ["py.typed"],
         "wedlm.training": ["configs/*"],
         "wedlm.evaluation": ["recipes/*"],
-        "wedlm.hub_card": ["wedlm-demo/*", "card_template.md"],
+        "wedlm.hub_card": ["wedlm-demo/*", "card_template.md", "verified-decoding/README.md"],
         "wedlm.drafts": ["prompts.jsonl.xz"],
         "wedlm.commands": ["trace_page.html"],
     },

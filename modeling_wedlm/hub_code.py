@@ -19,9 +19,9 @@ AUTO_MAP = {
 }
 
 
-def flat_files() -> dict[str, str]:
-    """Returns the files of a checkpoint's code by name, with the imports of each other made relative."""
-    sources, pending = {}, [ROOT_MODULE]
+def flat_files(root: str = ROOT_MODULE) -> dict[str, str]:
+    """Returns the files that a module needs by name, itself included, with the imports of each other made relative."""
+    sources, pending = {}, [root]
     while pending:
         module = pending.pop()
         if module not in sources:

@@ -72,7 +72,9 @@ def check_links(source: Path) -> None:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder holds a checkpoint, or an adapter of PEFT."""
+    """Whether a folder holds a checkpoint, an adapter of PEFT, or an export of the decoding alone."""
+    if (folder / "custom_generate" / "generate.py").is_file():
+        return True
     signs = {"config.json": "model_type", "adapter_config.json": "peft_type"}
     return any(has_field(folder / name, field) for name, field in signs.items())
 

@@ -1,0 +1,36 @@
+"""`wedlm export --strategy`: a repository with verified decoding alone, for `custom_generate=` of any causal model."""
+
+import os
+import shutil
+from pathlib import Path
+
+from wedlm.checkpoints.new_folder import check_apart, check_links, check_out, complete_or_absent
+from wedlm.checkpoints.resolve import checkpoint_folder
+from wedlm.modeling_wedlm.hub_code import flat_files
+
+CARD = Path(__file__).parent / "verified-decoding" / "README.md"
+ROOT = "wedlm.generation.generate"
+FOLDER = "custom_generate"  # the name that transformers looks for
+
+
+def export_strategy(out: str | os.PathLike, base: str | None = None, overwrite: bool = False) -> Path:
+    """Writes the card and the code; with `base`, also the files of that checkpoint, which then decodes so by itself.
+
+    Args:
+        out (`str` or `os.PathLike`): The folder to write.
+        base (`str`, *optional*): A checkpoint: a folder, or a name on the Hub.
+        overwrite (`bool`, *optional*, defaults to `False`): Whether `out` may be an export already.
+    """
+    out = check_out(out, overwrite)
+    if base is not None:
+        source = checkpoint_folder(base)
+        check_links(source)
+        check_apart(out, source)
+    with complete_or_absent(out, overwrite) as new:
+        if base is not None:
+            shutil.copytree(source, new, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "README.md", ".*"))
+        (new / FOLDER).mkdir()
+        for name, code in flat_files(ROOT).items():
+            (new / FOLDER / name).write_text(code, encoding="utf-8")
+        shutil.copyfile(CARD, new / "README.md")
+    return out

@@ -19,7 +19,7 @@ from wedlm.generation.parameters import default_query_cost, default_window_size
 from wedlm.generation.sampling import SlotNoise
 from wedlm.generation.stock import mask_token_of, text_config_of
 from wedlm.generation.transformers_internals import CACHE, dropped_mask_length, is_passed_by_caller
-from wedlm.generation.validation import check_in_vocabulary
+from wedlm.generation.validation import check_in_vocabulary, check_rope
 from wedlm.generation.window import NO_TOKEN, Policy, Text
 
 logger = logging.get_logger(__name__)
@@ -52,6 +52,7 @@ class Call:
         if not self.is_static:  # Static steps have the same shape for every limit.
             self.window_size = min(self.window_size, self.max_new_tokens)
         self.prompt = read_prompt(model, input_ids, self.max_new_tokens, generation_config, model_kwargs)
+        check_rope(text_config_of(model), self.max_entries, generation_config)
 
     @property
     def is_static(self) -> bool:

@@ -8,5 +8,5 @@ from wedlm.generation.strategy import answer
 
 
 def generate(model: PreTrainedModel, **arguments: Any):
-    """`model.generate(**arguments)` by verified decoding, as transformers calls it for `custom_generate="REPOSITORY"`."""
+    """`model.generate(**arguments)` by verified decoding, as `custom_generate="REPOSITORY"` calls it."""
     return answer(model, type(model).generate, (), arguments)

@@ -22,6 +22,8 @@ logger = logging.get_logger(__name__)
 # What means the same in every decoding.
 NO_WISHES = (("window_size", None), ("query_cost", None), ("acceptance_ratio", 1.0))
 
+READ = ("input_ids", "attention_mask", "position_ids", "logits_to_keep")  # of the tensors that a model may get
+
 # Arguments of generate() that parallel decoding does not offer, each with the values that ask for nothing.
 NOT_OFFERED = {
     "assistant_early_exit": (None,),
@@ -87,9 +89,6 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
     config = text_config_of(model)
     if is_stock(model):
         check_is_decoder(model)
-    for rope_type in rope_types_of(config) & {"dynamic", "longrope"}:
-        # These stretch positions by the longest row of the batch, so rows would change each other's text.
-        refuse("rope_type", rope_type, generation_config)
     if SLIDING in layer_types_of(config) and not is_stock(model):
         refuse("layer_types", config.layer_types, generation_config)
     check_attention(model, config, generation_config)
@@ -103,8 +102,10 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
     for name, harmless in not_offered.items():
         if (value := getattr(generation_config, name, None)) not in harmless:
             refuse(name, value, generation_config)
-    if model_kwargs.get("inputs_embeds") is not None:
-        refuse("inputs_embeds", type(model_kwargs["inputs_embeds"]).__name__, generation_config)
+    for name, value in model_kwargs.items():
+        is_given = torch.is_tensor(value) and bool(value.any() if name == "token_type_ids" else True)
+        if name == "inputs_embeds" and value is not None or is_given and is_stock(model) and name not in READ:
+            refuse(name, type(value).__name__, generation_config)
     if (owner := model.prepare_inputs_for_generation.__self__) is not model:
         # PEFT's prompt, prefix and p-tuning bring their vectors in there, and parallel decoding never calls it.
         raise ValueError(
@@ -127,6 +128,14 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
         )
     if (cache := model_kwargs.get(CACHE)) is not None:
         check_cache(cache, config, generation_config)
+
+
+def check_rope(config: PreTrainedConfig, most_positions: int, generation_config: GenerationConfig) -> None:
+    """Refuses rotary embeddings that stretch so many positions by the longest row: rows would change each other."""
+    unstretched = getattr(config, "original_max_position_embeddings", None) or config.max_position_embeddings
+    for rope_type in rope_types_of(config) & {"dynamic", "longrope"}:
+        if most_positions > unstretched:
+            refuse("rope_type", rope_type, generation_config)
 
 
 def check_look_up(generation_config: GenerationConfig) -> None:

@@ -15,6 +15,7 @@ from wedlm.checkpoints.fingerprint import FIELDS, check_base, fingerprint
 from wedlm.checkpoints.resolve import DRAFT_TYPE
 from wedlm.generation.stock import is_stock
 from wedlm.modeling_wedlm.drafts import MASKED, MaskedLinear, are_known_to_be_true, drafts_outside
+from wedlm.training.stock_drafts import stock_draft_output
 
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # of a decoder layer
 # The fields of LoraConfig that may have any value; the others keep their defaults.
@@ -22,6 +23,10 @@ FREE_FIELDS = {
     "peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
     "r", "lora_alpha", "lora_dropout", "target_modules", "init_lora_weights",
 }  # fmt: skip
+
+
+# Of a batch of `DraftCollator`, what a forward reads.
+BATCH = ("input_ids", "position_ids", "sample_ids", "stream_ids", "block_ids", "teachers", "target_weights")
 
 
 class PeftTypeName(str):
@@ -200,6 +205,12 @@ class DraftLoraModel(LoraModel):
             model.set_input_embeddings(embedding)
         embedding.add(adapter_name)
         embedding.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
+
+    def forward(self, *args, **kwargs):
+        """Takes the batches of `DraftCollator` for a stock model, too."""
+        if kwargs.get("teachers") is None or not is_stock(self.model):
+            return super().forward(*args, **kwargs)
+        return stock_draft_output(self.model, **{name: kwargs[name] for name in BATCH})
 
     def _create_and_replace(self, lora_config, adapter_name, target, target_name, parent, *args, **kwargs):
         super()._create_and_replace(lora_config, adapter_name, target, target_name, parent, *args, **kwargs)

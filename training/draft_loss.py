@@ -11,7 +11,11 @@ CROSS_ENTROPY_WEIGHT = 0.1  # total variation has next to no gradient as long as
 
 
 def draft_loss(
-    lm_head: nn.Module, hidden_states: torch.Tensor, teachers: torch.Tensor, weights: torch.Tensor, mask_token_id: int
+    lm_head: nn.Module,
+    hidden_states: torch.Tensor,
+    teachers: torch.Tensor,
+    weights: torch.Tensor,
+    mask_token_id: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Computes the weighted sum of the losses of the queries that have a teacher.
 
@@ -92,7 +96,7 @@ class LossOfQueries(torch.autograd.Function):
 
 
 def losses_and_slopes(
-    logits: torch.Tensor, of_teachers: torch.Tensor, slopes: torch.Tensor, mask_token_id: int
+    logits: torch.Tensor, of_teachers: torch.Tensor, slopes: torch.Tensor, mask_token_id: int | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns loss, total variation and hit of each query, and writes the slopes of its loss by its logits.
 
@@ -100,7 +104,8 @@ def losses_and_slopes(
     teacher's best token has the slopes q - 1 at that token, and q elsewhere.
     """
     logits, of_teachers = (x.to(torch.float32, copy=True) for x in (logits, of_teachers))
-    logits[:, mask_token_id] = of_teachers[:, mask_token_id] = -torch.inf
+    if mask_token_id is not None:
+        logits[:, mask_token_id] = of_teachers[:, mask_token_id] = -torch.inf
     best = of_teachers.argmax(-1, keepdim=True)
     q = logits.softmax(-1)
     differences = q - of_teachers.softmax(-1)

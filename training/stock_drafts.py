@@ -1,0 +1,78 @@
+"""A step of training a draft adapter on a stock model, which knows neither MASK nor the two streams."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from wedlm.generation.stock import masks_of_layers
+from wedlm.modeling_wedlm.modeling_wedlm import WeDLMTrainingOutput
+from wedlm.training.draft_loss import draft_loss
+from wedlm.training.dual_stream import StreamQueries, dense_mask
+
+
+def stock_draft_output(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+    sample_ids: torch.Tensor,
+    stream_ids: torch.Tensor,
+    block_ids: torch.Tensor,
+    teachers: torch.Tensor,
+    target_weights: torch.Tensor,
+) -> WeDLMTrainingOutput:
+    """What `WeDLMForCausalLM` returns for a batch of `DraftCollator`, for a model with a draft adapter on it."""
+    if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        raise ValueError(
+            "gradient_checkpointing computes layers again without knowing where MASK stands, so a draft adapter of a "
+            f"{type(model).__name__} cannot be trained with it; leave it out, or convert the model (`wedlm convert`)."
+        )
+    index = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+    is_seen = dense_mask(StreamQueries(sample_ids, stream_ids, block_ids, index))
+    with model.get_input_embeddings().drafts_at(input_ids):
+        hidden_states = model.get_decoder()(
+            input_ids=input_ids,
+            attention_mask=masks_of_layers(model, is_seen, position_ids, None),
+            position_ids=position_ids,
+            use_cache=False,
+        ).last_hidden_state
+    loss, distances, hits = draft_loss(Head(model), hidden_states, teachers, target_weights, None)
+    return WeDLMTrainingOutput(loss=loss, target_losses=distances, target_hits=hits)
+
+
+class Head(nn.Module):
+    """All that a model does behind its decoder, which may be more than one layer: Gemma 2 caps its logits."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.models = (model,)  # not a child of this module
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        (model,) = self.models
+        with decoder_of(model, Given(hidden_states[None])):
+            return model(input_ids=torch.zeros(1, len(hidden_states), dtype=torch.long)).logits[0]
+
+
+class Given(nn.Module):
+    """Stands for a decoder whose output is known."""
+
+    def __init__(self, hidden_states: torch.Tensor):
+        super().__init__()
+        self.hidden_states = hidden_states
+
+    def forward(self, *args, **kwargs) -> BaseModelOutputWithPast:
+        return BaseModelOutputWithPast(last_hidden_state=self.hidden_states)
+
+
+@contextmanager
+def decoder_of(model: PreTrainedModel, decoder: nn.Module) -> Iterator[None]:
+    own = model.get_decoder()
+    (name,) = (name for name, child in model.named_children() if child is own)
+    setattr(model, name, decoder)
+    try:
+        yield
+    finally:
+        setattr(model, name, own)

@@ -9,6 +9,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from wedlm.fused.int8 import Int8Linear
 from wedlm.fused.product import Product, attend_few, place, rotate
 from wedlm.generation.transformers_internals import CACHE, attention_of
+from wedlm.modeling_wedlm.drafts import MASKED
 
 RANK_STEP = 32  # ranks are filled up to it, so that product.c can take tiles of them
 # Decoder layers of transformers, and ours: RMS norms, rotated queries and keys, a gated MLP.
@@ -190,9 +191,10 @@ def fused_forward(layer: nn.Module, layers: list[nn.Module], hidden_states: torc
         layers (`list[nn.Module]`): All fused layers of the model. The first one looks at what has changed.
         hidden_states, args, kwargs: What the layer's own forward takes.
     """
+    fused, is_text = layer.fused, kwargs.get("is_text", MASKED.is_text)
     if layer is layers[0] and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
-        refresh(layers, hidden_states, has_masks=kwargs.get("is_text") is not None)
-    fused, is_text = layer.fused, kwargs.get("is_text")
+        refresh(layers, hidden_states, has_masks=is_text is not None)
+        fused = layer.fused
     is_own = fused is None or torch.is_grad_enabled() or layer.training or args
     if is_own or torch.compiler.is_compiling() and may_have_changed(layer, hidden_states, is_text):
         return type(layer).forward(layer, hidden_states, *args, **kwargs)

@@ -11,7 +11,7 @@ from tiny_tokenizer import make_tokenizer
 from transformers import AutoTokenizer
 
 from wedlm import WeDLMForCausalLM
-from wedlm.batching.prepared_call import prepare
+from wedlm.batching.request import Request
 
 DEMO = REPOSITORY / "hub_card" / "wedlm-demo"
 
@@ -86,10 +86,12 @@ class Rollouts:
         self.generate = WeDLMForCausalLM.generate
         self.seeds: list[int] = []  # of the requests of a batch
 
-        def recorded_prepare(*args):
-            call = prepare(*args)
-            self.seeds.append(call.seed)
-            return call
+        from_settings = Request.from_settings
+
+        def recorded_request(*args):
+            request = from_settings(*args)
+            self.seeds.append(request.seed)
+            return request
 
         def recorded_generate(model, *args, **arguments):
             if "custom_generate" in arguments:  # a request of a batch, which decodes nothing
@@ -110,7 +112,7 @@ class Rollouts:
             return outputs
 
         generate_batch = WeDLMForCausalLM.generate_batch
-        monkeypatch.setattr("wedlm.batching.manager.prepare", recorded_prepare)
+        monkeypatch.setattr(Request, "from_settings", recorded_request)
         monkeypatch.setattr(WeDLMForCausalLM, "generate", recorded_generate)
         monkeypatch.setattr(WeDLMForCausalLM, "generate_batch", recorded_generate_batch)
 

@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from serving_client import send
 
-from wedlm.batching.running_batch import BatchCounts
+from wedlm.batching.scheduler import BatchCounts
 from wedlm.serving import connections
 from wedlm.serving.connections import Connection, Seldom, places
 from wedlm.serving.limits import FILES, LOG_SECONDS, SPARE_CONNECTIONS

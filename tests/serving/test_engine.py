@@ -13,7 +13,7 @@ import torch
 from fastapi import HTTPException
 from serving_client import MESSAGES, autoregressive, chat, client_of, generated, health, leave_after, send, streamed
 
-from wedlm.batching import running_batch
+from wedlm.batching import scheduler
 from wedlm.batching.manager import NO_MEMORY
 from wedlm.serving.answer import Answer
 from wedlm.serving.asked import ChatRoute, Served, read_request
@@ -263,7 +263,7 @@ def test_the_death_of_the_worker_is_told(checkpoint, monkeypatch):
             def die():
                 raise KeyError("a bug")
 
-            monkeypatch.setattr(engine.manager.batch, "step", die)
+            monkeypatch.setattr(engine.manager.scheduler, "step", die)
             *_, last = [event async for event in events]
             with pytest.raises(HTTPException) as error:
                 await whole
@@ -286,7 +286,7 @@ def test_a_request_without_memory_may_come_again(checkpoint, monkeypatch):
     async def story():
         async with running(checkpoint) as engine:
             with monkeypatch.context() as patch:
-                patch.setattr(running_batch, "forward_queries", refuse_memory)
+                patch.setattr(scheduler, "forward_queries", refuse_memory)
                 with pytest.raises(HTTPException) as in_batch:
                     await answered(engine, checkpoint)
             with monkeypatch.context() as patch:

@@ -6,7 +6,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from wedlm.batching.manager import BatchingManager
-from wedlm.batching.running_batch import BatchCounts
+from wedlm.batching.scheduler import BatchCounts
 from wedlm.serving.metrics import OUTCOMES, ROUTES, Load, Metrics
 
 

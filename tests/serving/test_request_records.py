@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from wedlm.batching.running_batch import BatchCounts
+from wedlm.batching.scheduler import BatchCounts
 from wedlm.serving.metrics import Load, Metrics
 from wedlm.serving.request_records import RequestRecord
 

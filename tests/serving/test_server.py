@@ -14,7 +14,7 @@ from tiny_tokenizer import MASK
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from wedlm.batching.running_batch import BatchCounts, RunningBatch
+from wedlm.batching.scheduler import BatchCounts, Scheduler
 from wedlm.commands.cli import app
 from wedlm.serving import grammars, json_schema, limits
 from wedlm.serving.metrics import Load, Metrics
@@ -134,7 +134,7 @@ def test_the_death_of_the_thread_ends_the_process(checkpoint, monkeypatch):
     def failing(*_):
         raise KeyError("a bug")
 
-    monkeypatch.setattr(RunningBatch, "__init__", failing)
+    monkeypatch.setattr(Scheduler, "__init__", failing)
     result = CliRunner().invoke(app, ["serve", str(checkpoint[0]), "--port", "0", "--device", "cpu"])
     assert result.exit_code == 1
     *_, last = result.stderr.splitlines()

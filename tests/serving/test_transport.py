@@ -9,7 +9,7 @@ from fastapi import HTTPException
 from serving_client import MESSAGES, post
 from starlette.datastructures import Headers
 
-from wedlm.batching.running_batch import BatchCounts
+from wedlm.batching.scheduler import BatchCounts
 from wedlm.serving import transport
 from wedlm.serving.limits import BODY_BYTES
 from wedlm.serving.metrics import CANCELLED, OK, REFUSED, Load, Metrics

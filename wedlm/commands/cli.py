@@ -373,16 +373,16 @@ def adapt(options: AdaptOptions) -> None:
     """
     with refusals(options.debug), extra("train"):
         from wedlm.drafts.check import check_adapt, what_is_done
-        from wedlm.drafts.settings import AdaptSettings, Places
+        from wedlm.drafts.settings import AdaptFolders, AdaptSettings
 
         settings = AdaptSettings(**{field.name: getattr(options, field.name) for field in fields(AdaptSettings)})
-        places = Places(options.out.resolve())
-        tasks = check_adapt(settings, places, options.overwrite)
+        folders = AdaptFolders(options.out.resolve())
+        tasks = check_adapt(settings, folders, options.overwrite)
         if os.environ.get("RANK", "0") == "0":  # torch, which knows the processes, is imported later
             typer.echo(what_is_done(settings, tasks))
         from wedlm.drafts.adapt import adapt
 
-        adapt(settings, tasks, places, options.overwrite)
+        adapt(settings, tasks, folders, options.overwrite)
 
 
 @command(epilog="Example: wedlm serve tencent/WeDLM-8B-Instruct --dtype bfloat16 --port 8000")

@@ -1,4 +1,4 @@
-"""Measures an adapter: held-out prompts are answered token by token and verified, in turns, and texts compared."""
+"""Measures an adapter: held-out prompts are answered token by token and verified, alternately, and texts compared."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,26 +20,19 @@ NAMES = (
 
 
 def measure(settings: AdaptSettings, tasks: Tasks, adapter: Path, work: Path) -> dict[str, Any]:
-    """Answers the held-out prompts, and those of --measure-also; returns the numbers by group and kind.
-
-    Args:
-        settings (`AdaptSettings`): The length of answers, and the device.
-        tasks (`Tasks`): The prompts.
-        adapter (`Path`): The folder of the adapter. Its base is loaded in the dtype on disk.
-        work (`Path`): Where answers are kept, so that a stopped run goes on.
-    """
+    """Answers the held-out prompts, and those of --measure-also; returns the numbers by group and kind."""
     model, tokenizer = load_checkpoint(adapter, "auto", settings.device, only_decodes=True)
     decodings = {
         BASELINE: {"decoding": BASELINE},
         VERIFIED: whole({"decoding": VERIFIED, "acceptance_ratio": 1.0}, model),
     }
-    asked, most = [*tasks.held_out, *tasks.also], settings.max_new_tokens
-    questions = [Question(ids, lambda text: 0.0) for ids in encode_all(model, tokenizer, asked, most)]
+    measured, most = [*tasks.held_out, *tasks.also], settings.max_new_tokens
+    questions = [Question(ids, lambda text: 0.0) for ids in encode_all(model, tokenizer, measured, most)]
     identity = checkpoint_identity(model, adapter)
-    kept = WorkFile(work / "measurement", {**identity, **conditions(model.device), "max_new_tokens": most})
-    with resumable(kept):
-        answers = sweep(model, tokenizer, questions, decodings, most, kept)
-    answered = [Answered(*one) for one in zip(asked, answers[BASELINE], answers[VERIFIED], strict=True)]
+    work_file = WorkFile(work / "measurement", {**identity, **conditions(model.device), "max_new_tokens": most})
+    with resumable(work_file):
+        answers = sweep(model, tokenizer, questions, decodings, most, work_file)
+    answered = [Answered(*one) for one in zip(measured, answers[BASELINE], answers[VERIFIED], strict=True)]
     num_held_out = len(tasks.held_out)
     return {
         **identity,

@@ -36,14 +36,7 @@ the adapter goes alone.
 
 
 def write_adapter_report(settings: AdaptSettings, results: dict[str, Any], folder: Path, name: str) -> None:
-    """Writes report.json, the plot and the card, and prints the table.
-
-    Args:
-        settings (`AdaptSettings`): The settings of the run.
-        results (`dict[str, Any]`): The numbers of `measure`, and the log of the training.
-        folder (`Path`): The folder of the adapter.
-        name (`str`): The name that the adapter will have.
-    """
+    """Writes report.json, the plot and the card, and prints the table."""
     write_report(folder / REPORT_FILE, results, results["device"], ("peft",), settings=settings.recorded())
     plot(results, folder / PLOT_FILE)
     section = draft_section(json.loads((folder / REPORT_FILE).read_text(encoding="utf-8")))

@@ -12,19 +12,12 @@ PROMPTS_PER_HELD_OUT = 4  # of a user's file: one in 4 is held out at most
 
 
 class Task(NamedTuple):
-    """A prompt, and the model's own answer where there is one already.
+    """A prompt, and the model's own answer where there is one already."""
 
-    Args:
-        kind (`str`): The kind of the package's prompts, or the name of the file.
-        prompt (`str` or `list[dict]`): A text, or messages.
-        answer (`str`, *optional*): The model's answer.
-        where (`str`): Its place, for messages.
-    """
-
-    kind: str
-    prompt: str | list[dict]
+    kind: str  # of the package's prompts, or the name of the file
+    prompt: str | list[dict]  # a text, or messages
     answer: str | None = None
-    where: str = ""
+    where: str = ""  # for error messages
 
     def messages(self) -> list[dict]:
         return [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else self.prompt
@@ -78,13 +71,7 @@ def key(task: Task) -> str:
 
 
 def split(tasks: list[Task], settings: AdaptSettings, where: str) -> tuple[list[Task], list[Task]]:
-    """Splits the tasks of a file; equal prompts are kept together, so none that is held out is trained on.
-
-    Args:
-        tasks (`list[Task]`): The tasks.
-        settings (`AdaptSettings`): The number of prompts to hold out, and the seed.
-        where (`str`): The option and the file, for the message.
-    """
+    """Splits the tasks of a file; equal prompts are kept together, so none that is held out is trained on."""
     prompts = list(dict.fromkeys(map(key, tasks)))
     num_held_out = min(settings.num_held_out, len(prompts) // PROMPTS_PER_HELD_OUT)
     if num_held_out == 0:

@@ -51,14 +51,7 @@ LOG_FILE = "log.json"
 
 
 def train_adapter(settings: AdaptSettings, base: str, tokenizer: PreTrainedTokenizerBase, work: Path) -> Path:
-    """Trains the adapter and returns its folder, with the weights in bfloat16 and the log in log.json.
-
-    Args:
-        settings (`AdaptSettings`): The settings.
-        base (`str`): The WeDLM checkpoint.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        work (`Path`): The folder with train.jsonl and held_out.jsonl, where everything is kept.
-    """
+    """Trains the adapter and returns its folder, with the weights in bfloat16 and the log in log.json."""
     state, adapter = PartialState(), work / "adapter"
     if adapter.exists():
         return adapter
@@ -116,16 +109,7 @@ def new_trainer(
     work: Path,
     is_probe: bool,
 ) -> WeDLMTrainer:
-    """Reads the answers, loads the base, and adds an adapter.
-
-    Args:
-        settings (`AdaptSettings`): The settings.
-        base (`str`): The WeDLM checkpoint.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        training (`WeDLMTrainingArguments`): The arguments of the Trainer.
-        work (`Path`): The folder of the answers.
-        is_probe (`bool`): Whether only steps are timed, so that nothing is shown.
-    """
+    """Reads the answers, loads the base, and adds an adapter."""
     with training.main_process_first(desc="reading the answers"):
         (train, summary), (held_out, _) = (
             prepare_dataset(work / f"{name}.jsonl", tokenizer, training.data_options()) for name in FILES

@@ -7,7 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, H
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from wedlm.batching.manager import BatchingManager
-from wedlm.batching.running_batch import BatchCounts
+from wedlm.batching.scheduler import BatchCounts
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 ROUTES = ("/v1/chat/completions", "/v1/completions")
@@ -35,7 +35,7 @@ class Load(NamedTuple):
 
     @classmethod
     def of(cls, manager: BatchingManager) -> "Load":
-        batch = manager.batch  # None where the thread has ended
+        batch = manager.scheduler  # None where the thread has ended
         texts = [] if batch is None else list(batch.prefix_cache.texts.values())  # a copy: the thread changes it
         kept_tokens = sum(len(text.tokens) for text in texts)
         return cls(manager.counts, len(manager.running), len(manager.waiting), kept_tokens, manager.max_cached_tokens)

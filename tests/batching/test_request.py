@@ -4,37 +4,38 @@ import pytest
 from helpers import CHECKPOINTS, load
 from tiny_tokenizer import make_tokenizer
 from transformers import GenerationConfig, LogitsProcessorList, TemperatureLogitsWarper
+from transformers.generation.continuous_batching.requests import RequestState
 
-from wedlm.batching.prepared_call import prepare
+from wedlm.batching.request import Request
 
 MODEL = load(CHECKPOINTS / "q3")
 
 
-def call(generation_config=None, **settings):
-    return prepare(MODEL, [3, 4, 5], generation_config, {"max_new_tokens": 9, **settings}, seed=0)
+def request_of(generation_config=None, **settings):
+    settings = {"max_new_tokens": 9, **settings}
+    return Request.from_settings(MODEL, RequestState("a", [3, 4, 5]), generation_config, settings, seed=0)
+
+
+def key_of(**settings):
+    return request_of(**settings).settings_key
 
 
 def test_equal_settings_share_a_group_whatever_the_limit_is():
-    assert call().key == call().key == call(max_new_tokens=40, decoding="streaming").key
-    assert call(eos_token_id=7).key == call(eos_token_id=7).key != call().key
+    assert key_of() == key_of() == key_of(max_new_tokens=40, decoding="streaming")
+    assert key_of(eos_token_id=7) == key_of(eos_token_id=7)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
+def test_other_settings_have_a_group_of_their_own():
+    others = [
         {"decoding": "verified"},
         {"window_size": 3},
-        {"entropy_threshold": 1.0},
         {"do_sample": True},
         {"do_sample": True, "temperature": 0.5},
         {"eos_token_id": [7, 8]},
-        {"suppress_tokens": [9]},
         {"max_new_tokens": 2},  # a window of two slots
-    ],
-    ids=str,
-)
-def test_other_settings_have_a_group_of_their_own(settings):
-    assert call(**settings).key not in (None, call().key)
+    ]
+    keys = {key_of(), *(key_of(**settings) for settings in others)}
+    assert len(keys) == 1 + len(others) and None not in keys
 
 
 @pytest.mark.parametrize(
@@ -48,20 +49,18 @@ def test_other_settings_have_a_group_of_their_own(settings):
     ],
     ids=lambda settings: ", ".join(settings),
 )
-def test_who_reads_the_text_or_brings_an_object_shares_with_nobody(settings):
-    assert call(**settings).key is None
+def test_callbacks_and_objects_are_shared_with_no_other_request(settings):
+    assert key_of(**settings) is None
 
 
 def test_token_by_token_is_verified_decoding_without_drafts():
-    prepared = call(decoding="autoregressive", acceptance_ratio=0.5)
-    same = call(decoding="verified", window_size=1, prompt_lookup_num_tokens=0)
-    assert prepared.budget == (12, 2) and prepared.key == same.key
-    assert call(GenerationConfig(decoding="autoregressive")).budget == (12, 2)
+    request = request_of(decoding="autoregressive", acceptance_ratio=0.5)
+    assert request.settings_key == key_of(decoding="verified", window_size=1, prompt_lookup_num_tokens=0)
+    assert request.budget == request_of(GenerationConfig(decoding="autoregressive")).budget == (12, 2)
 
 
 def test_the_config_is_left_as_it_is():
     config = GenerationConfig(max_new_tokens=5, cache_implementation="static")
     before, own = config.to_dict(), MODEL.generation_config.to_dict()
-    prepared = prepare(MODEL, [3, 4], config, {"do_sample": True}, seed=0)
-    assert prepared.max_new_tokens == 5
+    Request.from_settings(MODEL, RequestState("a", [3, 4]), config, {"do_sample": True}, seed=0)
     assert config.to_dict() == before and MODEL.generation_config.to_dict() == own

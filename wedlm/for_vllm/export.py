@@ -106,7 +106,7 @@ def export_for_vllm(
     if wider is not None:
         plan = plan._replace(config=wider.config(plan.config))
     plan.notes.extend(notes_on_heads(plan.config, wider))
-    text = readme(name_of(model), name_of(name), target, plan.config["model_type"])
+    text = readme(Path(model).resolve().name, Path(name).resolve().name, target, plan.config["model_type"])
     write(plan, out, overwrite, partial(fill, text=text, own_target=target is None, drafts=drafts, wider=wider))
     return Exported(out, None, plan.notes)
 
@@ -178,16 +178,7 @@ def notes_on_heads(fields: dict, wider: Widening | None) -> list[str]:
 
 
 def fill(plan: Plan, folder: Path, text: str, own_target: bool, drafts: Drafts, wider: Widening | None) -> None:
-    """Writes all files of an export into a folder that is there.
-
-    Args:
-        plan (`Plan`): The plain checkpoint.
-        folder (`Path`): The new folder.
-        text (`str`): The README.md.
-        own_target (`bool`): Whether the plain checkpoint is the target, and is written as one too.
-        drafts (`Drafts`): The parts that only the drafter has.
-        wider (`Widening`, *optional*): The change of the heads.
-    """
+    """Writes all files of an export into a folder; without `own_target` the plain checkpoint is only the drafter's."""
     drafter, whole = folder / DRAFTER, folder / (TARGET if own_target else DRAFTER)
     whole.mkdir()
     write_whole(plan, whole)
@@ -234,19 +225,8 @@ def link(path: Path, place: Path) -> None:
         shutil.copyfile(path, place)
 
 
-def name_of(model: str) -> str:
-    return Path(model).resolve().name
-
-
 def readme(title: str, base: str, target: str | None, model_type: str) -> str:
-    """Returns the README.md of an export.
-
-    Args:
-        title (`str`): The name of the WeDLM or of the draft adapter.
-        base (`str`): The name of the WeDLM: `title`, or the base of the adapter.
-        target (`str`, *optional*): The other model that is drafted for.
-        model_type (`str`): The architecture of the plain checkpoint.
-    """
+    """The README.md of an export. The drafter is `title`, a WeDLM or a draft adapter of the WeDLM `base`."""
     if target is None:
         shared = "the same weights" if title == base else f"the same weights and the adapter {title}"
         plain = f"`{TARGET}` is the plain {STOCK_FAMILIES[model_type]} of {base}"

@@ -10,7 +10,7 @@ import shutil
 import pytest
 import torch
 from exports import edit, names, refused, run, save_base_and_adapter
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from stock_checkpoints import CLASSES, TOKENS, files_of, save_stock, save_tokenizer, weights_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm_exports import drafter_as_wedlm
@@ -230,6 +230,14 @@ def test_models_and_options_that_are_refused(tmp_path):
     )
     edit(wedlm / "config.json", mask_token_id=None, mask_row=None)
     assert "mask_token_id is None in the config of this checkpoint" in refused(wedlm, out, "--vllm")
+
+
+def test_an_adapter_of_another_base_is_refused(tmp_path):
+    adapter, path = save_adapter(tmp_path), tmp_path / "base" / "model.safetensors"
+    weights, name = load_file(path), "model.layers.0.mlp.down_proj.weight"
+    save_file({**weights, name: -weights[name]}, path, {"format": "pt"})
+    sentence = refused(adapter, tmp_path / "out", "--vllm")
+    assert "the adapter was trained on other weights; load it into its own base" in sentence
 
 
 def test_where_links_are_impossible_the_weights_are_copied(tmp_path, monkeypatch):

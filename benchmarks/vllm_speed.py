@@ -25,8 +25,8 @@ from tqdm.auto import tqdm
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.new_folder import DRAFTER, TARGET
 from wedlm.evaluation.turns import median_and_range, take_turns
-from wedlm.for_vllm.export import SPECULATIVE, export_for_vllm
 from wedlm.for_vllm.plugin import draft_counts
+from wedlm.for_vllm.vllm_export import SPECULATIVE, export_for_vllm
 
 if TYPE_CHECKING:
     from vllm import LLM

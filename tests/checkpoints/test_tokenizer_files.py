@@ -11,7 +11,7 @@ from transformers import (
 
 from wedlm import convert_to_autoregressive, convert_to_wedlm
 from wedlm.checkpoints.errors import CheckpointError
-from wedlm.for_vllm.export import export_for_vllm
+from wedlm.for_vllm.vllm_export import export_for_vllm
 
 
 def test_tokenizer_files_of_older_versions(source, tmp_path):

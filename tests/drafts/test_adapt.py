@@ -20,10 +20,10 @@ from wedlm.checkpoints.attach import fingerprint_on_disk
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS
 from wedlm.drafts import adapt as stages
-from wedlm.drafts import answers, train
+from wedlm.drafts import adapter_training, answers
 from wedlm.drafts.answers import check_prompts, encode_all
+from wedlm.drafts.prompt_split import Task, Tasks
 from wedlm.drafts.settings import AdaptSettings
-from wedlm.drafts.tasks import Task, Tasks
 from wedlm.evaluation.work_file import WorkFile
 
 
@@ -132,14 +132,14 @@ def stop_work(monkeypatch, is_last):
 
 
 def stop_training(monkeypatch, callback):
-    make = train.new_trainer
+    make = adapter_training.new_trainer
 
     def new_trainer(*arguments, **options):
         trainer = make(*arguments, **options)
         trainer.add_callback(callback)
         return trainer
 
-    monkeypatch.setattr(train, "new_trainer", new_trainer)
+    monkeypatch.setattr(adapter_training, "new_trainer", new_trainer)
 
 
 class InTheFourthStep(TrainerCallback):
@@ -282,7 +282,7 @@ def test_a_damaged_number_of_steps_is_refused(tmp_path):
     for content in ("{", "[]", "{}"):
         (tmp_path / "steps.json").write_text(content, encoding="utf-8")
         with pytest.raises(ValueError, match=r"steps.json cannot be read \(.*\); remove it, and steps are timed anew"):
-            train.number_of_steps(AdaptSettings("model"), "base", None, tmp_path)
+            adapter_training.number_of_steps(AdaptSettings("model"), "base", None, tmp_path)
 
 
 def test_an_adapter_is_no_model_to_adapt(place, tmp_path):

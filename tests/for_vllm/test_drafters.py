@@ -25,8 +25,8 @@ from examples.demo.tasks import KINDS, held_out_examples
 from wedlm import convert_to_wedlm
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.for_vllm.export import export_for_vllm
 from wedlm.for_vllm.plugin import draft_counts, is_draft
+from wedlm.for_vllm.vllm_export import export_for_vllm
 
 pytestmark = pytest.mark.vllm
 

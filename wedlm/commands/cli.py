@@ -358,7 +358,7 @@ def export_repository(options: ExportOptions) -> "Exported":
 
 def export_for_vllm(options: ExportOptions) -> "Exported":
     check_export_for_vllm(options)
-    from wedlm.for_vllm.export import export_for_vllm
+    from wedlm.for_vllm.vllm_export import export_for_vllm
 
     return export_for_vllm(options.model, options.out, options.target, overwrite=options.overwrite)
 

@@ -29,12 +29,12 @@ from wedlm.checkpoints.resolve import (
     checkpoint_folder,
     read_config,
 )
+from wedlm.drafts.adapter_report import write_adapter_report
+from wedlm.drafts.adapter_training import LOG_FILE, train_adapter
 from wedlm.drafts.answers import answer_all, check_prompts, expected_minutes
 from wedlm.drafts.measure import measure
-from wedlm.drafts.report import write_adapter_report
+from wedlm.drafts.prompt_split import Tasks
 from wedlm.drafts.settings import FILES, AdaptError, AdaptFolders, AdaptSettings, record_settings
-from wedlm.drafts.tasks import Tasks
-from wedlm.drafts.train import LOG_FILE, train_adapter
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 ON_A_CPU = (

@@ -17,8 +17,8 @@ from wedlm.checkpoints.resolve import (
 )
 from wedlm.checkpoints.shards import read_json
 from wedlm.checkpoints.stock_families import STOCK_FAMILIES
+from wedlm.drafts.prompt_split import Tasks, read_tasks
 from wedlm.drafts.settings import AdaptError, AdaptFolders, AdaptSettings, check_settings
-from wedlm.drafts.tasks import Tasks, read_tasks
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 

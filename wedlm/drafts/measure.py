@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.drafts.answers import encode_all
+from wedlm.drafts.prompt_split import Task, Tasks
 from wedlm.drafts.settings import AdaptSettings
-from wedlm.drafts.tasks import Task, Tasks
 from wedlm.evaluation.decodings import BASELINE, whole
 from wedlm.evaluation.provenance import checkpoint_identity, conditions
 from wedlm.evaluation.sweep import Answer, Question, summary, sweep

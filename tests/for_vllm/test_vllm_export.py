@@ -17,7 +17,7 @@ from vllm_exports import drafter_as_wedlm
 
 from wedlm import WeDLMForCausalLM, convert_to_autoregressive, convert_to_wedlm
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.for_vllm import export as export_module
+from wedlm.for_vllm import vllm_export
 
 WIDE = {"hidden_size": 128}  # heads of 32, which vLLM's attention on a CPU has
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
@@ -263,7 +263,7 @@ def test_an_export_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(export_module, "write_index", full_disk)
+        patch.setattr(vllm_export, "write_index", full_disk)
         assert "could not be written" in refused(wedlm, out, "--vllm", "--overwrite")
     assert names(out) == before
     (out / "target" / "old").write_text("old")

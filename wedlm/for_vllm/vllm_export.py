@@ -213,16 +213,16 @@ def write_index(folder: Path) -> None:
     shards = [read_shard(path) for path in sorted(folder.glob("*.safetensors"))]
     if len(shards) > 1 or (folder / INDEX_FILE).exists():
         size = sum(shard.num_bytes - shard.data_start for shard in shards)
-        places = {name: shard.path.name for shard in shards for name in shard.tensors}
-        write_json(folder / INDEX_FILE, {"metadata": {"total_size": size}, "weight_map": places})
+        weight_map = {name: shard.path.name for shard in shards for name in shard.tensors}
+        write_json(folder / INDEX_FILE, {"metadata": {"total_size": size}, "weight_map": weight_map})
 
 
-def link(path: Path, place: Path) -> None:
-    """Lets a file have another name too; where the disk knows no hard links it is copied."""
+def link(path: Path, new: Path) -> None:
+    """Makes a hard link or, where the disk has none, a copy."""
     try:
-        os.link(path, place)
+        os.link(path, new)
     except OSError:
-        shutil.copyfile(path, place)
+        shutil.copyfile(path, new)
 
 
 def readme(title: str, base: str, target: str | None, model_type: str) -> str:

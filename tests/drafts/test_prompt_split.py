@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import property_settings
 
+from wedlm.drafts.prompt_split import Task, read_tasks, split
 from wedlm.drafts.settings import AdaptSettings
-from wedlm.drafts.tasks import Task, read_tasks, split
 
 
 @given(st.lists(st.integers(0, 30), min_size=4, max_size=60), st.integers(1, 20), st.integers(0, 3))

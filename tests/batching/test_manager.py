@@ -15,7 +15,7 @@ from tiny_tokenizer import make_tokenizer
 from transformers import ContinuousBatchingConfig, ContinuousBatchingManager, GenerationConfig
 from transformers.generation.continuous_batching.requests import RequestStatus
 
-from wedlm.batching.manager import CANCELLED, NO_MEMORY, STOPPED, BatchingManager, logger
+from wedlm.batching.manager import CANCELLED, NO_MEMORY, STOPPED, logger
 from wedlm.batching.scheduler import Scheduler
 
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
@@ -335,19 +335,6 @@ def test_after_an_error_of_the_thread_every_caller_is_told(model, monkeypatch):
     manager.stop()
 
 
-def test_the_thread_starts_whatever_transformers_passes_to_its_loop(model, monkeypatch):
-    """Each version passes other arguments, and a thread that dies of one leaves its requests waiting for ever."""
-
-    def start(self):
-        self._generation_thread = threading.Thread(target=self._run_generation_loop, kwargs={"new": True})
-        self._generation_thread.start()
-
-    monkeypatch.setattr(ContinuousBatchingManager, "start", start)
-    with model.continuous_batching_context_manager() as manager:
-        manager.add_request(PROMPTS[0])
-        assert manager.get_result(timeout=5).error is None
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_is_told_that_its_manager_has_no_thread(manager):
@@ -473,9 +460,3 @@ def test_who_waits_is_told_when_nothing_can_come(model):
     manager.start()
     threading.Timer(0.1, manager.stop).start()
     assert manager.get_result() is None
-
-
-def test_it_is_the_manager_of_transformers(model):
-    manager = model.init_continuous_batching()
-    assert isinstance(manager, ContinuousBatchingManager) and isinstance(manager, BatchingManager)
-    assert manager.max_cached_tokens > 10_000 and not manager.is_running()

@@ -168,7 +168,7 @@ def test_decoding_waits_for_a_chunk_of_each_waiting_prompt(num_waiting, most):
     batch.add(request_of(TEXT[:4], name="short", **ONE_BY_ONE, max_new_tokens=200))
     batch.step()
     for i in range(num_waiting):
-        batch.add(request_of(TEXT[i : i + 100], name=i, **ONE_BY_ONE, max_new_tokens=5))
+        batch.add(request_of(TEXT[i : i + 150], name=i, **ONE_BY_ONE, max_new_tokens=5))
     waited = [0]
     while len(batch.prefilling) == num_waiting:
         has_decoded = "short" in names_of(batch.step())

@@ -4,8 +4,6 @@ import gc
 import json
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -56,7 +54,7 @@ def train_adapter(settings: AdaptSettings, base: str, tokenizer: PreTrainedToken
     if adapter.exists():
         return adapter
     last = work / "training" / "last"
-    with training_errors(work):
+    try:
         steps = number_of_steps(settings, base, tokenizer, work)
         free_memory()  # of the model whose steps were timed
         training = arguments(settings, base, work / "training", state, max_steps=steps)
@@ -64,34 +62,24 @@ def train_adapter(settings: AdaptSettings, base: str, tokenizer: PreTrainedToken
         trainer.train(resume_from_checkpoint=newest_complete(training))
         trainer.evaluate()
         trainer.save_model(last)
+    except (ValueError, OSError, RuntimeError, SafetensorError) as error:
+        raise AdaptError(
+            f"The training stopped ({one_line(error)}); when that is mended, the same command goes on from {work}."
+        ) from error
     if state.is_main_process:
         weights = {name: weight.to(torch.bfloat16) for name, weight in load_file(last / ADAPTER_WEIGHTS).items()}
         with complete_or_absent(adapter, overwrite=False) as new:
             shutil.copyfile(last / ADAPTER_FILE, new / ADAPTER_FILE)
             save_file(weights, new / ADAPTER_WEIGHTS, {"format": "pt"})
             (new / LOG_FILE).write_text(json.dumps(trainer.state.log_history), encoding="utf-8")
-            write_generation_config(base, new)
+            own = read_generation_fields(checkpoint_folder(base, with_weights=False))
+            (new / GENERATION_FILE).write_text(
+                json.dumps(with_verified_decoding(own), indent=2) + "\n", encoding="utf-8"
+            )
     state.wait_for_everyone()
     del trainer
     free_memory()
     return adapter
-
-
-@contextmanager
-def training_errors(work: Path) -> Iterator[None]:
-    """Turns what stops a training into one sentence that says how to go on."""
-    try:
-        yield
-    except (ValueError, OSError, RuntimeError, SafetensorError) as error:
-        raise AdaptError(
-            f"The training stopped ({one_line(error)}); when that is mended, the same command goes on from {work}."
-        ) from error
-
-
-def write_generation_config(base: str, folder: Path) -> None:
-    """Writes the base's own generation_config.json with the decoding that the adapter is made for."""
-    fields = with_verified_decoding(read_generation_fields(checkpoint_folder(base, with_weights=False)))
-    (folder / GENERATION_FILE).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def free_memory() -> None:

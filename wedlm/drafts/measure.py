@@ -1,7 +1,7 @@
 """Measures an adapter: held-out prompts are answered token by token and verified, alternately, and texts compared."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.drafts.answers import encode_all
@@ -32,37 +32,27 @@ def measure(settings: AdaptSettings, tasks: Tasks, adapter: Path, work: Path) ->
     work_file = WorkFile(work / "measurement", {**identity, **conditions(model.device), "max_new_tokens": most})
     with resumable(work_file):
         answers = sweep(model, tokenizer, questions, decodings, most, work_file)
-    answered = [Answered(*one) for one in zip(measured, answers[BASELINE], answers[VERIFIED], strict=True)]
-    num_held_out = len(tasks.held_out)
+    base, verified, num_held_out = answers[BASELINE], answers[VERIFIED], len(tasks.held_out)
     return {
         **identity,
         "device": str(model.device),
         "arguments": decodings[VERIFIED],
-        "held_out": by_kind(answered[:num_held_out]),
-        "also": by_kind(answered[num_held_out:]),
+        "held_out": by_kind(measured[:num_held_out], base[:num_held_out], verified[:num_held_out]),
+        "also": by_kind(measured[num_held_out:], base[num_held_out:], verified[num_held_out:]),
     }
 
 
-class Answered(NamedTuple):
-    """A prompt with both answers to it."""
-
-    task: Task
-    autoregressive: Answer
-    verified: Answer
-
-
-def by_kind(answered: list[Answered]) -> dict[str, dict]:
+def by_kind(tasks: list[Task], base: list[Answer], verified: list[Answer]) -> dict[str, dict]:
     """The numbers of all prompts together, and of each kind if there are several; nothing if there are no prompts."""
-    kinds = list(dict.fromkeys(one.task.kind for one in answered))
-    groups = {ALL: answered} if answered else {}
-    if len(kinds) > 1:
-        groups |= {kind: [one for one in answered if one.task.kind == kind] for kind in kinds}
-    return {name: numbers(group) for name, group in groups.items()}
+    kinds = [task.kind for task in tasks]
+    rows = {ALL: range(len(tasks))} if tasks else {}
+    if len(set(kinds)) > 1:
+        rows |= {kind: [i for i, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)}
+    return {name: numbers([base[i] for i in own], [verified[i] for i in own]) for name, own in rows.items()}
 
 
-def numbers(answered: list[Answered]) -> dict[str, Any]:
+def numbers(base: list[Answer], verified: list[Answer]) -> dict[str, Any]:
     """The numbers of verified decoding on some prompts, with the speed of autoregressive decoding on the same."""
-    base, verified = ([getattr(one, name) for one in answered] for name in (BASELINE, VERIFIED))
     of_verified = summary(verified, base, is_exact=True)
     return {name: of_verified[name] for name in NAMES} | {
         "autoregressive_tokens_per_second": summary(base, base, is_exact=True)["tokens_per_second"]

@@ -135,8 +135,9 @@ class Scheduler:
 
     def decode(self) -> list[StepOutput]:
         """Takes a step with all groups in one forward or, with fixed shapes, in a forward for each."""
+        forwards = [[group] for group in self.groups] if self.fixed_shapes else [self.groups]
         outputs = []
-        for groups in [[group] for group in self.groups] if self.fixed_shapes else [self.groups]:
+        for groups in forwards:
             outputs += self.decode_together(groups)
         self.finish_step(outputs)
         return outputs
@@ -175,13 +176,9 @@ class Scheduler:
     def run_step(
         self, groups: list[SettingsGroup], queries: list[WindowQueries], longest: int, text: Text | None = None
     ) -> list[StepOutput]:
-        """Takes groups on by one forward over the active rows of the cache.
+        """Takes groups on by one forward over their queries and the active rows of the cache.
 
-        Args:
-            groups (`list[SettingsGroup]`): The groups.
-            queries (`list[WindowQueries]`): The queries of each group.
-            longest (`int`): The most entries that one of the rows has in the cache.
-            text (`Text`, *optional*): The ends of the prompts, in the first step.
+        The longest of these rows has `longest` entries. In the first step `text` holds the ends of the prompts.
         """
         all_rows = [rows_of(group, self.cache.active.start, self.device) for group in groups]
         all_queries = combined(queries, all_rows, len(self.cache.lengths))

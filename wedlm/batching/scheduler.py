@@ -139,7 +139,8 @@ class Scheduler:
         outputs = []
         for groups in forwards:
             outputs += self.decode_together(groups)
-        self.finish_step(outputs)
+        if self.groups:  # else all requests were evicted, and no forward has ended
+            self.finish_step(outputs)
         return outputs
 
     def decode_together(self, groups: list[SettingsGroup]) -> list[StepOutput]:
@@ -229,7 +230,7 @@ class Scheduler:
 
     def finish_step(self, outputs: list[StepOutput]) -> None:
         """Counts what a step has brought, caches the texts that have ended, and removes their requests."""
-        self.counts.steps += any(output.error is None for output in outputs)
+        self.counts.steps += 1
         self.counts.tokens += sum(len(each.tokens) for each in outputs)
         for output in outputs:
             if output.has_ended and output.error is None:

@@ -95,7 +95,6 @@ def test_the_present_code_loads_it(saved):
     model, current = AutoModelForCausalLM.from_pretrained(saved), load(CHECKPOINTS / "q3")
     assert type(model).__module__ == "wedlm.modeling_wedlm.modeling_wedlm"
     assert model.generation_config.to_dict() == current.generation_config.to_dict()
-    assert model.config.to_dict() == current.config.to_dict() | {"_name_or_path": str(saved)}
     prompt = torch.tensor([DECODE["prompts"][2]])
     arguments = {"max_new_tokens": 24, "decoding": "verified", "pad_token_id": 0}
     assert torch.equal(model.generate(prompt, **arguments), current.generate(prompt, **arguments))

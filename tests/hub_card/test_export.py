@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +22,7 @@ from exports import (
     write_evaluation,
 )
 from helpers import CHECKPOINTS, put_into_hub_cache, random_tokens, run_python
-from huggingface_hub import ModelCard, snapshot_download
+from huggingface_hub import ModelCard
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
@@ -144,17 +143,6 @@ def test_checkpoints_that_are_refused(tmp_path, model, unchecked, monkeypatch):
     assert "and by its config" in sentence()
     edit(model / "config.json", model_type="qwen3")
     assert "is of model_type 'qwen3'" in sentence()
-
-
-def test_a_checkpoint_on_the_hub(tmp_path, model, unchecked, monkeypatch):
-    """Its licence is taken over as well."""
-    readme_with(model, "license: mit")
-    put_into_hub_cache(model, tmp_path / "hub", "me/model")
-    monkeypatch.setattr(
-        "wedlm.checkpoints.resolve.snapshot_download", partial(snapshot_download, cache_dir=tmp_path / "hub")
-    )
-    assert run("me/model", tmp_path / "out").exit_code == 0
-    assert ModelCard.load(tmp_path / "out" / "README.md").data.license == "mit"
 
 
 def test_without_its_snippet_nothing_appears(tmp_path, model, monkeypatch):

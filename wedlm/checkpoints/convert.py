@@ -78,20 +78,20 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
         `Conversion`: the folder, its `mask_token_id`, and `notes` on what its user should know.
     """
     out = check_out(out, overwrite)
-    read = read_source(source, out, wanted=(*STOCK, MODEL_TYPE))
-    generation_fields = read_generation_fields(read.folder)
-    tokenizer, changed, notes = TokenizerFiles.read(read.folder).without_code(source)
-    tokenizer.check_rows(read.config.vocab_size, source)
-    plan = Plan(read.config, read.shards, read.folder, changed, notes)
-    if read.model_type != MODEL_TYPE:
-        put_mask_in(plan, tokenizer, generation_fields, source)
-        generation_fields = changed[GENERATION_FILE] = with_text_of_source(read, generation_fields)
-    elif read.config.mask_token_id is None:
+    checkpoint = read_source(source, out, wanted=(*STOCK, MODEL_TYPE))
+    config, generation_fields = checkpoint.config, read_generation_fields(checkpoint.folder)
+    tokenizer, changed, notes = TokenizerFiles.read(checkpoint.folder).without_code(source)
+    tokenizer.check_rows(config.vocab_size, source)
+    plan = Plan(config, checkpoint.shards, checkpoint.folder, changed, notes)
+    if checkpoint.model_type != MODEL_TYPE:
+        add_mask(plan, tokenizer, generation_fields, source)
+        generation_fields = changed[GENERATION_FILE] = with_text_of_source(checkpoint, generation_fields)
+    elif config.mask_token_id is None:
         notes.append("The config names no mask_token_id, so the result loads, but masked prediction refuses it.")
-    read.config.architectures, read.config.auto_map = [WEDLM_CLASS], None  # the code written beside it sets auto_map
-    notes += limits_of_parallel_decoding(read.model, generation_fields)
+    config.architectures, config.auto_map = [WEDLM_CLASS], None  # the code written beside it sets auto_map
+    notes += limits_of_parallel_decoding(checkpoint.model, generation_fields)
     write(plan, out, overwrite)
-    return Conversion(out, read.config.mask_token_id, notes)
+    return Conversion(out, config.mask_token_id, notes)
 
 
 def convert_to_autoregressive(
@@ -114,14 +114,14 @@ def convert_to_autoregressive(
         know.
     """
     out = check_out(out, overwrite)
-    read = read_source(source, out, wanted=(MODEL_TYPE,))
-    if read.config.drafts is not None:
+    checkpoint = read_source(source, out, wanted=(MODEL_TYPE,))
+    if checkpoint.config.drafts is not None:
         raise CheckpointError(
             f"{source} contains a draft adapter, which has no place in a stock checkpoint; convert its base instead."
         )
-    plan = plan_of_stock(read)
+    plan = plan_of_stock(checkpoint)
     write(plan, out, overwrite)
-    return Conversion(out, read.config.mask_token_id, plan.notes)
+    return Conversion(out, checkpoint.config.mask_token_id, plan.notes)
 
 
 def read_source(source: str | os.PathLike, out: Path, wanted: tuple[str, ...]) -> Source:
@@ -138,37 +138,38 @@ def read_source(source: str | os.PathLike, out: Path, wanted: tuple[str, ...]) -
     return Source(source, folder, fields["model_type"], config, model, shards)
 
 
-def plan_of_stock(read: Source) -> Plan:
+def plan_of_stock(checkpoint: Source) -> Plan:
     """Returns the plan of the plain checkpoint of a WeDLM, and unsets a MASK that its conversion added."""
-    model_type = stock_model_type(read.config)
+    config, source = checkpoint.config, checkpoint.name
+    model_type = stock_model_type(config)
     if model_type is None:
         raise CheckpointError(
-            f"{read.name} has qk_norm={read.config.qk_norm} and attention_bias={read.config.attention_bias}, and none "
-            f"of {families()} has both, so there is no stock class to convert it to."
+            f"{source} has qk_norm={config.qk_norm} and attention_bias={config.attention_bias}, and none of "
+            f"{families()} has both, so there is no stock class to convert it to."
         )
-    check_layers(read.config.to_dict(), read.name, model_type)
-    tokenizer, changed, notes = TokenizerFiles.read(read.folder).without_code(read.name)
-    tokenizer.check_rows(read.config.vocab_size, read.name)
-    plan = Plan(read.config, read.shards, read.folder, changed, notes)
-    take_mask_out(plan, tokenizer, read.name)
+    check_layers(config.to_dict(), source, model_type)
+    tokenizer, changed, notes = TokenizerFiles.read(checkpoint.folder).without_code(source)
+    tokenizer.check_rows(config.vocab_size, source)
+    plan = Plan(config, checkpoint.shards, checkpoint.folder, changed, notes)
+    remove_mask(plan, tokenizer, source)
     changed |= for_stock({**tokenizer.contents, **changed})
-    generation_fields = read_generation_fields(read.folder)
+    generation_fields = read_generation_fields(checkpoint.folder)
     if generation_fields.keys() & DEFAULTS.keys():  # parameters of parallel decoding
-        changed[GENERATION_FILE] = without_parallel_decoding(read.config, generation_fields)
-    return replace(plan, config=stock_fields(read.config, model_type))
+        changed[GENERATION_FILE] = without_parallel_decoding(config, generation_fields)
+    return replace(plan, config=stock_fields(config, model_type))
 
 
 # --- generation_config.json ---
 
 
-def with_text_of_source(source: Source, generation_fields: dict) -> dict:
+def with_text_of_source(checkpoint: Source, generation_fields: dict) -> dict:
     """The content of generation_config.json for a model that was not trained to fill in MASK.
 
     Verified decoding writes the text that the model wrote before its conversion, and so does autoregressive decoding,
     which knows every kind of RoPE and beams too. Streaming would write nonsense.
     """
-    fields = dict(generation_fields or fields_of_no_file(source.config))
-    offered = offered_decodings(source.model, fields)
+    fields = dict(generation_fields or fields_of_no_file(checkpoint.config))
+    offered = offered_decodings(checkpoint.model, fields)
     fields["decoding"] = "verified" if "verified" in offered else "autoregressive"
     if FROM_MODEL in fields:
         fields[FROM_MODEL] = False  # transformers would take nothing else from the file
@@ -192,7 +193,7 @@ def fields_of_no_file(config: WeDLMConfig) -> dict:
 # --- MASK ---
 
 
-def put_mask_in(plan: Plan, tokenizer: TokenizerFiles, generation_fields: dict, source: object) -> None:
+def add_mask(plan: Plan, tokenizer: TokenizerFiles, generation_fields: dict, source: object) -> None:
     """Chooses the MASK token of a stock checkpoint.
 
     A mask_token that the tokenizer has is kept. Otherwise MASK gets a row that no token uses, or one more row.
@@ -269,8 +270,8 @@ def check_existing_mask(
         )
 
 
-def take_mask_out(plan: Plan, tokenizer: TokenizerFiles, source: object) -> None:
-    """Undoes `put_mask_in`."""
+def remove_mask(plan: Plan, tokenizer: TokenizerFiles, source: object) -> None:
+    """Undoes `add_mask`."""
     config, mask_token_id = plan.config, plan.config.mask_token_id
     if config.mask_row is None:
         if mask_token_id is not None:

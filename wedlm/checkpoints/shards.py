@@ -69,9 +69,9 @@ def check_weights(source: object, folder: Path) -> None:
     """Refuses a checkpoint whose weight files are missing; `source` is its name in the message."""
     if missing := [name for name in shard_names(folder) if not (folder / name).is_file()]:
         raise CheckpointError(
-            f"{source} lacks its weights ({', '.join(missing)}); copy or download them, or if you trust pickled ones "
-            "(.bin), load them with AutoModelForCausalLM.from_pretrained(..., use_safetensors=False) and "
-            "save_pretrained() them, because only safetensors are read."
+            f"{source} lacks its weights ({', '.join(missing)}); copy or download them (only safetensors are read; "
+            "load pickled ones that you trust with AutoModelForCausalLM.from_pretrained(..., use_safetensors=False), "
+            "and save_pretrained() them)."
         )
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from wedlm.checkpoints.yaml_file import read_yaml
 from wedlm.training.errors import TrainingError, as_training_errors
 
 if TYPE_CHECKING:  # it imports torch, as do the functions below; `wedlm train --help` needs the class alone
@@ -133,7 +132,7 @@ def read_fields(path: str) -> dict:
     if not Path(path).exists():
         raise TrainingError(f"There is no file {path}; give the YAML file of a run, as in training/configs.")
     try:
-        content = read_yaml(path)
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         sentence = " ".join(str(error).split())
         raise TrainingError(f"{path} cannot be read as YAML ({sentence}); correct the name or the file.") from error

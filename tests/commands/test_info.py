@@ -4,17 +4,14 @@ import atexit
 import gc
 import json
 import re
-from importlib.metadata import version
 
 import pytest
 import torch
 from command_line import PROMPT, run, save_checkpoint
 from draft_models import save_adapter
-from helpers import CHECKPOINTS, run_python
-from packaging.version import Version
+from helpers import CHECKPOINTS
 from transformers import DynamicCache, PreTrainedModel
 
-from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.facts import read_facts
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.generation.parameters import DECODINGS, DEFAULTS
@@ -192,21 +189,6 @@ def test_a_draft_adapter_is_named_above_its_base(checkpoint, tmp_path):
     whole.save_pretrained(tmp_path / "whole")
     tokenizer.save_pretrained(tmp_path / "whole")
     assert shown_lines(run("info", tmp_path / "whole"))["draft adapter"] == "contained, rank 4 on k_proj, q_proj"
-
-
-@pytest.mark.skipif(
-    Version(version("transformers")) < Version("5.23"), reason="older versions import these modules with a config"
-)
-@pytest.mark.parametrize("folder", [DEMO_FOLDER, CHECKPOINTS / "q25"], ids=["demo", "q25"])
-def test_info_needs_no_model(folder, tmp_path):
-    """The modules that take the most seconds are not imported."""
-    code = (
-        "import sys\nfrom wedlm.commands.cli import app\n"
-        f"try:\n    app(['info', {str(folder)!r}])\nexcept SystemExit as end:\n    assert end.code == 0\n"
-        "slow = {'torch._dynamo', 'scipy', 'transformers.generation.utils', 'transformers.modeling_utils'}\n"
-        "print(slow & sys.modules.keys())"
-    )
-    assert run_python(code, tmp_path).endswith("its own code                       travels with it\nset()\n")
 
 
 def test_info_is_spared_the_garbage_collector(checkpoint, monkeypatch):

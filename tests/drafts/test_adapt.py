@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from stock_checkpoints import save_stock
 from transformers import AutoTokenizer, TrainerCallback
 
-from wedlm.checkpoints.attach import fingerprint_on_disk
+from wedlm.checkpoints.fingerprint import fingerprint_on_disk
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS
 from wedlm.drafts import adapt as stages

@@ -5,7 +5,7 @@ from importlib.metadata import entry_points
 
 from helpers import REPOSITORY, run_python
 
-from wedlm.checkpoints.stock_families import STOCK_FAMILIES
+from wedlm.checkpoints.resolve import STOCK_FAMILIES
 from wedlm.for_vllm.plugin import DRAFTERS, register
 
 

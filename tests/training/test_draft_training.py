@@ -13,7 +13,7 @@ from processes import run_two_processes
 from safetensors.torch import load_file
 
 from wedlm import WeDLMTrainer
-from wedlm.checkpoints.attach import attach_adapter
+from wedlm.checkpoints.load import attach_adapter
 from wedlm.training.draft_collator import DraftCollator
 from wedlm.training.packing import pack
 

@@ -39,15 +39,6 @@ def test_what_yaml_means(tmp_path):
     assert (training.run_name, training.packing) == ("-x", False)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"), [("model: " + "[" * 2000, "nested too deeply"), ("model: &a [*a]", "holds this alias")]
-)
-def test_hostile_yaml_is_one_sentence(tmp_path, text, words):
-    (tmp_path / "run.yaml").write_text(text)
-    with pytest.raises(TrainingError, match=f"run.yaml cannot be read as YAML .*{words}.*; correct"):
-        parse([str(tmp_path / "run.yaml")])
-
-
 REFUSED = {
     "an unknown argument": (
         ["--learning_rat", "1"],

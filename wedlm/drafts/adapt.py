@@ -15,8 +15,8 @@ import torch
 from accelerate import PartialState
 from transformers import AutoTokenizer, logging
 
-from wedlm.checkpoints.attach import fingerprint_on_disk
 from wedlm.checkpoints.convert import convert_to_wedlm
+from wedlm.checkpoints.fingerprint import fingerprint_on_disk
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.new_folder import complete_or_absent
 from wedlm.checkpoints.plan import copy_files

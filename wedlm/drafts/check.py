@@ -7,6 +7,7 @@ from wedlm.checkpoints.new_folder import check_apart, check_out
 from wedlm.checkpoints.resolve import (
     ADAPTER_FILE,
     ADAPTER_WEIGHTS,
+    STOCK_FAMILIES,
     check_weights,
     checkpoint_folder,
     draft_adapter,
@@ -16,7 +17,6 @@ from wedlm.checkpoints.resolve import (
     require_tokenizer,
 )
 from wedlm.checkpoints.shards import read_json
-from wedlm.checkpoints.stock_families import STOCK_FAMILIES
 from wedlm.drafts.prompt_split import Tasks, read_tasks
 from wedlm.drafts.settings import AdaptError, AdaptFolders, AdaptSettings, check_settings
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,14 +13,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
-from wedlm.checkpoints.attach import adapter_on_disk
-from wedlm.checkpoints.convert import Source, plan_of_stock, read_source, read_weights, stock_type_of
+from wedlm.checkpoints.convert import Source, plan_of_stock, read_source
 from wedlm.checkpoints.errors import CheckpointError
-from wedlm.checkpoints.fingerprint import EMBEDDING
+from wedlm.checkpoints.load import adapter_on_disk
 from wedlm.checkpoints.new_folder import DRAFTER, DRAFTS_FILE, TARGET, check_apart, check_links, check_out
-from wedlm.checkpoints.plan import Plan, write, write_json, write_whole
+from wedlm.checkpoints.plan import Plan, write, write_files, write_json
 from wedlm.checkpoints.resolve import (
     CONFIG_FILE,
+    STOCK_FAMILIES,
     check_weights,
     checkpoint_folder,
     checkpoint_of,
@@ -28,14 +29,14 @@ from wedlm.checkpoints.resolve import (
     require_tokenizer,
     wedlm_folder,
 )
-from wedlm.checkpoints.shards import INDEX_FILE, PICKLED_FILES, Shard, read_shard
-from wedlm.checkpoints.stock_families import STOCK_FAMILIES
+from wedlm.checkpoints.shards import EMBEDDING, INDEX_FILE, read_shard
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles
 from wedlm.for_vllm.heads import WIDTHS, Widening, head_dim_of, widening
 from wedlm.for_vllm.plugin import DRAFTERS, MASK_EMBEDDING, is_draft
 from wedlm.hub_card.export import Exported
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
+PICKLED_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 SPECULATIVE = {
     "method": "draft_model",
     "model": DRAFTER,
@@ -96,29 +97,28 @@ def export_for_vllm(
         check_links(adapter)
     read = read_source(name, out, wanted=(MODEL_TYPE,))
     read.config.require_mask_token_id()
-    model_type, shards = stock_type_of(read), read_weights(read)
-    drafts = read_drafts(read, adapter, shards)
-    plan = plan_of_stock(read, model_type, shards)
+    drafts = read_drafts(read, adapter)
+    plan = plan_of_stock(read)
     check_heads(name, plan.config)
     if target is not None:
         check_target(target, out, model, read, drafts, plan)
     wider = widening(plan.config)
     if wider is not None:
-        plan = plan._replace(config=wider.config(plan.config))
+        plan = replace(plan, config=wider.config(plan.config))
     plan.notes.extend(notes_on_heads(plan.config, wider))
     text = readme(Path(model).resolve().name, Path(name).resolve().name, target, plan.config["model_type"])
     write(plan, out, overwrite, partial(fill, text=text, own_target=target is None, drafts=drafts, wider=wider))
     return Exported(out, None, plan.notes)
 
 
-def read_drafts(read: Source, adapter: Path | None, shards: list[Shard]) -> Drafts:
+def read_drafts(read: Source, adapter: Path | None) -> Drafts:
     """Reads the embedding of MASK, and the draft adapter from its own folder or from the checkpoint with it."""
     mask_token_id = read.config.mask_token_id
     if adapter is not None:
-        found, tensors = adapter_on_disk(adapter, read.model, shards)
+        found, tensors = adapter_on_disk(adapter, read.model, read.shards)
         return Drafts(mask_token_id, found, tensors)
     tensors = {}
-    for shard in shards:
+    for shard in read.shards:
         with safe_open(shard.path, framework="pt") as file:
             tensors |= {name: file.get_tensor(name) for name in shard.tensors if is_draft(name)}
             if EMBEDDING in shard.tensors:
@@ -181,7 +181,7 @@ def fill(plan: Plan, folder: Path, text: str, own_target: bool, drafts: Drafts, 
     """Writes all files of an export into a folder; without `own_target` the plain checkpoint is only the drafter's."""
     drafter, whole = folder / DRAFTER, folder / (TARGET if own_target else DRAFTER)
     whole.mkdir()
-    write_whole(plan, whole)
+    write_files(plan, whole)
     if wider is not None or any(is_draft(name) for shard in plan.shards for name in shard.tensors):
         rewrite_weights(whole, wider)
     if own_target:

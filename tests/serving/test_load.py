@@ -18,10 +18,11 @@ import pytest
 from helpers import REPOSITORY
 from serving_client import MESSAGES, autoregressive, health, post
 
-from wedlm.serving.asked import CompletionRoute, Served
 from wedlm.serving.engine import Engine
-from wedlm.serving.request_records import RequestRecord
-from wedlm.serving.routes import answer
+from wedlm.serving.protocol import CompletionRequest
+from wedlm.serving.requests import ServedModel
+from wedlm.serving.routes import respond
+from wedlm.serving.server_metrics import RequestRecord
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +34,7 @@ def resident_mebibytes() -> float:
 def test_memory_is_flat_over_two_thousand_requests(checkpoint):
     """Whole, streamed, drawn, left by their clients, and with several choices; 16 clients at once."""
     _, model, tokenizer = checkpoint
-    served, engine = Served("tiny", model, tokenizer, 0), Engine(model, tokenizer, 8, 4_000, 64)
+    served, engine = ServedModel("tiny", model, tokenizer, 0), Engine(model, 8, 4_000, 64)
     random.seed(0)
     numbers, counts, sizes = iter(range(2_000)), Counter(), []
 
@@ -42,7 +43,7 @@ def test_memory_is_flat_over_two_thousand_requests(checkpoint):
         body = {"prompt": prompt, "max_tokens": random.randint(1, 30), "stream": number % 3 == 0}
         body |= {"seed": number, "temperature": number % 2, "n": 1 + number % 5 // 4}
         record = RequestRecord("POST", "/v1/completions")
-        response = await answer(served, engine, CompletionRoute, body, record)
+        response = await respond(served, engine, CompletionRequest, body, record)
         if not body["stream"]:
             counts["whole"] += len(json.loads(response.body)["choices"])
             return
@@ -63,7 +64,7 @@ def test_memory_is_flat_over_two_thousand_requests(checkpoint):
     async def story() -> None:
         await asyncio.gather(*(client() for _ in range(16)))
 
-    engine.start()
+    engine.manager.start()
     try:
         asyncio.run(story())
         assert (

@@ -1,7 +1,6 @@
 """Chats and completions as OpenAI's client sees them: whole, streamed and refused."""
 
 import asyncio
-import copy
 import http.client
 import json
 import threading
@@ -15,10 +14,10 @@ from fastapi import HTTPException
 from serving_client import MESSAGES, WITH_USAGE, chat, generated, post, send, streamed
 
 from wedlm.serving import routes
-from wedlm.serving.asked import ChatRoute, Served, read_request
-from wedlm.serving.errors import error_response
-from wedlm.serving.limits import BODY_BYTES
-from wedlm.serving.request_records import RequestRecord
+from wedlm.serving.access import BODY_BYTES
+from wedlm.serving.http_errors import error_response, queue_full, sentence_of
+from wedlm.serving.protocol import ChatRequest
+from wedlm.serving.server_metrics import RequestRecord
 
 
 def test_a_chat_is_the_text_of_generate(checkpoint, client):
@@ -39,15 +38,6 @@ def test_a_chat_is_the_text_of_generate(checkpoint, client):
     assert shorter.usage.completion_tokens == 7 and shorter.model == "tiny"
 
 
-def test_a_message_may_have_fields_that_hold_nothing(checkpoint):
-    """openai's client writes them for an answer that is sent back."""
-    served = served_with(checkpoint, "{% for message in messages %}{{ message.content }}{% endfor %}")
-    plain = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": " sat"}]
-    for nothing in ({"tool_calls": None, "refusal": None, "audio": None}, {"tool_calls": []}):
-        asked = read_request(served, ChatRoute, {"messages": [message | nothing for message in plain]})
-        assert checkpoint[2].decode(asked.tokens) == "the cat sat"
-
-
 def test_a_completion_is_the_text_of_generate(checkpoint, client):
     text = generated(checkpoint, prompt="the dog")[2]
     answer = client.completions.create(model="tiny", prompt="the dog", max_tokens=40, temperature=0)
@@ -55,15 +45,6 @@ def test_a_completion_is_the_text_of_generate(checkpoint, client):
     chunks = client.completions.create(model="tiny", prompt="the dog", max_tokens=40, temperature=0, **WITH_USAGE)
     texts, reason, usage = streamed(chunks)
     assert "".join(texts) == text and (reason, usage) == ("length", answer.usage)
-
-
-def test_other_bad_requests(server):
-    for body in (b"{", b"[]", b"\xff", b'{"a": ' + b"[" * 100_000):
-        status, answer = post(server, "/v1/chat/completions", body)
-        assert status == 400 and "is not a JSON object" in json.loads(answer)["error"]["message"]
-    for prompt, sentence in ((3, "prompt=3 is not a text"), ("", "empty prompt")):
-        status, answer = post(server, "/v1/completions", {"model": "tiny", "prompt": prompt, "stream": prompt == ""})
-        assert status == 400 and sentence in json.loads(answer)["error"]["message"]
 
 
 def test_only_one_model_is_there(client, server):
@@ -116,10 +97,10 @@ def test_a_failure_of_the_server_is_told_in_openais_form(monkeypatch):
     monkeypatch.setattr(routes, "read_request", fail)
     with pytest.raises(HTTPException) as raised:
         asyncio.run(
-            routes.answer(
+            routes.respond(
                 None,
                 SimpleNamespace(request_timeout=None),
-                ChatRoute,
+                ChatRequest,
                 {},
                 RequestRecord("POST", "/v1/chat/completions"),
             )
@@ -131,33 +112,15 @@ def test_a_failure_of_the_server_is_told_in_openais_form(monkeypatch):
     }  # fmt: skip
 
 
-def served_with(checkpoint, template):
-    """The model with another chat template."""
-    tokenizer = copy.copy(checkpoint[2])
-    tokenizer.chat_template = template
-    return Served("tiny", checkpoint[1], tokenizer, 0)
+def test_a_full_queue_says_when_to_come_again():
+    answer = asyncio.run(error_response(None, queue_full()))
+    assert answer.status_code == 429 and answer.headers["Retry-After"] == "1"
+    assert json.loads(answer.body)["error"]["type"] == "rate_limit_error"
 
 
-@pytest.mark.parametrize(
-    "template, name",
-    [("{% include 'other' %}", "TypeError"), ("{{ messages[7].role }}", "UndefinedError"), (None, "ValueError")],
-)
-def test_a_template_that_fails_is_a_refusal(checkpoint, template, name):
-    with pytest.raises(ValueError, match=f"The chat template cannot write these messages .{name}: "):
-        read_request(served_with(checkpoint, template), ChatRoute, {"messages": MESSAGES})
-
-
-def test_a_template_reads_its_own_variables_and_tools(checkpoint):
-    template = "{{ 'a' if enable_thinking is true else 'b' }}{% for tool in tools or [] %}{{ tool.name }}{% endfor %}"
-    served = served_with(checkpoint, template)
-
-    def text(**fields):
-        return checkpoint[2].decode(read_request(served, ChatRoute, {"messages": MESSAGES, **fields}).tokens)
-
-    assert text() == text(chat_template_kwargs={"enable_thinking": False}) == text(chat_template_kwargs=None) == "b"
-    assert text(chat_template_kwargs={"enable_thinking": True}) == "a"
-    assert text(tools=[{"name": "x"}], tool_choice="none") == text(tools=[]) == "b"
-    assert text(tools=[{"name": "x"}], tool_choice="auto") == "bx"
+def test_a_sentence_is_one_line():
+    assert sentence_of(ValueError('say "it"\n  again.')) == 'say "it" again.'
+    assert sentence_of("x" * 2000) == "x" * 1000 + " ..."
 
 
 LONG, SHORT = [{"role": "user", "content": "the cat sat " * 2500}], {"max_tokens": 20}
@@ -170,6 +133,8 @@ HOSTILE = {  # the body, and the status of the answer
     "nested": (b'{"messages": ' + b"[" * 1_000_000, 400),
     "larger than the limit": (b" " * (BODY_BYTES + 1), 413),
     "50 MB": (b" " * 50_000_000, 413),
+    "tokens": ({"messages": MESSAGES, "generation_config": {"suppress_tokens": ["x"] * 200_000}}, 400),
+    "fields": ({"messages": MESSAGES, **{f"field{i}": 1 for i in range(50_000)}}, 400),
     "a padded prompt": ({"messages": MESSAGES, "chat_template_kwargs": {"padding": "max_length"}}, 400),
     "a template": ({"messages": MESSAGES, "chat_template_kwargs": {"chat_template": "{{ 'x' * 10**10 }}"}}, 400),
     "a cache": ({"messages": MESSAGES, "generation_config": {"max_cache_len": 10**10}}, 400),

@@ -1,4 +1,4 @@
-"""Answers in JSON, and the schemas that are refused."""
+"""Grammars of JSON schemas: what they allow, and which schemas are refused."""
 
 import datetime
 import json
@@ -13,9 +13,8 @@ from serving_client import generated
 from tiny_tokenizer import END, MASK, SPECIAL
 
 from wedlm.serving import grammars as grammars_file
-from wedlm.serving.grammars import CACHED, Grammars
-from wedlm.serving.json_schema import SCHEMA_CHARACTERS, SCHEMA_DEPTH
-from wedlm.serving.response_format import grammar_of
+from wedlm.serving.grammars import CACHED, Grammars, grammar_processor
+from wedlm.serving.json_schema import ANY_OBJECT, SCHEMA_CHARACTERS, SCHEMA_DEPTH, Schema
 
 VOCAB_SIZE = 384  # more than the tokenizer has
 SCHEMA = {
@@ -41,31 +40,27 @@ def grammars(checkpoint):
 def grammar_of_answers(checkpoint):
     grammars = Grammars(checkpoint[2], checkpoint[1].config.vocab_size)
     try:
-        return grammar_of(of_schema(SCHEMA, strict=True), grammars)
+        return compiled(SCHEMA, grammars, strict=True)
     finally:
         grammars.close()
 
 
-def of_schema(schema, **more):
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, **more}}
+def compiled(schema, grammars, strict=False):
+    return grammars.compiled("schema", (Schema.from_request("schema", schema, strict),))
 
 
-def matcher_of(response_format, grammars):
-    return xgrammar.GrammarMatcher(grammar_of(response_format, grammars).compiled)
-
-
-def allows(response_format, grammars, value):
+def allows(schema, grammars, value, **strict):
     text = value if isinstance(value, str) else json.dumps(value)
-    matcher = matcher_of(response_format, grammars)
+    matcher = xgrammar.GrammarMatcher(compiled(schema, grammars, **strict))
     return matcher.accept_string(text) and matcher.is_completed()
 
 
 @pytest.mark.parametrize("decoding", ["autoregressive", "verified", "streaming", "blockwise"])
 def test_an_answer_satisfies_the_schema(checkpoint, grammar_of_answers, decoding):
-    for seed in range(3):
+    for seed in range(2):
         _, ids, text = generated(
-            checkpoint, decoding=decoding, logits_processor=[grammar_of_answers.processor()], suppress_tokens=None,
-            max_new_tokens=120, do_sample=True, seed=seed,
+            checkpoint, decoding=decoding, logits_processor=[grammar_processor(grammar_of_answers)],
+            suppress_tokens=None, max_new_tokens=120, do_sample=True, seed=seed,
         )  # fmt: skip
         value = json.loads(text)
         assert text == json.dumps(value) and list(value) == ["name", "age", "ok"]
@@ -73,12 +68,8 @@ def test_an_answer_satisfies_the_schema(checkpoint, grammar_of_answers, decoding
         assert MASK not in ids and ids[-1] == END
 
 
-def test_any_text_needs_no_grammar(grammars):
-    assert grammar_of(None, grammars) is grammar_of({"type": "text"}, grammars) is None
-
-
 def test_any_object_is_json(grammars):
-    any_object = {"type": "json_object"}
+    any_object = json.loads(ANY_OBJECT.text)
     for value in ({}, {"a": [1, {"b": None}], "c": "é\n"}, {"a": {"b": {"c": -1.5e3}}}):
         assert allows(any_object, grammars, value)
     for text in ("[1]", "1", '{"a": 1', '{"a":  1}', '{"a": 1}\n', "{a: 1}", '{"a": "\n"}'):
@@ -88,9 +79,8 @@ def test_any_object_is_json(grammars):
 def test_only_a_strict_schema_forbids_what_it_does_not_name(grammars):
     schema = {"type": "object", "properties": {"a": {"type": "array"}}, "required": ["a"]}
     for is_strict in (None, False, True):
-        response_format = of_schema(schema, strict=is_strict)
-        assert allows(response_format, grammars, {"a": []})
-        assert allows(response_format, grammars, {"a": [1], "b": 2}) == (not is_strict)
+        assert allows(schema, grammars, {"a": []}, strict=is_strict)
+        assert allows(schema, grammars, {"a": [1], "b": 2}, strict=is_strict) == (not is_strict)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +90,7 @@ def test_only_a_strict_schema_forbids_what_it_does_not_name(grammars):
 def test_neither_special_tokens_nor_control_characters_are_allowed(checkpoint, grammars, before, limits):
     tokenizer = checkpoint[2]
     schema = {"type": "object", "properties": {"a": {"type": "string"} | limits}, "required": ["a"]}
-    matcher = matcher_of(of_schema(schema), grammars)
+    matcher = xgrammar.GrammarMatcher(compiled(schema, grammars))
     assert not before or matcher.accept_string(before)
     bitmask = xgrammar.allocate_token_bitmask(1, VOCAB_SIZE)
     matcher.fill_next_token_bitmask(bitmask)
@@ -118,7 +108,7 @@ def test_the_tokens_that_end_the_text_can_be_given(checkpoint):
 
 def test_grammars_are_compiled_once_and_not_all_are_kept(grammars):
     def grammar(number):
-        return grammar_of(of_schema({"const": number}), grammars)
+        return compiled({"const": number}, grammars)
 
     first = grammar(0)
     assert grammar(0) is first
@@ -126,50 +116,40 @@ def test_grammars_are_compiled_once_and_not_all_are_kept(grammars):
         grammar(number)
     assert len(grammars.cache) == CACHED and grammar(0) is not first
     assert grammar(2) is grammar(2)
-    one, other = first.processor(), first.processor()
+    one, other = grammar_processor(first), grammar_processor(first)
     assert one is not other  # each text has its own
 
 
 INVALID = {
-    "a number": (3, r"response_format=3 is not an object of type"),
-    "no type": ({}, "is not an object of type"),
-    "another type": ({"type": "yaml"}, "is not an object of type"),
-    "a list as type": ({"type": []}, "is not an object of type"),
-    "another field": ({"type": "json_object", "schema": {}}, "field 'schema', which this server does not know"),
-    "no schema": ({"type": "json_schema"}, "response_format.json_schema=None is not an object with a name"),
-    "no name": ({"type": "json_schema", "json_schema": {"schema": {}}}, "is not an object with a name"),
-    "only a name": ({"type": "json_schema", "json_schema": {"name": "a"}}, "schema=None is not a JSON schema"),
-    "strict": (of_schema({}, strict=1), "strict=1 beside response_format.json_schema.schema is neither true nor"),
-    "a further field": (of_schema({}, more=1), "field 'more', which this server does not know"),
-    "a type": (of_schema({"type": "strange"}), 'cannot be compiled .Unsupported type "strange".; correct'),
-    "properties": (of_schema({"type": "object", "properties": [1]}), "properties must be an object"),
-    "a range": (of_schema({"type": "integer", "minimum": 2, "maximum": 1}), "minimum greater than maximum"),
-    "no value": (of_schema({"type": "object", "properties": {"a": False}, "required": ["a"]}), "cannot accept any"),
-    "itself": (of_schema({"$ref": "#"}), "allows no text"),
-    "a missing part": (of_schema({"$ref": "#/$defs/a"}), "Cannot find field"),
-    "another file": (of_schema({"items": {"$ref": "http://example.com"}}), "leads out of the schema"),
-    "not": (of_schema({"properties": {"not": {"anyOf": [{"not": {}}]}}}), "keyword 'not', which this server cannot"),
-    "allOf": (of_schema({"$defs": {"a": {"allOf": [{}, {}]}}}), "'allOf' of several"),
-    "a look": (of_schema({"type": "string", "pattern": "(?=a)b"}), "looks ahead"),
-    "a pattern": (of_schema({"type": "string", "pattern": "a("}), "cannot be compiled"),
-    "a length beside a part": (of_schema({"$ref": "#/$defs/a", "maxLength": 2, "$defs": {"a": {"type": "string"}}}),
+    "a type": ({"type": "strange"}, 'cannot be compiled .Unsupported type "strange".; correct'),
+    "properties": ({"type": "object", "properties": [1]}, "properties must be an object"),
+    "a range": ({"type": "integer", "minimum": 2, "maximum": 1}, "minimum greater than maximum"),
+    "no value": ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "cannot accept any"),
+    "itself": ({"$ref": "#"}, "allows no text"),
+    "a missing part": ({"$ref": "#/$defs/a"}, "Cannot find field"),
+    "another file": ({"items": {"$ref": "http://example.com"}}, "leads out of the schema"),
+    "not": ({"properties": {"not": {"anyOf": [{"not": {}}]}}}, "keyword 'not', which this server cannot"),
+    "allOf": ({"$defs": {"a": {"allOf": [{}, {}]}}}, "'allOf' of several"),
+    "a look": ({"type": "string", "pattern": "(?=a)b"}, "looks ahead"),
+    "a pattern": ({"type": "string", "pattern": "a("}, "cannot be compiled"),
+    "a length beside a part": ({"$ref": "#/$defs/a", "maxLength": 2, "$defs": {"a": {"type": "string"}}},
                                "'maxLength' beside '.ref', where this server cannot"),
-    "a type beside a choice": (of_schema({"type": "string", "anyOf": [{"minLength": 1}]}), "'type' beside 'anyOf'"),
-    "a length beside values": (of_schema({"enum": ["a"], "maxLength": 0}), "'maxLength' beside 'enum'"),
-    "a length beside a pattern": (of_schema({"type": "string", "pattern": "a", "maxLength": 2}), "beside 'pattern'"),
-    "patterns of names": (of_schema({"properties": {"a": {}}, "patternProperties": {}}), "beside 'properties'"),
-    "a length without a type": (of_schema({"items": {"maxLength": 1}}), "'maxLength' without 'type'"),
-    "a required name": (of_schema({"type": "object", "required": ["a"]}), "requires 'a', which is not under"),
-    "names that are not there": (of_schema({"properties": {}, "unevaluatedProperties": False}), "unevaluatedProp"),
-    "half a character": (of_schema({"const": "\ud800"}), "cannot be compiled"),
+    "a type beside a choice": ({"type": "string", "anyOf": [{"minLength": 1}]}, "'type' beside 'anyOf'"),
+    "a length beside values": ({"enum": ["a"], "maxLength": 0}, "'maxLength' beside 'enum'"),
+    "a length beside a pattern": ({"type": "string", "pattern": "a", "maxLength": 2}, "beside 'pattern'"),
+    "patterns of names": ({"properties": {"a": {}}, "patternProperties": {}}, "beside 'properties'"),
+    "a length without a type": ({"items": {"maxLength": 1}}, "'maxLength' without 'type'"),
+    "a required name": ({"type": "object", "required": ["a"]}, "requires 'a', which is not under"),
+    "names that are not there": ({"properties": {}, "unevaluatedProperties": False}, "unevaluatedProp"),
+    "half a character": ({"const": "\ud800"}, "cannot be compiled"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", INVALID)
 def test_what_is_invalid_is_refused_in_a_sentence(grammars, name):
-    response_format, sentence = INVALID[name]
+    schema, sentence = INVALID[name]
     with pytest.raises(ValueError, match=sentence) as error:
-        grammar_of(response_format, grammars)
+        compiled(schema, grammars)
     assert "\n" not in str(error.value) and str(error.value).endswith(".") and "/cpp/" not in str(error.value)
 
 
@@ -188,7 +168,7 @@ def test_a_schema_as_pydantic_writes_it(grammars):
         others: list[Animal]
 
     cat = {"kind": "cat", "age": None, "place": [1.0, 2.0], "marks": {"a": "b"}, "born": "2026-01-31"}
-    schema = of_schema(Animals.model_json_schema())
+    schema = Animals.model_json_schema()
     assert allows(schema, grammars, {"first": cat, "others": [cat]})
     for other in ({"age": -1}, {"place": [1.0]}, {"marks": {"a": "bcd"}}, {"born": "today"}, {"kind": "fox"}):
         assert not allows(schema, grammars, {"first": cat | other, "others": []})
@@ -196,7 +176,7 @@ def test_a_schema_as_pydantic_writes_it(grammars):
 
 def test_a_property_may_have_the_name_of_a_keyword(grammars):
     schema = {"type": "object", "properties": {"not": {"const": 1}, "if": {"const": 2}}, "required": ["not", "if"]}
-    assert allows(of_schema(schema), grammars, {"not": 1, "if": 2})
+    assert allows(schema, grammars, {"not": 1, "if": 2})
 
 
 def nested(depth):
@@ -207,11 +187,11 @@ def nested(depth):
 
 
 def test_schemas_have_a_size(grammars):
-    assert grammar_of(of_schema(nested(SCHEMA_DEPTH - 2)), grammars)
+    assert compiled(nested(SCHEMA_DEPTH - 2), grammars)
     with pytest.raises(ValueError, match=f"nested deeper than {SCHEMA_DEPTH} levels"):
-        grammar_of(of_schema(nested(SCHEMA_DEPTH)), grammars)
+        compiled(nested(SCHEMA_DEPTH), grammars)
     with pytest.raises(ValueError, match=f"characters, more than {SCHEMA_CHARACTERS}"):
-        grammar_of(of_schema({"const": "x" * SCHEMA_CHARACTERS}), grammars)
+        compiled({"const": "x" * SCHEMA_CHARACTERS}, grammars)
 
 
 @pytest.mark.full
@@ -227,16 +207,16 @@ def test_schemas_have_a_size(grammars):
 def test_hostile_schemas_are_refused_in_time(grammars, monkeypatch, schema, seconds, sentence):
     monkeypatch.setattr(grammars_file, "COMPILE_SECONDS", seconds)
     with pytest.raises(ValueError, match=sentence):
-        grammar_of(of_schema(schema), grammars)
-    assert allows(of_schema({"const": seconds}), grammars, seconds)  # the next one is compiled
+        compiled(schema, grammars)
+    assert allows({"const": seconds}, grammars, seconds)  # the next one is compiled
 
 
 @pytest.mark.full
 def test_a_process_that_has_died_is_replaced(grammars):
-    grammar_of(of_schema({"const": -1}), grammars)
+    compiled({"const": -1}, grammars)
     grammars.process.kill()
     grammars.process.join()
-    assert allows(of_schema({"const": -2}), grammars, -2)
+    assert allows({"const": -2}, grammars, -2)
 
 
 def test_two_threads_may_close_at_once(checkpoint):
@@ -261,5 +241,5 @@ def test_two_threads_may_close_at_once(checkpoint):
 
 def test_without_xgrammar_a_sentence_says_how_to_get_it(checkpoint, monkeypatch):
     monkeypatch.setitem(sys.modules, "xgrammar", None)
-    with pytest.raises(ValueError, match=r"^response_format needs xgrammar, .* pip install -e \"\.\[grammar\]\"\.$"):
-        grammar_of({"type": "json_object"}, Grammars(checkpoint[2], VOCAB_SIZE))
+    with pytest.raises(ValueError, match=r"^schema needs xgrammar, .* pip install -e \"\.\[grammar\]\"\.$"):
+        compiled({}, Grammars(checkpoint[2], VOCAB_SIZE))

@@ -190,13 +190,6 @@ def test_who_takes_an_answer_makes_place_for_nobody_while_others_are_idle(monkey
         assert (received + read_slowly(connection, [0])).count(b"x") == 1_000_000
 
 
-def test_health_has_a_place_beside_answers_that_nobody_takes(monkeypatch):
-    with serving(Sending(1, b"x" * 1_000_000), monkeypatch) as port, ExitStack() as stack:
-        for _ in range(2 * (PLACES + SPARE)):
-            assert stack.enter_context(asking(port, "/v1/models")).recv(9)
-        assert send(port, "GET", "/health") == (200, "welcome")
-
-
 def test_health_has_a_place_beside_requests(monkeypatch):
     running = threading.Semaphore(0)
 

@@ -66,7 +66,7 @@ def test_the_formula():
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-@pytest.mark.parametrize("penalties", [(0.4, 0.3), (-1.0, 0.0), (0.0, 2.0)])
+@pytest.mark.parametrize("penalties", [(0.4, 0.3), (-1.0, 0.0)])
 def test_verified_text_is_the_autoregressive_one(checkpoint, penalties, seed):
     drawn = {"seed": seed, "do_sample": True, "top_k": 50} if seed else {}
     one, other = (texts(checkpoint, *penalties, decoding=decoding, **drawn) for decoding in DECODINGS[:2])
@@ -109,7 +109,7 @@ def banned(checkpoint):
 
 @pytest.mark.parametrize("decoding", ["verified", "autoregressive"])
 @pytest.mark.parametrize("draws", [{}, {"do_sample": True, "temperature": 1.4, "top_k": 20, "seed": 3}])
-@pytest.mark.parametrize("step", [1, 3, 40])
+@pytest.mark.parametrize("step", [3, 40])
 def test_they_are_those_of_an_ordinary_forward(checkpoint, banned, decoding, draws, step):
     tokenizer = checkpoint[2]
     scores = TokenLogprobs(tokenizer, len(tokenizer("the dog")["input_ids"]), 4)

@@ -44,7 +44,6 @@ REFUSED = [  # fields of a chat, and words of the sentence
     ({"messages": []}, "messages=[] is refused"),
     ({"messages": [{"content": "the cat"}]}, "messages.0.role is missing; add it."),
     ({"messages": [{"role": "user", "content": [TEXT_PART]}]}, "messages.0.content.0.type='image_url' is refused"),
-    ({"messages": [{"role": "user", "content": "<|mask|>"}]}, f"holds the MASK token, mask_token_id={MASK}"),
     ({"messages": [{"role": "user", "content": "the cat " * POSITIONS}]}, f"={POSITIONS}; shorten the prompt"),
     ({"messages": [{"role": "user", "tool_calls": [3]}]}, "cannot write these messages (AttributeError: "),
     ({"chat_template_kwargs": {"padding": "max_length"}}, "chat_template_kwargs sets padding, and a request may set"),
@@ -107,6 +106,9 @@ def test_a_refusal_has_status_400_and_a_short_sentence(server, stream):
     status, error = post_json(server, "/v1/chat/completions", body)
     assert status == 400 and error["error"]["type"] == "invalid_request_error"
     assert error["error"]["message"].startswith("temperature='xxx") and len(error["error"]["message"]) < 200
+    mask = {"messages": [{"role": "user", "content": "<|mask|>"}], "stream": stream}  # generate() refuses it
+    status, error = post_json(server, "/v1/chat/completions", mask)
+    assert status == 400 and f"holds the MASK token, mask_token_id={MASK}" in error["error"]["message"]
     status, error = post_json(server, "/v1/chat/completions", {"messages": MESSAGES, "model": "x" * 1_000_000})
     assert status == 404 and len(error["error"]["message"]) < 1100
 
@@ -120,13 +122,14 @@ def test_every_field_of_openai_is_decided():
 
 
 def test_fields_that_hold_nothing_have_no_effect(checkpoint):
-    plain = read(checkpoint)
+    plain, settings = read(checkpoint), GenerationSettings.no_effect.items()
+    not_offered = {name: value for name, value in settings if name not in GenerationSettings.model_fields}
     for fields in (
         dict.fromkeys(ChatRequest.model_fields.keys() - {"messages"}),
         ChatRequest.no_effect | {"metadata": {"a": "b"}, "store": True, "user": "me"},
         dict.fromkeys(ChatRequest.no_effect),
         {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "stop": [], "logit_bias": {}},
-        {"generation_config": GenerationSettings.no_effect | {"transformers_version": "5"}},
+        {"generation_config": not_offered | {"transformers_version": "5"}},
         {"messages": [MESSAGES[0] | {"tool_calls": None, "refusal": None, "audio": None}]},
         {"messages": [MESSAGES[0] | {"tool_calls": []}]},
     ):

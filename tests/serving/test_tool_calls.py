@@ -5,7 +5,6 @@ import json
 import math
 
 import pytest
-import torch
 import xgrammar
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -63,31 +62,18 @@ def told(served, text, step):
         ("a < <tool_call>{broken</tool_call>", ("a < <tool_call>{broken</tool_call>", "", [])),
         ('<tool_call>{"name": "a"', ('<tool_call>{"name": "a"', "", [])),
     ],
-    ids=[
-        "text",
-        "call",
-        "text and calls",
-        "thought",
-        "broken",
-        "no name",
-        "no object",
-        "unfinished",
-        "a <",
-        "cut",
-    ],
 )
 def test_what_is_told(served, text, expected, step):
     assert told(served, text, step) == expected
 
 
-@pytest.mark.parametrize("step", [1, 7, 1000])
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [(3, {}), ("time", [1]), ("time", 1), ("time", "x"), ("time", None), ("time", {"hour": math.nan})],
+    [(3, {}), ("time", [1]), ("time", None), ("time", {"hour": math.nan})],
 )
-def test_a_call_without_a_name_or_an_object_stays_text(served, name, arguments, step):
+def test_a_call_without_a_name_or_an_object_stays_text(served, name, arguments):
     text = f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call> and more"
-    assert told(served, text, step) == (text, "", [])
+    assert told(served, text, 7) == (text, "", [])
 
 
 MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, "{", "[1]", " ", "\n", "<", ">", "x", " " * 40]
@@ -98,12 +84,6 @@ MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, "{", "[1]",
 @given(text=st.lists(st.sampled_from(MARKS), max_size=12).map("".join), step=st.integers(2, 60))
 def test_it_does_not_matter_how_a_text_is_cut(served, text, step):
     assert told(served, text, step) == told(served, text, 1)
-
-
-@property_settings(60)
-@given(text=st.lists(st.sampled_from(["<tool_call>", "</tool_call>", *"{<> x\n"]), max_size=12).map("".join))
-def test_text_without_a_call_loses_nothing(served, text):
-    assert told(served, text, 3) == (text, "", [])
 
 
 @pytest.mark.parametrize("step", [1, 10_000])
@@ -179,37 +159,6 @@ def test_a_choice_forces_a_call(served):
         assert not accepts(served, "required", text)
     for choice in (None, "auto", "none"):
         assert not prepared(served, tool_choice=choice).choices[0].logits_processor
-
-
-@pytest.mark.parametrize("limits", [{"maxLength": 50}, {"pattern": "^[^x]*$"}], ids=["maxLength", "pattern"])
-def test_a_forced_call_holds_no_control_characters(served, limits):
-    """JSON must not hold one in a string."""
-    city = {"type": "object", "properties": {"city": {"type": "string"} | limits}, "required": ["city"]}
-    tools = [{"type": "function", "function": {"name": "a", "parameters": city}}]
-    matcher = grammar_of(served, tools=tools, tool_choice="required")
-    assert matcher.accept_string('<tool_call>{"name": "a", "arguments": {"city": "K')
-    bitmask = xgrammar.allocate_token_bitmask(1, served.model.config.vocab_size)
-    matcher.fill_next_token_bitmask(bitmask)
-    scores = torch.zeros(1, served.model.config.vocab_size)
-    xgrammar.apply_token_bitmask_inplace(scores, bitmask)
-    allowed = [served.tokenizer.decode([token]) for token in (scores[0] == 0).nonzero()[:, 0].tolist()]
-    assert "z" in allowed and not any(character < " " for text in allowed for character in text)
-
-
-def test_a_forced_call_comes_back_as_a_call(served):
-    """With the model's own draws, whatever they are."""
-    city = {"type": "object", "properties": {"city": {"enum": ["Bonn", "Köln"]}}, "required": ["city"]}
-    tools = [{"type": "function", "function": {"name": name, "parameters": city, "strict": True}} for name in "ab"]
-    (choice,) = prepared(served, tools=tools, tool_choice="required", max_tokens=300).choices
-    ids = served.model.generate(
-        served.tokenizer("the cat", return_tensors="pt")["input_ids"],
-        logits_processor=choice.logits_processor, do_sample=True, suppress_tokens=None, max_new_tokens=300,
-        decoding="verified",
-    )  # fmt: skip
-    text = served.tokenizer.decode(ids[0], skip_special_tokens=True).removeprefix("the cat")
-    _, _, calls = told(served, text, 1000)
-    assert calls in [[(name, {"city": city})] for name in "ab" for city in ("Bonn", "Köln")]
-    assert choice.detokenizer.parser is not None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 from wedlm.batching.free_memory import is_out_of_memory
 from wedlm.batching.manager import BROKEN, DIED, NO_MEMORY, STOPPED, BatchingManager
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
-from wedlm.serving.http_errors import DEAD, ENDING, FAILED, no_memory, queue_full, sentence_of
+from wedlm.serving.http_errors import DEAD, ENDING, FAILED, FULL, RETRY_AFTER, sentence_of, timed_out
 from wedlm.serving.requests import PreparedRequest
 from wedlm.serving.server_metrics import Metrics
 
@@ -127,9 +127,9 @@ class Engine:
                     stop_strings=None,  # a criterion of the choice, in place of that of transformers
                 )
                 self.manager.outputs.register(f"{request_id}-{index}", partial(outputs.put, index), loop)
-        except Exception as error:
+        except Exception:
             self.cancel(request, request_id)
-            raise self.refusal(error) from error
+            raise
         if has_left.is_set():
             self.cancel(request, request_id)
 
@@ -137,17 +137,21 @@ class Engine:
         for index in range(len(request.choices)):
             self.manager.cancel_request(f"{request_id}-{index}")
 
-    def refusal(self, error: Exception) -> HTTPException:
-        """The response to a request that cannot be queued."""
-        if isinstance(error, ValueError):  # generate() refuses with a ValueError
+    def http_error(self, error: Exception) -> HTTPException:
+        """The response to a request that cannot be prepared or queued, or takes too long."""
+        if isinstance(error, TimeoutError):
+            return timed_out(self.request_timeout)
+        if isinstance(error, RecursionError):
+            return HTTPException(400, "The request is nested too deeply; flatten it.")
+        if isinstance(error, ValueError):  # generate() and pydantic refuse with a ValueError
             return HTTPException(400, sentence_of(error))
         if isinstance(error, queue.Full):
-            return queue_full()
+            return HTTPException(429, FULL, RETRY_AFTER)
         if is_out_of_memory(error):
-            return no_memory()
+            return HTTPException(503, NO_MEMORY, RETRY_AFTER)
         if self.manager.refusal() is not None:
             return HTTPException(503, DEAD if self.fatal_error is not None else ENDING)
-        logger.exception("A request could not be prepared.")
+        logger.error("A request has failed.", exc_info=error)
         return HTTPException(500, FAILED)
 
     def failure(self, error: str) -> HTTPException:
@@ -155,7 +159,7 @@ class Engine:
         if error.startswith(DIED):
             return HTTPException(500, sentence_of(error))
         if error == NO_MEMORY:
-            return no_memory()
+            return HTTPException(503, NO_MEMORY, RETRY_AFTER)
         if error == STOPPED:
             return HTTPException(503, ENDING)
         if error.startswith(BROKEN):

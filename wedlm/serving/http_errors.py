@@ -5,8 +5,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from wedlm.batching.manager import NO_MEMORY
-
 RETRY_AFTER = {"Retry-After": "1"}  # seconds, for clients that find the queue full
 SENTENCE_CHARACTERS = 1000  # of an error, which may quote the request
 FAILED, ENDING = "The server failed; its log says how.", "The server is ending."
@@ -20,14 +18,6 @@ TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_
 def sentence_of(error: Exception | str) -> str:
     sentence = " ".join(str(error).split())
     return sentence if len(sentence) <= SENTENCE_CHARACTERS else sentence[:SENTENCE_CHARACTERS] + " ..."
-
-
-def queue_full() -> HTTPException:
-    return HTTPException(429, FULL, RETRY_AFTER)
-
-
-def no_memory() -> HTTPException:
-    return HTTPException(503, NO_MEMORY, RETRY_AFTER)
 
 
 def timed_out(seconds: float) -> HTTPException:

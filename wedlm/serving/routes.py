@@ -6,31 +6,18 @@ from contextlib import aclosing
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import Response as HTTPResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import Send
-from transformers import logging
 
-from wedlm.batching.free_memory import is_out_of_memory
-from wedlm.serving import responses
 from wedlm.serving.engine import Engine, compiling, preparing, run_in
-from wedlm.serving.http_errors import (
-    DEAD,
-    FAILED,
-    error_json,
-    error_response,
-    no_memory,
-    sentence_of,
-    timed_out,
-    unknown_model,
-)
+from wedlm.serving.http_errors import DEAD, error_json, error_response, sentence_of, unknown_model
 from wedlm.serving.protocol import ChatRequest, CompletionRequest
 from wedlm.serving.requests import PreparedRequest, ServedModel, prepare, read_request
-from wedlm.serving.responses import DONE, ChatResponse, CompletionResponse, sse_event, usage_json
+from wedlm.serving.responses import DONE, ChatResponse, CompletionResponse, Response, sse_event, usage_json
 from wedlm.serving.server_metrics import RequestRecord
-
-logger = logging.get_logger(__name__)
 
 
 def build_app(served: ServedModel, engine: Engine) -> FastAPI:
@@ -39,11 +26,11 @@ def build_app(served: ServedModel, engine: Engine) -> FastAPI:
     app.add_exception_handler(RequestValidationError, error_response)
 
     @app.post("/v1/chat/completions")
-    async def chat(request: Request, body: dict) -> Response:
+    async def chat(request: Request, body: dict) -> HTTPResponse:
         return await respond(served, engine, ChatRequest, body, request.scope["record"])
 
     @app.post("/v1/completions")
-    async def completion(request: Request, body: dict) -> Response:
+    async def completion(request: Request, body: dict) -> HTTPResponse:
         return await respond(served, engine, CompletionRequest, body, request.scope["record"])
 
     @app.get("/v1/models")
@@ -65,8 +52,8 @@ def build_app(served: ServedModel, engine: Engine) -> FastAPI:
         return JSONResponse({"status": "ok"} | load)
 
     @app.get("/metrics")
-    def metrics() -> Response:
-        return Response(generate_latest(engine.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    def metrics() -> HTTPResponse:
+        return HTTPResponse(generate_latest(engine.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     return app
 
@@ -77,7 +64,7 @@ async def respond(
     kind: type[ChatRequest | CompletionRequest],
     body: dict,
     record: RequestRecord,
-) -> Response:
+) -> HTTPResponse:
     """Answers a request, or refuses it."""
     seconds = engine.request_timeout
     deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
@@ -93,24 +80,13 @@ async def respond(
             events = stream(engine, request, response, record, deadline)
             first = await anext(events)  # A request that fails before its first text gets a status of its own.
         return EventResponse(first, events)
-    except TimeoutError as error:
-        raise timed_out(seconds) from error
-    except RecursionError as error:
-        raise HTTPException(400, "The request is nested too deeply; flatten it.") from error
-    except ValueError as error:
-        raise HTTPException(400, sentence_of(error)) from error
     except StarletteHTTPException:
         raise
     except Exception as error:
-        if is_out_of_memory(error):
-            raise no_memory() from error
-        logger.exception("A request has failed.")
-        raise HTTPException(500, FAILED) from error
+        raise engine.http_error(error) from error
 
 
-async def whole(
-    engine: Engine, request: PreparedRequest, response: responses.Response, record: RequestRecord
-) -> JSONResponse:
+async def whole(engine: Engine, request: PreparedRequest, response: Response, record: RequestRecord) -> JSONResponse:
     choices = [None] * len(request.choices)
     async with engine.generate(request, response.id) as outputs:
         async for index, output in outputs:
@@ -127,7 +103,7 @@ async def whole(
 async def stream(
     engine: Engine,
     request: PreparedRequest,
-    response: responses.Response,
+    response: Response,
     record: RequestRecord,
     deadline: float | None = None,
 ) -> AsyncIterator[str]:
@@ -151,7 +127,7 @@ async def stream(
     except (HTTPException, TimeoutError) as error:
         if not has_begun:
             raise
-        failure = timed_out(engine.request_timeout) if isinstance(error, TimeoutError) else error
+        failure = engine.http_error(error) if isinstance(error, TimeoutError) else error
         record.error = sentence_of(failure.detail)
         yield sse_event(error_json(failure))
         return

@@ -36,15 +36,6 @@ def grammars(checkpoint):
     grammars.close()
 
 
-@pytest.fixture(scope="module")
-def grammar_of_answers(checkpoint):
-    grammars = Grammars(checkpoint[2], checkpoint[1].config.vocab_size)
-    try:
-        return compiled(SCHEMA, grammars, strict=True)
-    finally:
-        grammars.close()
-
-
 def compiled(schema, grammars, strict=False):
     return grammars.compiled("schema", (Schema.from_request("schema", schema, strict),))
 
@@ -56,11 +47,12 @@ def allows(schema, grammars, value, **strict):
 
 
 @pytest.mark.parametrize("decoding", ["verified", "streaming", "blockwise"])
-def test_an_answer_satisfies_the_schema(checkpoint, grammar_of_answers, decoding):
+def test_an_answer_satisfies_the_schema(checkpoint, served, decoding):
     for seed in range(2):
+        processor = grammar_processor(compiled(SCHEMA, served.grammars, strict=True))
         _, ids, text = generated(
-            checkpoint, decoding=decoding, logits_processor=[grammar_processor(grammar_of_answers)],
-            suppress_tokens=None, max_new_tokens=120, do_sample=True, seed=seed,
+            checkpoint, decoding=decoding, logits_processor=[processor], suppress_tokens=None, max_new_tokens=120,
+            do_sample=True, seed=seed,
         )  # fmt: skip
         value = json.loads(text)
         assert text == json.dumps(value) and list(value) == ["name", "age", "ok"]

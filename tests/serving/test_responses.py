@@ -1,7 +1,6 @@
 """Answers as OpenAI's own types read them: JSON of a schema, calls of tools, and the form of every event."""
 
 import asyncio
-import copy
 import json
 from typing import Literal
 
@@ -14,14 +13,11 @@ from tiny_tokenizer import MASK
 
 from wedlm.serving.engine import Engine
 from wedlm.serving.protocol import ChatRequest, CompletionRequest
-from wedlm.serving.requests import ServedModel
 from wedlm.serving.routes import respond
 from wedlm.serving.server_metrics import RequestRecord
 
 # The tiny model suppresses the end token, which must follow JSON.
 MAY_END = {"generation_config": {"suppress_tokens": [MASK]}}
-TEMPLATE = """{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}
-{%- for message in messages %}{{ message.content }}{% endfor %}{# <tool_call></tool_call> #}"""
 
 
 class Animal(BaseModel):
@@ -66,15 +62,6 @@ def strictly(kind, value):
 
     check(read)
     return read
-
-
-@pytest.fixture(scope="module")
-def served(checkpoint):
-    tokenizer = copy.copy(checkpoint[2])
-    tokenizer.chat_template = TEMPLATE
-    served = ServedModel("tiny", checkpoint[1], tokenizer, 0)
-    yield served
-    served.grammars.close()
 
 
 def answers(served, route, *bodies):

@@ -17,8 +17,6 @@ from wedlm.serving.protocol import ChatRequest, Function
 from wedlm.serving.requests import ServedModel, prepare, read_request
 from wedlm.serving.tool_calls import QWEN3, OutputParser, forced_call
 
-TEMPLATE = """{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}
-{%- for message in messages %}{{ message.content }}{% endfor %}{# <tool_call></tool_call> #}"""
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}},
@@ -26,15 +24,6 @@ TOOLS = [
 ]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 FORCED = CALL.replace("\n", "")
-
-
-@pytest.fixture(scope="module")
-def served(checkpoint):
-    tokenizer = copy.copy(checkpoint[2])
-    tokenizer.chat_template = TEMPLATE
-    served = ServedModel("tiny", checkpoint[1], tokenizer, 0)
-    yield served
-    served.grammars.close()
 
 
 def told(served, text, step):

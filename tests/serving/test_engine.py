@@ -252,13 +252,13 @@ def test_the_death_of_the_worker_is_told(checkpoint, monkeypatch):
                 await answered(engine, checkpoint)
             app = build_app(served(checkpoint), engine)
             (health,) = (route.endpoint for route in app.routes if getattr(route, "path", "") == "/health")
-            told = await health()
-            assert told.status_code == 503 and json.loads(told.body)["status"] == "failed"
+            response = await health()
+            assert response.status_code == 503 and json.loads(response.body)["status"] == "failed"
             return json.loads(last.removeprefix("data: "))["error"], error.value, later.value
 
-    told, error, later = run(story())
+    response, error, later = run(story())
     reason = "The thread that generates has died (KeyError: 'a bug')."
-    assert told == {"message": reason, "type": "server_error", "code": 500}
+    assert response == {"message": reason, "type": "server_error", "code": 500}
     assert (error.status_code, error.detail) == (500, reason)
     assert (later.status_code, later.detail) == (503, DEAD)
 
@@ -299,9 +299,9 @@ def test_a_request_ends_with_its_time(checkpoint, monkeypatch):
                 await answered(engine, checkpoint)
             return whole.value, json.loads(last.removeprefix("data: "))["error"], prepared.value
 
-    whole, told, prepared = run(story())
-    assert whole.status_code == prepared.status_code == told["code"] == 504
-    assert whole.detail == prepared.detail == told["message"]
+    whole, response, prepared = run(story())
+    assert whole.status_code == prepared.status_code == response["code"] == 504
+    assert whole.detail == prepared.detail == response["message"]
     assert whole.detail == "The request took longer than the 0.5 seconds of --request-timeout; ask for fewer tokens."
     assert whole.headers == {"x-should-retry": "false"}
 
@@ -397,8 +397,8 @@ def test_a_slow_reader_has_no_more_time():
 
 def test_health_and_metrics_tell_what_the_server_does(server, client):
     assert chat(client).choices
-    told = health(server)
-    assert told["status"] == "ok" and told["model"] == "tiny"
+    response = health(server)
+    assert response["status"] == "ok" and response["model"] == "tiny"
     text = send(server, "GET", "/metrics")[1]
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(values['wedlm_requests_total{outcome="ok",route="/v1/chat/completions"}']) >= 1

@@ -116,9 +116,9 @@ def test_they_are_those_of_an_ordinary_forward(checkpoint, banned, decoding, dra
     _, ids, _ = generated(checkpoint, "the dog", decoding=decoding, logits_processor=[scores], **draws)
     ids = ids.tolist()
     logprobs = expected(checkpoint, tokenizer("the dog")["input_ids"], ids, banned)
-    told = [each for begin in range(0, len(ids), step) for each in scores.take(ids[begin : begin + step])]
-    assert [own.token for own, _ in told] == ids and not scores.recorded
-    for (own, likely), row in zip(told, logprobs, strict=True):
+    entries = [each for begin in range(0, len(ids), step) for each in scores.take(ids[begin : begin + step])]
+    assert [own.token for own, _ in entries] == ids and not scores.recorded
+    for (own, likely), row in zip(entries, logprobs, strict=True):
         assert own.value == pytest.approx(float(row[own.token]), abs=1e-4)
         best = row.topk(4)
         assert [each.value for each in likely] == pytest.approx(best.values.tolist(), abs=1e-4)
@@ -131,7 +131,7 @@ def test_chats_tell_them_in_openais_form(checkpoint, client, decoding, stream):
     arguments = {"logprobs": True, "top_logprobs": 3, "extra_body": {"generation_config": {"decoding": decoding}}}
     if stream:
         chunks = [chunk for chunk in chat(client, **arguments, **WITH_USAGE) if chunk.choices]
-        content = [each for chunk in chunks if (told := chunk.choices[0].logprobs) for each in told.content]
+        content = [each for chunk in chunks if (entries := chunk.choices[0].logprobs) for each in entries.content]
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     else:
         choice = chat(client, **arguments).choices[0]
@@ -148,9 +148,9 @@ def test_chats_tell_them_in_openais_form(checkpoint, client, decoding, stream):
 
 def test_completions_tell_them_in_openais_form(client):
     answer = client.completions.create(model="tiny", prompt="the dog", max_tokens=9, temperature=0, logprobs=2)
-    told, text = answer.choices[0].logprobs, answer.choices[0].text
-    assert "".join(told.tokens) == text and len(told.token_logprobs) == len(told.top_logprobs) == 9
-    for token, offset in zip(told.tokens, told.text_offset, strict=True):
+    entries, text = answer.choices[0].logprobs, answer.choices[0].text
+    assert "".join(entries.tokens) == text and len(entries.token_logprobs) == len(entries.top_logprobs) == 9
+    for token, offset in zip(entries.tokens, entries.text_offset, strict=True):
         assert text[offset:].startswith(token)
     assert client.completions.create(model="tiny", prompt="the dog", max_tokens=9).choices[0].logprobs is None
 

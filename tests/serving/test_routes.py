@@ -123,12 +123,12 @@ def test_health_is_told_in_half_a_second_while_hostile_requests_come(server, nam
         with ThreadPoolExecutor(1) as pool:
             worst = pool.submit(worst_of_health, is_over)
             try:
-                told = post(server, "/v1/chat/completions", body)
+                response = post(server, "/v1/chat/completions", body)
             finally:
                 is_over.set()
         waits.append(worst.result())
         if waits[-1] < 0.5:
             break
-    assert told[0] == status
-    assert status == 200 or json.loads(told[1])["error"]["message"].endswith(".")
+    assert response[0] == status
+    assert status == 200 or json.loads(response[1])["error"]["message"].endswith(".")
     assert min(waits) < 0.5, waits

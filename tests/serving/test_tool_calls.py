@@ -1,4 +1,4 @@
-"""Calls of tools: told from the text, and forced by a grammar."""
+"""Tool calls: parsed from the text, and forced by a grammar."""
 
 import copy
 import json
@@ -26,7 +26,7 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool
 FORCED = CALL.replace("\n", "")
 
 
-def told(served, text, step):
+def parsed(served, text, step):
     """The text, the thoughts and the calls of an answer."""
     parser = OutputParser.from_prompt(served.tokenizer, served.model, [9])
     items = [item for begin in range(0, len(text), step) for item in parser.feed(text[begin : begin + step])]
@@ -52,8 +52,8 @@ def told(served, text, step):
         ('<tool_call>{"name": "a"', ('<tool_call>{"name": "a"', "", [])),
     ],
 )
-def test_what_is_told(served, text, expected, step):
-    assert told(served, text, step) == expected
+def test_items_of_a_text(served, text, expected, step):
+    assert parsed(served, text, step) == expected
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_what_is_told(served, text, expected, step):
 )
 def test_a_call_without_a_name_or_an_object_stays_text(served, name, arguments):
     text = f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call> and more"
-    assert told(served, text, 7) == (text, "", [])
+    assert parsed(served, text, 7) == (text, "", [])
 
 
 MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, "{", "[1]", " ", "\n", "<", ">", "x", " " * 40]
@@ -72,7 +72,7 @@ MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, "{", "[1]",
 @property_settings(60)
 @given(text=st.lists(st.sampled_from(MARKS), max_size=12).map("".join), step=st.integers(2, 60))
 def test_it_does_not_matter_how_a_text_is_cut(served, text, step):
-    assert told(served, text, step) == told(served, text, 1)
+    assert parsed(served, text, step) == parsed(served, text, 1)
 
 
 @pytest.mark.parametrize("step", [1, 10_000])
@@ -93,7 +93,7 @@ def test_a_long_text_is_read_in_few_pieces(served, monkeypatch):
 
     monkeypatch.setattr(tool_calls, "ResponseParser", CountingParser)
     text = "A text > a mark. " * 1000 + CALL
-    assert told(served, text, len(text))[2] and len(pieces) < 1010
+    assert parsed(served, text, len(text))[2] and len(pieces) < 1010
 
 
 @pytest.mark.parametrize("written", ["<think>", "<tool_call>{broken</tool_call>", CALL])

@@ -1,4 +1,4 @@
-"""Tool calls: told from the text of an answer, and the form of a call that is forced."""
+"""Tool calls: parsed from the text of an answer, and the form of a call that is forced."""
 
 import json
 import re

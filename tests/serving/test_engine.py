@@ -17,7 +17,7 @@ from wedlm.batching import running_batch
 from wedlm.batching.manager import NO_MEMORY
 from wedlm.serving.detokenizer import Detokenizer
 from wedlm.serving.engine import Engine, LatestOutputs
-from wedlm.serving.http_errors import DEAD, FAILED, FULL, error_json
+from wedlm.serving.http_errors import DEAD, FULL, SERVER_FAILED, error_json
 from wedlm.serving.protocol import ChatRequest
 from wedlm.serving.requests import ServedModel, prepare, read_request
 from wedlm.serving.responses import ChatResponse
@@ -322,7 +322,7 @@ def test_a_request_that_breaks_fails_alone(checkpoint, monkeypatch, caplog):
             assert await other == generated(checkpoint)[2]
             return json.loads(events[-1].removeprefix("data: "))["error"]
 
-    assert run(story())["message"] == FAILED
+    assert run(story())["message"] == SERVER_FAILED
 
 
 def test_a_request_that_can_never_fit_is_refused(checkpoint):
@@ -344,8 +344,8 @@ def test_an_error_of_preparation_is_one_of_the_server(checkpoint, monkeypatch):
             return error.value
 
     error = run(story())
-    assert (error.status_code, error.detail) == (500, FAILED)
-    assert error_json(error)["error"] == {"message": FAILED, "type": "server_error", "code": 500}
+    assert (error.status_code, error.detail) == (500, SERVER_FAILED)
+    assert error_json(error)["error"] == {"message": SERVER_FAILED, "type": "server_error", "code": 500}
 
 
 def test_draws_without_a_seed_differ_from_server_to_server(checkpoint):

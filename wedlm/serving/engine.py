@@ -17,7 +17,7 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 from wedlm.batching.free_memory import is_out_of_memory
 from wedlm.batching.manager import BROKEN, DIED, NO_MEMORY, STOPPED, BatchingManager
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
-from wedlm.serving.http_errors import DEAD, ENDING, FAILED, FULL, RETRY_AFTER, sentence_of, timed_out
+from wedlm.serving.http_errors import DEAD, ENDING, FULL, RETRY_AFTER, SERVER_FAILED, sentence_of, timed_out
 from wedlm.serving.requests import PreparedRequest
 from wedlm.serving.server_metrics import Metrics
 
@@ -152,7 +152,7 @@ class Engine:
         if self.manager.refusal() is not None:
             return HTTPException(503, DEAD if self.fatal_error is not None else ENDING)
         logger.error("A request has failed.", exc_info=error)
-        return HTTPException(500, FAILED)
+        return HTTPException(500, SERVER_FAILED)
 
     def failure(self, error: str) -> HTTPException:
         """The response to a request that has failed in the batch."""
@@ -163,5 +163,5 @@ class Engine:
         if error == STOPPED:
             return HTTPException(503, ENDING)
         if error.startswith(BROKEN):
-            return HTTPException(500, FAILED)
+            return HTTPException(500, SERVER_FAILED)
         return HTTPException(400, sentence_of(error))

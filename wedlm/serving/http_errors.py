@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 RETRY_AFTER = {"Retry-After": "1"}  # seconds, for clients that find the queue full
 SENTENCE_CHARACTERS = 1000  # of an error, which may quote the request
-FAILED, ENDING = "The server failed; its log says how.", "The server is ending."
+SERVER_FAILED, ENDING = "The server failed; its log says how.", "The server is ending."
 DEAD = "The server can generate no more, and ends; its log says why."
 FULL = "As many requests wait as may wait; send this one again later."
 NO_JSON = "There was an error parsing the body"  # FastAPI's words for a body that json.loads cannot read

@@ -19,10 +19,10 @@ TYPED = TYPE_TELLING | {
     "minLength", "minProperties", "minimum", "multipleOf", "pattern", "patternProperties", "propertyNames", "required",
 }  # fmt: skip
 # Keywords beside each of which it leaves out some others.
-CHOICES = ("$ref", "allOf", "anyOf", "oneOf")
+COMBINATORS = ("$ref", "allOf", "anyOf", "oneOf")
 VALUES = ("const", "enum")
 EXCLUDED = {
-    **{keyword: {*TYPED, *CHOICES, *VALUES, "type"} - {keyword} for keyword in CHOICES},
+    **{keyword: {*TYPED, *COMBINATORS, *VALUES, "type"} - {keyword} for keyword in COMBINATORS},
     **{keyword: {*TYPED, *VALUES} - {keyword} for keyword in VALUES},
     "format": {"maxLength", "minLength", "pattern"},
     "pattern": {"maxLength", "minLength"},
@@ -89,7 +89,7 @@ def check_part(name: str, part: dict) -> None:
             raise ValueError(
                 f"{name} has {other!r} beside {keyword!r}, where this server cannot enforce it; leave one of them out."
             )
-    if not part.keys() & {"type", *CHOICES, *VALUES, *TYPE_TELLING}:
+    if not part.keys() & {"type", *COMBINATORS, *VALUES, *TYPE_TELLING}:
         for keyword in sorted(part.keys() & TYPED):
             raise ValueError(f"{name} has {keyword!r} without 'type', where this server cannot enforce it; add that.")
     properties, required = part.get("properties", {}), part.get("required", [])

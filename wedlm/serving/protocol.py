@@ -319,10 +319,10 @@ def validated(kind: type[BaseModel], given: dict, **context: Any) -> BaseModel:
     try:
         return kind.model_validate(given, context=context)
     except ValidationError as error:
-        raise ValueError(sentence_of(error)) from None
+        raise ValueError(validation_sentence(error)) from None
 
 
-def sentence_of(error: ValidationError) -> str:
+def validation_sentence(error: ValidationError) -> str:
     """The first error of pydantic as a sentence with the parameter, its value and the remedy."""
     first = error.errors(include_url=False)[0]
     name = ".".join(str(part) for part in first["loc"] if "[" not in str(part))  # pydantic names members of unions so

@@ -25,7 +25,7 @@ def usage_json(num_prompt: int, num_completion: int) -> dict:
     return {"prompt_tokens": num_prompt, "completion_tokens": num_completion, "total_tokens": total}
 
 
-class Response:
+class OpenAIResponse:
     """What the responses to chats and completions share; with `include_usage` each chunk has a `usage`."""
 
     prefix: str  # of the id
@@ -45,7 +45,7 @@ class Response:
         return sse_event(self.frame | {"object": self.chunk_object, "choices": choices, **usage})
 
 
-class ChatResponse(Response):
+class ChatResponse(OpenAIResponse):
     """The response of /v1/chat/completions."""
 
     prefix, whole_object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
@@ -96,7 +96,7 @@ class ChatResponse(Response):
         return {"content": detokenizer.logprobs.chat_form(delta.tokens), "refusal": None}
 
 
-class CompletionResponse(Response):
+class CompletionResponse(OpenAIResponse):
     """The response of /v1/completions, whose choices are plain text."""
 
     prefix, whole_object, chunk_object = "cmpl-", "text_completion", "text_completion"

@@ -6,8 +6,7 @@ from contextlib import aclosing
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
-from fastapi.responses import Response as HTTPResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import Send
@@ -16,7 +15,7 @@ from wedlm.serving.engine import Engine, compiling, preparing, run_in
 from wedlm.serving.http_errors import DEAD, error_json, error_response, sentence_of, unknown_model
 from wedlm.serving.protocol import ChatRequest, CompletionRequest
 from wedlm.serving.requests import PreparedRequest, ServedModel, prepare, read_request
-from wedlm.serving.responses import DONE, ChatResponse, CompletionResponse, Response, sse_event, usage_json
+from wedlm.serving.responses import DONE, ChatResponse, CompletionResponse, OpenAIResponse, sse_event, usage_json
 from wedlm.serving.server_metrics import RequestRecord
 
 
@@ -26,11 +25,11 @@ def build_app(served: ServedModel, engine: Engine) -> FastAPI:
     app.add_exception_handler(RequestValidationError, error_response)
 
     @app.post("/v1/chat/completions")
-    async def chat(request: Request, body: dict) -> HTTPResponse:
+    async def chat(request: Request, body: dict) -> Response:
         return await respond(served, engine, ChatRequest, body, request.scope["record"])
 
     @app.post("/v1/completions")
-    async def completion(request: Request, body: dict) -> HTTPResponse:
+    async def completion(request: Request, body: dict) -> Response:
         return await respond(served, engine, CompletionRequest, body, request.scope["record"])
 
     @app.get("/v1/models")
@@ -52,8 +51,8 @@ def build_app(served: ServedModel, engine: Engine) -> FastAPI:
         return JSONResponse({"status": "ok"} | load)
 
     @app.get("/metrics")
-    def metrics() -> HTTPResponse:
-        return HTTPResponse(generate_latest(engine.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    def metrics() -> Response:
+        return Response(generate_latest(engine.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     return app
 
@@ -64,7 +63,7 @@ async def respond(
     kind: type[ChatRequest | CompletionRequest],
     body: dict,
     record: RequestRecord,
-) -> HTTPResponse:
+) -> Response:
     """Answers a request, or refuses it."""
     seconds = engine.request_timeout
     deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
@@ -86,7 +85,9 @@ async def respond(
         raise engine.http_error(error) from error
 
 
-async def whole(engine: Engine, request: PreparedRequest, response: Response, record: RequestRecord) -> JSONResponse:
+async def whole(
+    engine: Engine, request: PreparedRequest, response: OpenAIResponse, record: RequestRecord
+) -> JSONResponse:
     choices = [None] * len(request.choices)
     async with engine.generate(request, response.id) as outputs:
         async for index, output in outputs:
@@ -103,7 +104,7 @@ async def whole(engine: Engine, request: PreparedRequest, response: Response, re
 async def stream(
     engine: Engine,
     request: PreparedRequest,
-    response: Response,
+    response: OpenAIResponse,
     record: RequestRecord,
     deadline: float | None = None,
 ) -> AsyncIterator[str]:

@@ -58,7 +58,14 @@ setup(
     extras_require={
         "train": ["accelerate>=1.13", "datasets>=4.5", "matplotlib>=3.9", "peft>=0.21"],
         "eval": ["accelerate>=1.13", "evaluate>=0.4.6", "lm_eval>=0.4.13,<0.5"],
-        "serve": ["fastapi>=0.120", "openai>=1.99", "prometheus_client>=0.20", "uvicorn>=0.35"],
+        "serve": [
+            "fastapi>=0.120",
+            "openai>=1.99",
+            "prometheus_client>=0.20",
+            "pydantic>=2.10",
+            "typing_extensions",
+            "uvicorn>=0.35",
+        ],
         "grammar": ["xgrammar>=0.2.8"],
         "browser": ["selenium>=4.20"],
         "notebook": ["ipykernel>=6", "nbclient>=0.10"],

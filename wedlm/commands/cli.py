@@ -394,11 +394,14 @@ def serve(options: ServeOptions) -> None:
     """
     with refusals(options.debug), extra("serve"):
         check_generation(options)
-        from wedlm.serving.server import Place, serve
+        from wedlm.serving.server import serve
 
         serve(
             options.model,
-            Place(options.host, options.port, options.api_key, tuple(options.cors or ())),
+            options.host,
+            options.port,
+            options.api_key,
+            tuple(options.cors or ()),
             options.dtype,
             options.device,
             decoding_arguments(options),

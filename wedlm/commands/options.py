@@ -12,7 +12,6 @@ import typer
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.generation.parameters import DEFAULTS, READS
-from wedlm.serving.limits import BATCH_SIZE, REQUEST_SECONDS, WAITING
 
 
 def option(help: str, panel: str = "Decoding", show_default: bool | str = False) -> Any:
@@ -300,7 +299,7 @@ class ServeOptions:
     distance_penalty: DistancePenalty = None
     acceptance_ratio: AcceptanceRatio = None
     query_cost: QueryCost = None
-    max_batch_size: Annotated[int, typer.Option(help="The most texts that are written at once.", min=1)] = BATCH_SIZE
+    max_batch_size: Annotated[int, typer.Option(help="The most texts that are written at once.", min=1)] = 64
     max_cached_tokens: Annotated[
         int | None,
         typer.Option(
@@ -309,10 +308,10 @@ class ServeOptions:
     ] = None
     max_waiting: Annotated[
         int, typer.Option(help="The most requests that wait; the next one gets status 429.", min=0)
-    ] = WAITING
+    ] = 256
     request_timeout: Annotated[
         float, typer.Option(help="The seconds after which a request ends with status 504; 0 for no limit.", min=0)
-    ] = REQUEST_SECONDS
+    ] = 600
     fixed_shapes: Annotated[
         bool,
         typer.Option("--fixed-shapes", help="Give equal requests one text in every dtype; slower for many."),

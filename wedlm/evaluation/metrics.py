@@ -20,16 +20,6 @@ CODE_SECONDS = 3.0  # time limit of a candidate
 
 
 def info(description: str, inputs: str, features: dict) -> evaluate.MetricInfo:
-    """Returns what `evaluate.Metric._info` has to return.
-
-    Args:
-        description (`str`):
-            The meaning of the metric.
-        inputs (`str`):
-            The form of its predictions and references.
-        features (`dict`):
-            Types of the predictions and references.
-    """
     return evaluate.MetricInfo(
         description=description, citation="", inputs_description=inputs, features=Features(features)
     )

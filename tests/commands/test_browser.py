@@ -209,28 +209,6 @@ def test_pause_the_slider_and_the_speed(still):
     assert 0 < slow < end_of(still) / 10, "a quarter of the usual speed, in which it takes 32 seconds"
 
 
-@pytest.mark.parametrize("width", [360, 1000])
-def test_nothing_is_wider_than_the_page(traced, opened, width):
-    driver = opened(traced[0], width=width, height=740, reduced_motion="reduce")
-    runs = driver.find_elements("css selector", ".run")
-    for step in range(41):
-        show(driver, step / 40 * end_of(driver))
-        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
-        assert all(run.get_property("scrollWidth") == run.get_property("clientWidth") for run in runs)
-    tops = [run.rect["y"] for run in runs]
-    assert (tops[0] == tops[1]) == (width > 360), "side by side, or one below the other"
-
-
-def test_who_wants_no_motion_sees_the_result(traced, opened):
-    driver = opened(traced[0], reduced_motion="reduce")
-    assert shown(driver, "play") == "Play" and "as fast" in shown(driver, "headline")
-    assert shown(driver, ".text") == [text for text, *_ in traced[2]]
-    time.sleep(0.3)
-    assert clock(driver) == end_of(driver)
-    click(driver, "play")
-    wait_until(lambda: 0 < clock(driver) < end_of(driver) / 2)
-
-
 @pytest.mark.parametrize(
     ("seconds", "new", "headline", "detail"),
     [

@@ -80,13 +80,6 @@ def test_what_a_checkpoint_can_do(tmp_path, change, decodings, note):
                 model.generate(**inputs, decoding=decoding, max_new_tokens=2)
 
 
-def test_generation_settings_of_the_checkpoint_are_shown(tmp_path):
-    save_checkpoint(tmp_path, repetition_penalty=1.2, window_size=5)
-    lines = shown_lines(run("info", tmp_path))
-    assert "window_size=5" in lines["generation"] and "repetition_penalty=1.2" in lines["generation"]
-    assert "it reads the text" in lines["note"]
-
-
 @pytest.mark.parametrize(
     "change, decoding, reason",
     [
@@ -109,14 +102,6 @@ def test_the_default_decoding_is_that_of_the_loaded_model(tmp_path, change, deco
         file.write_text(json.dumps(json.loads(file.read_text()) | change))
     assert shown_lines(run("info", tmp_path))["default decoding"] == decoding + reason
     assert load_checkpoint(tmp_path)[0].generation_config.decoding == decoding
-
-
-def test_the_default_decoding_of_a_converted_model(tmp_path):
-    assert run("convert", "--to-autoregressive", CHECKPOINTS / "q25", tmp_path / "stock").exit_code == 0
-    assert run("convert", tmp_path / "stock", tmp_path / "wedlm").exit_code == 0
-    line, warning = shown_lines(run("info", tmp_path / "wedlm"))["default decoding"].split("; ")
-    assert line == "verified: its generation_config.json says so"
-    assert warning == "converted from qwen2, so streaming writes nonsense before a training"
 
 
 def test_a_checkpoint_that_is_not_wedlm(tmp_path):

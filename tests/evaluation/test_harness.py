@@ -22,16 +22,6 @@ def test_stock_lm_eval_gives_the_same_scores(demo, task_folder, tmp_path):
     assert 0 < scores(results)["choose", "acc"]
 
 
-def test_batch_sizes_give_the_same_scores(demo, task_folder, tmp_path):
-    tasks = named("demo_counting", "demo_word_problems"), named("choose", folder=task_folder)
-    made = []
-    for batch_size in (1, 4):
-        settings = EvalSettings(limit=5, batch_size=batch_size, apply_chat_template=True)
-        work = WorkFile(tmp_path / str(batch_size), {})
-        made.append([result for task in tasks for result in evaluate(*demo, task, {"": STREAMING}, settings, work)])
-    assert scores(made[0]) == pytest.approx(scores(made[1]))
-
-
 class Stop(KeyboardInterrupt):
     pass
 

@@ -24,7 +24,6 @@ def without_lm_evals_own(monkeypatch):
     monkeypatch.setattr(tasks, "TaskManager", lambda **kwargs: real(**{**kwargs, "include_defaults": False}))
 
 
-@pytest.mark.full
 def test_what_cannot_be_loaded(task_folder, without_lm_evals_own):
     for names, words in (
         (["fist"], "There is no task 'fist'; did you mean first?"),
@@ -43,10 +42,9 @@ def test_what_cannot_be_loaded(task_folder, without_lm_evals_own):
 
 
 def test_a_file_of_the_folder_that_is_no_yaml_is_named(without_lm_evals_own, tmp_path):
-    for text in ("task: mine\n  oops: [", "task: " + "[" * 2000):
-        (tmp_path / "mine.yaml").write_text(text)
-        with pytest.raises(ValueError, match="mine.yaml cannot be read as YAML"):
-            named("mine", folder=tmp_path)
+    (tmp_path / "mine.yaml").write_text("task: mine\n  oops: [")
+    with pytest.raises(ValueError, match="mine.yaml cannot be read as YAML"):
+        named("mine", folder=tmp_path)
 
 
 def test_code_is_run_in_the_sandbox_or_not_at_all(task_folder):
@@ -67,11 +65,6 @@ def test_code_is_run_in_the_sandbox_or_not_at_all(task_folder):
     (task_folder / "numeric.yaml").write_text(importing)
     with pytest.raises(ValueError, match="The tests of the task numeric import numpy, which the sandbox does not"):
         named("numeric", folder=task_folder)
-    (task_folder / "headless.yaml").write_text(
-        judged.replace("{name}", "headless").replace("{{right}}", "{{ 1 / 0 }}")
-    )
-    with pytest.raises(ValueError, match="The task headless cannot be built .* correct it, or leave it out"):
-        named("headless", folder=task_folder)
 
 
 def test_documents_are_processed_once(task_folder):

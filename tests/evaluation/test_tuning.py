@@ -121,8 +121,7 @@ def test_what_is_lost_at_most_is_bounded_for_all_settings_at_once(monkeypatch):
 
 @pytest.mark.parametrize(
     ("num_right", "number", "loss", "is_shown"),
-    [(0, 8, 0.01, False), (0, 2000, 0.01, False), (3, 3, 0.01, False), (4, 4, 0.01, True), (8, 8, 0.01, True),
-     (8, 2000, 0.01, False), (60, 2000, 0.01, True), (8, 8, 0.5, False)],
+    [(0, 2000, 0.01, False), (3, 3, 0.01, False), (4, 4, 0.01, True), (60, 2000, 0.01, True), (8, 8, 0.5, False)],
 )  # fmt: skip
 def test_a_setting_that_is_always_wrong_would_be_seen(monkeypatch, num_right, number, loss, is_shown):
     monkeypatch.setattr("wedlm.evaluation.sweep.NUM_RESAMPLES", 200)

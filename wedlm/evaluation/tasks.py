@@ -16,12 +16,12 @@ import torch
 import yaml
 from datasets.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 from huggingface_hub.constants import ENDPOINT
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.errors import OfflineModeIsEnabled
 from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks.manager import TaskDict
 
-from wedlm.evaluation.metrics import CodeExecution, modules_missing_in_sandbox, our_metrics_first
+from wedlm.evaluation.metrics import CodeExecution, modules_missing_in_sandbox, our_code_eval_first
 from wedlm.evaluation.recipe import EvalSettings
 from wedlm.evaluation.sandbox import run_python
 
@@ -60,11 +60,12 @@ def load_tasks(
         seed (`int`, *optional*): Seed for tasks that draw their questions while they are built.
     """
     seed_all(seed)
-    with quiet_lm_eval(), our_metrics_first():
+    with quiet_lm_eval(), our_code_eval_first():
         manager = manager_of(list(names), list(folders), metadata or {})
-        if not run_code:
-            for name in names:
-                refuse_code(name, manager)
+        for name in names:
+            config = manager._index[name].cfg or {}
+            if config.get("unsafe_code") and not run_code:  # building it may need the network
+                refuse_code(name)
         built, fewshot = [], {}
         for name, shots in names.items():
             try:
@@ -151,17 +152,14 @@ def check_yaml(folder: Path) -> None:
 def reason_not_built(name: str, error: Exception) -> str:
     said = " ".join(str(error).split()) or type(error).__name__
     causes = causes_of(error)
-    if any(isinstance(cause, ConnectionError | OfflineModeIsEnabled | TimeoutError) for cause in causes) or any(
-        words in str(cause) for cause in causes for words in ("offline", "Couldn't reach", "Cannot send a request")
+    if any(
+        isinstance(cause, ConnectionError | OfflineModeIsEnabled | TimeoutError)
+        or any(words in str(cause) for words in ("offline", "Couldn't reach", "Cannot send a request"))
+        for cause in causes
     ):
         return (
             f"The task {name} needs its data from {ENDPOINT}, which cannot be reached ({said}); connect to the "
             "network, or pass --include-path with a folder of tasks whose data is on this machine."
-        )
-    if any(isinstance(cause, HfHubHTTPError) for cause in causes):
-        return (
-            f"The data of the task {name} cannot be downloaded ({said}); if it asks for an account, run "
-            "`hf auth login`."
         )
     return f"The task {name} cannot be built ({type(error).__name__}: {said}); correct it, or leave it out."
 
@@ -178,15 +176,8 @@ def causes_of(error: BaseException | None) -> list[BaseException]:
 # --- Refusing a task before hours are spent on it ---
 
 
-def refuse_code(name: str, manager: TaskManager) -> None:
-    """Refuses a task that runs code before it is built, since building it may need the network."""
-    config = manager._index[name].cfg or {}
-    if config.get("unsafe_code"):
-        raise ValueError(code_refused(name))
-
-
-def code_refused(name: str) -> str:
-    return (
+def refuse_code(name: str) -> None:
+    raise ValueError(
         f"The task {name} runs code that the model writes; pass --run-code to allow it, in a sandbox against "
         "accidents, not attackers, or leave the task out."
     )
@@ -207,7 +198,7 @@ def check_task(name: str, task: Task, run_code: bool) -> None:
 
 def check_task_with_code(name: str, task: Task, run_code: bool) -> None:
     if not run_code:
-        raise ValueError(code_refused(name))
+        refuse_code(name)
     if not uses_sandbox(task):
         raise ValueError(
             f"The task {name} runs code outside of the sandbox, by other means than code_eval; leave it out, or "

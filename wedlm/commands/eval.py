@@ -220,42 +220,36 @@ def run_eval(
     print(f"Written to {out}.", file=sys.stderr)
 
 
-def side_by_side(results: list[dict]) -> list[list[str]]:
-    """A header and lines of cells, a column per decoding: the scores of each task, and the speed beside them."""
+def print_table(results: list[dict], title: str) -> None:
+    """Prints a column per decoding: the scores of each task, and the speed below them."""
     decodings = list(dict.fromkeys(result["decoding"] for result in results))
-    lines = [["task", "", *decodings]]
+    table = Table("task", "", title=Text(title), title_justify="left")
+    for label in decodings:
+        table.add_column(Text(label), justify="right")
     for task in dict.fromkeys(result["task"] for result in results):
         by_decoding = {result["decoding"]: result for result in results if result["task"] == task}
-        any_result = next(iter(by_decoding.values()))
-        shots = "" if any_result["num_fewshot"] is None else f", {any_result['num_fewshot']} shots"
-        title = f"{task} ({any_result['num_examples']}{shots})"
-        for i, metric in enumerate(any_result["metrics"]):
-            cells = [score(by_decoding[label]["metrics"][i]) if label in by_decoding else "" for label in decodings]
-            filtered = "" if metric["filter"] == "none" else f" ({metric['filter']})"
-            lines.append([title, metric["name"] + filtered, *cells])
-            title = ""
-        for name, words, digits in (
-            ("tokens_per_forward", "tokens per forward", 2),
-            ("prefix_cacheability", "prefix cacheability", 2),
-            ("tokens_per_second", "tokens per second", 0),
-        ):
-            values = [by_decoding[label][name] if label in by_decoding else None for label in decodings]
-            if any(value is not None for value in values):
-                lines.append([title, words, *("" if value is None else f"{value:.{digits}f}" for value in values)])
-                title = ""
-    return lines
+        for words, cells in lines_of_task(by_decoding):
+            table.add_row(Text(words[0]), Text(words[1]), *(cells.get(label, "") for label in decodings))
+    table_console().print(table)
+
+
+def lines_of_task(by_decoding: dict[str, dict]) -> list[tuple[tuple[str, str], dict[str, str]]]:
+    """The lines of a task, each with a title, a name, and the cells by decoding."""
+    any_result = next(iter(by_decoding.values()))
+    shots = "" if any_result["num_fewshot"] is None else f", {any_result['num_fewshot']} shots"
+    title = f"{any_result['task']} ({any_result['num_examples']}{shots})"
+    lines = []
+    for i, metric in enumerate(any_result["metrics"]):
+        filtered = "" if metric["filter"] == "none" else f" ({metric['filter']})"
+        cells = {label: score(result["metrics"][i]) for label, result in by_decoding.items()}
+        lines.append((metric["name"] + filtered, cells))
+    for name, digits in (("tokens_per_forward", 2), ("prefix_cacheability", 2), ("tokens_per_second", 0)):
+        if any_result[name] is not None:
+            cells = {label: f"{result[name]:.{digits}f}" for label, result in by_decoding.items()}
+            lines.append((name.replace("_", " "), cells))
+    return [((title if number == 0 else "", name), cells) for number, (name, cells) in enumerate(lines)]
 
 
 def score(metric: dict) -> str:
     error = "" if metric["stderr"] is None else f" ±{metric['stderr']:.4f}"
     return f"{metric['value']:.4f}{error}"
-
-
-def print_table(results: list[dict], title: str) -> None:
-    header, *lines = side_by_side(results)
-    table = Table(title=Text(title), title_justify="left")
-    for number, cell in enumerate(header):
-        table.add_column(Text(cell), justify="left" if number < 2 else "right")
-    for line in lines:
-        table.add_row(*map(Text, line))
-    table_console().print(table)

@@ -80,3 +80,17 @@ def test_the_length_is_that_asked_for(demo, tmp_path, monkeypatch):
     settings = EvalSettings(limit=2, batch_size=2, apply_chat_template=True, max_new_tokens=3)
     results = evaluate(model, tokenizer, named("demo_equations"), {"": STREAMING}, settings, WorkFile(tmp_path, {}))
     assert results[0]["num_tokens"] == 6
+
+
+def test_the_tokenizers_end_token_ends_an_answer(demo, tmp_path, monkeypatch):
+    """Even if generation_config.json has another one, as that of a base model which later learned to chat."""
+    model, tokenizer = demo
+    fields = model.generation_config.to_dict()
+    settings = EvalSettings(limit=2, batch_size=2, apply_chat_template=True)
+    tokens = []
+    for end in (tokenizer.eos_token_id, None):
+        monkeypatch.setattr(model, "generation_config", GenerationConfig(**{**fields, "eos_token_id": end}))
+        work = WorkFile(tmp_path / str(end), {})
+        (result,) = evaluate(*demo, named("demo_equations"), {"": STREAMING}, settings, work)
+        tokens.append(result["num_tokens"])
+    assert tokens[0] == tokens[1] < 2 * 100

@@ -33,6 +33,7 @@ from wedlm.commands.options import (
     WindowSize,
     check_writable,
     decoding_arguments,
+    option,
     with_generation_options,
 )
 from wedlm.commands.tune import tune
@@ -71,7 +72,7 @@ WORDS_HELP = (
     "answer; - reads it from standard input. Put -- before a text that begins with -."
 )
 Words = Annotated[list[str], typer.Argument(help=WORDS_HELP, metavar="[MODEL] PROMPT")]
-Raw = Annotated[bool, typer.Option("--raw", help="Continue the text without the chat template.")]
+Raw = Annotated[bool, option("Continue the text without the chat template.", "--raw")]
 
 
 @command(epilog='Example: wedlm generate "Count by 5 from 10 to 60."')
@@ -125,8 +126,8 @@ def trace(
     raw: Raw = False,
     html: Annotated[
         Path | None,
-        typer.Option(
-            help="Also write a web page where the decoding races token by token decoding; FILE is overwritten. This "
+        option(
+            "Also write a web page where the decoding races token by token decoding; FILE is overwritten. This "
             "answers the prompt several times more, to measure the times.",
             metavar="FILE",
         ),
@@ -162,8 +163,7 @@ def convert(
     source: Source,
     out: Annotated[str, typer.Argument(help="The new folder for the result.")],
     to_autoregressive: Annotated[
-        bool,
-        typer.Option("--to-autoregressive", help="Convert WeDLM to a plain Llama, Mistral or Qwen checkpoint."),
+        bool, option("Convert WeDLM to a plain Llama, Mistral or Qwen checkpoint.", "--to-autoregressive")
     ] = False,
     overwrite: OverwriteCheckpoint = False,
     debug: Debug = False,
@@ -231,39 +231,30 @@ def export(
     model: Source,
     out: Annotated[str, typer.Argument(help="The new folder for the repository.")],
     license: Annotated[
-        str | None,
-        typer.Option(help="The licence, such as apache-2.0; needed if MODEL's README.md has none."),
+        str | None, option("The licence, such as apache-2.0; needed if MODEL's README.md has none.")
     ] = None,
     base_model: Annotated[
-        list[str] | None, typer.Option(help="A model on the Hub that MODEL was made from; may be given again.")
+        list[str] | None, option("A model on the Hub that MODEL was made from; may be given again.")
     ] = None,
     dataset: Annotated[
-        list[str] | None, typer.Option(help="A dataset on the Hub that MODEL was trained on; may be given again.")
+        list[str] | None, option("A dataset on the Hub that MODEL was trained on; may be given again.")
     ] = None,
-    language: Annotated[list[str] | None, typer.Option(help="A language code such as en; may be given again.")] = None,
-    name: Annotated[
-        str | None, typer.Option(help="The title of the card; by default the name of REPO or OUT.")
-    ] = None,
-    prompt: Annotated[str | None, typer.Option(help="The prompt of the card's snippet.")] = None,
+    language: Annotated[list[str] | None, option("A language code such as en; may be given again.")] = None,
+    name: Annotated[str | None, option("The title of the card; by default the name of REPO or OUT.")] = None,
+    prompt: Annotated[str | None, option("The prompt of the card's snippet.")] = None,
     eval: Annotated[
-        list[Path] | None,
-        typer.Option(help="The file of `wedlm eval MODEL`; may be given again.", metavar="FILE"),
+        list[Path] | None, option("The file of `wedlm eval MODEL`; may be given again.", metavar="FILE")
     ] = None,
     training: Annotated[
-        Path | None,
-        typer.Option(help="The report of `wedlm train`; by default MODEL's training_report.json.", metavar="FILE"),
+        Path | None, option("The report of `wedlm train`; by default MODEL's training_report.json.", metavar="FILE")
     ] = None,
-    adapter_only: Annotated[
-        bool, typer.Option("--adapter-only", help="Leave out the base of the draft adapter MODEL.")
-    ] = False,
+    adapter_only: Annotated[bool, option("Leave out the base of the draft adapter MODEL.", "--adapter-only")] = False,
     vllm: Annotated[
-        bool, typer.Option("--vllm", help="Write a checkpoint for vLLM and the drafter beside it, and no repository.")
+        bool, option("Write a checkpoint for vLLM and the drafter beside it, and no repository.", "--vllm")
     ] = False,
-    target: Annotated[
-        str | None, typer.Option(help="With --vllm: another model that MODEL drafts for.", metavar="NAME")
-    ] = None,
-    push: Annotated[str | None, typer.Option(help="Upload OUT to the Hub as OWNER/NAME.", metavar="REPO")] = None,
-    private: Annotated[bool, typer.Option("--private", help="Make REPO private.")] = False,
+    target: Annotated[str | None, option("With --vllm: another model that MODEL drafts for.", metavar="NAME")] = None,
+    push: Annotated[str | None, option("Upload OUT to the Hub as OWNER/NAME.", metavar="REPO")] = None,
+    private: Annotated[bool, option("Make REPO private.", "--private")] = False,
     overwrite: OverwriteCheckpoint = False,
     debug: Debug = False,
 ) -> None:
@@ -309,38 +300,34 @@ def adapt(
     model: Source,
     out: Annotated[Path, typer.Argument(help="The new folder for the adapter; OUT.work keeps a stopped run.")],
     prompts: Annotated[
-        Path | None,
-        typer.Option(help="JSON Lines with prompts like those of use; by default the package's own.", metavar="FILE"),
+        Path | None, option("JSON Lines with prompts like those of use; by default the package's own.", metavar="FILE")
     ] = None,
     answers: Annotated[
-        Path | None,
-        typer.Option(help="JSON Lines with prompts and MODEL's own answers, in place of --prompts.", metavar="FILE"),
+        Path | None, option("JSON Lines with prompts and MODEL's own answers, in place of --prompts.", metavar="FILE")
     ] = None,
     measure_also: Annotated[
-        Path | None, typer.Option(help="JSON Lines with prompts that are only measured.", metavar="FILE")
+        Path | None, option("JSON Lines with prompts that are only measured.", metavar="FILE")
     ] = None,
-    num_prompts: Annotated[int, typer.Option(help="Number of the package's own prompts.")] = 3000,
-    num_held_out: Annotated[int, typer.Option(help="Number of prompts to measure, and not to train on.")] = 60,
-    max_new_tokens: Annotated[int, typer.Option(help="The largest number of tokens of an answer.")] = 256,
-    temperature: Annotated[float, typer.Option(help="The temperature of the answers; 0 chooses likeliest tokens.")] = (
-        0.0
-    ),
-    minutes: Annotated[float, typer.Option(help="How long the adapter is trained.")] = 60.0,
-    steps: Annotated[int | None, typer.Option(help="The number of optimizer steps, in place of --minutes.")] = None,
-    rank: Annotated[int, typer.Option(help="The rank of the adapter.")] = 16,
-    window_size: Annotated[int, typer.Option(help="The most MASKs of a group in training.")] = 8,
-    learning_rate: Annotated[float, typer.Option(help="The highest learning rate.")] = 4e-4,
-    max_length: Annotated[int, typer.Option(help="Tokens of a row in training; longer samples are cut.")] = 1024,
-    batch_size: Annotated[int, typer.Option(help="Number of prompts that are answered at a time.")] = 32,
+    num_prompts: Annotated[int, option("Number of the package's own prompts.")] = 3000,
+    num_held_out: Annotated[int, option("Number of prompts to measure, and not to train on.")] = 60,
+    max_new_tokens: Annotated[int, option("The largest number of tokens of an answer.")] = 256,
+    temperature: Annotated[float, option("The temperature of the answers; 0 chooses likeliest tokens.")] = (0.0),
+    minutes: Annotated[float, option("How long the adapter is trained.")] = 60.0,
+    steps: Annotated[int | None, option("The number of optimizer steps, in place of --minutes.")] = None,
+    rank: Annotated[int, option("The rank of the adapter.")] = 16,
+    window_size: Annotated[int, option("The most MASKs of a group in training.")] = 8,
+    learning_rate: Annotated[float, option("The highest learning rate.")] = 4e-4,
+    max_length: Annotated[int, option("Tokens of a row in training; longer samples are cut.")] = 1024,
+    batch_size: Annotated[int, option("Number of prompts that are answered at a time.")] = 32,
     start_from: Annotated[
-        Path | None, typer.Option(help="An adapter of MODEL with the same rank, to train further.", metavar="FOLDER")
+        Path | None, option("An adapter of MODEL with the same rank, to train further.", metavar="FOLDER")
     ] = None,
-    seed: Annotated[int, typer.Option(help="The seed of everything that is drawn.")] = 0,
+    seed: Annotated[int, option("The seed of everything that is drawn.")] = 0,
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"], typer.Option(help="The dtype of MODEL for answers and training.")
+        Literal["auto", "float32", "bfloat16"], option("The dtype of MODEL for answers and training.")
     ] = "auto",
     device: Device = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is an adapter.")] = False,
+    overwrite: Annotated[bool, option("Replace OUT if it is an adapter.", "--overwrite")] = False,
     debug: Debug = False,
 ) -> None:
     """Make a draft adapter: MODEL keeps its words, and verified decoding writes several of them per forward.
@@ -366,8 +353,8 @@ def adapt(
 @command(epilog="Example: wedlm serve tencent/WeDLM-8B-Instruct --dtype bfloat16 --port 8000")
 def serve(
     model: Model = str(DEMO_FOLDER),
-    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen on; 0 chooses a free port.", min=0, max=65535)] = 8000,
+    host: Annotated[str, option("The address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
+    port: Annotated[int, option("The port to listen on; 0 chooses a free port.", min=0, max=65535)] = 8000,
     dtype: Dtype = "auto",
     device: Device = None,
     decoding: Decoding = None,
@@ -376,30 +363,24 @@ def serve(
     distance_penalty: DistancePenalty = None,
     acceptance_ratio: AcceptanceRatio = None,
     query_cost: QueryCost = None,
-    max_batch_size: Annotated[int, typer.Option(help="The most texts that are written at once.", min=1)] = BATCH_SIZE,
+    max_batch_size: Annotated[int, option("The most texts that are written at once.", min=1)] = BATCH_SIZE,
     max_cached_tokens: Annotated[
         int | None,
-        typer.Option(
-            help="The most tokens whose keys and values are in memory; by default half of the free memory.", min=1
-        ),
+        option("The most tokens whose keys and values are in memory; by default half of the free memory.", min=1),
     ] = None,
-    max_waiting: Annotated[
-        int, typer.Option(help="The most requests that wait; the next one gets status 429.", min=0)
-    ] = WAITING,
+    max_waiting: Annotated[int, option("The most requests that wait; the next one gets status 429.", min=0)] = WAITING,
     request_timeout: Annotated[
-        float, typer.Option(help="The seconds after which a request ends with status 504; 0 for no limit.", min=0)
+        float, option("The seconds after which a request ends with status 504; 0 for no limit.", min=0)
     ] = REQUEST_SECONDS,
     fixed_shapes: Annotated[
-        bool,
-        typer.Option("--fixed-shapes", help="Give equal requests one text in every dtype; slower for many."),
+        bool, option("Give equal requests one text in every dtype; slower for many.", "--fixed-shapes")
     ] = False,
     api_key: Annotated[
-        str | None,
-        typer.Option(help="The key that requests must have.", envvar="WEDLM_API_KEY", show_envvar=True),
+        str | None, option("The key that requests must have.", envvar="WEDLM_API_KEY", show_envvar=True)
     ] = None,
     cors: Annotated[
         list[str] | None,
-        typer.Option(help="An origin whose web pages may send requests, or *; may be given again.", metavar="ORIGIN"),
+        option("An origin whose web pages may send requests, or *; may be given again.", metavar="ORIGIN"),
     ] = None,
     debug: Debug = False,
 ) -> None:

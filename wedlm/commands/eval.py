@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +22,7 @@ from wedlm.commands.options import (
     check_out_file,
     option,
     read_threshold,
+    setting,
 )
 from wedlm.generation.parameters import DEFAULTS, check_parameters
 
@@ -32,64 +32,56 @@ if TYPE_CHECKING:
 
 def eval(
     model: Model = str(DEMO_FOLDER),
-    tasks: Annotated[str, typer.Option(help="Tasks of lm-eval or of --include-path, separated by commas.")] = "",
+    tasks: Annotated[str, option("Tasks of lm-eval or of --include-path, separated by commas.")] = "",
     recipe: Annotated[
-        str | None,
-        typer.Option(help="Tasks, shots and settings together: speed, table1-base, ... or a YAML file."),
+        str | None, option("Tasks, shots and settings together: speed, table1-base, ... or a YAML file.")
     ] = None,
     include_path: Annotated[
-        list[Path] | None,
-        typer.Option(help="A folder with YAML files of tasks; may be given again.", metavar="FOLDER"),
+        list[Path] | None, option("A folder with YAML files of tasks; may be given again.", metavar="FOLDER")
     ] = None,
     decoding: Annotated[
-        list[str] | None,
-        option("streaming, verified, blockwise or autoregressive; may be given again."),
+        list[str] | None, setting("streaming, verified, blockwise or autoregressive; may be given again.")
     ] = None,
-    window_size: Annotated[list[int] | None, option("Slots after the final text; may be given again.")] = None,
+    window_size: Annotated[list[int] | None, setting("Slots after the final text; may be given again.")] = None,
     entropy_threshold: Annotated[
-        list[str] | None,
-        option("The limit of the entropy in nats, or none; may be given again."),
+        list[str] | None, setting("The limit of the entropy in nats, or none; may be given again.")
     ] = None,
     distance_penalty: Annotated[
-        list[float] | None, option("Add this number to the entropy for each slot of distance; may be given again.")
+        list[float] | None, setting("Add this number to the entropy for each slot of distance; may be given again.")
     ] = None,
     acceptance_ratio: Annotated[
-        list[float] | None, option("The share of the best probability that a draft needs; may be given again.")
+        list[float] | None, setting("The share of the best probability that a draft needs; may be given again.")
     ] = None,
     query_cost: Annotated[
         list[float] | None,
-        option("What one more token of a forward costs, as a share of a forward with one; may be given again."),
+        setting("What one more token of a forward costs, as a share of a forward with one; may be given again."),
     ] = None,
-    num_fewshot: Annotated[int | None, typer.Option(help="The number of examples before each question.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Ask only the first N questions of each task.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Questions that are answered together; by default 8.")] = None,
+    num_fewshot: Annotated[int | None, option("The number of examples before each question.")] = None,
+    limit: Annotated[int | None, option("Ask only the first N questions of each task.")] = None,
+    batch_size: Annotated[int | None, option("Questions that are answered together; by default 8.")] = None,
     apply_chat_template: Annotated[
-        bool,
-        typer.Option("--apply-chat-template", help="Use the chat template, for checkpoints trained for chats."),
+        bool, option("Use the chat template, for checkpoints trained for chats.", "--apply-chat-template")
     ] = False,
-    system_instruction: Annotated[str | None, typer.Option(help="A system message before each question.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="The largest number of tokens of an answer.")] = None,
+    system_instruction: Annotated[str | None, option("A system message before each question.")] = None,
+    max_new_tokens: Annotated[int | None, option("The largest number of tokens of an answer.")] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Sample tokens at this temperature; 0 chooses the most likely token.")
+        float | None, option("Sample tokens at this temperature; 0 chooses the most likely token.")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="The seed of the examples before questions and of sampling; by default 1234.")
+        int | None, option("The seed of the examples before questions and of sampling; by default 1234.")
     ] = None,
     metadata: Annotated[
-        str | None, typer.Option(help="JSON for the tasks; those of the demo read num_examples and seed.")
+        str | None, option("JSON for the tasks; those of the demo read num_examples and seed.")
     ] = None,
     run_code: Annotated[
         bool,
-        typer.Option(
+        option(
+            "Allow tasks that run the model's code, in a sandbox: it guards against accidents, not attackers.",
             "--run-code",
-            help="Allow tasks that run the model's code, in a sandbox: it guards against accidents, not attackers.",
         ),
     ] = False,
     unsafe_run_code: Annotated[
-        bool,
-        typer.Option(
-            "--unsafe-run-code", help="Allow --run-code as root where the system keeps the code from nothing."
-        ),
+        bool, option("Allow --run-code as root where the system keeps the code from nothing.", "--unsafe-run-code")
     ] = False,
     out: OutFile = Path("eval.json"),
     overwrite: OverwriteFile = False,

@@ -16,46 +16,49 @@ from wedlm.checkpoints.whole_file import is_ordinary
 from wedlm.generation.parameters import DEFAULTS, READS
 
 
-def option(help: str, panel: str = "Decoding", show_default: bool = False) -> Any:
-    """An option in a panel of its own of the help."""
-    return typer.Option(help=help, rich_help_panel=panel, show_default=show_default)
+def option(help: str, *names: str, **settings: Any) -> Any:
+    return typer.Option(*names, help=help, **settings)
+
+
+def setting(help: str) -> Any:
+    """An option of decoding or sampling."""
+    return typer.Option(help=help, rich_help_panel="Decoding", show_default=False)
 
 
 MODEL_HELP, DEMO = "A checkpoint: a folder, or a name on the Hub.", "the demo checkpoint"
 Model = Annotated[str, typer.Argument(help=MODEL_HELP, metavar="MODEL", show_default=DEMO)]
 Source = Annotated[str, typer.Argument(help=MODEL_HELP)]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Debug = Annotated[bool, option("Show the traceback of an error.", "--debug")]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
-    option("The dtype of the weights; auto keeps the dtype on disk.", "Model", show_default=True),
+    option("The dtype of the weights; auto keeps the dtype on disk.", rich_help_panel="Model"),
 ]
-Device = Annotated[
-    str | None, option("The device, such as cpu or cuda:0; by default the GPU if there is one.", "Model")
-]
-Decoding = Annotated[str | None, option("The decoding: streaming, verified, blockwise or autoregressive.")]
+DEVICE = option("The device, such as cpu or cuda:0; by default the GPU if there is one.", rich_help_panel="Model")
+Device = Annotated[str | None, DEVICE]
+Decoding = Annotated[str | None, setting("The decoding: streaming, verified, blockwise or autoregressive.")]
 WindowSize = Annotated[
     int | None,
-    option(
+    setting(
         "Slots after the final text; by default the checkpoint's number, or else 16, on a CPU 8, verified what pays."
     ),
 ]
 EntropyThreshold = Annotated[
-    str | None, option("Fill the slots whose entropy in nats is below this number; none fills one slot per forward.")
+    str | None, setting("Fill the slots whose entropy in nats is below this number; none fills one slot per forward.")
 ]
 DistancePenalty = Annotated[
-    float | None, option("Add this number to the entropy for each slot of distance from the first open slot.")
+    float | None, setting("Add this number to the entropy for each slot of distance from the first open slot.")
 ]
 AcceptanceRatio = Annotated[
     float | None,
-    option("Accept a draft of verified decoding if its probability is at least this share of the best token's."),
+    setting("Accept a draft of verified decoding if its probability is at least this share of the best token's."),
 ]
 QueryCost = Annotated[
     float | None,
-    option("What one more token of a forward costs in verified decoding, as a share of a forward with one."),
+    setting("What one more token of a forward costs in verified decoding, as a share of a forward with one."),
 ]
-OverwriteCheckpoint = Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is a checkpoint.")]
-OverwriteFile = Annotated[bool, typer.Option("--overwrite", help="Replace FILE.")]
-OutFile = Annotated[Path, typer.Option(help="The file for all numbers.", metavar="FILE")]
+OverwriteCheckpoint = Annotated[bool, option("Replace OUT if it is a checkpoint.", "--overwrite")]
+OverwriteFile = Annotated[bool, option("Replace FILE.", "--overwrite")]
+OutFile = Annotated[Path, option("The file for all numbers.", metavar="FILE")]
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,14 @@ class GenerationOptions:
     distance_penalty: DistancePenalty = None
     acceptance_ratio: AcceptanceRatio = None
     query_cost: QueryCost = None
-    max_new_tokens: Annotated[int, option("The largest number of tokens of an answer.", show_default=True)] = 256
-    temperature: Annotated[float, option("Sample tokens at this temperature; 0 chooses the most likely token.")] = 0.0
-    top_p: Annotated[float | None, option("Sample from the likeliest tokens that together have this probability.")] = (
-        None
-    )
-    seed: Annotated[int | None, option("The seed of sampling; the same seed gives the same text.")] = None
+    max_new_tokens: Annotated[
+        int, option("The largest number of tokens of an answer.", rich_help_panel="Decoding")
+    ] = 256
+    temperature: Annotated[float, setting("Sample tokens at this temperature; 0 chooses the most likely token.")] = 0.0
+    top_p: Annotated[
+        float | None, setting("Sample from the likeliest tokens that together have this probability.")
+    ] = None
+    seed: Annotated[int | None, setting("The seed of sampling; the same seed gives the same text.")] = None
     debug: Debug = False
 
     def with_decoding(self, decoding: str) -> Self:

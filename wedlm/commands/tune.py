@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from wedlm.commands.command import extra, refusals, table_console
-from wedlm.commands.options import Debug, Device, Dtype, OutFile, OverwriteFile, check_out_file
+from wedlm.commands.options import Debug, Device, Dtype, OutFile, OverwriteFile, check_out_file, option
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -23,21 +23,21 @@ QUERY_COST = ("query_cost",)  # among the results of a work file
 
 def tune(
     model: Annotated[Path, typer.Argument(help="The folder of a WeDLM checkpoint.")],
-    data: Annotated[Path, typer.Option(help="JSON Lines with prompt and answer, or with messages.", metavar="FILE")],
+    data: Annotated[Path, option("JSON Lines with prompt and answer, or with messages.", metavar="FILE")],
     max_quality_loss: Annotated[
-        str, typer.Option(help="The share of answers that may be lost, compared with autoregressive decoding.")
+        str, option("The share of answers that may be lost, compared with autoregressive decoding.")
     ] = "1%",
     measure: Annotated[
         str | None,
-        typer.Option(
-            help="When an answer is right: exact, contains, last-number, or agreement with the autoregressive text.",
+        option(
+            "When an answer is right: exact, contains, last-number, or agreement with the autoregressive text.",
             show_default="exact, or agreement if the data have no answers",
         ),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="The largest number of tokens of an answer.")] = 256,
+    max_new_tokens: Annotated[int, option("The largest number of tokens of an answer.")] = 256,
     out: OutFile = Path("tune.json"),
     overwrite: OverwriteFile = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do not change generation_config.json.")] = False,
+    dry_run: Annotated[bool, option("Do not change generation_config.json.", "--dry-run")] = False,
     dtype: Dtype = "auto",
     device: Device = None,
     debug: Debug = False,

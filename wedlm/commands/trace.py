@@ -26,7 +26,7 @@ from wedlm.evaluation.timing import interleaved
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 STYLES = ("bold green", "green", "cyan", "blue")  # of filled slots, by age in forwards; the last is for all older ones
-PLACE = "{{trace}}"  # in trace_page.html
+PLACEHOLDER = "{{trace}}"  # in trace_page.html
 NUM_ROUNDS = 3  # answers of each decoding that are timed for the page
 
 
@@ -212,7 +212,7 @@ def page(prompt: str, name: str, device: torch.device, runs: list[Run]) -> str:
         "runs": [{"decoding": run.decoding, "steps": list(map(step_of_page, run.seconds, run.steps))} for run in runs],
     }
     template = (files("wedlm.commands") / "trace_page.html").read_text(encoding="utf-8")
-    return template.replace(PLACE, json.dumps(data).replace("<", "\\u003c"))
+    return template.replace(PLACEHOLDER, json.dumps(data).replace("<", "\\u003c"))
 
 
 def step_of_page(seconds: float, step: Step) -> dict:

@@ -38,14 +38,14 @@ for stream in range(3):
 realpath, library = os.path.realpath, os.path.realpath(sys.base_prefix) + os.sep
 
 def guard(event, arguments):
-    room = event.partition(".")[0]
+    module = event.partition(".")[0]
     if event in ("open", "os.listdir", "os.scandir"):  # an import reads files and looks into folders
         is_outside = not realpath(str(arguments[0])).startswith(library)
         refused = is_outside or event == "open" and arguments[2] & 0o1103  # writes, creates or truncates
     elif event == "import":
         refused = arguments[0] in ("_ctypes", "_posixsubprocess", "_socket")
     else:
-        refused = room in ("os", "pty", "fcntl", "mmap", "signal", "resource", "shutil", "subprocess", "socket")
+        refused = module in ("os", "pty", "fcntl", "mmap", "signal", "resource", "shutil", "subprocess", "socket")
     if refused:
         raise PermissionError(event + " is refused here")
 

@@ -124,17 +124,6 @@ def test_a_checkpoint_that_is_not_wedlm(tmp_path):
     assert result.exit_code == 2 and "is of model_type 'gpt2'" in result.stderr and result.stderr.count("\n") == 1
 
 
-def test_what_info_refuses(tmp_path, checkpoint):
-    for name, sentence in (
-        ("nothing", "nothing is no folder here"),
-        ("somebody/nothing", "cannot be reached"),
-        (tmp_path, "has no config.json"),
-    ):
-        result = run("info", name)
-        assert (result.exit_code, result.stdout) == (2, "") and sentence in result.stderr
-        assert result.stderr.count("\n") == 1
-
-
 def test_a_draft_adapter_is_named_above_its_base(checkpoint, tmp_path):
     adapter = save_adapter(tmp_path / "adapter", base=checkpoint, target_modules=["q_proj", "k_proj"])
     lines, of_base = shown_lines(run("info", adapter)), shown_lines(run("info", checkpoint))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from draft_models import save_adapter
+from transformers import GenerationConfig
 from typer.testing import CliRunner
 
 from examples.demo.tasks import held_out_examples
@@ -85,12 +86,14 @@ def test_it_writes_what_it_takes_and_leaves_the_rest(place, monkeypatch):
 
 def test_the_fastest_is_taken_where_enough_examples_show_it(place, monkeypatch):
     fast, careless = list(TRIED)[2:]
+    file = place / "mine" / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"_from_model_config": True}))
     answers(monkeypatch, SECONDS, wrong=(careless,), times=300)  # 600 of them
     assert run("mine", "--data", "data.jsonl").exit_code == 0
     report = json.loads((place / "tune.json").read_text())
     assert (report["chosen"], report["front"]) == (fast, [fast, careless])
-    config = json.loads((place / "mine" / "generation_config.json").read_text())
-    assert {name: config[name] for name in TRIED[fast]} == TRIED[fast]
+    assert TRIED[fast].items() <= json.loads(file.read_text()).items()
+    assert TRIED[fast].items() <= GenerationConfig.from_pretrained(place / "mine").to_dict().items()
 
 
 @pytest.mark.parametrize(
@@ -130,7 +133,6 @@ def test_without_answers_agreement_is_measured(place):
     ("arguments", "words"),
     [
         (["mine", "--data", "mine/model.safetensors"], "--data mine/model.safetensors cannot be read"),
-        (["mine", "--data", "data.jsonl", "--max-quality-loss", "lots"], "--max-quality-loss lots is no share"),
         (["mine", "--data", "data.jsonl", "--measure", "taste"], "--measure taste is unknown; choose one of exact"),
         (["mine", "--data", "words.jsonl", "--measure", "last-number"], "the answer in line 1 holds no number"),
         (["mine", "--data", "data.jsonl", "--out", "mine/../data.jsonl", "--overwrite"], "is the file of --data"),

@@ -55,9 +55,9 @@ from examples.real_adapter import human_eval, request
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.drafts.prompts import KINDS, Prompt, read_prompts
+from wedlm.evaluation.code_eval import CodeExecution
 from wedlm.evaluation.decodings import BASELINE, with_defaults
 from wedlm.evaluation.harness import evaluate
-from wedlm.evaluation.metrics import CodeExecution
 from wedlm.evaluation.provenance import REPOSITORY, conditions, digests
 from wedlm.evaluation.recipe import EvalSettings
 from wedlm.evaluation.sweep import median_and_quartiles

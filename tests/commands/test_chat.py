@@ -12,7 +12,7 @@ from tiny_tokenizer import QWEN3, QWEN25, THINKING, make_tokenizer
 
 from wedlm.commands.answering import AnswerStreamer
 from wedlm.commands.chat import Chat
-from wedlm.commands.options import GenerationOptions
+from wedlm.commands.shared_options import GenerationOptions
 from wedlm.generation.parameters import DECODINGS
 
 QUESTIONS = ["the dog", "the log and the mat", "a cat", "on the dog"]

@@ -26,7 +26,6 @@ def test_recipes_read(demo):
     ("text", "words"),
     [
         ("tasks: {a", "cannot be used"),
-        ("tasks: " + "[" * 2000, "cannot be used (YAMLError: it is nested too deeply)"),
         ("decodings: {}", "cannot be used (KeyError"),
         ("tasks: {a: three}", "a has 'three' shots"),
         ("tasks: {a: 0}\nsettings: {shots: 3}", "there is no setting 'shots', but apply_chat_template"),

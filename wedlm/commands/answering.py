@@ -16,7 +16,7 @@ from transformers.generation import BaseStreamer
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.new_folder import is_checkpoint
 from wedlm.checkpoints.prompt_ids import encode
-from wedlm.commands.options import GenerationOptions
+from wedlm.commands.shared_options import GenerationOptions
 from wedlm.generation.parameters import DEFAULTS, check_parameters
 from wedlm.generation.transformers_internals import CACHE, resolved_generation_config
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM

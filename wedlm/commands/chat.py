@@ -8,7 +8,7 @@ from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.commands.answering import MOVED, AnswerStreamer, answer, counts, load, seed, text_of_standard_input
-from wedlm.commands.options import GenerationOptions
+from wedlm.commands.shared_options import GenerationOptions
 from wedlm.generation.parameters import DECODINGS
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 

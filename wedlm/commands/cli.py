@@ -15,7 +15,7 @@ import typer
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.commands.command import Command, Group, TrainCommand, extra, refusals
 from wedlm.commands.eval import eval
-from wedlm.commands.options import (
+from wedlm.commands.shared_options import (
     DEMO,
     MODEL_HELP,
     AcceptanceRatio,
@@ -37,7 +37,6 @@ from wedlm.commands.options import (
     with_generation_options,
 )
 from wedlm.commands.tune import tune
-from wedlm.serving.limits import BATCH_SIZE, REQUEST_SECONDS, WAITING
 
 app = typer.Typer(
     cls=Group,
@@ -363,15 +362,15 @@ def serve(
     distance_penalty: DistancePenalty = None,
     acceptance_ratio: AcceptanceRatio = None,
     query_cost: QueryCost = None,
-    max_batch_size: Annotated[int, option("The most texts that are written at once.", min=1)] = BATCH_SIZE,
+    max_batch_size: Annotated[int, option("The most texts that are written at once.", min=1)] = 64,
     max_cached_tokens: Annotated[
         int | None,
         option("The most tokens whose keys and values are in memory; by default half of the free memory.", min=1),
     ] = None,
-    max_waiting: Annotated[int, option("The most requests that wait; the next one gets status 429.", min=0)] = WAITING,
+    max_waiting: Annotated[int, option("The most requests that wait; the next one gets status 429.", min=0)] = 256,
     request_timeout: Annotated[
         float, option("The seconds after which a request ends with status 504; 0 for no limit.", min=0)
-    ] = REQUEST_SECONDS,
+    ] = 600,
     fixed_shapes: Annotated[
         bool, option("Give equal requests one text in every dtype; slower for many.", "--fixed-shapes")
     ] = False,

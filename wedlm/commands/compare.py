@@ -15,7 +15,7 @@ from rich.text import Text
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.commands.answering import Answer, AnswerStreamer, answer, load, seed
 from wedlm.commands.command import table_console
-from wedlm.commands.options import GenerationOptions
+from wedlm.commands.shared_options import GenerationOptions
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.generation.parameters import DECODINGS
 

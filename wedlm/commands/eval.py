@@ -12,7 +12,7 @@ from rich.text import Text
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.commands.command import extra, refusals, table_console
-from wedlm.commands.options import (
+from wedlm.commands.shared_options import (
     Debug,
     Device,
     Dtype,

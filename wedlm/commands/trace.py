@@ -19,7 +19,7 @@ from transformers.generation import BaseStreamer
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.commands.answering import answer, load, seed
-from wedlm.commands.options import GenerationOptions
+from wedlm.commands.shared_options import GenerationOptions
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import device_name
 from wedlm.evaluation.timing import interleaved

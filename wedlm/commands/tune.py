@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from wedlm.commands.command import extra, refusals, table_console
-from wedlm.commands.options import Debug, Device, Dtype, OutFile, OverwriteFile, check_out_file, option
+from wedlm.commands.shared_options import Debug, Device, Dtype, OutFile, OverwriteFile, check_out_file, option
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

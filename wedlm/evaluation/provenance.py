@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS, draft_adapter, wedlm_folder
-from wedlm.checkpoints.shards import CHUNK_BYTES, shard_names
+from wedlm.checkpoints.shards import shard_names
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.fused.model import product_of
 
@@ -79,7 +79,7 @@ def weights_digest(folder: Path) -> str:
     digest = sha256()
     for name in shard_names(folder):
         with open(folder / name, "rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
+            while chunk := file.read(2**24):
                 digest.update(chunk)
     return digest.hexdigest()
 

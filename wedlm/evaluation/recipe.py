@@ -6,7 +6,6 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from wedlm.checkpoints.yaml_file import read_yaml
 from wedlm.evaluation.decodings import check_decoding
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -64,8 +63,8 @@ def read_recipe(name: str) -> Recipe:
     if not path.is_file():
         raise ValueError(f"--recipe {name} is neither one of {', '.join(ours)} nor a file; give one of them.")
     try:
-        return parse_recipe(read_yaml(path), path.parent)
-    except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
+        return parse_recipe(yaml.safe_load(path.read_text(encoding="utf-8")), path.parent)
+    except (OSError, yaml.YAMLError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(
             f"--recipe {name} cannot be used ({type(error).__name__}: {' '.join(str(error).split())}); it needs "
             "`tasks:` with the shots of each, and may have `decodings:`, `settings:`, `include_path:` and `about:`."

@@ -21,7 +21,7 @@ from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks.manager import TaskDict
 
-from wedlm.evaluation.metrics import CodeExecution, modules_missing_in_sandbox, our_code_eval_first
+from wedlm.evaluation.code_eval import CodeExecution, modules_missing_in_sandbox, our_code_eval_first
 from wedlm.evaluation.recipe import EvalSettings
 from wedlm.evaluation.sandbox import run_python
 

@@ -5,7 +5,7 @@ from itertools import combinations
 import evaluate
 import pytest
 
-from wedlm.evaluation.metrics import (
+from wedlm.evaluation.code_eval import (
     CodeExecution,
     modules_missing_in_sandbox,
     our_code_eval_first,

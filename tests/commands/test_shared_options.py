@@ -4,7 +4,7 @@ import pytest
 from command_line import CONTEXT, PROMPT, SHORT, run
 
 from wedlm.commands.answering import MOVED, model_and_prompts
-from wedlm.commands.options import GenerationOptions, check_out_file
+from wedlm.commands.shared_options import GenerationOptions, check_out_file
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_bad_settings_are_one_sentence_and_exit_code_2(checkpoint, options, sent
 def test_a_model_that_cannot_answer_is_one_sentence(command):
     for model, sentence in (
         ("", "The name of the checkpoint is empty; "),
-        (__file__, "test_options.py is a file; give the folder"),
+        (__file__, "test_shared_options.py is a file; give the folder"),
     ):
         result = run(command, model, *([] if command == "chat" else [PROMPT]))
         assert (result.exit_code, result.stdout) == (2, "")

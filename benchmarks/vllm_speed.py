@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.new_folder import DRAFTER, TARGET
-from wedlm.evaluation.turns import median_and_range, take_turns
+from wedlm.evaluation.timing import interleaved, median_and_range
 from wedlm.for_vllm.plugin import draft_counts
 from wedlm.for_vllm.vllm_export import SPECULATIVE, export_for_vllm
 
@@ -59,7 +59,7 @@ def measure(model: str, folder: Path, given: argparse.Namespace, bar: tqdm) -> l
             if number == 1:
                 before = draft_counts(sides[DRAFTING])
             calls = {side: partial(llm.chat, chats, parameters, use_tqdm=False) for side, llm in sides.items()}
-            for turn in take_turns(calls, device_of(), 1, 0, first=number % len(calls)):
+            for turn in interleaved(calls, device_of(), 1, 0, first=number % len(calls)):
                 bar.update()
                 if number > 0:
                     answers = [answer.outputs[0] for answer in turn.result]

@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from wedlm.evaluation import resampling
+from wedlm.evaluation import sweep
 from wedlm.evaluation.decodings import BASELINE, label_of
 
 
 @pytest.fixture
 def ablations(load_benchmark, monkeypatch):
-    monkeypatch.setattr(resampling, "NUM_RESAMPLES", 100)
+    monkeypatch.setattr(sweep, "NUM_RESAMPLES", 100)
     module = load_benchmark("ablations")
     module.decoded_with, measure = [], module.measure
 

@@ -80,8 +80,8 @@ def test_a_model_that_only_decodes_is_fused(folder):
     ("module", "command"),
     [
         ("wedlm.commands.answering", "generate {0} x"),
-        ("wedlm.commands.tune", "tune {0} --data {1}"),
-        ("wedlm.commands.eval", "eval {0} --tasks demo_counting --include-path examples/demo/lm_eval_tasks --out {2}"),
+        ("wedlm.checkpoints.load", "tune {0} --data {1}"),
+        ("wedlm.checkpoints.load", "eval {0} --tasks demo_counting --include-path {3} --out {2}"),
         ("wedlm.serving.server", "serve {0} --port 0"),
         ("wedlm.drafts.adapt", "adapt {0} {2} --num-prompts 30"),
     ],
@@ -95,7 +95,8 @@ def test_every_command_that_only_decodes_says_so(module, command, folder, tmp_pa
 
     monkeypatch.setattr(f"{module}.load_checkpoint", load)
     (tmp_path / "data.jsonl").write_text('{"prompt": "x", "answer": "y"}\n' * 8)
-    result = CliRunner().invoke(app, command.format(DEMO_FOLDER, tmp_path / "data.jsonl", tmp_path / "out").split())
+    words = command.format(DEMO_FOLDER, tmp_path / "data.jsonl", tmp_path / "out", "examples/demo/lm_eval_tasks")
+    result = CliRunner().invoke(app, words.split())
     assert seen == [{"only_decodes": True}] and "Seen." in result.stderr
 
 

@@ -24,7 +24,7 @@ from examples.demo.report import (
     timings,
 )
 from examples.demo.tasks import KINDS, held_out_examples
-from wedlm.evaluation import resampling
+from wedlm.evaluation import sweep
 from wedlm.evaluation.work_file import WorkFile
 
 
@@ -190,7 +190,7 @@ def test_the_whole_report_and_its_card(folder, model, tmp_path, monkeypatch):
     whole = shutil.copytree(folder, tmp_path / "whole")
     for name, value in (("NUM_TIMED", 1), ("ROUNDS", 1), ("WORK", tmp_path / "work")):
         monkeypatch.setattr(report, name, value)
-    monkeypatch.setattr(resampling, "NUM_RESAMPLES", 10)
+    monkeypatch.setattr(sweep, "NUM_RESAMPLES", 10)
     monkeypatch.setattr(sys, "argv", ["report", str(whole), "--num_examples", "2"])
     report.main()
     file = whole / "report.json"

@@ -54,7 +54,7 @@ ELSEWHERE = {
         "_aggregation_list": "the same",
     },
     "wedlm/evaluation/lm.py": {"_model_generate": "lm_eval's HFLM calls generate() in it"},
-    "wedlm/evaluation/metrics.py": {
+    "wedlm/evaluation/code_eval.py": {
         "_info": "evaluate.Metric is written by overriding it",
         "_compute": "evaluate.Metric is written by overriding it",
     },

@@ -14,7 +14,7 @@ from wedlm.checkpoints.prompt_ids import encode
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.drafts.prompt_split import Task, Tasks
 from wedlm.drafts.settings import AdaptError, AdaptSettings
-from wedlm.evaluation.turns import timed
+from wedlm.evaluation.timing import timed
 from wedlm.evaluation.work_file import WorkFile, read_results
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 

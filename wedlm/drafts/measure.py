@@ -7,7 +7,7 @@ from wedlm.checkpoints.load import load_checkpoint
 from wedlm.drafts.answers import encode_all
 from wedlm.drafts.prompt_split import Task, Tasks
 from wedlm.drafts.settings import AdaptSettings
-from wedlm.evaluation.decodings import BASELINE, whole
+from wedlm.evaluation.decodings import BASELINE, with_defaults
 from wedlm.evaluation.provenance import checkpoint_identity, conditions
 from wedlm.evaluation.sweep import Answer, Question, summary, sweep
 from wedlm.evaluation.work_file import WorkFile, resumable
@@ -24,7 +24,7 @@ def measure(settings: AdaptSettings, tasks: Tasks, adapter: Path, work: Path) ->
     model, tokenizer = load_checkpoint(adapter, "auto", settings.device, only_decodes=True)
     decodings = {
         BASELINE: {"decoding": BASELINE},
-        VERIFIED: whole({"decoding": VERIFIED, "acceptance_ratio": 1.0}, model),
+        VERIFIED: with_defaults({"decoding": VERIFIED, "acceptance_ratio": 1.0}, model),
     }
     measured, most = [*tasks.held_out, *tasks.also], settings.max_new_tokens
     questions = [Question(ids, lambda text: 0.0) for ids in encode_all(model, tokenizer, measured, most)]

@@ -56,7 +56,8 @@ class ManagerCollector:
 
     def collect(self) -> Iterator[Metric]:
         counts, scheduler = self.manager.counts, self.manager.scheduler  # None where the thread has ended
-        cached = [] if scheduler is None else list(scheduler.prefix_cache.texts.values())  # a copy: the thread changes it
+        # A copy: the thread changes it.
+        cached = [] if scheduler is None else list(scheduler.prefix_cache.texts.values())
         for name, sentence, value in (
             ("prompt_tokens", "Tokens of the prompts that were read.", counts.prompt_tokens),
             ("found_prompt_tokens", "Of these, tokens whose keys and values were found.", counts.found_tokens),

@@ -9,7 +9,7 @@ from wedlm.training.draft_loss import NO_TEACHER
 from wedlm.training.dual_stream import MEMORY, PREDICTION
 from wedlm.training.target_loss import NO_TARGET
 
-FIRST_WEIGHT = 0.3  # of the first MASK of a group: the judge itself gives its token, so it is never a draft
+FIRST_WEIGHT = 0.3  # of the first MASK of a group: the model itself gives its token, so it is never a draft
 
 
 @dataclass
@@ -25,16 +25,6 @@ class DraftCollator(StreamCollator):
     that every token of the answer stands in about two groups. Each group has a random length, so there are fewer MASKs
     the further they are from their anchor: a draft counts only if all before it are accepted. Anchors and lengths are
     drawn from `seed`, the epoch and the sample's number.
-
-    Args:
-        mask_token_id (`int`):
-            The MASK token.
-        window_size (`int`, *optional*, defaults to 8):
-            The most MASKs of a group.
-        seed (`int`, *optional*, defaults to 0):
-            The seed of the anchors.
-        pad_token_id (`int`, *optional*, defaults to 0):
-            The token of padding. No other query sees it.
 
     Example, where the anchors drawn are the first and the third token:
 
@@ -55,17 +45,9 @@ class DraftCollator(StreamCollator):
     """
 
     mask_token_id: int
-    window_size: int = 8
+    window_size: int = 8  # the most MASKs of a group
     seed: int = 0
     pad_token_id: int = 0
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.window_size < 2:
-            raise ValueError(
-                f"window_size={self.window_size} leaves no place for a draft, which is the second MASK of a group at "
-                "the earliest; pass 2 or more, 8 by default."
-            )
 
     def streams(self, tokens: np.ndarray, labels: np.ndarray, index: int) -> dict[str, np.ndarray]:
         is_answer = labels != NO_TARGET

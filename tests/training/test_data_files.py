@@ -96,7 +96,7 @@ def test_nothing_that_arrow_fills_in_reaches_the_template():
         ("a.json", b'[{"text": "a"},\n{"text": }]', "{file}, line 2 is no JSON (Expecting value); correct it."),
         ("a.json", b'[{"text": "\xff"}]', "{file} is no UTF-8 text; save the file as UTF-8."),
         ("a.json", b'[{"text": "a"}, 3]', "{file}, record 1 is a JSON int; write an object with fields."),
-        ("a.parquet", b"{}",
+        ("a.parquet", b'{"text": "a"}',
          "{file} cannot be read as Parquet (Parquet magic bytes not found in footer. Either the file "
          "is corrupted or this is not a parquet file); write it again."),
         ("a.csv", b"text\na\n",

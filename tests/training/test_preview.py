@@ -56,6 +56,6 @@ def test_nothing_in_the_data_acts_on_a_terminal():
 @pytest.mark.parametrize("objective", ["dual_stream", "draft"])
 def test_a_batch_of_each_objective_is_shown(tmp_path, objective):
     collator = arguments(tmp_path, objective=objective).collator(MASK)
-    sample = sample_of(("the cat", False), ("sat on", True))
+    sample = sample_of(("the cat", False), ("sat on the mat " * 9, True))
     assert "\n  masked    " in preview([], TOKENIZER, collator([sample]))
     assert preview([], TOKENIZER, collator([sample_of(("the", False))])) == "The batch has no masked token.\n"

@@ -61,7 +61,7 @@ REFUSED = {
         ["--streaming", "true", "--max_steps", "-1"],
         "max_steps has to be specified",
     ),
-    "evaluation of nothing": (["--eval_strategy", "steps"], "didn.t pass `eval_dataset`"),
+    "evaluation of nothing": (["--eval_strategy", "steps"], "didn.t pass an `eval_dataset`"),
     "a type that is none": (["--dtype", "float31"], "--dtype: invalid choice: 'float31'"),
     "an output that is a file": (["--output_dir", "file"], "output_dir=file is a file"),
     "attention that cannot": (
@@ -87,9 +87,9 @@ def test_bad_input_is_one_sentence_and_exit_code_2(place, tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     start = words(model=place / "qwen", train_data=place / "chats.jsonl", output_dir="out", **TOY)
-    result = CliRunner().invoke(cli.app, ["train", *start, *arguments])
     if name == "no model":
-        result = CliRunner().invoke(cli.app, ["train", "--output_dir", "out"])
+        start = ["--output_dir", "out"]
+    result = CliRunner().invoke(cli.app, ["train", *start, *arguments])
     assert result.exit_code == 2, result.output + repr(result.exception)
     assert re.search(message, result.stderr), result.stderr
     assert result.stderr.endswith((".\n", "?\n"))

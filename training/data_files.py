@@ -41,16 +41,12 @@ class Record(NamedTuple):
 # --- Files ---
 
 
-def load_records(paths: Paths, streaming: bool = False) -> Dataset | IterableDataset:
+def load_records(paths: Paths, streaming: bool) -> Dataset | IterableDataset:
     """Reads the records of files, folders or patterns and numbers them, without parsing their fields.
 
     A folder or pattern stands for its .jsonl, .json and .parquet files, in the order of their names. A .json file
     holds a list of records, or one record per line. With `streaming` nothing is copied into the cache of datasets.
 
-    Example:
-
-        load_records("chats.jsonl")
-        load_records(["wiki/", "books-*.parquet"], streaming=True)
     """
     files = check_data(paths)
     if streaming:
@@ -84,8 +80,15 @@ def check_data(paths: Paths) -> tuple[str, ...]:
 
 def find_files(paths: Paths) -> list[str]:
     files = []
-    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
-        files += files_at(os.fspath(path))
+    for name in map(os.fspath, [paths] if isinstance(paths, str | os.PathLike) else paths):
+        if os.path.isdir(name):
+            found = sorted(str(file) for file in Path(name).iterdir() if file.suffix in EXTENSIONS)
+        else:
+            found = [name] if os.path.exists(name) else sorted(glob.glob(name, recursive=True))
+        if not found:
+            kind = f"file that ends in one of {', '.join(EXTENSIONS)} in" if os.path.isdir(name) else "file"
+            raise TrainingError(f"There is no {kind} {name}; give a path that exists.")
+        files += found
     if not files:
         raise TrainingError("No data file is given; name at least one.")
     for file in files:
@@ -94,21 +97,6 @@ def find_files(paths: Paths) -> list[str]:
                 f"{file} has no extension of a data file; give a file that ends in one of {', '.join(EXTENSIONS)}."
             )
     return files
-
-
-def files_at(name: str) -> list[str]:
-    """Returns the files that a path, a folder or a pattern stands for."""
-    if os.path.isdir(name):
-        found = sorted(str(file) for file in Path(name).iterdir() if file.suffix in EXTENSIONS)
-        if not found:
-            raise TrainingError(f"The folder {name} holds no {', '.join(EXTENSIONS)} file; give another folder.")
-        return found
-    if os.path.exists(name):
-        return [name]
-    found = sorted(glob.glob(name, recursive=True))
-    if not found:
-        raise TrainingError(f"There is no file {name}; give a path that exists.")
-    return found
 
 
 def read_records(files: Iterable[str]) -> Iterator[dict]:

@@ -16,15 +16,12 @@ FIRST_WEIGHT = 0.3  # of the first MASK of a group: the model itself gives its t
 class DraftCollator(StreamCollator):
     """Makes the batches on which a draft adapter trains; the collate function of a DataLoader or Trainer.
 
-    It takes the sequences that `DualStreamCollator` takes. A sample becomes its tokens, the memory stream, and then
-    groups of MASKs. A group stands behind a token, its anchor, and has the positions that follow. Its MASKs see the
-    text up to the anchor and each other, in their order, exactly as in a step of verified decoding. The teacher of a
-    MASK is the memory query that predicts the same token.
+    It takes the sequences of `DualStreamCollator`. A sample becomes its tokens, the memory stream, and then groups of
+    MASKs. A group follows a token, its anchor. Its MASKs see the text up to the anchor and each other, in their order,
+    exactly as in a step of verified decoding. The teacher of a MASK is the memory query that predicts the same token.
 
-    The first anchor is the last token before an answer, or one of the next. The others follow at random distances, so
-    that every token of the answer stands in about two groups. Each group has a random length, so there are fewer MASKs
-    the further they are from their anchor: a draft counts only if all before it are accepted. Anchors and lengths are
-    drawn from `seed`, the epoch and the sample's number.
+    Anchors and lengths of groups are drawn from `seed`, the epoch and the sample's number, so that every token of an
+    answer is in about two groups, and late MASKs are fewer: a draft counts only if all before it are accepted.
 
     Example, where the anchors drawn are the first and the third token:
 

@@ -211,15 +211,11 @@ def find_groups(queries: StreamQueries, start: int, memory: Stream, prediction: 
 # --- The mask of a model ---
 
 
-def mask_for_device(queries: StreamQueries) -> BlockMask | DecomposedAttention:
-    return block_mask(queries) if queries.sample.device.type == "cuda" else DecomposedAttention(queries)
-
-
 MASKS = {  # by attn_implementation
     "sdpa": dense_mask,
     "eager": dense_mask,
     "flex_attention": block_mask,
-    "dual_stream": mask_for_device,
+    "dual_stream": lambda queries: block_mask(queries) if queries.sample.is_cuda else DecomposedAttention(queries),
 }
 
 

@@ -111,7 +111,10 @@ def tokens_of_messages(
 ) -> Tokens:
     """Tokenizes a conversation with loss on its assistant turns from `first_message` on, or on the last of them."""
     where = record.where
-    messages = [checked_message(message, i, where) for i, message in enumerate(checked_list(messages, where))]
+    if not isinstance(messages, list) or not messages:
+        found = "no messages" if messages == [] else f"messages of type {type(messages).__name__}"
+        raise TrainingError(f"{where} has {found}; write a list of messages, each with role and content.")
+    messages = [checked_message(message, i, where) for i, message in enumerate(messages)]
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= first_message]
     if not turns:
         part = "completion" if first_message else "messages"
@@ -168,13 +171,6 @@ def up_to_last_loss(input_ids: list[int], has_loss: list[bool]) -> tuple[list[in
 def check_text(value: object, name: str, where: str) -> None:
     if not isinstance(value, str):
         raise TrainingError(f"{where} has a {name} of type {type(value).__name__}; write a text.")
-
-
-def checked_list(messages: object, where: str) -> list:
-    if not isinstance(messages, list) or not messages:
-        found = "no messages" if messages == [] else f"messages of type {type(messages).__name__}"
-        raise TrainingError(f"{where} has {found}; write a list of messages, each with role and content.")
-    return messages
 
 
 def checked_message(message: object, i: int, where: str) -> dict:

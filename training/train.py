@@ -153,21 +153,16 @@ def load_model(source: str, run: RunArguments, training: WeDLMTrainingArguments)
     is_lora = run.lora_r > 0
     dtype = run.dtype if run.dtype != "auto" or is_lora else "float32"
     if run.random_weights:
-        model = random_model(source, dtype)
+        config = AutoConfig.from_pretrained(source)
+        model = AutoModelForCausalLM.from_config(config, dtype=config.dtype if dtype == "auto" else dtype)
+        if (Path(source) / "generation_config.json").exists():
+            model.generation_config = GenerationConfig.from_pretrained(source)
     else:
         quantization = quantization_config(training) if run.load_in_4bit else None
         model = WeDLMForCausalLM.from_pretrained(source, dtype=dtype, quantization_config=quantization)
     if model.config.mask_token_id is None:
         raise TrainingError(f"model={run.model} has no mask_token_id in its config; set it there.")
     return with_lora(model, run, training) if is_lora else model
-
-
-def random_model(source: str, dtype: str) -> WeDLMForCausalLM:
-    config = AutoConfig.from_pretrained(source)
-    model = AutoModelForCausalLM.from_config(config, dtype=config.dtype if dtype == "auto" else dtype)
-    if (Path(source) / "generation_config.json").exists():
-        model.generation_config = GenerationConfig.from_pretrained(source)
-    return model
 
 
 def quantization_config(training: WeDLMTrainingArguments) -> BitsAndBytesConfig:

@@ -42,16 +42,12 @@ class WeDLMTrainer(Trainer):
             which is loaded in float32, with its tokenizer if there is no `processing_class`.
         args (`WeDLMTrainingArguments`, *optional*):
             The arguments; by default `WeDLMTrainingArguments("trainer_output")`.
-        data_collator (`DualStreamCollator` or `DraftCollator`, *optional*):
-            The collator; by default the one that `args` describes.
-        train_dataset (`Dataset` or `IterableDataset`, *optional*):
+        train_dataset, eval_dataset (`Dataset` or `IterableDataset`, *optional*):
             Records with `messages`, `prompt` and `completion`, or `text`; or sequences from `prepare_dataset`.
-        eval_dataset (`Dataset`, `IterableDataset` or `dict` of them, *optional*):
-            The same, to evaluate on.
         processing_class (`PreTrainedTokenizerBase`, *optional*):
             The tokenizer, which records need.
-        callbacks (`list`, *optional*):
-            As in `Trainer`, which takes all other arguments too, except `compute_metrics` and `compute_loss_func`.
+
+    All other arguments are as in `Trainer`, except `compute_metrics` and `compute_loss_func`, which it does not take.
 
     Example:
 

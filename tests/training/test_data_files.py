@@ -127,10 +127,11 @@ def test_paths_that_are_refused(tmp_path):
         (tmp_path / "none.jsonl", f"There is no file {tmp_path}/none.jsonl; give a path that exists."),
         ([], "No data file is given; name at least one."),
         (
-            str(tmp_path / "empty"),
-            f"The folder {tmp_path}/empty holds no .jsonl, .json, .parquet file; give another folder.",
+            tmp_path / "empty",
+            f"There is no file that ends in one of .jsonl, .json, .parquet in {tmp_path}/empty; give a "
+            "path that exists.",
         ),
     ):
         with pytest.raises(TrainingError) as error:
-            load_records(paths)
+            load_records(paths, streaming=False)
         assert str(error.value) == sentence

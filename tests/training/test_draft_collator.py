@@ -39,23 +39,6 @@ def mask_of(batch):
     return dense_mask(StreamQueries(batch["sample_ids"], batch["stream_ids"], batch["block_ids"], index))[0, 0]
 
 
-def test_the_example_of_the_docstring(monkeypatch):
-    monkeypatch.setattr(DraftCollator, "anchors", lambda *given: [(0, 3), (2, 4)])
-    example = {"input_ids": [5, 6, 7, 8], "labels": [-100, 6, 7, 8], "sample_lengths": [4], "sample_indices": [0]}
-    batch = DraftCollator(mask_token_id=9, window_size=2)([example])
-    weights = batch.pop("target_weights")
-    assert {name: rows.tolist() for name, rows in batch.items()} == {
-        "input_ids": [[5, 6, 7, 8, 9, 9, 9]],
-        "position_ids": [[0, 1, 2, 3, 1, 2, 3]],
-        "sample_ids": [[0, 0, 0, 0, 0, 0, 0]],
-        "stream_ids": [[0, 0, 0, 0, 1, 1, 1]],
-        "block_ids": [[0, 1, 2, 3, 1, 1, 3]],
-        "teachers": [[-1, -1, -1, -1, 0, 1, 2]],
-        "draft_places": [[0, 0, 0, 0, 1, 2, 1]],
-    }
-    torch.testing.assert_close(weights, torch.tensor([[0, 0, 0, 0, 0.3, 1, 0.3]]))
-
-
 @pytest.mark.parametrize("num_drafts", [0, 2])
 def test_a_group_is_that_of_a_verified_step(num_drafts, monkeypatch):
     """Behind a prompt and a known token with its drafts, which all are the text's tokens."""

@@ -38,12 +38,6 @@ def test_packing_loses_and_cuts_nothing_and_fits_as_the_slow_reference(case):
     assert len(sequences) < 2 or sum(smallest) > max_length  # no two sequences could be one
 
 
-def test_packing_by_hand():
-    assert best_fit([3, 6, 7, 2], 10) == [[0, 2], [1, 3]]
-    assert best_fit([5, 5, 5], 10) in ([[0, 1], [2]],)
-    assert best_fit([], 10) == []
-
-
 def test_a_sample_that_is_too_long_is_refused():
     with pytest.raises(TrainingError) as error:
         best_fit([3, 11], 10)

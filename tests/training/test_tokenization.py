@@ -16,16 +16,6 @@ from wedlm.training.target_loss import NO_TARGET
 pytestmark = pytest.mark.usefixtures("datasets_cache")
 
 
-def test_conversational_prompt_and_completion():
-    record = {"prompt": CHAT[:3], "completion": CHAT[3:]}
-    for loss_on in ("all", "last"):
-        (sample,), _ = prepare([record], loss_on=loss_on)
-        assert answers(sample) == ["on the mat<|im_end|>"]
-    tokenizer = make_tokenizer(MARKED)
-    (sample,), _ = prepare([record], tokenizer)
-    assert answers(sample, tokenizer) == ["on the mat<|im_end|>"]
-
-
 @pytest.mark.parametrize("num_extra", [0, 1])
 def test_answers_that_a_template_does_not_end_are_counted(num_extra):
     unmarked_end = MARKED.replace(" + '<|im_end|>' }}{% endgeneration %}", " }}{% endgeneration %}{{ '<|im_end|>' }}")

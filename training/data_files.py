@@ -46,7 +46,6 @@ def load_records(paths: Paths, streaming: bool) -> Dataset | IterableDataset:
 
     A folder or pattern stands for its .jsonl, .json and .parquet files, in the order of their names. A .json file
     holds a list of records, or one record per line. With `streaming` nothing is copied into the cache of datasets.
-
     """
     files = check_data(paths)
     if streaming:

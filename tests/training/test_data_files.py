@@ -122,15 +122,11 @@ def test_a_dataset_without_records(dataset):
 
 
 def test_paths_that_are_refused(tmp_path):
-    (tmp_path / "empty").mkdir()
+    endings = "file that ends in one of .jsonl, .json, .parquet in"
     for paths, sentence in (
-        (tmp_path / "none.jsonl", f"There is no file {tmp_path}/none.jsonl; give a path that exists."),
+        ("none.jsonl", "There is no file none.jsonl; give a path that exists."),
         ([], "No data file is given; name at least one."),
-        (
-            tmp_path / "empty",
-            f"There is no file that ends in one of .jsonl, .json, .parquet in {tmp_path}/empty; give a "
-            "path that exists.",
-        ),
+        (tmp_path, f"There is no {endings} {tmp_path}; give a path that exists."),
     ):
         with pytest.raises(TrainingError) as error:
             load_records(paths, streaming=False)

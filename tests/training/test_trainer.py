@@ -78,9 +78,9 @@ def test_steps_are_gradient_descent_on_the_objective(two_steps):
     [
         {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8},
         {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3},  # batches of 3, 3 and 2
-        {"gradient_checkpointing": True, "attn_implementation": "eager"},
+        {"gradient_checkpointing": True},
         {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
-        {"average_tokens_across_devices": False, "attn_implementation": "sdpa"},
+        {"average_tokens_across_devices": False, "attn_implementation": "eager"},
     ],
     ids=lambda fields: " ".join(f"{name}={value}" for name, value in fields.items()),
 )
@@ -122,17 +122,6 @@ def test_a_streamed_dataset_takes_whole_steps_only(tmp_path):
         assert entry["loss"] == pytest.approx((entry["mlm_loss"] + entry["ar_loss"]) / 2, rel=1e-4)
     assert len({entry["mlm_loss"] for entry in log}) == 6  # three passes over the same two batches, other masks
     assert log[0]["ar_loss"] == pytest.approx(log[2]["ar_loss"], rel=1e-5)
-
-
-@pytest.mark.full
-def test_a_streamed_dataset_too_short_for_a_step_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="too few batches for a step of gradient_accumulation_steps=8; lower it"):
-        trained(
-            tmp_path,
-            dataset=samples((9, 12, 15)).to_iterable_dataset(),
-            per_device_train_batch_size=1,
-            gradient_accumulation_steps=8,
-        )
 
 
 @pytest.mark.full

@@ -214,8 +214,8 @@ class WeDLMTrainer(Trainer):
 
     def evaluation_metrics(self, prediction) -> dict[str, float]:
         sums = torch.from_numpy(prediction.predictions).double().sum(dim=0)
-        loss = self.metrics.combined_loss(sums, self.args.ar_loss_weight)
-        return {"loss": loss, **self.metrics.logged(sums)}
+        metrics = self.metrics.logged(sums)
+        return {"loss": self.metrics.loss(metrics, self.args.ar_loss_weight), **metrics}
 
     # --- The Hub ---
 

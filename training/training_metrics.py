@@ -28,13 +28,6 @@ class DualStreamMetrics:
         return torch.stack([column.float() for column in columns], dim=-1)
 
     @staticmethod
-    def combined_loss(sums: torch.Tensor, ar_loss_weight: float) -> float:
-        """Returns (mlm + a * ar) / (1 + a), where a is `ar_loss_weight`."""
-        mlm, mlm_weight, ar, ar_weight = sums[:4].tolist()
-        mlm, ar = (mlm / mlm_weight if mlm_weight else 0.0), (ar / ar_weight if ar_weight else 0.0)
-        return (mlm + ar_loss_weight * ar) / (1 + ar_loss_weight)
-
-    @staticmethod
     def logged(sums: torch.Tensor) -> dict[str, float]:
         """Returns the metrics of `[sums]`. A loss or bucket without queries is left out."""
         mlm, mlm_weight, ar, ar_weight, *counts = sums.tolist()
@@ -48,6 +41,11 @@ class DualStreamMetrics:
             if num_masked:
                 metrics[f"masked_accuracy_to_{bound}"] = num_hits / num_masked
         return metrics
+
+    @staticmethod
+    def loss(metrics: dict[str, float], ar_loss_weight: float) -> float:
+        mlm, ar = (metrics.get(name, 0.0) for name in ("mlm_loss", "ar_loss"))
+        return (mlm + ar_loss_weight * ar) / (1 + ar_loss_weight)
 
 
 class DraftMetrics:
@@ -69,12 +67,6 @@ class DraftMetrics:
         return torch.stack([column.float() for column in (*columns, *accepted, *groups)], dim=-1)
 
     @staticmethod
-    def combined_loss(sums: torch.Tensor, ar_loss_weight: float) -> float:
-        """Returns the mean total variation; a draft adapter does not act in the memory stream."""
-        loss, weight = sums[:2].tolist()
-        return loss / weight if weight else 0.0
-
-    @staticmethod
     def logged(sums: torch.Tensor) -> dict[str, float]:
         """Returns the metrics of `[sums]`.
 
@@ -82,11 +74,16 @@ class DraftMetrics:
         (greedily). One token of a forward needs no draft, so `tokens_per_forward` is 1 plus all these shares, as far
         as groups reach.
         """
+        loss, weight = sums[:2].tolist()
         accepted, groups = sums[2:].double().chunk(2)
         shares = [(hit / of).item() for hit, of in zip(accepted, groups, strict=True) if of > 0]
-        metrics = {"total_variation": DraftMetrics.combined_loss(sums, 0.0)}
+        metrics = {"total_variation": loss / weight if weight else 0.0}
         metrics |= {f"accepted_{number}": share for number, share in enumerate(shares, start=1)}
         return metrics | {"tokens_per_forward": 1 + sum(shares)}
+
+    @staticmethod
+    def loss(metrics: dict[str, float], ar_loss_weight: float) -> float:
+        return metrics["total_variation"]  # a draft adapter does not act in the memory stream
 
 
 METRICS = {"dual_stream": DualStreamMetrics, "draft": DraftMetrics}

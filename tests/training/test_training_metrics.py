@@ -17,15 +17,12 @@ def test_dual_stream_metrics_by_hand():
     )
     sums = DualStreamMetrics.row_sums(batch, outputs)
     assert sums.tolist() == [[38, 6, 3, 1, 1, 0, 0, 0, 1, 0, 1, 0]]
-    assert DualStreamMetrics.logged(sums[0]) == {
-        "mlm_loss": pytest.approx(38 / 6),
-        "ar_loss": 3,
-        "masked_accuracy_to_0.25": 1,
-        "masked_accuracy_to_0.75": 0,
-    }
-    assert DualStreamMetrics.combined_loss(sums[0], 0.5) == pytest.approx((38 / 6 + 0.5 * 3) / 1.5)
+    metrics = DualStreamMetrics.logged(sums[0])
+    accuracies = {"masked_accuracy_to_0.25": 1, "masked_accuracy_to_0.75": 0}
+    assert metrics == {"mlm_loss": pytest.approx(38 / 6), "ar_loss": 3, **accuracies}
+    assert DualStreamMetrics.loss(metrics, 0.5) == pytest.approx((38 / 6 + 0.5 * 3) / 1.5)
     sums[0, 2:4] = 0
-    assert DualStreamMetrics.combined_loss(sums[0], 1.0) == pytest.approx(38 / 12)
+    assert DualStreamMetrics.loss(DualStreamMetrics.logged(sums[0]), 1.0) == pytest.approx(38 / 12)
 
 
 def test_draft_metrics_by_hand():
@@ -53,5 +50,5 @@ def test_draft_metrics_by_hand():
     sums = DraftMetrics.row_sums(batch, outputs).sum(0)
     expected = {"total_variation": loss / weight, **shares, "tokens_per_forward": 1 + sum(shares.values())}
     assert DraftMetrics.logged(sums) == pytest.approx(expected) and len(shares) == 3
-    assert DraftMetrics.combined_loss(sums, 1.0) == pytest.approx(loss / weight)
+    assert DraftMetrics.loss(DraftMetrics.logged(sums), 1.0) == pytest.approx(loss / weight)
     assert DraftMetrics.logged(torch.zeros_like(sums)) == {"total_variation": 0.0, "tokens_per_forward": 1.0}

@@ -133,15 +133,16 @@ def test_packed_samples_and_padding_change_no_row_of_a_sample():
 def test_anchors_begin_behind_the_prompt_and_cover_the_answer_twice():
     collator, size, length = DraftCollator(MASK, 8), 8, 400
     labels = np.r_[[False] * 10, [True] * length]
-    covered, firsts, lengths = np.zeros(10 + length), set(), []
+    covered, firsts, lasts, lengths = np.zeros(10 + length), set(), set(), []
     for seed in range(50):
         anchors = collator.anchors(labels, np.random.default_rng(seed))
         firsts.add(anchors[0][0])
+        lasts.add(anchors[-1][0])
         for anchor, end in anchors:
             assert 9 <= anchor < end - 1 <= 9 + length
             covered[anchor + 1 : end] += 1 / 50
             if anchor + size < 10 + length:  # not cut by the end of the answer
                 lengths.append(end - anchor - 1)
-    assert firsts == {9, 10, 11, 12} and not covered[:10].any()
+    assert firsts == {9, 10, 11, 12} and max(lasts) == 8 + length and not covered[:10].any()
     assert 1.8 < covered[10 + size : -size].mean() < 2.2
     assert set(lengths) == set(range(2, size + 1)) and 0.9 < np.mean(lengths) / np.mean(range(2, size + 1)) < 1.1

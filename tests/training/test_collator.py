@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from wedlm import DualStreamCollator
-from wedlm.training.collator import draw_masks, prediction_order
+from wedlm.training.collator import draw_masks
 
 MASK = 9
 
@@ -180,16 +180,6 @@ def test_every_block_masks_its_share_of_what_is_maskable(maskable, block_size, s
         tokens = slice(block * block_size, (block + 1) * block_size)
         assert 0 < gamma <= 1
         assert masked[tokens].sum() == round(maskable[tokens].sum() * gamma)
-
-
-@given(maskables, st.integers(1, 12))
-def test_the_order_is_per_block_observed_then_masked_each_in_position_order(masked, block_size):
-    order = prediction_order(masked, block_size)
-    expected = []
-    for start in range(0, len(masked), block_size):
-        block = range(start, min(start + block_size, len(masked)))
-        expected += [i for i in block if not masked[i]] + [i for i in block if masked[i]]
-    assert order.tolist() == expected
 
 
 def test_gamma_is_uniform_and_every_token_is_as_likely():

@@ -76,10 +76,7 @@ class WeDLMTrainer(Trainer):
         record_absolute_base(model)
         if data_collator is None:
             data_collator = args.collator(model.config.mask_token_id)
-        if isinstance(eval_dataset, dict):
-            eval_dataset = {name: prepare(dataset, processing_class, args) for name, dataset in eval_dataset.items()}
-        else:
-            eval_dataset = prepare(eval_dataset, processing_class, args)
+        eval_dataset = prepare(eval_dataset, processing_class, args)
         train_dataset = prepare(train_dataset, processing_class, args)
         self.is_streamed = isinstance(train_dataset, IterableDataset)
         super().__init__(
@@ -197,13 +194,9 @@ class WeDLMTrainer(Trainer):
     def get_test_dataloader(self, test_dataset):
         return self.get_eval_dataloader(test_dataset)
 
-    def evaluate(self, *args, **kwargs):
+    def evaluation_loop(self, *args, **kwargs):
         with self.training_attention():
-            return super().evaluate(*args, **kwargs)
-
-    def predict(self, *args, **kwargs):
-        with self.training_attention():
-            return super().predict(*args, **kwargs)
+            return super().evaluation_loop(*args, **kwargs)
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         """Returns the sums of each row where transformers expects logits, which it gathers over all processes."""
@@ -325,7 +318,9 @@ def check_arguments(model, args, compute_metrics=None, compute_loss_func=None, *
 
 
 def prepare(dataset, tokenizer: PreTrainedTokenizerBase | None, args: WeDLMTrainingArguments):
-    """Prepares a dataset of records. Sequences, None and datasets of other kinds stay as they are."""
+    """Prepares a dataset of records, or a dict of them. Sequences, None and other datasets stay as they are."""
+    if isinstance(dataset, dict):
+        return {name: prepare(each, tokenizer, args) for name, each in dataset.items()}
     if not isinstance(dataset, Dataset | IterableDataset):
         return dataset  # the collator checks its elements
     if "sample_indices" in (dataset.column_names or ()):

@@ -33,8 +33,8 @@ from wedlm.checkpoints.whole_file import write_whole
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import command, conditions, weights_digest, write_report
 from wedlm.evaluation.work_file import WorkFile, digest_of
-from wedlm.training.data import prepare_dataset
 from wedlm.training.data_options import DataOptions
+from wedlm.training.dataset import prepare_dataset
 from wedlm.training.resume import newest_complete
 
 ROW_TOKENS = 192  # no example is longer

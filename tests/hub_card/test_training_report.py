@@ -7,7 +7,7 @@ from exports import names, refused, run
 
 import wedlm
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.training.data import DataSummary
+from wedlm.training.dataset import DataSummary
 from wedlm.training.train import write_report
 
 

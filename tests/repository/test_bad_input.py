@@ -166,7 +166,7 @@ COMMANDS = [
     ("tune model --data plain.jsonl --max-new-tokens 9999", "--max-new-tokens 9999 is not from 1 to *; give a *."),
     ("train run.yaml --output_dir weightless", "output_dir=weightless holds a checkpoint; pass --overwrite to *."),
     ("train run.yaml --lora_r -1", "lora_r=-1 is no rank; pass 1 or more, or 0 to train the whole model."),
-    ("train run.yaml --learning_rat 1", "There is no argument 'learning_rat' (on the command line); did you mean *?"),
+    ("train run.yaml --learning_rat 1", "There is no argument 'learning_rat'; did you mean *?"),
 ]  # fmt: skip
 
 

@@ -75,7 +75,7 @@ def test_files_are_known_by_their_module():
 
 def test_what_is_drawn_from():
     assert mutants.files_of(["generation/window.py"]) == [REPOSITORY / "generation" / "window.py"]
-    assert REPOSITORY / "training" / "loss.py" in mutants.files_of(["generation", "training"])
+    assert REPOSITORY / "training" / "loss_weights.py" in mutants.files_of(["generation", "training"])
     with pytest.raises(SystemExit, match="nothing.py is no file or folder of the repository; give one such as"):
         mutants.files_of(["nothing.py"])
 

@@ -41,7 +41,7 @@ ELSEWHERE = {
         "_hf_hook": "accelerate has no other sign that it moves the weights of a module",
     },
     "wedlm/fused/model.py": {"_hf_hook": "accelerate has no other sign that it moves the weights of a module"},
-    "training/data.py": {"_fingerprint": "datasets has no public name for it, and map() must know the source's"},
+    "training/dataset.py": {"_fingerprint": "datasets has no public name for it, and map() must know the source's"},
     "training/packing.py": {"_fingerprint": "datasets has no public name for it"},
     "training/trainer.py": {
         "_get_num_items_in_batch": "Trainer calls it; the weights of a step are normalised already",

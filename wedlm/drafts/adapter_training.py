@@ -35,7 +35,7 @@ from wedlm.checkpoints.whole_file import write_whole
 from wedlm.drafts.settings import FILES, AdaptError, AdaptSettings
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.training.arguments import WeDLMTrainingArguments
-from wedlm.training.data import prepare_dataset
+from wedlm.training.dataset import prepare_dataset
 from wedlm.training.draft_lora import DraftLoraConfig
 from wedlm.training.resume import newest_complete
 from wedlm.training.trainer import WeDLMTrainer

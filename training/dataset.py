@@ -15,7 +15,6 @@ import dataclasses
 import inspect
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,11 +25,11 @@ from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
 from wedlm.training.collator import COLUMNS
+from wedlm.training.data_files import NO_RECORDS, Paths, load_records
 from wedlm.training.data_options import DataOptions
-from wedlm.training.errors import TrainingError
 from wedlm.training.packing import pack, pack_batch
-from wedlm.training.records import NO_RECORDS, Paths, load_records
-from wedlm.training.samples import TRUNCATED, WHOLE, tokenize_record
+from wedlm.training.run_errors import TrainingError
+from wedlm.training.tokenization import TRUNCATED, WHOLE, tokenize_record
 
 COUNT_COLUMNS = ("outcome", "num_tokens", "num_loss_tokens", "num_rewritten", "num_without_end")
 TOKENS = List(Value("int32"))
@@ -42,7 +41,7 @@ FEATURES = Features(
     {**SEQUENCE_FEATURES, "outcome": Value("string"), **{name: Value("int64") for name in COUNT_COLUMNS[1:]}}
 )
 # The modules whose code decides the tokens of a record: a change of it tokenizes cached data anew.
-CODE = ("wedlm.training.conversation", "wedlm.training.records", "wedlm.training.samples")
+CODE = ("wedlm.training.chat_template", "wedlm.training.data_files", "wedlm.training.tokenization")
 PACKING_BUFFER = 512  # samples of a streamed dataset that are packed at a time
 
 
@@ -61,7 +60,7 @@ class DataSummary:
     num_truncated: int = 0
     num_rewritten: int = 0  # assistant turns that the chat template writes differently when other turns follow
     num_without_end: int = 0  # conversations whose last answer ends without a special token
-    dropped: Counter = field(default_factory=Counter)  # by the reason
+    dropped: dict[str, int] = field(default_factory=dict)  # by the reason
     num_packed_rows: int = 0  # packed sequences
     num_packed_tokens: int = 0
 
@@ -78,7 +77,7 @@ class DataSummary:
             self.num_rewritten += num_rewritten
             self.num_without_end += num_without_end
         else:
-            self.dropped[outcome] += 1
+            self.dropped[outcome] = self.dropped.get(outcome, 0) + 1
 
     def count_packed(self, lengths: Iterable[int]) -> None:
         """Counts a packed sequence, given the lengths of its samples."""
@@ -128,20 +127,10 @@ def prepare_dataset(
         sample_lengths  [4]                the lengths of the samples of the sequence, in their order
         sample_indices  [17]               the numbers of their records in `data`
 
-    Args:
-        data (`Dataset`, `IterableDataset`, path or list of paths):
-            The records. Each has `messages` (and perhaps `tools`), or `prompt` and `completion` (both texts or both
-            lists of messages), or `text`. In a streamed dataset of several shards each record has a number of its own,
-            which does not depend on the process that reads it.
-        tokenizer (`PreTrainedTokenizerBase`): A fast tokenizer with a mask token and an end token.
-        options (`DataOptions`): The user's choices about the data.
-
-    Returns:
-        `tuple[Dataset | IterableDataset, DataSummary]`: The sequences, and a summary whose `str` is a few lines.
+    Each record has `messages` (and perhaps `tools`), or `prompt` and `completion` (both texts or both lists of
+    messages), or `text`. The tokenizer is a fast one, with a mask token and an end token.
     """
     check_tokenizer(tokenizer)
-    if isinstance(data, dict):
-        raise TrainingError(f"The data has the splits {', '.join(map(repr, data))}; give one of them.")
     records = data if isinstance(data, Dataset | IterableDataset) else load_records(data, options.streaming)
     if isinstance(records, IterableDataset):
         return prepare_streamed(records, tokenizer, options)
@@ -246,8 +235,8 @@ def tokenize_streamed(records: IterableDataset, function: Callable) -> IterableD
     )
 
 
-def numbered(function: Callable, num_shards: int, shard: int, record: dict, place: int) -> dict:
-    return function(record, place * num_shards + shard)
+def numbered(function: Callable, num_shards: int, shard: int, record: dict, index: int) -> dict:
+    return function(record, index * num_shards + shard)
 
 
 # --- Checks ---

@@ -1,4 +1,4 @@
-"""Reads records, the examples of training data before they are tokenized, from files and from datasets."""
+"""Reads records, the examples of training data before they are tokenized, from files and datasets."""
 
 import glob
 import hashlib
@@ -17,7 +17,7 @@ from datasets.exceptions import DatasetGenerationError
 from datasets.fingerprint import Hasher
 from pyarrow import parquet
 
-from wedlm.training.errors import TrainingError
+from wedlm.training.run_errors import TrainingError
 
 EXTENSIONS = (".jsonl", ".json", ".parquet")
 NO_RECORDS = "The data has no records; give a file or a dataset with at least one."
@@ -41,23 +41,11 @@ class Record(NamedTuple):
 # --- Files ---
 
 
-def load_records(paths: Paths, streaming: bool = False) -> Dataset | IterableDataset:
-    """Reads the records of files and numbers them, without parsing their fields.
+def load_records(paths: Paths, streaming: bool) -> Dataset | IterableDataset:
+    """Reads the records of files, folders or patterns and numbers them, without parsing their fields.
 
-    Args:
-        paths (`str`, `os.PathLike` or an iterable of them):
-            Files, folders or patterns. A folder or pattern stands for its .jsonl, .json and .parquet files, in the
-            order of their names. A .json file holds a list of records, or one record per line.
-        streaming (`bool`, *optional*, defaults to `False`):
-            Whether records are read when they are asked for, without a copy in the cache of datasets.
-
-    Returns:
-        `Dataset` or, with `streaming`, `IterableDataset`: Records that `parse_record` reads.
-
-    Example:
-
-        load_records("chats.jsonl")
-        load_records(["wiki/", "books-*.parquet"], streaming=True)
+    A folder or pattern stands for its .jsonl, .json and .parquet files, in the order of their names. A .json file
+    holds a list of records, or one record per line. With `streaming` nothing is copied into the cache of datasets.
     """
     files = check_data(paths)
     if streaming:
@@ -91,46 +79,30 @@ def check_data(paths: Paths) -> tuple[str, ...]:
 
 def find_files(paths: Paths) -> list[str]:
     files = []
-    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
-        files += files_at(os.fspath(path))
+    for name in map(os.fspath, [paths] if isinstance(paths, str | os.PathLike) else paths):
+        if os.path.isdir(name):
+            found = sorted(str(file) for file in Path(name).iterdir() if file.suffix in EXTENSIONS)
+        else:
+            found = [name] if os.path.exists(name) else sorted(glob.glob(name, recursive=True))
+        if not found:
+            kind = f"file that ends in one of {', '.join(EXTENSIONS)} in" if os.path.isdir(name) else "file"
+            raise TrainingError(f"There is no {kind} {name}; give a path that exists.")
+        files += found
     if not files:
         raise TrainingError("No data file is given; name at least one.")
     for file in files:
-        check_readable(file)
+        if Path(file).suffix not in EXTENSIONS:
+            raise TrainingError(
+                f"{file} has no extension of a data file; give a file that ends in one of {', '.join(EXTENSIONS)}."
+            )
     return files
-
-
-def files_at(name: str) -> list[str]:
-    """Returns the files that a path, a folder or a pattern stands for."""
-    if os.path.isdir(name):
-        found = sorted(str(file) for file in Path(name).iterdir() if file.suffix in EXTENSIONS)
-        if not found:
-            raise TrainingError(f"The folder {name} holds no {', '.join(EXTENSIONS)} file; give another folder.")
-        return found
-    if os.path.exists(name):
-        return [name]
-    found = sorted(glob.glob(name, recursive=True))
-    if not found:
-        raise TrainingError(f"There is no file {name}; give a path that exists.")
-    return found
-
-
-def check_readable(file: str) -> None:
-    if Path(file).suffix not in EXTENSIONS:
-        raise TrainingError(
-            f"{file} has no extension of a data file; give a file that ends in one of {', '.join(EXTENSIONS)}."
-        )
-    try:
-        open(file, "rb").close()
-    except OSError as error:
-        raise TrainingError(f"{file} cannot be read ({error.strerror}); give a file that can.") from None
 
 
 def read_records(files: Iterable[str]) -> Iterator[dict]:
     index = 0
     for file in files:
-        for json_record, place in READERS[Path(file).suffix](file):
-            yield {"json_record": json_record, "where": f"{file}, {place}", "index": index}
+        for json_record, position in READERS[Path(file).suffix](file):
+            yield {"json_record": json_record, "where": f"{file}, {position}", "index": index}
             index += 1
 
 
@@ -157,8 +129,6 @@ def read_json(file: str) -> Iterator[tuple[str, str]]:
         raise TrainingError(f"{file} is no UTF-8 text; save the file as UTF-8.") from None
     except json.JSONDecodeError as error:
         raise TrainingError(f"{file}, line {error.lineno} is no JSON ({error.msg}); correct it.") from None
-    except RecursionError:
-        raise TrainingError(f"{file} is nested too deeply for JSON; correct it.") from None
     for number, record in enumerate(records):
         yield json.dumps(record), f"record {number}"
 
@@ -184,15 +154,7 @@ READERS = {".jsonl": read_lines, ".json": read_json, ".parquet": read_parquet}
 
 
 def parse_record(columns: dict, index: int) -> Record:
-    """Reads the fields of a record.
-
-    Args:
-        columns (`dict`): An element of `load_records`, or of the user's own dataset.
-        index (`int`): The number of an element of the user's own dataset; one of `load_records` knows its number.
-
-    Returns:
-        `Record`: The fields, without those that training does not read.
-    """
+    """Reads the fields of a record."""
     if "json_record" not in columns:
         fields = {name: without_nulls(columns[name]) for name in FIELDS if columns.get(name) is not None}
         return Record(fields, f"record {index}", index)
@@ -202,8 +164,6 @@ def parse_record(columns: dict, index: int) -> Record:
         json.dumps(content, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise TrainingError(f"{where} is no JSON ({error.msg}, column {error.colno}); correct it.") from None
-    except RecursionError:
-        raise TrainingError(f"{where} is nested too deeply for JSON; correct it.") from None
     except UnicodeEncodeError:
         raise TrainingError(f"{where} has half of a surrogate pair, which is no text; remove it.") from None
     if not isinstance(content, dict):

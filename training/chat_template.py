@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from wedlm.training.errors import TrainingError
+from wedlm.training.run_errors import TrainingError
 
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 PRIVATE_CHARACTERS = range(0xE000, 0xF900)
@@ -23,17 +23,11 @@ class Conversation(NamedTuple):
 
 
 class Renderer(NamedTuple):
-    """Renders messages with a tokenizer's chat template.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): The tokenizer with the template.
-        tools (`list`, *optional*): The tools that the template gets.
-        where (`str`): The place of the record, for error messages.
-    """
+    """Renders messages with a tokenizer's chat template."""
 
     tokenizer: PreTrainedTokenizerBase
     tools: list | None
-    where: str
+    where: str  # the file and line of the record, for error messages
 
     def __call__(self, messages: Sequence[dict], add_generation_prompt: bool = False) -> str:
         return self.run(
@@ -77,14 +71,6 @@ def render_conversation(messages: Sequence[dict], first_turn: int, render: Rende
     A turn is the text that has to follow the generation prompt, including the token that ends the turn. Its span comes
     from the template's {% generation %} marks. Without marks, the turn lies between the rendered messages before it,
     with the generation prompt, and the rendered messages up to it.
-
-    Args:
-        messages (`Sequence[dict]`): The messages.
-        first_turn (`int`): The number of the first message that can have loss.
-        render (`Renderer`): Renders messages.
-
-    Returns:
-        `Conversation`: The text with the spans of the assistant turns.
     """
     text = render(messages)
     marked = render.marked_spans(messages)

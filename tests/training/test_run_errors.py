@@ -1,5 +1,7 @@
-"""The sentence of a run on several processes, one of which has ended."""
+"""Errors of other libraries, of full disks and of ended processes as errors of training."""
 
+import errno
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,11 +10,47 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from safetensors import SafetensorError
 from torch.distributed import DistNetworkError
 from training_runs import CONFIGS, TOY, words
 
-from wedlm.training.ended_processes import ended_processes
-from wedlm.training.errors import TrainingError
+from wedlm.training.run_errors import TrainingError, as_training_errors, ended_process_errors, full_disk_errors
+
+
+@pytest.mark.parametrize("kind", [ValueError, OSError, ImportError, RuntimeError])
+def test_errors_of_others_become_one_line_of_the_same_words(kind):
+    with pytest.raises(TrainingError, match="^a sentence of two lines$"), as_training_errors():
+        raise kind("a sentence\n  of two lines")
+
+
+# --- Full disks ---
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "full"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        SafetensorError("I/O error: No space left on device"),
+        RuntimeError("[enforce fail] . PytorchStreamWriter failed writing file data/0: file write failed"),
+    ],
+)
+def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch, error):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(TrainingError, match=r"^The disk of output_dir=.* is full, .* resume_from_checkpoint=true"):
+        with full_disk_errors(SimpleNamespace(output_dir=str(tmp_path))):
+            raise error
+
+
+def test_other_errors_of_writing_stay_as_they_are(tmp_path):
+    for error in (RuntimeError("PytorchStreamWriter failed"), OSError(errno.EACCES, "Permission denied")):
+        with pytest.raises(type(error)) as raised, full_disk_errors(SimpleNamespace(output_dir=str(tmp_path))):
+            raise error
+        assert raised.value is error
+
+
+# --- Processes that end ---
+
 
 SENTENCE = (
     r"Process 0 of 2 ends, because another one has ended or does not answer \(%s\); .* pass resume_from_checkpoint"
@@ -36,24 +74,24 @@ def sigterm():
 )
 def test_the_error_of_a_collective(sigterm, error, reason):
     with pytest.raises(TrainingError, match=SENTENCE % reason):
-        with ended_processes(TWO):
+        with ended_process_errors(TWO):
             raise error
 
 
 def test_the_signal_of_a_launcher(sigterm):
     with pytest.raises(TrainingError, match=SENTENCE % "the launcher has sent SIGTERM"):
-        with ended_processes(TWO):
+        with ended_process_errors(TWO):
             signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGTERM)  # a second one does not keep the sentence from being printed
 
 
 def test_other_errors_and_runs_stay_as_they_are(sigterm):
-    with ended_processes(TWO):
+    with ended_process_errors(TWO):
         pass
     assert signal.getsignal(signal.SIGTERM) == sigterm
-    with pytest.raises(RuntimeError, match="^shapes do not match$"), ended_processes(TWO):
+    with pytest.raises(RuntimeError, match="^shapes do not match$"), ended_process_errors(TWO):
         raise RuntimeError("shapes do not match")
-    with pytest.raises(RuntimeError, match="gloo"), ended_processes(SimpleNamespace(world_size=1)):
+    with pytest.raises(RuntimeError, match="gloo"), ended_process_errors(SimpleNamespace(world_size=1)):
         raise RuntimeError("gloo")
 
 

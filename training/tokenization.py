@@ -1,14 +1,14 @@
-"""Turns a record into a sample: the tokens, the labels, and whether the sample was cut or dropped."""
+"""Tokenizes a record into a sample, tokens with labels, which may be cut or dropped."""
 
 import json
 from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from wedlm.training.conversation import Renderer, render_conversation, tokenize_with_loss
+from wedlm.training.chat_template import Renderer, render_conversation, tokenize_with_loss
+from wedlm.training.data_files import Record, parse_record
 from wedlm.training.data_options import DataOptions
-from wedlm.training.errors import TrainingError
-from wedlm.training.records import Record, parse_record
+from wedlm.training.run_errors import TrainingError
 from wedlm.training.target_loss import NO_TARGET
 
 # The outcomes of a record: it becomes a sample, whole or truncated, or it is dropped for one of the reasons.
@@ -30,17 +30,7 @@ class Tokens(NamedTuple):
 def tokenize_record(
     columns: dict, index: int, tokenizer: PreTrainedTokenizerBase, options: DataOptions
 ) -> dict[str, list[int] | str | int]:
-    """Tokenizes a record.
-
-    Args:
-        columns (`dict`): The record, as `parse_record` reads it.
-        index (`int`): Its number in the data.
-        tokenizer (`PreTrainedTokenizerBase`): The tokenizer.
-        options (`DataOptions`): How long a sample may be, and which of its tokens have loss.
-
-    Returns:
-        `dict`: The columns of the sample, which has no tokens if it is dropped, and the columns that are counted.
-    """
+    """Returns the columns of a sample, which has no tokens if it is dropped, and the columns that are counted."""
     record = parse_record(columns, index)
     tokens = tokens_of(record, tokenizer, options)
     outcome, input_ids, has_loss = cut_or_drop(tokens, tokenizer.mask_token_id, options)
@@ -121,7 +111,10 @@ def tokens_of_messages(
 ) -> Tokens:
     """Tokenizes a conversation with loss on its assistant turns from `first_message` on, or on the last of them."""
     where = record.where
-    messages = [checked_message(message, i, where) for i, message in enumerate(checked_list(messages, where))]
+    if not isinstance(messages, list) or not messages:
+        found = "no messages" if messages == [] else f"messages of type {type(messages).__name__}"
+        raise TrainingError(f"{where} has {found}; write a list of messages, each with role and content.")
+    messages = [checked_message(message, i, where) for i, message in enumerate(messages)]
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= first_message]
     if not turns:
         part = "completion" if first_message else "messages"
@@ -180,13 +173,6 @@ def check_text(value: object, name: str, where: str) -> None:
         raise TrainingError(f"{where} has a {name} of type {type(value).__name__}; write a text.")
 
 
-def checked_list(messages: object, where: str) -> list:
-    if not isinstance(messages, list) or not messages:
-        found = "no messages" if messages == [] else f"messages of type {type(messages).__name__}"
-        raise TrainingError(f"{where} has {found}; write a list of messages, each with role and content.")
-    return messages
-
-
 def checked_message(message: object, i: int, where: str) -> dict:
     """Returns the message without fields that are None, as transformers passes it to the template."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
@@ -208,8 +194,6 @@ def checked_tools(tools: object, where: str) -> list | None:
         tools = json.loads(tools) if isinstance(tools, str) else tools
     except json.JSONDecodeError as error:
         raise TrainingError(f"{where}: its tools are no JSON ({error.msg}); correct them.") from None
-    except RecursionError:
-        raise TrainingError(f"{where}: its tools are nested too deeply for JSON; correct them.") from None
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise TrainingError(f"{where}: its tools are no list of objects; write one.")
     return tools or None

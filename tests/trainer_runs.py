@@ -1,10 +1,10 @@
-"""Runs of WeDLMTrainer that train a draft adapter of a tiny model."""
+"""Runs of WeDLMTrainer on tiny models, for both objectives."""
 
 import pytest
 import torch
 from datasets import Dataset
 from draft_models import tiny_model
-from helpers import random_tokens
+from helpers import CHECKPOINTS, load, random_tokens
 from peft import get_peft_model
 
 from wedlm import DraftLoraConfig, WeDLMTrainer, WeDLMTrainingArguments
@@ -13,12 +13,13 @@ LENGTHS = (40, 21, 9, 33, 12, 27, 18, 30)
 
 
 def samples(lengths=LENGTHS):
+    """Samples as `prepare_dataset` makes them, of random tokens; two of three begin with a prompt."""
     made = []
     for index, length in enumerate(lengths):
         text = random_tokens(1, length, seed=index)[0].tolist()
-        made.append(
-            {"input_ids": text, "labels": [-100] * 3 + text[3:], "sample_lengths": [length], "sample_indices": [index]}
-        )
+        prompt = 3 * (index % 3)
+        labels = [-100] * prompt + text[prompt:]
+        made.append({"input_ids": text, "labels": labels, "sample_lengths": [length], "sample_indices": [index]})
     return Dataset.from_list(made)
 
 
@@ -30,18 +31,19 @@ def adapted(flavour="qwen3"):
 
 def arguments(folder, **fields):
     defaults = {
-        "objective": "draft", "draft_window": 4, "per_device_train_batch_size": 8, "max_steps": 2,
-        "learning_rate": 0.05, "lr_scheduler_type": "constant", "optim": "sgd", "max_grad_norm": 0.0,
-        "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True,
+        "block_size": 8, "draft_window": 4, "per_device_train_batch_size": 8, "max_steps": 2, "learning_rate": 0.02,
+        "lr_scheduler_type": "constant", "optim": "sgd", "max_grad_norm": 0.0, "logging_steps": 1,
+        "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True,
     }  # fmt: skip
     return WeDLMTrainingArguments(str(folder), **{**defaults, **fields})
 
 
-def trained(folder, dataset=None, model=None, resume=None, **fields):
+def trained(folder, model=None, dataset=None, resume=None, **fields):
     """The weights that training changes, the log, and the trainer."""
-    model = adapted() if model is None else model
-    dataset = samples() if dataset is None else dataset
-    trainer = WeDLMTrainer(model, arguments(folder, **fields), train_dataset=dataset, eval_dataset=samples((20, 25)))
+    args = arguments(folder, **fields)
+    if model is None:
+        model = adapted() if args.objective == "draft" else load(CHECKPOINTS / "q3")
+    trainer = WeDLMTrainer(model, args, train_dataset=samples() if dataset is None else dataset)
     trainer.train(resume_from_checkpoint=resume)
     weights = {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
     return weights, [entry for entry in trainer.state.log_history if "loss" in entry], trainer

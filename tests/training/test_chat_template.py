@@ -11,9 +11,9 @@ from tokenizers import normalizers
 from training_data import CHAT, answers, assistant, prepare, user
 
 from wedlm.training.data_options import DataOptions
-from wedlm.training.errors import TrainingError
-from wedlm.training.samples import tokenize_record
+from wedlm.training.run_errors import TrainingError
 from wedlm.training.target_loss import NO_TARGET
+from wedlm.training.tokenization import tokenize_record
 
 pytestmark = pytest.mark.usefixtures("datasets_cache")
 
@@ -29,9 +29,8 @@ pytestmark = pytest.mark.usefixtures("datasets_cache")
     ],
     ids=["qwen2.5", "qwen3", "instruct", "colon", "marked"],
 )
-@pytest.mark.parametrize("trim_offsets", [False, True], ids=["whole offsets", "trimmed offsets"])
-def test_loss_is_on_what_the_assistant_writes(template, expected, trim_offsets):
-    tokenizer = make_tokenizer(template, trim_offsets)
+def test_loss_is_on_what_the_assistant_writes(template, expected):
+    tokenizer = make_tokenizer(template, trim_offsets=True)
     whole = tokenizer.apply_chat_template(CHAT)["input_ids"]
     for loss_on, shown in (("all", expected), ("last", expected[-1:])):
         (sample,), _ = prepare([{"messages": CHAT}], tokenizer, loss_on=loss_on)
@@ -85,7 +84,7 @@ TEMPLATES = {template: make_tokenizer(template) for template in (QWEN25, QWEN3, 
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=["qwen2.5", "qwen3", "instruct", "colon", "marked"])
-@property_settings(60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@property_settings(30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(has_system=st.booleans(), rounds=ROUNDS, loss_on=st.sampled_from(["all", "last"]))
 @example(has_system=False, rounds=[("the cat", "sat"), ("the dog", "on the mat")], loss_on="all")
 @example(has_system=False, rounds=[("the cat", "sat"), ("the dog", "on the mat")], loss_on="last")
@@ -142,22 +141,6 @@ def test_normalized_text_keeps_its_answers():
     tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
     (sample,), _ = prepare([{"messages": [user("e\u0301" * 9), assistant("e\u0301a"), user("a")]}], tokenizer)
     assert answers(sample, tokenizer) == ["\u00e9a<|im_end|>"]
-
-
-def test_an_empty_span_inside_a_token_gives_it_no_loss():
-    """The template marks the content alone. The empty one stands inside " the", which is one token."""
-    template = """\
-{%- for message in messages -%}
-{%- if message.role == 'user' -%}{{ message.content }}
-{%- elif message.content -%}{% generation %}{{ message.content }}{% endgeneration %}
-{%- else -%}{{ ' t' }}{% generation %}{% endgeneration %}{{ 'he' }}{%- endif -%}
-{%- endfor -%}
-"""
-    tokenizer = make_tokenizer(template)
-    chat = [user("a"), assistant("", tool_calls=[{"name": "log"}]), user(" cat "), assistant("sat")]
-    sample = tokenize_record({"messages": chat}, 0, tokenizer, DataOptions())
-    assert [tokenizer.decode([token]) for token in sample["input_ids"]][1:3] == [" the", " cat"]
-    assert answers(sample, tokenizer) == [" sat"]
 
 
 def test_private_characters_in_a_conversation_do_not_move_its_ends():

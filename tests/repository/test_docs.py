@@ -68,11 +68,7 @@ def test_the_versions_of_transformers_that_were_tested_are_those_of_the_environm
     assert all(pin in readme for pin in pins)
 
 
-def test_the_log_is_sorted_by_topic_and_dated():
-    log = (REPOSITORY / "DEVLOG.md").read_text(encoding="utf-8")
-    assert re.findall(r"/(?:tmp|work|root|home)/\S*", log) == [], "a folder of one machine"
-    topics = re.split(r"^## .+\n", log, flags=re.MULTILINE)[1:]
-    assert len(topics) > 5
-    for topic in topics:
-        dates = re.findall(r"^(\d{4}-\d\d-\d\d) — [A-Z`a-z]", topic, flags=re.MULTILINE)
-        assert re.match(r"\s*\d{4}-", topic) and dates == sorted(dates)
+def test_the_decisions_are_newest_first():
+    decisions = (REPOSITORY / "docs" / "decisions.md").read_text(encoding="utf-8")
+    dates = re.findall(r"^## (\d{4}-\d\d-\d\d)$", decisions, flags=re.MULTILINE)
+    assert len(dates) > 1 and dates == sorted(set(dates), reverse=True)

@@ -147,7 +147,7 @@ STEP = re.compile(r"[A-Z][a-z]+: ([0-9]{1,6}) ([+\-*/]) ([0-9]{1,6}) = ([0-9]{1,
 N = r"(\d+)"
 
 # Patterns of a sentence or a part of it, each with the new amount as a function of the old one and the numbers.
-READINGS = [
+PATTERNS = [
     # Prices.
     (
         rf"costs {N} dollars and each \w+ costs {N} dollars\. \w+ buys {N} \w+ and {N} ",
@@ -192,15 +192,15 @@ READINGS = [
 
 
 def solution(prompt: str) -> int | None:
-    """The solution of a problem, or None if the text contains a number that no reading explains."""
-    amount, place = None, 0
-    while re.search(r"\d", prompt[place:]):
-        matches = [(re.compile(pattern).search(prompt, place), new_amount) for pattern, new_amount in READINGS]
-        # The reading that explains the next number. If there are several, the first of the list explains most numbers.
+    """The solution of a problem, or None if the text contains a number that no pattern explains."""
+    amount, position = None, 0
+    while re.search(r"\d", prompt[position:]):
+        matches = [(re.compile(pattern).search(prompt, position), new_amount) for pattern, new_amount in PATTERNS]
+        # The pattern that explains the next number. If there are several, the first of the list explains most numbers.
         match, new_amount = min(matches, key=lambda item: item[0].start(1) if item[0] else len(prompt))
-        if match is None or re.search(r"\d", prompt[place : match.start(1)]):
+        if match is None or re.search(r"\d", prompt[position : match.start(1)]):
             return None
-        amount, place = new_amount(amount, *map(int, match.groups())), match.end()
+        amount, position = new_amount(amount, *map(int, match.groups())), match.end()
     return amount
 
 

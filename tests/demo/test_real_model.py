@@ -42,7 +42,7 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(CONVERTED, padding_side="left")
 
 
-def asked(tokenizer, *questions):
+def chat_inputs(tokenizer, *questions):
     """The inputs of generate() for a batch of questions."""
     chats = [[{"role": "user", "content": question}] for question in questions]
     return tokenizer.apply_chat_template(
@@ -60,7 +60,7 @@ def all_written(model, tokenizer, batch_size, **arguments):
     """The answers to all prompts, as text with its special tokens; padding is the end token, so it is left out."""
     answers = []
     for first in range(0, len(QUESTIONS), batch_size):
-        inputs = asked(tokenizer, *QUESTIONS[first : first + batch_size])
+        inputs = chat_inputs(tokenizer, *QUESTIONS[first : first + batch_size])
         for row in written(model, inputs, **arguments).tolist():
             answers.append(row[: row.index(tokenizer.eos_token_id)] if tokenizer.eos_token_id in row else row)
     return answers
@@ -74,7 +74,7 @@ def stock_answers(stock, tokenizer):
 
 def test_every_logit_equals_that_of_llama(stock, converted, tokenizer):
     for question in QUESTIONS[::8]:
-        inputs = asked(tokenizer, question)
+        inputs = chat_inputs(tokenizer, question)
         with torch.no_grad():
             logits = converted(**inputs).logits
             assert torch.equal(logits[..., : stock.config.vocab_size], stock(**inputs).logits)
@@ -123,7 +123,7 @@ def test_a_grammar_holds_in_verified_decoding_as_in_llama(stock, converted, toke
         )
         grammar = GrammarCompiler(info, max_threads=1).compile_json_schema(json.dumps(schema), any_whitespace=False)
         processors = LogitsProcessorList([LogitsProcessor(grammar)])
-        inputs = asked(tokenizer, "Describe a book as JSON.")
+        inputs = chat_inputs(tokenizer, "Describe a book as JSON.")
         return tokenizer.decode(
             written(model, inputs, logits_processor=processors, max_new_tokens=60, **arguments)[0],
             skip_special_tokens=True,
@@ -136,7 +136,7 @@ def test_a_grammar_holds_in_verified_decoding_as_in_llama(stock, converted, toke
 
 def test_a_prompt_of_6000_tokens_in_chunks(stock, converted, tokenizer):
     text = "\n".join(f"{place}. {question}" for place, question in enumerate(QUESTIONS * 7))
-    inputs = asked(tokenizer, f"{text}\nWhich of these questions is about a train?")
+    inputs = chat_inputs(tokenizer, f"{text}\nWhich of these questions is about a train?")
     assert inputs["input_ids"].shape[1] > 6000
     expected = written(stock, inputs, max_new_tokens=12)
     chunked = written(converted, inputs, max_new_tokens=12, decoding="verified", prefill_chunk_size=512)
@@ -162,7 +162,7 @@ def test_lora_acts_as_on_llama(tokenizer):
         return get_peft_model(model, config).eval()
 
     stock, converted = adapted(LlamaForCausalLM.from_pretrained(STOCK)), adapted(load(CONVERTED))
-    inputs = asked(tokenizer, QUESTIONS[0])
+    inputs = chat_inputs(tokenizer, QUESTIONS[0])
     with torch.no_grad():
         assert torch.equal(converted(**inputs).logits[..., : stock.config.vocab_size], stock(**inputs).logits)
     assert torch.equal(written(converted, inputs, decoding="verified"), written(stock, inputs))
@@ -172,7 +172,7 @@ def test_an_export_answers_without_the_package(converted, tokenizer, tmp_path):
     arguments = ["export", str(CONVERTED), str(tmp_path / "exported"), "--license", "apache-2.0"]
     result = CliRunner().invoke(cli.app, arguments)
     assert result.exit_code == 0, result.output
-    inputs = asked(tokenizer, QUESTIONS[0])
+    inputs = chat_inputs(tokenizer, QUESTIONS[0])
     output = run_python(
         f"""
 import torch

@@ -111,7 +111,7 @@ def test_right_answers_to_stories_are_kept(tmp_path, monkeypatch):
     stories = [each for each in examples if each.kind == "stories"]
     assert answers and answers.keys() <= {story.prompt for story in stories}
     assert all(check("stories", prompt, text) for prompt, text in answers.items())
-    monkeypatch.setattr(recipe, "texts_of", None)  # nothing is asked again
+    monkeypatch.setattr(recipe, "texts_of", None)  # nothing is generated again
     assert recipe.own_answers(*demo, examples, tmp_path, "weights") == answers
     monkeypatch.setattr(recipe, "texts_of", lambda model, tokenizer, examples: ["No."] * len(examples))
     assert recipe.own_answers(*demo, examples, tmp_path / "wrong", "weights") == {}
@@ -122,5 +122,5 @@ def test_no_held_out_question_is_in_the_training_stream():
     """All of it, and by the words of the question: the key alone is what the generators keep apart by."""
     held_out = {hash(example.prompt) for kind in KINDS for example in held_out_examples(kind, 1000)}
     assert len(held_out) > 5900
-    asked = {hash(prompt) for stage in stages_of(STEPS) for prompt in prompts_of(stage)}
-    assert len(asked) > 100_000 and not asked & held_out
+    prompts = {hash(prompt) for stage in stages_of(STEPS) for prompt in prompts_of(stage)}
+    assert len(prompts) > 100_000 and not prompts & held_out

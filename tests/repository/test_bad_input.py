@@ -75,7 +75,7 @@ def test_generate_refuses_in_one_sentence(arguments, sentence):
 # --- The commands ---
 
 GONE = "gone is no folder here and was not downloaded before, and https://huggingface.co/gone cannot be reached *."
-# The words behind `wedlm`, in the folder that `place` makes, and the sentence.
+# The words behind `wedlm`, in the folder that `folder` makes, and the sentence.
 BEFORE_TORCH = [
     ("generate gone Hi", GONE),
     ("generate empty Hi", "empty has no config.json, so it is no checkpoint; give the folder of one."),
@@ -135,9 +135,9 @@ AFTER_TORCH = [
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def folder(tmp_path_factory):
     """A folder with checkpoints and files of which most are wrong."""
-    folder = tmp_path_factory.mktemp("place")
+    folder = tmp_path_factory.mktemp("folder")
     shutil.copytree(DEMO_FOLDER, folder / "model", ignore=shutil.ignore_patterns("README.md"))
     for name, left_out in (("weightless", "*.safetensors"), ("wordless", "tokenizer.json"), ("broken", "config.json")):
         shutil.copytree(folder / "model", folder / name, ignore=shutil.ignore_patterns(left_out))
@@ -183,10 +183,10 @@ for words in json.loads(sys.argv[1]):
 
 
 @pytest.fixture(scope="module")
-def without_torch(place):
+def without_torch(folder):
     """The results of the commands in one process where the import of torch fails."""
     code = WITHOUT_TORCH.replace("json.loads(sys.argv[1])", repr([words for words, _ in BEFORE_TORCH]))
-    lines = run_python(code, place).splitlines()
+    lines = run_python(code, folder).splitlines()
     return dict(zip([words for words, _ in BEFORE_TORCH], map(json.loads, lines), strict=True))
 
 
@@ -202,12 +202,12 @@ def test_a_command_refuses_in_one_sentence_before_torch_is_imported(without_torc
 
 
 @pytest.mark.parametrize(("words", "sentence"), AFTER_TORCH, ids=[words for words, _ in AFTER_TORCH])
-def test_a_command_refuses_in_one_sentence(place, monkeypatch, words, sentence):
-    monkeypatch.chdir(place)
+def test_a_command_refuses_in_one_sentence(folder, monkeypatch, words, sentence):
+    monkeypatch.chdir(folder)
     result = CliRunner().invoke(cli.app, words.split())
     assert_refused((result.exit_code, result.stdout, result.stderr, result.exception), sentence)
 
 
-def test_nothing_was_written(place, without_torch):
-    names = {path.name for path in place.iterdir()}
-    assert not names & {"out", "gone", "x.html"} and not (place / "q2" / "out").exists()
+def test_nothing_was_written(folder, without_torch):
+    names = {path.name for path in folder.iterdir()}
+    assert not names & {"out", "gone", "x.html"} and not (folder / "q2" / "out").exists()

@@ -25,7 +25,7 @@ def test_counts():
 def test_the_file_is_as_it_was():
     assert "number < most" in open("made_up.py").read()
 """
-JUDGE = """
+RUNNER = """
 import json, sys
 from pathlib import Path
 sys.path[:0] = [TESTS, "."]
@@ -50,7 +50,7 @@ def test_verdicts(tmp_path):
     (tmp_path / "made_up.py").write_text(MODULE)
     (tmp_path / "test_made_up.py").write_text(TESTS)
     (tmp_path / "sources.json").write_text(json.dumps(sources))
-    lines = run_python(JUDGE.replace("TESTS", repr(str(REPOSITORY / "tests"))), tmp_path).splitlines()
+    lines = run_python(RUNNER.replace("TESTS", repr(str(REPOSITORY / "tests"))), tmp_path).splitlines()
     assert [(outcome, test) for outcome, _, test in (line.split("; ") for line in lines)] == [
         ("alive", ""),
         ("noticed", "test_made_up.py::test_counts"),
@@ -60,7 +60,7 @@ def test_verdicts(tmp_path):
     ]
 
 
-def test_the_tests_named_after_a_file_judge_first():
+def test_the_tests_named_after_a_file_run_first():
     own, others = mutants.tests_for(REPOSITORY / "generation" / "verified.py")
     assert own == [REPOSITORY / "tests" / "generation" / "test_verified.py"] and own[0] not in others
     files = {path: module for module, path in source_files().items() if path.stem != "__init__"}

@@ -1,7 +1,7 @@
 """Scores of slots, the tokens chosen from them, and the random numbers of sampled text."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, generation
@@ -116,10 +116,12 @@ class SlotNoise:
         if num_rows > 1:
             seeds = torch.randint(2**63 - 1, (num_rows,)).tolist()
             self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
-        self.states = deque(maxlen=num_slots + 1)  # of the device's generator, the last one as it is now
+        self.states: deque[torch.Tensor] = deque(
+            maxlen=num_slots + 1
+        )  # of the device's generator, the last one as it is now
         self.keep_state()
 
-    def draw(self, rows: list[int], ends: list[int]) -> None:
+    def draw(self, rows: Sequence[int], ends: list[int]) -> None:
         """Draws noise for the slots of `rows` before `ends`, as far as it is not there yet."""
         num_slots = self.values.shape[1]
         for row, end in zip(rows, ends, strict=True):

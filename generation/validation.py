@@ -5,6 +5,7 @@ Every refusal is one sentence that names the argument, its value and the remedy.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedConfig, PreTrainedModel
@@ -161,7 +162,7 @@ def check_attention(config: PreTrainedConfig, generation_config: GenerationConfi
         )
 
 
-def check_cache(cache: object, config: PreTrainedConfig, generation_config: GenerationConfig) -> None:
+def check_cache(cache: Any, config: PreTrainedConfig, generation_config: GenerationConfig) -> None:
     kind = type(cache).__name__
     if isinstance(cache, DynamicCache) and cache.offloading:
         kind += "(offloading=True)"

@@ -2,8 +2,8 @@
 
     python -m examples.demo.report [FOLDER] [--num_examples 1000] [--only_examples]
 
-1. Every decoding answers the same held-out questions in batches, and checkers judge the answers. Answers are kept in
-   build/demo-report, so that a run that was interrupted goes on where it stopped.
+1. Every decoding answers the same held-out questions in batches, and checkers accept or refuse the answers. These are
+   kept in build/demo-report, so that a run that was interrupted goes on where it stopped.
 2. Every decoding answers some of the questions once more, one at a time and in turns, against the clock.
 3. The numbers go into report.json in the checkpoint's folder, from which `card.py` writes the model card.
 

@@ -40,7 +40,7 @@ from wedlm.training.draft_lora import DraftLoraConfig
 from wedlm.training.resume import newest_complete
 from wedlm.training.trainer import WeDLMTrainer
 
-SCALE = 64  # lora_alpha / r; drafts get better more slowly with 8 (DEVLOG)
+SCALE = 64  # lora_alpha / r; drafts get better more slowly with 8 (docs/decisions.md)
 PROBED_STEPS = 4  # the first one is slow and does not count
 NUM_SAVED = 20  # checkpoints of a run; the last two stay
 NUM_EVALUATIONS = 10

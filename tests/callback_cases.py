@@ -1,4 +1,4 @@
-"""Settings of generate() that read the text, and the readers that transformers makes of them."""
+"""Arguments of generate() that read the text, and the callbacks that transformers makes of them."""
 
 from helpers import EOS
 from transformers import (
@@ -12,7 +12,7 @@ def ends_in_multiple(batch_id, ids):
     return [*range(3, 150, 3), (ids[-1].item() + 1) % 150, EOS]
 
 
-READERS = {
+CALLBACKS = {
     "repetition": {"repetition_penalty": 1.5},
     "n-grams": {"no_repeat_ngram_size": 1},
     "bad words": {
@@ -35,7 +35,7 @@ READERS = {
 }
 
 
-def readers_of(model, **arguments):
+def callbacks_of(model, **arguments):
     """The processors and criteria that transformers makes of the arguments of a call."""
     made = []
     model.generate(

@@ -9,7 +9,7 @@ ALL = -m "not (slow or browser or real or ecosystem or vllm)"
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-answers bench ablations evidence-real real-training test test-all test-slow test-browser test-real race tour test-oldest test-newest test-ecosystem test-vllm mutants lint
+.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-answers bench ablations evidence-real real-training test test-all coverage test-slow test-browser test-real race tour test-oldest test-newest test-ecosystem test-vllm mutants lint
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
@@ -55,6 +55,10 @@ test: .venv/installed
 # Every test but those that need a compiler, a wheel build, a browser or minutes; .ci/run calls it.
 test-all: .venv/installed
 	.venv/bin/python $(PYTEST) $(ALL)
+
+# The lines of the package that the tests of `test-all` leave out; counting them makes every test slower.
+coverage: .venv/installed
+	.venv/bin/python $(PYTEST) $(ALL) --cov=wedlm --cov-report=term-missing:skip-covered
 
 # The tests that need a compiler, a wheel build or minutes.
 test-slow: .venv/installed
@@ -147,9 +151,16 @@ SEED = 0
 mutants: .venv/installed
 	.venv/bin/python tests/mutants.py $(ONLY) --num $(NUM) --seed $(SEED) --out build/mutants.json
 
-lint: .venv/installed
+lint: .venv/installed build/types
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+# The package's folders as setup.py maps them, for mypy.
+build/types: setup.py
+	mkdir -p $@/wedlm
+	ln -sfn $(addprefix $(CURDIR)/,$(wildcard wedlm/*) generation modeling_wedlm training hub_card) $@/wedlm/
+	touch $@
 
 .venv/installed: setup.py pyproject.toml constraints.txt
 .venv-oldest/installed: setup.py pyproject.toml constraints-oldest.txt

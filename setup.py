@@ -1,5 +1,7 @@
 from setuptools import Extension, setup
 
+ADDRESS = ""  # of the public repository, such as https://github.com/OWNER/wedlm; empty: the metadata name none
+
 # The rooms of the package, four of them at the top level of the repository. Each may import only those before it
 # (tests/repository/test_map.py). The last one is the face, whose public names point into the rooms.
 FOLDERS = {
@@ -18,13 +20,34 @@ FOLDERS = {
     "wedlm": "wedlm",
 }
 
+
+def pages_of(address: str) -> dict[str, str]:
+    pages = {"Documentation": "tree/main/docs", "Changelog": "blob/main/CHANGELOG.md", "Issues": "issues"}
+    return {name: f"{address}/{page}" for name, page in pages.items()} if address else {}
+
+
 setup(
     name="wedlm",
     version="0.3.0.dev0",
     description="WeDLM, a language model that decodes several tokens per forward, native to transformers",
     long_description=open("README.md", encoding="utf-8").read(),
     long_description_content_type="text/markdown",
+    author="The maintainers of WeDLM for transformers",
     license="Apache-2.0",
+    url=ADDRESS or None,
+    project_urls=pages_of(ADDRESS) | {"Paper": "https://arxiv.org/abs/2512.22737"},
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: OS Independent",
+        "Programming Language :: C",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.14",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     packages=list(FOLDERS),
     package_dir=FOLDERS,
     python_requires=">=3.11",
@@ -58,11 +81,29 @@ setup(
     extras_require={
         "train": ["accelerate>=1.13", "datasets>=4.5", "matplotlib>=3.9", "peft>=0.21"],
         "eval": ["accelerate>=1.13", "evaluate>=0.4.6", "lm_eval>=0.4.13,<0.5"],
-        "serve": ["fastapi>=0.120", "openai>=1.99", "prometheus_client>=0.20", "uvicorn>=0.35"],
+        "serve": [
+            "fastapi>=0.120",
+            "openai>=1.99",
+            "prometheus_client>=0.20",
+            "pydantic>=2.10",
+            "typing_extensions",
+            "uvicorn>=0.35",
+        ],
         "grammar": ["xgrammar>=0.2.8"],
         "browser": ["selenium>=4.20"],
         "notebook": ["ipykernel>=6", "nbclient>=0.10"],
         "ecosystem": ["deepspeed>=0.19", "trl>=1.16"],
-        "dev": ["bitsandbytes>=0.48", "hypothesis", "numpy", "pytest>=8", "pytest-timeout", "pytest-xdist", "ruff"],
+        "dev": [
+            "bitsandbytes>=0.48",
+            "hypothesis",
+            "mypy",
+            "numpy",
+            "pytest>=8",
+            "pytest-cov",
+            "pytest-timeout",
+            "pytest-xdist",
+            "ruff",
+            "types-PyYAML",
+        ],  # fmt: skip
     },
 )

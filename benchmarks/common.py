@@ -23,7 +23,7 @@ from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.new_folder import DRAFTER, TARGET
 from wedlm.evaluation.provenance import write_report
 from wedlm.evaluation.work_file import WorkFile, digest_of
-from wedlm.for_vllm.export import SPECULATIVE, export_for_vllm
+from wedlm.for_vllm.vllm_export import SPECULATIVE, export_for_vllm
 
 sys.path.append(str(Path(__file__).parents[1]))  # for examples/, which is not installed
 from examples.demo.tasks import KINDS, held_out_examples, training_example

@@ -55,14 +55,14 @@ from examples.real_adapter import human_eval, request
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.drafts.prompts import KINDS, Prompt, read_prompts
-from wedlm.evaluation.choices import Choices
-from wedlm.evaluation.decodings import BASELINE, whole
+from wedlm.evaluation.code_eval import CodeExecution
+from wedlm.evaluation.decodings import BASELINE, with_defaults
 from wedlm.evaluation.harness import evaluate
-from wedlm.evaluation.metrics import CodeExecution
 from wedlm.evaluation.provenance import REPOSITORY, conditions, digests
-from wedlm.evaluation.resampling import median_and_quartiles
+from wedlm.evaluation.recipe import EvalSettings
+from wedlm.evaluation.sweep import median_and_quartiles
 from wedlm.evaluation.tasks import load_tasks
-from wedlm.evaluation.turns import take_turns
+from wedlm.evaluation.timing import interleaved
 from wedlm.evaluation.work_file import WorkFile, resumable
 from wedlm.fused.model import fuse
 
@@ -191,9 +191,9 @@ def scores_of_tasks(models: Models, limit: int, batch_size: int, work: WorkFile)
     """The scores of lm-eval's tasks, token by token and verified with the adapter."""
     decodings = {
         TOKEN_BY_TOKEN: {"decoding": BASELINE},
-        ADAPTED: whole({"decoding": "verified"}, models.adapted),
+        ADAPTED: with_defaults({"decoding": "verified"}, models.adapted),
     }
-    choices = Choices(limit=limit, batch_size=batch_size, apply_chat_template=True)
+    choices = EvalSettings(limit=limit, batch_size=batch_size, apply_chat_template=True)
     tasks = load_tasks(dict.fromkeys(TASKS), [TASK_FOLDER])
     results, warnings = evaluate(models.adapted, models.tokenizer, tasks, decodings, choices, work)
     for warning in warnings:
@@ -249,7 +249,7 @@ def measure_turns(
         calls = {name: partial(way, batches[batch], new_tokens) for name, way in here.items()}
         num_warm_up = int(batch.size not in warm)
         warm.add(batch.size)
-        taken = list(take_turns(calls, "cpu", 1, num_warm_up, first=place % len(calls)))
+        taken = list(interleaved(calls, "cpu", 1, num_warm_up, first=place % len(calls)))
         results = {turn.name: {"seconds": turn.seconds, **turn.result._asdict()} for turn in taken}
         work.add(("speed", *batch, number), {name: results[name] for name in here})
 

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, lo
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM, fuse
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.evaluation.turns import median_and_range, seconds_in_turns
+from wedlm.evaluation.timing import interleaved_seconds, median_and_range
 from wedlm.fused.model import product_of
 from wedlm.generation.transformers_internals import CACHE
 
@@ -65,7 +65,7 @@ def steps_of(models: dict[str, PreTrainedModel], repeats: int) -> dict[str, dict
     calls = {(name, tokens): Step(model, tokens) for name, model in models.items() for tokens in TOKENS}
     read = torch.ones(sum(weight.nbytes for weight in models[PLAIN].parameters()) // 4)
     calls[FLOOR, 1] = lambda: [read.sum() for _ in range(IN_A_ROW)]
-    seconds = seconds_in_turns(calls, "cpu", repeats, num_warm_up=3)
+    seconds = interleaved_seconds(calls, "cpu", repeats, num_warm_up=3)
     results = {}
     for (name, tokens), values in seconds.items():
         results.setdefault(name, {})[str(tokens)] = median_and_range([1e3 * value / IN_A_ROW for value in values])

@@ -33,7 +33,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.evaluation.turns import median_and_range, seconds_in_turns, take_turns
+from wedlm.evaluation.timing import interleaved, interleaved_seconds, median_and_range
 
 STATIC = {"cache_implementation": "static"}
 ONE_BY_ONE = {"entropy_threshold": None}  # entropies of random weights mean nothing
@@ -42,7 +42,7 @@ ONE_BY_ONE = {"entropy_threshold": None}  # entropies of random weights mean not
 def bytes_per_second(device: torch.device, repeats: int) -> float:
     """The bandwidth of a reduction, which writes nothing."""
     large = torch.ones((2**32 if device.type == "cuda" else 2**28) // 4, device=device)
-    seconds = seconds_in_turns({"max": large.max}, device, repeats, num_warm_up=2)["max"]
+    seconds = interleaved_seconds({"max": large.max}, device, repeats, num_warm_up=2)["max"]
     return 4 * large.numel() / statistics.median(seconds)
 
 
@@ -107,7 +107,7 @@ def milliseconds_per_step(
         for number in (few, many)
     }
     milliseconds, short = {name: [] for name in decodings}, (0.0, 0)
-    for turn in take_turns(calls, model.device, given.repeats, num_warm_up=2):  # the warm-up compiles, too
+    for turn in interleaved(calls, model.device, given.repeats, num_warm_up=2):  # the warm-up compiles, too
         name, number = turn.name
         has_forwards = hasattr(turn.result, "forwards")  # which transformers' own class does not count
         forwards = turn.result.forwards.max().item() if has_forwards else number

@@ -28,7 +28,7 @@ from training import new_step
 from wedlm import DualStreamCollator, WeDLMForCausalLM, WeDLMTrainer, WeDLMTrainingArguments
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.evaluation.provenance import write_report
-from wedlm.training.loss import scale_weights, weight_sums
+from wedlm.training.loss_weights import scale_weights, weight_sums
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PASSED, FAILED, MISSING = "passed", "failed", "not there"

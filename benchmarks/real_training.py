@@ -37,8 +37,8 @@ from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.new_folder import complete_or_absent
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.checkpoints.whole_file import write_whole
+from wedlm.drafts.adapter_training import free_memory
 from wedlm.drafts.prompts import KINDS, read_prompts
-from wedlm.drafts.train import free_memory
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import (
     COMMIT,

@@ -46,7 +46,7 @@ from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.drafts.prompts import all_prompts
 from wedlm.evaluation.provenance import conditions
-from wedlm.evaluation.turns import median_and_range, take_turns
+from wedlm.evaluation.timing import interleaved, median_and_range
 from wedlm.evaluation.work_file import WorkFile, resumable
 
 OURS, THEIRS, ALONE = "wedlm serve", "transformers serve", "generate()"
@@ -312,7 +312,7 @@ def measure(cell: Cell, servers: dict[str, Server], alone: Alone, given: argpars
     for number in (0, *rounds_left(cell, given, work)):
         chats = chats_of(cell, number, alone.tokenizer, given)
         turns = {side: partial(call, chats, cell.clients, given.new_tokens) for side, call in calls.items()}
-        taken = {turn.name: turn.result for turn in take_turns(turns, "cpu", 1, 0, first=number % len(turns))}
+        taken = {turn.name: turn.result for turn in interleaved(turns, "cpu", 1, 0, first=number % len(turns))}
         sides = {side: taken[side] for side in calls}
         if number > 0:
             work.add((*cell, number), {"sides": sides, "alone": texts_alone(number, chats, sides, alone, given)})

@@ -18,8 +18,8 @@ import torch
 from common import in_fresh_process, markdown, new_parser, peak_bytes, save, with_range
 
 from wedlm import DualStreamCollator, WeDLMConfig, WeDLMForCausalLM
-from wedlm.evaluation.turns import median_and_range, seconds_in_turns
-from wedlm.training.loss import scale_weights, weight_sums
+from wedlm.evaluation.timing import interleaved_seconds, median_and_range
+from wedlm.training.loss_weights import scale_weights, weight_sums
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if HAS_GPU else ("cpu", torch.float32)
@@ -71,7 +71,7 @@ def new_step(side: str) -> Callable[[dict], torch.Tensor]:
 
 def measure_seconds(length: int, sides: list[str], repeats: int) -> dict[str, list[float]]:
     calls = {side: partial(new_step(side), batch_of(length, side)) for side in sides}
-    return seconds_in_turns(calls, DEVICE, repeats)
+    return interleaved_seconds(calls, DEVICE, repeats)
 
 
 def bytes_of_a_step(length: int, side: str) -> int:

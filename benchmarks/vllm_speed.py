@@ -24,9 +24,9 @@ from tqdm.auto import tqdm
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.new_folder import DRAFTER, TARGET
-from wedlm.evaluation.turns import median_and_range, take_turns
-from wedlm.for_vllm.drafted import drafted
-from wedlm.for_vllm.export import SPECULATIVE, export_for_vllm
+from wedlm.evaluation.timing import interleaved, median_and_range
+from wedlm.for_vllm.plugin import draft_counts
+from wedlm.for_vllm.vllm_export import SPECULATIVE, export_for_vllm
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -57,15 +57,15 @@ def measure(model: str, folder: Path, given: argparse.Namespace, bar: tqdm) -> l
         for number in range(given.rounds + 1):
             chats = [[{"role": "user", "content": question_of(model, next(numbers))}] for _ in range(clients)]
             if number == 1:
-                before = drafted(sides[DRAFTING])
+                before = draft_counts(sides[DRAFTING])
             calls = {side: partial(llm.chat, chats, parameters, use_tqdm=False) for side, llm in sides.items()}
-            for turn in take_turns(calls, device_of(), 1, 0, first=number % len(calls)):
+            for turn in interleaved(calls, device_of(), 1, 0, first=number % len(calls)):
                 bar.update()
                 if number > 0:
                     answers = [answer.outputs[0] for answer in turn.result]
                     texts[turn.name].append([answer.text for answer in answers])
                     speeds[turn.name].append(sum(len(answer.token_ids) for answer in answers) / turn.seconds)
-        after = drafted(sides[DRAFTING])
+        after = draft_counts(sides[DRAFTING])
         steps, *accepted = (new - old for new, old in zip(after, before, strict=True))
         cells.append(
             {

@@ -1,6 +1,7 @@
 """The callbacks of a call: processors, criteria and streamers see the text as transformers' own loop shows it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import (
@@ -152,9 +153,7 @@ class Callbacks:
         selected = queries.is_predicted & (queries.predicted_slots < self.num_read(window)[:, None])
         return selected, self.tokens_at(window, queries.predicted_slots)
 
-    def note_filled(
-        self, window: Window, queries: WindowQueries, selected: torch.Tensor, logits: torch.Tensor
-    ) -> None:
+    def note_filled(self, window: Any, queries: WindowQueries, selected: torch.Tensor, logits: torch.Tensor) -> None:
         """Records what the filled slots were chosen from, and shows a guess for each slot that is still open."""
         if not self.policy.left_to_right:
             self.records.put_selected(window, queries, selected, logits, self.policy.processors)
@@ -261,12 +260,12 @@ class Callbacks:
         logits = chosen_from.new_zeros(len(self.ids), chosen_from.shape[-1], dtype=torch.float32)
         logits[rows] = chosen_from.float()
         scores = self.policy.processors(self.ids[:, : self.prompt_width + slot].contiguous(), logits)[rows]
-        margin, noise = self.policy.acceptance_margin, self.policy.noise
-        noise = None if noise is None else noise.values[rows, slot % noise.values.shape[1]]
+        margin, drawn = self.policy.acceptance_margin, self.policy.noise
+        noise = None if drawn is None else drawn.values[rows, slot % drawn.values.shape[1]]
         tokens, is_possible = choose_tokens(scores, noise)
         for i, possible in zip(rows, is_possible.tolist(), strict=True):
             if not possible:
-                refuse_impossible(i, window.prompt_lengths[place[i]].item() + slot)
+                refuse_impossible(i, int(window.prompt_lengths[place[i]]) + slot)
         self.records.put(slot, rows, logits=chosen_from, scores=scores)
         if drafts is not None and margin is not None:
             tokens = draft_or_best(scores, tokens.new_tensor(drafts), margin)
@@ -332,7 +331,9 @@ class TextStream:
         self.streamer = streamer
         self.shows_guesses = batch_size == 1 and any(hasattr(streamer, name) for name in ("put_draft", "put_window"))
         self.num_streamed = 0
-        self.guesses = None  # tokens, and whether each is filled, of the one row up to the window's end
+        self.guesses: tuple[torch.Tensor, torch.Tensor] | None = (
+            None  # tokens, and whether each is filled, of the one row up to the window's end
+        )
 
     def guess(self, tokens: torch.Tensor, filled: torch.Tensor) -> None:
         """Keeps tokens of the one row, guesses among them, until its final text has been handed on."""

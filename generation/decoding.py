@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
@@ -30,7 +31,11 @@ from wedlm.generation.transformers_internals import (
 from wedlm.generation.verified import VerifiedWindow
 from wedlm.generation.window import Policy, Status, Window, WindowQueries, statistics
 
-WINDOWS = {"streaming": StreamingWindow, "blockwise": BlockwiseWindow, "verified": VerifiedWindow}
+WINDOWS: dict[str, type[Window]] = {
+    "streaming": StreamingWindow,
+    "blockwise": BlockwiseWindow,
+    "verified": VerifiedWindow,
+}
 
 
 @dataclass
@@ -81,7 +86,7 @@ class Decoding:
         else:
             self.cache = None
 
-    def run(self) -> WeDLMGenerateOutput | torch.LongTensor:
+    def run(self) -> WeDLMGenerateOutput | torch.Tensor:
         """Writes the texts; `take_step` says what a step does with its queries."""
         queries = self.read_prompt()
         while self.is_unfinished():
@@ -93,11 +98,11 @@ class Decoding:
             if self.static is not None:
                 self.static.take_all(self.model, self.policy, self.window, status, self.static_step())
                 break
-            status = self.window.read_status(status.tolist())  # waits for the device
-            self.num_alive, self.max_committed = sum(status.alive), max(status.num_committed)
-            self.draw_noise(status.num_committed, status.num_queries)
-            self.drop_ended_rows(status)
-            queries = self.window.queries(max(1, *status.num_queries), self.policy)
+            read = self.window.read_status(status.tolist())  # waits for the device
+            self.num_alive, self.max_committed = sum(read.alive), max(read.num_committed)
+            self.draw_noise(read.num_committed, read.num_queries)
+            self.drop_ended_rows(read)
+            queries = self.window.queries(max(1, *read.num_queries), self.policy)
             if self.cache is None:
                 queries = queries.behind(self.window.committed_text(self.call.prompt.text.tokens, self.max_committed))
         return self.output()
@@ -123,7 +128,7 @@ class Decoding:
         if self.policy.noise is not None:
             new = [n - self.prompt_lengths[row] for row, n in zip(self.rows, num_committed, strict=True)]
             limits = [self.call.max_new_tokens] * len(new)
-            self.policy.noise.draw_for_forward(self.rows, new, num_queries, limits)
+            self.policy.noise.draw(self.rows, new, num_queries, limits)
 
     def drop_ended_rows(self, status: Status) -> None:
         """Goes on with the rows that are alive, where they are few enough to pay for copying their cache."""
@@ -147,7 +152,7 @@ class Decoding:
         config = config or CompileConfig()
         return torch.compile(static_step, **config.to_dict())
 
-    def output(self) -> WeDLMGenerateOutput | torch.LongTensor:
+    def output(self) -> WeDLMGenerateOutput | torch.Tensor:
         """Returns the result of generate(); a cache that was passed in, or is returned, holds the text now."""
         call = self.call
         self.batch.put(self.window)  # A copy: the next call overwrites the buffers of static steps.
@@ -171,7 +176,7 @@ class Decoding:
         sequences = torch.cat([self.input_ids, tokens], dim=-1)
         if not call.generation_config.return_dict_in_generate:
             return sequences
-        records = {} if self.callbacks is None else self.callbacks.records.of_text(num_tokens)
+        records: dict[str, Any] = {} if self.callbacks is None else self.callbacks.records.of_text(num_tokens)
         return WeDLMGenerateOutput(
             sequences=sequences, **records, **{CACHE: call.past_key_values}, **self.batch.counts()
         )
@@ -294,8 +299,8 @@ def static_step(
 
 
 def autoregressive_output(
-    output: GenerateDecoderOnlyOutput | torch.LongTensor, prompt_length: int, generation_config: GenerationConfig
-) -> WeDLMGenerateOutput | torch.LongTensor:
+    output: Any, prompt_length: int, generation_config: GenerationConfig
+) -> WeDLMGenerateOutput | torch.Tensor:
     """Adds the counts to the output of transformers' own decoding: one forward, with one query, for each token."""
     if not generation_config.return_dict_in_generate:
         return output

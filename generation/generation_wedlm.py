@@ -221,7 +221,7 @@ class WeDLMGenerationMixin(GenerationMixin):
         synced_gpus: bool = False,
         streamer: BaseStreamer | None = None,
         **model_kwargs,
-    ) -> WeDLMGenerateOutput | torch.LongTensor:
+    ) -> WeDLMGenerateOutput | torch.Tensor:
         """Decodes a batch, every row at its own pace; `take_step` says what one step does."""
         if generation_config.decoding == "autoregressive":
             check_in_vocabulary(input_ids, self.config.vocab_size)

@@ -45,8 +45,7 @@ def default_query_cost(device: Any) -> float:
 
 
 def is_amount(value: object) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 <= value <= LARGEST
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST
 
 
 def is_count(value: object) -> bool:

@@ -96,7 +96,8 @@ class RowCache(DynamicCache):
         self.max_entries, self.keep_all, self.is_static = max_entries, keep_all, is_static
         self.lengths = torch.zeros(batch_size, dtype=torch.long, device=device)  # committed entries of each row
         self.batch_rows = torch.arange(batch_size, device=device)  # the rows' indices in the batch of the call
-        self.left_out = []  # batch_rows and each layer's keys and values, as they were before every select
+        # batch_rows and each layer's keys and values, as they were before every select
+        self.left_out: list[tuple] = []
         self.place: ForwardPlace | None = None  # during a forward
 
     @classmethod
@@ -261,15 +262,16 @@ def attend(
         bias (`torch.Tensor`, *optional*): As `score_bias` makes it. None: the queries are the only entries, and
             causal.
     """
-    more = {"dropout_p": dropout, "scale": scaling}
     if bias is None:
-        return scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True, **more)
+        return scaled_dot_product_attention(
+            query, keys, values, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=True
+        )
     batch, heads, num_queries, width = query.shape
     if bias.dtype == torch.bool:
         keys, values = (states.repeat_interleave(heads // states.shape[1], dim=1) for states in (keys, values))
     else:
         query, bias = query.reshape(batch, keys.shape[1], -1, width), bias.to(query.dtype)
-    attended = scaled_dot_product_attention(query, keys, values, attn_mask=bias, **more)
+    attended = scaled_dot_product_attention(query, keys, values, attn_mask=bias, dropout_p=dropout, scale=scaling)
     return attended.reshape(batch, heads, num_queries, width)
 
 

@@ -90,7 +90,7 @@ class StaticSteps:
             allow_any_length(valid, 0)
             if noise is not None:
                 new = [n - length for n, length in zip(seen.num_committed, prompt_lengths, strict=True)]
-                noise.draw_for_forward(rows, new, [2 * num_queries] * len(new), limits)
+                noise.draw(rows, new, [2 * num_queries] * len(new), limits)
             report = Report(step(model, policy, self.window, self.cache, query, valid))
             if under_way is not None:
                 seen = window.read_status(under_way.values())

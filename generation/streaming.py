@@ -17,7 +17,7 @@ class StreamingWindow(Window):
     filled: torch.Tensor  # [batch, slots + 1]: whether the slot has its token
     end: torch.Tensor  # [batch]: the slot behind the window's last one
 
-    PER_SLOT: ClassVar = (*Window.PER_SLOT, "filled")
+    PER_SLOT: ClassVar[tuple[str, ...]] = (*Window.PER_SLOT, "filled")
 
     @classmethod
     def own_fields(cls, zeros, max_new_tokens: int, policy: Policy, prompt: torch.Tensor | None) -> dict:
@@ -121,8 +121,8 @@ def select_slots(
     entropy: torch.Tensor,
     slots: torch.Tensor,
     is_open: torch.Tensor,
-    entropy_threshold: float | None,
-    distance_penalty: float,
+    entropy_threshold: torch.Tensor | float | None,
+    distance_penalty: torch.Tensor | float,
 ) -> torch.Tensor:
     """Selects the open slots to fill now; every row with an open slot fills at least one.
 

@@ -65,7 +65,7 @@ def takes_cache(forward: Callable) -> Callable:
 
     parameters = declared.parameters.values()
     renamed = [each.replace(name=CACHE) if each.name == "past_key_values" else each for each in parameters]
-    with_cache.__signature__ = declared.replace(parameters=renamed)
+    with_cache.__signature__ = declared.replace(parameters=renamed)  # type: ignore[attr-defined]
     return deprecates_old_name(with_cache)
 
 

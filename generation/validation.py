@@ -6,6 +6,7 @@ Every refusal is one sentence that names the argument, its value and the remedy.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from inspect import signature
+from typing import Any
 
 import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedConfig, PreTrainedModel
@@ -201,7 +202,7 @@ def check_is_decoder(model: PreTrainedModel) -> None:
         raise ValueError(f"{name} does not fit verified decoding: {reason}; leave out custom_generate.")
 
 
-def check_cache(cache: object, config: PreTrainedConfig, generation_config: GenerationConfig) -> None:
+def check_cache(cache: Any, config: PreTrainedConfig, generation_config: GenerationConfig) -> None:
     kind = type(cache).__name__
     if isinstance(cache, DynamicCache) and cache.offloading:
         kind += "(offloading=True)"

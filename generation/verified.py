@@ -1,7 +1,7 @@
 """Verified decoding: one forward verifies the drafts of the one before, and makes the next drafts."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch.nn.functional import pad
@@ -59,8 +59,8 @@ class VerifiedWindow(Window):
     most: torch.Tensor  # [batch]: the most queries of a forward besides its first
     prompt: torch.Tensor  # [batch, columns]: right-aligned behind NO_TOKEN, to look drafts up in
 
-    PER_SLOT: ClassVar = (*Window.PER_SLOT, "verified_at")
-    PER_COLUMN: ClassVar = ("prompt",)
+    PER_SLOT: ClassVar[tuple[str, ...]] = (*Window.PER_SLOT, "verified_at")
+    PER_COLUMN: ClassVar[tuple[str, ...]] = ("prompt",)
 
     @classmethod
     def own_fields(cls, zeros, max_new_tokens: int, policy: Policy, prompt: torch.Tensor | None) -> dict:
@@ -280,7 +280,7 @@ class VerifiedWindow(Window):
         tokens = torch.cat([self.tokens[0, :first_open], self.drafts[0, :num_drafts]])
         stream.guess(tokens, torch.arange(len(tokens), device=tokens.device) < first_open)
 
-    def counts(self) -> dict[str, torch.Tensor]:
+    def counts(self) -> dict[str, Any]:
         """Adds how many drafts of the text, none behind its end, were verified and accepted at each distance."""
         is_text = torch.arange(self.verified_at.shape[1], device=self.start.device) < self.num_tokens[:, None]
         zeros = torch.zeros_like(self.verified_at[:, : min(self.window_size, int(self.limit.max()))])

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch.nn.functional import pad
@@ -151,7 +151,7 @@ class WindowQueries(NamedTuple):
 class Status(NamedTuple):
     """What the host reads of a window after each step: a list over the rows for each field."""
 
-    alive: list[bool]
+    alive: list[int]  # 0 or 1
     num_queries: list[int]  # of the next forward
     num_committed: list[int]  # the prompt included
     impossible: list[int]  # the first slot for which no token had a finite score, or NO_SLOT
@@ -179,8 +179,8 @@ class Window:
     forwards: torch.Tensor  # forwards in which the row was alive
     window_queries: torch.Tensor  # queries of the window in all these forwards
 
-    PER_SLOT: ClassVar = ("tokens",)
-    PER_COLUMN: ClassVar = ()  # fields with a column for each of the prompt's
+    PER_SLOT: ClassVar[tuple[str, ...]] = ("tokens",)
+    PER_COLUMN: ClassVar[tuple[str, ...]] = ()  # fields with a column for each of the prompt's
 
     @classmethod
     def opened(
@@ -286,11 +286,11 @@ class Window:
 
     def read_status(self, status: list[list[int]]) -> Status:
         """The status as the host reads it; refuses to go on if no token had a finite score for some slot."""
-        status = Status(*status)
-        for i, slot in enumerate(status.impossible):
+        read = Status(*status)
+        for i, slot in enumerate(read.impossible):
             if slot != NO_SLOT:
-                refuse_impossible(self.batch_rows[i].item(), self.prompt_lengths[i].item() + slot)
-        return status
+                refuse_impossible(int(self.batch_rows[i]), int(self.prompt_lengths[i]) + slot)
+        return read
 
     # --- Rows and slots in memory ---
 
@@ -329,14 +329,12 @@ class Window:
         text = text.gather(1, source.clamp(max=text.shape[1] - 1))
         return Text(text, self.prompt_lengths + self.start, torch.zeros_like(self.start))
 
-    def counts(self) -> dict[str, torch.Tensor]:
+    def counts(self) -> dict[str, Any]:
         """The statistics of an output, `[batch, ...]` each."""
         return statistics(self.num_tokens, self.forwards, self.window_queries)
 
 
-def statistics(
-    num_tokens: torch.Tensor, forwards: torch.Tensor, window_queries: torch.Tensor
-) -> dict[str, torch.Tensor]:
+def statistics(num_tokens: torch.Tensor, forwards: torch.Tensor, window_queries: torch.Tensor) -> dict[str, Any]:
     """The three counts of `WeDLMGenerateOutput`, from `[batch]` each."""
     return {
         "forwards": forwards,

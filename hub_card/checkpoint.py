@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 
 from wedlm.checkpoints.architectures import check_shapes, wedlm_model
-from wedlm.checkpoints.attach import adapter_on_disk
-from wedlm.checkpoints.limits import limits_of_parallel_decoding, offered_decodings
+from wedlm.checkpoints.facts import limits_of_parallel_decoding, offered_decodings
+from wedlm.checkpoints.load import adapter_on_disk
 from wedlm.checkpoints.resolve import (
     GENERATION_FILE,
     check_weights,

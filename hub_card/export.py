@@ -102,7 +102,7 @@ def export(
     repository = push or out.name
     content = card_content(checkpoint, options, repository)
     card, data = make_card(content)
-    plan = Plan(checkpoint.config, checkpoint.shards, {}, folder, checkpoint.changed, None, [], checkpoint.added)
+    plan = Plan(checkpoint.config, checkpoint.shards, folder, checkpoint.changed, [], added=checkpoint.added)
     base = content.base
     check_space(out, plan.num_bytes() if base is None else SPARE_BYTES + (adapter / ADAPTER_WEIGHTS).stat().st_size)
     with complete_or_absent(out, overwrite) as new:

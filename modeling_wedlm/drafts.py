@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -83,7 +84,7 @@ class WithDrafts(nn.Module):
 
     def add_drafts(self, names: list[str], rank: int) -> None:
         """Gives those of its linear layers that are named draft products of zeros."""
-        layers = {name: layer for name, layer in self.named_children() if name in names}
+        layers: dict[str, Any] = {name: layer for name, layer in self.named_children() if name in names}
         self.drafts = nn.ModuleDict({name: DraftProduct(layer, rank) for name, layer in layers.items()})
 
     def project(self, name: str, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -231,7 +232,7 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
         self.padding_idx = config.pad_token_id
         self.vocab_size = config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
-        self.layers = nn.ModuleList(WeDLMDecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.layers: Any = nn.ModuleList(WeDLMDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config=config)
         self.gradient_checkpointing = False
@@ -381,7 +382,7 @@ def sample_bounds(packed: torch.Tensor) -> dict:
 def masks_of_layers(
     config: WeDLMConfig,
     inputs_embeds: torch.Tensor,
-    attention_mask: torch.Tensor | dict | None,
+    attention_mask: Any,  # a mask, one for each type of layer, or None
     past_key_values: Cache | None,
     packed: torch.Tensor | None,
 ) -> dict | torch.Tensor | None:

@@ -3,6 +3,7 @@
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported: no test asks the network
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is: the tests run side by side, and so do processes they start
 
 import pytest

@@ -6,9 +6,8 @@ from unittest.mock import patch
 import torch
 from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, left_padded, load
 from reference_decoder import Decoded
-from transformers import AutoConfig, GenerationConfig, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessorList
 
-from wedlm import WeDLMForCausalLM
 from wedlm.generation.decoding import WeDLMGenerateOutput
 from wedlm.generation.parameters import DEFAULTS
 from wedlm.generation.verified import VerifiedWindow
@@ -17,7 +16,7 @@ from wedlm.generation.window import Policy
 
 def generate(model, prompts, **arguments) -> list[Decoded]:
     """Decodes a ragged batch and takes the output apart into what the reference returns."""
-    arguments = {"eos_token_id": EOS, "pad_token_id": PAD, **arguments}
+    arguments = {**SPECIAL, **arguments}
     inputs = left_padded(prompts)
     output = model.generate(**inputs, **arguments, return_dict_in_generate=True)
     assert isinstance(output, WeDLMGenerateOutput)
@@ -26,11 +25,10 @@ def generate(model, prompts, **arguments) -> list[Decoded]:
     decoded = []
     for b in range(len(prompts)):
         num_tokens = round((output.tokens_per_forward[b] * output.forwards[b]).item())
-        ids, padding = output.sequences[b, width:].tolist(), None
-        ids, padding = ids[:num_tokens], ids[num_tokens:]
-        assert set(padding) <= {PAD}
+        new = output.sequences[b, width:].tolist()
+        assert set(new[num_tokens:]) <= {PAD}
         window_queries = round(num_tokens / output.prefix_cacheability[b].item())
-        decoded.append(Decoded(ids, output.forwards[b].item(), window_queries))
+        decoded.append(Decoded(new[:num_tokens], output.forwards[b].item(), window_queries))
     assert output.sequences.shape[1] == width + max(len(row.ids) for row in decoded)
     return decoded
 
@@ -64,22 +62,6 @@ def forwards_seen(model):
     return seen
 
 
-def tiny_model(vocabulary=12):
-    torch.manual_seed(0)
-    config = AutoConfig.from_pretrained(CHECKPOINTS / "q3", vocab_size=vocabulary, mask_token_id=vocabulary - 1)
-    config.initializer_range = 0.3
-    return WeDLMForCausalLM(config).eval()
-
-
-def p_value(counts, probabilities):
-    expected = probabilities * counts.sum()
-    common = expected >= 5
-    observed = torch.cat([counts[common], counts[~common].sum()[None]]).double()
-    expected = torch.cat([expected[common], expected[~common].sum()[None].clamp(min=1e-9)]).double()
-    statistic = ((observed - expected) ** 2 / expected).sum()
-    return torch.special.gammaincc(torch.tensor((len(expected) - 1) / 2).double(), statistic / 2).item()
-
-
 def prefer(model, token):
     """Makes `token` the model's favourite at every position."""
     model.lm_head.register_forward_hook(lambda module, args, out: out.index_fill(-1, torch.tensor([token]), 100.0))
@@ -87,22 +69,14 @@ def prefer(model, token):
 
 
 MODELS = {name: load(CHECKPOINTS / name) for name in ("q25", "q3")}
-
-
 PARALLEL = ("streaming", "blockwise", "verified")
-
-
 STATIC = {"cache_implementation": "static"}
-
-
-ARGUMENTS = {"max_new_tokens": 24, "query_cost": 0, "entropy_threshold": 1.0, "eos_token_id": EOS, "pad_token_id": PAD}
+SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
+ARGUMENTS = {"max_new_tokens": 24, "query_cost": 0, "entropy_threshold": 1.0, **SPECIAL}
 
 
 def run(model, prompts=PROMPTS, **arguments):
     return model.generate(**left_padded(prompts), **{**ARGUMENTS, **arguments}, return_dict_in_generate=True)
-
-
-SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
 
 
 def policy_with(window_size: int, query_cost: float = 0.0, **fields) -> Policy:

@@ -9,14 +9,14 @@ from lm_eval.tasks import TaskManager
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.evaluation import harness
-from wedlm.evaluation.choices import Choices
+from wedlm.evaluation.recipe import EvalSettings
 from wedlm.evaluation.tasks import Tasks, load_tasks
 
 DEMO_RECIPE = REPOSITORY / "examples" / "demo" / "eval.yaml"
 DEMO_TASKS = DEMO_RECIPE.parent / "lm_eval_tasks"
 DEFAULT = {"decoding": "verified"}  # of the demo checkpoint
 STREAMING = {"decoding": "streaming", "window_size": 16, "entropy_threshold": 0.4, "distance_penalty": 0.02}
-CHAT = Choices(limit=6, batch_size=4, apply_chat_template=True)
+CHAT = EvalSettings(limit=6, batch_size=4, apply_chat_template=True)
 TIMES = ("tokens_per_second",)
 
 
@@ -65,7 +65,7 @@ def scores(results: list[dict]) -> dict:
     return {(result["task"], metric["name"]): metric["value"] for result in results for metric in result["metrics"]}
 
 
-def stock_scores(names: list[str], include_path, choices: Choices) -> tuple[dict, list]:
+def stock_scores(names: list[str], include_path, choices: EvalSettings) -> tuple[dict, list]:
     """Scores and texts of lm-eval as it is, with the checkpoint's own code."""
     manager = TaskManager(include_path=str(include_path), include_defaults=False)
     lm = HFLM(

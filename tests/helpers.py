@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -142,11 +141,6 @@ def put_into_hub_cache(folder: Path, hub: Path, name: str) -> None:
     shutil.copytree(folder, repository / "snapshots" / commit)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
-
-
-# Tests that do not depend on the shape of a layer run on one golden checkpoint; `make test-slow` adds the other.
-NAMES = ["q3", pytest.param("q25", marks=pytest.mark.slow)]
-ONE_CHECKPOINT = pytest.mark.parametrize("checkpoint", NAMES, indirect=True)
 
 
 def run_python(code: str, cwd: Path, wedlm: bool = True, **environment: str) -> str:

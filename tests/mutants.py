@@ -118,13 +118,13 @@ def wait(child: int, deadline: float) -> int | None:
 # --- This repository ---
 
 
-class Judges:
-    """The tests that judge the mutants of a source file: those named after it, then the others of its room."""
+class TestRuns:
+    """Runs the tests of the mutants of a source file: those named after it, then the others of its room."""
 
     def __init__(self):
         self.seconds = {}  # of each test file without a mutant
 
-    def judge(self, file: Path, mutation: Mutation) -> Verdict:
+    def verdict(self, file: Path, mutation: Mutation) -> Verdict:
         replaced, spent = Replaced(module_of(file), file, mutation.source), 0
         for tests in tests_for(file):
             limit = 10 + 3 * sum(map(self.seconds_without_mutant, tests))
@@ -209,7 +209,7 @@ def main() -> None:
         importlib.import_module(module)
     assert not any(name.partition(".")[0] == "wedlm" for name in sys.modules), "the forks must import it"
 
-    judges, results, counts = Judges(), [], {}
+    runs, results, counts = TestRuns(), [], {}
     conditions = {
         "command": shlex.join(["python", *sys.argv]),
         "commit": commit(),
@@ -222,7 +222,7 @@ def main() -> None:
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     for number, (file, mutation) in enumerate(sorted(drawn), start=1):
-        verdict = judges.judge(file, mutation)
+        verdict = runs.verdict(file, mutation)
         name = str(file.relative_to(REPOSITORY))
         counts.setdefault(name, Counter())[verdict.outcome] += 1
         change = {"place": f"{name}:{mutation.line}", "before": mutation.before, "after": mutation.after}

@@ -20,7 +20,7 @@ class Decoded:
     window_queries: int = 0
     steps: list[dict] = field(default_factory=list)
     margin: float = math.inf  # the smallest gap that decided anything
-    judged: list[int] = field(default_factory=list)  # verified: drafts judged at each distance
+    verified: list[int] = field(default_factory=list)  # verified: drafts verified at each distance
     accepted: list[int] = field(default_factory=list)
 
 
@@ -159,7 +159,7 @@ def decode_verified(
     """
     window_size = min(window_size, max_new_tokens)
     num_looked_up = window_size - 1 if num_looked_up is None else min(num_looked_up, window_size - 1)
-    result = Decoded(judged=[0] * (window_size - 1), accepted=[0] * (window_size - 1))
+    result = Decoded(verified=[0] * (window_size - 1), accepted=[0] * (window_size - 1))
     text, offered = result.ids, ([], [])
 
     def scores_of(logits: torch.Tensor, before: list[int]) -> torch.Tensor:
@@ -208,7 +208,7 @@ def decode_verified(
                 token = draft
             text.append(token)
             if draft is not None:
-                result.judged[distance] += 1
+                result.verified[distance] += 1
                 result.accepted[distance] += token == draft
             if criteria is not None:
                 ended = criteria(torch.tensor([[*padding, *prompt, *text]]), None).item()

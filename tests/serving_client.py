@@ -8,10 +8,13 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import openai
 import torch
 from helpers import REPOSITORY
+
+from wedlm.batching.scheduler import BatchCounts
 
 MESSAGES = [{"role": "user", "content": "the cat sat"}]
 POSITIONS = 30_000
@@ -108,8 +111,19 @@ def post(port, path, body, headers=None, **arguments):
     return send(port, "POST", path, data, {"Content-Type": "application/json", **(headers or {})}, **arguments)
 
 
+def post_json(port, path, body):
+    """The status and the parsed answer."""
+    status, answer = post(port, path, body)
+    return status, json.loads(answer)
+
+
 def health(port):
     return json.loads(send(port, "GET", "/health")[1])
+
+
+def idle_manager():
+    """What metrics read of a manager that has done nothing."""
+    return SimpleNamespace(counts=BatchCounts(), batch=None, running={}, waiting={}, max_cached_tokens=0)
 
 
 def leave_after(seconds, port, path, body):

@@ -117,7 +117,7 @@ def SHARD(folder, i):
     return folder / f"model-0000{i}-of-00003.safetensors"
 
 
-def refuse_access(*arguments):
+def refuse_access(*arguments, **options):
     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(arguments[0]))
 
 

@@ -5,8 +5,8 @@ import json
 from datasets import Dataset
 from tiny_tokenizer import make_tokenizer
 
-from wedlm.training.data import prepare_dataset
 from wedlm.training.data_options import DataOptions
+from wedlm.training.dataset import prepare_dataset
 from wedlm.training.target_loss import NO_TARGET
 
 TOKENIZER = make_tokenizer()

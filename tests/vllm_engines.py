@@ -11,7 +11,7 @@ os.environ |= {  # before vllm is imported
 from vllm import LLM, SamplingParams
 
 from wedlm.checkpoints.new_folder import DRAFTER, TARGET
-from wedlm.for_vllm.export import SPECULATIVE
+from wedlm.for_vllm.vllm_export import SPECULATIVE
 
 LONGEST = 1024
 KEPT = []  # vLLM closes what all of its engines share when one of them goes

@@ -9,39 +9,19 @@ from wedlm.generation.transformers_internals import rename_checkpointing
 from wedlm.training.collator import DualStreamCollator
 from wedlm.training.data_options import MAX_WINDOW, DataOptions, ObjectiveOptions
 from wedlm.training.draft_collator import DraftCollator
-from wedlm.training.dual_stream import FORMS
+from wedlm.training.dual_stream import MASKS
 
 
 @dataclass
 class WeDLMTrainingArguments(ObjectiveOptions, DataOptions, TrainingArguments):
-    """TrainingArguments with the arguments of the dual-stream objective and of the data.
+    """TrainingArguments with the arguments of the objective and of the data.
 
     The loss is (mlm + ar_loss_weight * ar) / (1 + ar_loss_weight). mlm is the loss of the masked tokens of the
     prediction stream, ar is the loss of the next tokens of the memory stream, and both are means over the whole
-    optimizer step.
-
-    With `objective="draft"` a draft adapter is trained instead, and the loss is that of
+    optimizer step. With `objective="draft"` a draft adapter is trained instead, and the loss is that of
     `wedlm.training.draft_loss`, a mean over the optimizer step too.
 
-    Args:
-        objective (`str`, *optional*, defaults to `"dual_stream"`):
-            `"dual_stream"` trains a model or LoRA; `"draft"` trains a draft adapter (`DraftLoraConfig`).
-        draft_window (`int`, *optional*, defaults to 8):
-            The most MASKs of a group on which a draft adapter is trained.
-        block_size (`int`, *optional*, defaults to 32):
-            The number of tokens of a block of the prediction stream. Each block is masked by itself.
-        loss_weighting (`str`, *optional*, defaults to `"weighted"`):
-            The weight of a masked token: `"weighted"` for 1 / gamma of its block, `"uniform"` for 1.
-        ar_loss_weight (`float`, *optional*, defaults to 1.0):
-            The weight of the autoregressive loss. The loss of the masked tokens has weight 1.
-        suffix_mask_probability (`float`, *optional*, defaults to 0.0):
-            The share of blocks that mask their last tokens, as in a decoding window, instead of random ones. The paper
-            does not have it.
-        attn_implementation (`str`, *optional*, defaults to `"dual_stream"`):
-            The attention of training and evaluation: `"dual_stream"`, `"flex_attention"`, `"sdpa"` or `"eager"`. The
-            first is FlexAttention on a GPU and never holds a mask of all pairs of queries; the last two do.
-
-    The arguments of the data are those of `DataOptions`, all others are those of `TrainingArguments`.
+    `ObjectiveOptions` and `DataOptions` describe these arguments; all others are those of `TrainingArguments`.
 
     Example:
 
@@ -58,10 +38,10 @@ class WeDLMTrainingArguments(ObjectiveOptions, DataOptions, TrainingArguments):
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
         rename_checkpointing(self)
         TrainingArguments.__post_init__(self)
-        if self.attn_implementation not in FORMS:
+        if self.attn_implementation not in MASKS:
             raise ValueError(
                 f"attn_implementation={self.attn_implementation!r} cannot express the attention of the two streams; "
-                f"pass one of {', '.join(FORMS)}."
+                f"pass one of {', '.join(MASKS)}."
             )
         for name, value in (
             ("label_smoothing_factor", 0),
@@ -73,8 +53,6 @@ class WeDLMTrainingArguments(ObjectiveOptions, DataOptions, TrainingArguments):
                     f"{name}={getattr(self, name)} is not supported, because the model returns its loss and no "
                     "logits; leave it out."
                 )
-        if self.objective not in ("dual_stream", "draft"):
-            raise ValueError(f'objective={self.objective!r} is not known; pass "dual_stream" or "draft".')
         if not 2 <= self.draft_window <= MAX_WINDOW:
             raise ValueError(
                 f"draft_window={self.draft_window} is not from 2 to {MAX_WINDOW}: the first MASK of a group is never "
@@ -95,19 +73,17 @@ class WeDLMTrainingArguments(ObjectiveOptions, DataOptions, TrainingArguments):
         return 0.0 if self.objective == "draft" else self.ar_loss_weight
 
     def collator(self, mask_token_id: int) -> DualStreamCollator | DraftCollator:
-        """Returns the collator that these arguments describe."""
+        seed = self.seed if self.data_seed is None else self.data_seed
         if self.objective == "draft":
-            seed = self.seed if self.data_seed is None else self.data_seed
             return DraftCollator(mask_token_id, self.draft_window, seed)
         return DualStreamCollator(
             mask_token_id=mask_token_id,
             block_size=self.block_size,
-            seed=self.seed if self.data_seed is None else self.data_seed,
+            seed=seed,
             suffix_mask_probability=self.suffix_mask_probability,
             loss_weighting=self.loss_weighting,
             drop_idle_blocks=True,
         )
 
     def data_options(self) -> DataOptions:
-        """Returns the arguments of the data alone."""
         return DataOptions(**{option.name: getattr(self, option.name) for option in fields(DataOptions)})

@@ -1,4 +1,4 @@
-"""Makes batches of the dual-stream objective: for each sample the clean tokens, and then the masked blocks."""
+"""Makes batches of the dual-stream objective: draws masks, and puts masked blocks behind the clean tokens."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,10 @@ from typing import Literal, Self
 import numpy as np
 import torch
 
+from wedlm.training.data_options import check_choices
 from wedlm.training.draft_loss import NO_TEACHER
 from wedlm.training.dual_stream import MEMORY, PADDING, PREDICTION
-from wedlm.training.masking import Draws, draw_masks, prediction_order
+from wedlm.training.loss_weights import masked_token_weights
 from wedlm.training.target_loss import NO_TARGET
 
 COLUMNS = ("input_ids", "labels", "sample_lengths", "sample_indices")
@@ -57,7 +58,7 @@ class StreamCollator:
             tokens, targets = input_ids[start:end], labels[start:end]
             self.check_sample(tokens, targets, indices[i])
             sample = self.streams(tokens, targets, indices[i])
-            if "teachers" in sample:  # they are places in the row
+            if "teachers" in sample:  # they are positions in the row
                 sample["teachers"] += num_queries * (sample["teachers"] != NO_TEACHER)
             num_queries += len(sample["input_ids"])
             samples.append({"sample_ids": np.full(len(sample["input_ids"]), i), **sample})
@@ -107,25 +108,7 @@ class DualStreamCollator(StreamCollator):
     Each sequence becomes a row of the batch. A sample of L tokens takes 2L queries: its memory stream, which is its
     tokens, and its prediction stream, which is its tokens in blocks, the observed ones of a block before the masked
     ones. A memory query has the next token as its target, with weight 1. A masked query has its own token as its
-    target, with the weight that `loss_weighting` gives it. `wedlm.training.loss` divides the weights by their sums.
-
-    Args:
-        mask_token_id (`int`):
-            The token that stands in place of a masked one.
-        block_size (`int`, *optional*, defaults to 32):
-            The number of tokens of a block.
-        seed (`int`, *optional*, defaults to 0):
-            The seed of the masks.
-        suffix_mask_probability (`float`, *optional*, defaults to 0.0):
-            The share of blocks that mask their last tokens, as a decoding window mostly looks, instead of random ones.
-        loss_weighting (`str`, *optional*, defaults to `"weighted"`):
-            The weight of a masked query: `"weighted"` for 1 / gamma of its block, `"uniform"` for 1.
-        pad_token_id (`int`, *optional*, defaults to 0):
-            The token of padding. No other query sees it.
-        drop_idle_blocks (`bool`, *optional*, defaults to `False`):
-            Whether the prediction stream leaves out blocks without a masked token, such as those of a long prompt.
-            They predict nothing and no other query sees them, so losses and gradients stay the same. A sample without
-            any masked token keeps its last block.
+    target, with the weight that `loss_weighting` gives it.
 
     Example:
 
@@ -136,7 +119,7 @@ class DualStreamCollator(StreamCollator):
         collator([sequence]) == {
             "input_ids":      [[5, 6, 7, 8, 5, 7, 9, 9]],
             "position_ids":   [[0, 1, 2, 3, 0, 2, 1, 3]],
-            "sample_ids":     [[0, 0, 0, 0, 0, 0, 0, 0]],  # the sample's place in the sequence; -1 for padding
+            "sample_ids":     [[0, 0, 0, 0, 0, 0, 0, 0]],  # the sample's number in the sequence; -1 for padding
             "stream_ids":     [[0, 0, 0, 0, 1, 1, 1, 1]],  # 0 memory, 1 prediction
             "block_ids":      [[0, 0, 0, 1, 0, 0, 0, 1]],
             "targets":        [[6, 7, 8, -100, -100, -100, 6, 8]],
@@ -148,9 +131,11 @@ class DualStreamCollator(StreamCollator):
     mask_token_id: int
     block_size: int = 32
     seed: int = 0
-    suffix_mask_probability: float = 0.0
-    loss_weighting: Literal["weighted", "uniform"] = "weighted"
+    suffix_mask_probability: float = 0.0  # of a block that masks its last tokens instead of random ones
+    loss_weighting: Literal["weighted", "uniform"] = "weighted"  # 1 / gamma of the block, or 1
     pad_token_id: int = 0
+    # Whether blocks without a masked token, such as those of a long prompt, are left out. They predict nothing and no
+    # other query sees them, so losses and gradients stay the same. A sample without any keeps its last block.
     drop_idle_blocks: bool = False
 
     def __post_init__(self):
@@ -161,43 +146,64 @@ class DualStreamCollator(StreamCollator):
             raise ValueError(
                 f"suffix_mask_probability={self.suffix_mask_probability} is no probability; pass a number from 0 to 1."
             )
-        if self.loss_weighting not in ("weighted", "uniform"):
-            raise ValueError(
-                f'loss_weighting={self.loss_weighting!r} is not known; pass "weighted", which divides the loss of a '
-                'masked token by its gamma, or "uniform".'
-            )
+        check_choices(self)
 
     def streams(self, tokens: np.ndarray, labels: np.ndarray, index: int) -> dict[str, np.ndarray]:
-        return self.dual_stream_sample(tokens, labels, self.draw(index, labels != NO_TARGET))
-
-    def draw(self, index: int, maskable: np.ndarray) -> Draws:
-        return draw_masks(maskable, self.block_size, self.generator(index), self.suffix_mask_probability)
-
-    def dual_stream_sample(self, tokens: np.ndarray, labels: np.ndarray, draws: Draws) -> dict[str, np.ndarray]:
-        """Returns the memory stream and then the prediction stream of a sample."""
+        gammas, masked = self.draw(index, labels != NO_TARGET)
         positions = np.arange(len(tokens))
         blocks = positions // self.block_size
-        order = prediction_order(draws.masked, self.block_size)
+        order = prediction_order(masked, self.block_size)
         if self.drop_idle_blocks:
-            has_masked = np.bincount(blocks, draws.masked) > 0
+            has_masked = np.bincount(blocks, masked) > 0
             has_masked[-1] |= not has_masked.any()
             order = order[has_masked[blocks[order]]]
-        gammas = np.where(draws.masked, draws.gammas[blocks], 0)
+        gammas = np.where(masked, gammas[blocks], 0)
         next_labels = np.append(labels[1:], NO_TARGET)
-        weights = draws.masked / np.where(draws.masked & (self.loss_weighting == "weighted"), gammas, 1)
+        weights = masked_token_weights(masked, gammas, self.loss_weighting)
 
         def streams(memory, prediction):
             return np.concatenate([memory, prediction[order]])
 
         return {
-            "input_ids": streams(tokens, np.where(draws.masked, self.mask_token_id, tokens)),
+            "input_ids": streams(tokens, np.where(masked, self.mask_token_id, tokens)),
             "position_ids": streams(positions, positions),
             "stream_ids": np.repeat([MEMORY, PREDICTION], [len(tokens), len(order)]),
             "block_ids": streams(blocks, blocks),
-            "targets": streams(next_labels, np.where(draws.masked, labels, NO_TARGET)),
+            "targets": streams(next_labels, np.where(masked, labels, NO_TARGET)),
             "target_weights": streams(next_labels != NO_TARGET, weights),
             "gammas": streams(np.zeros(len(tokens)), gammas),
         }
+
+    def draw(self, index: int, maskable: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return draw_masks(maskable, self.block_size, self.generator(index), self.suffix_mask_probability)
+
+
+def draw_masks(
+    maskable: np.ndarray, block_size: int, rng: np.random.Generator, suffix_mask_probability: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draws a gamma from (0, 1] for each block, and masks round(n * gamma) of the block's n maskable tokens.
+
+    A block masks its last maskable tokens with `suffix_mask_probability`, and otherwise any of them, uniformly.
+    Returns the gammas `[blocks]`, and whether each token is masked `[tokens]`.
+    """
+    positions = np.arange(len(maskable))
+    blocks = positions // block_size
+    num_blocks = blocks[-1] + 1
+    # Numbers are drawn even where none is needed, so that no draw depends on the labels, on suffix_mask_probability or
+    # on another draw.
+    gammas = 1 - rng.random(num_blocks)
+    masks_suffix = rng.random(num_blocks) < suffix_mask_probability
+    rank = np.where(masks_suffix[blocks], -positions, rng.random(len(maskable)))  # the lowest ranks are masked
+    masked = np.zeros(len(maskable), dtype=bool)
+    for block, gamma in enumerate(gammas):
+        tokens = np.flatnonzero(maskable & (blocks == block))
+        masked[tokens[np.argsort(rank[tokens])[: round(len(tokens) * gamma)]]] = True
+    return gammas, masked
+
+
+def prediction_order(masked: np.ndarray, block_size: int) -> np.ndarray:
+    """Returns the positions of a sample, block after block, the observed ones of a block before the masked ones."""
+    return np.lexsort((masked, np.arange(len(masked)) // block_size))
 
 
 def read_columns(sequence: Mapping) -> list[np.ndarray]:

@@ -1,34 +1,24 @@
-"""The user's choices about the data and the objective of a training; torch is not imported."""
+"""The options of the data and of the objective, without torch, for the help of `wedlm train`."""
 
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass, field, fields
+from typing import Literal, get_args, get_origin
 
-from wedlm.training.errors import TrainingError
+from wedlm.training.run_errors import TrainingError
 
 MAX_WINDOW = 32  # the most MASKs of a group in draft training
 
 
+def check_choices(options: object) -> None:
+    """Refuses a value of a dataclass that is not among the choices of its field, a Literal."""
+    for option in fields(options):
+        choices, value = get_args(option.type), getattr(options, option.name)
+        if get_origin(option.type) is Literal and value not in choices:
+            raise TrainingError(f"{option.name}={value!r} is not a choice; pass {' or '.join(map(repr, choices))}.")
+
+
 @dataclass
 class DataOptions:
-    """Options of `prepare_dataset`, which are also arguments of `wedlm train`.
-
-    Args:
-        max_length (`int`, *optional*, defaults to 2048):
-            The most tokens of a sample, and of a packed sequence.
-        overlong (`str`, *optional*, defaults to `"truncate"`):
-            Whether a sample longer than `max_length` is cut (`"truncate"`) or left out (`"drop"`). The summary counts
-            both.
-        loss_on (`str`, *optional*, defaults to `"all"`):
-            Which assistant turns of a conversation have loss: `"all"`, or only the `"last"`.
-        extra_end_tokens (`int`, *optional*, defaults to 0):
-            How many end tokens with loss follow the one that ends an answer or a text.
-        packing (`bool`, *optional*, defaults to `False`):
-            Whether several samples share a sequence. Packing is best fit and cuts no sample.
-        streaming (`bool`, *optional*, defaults to `False`):
-            Whether files are read while training, without a copy in the cache of datasets.
-        num_proc (`int`, *optional*):
-            The number of processes that tokenize; None for this one alone.
-    """
+    """How records become sequences of tokens; also arguments of `wedlm train`."""
 
     max_length: int = field(default=2048, metadata={"help": "The most tokens of a sample, and of a packed sequence."})
     overlong: Literal["truncate", "drop"] = field(
@@ -56,16 +46,12 @@ class DataOptions:
             raise TrainingError(f"extra_end_tokens={self.extra_end_tokens} is negative; pass 0 or more.")
         if self.num_proc is not None and self.num_proc < 1:
             raise TrainingError(f"num_proc={self.num_proc} is no number of processes; pass 1 or more, or None.")
-        for name in ("overlong", "loss_on"):
-            choices = get_args(type(self).__dataclass_fields__[name].type)
-            if getattr(self, name) not in choices:
-                given = getattr(self, name)
-                raise TrainingError(f"{name}={given!r} is not a choice; pass {' or '.join(map(repr, choices))}.")
+        check_choices(self)
 
 
 @dataclass
 class ObjectiveOptions:
-    """The arguments of the objective, which `WeDLMTrainingArguments` describes and checks."""
+    """The objective and its loss; `WeDLMTrainingArguments` checks them."""
 
     objective: Literal["dual_stream", "draft"] = field(
         default="dual_stream", metadata={"help": "'dual_stream', or 'draft' for a draft adapter."}

@@ -9,32 +9,19 @@ from wedlm.training.draft_loss import NO_TEACHER
 from wedlm.training.dual_stream import MEMORY, PREDICTION
 from wedlm.training.target_loss import NO_TARGET
 
-FIRST_WEIGHT = 0.3  # of the first MASK of a group: the judge itself gives its token, so it is never a draft
+FIRST_WEIGHT = 0.3  # of the first MASK of a group: the model itself gives its token, so it is never a draft
 
 
 @dataclass
 class DraftCollator(StreamCollator):
     """Makes the batches on which a draft adapter trains; the collate function of a DataLoader or Trainer.
 
-    It takes the sequences that `DualStreamCollator` takes. A sample becomes its tokens, the memory stream, and then
-    groups of MASKs. A group stands behind a token, its anchor, and has the positions that follow. Its MASKs see the
-    text up to the anchor and each other, in their order, exactly as in a step of verified decoding. The teacher of a
-    MASK is the memory query that predicts the same token.
+    It takes the sequences of `DualStreamCollator`. A sample becomes its tokens, the memory stream, and then groups of
+    MASKs. A group follows a token, its anchor. Its MASKs see the text up to the anchor and each other, in their order,
+    exactly as in a step of verified decoding. The teacher of a MASK is the memory query that predicts the same token.
 
-    The first anchor is the last token before an answer, or one of the next. The others follow at random distances, so
-    that every token of the answer stands in about two groups. Each group has a random length, so there are fewer MASKs
-    the further they are from their anchor: a draft counts only if all before it are accepted. Anchors and lengths are
-    drawn from `seed`, the epoch and the sample's number.
-
-    Args:
-        mask_token_id (`int`):
-            The MASK token.
-        window_size (`int`, *optional*, defaults to 8):
-            The most MASKs of a group.
-        seed (`int`, *optional*, defaults to 0):
-            The seed of the anchors.
-        pad_token_id (`int`, *optional*, defaults to 0):
-            The token of padding. No other query sees it.
+    Anchors and lengths of groups are drawn from `seed`, the epoch and the sample's number, so that every token of an
+    answer is in about two groups, and late MASKs are fewer: a draft counts only if all before it are accepted.
 
     Example, where the anchors drawn are the first and the third token:
 
@@ -55,17 +42,9 @@ class DraftCollator(StreamCollator):
     """
 
     mask_token_id: int
-    window_size: int = 8
+    window_size: int = 8  # the most MASKs of a group
     seed: int = 0
     pad_token_id: int = 0
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.window_size < 2:
-            raise ValueError(
-                f"window_size={self.window_size} leaves no place for a draft, which is the second MASK of a group at "
-                "the earliest; pass 2 or more, 8 by default."
-            )
 
     def streams(self, tokens: np.ndarray, labels: np.ndarray, index: int) -> dict[str, np.ndarray]:
         is_answer = labels != NO_TARGET

@@ -45,19 +45,9 @@ DRAFT_LORA = PeftTypeName(DRAFT_TYPE)
 class DraftLoraConfig(LoraConfig):
     """PEFT's LoraConfig for a draft adapter.
 
-    Args:
-        r, lora_alpha, lora_dropout:
-            As in `LoraConfig`.
-        target_modules (`list[str]`, *optional*):
-            The names of linear layers; by default all of the decoder layers.
-        init_lora_weights (`bool` or `str`, *optional*, defaults to `True`):
-            As in `LoraConfig`; True, False or "gaussian".
-        import_first (`str`, *optional*, defaults to `"wedlm"`):
-            The package that teaches PEFT this type of adapter, for readers of adapter_config.json.
-        base_fingerprint, base_weights (`str`, *optional*):
-            The `fingerprint` of the base, which is recorded when the adapter is made.
-
-    Other fields of `LoraConfig` keep their defaults.
+    `r`, `lora_alpha` and `lora_dropout` are as in `LoraConfig`. `target_modules` are linear layers, by default all of
+    the decoder layers, and `init_lora_weights` is True, False or "gaussian". Other fields of `LoraConfig` keep their
+    defaults. `base_fingerprint` and `base_weights` are recorded when the adapter is made.
 
     Example:
 

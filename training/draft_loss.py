@@ -26,18 +26,12 @@ def draft_loss(
 
     The first term is the chance that a draft drawn from q is refused where p decides.
 
-    Args:
-        lm_head (`nn.Module`): The language-model head. It sees only queries with a teacher and their teachers, and
-            gets no gradient itself.
-        hidden_states (`torch.Tensor`): The last hidden states, `[batch, queries, hidden]`.
-        teachers (`torch.Tensor`): The place of each query's teacher in its row, `[batch, queries]`; NO_TEACHER for
-            none.
-        weights (`torch.Tensor`): The weight of each query in the sum, `[batch, queries]`.
-        mask_token_id (`int`): The token that no decoding writes; both distributions leave it out.
+    The head sees only queries with a teacher and their teachers, and gets no gradient itself. Both distributions leave
+    out `mask_token_id`, which no decoding writes. `teachers` are positions in the row, NO_TEACHER for none; all but
+    the head are `[batch, queries, ...]`.
 
-    Returns:
-        The loss, and two detached tensors `[batch, queries]`: the total variation of each query, and whether its most
-        likely token is that of its teacher. Queries without a teacher have 0 and False.
+    Returns the loss, and two detached tensors `[batch, queries]`: the total variation of each query, and whether its
+    most likely token is that of its teacher. Queries without a teacher have 0 and False.
     """
     device = hidden_states.device
     teachers, weights = teachers.to(device), weights.to(device)

@@ -33,17 +33,10 @@ class StreamQueries(NamedTuple):
 
 
 def sees(query: StreamQueries, key: StreamQueries) -> torch.Tensor:
-    """Tells which query sees which key. Queries and keys broadcast against each other.
+    """Returns True where a query sees a key. Queries and keys broadcast against each other.
 
     A memory query sees the memory of its sample up to itself. A prediction query sees the memory of earlier blocks,
     and the prediction of its own block up to itself. Padding is a sample of its own, in which all is memory.
-
-    Args:
-        query (`StreamQueries`): The numbers of the queries.
-        key (`StreamQueries`): The numbers of the keys.
-
-    Returns:
-        `torch.Tensor`: True where the query sees the key.
     """
     is_memory = query.stream == MEMORY
     of_same_stream = (key.stream == query.stream) & (is_memory | (key.block == query.block))
@@ -105,12 +98,8 @@ RECOMPUTATION = {
 class DecomposedAttention:
     """The attention of both streams as one causal call for the memory of each sample, and one call for each group.
 
-    No tensor is quadratic in the length of the text. All layers share the object, which finds the groups once.
-
-    Args:
-        queries (`StreamQueries`):
-            The numbers of the queries of the whole batch. Samples follow each other, each with its memory before its
-            prediction, blocks ascending, and padding last.
+    No tensor is quadratic in the length of the text. All layers share the object, which finds the groups once. Samples
+    follow each other in a row, each with its memory before its prediction, blocks ascending, and padding last.
     """
 
     def __init__(self, queries: StreamQueries):
@@ -119,18 +108,10 @@ class DecomposedAttention:
     def __call__(
         self, attention: Callable, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Attends by several calls of a function that attends.
+        """Attends by several calls of `attention(query, key, value, mask)`, where a mask of None is the causal one.
 
-        Args:
-            attention (`Callable`):
-                `attention(query, key, value, mask)` returns `[batch, queries, heads, head_dim]` for some queries and
-                keys; a mask of None is the causal one.
-            query (`torch.Tensor`): `[batch, heads, queries, head_dim]`.
-            key (`torch.Tensor`): `[batch, key-value heads, queries, head_dim]`.
-            value (`torch.Tensor`): `[batch, key-value heads, queries, head_dim]`.
-
-        Returns:
-            `torch.Tensor`: `[batch, queries, heads, head_dim]`. It is zero at padding, which no other query sees.
+        Tensors are `[batch, heads, queries, head_dim]`, and outputs are `[batch, queries, heads, head_dim]`. The
+        output is zero at padding, which no other query sees.
         """
         outputs = []
         for samples, *tensors in zip(self.batch, *(x.split(1) for x in (query, key, value)), strict=True):
@@ -230,42 +211,27 @@ def find_groups(queries: StreamQueries, start: int, memory: Stream, prediction: 
 # --- The mask of a model ---
 
 
-def mask_for_device(queries: StreamQueries) -> BlockMask | DecomposedAttention:
-    return block_mask(queries) if queries.sample.device.type == "cuda" else DecomposedAttention(queries)
-
-
-FORMS = {  # by attn_implementation
+MASKS = {  # by attn_implementation
     "sdpa": dense_mask,
     "eager": dense_mask,
     "flex_attention": block_mask,
-    "dual_stream": mask_for_device,
+    "dual_stream": lambda queries: block_mask(queries) if queries.sample.is_cuda else DecomposedAttention(queries),
 }
 
 
 def dual_stream_mask(
     config: PreTrainedConfig, sample_ids: torch.Tensor, stream_ids: torch.Tensor, block_ids: torch.Tensor
 ) -> torch.Tensor | BlockMask | DecomposedAttention:
-    """Builds the mask that the layers get when a forward contains both streams.
-
-    Args:
-        config (`PreTrainedConfig`): The config of the model; its attention implementation decides the kind of mask.
-        sample_ids (`torch.Tensor`): The sample of each query, PADDING for padding, `[batch, queries]`.
-        stream_ids (`torch.Tensor`): MEMORY or PREDICTION for each query, `[batch, queries]`.
-        block_ids (`torch.Tensor`): The number of each query's block in its sample, `[batch, queries]`.
-
-    Returns:
-        A dense mask for "sdpa" and "eager", a `BlockMask` for "flex_attention"; for "dual_stream" a `BlockMask` on a
-        GPU, and a `DecomposedAttention` on other devices.
-    """
+    """Builds the mask that the layers get when a forward contains both streams; ids are `[batch, queries]`."""
     if "sliding_attention" in config.layer_types:
         raise ValueError(
             f"layer_types={config.layer_types} contains sliding_attention, but the attention of the two streams has "
             "no sliding window; set use_sliding_window=False and layer_types to full_attention."
         )
-    if attention_of(config) not in FORMS:
+    if attention_of(config) not in MASKS:
         raise ValueError(
             f"attn_implementation={attention_of(config)!r} cannot express the attention of the two streams; "
             'call model.set_attn_implementation("dual_stream").'
         )
     index = torch.arange(sample_ids.shape[1], device=sample_ids.device).expand_as(sample_ids)
-    return FORMS[attention_of(config)](StreamQueries(sample_ids, stream_ids, block_ids, index))
+    return MASKS[attention_of(config)](StreamQueries(sample_ids, stream_ids, block_ids, index))

@@ -8,20 +8,7 @@ from wedlm.checkpoints.resolve import base_of, draft_adapter
 
 
 def merge_adapter(adapter: str, out: str, *, overwrite: bool = False) -> Path:
-    """Writes the checkpoint that an adapter was trained on, with the adapter folded into its weights.
-
-    Args:
-        adapter (`str`): The folder of the adapter, as PEFT or `wedlm train` saved it.
-        out (`str`): The folder that the merged checkpoint becomes, with its code and tokenizer.
-        overwrite (`bool`, *optional*, defaults to `False`): Whether a checkpoint in `out` is replaced.
-
-    Returns:
-        `Path`: The folder.
-
-    Example:
-
-        merge_adapter("out/lora", "merged")
-    """
+    """Writes the checkpoint that an adapter was trained on, with the adapter folded into its weights."""
     out = check_out(out, overwrite)
     base = base_of(adapter)
     if draft_adapter(adapter) is not None:

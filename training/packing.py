@@ -9,21 +9,14 @@ from itertools import chain
 from datasets import Dataset
 from datasets.fingerprint import Hasher
 
-from wedlm.training.errors import TrainingError
+from wedlm.training.run_errors import TrainingError
 
 
 def best_fit(lengths: Sequence[int], max_length: int) -> list[list[int]]:
-    """Decides which samples share a sequence.
+    """Decides which samples share a sequence of at most `max_length` tokens.
 
     From the longest on, each sample goes into the sequence where it leaves the least room, or into a new one. Samples
     keep their order inside a sequence, and sequences have the order of their first samples.
-
-    Args:
-        lengths (`Sequence[int]`): The number of tokens of each sample.
-        max_length (`int`): The most tokens of a sequence.
-
-    Returns:
-        `list[list[int]]`: For each sequence, the numbers of its samples.
 
     Example:
 
@@ -38,14 +31,14 @@ def best_fit(lengths: Sequence[int], max_length: int) -> list[list[int]]:
     rooms = []  # sorted; each room that some sequence has left
     for sample in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         length = lengths[sample]
-        place = bisect_left(rooms, length)
-        if place == len(rooms):
+        nearest = bisect_left(rooms, length)
+        if nearest == len(rooms):
             sequence, room = [], max_length
         else:
-            room = rooms[place]
+            room = rooms[nearest]
             sequence = sequences_by_room[room].pop()
             if not sequences_by_room[room]:
-                del rooms[place]
+                del rooms[nearest]
         sequence.append(sample)
         if not sequences_by_room[room - length]:
             insort(rooms, room - length)
@@ -54,15 +47,7 @@ def best_fit(lengths: Sequence[int], max_length: int) -> list[list[int]]:
 
 
 def pack_batch(samples: dict[str, list], max_length: int) -> dict[str, list]:
-    """Packs samples that are in memory.
-
-    Args:
-        samples (`dict[str, list]`): The columns of the samples.
-        max_length (`int`): The most tokens of a sequence.
-
-    Returns:
-        `dict[str, list]`: The same columns, of sequences.
-    """
+    """Packs samples that are in memory as columns."""
     sequences = best_fit([len(input_ids) for input_ids in samples["input_ids"]], max_length)
     return {
         name: [list(chain.from_iterable(column[i] for i in sequence)) for sequence in sequences]
@@ -71,15 +56,7 @@ def pack_batch(samples: dict[str, list], max_length: int) -> dict[str, list]:
 
 
 def pack(samples: Dataset, max_length: int) -> Dataset:
-    """Packs a whole dataset. The result lies in the cache of datasets, not in memory.
-
-    Args:
-        samples (`Dataset`): Samples as `prepare_dataset` makes them.
-        max_length (`int`): The most tokens of a sequence.
-
-    Returns:
-        `Dataset`: The sequences, with the columns of the samples.
-    """
+    """Packs the samples of `prepare_dataset`. The result lies in the cache of datasets, not in memory."""
     sequences = best_fit([sum(lengths) for lengths in samples["sample_lengths"][:]], max_length)
     return Dataset.from_generator(
         packed_sequences,

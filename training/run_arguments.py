@@ -5,12 +5,11 @@ import json
 from argparse import ArgumentError, ArgumentParser
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import yaml
 
-from wedlm.checkpoints.yaml_file import read_yaml
-from wedlm.training.errors import TrainingError, as_training_errors
+from wedlm.training.run_errors import TrainingError, as_training_errors
 
 if TYPE_CHECKING:  # it imports torch, as do the functions below; `wedlm train --help` needs the class alone
     from wedlm.training.arguments import WeDLMTrainingArguments
@@ -18,30 +17,13 @@ if TYPE_CHECKING:  # it imports torch, as do the functions below; `wedlm train -
 
 @dataclass
 class RunArguments:
-    """The arguments of `wedlm train` that WeDLMTrainer does not have: the model, the data and LoRA.
-
-    Args:
-        model (`str`): A WeDLM checkpoint, or one of Qwen2, Qwen3, Llama or Mistral, which is converted.
-        train_data (`list[str]`): Files, folders or patterns.
-        eval_data (`list[str]`, *optional*): The same, to evaluate on.
-        random_weights (`bool`, *optional*, defaults to `False`): Whether to train from scratch.
-        dtype (`str`, *optional*, defaults to `"auto"`):
-            The type of the weights. `"auto"` is float32, or with LoRA the type in the checkpoint.
-        lora_r (`int`, *optional*, defaults to 0): The rank of LoRA's matrices; 0 trains the whole model.
-        lora_alpha (`int`, *optional*): The scale of LoRA; by default twice `lora_r`.
-        lora_dropout (`float`, *optional*, defaults to 0.0): The dropout before LoRA's matrices.
-        lora_target_modules (`list[str]`, *optional*):
-            The names of the layers that get LoRA; by default `["all-linear"]`, all linear layers but the head.
-        load_in_4bit (`bool`, *optional*, defaults to `False`): Whether the frozen weights are in nf4, as in QLoRA.
-        preview (`bool`, *optional*, defaults to `False`): Whether to print samples and train nothing.
-        overwrite (`bool`, *optional*, defaults to `False`): Whether the run that output_dir holds is replaced.
-    """
+    """The arguments of `wedlm train` that WeDLMTrainer does not have: the model, the data and LoRA."""
 
     model: str = field(metadata={"help": "A WeDLM checkpoint, or one of Qwen2, Qwen3, Llama or Mistral to convert."})
     train_data: list[str] = field(metadata={"help": "Files of JSON Lines or Parquet, folders or patterns."})
     eval_data: list[str] = field(default_factory=list, metadata={"help": "Files to evaluate on."})
     random_weights: bool = field(default=False, metadata={"help": "Start from scratch: only the config is read."})
-    dtype: str = field(
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = field(
         default="auto",
         metadata={"help": "The type of the weights. 'auto' is float32, or with LoRA the type in the checkpoint."},
     )
@@ -49,7 +31,8 @@ class RunArguments:
     lora_alpha: int | None = field(default=None, metadata={"help": "The scale of LoRA; by default twice lora_r."})
     lora_dropout: float = field(default=0.0, metadata={"help": "The dropout before LoRA's matrices."})
     lora_target_modules: list[str] = field(
-        default_factory=lambda: ["all-linear"], metadata={"help": "The names of the layers that get LoRA."}
+        default_factory=lambda: ["all-linear"],
+        metadata={"help": "The names of the layers that get LoRA."},
     )
     load_in_4bit: bool = field(default=False, metadata={"help": "QLoRA: the frozen weights in nf4 (bitsandbytes)."})
     preview: bool = field(
@@ -59,13 +42,9 @@ class RunArguments:
 
 
 def check_before_torch(arguments: list[str]) -> None:
-    """Refuses a YAML file, a checkpoint, data and an output folder that cannot be used. `parse` checks all the rest.
-
-    Args:
-        arguments (`list[str]`): As for `parse`.
-    """
+    """Refuses a YAML file, a checkpoint, data and an output folder that cannot be used; `parse` checks the rest."""
     from wedlm.checkpoints.resolve import checkpoint_folder, read_config
-    from wedlm.training.records import check_data
+    from wedlm.training.data_files import check_data
 
     parser = ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
     for name in ("model", "output_dir"):
@@ -86,20 +65,14 @@ def check_before_torch(arguments: list[str]) -> None:
 
 
 def parse(arguments: list[str]) -> "tuple[RunArguments, WeDLMTrainingArguments]":
-    """Reads and checks the arguments of a run.
-
-    Args:
-        arguments (`list[str]`): `CONFIG.yaml [--argument value ...]`. The command line overrides the file.
-
-    Returns:
-        `tuple[RunArguments, WeDLMTrainingArguments]`: The arguments.
-    """
+    """Reads and checks `CONFIG.yaml [--argument value ...]`. The command line overrides the file."""
     from transformers import HfArgumentParser
 
     from wedlm.training.arguments import WeDLMTrainingArguments
 
+    words = words_of(arguments)
     kinds = (RunArguments, WeDLMTrainingArguments)
-    words = words_of(arguments, {item.name for kind in kinds for item in fields(kind) if item.init})
+    check_names(words, {item.name for kind in kinds for item in fields(kind) if item.init})
     parser = HfArgumentParser(kinds, allow_abbrev=False, add_help=False)
 
     def refuse(message: str):
@@ -116,16 +89,10 @@ def parse(arguments: list[str]) -> "tuple[RunArguments, WeDLMTrainingArguments]"
     return run, training
 
 
-def words_of(arguments: list[str], known: set[str] | None = None) -> list[str]:
-    """Returns the words of the YAML file and those behind it; a name that is not `known` is refused."""
+def words_of(arguments: list[str]) -> list[str]:
+    """Returns the fields of the YAML file as words of a command line, and the words behind it."""
     path, *rest = arguments if arguments and not arguments[0].startswith("--") else [None, *arguments]
     content = {} if path is None else read_fields(path)
-    if known is not None:
-        for name in content:
-            check_name(str(name), known, f"in {path}")
-        for word in rest:
-            if word.startswith("--"):
-                check_name(word[2:].partition("=")[0], known, "on the command line")
     return [word for name, value in content.items() for word in as_words(name, value)] + rest
 
 
@@ -133,7 +100,7 @@ def read_fields(path: str) -> dict:
     if not Path(path).exists():
         raise TrainingError(f"There is no file {path}; give the YAML file of a run, as in training/configs.")
     try:
-        content = read_yaml(path)
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         sentence = " ".join(str(error).split())
         raise TrainingError(f"{path} cannot be read as YAML ({sentence}); correct the name or the file.") from error
@@ -143,7 +110,6 @@ def read_fields(path: str) -> dict:
 
 
 def as_words(name: str, value: object) -> list[str]:
-    """Writes a field of a YAML file as words of a command line."""
     if isinstance(value, list) and value:
         return [f"--{name}", *map(str, value)]
     if value is None or value == []:
@@ -153,16 +119,16 @@ def as_words(name: str, value: object) -> list[str]:
     return [f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"]
 
 
-def check_name(name: str, known: set[str], place: str) -> None:
-    if name.replace("-", "_") not in known and name.removeprefix("no_") not in known:
-        near = difflib.get_close_matches(name, known, n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "TrainingArguments and docs/train.md list them all."
-        raise TrainingError(f"There is no argument {name!r} ({place}); {hint}")
+def check_names(words: list[str], known: set[str]) -> None:
+    for word in words:
+        name = word.removeprefix("--").partition("=")[0].replace("-", "_")
+        if word.startswith("--") and name not in known and name.removeprefix("no_") not in known:
+            near = difflib.get_close_matches(name, known, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else "docs/train.md lists them all."
+            raise TrainingError(f"There is no argument {name!r}; {hint}")
 
 
 def check(run: RunArguments, training: "WeDLMTrainingArguments") -> None:
-    import torch
-
     if run.lora_r < 0:
         raise TrainingError(f"lora_r={run.lora_r} is no rank; pass 1 or more, or 0 to train the whole model.")
     if run.load_in_4bit and not run.lora_r:
@@ -176,13 +142,3 @@ def check(run: RunArguments, training: "WeDLMTrainingArguments") -> None:
         )
     if run.load_in_4bit and run.random_weights:
         raise TrainingError("load_in_4bit=True and random_weights=True exclude each other; leave out one of them.")
-    if training.streaming and training.max_steps <= 0:
-        raise TrainingError(
-            "streaming=True needs max_steps, because the length of a streamed dataset is not known; pass it."
-        )
-    if training.eval_strategy != "no" and not run.eval_data:
-        raise TrainingError(
-            f"eval_strategy={training.eval_strategy.value} needs eval_data; pass files, or leave it out."
-        )
-    if run.dtype != "auto" and not isinstance(getattr(torch, run.dtype, None), torch.dtype):
-        raise TrainingError(f"dtype={run.dtype!r} is no type of torch; pass float32, bfloat16 or auto.")

@@ -16,15 +16,11 @@ def target_loss(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Computes `sum(target_weights * cross_entropy(lm_head(hidden_states), targets))` over the queries with a target.
 
-    Args:
-        lm_head (`nn.Module`): The language-model head. It sees only queries with a target, a chunk at a time.
-        hidden_states (`torch.Tensor`): The last hidden states, `[batch, queries, hidden]`.
-        targets (`torch.Tensor`): The token that each query has to predict, `[batch, queries]`; NO_TARGET for none.
-        target_weights (`torch.Tensor`): The weight of each query in the sum, `[batch, queries]`.
+    The head sees only queries with a target, a chunk at a time. All tensors are `[batch, queries, ...]`, and a target
+    is NO_TARGET for none.
 
-    Returns:
-        The loss, and two detached tensors `[batch, queries]`: the unweighted cross entropy of each query, and whether
-        its most likely token is its target. Queries without a target have 0 and False.
+    Returns the loss, and two detached tensors `[batch, queries]`: the unweighted cross entropy of each query, and
+    whether its most likely token is its target. Queries without a target have 0 and False.
     """
     device = hidden_states.device
     all_targets, all_weights = targets.flatten().to(device), target_weights.flatten().to(device)

@@ -1,12 +1,15 @@
 """The work of `wedlm train`: prepares the data, loads or converts the model, trains it and saves the checkpoint."""
 
+import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 from shlex import quote
 
 import torch
 from datasets import Dataset, IterableDataset
+from matplotlib.figure import Figure
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from transformers import (
     AutoConfig,
@@ -20,33 +23,28 @@ from transformers import (
 )
 
 from wedlm.checkpoints.convert import convert_to_wedlm
+from wedlm.checkpoints.whole_file import write_whole
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.training.arguments import WeDLMTrainingArguments
-from wedlm.training.data import DataSummary, prepare_dataset
+from wedlm.training.dataset import DataSummary, prepare_dataset
 from wedlm.training.draft_lora import DraftLoraConfig
-from wedlm.training.ended_processes import ended_processes
-from wedlm.training.errors import TrainingError, as_training_errors
-from wedlm.training.output_folder import check_output_folder, full_disks
+from wedlm.training.output_dir import REPORT_FILE, begin_run, check_output_dir, first_checkpoint, is_first_process
 from wedlm.training.preview import preview
-from wedlm.training.resume import begin_run, checkpoint_to_go_on_from, is_first_process, newest_complete
+from wedlm.training.resume import newest_complete
 from wedlm.training.run_arguments import RunArguments, parse
-from wedlm.training.run_report import write_report
+from wedlm.training.run_errors import TrainingError, as_training_errors, ended_process_errors, full_disk_errors
 from wedlm.training.trainer import WeDLMTrainer
 
 
 def train(arguments: list[str]) -> None:
-    """Runs `wedlm train`.
-
-    Args:
-        arguments (`list[str]`): `CONFIG.yaml [--argument value ...]`. The command line overrides the file.
-    """
+    """Runs `wedlm train CONFIG.yaml [--argument value ...]`."""
     run, training = parse(arguments)
     config, tokenizer = read_config_and_tokenizer(run)
     if run.preview:
         return print_preview(run, training, tokenizer)
-    checkpoint = checkpoint_to_go_on_from(run, training)
-    check_output_folder(run, training, config)
+    checkpoint = first_checkpoint(run, training)
+    check_output_dir(run, training, config)
     # The data comes before the model, so that its errors are raised before anything is written.
     datasets, summaries = prepare_datasets(run, training, tokenizer)
     print_summaries(summaries, training)
@@ -61,14 +59,14 @@ def train(arguments: list[str]) -> None:
             eval_dataset=datasets.get("eval"),
             processing_class=AutoTokenizer.from_pretrained(source, trust_remote_code=False),
         )
-    with full_disks(training), ended_processes(training):
+    with full_disk_errors(training), ended_process_errors(training):
         begin_run(run, training, checkpoint)
         try:
             trainer.train(resume_from_checkpoint=checkpoint)
         except KeyboardInterrupt:
             if trainer.is_world_process_zero():
-                place = newest_complete(training) or "the first step, because no checkpoint was saved (save_steps)"
-                print(f"\nStopped; the same command goes on from {place}.", file=sys.stderr)
+                start = newest_complete(training) or "the first step, because no checkpoint was saved (save_steps)"
+                print(f"\nStopped; the same command goes on from {start}.", file=sys.stderr)
             raise
         if training.streaming:
             print_summaries(summaries, training)
@@ -132,7 +130,7 @@ def print_summaries(summaries: dict[str, DataSummary], training: WeDLMTrainingAr
 def print_preview(run: RunArguments, training: WeDLMTrainingArguments, tokenizer: PreTrainedTokenizerBase) -> None:
     dataset, summary = prepare_dataset(run.train_data, tokenizer, training.data_options())
     batch = training.collator(tokenizer.mask_token_id)([next(iter(dataset))])
-    print(preview(dataset, tokenizer, batch, color=sys.stdout.isatty()))
+    print(preview(dataset, tokenizer, batch))
     print(summary)
 
 
@@ -155,21 +153,16 @@ def load_model(source: str, run: RunArguments, training: WeDLMTrainingArguments)
     is_lora = run.lora_r > 0
     dtype = run.dtype if run.dtype != "auto" or is_lora else "float32"
     if run.random_weights:
-        model = random_model(source, dtype)
+        config = AutoConfig.from_pretrained(source)
+        model = AutoModelForCausalLM.from_config(config, dtype=config.dtype if dtype == "auto" else dtype)
+        if (Path(source) / "generation_config.json").exists():
+            model.generation_config = GenerationConfig.from_pretrained(source)
     else:
         quantization = quantization_config(training) if run.load_in_4bit else None
         model = WeDLMForCausalLM.from_pretrained(source, dtype=dtype, quantization_config=quantization)
     if model.config.mask_token_id is None:
         raise TrainingError(f"model={run.model} has no mask_token_id in its config; set it there.")
     return with_lora(model, run, training) if is_lora else model
-
-
-def random_model(source: str, dtype: str) -> WeDLMForCausalLM:
-    config = AutoConfig.from_pretrained(source)
-    model = AutoModelForCausalLM.from_config(config, dtype=config.dtype if dtype == "auto" else dtype)
-    if (Path(source) / "generation_config.json").exists():
-        model.generation_config = GenerationConfig.from_pretrained(source)
-    return model
 
 
 def quantization_config(training: WeDLMTrainingArguments) -> BitsAndBytesConfig:
@@ -192,3 +185,49 @@ def with_lora(model: WeDLMForCausalLM, run: RunArguments, training: WeDLMTrainin
     # The embedding of MASK in a converted checkpoint has never been trained.
     fields["trainable_token_indices"] = {"embed_tokens": [model.config.mask_token_id]}
     return get_peft_model(model, LoraConfig(**fields))
+
+
+# --- The report ---
+
+
+def write_report(
+    folder: Path, arguments: list[str], log_history: list[dict], summaries: dict[str, DataSummary]
+) -> None:
+    """Writes training_report.json and loss.png; tokens of the Hub among the arguments are left out."""
+    steps = [entry for entry in log_history if "loss" in entry]
+    evaluations = [entry for entry in log_history if "eval_loss" in entry]
+    report = {
+        "command": " ".join(["wedlm", "train", *without_secrets(arguments)]),
+        "versions": {name: version(name) for name in ("wedlm", "torch", "transformers", "accelerate", "datasets")},
+        "data": {name: asdict(summary) for name, summary in summaries.items() if summary.num_read},
+        "train": steps[-1] if steps else None,
+        "eval": evaluations[-1] if evaluations else None,
+        "log": log_history,
+    }
+    plot_losses(steps, evaluations, folder / "loss.png")
+    write_whole(folder / REPORT_FILE, json.dumps(report, indent=2) + "\n")
+
+
+def without_secrets(arguments: list[str]) -> list[str]:
+    """Replaces the values of arguments such as --hub_token by dots."""
+    words = list(arguments)
+    for i, word in enumerate(arguments):
+        name, is_given, _ = word.partition("=")
+        if name.replace("-", "_").endswith("_token"):
+            words[i : i + 2 - len(is_given)] = [f"{name}=..."] + ["..."] * (1 - len(is_given))
+    return words
+
+
+def plot_losses(steps: list[dict], evaluations: list[dict], path: Path) -> None:
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for entries, names, style in ((steps, ("loss", "mlm_loss", "ar_loss"), "-"), (evaluations, ("eval_loss",), "o-")):
+        for name in names:
+            points = [(entry["step"], entry[name]) for entry in entries if name in entry]
+            if points:
+                axes.plot(*zip(*points, strict=True), style, label=name, linewidth=1)
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("loss per token (nats)")
+    if axes.lines:
+        axes.legend()
+    figure.savefig(path, dpi=150)

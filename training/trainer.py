@@ -1,13 +1,14 @@
-"""The Trainer of both objectives."""
+"""WeDLMTrainer, transformers' Trainer for both objectives."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from datasets import Dataset, IterableDataset
 from peft import PeftModel
+from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Trainer, TrainerCallback
 from transformers.trainer_utils import has_length
 
@@ -15,38 +16,21 @@ from wedlm.checkpoints.resolve import DRAFT_TYPE, draft_adapter, how_to_convert,
 from wedlm.generation.transformers_internals import attention_of
 from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
-from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM, WeDLMTrainingOutput
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.collator import StreamCollator
-from wedlm.training.data import prepare_dataset
+from wedlm.training.dataset import prepare_dataset
 from wedlm.training.draft_loss import NO_TEACHER
-from wedlm.training.finite import FiniteWeights, check_loss
-from wedlm.training.loss import scale_weights, weight_sums
-from wedlm.training.objectives import OBJECTIVES
-from wedlm.training.resume import last_complete_checkpoint
+from wedlm.training.dual_stream import PREDICTION
+from wedlm.training.loss_weights import scale_weights, weight_sums
+from wedlm.training.resume import last_complete_checkpoint, newest_complete
+from wedlm.training.run_errors import TrainingError
 from wedlm.training.target_loss import NO_TARGET
+from wedlm.training.training_metrics import METRICS
 
 # The values of a query without loss, in the batches of both objectives.
 NO_LOSS = {"targets": NO_TARGET, "gammas": 0, "teachers": NO_TEACHER, "draft_places": 0, "target_weights": 0}
-
-
-class CollatorEpoch(TrainerCallback):
-    """Sets the epoch of the collator, from which it draws masks."""
-
-    def __init__(self, collator: StreamCollator, is_streamed: bool):
-        self.collator, self.is_streamed = collator, is_streamed
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.epoch = int(state.epoch or 0)  # not 0 in a resumed run
-        if self.epoch and self.is_streamed:
-            raise ValueError(
-                f"resume_from_checkpoint: the run was in pass {self.epoch + 1} over its streamed dataset, but "
-                "transformers finds a place in the first pass only; start a new run from the checkpoint's weights."
-            )
-
-    def on_epoch_begin(self, args, state, control, **kwargs):
-        self.collator.set_epoch(self.epoch)
-        self.epoch += 1  # state.epoch will not do: for a streamed dataset it is a share of max_steps
+SHOWN_TOKENS = 24  # of the first sample whose loss is not finite
 
 
 class WeDLMTrainer(Trainer):
@@ -58,16 +42,12 @@ class WeDLMTrainer(Trainer):
             which is loaded in float32, with its tokenizer if there is no `processing_class`.
         args (`WeDLMTrainingArguments`, *optional*):
             The arguments; by default `WeDLMTrainingArguments("trainer_output")`.
-        data_collator (`DualStreamCollator` or `DraftCollator`, *optional*):
-            The collator; by default the one that `args` describes.
-        train_dataset (`Dataset` or `IterableDataset`, *optional*):
+        train_dataset, eval_dataset (`Dataset` or `IterableDataset`, *optional*):
             Records with `messages`, `prompt` and `completion`, or `text`; or sequences from `prepare_dataset`.
-        eval_dataset (`Dataset`, `IterableDataset` or `dict` of them, *optional*):
-            The same, to evaluate on.
         processing_class (`PreTrainedTokenizerBase`, *optional*):
             The tokenizer, which records need.
-        callbacks (`list`, *optional*):
-            As in `Trainer`, which takes all other arguments too, except `compute_metrics` and `compute_loss_func`.
+
+    All other arguments are as in `Trainer`, except `compute_metrics` and `compute_loss_func`, which it does not take.
 
     Example:
 
@@ -90,17 +70,14 @@ class WeDLMTrainer(Trainer):
     ):
         args = WeDLMTrainingArguments("trainer_output") if args is None else args
         if isinstance(model, str | os.PathLike):
-            model, tokenizer = loaded(model)
+            model, tokenizer = load_checkpoint(model)
             processing_class = tokenizer if processing_class is None else processing_class
         check_arguments(model, args, **kwargs)
         record_absolute_base(model)
         if data_collator is None:
             data_collator = args.collator(model.config.mask_token_id)
-        if isinstance(eval_dataset, dict):
-            eval_dataset = {name: prepared(dataset, processing_class, args) for name, dataset in eval_dataset.items()}
-        else:
-            eval_dataset = prepared(eval_dataset, processing_class, args)
-        train_dataset = prepared(train_dataset, processing_class, args)
+        eval_dataset = prepare(eval_dataset, processing_class, args)
+        train_dataset = prepare(train_dataset, processing_class, args)
         self.is_streamed = isinstance(train_dataset, IterableDataset)
         super().__init__(
             model,
@@ -109,12 +86,13 @@ class WeDLMTrainer(Trainer):
             train_dataset,
             eval_dataset,
             processing_class,
+            # FiniteWeights comes last, because other callbacks decide what is saved.
             callbacks=[CollatorEpoch(data_collator, self.is_streamed), *(callbacks or ()), FiniteWeights()],
             **kwargs,
         )
-        self.compute_metrics = self.metrics_of_sums
-        self.objective = OBJECTIVES[args.objective]
-        self.sums_since_log = None  # [NUM_SUMS]
+        self.metrics = METRICS[args.objective]
+        self.compute_metrics = self.evaluation_metrics
+        self.sums_since_log = None
 
     @contextmanager
     def training_attention(self) -> Iterator[None]:
@@ -174,16 +152,31 @@ class WeDLMTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(**inputs)
         if model.training:
-            check_loss(inputs, outputs, self.state.global_step + 1, self.args, self.processing_class)
-            sums = self.objective.row_sums(inputs, outputs).sum(dim=0)
+            if not outputs.loss.isfinite().all():  # waits for the device, as the filter of transformers does
+                self.refuse_loss(inputs, outputs)
+            sums = self.metrics.row_sums(inputs, outputs).sum(dim=0)
             self.sums_since_log = sums if self.sums_since_log is None else self.sums_since_log + sums
         # The loss of a step is the sum over the processes, but gradients are averaged over them.
         loss = outputs.loss * (self.args.n_gpu if self.args.n_gpu > 1 else self.accelerator.num_processes)
         return (loss, outputs) if return_outputs else loss
 
+    def refuse_loss(self, batch: Mapping[str, torch.Tensor], outputs: WeDLMTrainingOutput) -> None:
+        is_bad = ~outputs.target_losses.isfinite()
+        is_masked = batch["stream_ids"] == PREDICTION
+        parts = {"masked": is_bad & is_masked, "next": is_bad & ~is_masked}
+        names = " and ".join(name for name, part in parts.items() if part.any()) or "sum of all"
+        rows = is_bad.any(dim=-1).nonzero().flatten().tolist() or [0]
+        first = batch["input_ids"][rows[0], :SHOWN_TOKENS].tolist()
+        sample = f"the tokens {first}" if self.processing_class is None else repr(self.processing_class.decode(first))
+        raise TrainingError(
+            f"The loss of a batch of step {self.state.global_step + 1} is {outputs.loss.sum().item()}, from the "
+            f"{names} tokens in {len(rows)} of {len(is_bad)} rows, the first of which begins with {sample}; "
+            f"{remedy(self.args)}"
+        )
+
     def log(self, logs, start_time=None):
         if "loss" in logs and self.sums_since_log is not None:
-            logs |= self.objective.logged_metrics(self.accelerator.reduce(self.sums_since_log, reduction="sum"))
+            logs |= self.metrics.logged(self.accelerator.reduce(self.sums_since_log, reduction="sum"))
             self.sums_since_log = None
         super().log(logs, start_time)
 
@@ -201,25 +194,21 @@ class WeDLMTrainer(Trainer):
     def get_test_dataloader(self, test_dataset):
         return self.get_eval_dataloader(test_dataset)
 
-    def evaluate(self, *args, **kwargs):
+    def evaluation_loop(self, *args, **kwargs):
         with self.training_attention():
-            return super().evaluate(*args, **kwargs)
-
-    def predict(self, *args, **kwargs):
-        with self.training_attention():
-            return super().predict(*args, **kwargs)
+            return super().evaluation_loop(*args, **kwargs)
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         """Returns the sums of each row where transformers expects logits, which it gathers over all processes."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            sums = self.objective.row_sums(inputs, model(**inputs))
+            sums = self.metrics.row_sums(inputs, model(**inputs))
         return None, sums, torch.zeros_like(sums)
 
-    def metrics_of_sums(self, prediction) -> dict[str, float]:
+    def evaluation_metrics(self, prediction) -> dict[str, float]:
         sums = torch.from_numpy(prediction.predictions).double().sum(dim=0)
-        loss = self.objective.combined_loss(sums, self.args.ar_loss_weight)
-        return {"loss": loss, **self.objective.logged_metrics(sums)}
+        metrics = self.metrics.logged(sums)
+        return {"loss": self.metrics.loss(metrics, self.args.ar_loss_weight), **metrics}
 
     # --- The Hub ---
 
@@ -231,7 +220,60 @@ class WeDLMTrainer(Trainer):
         super()._push_from_checkpoint(checkpoint_folder)
 
 
-def loaded(name: str | os.PathLike) -> tuple[WeDLMForCausalLM, PreTrainedTokenizerBase]:
+# --- Callbacks ---
+
+
+class CollatorEpoch(TrainerCallback):
+    """Sets the epoch of the collator, from which it draws masks."""
+
+    def __init__(self, collator: StreamCollator, is_streamed: bool):
+        self.collator, self.is_streamed = collator, is_streamed
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.epoch = int(state.epoch or 0)  # not 0 in a resumed run
+        if self.epoch and self.is_streamed:
+            raise ValueError(
+                f"resume_from_checkpoint: the run was in pass {self.epoch + 1} over its streamed dataset, but "
+                "transformers resumes in the first pass only; start a new run from the checkpoint's weights."
+            )
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        self.collator.set_epoch(self.epoch)
+        self.epoch += 1  # state.epoch will not do: for a streamed dataset it is a share of max_steps
+
+
+class FiniteWeights(TrainerCallback):
+    """Refuses to save weights that are not finite."""
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if control.should_save:
+            self.on_train_end(args, state, control, model)
+
+    on_epoch_end = on_step_end
+
+    def on_train_end(self, args, state, control, model=None, **kwargs):
+        if not all(map(is_finite, model.parameters())):
+            raise TrainingError(f"The weights are not finite after step {state.global_step}; {remedy(args)}")
+
+
+def is_finite(weight: torch.Tensor) -> bool:
+    if not weight.requires_grad:
+        return True
+    if isinstance(weight, DTensor):  # under FSDP2
+        weight = weight.to_local()
+    return bool(getattr(weight, "ds_tensor", weight).isfinite().all())  # under ZeRO-3, the part of this rank
+
+
+def remedy(args: WeDLMTrainingArguments) -> str:
+    last = newest_complete(args)
+    start = f"resume from {last}, which was saved before" if last else "start anew"
+    return f"lower learning_rate={args.learning_rate} or set max_grad_norm, and {start}."
+
+
+# --- Arguments ---
+
+
+def load_checkpoint(name: str | os.PathLike) -> tuple[WeDLMForCausalLM, PreTrainedTokenizerBase]:
     """Loads a WeDLM checkpoint for training; one of another kind is refused with the line that converts it."""
     if draft_adapter(name) is not None:
         raise ValueError(
@@ -252,11 +294,8 @@ def record_absolute_base(model) -> None:
 
 
 def check_arguments(model, args, compute_metrics=None, compute_loss_func=None, **kwargs) -> None:
-    if model is None or not isinstance(args, WeDLMTrainingArguments):
-        raise ValueError(
-            f"model is {type(model).__name__} and args is {type(args).__name__}; pass a model, and arguments as "
-            "WeDLMTrainingArguments."
-        )
+    if not isinstance(args, WeDLMTrainingArguments):
+        raise ValueError(f"args is {type(args).__name__}; pass arguments as WeDLMTrainingArguments.")
     config = getattr(model, "config", None)
     if (kind := getattr(config, "model_type", None)) != MODEL_TYPE:
         name = getattr(config, "name_or_path", "") or "MODEL"
@@ -278,8 +317,10 @@ def check_arguments(model, args, compute_metrics=None, compute_loss_func=None, *
         )
 
 
-def prepared(dataset, tokenizer: PreTrainedTokenizerBase | None, args: WeDLMTrainingArguments):
-    """Prepares a dataset of records. Sequences, None and datasets of other kinds stay as they are."""
+def prepare(dataset, tokenizer: PreTrainedTokenizerBase | None, args: WeDLMTrainingArguments):
+    """Prepares a dataset of records, or a dict of them. Sequences, None and other datasets stay as they are."""
+    if isinstance(dataset, dict):
+        return {name: prepare(each, tokenizer, args) for name, each in dataset.items()}
     if not isinstance(dataset, Dataset | IterableDataset):
         return dataset  # the collator checks its elements
     if "sample_indices" in (dataset.column_names or ()):

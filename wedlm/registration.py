@@ -18,41 +18,26 @@ MODULES = (CONFIG_MODULE, MODEL_MODULE, PEFT_MODULE, GENERATION_MODULE)
 
 
 def register(module: ModuleType) -> None:
-    """Enters the classes by name, as transformers enters its own; the Auto classes import them when they are used.
+    """Registers the classes by name, as transformers lists its own; the Auto classes import them at their first use.
 
     The public AutoModel.register() takes the class itself, whose imports would cost every process two seconds.
-
-    Args:
-        module (`ModuleType`): One of transformers' two modules with the mappings of the Auto classes, or PEFT.
     """
     if module.__name__ == PEFT_MODULE:
-        importlib.import_module("wedlm.training.draft_lora")  # it enters draft adapters
-        return
-    if module.__name__ == GENERATION_MODULE:
+        importlib.import_module("wedlm.training.draft_lora")  # it registers draft adapters
+    elif module.__name__ == GENERATION_MODULE:
         take_decoding(module.GenerationMixin)
-        return
-    package = sys.modules["wedlm"]
-    if module.__name__ == CONFIG_MODULE:
-        enter_config_class(module.CONFIG_MAPPING, MODEL_TYPE, CONFIG_CLASS, package)
+    elif module.__name__ == CONFIG_MODULE:
+        module.CONFIG_MAPPING._mapping[MODEL_TYPE] = CONFIG_CLASS
+        module.CONFIG_MAPPING._modules[MODEL_TYPE] = sys.modules["wedlm"]
     else:
-        enter_model_class(module.MODEL_MAPPING, MODEL_TYPE, CONFIG_CLASS, "WeDLMModel", package)
-        enter_model_class(module.MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_TYPE, CONFIG_CLASS, "WeDLMForCausalLM", package)
+        register_model(module.MODEL_MAPPING, "WeDLMModel")
+        register_model(module.MODEL_FOR_CAUSAL_LM_MAPPING, "WeDLMForCausalLM")
 
 
-def enter_config_class(mapping, model_type, class_name, package):
-    """Enters a config class by name into CONFIG_MAPPING, as transformers lists its own: it is imported when asked for.
-
-    The public AutoConfig.register() takes the class itself, whose import costs every process two seconds.
-    """
-    mapping._mapping[model_type] = class_name
-    mapping._modules[model_type] = package
-
-
-def enter_model_class(mapping, model_type, config_class_name, class_name, package):
-    """Enters a model class by name into one of the MODEL_..._MAPPINGs."""
-    mapping._model_mapping[model_type] = class_name
-    mapping._reverse_config_mapping[config_class_name] = model_type
-    mapping._modules[model_type] = package
+def register_model(mapping, class_name):
+    mapping._model_mapping[MODEL_TYPE] = class_name
+    mapping._reverse_config_mapping[CONFIG_CLASS] = MODEL_TYPE
+    mapping._modules[MODEL_TYPE] = sys.modules["wedlm"]
 
 
 def take_decoding(mixin: type) -> None:

@@ -135,14 +135,14 @@ def overview(report: dict) -> str:
     """Returns the table of the project's README.md: what verified decoding brings."""
     lines = [["kind of text", "tokens per forward", "times as fast", "same text"]]
     for kind, results in report["results"].items():
-        verified, asked = results["verified"], report["num_examples"]
-        same = round(verified["same_text_as_autoregressive"] * asked)
+        verified, num_examples = results["verified"], report["num_examples"]
+        same = round(verified["same_text_as_autoregressive"] * num_examples)
         lines.append(
             [
                 words(kind),
                 number(verified["tokens_per_forward"], 1),
                 f"{verified['times_autoregressive']['median']:.1f}×",
-                "yes" if same == asked else f"{same:,} of {asked:,}",
+                "yes" if same == num_examples else f"{same:,} of {num_examples:,}",
             ]
         )
     return table(lines)

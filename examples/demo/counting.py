@@ -3,37 +3,12 @@
 import re
 from random import Random
 
+from examples.demo.words import TEXTS
+
+SENTENCES = TEXTS["counting"]
+
 SMALL_STEPS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 LARGE_STEPS = [11, 12, 15, 20, 25, 50, 100]
-
-UP_TO = [
-    "Count by {step} from {first} to {last}.",
-    "Please count by {step} from {first} up to {last}.",
-    "In steps of {step}, go from {first} to {last}.",
-    "Keep adding {step} to {first} until you reach {last}.",
-    "With a step of {step}, list the numbers from {first} to {last}.",
-    "Start at {first} and add {step} until you are at {last}.",
-    "Write every number, {step} apart, from {first} to {last}.",
-    "Go up by {step} each time, from {first} to {last}.",
-]
-DOWN_TO = [
-    "Count down by {step} from {first} to {last}.",
-    "Please count backwards by {step} from {first} to {last}.",
-    "In steps of {step}, go down from {first} to {last}.",
-    "Keep subtracting {step} from {first} until you reach {last}.",
-    "With a step of {step}, list the falling numbers from {first} to {last}.",
-    "Start at {first} and subtract {step} until you are at {last}.",
-    "Write every number, {step} apart, backwards from {first} to {last}.",
-    "Go down by {step} each time, from {first} to {last}.",
-]
-MULTIPLES = [
-    "List the multiples of {step} from {first} to {last}.",
-    "Which are the multiples of {step}? Write those from {first} to {last}.",
-]
-EVEN_OR_ODD = [
-    "List the {parity} numbers from {first} to {last}.",
-    "Which numbers are {parity}? Write those from {first} to {last}.",
-]
 
 
 def draw(random: Random) -> tuple[str, str, str]:
@@ -44,12 +19,12 @@ def draw(random: Random) -> tuple[str, str, str]:
     rising = random.random() < 0.6
     numbers = list(range(low, low + span + 1, step))[:: 1 if rising else -1]
 
-    templates = UP_TO if rising else DOWN_TO
+    templates = SENTENCES["up_to"] if rising else SENTENCES["down_to"]
     if rising and random.random() < 0.3:
         if step == 2:
-            templates = EVEN_OR_ODD
+            templates = SENTENCES["even_or_odd"]
         elif low and low % step == 0:
-            templates = MULTIPLES
+            templates = SENTENCES["multiples"]
     parity = "odd" if low % 2 else "even"
     prompt = random.choice(templates).format(first=numbers[0], last=numbers[-1], step=step, parity=parity)
     return prompt, ", ".join(map(str, numbers)) + ".", f"{numbers[0]} {numbers[1] - numbers[0]}"

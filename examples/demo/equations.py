@@ -6,19 +6,11 @@ import re
 from fractions import Fraction
 from random import Random
 
+from examples.demo.words import TEXTS
+
+SENTENCES = TEXTS["equations"]
+
 LETTERS = ["a", "k", "n", "p", "t", "w", "x", "x", "x", "y", "z"]
-QUESTIONS = [
-    "Solve {equation}.",
-    "Solve {equation} for {letter}.",
-    "Find {letter}: {equation}",
-    "What is {letter} if {equation}?",
-    "Which number {letter} makes {equation} true?",
-    "Solve the equation {equation} step by step.",
-    "If {equation}, what is the value of {letter}?",
-    "Please solve for {letter}: {equation}",
-    "Work out {letter} in {equation}.",
-    "I need to solve {equation}. What is {letter}?",
-]
 
 # The forms of equations. Each returns the equation, the lines of its solution, and its key: factor of the unknown and
 # constant, left and right.
@@ -80,7 +72,7 @@ def draw(random: Random) -> tuple[str, str, str]:
     (form,) = random.choices(list(FORMS), FORMS.values())
     equation, lines, key = form(letter, x, random)
     result = next(line.split()[-1] for line in reversed(lines) if not line.startswith("Check: "))
-    prompt = random.choice(QUESTIONS).format(equation=equation, letter=letter)
+    prompt = random.choice(SENTENCES["questions"]).format(equation=equation, letter=letter)
     return prompt, "\n".join([*lines, f"Answer: {letter} = {result}"]), key
 
 

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
+from examples.demo.words import TEXTS
 from wedlm.evaluation.sandbox import run_python
+
+SENTENCES = TEXTS["functions"]
 
 
 class Function(NamedTuple):
@@ -16,24 +19,7 @@ class Function(NamedTuple):
     key: str
 
 
-PROMPTS = [
-    "Write a Python function {name}({parameter}) that {description}.",
-    "Write {name}({parameter}), a Python function that {description}.",
-    "Define {name}({parameter}) in Python. It {description}.",
-    "Implement the function {name}({parameter}). It {description}.",
-    "I need a Python function {name}({parameter}) that {description}.",
-    "Please code {name}({parameter}) in Python so that it {description}.",
-    "Complete the task: {name}({parameter}) {description}.",
-    "Create a function {name}({parameter}) which {description}.",
-    "Python, please: a function {name}({parameter}) that {description}.",
-    "How do I write a function {name}({parameter}) that {description}?",
-]
-WITH_DOCSTRING = [" Add a docstring.", " Include a docstring.", " Give it a docstring."]
-NAMES = {
-    "n": ["f", "compute", "convert", "calculate", "change", "test", "check", "apply"],
-    "numbers": ["f", "pick", "collect", "process", "select", "compute", "work", "solve"],
-    "text": ["f", "edit", "shorten", "process", "convert", "change", "rewrite", "format_text"],
-}
+NAMES = {key: words.split() for key, words in SENTENCES["names"].items()}
 
 
 def condition(variable: str, random: Random) -> tuple[str, str]:
@@ -164,10 +150,10 @@ def draw(random: Random) -> tuple[str, str, str]:
     (family,) = random.choices(list(FAMILIES), FAMILIES.values())
     parameter, description, bodies, key = family(random)
     name = random.choice(NAMES[parameter])
-    prompt = random.choice(PROMPTS).format(name=name, parameter=parameter, description=description)
+    prompt = random.choice(SENTENCES["prompts"]).format(name=name, parameter=parameter, description=description)
     lines = [f"def {name}({parameter}):"]
     if random.random() < 0.25:
-        prompt += random.choice(WITH_DOCSTRING)
+        prompt += random.choice(SENTENCES["with_docstring"])
         lines.append(f'    """{description[0].upper()}{description[1:]}."""')
     return prompt, "\n".join([*lines, random.choice(bodies)]), key
 

@@ -33,8 +33,8 @@ from wedlm.checkpoints.whole_file import write_whole
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import command, conditions, weights_digest, write_report
 from wedlm.evaluation.work_file import WorkFile, digest_of
-from wedlm.training.data import prepare_dataset
 from wedlm.training.data_options import DataOptions
+from wedlm.training.dataset import prepare_dataset
 from wedlm.training.resume import newest_complete
 
 ROW_TOKENS = 192  # no example is longer
@@ -95,11 +95,11 @@ def own_answers(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: list[Example], folder: Path, weights: str
 ) -> dict[str, str]:
     """The model's greedy answers to stories that a checker accepts, by prompt; `folder` keeps them for a next run."""
-    asked = list({example.prompt: example for example in examples if example.kind == OWN_KIND}.values())
+    questions = list({example.prompt: example for example in examples if example.kind == OWN_KIND}.values())
     work = WorkFile(folder, {"weights": weights, "batch_size": BATCH_SIZE, "max_new_tokens": MAX_NEW_TOKENS})
     answers = {}
-    for start in tqdm(range(0, len(asked), BATCH_SIZE), unit=" batches", desc="own answers"):
-        batch = asked[start : start + BATCH_SIZE]
+    for start in tqdm(range(0, len(questions), BATCH_SIZE), unit=" batches", desc="own answers"):
+        batch = questions[start : start + BATCH_SIZE]
         prompts = [example.prompt for example in batch]
         key = (digest_of(prompts),)
         if key not in work:
@@ -224,8 +224,8 @@ def pass_stage(
         model = random_model(tokenizer, given.hidden_size, given.num_layers)
     else:
         model = WeDLMForCausalLM.from_pretrained(before)
-        asked = [example for examples in conversations for example in examples]
-        answers = own_answers(model.eval(), tokenizer, asked, given.out / stage.name, weights_digest(before))
+        questions = [example for examples in conversations for example in examples]
+        answers = own_answers(model.eval(), tokenizer, questions, given.out / stage.name, weights_digest(before))
         conversations = [
             [example._replace(answer=answers.get(example.prompt, example.answer)) for example in examples]
             for examples in conversations

@@ -6,68 +6,20 @@ import json
 import re
 from random import Random
 
-from examples.demo.words import ALL_NAMES, COLORS, THINGS
+from examples.demo.words import ALL_NAMES, COLORS, TEXTS, THINGS
+
+SENTENCES = TEXTS["records"]
 
 Record = dict[str, str | int]  # a line of the table
 
-CITIES = "Athens Berlin Cairo Dublin Lima London Madrid Oslo Paris Prague Rome Tokyo".split()
-JOBS = "baker cook doctor driver farmer nurse pilot singer teacher writer".split()
-ANIMALS = "bird cat dog fish goat horse mouse rabbit sheep turtle".split()
-SPORTS = "boxing chess golf hockey judo rowing rugby sailing soccer tennis".split()
+CITIES = SENTENCES["cities"].split()
 WORD_FIELDS = {
-    "person": {"city": CITIES, "job": JOBS, "sport": SPORTS},
-    "pet": {"animal": ANIMALS, "color": COLORS},
+    "person": {"city": CITIES, "job": SENTENCES["jobs"].split(), "sport": SENTENCES["sports"].split()},
+    "pet": {"animal": SENTENCES["animals"].split(), "color": COLORS},
     "article": {"color": COLORS, "city": CITIES},
 }
 NUMBER_FIELDS = {"person": ["age", "score", "id"], "pet": ["age", "weight"], "article": ["price", "stock", "id"]}
-NEW_NAMES = {
-    "name": ["first_name", "person", "who"],
-    "item": ["article", "product", "thing"],
-    "city": ["town", "place"],
-    "job": ["work", "trade"],
-    "sport": ["hobby", "game"],
-    "animal": ["kind", "species"],
-    "color": ["paint", "shade"],
-    "age": ["years", "age_now"],
-    "score": ["points", "result"],
-    "id": ["number", "key"],
-    "weight": ["kg", "mass"],
-    "price": ["cost", "dollars"],
-    "stock": ["amount", "count"],
-}
-TEMPLATES = {
-    "rename": [
-        'Rename the {unit} "{key}" to "{new}".',
-        'Change the {unit} name "{key}" to "{new}".',
-        'Call the {unit} "{key}" "{new}" instead.',
-        'Replace the {unit} name "{key}" by "{new}".',
-    ],
-    "drop": [
-        'Remove the {unit} "{key}".',
-        'Drop the {unit} "{key}".',
-        'Delete the {unit} "{key}" from every row.',
-        'Leave out the {unit} "{key}".',
-    ],
-    "keep_if": [
-        'Keep only the rows where "{key}" is "{new}".',
-        'Filter the rows: "{key}" must be "{new}".',
-        'Remove every row unless "{key}" is "{new}".',
-        'Which rows have "{key}" equal to "{new}"? Write only those.',
-    ],
-    "upper_case": [
-        'Write "{key}" in capital letters.',
-        'Put the {unit} "{key}" in upper case.',
-        'Make every value of "{key}" upper case.',
-        'Use capital letters for the values of "{key}".',
-    ],
-    "convert": [
-        "Convert this {old} to {new}.",
-        "Rewrite this {old} as {new}.",
-        "Turn this {old} into {new}.",
-        "Write these {old} rows as {new}.",
-        "Change the format from {old} to {new}.",
-    ],
-}
+TEMPLATES = SENTENCES["templates"]
 RULES = [*TEMPLATES, "convert"]  # the names are part of the keys that decide which problems are held out
 
 
@@ -100,7 +52,7 @@ def draw(random: Random) -> tuple[str, str, str]:
     old_format = new_format = None
     if rule == "rename":
         key = random.choice(list(records[0]))
-        new = random.choice(NEW_NAMES[key])
+        new = random.choice(SENTENCES["new_names"][key])
         result = [{new if k == key else k: value for k, value in record.items()} for record in records]
     elif rule == "drop":
         key = random.choice(list(records[0]))

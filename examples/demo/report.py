@@ -2,8 +2,8 @@
 
     python -m examples.demo.report [FOLDER] [--num_examples 1000] [--only_examples]
 
-1. Every decoding answers the same held-out questions in batches, and checkers judge the answers. Answers are kept in
-   build/demo-report, so that a run that was interrupted goes on where it stopped.
+1. Every decoding answers the same held-out questions in batches, and checkers accept or refuse the answers. These are
+   kept in build/demo-report, so that a run that was interrupted goes on where it stopped.
 2. Every decoding answers some of the questions once more, one at a time and in turns, against the clock.
 3. The numbers go into report.json in the checkpoint's folder, from which `card.py` writes the model card.
 
@@ -29,8 +29,8 @@ from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import conditions, record_text, weights_digest, write_report
-from wedlm.evaluation.resampling import interval, median_and_quartiles, resampled_means
-from wedlm.evaluation.turns import take_turns
+from wedlm.evaluation.sweep import interval, median_and_quartiles, resampled_means
+from wedlm.evaluation.timing import interleaved
 from wedlm.evaluation.work_file import WorkFile
 
 DECODINGS = {
@@ -160,7 +160,7 @@ def timings(
         for decoding, settings in DECODINGS.items()
     }
     seconds_per_token = {decoding: [] for decoding in DECODINGS}
-    for turn in take_turns(calls, model.device, ROUNDS):
+    for turn in interleaved(calls, model.device, ROUNDS):
         i, decoding = turn.name
         num_tokens = (turn.result.shape[1] - inputs[i]["input_ids"].shape[1]) or 1
         seconds_per_token[decoding].append(turn.seconds / num_tokens)

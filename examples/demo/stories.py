@@ -3,135 +3,9 @@
 import re
 from random import Random
 
-from examples.demo.words import ALL_NAMES, COLORS, HEROES, NAMES, OBJECTS, PLACES, PRONOUNS
+from examples.demo.words import ALL_NAMES, COLORS, HEROES, NAMES, OBJECTS, PLACES, PRONOUNS, TEXTS
 
-PROMPTS = [
-    "Write a short story about {hero}, {a} {role}, and {an} {object} at the {place}.",
-    "Tell me a story: {a} {role} called {hero}, {an} {object}, and the {place}.",
-    "Please write a little story about {a} {role} named {hero}. It has {an} {object} and the {place} in it.",
-    "I would like a story about {hero} the {role} and {an} {object} from the {place}.",
-    "Story time! {hero} is {a} {role}. There is {an} {object} at the {place}.",
-    "Make up a short tale with {hero}, {a} {role}, at the {place}, and {an} {object}.",
-    "Can you tell a story in which {hero}, {a} {role}, has to do with {an} {object} at the {place}?",
-    "Invent a story. Hero: {hero}, {a} {role}. Thing: {an} {object}. Place: the {place}.",
-]
-
-MOODS = "brave careful cheerful clever curious gentle kind patient proud quiet shy".split()
-WEATHERS = "bright cold dark foggy quiet rainy snowy stormy sunny warm windy".split()
-TIMES = "afternoon day evening morning night".split()
-LOOKS = "beautiful broken dusty heavy old shiny small strange tiny".split()
-FRIENDS = ["an old friend", "a neighbor", "a cousin", "a good friend", "a stranger"]
-FOOD = "bread cake cheese honey soup tea".split()
-FEELINGS = "afraid angry cold hungry lonely sad tired worried".split()
-HIDING_PLACES = [
-    "behind a door",
-    "between two stones",
-    "in a basket",
-    "in the tall grass",
-    "under a bench",
-    "under an old tree",
-    "in an empty barrel",
-]
-
-OPENINGS = [
-    "{hero} was {a_mood} {role} who lived near the {place}.",
-    "Once there was {a_mood} {role} called {hero}, who lived by the {place}.",
-    "Long ago, {hero} worked as {a} {role} not far from the {place}.",
-    "Everyone at the {place} knew {hero}, the {mood} {role}.",
-    "In a house near the {place} lived {hero}, {a_mood} {role}.",
-]
-# Three plots. A plot lists the possible sentences for each place in the story.
-FOUND = [
-    [
-        "One {weather} {time}, {he} found {a_color} {object} {hidden}.",
-        "One {weather} {time}, {a_color} {object} lay {hidden}, and {he} picked it up.",
-        "On {a_weather} {time}, {he} saw something {color} {hidden}: it was {a_look} {object}.",
-    ],
-    [
-        "{He} wondered who had lost the {object}.",
-        "The {color} {object} did not belong to {him}, and {he} felt {feeling}.",
-        "{He} had never seen such {a_look} {object} before.",
-        "{He} put the {object} into {his} bag and forgot {his} {food}.",
-    ],
-    [
-        "Then {friend}, {companion}, came to the {place} and looked {feeling}.",
-        "At the {place} {he} met {friend}, {companion}, who seemed {feeling}.",
-        "Soon {companion} named {friend} walked by and asked for {food}.",
-    ],
-    [
-        '"That {object} is mine," said {friend}.',
-        '"I lost my {object} last winter," said {friend}.',
-        "{friend} saw the {color} {object} and began to laugh.",
-        "{friend} had looked for the {object} for {number} days.",
-    ],
-    [
-        "{hero} gave the {object} back, and they ate {food} together.",
-        "{hero} smiled and gave {friend} the {object}, and from then on they were friends.",
-        "So the {object} came home, and {hero} got {food} as a reward.",
-        "They shared the {object} ever after, and {hero} was never {feeling} again.",
-    ],
-]
-LOST = [
-    [
-        "{He} owned {a_color} {object} and loved it more than {food}.",
-        "{His} greatest treasure was {a_look} {color} {object}.",
-        "Every {time} {he} took out {his} {color} {object} and was happy.",
-    ],
-    [
-        "One {weather} {time} the {object} was gone.",
-        "But on {a_weather} {time} {he} lost the {object}.",
-        "Then, one {weather} {time}, somebody stole the {object}.",
-    ],
-    [
-        "{He} looked everywhere and became very {feeling}.",
-        "{He} searched the {place} for {number} days and grew {feeling}.",
-        "{He} could not eat any {food} and felt {feeling}.",
-    ],
-    [
-        "{friend}, {companion}, helped {him} to look for it.",
-        "At last {he} asked {friend}, {companion}, for help.",
-        "Then {companion} named {friend} came with {food} and a good idea.",
-    ],
-    [
-        "Together they found the {object} {hidden}.",
-        "In the end {friend} found the {color} {object} {hidden}.",
-        "The {object} was {hidden}, where {hero} had left it.",
-    ],
-    [
-        "{hero} thanked {friend} with some {food}.",
-        "From that {time} on, {hero} took better care of the {object}.",
-        "{hero} laughed, and they went back to the {place}.",
-    ],
-]
-MADE = [
-    [
-        "One {weather} {time}, {he} decided to make {a_color} {object}.",
-        "{He} wanted to have {a_color} {object}, but {he} had no money.",
-        "{friend}, {companion}, asked {him} for {a_color} {object}.",
-    ],
-    [
-        "{He} worked on the {object} for {number} days and ate only {food}.",
-        "It took {him} {number} days to make the {object}.",
-        "Making the {object} was hard, and {he} was often {feeling}.",
-    ],
-    [
-        "When the {object} was ready, {he} took it to the {place}.",
-        "On {a_weather} {time} {he} showed the {object} to everyone at the {place}.",
-        "At the {place} people came to look at the {color} {object}.",
-    ],
-    [
-        '"What {a_look} {object}!" they said.',
-        "Nobody there had ever seen such {a_look} {object}.",
-        "Some were {feeling}, but most liked the {object}.",
-    ],
-    [
-        "{hero} sold the {object} and bought {food} for all.",
-        "That {time} {hero} was the most {mood} {role} in the world.",
-        "Since then, people call {hero} the master of the {object}.",
-        "{hero} kept the {object}, and it still hangs in {his} house.",
-    ],
-]
-NUMBERS = "two three four five six seven ten".split()
+SENTENCES = TEXTS["stories"]
 
 
 def with_article(noun: str) -> str:
@@ -145,25 +19,24 @@ def draw(random: Random) -> tuple[str, str, str]:
     role, thing, place, color = map(random.choice, (HEROES, OBJECTS, PLACES, COLORS))
     about = {"hero": hero, "role": role, "object": thing, "place": place}
     articles = {"a": with_article(role).split()[0], "an": with_article(thing).split()[0]}
-    fixed = (
-        about | articles | PRONOUNS[pronoun] | {"friend": friend, "color": color, "companion": random.choice(FRIENDS)}
-    )
+    fixed = about | articles | PRONOUNS[pronoun] | {"friend": friend, "color": color}
+    fixed["companion"] = random.choice(SENTENCES["friends"])
+
+    def slots(*names: str) -> dict[str, str]:
+        return {name: random.choice(SENTENCES["slots"][name]) for name in names}
 
     def write(sentences: list[str]) -> str:
         """Chooses a sentence and fills its slots: those in `fixed` as in the whole story, the others drawn anew."""
-        mood, weather, look = map(random.choice, (MOODS, WEATHERS, LOOKS))
-        sentence, time, hidden, food, feeling, number = map(
-            random.choice, (sentences, TIMES, HIDING_PLACES, FOOD, FEELINGS, NUMBERS)
-        )
-        words = fixed | {"mood": mood, "weather": weather, "look": look, "time": time, "hidden": hidden}
-        words |= {"food": food, "feeling": feeling, "number": number}
+        words = fixed | slots("mood", "weather", "look")
+        sentence = random.choice(sentences)
+        words |= slots("time", "hidden", "food", "feeling", "number")
         words |= {f"a_{name}": with_article(words[name]) for name in ("mood", "weather", "look", "color")}
         words |= {name.capitalize(): words[name].capitalize() for name in ("he", "his")}
         return sentence.format(**words)
 
-    plot = random.choice([FOUND, LOST, MADE])
-    prompt = random.choice(PROMPTS).format(**about, **articles)
-    return prompt, " ".join(map(write, [OPENINGS, *plot])), " ".join(about.values())
+    plot = random.choice([SENTENCES["found"], SENTENCES["lost"], SENTENCES["made"]])
+    prompt = random.choice(SENTENCES["prompts"]).format(**about, **articles)
+    return prompt, " ".join(map(write, [SENTENCES["openings"], *plot])), " ".join(about.values())
 
 
 # The checker wants whole sentences, and the people, the thing and the place of the question throughout.

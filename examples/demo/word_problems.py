@@ -6,8 +6,9 @@ from collections import Counter
 from random import Random
 from typing import NamedTuple
 
-from examples.demo.words import ALL_NAMES, CONTAINERS, NAMES, PRONOUNS, THINGS
+from examples.demo.words import ALL_NAMES, CONTAINERS, NAMES, PRONOUNS, TEXTS, THINGS
 
+SENTENCES = TEXTS["word_problems"]
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 
 
@@ -25,96 +26,7 @@ class Step(NamedTuple):
         return f"{self.label}: {self.left} {self.sign} {self.right} = {self.result}"
 
 
-# {0.left} is a number of the first step, {n} one of a change; other slots are people and things.
-GAIN = [
-    "{He} finds {n} more.",
-    "{He} buys {n} more.",
-    "{friend} gives {him} {n} more.",
-    "Then {he} gets {n} more from {friend}.",
-    "Later {he} collects another {n}.",
-]
-LOSS = [
-    "{He} gives {n} to {friend}.",
-    "{He} loses {n} of them.",
-    "{He} sells {n} of them.",
-    "Then {he} gives {n} away.",
-    "{friend} takes {n} of them.",
-]
-HAS = [
-    "{name} has {0.left} {things}.",
-    "{name} owns {0.left} {things}.",
-    "There are {0.left} {things} in front of {name}.",
-]
-HAS_FULL = [
-    "{name} has {0.left} {containers} with {0.right} {things} in each {container}.",
-    "{name} owns {0.left} {containers}, and there are {0.right} {things} in every {container}.",
-    "{name} fills {0.left} {containers} with {0.right} {things} each.",
-]
-NOW = [
-    "How many {things} does {name} have now?",
-    "How many {things} does {he} have in the end?",
-    "What is the number of {things} that {name} has now?",
-]
-CHANGE = [
-    "Each {thing} costs {0.right} dollars. {name} buys {0.left} {things} and pays with {1.left} dollars. "
-    "How much change does {he} get?",
-    "{name} buys {0.left} {things} for {0.right} dollars each and pays with {1.left} dollars. "
-    "How many dollars does {he} get back?",
-    "{name} goes to the shop with {1.left} dollars. {He} buys {0.left} {things} at {0.right} dollars each. "
-    "How much money does {he} have left?",
-]
-TWO_PURCHASES = [
-    "{name} buys {0.left} {things} for {0.right} dollars each and {1.left} {others} for {1.right} dollars each. "
-    "How much does {he} pay in all?",
-    "Each {thing} costs {0.right} dollars and each {other} costs {1.right} dollars. "
-    "{name} buys {0.left} {things} and {1.left} {others}. What is the total price?",
-]
-SHARING = [
-    "{name} has {0.left} {things}. {He} keeps {0.right} and shares the rest equally among {1.right} friends. "
-    "How many {things} does each friend get?",
-    "There are {0.left} {things}. {name} takes {0.right} of them, and {1.right} children share the others equally. "
-    "How many {things} does each child get?",
-    "{name} sorts {0.left} {things}. {0.right} are broken. The good ones go into {1.right} {containers}, "
-    "the same number in each. How many {things} are in each {container}?",
-]
-TIMES_AS_MANY = [
-    "{name} has {0.left} {things}. {friend} has {0.right} times as many. How many {things} do they have together?",
-    "{friend} has {0.right} times as many {things} as {name}, who has {0.left}. "
-    "How many {things} do the two have together?",
-]
-MORE = [
-    "{name} has {0.left} {things}. {friend} has {0.right} more than {name}. How many {things} do they have together?",
-    "{friend} has {0.right} more {things} than {name}, who has {0.left}. How many {things} do the two have together?",
-]
-FEWER = [text.replace(" more ", " fewer ") for text in MORE]
-BOOK = [
-    "A book has {1.left} pages. {name} reads {0.right} pages a day for {0.left} days. How many pages are left?",
-    "{name} reads a book of {1.left} pages. For {0.left} days {he} reads {0.right} pages every day. "
-    "How many pages does {he} still have to read?",
-]
-TRIP = [
-    "{name} cycles {0.right} km a day for {0.left} days and then {1.right} km more. How many km is that in all?",
-    "On a trip {name} walks {0.right} km every day for {0.left} days. "
-    "On the last day {he} walks another {1.right} km. How long is the trip in km?",
-]
-SAVING = [
-    "{name} saves {0.right} dollars a week for {0.left} weeks. Then {he} spends {1.right} dollars. "
-    "How much money is left?",
-    "Every week for {0.left} weeks {name} puts {0.right} dollars into a tin. {He} takes out {1.right} dollars "
-    "for some {things}. How many dollars are in the tin now?",
-]
-BUS = [
-    "There are {0.left} people on a bus. At the next stop {0.right} get off and {1.right} get on. "
-    "How many people are on the bus now?",
-    "A bus leaves with {0.left} people. At the market {0.right} people leave the bus and {1.right} enter. "
-    "How many people are on it now?",
-]
-GARDEN = [
-    "A garden has {0.left} rows of trees with {0.right} trees in each row. {1.right} trees are cut down. "
-    "How many trees are left?",
-    "{name} plants {0.left} rows of {0.right} trees. A storm breaks {1.right} of the trees. "
-    "How many trees still stand?",
-]
+FEWER = [text.replace(" more ", " fewer ") for text in SENTENCES["more"]]
 
 Problem = tuple[str, list[Step]]  # the text with its slots, and the solution
 
@@ -124,80 +36,82 @@ def with_changes(random: Random, first: list[str], before: list[Step], total: in
     sentences, steps = [], []
     for _ in range(number):
         if total > 10 and random.random() < 0.5:
-            step, templates = Step("Less", total, "-", random.randint(2, min(total - 1, 30))), LOSS
+            step, templates = Step("Less", total, "-", random.randint(2, min(total - 1, 30))), SENTENCES["loss"]
         else:
-            step, templates = Step("More", total, "+", random.randint(2, 30)), GAIN
+            step, templates = Step("More", total, "+", random.randint(2, 30)), SENTENCES["gain"]
         sentences.append(random.choice(templates).replace("{n}", str(step.right)))
         steps.append(step)
         total = step.result
-    return " ".join([random.choice(first), *sentences, random.choice(NOW)]), before + steps
+    return " ".join([random.choice(first), *sentences, random.choice(SENTENCES["now"])]), before + steps
 
 
 def collection(random: Random) -> Problem:
-    return with_changes(random, HAS, [], random.randint(5, 50), 2)
+    return with_changes(random, SENTENCES["has"], [], random.randint(5, 50), 2)
 
 
 def containers(random: Random) -> Problem:
     full = Step("Start", random.randint(2, 9), "*", random.randint(2, 12))
-    return with_changes(random, HAS_FULL, [full], full.result, random.randint(1, 2))
+    return with_changes(random, SENTENCES["has_full"], [full], full.result, random.randint(1, 2))
 
 
 def change(random: Random) -> Problem:
     cost = Step("Cost", random.randint(2, 9), "*", random.randint(2, 12))
     notes = [note for note in (20, 50, 100, 200) if note > cost.result]
     paid = notes[0] if random.random() < 0.7 else random.choice(notes)
-    return random.choice(CHANGE), [cost, Step("Change", paid, "-", cost.result)]
+    return random.choice(SENTENCES["change"]), [cost, Step("Change", paid, "-", cost.result)]
 
 
 def two_purchases(random: Random) -> Problem:
     first, second = (Step(label, random.randint(2, 9), "*", random.randint(2, 10)) for label in ("First", "Second"))
-    return random.choice(TWO_PURCHASES), [first, second, Step("Total", first.result, "+", second.result)]
+    return random.choice(SENTENCES["two_purchases"]), [first, second, Step("Total", first.result, "+", second.result)]
 
 
 def sharing(random: Random) -> Problem:
     friends, each, kept = random.randint(2, 9), random.randint(2, 12), random.randint(2, 30)
     left = Step("Left", friends * each + kept, "-", kept)
-    return random.choice(SHARING), [left, Step("Each", left.result, "/", friends)]
+    return random.choice(SENTENCES["sharing"]), [left, Step("Each", left.result, "/", friends)]
 
 
 def times_as_many(random: Random) -> Problem:
     friend = Step("Friend", random.randint(2, 12), "*", random.randint(2, 5))
-    return random.choice(TIMES_AS_MANY), [friend, Step("Together", friend.left, "+", friend.result)]
+    return random.choice(SENTENCES["times_as_many"]), [friend, Step("Together", friend.left, "+", friend.result)]
 
 
 def more_or_fewer(random: Random) -> Problem:
     first, sign = random.randint(10, 50), random.choice("+-")
     friend = Step("Friend", first, sign, random.randint(2, 30 if sign == "+" else first - 2))
-    text = random.choice(MORE if sign == "+" else FEWER)
+    text = random.choice(SENTENCES["more"] if sign == "+" else FEWER)
     return text, [friend, Step("Together", first, "+", friend.result)]
 
 
 def book(random: Random) -> Problem:
     read = Step("Read", random.randint(2, 9), "*", random.randint(3, 12))
     left = Step("Left", read.result + random.randint(3, 80), "-", read.result)
-    return random.choice(BOOK), [read, left]
+    return random.choice(SENTENCES["book"]), [read, left]
 
 
 def trip(random: Random) -> Problem:
     daily = Step("First", random.randint(2, 9), "*", random.randint(3, 12))
-    return random.choice(TRIP), [daily, Step("Total", daily.result, "+", random.randint(2, 30))]
+    return random.choice(SENTENCES["trip"]), [daily, Step("Total", daily.result, "+", random.randint(2, 30))]
 
 
 def saving(random: Random) -> Problem:
     saved = Step("Saved", random.randint(3, 9), "*", random.randint(3, 12))
-    return random.choice(SAVING), [saved, Step("Left", saved.result, "-", random.randint(2, saved.result - 2))]
+    text = random.choice(SENTENCES["saving"])
+    return text, [saved, Step("Left", saved.result, "-", random.randint(2, saved.result - 2))]
 
 
 def bus(random: Random) -> Problem:
     people = random.randint(10, 50)
     left = Step("Less", people, "-", random.randint(2, people - 2))
     back = Step("More", left.result, "+", random.randint(2, 30))
-    return random.choice(BUS), [left, back]
+    return random.choice(SENTENCES["bus"]), [left, back]
 
 
 def garden(random: Random) -> Problem:
     planted = Step("Start", random.randint(2, 9), "*", random.randint(3, 12))
-    return random.choice(GARDEN), [planted, Step("Less", planted.result, "-", random.randint(2, planted.result - 2))]
+    text = random.choice(SENTENCES["garden"])
+    return text, [planted, Step("Less", planted.result, "-", random.randint(2, planted.result - 2))]
 
 
 FAMILIES = {
@@ -233,7 +147,7 @@ STEP = re.compile(r"[A-Z][a-z]+: ([0-9]{1,6}) ([+\-*/]) ([0-9]{1,6}) = ([0-9]{1,
 N = r"(\d+)"
 
 # Patterns of a sentence or a part of it, each with the new amount as a function of the old one and the numbers.
-READINGS = [
+PATTERNS = [
     # Prices.
     (
         rf"costs {N} dollars and each \w+ costs {N} dollars\. \w+ buys {N} \w+ and {N} ",
@@ -278,15 +192,15 @@ READINGS = [
 
 
 def solution(prompt: str) -> int | None:
-    """The solution of a problem, or None if the text contains a number that no reading explains."""
-    amount, place = None, 0
-    while re.search(r"\d", prompt[place:]):
-        matches = [(re.compile(pattern).search(prompt, place), new_amount) for pattern, new_amount in READINGS]
-        # The reading that explains the next number. If there are several, the first of the list explains most numbers.
+    """The solution of a problem, or None if the text contains a number that no pattern explains."""
+    amount, position = None, 0
+    while re.search(r"\d", prompt[position:]):
+        matches = [(re.compile(pattern).search(prompt, position), new_amount) for pattern, new_amount in PATTERNS]
+        # The pattern that explains the next number. If there are several, the first of the list explains most numbers.
         match, new_amount = min(matches, key=lambda item: item[0].start(1) if item[0] else len(prompt))
-        if match is None or re.search(r"\d", prompt[place : match.start(1)]):
+        if match is None or re.search(r"\d", prompt[position : match.start(1)]):
             return None
-        amount, place = new_amount(amount, *map(int, match.groups())), match.end()
+        amount, position = new_amount(amount, *map(int, match.groups())), match.end()
     return amount
 
 

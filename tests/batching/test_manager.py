@@ -15,11 +15,12 @@ from tiny_tokenizer import make_tokenizer
 from transformers import ContinuousBatchingConfig, ContinuousBatchingManager, GenerationConfig
 from transformers.generation.continuous_batching.requests import RequestStatus
 
-from wedlm.batching.manager import CANCELLED, NO_MEMORY, STOPPED, BatchingManager, logger
-from wedlm.batching.running_batch import RunningBatch
+from wedlm.batching.manager import CANCELLED, NO_MEMORY, STOPPED, logger
+from wedlm.batching.scheduler import Scheduler
 
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
 VERIFIED = {"decoding": "verified", "max_new_tokens": 20, "eos_token_id": None, "pad_token_id": PAD}
+TWO_TEXTS = GenerationConfig(num_return_sequences=2, do_sample=True)
 
 
 @pytest.fixture
@@ -39,10 +40,6 @@ def alone(model, tokens, **settings):
     return model.generate(torch.tensor([tokens]), **settings)[0, len(tokens) :].tolist()
 
 
-def config_with(**fields) -> GenerationConfig:
-    return GenerationConfig(**fields)
-
-
 # --- generate_batch ---
 
 
@@ -56,32 +53,19 @@ def test_generate_batch_writes_what_generate_writes_for_each_row(model, decoding
         assert output.generated_tokens == expected
 
 
-def test_generate_batch_takes_the_settings_of_its_config(model):
-    config = config_with(max_new_tokens=7, decoding="streaming", entropy_threshold=2.0, do_sample=False)
-    for output, tokens in zip(model.generate_batch(PROMPTS[:3], config).values(), PROMPTS, strict=False):
-        assert output.generated_tokens == alone(model, tokens, generation_config=config)
-
-
 def test_a_manager_has_its_own_cache_whatever_its_config_says(model):
-    config = config_with(**VERIFIED, use_cache=False)  # as transformers' server says
+    config = GenerationConfig(**VERIFIED, use_cache=False)  # as transformers' server says
     (output,) = model.generate_batch(PROMPTS[:1], config).values()
     assert output.generated_tokens == alone(model, PROMPTS[0]) and config.use_cache is False
-
-
-def test_sampled_texts_follow_the_seed_of_the_config(model):
-    def texts(seed):
-        config = ContinuousBatchingConfig(seed=seed)
-        outputs = model.generate_batch(PROMPTS[:2], continuous_batching_config=config, do_sample=True)
-        return [output.generated_tokens for output in outputs.values()]
-
-    assert texts(3) == texts(3) != texts(4)
 
 
 def test_without_a_seed_sampled_texts_follow_the_generator_of_torch(model):
     """A seeded training run can be repeated, and its steps draw different texts."""
 
-    def texts():
-        return [output.generated_tokens for output in model.generate_batch(PROMPTS[:2], do_sample=True).values()]
+    def texts(**fields):
+        config = ContinuousBatchingConfig(**fields)
+        outputs = model.generate_batch(PROMPTS[:2], continuous_batching_config=config, do_sample=True)
+        return [output.generated_tokens for output in outputs.values()]
 
     def two_steps():
         torch.manual_seed(3)
@@ -89,6 +73,7 @@ def test_without_a_seed_sampled_texts_follow_the_generator_of_torch(model):
 
     first, second = two_steps()
     assert (first, second) == two_steps() and first != second
+    assert texts(seed=3) == texts(seed=3)
 
 
 def test_generate_batch_logs_that_requests_failed(model, monkeypatch):
@@ -105,7 +90,7 @@ def test_generate_batch_logs_that_requests_failed(model, monkeypatch):
 
 
 def test_several_texts_of_a_prompt_stand_before_it(model):
-    config = config_with(num_return_sequences=3, do_sample=True, **VERIFIED)
+    config = GenerationConfig(num_return_sequences=3, do_sample=True, **VERIFIED)
     outputs = model.generate_batch(PROMPTS[:2], config)
     assert list(outputs)[:3] == ["req_0__child#0", "req_0__child#1", "req_0"] and len(outputs) == 6
     texts = {tuple(output.generated_tokens) for output in list(outputs.values())[:3]}
@@ -124,7 +109,7 @@ def test_nothing_is_left_behind_by_a_refused_batch(model):
 
 
 def test_autoregressive_batches_are_those_of_transformers(model):
-    config = config_with(decoding="autoregressive", **{k: v for k, v in VERIFIED.items() if k != "decoding"})
+    config = GenerationConfig(decoding="autoregressive", **{k: v for k, v in VERIFIED.items() if k != "decoding"})
     assert type(model.init_continuous_batching(config)) is ContinuousBatchingManager
 
 
@@ -143,16 +128,8 @@ def test_parallel_decoding_and_training_follow_a_batch_of_transformers(attention
     assert model.generate_batch(PROMPTS[:1], decoding="verified", **settings)["req_0"].generated_tokens == text
 
 
-def test_a_call_may_decode_otherwise_than_the_model(model):
-    model.generation_config.decoding = "autoregressive"
-    for decoding in ("verified", "streaming"):
-        outputs = model.generate_batch(PROMPTS[:2], decoding=decoding, persistent_manager=True)
-        for tokens, output in zip(PROMPTS, outputs.values(), strict=False):
-            assert output.generated_tokens == alone(model, tokens, decoding=decoding)
-
-
 def test_none_is_a_value_beside_a_config(model):
-    config = config_with(do_sample=True, top_k=5, max_new_tokens=12, decoding="verified")
+    config = GenerationConfig(do_sample=True, top_k=5, max_new_tokens=12, decoding="verified")
     manager = model.init_continuous_batching(config)
     manager.start()
     manager.add_request(PROMPTS[0], "a", seed=3, top_k=None)
@@ -174,7 +151,7 @@ def test_each_request_has_its_own_settings(model, manager):
         "token by token": {"decoding": "autoregressive", "max_new_tokens": 12},
         "penalized": {"repetition_penalty": 1.4, "max_new_tokens": 11},
         "until a text": {"stop_strings": [stop], "tokenizer": tokenizer, "max_new_tokens": 18},
-        "by a config": {"generation_config": config_with(max_new_tokens=8, decoding="blockwise", window_size=3)},
+        "by a config": {"generation_config": GenerationConfig(max_new_tokens=8, decoding="blockwise", window_size=3)},
     }
     for i, (name, settings) in enumerate(asked.items()):
         assert manager.add_request(PROMPTS[i % 5], name, seed=5, **settings) == name
@@ -226,7 +203,7 @@ def test_a_cancelled_request_says_so_and_frees_its_place(model):
     assert last["next"].error is None and 0 < len(last["long"].generated_tokens) < 10_000
 
 
-def test_requests_that_wait_are_taken_in_order(model):
+def test_requests_are_admitted_in_order(model):
     config = ContinuousBatchingConfig(max_requests_per_batch=2)
     with model.continuous_batching_context_manager(continuous_batching_config=config) as manager:
         names = manager.add_requests([PROMPTS[0]] * 6)
@@ -264,16 +241,13 @@ def test_beyond_max_queue_size_a_request_waits_and_is_then_refused(model, monkey
     [
         ({"input_ids": []}, "one prompt: a list of at least one token id"),
         ({"input_ids": "text"}, "one prompt: a list of at least one token id"),
-        ({"input_ids": 5}, "one prompt: a list of at least one token id"),
         ({"input_ids": [3, 159]}, "holds the MASK token"),
         ({"input_ids": [3], "streamer": object()}, "streamer is not offered .* streaming=True"),
         ({"input_ids": [3], "use_cache": False}, "use_cache=False is not offered"),
         ({"input_ids": [3], "output_scores": True}, "output_scores=True is not offered for a request of a batch"),
-        ({"input_ids": [3], "custom_generate": "x"}, "custom_generate is not offered for a request of a batch"),
-        ({"input_ids": [3], "inputs": [3]}, "inputs is not offered .* which has input_ids"),
-        ({"input_ids": [3], "tempature": 2.0}, "tempature"),
         ({"input_ids": [3], "window_size": 0}, "window_size=0 is not a number of slots"),
-        ({"input_ids": [3], "max_new_tokens": 0}, "max_new_tokens"),
+        ({"input_ids": [3], "num_return_sequences": 2}, "num_return_sequences is not offered for a request"),
+        ({"input_ids": [3], "generation_config": TWO_TEXTS}, "num_return_sequences=2 is not offered for a request"),
     ],
 )
 def test_bad_requests_are_refused_where_they_are_made(model, arguments, sentence):
@@ -290,31 +264,8 @@ def test_an_id_under_way_is_refused(model):
         manager.add_request(PROMPTS[0], "a")
 
 
-def test_one_bad_prompt_adds_none(model):
-    manager = model.init_continuous_batching()
-    with pytest.raises(ValueError, match="one prompt"):
-        manager.add_requests([PROMPTS[0], []])
-    assert not manager.waiting
-
-
-def test_a_request_has_one_text_unless_the_manager_says_otherwise(model):
-    manager = model.init_continuous_batching()
-    with pytest.raises(ValueError, match="num_return_sequences=2 is not offered for a request"):
-        manager.add_request(PROMPTS[0], generation_config=config_with(num_return_sequences=2, do_sample=True))
-    with pytest.raises(ValueError, match="num_return_sequences is not offered for a request"):
-        manager.add_request(PROMPTS[0], num_return_sequences=2)
-
-
-def test_who_was_cancelled_before_is_not_cancelled_again(model, manager):
-    manager.add_request(PROMPTS[0], "a")
-    assert manager.get_result("a").error is None
-    manager.cancel_request("a")
-    manager.add_request(PROMPTS[0], "a")
-    assert manager.get_result("a").error is None
-
-
 def test_who_is_cancelled_in_the_last_step_is_not_cancelled_again(manager, monkeypatch):
-    step = RunningBatch.step
+    step = Scheduler.step
 
     def cancelling(batch):
         progress = step(batch)
@@ -322,9 +273,9 @@ def test_who_is_cancelled_in_the_last_step_is_not_cancelled_again(manager, monke
             manager.cancel_request("a")
         return progress
 
-    drop, late = manager.drop_cancelled, threading.Event()
-    monkeypatch.setattr(RunningBatch, "step", cancelling)
-    monkeypatch.setattr(manager, "drop_cancelled", lambda: late.is_set() and drop())
+    drop, late = manager.remove_cancelled, threading.Event()
+    monkeypatch.setattr(Scheduler, "step", cancelling)
+    monkeypatch.setattr(manager, "remove_cancelled", lambda: late.is_set() and drop())
     manager.add_request(PROMPTS[0], "a")
     assert manager.get_result("a").error is None and manager.cancelled == {"a"}
     manager.add_request(PROMPTS[0], "a")
@@ -333,7 +284,7 @@ def test_who_is_cancelled_in_the_last_step_is_not_cancelled_again(manager, monke
 
 
 def test_all_texts_of_a_request_are_cancelled(model):
-    manager = model.init_continuous_batching(config_with(num_return_sequences=3, do_sample=True, **VERIFIED))
+    manager = model.init_continuous_batching(GenerationConfig(num_return_sequences=3, do_sample=True, **VERIFIED))
     manager.add_request(PROMPTS[0], "a", max_new_tokens=10_000)
     manager.cancel_request("a")
     manager.start()
@@ -346,7 +297,7 @@ def test_all_texts_of_a_request_are_cancelled(model):
 def test_free_rows_without_room_are_no_places_in_line(model):
     config = ContinuousBatchingConfig(max_queue_size=1, num_blocks=4, **{block_size_name(): 32})
     manager = model.init_continuous_batching(continuous_batching_config=config)
-    manager.full_after, manager.batch = 0, RunningBatch(model, manager.max_cached_tokens, 64)
+    manager.full_after, manager.scheduler = 0, Scheduler(model, manager.max_cached_tokens, 64)
     for tokens in PROMPTS[:2]:
         manager.add_request(tokens, max_new_tokens=60)
     assert not manager.is_full()
@@ -360,8 +311,8 @@ def test_free_rows_without_room_are_no_places_in_line(model):
 
 
 def test_after_an_error_of_the_thread_every_caller_is_told(model, monkeypatch):
-    step = RunningBatch.step
-    monkeypatch.setattr(RunningBatch, "step", lambda batch: failing(batch, step))
+    step = Scheduler.step
+    monkeypatch.setattr(Scheduler, "step", lambda batch: failing(batch, step))
     manager = model.init_continuous_batching(
         continuous_batching_config=ContinuousBatchingConfig(max_requests_per_batch=2)
     )
@@ -382,19 +333,6 @@ def test_after_an_error_of_the_thread_every_caller_is_told(model, monkeypatch):
     manager.add_request(PROMPTS[0], "again")
     assert manager.get_result(timeout=5).request_id == "again"
     manager.stop()
-
-
-def test_the_thread_starts_whatever_transformers_passes_to_its_loop(model, monkeypatch):
-    """Each version passes other arguments, and a thread that dies of one leaves its requests waiting for ever."""
-
-    def start(self):
-        self._generation_thread = threading.Thread(target=self._run_generation_loop, kwargs={"new": True})
-        self._generation_thread.start()
-
-    monkeypatch.setattr(ContinuousBatchingManager, "start", start)
-    with model.continuous_batching_context_manager() as manager:
-        manager.add_request(PROMPTS[0])
-        assert manager.get_result(timeout=5).error is None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
@@ -424,7 +362,7 @@ def failing(batch, step):
 
 def test_where_memory_is_refused_the_thread_lives(model, monkeypatch):
     """Rows fail, those that wait go on, and so do later requests."""
-    step = RunningBatch.step
+    step = Scheduler.step
 
     def refusing(batch):
         if batch.counts.steps == 3:
@@ -433,7 +371,7 @@ def test_where_memory_is_refused_the_thread_lives(model, monkeypatch):
             raise MemoryError
         return step(batch)
 
-    monkeypatch.setattr(RunningBatch, "step", refusing)
+    monkeypatch.setattr(Scheduler, "step", refusing)
     config = ContinuousBatchingConfig(max_requests_per_batch=2)
     with model.continuous_batching_context_manager(continuous_batching_config=config) as manager:
         names = manager.add_requests(PROMPTS[:3], max_new_tokens=60)
@@ -522,9 +460,3 @@ def test_who_waits_is_told_when_nothing_can_come(model):
     manager.start()
     threading.Timer(0.1, manager.stop).start()
     assert manager.get_result() is None
-
-
-def test_it_is_the_manager_of_transformers(model):
-    manager = model.init_continuous_batching()
-    assert isinstance(manager, ContinuousBatchingManager) and isinstance(manager, BatchingManager)
-    assert manager.max_cached_tokens > 10_000 and not manager.is_running()

@@ -13,7 +13,7 @@ def text_of(*tokens):
 def test_the_longest_common_beginning_is_found():
     cached = PrefixCache()
     for each in (text_of(1, 2, 3), text_of(1, 2, 9, 9), text_of(4)):
-        cached.keep(each, 100)
+        cached.add(each, 100)
     number, text = cached.longest_prefix([1, 2, 9, 5], is_used=False)
     assert number == 3 and text.tokens == [1, 2, 9, 9]
     assert cached.longest_prefix([8, 1], is_used=True) == (0, None)
@@ -24,12 +24,12 @@ def test_the_longest_common_beginning_is_found():
 def test_what_was_not_used_for_longest_goes_first():
     cached = PrefixCache()
     for each in (text_of(1, 1), text_of(2, 2), text_of(3, 3)):
-        cached.keep(each, 6)
+        cached.add(each, 6)
     cached.longest_prefix([1], is_used=True)
     cached.longest_prefix([2], is_used=False)
-    cached.keep(text_of(4), 6)
+    cached.add(text_of(4), 6)
     assert [each.tokens for each in cached.texts.values()] == [[3, 3], [1, 1], [4]] and cached.num_tokens == 5
-    cached.keep(text_of(5, 5, 5, 5, 5, 5, 5), 6)
+    cached.add(text_of(5, 5, 5, 5, 5, 5, 5), 6)
     assert cached.num_tokens == 5, "a text that can never fit drops nothing"
     cached.shrink(0)
     assert cached.num_tokens == 0
@@ -38,14 +38,14 @@ def test_what_was_not_used_for_longest_goes_first():
 def test_of_texts_that_begin_alike_the_newest_counts():
     cached = PrefixCache()
     for each in (text_of(7, 1), text_of(7, 2), text_of(7, 3)):
-        cached.keep(each, 6)
+        cached.add(each, 6)
     assert cached.longest_prefix([7, 4], is_used=True)[1].tokens == [7, 3]
-    cached.keep(text_of(7, 4), 6)
+    cached.add(text_of(7, 4), 6)
     assert [each.tokens for each in cached.texts.values()] == [[7, 2], [7, 3], [7, 4]]
 
 
 def test_a_text_takes_the_place_of_those_that_it_continues():
     cached = PrefixCache()
     for each in (text_of(1, 2), text_of(1, 3), text_of(1, 2, 3)):
-        cached.keep(each, 100)
+        cached.add(each, 100)
     assert [each.tokens for each in cached.texts.values()] == [[1, 3], [1, 2, 3]]

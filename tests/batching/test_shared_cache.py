@@ -1,33 +1,33 @@
-"""A cache that rows join and leave."""
+"""A cache whose rows come and go."""
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiers import property_settings
 
-from wedlm.batching.shared_cache import CacheBudget, SharedCache, compacted
+from wedlm.batching.shared_cache import CacheBudget, SharedCache
 
 
 def entries_of(number, begin, end):
-    """Entries that say whose they are and where they stand, `[1, heads, entries, 1]` for each of two layers."""
-    places = torch.arange(begin, end).expand(1, 3, -1)[..., None] / 1000
-    return [(number + places + 100 * layer_idx, -number - places - 100 * layer_idx) for layer_idx in range(2)]
+    """Entries that say whose they are and at which position, `[1, heads, entries, 1]` for each of two layers."""
+    positions = torch.arange(begin, end).expand(1, 3, -1)[..., None] / 1000
+    return [(number + positions + 100 * layer_idx, -number - positions - 100 * layer_idx) for layer_idx in range(2)]
 
 
-def write(cache, place, number, length):
+def write(cache, row, number, length):
     """Writes entries of a row from its own length on, by a forward over the row alone."""
-    begin = int(cache.all_lengths[place])
-    cache.show(place, place + 1)
+    begin = int(cache.all_lengths[row])
+    cache.activate(row, row + 1)
     cache.begin_forward(length - begin, length)
     for layer_idx, states in enumerate(entries_of(number, begin, length)):
         keys, _ = cache.update(*states, layer_idx)
         assert keys.shape == (1, 3, length, 1)
     cache.commit(torch.tensor([length - begin]))
-    cache.show()
+    cache.activate()
 
 
 def check(cache, rows, max_tokens):
-    """`rows` are (number, length, budget) in the order of their places."""
+    """`rows` are (number, length, budget) in order."""
     assert cache.num_rows == len(rows) and cache.lengths.tolist() == [length for _, length, _ in rows]
     assert cache.num_tokens <= max_tokens
     if not rows:
@@ -36,10 +36,10 @@ def check(cache, rows, max_tokens):
         assert len(layer.keys) == len(layer.values) == len(rows)
         assert layer.keys.shape[2] >= CacheBudget.entries_for_all([budget for _, _, budget in rows])
         assert layer.keys.isfinite().all()
-        for place, (number, length, _) in enumerate(rows):
+        for row, (number, length, _) in enumerate(rows):
             keys, values = entries_of(number, 0, length)[layer_idx]
-            assert torch.equal(layer.keys[place : place + 1, :, :length], keys)
-            assert torch.equal(layer.values[place : place + 1, :, :length], values)
+            assert torch.equal(layer.keys[row : row + 1, :, :length], keys)
+            assert torch.equal(layer.values[row : row + 1, :, :length], values)
 
 
 @given(
@@ -50,31 +50,26 @@ def check(cache, rows, max_tokens):
         max_size=25,
     )
 )
-@property_settings(100, deadline=None)
+@property_settings(50, deadline=None)
 def test_rows_keep_their_entries_whoever_comes_and_goes(events):
     cache, rows, max_tokens = SharedCache(torch.device("cpu")), [], 400
-    for number, (num_new, num_known, length, queries, leaving) in enumerate(events):
+    for number, (num_new, num_known, length, queries, removed) in enumerate(events):
         budgets = [CacheBudget(length + i, queries) for i in range(num_new)]
         if budgets and cache.num_tokens_with(budgets) <= max_tokens:
-            cache.join(budgets, max_tokens)
+            cache.add_rows(budgets, max_tokens)
             for i, budget in enumerate(budgets):
-                name, place = number + i / 10, len(rows)
+                name, row = number + i / 10, len(rows)
                 num_known = min(num_known, length - 1)
                 if num_known > 0:
-                    cache.begin_row(place, entries_of(name, 0, num_known + 5), num_known)
-                write(cache, place, name, length)
+                    cache.copy_prefix(row, entries_of(name, 0, num_known + 5), num_known)
+                write(cache, row, name, length)
                 rows.append((name, length, budget))
         else:
-            leaving = [place for place in leaving if place < len(rows)]
-            order = cache.leave(leaving)
-            assert sorted(order) == [place for place in range(len(rows)) if place not in leaving]
-            rows = [rows[place] for place in order]
+            removed = [row for row in removed if row < len(rows)]
+            order = cache.remove_rows(removed)
+            assert sorted(order) == [row for row in range(len(rows)) if row not in removed]
+            rows = [rows[row] for row in order]
         check(cache, rows, max_tokens)
-
-
-def test_a_row_moves_only_to_fill_a_gap():
-    assert compacted(6, [1, 4]) == [0, 5, 2, 3]
-    assert compacted(3, [2]) == [0, 1] and compacted(3, [0, 1, 2]) == []
 
 
 def test_the_longest_text_and_the_most_queries_may_be_those_of_two_rows():

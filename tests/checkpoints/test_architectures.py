@@ -1,11 +1,10 @@
 """Configs of stock checkpoints, there and back, and the configs and weights that are refused."""
 
 import json
-import shutil
 
 import pytest
 import torch
-from helpers import CHECKPOINTS
+from draft_models import tiny_model
 from safetensors.torch import load_file, save_file
 from stock_checkpoints import CLASSES, INDEX, assert_refused, bits, config, edit, save_stock, weights_of
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -16,9 +15,8 @@ from wedlm.checkpoints.errors import CheckpointError
 
 def test_a_single_file_and_old_buffers(tmp_path):
     source = tmp_path / "source"
-    source.mkdir()
     save_stock(source)
-    weights = {**weights_of(source), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)}
+    weights = {**weights_of(source), "model.rotary_emb.inv_freq": torch.ones(())}
     for path in (*source.glob("*.safetensors"), source / INDEX):
         path.unlink()
     save_file(weights, source / "model.safetensors")
@@ -33,7 +31,6 @@ def test_a_single_file_and_old_buffers(tmp_path):
 def test_what_an_old_config_says_survives(tmp_path, model_type):
     """The stock class reads flat fields, yarn, sliding windows and a Qwen2 without head_dim as before."""
     source = tmp_path / "source"
-    source.mkdir()
     windows = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
     stock = save_stock(source, model_type, rows=300, **windows)
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
@@ -66,8 +63,6 @@ LENGTH = 48  # of the texts below, beyond the 32 positions that the scaled model
 STRETCHED = {"original_max_position_embeddings": 32}
 ROPES = {
     "linear": {"rope_type": "linear", "factor": 2.0},
-    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
-    "yarn": {"rope_type": "yarn", "factor": 4.0, **STRETCHED},
     "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **STRETCHED},
     "longrope": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, **STRETCHED},
 }
@@ -75,68 +70,40 @@ VARIANTS = {
     **{name: {"rope_scaling": rope, "rope_theta": 5e5, "max_position_embeddings": 40} for name, rope in ROPES.items()},
     "an old name of the type": {"rope_scaling": {"type": "linear", "factor": 2.0}},
     "another width of heads": {"head_dim": 12},
-    "as many key-value heads": {"num_key_value_heads": 4},
-    "no number of key-value heads": {"num_key_value_heads": None},  # in Llama alone
+    "no number of key-value heads": {"num_key_value_heads": None},
     "one end token": {"eos_token_id": 7, "bos_token_id": 6, "pad_token_id": 5},
-    "pieces of a larger machine": {"pretraining_tp": 2},
     "other numbers": {"rms_norm_eps": 1e-2, "hidden_act": "gelu", "initializer_range": 0.1, "attention_dropout": 0.5},
-    "fields of others": {
-        "rope_interleaved": False,
-        "is_llama_config": True,
-        "transformers.js_config": {"dtype": "q4"},
-    },
+    "fields of others": {"pretraining_tp": 2, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}},
 }
 
 
-@pytest.mark.few(8)
 @pytest.mark.parametrize(
     "model_type, variant",
-    [("llama", variant) for variant in VARIANTS]
-    + [("mistral", variant) for variant, fields in VARIANTS.items() if None not in fields.values()],
+    [*(("llama", name) for name in VARIANTS), ("mistral", "one end token"), ("qwen2", "another width of heads")],
 )
-def test_llama_and_mistral_there_and_back(tmp_path, model_type, variant):
+def test_other_configs_there_and_back(tmp_path, model_type, variant):
     """The logits and the meaning of config.json, as transformers 4 wrote it, stay as they are."""
     source = tmp_path / "source"
-    source.mkdir()
     sizes = {name: value for name, value in VARIANTS[variant].items() if name in ("head_dim", "num_key_value_heads")}
     save_stock(source, model_type, rows=300, **sizes)
     removed = ["rope_parameters", "dtype", *(["head_dim"] if "head_dim" not in sizes else [])]
     edit(source / "config.json", removed, torch_dtype="float32", **VARIANTS[variant])
     notes = convert_to_wedlm(source, tmp_path / "wedlm").notes
-    refused = variant in ("dynamic", "longrope")
-    assert len(notes) == refused and (not refused or f"rope_type='{variant}' is not offered" in notes[0])
+    assert len(notes) == (variant == "longrope") and all("rope_type='longrope' is not offered" in n for n in notes)
     converted = AutoConfig.from_pretrained(tmp_path / "wedlm")
-    assert (converted.converted_from, converted.attention_bias, converted.qk_norm) == (model_type, False, False)
+    assert (converted.converted_from, converted.qk_norm) == (model_type, False)
     convert_to_autoregressive(tmp_path / "wedlm", tmp_path / "back")
     read = CLASSES[model_type][0].from_pretrained
-    old, new = read(source).to_dict(), read(tmp_path / "back").to_dict()
-    assert new == old
-    assert VARIANTS[variant].keys() - {"rope_scaling", "rope_theta", "num_key_value_heads"} <= old.keys()
+    assert read(tmp_path / "back").to_dict() == read(source).to_dict()
     assert weights_of(tmp_path / "back").keys() == weights_of(source).keys()
     input_ids = torch.arange(2 * LENGTH).view(2, LENGTH)
     stock, ours, back = (
         AutoModelForCausalLM.from_pretrained(tmp_path / name).eval() for name in ("source", "wedlm", "back")
     )
     assert type(stock) is type(back) is CLASSES[model_type][1] and type(ours) is WeDLMForCausalLM
-    for attention in ("eager", "sdpa"):
-        for model in (stock, ours, back):
-            model.set_attn_implementation(attention)
-        expected = bits(stock(input_ids).logits)
-        assert torch.equal(bits(ours(input_ids).logits), expected)
-        assert torch.equal(bits(back(input_ids).logits), expected)
-
-
-def test_a_qwen2_whose_heads_have_another_width(tmp_path):
-    source = tmp_path / "source"
-    source.mkdir()
-    save_stock(source, "qwen2", rows=300, head_dim=12)
-    convert_to_wedlm(source, tmp_path / "wedlm")
-    convert_to_autoregressive(tmp_path / "wedlm", tmp_path / "back")
-    stock, ours, back = (
-        AutoModelForCausalLM.from_pretrained(tmp_path / name)(torch.arange(20)[None]).logits
-        for name in ("source", "wedlm", "back")
-    )
-    assert torch.equal(ours, stock) and torch.equal(back, stock)
+    expected = bits(stock(input_ids).logits)
+    assert torch.equal(bits(ours(input_ids).logits), expected)
+    assert torch.equal(bits(back(input_ids).logits), expected)
 
 
 def test_a_wedlm_that_was_never_converted_goes_back_to_the_class_of_its_layers(tmp_path):
@@ -179,20 +146,14 @@ def drop(name):
 def test_refusals_on_the_way_back(source, tmp_path):
     with pytest.raises(CheckpointError, match="of model_type 'qwen3'; supported is a WeDLM checkpoint; without --to-"):
         convert_to_autoregressive(source, tmp_path / "back")
-    shutil.copytree(CHECKPOINTS / "q25", tmp_path / "both")
-    edit(tmp_path / "both" / "config.json", qk_norm=True)
-    with pytest.raises(CheckpointError, match="qk_norm=True and attention_bias=True, and none of Qwen2, Qwen3, Llama"):
-        convert_to_autoregressive(tmp_path / "both", tmp_path / "back")
     windows = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
-    edit(tmp_path / "both" / "config.json", ["layer_types"], qk_norm=False, attention_bias=False, **windows)
-    with pytest.raises(
-        CheckpointError, match="has sliding_window=8, and .* and to Llama only with sliding_window=None"
+    for flavour, fields, sentence in (
+        ("qwen3", {"attention_bias": True}, "qk_norm=True and attention_bias=True, and none of Qwen2, Qwen3, Llama"),
+        ("llama", windows, "has sliding_window=8, and .* to Llama only with sliding_window=None"),
     ):
-        convert_to_autoregressive(tmp_path / "both", tmp_path / "back")
-    with pytest.raises(
-        CheckpointError, match="nothing does not exist; give the folder of a checkpoint, or a name on the Hub"
-    ):
-        convert_to_autoregressive(tmp_path / "nothing", tmp_path / "back")
+        tiny_model(flavour, **fields).save_pretrained(tmp_path / flavour)
+        with pytest.raises(CheckpointError, match=sentence):
+            convert_to_autoregressive(tmp_path / flavour, tmp_path / "back")
     assert not (tmp_path / "back").exists()
 
 
@@ -204,11 +165,6 @@ REFUSED = {
         config(model_type="gpt2"),
         "of model_type 'gpt2'; supported is a dense causal language model of Qwen2, Qwen3, Llama and Mistral, or a We",
     ),
-    "a mixture of experts": (config(model_type="qwen3_moe"), r"'qwen3_moe' \(a mixture of experts\); supported is a"),
-    "layers without RoPE": (config(model_type="smollm3"), r"'smollm3' \(layers without RoPE\); supported"),
-    "multipliers": (config(model_type="granite"), r"'granite' \(multipliers of .* logits\); supported"),
-    "norms behind": (config(model_type="olmo2"), r"'olmo2' \(norms behind attention and MLP\); supported"),
-    "no model_type": (config(model_type=None), "of model_type None; supported"),
     "another head": (
         config(architectures=["Qwen3ForSequenceClassification"]),
         "Qwen3ForSequenceClassification'.*from",
@@ -218,23 +174,16 @@ REFUSED = {
         config(attention_bias=True),
         "attention_bias=True, and .* Qwen3 only with attention_bias=F",
     ),
-    "a nonsense config": (config(num_attention_heads="four"), "No model can be built .*num_attention_heads.*correct"),
     "heads that do not divide": (config(num_key_value_heads=3), "No model can be built .*num_key_value_heads=3"),
     "other shapes": (
         config(intermediate_size=64),
         r"down_proj.weight of .* has the shape \[32, 48\], and by its config \[32, 64\]; correct",
     ),
-    "other rows": (config(vocab_size=300), r"has the shape \[259, 32\], and by its config \[300, 32\]"),
     "more layers than weights": (layers(3), r"has no weight model.layers.2.*; correct"),
     "more weights than layers": (layers(1), r"has a weight model.layers.1.* no place for"),
     "a missing head": (drop("lm_head.weight"), "has no weight lm_head.weight, which"),
     "a padding id behind the rows": (config(pad_token_id=999), "No model can be built .*correct"),
-    "a type that is a number": (
-        config(dtype=5),
-        "No model can be built .*its dtype is 5, and weights are of.*correct",
-    ),
     "a type of integers": (config(dtype="int32"), "No model can be built .*its dtype is torch.int32.*correct"),
-    "a type that does not exist": (config(dtype="bf16"), "No model can be built .*correct"),
 }
 
 
@@ -250,19 +199,13 @@ def llama(model_type, removed=(), **fields):
     return lambda folder: edit(folder / "config.json", removed, **fields)
 
 
-WINDOWS = ["full_attention", "sliding_attention"]
 REFUSED_LLAMAS = {
-    "biases of attention": (
-        llama("llama", attention_bias=True),
-        "attention_bias=True, and .* Llama only with .*=False",
-    ),
+    "biases of attention": (llama("llama", attention_bias=True), "attention_bias=True, and .* Llama only with .*=F"),
     "biases of the MLP": (llama("llama", mlp_bias=True), "mlp_bias=True, and .* Llama only with mlp_bias=False"),
-    "a window of Llama": (
-        llama("llama", sliding_window=64),
-        "sliding_window=64, and .* only with sliding_window=None",
+    "windows of layers": (
+        llama("llama", layer_types=["full_attention", "sliding_attention"]),
+        "layer_types=.*'sliding_attention'.*, and WeDLM",
     ),
-    "windows of layers": (llama("llama", layer_types=WINDOWS), "layer_types=.*'sliding_attention'.*, and WeDLM"),
-    "a window of Mistral": (llama("mistral", sliding_window=64), "sliding_window=64, and .* Mistral only"),
     "the window that Mistral has by default": (
         llama("mistral", ["sliding_window"]),
         "sliding_window=4096, and .* Mistral only with sliding_window=None; start from a checkpoint that has it",

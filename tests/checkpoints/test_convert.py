@@ -6,8 +6,20 @@ import shutil
 import pytest
 import torch
 from draft_models import drafted
-from helpers import CHECKPOINTS, run_python
-from stock_checkpoints import CLASSES, END, OLD_NAME, SAY, TOKENS, bits, edit, files_of, save_stock, weights_of
+from helpers import CHECKPOINTS
+from stock_checkpoints import (
+    END,
+    INDEX,
+    OLD_NAME,
+    SAY,
+    TOKENS,
+    assert_refused,
+    bits,
+    edit,
+    files_of,
+    save_stock,
+    weights_of,
+)
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -20,14 +32,19 @@ from wedlm.checkpoints.errors import CheckpointError
 from wedlm.modeling_wedlm.hub_code import AUTO_MAP, flat_files
 
 
-@pytest.mark.few(8)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("rows", [TOKENS, TOKENS + 1, 384])
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("model_type", CLASSES)
+@pytest.mark.parametrize(
+    "model_type, tied, rows, dtype",
+    [
+        ("qwen2", False, TOKENS, torch.float32),
+        ("qwen2", True, TOKENS + 1, torch.bfloat16),
+        ("qwen3", True, TOKENS, torch.bfloat16),
+        ("qwen3", False, 384, torch.float32),
+        ("llama", True, TOKENS, torch.float32),
+        ("mistral", False, TOKENS, torch.bfloat16),
+    ],
+)
 def test_there_and_back(tmp_path, model_type, tied, rows, dtype):
     source, wedlm, back = tmp_path / "source", tmp_path / "wedlm", tmp_path / "back"
-    source.mkdir()
     save_stock(source, model_type, rows, tied, dtype)
     stock = AutoModelForCausalLM.from_pretrained(source).eval()
     result = convert_to_wedlm(source, wedlm)
@@ -58,91 +75,58 @@ def test_there_and_back(tmp_path, model_type, tied, rows, dtype):
     assert new["tokenizer_config.json"] == old["tokenizer_config.json"].replace(*OLD_NAME)
     again = AutoModelForCausalLM.from_pretrained(back)
     assert type(again) is type(stock) and again.dtype == dtype
-    assert all(
-        torch.equal(bits(a), bits(b))
-        for a, b in zip(again.state_dict().values(), stock.state_dict().values(), strict=True)
-    )
-    assert again.config.to_dict() == AutoModelForCausalLM.from_pretrained(source).config.to_dict() | {
-        "_name_or_path": str(back)
-    }
-    assert AutoTokenizer.from_pretrained(back).get_vocab() == AutoTokenizer.from_pretrained(source).get_vocab()
-    assert AutoTokenizer.from_pretrained(back).mask_token is None
+    assert again.config.to_dict() == stock.config.to_dict() | {"_name_or_path": str(back)}
 
 
-@pytest.mark.parametrize("model_type", ["llama", "mistral"])
-def test_a_converted_llama_writes_the_text_of_the_stock_class(tmp_path, model_type):
+def test_a_converted_llama_writes_the_text_of_the_stock_class(tmp_path):
     """In float64, so that no rounding decides."""
     source = tmp_path / "source"
-    source.mkdir()
     llama3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
     rope = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, **llama3}
-    save_stock(source, model_type, rows=300, dtype=torch.float64, rope_parameters=rope)
+    save_stock(source, "llama", rows=300, dtype=torch.float64, rope_parameters=rope)
     convert_to_wedlm(source, tmp_path / "wedlm")
     stock, model = (AutoModelForCausalLM.from_pretrained(tmp_path / name).eval() for name in ("source", "wedlm"))
     input_ids = torch.arange(3, 43).view(2, 20)
-    arguments = {"max_new_tokens": 40, "suppress_tokens": [model.config.mask_token_id], "pad_token_id": END}
     mask = torch.ones_like(input_ids)
     mask[0, :5] = 0
-    expected = stock.generate(input_ids, attention_mask=mask, **arguments)
-    for decoding in ("autoregressive", "verified"):
-        assert torch.equal(model.generate(input_ids, attention_mask=mask, decoding=decoding, **arguments), expected)
+    arguments = {"attention_mask": mask, "max_new_tokens": 40, "pad_token_id": END}
+    arguments["suppress_tokens"] = [model.config.mask_token_id]
+    assert torch.equal(model.generate(input_ids, **arguments), stock.generate(input_ids, **arguments))
 
 
-@pytest.mark.full
-def test_the_result_loads_without_the_package(source, tmp_path):
-    convert_to_wedlm(source, tmp_path / "converted")
-    code = """
-from transformers import AutoModelForCausalLM, AutoTokenizer
-model = AutoModelForCausalLM.from_pretrained("converted", trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained("converted")
-print(type(model).__module__.partition(".")[0], model.config.mask_token_id == tokenizer.mask_token_id == 259)
-print(model.generate(**tokenizer("abc", return_tensors="pt"), max_new_tokens=3).shape)
-"""
-    out = run_python(code, tmp_path, wedlm=False)
-    assert "transformers_modules True" in out
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}
 
 
 @pytest.mark.parametrize(
-    "name, fields, reason",
+    "file, fields, reason",
     [
-        ("config.json", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "rope_type="),
+        ("generation_config.json", {}, None),
+        ("generation_config.json", None, None),
         ("generation_config.json", {"num_beams": 2}, "num_beams=2"),
+        ("config.json", DYNAMIC, "rope_type="),
     ],
 )
-def test_a_converted_model_that_cannot_decode_in_parallel_writes_the_text_of_its_source(
-    source, tmp_path, name, fields, reason
-):
-    edit(source / name, **fields)
-    (note,) = convert_to_wedlm(source, tmp_path / "wedlm").notes
-    assert note.startswith(f"This checkpoint decodes token by token only: {reason}")
+def test_a_converted_model_writes_the_text_of_its_source_by_default(source, tmp_path, file, fields, reason):
+    """Token by token where parallel decoding is refused."""
+    if fields is None:
+        (source / file).unlink()
+    else:
+        edit(source / file, **fields)
+    notes = convert_to_wedlm(source, tmp_path / "wedlm").notes
+    assert "".join(notes).startswith(f"This checkpoint decodes token by token only: {reason}" if reason else "")
     stock, model = (AutoModelForCausalLM.from_pretrained(folder).eval() for folder in (source, tmp_path / "wedlm"))
-    assert model.generation_config.decoding == "autoregressive"
-    tokens = torch.tensor([[5, 6, 7, 8]])
-    assert torch.equal(*(each.generate(tokens, max_new_tokens=20, do_sample=False) for each in (stock, model)))
-
-
-@pytest.mark.parametrize("has_file", [True, False])
-def test_a_converted_model_writes_the_text_of_its_source_by_default(source, tmp_path, has_file):
-    if not has_file:
-        (source / "generation_config.json").unlink()
-    convert_to_wedlm(source, tmp_path / "wedlm")
-    stock, model = (
-        kind.from_pretrained(folder).eval()
-        for kind, folder in ((AutoModelForCausalLM, source), (WeDLMForCausalLM, tmp_path / "wedlm"))
-    )
-    assert model.generation_config.decoding == "verified"
-    assert model.generation_config.eos_token_id == stock.generation_config.eos_token_id == [END, SAY]
+    assert model.generation_config.decoding == ("autoregressive" if reason else "verified")
+    assert model.generation_config.eos_token_id == [END, SAY]
     tokens = torch.tensor([[5, 6, 7, 8]])
     assert torch.equal(*(each.generate(tokens, max_new_tokens=20, do_sample=False) for each in (stock, model)))
     convert_to_autoregressive(tmp_path / "wedlm", tmp_path / "back")
-    assert (tmp_path / "back" / "generation_config.json").exists() == has_file
+    assert (tmp_path / "back" / "generation_config.json").exists() == (fields is not None)
 
 
 def test_back_after_training(source, tmp_path):
     """save_pretrained() keeps mask_row for the way back, and writes parameters that Qwen does not know."""
     convert_to_wedlm(source, tmp_path / "wedlm")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "wedlm")
-    model.lm_head.weight.data.add_(1.0)
     model.save_pretrained(tmp_path / "trained")
     AutoTokenizer.from_pretrained(tmp_path / "wedlm").save_pretrained(tmp_path / "trained")
     assert "window_size" in json.loads((tmp_path / "trained" / "generation_config.json").read_text())
@@ -150,19 +134,18 @@ def test_back_after_training(source, tmp_path):
     generation = json.loads((tmp_path / "back" / "generation_config.json").read_text())
     assert not {"decoding", "window_size", "entropy_threshold", "distance_penalty"} & generation.keys()
     assert generation["eos_token_id"] == [END, SAY]
-    assert torch.equal(weights_of(tmp_path / "back")["lm_head.weight"], weights_of(source)["lm_head.weight"] + 1.0)
     tokenizer_config = json.loads((tmp_path / "back" / "tokenizer_config.json").read_text())
     assert "<|im_start|>" in tokenizer_config["additional_special_tokens"]  # the name that transformers 4 reads
     assert "extra_special_tokens" not in tokenizer_config
-    assert AutoTokenizer.from_pretrained(tmp_path / "back").get_vocab().keys() == (
-        AutoTokenizer.from_pretrained(source).get_vocab().keys()
-    )
+    vocabularies = (AutoTokenizer.from_pretrained(folder).get_vocab() for folder in (source, tmp_path / "back"))
+    assert len({frozenset(vocabulary) for vocabulary in vocabularies}) == 1
 
 
 def test_an_official_checkpoint_keeps_its_weights_and_gets_our_code(checkpoint, tmp_path):
     source = tmp_path / "official"
     shutil.copytree(checkpoint, source)
     (source / "modeling_wedlm.py").write_text("raise RuntimeError('the broken remote code ran')\n")
+    edit(source / "config.json", auto_map={"AutoModel": "modeling_wedlm.WeDLMOther", "AutoX": "x.X"})
     result = convert_to_wedlm(source, tmp_path / "ours")
     assert (result.mask_token_id, result.notes) == (159, [])
     files = files_of(tmp_path / "ours")
@@ -172,17 +155,8 @@ def test_an_official_checkpoint_keeps_its_weights_and_gets_our_code(checkpoint, 
     back = convert_to_autoregressive(tmp_path / "ours", tmp_path / "back")
     assert back.mask_token_id == 159 and "MASK, token 159, stays" in back.notes[0]
     assert (tmp_path / "back" / "model.safetensors").read_bytes() == files["model.safetensors"]
-    stock, ours = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("back", "ours"))
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "back")
     assert type(stock) is (Qwen3ForCausalLM if checkpoint.name == "q3" else Qwen2ForCausalLM)
-    input_ids = torch.arange(3, 19)[None]
-    assert torch.equal(stock(input_ids).logits, ours(input_ids).logits)
-
-
-def test_the_code_of_others_is_not_named(tmp_path):
-    shutil.copytree(CHECKPOINTS / "q3", tmp_path / "official")
-    edit(tmp_path / "official" / "config.json", auto_map={"AutoModel": "modeling_wedlm.WeDLMOther", "AutoX": "x.X"})
-    convert_to_wedlm(tmp_path / "official", tmp_path / "ours")
-    assert json.loads((tmp_path / "ours" / "config.json").read_text())["auto_map"] == AUTO_MAP
 
 
 def test_an_official_checkpoint_without_mask_is_pointed_out(tmp_path):
@@ -205,3 +179,121 @@ def test_a_model_that_contains_a_draft_adapter_has_no_stock_class(tmp_path):
     with pytest.raises(CheckpointError, match="model contains a draft adapter, .* stock checkpoint; convert its base"):
         convert_to_autoregressive(tmp_path / "model", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+# --- MASK ---
+
+
+def test_the_added_row_is_the_mean_of_the_others(source, tmp_path):
+    result = convert_to_wedlm(source, tmp_path / "wedlm")
+    old, new = weights_of(source), weights_of(tmp_path / "wedlm")
+    assert old.keys() == new.keys()
+    for name in old:
+        if name in ("model.embed_tokens.weight", "lm_head.weight"):
+            assert torch.equal(new[name][:-1], old[name])
+            torch.testing.assert_close(new[name][-1], old[name].mean(dim=0), rtol=0, atol=1e-7)
+        else:
+            assert torch.equal(new[name], old[name])
+    assert result.mask_token_id == len(old["lm_head.weight"])
+    index = json.loads((tmp_path / "wedlm" / INDEX).read_text())
+    assert index["metadata"] == {
+        "total_parameters": sum(tensor.numel() for tensor in new.values()),
+        "total_size": sum(tensor.nbytes for tensor in new.values()),
+    }
+
+
+def test_a_tied_head_that_is_in_the_file_gets_the_row_too(tmp_path):
+    source = tmp_path / "source"
+    save_stock(source, "qwen2")
+    edit(source / "config.json", tie_word_embeddings=True)
+    convert_to_wedlm(source, tmp_path / "wedlm")
+    assert weights_of(tmp_path / "wedlm")["lm_head.weight"].shape[0] == TOKENS + 1
+    convert_to_autoregressive(tmp_path / "wedlm", tmp_path / "back")
+    old, new = files_of(source), files_of(tmp_path / "back")
+    assert {name for name in old if old[name] != new[name]} == {"config.json", "tokenizer_config.json"}
+
+
+def test_a_tokenizers_own_mask_token_is_kept(source, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.mask_token = "<|im_end|>"
+    tokenizer.save_pretrained(source)
+    result = convert_to_wedlm(source, tmp_path / "wedlm")
+    assert result.mask_token_id == 258 and "'<|im_end|>' (id 258); it is kept" in result.notes[0]
+    config = json.loads((tmp_path / "wedlm" / "config.json").read_text())
+    assert config["vocab_size"] == TOKENS and config.get("mask_row") is None
+    assert convert_to_autoregressive(tmp_path / "wedlm", tmp_path / "back").mask_token_id == 258
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "back" / name).read_bytes() == (source / name).read_bytes().replace(*OLD_NAME)
+
+
+def test_a_name_that_is_taken_is_not_used(tmp_path):
+    save_stock(tmp_path / "source", rows=300)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "source")
+    tokenizer.add_tokens(["<|mask|>"])
+    tokenizer.save_pretrained(tmp_path / "source")
+    assert convert_to_wedlm(tmp_path / "source", tmp_path / "wedlm").mask_token_id == 260
+    assert AutoTokenizer.from_pretrained(tmp_path / "wedlm").mask_token == "<|mask_2|>"
+
+
+@pytest.mark.parametrize("file, name", [("config.json", "pad_token_id"), ("generation_config.json", "eos_token_id")])
+def test_ids_that_only_a_config_names_are_used(tmp_path, file, name):
+    save_stock(tmp_path / "source", rows=300)
+    edit(tmp_path / "source" / file, **{name: [END, 270] if name == "eos_token_id" else 270})
+    assert convert_to_wedlm(tmp_path / "source", tmp_path / "wedlm").mask_token_id == 271
+    edit(tmp_path / "source" / "generation_config.json", **{name: "x"})
+    with pytest.raises(CheckpointError, match=f"{name} of .* is 'x', which is no token id; correct"):
+        convert_to_wedlm(tmp_path / "source", tmp_path / "other")
+
+
+def test_no_tokenizer(tmp_path):
+    save_stock(tmp_path / "source", rows=300, tokenizer=False)
+    result = convert_to_wedlm(tmp_path / "source", tmp_path / "wedlm")
+    assert (
+        result.mask_token_id == 300
+        and "has no tokenizer, and MASK gets row 300; if a tokenizer is to name MASK, put it there" in result.notes[0]
+    )
+    assert not list((tmp_path / "wedlm").glob("tokenizer*"))
+    convert_to_autoregressive(tmp_path / "wedlm", tmp_path / "back")
+    assert {**weights_of(tmp_path / "back")}.keys() == weights_of(tmp_path / "source").keys()
+    assert weights_of(tmp_path / "back")["lm_head.weight"].shape[0] == 300
+
+
+def test_a_tokenizer_that_went_on_behind_mask_keeps_its_ids(tmp_path):
+    save_stock(tmp_path / "source", rows=300)
+    convert_to_wedlm(tmp_path / "source", tmp_path / "wedlm")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "wedlm")
+    tokenizer.add_tokens(["<|mine|>"])
+    tokenizer.save_pretrained(tmp_path / "wedlm")
+    with pytest.raises(CheckpointError, match=r"gives other ids to \['<\|mine\|>'\]; set mask_row to null"):
+        convert_to_autoregressive(tmp_path / "wedlm", tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+    edit(tmp_path / "wedlm" / "config.json", mask_row=None)
+    assert "stays" in convert_to_autoregressive(tmp_path / "wedlm", tmp_path / "back").notes[0]
+
+
+def test_rows_added_behind_mask_are_not_dropped(source, tmp_path):
+    convert_to_wedlm(source, tmp_path / "wedlm")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "wedlm")
+    model.resize_token_embeddings(270)
+    model.save_pretrained(tmp_path / "resized")
+    with pytest.raises(
+        CheckpointError, match="mask_token_id=259 is not the last of the 270 rows .*set mask_row to null"
+    ):
+        convert_to_autoregressive(tmp_path / "resized", tmp_path / "back")
+
+
+REFUSED = {
+    "a mask_token that ends the text": (
+        lambda folder: edit(folder / "tokenizer_config.json", mask_token="<|im_start|>"),
+        "The mask_token '<.im_start.>' of .* also ends or pads the text; correct or remove",
+    ),
+    "a mask_token outside": (
+        lambda folder: edit(folder / "tokenizer_config.json", mask_token="<none>"),
+        "mask_token '<none>' of .* has the id None, which is none of the 259 rows; correct",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_are_one_sentence_and_nothing_is_written(source, tmp_path, name):
+    assert_refused(source, tmp_path, *REFUSED[name])

@@ -1,27 +1,24 @@
-"""`load_checkpoint`: a model and a tokenizer, or one sentence."""
+"""Models, tokenizers and draft adapters are loaded, or refused in one sentence."""
 
 import json
 import shutil
-from unittest.mock import Mock
 
 import pytest
 import torch
-from draft_models import save_adapter
+from draft_models import save_adapter, tiny_model
 from helpers import CHECKPOINTS, MASK, put_into_hub_cache, random_tokens, run_python
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from tiny_tokenizer import make_tokenizer
-from transformers import (
-    AutoModelForCausalLM,
-)
 from typer.testing import CliRunner
 
+from wedlm import WeDLMForCausalLM
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.errors import CheckpointError
-from wedlm.checkpoints.load import load_checkpoint
+from wedlm.checkpoints.load import attach_adapter, load_checkpoint
 from wedlm.commands.cli import app
-from wedlm.drafts.measure import measure
 from wedlm.fused.model import product_of
+from wedlm.training.draft_lora import LAYERS
 
 
 @pytest.fixture
@@ -83,8 +80,8 @@ def test_a_model_that_only_decodes_is_fused(folder):
     ("module", "command"),
     [
         ("wedlm.commands.answering", "generate {0} x"),
-        ("wedlm.commands.tune", "tune {0} --data {1}"),
-        ("wedlm.commands.eval", "eval {0} --tasks demo_counting --include-path examples/demo/lm_eval_tasks --out {2}"),
+        ("wedlm.checkpoints.load", "tune {0} --data {1}"),
+        ("wedlm.checkpoints.load", "eval {0} --tasks demo_counting --include-path {3} --out {2}"),
         ("wedlm.serving.server", "serve {0} --port 0"),
         ("wedlm.drafts.adapt", "adapt {0} {2} --num-prompts 30"),
     ],
@@ -98,50 +95,30 @@ def test_every_command_that_only_decodes_says_so(module, command, folder, tmp_pa
 
     monkeypatch.setattr(f"{module}.load_checkpoint", load)
     (tmp_path / "data.jsonl").write_text('{"prompt": "x", "answer": "y"}\n' * 8)
-    result = CliRunner().invoke(app, command.format(DEMO_FOLDER, tmp_path / "data.jsonl", tmp_path / "out").split())
+    words = command.format(DEMO_FOLDER, tmp_path / "data.jsonl", tmp_path / "out", "examples/demo/lm_eval_tasks")
+    result = CliRunner().invoke(app, words.split())
     assert seen == [{"only_decodes": True}] and "Seen." in result.stderr
 
 
-def test_the_measurement_of_an_adapter_only_decodes(monkeypatch):
-    load = Mock(side_effect=CheckpointError("Seen."))
-    monkeypatch.setattr("wedlm.drafts.measure.load_checkpoint", load)
-    with pytest.raises(CheckpointError, match="Seen."):
-        measure(Mock(), None, None, None)
-    assert load.call_args.kwargs == {"only_decodes": True}
-
-
-def with_base(adapter, **fields):
+def edit_adapter(adapter, **fields):
     path = adapter / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 def test_a_draft_adapter_that_cannot_be_used(folder, tmp_path):
     adapter = save_adapter(tmp_path / "adapter", base=folder)
-    with_base(adapter, base_fingerprint="0")
-    assert "cannot be used as a draft adapter of this model (base_fingerprint='0'" in refusal(adapter)
-    with_base(adapter, base_model_name_or_path=None)
-    assert "which .*adapter was trained on".replace(".*", f"{tmp_path}/") in refusal(adapter)
-    with_base(adapter, base_model_name_or_path=str(adapter))
+    edit_adapter(adapter, base_model_name_or_path=None)
+    assert f"which {adapter} was trained on" in refusal(adapter)
+    edit_adapter(adapter, base_model_name_or_path=str(adapter))
     assert refusal(adapter) == f"{adapter} is a draft adapter, and a checkpoint is wanted; give the adapter's base."
-    with_base(adapter, peft_type="LORA")
+    edit_adapter(adapter, peft_type="LORA")
     assert refusal(adapter).endswith("makes a whole checkpoint of it.")
 
 
 def test_another_model_type(folder):
-    for model_type, expected in (
-        ("qwen3", f"`wedlm convert {folder} OUT` makes a WeDLM checkpoint of it."),
-        ("gpt2", "`wedlm convert` makes WeDLM checkpoints of Qwen2, Qwen3, Llama and Mistral."),
-    ):
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, "model_type": model_type}))
-        sentence = refusal(folder)
-        assert f"is of model_type {model_type!r}" in sentence and sentence.endswith(expected)
-
-
-def test_a_dtype_that_is_none(folder):
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "dtype": 3}))
-    assert "its dtype is 3, and weights are of one such as 'bfloat16'" in refusal(folder)
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "qwen3"}))
+    assert "is of model_type 'qwen3', and this needs WeDLM; `wedlm convert" in refusal(folder)
 
 
 def test_parts_that_are_missing(folder):
@@ -157,7 +134,7 @@ def test_parts_that_are_missing(folder):
     assert "has no tokenizer (neither tokenizer.json nor vocab.json)" in refusal(folder)
 
 
-@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("file", ["tokenizer.json", "model.safetensors"])
 def test_a_damaged_file(folder, file):
     content = (folder / file).read_bytes()
     (folder / file).write_bytes(content[: len(content) // 2])
@@ -182,10 +159,99 @@ def test_a_device_that_is_not_there(folder):
     assert "cannot be put on the device 'nowhere' (" in refusal(folder, device="nowhere")
 
 
-def test_ctrl_c_while_loading_is_no_refusal(folder, monkeypatch):
-    def interrupted(*arguments, **options):
-        raise KeyboardInterrupt
+# --- Draft adapters in the model itself ---
 
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        load_checkpoint(folder)
+IDS = torch.cat([random_tokens(2, 6), torch.full((2, 3), MASK)], dim=1)
+
+
+@torch.no_grad()
+def logits(model, input_ids=IDS):
+    return model(input_ids=input_ids).logits
+
+
+def attached(model, folder):
+    attach_adapter(model, folder)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("flavour", "modules"), [("qwen2", LAYERS), ("qwen3", ["down_proj", "q_proj"]), ("llama tied", LAYERS)]
+)
+def test_both_forms_agree(flavour, modules, tmp_path):
+    folder = save_adapter(tmp_path, flavour, target_modules=list(modules))
+    base, model = tiny_model(flavour), attached(tiny_model(flavour), folder)
+    assert model.config.drafts == {"rank": 4, "modules": sorted(modules)}
+    assert torch.equal(logits(model)[:, :6], logits(base)[:, :6])
+    expected = logits(PeftModel.from_pretrained(tiny_model(flavour), folder))
+    torch.testing.assert_close(logits(model), expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(logits(model)[:, 6:], logits(base)[:, 6:], atol=0.1)
+
+
+def test_saved_with_its_adapter_the_model_is_the_same(tmp_path):
+    model = attached(tiny_model("llama tied"), save_adapter(tmp_path / "adapter", "llama tied"))
+    model.save_pretrained(tmp_path / "whole")
+    loaded = WeDLMForCausalLM.from_pretrained(tmp_path / "whole").eval()
+    assert loaded.config.drafts == model.config.drafts
+    assert torch.equal(logits(loaded), logits(model))
+
+
+def without(name):
+    def change(folder):
+        tensors = load_file(folder / "adapter_model.safetensors")
+        tensors.pop(name)
+        save_file(tensors, folder / "adapter_model.safetensors")
+
+    return change
+
+
+def with_fields(**fields):
+    return lambda folder: edit_adapter(folder, **fields)
+
+
+def not_finite(folder):
+    path = folder / "adapter_model.safetensors"
+    tensors = load_file(path)
+    tensors["base_model.model.model.embed_tokens.lora_mask.weight"][0] = float("nan")
+    save_file(tensors, path)
+
+
+BROKEN = {
+    "weights missing": (
+        without("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"),
+        "layers.0.mlp.drafts.up_proj.down is in one of them only, 1 such weights in all",
+    ),
+    "another rank": (with_fields(r=2), r"has the shape \(4, 32\) and should have \(2, 32\)"),
+    "rank 0": (with_fields(r=0), "r=0 in .* is not an integer from 1 to 65536"),
+    "no names": (with_fields(target_modules=5), "target_modules=5 in .* is not a list of names"),
+    "not finite": (not_finite, "mask_embedding holds values that are not finite, 1 such weights in all"),
+    "another kind": (with_fields(peft_type="LORA"), "its peft_type is 'LORA', that of draft adapters 'WEDLM_DRAFT'"),
+    "another base": (with_fields(base_fingerprint="0"), "base_fingerprint='0' of the draft adapter is not that of"),
+    "no file": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "No such file"),
+    "no safetensors": (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"nothing"), "header"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_adapter_that_does_not_fit_leaves_the_model_as_it_is(name, tmp_path):
+    change, sentence = BROKEN[name]
+    change(save_adapter(tmp_path))
+    model = tiny_model()
+    with pytest.raises(CheckpointError, match=f"cannot be used as a draft adapter of this model .*{sentence}"):
+        attach_adapter(model, tmp_path)
+    assert model.config.drafts is None and torch.equal(logits(model), logits(tiny_model()))
+
+
+def test_models_that_cannot_have_an_adapter(tmp_path):
+    folder = save_adapter(tmp_path / "adapter")
+    with pytest.raises(CheckpointError, match="is not that of this model"):
+        attach_adapter(tiny_model(seed=7), folder)
+    without_mask = tiny_model()
+    without_mask.config.mask_token_id = None
+    with pytest.raises(CheckpointError, match="mask_token_id is None"):
+        attach_adapter(without_mask, folder)
+    with pytest.raises(CheckpointError, match="has a draft adapter already; load its base anew"):
+        attach_adapter(attached(tiny_model(), folder), folder)
+    with torch.device("meta"):
+        empty = WeDLMForCausalLM(tiny_model().config)
+    with pytest.raises(CheckpointError, match="some weights of the model are not in memory"):
+        attach_adapter(empty, folder)

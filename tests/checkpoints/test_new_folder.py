@@ -8,23 +8,14 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from stock_checkpoints import assert_refused, edit, files_of, refuse_access, save_stock
+from stock_checkpoints import assert_refused, edit, files_of, save_stock
 
 from wedlm import convert_to_wedlm
 from wedlm.checkpoints import new_folder, plan
 from wedlm.checkpoints.errors import CheckpointError
 
 
-def test_a_place_that_may_not_be_looked_into(source, tmp_path, monkeypatch):
-    (tmp_path / "wedlm").mkdir()
-    monkeypatch.setattr("wedlm.checkpoints.new_folder.Path.iterdir", refuse_access)
-    with pytest.raises(
-        CheckpointError, match=r"wedlm cannot be looked into \(.*Permission denied.*\); choose another"
-    ):
-        convert_to_wedlm(source, tmp_path / "wedlm")
-
-
-def test_places_that_are_refused(source, tmp_path, monkeypatch):
+def test_folders_that_are_refused(source, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("mine")
@@ -47,10 +38,9 @@ def test_places_that_are_refused(source, tmp_path, monkeypatch):
         (source, True, "are the same folder, or one lies in the other"),
         (source / "inside", False, "are the same folder, or one lies in the other"),
         (tmp_path / "file" / "inside", False, r"could not be written \(.*\) and is as it was; make room"),
-        (".", False, "is a mount point, or the folder you are in"),
         ("", False, "is a mount point, or the folder you are in"),
         ("..", False, "is a mount point, or the folder you are in|is not empty"),
-        (tmp_path / "loop", False, "cannot be looked into"),
+        (tmp_path / "loop", False, "cannot be read"),
         (tmp_path / "mount", False, "is a mount point, or the folder you are in"),
     ):
         with pytest.raises(CheckpointError, match=message):
@@ -70,14 +60,7 @@ def test_an_adapter_is_overwritten(tmp_path):
         new_folder.check_out(tmp_path / "full", overwrite=False)
 
 
-def test_a_folder_whose_config_is_nested_too_deeply_is_no_checkpoint(source, tmp_path):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "config.json").write_text("[" * 10_000)
-    with pytest.raises(CheckpointError, match="full is no checkpoint, and only a checkpoint is overwritten"):
-        convert_to_wedlm(source, tmp_path / "full", overwrite=True)
-
-
-@pytest.mark.parametrize("name", ["LICENSE", "chat_template.jinja", "additional_chat_templates", "model.safetensors"])
+@pytest.mark.parametrize("name", ["LICENSE", "additional_chat_templates"])
 def test_a_link_out_of_the_checkpoint_is_refused(source, tmp_path, name):
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "file.jinja").write_text("secret")
@@ -122,30 +105,15 @@ def test_parents_made_in_vain_go_away_again(source, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"source"}
 
 
-def test_the_disk_that_is_measured_is_that_of_the_parent(source, tmp_path, monkeypatch):
-    (tmp_path / "wedlm").mkdir()
-    asked = []
-    usage = shutil.disk_usage(tmp_path)._replace(free=10**12)
-    monkeypatch.setattr(new_folder.shutil, "disk_usage", lambda path: asked.append(path) or usage)
-    convert_to_wedlm(source, tmp_path / "wedlm")
-    convert_to_wedlm(source, tmp_path / "a" / "b")
-    assert asked == [tmp_path, tmp_path]
-
-
-def test_an_empty_folder_and_new_parents(source, tmp_path):
-    (tmp_path / "empty").mkdir()
-    convert_to_wedlm(source, tmp_path / "empty")
-    convert_to_wedlm(source, tmp_path / "a" / "b")
-    assert files_of(tmp_path / "empty") == files_of(tmp_path / "a" / "b")
-
-
 def test_overwriting_replaces_the_whole_folder(source, tmp_path):
     convert_to_wedlm(source, tmp_path / "wedlm")
     expected = files_of(tmp_path / "wedlm")
     (tmp_path / "wedlm" / "old.safetensors").write_text("old")
-    convert_to_wedlm(source, tmp_path / "wedlm", overwrite=True)
+    (tmp_path / "wedlm.incomplete-0").mkdir()  # another process may be using it
+    (note,) = convert_to_wedlm(source, tmp_path / "wedlm", overwrite=True).notes
+    assert str(tmp_path / "wedlm.incomplete-0") in note
     assert files_of(tmp_path / "wedlm") == expected
-    assert {path.name for path in tmp_path.iterdir()} == {"source", "wedlm"}
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "wedlm", "wedlm.incomplete-0"}
 
 
 def test_a_folder_that_fills_up_meanwhile_is_not_replaced(source, tmp_path, monkeypatch):
@@ -171,13 +139,6 @@ def test_disk_space_is_checked_first(source, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="needs 0.03 GB and its disk has 0.00 GB free; free some .*incomplete-0"):
         convert_to_wedlm(source, tmp_path / "wedlm")
     assert {path.name for path in tmp_path.iterdir()} == {"source", "wedlm.incomplete-0"}
-
-
-def test_what_a_killed_conversion_left_is_pointed_out(source, tmp_path):
-    (tmp_path / "wedlm.incomplete-0").mkdir()
-    notes = convert_to_wedlm(source, tmp_path / "wedlm").notes
-    assert len(notes) == 1 and str(tmp_path / "wedlm.incomplete-0") in notes[0]
-    assert (tmp_path / "wedlm.incomplete-0").exists()  # another process may be using it
 
 
 def strike_child(source, parent, overwrite, by_kill, moment):
@@ -214,7 +175,6 @@ def strike_child(source, parent, overwrite, by_kill, moment):
 
 def strike(tmp_path, overwrite, by_kill, step):
     source, parent = tmp_path / "source", tmp_path / "parent"
-    source.mkdir()
     parent.mkdir()
     save_stock(source)
     convert_to_wedlm(source, tmp_path / "expected")
@@ -246,10 +206,8 @@ def strike(tmp_path, overwrite, by_kill, step):
     assert moment > 30 and {"complete", "old"} <= outcomes
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("by_kill", [True, False], ids=["kill", "interrupt"])
-def test_struck_at_some_moments_the_result_is_complete_or_absent(tmp_path, by_kill):
-    strike(tmp_path, overwrite=True, by_kill=by_kill, step=7)
+def test_killed_at_some_moments_the_result_is_complete_or_absent(tmp_path):
+    strike(tmp_path, overwrite=True, by_kill=True, step=7)
 
 
 @pytest.mark.slow

@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import run as run_command
-from command_line import save_checkpoint
 from helpers import CHECKPOINTS, DECODE, EOS, GOLDEN, load, run_python
 from transformers import AutoModelForCausalLM
 
 from wedlm.generation.transformers_internals import CACHE
-from wedlm.modeling_wedlm.hub_code import flat_files
 
-RUNS = [run for run in DECODE["runs"] if run["checkpoint"] == "q3" and "blockwise_ids" in run][:8]
-AUTOREGRESSIVE = [run for run in DECODE["autoregressive"] if run["checkpoint"] == "q3"][:4]
+RUNS = [run for run in DECODE["runs"] if run["checkpoint"] == "q3" and "blockwise_ids" in run][:3]
+AUTOREGRESSIVE = [run for run in DECODE["autoregressive"] if run["checkpoint"] == "q3"][:2]
 SETTINGS = ("window_size", "entropy_threshold", "distance_penalty", "max_new_tokens")
 # What a process without this package does: the code of the checkpoint itself decodes.
 CODE = """
@@ -67,16 +64,17 @@ def texts_without_the_package(folder: Path, place: Path) -> list[tuple[str, list
     (place / "calls.json").write_text(json.dumps(calls))
     run_python(CODE.format(folder=str(folder)), place, wedlm=False)
     texts = json.loads((place / "texts.json").read_text())
-    assert len(texts) == len(expected) > 16
     return [(call["settings"]["decoding"], *both) for call, *both in zip(calls, texts, expected, strict=True)]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(CACHE == "cache", reason="its code cannot be right from transformers 5.24 on; see the next test")
 def test_its_own_code_writes_the_recorded_texts_without_the_package(saved, tmp_path):
     for decoding, text, expected in texts_without_the_package(saved, tmp_path):
         assert text == expected, decoding
 
 
+@pytest.mark.full
 @pytest.mark.skipif(CACHE == "past_key_values", reason="its code is right before transformers 5.24")
 def test_its_own_code_fails_as_the_page_on_checkpoints_says(saved, tmp_path):
     if saved.name == "saved_by_0.1.0":
@@ -89,25 +87,17 @@ def test_its_own_code_fails_as_the_page_on_checkpoints_says(saved, tmp_path):
     assert any(text != expected for decoding, text, expected in texts if decoding == "autoregressive")
 
 
+@pytest.mark.parametrize("saved", ["0.1.0"], indirect=True)
 def test_saving_renews_its_code(saved, tmp_path):
     AutoModelForCausalLM.from_pretrained(saved).save_pretrained(tmp_path / "renewed")
     for decoding, text, expected in texts_without_the_package(tmp_path / "renewed", tmp_path):
         assert text == expected, decoding
 
 
-def test_export_renews_its_code(saved, tmp_path):
-    checkpoint, out = save_checkpoint(tmp_path / "checkpoint"), tmp_path / "out"
-    for path in saved.glob("*.py"):
-        shutil.copy(path, checkpoint)
-    assert run_command("export", checkpoint, out, "--license", "mit").exit_code == 0
-    assert {path.name: path.read_text(encoding="utf-8") for path in out.glob("*.py")} == flat_files()
-
-
-@pytest.mark.parametrize("decoding", ["streaming", "blockwise", "verified", "autoregressive"])
-def test_the_present_code_loads_it(saved, decoding):
-    model = AutoModelForCausalLM.from_pretrained(saved)
+def test_the_present_code_loads_it(saved):
+    model, current = AutoModelForCausalLM.from_pretrained(saved), load(CHECKPOINTS / "q3")
     assert type(model).__module__ == "wedlm.modeling_wedlm.modeling_wedlm"
+    assert model.generation_config.to_dict() == current.generation_config.to_dict()
     prompt = torch.tensor([DECODE["prompts"][2]])
-    arguments = {"max_new_tokens": 24, "decoding": decoding, "pad_token_id": 0}
-    expected = load(CHECKPOINTS / "q3").generate(prompt, **arguments)
-    assert torch.equal(model.generate(prompt, **arguments), expected)
+    arguments = {"max_new_tokens": 24, "decoding": "verified", "pad_token_id": 0}
+    assert torch.equal(model.generate(prompt, **arguments), current.generate(prompt, **arguments))

@@ -1,4 +1,4 @@
-"""The writing of a checkpoint: companions, disk space, progress and memory."""
+"""The writing of a checkpoint: companions, a full disk, and memory."""
 
 import errno
 import os
@@ -7,8 +7,7 @@ import sys
 
 import pytest
 import torch
-from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
-from stock_checkpoints import assert_refused, edit, files_of
+from stock_checkpoints import files_of
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from wedlm import convert_to_wedlm
@@ -16,21 +15,19 @@ from wedlm.checkpoints import plan
 from wedlm.checkpoints.errors import CheckpointError
 
 
-def test_what_comes_along(source, tmp_path):
-    """Licences and templates are copied, code of others is not."""
+def test_licences_and_templates_are_copied_and_code_of_others_is_not(source, tmp_path):
     (source / "additional_chat_templates").mkdir()
-    come = {"LICENSE": "free", "NOTICE.txt": "ours", "additional_chat_templates/tool.jinja": "{{ tools }}"}
-    for name, text in {**come, "README.md": "theirs", "modeling_other.py": "raise", "optimizer.pt": "pickle"}.items():
+    copied = {"LICENSE": "free", "NOTICE.txt": "ours", "additional_chat_templates/tool.jinja": "{{ tools }}"}
+    for name, text in {**copied, "README.md": "theirs", "modeling_other.py": "raise", "optimizer.pt": "x"}.items():
         (source / name).write_text(text)
     convert_to_wedlm(source, tmp_path / "wedlm")
     files = files_of(tmp_path / "wedlm")
-    assert {name: files[name].decode() for name in come} == come
+    assert {name: files[name].decode() for name in copied} == copied
     assert not {"README.md", "modeling_other.py", "optimizer.pt"} & files.keys()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS], ids=["full", "read-only"])
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_disk_that_is_full_in_the_middle(source, tmp_path, monkeypatch, overwrite, number):
+def test_a_disk_that_is_full_in_the_middle(source, tmp_path, monkeypatch, overwrite):
     if overwrite:
         convert_to_wedlm(source, tmp_path / "wedlm")
     before = files_of(tmp_path)
@@ -39,24 +36,13 @@ def test_a_disk_that_is_full_in_the_middle(source, tmp_path, monkeypatch, overwr
     def fill(shard, path, *arguments):
         original(shard, path, *arguments)
         if "00002" in path.name:
-            raise OSError(number, os.strerror(number))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(plan, "write_shard", fill)
-    with pytest.raises(CheckpointError, match=rf"could not be written \(.*{os.strerror(number)}\) and is as"):
+    with pytest.raises(CheckpointError, match=r"could not be written \(.*No space left on device\) and is as"):
         convert_to_wedlm(source, tmp_path / "wedlm", overwrite=overwrite)
     assert files_of(tmp_path) == before
     assert len(list(tmp_path.iterdir())) == 1 + overwrite
-
-
-def test_a_bar_for_every_shard(source, tmp_path, capfd):
-    enable_progress_bars()
-    try:
-        convert_to_wedlm(source, tmp_path / "wedlm")
-    finally:
-        disable_progress_bars()
-    err = capfd.readouterr().err
-    for i in (1, 2, 3):
-        assert f"model-0000{i}-of-00003.safetensors ({i}/3): 100%" in err
 
 
 CONVERT = """
@@ -89,19 +75,3 @@ def test_a_conversion_holds_no_more_than_two_shards(tmp_path):
     assert largest > 90e6 and more < 2 * largest
     kept = files_of(back)
     assert all(kept[name] == content for name, content in shards.items() if name.endswith(".safetensors"))
-
-
-# --- Refusals ---
-
-
-REFUSED = {
-    "a tokenizer that does not load": (
-        lambda folder: edit(folder / "tokenizer_config.json", tokenizer_class=7),
-        "The tokenizer in .* cannot be loaded .*; correct its files",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusals_are_one_sentence_and_nothing_is_written(source, tmp_path, name):
-    assert_refused(source, tmp_path, *REFUSED[name])

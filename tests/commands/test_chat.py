@@ -7,16 +7,13 @@ import select
 import signal
 
 import pytest
-import torch
 from command_line import CONTEXT, ENDLESS, SHORT, SPACED, TIMEOUT, assert_counted, generated, ids_of, run, start, user
 from tiny_tokenizer import QWEN3, QWEN25, THINKING, make_tokenizer
-from transformers import DynamicCache
 
 from wedlm.commands.answering import AnswerStreamer
 from wedlm.commands.chat import Chat
-from wedlm.commands.options import GenerationOptions
+from wedlm.commands.shared_options import GenerationOptions
 from wedlm.generation.parameters import DECODINGS
-from wedlm.generation.transformers_internals import CACHE
 
 QUESTIONS = ["the dog", "the log and the mat", "a cat", "on the dog"]
 
@@ -32,10 +29,10 @@ def fresh_answers(loaded, questions, **arguments):
     return texts
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("decoding", DECODINGS)
-@pytest.mark.parametrize("template", [QWEN25, QWEN3, THINKING], ids=["qwen25", "qwen3", "thinking"])
-def test_turns_with_the_cache_answer_as_without(loaded, capsys, decoding, template):
+@pytest.mark.parametrize(
+    ("template", "decoding"), [(QWEN25, "streaming"), (QWEN3, "verified"), (THINKING, "autoregressive")]
+)
+def test_turns_with_the_cache_answer_as_without(loaded, capsys, template, decoding):
     """It holds for templates that write earlier turns anew, and for texts that are encoded into other tokens."""
     model, tokenizer = loaded[0], make_tokenizer(template)
     options = GenerationOptions(max_new_tokens=40, entropy_threshold="3", decoding=decoding)
@@ -63,17 +60,6 @@ def test_a_turn_reads_what_the_cache_does_not_have(loaded, capsys):
     handle.remove()
     assert conversation.reused == shared > 10
     assert lengths[0] == len(ids) - shared + 8  # the window of 8
-
-
-def test_a_prompt_that_is_cached_to_its_end(loaded):
-    """One token of it is left to read, as decoding starts from a forward."""
-    conversation = Chat(*loaded, GenerationOptions())
-    conversation.cache = DynamicCache()
-    ids = [5, 6, 7, 8]
-    loaded[0](torch.tensor([ids]), **{CACHE: conversation.cache})
-    conversation.cached_ids = ids
-    cache, shared = conversation.reusable(ids)
-    assert shared == cache.get_seq_length() == 3
 
 
 def test_commands_of_a_chat(checkpoint, loaded):

@@ -20,6 +20,8 @@ from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.commands import cli
 
 QUESTION = "Solve 3x + 7 = 22 for x."
+EVAL = f"--recipe {REPOSITORY / 'examples/demo/eval.yaml'} --run-code --unsafe-run-code --limit 1"
+ADAPT = "--num-prompts 8 --num-held-out 1 --steps 1 --rank 2 --max-new-tokens 4"
 
 
 def test_help_is_fast_and_shows_every_command(tmp_path):
@@ -37,17 +39,11 @@ def test_help_is_fast_and_shows_every_command(tmp_path):
 
 @pytest.mark.parametrize("command", [command.callback.__name__ for command in cli.app.registered_commands])
 def test_every_command_has_an_example_that_parses(command):
-    text = " ".join(run(command, "--help").stdout.split())
-    (example,) = re.findall(rf"Example: wedlm {command} (.*)", text)
+    shown = run(command, "--help", env={"COLUMNS": "200"}).stdout
+    assert "<bool>" not in shown, "a flag takes no value"
+    (example,) = re.findall(rf"Example: wedlm {command} (.*)", " ".join(shown.split()))
     with get_command(cli.app).commands[command].make_context(command, shlex.split(example)):
         pass  # a command that does not parse raises an error
-
-
-@pytest.mark.parametrize("command", ["", *(command.callback.__name__ for command in cli.app.registered_commands)])
-def test_flags_are_shown_without_a_value(command):
-    shown = run(*filter(None, [command]), "--help", env={"COLUMNS": "200"}).stdout
-    assert "--help" in shown and "<bool>" not in shown
-    assert "--model" not in shown or command == "train", "MODEL is an argument everywhere"
 
 
 def test_the_help_of_train_lists_what_a_run_takes():
@@ -60,31 +56,17 @@ def test_the_help_of_train_lists_what_a_run_takes():
     assert own <= set(re.findall(r"--(\w+)", shown)) and "TrainingArguments" in shown
 
 
-@pytest.mark.few(8)
-def test_there_and_back(tmp_path):
+def test_convert_there_and_back(tmp_path):
     there = run("convert", CHECKPOINTS / "q3", tmp_path / "wedlm")
-    assert there.exit_code == 0
-    assert f"Written to {tmp_path / 'wedlm'} (MASK is token 159)." in there.stdout
-    assert there.stdout.endswith(f'Next: wedlm generate {tmp_path / "wedlm"} "Why is the sky blue?"\n')
+    assert there.stdout.endswith(
+        f"Written to {tmp_path / 'wedlm'} (MASK is token 159).\n"
+        f'Next: wedlm generate {tmp_path / "wedlm"} "Why is the sky blue?"\n'
+    )
     back = run("convert", "--to-autoregressive", tmp_path / "wedlm", tmp_path / "back")
-    assert back.exit_code == 0
-    assert "Note: MASK, token 159, stays" in back.stdout
-    assert '"model_type": "qwen3"' in (tmp_path / "back" / "config.json").read_text()
-    again = run("convert", CHECKPOINTS / "q3", tmp_path / "wedlm", "--overwrite")
-    assert again.exit_code == 0
-
-
-def test_bad_input_is_one_sentence_on_standard_error_and_exit_code_2(tmp_path):
-    for arguments in (
-        ("convert", tmp_path / "nothing", tmp_path / "out"),
-        ("convert", "--to-autoregressive", tmp_path / "nothing", tmp_path / "out"),
-        ("convert", CHECKPOINTS / "q3", CHECKPOINTS / "q25"),
-    ):
-        result = run(*arguments)
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert result.stderr.count("\n") == 1 and result.stderr.endswith(".\n")
-    assert not (tmp_path / "out").exists()
-    assert run("convert").exit_code == 2
+    assert back.exit_code == 0 and "Note: MASK, token 159, stays" in back.stdout
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["model_type"] == "qwen3"
+    assert run("convert", CHECKPOINTS / "q3", tmp_path / "wedlm").exit_code == 2
+    assert run("convert", CHECKPOINTS / "q3", tmp_path / "wedlm", "--overwrite").exit_code == 0
     assert run("convert", "a", "b", "--unknown").exit_code == 2
 
 
@@ -121,40 +103,9 @@ def test_every_command_through_the_installed_entry_point(tmp_path):
         (["convert", CHECKPOINTS / "q3", "converted"], "", "converted (MASK is token 159)."),
         (["train", "lora.yaml"], "", ""),
         (["merge", "lora", "merged"], "", "merged."),
-        (
-            [
-                "eval",
-                "merged",
-                "--recipe",
-                REPOSITORY / "examples/demo/eval.yaml",
-                "--run-code",
-                "--unsafe-run-code",
-                "--limit",
-                "1",
-            ],
-            "",
-            "Written to eval.json.",
-        ),
+        (["eval", "merged", *EVAL.split()], "", "Written to eval.json."),
         (["tune", "merged", "--data", "chats.jsonl", "--max-new-tokens", "4"], "", "Nothing is written into "),
-        (
-            [
-                "adapt",
-                "merged",
-                "drafts",
-                "--num-prompts",
-                "8",
-                "--num-held-out",
-                "1",
-                "--steps",
-                "1",
-                "--rank",
-                "2",
-                "--max-new-tokens",
-                "4",
-            ],
-            "",
-            "Written to ",
-        ),
+        (["adapt", "merged", "drafts", *ADAPT.split()], "", "Written to "),
         (["export", "merged", "published", "--license", "mit"], "", "published."),
     ]:
         called.add(words[0])

@@ -6,7 +6,9 @@ import sys
 import pytest
 import torch
 from command_line import (
+    CONTEXT,
     ENDLESS,
+    MASK_TEXT,
     PROMPT,
     SHORT,
     SPACED,
@@ -20,25 +22,18 @@ from command_line import (
     user,
 )
 from draft_models import save_adapter
-from stock_checkpoints import save_stock
 
-from wedlm import convert_to_wedlm
 from wedlm.checkpoints.prompt_ids import say_that_text_is_continued
-from wedlm.generation.parameters import DECODINGS
+from wedlm.commands.answering import read_prompt
 
 
-@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "options, arguments",
     [
         ((), {}),
-        *(((f"--decoding={name}",), {"decoding": name}) for name in DECODINGS),
-        (("--window-size=3",), {"window_size": 3}),
+        (("--decoding=blockwise", "--window-size=3"), {"decoding": "blockwise", "window_size": 3}),
         (("--entropy-threshold=none",), {"entropy_threshold": None}),
-        (("--distance-penalty=0.9",), {"distance_penalty": 0.9}),
         (("--decoding=verified", "--acceptance-ratio=0.1"), {"decoding": "verified", "acceptance_ratio": 0.1}),
-        (("--max-new-tokens=1",), {"max_new_tokens": 1}),
-        (("--temperature=2", "--seed=5"), {"do_sample": True, "temperature": 2.0}),
         (("--temperature=2", "--seed=5", "--top-p=0.4"), {"do_sample": True, "temperature": 2.0, "top_p": 0.4}),
     ],
     ids=str,
@@ -51,24 +46,6 @@ def test_the_text_is_that_of_model_generate(checkpoint, loaded, options, argumen
     assert (result.exit_code, result.stdout) == (0, text + "\n")
     assert_counted(result.stderr, output, inputs["input_ids"].shape[1])
     assert ("stopped at" in result.stderr) == (output.sequences[0, -1].item() != 0)  # the end token
-
-
-def test_each_of_these_settings_writes_another_text(loaded):
-    """Otherwise the test above would not see a setting that is dropped."""
-    inputs = ids_of(loaded[1], user(PROMPT))
-    torch.manual_seed(5)
-    counts = {}
-    for name, arguments in {
-        "plain": {}, "window": {"window_size": 3}, "one": {"entropy_threshold": None},
-        "penalty": {"distance_penalty": 0.9}, "block": {"decoding": "blockwise"},
-        "ratio": {"decoding": "verified", "acceptance_ratio": 0.1},
-        "tokens": {"decoding": "autoregressive"}, "drawn": {"do_sample": True, "temperature": 2.0},
-        "share": {"do_sample": True, "temperature": 2.0, "top_p": 0.4},
-    }.items():  # fmt: skip
-        text, output = generated(loaded, inputs, **arguments)
-        counts[name] = (text, output.forwards.item())
-    assert len(set(counts.values())) == len(counts)
-    assert counts["plain"][1] < 40, "no forward filled several tokens"
 
 
 def test_raw_and_standard_input(checkpoint, loaded):
@@ -109,23 +86,15 @@ def test_a_closed_pipe_ends_the_command_in_silence(endless):
     assert process.stderr.read() == b""
 
 
-@pytest.mark.full
 def test_ctrl_c_ends_generate_with_130(checkpoint, ctrl_c_at_first_text):
     result = run("generate", checkpoint, PROMPT, *SPACED)
     assert (result.exit_code, result.stderr) == (130, "")
     assert result.stdout == "".join(ctrl_c_at_first_text) + "\n"
 
 
-@pytest.mark.full
-def test_a_converted_model_says_that_streaming_writes_nonsense(tmp_path):
-    save_stock(tmp_path / "stock", "llama")
-    convert_to_wedlm(tmp_path / "stock", tmp_path / "wedlm")
-    words = (sys.executable, "-m", "wedlm", "generate", "a", "--model", tmp_path / "wedlm", "--max-new-tokens", "2")
-    ran = subprocess.run([*words, "--decoding", "streaming", "--seed", "3"], capture_output=True, text=True)
-    assert ran.returncode == 0
-    assert "--seed 3 has no effect without draws; give a --temperature above 0.\n" in ran.stderr
-    assert ran.stderr.count("decoding='streaming' writes nonsense with a model that was converted from 'llama'") == 1
-    assert "nonsense" not in subprocess.run(words, capture_output=True, text=True).stderr
+def test_a_seed_without_draws_has_no_effect(checkpoint):
+    result = run("generate", checkpoint, PROMPT, *SHORT, "--seed", 3)
+    assert result.stderr.startswith("--seed 3 has no effect without draws; give a --temperature above 0.\n")
 
 
 def test_a_draft_adapter_writes_the_text_of_its_base(checkpoint, tmp_path):
@@ -133,3 +102,35 @@ def test_a_draft_adapter_writes_the_text_of_its_base(checkpoint, tmp_path):
     base = run("generate", checkpoint, PROMPT, "--max-new-tokens", 40, "--decoding", "autoregressive")
     result = run("generate", adapter, PROMPT, "--max-new-tokens", 40)
     assert (result.exit_code, result.stdout) == (0, base.stdout), result.output
+
+
+def test_standard_input_that_is_closed_or_not_text(checkpoint, monkeypatch):
+    result = run("generate", checkpoint, "-", input=b"\xff")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("Standard input is not UTF-8 (") and result.stderr.endswith(
+        "such as with iconv.\n"
+    )
+    result = run("chat", checkpoint, input=b"\xff")
+    assert result.exit_code == 2 and result.stderr.startswith("Standard input is not UTF-8 (")
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ValueError, match="The prompt is empty"):
+        read_prompt("-")
+
+
+def test_prompts_that_are_empty_or_too_long(checkpoint):
+    for prompt, sentence in (
+        ("", "The prompt is empty; give it some text.\n"),
+        (
+            "the cat " * CONTEXT,
+            f"tokens, and the model reads {CONTEXT} with the answer; shorten it (in a chat, /reset "
+            "forgets the conversation).\n",
+        ),
+        ("the cat \udcff", "The prompt 'the cat \\udcff' is not UTF-8; convert it, or read it from standard input.\n"),
+        (
+            MASK_TEXT,
+            f"The prompt holds {MASK_TEXT}, the MASK token, which stands for an open slot; take it out.\n",
+        ),
+    ):
+        result = run("generate", checkpoint, prompt)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.endswith(sentence) and result.stderr.count("\n") == 1

@@ -15,11 +15,7 @@ from wedlm.commands.trace import NUM_ROUNDS, Forward, Recorder, Run, Slot, Step,
 from wedlm.evaluation.provenance import device_name
 from wedlm.generation.parameters import DECODINGS
 
-QUESTIONS = [
-    "Count by 4 from 12 to 60.",
-    "Solve 3x + 7 = 22 for x.",
-    "Tell me a story: a doctor called Jonas, a hat, and the river.",
-]
+QUESTIONS = ["Count by 4 from 12 to 60.", "Solve 3x + 7 = 22 for x."]
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +36,8 @@ def traced(demo, question, **arguments):
     return tracer, output, output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("decoding", DECODINGS)
-def test_every_forward_is_told(demo, decoding, question):
+def test_every_forward_is_told(demo, decoding, question=QUESTIONS[0]):
     settings = {"entropy_threshold": 0.1, "distance_penalty": 0.0}  # with which far slots are as good as near ones
     tracer, output, new = traced(demo, question, decoding=decoding, **settings)
     steps, tokenizer = tracer.steps, demo[1]
@@ -65,9 +59,8 @@ def test_every_forward_is_told(demo, decoding, question):
     assert bool(left_open) == (decoding != "autoregressive")
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("temperature", [None, 2.0])
-def test_verdicts_are_those_that_the_output_counts(demo, question, temperature):
+def test_verdicts_are_those_that_the_output_counts(demo, temperature, question=QUESTIONS[1]):
     torch.manual_seed(0)
     sampling = {"do_sample": True, "temperature": temperature} if temperature else {}
     tracer, output, _ = traced(demo, question, decoding="verified", **sampling)
@@ -135,43 +128,10 @@ def test_special_tokens_are_shown_in_the_window_unless_they_are_skipped(skips):
     assert tracer.step(Forward(0.0, [end], [], [])) == Step([Slot("", 2)], [], 1, None)
 
 
-def test_a_recorder_reads_the_clock_once_in_each_forward(monkeypatch):
-    clock = iter([10.0, 10.5, 11.0, 13.0])
-    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
-    recorder, token, is_filled = Recorder(), torch.tensor([7]), torch.tensor([True])
-    recorder.put(torch.tensor([[1, 2]]))  # the prompt, which is no forward
-    recorder.put_window(token, is_filled)
-    recorder.put(token)
-    recorder.put_window(token, is_filled)
-    recorder.put(token)
-    recorder.end()
-    assert recorder.forwards == [
-        Forward(0.5, [], [7], [True]),
-        Forward(1.0, [7], [7], [True]),
-        Forward(3.0, [7], [], []),
-    ]
-
-
 def test_nothing_acts_on_the_terminal():
     assert visible("a\n\x1b[31m\t\u202eb[red]é") == "a⏎\\x1b[31m\\t\\u202eb[red]é"
     step = Step([Slot("[red]\x1b[31m", 1)], [Slot("[/red]", 1)], 0, None)
     assert line(1, step, False).plain == "   1  [red]\\x1b[31m │ [/red]"
-
-
-# --- The command ---
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("decoding", DECODINGS)
-def test_a_line_for_each_forward(demo, decoding):
-    _, output, new = traced(demo, QUESTIONS[0], decoding=decoding)
-    result = run("trace", QUESTIONS[0], "--max-new-tokens", 60, "--decoding", decoding)
-    assert result.exit_code == 0, result.stderr
-    lines = result.stdout.splitlines()
-    assert [int(text[:4]) for text in lines] == list(range(1, output.forwards.item() + 1))
-    text = "".join(text[6:].partition(" │ ")[0] for text in lines)
-    assert text == visible(demo[1].decode(new, skip_special_tokens=True))
-    assert_counted(result.stderr, output, output.sequences.shape[1] - len(new))
 
 
 # --- The page ---
@@ -182,65 +142,33 @@ def told(text):
     return json.loads(re.search(r'<script type="application/json" id="trace">(.*?)</script>', text, re.DOTALL)[1])
 
 
-def steps_of(run):
-    return [
-        Step([Slot(**slot) for slot in step["new"]], [Slot(**slot) for slot in step["window"]],
-             step["num_accepted"], step["refuted"])
-        for step in run["steps"]
-    ]  # fmt: skip
-
-
-def skipping(demo, tracer):
-    """The steps of a tracer that shows no special token."""
-    special = {demo[1].decode([token]) for token in demo[1].all_special_ids}
-
-    def hide(text):
-        return "" if text in special else text
-
-    return [
-        step._replace(window=[slot._replace(text=hide(slot.text)) for slot in step.window], refuted=hide(step.refuted))
-        for step in tracer.steps
-    ]
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("decoding", ["verified", "streaming", "blockwise"])
-def test_the_page_holds_both_answers_and_their_times(demo, tmp_path, decoding):
+def test_the_terminal_and_the_page_show_what_generate_did(demo, tmp_path):
     file = tmp_path / "trace.html"
     file.write_text("what was there")
-    result = run("trace", QUESTIONS[1], "--decoding", decoding, "--max-new-tokens", 60, "--html", file)
-    assert result.exit_code == 0 and result.stderr.endswith(f"Written to {file}.\n") and "--seed" not in result.stderr
-    page_told = told(file.read_text(encoding="utf-8"))
-    runs = page_told.pop("runs")
-    assert page_told == {
+    result = run("trace", QUESTIONS[1], "--decoding", "verified", "--max-new-tokens", 60, "--html", file)
+    assert result.exit_code == 0, result.stderr
+    counts, written = result.stderr.splitlines(keepends=True)
+    assert written == f"Written to {file}.\n"
+    data = told(file.read_text(encoding="utf-8"))
+    runs = data.pop("runs")
+    assert data == {
         "prompt": QUESTIONS[1], "model": "wedlm-demo", "device": device_name("cpu"),
         "threads": torch.get_num_threads(), "rounds": NUM_ROUNDS,
     }  # fmt: skip
-    assert [one["decoding"] for one in runs] == ["autoregressive", decoding]
+    assert [one["decoding"] for one in runs] == ["autoregressive", "verified"]
     for one in runs:
         tracer, output, new = traced(demo, QUESTIONS[1], decoding=one["decoding"])
-        assert steps_of(one) == skipping(demo, tracer) and len(one["steps"]) == output.forwards.item()
-        slots = [slot for step in one["steps"] for slot in step["new"]]
-        assert len(slots) == len(new)
-        assert "".join(slot["text"] for slot in slots) == demo[1].decode(new, skip_special_tokens=True)
+        shown = [[Slot(**slot) for slot in step["new"]] for step in one["steps"]]
+        assert shown == [step.new for step in tracer.steps] and len(shown) == output.forwards.item()
+        assert all(special not in json.dumps(one) for special in demo[1].all_special_tokens)
         seconds = [step["seconds"] for step in one["steps"]]
         assert 0 < seconds[0] and seconds == sorted(set(seconds)), "each forward ends after the one before it"
+    lines = result.stdout.splitlines()
+    assert [int(text[:4]) for text in lines] == list(range(1, output.forwards.item() + 1))
+    text = "".join(text[6:].partition(" │ ")[0] for text in lines)
+    assert text == visible(demo[1].decode(new, skip_special_tokens=True))
+    assert_counted(counts, output, output.sequences.shape[1] - len(new))
     assert list(tmp_path.iterdir()) == [file]
-
-
-def test_no_special_token_is_on_the_page(demo, tmp_path):
-    file = tmp_path / "trace.html"
-    result = run("trace", QUESTIONS[0], "--decoding", "verified", "--html", file)
-    assert "<|im_end|>" in result.stdout, "the terminal shows the drafts behind the end"
-    assert "|im_end|" not in file.read_text(encoding="utf-8")
-
-
-def test_token_by_token_decoding_races_nothing(tmp_path):
-    file = tmp_path / "trace.html"
-    result = run("trace", QUESTIONS[0], "--decoding", "autoregressive", "--max-new-tokens", 5, "--html", file)
-    assert result.exit_code == 0, result.stderr
-    (one,) = told(file.read_text(encoding="utf-8"))["runs"]
-    assert (one["decoding"], len(one["steps"])) == ("autoregressive", 5)
 
 
 def test_the_run_of_the_median_time_is_shown_with_its_own_steps(demo, monkeypatch, tmp_path):
@@ -279,20 +207,13 @@ def test_the_model_is_named_as_the_user_did(monkeypatch, tmp_path):
     assert name(".") == "mine"
 
 
-def test_threads_are_told_where_they_count(monkeypatch):
-    monkeypatch.setattr(module, "device_name", lambda device: f"name of {device}")
-    cpu, gpu = (told(page("", "x", torch.device(name), [])) for name in ("cpu", "cuda"))
-    assert (cpu["device"], cpu["threads"]) == ("name of cpu", torch.get_num_threads())
-    assert (gpu["device"], gpu["threads"]) == ("name of cuda", None)
-
-
 def test_no_text_becomes_markup():
     text = "</script><script>document.title = 'taken'</script>{{trace}}<!--"
     step = Step([Slot(text, 1)], [Slot(text, None)], 0, text)
     written = page(text, text, torch.device("cpu"), [Run("verified", [step], [0.5])])
     (one,) = told(written)["runs"]
     assert (told(written)["prompt"], told(written)["model"]) == (text, text)
-    assert steps_of(one) == [step]
+    assert one["steps"][0]["new"] == [{"text": text, "filled_in": 1}] and one["steps"][0]["refuted"] == text
     plain = page("", "", torch.device("cpu"), [])
     assert [written.count(mark) for mark in ("<script", "</script>", "<!--")] == [
         plain.count(mark) for mark in ("<script", "</script>", "<!--")
@@ -309,8 +230,3 @@ def test_a_page_that_cannot_be_written_is_refused_at_once(tmp_path, where, monke
     assert result.stderr == (
         f"--html {where} cannot be written; give the name of a file in a folder that you may write to.\n"
     )
-
-
-def test_an_empty_prompt_is_refused():
-    result = run("trace", " ")
-    assert (result.exit_code, result.stderr) == (2, "The prompt is empty; give it some text.\n")

@@ -12,12 +12,16 @@ from typer.testing import CliRunner
 from examples.demo.tasks import held_out_examples
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.commands import cli, tune
+from wedlm.commands import cli
+from wedlm.evaluation import sweep as sweeping
+from wedlm.evaluation import tuning
 from wedlm.evaluation.decodings import BASELINE, combinations
 from wedlm.evaluation.provenance import weights_digest
 from wedlm.evaluation.sweep import Answer
 
-TRIED = combinations([BASELINE, "verified", "streaming"], [8], [0.1, 2.0], [0.0])
+TRIED = combinations(
+    [BASELINE, "verified", "streaming"], window_size=[8], entropy_threshold=[0.1, 2.0], distance_penalty=[0.0]
+)
 
 
 @pytest.fixture
@@ -29,7 +33,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
     (tmp_path / "plain.jsonl").write_text("\n".join(json.dumps({"prompt": example.prompt}) for example in examples))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tune, "settings_to_try", lambda: TRIED)
+    monkeypatch.setattr(tuning, "settings_to_try", lambda: TRIED)
     return tmp_path
 
 
@@ -44,7 +48,7 @@ def answers(monkeypatch, seconds: dict[str, float], wrong: tuple[str, ...] = (),
         made = {label: Answer("x", float(label not in wrong), 10, 5, 20, seconds[label]) for label in decodings}
         return {label: [answer] * len(questions) * times for label, answer in made.items()}
 
-    monkeypatch.setattr(tune, "sweep", fake)
+    monkeypatch.setattr(sweeping, "sweep", fake)
 
 
 SECONDS = dict(zip(TRIED, [4.0, 2.0, 1.0, 0.5], strict=True))
@@ -52,15 +56,18 @@ SLOWER = dict.fromkeys(TRIED, 1.0) | {BASELINE: 0.5}
 
 
 def test_it_writes_what_it_takes_and_leaves_the_rest(place, monkeypatch):
-    measured = tune.sweep
+    measured = sweeping.sweep
 
     def with_given_times(model, tokenizer, questions, decodings, max_new_tokens, work):
         answers = measured(model, tokenizer, questions, decodings, max_new_tokens, work)
         return {label: [answer._replace(seconds=SECONDS[label]) for answer in made] for label, made in answers.items()}
 
-    monkeypatch.setattr(tune, "sweep", with_given_times)
+    monkeypatch.setattr(sweeping, "sweep", with_given_times)
     before = json.loads((place / "mine" / "generation_config.json").read_text())
-    result = run("mine", "--data", "data.jsonl", "--max-new-tokens", 160)
+    dry = run("mine", "--data", "data.jsonl", "--max-new-tokens", 2, "--dry-run")
+    assert dry.exit_code == 0 and (place / "tune.json").exists()
+    assert json.loads((place / "mine" / "generation_config.json").read_text()) == before
+    result = run("mine", "--data", "data.jsonl", "--max-new-tokens", 160, "--overwrite")
     assert result.exit_code == 0, result.output
     report = json.loads((place / "tune.json").read_text())
     assert report["results"].keys() == TRIED.keys() and report["measure"] == "exact"
@@ -79,25 +86,25 @@ def test_it_writes_what_it_takes_and_leaves_the_rest(place, monkeypatch):
 
 def test_the_fastest_is_taken_where_enough_examples_show_it(place, monkeypatch):
     fast, careless = list(TRIED)[2:]
+    file = place / "mine" / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"_from_model_config": True}))
     answers(monkeypatch, SECONDS, wrong=(careless,), times=300)  # 600 of them
     assert run("mine", "--data", "data.jsonl").exit_code == 0
     report = json.loads((place / "tune.json").read_text())
     assert (report["chosen"], report["front"]) == (fast, [fast, careless])
-    config = json.loads((place / "mine" / "generation_config.json").read_text())
-    assert {name: config[name] for name in TRIED[fast]} == TRIED[fast]
+    assert TRIED[fast].items() <= json.loads(file.read_text()).items()
+    assert TRIED[fast].items() <= GenerationConfig.from_pretrained(place / "mine").to_dict().items()
 
 
 @pytest.mark.parametrize(
     ("seconds", "wrong", "times", "options", "why"),
     [
-        (SECONDS, tuple(TRIED), 4, [], "autoregressive decoding answers 0 of 8 examples rightly, too few"),
         (SECONDS, tuple(TRIED), 500, [], "autoregressive decoding answers 0 of 1000 examples rightly, too few"),
         (SLOWER, (), 4, [], "verified decoding is no faster, and 8 examples cannot"),
-        (SLOWER, (), 500, [], None),
         (SLOWER, (), 4, ["--max-quality-loss", "0"], None),
         (SECONDS, (), 4, [], None),
     ],
-    ids=["all wrong", "many wrong", "few examples", "nothing is faster", "no loss", "verified"],
+    ids=["many wrong", "few examples", "no loss", "verified"],
 )  # fmt: skip
 def test_nothing_is_written_where_the_examples_show_nothing(place, monkeypatch, seconds, wrong, times, options, why):
     answers(monkeypatch, seconds, wrong, times)
@@ -112,18 +119,8 @@ def test_nothing_is_written_where_the_examples_show_nothing(place, monkeypatch, 
     assert ("Taken: " in result.stderr) == (why is None)
 
 
-@pytest.mark.full
-def test_a_dry_run_writes_no_setting(place, monkeypatch):
-    answers(monkeypatch, SECONDS)
-    before = (place / "mine" / "generation_config.json").read_bytes()
-    result = run("mine", "--data", "data.jsonl", "--dry-run")
-    assert result.exit_code == 0 and "--dry-run" in result.stderr and (place / "tune.json").exists()
-    assert (place / "mine" / "generation_config.json").read_bytes() == before
-
-
-@pytest.mark.full
 def test_without_answers_agreement_is_measured(place):
-    result = run("mine", "--data", "plain.jsonl", "--max-new-tokens", 160)
+    result = run("mine", "--data", "plain.jsonl", "--max-new-tokens", 30)
     assert result.exit_code == 0, result.output
     report = json.loads((place / "tune.json").read_text())
     assert report["measure"] == "agreement"
@@ -135,24 +132,15 @@ def test_without_answers_agreement_is_measured(place):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["mine", "--data", "nowhere.jsonl"], "--data nowhere.jsonl cannot be read"),
         (["mine", "--data", "mine/model.safetensors"], "--data mine/model.safetensors cannot be read"),
-        (["mine", "--data", "empty.jsonl"], "--data empty.jsonl holds no examples"),
-        (["mine", "--data", "data.jsonl", "--max-quality-loss", "lots"], "--max-quality-loss lots is no share"),
-        (["mine", "--data", "data.jsonl", "--max-quality-loss", "100%"], "is no share of the examples"),
         (["mine", "--data", "data.jsonl", "--measure", "taste"], "--measure taste is unknown; choose one of exact"),
-        (["mine", "--data", "plain.jsonl", "--measure", "exact"], "--measure exact needs answers"),
         (["mine", "--data", "words.jsonl", "--measure", "last-number"], "the answer in line 1 holds no number"),
-        (["mine", "--data", "data.jsonl", "--max-new-tokens", 5000], "--max-new-tokens 5000 is not from 1 to"),
-        (["mine", "--data", "data.jsonl", "--out", "data.jsonl"], "--out data.jsonl exists"),
         (["mine", "--data", "data.jsonl", "--out", "mine/../data.jsonl", "--overwrite"], "is the file of --data"),
         (["mine", "--data", "masked.jsonl"], "masked.jsonl, line 2: The prompt holds <|mask|>"),
-        (["somebody/model", "--data", "data.jsonl"], "somebody/model is no folder, and generation_config.json is"),
         (["broken", "--data", "data.jsonl"], "generation_config.json cannot be read as JSON (Expecting"),
     ],
 )
 def test_bad_input_is_one_sentence(place, arguments, words):
-    (place / "empty.jsonl").write_text("\n")
     (place / "words.jsonl").write_text('{"prompt": "a", "answer": "b"}')
     (place / "masked.jsonl").write_text('\n{"prompt": "a <|mask|>"}')
     Path("broken").mkdir()
@@ -160,16 +148,6 @@ def test_bad_input_is_one_sentence(place, arguments, words):
     result = run(*arguments)
     assert result.exit_code == 2 and words in result.stderr and result.stderr.count("\n") == 1, result.output
     assert not (place / "tune.json").exists() and not (place / "tune.json.work").exists()
-
-
-def test_a_setting_is_read_again_where_the_config_came_from_the_model(place, monkeypatch):
-    path = place / "mine" / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"_from_model_config": True}))
-    answers(monkeypatch, SECONDS, times=1000)
-    assert run("mine", "--data", "data.jsonl").exit_code == 0
-    taken = TRIED[json.loads((place / "tune.json").read_text())["chosen"]]
-    config = GenerationConfig.from_pretrained(place / "mine")
-    assert taken.items() <= config.to_dict().items()
 
 
 def test_a_draft_adapter_is_tuned_in_its_own_folder(place, monkeypatch):

@@ -2,11 +2,10 @@
 
 import json
 
-import pytest
 from helpers import REPOSITORY
 from huggingface_hub import ModelCard
 
-from examples.demo.card import METADATA, content_of, goals_table, overview
+from examples.demo.card import METADATA, goals_table
 from examples.demo.report import WIDE
 from examples.demo.tasks import KINDS, check, held_out_examples
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
@@ -37,17 +36,3 @@ def test_the_answers_that_the_card_shows_are_right():
     for shown in REPORT["examples"]:
         (kind,) = (kind for kind in KINDS if held_out_examples(kind, 1)[0].prompt == shown["prompt"])
         assert check(kind, shown["prompt"], shown["text"]), shown["text"]
-
-
-def test_the_sections_are_there():
-    titles = [line.removeprefix("## ") for line in CARD.text.splitlines() if line.startswith("## ")]
-    own = [section.title for section in content_of(DEMO_FOLDER).sections]
-    assert titles == ["Use", "Decoding", "Evaluation", "Training", *own, "Limits", "Licence", "Citation"]
-    assert "\n\n\n" not in CARD.text and max(map(len, CARD.text.splitlines())) < 160
-
-
-@pytest.mark.parametrize(("same", "told"), [(1.0, "yes"), (0.9995, "1,999 of 2,000")])
-def test_a_line_of_the_overview_is_a_kind(same, told):
-    verified = {"tokens_per_forward": 7.5, "times_autoregressive": {"median": 3}, "same_text_as_autoregressive": same}
-    report = {"num_examples": 2000, "results": {"word_problems": {"verified": verified}}}
-    assert overview(report).splitlines()[2] == f"| word problems | 7.5 | 3.0× | {told} |"

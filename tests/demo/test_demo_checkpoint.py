@@ -2,13 +2,12 @@
 
 import json
 import re
-from itertools import pairwise
 
 import pytest
 from helpers import REPOSITORY, copy_with_code, load, run_python
 from transformers import AutoTokenizer
 
-from examples.demo.card import card, overview
+from examples.demo.card import card
 from examples.demo.model import demo_tokenizer
 from examples.demo.tasks import Example, batch_of, check
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
@@ -22,15 +21,6 @@ REPORT, TRAINING = (
 @pytest.fixture(scope="module")
 def demo():
     return load(DEMO_FOLDER), AutoTokenizer.from_pretrained(DEMO_FOLDER)
-
-
-def test_it_is_a_whole_hub_repository_and_small():
-    names = {path.name for path in DEMO_FOLDER.iterdir()}
-    assert names == {
-        "README.md", "chat_template.jinja", "config.json", "generation_config.json", "loss.png", "model.safetensors",
-        "report.json", "tokenizer.json", "tokenizer_config.json", "training.json",
-    }  # fmt: skip
-    assert sum(path.stat().st_size for path in DEMO_FOLDER.iterdir()) < 14 * 2**20
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +61,6 @@ def test_the_card_is_written_from_the_files_beside_it():
     assert (DEMO_FOLDER / "README.md").read_text(encoding="utf-8") == card(DEMO_FOLDER)
 
 
-def test_the_table_of_the_readme_is_the_reports():
-    assert overview(REPORT) in (REPOSITORY / "README.md").read_text(encoding="utf-8")
-
-
 def test_the_files_are_about_this_checkpoint(demo):
     assert REPORT["weights_sha256"] == weights_digest(DEMO_FOLDER)
     model, _ = demo
@@ -83,10 +69,6 @@ def test_the_files_are_about_this_checkpoint(demo):
         assert len(written["commit"]) == 40, "a commit, without changes"
         assert {"torch", "transformers", "wedlm", "python"} == set(written["versions"])
         assert written["device"] and re.match(r"python -m (wedlm|examples)\.demo\.", written["command"])
-
-
-def test_a_thousand_questions_of_each_kind_were_asked():
-    assert REPORT["num_examples"] >= 1000
 
 
 @pytest.mark.full
@@ -123,23 +105,7 @@ def test_the_questions_that_we_show_are_answered_right(demo, question, decoding)
     assert check(KIND_OF[question.split()[0]], question, text), text
 
 
-def test_questions_are_shown_everywhere():
-    assert {question.split()[0] for question in SHOWN} == set(KIND_OF) and len(SHOWN) >= 5
-
-
 def test_its_default_decoding_is_one_that_its_report_shows_to_lose_nothing(demo):
     decoding = demo[0].generation_config.decoding
     assert decoding == "verified"
     assert all(results[decoding]["same_text_as_autoregressive"] == 1 for results in REPORT["results"].values())
-
-
-def test_what_the_readme_advises():
-    """Verified decoding loses nothing; streaming becomes faster as its threshold rises, and loses right answers."""
-    for results in REPORT["results"].values():
-        assert results["verified"]["accuracy"] == results["autoregressive"]["accuracy"]
-        by_threshold = [
-            results[name] for name in ("streaming", "streaming, threshold 0.4", "streaming, threshold 1.0")
-        ]
-        for lower, higher in pairwise(by_threshold):
-            assert lower["times_autoregressive"]["median"] < higher["times_autoregressive"]["median"]
-            assert lower["accuracy"] > higher["accuracy"]

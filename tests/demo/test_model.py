@@ -1,20 +1,16 @@
 """The tokenizer cuts as its pieces say and is the same in every process; the optimizer is restored whole."""
 
 import copy
-import re
 
 import pytest
 import torch
 from helpers import REPOSITORY, run_python
-from hypothesis import given
-from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
+from examples.demo import model
 from examples.demo.model import VOCABULARY_SIZE, MuonAndAdamW, demo_tokenizer, random_model
 from examples.demo.tasks import KINDS, example, training_example
-from wedlm import WeDLMConfig
 
-NUM_EXAMPLES = 200  # of each kind
+NUM_EXAMPLES = 60  # of each kind
 MOST_TOKENS = 180  # of a question with its answer and the template
 
 
@@ -49,15 +45,6 @@ def test_texts_fall_into_words_signs_and_single_digits(tokenizer):
     )
 
 
-def test_no_token_mixes_digits_or_line_ends_with_anything(tokenizer):
-    for token in range(4, len(tokenizer)):
-        text = tokenizer.decode([token])
-        assert len(text) == 1 or not re.search(r"[0-9\n]", text), text
-        assert len(re.findall("[A-Za-z_]+", text)) <= 1, text
-        if '"' not in text:  # which a JSON key has
-            assert not re.search(r"[A-Za-z][^A-Za-z]|[^A-Za-z _][A-Za-z]", text), text
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_example_comes_back_and_is_short(tokenizer, kind):
     for split in ("train", "test"):
@@ -69,13 +56,8 @@ def test_every_example_comes_back_and_is_short(tokenizer, kind):
             assert len(tokens) <= MOST_TOKENS
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
-def test_any_text_comes_back(tokenizer, text):
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
 def test_the_template_marks_the_answer_and_its_end(tokenizer):
-    for drawn in (training_example(1, position) for position in range(100)):
+    for drawn in (training_example(1, position) for position in range(20)):
         rendered = tokenizer.apply_chat_template(
             drawn.messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
@@ -91,30 +73,18 @@ def test_the_template_marks_the_answer_and_its_end(tokenizer):
         assert text == f"<|im_start|>user\n{drawn.prompt}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_it_loads_from_the_folder_of_a_checkpoint(tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    WeDLMConfig(vocab_size=len(tokenizer), mask_token_id=tokenizer.mask_token_id).save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    for drawn in (training_example(1, position) for position in range(100)):
-        rendered = [
-            each.apply_chat_template(drawn.messages, tokenize=True, return_dict=True)["input_ids"]
-            for each in (tokenizer, loaded)
-        ]
-        assert rendered[0] == rendered[1]
-    assert loaded.mask_token_id == 3 and loaded.padding_side == "left"
-
-
 @pytest.mark.full
-def test_it_is_the_same_to_the_byte_in_another_process(tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path / "here")
+def test_it_is_the_same_to_the_byte_in_another_process(tmp_path, monkeypatch):
+    """Made from a part of the texts, and with other hashes and another number of threads."""
+    monkeypatch.setattr(model, "NUM_SAMPLES", 500)
+    demo_tokenizer().save_pretrained(tmp_path / "here")
     code = (
-        "from examples.demo.model import demo_tokenizer\n"
-        f"demo_tokenizer().save_pretrained({str(tmp_path / 'there')!r})"
+        "from examples.demo import model\n"
+        "model.NUM_SAMPLES = 500\n"
+        f"model.demo_tokenizer().save_pretrained({str(tmp_path / 'there')!r})"
     )
     run_python(code, tmp_path, PYTHONPATH=str(REPOSITORY), PYTHONHASHSEED="1", RAYON_NUM_THREADS="2")
-    names = {path.name for path in (tmp_path / "here").iterdir()}
-    assert "tokenizer.json" in names and "chat_template.jinja" in names
-    for name in names:
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
 
 
@@ -123,23 +93,23 @@ def test_the_optimizer_goes_on_where_it_stopped(tokenizer):
     """With the schedule, and for every weight."""
 
     def made():
-        model = random_model(tokenizer, 128, 1)
-        optimizer = MuonAndAdamW(model, 1e-2)
-        return model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+        network = random_model(tokenizer, 128, 1)
+        optimizer = MuonAndAdamW(network, 1e-2)
+        return network, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
 
-    def step(model, optimizer, schedule, ids):
-        model(torch.tensor([ids]), labels=torch.tensor([ids])).loss.backward()
+    def step(network, optimizer, schedule, ids):
+        network(torch.tensor([ids]), labels=torch.tensor([ids])).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
 
     first, second = [5, 6, 7], [8, 7, 6]
-    model, *rest = made()
-    before = {name: weight.clone() for name, weight in model.named_parameters()}
-    step(model, *rest, first)
-    states = copy.deepcopy([part.state_dict() for part in (model, *rest)])
-    step(model, *rest, second)
-    after = dict(model.named_parameters())
+    network, *rest = made()
+    before = {name: weight.clone() for name, weight in network.named_parameters()}
+    step(network, *rest, first)
+    states = copy.deepcopy([part.state_dict() for part in (network, *rest)])
+    step(network, *rest, second)
+    after = dict(network.named_parameters())
     # (Of one layer and a text of three tokens every weight has a gradient but the vectors of other words.)
     assert [name for name in after if torch.equal(after[name], before[name])] == []
 

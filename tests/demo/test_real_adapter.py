@@ -6,12 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from draft_models import save_adapter
 from helpers import REPOSITORY
 from transformers import AutoTokenizer
 
 from examples import real_adapter
-from examples.real_adapter import publish, write_prompts
+from examples.real_adapter import write_prompts
 from wedlm.checkpoints.demo_folder import REAL_MODEL
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, base_of
@@ -62,41 +61,6 @@ def test_the_card_shows_the_recorded_numbers():
     assert all(one["same_text_as_autoregressive"] == 1 for one in labelled(report["results"]).values())
     assert report["results"]["also"]["all"]["num_questions"] >= 20 and len(report["results"]["held_out"]) == 16
     assert not report["commit"].endswith("+changes")
-
-
-@pytest.mark.parametrize(
-    ("form", "words"),
-    [
-        ({}, "in float32, on"),
-        ({"packed_weights": False}, "in float32, on"),
-        ({"packed_weights": True}, "in float32 with packed weights, on"),
-        ({"product": None}, "in float32, on"),
-        ({"product": "avx512"}, "in float32, fused (avx512), on"),
-    ],
-)
-def test_a_card_says_whether_the_model_was_fused(form, words):
-    report = json.loads((PUBLISHED / REPORT_FILE).read_text(encoding="utf-8"))
-    report["results"] |= {"dtype": "float32"} | form
-    assert words in draft_section(report).text
-
-
-def test_an_adapter_is_published(tmp_path):
-    made = save_adapter(tmp_path / "made")
-    for name, text in (
-        (REPORT_FILE, "{}"),
-        (GENERATION_FILE, "{}"),
-        (PLOT_FILE, "png"),
-        ("README.md", "Use\n\n```bash\nwedlm generate made x\n```\n"),
-    ):
-        (made / name).write_text(text, encoding="utf-8")
-    publish(made, tmp_path / "published")
-    assert (tmp_path / "published" / ADAPTER_WEIGHTS).read_bytes() == (made / ADAPTER_WEIGHTS).read_bytes()
-    fields = json.loads((tmp_path / "published" / ADAPTER_FILE).read_text(encoding="utf-8"))
-    assert fields["base_model_name_or_path"] == REAL_MODEL
-    card = (tmp_path / "published" / "README.md").read_text(encoding="utf-8")
-    assert "Apache License 2.0" in card
-    for shown, folder in ((card, tmp_path / "published"), ((PUBLISHED / "README.md").read_text("utf-8"), "hub_card/")):
-        assert f"after `make real-model`:\n\n```bash\nwedlm generate {folder}" in shown
 
 
 def test_prompts_come_from_the_known_file_only(tmp_path, monkeypatch):

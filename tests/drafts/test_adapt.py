@@ -16,15 +16,14 @@ from safetensors.torch import load_file, save_file
 from stock_checkpoints import save_stock
 from transformers import AutoTokenizer, TrainerCallback
 
-from wedlm.checkpoints.attach import fingerprint_on_disk
+from wedlm.checkpoints.fingerprint import fingerprint_on_disk
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS
 from wedlm.drafts import adapt as stages
-from wedlm.drafts import answers, train
+from wedlm.drafts import adapter_training, answers
 from wedlm.drafts.answers import check_prompts, encode_all
-from wedlm.drafts.report import smoothed
+from wedlm.drafts.prompt_split import Task, Tasks
 from wedlm.drafts.settings import AdaptSettings
-from wedlm.drafts.tasks import Task, Tasks
 from wedlm.evaluation.work_file import WorkFile
 
 
@@ -61,24 +60,17 @@ def test_the_adapter_has_its_report_and_its_plot(place):
         assert any(weights.get_tensor(name).any() for name in weights.keys() if "lora_B" in name)
 
 
-def test_the_curve_of_the_plot_is_smooth():
-    assert smoothed([1, 3, 5, 7], width=2) == [1, 2, 4, 6] and smoothed([1, 3], width=1) == [1, 3]
-
-
 def test_the_command_says_what_it_takes_and_what_came_out(place):
     log = (place / "log").read_text(encoding="utf-8")
-    assert log.startswith(f"{place / 'stock'} answers 20 prompts, an adapter is trained on the answers in 6 steps, ")
-    assert "On a CPU no adapter has made decoding faster over all prompts" in log
-    assert "20 answers take at most 1 minute, the training 6 steps, and the measurement on 3 prompts at most" in log
-    assert "| all | 3 | 3 | 1." in log and "Times as fast is the median of the ratios of single prompts" in log
-    sizes = [
-        sum(path.stat().st_size for path in (place / f"out.{name}").rglob("*") if path.is_file()) / 1e6
-        for name in ("base", "work")
-    ]
-    assert (
-        "Written to {0}; {0}.base ({1:.1f} MB) is its base and must stay; {0}.work ({2:.1f} MB) keeps the answers and "
-        'can be removed.\nNext: wedlm generate {0} "Why is the sky blue?"\n'
-    ).format(place / "out", *sizes) in log
+    for sentence in (
+        f"{place / 'stock'} answers 20 prompts, an adapter is trained on the answers in 6 steps, ",
+        "On a CPU no adapter has made decoding faster over all prompts",
+        "20 answers take at most 1 minute, the training 6 steps, and the measurement on 3 prompts at most",
+        "| all | 3 | 3 | 1.",
+        f"Written to {place / 'out'}; {place / 'out.base'} (",
+        f'can be removed.\nNext: wedlm generate {place / "out"} "Why is the sky blue?"\n',
+    ):
+        assert sentence in log
 
 
 def test_the_first_line_comes_before_the_work_and_ctrl_c_says_how_to_go_on(place, tmp_path, monkeypatch):
@@ -108,11 +100,10 @@ def test_the_answers_are_those_of_the_model_itself(place):
         assert record["messages"][1] == {"role": "assistant", "content": text}
 
 
-def test_the_adapter_decodes_with_every_command(place):
+def test_the_adapter_decodes_verified(place):
     model, _ = load_checkpoint(place / "out")
     assert model.generation_config.decoding == "verified" and model.config.drafts["rank"] == 2
     assert model.generation_config.window_size is None  # so that the device decides
-    assert json.loads((place / "out" / "generation_config.json").read_text(encoding="utf-8"))["decoding"] == "verified"
 
 
 def test_an_out_that_is_there_is_refused(place):
@@ -124,87 +115,66 @@ class Stopped(BaseException):
     """A kill, as a test can make it."""
 
 
-def stop_answers(monkeypatch):
-    """Stops behind the second batch of answers."""
+def stop(*arguments, **options):
+    raise Stopped
+
+
+def stop_work(monkeypatch, is_last):
+    """Stops behind the result with a key for which `is_last` holds."""
     add = WorkFile.add
 
-    def stop(self, key, result):
+    def add_and_stop(self, key, result):
         add(self, key, result)
-        if key == (1,):
+        if is_last(key):
             raise Stopped
 
-    monkeypatch.setattr(answers.WorkFile, "add", stop)
+    monkeypatch.setattr(WorkFile, "add", add_and_stop)
 
 
-def stop_conversion(monkeypatch):
-    def stop(*arguments, **options):
-        raise Stopped
-
-    monkeypatch.setattr(stages, "convert_to_wedlm", stop)
-
-
-def stop_training(monkeypatch):
-    """Stops in the fourth step, so that the third was saved."""
-
-    class Stop(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            if state.global_step == 3:
-                raise Stopped
-
-    with_callback(monkeypatch, Stop())
-
-
-def with_callback(monkeypatch, callback):
-    make = train.new_trainer
+def stop_training(monkeypatch, callback):
+    make = adapter_training.new_trainer
 
     def new_trainer(*arguments, **options):
         trainer = make(*arguments, **options)
         trainer.add_callback(callback)
         return trainer
 
-    monkeypatch.setattr(train, "new_trainer", new_trainer)
+    monkeypatch.setattr(adapter_training, "new_trainer", new_trainer)
 
 
-def stop_first_checkpoint(monkeypatch):
-    """Stops while the first checkpoint is written, so that none is complete."""
+class InTheFourthStep(TrainerCallback):
+    """The third was saved."""
 
-    class Stop(TrainerCallback):
-        def on_save(self, args, state, control, **kwargs):
-            (Path(args.output_dir) / "checkpoint-1" / "trainer_state.json").unlink()
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 3:
             raise Stopped
 
-    with_callback(monkeypatch, Stop())
 
+class InTheFirstCheckpoint(TrainerCallback):
+    """No checkpoint is complete."""
 
-def stop_measurement(monkeypatch):
-    """Stops when one question is answered."""
-    add = WorkFile.add
-
-    def stop(self, key, result):
-        add(self, key, result)
-        if key[0] == "question":
-            raise Stopped
-
-    monkeypatch.setattr(answers.WorkFile, "add", stop)
-
-
-def stop_report(monkeypatch):
-    def stop(*arguments):
+    def on_save(self, args, state, control, **kwargs):
+        (Path(args.output_dir) / "checkpoint-1" / "trainer_state.json").unlink()
         raise Stopped
 
-    monkeypatch.setattr(stages, "write_adapter_report", stop)
+
+STAGES = (
+    lambda patch: patch.setattr(stages, "convert_to_wedlm", stop),
+    lambda patch: stop_work(patch, lambda key: key == (1,)),  # the second batch of answers
+    lambda patch: stop_training(patch, InTheFirstCheckpoint()),
+    lambda patch: stop_training(patch, InTheFourthStep()),
+    lambda patch: stop_work(patch, lambda key: key[0] == "question"),  # the first measurement
+    lambda patch: patch.setattr(stages, "write_adapter_report", stop),
+)
 
 
 @pytest.mark.full
 def test_a_run_that_is_stopped_in_every_stage_makes_the_same_adapter(place, tmp_path, monkeypatch):
     out = tmp_path / "out"
     command = (place / "stock", out, "--prompts", place / "prompts.jsonl")
-    stages_stopped = (
-        stop_conversion, stop_answers, stop_first_checkpoint, stop_training, stop_measurement, stop_report,
-    )  # fmt: skip
-    for stop in stages_stopped:
+    for stop_there in STAGES:
         with monkeypatch.context() as patched:
-            stop(patched)
+            stop_there(patched)
             with pytest.raises(Stopped):
                 adapt(*command, catch_exceptions=False)
         assert not out.exists()
@@ -247,26 +217,21 @@ def test_an_adapter_of_another_rank_is_refused(place, tmp_path):
 
 @pytest.mark.full
 def test_a_base_of_another_model_is_converted_anew(place, tmp_path):
-    assert adapt(place / "stock", tmp_path / "out", "--prompts", place / "prompts.jsonl").exit_code == 0
-    shutil.rmtree(tmp_path / "out.work")
+    shutil.copytree(place / "out.base", tmp_path / "out.base")
     save_stock(tmp_path / "other", "llama", initializer_range=0.5)
     for file in (tmp_path / "other").glob("*.safetensors"):
-        changed = {
-            name: -tensor if "q_proj" in name or "v_proj" in name else tensor
-            for name, tensor in load_file(file).items()
-        }
+        weights = load_file(file)
+        changed = {name: -weight if "q_proj" in name else weight for name, weight in weights.items()}
         save_file(changed, file, {"format": "pt"})
     before = fingerprint_on_disk(tmp_path / "out.base")
-    shutil.move(tmp_path / "out", tmp_path / "elsewhere")  # its base stays where it is
-    result = adapt(tmp_path / "other", tmp_path / "out", "--prompts", place / "prompts.jsonl")
+    command = (tmp_path / "out", "--prompts", place / "prompts.jsonl")
+    result = adapt(tmp_path / "other", *command)
     assert result.exit_code == 2 and f"out.base exists and is no copy of {tmp_path / 'other'}; pass" in result.stderr
     assert fingerprint_on_disk(tmp_path / "out.base") == before and not (tmp_path / "out.work").exists()
-    shutil.move(tmp_path / "elsewhere", tmp_path / "out")
-    result = adapt(tmp_path / "other", tmp_path / "out", "--prompts", place / "prompts.jsonl", "--overwrite")
+    result = adapt(tmp_path / "other", *command, "--overwrite")
     assert result.exit_code == 0, result.output
-    assert fingerprint_on_disk(tmp_path / "out.base") == fingerprint_on_disk(tmp_path / "other")
-    load_checkpoint(tmp_path / "out")
-    result = adapt(place / "stock", tmp_path / "out", "--prompts", place / "prompts.jsonl", "--overwrite")
+    assert fingerprint_on_disk(tmp_path / "out.base") == fingerprint_on_disk(tmp_path / "other") != before
+    result = adapt(place / "stock", *command, "--overwrite")
     assert result.exit_code == 2 and "holds a run with another MODEL, or with other weights of it" in result.stderr
 
 
@@ -317,7 +282,7 @@ def test_a_damaged_number_of_steps_is_refused(tmp_path):
     for content in ("{", "[]", "{}"):
         (tmp_path / "steps.json").write_text(content, encoding="utf-8")
         with pytest.raises(ValueError, match=r"steps.json cannot be read \(.*\); remove it, and steps are timed anew"):
-            train.number_of_steps(AdaptSettings("model"), "base", None, tmp_path)
+            adapter_training.number_of_steps(AdaptSettings("model"), "base", None, tmp_path)
 
 
 def test_an_adapter_is_no_model_to_adapt(place, tmp_path):
@@ -344,7 +309,7 @@ def test_an_export_takes_the_report_of_its_own_weights(place, tmp_path):
     assert not (tmp_path / "refused").exists()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_two_processes_write_the_answers_of_one(place, tmp_path):
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "wedlm", "adapt",

@@ -1,20 +1,19 @@
 """The settings of a run, and a stopped run with other settings."""
 
+import shutil
 from dataclasses import fields, replace
 
 import pytest
 from adapt_runs import write_prompts
 
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS
-from wedlm.drafts.settings import AdaptSettings, Places, check_settings, record_settings
+from wedlm.drafts.settings import AdaptFolders, AdaptSettings, check_settings, record_settings
 
 OTHERS = {
     "num_prompts": 5, "num_held_out": 5, "max_new_tokens": 5, "temperature": 0.5, "minutes": 5.0, "steps": 5,
-    "rank": 5,
-    "window_size": 5, "learning_rate": 0.5, "max_length": 50, "batch_size": 5, "seed": 5, "dtype": "bfloat16",
+    "rank": 5, "window_size": 5, "learning_rate": 0.5, "max_length": 50, "batch_size": 5, "seed": 5,
+    "dtype": "bfloat16",
 }  # fmt: skip
-FILES = ("prompts", "answers", "start_from")
-FREE = {"device": "cpu", "measure_also": None}
 
 
 @pytest.fixture
@@ -33,24 +32,19 @@ def work(tmp_path):
     return tmp_path / "work"
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(AdaptSettings) if field.name != "model"])
-def test_a_stopped_run_goes_on_with_its_own_settings_only(name, model, work, tmp_path):
-    settings = AdaptSettings(model)
+def test_a_stopped_run_goes_on_with_its_own_settings_only(model, work, tmp_path):
+    settings, file = AdaptSettings(model), write_prompts(tmp_path / "prompts.jsonl")
+    shutil.copyfile(file, tmp_path / ADAPTER_WEIGHTS)
     check_settings(settings, work)  # nothing is recorded
     record_settings(settings, work)
-    check_settings(settings, work)
-    if name in FREE:
-        file = write_prompts(tmp_path / "also.jsonl")
-        check_settings(replace(settings, **{name: FREE[name] or file}), work)
-        return
-    if name in FILES:
-        file = write_prompts(tmp_path / (ADAPTER_WEIGHTS if name == "start_from" else "prompts.jsonl"))
-        other, kind = tmp_path if name == "start_from" else file, "another "
-    else:
-        other, kind = OTHERS[name], ""
-    sentence = f"holds a run with {kind}--{name.replace('_', '-')}.*; give its options to go on"
-    with pytest.raises(ValueError, match=sentence):
-        check_settings(replace(settings, **{name: other}), work)
+    check_settings(replace(settings, device="cpu", measure_also=file), work)
+    others = {name: (other, "") for name, other in OTHERS.items()}
+    others |= {"prompts": (file, "another "), "answers": (file, "another "), "start_from": (tmp_path, "another ")}
+    assert {"model", "device", "measure_also", *others} == {field.name for field in fields(AdaptSettings)}
+    for name, (other, kind) in others.items():
+        sentence = f"holds a run with {kind}--{name.replace('_', '-')}.*; give its options to go on"
+        with pytest.raises(ValueError, match=sentence):
+            check_settings(replace(settings, **{name: other}), work)
 
 
 def test_a_run_whose_first_check_failed_may_change(model, tmp_path):
@@ -91,19 +85,12 @@ def test_a_damaged_record_is_refused(model, work, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"minutes": 0}, "--minutes 0 is not a number above 0"),
         ({"minutes": float("nan")}, "--minutes nan is not a number above 0"),
-        ({"learning_rate": float("inf")}, "--learning-rate inf is not a number above 0"),
         ({"temperature": -1}, "--temperature -1 is negative or no number"),
-        ({"seed": -1}, "--seed -1 is too small; pass 0 or more"),
         ({"seed": 2**32}, "--seed 4294967296 is too large"),
         ({"device": "cuda:1"}, "--device cuda:1 names one of several GPUs, .*; set CUDA_VISIBLE_DEVICES"),
-        ({"steps": 0}, "--steps 0 is too small; pass 1 or more"),
         ({"window_size": 1}, "--window-size 1 is too small; pass 2 or more"),
-        ({"window_size": 33}, "--window-size 33 is too large; pass 32 or less"),
-        ({"num_held_out": 0}, "--num-held-out 0 is too small"),
         ({"num_held_out": 1201}, "--num-held-out 1201 is too large; pass 1200 or less"),
-        ({"num_prompts": 12001}, "--num-prompts 12001 is too large; pass 12000 or less"),
     ],
 )
 def test_settings_that_are_refused(wrong, sentence):
@@ -111,6 +98,6 @@ def test_settings_that_are_refused(wrong, sentence):
         AdaptSettings("model", **wrong)
 
 
-def test_the_folders_lie_beside_each_other(tmp_path):
-    places = Places(tmp_path / "drafts")
-    assert (places.base, places.work) == (tmp_path / "drafts.base", tmp_path / "drafts.work")
+def test_the_folders_are_beside_each_other(tmp_path):
+    folders = AdaptFolders(tmp_path / "drafts")
+    assert (folders.base, folders.work) == (tmp_path / "drafts.base", tmp_path / "drafts.work")

@@ -2,21 +2,19 @@
 
 import pytest
 import torch
-from evaluations import CHAT, DEFAULT, STREAMING, evaluate, named, scores, stock_scores, without_times
+from evaluations import CHAT, STREAMING, evaluate, named, scores
 from helpers import stock_model
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from transformers import GenerationConfig, StoppingCriteriaList
+from transformers import GenerationConfig
 
 from examples.demo.tasks import check, held_out_examples
-from wedlm import WeDLMConfig, WeDLMForCausalLM
-from wedlm.evaluation.choices import Choices
 from wedlm.evaluation.lm import DecodingLM, StopBehindPrompt
+from wedlm.evaluation.recipe import EvalSettings
 from wedlm.evaluation.work_file import WorkFile
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("decoding", ["streaming", "verified", "autoregressive"])
+@pytest.mark.parametrize("decoding", ["streaming", "verified"])
 def test_counts_are_those_of_generate(demo, tmp_path, decoding):
     model, tokenizer = demo
     arguments = {"decoding": decoding} | ({"query_cost": 0} if decoding == "verified" else {})  # alike in a batch
@@ -40,17 +38,8 @@ def test_counts_are_those_of_generate(demo, tmp_path, decoding):
     assert (result["num_examples"], result["num_fewshot"], result["arguments"]) == (6, 0, arguments)
 
 
-@pytest.mark.parametrize("is_qwen3", [False, True])
-def test_likelihoods_are_those_of_transformers_qwen(demo, is_qwen3, tmp_path):
+def test_likelihoods_are_those_of_transformers_qwen(demo, tmp_path):
     model, tokenizer = demo
-    if not is_qwen3:
-        torch.manual_seed(0)
-        shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-        config = WeDLMConfig(
-            **shape, num_key_value_heads=2, head_dim=16, qk_norm=False, attention_bias=True, initializer_range=0.2,
-            vocab_size=model.config.vocab_size, mask_token_id=model.config.mask_token_id,
-        )  # fmt: skip
-        model = WeDLMForCausalLM(config).eval()
     texts = [("the cat", " sat on a mat"), ("one two", " three"), ("a", " b c d e f"), ("the cat", " ran")]
 
     def requests():
@@ -70,17 +59,6 @@ def test_likelihoods_are_those_of_transformers_qwen(demo, is_qwen3, tmp_path):
     assert ours.loglikelihood_rolling(rolling()) == pytest.approx(stock.loglikelihood_rolling(rolling()), abs=1e-4)
 
 
-def test_a_stop_ends_its_row_and_is_cut_off(demo, task_folder, tmp_path):
-    """The texts are those of lm-eval's own criterion, in fewer forwards."""
-    work = WorkFile(tmp_path, {})
-    choices = Choices(batch_size=4, apply_chat_template=True)
-    (result,) = evaluate(*demo, named("first", folder=task_folder), {"": DEFAULT}, choices, work)
-    _, expected = stock_scores(["first"], task_folder, choices)
-    texts = [text for piece in work.results.values() for text in piece["answers"]]
-    assert sorted(texts) == sorted(text for ((text,),) in expected)
-    assert result["num_tokens"] < 5 * 5, "the whole answers have some ten tokens each"
-
-
 def test_a_stop_does_not_begin_in_the_prompt(demo):
     """Qwen's prompts of a chat end with a line feed, and HumanEval stops at a line that begins with def."""
     _, tokenizer = demo
@@ -94,47 +72,25 @@ def test_a_stop_does_not_begin_in_the_prompt(demo):
     assert said("x\nde f") == [False]
 
 
-def test_rows_of_a_batch_stop_by_themselves(demo):
-    """Each row takes as many forwards as alone."""
-    model, tokenizer = demo
-    chats = [example.messages[:1] for example in held_out_examples("records", 3)]
-    batch = tokenizer.apply_chat_template(
-        chats, add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
-    )
-    width = batch["input_ids"].shape[1]
-
-    def run(rows):
-        inputs = {name: value[rows] for name, value in batch.items()}
-        criteria = StoppingCriteriaList([StopBehindPrompt(tokenizer, ["}, {", "\n"], width)])
-        return model.generate(
-            **inputs, max_new_tokens=160, query_cost=0, stopping_criteria=criteria, return_dict_in_generate=True
-        ).forwards.tolist()
-
-    assert run([0, 1, 2]) == [run([row])[0] for row in range(3)]
-
-
 def test_the_length_is_that_asked_for(demo, tmp_path, monkeypatch):
     """A max_new_tokens in generation_config.json does not replace it."""
     model, tokenizer = demo
     fields = {**model.generation_config.to_dict(), "max_new_tokens": 64}
     monkeypatch.setattr(model, "generation_config", GenerationConfig(**fields))
-    choices = Choices(limit=2, batch_size=2, apply_chat_template=True, max_new_tokens=3)
-    results = evaluate(model, tokenizer, named("demo_equations"), {"": STREAMING}, choices, WorkFile(tmp_path, {}))
+    settings = EvalSettings(limit=2, batch_size=2, apply_chat_template=True, max_new_tokens=3)
+    results = evaluate(model, tokenizer, named("demo_equations"), {"": STREAMING}, settings, WorkFile(tmp_path, {}))
     assert results[0]["num_tokens"] == 6
 
 
-@pytest.mark.full
 def test_the_tokenizers_end_token_ends_an_answer(demo, tmp_path, monkeypatch):
     """Even if generation_config.json has another one, as that of a base model which later learned to chat."""
     model, tokenizer = demo
     fields = model.generation_config.to_dict()
-    choices = Choices(limit=3, batch_size=3, apply_chat_template=True)
-
-    def run(end):
+    settings = EvalSettings(limit=2, batch_size=2, apply_chat_template=True)
+    tokens = []
+    for end in (tokenizer.eos_token_id, None):
         monkeypatch.setattr(model, "generation_config", GenerationConfig(**{**fields, "eos_token_id": end}))
         work = WorkFile(tmp_path / str(end), {})
-        return without_times(evaluate(*demo, named("demo_equations"), {"": STREAMING}, choices, work))
-
-    expected = run(tokenizer.eos_token_id)
-    assert expected == run(tokenizer.unk_token_id or 0) == run([0, 1]) == run(None)
-    assert expected[0]["num_tokens"] < 3 * 100
+        (result,) = evaluate(*demo, named("demo_equations"), {"": STREAMING}, settings, work)
+        tokens.append(result["num_tokens"])
+    assert tokens[0] == tokens[1] < 2 * 100

@@ -31,37 +31,20 @@ def test_the_values_come_back_as_they_are():
     assert repr(result.values) == repr(values)  # 1 and True differ
 
 
-def test_the_standard_library_is_there_and_packages_are_not():
-    assert run_python("import math, re, collections, itertools", ["math.gcd(12, 18)"]).values == [6]
-    assert "No module named 'torch'" in run_python("import torch").error
-
-
-@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("code", "error"),
     [
         ("1 / 0", "ZeroDivisionError"),
-        ("def double(n)", "SyntaxError"),
+        ("import torch", "No module named 'torch'"),
         ("x = 'a' * 10**12", "MemoryError"),
-        ("x = []\nwhile True:\n    x.append('a' * 10**6 + str(len(x)))", "MemoryError"),
-        ("def f(n):\n    return f(n)\nf(1)", "RecursionError"),
         ("import os\nos.fork()", "os.fork is refused here"),
-        ("import os\nos.system('true')", "os.system is refused here"),
         ("import os\nos.kill(os.getppid(), 9)", "os.kill is refused here"),
-        ("import os\nos.remove('file')", "os.remove is refused here"),
         ("import subprocess", "import is refused here"),
-        ("import socket", "import is refused here"),
-        ("import ctypes", "import is refused here"),
         ("import resource\nresource.setrlimit(0, (9, 9))", "resource.setrlimit is refused here"),
         ("open('new', 'w')", "open is refused here"),
-        ("open('new', 'x')", "open is refused here"),
-        ("open('file', 'a')", "open is refused here"),
         ("import os\nopen(os.__file__, 'r+')", "open is refused here"),
-        ("open('/etc/passwd')", "open is refused here"),
         ("import sys\nopen(sys.base_prefix + '/..' * 9 + '/etc/passwd')", "open is refused here"),
-        ("import os\nos.listdir()", "os.listdir is refused here"),
         ("import os\nos.listdir('/')", "os.listdir is refused here"),
-        ("import os\nos.scandir('/')", "os.scandir is refused here"),
         ("import os\nos.open('new', os.O_CREAT)", "open is refused here"),
         ("input()", "EOFError"),
     ],
@@ -85,7 +68,6 @@ def test_code_that_ends_the_process_has_no_values(code, error):
     [
         "repr({'values': []}).encode()",  # the word of the caller is missing
         "names['requests'].read() + b'[0]'",  # it is there, and what follows is no answer
-        "names['requests'].read() + b'(' * 10_000",
         "names['requests'].read() + repr({'values': [6]}).encode()",  # the wrong number of values
     ],
 )
@@ -99,8 +81,6 @@ def test_an_answer_that_the_code_forges_is_none(answer):
     "code",
     [
         "import sqlite3\nsqlite3.connect(path).execute('create table t(x)')",
-        "import readline\nreadline.add_history('text')\nreadline.write_history_file(path)",
-        UNGUARDED + "open(path, 'w').write('text')",
         UNGUARDED + "open(path, 'r+').write('text')",
     ],
 )
@@ -109,7 +89,7 @@ def test_no_file_gets_a_byte(tmp_path, is_apart, code):
     new, old = tmp_path / "new", tmp_path / "old"
     old.write_text("kept")
     old.chmod(0o666)
-    for path in (new,) if "'w'" in code else (new, old):  # no limit keeps a file from becoming empty
+    for path in (new, old):
         run_python(f"path = {str(path)!r}\n{code}")
     assert old.read_text() == "kept"
     # Without a boundary an empty file may appear, where the user of this process may make one.
@@ -145,23 +125,7 @@ def test_without_bubblewrap_root_becomes_nobody_if_nobody_can_run_python(monkeyp
     assert run_python("import os", ["os.getuid()"]).values == [rights.get("user", os.getuid())]
 
 
-def test_a_boundary_that_does_not_work_is_passed_over(monkeypatch, tmp_path):
-    (tmp_path / "bwrap").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "bwrap").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert sandbox.boundary.__wrapped__()[0] == []
-
-
-@pytest.mark.full
-def test_waiting_is_no_computing():
-    """On a busy machine a process waits for its turn, and a right answer stays right."""
-    assert run_python("import time\ntime.sleep(0.5)", timeout_seconds=0.3).outcome == "finished"
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    "code", ["while True: pass", "import time\ntime.sleep(60)", "try:\n    while True: pass\nexcept: pass"]
-)
+@pytest.mark.parametrize("code", ["import time\ntime.sleep(60)", "try:\n    while True: pass\nexcept: pass"])
 def test_code_that_does_not_end_is_killed(code, is_apart):
     start = time.monotonic()
     result = run_python(code, timeout_seconds=0.3)
@@ -212,22 +176,12 @@ def test_nothing_of_the_environment_is_seen(monkeypatch):
 @pytest.mark.parametrize(
     "code",
     [
-        "print([6])",
         "print('[6]')\nimport os\nos._exit(0)",
-        "import sys\nsys.stdout = sys.stderr = None",
         "class Same(int):\n    __eq__ = lambda self, other: True\n    __repr__ = lambda self: 'anything'\n"
         "double = lambda n: Same(0)",
-        "class Same:\n    __eq__ = lambda self, other: True\ndouble = lambda n: Same()",
-        "double = lambda n: float('nan')",
         "repr = lambda values: '[6]'",
     ],
 )
 def test_a_wrong_function_cannot_pass_by_what_it_prints_or_claims_to_equal(code):
     wrong = "def double(n):\n    return n\n"
     assert run_python(wrong + code, ["double(3)", "double(4)"]).values != [6, 8]
-
-
-def test_one_bad_function_leaves_the_next_alone():
-    good = (DOUBLE, ["double(3)"])
-    results = [run_python(*call) for call in (good, ("int = str = repr = None\n1 / 0", []), good)]
-    assert [result.values for result in results] == [[6], [], [6]]

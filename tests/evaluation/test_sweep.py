@@ -1,23 +1,16 @@
 """A sweep counts what generate() counts, compares question by question, and goes on where it was stopped."""
 
+import numpy as np
 import pytest
 import torch
-from helpers import load
-from transformers import AutoTokenizer
 
 from examples.demo.tasks import held_out_examples
-from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.evaluation import sweep
 from wedlm.evaluation.decodings import BASELINE, combinations
-from wedlm.evaluation.sweep import Answer, Question, front, summaries, summary
+from wedlm.evaluation.sweep import Answer, Question, front, newcombe, paired_bounds, summary
 from wedlm.evaluation.work_file import WorkFile
 
 DECODINGS = combinations([BASELINE, "verified", "streaming"], entropy_threshold=[0.1])
-
-
-@pytest.fixture(scope="module")
-def demo():
-    return load(DEMO_FOLDER), AutoTokenizer.from_pretrained(DEMO_FOLDER)
 
 
 def questions_of(tokenizer, number=3):
@@ -95,14 +88,6 @@ def test_no_difference_found_is_none_shown():
     assert summary(base, base, is_exact=True)["quality_over_autoregressive_interval"] == [0.0, 0.0]
 
 
-def test_summaries_know_which_decodings_keep_the_text():
-    answers = {label: answers_of([1, 1, 1]) for label in DECODINGS}
-    compared = summaries(answers, DECODINGS)
-    widths = {label: numbers["quality_over_autoregressive_interval"][1] for label, numbers in compared.items()}
-    assert (widths[BASELINE], widths["verified"]) == (0.0, 0.0) and widths["streaming, threshold 0.1"] > 0.5
-    assert compared["verified"]["arguments"] == {"decoding": "verified"}
-
-
 def test_the_front_has_what_nothing_beats():
     def numbers(quality, times):
         return {"quality": quality, "times_autoregressive": {"median": times}}
@@ -110,3 +95,56 @@ def test_the_front_has_what_nothing_beats():
     places = {"a": (0.9, 1.0), "b": (0.9, 3.0), "c": (0.8, 4.0), "d": (0.8, 2.0), "e": (0.95, 0.5)}
     assert front({label: numbers(*place) for label, place in places.items()}) == ["e", "b", "c"]
     assert front({"a": numbers(1, 1), "b": numbers(1, 1)}) == ["a", "b"], "equals do not beat each other"
+
+
+# --- Confidence intervals ---
+
+
+def pairs(lost, gained, number, right=0.9, seed=0):
+    """Answers of a baseline with so much right, and of one that really loses and gains so much."""
+    random = np.random.default_rng(seed)
+    base, draw = random.random(number) < right, random.random(number)
+    return np.where(base, draw >= lost / right, draw < gained / max(1 - right, 1e-9)).astype(float), base.astype(float)
+
+
+def test_bounds_are_those_of_pairs():
+    """Bounds of many pairs are as wide as their differences spread, not as both sides do."""
+    quality, base = pairs(0.1, 0.05, 4000)
+    differences = quality - base
+    spread = 1.96 * differences.std() / len(differences) ** 0.5
+    low, high = paired_bounds(quality, base)
+    assert low == pytest.approx(differences.mean() - spread, abs=0.001)
+    assert high == pytest.approx(differences.mean() + spread, abs=0.001)
+
+
+def answers(both, gained, lost, neither):
+    """The qualities of answers on both sides, from the counts of pairs."""
+    rows = [(1, 1)] * both + [(1, 0)] * gained + [(0, 1)] * lost + [(0, 0)] * neither
+    return np.array(rows, dtype=float).T
+
+
+def test_newcombes_own_example():
+    """His paper of 1998 prints these bounds for 36 pairs right on both sides, 12 gained and 2 lost."""
+    quality, base = answers(36, 12, 2, 0)
+    assert newcombe(quality, base, 1.959964) == (pytest.approx(0.0569, abs=5e-4), pytest.approx(0.3404, abs=5e-4))
+
+
+@pytest.mark.parametrize(("lost", "gained", "number", "right"), [(0.01, 0.0, 300, 1.0), (0.03, 0.03, 20, 0.9)])
+def test_bounds_hold_the_truth_as_often_as_they_say(monkeypatch, lost, gained, number, right):
+    monkeypatch.setattr(sweep, "NUM_RESAMPLES", 100)
+    held = 0
+    for seed in range(100):
+        low, high = paired_bounds(*pairs(lost, gained, number, right, seed))
+        held += low <= gained - lost <= high
+    assert held / 100 >= 0.95
+
+
+def test_a_gain_hides_no_loss_and_few_losses_are_no_proof():
+    def bounds(lost, gained, number):
+        base = [1] * (number - gained - 2) + [0] * (gained + 2)
+        quality = [0] * lost + [1] * (number - lost - 2) + [0] * 2
+        return paired_bounds(np.array(quality, dtype=float), np.array(base, dtype=float))
+
+    assert bounds(0, 1, 10)[0] < -0.1, "one gained and none lost of ten is not shown to lose nothing"
+    assert bounds(4, 0, 100)[1] > 0, "four of a hundred are no proof"
+    assert bounds(10, 1, 200)[1] < 0, "ten of two hundred against one are"

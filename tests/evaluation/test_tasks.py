@@ -1,11 +1,13 @@
 """Loading tasks by name: what is found, what is refused, and which documents they ask about."""
 
+import logging
+
 import pytest
+from datasets.utils.logging import is_progress_bar_enabled
 from evaluations import DEMO_TASKS, named
 
 from wedlm.evaluation import tasks
-from wedlm.evaluation.choices import EvaluationError
-from wedlm.evaluation.tasks import load_tasks
+from wedlm.evaluation.tasks import load_tasks, quiet_lm_eval
 
 
 def test_held_out_data_follow_the_seed():
@@ -22,7 +24,6 @@ def without_lm_evals_own(monkeypatch):
     monkeypatch.setattr(tasks, "TaskManager", lambda **kwargs: real(**{**kwargs, "include_defaults": False}))
 
 
-@pytest.mark.full
 def test_what_cannot_be_loaded(task_folder, without_lm_evals_own):
     for names, words in (
         (["fist"], "There is no task 'fist'; did you mean first?"),
@@ -31,26 +32,25 @@ def test_what_cannot_be_loaded(task_folder, without_lm_evals_own):
         (["broken"], "The task broken cannot be built (ValueError: Got invalid output_type 'nonsense'"),
         (["taste"], "The task taste has a metric 'taste' that lm-eval does not know; correct its YAML file."),
     ):
-        with pytest.raises(EvaluationError) as refused:
+        with pytest.raises(ValueError) as refused:
             named(*names, folder=task_folder)
         assert str(refused.value).startswith(words) and "\n" not in str(refused.value)
     for name in ("demo_functions", "demo"):
-        with pytest.raises(EvaluationError, match="demo_functions runs code that the model writes; pass") as refused:
+        with pytest.raises(ValueError, match="demo_functions runs code that the model writes; pass") as refused:
             load_tasks({name: None}, [DEMO_TASKS])
         assert "--run-code to allow it, in a sandbox against accidents, not attackers" in str(refused.value)
 
 
 def test_a_file_of_the_folder_that_is_no_yaml_is_named(without_lm_evals_own, tmp_path):
-    for text in ("task: mine\n  oops: [", "task: " + "[" * 2000):
-        (tmp_path / "mine.yaml").write_text(text)
-        with pytest.raises(EvaluationError, match="mine.yaml cannot be read as YAML"):
-            named("mine", folder=tmp_path)
+    (tmp_path / "mine.yaml").write_text("task: mine\n  oops: [")
+    with pytest.raises(ValueError, match="mine.yaml cannot be read as YAML"):
+        named("mine", folder=tmp_path)
 
 
 def test_code_is_run_in_the_sandbox_or_not_at_all(task_folder):
     text = (task_folder / "first.yaml").read_text().replace("task: first", "task: {name}") + "unsafe_code: true\n"
     (task_folder / "unsafe.yaml").write_text(text.replace("{name}", "unsafe"))
-    with pytest.raises(EvaluationError, match="The task unsafe runs code outside of the sandbox"):
+    with pytest.raises(ValueError, match="The task unsafe runs code outside of the sandbox"):
         named("unsafe", folder=task_folder)
     (task_folder / "judge.py").write_text(
         "import evaluate\n\nmetric = evaluate.load('code_eval')\n\n\n"
@@ -63,15 +63,8 @@ def test_code_is_run_in_the_sandbox_or_not_at_all(task_folder):
     second = '\'{{ "import numpy" if "by 3" in question else right }}\''  # in the second document
     importing = judged.replace("{name}", "numeric").replace("'{{right}}'", second)
     (task_folder / "numeric.yaml").write_text(importing)
-    with pytest.raises(
-        EvaluationError, match="The tests of the task numeric import numpy, which the sandbox does not"
-    ):
+    with pytest.raises(ValueError, match="The tests of the task numeric import numpy, which the sandbox does not"):
         named("numeric", folder=task_folder)
-    (task_folder / "headless.yaml").write_text(
-        judged.replace("{name}", "headless").replace("{{right}}", "{{ 1 / 0 }}")
-    )
-    with pytest.raises(EvaluationError, match="The task headless cannot be built .* correct it, or leave it out"):
-        named("headless", folder=task_folder)
 
 
 def test_documents_are_processed_once(task_folder):
@@ -104,10 +97,14 @@ def test_questions_that_are_drawn_are_drawn_by_the_seed(task_folder):
     assert questions(1) == questions(1) != questions(2)
 
 
-@pytest.mark.parametrize(
-    "metadata", [{"num_examples": "5"}, {"num_examples": -1}, {"num_examples": 10**6}, {"seed": 0.5}]
-)
-def test_impossible_metadata(metadata):
-    (name,) = metadata
-    with pytest.raises(EvaluationError, match=f"{name}=.* of the metadata is no number from"):
-        named("demo_counting", **metadata)
+def test_lm_eval_is_quiet_and_its_warnings_are_collected_once(caplog):
+    logger = logging.getLogger("lm_eval")
+    before = logger.level, logger.propagate, list(logger.handlers), is_progress_bar_enabled()
+    with quiet_lm_eval() as warnings:
+        logger.info("told")
+        logger.warning("first\n  line")
+        logging.getLogger("lm_eval.tasks").warning("second")
+        logger.warning("first line")
+        assert not is_progress_bar_enabled()
+    assert list(warnings) == ["first line", "second"] and not caplog.records
+    assert (logger.level, logger.propagate, logger.handlers, is_progress_bar_enabled()) == before

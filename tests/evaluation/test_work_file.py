@@ -40,26 +40,6 @@ def test_a_damaged_file_is_named(tmp_path, damage):
     assert work.path.read_bytes() == damage
 
 
-def test_a_run_says_that_it_goes_on_and_how(tmp_path, capsys):
-    with resumable(WorkFile(tmp_path / "work", {})):
-        pass
-    assert capsys.readouterr().err == ""
-    work = WorkFile(tmp_path / "work", {})
-    with pytest.raises(KeyboardInterrupt), resumable(work):
-        work.add(("a", 1), 2)
-        raise KeyboardInterrupt
-    assert capsys.readouterr().err.startswith("\nStopped; the same command goes on from ") and work.path.exists()
-    with pytest.raises(ValueError), resumable(WorkFile(tmp_path / "work", {})):
-        raise ValueError
-    assert capsys.readouterr().err == f"Going on from the results in {tmp_path / 'work'}.\n" and work.path.exists()
-
-
-def test_a_run_that_fails_before_its_first_result_leaves_no_file(tmp_path):
-    with pytest.raises(ValueError), resumable(WorkFile(tmp_path / "work", {})):
-        raise ValueError
-    assert not (tmp_path / "work").exists()
-
-
 def test_a_measurement_says_where_it_goes_on(tmp_path, capsys):
     folder = tmp_path / "eval.json.work"
     with pytest.raises(ValueError), resumable(WorkFile(folder, {"seed": 1})):

@@ -9,8 +9,7 @@ from statistics import mode
 import pytest
 import torch
 from accelerate import cpu_offload
-from accelerate.hooks import ModelHook, add_hook_to_module
-from draft_models import FLAVOURS, drafted, fill, tiny_model, with_adapter
+from draft_models import drafted, fill, tiny_model, with_adapter
 from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, left_padded, load, random_tokens
 from peft import LoraConfig, get_peft_model
 from stock_checkpoints import CLASSES, files_of
@@ -21,8 +20,6 @@ from transformers import (
     DynamicCache,
     Gemma2Config,
     Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
     StaticCache,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -54,24 +51,18 @@ def stock(family, **fields):
 
 
 SLIDING = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-MODELS = {flavour: partial(tiny_model, flavour) for flavour in FLAVOURS} | {
+MODELS = {flavour: partial(tiny_model, flavour) for flavour in ("qwen2 tied", "qwen3 tied", "llama")} | {
     "drafted": drafted,
-    "drafted qwen2 tied": partial(drafted, "qwen2 tied"),
     "PEFT": lambda: with_adapter(tiny_model()),
     "PEFT on some layers": lambda: with_adapter(tiny_model("qwen2"), target_modules=["k_proj", "up_proj", "o_proj"]),
-    "stock llama": partial(stock, "llama"),
     "stock llama with biases": partial(stock, "llama", attention_bias=True, mlp_bias=True),
     "stock mistral": partial(stock, "mistral", sliding_window=4),
-    "stock qwen2": partial(stock, "qwen2"),
     "stock qwen2 sliding": partial(stock, "qwen2", **SLIDING),
     "stock qwen3": partial(stock, "qwen3", head_dim=12, rms_norm_eps=0.3),
-    "stock qwen3 sliding": partial(stock, "qwen3", **SLIDING),
 }
 WEDLM = [name for name in MODELS if "stock" not in name]
 each_model = pytest.mark.parametrize("name", MODELS)
-some_models = pytest.mark.parametrize(
-    "name", ["qwen2 tied", "llama", "drafted", "PEFT on some layers", "stock mistral", "stock qwen3"]
-)
+some_models = pytest.mark.parametrize("name", ["qwen2 tied", "drafted", "PEFT on some layers", "stock mistral"])
 
 
 @torch.no_grad()
@@ -91,9 +82,7 @@ def cached(model, cache):
 
 FORWARDS = {
     "masks": logits,
-    "one": lambda model: logits(model, torch.tensor([[5]])),
     "many": lambda model: logits(model, WITH_MASKS.repeat(2, 3)),
-    "turned": lambda model: logits(model, WITH_MASKS.t().contiguous().t()),
     "dynamic cache": lambda model: cached(model, DynamicCache(config=model.config)),
     "static cache": lambda model: cached(model, StaticCache(config=model.config, max_cache_len=48)),
     "packed": lambda model: logits(model, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 1]]), use_cache=False),
@@ -123,7 +112,7 @@ def test_a_fused_model_predicts_the_same(name, forward):
 
 
 @some_models
-@pytest.mark.parametrize("forward", ["masks", "many", "dynamic cache"])
+@pytest.mark.parametrize("forward", ["many", "dynamic cache"])
 def test_in_bfloat16_it_is_as_exact_as_the_model(name, forward):
     model = MODELS[name]().bfloat16()
     exact = FORWARDS[forward](deepcopy(model).double())
@@ -140,17 +129,7 @@ def test_a_prediction_is_bit_by_bit_the_same_whatever_stands_behind(name, dtype)
     assert torch.equal(torch.cat(one_by_one, dim=1), logits(model, WITH_MASKS[:1]))
 
 
-@some_models
-def test_hidden_states_come_out(name):
-    model = MODELS[name]()
-    with torch.no_grad():
-        wanted = model(WITH_MASKS, output_hidden_states=True).hidden_states
-        got = wedlm.fuse(model)(WITH_MASKS, output_hidden_states=True).hidden_states
-    for one, other in zip(got, wanted, strict=True):
-        assert_close(one, other)
-
-
-@some_models
+@pytest.mark.parametrize("name", ["drafted", "stock mistral"])
 def test_an_attention_function_is_called_with_the_same(name, monkeypatch):
     """Flash attention reads the window, and where samples begin."""
     called = []
@@ -205,14 +184,11 @@ def test_in_bfloat16_a_verified_text_is_that_of_decoding_token_by_token(name):
         assert got == wanted
 
 
-@pytest.mark.few(15)
-@pytest.mark.parametrize("name", WEDLM)
+@pytest.mark.parametrize("name", ["qwen2 tied", "drafted", "PEFT on some layers"])
 @pytest.mark.parametrize(
     "settings",
     [
-        {"decoding": "streaming", "entropy_threshold": 1.0},
         {"decoding": "blockwise", "entropy_threshold": 1.0},
-        {"decoding": "verified", "do_sample": True},
         {"decoding": "verified", "cache_implementation": "static"},
         {"decoding": "streaming", "prefill_chunk_size": 5, "do_sample": True},
     ],
@@ -224,24 +200,13 @@ def test_texts_are_those_of_the_model(name, settings):
     assert texts(wedlm.fuse(model), **settings) == wanted
 
 
-@pytest.mark.parametrize("decoding", ["verified", "streaming"])
-def test_a_running_batch_writes_what_the_model_writes(decoding):
+def test_a_running_batch_writes_what_the_model_writes():
     model = load(CHECKPOINTS / "q3")
-    model.generation_config.update(max_new_tokens=20, decoding=decoding, **SPECIAL)
+    model.generation_config.update(max_new_tokens=20, decoding="verified", **SPECIAL)
     wanted = [model.generate(torch.tensor([tokens]))[0, len(tokens) :].tolist() for tokens in PROMPTS]
     wedlm.fuse(model)
     outputs = model.generate_batch(PROMPTS).values()
     assert [output.generated_tokens for output in outputs] == wanted
-    assert product_of(model) == PRODUCT
-
-
-def test_requests_join_a_running_batch():
-    model = load(CHECKPOINTS / "q3")
-    model.generation_config.update(max_new_tokens=20, decoding="verified", **SPECIAL)
-    wanted = [model.generate(torch.tensor([tokens]))[0, len(tokens) :].tolist() for tokens in PROMPTS]
-    with wedlm.fuse(model).continuous_batching_context_manager() as manager:
-        names = [manager.add_request(tokens) for tokens in PROMPTS]
-        assert [manager.get_result(name, timeout=60).generated_tokens for name in names] == wanted
     assert product_of(model) == PRODUCT
 
 
@@ -291,7 +256,6 @@ def with_lora(model):
 
 CHANGES = {
     "cast": lambda model: model.bfloat16(),
-    "cast there and back": lambda model: model.bfloat16().float(),
     "in float64": lambda model: model.double(),
     "trained": trained,
     "loaded": with_other_weights,
@@ -300,18 +264,14 @@ CHANGES = {
     "a plain LoRA": with_lora,
     "a merged LoRA": lambda model: with_lora(model).merge_and_unload(),
     "other weights": partial(with_other_part, name="self_attn.k_proj.weight"),
-    "another linear layer": partial(with_other_part, name="mlp.down_proj"),
     "another MLP": partial(with_other_part, name="mlp"),
     "another norm": partial(with_other_part, name="input_layernorm"),
-    "another head norm": partial(with_other_part, name="self_attn.k_norm"),
-    "other head norms": partial(with_other_part, name="self_attn.q_norm.weight"),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("name", ["qwen3 tied", "stock qwen3"])
-def test_a_fused_model_is_changed_like_any_other(name, change):
-    plain, fused = MODELS[name](), wedlm.fuse(MODELS[name]())
+def test_a_fused_model_is_changed_like_any_other(change):
+    plain, fused = MODELS["qwen3 tied"](), wedlm.fuse(MODELS["qwen3 tied"]())
     before = logits(fused)
     plain, fused = CHANGES[change](plain), CHANGES[change](fused)
     wanted, got = logits(plain), logits(fused)
@@ -331,32 +291,14 @@ def test_gradients_are_those_of_the_model(name):
         torch.testing.assert_close(one.grad, other.grad)
 
 
-def test_in_training_mode_it_is_the_model():
-    """Dropout too."""
-    plain, fused = (tiny_model(attention_dropout=0.5).train() for _ in range(2))
-    wedlm.fuse(fused)
-    torch.manual_seed(0)
-    wanted = logits(plain)
-    torch.manual_seed(0)
-    assert_close(logits(fused), wanted)
-
-
 @some_models
-def test_autocast_takes_the_forward_of_the_model(name):
+def test_autocast_and_eager_attention_take_the_forward_of_the_model(name):
     plain, fused = MODELS[name](), wedlm.fuse(MODELS[name]())
     logits(fused)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(logits(fused), logits(plain))
-    logits(fused)
-    assert product_of(fused) == PRODUCT
-
-
-@some_models
-def test_eager_attention_takes_the_forward_of_the_model(name):
-    """It returns its weights."""
-    plain, fused = MODELS[name](), wedlm.fuse(MODELS[name]())
     for model in (plain, fused):
-        model.set_attn_implementation("eager")
+        model.set_attn_implementation("eager")  # it returns its weights
     with torch.no_grad():
         wanted, got = (model(WITH_MASKS, output_attentions=True) for model in (plain, fused))
     assert_close(got.logits, wanted.logits)
@@ -413,17 +355,13 @@ def enabled_again(model):
 
 
 ADAPTER_CHANGES = {
-    "nothing": lambda model: model,
-    "disabled": disabled,
     "enabled again": enabled_again,
     "a second one waits": second,
-    "a second one acts": lambda model: with_active(second(model), "second"),
     "both act": lambda model: with_active(second(model), ["default", "second"]),
     "replaced": replaced,
     "rescaled": rescaled,
     "other weights": filled,
     "trained": trained,
-    "cast": lambda model: model.double(),
     "unloaded": lambda model: model.unload(),
 }
 BEFORE_MASKS = [(0, slice(0, 3)), (1, slice(0, 5))]
@@ -459,8 +397,7 @@ def all_tensors():
     return [each for each in gc.get_objects() if type(each) in kinds and each.device.type == "cpu"]
 
 
-@pytest.mark.few(4)
-@each_model
+@some_models
 def test_the_weights_are_kept_once(name):
     before = bytes_of(all_tensors())
     model = MODELS[name]()
@@ -479,16 +416,10 @@ def test_the_weights_are_kept_once(name):
     del copied
 
 
-def copied(model):
-    return deepcopy(model)
-
-
-def pickled(model):
-    return pickle.loads(pickle.dumps(model))
-
-
-@pytest.mark.parametrize("copy", [copied, pickled])
-@pytest.mark.parametrize("name", ["drafted", "PEFT", "stock qwen2"])
+@pytest.mark.parametrize("name", ["drafted", "PEFT"])
+@pytest.mark.parametrize(
+    "copy", [deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copied", "pickled"]
+)
 def test_a_copy_is_independent(name, copy):
     model = wedlm.fuse(MODELS[name]())
     wanted = logits(model)
@@ -499,20 +430,16 @@ def test_a_copy_is_independent(name, copy):
     assert torch.equal(logits(model), wanted) and not logits(other).any()
 
 
-@each_model
+@some_models
 def test_it_is_saved_as_the_model_is(name, tmp_path):
     model = MODELS[name]()
     model.save_pretrained(tmp_path / "plain")
-    weights = pickle.dumps(model.state_dict())
     logits(wedlm.fuse(model))
     model.save_pretrained(tmp_path / "fused")
     assert files_of(tmp_path / "fused") == files_of(tmp_path / "plain")
-    again = pickle.loads(pickle.dumps(model.state_dict()))
-    assert again.keys() == (weights := pickle.loads(weights)).keys()
-    assert all(torch.equal(again[key], weights[key]) for key in weights)
 
 
-@each_model
+@some_models
 def test_unfused_it_is_the_model_as_it_was(name):
     model = MODELS[name]()
     weights, wanted = deepcopy(model.state_dict()), logits(model)
@@ -524,23 +451,8 @@ def test_unfused_it_is_the_model_as_it_was(name):
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_what_was_never_fused_is_given_back_as_it_is():
-    for model in (tiny_model(), tiny_model().model):
-        assert wedlm.unfuse(model) is model
-    decoder = tiny_model().model
-    with torch.no_grad():
-        wanted = decoder(WITH_MASKS)[0]
-        assert_close(wedlm.fuse(decoder)(WITH_MASKS)[0], wanted)
-        assert torch.equal(wedlm.unfuse(decoder)(WITH_MASKS)[0], wanted)
-
-
 def test_in_inference_mode():
-    wanted = logits(drafted())
-    with torch.inference_mode():
-        born = drafted()
-        assert_close(wedlm.fuse(born)(WITH_MASKS).logits, wanted)
-    assert_close(logits(born), wanted)
-    fused = wedlm.fuse(drafted())
+    wanted, fused = logits(drafted()), wedlm.fuse(drafted())
     with torch.inference_mode():
         assert_close(fused(WITH_MASKS).logits, wanted)
     assert_close(logits(fused), wanted)
@@ -556,57 +468,22 @@ def warnings(monkeypatch):
     return said
 
 
-def gpt2():
-    return GPT2LMHeadModel(GPT2Config(vocab_size=160, n_embd=32, n_layer=2, n_head=2)).eval()
-
-
 def gemma2():
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     return Gemma2ForCausalLM(Gemma2Config(**sizes, num_key_value_heads=2, head_dim=8, vocab_size=160)).eval()
-
-
-def quantized():
-    """As bitsandbytes replaces linear layers."""
-    model = tiny_model()
-    for layer in model.model.layers:
-        layer.mlp.up_proj.__class__ = type("Quantized", (nn.Linear,), {})
-    return model
-
-
-def with_weights_in_parts():
-    """As those of a DTensor, which is a subclass of torch.Tensor."""
-    model, part = tiny_model(), type("Part", (torch.Tensor,), {})
-    for layer in model.model.layers:
-        layer.mlp.up_proj.weight = nn.Parameter(layer.mlp.up_proj.weight.detach().as_subclass(part))
-    return model
 
 
 def offloaded():
     return cpu_offload(stock("llama"), execution_device=torch.device("cpu"))
 
 
-def with_hooks():
-    """As those that accelerate puts on a model which it divides among devices."""
-    model = stock("llama")
-    for layer in model.model.layers:
-        add_hook_to_module(layer.mlp, ModelHook())
-    return model
-
-
 ALL = "model.layers.0 stays as it is (2 such layers in all): "
 FAMILIES = "LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer, WeDLMDecoderLayer"
 OTHERS = {
-    "another family": (gpt2, "GPT2LMHeadModel stays as it is: it has no decoder layers of a known form."),
     "other layers": (gemma2, f"{ALL}Gemma2DecoderLayer is none of {FAMILIES}."),
     "another activation": (partial(stock, "llama", hidden_act="gelu"), f"{ALL}its activation is gelu."),
-    "quantized": (quantized, f"{ALL}it has a Quantized, and no plain linear layer."),
-    "in parts": (with_weights_in_parts, f"{ALL}it has a Linear, and no plain linear layer."),
-    "a plain LoRA": (
-        lambda: with_lora(stock("llama")),
-        f"base_model.model.{ALL}it has a Linear, and no plain linear layer.",
-    ),
+    "a plain LoRA": (lambda: with_lora(stock("llama")), f"base_model.model.{ALL}it has a Linear, and no plain linear"),
     "offloaded": (offloaded, f"{ALL}accelerate moves its weights."),
-    "with hooks": (with_hooks, f"{ALL}accelerate moves its weights."),
 }
 
 
@@ -616,7 +493,7 @@ def test_a_model_that_cannot_be_fused_stays_as_it_is(name, warnings):
     model, ids = make(), random_tokens(2, 9)
     wanted = logits(model, ids)
     assert_close(logits(wedlm.fuse(model), ids), wanted)
-    assert warnings == [said] and product_of(model) is None
+    assert warnings[0].startswith(said) and len(warnings) == 1 and product_of(model) is None
 
 
 def test_a_model_of_bitsandbytes_stays_as_it_is(warnings, tmp_path):
@@ -628,12 +505,7 @@ def test_a_model_of_bitsandbytes_stays_as_it_is(warnings, tmp_path):
     assert warnings == [f"{ALL}it has a Linear4bit, and no plain linear layer."]
 
 
-def test_weights_that_are_not_loaded_stay_as_they_are(warnings):
-    assert product_of(wedlm.fuse(tiny_model().to("meta"))) is None
-    assert warnings == [f"{ALL}accelerate moves its weights."]
-
-
-@pytest.mark.parametrize("part", ["mlp.gate_proj", "post_attention_layernorm", "self_attn.k_norm"])
+@pytest.mark.parametrize("part", ["mlp.gate_proj", "self_attn.k_norm"])
 def test_weights_of_several_dtypes_stay_apart(part, warnings):
     model = stock("qwen3")
     for layer in model.model.layers:
@@ -653,24 +525,6 @@ def test_the_other_layers_are_fused(warnings):
     assert product_of(model) == PRODUCT
 
 
-# --- In compiled code ---
-
-
-def compiled_logits(model):
-    torch.compiler.reset()
-    with torch.no_grad():
-        return torch.compile(model.forward, backend="aot_eager")(WITH_MASKS, use_cache=False).logits
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize("name", ["qwen2", "drafted", "PEFT", "stock mistral", "stock qwen3 sliding"])
-def test_compiled_it_predicts_the_same(name):
-    model = MODELS[name]()
-    wanted = logits(model)
-    assert_close(compiled_logits(wedlm.fuse(model)), wanted)
-    assert product_of(model) == PRODUCT
-
-
 def test_compiled_code_is_one_graph_with_the_operator():
     model, called = wedlm.fuse(tiny_model()), []
 
@@ -685,23 +539,7 @@ def test_compiled_code_is_one_graph_with_the_operator():
     assert len(called) == (2 * 4 + 1 if SET else 0), "four products in each layer, and the head"
 
 
-@pytest.mark.parametrize("change", ["cast", "in float64"])
-def test_compiled_code_sees_a_cast(change):
-    plain, fused = (CHANGES[change](model) for model in (tiny_model(), wedlm.fuse(tiny_model())))
-    assert_close(compiled_logits(fused), compiled_logits(plain), 0.1)
-
-
-def test_compiled_code_sees_autocast_and_another_attention():
-    plain, fused = tiny_model(), wedlm.fuse(tiny_model())
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(compiled_logits(fused), compiled_logits(plain))
-    for model in (plain, fused):
-        model.set_attn_implementation("eager")
-    assert_close(compiled_logits(fused), compiled_logits(plain))
-
-
-@pytest.mark.parametrize("function", [wedlm.fuse, wedlm.unfuse])
-@pytest.mark.parametrize("model", ["my-wedlm", None, torch.nn.Linear(2, 2)])
+@pytest.mark.parametrize("function, model", [(wedlm.fuse, "my-wedlm"), (wedlm.unfuse, torch.nn.Linear(2, 2))])
 def test_what_is_no_model_is_refused(function, model):
     with pytest.raises(ValueError, match=f"model is a {type(model).__name__}, .*; load it by AutoModelForCausalLM"):
         function(model)

@@ -144,7 +144,7 @@ few_rows = cases.map(lambda case: case.of_rows(range(min(len(case.x), MOST_ROWS)
 
 @each_set
 @given(cases)
-@property_settings(100, deadline=None)
+@property_settings(60, deadline=None)
 def test_a_product_is_that_of_float64(name, case):
     with multiplied_by(name), torch.no_grad():
         got, (wanted, bound) = case.run(), case.in_float64()
@@ -211,14 +211,16 @@ LARGE = {"rows": 5, "inputs": 150, "outputs": 331, "has": ("gate", "norm", "draf
 
 
 @each_compiled_set
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_threads_change_no_bit(name, dtype, threads):
-    case = make(0, **LARGE, dtype=dtype)
+def test_threads_change_no_bit(name, threads):
+    case = make(0, **LARGE)
+    query, keys, values = (normal(2, heads, n, 24) for heads, n in ((6, 9), (3, 300), (3, 300)))
+    seen = torch.rand(2, 1, 9, 300) < 0.8
     with multiplied_by(name), torch.no_grad():
-        wanted = case.run()
+        wanted, attended = case.run(), attend_few(query, keys, values, seen, 1.0)
         for number in (2, 3, 4):
             threads(number)
             assert torch.equal(case.run(), wanted)
+            assert torch.equal(attend_few(query, keys, values, seen, 1.0), attended)
 
 
 @each_compiled_set
@@ -260,19 +262,7 @@ else:
 
 
 @each_set
-def test_tensors_may_lie_in_any_order(name):
-    case = make(0, 12, 30, 20, has=("draft", "added"))
-    with multiplied_by(name), torch.no_grad():
-        wanted = case.run()
-        case.x, case.added = (each.t().contiguous().t() for each in (case.x, case.added))
-        case.is_text = torch.cat([case.is_text, ~case.is_text], dim=1)[:, :1]
-        torch.testing.assert_close(case.run(), wanted)
-        case.weight = case.weight.t().contiguous().t()
-        torch.testing.assert_close(case.run(), wanted)
-
-
-@each_set
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 5), (2, 1, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (2, 1, 3)], ids=str)
 def test_rows_come_in_any_shape(name, shape):
     weight, x, added = normal(20, 30), normal(*shape, 30), normal(*shape, 20)
     with multiplied_by(name):
@@ -281,7 +271,7 @@ def test_rows_come_in_any_shape(name, shape):
 
 
 @each_set
-@pytest.mark.parametrize("x", [torch.ones(2, 30, dtype=torch.bfloat16), torch.ones(2, 15), torch.ones(4, 60)])
+@pytest.mark.parametrize("x", [torch.ones(2, 30, dtype=torch.bfloat16), torch.ones(2, 15)])
 def test_what_torch_refuses_is_refused(name, x):
     weight = normal(20, 30)
     with pytest.raises(RuntimeError) as refused:
@@ -292,20 +282,12 @@ def test_what_torch_refuses_is_refused(name, x):
 
 
 @each_set
-@pytest.mark.parametrize("has", [("bias",), ("int8", "bias", "added")], ids=str)
-def test_float64_is_left_to_torch(name, has):
-    case = make(0, 4, 30, 20, has=has)
+def test_other_dtypes_and_devices_are_left_to_torch(name):
+    case = make(0, 4, 30, 20, has=("bias", "added"))
     for part in ("x", "weight", "bias", "added"):
-        values = getattr(case, part)
-        if values is not None and values.is_floating_point():
-            setattr(case, part, values.double())
+        setattr(case, part, getattr(case, part).double())
     with multiplied_by(name):
         torch.testing.assert_close(case.run(), case.in_float64()[0])
-
-
-@each_set
-def test_other_devices_are_left_to_torch(name):
-    with multiplied_by(name):
         assert Product(normal(20, 30))(normal(2, 30).to("meta")).device.type == "meta"
 
 
@@ -345,9 +327,9 @@ def test_products_leave_no_memory_behind(name):
         of = case.product()
         case.run(of)
         before = psutil.Process().memory_info().rss
-        for _ in range(3000):
+        for _ in range(1000):
             case.run(of)
-    assert psutil.Process().memory_info().rss - before < 1e6, "the smallest part has 640 bytes"
+    assert psutil.Process().memory_info().rss - before < 5e5, "the smallest part has 640 bytes"
 
 
 # --- Which instruction set ---
@@ -361,17 +343,9 @@ def test_the_environment_chooses(monkeypatch):
         monkeypatch.setenv(product.CHOICE, name)
         assert product.instruction_set() == (None if number is None else name)
     monkeypatch.setenv(product.CHOICE, "nonsense")
-    with pytest.raises(ValueError) as refused:
+    sentence = f"WEDLM_PRODUCT=nonsense is not on this machine; choose one of {', '.join([*COMPILED, 'torch'])}."
+    with pytest.raises(ValueError, match=sentence):
         product.instruction_set()
-    assert str(refused.value) == (
-        f"WEDLM_PRODUCT=nonsense is not on this machine; choose one of {', '.join([*COMPILED, 'torch'])}."
-    )
-
-
-@pytest.mark.skipif(product._product is None, reason="installed without a compiler")
-def test_the_instruction_sets_are_those_that_torch_finds():
-    found = torch.backends.cpu.get_cpu_capability().lower()
-    assert "plain" in COMPILED and (found in COMPILED or found not in ("avx2", "avx512"))
 
 
 DECODE = f"""
@@ -388,13 +362,6 @@ def text_of_the_plain_model():
     return model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=20, decoding="verified").tolist()
 
 
-@pytest.mark.few(1)
-@each_set
-def test_a_text_is_the_same_by_each_instruction_set(name, tmp_path):
-    said = run_python(DECODE, tmp_path, WEDLM_PRODUCT=name)
-    assert said.splitlines()[0] == f"{text_of_the_plain_model()} {name}"
-
-
 def test_installed_without_a_compiler_torch_multiplies(tmp_path):
     build = ["setup.py", "build", "--build-base", tmp_path / "base", "--build-lib", tmp_path / "installed"]
     built = subprocess.run(
@@ -408,7 +375,7 @@ def test_installed_without_a_compiler_torch_multiplies(tmp_path):
 
 # --- Products in compiled code ---
 
-EXTRAS = [(), ("int8", "bias"), ("gate", "norm", "draft", "bias", "added")]
+EXTRAS = [("int8", "bias"), ("gate", "norm", "draft", "bias", "added")]
 
 
 @pytest.mark.parametrize("name", [*COMPILED[:1], "torch"])
@@ -422,10 +389,9 @@ def test_compiled_code_has_the_same_product(name, has):
 
 
 @pytest.mark.parametrize("name", COMPILED[:1])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("has", EXTRAS, ids=str)
-def test_the_operator_keeps_the_rules_of_torch(name, dtype, has):
-    case = make(0, 3, 20, 11, dtype, has)
+def test_the_operator_keeps_the_rules_of_torch(name, has):
+    case = make(0, 3, 20, 11, has=has)
     arguments = (case.x, case.weight, case.bias, case.added, case.is_gated, case.scales)
     with multiplied_by(name):
         torch.library.opcheck(torch.ops.wedlm.product, arguments)
@@ -439,7 +405,7 @@ def test_the_operator_keeps_the_rules_of_torch(name, dtype, has):
 @pytest.mark.parametrize("has_norms", [True, False], ids=["norms", "no norms"])
 @pytest.mark.parametrize(
     ("batch", "queries", "width", "cos_batch"),
-    [(1, 1, 8, 1), (1, 5, 64, 1), (3, 5, 6, 3), (3, 5, 8, 1), (2, 20, 8, 2), (1, 2, 258, 1)],
+    [(1, 5, 64, 1), (3, 5, 6, 3), (2, 20, 8, 2), (1, 2, 258, 1)],
 )
 def test_queries_and_keys_are_rotated_as_in_transformers(name, dtype, has_norms, batch, queries, width, cos_batch):
     torch.manual_seed(0)
@@ -516,7 +482,7 @@ def attentions(draw, biases=BIASES, dtypes=DTYPES):
 
 @each_compiled_set
 @given(attentions())
-@property_settings(100, deadline=None)
+@property_settings(60, deadline=None)
 def test_attention_is_that_of_float64(name, case):
     with multiplied_by(name):
         got = case.run()
@@ -541,46 +507,24 @@ def test_the_attention_of_a_query_depends_on_no_other_query_and_on_nothing_that_
 
 
 @each_compiled_set
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_query_that_sees_nothing_gets_zeros(name, dtype):
-    keys = normal(1, 2, 20, 8, dtype=dtype)
-    seen = torch.arange(20) < torch.tensor([[0], [5]])
-    with multiplied_by(name):
-        got = attend_few(normal(1, 4, 2, 8, dtype=dtype), keys, keys, seen[None, None], 1.0)
-    assert (got[0, 0] == 0).all() and (got[0, 1] != 0).any()
-
-
-@each_compiled_set
 @pytest.mark.parametrize("value", NOT_FINITE)
 def test_what_is_not_finite_stays_with_the_queries_that_see_it(name, value):
     query, keys, values = normal(1, 2, 3, 8), normal(1, 2, 20, 8), normal(1, 2, 20, 8)
     seen = torch.ones(1, 1, 3, 20, dtype=torch.bool)
-    seen[..., 1, 4] = False
+    seen[..., 1, :] = False  # it gets zeros
     with multiplied_by(name):
         wanted = attend_few(query, keys, values, seen, 1.0)
         keys[:, :, 4] = value
         got = attend_few(query, keys, values, seen, 1.0)
-    assert torch.equal(got[:, 1], wanted[:, 1])
+    assert (got[:, 1] == 0).all() and (wanted[:, 0] != 0).any()
     if value != value:
         assert got[:, [0, 2]].isnan().all()
 
 
 @each_compiled_set
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_threads_change_no_bit_of_attention(name, dtype, threads):
-    query, keys, values = (normal(2, heads, n, 24, dtype=dtype) for heads, n in ((6, 9), (3, 300), (3, 300)))
-    seen = torch.rand(2, 1, 9, 300) < 0.8
-    with multiplied_by(name):
-        wanted = attend_few(query, keys, values, seen, 1.0)
-        for number in (2, 3, 4):
-            threads(number)
-            assert torch.equal(attend_few(query, keys, values, seen, 1.0), wanted)
-
-
-@each_compiled_set
 @pytest.mark.parametrize("place", ["before", "behind"])
 @given(attentions())
-@property_settings(40, deadline=None)
+@property_settings(30, deadline=None)
 def test_attention_reads_its_tensors_and_nothing_else(name, place, case):
     with multiplied_by(name):
         wanted = case.run()
@@ -603,6 +547,5 @@ def test_other_attention_is_left_to_torch(name):
         assert attend_few(query, keys, keys, bias.double(), 1.0) is None
         assert attend_few(query, keys, keys, bias.expand(1, 4, 3, 10), 1.0) is None, "a bias for each head"
         assert attend_few(query, keys, keys, bias[..., :1], 1.0) is None, "one bias for all entries"
-        assert attend_few(query, keys, keys, bias[:, :, :1], 1.0) is None, "one bias for all queries"
         assert attend_few(query, keys, keys[..., :4], bias, 1.0) is None, "values of another width"
         assert attend_few(query, keys.mT.contiguous().mT, keys, bias, 1.0) is None

@@ -3,20 +3,9 @@
 import pytest
 import torch
 from decoded import MODELS, generate
-from helpers import (
-    CHECKPOINTS,
-    MASK,
-    PAD,
-    PROMPTS,
-    left_padded,
-    random_tokens,
-)
+from helpers import CHECKPOINTS, MASK, PAD, PROMPTS, left_padded, random_tokens
 from torch.nn.functional import pad
-from transformers import (
-    AutoConfig,
-    GenerationConfig,
-    LogitsProcessorList,
-)
+from transformers import AutoConfig, GenerationConfig, LogitsProcessorList
 
 from wedlm import WeDLMForCausalLM
 from wedlm.generation.parameters import DEFAULTS, default_window_size
@@ -31,10 +20,11 @@ from wedlm.generation.window import Policy
         ([[5, 6, 7], [5, 6, 0]], [[1, 1, 1], [1, 1, 0]], "attention_mask .* has zeros behind .* pad on the left"),
         ([[5, 6, 7]], [[0, 1, 1, 1]], r"attention_mask has shape \(1, 4\), input_ids \(1, 3\); pass the mask that"),
         ([[5, 6, 7], [0, 0, 0]], [[1, 1, 1], [0, 0, 0]], "input_ids holds an empty prompt; give every row"),
+        (torch.zeros(0, 3).long(), None, "input_ids holds no rows; pass at least one prompt"),
     ],
 )
 def test_prompts_that_cannot_be_are_refused(input_ids, attention_mask, message):
-    input_ids = torch.tensor(input_ids)
+    input_ids = torch.as_tensor(input_ids)
     attention_mask = torch.ones_like(input_ids) if attention_mask is None else torch.tensor(attention_mask)
     with pytest.raises(ValueError, match=message):
         MODELS["q3"].generate(input_ids, attention_mask=attention_mask, max_new_tokens=4)

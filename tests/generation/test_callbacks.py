@@ -5,46 +5,35 @@ import time
 
 import pytest
 import torch
+from callback_cases import CALLBACKS, callbacks_of
 from decoded import SPECIAL
-from helpers import CHECKPOINTS, EOS, MASK, NAMES, PAD, PROMPTS, left_padded, load, logits_of
+from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, left_padded, load, logits_of
 from hypothesis import given
 from hypothesis import strategies as st
-from reader_cases import READERS, readers_of
 from reference_decoder import decode
 from tiers import property_settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     EosTokenCriteria,
-    GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
     MaxTimeCriteria,
-    MinLengthLogitsProcessor,
     PreTrainedTokenizerFast,
     StoppingCriteria,
     StoppingCriteriaList,
-    TemperatureLogitsWarper,
 )
-from transformers.generation import RepetitionPenaltyLogitsProcessor
 
 from wedlm import fuse
-from wedlm.generation.callbacks import (
-    STATELESS_CALLBACKS,
-    FirstScores,
-    is_stateless,
-    window_decides,
-)
 from wedlm.generation.parameters import DECODINGS
-from wedlm.generation.sampling import PLAIN_PROCESSORS, reads_no_text
 from wedlm.generation.validation import NoTokenError
 
 MODELS = {name: load(CHECKPOINTS / name).double() for name in ("q25", "q3")}  # where no rounding decides
 
 
-@pytest.fixture(params=NAMES)
-def model(request):
-    return MODELS[request.param]
+@pytest.fixture
+def model():
+    return MODELS["q3"]
 
 
 @pytest.fixture(scope="module")
@@ -57,36 +46,6 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="0 ", eos_token="2 ", mask_token="159 ")
 
 
-def token_by_token(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
-    """The obvious loop: a column at a time, each from one MASK behind the text, without a cache."""
-    forward = logits_of(model)
-    width = input_ids.shape[1]
-    is_text = kwargs["attention_mask"].bool()
-    alive = torch.ones(len(input_ids), dtype=torch.bool)
-    while alive.any():
-        logits = torch.zeros(len(input_ids), model.config.vocab_size)
-        for row in alive.nonzero()[:, 0].tolist():
-            text = input_ids[row, :width][is_text[row]].tolist() + input_ids[row, width:].tolist()
-            logits[row] = forward([*text, MASK], list(range(len(text) + 1)))[-1]
-        tokens = logits_processor(input_ids, logits).argmax(-1)
-        tokens = torch.where(alive, tokens, generation_config._pad_token_tensor)
-        input_ids = torch.cat([input_ids, tokens[:, None]], dim=-1)
-        alive = alive & ~stopping_criteria(input_ids, None)
-    return input_ids
-
-
-@pytest.mark.few(8)
-@pytest.mark.parametrize("name", READERS)
-@pytest.mark.parametrize("settings", [{"window_size": 1}, {"entropy_threshold": None}], ids=str)
-def test_one_slot_at_a_time_equals_the_obvious_loop(model, name, settings):
-    arguments = {**left_padded(PROMPTS), **SPECIAL, "max_new_tokens": 14, **READERS[name]}
-    got = model.generate(**arguments, **settings)
-    assert torch.equal(got, model.generate(**arguments, custom_generate=token_by_token))
-    if name not in ("forced end", "begin"):
-        without = {key: value for key, value in arguments.items() if key not in READERS[name]}
-        assert got.shape != (other := model.generate(**without, **settings)).shape or not torch.equal(got, other)
-
-
 STATEFUL = {"allowed", "stateful watermark", "guidance"}  # or not known to be stateless
 
 
@@ -95,7 +54,7 @@ STATEFUL = {"allowed", "stateful watermark", "guidance"}  # or not known to be s
 def test_any_batch_equals_the_reference_row_by_row(data):
     model = MODELS[data.draw(st.sampled_from(["q25", "q3"]), "model")]
     prompts = data.draw(st.lists(st.lists(st.integers(3, 158), min_size=1, max_size=12), min_size=1, max_size=4))
-    names = data.draw(st.lists(st.sampled_from(sorted(READERS)), min_size=1, max_size=2, unique=True), "readers")
+    names = data.draw(st.lists(st.sampled_from(sorted(CALLBACKS)), min_size=1, max_size=2, unique=True), "callbacks")
     arguments = {
         "max_new_tokens": data.draw(st.integers(1, 16), "max_new_tokens"),
         "window_size": data.draw(st.integers(1, 12), "window_size"),
@@ -106,7 +65,7 @@ def test_any_batch_equals_the_reference_row_by_row(data):
     end_tokens = [EOS, *data.draw(st.lists(st.integers(3, 158), max_size=8, unique=True), "end tokens")]
     more = {"eos_token_id": end_tokens, "pad_token_id": PAD}
     for name in names:
-        more |= READERS[name]
+        more |= CALLBACKS[name]
     inputs = left_padded(prompts)
     width = inputs["input_ids"].shape[1]
     got = model.generate(**inputs, **arguments, **more, return_dict_in_generate=True)
@@ -114,7 +73,7 @@ def test_any_batch_equals_the_reference_row_by_row(data):
     longest = 0
     for row, prompt in enumerate(prompts):
         own = {key: value[[row]] for key, value in inputs.items()}
-        processors, criteria = readers_of(model, **own, **arguments, **more)
+        processors, criteria = callbacks_of(model, **own, **arguments, **more)
         expected = decode(
             logits_of(model), prompt, mask_token_id=MASK, eos_token_ids=end_tokens, **arguments, processors=processors,
             criteria=criteria, padding=[PAD] * (width - len(prompt)),
@@ -130,51 +89,10 @@ def test_any_batch_equals_the_reference_row_by_row(data):
     assert got.sequences.shape[1] == width + longest
 
 
-def pairs(row):
-    return list(zip(row, row[1:], strict=False))
-
-
-CONSTRAINTS = {
-    "n-grams": lambda prompt, new: len(set(prompt + new)) == len(set(prompt)) + len(new),
-    "bad words": lambda prompt, new: not (
-        {7} & set(new) or any(20 <= a < 90 <= b < 150 or (a, b) == (19, 23) for a, b in pairs(prompt[-1:] + new))
-    ),
-    "min new": lambda prompt, new: EOS not in new[:9],
-    "forced end": lambda prompt, new: len(new) < 24 or new[23] == EOS,
-    "begin": lambda prompt, new: not 3 <= new[0] < 120,
-    "allowed": lambda prompt, new: all(
-        b % 3 == 0 or b == (a + 1) % 150 or b == EOS for a, b in pairs(prompt[-1:] + new)
-    ),
-    "prompt n-grams": lambda prompt, new: not set(prompt) & set(new),
-}  # fmt: skip
-
-
-@pytest.mark.full
-@given(st.data())
-@property_settings(50, deadline=None, derandomize=True)
-def test_every_constraint_holds(data):
-    """Under any settings, sampled or greedy, in ragged batches."""
-    model = MODELS[data.draw(st.sampled_from(["q25", "q3"]), "model")]
-    prompts = data.draw(st.lists(st.lists(st.integers(100, 149), min_size=1, max_size=9), min_size=1, max_size=5))
-    name = data.draw(st.sampled_from(sorted(CONSTRAINTS)), "constraint")
-    torch.manual_seed(0)
-    inputs = left_padded(prompts)
-    output = model.generate(
-        **inputs, **SPECIAL, **READERS[name], max_new_tokens=24,
-        window_size=data.draw(st.integers(1, 16), "window_size"),
-        entropy_threshold=data.draw(st.sampled_from([0.4, 2.0, 100.0]), "threshold"),
-        do_sample=data.draw(st.booleans(), "do_sample"), top_k=0,
-        decoding=data.draw(st.sampled_from(["streaming", "blockwise"]), "decoding"),
-    )  # fmt: skip
-    for prompt, row in zip(prompts, output[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
-        new = row[: row.index(EOS) + 1] if EOS in row else row
-        assert CONSTRAINTS[name](prompt, [token for token in new if name != "n-grams" or token != EOS])
-
-
 def test_several_tokens_are_chosen_per_forward(model):
-    for name in READERS.keys() - {"decay"}:  # transformers 5.17 makes a NaN of a suppressed end token there
+    for name in CALLBACKS.keys() - {"decay"}:  # transformers 5.17 makes a NaN of a suppressed end token there
         output = model.generate(
-            **left_padded(PROMPTS), **SPECIAL, **READERS[name] | {"min_new_tokens": 24}, max_new_tokens=24,
+            **left_padded(PROMPTS), **SPECIAL, **CALLBACKS[name] | {"min_new_tokens": 24}, max_new_tokens=24,
             entropy_threshold=100.0, window_size=16, return_dict_in_generate=True,
         )  # fmt: skip
         assert output.forwards.tolist() == [2] * 5, name
@@ -214,11 +132,9 @@ class RecordedCriterion(StoppingCriteria):
         return self.counts >= 3
 
 
-@pytest.mark.few(4)
 @pytest.mark.parametrize("kinds", [("processor",), ("criterion",), ("processor", "criterion")], ids=str)
-@pytest.mark.parametrize("threshold", [0.4, 3.0, 100.0])
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
-def test_whoever_keeps_state_is_called_as_in_transformers_loop(model, kinds, threshold, decoding):
+def test_callbacks_with_state_are_called_as_in_transformers_loop(model, kinds, decoding):
     inputs = left_padded(PROMPTS)
     width = inputs["input_ids"].shape[1]
     pad = 11  # no zero, so that what stands behind the end of a row is seen
@@ -227,7 +143,7 @@ def test_whoever_keeps_state_is_called_as_in_transformers_loop(model, kinds, thr
     criteria = StoppingCriteriaList([RecordedCriterion(calls, width)] if "criterion" in kinds else [])
     given = [list(processors), list(criteria)]
     output = model.generate(
-        **inputs, eos_token_id=EOS, pad_token_id=pad, max_new_tokens=30, entropy_threshold=threshold,
+        **inputs, eos_token_id=EOS, pad_token_id=pad, max_new_tokens=30, entropy_threshold=3.0,
         decoding=decoding, logits_processor=processors, stopping_criteria=criteria, return_dict_in_generate=True,
     )  # fmt: skip
     assert [list(processors), list(criteria)] == given, "the caller's lists were changed"
@@ -237,34 +153,13 @@ def test_whoever_keeps_state_is_called_as_in_transformers_loop(model, kinds, thr
         expected += [("processor", [row[:column] for row in rows])] * ("processor" in kinds)
         expected += [("criterion", [row[: column + 1] for row in rows])] * ("criterion" in kinds)
     assert calls == expected
-    if threshold > 1:
-        assert max(output.tokens_per_forward) > 1.5
+    assert max(output.tokens_per_forward) > 1.5
     if "criterion" in kinds:
         for row in rows:
             new = row[width:]
             marks = [i for i, token in enumerate(new) if token % 5 == 0]
             if len(marks) >= 3 and marks[2] < len(new) - 1:
                 assert set(new[marks[2] + 1 :]) == {pad}
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("reader", ["processor", "criterion"])
-def test_rows_in_step_have_the_text_they_have_alone(model, reader):
-    class Nothing(LogitsProcessor):
-        def __call__(self, input_ids, scores):
-            return scores
-
-    class Never(StoppingCriteria):
-        def __call__(self, input_ids, scores, **kwargs):
-            return torch.zeros(len(input_ids), dtype=torch.bool)
-
-    more = {"logits_processor": [Nothing()]} if reader == "processor" else {"stopping_criteria": [Never()]}
-    for threshold in (0.4, 1.0, 2.0):
-        arguments = {**SPECIAL, **more, "max_new_tokens": 30, "entropy_threshold": threshold, "window_size": 6}
-        batch = model.generate(**left_padded(PROMPTS), **arguments)
-        for row, prompt in zip(batch[:, 40:].tolist(), PROMPTS, strict=True):
-            alone = model.generate(**left_padded([prompt]), **arguments)[0, len(prompt) :].tolist()
-            assert row == alone + [PAD] * (len(row) - len(alone))
 
 
 def test_readers_are_given_what_transformers_loop_gives_them(model):
@@ -300,17 +195,6 @@ def test_a_score_of_infinity_is_chosen(model):
         assert output.sequences[:, 40:].eq(77).all()
         assert all(column.isfinite().all() for column in output.logits), "what the processor did in place is seen"
         assert all(column[:, 77].eq(torch.inf).all() for column in output.scores)
-
-
-@pytest.mark.full
-def test_scores_of_half_precision_are_drawn_from_evenly():
-    from wedlm.generation.sampling import SlotNoise, choose_tokens
-
-    noise = SlotNoise(1, 400, 20_000, torch.device("cpu"))
-    torch.manual_seed(0)
-    noise.draw([0], [400])
-    tokens, _ = choose_tokens(torch.zeros(400, 20_000, dtype=torch.float16), noise.values[0])
-    assert 9_000 < tokens.float().mean() < 11_000
 
 
 def first(prompt, row, holds):
@@ -349,10 +233,7 @@ def ends_in(text, *strings):
 
 SOME = {26, 100, 118}
 STOPS = {
-    "string": (lambda: {"stop_strings": ["5 1"]}, lambda prompt, new: ends_in(prompt + new, "5 1")),
     "strings": (lambda: {"stop_strings": ["14 ", "0 1"]}, lambda prompt, new: ends_in(prompt + new, "14 ", "0 1")),
-    "per row": (lambda: {"stopping_criteria": [EndsWith(SOME)]}, lambda prompt, new: new[-1] in SOME),
-    "counting calls": (lambda: {"stopping_criteria": [AfterCalls(7)]}, lambda prompt, new: len(new) == 7),
     "a bool": (
         lambda: {"stopping_criteria": [lambda ids, scores: ids.shape[1] >= 49]},
         lambda prompt, new: len(new) == 9,
@@ -361,7 +242,6 @@ STOPS = {
         lambda: {"stopping_criteria": [EosTokenCriteria(sorted(SOME))]},
         lambda prompt, new: new[-1] in SOME,
     ),
-    "limit": (lambda: {"stopping_criteria": [MaxLengthCriteria(46)]}, lambda prompt, new: len(new) == 6),
     "two": (
         lambda: {"stop_strings": ["5 1"], "stopping_criteria": [AfterCalls(7)]},
         lambda prompt, new: ends_in(prompt + new, "5 1") or len(new) == 7,
@@ -369,39 +249,24 @@ STOPS = {
 }
 
 
-@pytest.mark.few(10)
 @pytest.mark.parametrize("name", STOPS)
 @pytest.mark.parametrize(
-    "settings", [{}, {"entropy_threshold": 3.0}, {"decoding": "blockwise"}, {"repetition_penalty": 1.2}], ids=str
+    "settings", [{"entropy_threshold": 3.0}, {"decoding": "blockwise", "repetition_penalty": 1.2}], ids=str
 )
 def test_text_ends_where_it_would_have_token_by_token(model, tokenizer, name, settings):
     """Which is a beginning of the text that has no such end."""
     make, holds = STOPS[name]
-    in_place_of = {"end token": {"eos_token_id": None}, "limit": {"max_new_tokens": 6}}
-    free = free_text(model, **settings, **in_place_of.get(name, {}))
+    free = free_text(model, **settings, **({"eos_token_id": None} if name == "end token" else {}))
     got = model.generate(
         **left_padded(PROMPTS), **SPECIAL, max_new_tokens=30, **settings, tokenizer=tokenizer, **make(),
         return_dict_in_generate=True,
     )  # fmt: skip
     expected = [first(prompt, row, holds) for prompt, row in zip(PROMPTS, free, strict=True)]
-    assert expected != free or name == "limit", "nothing stops"
+    assert expected != free, "nothing stops"
     longest = max(map(len, expected))
     assert got.sequences[:, 40:].tolist() == [row + [PAD] * (longest - len(row)) for row in expected]
     num_tokens = (got.tokens_per_forward * got.forwards).round().tolist()
     assert num_tokens == [len(row) for row in expected]
-
-
-def test_without_an_end_token_verified_decoding_pads_where_autoregressive_decoding_writes_on(model):
-    arguments = {**left_padded(PROMPTS), "max_new_tokens": 30, "eos_token_id": None, "pad_token_id": PAD}
-    arguments["stopping_criteria"] = [EndsWith(SOME)]
-    rows, written_on = (model.generate(**arguments, decoding=name) for name in ("verified", "autoregressive"))
-    num_padded = 0
-    for row, other in zip(rows[:, 40:].tolist(), written_on[:, 40:].tolist(), strict=True):
-        end = next((i + 1 for i, token in enumerate(other) if token in SOME), len(other))
-        assert row == other[:end] + [PAD] * (len(row) - end)
-        assert PAD not in other[end:]
-        num_padded += end < len(row)
-    assert num_padded > 0
 
 
 def test_a_limit_of_the_callers_may_be_beyond_max_new_tokens(model):
@@ -409,10 +274,6 @@ def test_a_limit_of_the_callers_may_be_beyond_max_new_tokens(model):
     width = len(PROMPTS[2])
     longer = model.generate(**arguments, max_new_tokens=5, stopping_criteria=[MaxLengthCriteria(width + 12)])
     assert torch.equal(longer, model.generate(**arguments, max_new_tokens=12))
-    two = model.generate(
-        **arguments, max_new_tokens=5, stopping_criteria=[MaxLengthCriteria(width + 12), MaxLengthCriteria(width + 3)]
-    )
-    assert torch.equal(two, longer[:, : width + 3])
     shortest = model.generate(**arguments, max_new_tokens=5, stopping_criteria=[MaxLengthCriteria(3)])
     assert torch.equal(shortest, model.generate(**arguments, max_new_tokens=1))
 
@@ -443,22 +304,13 @@ def test_a_criterion_is_given_the_scores_of_the_text(model):
     assert widths == [(n, n) for n in range(1, 9)]
 
 
-def test_rows_that_end_at_different_times_need_a_pad_token(model):
-    arguments = {
-        "max_new_tokens": 9,
-        "stopping_criteria": [EndsWith({20})],
-        "eos_token_id": None,
-        "pad_token_id": None,
-    }
-    model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
-    try:
-        with pytest.raises(
-            ValueError, match="pad_token_id is None, .* stopping_criteria='EndsWith'; pass pad_token_id"
-        ):
-            model.generate(**left_padded(PROMPTS), **arguments)
-        assert model.generate(**left_padded(PROMPTS[:1]), **arguments).shape[1] <= len(PROMPTS[0]) + 9
-    finally:
-        model.generation_config.eos_token_id, model.generation_config.pad_token_id = EOS, PAD
+def test_rows_that_end_at_different_times_need_a_pad_token(model, monkeypatch):
+    for name in ("eos_token_id", "pad_token_id"):
+        monkeypatch.setattr(model.generation_config, name, None)
+    arguments = {"max_new_tokens": 9, "stopping_criteria": [EndsWith({20})]}
+    with pytest.raises(ValueError, match="pad_token_id is None, .* stopping_criteria='EndsWith'; pass pad_token_id"):
+        model.generate(**left_padded(PROMPTS), **arguments)
+    assert model.generate(**left_padded(PROMPTS[:1]), **arguments).shape[1] <= len(PROMPTS[0]) + 9
 
 
 class Only(LogitsProcessor):
@@ -488,61 +340,6 @@ def test_no_processor_brings_mask_back(model, decoding):
     )
     assert not output.eq(MASK).any()
     assert output[0, 42:].tolist() == [9] * 7
-
-
-def test_a_processor_of_the_callers_takes_the_place_of_the_one_made_from_arguments(model):
-    arguments = {
-        **left_padded(PROMPTS),
-        "pad_token_id": PAD,
-        "max_new_tokens": 12,
-        "eos_token_id": list(range(3, 150, 2)),
-    }
-    own = MinLengthLogitsProcessor(44, torch.tensor(arguments["eos_token_id"]))
-    got = model.generate(**arguments, min_length=50, logits_processor=[own])
-    assert torch.equal(got, model.generate(**arguments, min_length=44))
-    assert got[:, 40:].tolist() != model.generate(**arguments, min_length=50)[:, 40:].tolist()
-
-
-class OwnTemperature(TemperatureLogitsWarper):
-    pass
-
-
-class SaysSo(LogitsProcessor):
-    is_stateless = True
-
-
-def test_plain_processors_are_known_by_their_very_class():
-    assert reads_no_text(TemperatureLogitsWarper(0.5)) and not reads_no_text(OwnTemperature(0.5))
-    assert not reads_no_text(RepetitionPenaltyLogitsProcessor(1.2))
-    assert PLAIN_PROCESSORS < STATELESS_CALLBACKS
-
-
-def test_a_reader_of_the_callers_says_itself_that_it_keeps_nothing():
-    assert is_stateless(RepetitionPenaltyLogitsProcessor(1.2)) and is_stateless(SaysSo())
-    assert not is_stateless(OwnTemperature(0.5))
-
-
-@pytest.mark.parametrize(
-    ("criterion", "decides"),
-    [
-        (MaxLengthCriteria(20), True),
-        (MaxLengthCriteria(30), True),
-        (EosTokenCriteria([2, 5]), True),
-        (EosTokenCriteria([5, 2]), True),
-        (EosTokenCriteria([2]), False),
-        (MaxTimeCriteria(1.0), False),
-    ],
-)
-def test_the_window_decides_the_limit_and_the_end_tokens(criterion, decides):
-    config = GenerationConfig()
-    config._eos_token_tensor = torch.tensor([2, 5])
-    criteria = StoppingCriteriaList([MaxLengthCriteria(20), criterion])
-    assert window_decides(criterion, criteria, config) == decides
-
-
-def test_an_earlier_limit_of_the_callers_is_asked():
-    criteria = StoppingCriteriaList([MaxLengthCriteria(20)])
-    assert not window_decides(MaxLengthCriteria(10), criteria, GenerationConfig())
 
 
 def test_scores_are_those_the_tokens_were_chosen_from(model):
@@ -579,7 +376,7 @@ def test_scores_are_those_the_tokens_were_chosen_from(model):
     assert out_of_order > 0
 
 
-@pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.2}, {"do_sample": True, "top_k": 5}], ids=str)
+@pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.2, "do_sample": True}], ids=str)
 def test_transition_scores_of_ragged_batches(model, more):
     torch.manual_seed(2)
     output = model.generate(
@@ -591,9 +388,8 @@ def test_transition_scores_of_ragged_batches(model, more):
     assert num_tokens.min() < num_tokens.max(), "rows of one length"
     assert len(output.scores) == len(output.logits) == new.shape[1]
     assert all(column.shape == (5, 160) and column.dtype == torch.float32 for column in output.scores + output.logits)
-    for normalize in (False, True):
-        scores = model.compute_transition_scores(output.sequences, output.scores, normalize_logits=normalize)
-        assert scores.shape == new.shape and scores.sum().isfinite()
+    scores = model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
+    assert scores.shape == new.shape and scores.sum().isfinite()
     for row in range(5):
         assert all(column[row].eq(0).all() for column in output.scores[num_tokens[row] :])
         assert all(column[row].eq(0).all() for column in output.logits[num_tokens[row] :])
@@ -616,13 +412,12 @@ def test_scores_come_only_when_asked_for(model):
 
 
 @pytest.mark.parametrize("decoding", DECODINGS)
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
-def test_a_broken_weight_is_named(decoding, value, fused):
+@pytest.mark.parametrize("value, is_fused", [(float("nan"), False), (float("inf"), True)])
+def test_a_broken_weight_is_named(decoding, value, is_fused):
     model = load(CHECKPOINTS / "q3")
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3, 2] = value
-    if fused:
+    if is_fused:
         fuse(model)
     with pytest.raises(NoTokenError, match=r"The weight model\.layers\.1\.mlp\.up_proj\.weight holds values"):
         model.generate(torch.tensor([PROMPTS[1]]), decoding=decoding, max_new_tokens=4)
@@ -636,12 +431,3 @@ def test_scores_that_a_processor_broke_are_not_the_weights_fault():
 
     with pytest.raises(NoTokenError, match="suppress_tokens and the other logits processors"):
         model.generate(torch.tensor([PROMPTS[1]]), logits_processor=[break_scores], max_new_tokens=4)
-
-
-def test_the_first_scores_alone_are_looked_at():
-    look = FirstScores()
-    scores = torch.tensor([[0.0, -torch.inf]])
-    assert look(None, scores) is scores
-    assert look(None, scores * torch.nan).isnan().any()
-    with pytest.raises(NoTokenError, match="The scores of row 1 at its first new token are not a number"):
-        FirstScores()(None, torch.tensor([[0.0, 0.0], [0.0, torch.nan]]))

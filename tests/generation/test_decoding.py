@@ -9,15 +9,14 @@ import torch
 from decoded import forwards_seen, generate
 from helpers import CHECKPOINTS, PAD, PROMPTS, Waits, left_padded, load
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
+from transformers import DynamicCache
 
 from wedlm.generation.decoding import take_step
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.transformers_internals import CACHE
-from wedlm.generation.window import Window, statistics
+from wedlm.generation.window import Window
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise", "verified"])
 def test_the_cache_equals_a_fresh_prefill_after_every_step(model, decoding, monkeypatch):
     snapshots = []
@@ -60,37 +59,6 @@ def test_masks_behind_the_window_change_nothing(model, monkeypatch):
     assert generate(model, PROMPTS, max_new_tokens=30, entropy_threshold=1.0) == expected
 
 
-@pytest.mark.few(1)
-def test_the_end_token_is_kept_and_nothing_follows_it(model):
-    (free,) = generate(model, [PROMPTS[2]], max_new_tokens=30, eos_token_id=None, entropy_threshold=1.0)
-    for k, token in enumerate(free.ids):
-        (row,) = generate(model, [PROMPTS[2]], max_new_tokens=30, eos_token_id=[token], entropy_threshold=1.0)
-        assert row.ids == free.ids[: free.ids.index(token) + 1]
-        assert row.forwards <= free.forwards
-        if k == 0:
-            assert row.forwards < free.forwards
-
-
-def test_length_limits_are_transformers_own(model):
-    prompt = torch.tensor([PROMPTS[2]])
-    inputs = {"attention_mask": torch.ones_like(prompt), "eos_token_id": None, "pad_token_id": 0}
-    assert model.generate(prompt, **inputs, max_length=20).shape == (1, 20)
-    assert model.generate(prompt, **inputs, max_new_tokens=5).shape == (1, 17)
-    default = model.generate(prompt, **inputs, decoding="autoregressive").shape
-    assert model.generate(prompt, **inputs).shape == default
-    with pytest.raises(ValueError, match="max_new_tokens|max_length"):
-        model.generate(prompt, **inputs, max_new_tokens=0)
-
-
-def test_num_return_sequences_repeats_the_row(model):
-    prompt = torch.tensor([PROMPTS[2]])
-    output = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, num_return_sequences=3,
-                            do_sample=True, top_k=1)  # fmt: skip
-    assert output.shape[0] == 3
-    assert torch.equal(output[0], output[1]) and torch.equal(output[0], output[2])
-
-
-@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
 def test_rows_stay_where_a_hook_may_count_on_them(model, kind):
     """As one that steers each row by a vector of its own."""
@@ -121,7 +89,6 @@ def test_the_head_sees_open_slots_only_and_the_prompt_carries_the_window(model):
     assert {shape[1] for shape, _ in seen[1:]} > {6}, "windows of several widths"
 
 
-@pytest.mark.few(1)
 def test_finished_rows_leave_the_batch(model):
     alone = [generate(model, [prompt], max_new_tokens=40, entropy_threshold=1.0)[0] for prompt in PROMPTS]
     ends = sorted(row.forwards for row in alone)
@@ -138,7 +105,6 @@ def test_finished_rows_leave_the_batch(model):
     assert len(set(expected)) > 1, "no row left"
 
 
-@pytest.mark.few(1)
 def test_no_step_copies_the_cache(model, monkeypatch):
     addresses, reads = [], []
     begin = RowCache.begin_forward
@@ -160,29 +126,26 @@ def test_no_step_copies_the_cache(model, monkeypatch):
     assert max(capacity for _, capacity in reads) <= 12 + 200 + 8
 
 
-@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "arguments",
     [
-        {},
-        {"do_sample": True, "top_k": 5},
         {"entropy_threshold": 1.0, "eos_token_id": list(range(3, 40))},
-        {"decoding": "verified"},
+        {"do_sample": True, "top_k": 5},
         {"decoding": "verified", "do_sample": True, "top_k": 5},
     ],
     ids=str,
 )
-def test_one_look_of_the_host_per_step(model, monkeypatch, arguments):
-    """No operation that waits for the device but the look at the status, once per forward."""
-    looks = {"status": 0, "other": []}
+def test_one_wait_of_the_host_per_step(model, monkeypatch, arguments):
+    """No operation that waits for the device but reading the status, once per forward."""
+    waits = {"status": 0, "other": []}
     read = Window.read_status
 
     def counted(*arguments):
-        looks["status"] += 1
+        waits["status"] += 1
         return read(*arguments)
 
     def listed(tensor):
-        looks["other"].append("tolist")
+        waits["other"].append("tolist")
         return tolist(tensor)
 
     monkeypatch.setattr(Window, "read_status", counted)
@@ -191,18 +154,17 @@ def test_one_look_of_the_host_per_step(model, monkeypatch, arguments):
     counts = []
     arguments = {"entropy_threshold": 0.0, "eos_token_id": None, **arguments}
     for max_new_tokens in (8, 40):
-        looks.update(status=0, other=[])
-        with Waits(looks["other"]):
+        waits.update(status=0, other=[])
+        with Waits(waits["other"]):
             rows = generate(model, PROMPTS, max_new_tokens=max_new_tokens, **arguments)
-        assert looks["status"] == max(row.forwards for row in rows)
-        counts.append((looks["status"], len(looks["other"]) - looks["status"]))  # (read_status gets a list)
+        assert waits["status"] == max(row.forwards for row in rows)
+        counts.append((waits["status"], len(waits["other"]) - waits["status"]))  # (read_status gets a list)
     if arguments["eos_token_id"] is not None:
         assert len({row.forwards for row in rows}) > 1, "no row leaves early"
     assert counts[0][0] < counts[1][0]
-    assert counts[0][1] == counts[1][1], f"looks grow with the forwards: {counts}"
+    assert counts[0][1] == counts[1][1], f"waits grow with the forwards: {counts}"
 
 
-@pytest.mark.few(1)
 def test_eight_threads_on_one_model(model):
     expected = [generate(model, [prompt], max_new_tokens=24, entropy_threshold=1.0) for prompt in PROMPTS]
     got = [None] * 8
@@ -216,19 +178,6 @@ def test_eight_threads_on_one_model(model):
     for thread in threads:
         thread.join()
     assert got == [[expected[(k + j) % 5] for j in range(5)] for k in range(8)]
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow(model):
-    import psutil
-
-    process = psutil.Process()
-    for i in range(1200):
-        if i == 200:
-            before = process.memory_info().rss
-        k = i % 5
-        generate(model, PROMPTS[: 1 + k], max_new_tokens=4 + 3 * (i % 7), entropy_threshold=1.0, window_size=4 + i % 9)
-    assert process.memory_info().rss - before < 5e6
 
 
 def test_rows_leave_although_a_forward_has_recorded_hidden_states(model):
@@ -253,18 +202,6 @@ def test_when_no_token_can_be_chosen_row_and_position_are_named(model, do_sample
         generate(model, PROMPTS[2:4], **arguments)
 
 
-def test_logits_of_minus_infinity_change_nothing_but_their_token(model):
-    """As in a padded vocabulary; its entropy is that of the other tokens."""
-    hook = lambda value: lambda module, args, out: out.index_fill(-1, torch.tensor([7]), value)  # noqa: E731
-    decoded = []
-    for value in (-torch.inf, -1e30):
-        handle = model.lm_head.register_forward_hook(hook(value))
-        decoded.append(generate(model, PROMPTS, max_new_tokens=20, entropy_threshold=2.0))
-        handle.remove()
-    assert decoded[0] == decoded[1]
-    assert max(row.forwards for row in decoded[0]) < 20
-
-
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
 @pytest.mark.parametrize("cache", [None, "static"])
 def test_a_slot_that_nothing_can_fill_yet_stays_open(model, decoding, cache):
@@ -284,14 +221,6 @@ def test_a_slot_that_nothing_can_fill_yet_stays_open(model, decoding, cache):
     assert got.ids[:3] == expected.ids[:3] and (expected.forwards, got.forwards) == (1, 2)
 
 
-def test_statistics_of_known_counts():
-    """By hand: 5 tokens in 2 forwards over 8 window rows; 4 tokens in 1 forward that needed fewer rows than tokens."""
-    got = statistics(torch.tensor([5, 4]), torch.tensor([2, 1]), torch.tensor([8, 3]))
-    assert got["forwards"].tolist() == [2, 1]
-    assert got["tokens_per_forward"].tolist() == [2.5, 4.0]
-    assert got["prefix_cacheability"].tolist() == [0.625, 1.0]
-
-
 @pytest.mark.parametrize("pad_token_id", [PAD, 11])
 def test_autoregressive_decoding_counts_a_forward_per_token(model, pad_token_id):
     inputs = left_padded(PROMPTS)
@@ -303,26 +232,6 @@ def test_autoregressive_decoding_counts_a_forward_per_token(model, pad_token_id)
     assert min(expected) < 12
     assert ended.forwards.tolist() == expected
     assert ended.tokens_per_forward.tolist() == ended.prefix_cacheability.tolist() == [1.0] * 5
-
-
-class StopsTheFirstRow(StoppingCriteria):
-    def __call__(self, input_ids, scores, **kwargs):
-        return torch.arange(len(input_ids)).eq(0) & (input_ids.shape[1] >= 43)
-
-
-def test_autoregressive_rows_that_a_criterion_ended_count_no_padding(model):
-    output = model.generate(
-        **left_padded(PROMPTS),
-        decoding="autoregressive",
-        max_new_tokens=12,
-        return_dict_in_generate=True,
-        eos_token_id=158,
-        suppress_tokens=[158],
-        pad_token_id=PAD,
-        stopping_criteria=StoppingCriteriaList([StopsTheFirstRow()]),
-    )
-    assert not output.sequences[:, 40:].eq(158).any()
-    assert output.forwards.tolist() == [3, 12, 12, 12, 12]
 
 
 class Operators(TorchDispatchMode):

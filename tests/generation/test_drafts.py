@@ -35,7 +35,7 @@ def test_equal_calls_take_equal_forwards():
     """Neither a clock nor an earlier call has a say."""
     arguments = {**left_padded([REPEATS]), **VERIFIED, "max_new_tokens": 24, "return_dict_in_generate": True}
     outputs = []
-    for number in range(20):
+    for number in range(6):
         outputs.append(MODEL.generate(**arguments))
         MODEL.generate(**left_padded([[5 + number]]), **VERIFIED, max_new_tokens=3 + number)
     assert len({(tuple(each.sequences[0].tolist()), each.forwards.item()) for each in outputs}) == 1
@@ -49,7 +49,7 @@ def test_equal_calls_take_equal_forwards():
     st.sampled_from([{}, {"do_sample": True, "temperature": 0.5}]),
     st.booleans(),
 )
-@property_settings(60, deadline=None, derandomize=True)
+@property_settings(45, deadline=None, derandomize=True)
 def test_the_text_is_the_same_whatever_a_query_costs(prompts, window_size, query_cost, sampling, is_static):
     """Also where MASKs say something else than the text; never in more forwards than tokens."""
     arguments = {**left_padded(prompts), **SPECIAL, **sampling, "max_new_tokens": 20, "return_dict_in_generate": True}
@@ -150,7 +150,7 @@ def test_chances_of_a_text_that_repeats_itself_stay_chances(monkeypatch):
     monkeypatch.setattr(
         VerifiedWindow, "draft", lambda self, *given: (draft(self, *given), chances.append(self.chances.clone()))
     )
-    MODEL.generate(**left_padded([REPEATS]), **VERIFIED, **COUNTS, max_new_tokens=600, window_size=100)
+    MODEL.generate(**left_padded([REPEATS]), **VERIFIED, **COUNTS, max_new_tokens=300, window_size=60)
     chances = torch.cat(chances)
     assert chances.min() >= 0 and 0.9 < chances.max() < 1
 
@@ -176,10 +176,10 @@ def test_rows_that_have_ended_keep_no_other_row_from_drafting():
 
 
 @given(st.lists(st.lists(st.integers(3, 12), min_size=1, max_size=9), min_size=2, max_size=5), st.booleans())
-@property_settings(30, deadline=None, derandomize=True)
+@property_settings(15, deadline=None, derandomize=True)
 def test_where_drafts_decide_the_text_no_row_depends_on_another(prompts, is_static):
     """Below a ratio of 1."""
-    arguments = {**SPECIAL, "decoding": "verified", "acceptance_ratio": 0.2, "query_cost": 0.04, "max_new_tokens": 30}
+    arguments = {**SPECIAL, "decoding": "verified", "acceptance_ratio": 0.2, "query_cost": 0.04, "max_new_tokens": 20}
     static = {"cache_implementation": "static"} if is_static else {}
     inputs = left_padded(prompts)
     together = DRAFTED.generate(**inputs, **arguments, **static)[:, inputs["input_ids"].shape[1] :]

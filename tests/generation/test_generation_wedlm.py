@@ -1,33 +1,18 @@
 import pytest
 import torch
 from decoded import MODELS, generate, prefer
-from helpers import (
-    CHECKPOINTS,
-    DECODE,
-    MASK,
-    PROMPTS,
-    load,
-    random_tokens,
-    stock_model,
-)
-from transformers import (
-    GenerationConfig,
-)
+from helpers import CHECKPOINTS, DECODE, MASK, PROMPTS, load, random_tokens, stock_model
+from transformers import GenerationConfig
 
 
-@pytest.mark.few(6)
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"decoding": "streaming"},
         {"decoding": "streaming", "do_sample": True},
-        {"decoding": "streaming", "entropy_threshold": 100.0},
-        {"decoding": "blockwise"},
-        {"decoding": "autoregressive"},
+        {"decoding": "blockwise", "entropy_threshold": 100.0},
+        {"decoding": "verified"},
         {"decoding": "autoregressive", "do_sample": True},
         {"decoding": "autoregressive", "num_beams": 3},
-        {"decoding": "autoregressive", "num_beams": 2, "do_sample": True},
-        {"decoding": "autoregressive", "repetition_penalty": 1.3},
     ],
     ids=str,
 )
@@ -62,48 +47,26 @@ def test_autoregressive_text_is_that_of_an_ordinary_qwen(model, arguments):
     assert torch.equal(*outputs)
 
 
-@pytest.mark.few(1)
-def test_recorded_autoregressive_runs():
+@pytest.mark.parametrize("decoding", ["autoregressive", "verified"])
+def test_recorded_autoregressive_runs(decoding):
     assert len(DECODE["autoregressive"]) > 1
     for run in DECODE["autoregressive"]:
         prompt = torch.tensor([PROMPTS[run["prompt"]]])
         output = MODELS[run["checkpoint"]].generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
-            decoding="autoregressive",
+            decoding=decoding,
             max_new_tokens=run["max_new_tokens"],
         )
         assert output[0, prompt.shape[1] :].tolist() == run["ids"]
 
 
-def test_assisted_decoding_is_left_to_transformers():
-    model, assistant = prefer(load(CHECKPOINTS / "q3"), MASK), prefer(load(CHECKPOINTS / "q3"), MASK)
-    assistant.generation_config.decoding = "autoregressive"
-    output = model.generate(
-        random_tokens(1, 6), assistant_model=assistant, max_new_tokens=8, decoding="autoregressive"
-    )
-    assert output.shape[1] > 6
-    assert not output.eq(MASK).any()
-
-
-def test_defaults_live_on_the_generation_config(model):
-    config = model.generation_config
-    assert (config.decoding, config.window_size, config.entropy_threshold, config.distance_penalty) == (
-        "streaming",
-        None,
-        0.4,
-        0.02,
-    )
-    assert config.acceptance_ratio == 1.0
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("threshold", [None, 0.0, 0.7])
-def test_changed_defaults_survive_saving(model, tmp_path, threshold):
-    changes = {"decoding": "blockwise", "window_size": 5, "entropy_threshold": threshold, "distance_penalty": 0.0}
+def test_changed_defaults_survive_saving(model, tmp_path):
+    changes = {"decoding": "blockwise", "window_size": 5, "entropy_threshold": None, "distance_penalty": 0.0}
     changes |= {"acceptance_ratio": 0.25}
-    for name, value in changes.items():
-        setattr(model.generation_config, name, value)
+    defaults = ("streaming", None, 0.4, 0.02, 1.0)
+    assert tuple(getattr(model.generation_config, name) for name in changes) == defaults
+    model.generation_config.update(**changes)
     model.save_pretrained(tmp_path)
     again = load(tmp_path)
     assert {name: getattr(again.generation_config, name) for name in changes} == changes

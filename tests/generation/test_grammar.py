@@ -37,7 +37,7 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=core, padding_side="left", **names)
 
 
-@pytest.fixture(scope="module", params=range(4))
+@pytest.fixture(scope="module", params=range(2))
 def model(request, tokenizer):
     torch.manual_seed(request.param)
     config = WeDLMConfig(
@@ -54,14 +54,10 @@ def grammar(tokenizer):
     return xgrammar.GrammarCompiler(info, max_threads=1).compile_json_schema(SCHEMA, any_whitespace=False)
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("prompts", [["ab"], ["ab", "q", "hello"]], ids=len)
-@pytest.mark.parametrize(
-    "more", [{}, {"do_sample": True, "temperature": 1.5, "top_k": 0}, {"decoding": "blockwise"}], ids=str
-)
-def test_text_satisfies_the_schema(tokenizer, model, grammar, prompts, more):
+@pytest.mark.parametrize("more", [{}, {"do_sample": True, "temperature": 1.5, "decoding": "blockwise"}], ids=str)
+def test_text_satisfies_the_schema(tokenizer, model, grammar, more):
     torch.manual_seed(0)
-    inputs = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
+    inputs = tokenizer(["ab", "q", "hello"], return_tensors="pt", padding=True, return_token_type_ids=False)
     output = model.generate(
         **inputs, max_new_tokens=80, entropy_threshold=3.0, logits_processor=[LogitsProcessor(grammar)],
         window_size=16, return_dict_in_generate=True, **more,

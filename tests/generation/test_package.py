@@ -1,4 +1,4 @@
-"""What is not in the package's travelling code is asked of the package, or refused in one sentence."""
+"""What is not in the package's travelling code comes from the package, or refused in one sentence."""
 
 import sys
 
@@ -13,18 +13,14 @@ def test_a_module_of_the_package_is_imported():
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "wedlm", None)  # as if it could not be found
-    with pytest.raises(ImportError, match="^A test needs the package wedlm, .* run pip install wedlm, or rest.$"):
-        from_package("wedlm.generation.package", "A test", ", or rest")
-
-
-def test_a_folder_named_wedlm_is_not_the_package(monkeypatch):
-    monkeypatch.delattr("wedlm.__version__")
-    with pytest.raises(ImportError, match="^A test needs the package wedlm, which is not installed"):
-        from_package("wedlm.generation.package", "A test")
-
-
-def test_another_version_is_refused(monkeypatch):
+    with monkeypatch.context() as context:
+        context.setitem(sys.modules, "wedlm", None)  # as if it could not be found
+        with pytest.raises(ImportError, match="^A test needs the package wedlm, .* run pip install wedlm, or rest.$"):
+            from_package("wedlm.generation.package", "A test", ", or rest")
+    with monkeypatch.context() as context:
+        context.delattr("wedlm.__version__")  # as of a folder of that name
+        with pytest.raises(ImportError, match="^A test needs the package wedlm, which is not installed"):
+            from_package("wedlm.generation.package", "A test")
     monkeypatch.setattr("wedlm.__version__", "0.9")
     with pytest.raises(ImportError, match="^A test needs wedlm 0.*, and 0.9 is installed; import wedlm before"):
         from_package("wedlm.generation.package", "A test")
@@ -37,11 +33,8 @@ NEWEST = [int(number) for number in NEWEST_TRANSFORMERS.split(".")]
     "version, expected",
     [
         ("5.17.0", False),
-        (f"{NEWEST_TRANSFORMERS}.0", False),
         (f"{NEWEST_TRANSFORMERS}.9", False),
-        (f"{NEWEST[0]}.{NEWEST[1] + 1}.0", True),
         (f"{NEWEST[0]}.{NEWEST[1] + 1}.0.dev0", True),
-        (f"{NEWEST[0]}.{NEWEST[1] * 10}.0rc1", True),
         (f"{NEWEST[0] + 1}.0.0", True),
     ],
 )

@@ -25,7 +25,6 @@ def test_all_linear_layers_are_adapted_but_the_head(adapted):
     assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
-@pytest.mark.few(1)
 def test_saved_reloaded_and_merged_is_the_same_model(adapted, checkpoint, tmp_path):
     plain = logits(load(checkpoint))
     expected = logits(adapted)

@@ -70,37 +70,11 @@ def planned_together(situations, cost):
     return list(zip(plan.num_drafts.tolist(), plan.groups.diff().tolist(), strict=True))
 
 
-@given(situations(), st.integers(2, 4), st.sampled_from([0.0, 0.04, 0.3]))
-@property_settings(60, deadline=None)
-def test_equal_rows_plan_as_one_does(situation, number, cost):
-    assert planned_together([situation] * number, cost) == [planned(*situation, cost)] * number
-
-
-@given(st.lists(situations(), min_size=2, max_size=4))
-@property_settings(60, deadline=None)
-def test_where_queries_cost_nothing_rows_plan_as_alone(rows):
-    longest = max(len(chances) for chances, *_ in rows)
-    rows = [([*chances, *[0.0] * (longest - len(chances))], *more) for chances, *more in rows]
-    assert planned_together(rows, 0.0) == [planned(*row) for row in rows]
-
-
 def test_the_mean_gain_of_all_rows_pays():
     """0.8 in one of four rows is a mean of 0.2."""
     rows = [([0.8, 0.0], 0.1, 9, 6)] + [([0.0, 0.0], 0.1, 9, 6)] * 3
     assert [planned_together(rows, cost)[0][0] for cost in (0.15, 0.25)] == [1, 0]
     assert planned(*rows[0], 0.25)[0] == 1, "alone it would pay"
-
-
-@given(situations(), st.integers(1, 4), st.sampled_from([0.04, 0.1, 0.3]))
-@property_settings(60, deadline=None)
-def test_rows_that_have_ended_change_no_plan(situation, number, cost):
-    chances, next_chance, _, most = situation
-    ended = [(chances, next_chance, 0, most)] * number
-    rows = [situation, *ended]
-    columns = [torch.tensor(list(column)) for column in zip(*rows, strict=True)]
-    pace = torch.tensor([[1.0]] + [[0.0]] * number)
-    plan = plan_step(columns[0].reshape(len(rows), -1), columns[1][:, None], *columns[2:], cost, pace)
-    assert (plan.num_drafts[0].item(), plan.groups[0].diff().tolist()) == planned(*situation, cost)
 
 
 COSTS = st.lists(st.sampled_from([0.0, 1e-3, 0.04, 0.1, 0.3, 1.0, 1e30]), min_size=2, max_size=2).map(sorted)
@@ -149,17 +123,6 @@ def test_a_wide_window_needs_no_more_memory():
     assert plan.groups.diff().max() <= WIDEST
 
 
-def test_rows_are_planned_alone():
-    generator = torch.Generator().manual_seed(0)
-    chances, next_chance = torch.rand(20, 7, generator=generator).cumprod(-1), torch.rand(20, 1, generator=generator)
-    num_open, most = torch.arange(1, 21), torch.arange(20) % 16
-    together = plan_step(chances, next_chance, num_open, most)
-    for row in range(20):
-        alone = plan_step(*(x[row : row + 1] for x in (chances, next_chance, num_open, most)))
-        assert torch.equal(alone.num_drafts[0], together.num_drafts[row])
-        assert torch.equal(alone.groups[0], together.groups[row])
-
-
 @pytest.mark.parametrize(("num_rows", "num_queries"), [(1, 1), (1, 9), (8, 1), (8, 5)])
 def test_the_cost_of_a_query_is_a_share_of_the_forward_that_it_makes_larger(num_rows, num_queries):
     def cost(num):
@@ -185,14 +148,3 @@ def test_drafts_are_those_of_a_search_token_by_token(rows, num_drafts, most_matc
         assert num_matched[i] == length
         if length:
             assert drafts[i].tolist() == expected
-
-
-def test_a_text_that_repeats_itself_goes_on():
-    drafts, num_matched = look_up(torch.tensor([[1, 2, 3, 1, 2, 3, 1, 0]]), torch.tensor([[6]]), 7)
-    assert drafts.tolist() == [[2, 3, 1, 2, 3, 1, 2]] and num_matched.tolist() == [[4]]
-
-
-def test_rows_end_where_they_end():
-    text = torch.tensor([[5, 6, 7, 5, 6, 0, 0], [-1, -1, 8, 9, 8, 9, 8]])
-    drafts, num_matched = look_up(text, torch.tensor([[4], [6]]), 3)
-    assert drafts.tolist() == [[7, 5, 6], [9, 8, 9]] and num_matched.tolist() == [[2], [3]]

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-from decoded import PARALLEL, run
-from helpers import CHECKPOINTS, EOS, MASK, NAMES, PAD, PROMPTS, left_padded, load, random_tokens
+from decoded import run
+from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, left_padded, load, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 from tiers import property_settings
@@ -22,9 +22,9 @@ SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD, "return_dict_in_generate": 
 DECODINGS = ("streaming", "blockwise", "verified", "autoregressive")
 
 
-@pytest.fixture(params=NAMES)
-def model(request):
-    return MODELS[request.param]
+@pytest.fixture
+def model():
+    return MODELS["q3"]
 
 
 def mask_of(output, inputs):
@@ -133,7 +133,6 @@ def test_a_plain_forward_continues_from_it(model):
     torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("decoding", DECODINGS)
 def test_a_cache_that_a_plain_forward_made(model, decoding):
     """The cache holds all columns but the last, some of them, or all."""
@@ -141,7 +140,7 @@ def test_a_cache_that_a_plain_forward_made(model, decoding):
     positions = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
     arguments = {**SPECIAL, "max_new_tokens": 12, "entropy_threshold": 1.0, "decoding": decoding}
     expected = model.generate(**inputs, **arguments).sequences
-    for num_cached in (39, 38, 11) + (() if decoding == "autoregressive" else (40,)):
+    for num_cached in (39, 11) + (() if decoding == "autoregressive" else (40,)):
         cache = DynamicCache(config=model.config)
         with torch.no_grad():
             model(
@@ -151,10 +150,9 @@ def test_a_cache_that_a_plain_forward_made(model, decoding):
         assert torch.equal(model.generate(**inputs, **arguments, **{CACHE: cache}).sequences, expected)
 
 
-@pytest.mark.parametrize("cache", [DynamicCache, lambda: DynamicCache(config=MODELS["q3"].config)])
 @pytest.mark.parametrize("returns", [True, False])
-def test_an_empty_cache_is_filled_in_place(cache, returns):
-    model, cache = MODELS["q3"], cache()
+def test_an_empty_cache_is_filled_in_place(returns):
+    model, cache = MODELS["q3"], DynamicCache(config=MODELS["q3"].config)
     inputs = left_padded(PROMPTS)
     arguments = {**SPECIAL, "max_new_tokens": 12, "entropy_threshold": 1.0, "return_dict_in_generate": returns}
     output = model.generate(**inputs, **arguments, **{CACHE: cache})
@@ -168,48 +166,30 @@ def contents(cache):
     return [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
 
 
-class OwnCache(DynamicCache):
-    pass
-
-
-@pytest.mark.few(6)
-@pytest.mark.parametrize("kind", [DynamicCache, OwnCache])
-@pytest.mark.parametrize("when", ["before", "within", "in a layer"])
+@pytest.mark.parametrize("where", ["in a processor", "in a layer"])
 @pytest.mark.parametrize("decoding", DECODINGS)
-def test_a_call_that_fails_leaves_the_cache_as_it_was(model, decoding, when, kind):
+def test_a_call_that_fails_leaves_the_cache_as_it_was(model, decoding, where):
     inputs = left_padded(PROMPTS)
-    cache = kind()
+    cache = DynamicCache()
     output = model.generate(**inputs, **SPECIAL, max_new_tokens=12, **{CACHE: cache})
     following = turn(output, mask_of(output, inputs), random_tokens(5, 3))
-    before = contents(cache)
-
-    class Fails(Exception):
-        pass
-
-    calls = []
+    before, calls = contents(cache), []
 
     def fails(ids, scores):
         calls.append(ids)
         if len(calls) == 5:
-            raise Fails
+            raise KeyError
         return scores
 
     settings = {**SPECIAL, "max_new_tokens": 12, "decoding": decoding}
-    arguments = {**settings, CACHE: cache}
-    with pytest.raises(ValueError if when == "before" else Fails):
-        if when == "before":
-            model.generate(**following, **arguments, window_size=0)
-        elif when == "within":
-            model.generate(**following, **arguments, logits_processor=[fails])
-        else:
-            handle = model.model.layers[1].register_forward_pre_hook(lambda module, args: fails(None, None))
-            try:
-                model.generate(**following, **arguments)
-            finally:
-                handle.remove()
+    more = {"logits_processor": [fails]} if where == "in a processor" else {}
+    handle = model.model.layers[1].register_forward_pre_hook(lambda *_: None if more else fails(None, None))
+    with pytest.raises(KeyError):
+        model.generate(**following, **settings, **more, **{CACHE: cache})
+    handle.remove()
     for got, expected in zip(contents(cache), before, strict=True):
         assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
-    again = model.generate(**following, **arguments).sequences
+    again = model.generate(**following, **settings, **{CACHE: cache}).sequences
     assert torch.equal(again, model.generate(**following, **settings).sequences)
 
 
@@ -241,22 +221,8 @@ def test_without_a_dict_nothing_is_kept_for_a_cache(model, monkeypatch):
         assert len(made) == returns
 
 
-def test_without_a_cache_none_comes_back(model):
-    output = model.generate(**left_padded(PROMPTS), **SPECIAL, max_new_tokens=6, use_cache=False)
-    assert output.get(CACHE) is None
-
-
-@pytest.mark.few(8)
-@pytest.mark.parametrize("decoding", ["streaming", "blockwise", "verified"])
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"use_cache": False},
-        *({"prefill_chunk_size": n} for n in (1, 7, 39, 40)),
-        *(pytest.param({"prefill_chunk_size": n}, marks=pytest.mark.slow) for n in (3, 99)),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("decoding", ["streaming", "verified"])
+@pytest.mark.parametrize("more", [{"use_cache": False}, *({"prefill_chunk_size": n} for n in (1, 7, 39, 40))], ids=str)
 def test_other_ways_to_the_same_text(model, decoding, more):
     arguments = {**SPECIAL, "max_new_tokens": 20, "entropy_threshold": 1.0, "decoding": decoding, "window_size": 8}
     arguments |= {"query_cost": 0}
@@ -281,16 +247,6 @@ def test_other_ways_to_the_same_text(model, decoding, more):
         assert_is_prefill(model, got[CACHE], got.sequences, mask_of(got, left_padded(PROMPTS)))
 
 
-def test_a_long_turn_in_chunks(model):
-    inputs = left_padded(PROMPTS)
-    output = model.generate(**inputs, **SPECIAL, max_new_tokens=12)
-    following = turn(output, mask_of(output, inputs), random_tokens(5, 20))
-    expected = model.generate(**following, **SPECIAL, max_new_tokens=12)
-    got = model.generate(**following, **SPECIAL, max_new_tokens=12, **{CACHE: output[CACHE]}, prefill_chunk_size=6)
-    assert torch.equal(got.sequences, expected.sequences)
-    assert got.forwards.gt(expected.forwards).all()
-
-
 # --- What cannot be continued from ---
 
 
@@ -304,20 +260,9 @@ def cache_of(model, batch, num_columns):
 @pytest.mark.parametrize(
     "batch, cached, ids, mask, message",
     [
-        (
-            1,
-            9,
-            6,
-            6,
-            f"{CACHE} holds 9 columns, input_ids 6; pass the whole text, or .*mask over all 15",
-        ),
-        (
-            1,
-            9,
-            6,
-            14,
-            rf"attention_mask has shape \(1, 14\), {CACHE} 9 columns and input_ids \(1, 6\); ",
-        ),
+        (1, 9, 6, 6, f"{CACHE} holds 9 columns, input_ids 6; pass the whole text, or .*mask over all 15"),
+        (1, 9, 6, 14, rf"attention_mask has shape \(1, 14\), {CACHE} 9 columns and input_ids \(1, 6\); "),
+        (1, 9, 0, 9, "input_ids holds no tokens; pass the text whole, .* or at least its last token"),
         (2, 4, 6, 6, rf"{CACHE} holds 2 rows and the batch has 1 .*batch_repeat_interleave\(n\)"),
     ],
 )
@@ -360,24 +305,16 @@ def test_zeros_between_the_tokens_are_no_text(model):
     assert torch.equal(got[:, :7], ids)
 
 
-@pytest.mark.full
 def test_text_behind_a_late_end_does_not_come_back(model):
-    """A criterion is asked about a row that is ahead of another only when the other has come to its width."""
-    ahead = 0
-    for first in range(5):
-        inputs = left_padded([PROMPTS[first], *PROMPTS])
-        for num_tokens in range(1, 9):
-            output = model.generate(
-                **inputs, **SPECIAL | {"eos_token_id": None}, max_new_tokens=20, entropy_threshold=1.0, window_size=3,
-                stopping_criteria=[
-                    lambda ids, scores, limit=40 + num_tokens: torch.arange(len(ids)).eq(0) & (ids.shape[1] >= limit)
-                ],
-            )  # fmt: skip
-            assert output.sequences[0, 40 + num_tokens :].eq(PAD).all()
-            assert output[CACHE].get_seq_length() <= 40 + num_tokens
-            assert_is_prefill(model, output[CACHE], output.sequences, mask_of(output, inputs))
-            ahead += output[CACHE].get_seq_length() == 40 + num_tokens
-    assert ahead > 0, "no row was ahead"
+    """A criterion sees a row that is ahead of another only when the other has come to its width."""
+    inputs, num_tokens = left_padded([PROMPTS[0], *PROMPTS]), 4
+    output = model.generate(
+        **inputs, **SPECIAL | {"eos_token_id": None}, max_new_tokens=12, entropy_threshold=1.0, window_size=3,
+        stopping_criteria=[lambda ids, scores: torch.arange(len(ids)).eq(0) & (ids.shape[1] >= 40 + num_tokens)],
+    )  # fmt: skip
+    assert output.sequences[0, 40 + num_tokens :].eq(PAD).all()
+    assert output[CACHE].get_seq_length() <= 40 + num_tokens
+    assert_is_prefill(model, output[CACHE], output.sequences, mask_of(output, inputs))
 
 
 def test_a_cache_of_another_dtype(model):
@@ -445,11 +382,7 @@ def test_rows_of_heads_that_share_keys_take_what_each_alone_would(heads, key_hea
     config = AutoConfig.from_pretrained(
         CHECKPOINTS / "q3", num_attention_heads=heads, num_key_value_heads=key_heads, attn_implementation="sdpa"
     )
-    query, keys, values = (
-        torch.randn(2, heads, 5, 16),
-        torch.randn(2, key_heads, 11, 16),
-        torch.randn(2, key_heads, 11, 16),
-    )
+    query, keys, values = (torch.randn(2, *shape, 16) for shape in ((heads, 5), (key_heads, 11), (key_heads, 11)))
     is_seen = torch.rand(2, 1, 5, 11) < 0.5
     is_seen[..., 0] = True
     bias = row_cache.score_bias(is_seen, 5, config, query)
@@ -461,10 +394,8 @@ def test_rows_of_heads_that_share_keys_take_what_each_alone_would(heads, key_hea
     torch.testing.assert_close(got, slow_attention(query, keys[:, :, :5], values[:, :, :5], causal, 0.3))
 
 
-@pytest.mark.few(6)
 @pytest.mark.parametrize("name", ["eager", "flex_attention", "dual_stream"])
-@pytest.mark.parametrize("decoding", PARALLEL)
-@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("decoding, cache", [("streaming", "static"), ("verified", None)])
 def test_every_implementation_decodes_as_sdpa_does(name, decoding, cache):
     arguments = {"decoding": decoding, "window_size": 8}
     expected = run(load(CHECKPOINTS / "q3", attn_implementation="sdpa"), **arguments)
@@ -472,9 +403,7 @@ def test_every_implementation_decodes_as_sdpa_does(name, decoding, cache):
     assert torch.equal(got.sequences, expected.sequences) and torch.equal(got.forwards, expected.forwards)
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("decoding", PARALLEL)
-@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("decoding, cache", [("streaming", None), ("verified", None), ("blockwise", "static")])
 def test_flash_attention_reads_as_far_as_each_row_goes(decoding, cache, monkeypatch):
     model = load(CHECKPOINTS / "q3", attn_implementation="sdpa")
     arguments = {"decoding": decoding, "window_size": 8}

@@ -9,12 +9,11 @@ import weakref
 
 import pytest
 import torch
-from decoded import ARGUMENTS, PARALLEL, STATIC, run
+from decoded import PARALLEL, STATIC, run
 from helpers import CHECKPOINTS, DECODE, PROMPTS, Waits, load, random_tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
-from transformers.generation import BaseStreamer
+from transformers import CompileConfig
 
 from wedlm.generation.decoding import static_step
 from wedlm.generation.row_cache import RowCache
@@ -72,9 +71,8 @@ def test_a_text_that_ends_with_its_first_forward_needs_no_step(model):
     assert len(seen) == 1
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("decoding", PARALLEL)
-def test_the_host_looks_at_the_step_before(model, decoding, monkeypatch):
+@pytest.mark.parametrize("decoding", ["streaming", "verified"])
+def test_the_host_reads_the_status_of_the_step_before(model, decoding, monkeypatch):
     """No operation waits for the device, and a status is read when the next step is under way."""
     events, waits = [], []
     values = Report.values
@@ -85,11 +83,11 @@ def test_the_host_looks_at_the_step_before(model, decoding, monkeypatch):
             return static_step(*arguments)
 
     monkeypatch.setattr("wedlm.generation.decoding.static_step", step)
-    monkeypatch.setattr(Report, "values", lambda self: (events.append("look"), values(self))[1])
+    monkeypatch.setattr(Report, "values", lambda self: (events.append("read"), values(self))[1])
     for sampling in ({}, {"do_sample": True, "top_k": 5, "temperature": 2.0}):
         events.clear()
         output = run(model, decoding=decoding, **sampling, **STATIC)
-        assert events == ["step", *["step", "look"] * (output.forwards.max().item() - 1)]
+        assert events == ["step", *["step", "read"] * (output.forwards.max().item() - 1)]
         assert waits == []
 
 
@@ -128,26 +126,6 @@ def test_calls_in_other_surroundings_get_new_buffers(model):
         assert_same(run(model, **STATIC), expected)
 
 
-def test_keys_and_values_have_the_types_of_their_call(model):
-    """Autocast changes the type of values alone."""
-
-    def types(autocast):
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            run(model, **STATIC)
-        return {(layer.keys.dtype, layer.values.dtype) for layer in KEPT[model].cache.layers}
-
-    plain, mixed = {(torch.float32, torch.float32)}, {(torch.float32, torch.bfloat16)}
-    assert [types(autocast) for autocast in (False, True, False)] == [plain, mixed, plain]
-
-
-def test_a_cache_made_without_autocast_goes_on_in_it(model):
-    first = run(model)
-    turn = torch.cat([first.sequences, random_tokens(len(PROMPTS), 3)], dim=-1)
-    with torch.autocast("cpu", torch.bfloat16):
-        again = model.generate(turn, **{CACHE: first[CACHE]}, **ARGUMENTS)
-    assert again.shape[1] > turn.shape[1]
-
-
 @pytest.mark.parametrize("decoding", PARALLEL)
 def test_what_cannot_be_filled_is_named_as_ever(model, decoding):
     messages = []
@@ -167,47 +145,11 @@ def test_what_cannot_be_filled_is_named_as_ever(model, decoding):
     assert messages[0] == messages[1]
 
 
-class Listener(BaseStreamer):
-    def __init__(self):
-        self.heard = []
-
-    def put(self, value):
-        self.heard += value.flatten().tolist()
-
-    def end(self):
-        pass
-
-
-class Nudge(LogitsProcessor):
-    """Reads the text."""
-
-    def __call__(self, input_ids, scores):
-        return scores + (input_ids[:, -1:] % 7) * torch.linspace(0, 1, scores.shape[1])
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    "readers",
-    [
-        lambda: {"streamer": Listener(), "prompts": PROMPTS[:1]},
-        lambda: {"logits_processor": LogitsProcessorList([Nudge()])},
-        lambda: {"repetition_penalty": 1.3},
-        lambda: {"output_scores": True},
-        lambda: {"synced_gpus": True},
-        lambda: {"use_cache": False},
-    ],
-    ids=["streamer", "processor", "repetition_penalty", "output_scores", "synced_gpus", "use_cache"],
-)
-def test_those_who_read_the_text_and_others_take_the_ordinary_steps(model, readers, monkeypatch):
+@pytest.mark.parametrize("more", [{"repetition_penalty": 1.3}, {"synced_gpus": True}], ids=str)
+def test_calls_with_callbacks_and_others_take_the_ordinary_steps(model, more, monkeypatch):
     monkeypatch.setattr("torch.distributed.all_reduce", lambda *args, **kwargs: None)
-    expected = run(model, **readers())
-    assert_same(run(model, **readers(), **STATIC), expected)
+    assert_same(run(model, **more, **STATIC), run(model, **more))
     assert model not in KEPT
-
-
-def test_several_sequences_and_chunks_of_the_prompt(model):
-    for more in ({"num_return_sequences": 2, "do_sample": True, "top_k": 1}, {"prefill_chunk_size": 3}):
-        assert_same(run(model, **more, **STATIC), run(model, **more))
 
 
 class Compiler:
@@ -224,40 +166,34 @@ class Compiler:
         return self
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("decoding", PARALLEL)
+@pytest.mark.parametrize("decoding", ["streaming", "verified"])
 def test_one_graph_does_for_all_lengths(model, decoding):
-    """Ten lengths of prompt in several buckets, limits also below the window, other settings: one compilation."""
+    """Prompts in several buckets, limits also below the window, other settings: one compilation."""
     compiler = Compiler()
-    asked = {"compile_config": CompileConfig(fullgraph=True, backend=compiler), **STATIC}
-    for i, length in enumerate((5, 17, 40, 64, 100, 130, 200, 333, 500, 800)):
+    compiled = {"compile_config": CompileConfig(fullgraph=True, backend=compiler), **STATIC}
+    for i, length in enumerate((5, 40, 130, 500)):
         prompts = [random_tokens(1, length, seed=i)[0].tolist(), PROMPTS[0]]
         more = {
             "decoding": decoding,
-            "max_new_tokens": (3, 1, 2, 4)[i] if i < 4 else 12 + 9 * i,  # below the window_size as well
+            "max_new_tokens": (3, 1, 12, 30)[i],  # below the window_size as well
             "entropy_threshold": 0.5 + i / 10,
             "distance_penalty": 0.01 * i,
             "window_size": 4,
             "prompt_lookup_num_tokens": 3 if decoding == "verified" else None,
             "acceptance_ratio": 0.99 - 0.1 * i,
         }
-        output = run(model, prompts, **more, **asked)
+        output = run(model, prompts, **more, **compiled)
         assert_same(output, run(model, prompts, **more))
     assert compiler.graphs == 1
 
 
-@pytest.mark.full
 def test_a_compiled_step_samples(model):
-    compiler = Compiler()
-    asked = {"compile_config": CompileConfig(fullgraph=True, backend=compiler), **STATIC}
-    for name in ("top_k", "top_p", "typical_p"):
-        more = {"do_sample": True, "temperature": 1.5, name: 5 if name == "top_k" else 0.5}
-        texts = []
-        for cache in (STATIC, asked):
-            torch.manual_seed(0)
-            texts.append(run(model, **more, **cache))
-        assert_same(*texts)
-    assert compiler.graphs > 0
+    compiled = {"compile_config": CompileConfig(fullgraph=True, backend=Compiler()), **STATIC}
+    texts = []
+    for cache in (STATIC, compiled):
+        torch.manual_seed(0)
+        texts.append(run(model, do_sample=True, temperature=1.5, top_p=0.5, **cache))
+    assert_same(*texts)
 
 
 def test_nothing_is_compiled_unless_asked_for(model, monkeypatch):
@@ -270,22 +206,18 @@ def test_nothing_is_compiled_unless_asked_for(model, monkeypatch):
     run(model, compile_config=CompileConfig(), disable_compile=True, **STATIC)
     with pytest.raises(AssertionError, match="compiles"):
         run(model, compile_config=CompileConfig(), **STATIC)
-    config = CompileConfig()
-    with pytest.raises(AssertionError, match="compiles"):
-        run(model, compile_config=config, **STATIC)
-    assert config._compile_all_devices is None, "the caller's is left alone"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("decoding", PARALLEL)
 def test_inductor_writes_the_same(model, decoding):
-    asked = {"compile_config": CompileConfig(fullgraph=True), **STATIC}
+    compiled = {"compile_config": CompileConfig(fullgraph=True), **STATIC}
     runs = [run for run in DECODE["runs"] if run["checkpoint"] == "q3"][:3]
     for recorded in runs:
         names = ("window_size", "entropy_threshold", "distance_penalty", "max_new_tokens")
         settings = {name: recorded[name] for name in names} | {"decoding": decoding}
         prompts = [DECODE["prompts"][recorded["prompt"]], PROMPTS[1]]
-        assert_same(run(model, prompts, **settings, **asked), run(model, prompts, **settings))
+        assert_same(run(model, prompts, **settings, **compiled), run(model, prompts, **settings))
 
 
 class Allocated(TorchDispatchMode):
@@ -304,8 +236,7 @@ class Allocated(TorchDispatchMode):
         return output
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("decoding", PARALLEL)
+@pytest.mark.parametrize("decoding", ["streaming", "verified"])
 def test_a_step_allocates_a_mask_and_nothing_else_that_grows(model, decoding, monkeypatch):
     """An entry more costs less than a copy of one layer's keys; capacity that is not read costs nothing."""
     allocated = {}
@@ -317,7 +248,7 @@ def test_a_step_allocates_a_mask_and_nothing_else_that_grows(model, decoding, mo
         return status
 
     monkeypatch.setattr("wedlm.generation.decoding.static_step", step)
-    for length, room in ((60, 128), (60, 4000), (1900, 4000)):
+    for length, room in ((60, 128), (60, 2000), (1000, 2000)):
         allocated.clear()
         prompts = [random_tokens(1, length, seed=1)[0].tolist()]
         more = {"prompt_lookup_num_tokens": 0} if decoding == "verified" else {}  # a look-up reads the whole text
@@ -349,13 +280,6 @@ def test_limits_below_the_window_change_no_shape(model, decoding):
         assert_same(run(model, **arguments, **STATIC), run(model, **arguments))
         steps.append(KEPT[model])
     assert all(each is steps[0] for each in steps)
-
-
-@pytest.mark.parametrize("limit", (2, 3, 4))
-def test_a_limit_below_the_window_cuts_what_is_looked_up(model, limit):
-    prompts = random_tokens(8, 4).repeat(1, 3).tolist()
-    arguments = {"max_new_tokens": limit, "window_size": 16, "decoding": "verified", "prompt_lookup_num_tokens": 20}
-    assert_same(run(model, prompts, **arguments, **STATIC), run(model, prompts, **arguments))
 
 
 def test_buffers_stay_for_the_next_call(model):
@@ -398,7 +322,6 @@ def test_no_other_call_gets_the_buffers_before_they_are_read(model, monkeypatch)
     assert seen == [False] and model in KEPT
 
 
-@pytest.mark.full
 def test_nothing_keeps_a_model_alive():
     model = load(CHECKPOINTS / "q3")
     run(model, **STATIC)

@@ -6,15 +6,7 @@ import math
 import pytest
 import torch
 from decoded import MODELS, agree, generate, recorded, settings_of
-from helpers import (
-    CHECKPOINTS,
-    DECODE,
-    EOS,
-    MASK,
-    PROMPTS,
-    load,
-    logits_of,
-)
+from helpers import CHECKPOINTS, DECODE, EOS, MASK, PROMPTS, load, logits_of
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_decoder import decode
@@ -22,43 +14,15 @@ from tiers import property_settings
 
 from wedlm.generation import streaming
 from wedlm.generation.streaming import entropy_of, select_slots
-from wedlm.generation.window import Window
-
-
-@pytest.fixture
-def steps(monkeypatch):
-    """Records what each forward of the first row did, as the golden runs do."""
-    recorded = []
-    put_tokens = Window.put_tokens
-
-    def recording(self, slots, selected, tokens):
-        window = slice(self.start[0], self.end[0])
-        recorded.append(
-            {
-                "committed": self.start[0].item(),
-                "window": self.tokens[0, window].tolist(),
-                "open": "".join("01"[not filled] for filled in self.filled[0, window].tolist()),
-                "filled": [
-                    [(self.prompt_lengths[0] + slot).item(), token.item()]
-                    for slot, chosen, token in zip(slots[0], selected[0], tokens[0], strict=True)
-                    if chosen
-                ],
-            }
-        )
-        return put_tokens(self, slots, selected, tokens)
-
-    monkeypatch.setattr(Window, "put_tokens", recording)
-    return recorded
 
 
 def models(attention):
     return {name: load(CHECKPOINTS / name, attn_implementation=attention) for name in ("q25", "q3")}
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("attention, cache, every", [("eager", None, 4), ("sdpa", None, 1), ("sdpa", "static", 4)])
+@pytest.mark.parametrize("attention, cache, every", [("eager", None, 8), ("sdpa", None, 2), ("sdpa", "static", 4)])
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
-def test_recorded_runs(attention, cache, every, decoding, steps):
+def test_recorded_runs(attention, cache, every, decoding):
     """Alone, and every other one as a row of ragged batches of 2, 5 and 8; in rarer ways not all of them."""
     assert DECODE["eos_token_id"] == EOS
     model = models(attention)
@@ -68,12 +32,8 @@ def test_recorded_runs(attention, cache, every, decoding, steps):
         expected = recorded(run, decoding)
         arguments = {"decoding": decoding, "cache_implementation": cache, **settings_of(run)}
         prompt = DECODE["prompts"][run["prompt"]]
-        steps.clear()
         (alone,) = generate(model[run["checkpoint"]], [prompt], **arguments)
         assert agree(alone, expected), run
-        if decoding == "streaming" and "steps" in run:
-            assert steps[: alone.forwards] == run["steps"]
-            assert len(steps) <= alone.forwards + (cache == "static")
         if i % 2 == 0:
             continue
         others = [DECODE["prompts"][(run["prompt"] + k) % 5] for k in range(1, (2, 5, 8)[i % 3])]
@@ -81,12 +41,11 @@ def test_recorded_runs(attention, cache, every, decoding, steps):
         assert agree(in_a_batch[0], expected), run
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["q25", "q3"])
 def test_the_reference_reproduces_the_recorded_runs(name):
-    """In float64, where no rounding decides: so it may judge the cases below."""
+    """In float64, where no rounding decides: so the cases below may be compared with it."""
     forward = logits_of(load(CHECKPOINTS / name).double())
-    for run in DECODE["runs"][:: 3 if name == "q25" else 4]:
+    for run in DECODE["runs"][::5]:
         if run["checkpoint"] == name:
             for decoding in ("streaming", "blockwise") if "blockwise_ids" in run else ("streaming",):
                 got = decode(
@@ -94,11 +53,8 @@ def test_the_reference_reproduces_the_recorded_runs(name):
                     decoding=decoding, **settings_of(run),
                 )  # fmt: skip
                 expected = recorded(run, decoding)
-                assert (got.ids, got.forwards, got.window_queries) == (
-                    expected.ids,
-                    expected.forwards,
-                    expected.window_queries,
-                )
+                counts = expected.ids, expected.forwards, expected.window_queries
+                assert (got.ids, got.forwards, got.window_queries) == counts
                 if decoding == "streaming" and "steps" in run:
                     assert got.steps == run["steps"]
 
@@ -128,27 +84,8 @@ def test_any_batch_equals_the_reference_row_by_row(data):
         assert agree(row, expected) or expected.margin < 1e-4, (row, expected)
 
 
-@pytest.mark.parametrize("threshold", [None, 0.0, 0.4])
-def test_every_forward_fills_at_least_one_slot_and_without_a_threshold_exactly_one(model, threshold, monkeypatch):
-    filled = []
-    put_tokens = Window.put_tokens
-
-    def counting(self, slots, selected, tokens):
-        filled.extend(selected.sum(-1)[self.alive].tolist())
-        return put_tokens(self, slots, selected, tokens)
-
-    monkeypatch.setattr(Window, "put_tokens", counting)
-    decoded = generate(model, PROMPTS, max_new_tokens=20, entropy_threshold=threshold)
-    assert len(filled) == sum(row.forwards for row in decoded)
-    assert min(filled) == 1
-    assert max(filled) == 1 or threshold == 0.4
-    if threshold is not None and threshold > 0:
-        assert max(filled) > 1
-
-
-@pytest.mark.few(1)
 def test_window_reaches_the_limit_exactly(model):
-    for max_new_tokens in range(1, 20):
+    for max_new_tokens in (1, 6, 7, 8, 14, 15):
         for decoding in ("streaming", "blockwise"):
             (row,) = generate(
                 model, [PROMPTS[2]], max_new_tokens=max_new_tokens, window_size=7, eos_token_id=None,
@@ -181,19 +118,12 @@ def test_entropy_is_in_nats_over_the_whole_vocabulary():
     assert entropy_of(torch.randn(4, 9).bfloat16()).dtype == torch.float32
 
 
-def test_every_slot_below_the_threshold_is_taken():
+def test_slots_below_the_threshold_are_taken_or_else_the_least():
     assert select([0.1, 0.9, 0.2, 0.3]) == [1, 0, 1, 1]
-
-
-def test_the_threshold_itself_is_not_below():
-    assert select([0.5, 0.25, 0.5, 0.75]) == [0, 1, 0, 0]
-    assert select([0.5, 0.5, 0.75, 0.5]) == [1, 0, 0, 0], "the least, the first on ties"
-
-
-def test_without_one_below_or_without_a_threshold_the_least_is_taken():
+    assert select([0.5, 0.25, 0.5, 0.75]) == [0, 1, 0, 0], "the threshold itself is not below"
+    assert select([0.5, 0.5, 0.75, 0.5]) == [1, 0, 0, 0], "the first on ties"
     assert select([0.9, 0.8, 0.7, 0.8]) == [0, 0, 1, 0]
     assert select([0.1, 0.3, 0.05, 0.3], threshold=None) == [0, 0, 1, 0]
-    assert select([0.3, 0.2, 0.2, 0.2], threshold=None) == [0, 1, 0, 0]
     assert select([0.0, 0.0, 0.0, 0.0], threshold=0.0) == [1, 0, 0, 0]
 
 
@@ -205,8 +135,6 @@ def test_distance_counts_slots_from_the_first_open_one():
 def test_closed_slots_are_never_taken():
     is_open = torch.tensor([[True, True, False, False]])
     assert select([0.9, 0.8, 0.1, 0.0], is_open=is_open) == [0, 1, 0, 0]
-    assert select([0.1, 0.8, 0.1, 0.0], is_open=is_open) == [1, 0, 0, 0]
-    assert select([0.1, 0.1, 0.1, 0.1], is_open=~ALL_OPEN) == [0, 0, 0, 0]
     assert select([0.1, 0.1, 0.1, 0.1], is_open=~ALL_OPEN, threshold=None) == [0, 0, 0, 0]
 
 

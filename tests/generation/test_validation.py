@@ -7,18 +7,9 @@ from copy import copy
 import pytest
 import torch
 from decoded import MODELS
-from helpers import (
-    CHECKPOINTS,
-    PAD,
-    random_tokens,
-)
-from peft import PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
-from transformers import (
-    AutoConfig,
-    BatchEncoding,
-    DynamicCache,
-    StaticCache,
-)
+from helpers import CHECKPOINTS, PAD, random_tokens
+from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from transformers import AutoConfig, BatchEncoding, DynamicCache, StaticCache
 from transformers.utils import logging
 
 from wedlm import WeDLMForCausalLM
@@ -41,20 +32,17 @@ REFUSED = [
         "decoding='diffusion' is unknown; choose one of 'streaming', 'blockwise', 'verified', ",
     ),
     ({"window_size": 0}, "window_size=0 is not a number of slots; set it to an integer of 1 or more"),
-    ({"window_size": 2.5}, "window_size=2.5 is not a number of slots"),
     ({"window_size": True}, "window_size=True is not a number of slots; .* or to None"),
     ({"query_cost": -0.1}, "query_cost=-0.1 is not a share of a forward; .* or to None"),
     ({"query_cost": "much"}, "query_cost='much' is not a share of a forward; set it to a number from 0"),
     ({"entropy_threshold": -0.1}, "entropy_threshold=-0.1 is not an entropy; .* or to None"),
     ({"entropy_threshold": math.nan}, "entropy_threshold=nan is not an entropy"),
-    ({"entropy_threshold": math.inf}, "entropy_threshold=inf is not an entropy"),
     ({"distance_penalty": -1}, "distance_penalty=-1 is not a penalty; set it to a number from 0 to 1e30"),
-    ({"distance_penalty": math.inf}, "distance_penalty=inf is not a penalty"),
     ({"distance_penalty": 10**400}, "is not a penalty; set it to a number from 0 to 1e30"),
     ({"distance_penalty": None}, "distance_penalty=None is not a penalty"),
     *(
         ({"acceptance_ratio": ratio}, f"acceptance_ratio={ratio!r} is not a share; set it to a number above 0 and at")
-        for ratio in (0, -0.5, 1.01, math.nan, True, None, "half")
+        for ratio in (0, 1.01, math.nan, True, "half")
     ),
     (
         {"acceptance_ratio": 0.5, "decoding": "verified", "do_sample": True},
@@ -63,72 +51,37 @@ REFUSED = [
     ),
     ({"window_sise": 4}, "not used by the model: .*window_sise"),
     (
-        {"num_beams": 2},
-        "num_beams=2 is not offered by decoding='streaming'; leave it out .*, or pass decoding=\"autoreg",
-    ),
-    (
         {"prompt_lookup_num_tokens": 3},
         "prompt_lookup_num_tokens=3 is not offered by decoding='streaming', whose drafts nothing verifies; leave it "
         "out .or reset it in model.generation_config.*verified",
     ),
-    (
-        {"prompt_lookup_num_tokens": -1, "decoding": "verified"},
-        "prompt_lookup_num_tokens=-1 is not a number of drafts; set it to 0 for none, or to a positive integer",
-    ),
-    ({"prompt_lookup_num_tokens": 2.5, "decoding": "verified"}, "prompt_lookup_num_tokens=2.5 is not a number of"),
-    ({"prompt_lookup_num_tokens": True, "decoding": "verified"}, "prompt_lookup_num_tokens=True is not a number of"),
-    (
-        {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 0, "decoding": "verified"},
-        "max_matching_ngram_size=0 is not a number of tokens; set it to an integer of 1 or more, or leave it out",
+    *(
+        (
+            {"prompt_lookup_num_tokens": value, "decoding": decoding},
+            f"prompt_lookup_num_tokens={value!r} is not a number of drafts; set it to 0 for none",
+        )
+        for value, decoding in ((-1, "verified"), (True, "verified"), ("x", "autoregressive"))
     ),
     *(
         (
             {"max_matching_ngram_size": value, "decoding": decoding},
             f"max_matching_ngram_size={value!r} is not a number of tokens; set it to an integer of 1 or more",
         )
-        for value in (0, -1, "x", True)
-        for decoding in ("streaming", "verified", "autoregressive")
+        for value, decoding in ((0, "verified"), (True, "streaming"), ("x", "autoregressive"))
     ),
-    *(
-        (
-            {"prompt_lookup_num_tokens": value, "decoding": "autoregressive"},
-            f"prompt_lookup_num_tokens={value!r} is not a number of drafts; set it to 0 for none",
-        )
-        for value in (-1, "x", True, 2.5)
-    ),
-    (
-        {CACHE: StaticCache(MODELS["q3"].config, 8)},
-        f"{CACHE}=StaticCache is not offered .* a plain D",
-    ),
-    (
-        {CACHE: offloading_cache()},
-        rf"{CACHE}=DynamicCache\(offloading=True\) is not offer",
-    ),
+    ({CACHE: StaticCache(MODELS["q3"].config, 8)}, f"{CACHE}=StaticCache is not offered .* a plain D"),
+    ({CACHE: offloading_cache()}, rf"{CACHE}=DynamicCache\(offloading=True\) is not offer"),
     ({CACHE: ()}, f"{CACHE}=tuple is not offered"),
-    (
-        {"use_cache": False, CACHE: DynamicCache()},
-        f"{CACHE} is a cache and use_cache=False wants",
-    ),
+    ({"use_cache": False, CACHE: DynamicCache()}, f"{CACHE} is a cache and use_cache=False wants"),
     (
         {"use_cache": False, "prefill_chunk_size": 4},
-        "prefill_chunk_size=4 needs a cache, and use_cache=False has none",
+        "prefill_chunk_size=4 needs a cache, and use_cache=False has n",
     ),
     (
         {"cache_implementation": "offloaded"},
         r"cache_implementation='offloaded' is not offered .* \(or reset it in model.generation_config\)",
     ),
-    (
-        {"cache_implementation": "static", CACHE: DynamicCache()},
-        f"both `cache_implementation` .* and `{CACHE}`",
-    ),
-    ({"cache_implementation": "quantized"}, "cache_implementation='quantized' is not offered"),
     ({"cache_implementation": "paged"}, "cache_implementation='paged' is not offered"),
-    ({"output_attentions": True}, "output_attentions=True is not offered"),
-    ({"output_hidden_states": True}, "output_hidden_states=True is not offered"),
-    (
-        {"position_ids": torch.arange(6)[None] + 1},
-        "position_ids differ from 0, 1, 2, ... over the ones of ",
-    ),
 ]
 
 
@@ -194,14 +147,6 @@ def test_what_is_not_offered_is_refused_by_name(arguments, message):
     assert torch.equal(prompt, random_tokens(1, 6))
 
 
-def test_an_assistant_and_embeddings_are_refused_by_name():
-    model, prompt = MODELS["q3"], random_tokens(1, 6)
-    with pytest.raises(ValueError, match="assistant_model='WeDLMForCausalLM' is not offered"):
-        model.generate(prompt, assistant_model=model, max_new_tokens=4)
-    with pytest.raises(ValueError, match="inputs_embeds='Tensor' is not offered"):
-        model.generate(inputs_embeds=model.model.embed_tokens(prompt), max_new_tokens=4)
-
-
 @pytest.mark.parametrize(
     "rope", [{"rope_type": "dynamic", "factor": 2.0}, {"rope_type": "longrope", "long_factor": [1.0] * 8}]
 )
@@ -240,35 +185,27 @@ def test_sliding_layers_are_refused_by_name():
         WeDLMForCausalLM(config).generate(random_tokens(1, 6), max_new_tokens=4)
 
 
-@pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig, PromptEncoderConfig])
+@pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig])
 def test_prompt_learning_is_refused_by_name(model, kind):
     adapted = get_peft_model(model, kind(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
     prompt = random_tokens(1, 6)
     inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt), "max_new_tokens": 4}
     inputs |= {"eos_token_id": None, "pad_token_id": PAD}  # the adapter is random
-    with pytest.raises(
-        ValueError,
-        match="PeftModelForCausalLM prepares the inputs of each forward, as prompt, prefix",
-    ):
+    with pytest.raises(ValueError, match="PeftModelForCausalLM prepares the inputs of each forward, as prompt"):
         adapted.generate(**inputs)
     assert adapted.generate(**inputs, decoding="autoregressive").shape == (1, 10)
     assert model.generate(prompt, max_new_tokens=4).shape == (1, 10), "the model itself decodes as before"
 
 
-@pytest.mark.parametrize("decoding", ["streaming", "verified", "autoregressive"])
+@pytest.mark.parametrize("decoding", ["streaming", "autoregressive"])
 @pytest.mark.parametrize(
     ("inputs", "sentence"),
     [
         (BatchEncoding({"input_ids": torch.tensor([[5]])}), "inputs is a BatchEncoding; unpack it: model.generate("),
-        ({"input_ids": torch.tensor([[5]])}, "inputs is a dict; unpack it"),
-        ("Why?", "inputs is text (str), and generate() takes token ids; tokenize it"),
         (["Why?", "How?"], "inputs is text (list), and generate() takes token ids; tokenize it"),
         ([5, 6, 7], "inputs is a list; pass a tensor of token ids, such as torch.tensor([ids])."),
         (torch.tensor([[5.0, 6.0]]), "input_ids has dtype torch.float32; pass token ids as integers"),
-        (
-            torch.tensor([5, 6]),
-            "input_ids has shape (2,), and generate() takes (batch, columns); pass",
-        ),
+        (torch.tensor([5, 6]), "input_ids has shape (2,), and generate() takes (batch, columns); pass"),
         (torch.tensor([[5, 160]]), "input_ids holds 160, and this model has tokens 0 to 159; tokenize with"),
         (torch.tensor([[5, -1]]), "input_ids holds -1, and this model has tokens 0 to 159"),
     ],

@@ -1,14 +1,11 @@
 """The window's tensors: runs, ends, queries behind text, rows that leave and come back, room for more slots."""
 
-from dataclasses import fields
-
 import pytest
 import torch
 from decoded import PARALLEL, policy_with
 from helpers import MASK
 
 from wedlm.generation.decoding import WINDOWS
-from wedlm.generation.parameters import DECODINGS
 from wedlm.generation.window import NO_SLOT, Text, WindowQueries
 
 POLICY = policy_with(4, end_tokens=torch.tensor([2]))
@@ -26,18 +23,6 @@ def filled(window, *slots_of_rows, token=7):
     if hasattr(window, "filled"):
         window.filled.scatter_(1, written, selected)
     return window
-
-
-def test_there_is_a_window_for_every_parallel_decoding():
-    assert (*WINDOWS, "autoregressive") == DECODINGS and set(WINDOWS) == set(PARALLEL)
-
-
-@pytest.mark.parametrize("decoding", PARALLEL)
-def test_no_two_tensors_of_a_new_window_share_memory(decoding):
-    """`put_tokens` writes in place."""
-    window = opened(decoding)
-    addresses = [getattr(window, field.name).data_ptr() for field in fields(window)]
-    assert len(addresses) == len(set(addresses))
 
 
 def test_tokens_for_no_slot_change_no_slot():

@@ -5,17 +5,9 @@ from pathlib import Path
 
 import pytest
 from command_line import save_checkpoint
-from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 
 from wedlm.hub_card import export
 from wedlm.hub_card.checkpoint import read_checkpoint
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    disable_progress_bars()
-    yield
-    enable_progress_bars()
 
 
 @pytest.fixture(scope="session")

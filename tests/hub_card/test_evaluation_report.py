@@ -14,23 +14,12 @@ from wedlm.hub_card.options import ExportError
 
 def test_the_tables_and_the_metadata_of_an_evaluation(tmp_path, model, unchecked):
     strict = {"name": "exact_match", "filter": "strict|match", "value": 0.5, "stderr": None, "higher_is_better": True}
-    nll = {"name": "nll", "filter": "none", "value": 1, "stderr": None, "higher_is_better": False}
     one_each = {"decoding": "streaming, threshold none", "arguments": {"entropy_threshold": None}}
-    likelihood = {"decoding": "likelihood", "arguments": {}}
-    unmeasured = dict.fromkeys(("tokens_per_forward", "prefix_cacheability", "tokens_per_second"))
-    results = [
-        result_of(metrics=[*result_of()["metrics"], strict]),
-        result_of(task="again", title="Again"),  # on the same data
-        result_of(**one_each),
-        result_of(task="nll", title="Nll", dataset_config="main", metrics=[nll], **likelihood, **unmeasured),
-    ]
-    first = write_evaluation(tmp_path / "eval.json", model, results)
-    second = write_evaluation(tmp_path / "second.json", model, device="Another", commit=None)
-    arguments = ("--license", "mit", "--eval", first, "--eval", second, "--name", "My | model")
-    result = run(model, tmp_path / "out", *arguments)
+    results = [result_of(metrics=[*result_of()["metrics"], strict]), result_of(**one_each)]
+    path = write_evaluation(tmp_path / "eval.json", model, results)
+    result = run(model, tmp_path / "out", "--license", "mit", "--eval", path, "--name", "My | model")
     assert result.exit_code == 0, result.stderr
     card = ModelCard.load(tmp_path / "out" / "README.md")
-    text = card.text[card.text.index("## Evaluation") : card.text.index("## Training")]
     assert (
         """
 On A \\<device\\>, 2 threads, torch 2.13.0, lm_eval 0.4.13, apply chat template yes, batch size 1, \
@@ -48,38 +37,21 @@ wedlm-demo/counting, split test: 1,000 examples, 0 shots.
 | --- | ---: | ---: | ---: | ---: | ---: |
 | streaming, threshold 0.1 | 0.930 ± 0.010 | 0.500 | 2.35 | 0.50 | 1,234 |
 | streaming, threshold none | 0.930 ± 0.010 |  | 2.35 | 0.50 | 1,234 |
-
-### Again
 """
-        in text
+        in card.text
     )
-    assert "\n| decoding | nll ↓ |\n| --- | ---: |\n| likelihood | 1.000 |\n\nOn Another, 2" in text
-    assert "wedlm-demo/counting, main, split test" in text and "has not been measured" not in card.text
-    assert text.endswith("(input tokens) that the model computed after the prompt.\n\n") and "\n\n\n" not in text
-
     assert card.data.model_name == "My | model"
-    told = {
-        (r.dataset_config, r.metric_type, r.metric_name, r.metric_value, json.dumps(r.metric_args, sort_keys=True))
-        for r in card.data.eval_results
-    }
     counts = {"task": "demo_counting", "num_fewshot": 0, "num_examples": 1000}
     streaming = {"decoding": "streaming", "entropy_threshold": 0.1}
-    assert told == {
-        (config, metric, name, value, json.dumps(arguments, sort_keys=True))
-        for config, metric, name, value, arguments in (
-            (None, "exact_match", "Counting: exact_match (streaming, threshold 0.1)", 0.93,
-             {**counts, **streaming, "stderr": 0.01}),
-            (None, "exact_match", "Counting: exact_match, strict|match (streaming, threshold 0.1)", 0.5,
-             {**counts, **streaming}),
-            (None, "exact_match", "Again: exact_match (streaming, threshold 0.1)", 0.93,
-             {**counts, **streaming, "task": "again", "stderr": 0.01}),
-            (None, "exact_match", "Counting: exact_match (streaming, threshold none)", 0.93,
-             {**counts, "entropy_threshold": "none", "stderr": 0.01}),
-            ("main", "nll", "Nll: nll (likelihood)", 1, {**counts, "task": "nll"}),
+    assert {
+        (r.metric_name, r.metric_value, json.dumps(r.metric_args, sort_keys=True)) for r in card.data.eval_results
+    } == {
+        (f"Counting: exact_match{name}", value, json.dumps({**counts, **arguments}, sort_keys=True))
+        for name, value, arguments in (
+            (" (streaming, threshold 0.1)", 0.93, {**streaming, "stderr": 0.01}),
+            (", strict|match (streaming, threshold 0.1)", 0.5, streaming),
+            (" (streaming, threshold none)", 0.93, {"entropy_threshold": "none", "stderr": 0.01}),
         )
-    }  # fmt: skip
-    assert {(r.task_type, r.dataset_type, r.dataset_name, r.dataset_split) for r in card.data.eval_results} == {
-        ("text-generation", "wedlm-demo/counting", "wedlm-demo/counting", "test")
     }
 
 
@@ -102,13 +74,8 @@ def test_the_score_of_a_partial_run_is_not_the_models(tmp_path, model, unchecked
     "fields, sentence",
     [
         ({"weights_sha256": "0" * 64}, "is about other weights than those of MODEL; run `wedlm eval MODEL` again."),
-        ({"adapter_sha256": "0" * 64}, "is about other weights than those of MODEL; run `wedlm eval MODEL` again."),
         ({"results": []}, "is no file that `wedlm eval` wrote (ValueError: it has no results); pass one that is."),
         ({"results": [result_of(num_fewshot="5")]}, "(TypeError: num_fewshot is '5')"),
-        ({"results": [result_of(metrics=["exact_match"])]}, "(TypeError: Metric is 'exact_match')"),
-        ({"results": [result_of(metrics=[{"name": "x"}])]}, "(TypeError: filter is None)"),
-        ({"results": {}}, "(TypeError: results is {})"),
-        ({"command": None}, "(TypeError: command is None)"),
     ],
 )
 def test_evaluation_files_that_are_refused(tmp_path, model, fields, sentence):
@@ -120,8 +87,6 @@ def test_evaluation_files_that_are_refused(tmp_path, model, fields, sentence):
 def test_an_evaluation_file_that_cannot_be_read(tmp_path, model, unchecked):
     arguments = (model, tmp_path / "out", "--license", "mit", "--eval", tmp_path / "eval.json")
     assert "eval.json cannot be read as JSON ([Errno 2] No such file" in refused(*arguments)
-    (tmp_path / "eval.json").write_text("[1]")
-    assert "(TypeError: Evaluation is [1])" in refused(*arguments)
     metric = result_of()["metrics"][0] | {"value": float("nan")}
     write_evaluation(tmp_path / "eval.json", model, [result_of(metrics=[metric])])
     assert "(ValueError: exact_match of demo_counting is nan)" in refused(*arguments)

@@ -13,10 +13,8 @@ from wedlm.hub_card.leaks import find_leak, secrets_here, without_leaks
     [
         ("wedlm eval /home/me/model --out=/tmp/x/eval.json", "wedlm eval model --out=eval.json"),
         ("--tasks a,/data/b.yaml ~/model ../../up/model/", "--tasks a,b.yaml model model"),
-        ("'C:\\Users\\Me\\model'", "'model'"),
         ("Qwen/Qwen3-8B configs/full.yaml https://host/a/b --x 1/2 /", ...),
         (f"--key {TOKEN} --hub_token=abc --hub-token abc", "--key ... --hub_token=... --hub-token ..."),
-        ("--hub-token 'a b' --password \"c d\" e", "--hub-token ... --password ... e"),
         ("""'{"api_key": "a b", "max_new_tokens": 4, "secret":5}'""",
          """'{"api_key": ..., "max_new_tokens": 4, "secret":...}'"""),
         ("s3://bucket/key?token=abc&x=1 file:///home/me/x", "s3://bucket/key?token=...&x=1 x"),

@@ -20,23 +20,16 @@ def test_the_process_of_the_snippet_is_clean(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("SOMEBODYS_API_KEY", "0123456789abc")
     code = f"""
-import os, site, sys
+import os
 from importlib.util import find_spec
 from pathlib import Path
 assert find_spec("wedlm") is None and find_spec("transformers") is not None
-try:
-    import wedlm.commands.cli
-except ImportError:
-    pass
-else:
-    raise AssertionError("wedlm can be imported")
 assert "HF_TOKEN" not in os.environ and "SOMEBODYS_API_KEY" not in os.environ
 assert Path("me/my-wedlm/README.md").exists()
 from huggingface_hub import constants, get_token
 assert constants.HF_HUB_OFFLINE and get_token() is None
 for place in (Path.home(), Path(constants.HF_HOME), Path(os.environ["HF_MODULES_CACHE"])):
     assert {str(Path.home())!r} not in str(place) and {str(tmp_path)!r} not in str(place)
-assert site.getuserbase() == {__import__("site").getuserbase()!r}
 """
     run_snippet(card_with(tmp_path / "new", code), "me/my-wedlm")
 
@@ -57,9 +50,7 @@ assert Path("me/adapter/README.md").exists() and Path("me/base").is_dir()
 @pytest.mark.parametrize(
     "code, reason",
     [
-        ("import wedlm", "ModuleNotFoundError: import of wedlm halted; None in sys.modules"),
         ("raise ValueError('one\\n\\n  and two')", "and two"),
-        ("raise SystemExit(3)", ""),
         ("import os; os.kill(os.getpid(), 9)", "signal 9, as when memory is short"),
     ],
 )

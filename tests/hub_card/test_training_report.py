@@ -1,6 +1,5 @@
 """The section of a card about the training."""
 
-import json
 import re
 import shutil
 
@@ -8,8 +7,7 @@ from exports import names, refused, run
 
 import wedlm
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.hub_card.training_report import parse_training
-from wedlm.training.data import DataSummary
+from wedlm.training.dataset import DataSummary
 from wedlm.training.train import write_report
 
 
@@ -37,24 +35,6 @@ def test_the_summary_of_a_training(tmp_path, model, unchecked):
     }
     assert "```bash\nwedlm train full.yaml --hub_token=... ... --output_dir=out\n```\n\n![" in text
     assert (tmp_path / "out" / "loss.png").read_bytes() == (model / "loss.png").read_bytes()
-
-
-def test_each_stage_has_its_time_and_its_origin():
-    report = json.loads((DEMO_FOLDER / "training.json").read_text(encoding="utf-8"))
-    report["stages"] = [
-        {"stage": "first", "seconds": 6000.0, "device": "A", "threads": 2, "commit": "0123456789abcdef"},
-        {"stage": "last", "seconds": 60.0, "device": "B", "threads": 1, "commit": "fedcba9876543210"},
-    ]
-    facts = parse_training(report).facts
-    assert facts["stage: first"] == "100 minutes, A, 2 threads, commit 0123456789ab"
-    assert facts["stage: last"] == "60 seconds, B, 1 thread, commit fedcba987654"
-
-
-def test_a_training_too_short_to_be_logged(tmp_path, model, unchecked):
-    write_report(model, ["full.yaml"], [{"train_runtime": 6.0, "train_loss": 2.25, "epoch": 1.0, "step": 2}], {})
-    assert run(model, tmp_path / "out", "--license", "mit").exit_code == 0
-    text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "| optimizer steps | 2 |\n| epochs | 1.00 |\n| time | 6 seconds |\n| versions |" in text
 
 
 def test_a_training_file_that_is_none(tmp_path, model, unchecked):

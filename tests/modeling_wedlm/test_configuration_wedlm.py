@@ -35,7 +35,6 @@ def test_official_config_is_read(checkpoint):
 @pytest.mark.parametrize(
     "old, parameters",
     [
-        ({"rope_theta": 5e5}, {"rope_type": "default", "rope_theta": 5e5}),
         (
             {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
             {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0},
@@ -46,9 +45,8 @@ def test_official_config_is_read(checkpoint):
         ),
     ],
 )
-@pytest.mark.parametrize("dtype_field", ["torch_dtype", "dtype"])
-def test_old_flat_fields_load_and_what_is_saved_loads_again(folder, tmp_path, old, parameters, dtype_field):
-    config = WeDLMConfig.from_pretrained(rewrite(folder, ["torch_dtype"], **{dtype_field: "bfloat16"}, **old))
+def test_old_flat_fields_load_and_what_is_saved_loads_again(folder, tmp_path, old, parameters):
+    config = WeDLMConfig.from_pretrained(rewrite(folder, torch_dtype="bfloat16", **old))
     assert parameters.items() <= config.rope_parameters.items()
     assert config.dtype == torch.bfloat16
     config.save_pretrained(tmp_path / "saved")
@@ -90,25 +88,13 @@ def test_no_mask_token_loads_and_is_refused_where_one_is_needed(folder, tmp_path
     assert not (tmp_path / "broken").exists()
 
 
-@pytest.mark.parametrize("mask_token_id", [-1, 160, 10**6])
+@pytest.mark.parametrize("mask_token_id", [-1, 160])
 def test_a_mask_token_outside_the_vocabulary_is_refused(folder, mask_token_id):
     with pytest.raises(ValueError, match=rf"mask_token_id={mask_token_id} lies outside .* 160 tokens; set it"):
         WeDLMConfig.from_pretrained(rewrite(folder, mask_token_id=mask_token_id))
 
 
-@pytest.mark.parametrize("key_value_heads", [3, 0, 8])
-def test_a_head_count_that_does_not_divide_is_refused(folder, key_value_heads):
-    with pytest.raises(
-        ValueError, match=rf"num_attention_heads=4 .* num_key_value_heads={key_value_heads}; .*correct"
-    ):
-        WeDLMConfig.from_pretrained(rewrite(folder, num_key_value_heads=key_value_heads))
-
-
-def test_values_of_the_wrong_type_are_refused(folder):
-    with pytest.raises(Exception, match="mask_token_id.*expected int"):
-        WeDLMConfig.from_pretrained(rewrite(folder, mask_token_id="<mask>"))
-
-
-def test_one_head_of_keys_for_all_query_heads():
-    config = WeDLMConfig(num_attention_heads=4, num_key_value_heads=1)
-    assert (config.num_key_value_heads, config.qk_norm, config.attention_bias) == (1, True, False)
+@pytest.mark.parametrize("heads", [3, 0])
+def test_a_head_count_that_does_not_divide_is_refused(folder, heads):
+    with pytest.raises(ValueError, match=rf"num_attention_heads=4 .* num_key_value_heads={heads}; .*correct"):
+        WeDLMConfig.from_pretrained(rewrite(folder, num_key_value_heads=heads))

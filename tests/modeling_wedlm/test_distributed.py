@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from helpers import CHECKPOINTS, MASK, NAMES, PAD, load, random_tokens
+from helpers import CHECKPOINTS, MASK, PAD, load, random_tokens
 from processes import run_two_processes
 
 from wedlm import DualStreamCollator
-from wedlm.training.loss import scale_weights, weight_sums
+from wedlm.training.loss_weights import scale_weights, weight_sums
 
 LOGITS = """
 import sys, torch, torch.distributed as dist
@@ -112,10 +112,10 @@ def batches_of_ranks():
     return [scale_weights(batch, sums) for batch in batches]
 
 
-@pytest.fixture(scope="module", params=NAMES)
-def ranks(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
     """The checkpoint, and the folder with the results of two ranks that generate with it and then train another."""
-    folder, checkpoint = tmp_path_factory.mktemp("ranks"), CHECKPOINTS / request.param
+    folder, checkpoint = tmp_path_factory.mktemp("ranks"), CHECKPOINTS / "q3"
     for rank, calls in enumerate(calls_of_ranks()):
         torch.save(calls, folder / f"calls{rank}.pt")
     torch.save(batches_of_ranks(), folder / "batches.pt")

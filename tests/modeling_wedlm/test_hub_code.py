@@ -19,27 +19,8 @@ from wedlm import DualStreamCollator, WeDLMConfig
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.modeling_wedlm.hub_code import AUTO_MAP, PACKAGE_IMPORT, flat_files
 
-CODE = {
-    "call.py",
-    "callbacks.py",
-    "configuration_wedlm.py",
-    "decoding.py",
-    "drafts.py",
-    "generation_wedlm.py",
-    "hub_code.py",
-    "model_type.py",
-    "modeling_wedlm.py",
-    "package.py",
-    "parameters.py",
-    "row_cache.py",
-    "sampling.py",
-    "static_steps.py",
-    "streaming.py",
-    "transformers_internals.py",
-    "validation.py",
-    "verified.py",
-    "window.py",
-}
+FOLDERS = ("modeling_wedlm", "generation")
+CODE = {path.name for name in FOLDERS for path in (REPOSITORY / name).glob("*.py")} - {"__init__.py"}
 
 LOAD_AND_SAVE_AGAIN = """
 import torch
@@ -123,21 +104,17 @@ def save_with_inputs(checkpoint, folder):
 
 @pytest.fixture(scope="module")
 def process_without_the_package(tmp_path_factory):
-    """The place with a folder for each checkpoint, and the output of a process that loads and saves all of them."""
+    """A folder with a checkpoint, and the output of a process that loads and saves it."""
     place = tmp_path_factory.mktemp("elsewhere")
-    for name in ("q25", "q3"):
-        (place / name).mkdir()
-        save_with_inputs(CHECKPOINTS / name, place / name)
-    script = LOAD_AND_SAVE_AGAIN.format(name="saved") + REFUSED
-    code = f"import os\nfor name in ('q25', 'q3'):\n    os.chdir(f'{place}/{{name}}')\n    exec({script!r}, {{}})\n"
-    return place, run_python(code, place, wedlm=False)
+    save_with_inputs(CHECKPOINTS / "q3", place)
+    return place, run_python(LOAD_AND_SAVE_AGAIN.format(name="saved") + REFUSED, place, wedlm=False)
 
 
 # --- The files that travel ---
 
 
 def test_the_files_that_travel_are_this_packages_own():
-    originals = [path for folder in ("modeling_wedlm", "generation") for path in (REPOSITORY / folder).glob("*.py")]
+    originals = [path for folder in FOLDERS for path in (REPOSITORY / folder).glob("*.py")]
     for name, source in flat_files().items():
         (original,) = (path for path in originals if path.name == name)  # two of one name would overwrite each other
         assert PACKAGE_IMPORT.sub("", original.read_text()).splitlines()[-1] == source.splitlines()[-1]
@@ -160,7 +137,7 @@ def test_flat_files_import_nothing_but_each_other_transformers_and_torch():
 
 
 def test_every_import_inside_the_package_has_the_form_that_is_followed():
-    for folder in ("modeling_wedlm", "generation"):
+    for folder in FOLDERS:
         for path in (REPOSITORY / folder).glob("*.py"):
             source = path.read_text()
             followed = {module for module, _ in PACKAGE_IMPORT.findall(source)}
@@ -184,11 +161,6 @@ def test_what_the_code_takes_from_the_package():
         importlib.import_module(name)
 
 
-def test_generation_does_not_import_modeling():
-    for path in (REPOSITORY / "generation").glob("*.py"):
-        assert "wedlm.modeling_wedlm" not in path.read_text(), path
-
-
 @pytest.mark.full
 def test_the_lines_of_the_readme_ask_nothing_where_the_package_is_not(tmp_path):
     """transformers reads the config for a tokenizer too, and asks whether its code may run."""
@@ -210,13 +182,8 @@ def test_nothing_else_travels(tmp_path, monkeypatch):
         (place / "secret.py").write_text("password = 1\n")
     monkeypatch.chdir(tmp_path)
     load(folder).save_pretrained(tmp_path / "saved")
-    assert {path.name for path in (tmp_path / "saved").iterdir()} == CODE | {
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-    }
-    beside = {path.name for folder in ("modeling_wedlm", "generation") for path in (REPOSITORY / folder).glob("*.py")}
-    assert "__init__.py" in beside - CODE
+    weights = {"config.json", "generation_config.json", "model.safetensors"}
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == CODE | weights
 
 
 # --- Every way of saving ---
@@ -244,8 +211,7 @@ def test_official_auto_map_does_not_survive(checkpoint, tmp_path):
     assert_complete(tmp_path)
 
 
-@pytest.mark.parametrize("what", ["model", "config"])
-@pytest.mark.parametrize("how", ["save_pretrained", "push_to_hub"])
+@pytest.mark.parametrize("what, how", [("model", "push_to_hub"), ("config", "save_pretrained")])
 def test_uploads_carry_the_code(model, tmp_path, monkeypatch, what, how):
     uploaded = {}
 
@@ -285,7 +251,6 @@ def test_uploads_carry_the_code(model, tmp_path, monkeypatch, what, how):
     assert ("model.safetensors" in uploaded) == (what == "model")
 
 
-@pytest.mark.few(1)
 def test_trainer_checkpoints_are_complete(model, tmp_path):
     samples = [{"input_ids": ids, "labels": ids} for ids in random_tokens(4, 8)]
     arguments = TrainingArguments(
@@ -317,7 +282,6 @@ def test_a_users_subclass_is_saved_beside_the_package(tmp_path, monkeypatch):
     assert json.loads(saved["config.json"])["auto_map"] == {**AUTO_MAP, **dict.fromkeys(names, "mine.Mine")}
 
 
-@pytest.mark.few(1)
 def test_a_trainers_uploads_carry_the_code_once_the_config_was_saved_there(model, tmp_path, monkeypatch):
     """Trainer uploads its folder, and copies only weights and json files into it before the end of training."""
     uploads = []
@@ -363,10 +327,9 @@ def assert_saved_again(folder, checkpoint):
     assert all(torch.equal(a, b) for a, b in zip(reloaded.parameters(), model.parameters(), strict=True))
 
 
-@pytest.mark.few(1)
-def test_loads_without_the_package_and_saves_the_same_folder_again(checkpoint, process_without_the_package):
+def test_loads_without_the_package_and_saves_the_same_folder_again(process_without_the_package):
     place, _ = process_without_the_package
-    assert_saved_again(place / checkpoint.name, checkpoint)
+    assert_saved_again(place, CHECKPOINTS / "q3")
 
 
 @pytest.mark.slow
@@ -384,40 +347,13 @@ def test_without_the_package_batches_and_losses_say_what_to_install(process_with
     needs = "needs the package wedlm, which is not installed; run pip install wedlm"
     for decoding in ("streaming", "verified"):
         sentence = f"Continuous batching with decoding='{decoding}' {needs}, or pass decoding=\"autoregressive\"."
-        assert printed.count(sentence) == 2  # once for each checkpoint
+        assert printed.count(sentence) == 1
     for user in ("A forward with stream_ids", "The loss of targets", "The loss of teachers"):
-        assert printed.count(f"{user} {needs}.") == 2
-    assert printed.count(".ContinuousBatchingManager'>") == 2
+        assert printed.count(f"{user} {needs}.") == 1
+    assert ".ContinuousBatchingManager'>" in printed
 
 
-@pytest.mark.few(1)
-def test_with_the_package_the_code_beside_the_weights_batches_and_trains(checkpoint, tmp_path):
-    save_with_inputs(checkpoint, tmp_path)
+def test_with_the_package_the_code_beside_the_weights_batches_and_trains(tmp_path):
+    save_with_inputs(CHECKPOINTS / "q3", tmp_path)
     printed = run_python(BATCH_AND_TRAIN, tmp_path)
     assert "trained with sdpa" in printed and "trained with dual_stream" in printed
-
-
-@pytest.mark.slow
-def test_remote_code_survives_pickling_and_deepcopy(checkpoint, tmp_path):
-    load(checkpoint).save_pretrained(tmp_path / "saved")
-    code = """
-import copy, multiprocessing, torch
-from transformers import AutoModelForCausalLM
-
-def judge(model, expected, answers):
-    answers.put(torch.equal(model(torch.arange(3, 9)[None]).logits, expected))
-
-if __name__ == "__main__":
-    model = AutoModelForCausalLM.from_pretrained("saved", trust_remote_code=True).eval()
-    with torch.no_grad():
-        expected = copy.deepcopy(model)(torch.arange(3, 9)[None]).logits
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    process = context.Process(target=judge, args=(model, expected, answers))
-    process.start()
-    print("equal:", answers.get(timeout=120))
-    process.join()
-"""
-    (tmp_path / "main.py").write_text(code)
-    out = run_python("import runpy; runpy.run_path('main.py', run_name='__main__')", tmp_path, wedlm=False)
-    assert "equal: True" in out

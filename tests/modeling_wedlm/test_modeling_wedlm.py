@@ -1,6 +1,5 @@
 """The model against slow arithmetic, stock Qwen and recorded logits, and bad checkpoints."""
 
-import copy
 import json
 import pickle
 import shutil
@@ -9,12 +8,10 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from accelerate import cpu_offload
 from datasets import Dataset
 from helpers import (
     CHECKPOINTS,
     GOLDEN,
-    ONE_CHECKPOINT,
     Waits,
     load,
     put_into_hub_cache,
@@ -25,7 +22,7 @@ from helpers import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
     BitsAndBytesConfig,
@@ -74,9 +71,7 @@ def test_logits_equal_the_slow_reference_at_any_positions(checkpoint, attention)
         )
 
 
-@pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("attention, batch, cached", [("eager", 1, True), ("sdpa", 3, False), ("sdpa", 3, True)])
 def test_logits_equal_the_recorded_ones(checkpoint, attention, batch, cached):
     model = load(checkpoint, attn_implementation=attention)
     recorded = np.load(GOLDEN / "forward.npz")
@@ -128,22 +123,8 @@ def test_standard_positions_are_an_ordinary_qwen(checkpoint, attention):
 @pytest.mark.parametrize(
     "rope",
     [
-        {"rope_type": "linear", "factor": 2.0},
         {"rope_type": "dynamic", "factor": 2.0},
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-        {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 32,
-        },
-        {
-            "rope_type": "longrope",
-            "short_factor": [1.0] * 8,
-            "long_factor": [2.0] * 8,
-            "original_max_position_embeddings": 32,
-        },
     ],
     ids=lambda rope: rope["rope_type"],
 )
@@ -160,11 +141,8 @@ def test_rope_scaling_types_are_qwens(rope):
 
 def test_sliding_window_layers_are_qwens():
     torch.manual_seed(0)
-    config = tiny_config(
-        use_sliding_window=True,
-        sliding_window=4,
-        layer_types=["full_attention", "sliding_attention", "full_attention"],
-    )
+    layer_types = ["full_attention", "sliding_attention", "full_attention"]
+    config = tiny_config(use_sliding_window=True, sliding_window=4, layer_types=layer_types)
     model = WeDLMForCausalLM(config).eval()
     input_ids = random_tokens(2, 12)
     torch.testing.assert_close(model(input_ids).logits, stock_model(model)(input_ids).logits, atol=1e-4, rtol=0)
@@ -177,12 +155,8 @@ def test_a_head_of_any_width_and_a_batch_of_any_shape():
     assert model.model.layers[0].self_attn.q_proj.bias is not None
     assert model.model.layers[0].self_attn.o_proj.bias is None
     input_ids, position_ids = reordered_batch(1)
-    torch.testing.assert_close(
-        model(input_ids=input_ids, position_ids=position_ids).logits[0],
-        reference_logits(model, input_ids[0], position_ids[0]),
-        atol=1e-4,
-        rtol=1e-4,
-    )
+    logits = model(input_ids=input_ids, position_ids=position_ids).logits[0]
+    torch.testing.assert_close(logits, reference_logits(model, input_ids[0], position_ids[0]), atol=1e-4, rtol=1e-4)
 
 
 # --- Reordered positions are never taken for packed samples ---
@@ -215,13 +189,8 @@ def attention_backend(request, monkeypatch):
             for name in vars(modeling_flash_attention_utils).copy():  # restored after the test
                 if name.endswith("_fn") or name == "_loaded_implementation":
                     monkeypatch.setattr(modeling_flash_attention_utils, name, None)
-            kernels = (
-                flash_attention,
-                flash_attention_varlen,
-                None,
-                modeling_flash_attention_utils._pad_input,
-                modeling_flash_attention_utils._unpad_input,
-            )
+            padding = modeling_flash_attention_utils._pad_input, modeling_flash_attention_utils._unpad_input
+            kernels = flash_attention, flash_attention_varlen, None, *padding
             monkeypatch.setattr(modeling_flash_attention_utils, "_lazy_imports", lambda *args, **kwargs: kernels)
         if request.param == "flex_attention":
             monkeypatch.setattr(transformers_flex.WrappedFlexAttention, "_is_flex_compiled", False)
@@ -268,13 +237,12 @@ def logits_of_reordered(model, batch, cached, mask):
     return torch.cat(parts, dim=1)
 
 
-@pytest.mark.few(13)
-@pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("attention_backend, mask", BACKENDS_AND_MASKS, indirect=["attention_backend"])
 @pytest.mark.parametrize("cached", [False, True], ids=["uncached", "cached"])
 @torch.no_grad()
-def test_reordered_window_equals_the_reference(attention_backend, cached, mask, batch):
-    model = load(CHECKPOINTS / "q3")
+def test_reordered_window_equals_the_reference(attention_backend, cached, mask):
+    """Also in the batch sizes in which transformers takes such positions for packed samples."""
+    model, batch = load(CHECKPOINTS / "q3"), 1 if attention_backend == "flash_attention_2" else 2
     model.config._attn_implementation = attention_backend
     logits = logits_of_reordered(model, batch, cached, mask)
     input_ids, position_ids = reordered_batch(batch)
@@ -283,39 +251,21 @@ def test_reordered_window_equals_the_reference(attention_backend, cached, mask, 
         torch.testing.assert_close(logits[row], expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "attention_backend, cached, batch",
-    [("eager", False, 1), ("sdpa", False, 2), ("flash_attention_2", True, 1), ("flex_attention", False, 1)],
-    indirect=["attention_backend"],
-)
-@torch.no_grad()
-def test_the_window_above_would_show_packed_detection(attention_backend, cached, batch):
-    """transformers' own class on the same input is wrong by whole logits: the test above can fail."""
-    model = load(CHECKPOINTS / "q3")
-    stock = stock_model(model)
-    stock.config._attn_implementation = attention_backend
-    input_ids, position_ids = reordered_batch(batch)
-    expected = torch.stack([reference_logits(model, *row) for row in zip(input_ids, position_ids, strict=True)])
-    assert (logits_of_reordered(stock, batch, cached, "no mask") - expected).abs().max() > 1
-
-
-@pytest.mark.few(8)
 @pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("attention_backend, mask", BACKENDS_AND_MASKS, indirect=["attention_backend"])
-def test_gradient_checkpointing_changes_nothing(checkpoint, attention_backend, mask, use_reentrant):
+@pytest.mark.parametrize("attention_backend", BACKENDS, indirect=True)
+def test_gradient_checkpointing_changes_nothing(attention_backend, use_reentrant):
     trainable = attention_backend != "flex_attention"  # it has no backward on a CPU
     batch = 1 if attention_backend == "flash_attention_2" else 2  # where detection would strike
     input_ids, position_ids = reordered_batch(batch)
     results = []
     for checkpointing in (False, True):
-        model = load(checkpoint).train()
+        model = load(CHECKPOINTS / "q3").train()
         model.config._attn_implementation = attention_backend
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
             model.enable_input_require_grads()
         with torch.set_grad_enabled(trainable):
-            attention_mask = MASKS[mask](batch, *input_ids.shape[-1:] * 2)
-            logits = model(input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask).logits
+            logits = model(input_ids=input_ids, position_ids=position_ids).logits
         if trainable:
             logits.logsumexp(-1).sum().backward()
         results.append((logits.detach(), {name: weight.grad for name, weight in model.named_parameters()}))
@@ -336,12 +286,11 @@ def test_gradient_checkpointing_with_cached_text_is_refused(model):
         model.train()(random_tokens(1, 4), **{CACHE: cache})
 
 
-@pytest.mark.few(6)
 @pytest.mark.parametrize("cached", [False, True], ids=["uncached", "cached"])
 @pytest.mark.parametrize("attention_backend", BACKENDS, indirect=True)
 @torch.no_grad()
-def test_padding_does_not_reach_a_row(checkpoint, attention_backend, cached):
-    model = load(checkpoint)
+def test_padding_does_not_reach_a_row(attention_backend, cached):
+    model = load(CHECKPOINTS / "q3")
     model.config._attn_implementation = attention_backend
     input_ids, position_ids = reordered_batch(2)
     attention_mask = torch.ones_like(input_ids)
@@ -379,12 +328,11 @@ def logits_alone(model, input_ids):
     return torch.stack(rows)
 
 
-@pytest.mark.few(5)
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("attention_backend", [*BACKENDS, "dual_stream"], indirect=True)
 @torch.no_grad()
-def test_packed_samples_are_each_alone(checkpoint, attention_backend, batch):
-    model = load(checkpoint)
+def test_packed_samples_are_each_alone(attention_backend, batch):
+    model = load(CHECKPOINTS / "q3")
     input_ids, position_ids = packed_batch(batch)
     expected = logits_alone(stock_model(model), input_ids)
     model.config._attn_implementation = attention_backend
@@ -393,7 +341,7 @@ def test_packed_samples_are_each_alone(checkpoint, attention_backend, batch):
         torch.testing.assert_close(out.logits, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("attention_backend", BACKENDS, indirect=True)
+@pytest.mark.parametrize("attention_backend", ["sdpa", "flash_attention_2"], indirect=True)
 @torch.no_grad()
 def test_a_packed_row_beside_a_reordered_one(attention_backend):
     model = load(CHECKPOINTS / "q3")
@@ -405,14 +353,6 @@ def test_a_packed_row_beside_a_reordered_one(attention_backend):
     torch.testing.assert_close(
         model(input_ids, position_ids=position_ids).logits, torch.stack(expected), atol=1e-4, rtol=1e-4
     )
-
-
-def test_packed_samples_in_a_sliding_window():
-    config = tiny_config(use_sliding_window=True, sliding_window=4, layer_types=["sliding_attention"] * 3)
-    model = WeDLMForCausalLM(config).eval()
-    input_ids, position_ids = packed_batch(2)
-    logits = model(input_ids, position_ids=position_ids).logits
-    torch.testing.assert_close(logits, logits_alone(model, input_ids), atol=1e-4, rtol=1e-4)
 
 
 @given(st.permutations(range(9)), st.integers(0, 3))
@@ -448,53 +388,29 @@ def test_the_host_waits_no_more_often_than_for_qwen(make_batch):
     assert waits[0] <= waits[1] == 1
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("attention_backend", ["eager", "sdpa", "flash_attention_2"], indirect=True)
-def test_gradients_of_packed_samples(attention_backend, use_reentrant):
+def test_gradients_of_packed_samples(attention_backend):
     input_ids, position_ids = packed_batch(2)
     alone, together = load(CHECKPOINTS / "q3").train(), load(CHECKPOINTS / "q3").train()
     logits_alone(alone, input_ids).logsumexp(-1).sum().backward()
     together.config._attn_implementation = attention_backend
-    together.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    together.gradient_checkpointing_enable()
     together.enable_input_require_grads()
     together(input_ids, position_ids=position_ids).logits.logsumexp(-1).sum().backward()
     for (name, weight), other in zip(alone.named_parameters(), together.parameters(), strict=True):
         torch.testing.assert_close(other.grad, weight.grad, atol=1e-3, rtol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_packed_positions_compile_to_one_graph(attention):
-    model = load(CHECKPOINTS / "q3", attn_implementation=attention)
-    input_ids, position_ids = packed_batch(2)
-    torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    with torch.no_grad():
-        logits = compiled(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
-        torch.testing.assert_close(logits, logits_alone(model, input_ids), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_losses_of_a_flattened_batch_are_qwens(tmp_path, attention, checkpointing):
+def test_losses_of_a_flattened_batch_are_qwens(tmp_path):
     """transformers' own Trainer and collator, on this model and on Qwen3 with the same weights."""
     records = [{"input_ids": random_tokens(1, length, seed=length)[0].tolist()} for length in (7, 12, 5, 9)]
     losses = []
     model = load(CHECKPOINTS / "q3")
     for either in (stock_model(model), model):
-        either.set_attn_implementation(attention)
         arguments = TrainingArguments(
-            str(tmp_path),
-            per_device_train_batch_size=2,
-            max_steps=2,
-            learning_rate=1e-3,
-            gradient_checkpointing=checkpointing,
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            use_cpu=True,
-        )
+            tmp_path, per_device_train_batch_size=2, max_steps=2, learning_rate=1e-3, gradient_checkpointing=True,
+            logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True,
+        )  # fmt: skip
         trainer = Trainer(either, arguments, DataCollatorWithFlattening(), train_dataset=Dataset.from_list(records))
         trainer.train()
         losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
@@ -514,32 +430,16 @@ def test_hidden_states_and_attentions(checkpoint):
     torch.testing.assert_close(model.lm_head(out.hidden_states[-1]), out.logits)
 
 
-def test_embeddings_are_tied_where_the_config_says_so():
-    for name, tied in (("q25", False), ("q3", True)):
-        model = load(CHECKPOINTS / name)
-        assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
-
-
 def test_plans_and_flags_are_qwens(model):
     sizes = {name: 4 for name in ("hidden_size", "vocab_size", "num_hidden_layers")}
     stock = Qwen3ForCausalLM(Qwen3Config(**sizes, tie_word_embeddings=model.config.tie_word_embeddings))
     for plan in ("_tp_plan", "_pp_plan", "_fsdp_plan"):
         assert getattr(model, plan, "none") == getattr(stock, plan, "none"), plan
-    assert model._tp_plan and model._pp_plan
     for flag in ("_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn", "_can_compile_fullgraph"):
         assert getattr(model, flag) is getattr(stock, flag) is True
     assert model.supports_gradient_checkpointing
     blocks = {type(module).__name__ for module in model.modules()}
     assert set(model._no_split_modules) <= blocks, "device_map would split a layer"
-
-
-def test_kernel_hooks_sit_on_the_classes_that_are_used(model):
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3MLP, Qwen3RMSNorm
-
-    layer = model.model.layers[0]
-    assert isinstance(layer.self_attn, Qwen3Attention)
-    assert type(layer.mlp) is Qwen3MLP
-    assert type(layer.input_layernorm) is type(model.model.norm) is Qwen3RMSNorm
 
 
 def test_resizing_the_embeddings(model):
@@ -548,41 +448,13 @@ def test_resizing_the_embeddings(model):
     model.resize_token_embeddings(170)
     assert model.config.vocab_size == 170
     torch.testing.assert_close(model(input_ids).logits[..., :160], before)
+    with pytest.raises(ValueError, match=f"new_num_tokens={MASK} leaves no row for mask_token_id={MASK}; keep more"):
+        model.resize_token_embeddings(MASK)
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(checkpoint, dtype):
-    model = load(checkpoint, dtype=dtype)
-    assert model.dtype == dtype
-    input_ids, position_ids = reordered_batch(1)
-    logits = model(input_ids=input_ids, position_ids=position_ids).logits
-    assert logits.dtype == dtype
-    exact = load(checkpoint)(input_ids=input_ids, position_ids=position_ids).logits
-    assert (logits.float() - exact).abs().max() < 0.05 * exact.abs().max()
-
-
-def test_device_maps(checkpoint, tmp_path):
-    input_ids, position_ids = reordered_batch(1)
-    expected = load(checkpoint)(input_ids=input_ids, position_ids=position_ids).logits
-    layers = {f"model.layers.{i}": "disk" if i else "cpu" for i in range(3)}
-    others = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
-    prompt = random_tokens(1, 6)
-    text = load(checkpoint).generate(prompt, max_new_tokens=4)
-    offloaded = [
-        load(checkpoint, device_map=device_map, offload_folder=tmp_path / "offload")
-        for device_map in ("cpu", "auto", {**layers, **others})
-    ]
-    offloaded.append(cpu_offload(load(checkpoint), execution_device=torch.device("cpu")))  # embeddings and all
-    for model in offloaded:
-        assert torch.equal(model.generate(prompt, max_new_tokens=4), text)
-        torch.testing.assert_close(model(input_ids=input_ids, position_ids=position_ids).logits, expected)
-
-
-@pytest.mark.few(1)
 @pytest.mark.parametrize("cached", [False, True])
-def test_compiles_to_one_graph(checkpoint, cached):
-    model = load(checkpoint)
+def test_compiles_to_one_graph(cached):
+    model = load(CHECKPOINTS / "q3")
     input_ids, position_ids = reordered_batch(2)
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
@@ -620,30 +492,19 @@ def test_flex_attention_with_its_compiled_kernel(checkpoint):
     torch.testing.assert_close(logits[0], reference_logits(model, input_ids[0], position_ids[0]), atol=1e-4, rtol=1e-4)
 
 
-def test_survives_deepcopy(model):
-    input_ids, position_ids = reordered_batch(1)
-    twin = copy.deepcopy(model)
-    with torch.no_grad():
-        model.lm_head.weight.zero_()
-    assert twin(input_ids=input_ids, position_ids=position_ids).logits.abs().max() > 1
-    assert (twin.lm_head.weight is twin.model.embed_tokens.weight) == model.config.tie_word_embeddings
-
-
 @pytest.mark.full
-@ONE_CHECKPOINT
-def test_survives_pickling_across_processes(model, tmp_path):
+def test_survives_pickling_across_processes(tmp_path):
+    model = load(CHECKPOINTS / "q3")
     input_ids, position_ids = reordered_batch(1)
     inputs = {"input_ids": input_ids, "position_ids": position_ids}
     (tmp_path / "model.pkl").write_bytes(pickle.dumps((model, inputs, model(**inputs).logits.detach())))
-    out = run_python(
-        "import pickle, torch\n"
-        "model, inputs, expected = pickle.load(open('model.pkl', 'rb'))\n"
-        "torch.testing.assert_close(model(**inputs).logits, expected)\n"
-        "text = model.generate(inputs['input_ids'][:, :10], max_new_tokens=2)\n"
-        "print(type(model).__name__, model.training, text.shape)\n",
-        tmp_path,
-    )
-    assert "WeDLMForCausalLM False torch.Size([1, 12])" in out
+    code = """
+import pickle, torch
+model, inputs, expected = pickle.load(open("model.pkl", "rb"))
+torch.testing.assert_close(model(**inputs).logits, expected)
+model.generate(inputs["input_ids"][:, :10], max_new_tokens=2)
+"""
+    run_python(code, tmp_path)
 
 
 # --- Bad input ---
@@ -658,41 +519,18 @@ def broken_copy(tmp_path, sharded=False):
     return folder
 
 
-def test_missing_weights_are_named(tmp_path):
-    folder = broken_copy(tmp_path)
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(
-        OSError, match=r"weights of .*broken are missing or incomplete: .*model\.safetensors.*Copy or download"
-    ):
-        load(folder)
-
-
-@pytest.mark.parametrize("size", [0, 4, 1000, 200_000])
+@pytest.mark.parametrize("size", [0, 200_000])
 def test_truncated_weights_are_named(tmp_path, size):
     folder = broken_copy(tmp_path)
     with open(folder / "model.safetensors", "r+b") as file:
         file.truncate(size)
     with pytest.raises(OSError, match=r"model\.safetensors of .*broken is cut short .*copy .* force_download=True"):
         load(folder)
-
-
-def test_truncated_weights_are_named_in_a_subfolder_and_in_the_hub_cache(tmp_path, monkeypatch):
-    folder = broken_copy(tmp_path)
-    with open(folder / "model.safetensors", "r+b") as file:
-        file.truncate(1000)
     with pytest.raises(OSError, match=r"^model\.safetensors of .* is cut short"):
         load(tmp_path, subfolder="broken")
     put_into_hub_cache(folder, tmp_path / "hub", "someone/model")
     with pytest.raises(OSError, match=r"^model\.safetensors of someone/model is cut short"):
         load("someone/model", cache_dir=tmp_path / "hub")
-
-
-def test_integers_that_the_model_does_not_have_are_ignored(tmp_path):
-    folder = broken_copy(tmp_path)
-    weights = load_file(folder / "model.safetensors")
-    save_file({**weights, "model.position_ids": torch.arange(9)}, folder / "model.safetensors", {"format": "pt"})
-    input_ids = random_tokens(1, 8)
-    assert torch.equal(load(folder)(input_ids).logits, load(CHECKPOINTS / "q3")(input_ids).logits)
 
 
 def test_quantized_weights_whose_config_says_so_load(tmp_path):
@@ -721,9 +559,7 @@ def test_pickled_weights_are_not_loaded_unasked(tmp_path):
     folder = broken_copy(tmp_path)
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(
-        OSError, match=r"model\.safetensors found.* pass use_safetensors=False if they are pickled and you trust"
-    ):
+    with pytest.raises(OSError, match=r"model\.safetensors found.* pass use_safetensors=False if they are pickled"):
         load(folder)
     assert load(folder, use_safetensors=False).config.mask_token_id == MASK
 
@@ -733,10 +569,7 @@ def test_another_architecture_is_named(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
     for loader in (WeDLMForCausalLM, WeDLMModel, WeDLMConfig):
-        with pytest.raises(
-            ValueError,
-            match=r"broken is of model_type 'llama', .* only 'wedlm'; convert .*`wedlm convert`, or convert_to_wedlm",
-        ):
+        with pytest.raises(ValueError, match="is of model_type 'llama', .* only 'wedlm'; convert .*`wedlm convert`"):
             loader.from_pretrained(folder)
 
 
@@ -774,9 +607,3 @@ def test_base_model_loads_from_a_causal_checkpoint(checkpoint):
     input_ids, position_ids = reordered_batch(1)
     hidden = base(input_ids=input_ids, position_ids=position_ids).last_hidden_state
     torch.testing.assert_close(model.lm_head(hidden), model(input_ids=input_ids, position_ids=position_ids).logits)
-
-
-def test_a_vocabulary_without_mask_is_refused(model):
-    with pytest.raises(ValueError, match=f"new_num_tokens={MASK} leaves no row for mask_token_id={MASK}; keep more"):
-        model.resize_token_embeddings(MASK)
-    assert model.resize_token_embeddings(MASK + 1).num_embeddings == MASK + 1

@@ -20,10 +20,10 @@ def test_the_index_lists_every_page_once():
     assert sorted(listed) == sorted(page.name for page in DOCS.glob("*.md") if page.name != "index.md")
 
 
-@pytest.mark.parametrize("page", ["docs/index.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/decisions.md", "CONTRIBUTING.md"])
 def test_links_lead_to_files(page):
     file = REPOSITORY / page
-    links = re.findall(r"\]\(([^)#:]+)[^)]*\)", file.read_text(encoding="utf-8"))
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", file.read_text(encoding="utf-8"))
     assert all((file.parent / link).exists() for link in links), links
 
 
@@ -33,16 +33,6 @@ def test_contributing_lists_every_target_of_make():
     assert listed == TARGETS
     (phony,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
     assert set(phony.split()) == TARGETS
-
-
-def test_the_workflow_and_ci_call_targets_of_make():
-    workflow = (REPOSITORY / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
-    (job,) = yaml.safe_load(workflow)["jobs"].values()
-    matrix = job["strategy"]["matrix"]
-    called = {*re.findall(r'"([\w-]+)"', matrix["target"]), *(each["target"] for each in matrix["include"])}
-    assert called == {"lint", "test-all", "test-slow", "test-oldest", "test-newest"} <= TARGETS
-    ci = (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
-    assert re.findall(r"^make ([\w-]+)$", ci, re.MULTILINE) == ["lint", "test-all"]
 
 
 def test_versions_agree():
@@ -68,11 +58,7 @@ def test_the_versions_of_transformers_that_were_tested_are_those_of_the_environm
     assert all(pin in readme for pin in pins)
 
 
-def test_the_log_is_sorted_by_topic_and_dated():
-    log = (REPOSITORY / "DEVLOG.md").read_text(encoding="utf-8")
-    assert re.findall(r"/(?:tmp|work|root|home)/\S*", log) == [], "a folder of one machine"
-    topics = re.split(r"^## .+\n", log, flags=re.MULTILINE)[1:]
-    assert len(topics) > 5
-    for topic in topics:
-        dates = re.findall(r"^(\d{4}-\d\d-\d\d) — [A-Z`a-z]", topic, flags=re.MULTILINE)
-        assert re.match(r"\s*\d{4}-", topic) and dates == sorted(dates)
+def test_the_decisions_are_newest_first():
+    decisions = (REPOSITORY / "docs" / "decisions.md").read_text(encoding="utf-8")
+    dates = re.findall(r"^## (\d{4}-\d\d-\d\d)$", decisions, flags=re.MULTILINE)
+    assert len(dates) > 1 and dates == sorted(set(dates), reverse=True)

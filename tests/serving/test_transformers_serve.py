@@ -16,7 +16,7 @@ from serving_client import client_of
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
 
-QUESTIONS = ["Count by 5 from 10 to 60.", "Solve 3x + 7 = 22.", "Count down by 1 from 20 to 10."]
+QUESTIONS = ["Count by 5 from 10 to 60.", "Solve 3x + 7 = 22."]
 pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(
@@ -77,31 +77,18 @@ def expected():
     return texts
 
 
-def asked(client, question, **more):
-    messages = [{"role": "user", "content": question}]
+def answer(client, question, stream):
     openai, model = client
-    return openai.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=60, **more)
-
-
-def answer(client, question):
-    whole = asked(client, question)
-    return whole.choices[0].message.content, whole.usage.completion_tokens
-
-
-def streamed(client, question):
-    chunks = list(asked(client, question, stream=True))
+    messages = [{"role": "user", "content": question}]
+    whole = openai.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=60, stream=stream)
+    if not stream:
+        return whole.choices[0].message.content, whole.usage.completion_tokens
+    chunks = list(whole)
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks), chunks[-1].usage.completion_tokens
 
 
 def test_several_at_once_get_the_text_of_generate(client, expected):
-    calls = [(how, question) for question in QUESTIONS for how in (answer, streamed)]
+    calls = [(question, stream) for question in QUESTIONS for stream in (False, True)]
     with ThreadPoolExecutor(len(calls)) as pool:
-        texts = list(pool.map(lambda call: call[0](client, call[1]), calls))
-    assert texts == [expected[question] for _, question in calls]
-
-
-def test_behind_a_cancelled_stream_others_are_answered(client, expected):
-    stream = asked(client, "Tell a story about a fox.", stream=True)
-    next(iter(stream))
-    stream.close()
-    assert answer(client, QUESTIONS[0]) == expected[QUESTIONS[0]]
+        texts = list(pool.map(lambda call: answer(client, *call), calls))
+    assert texts == [expected[question] for question, _ in calls]

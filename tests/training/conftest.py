@@ -72,6 +72,14 @@ def lora_run(place, tmp_path_factory):
     return run(place, tmp_path_factory.mktemp("lora") / "out", "lora", lora_r=4, learning_rate=1e-2)
 
 
+@pytest.fixture(scope="session")
+def three_steps(place, tmp_path_factory):
+    """Full fine-tuning of three steps, with a checkpoint after each."""
+    from training_runs import run
+
+    return run(place, tmp_path_factory.mktemp("three") / "out", max_steps=3)
+
+
 class Merge(NamedTuple):
     folder: Path
     result: Result

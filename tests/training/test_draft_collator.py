@@ -39,24 +39,7 @@ def mask_of(batch):
     return dense_mask(StreamQueries(batch["sample_ids"], batch["stream_ids"], batch["block_ids"], index))[0, 0]
 
 
-def test_the_example_of_the_docstring(monkeypatch):
-    monkeypatch.setattr(DraftCollator, "anchors", lambda *given: [(0, 3), (2, 4)])
-    example = {"input_ids": [5, 6, 7, 8], "labels": [-100, 6, 7, 8], "sample_lengths": [4], "sample_indices": [0]}
-    batch = DraftCollator(mask_token_id=9, window_size=2)([example])
-    weights = batch.pop("target_weights")
-    assert {name: rows.tolist() for name, rows in batch.items()} == {
-        "input_ids": [[5, 6, 7, 8, 9, 9, 9]],
-        "position_ids": [[0, 1, 2, 3, 1, 2, 3]],
-        "sample_ids": [[0, 0, 0, 0, 0, 0, 0]],
-        "stream_ids": [[0, 0, 0, 0, 1, 1, 1]],
-        "block_ids": [[0, 1, 2, 3, 1, 1, 3]],
-        "teachers": [[-1, -1, -1, -1, 0, 1, 2]],
-        "draft_places": [[0, 0, 0, 0, 1, 2, 1]],
-    }
-    torch.testing.assert_close(weights, torch.tensor([[0, 0, 0, 0, 0.3, 1, 0.3]]))
-
-
-@pytest.mark.parametrize("num_drafts", [0, 1, 2])
+@pytest.mark.parametrize("num_drafts", [0, 2])
 def test_a_group_is_that_of_a_verified_step(num_drafts, monkeypatch):
     """Behind a prompt and a known token with its drafts, which all are the text's tokens."""
     prompt, size = 6, 4
@@ -150,47 +133,16 @@ def test_packed_samples_and_padding_change_no_row_of_a_sample():
 def test_anchors_begin_behind_the_prompt_and_cover_the_answer_twice():
     collator, size, length = DraftCollator(MASK, 8), 8, 400
     labels = np.r_[[False] * 10, [True] * length]
-    covered, firsts, lengths = np.zeros(10 + length), set(), []
+    covered, firsts, lasts, lengths = np.zeros(10 + length), set(), set(), []
     for seed in range(50):
         anchors = collator.anchors(labels, np.random.default_rng(seed))
         firsts.add(anchors[0][0])
+        lasts.add(anchors[-1][0])
         for anchor, end in anchors:
             assert 9 <= anchor < end - 1 <= 9 + length
             covered[anchor + 1 : end] += 1 / 50
             if anchor + size < 10 + length:  # not cut by the end of the answer
                 lengths.append(end - anchor - 1)
-    assert firsts == {9, 10, 11, 12} and not covered[:10].any()
+    assert firsts == {9, 10, 11, 12} and max(lasts) == 8 + length and not covered[:10].any()
     assert 1.8 < covered[10 + size : -size].mean() < 2.2
     assert set(lengths) == set(range(2, size + 1)) and 0.9 < np.mean(lengths) / np.mean(range(2, size + 1)) < 1.1
-
-
-def test_draws_change_with_the_epoch_but_not_in_evaluation():
-    def rows(collator):
-        drawn = []
-        for epoch in range(3):
-            collator.set_epoch(epoch)
-            drawn.append(collator([sequence((text_of(60), 4))])["position_ids"].tolist())
-        return drawn
-
-    collator = DraftCollator(MASK, 8)
-    first, second, third = rows(collator)
-    assert first != second != third and rows(collator) == [first, second, third]
-    fixed = rows(collator.for_evaluation())
-    assert fixed[0] == fixed[1] == fixed[2]
-
-
-def test_a_text_without_an_answer_has_no_groups():
-    batch = DraftCollator(MASK)([sequence((text_of(5), 5), (text_of(1), 0))])
-    assert batch["input_ids"].shape == (1, 6) and (batch["teachers"] == NO_TEACHER).all()
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"window_size": 1}, "window_size=1 leaves no place for a draft, .*; pass 2 or more"),
-        ({"mask_token_id": None}, "mask_token_id is None"),
-    ],
-)
-def test_bad_arguments(fields, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        DraftCollator(**{"mask_token_id": MASK, **fields})

@@ -6,12 +6,11 @@ import pickle
 
 import pytest
 import torch
-from draft_models import FLAVOURS, save_adapter, tiny_model, with_adapter
+from draft_models import save_adapter, tiny_model, with_adapter
 from helpers import MASK, random_tokens, run_python
 from peft import PeftModel, get_peft_model
-from peft.helpers import disable_input_dtype_casting
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
 
 from wedlm import DraftLoraConfig, WeDLMForCausalLM
 from wedlm.checkpoints.fingerprint import fingerprint
@@ -34,7 +33,7 @@ def folder(tmp_path):
 # --- Files ---
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", ["qwen2", "llama tied"])
 def test_a_saved_adapter_loads_into_its_base(flavour, tmp_path):
     base = logits(tiny_model(flavour))
     adapted = with_adapter(tiny_model(flavour))
@@ -45,17 +44,6 @@ def test_a_saved_adapter_loads_into_its_base(flavour, tmp_path):
         assert torch.equal(logits(loaded), logits(adapted))
         assert torch.equal(logits(loaded)[:, :6], base[:, :6])
         assert not torch.allclose(logits(loaded)[:, 6:], base[:, 6:], atol=0.1)
-
-
-def test_pefts_switch_of_casts_is_obeyed():
-    """PEFT casts the inputs of an adapter in float32, and without its casts torch refuses them."""
-    adapted = with_adapter(tiny_model().bfloat16())
-    for name, weight in adapted.named_parameters():
-        if "lora_" in name:
-            weight.data = weight.data.float()
-    assert logits(adapted).isfinite().all()
-    with disable_input_dtype_casting(adapted), pytest.raises(RuntimeError, match="dtype"):
-        logits(adapted)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
@@ -70,12 +58,6 @@ def test_a_copy_of_an_adapted_model_is_one(copied):
     assert logits(adapted).any(), "the copy has weights of its own"
 
 
-def test_auto_classes_load_the_folder_of_an_adapter_with_its_base(tmp_path):
-    tiny_model().save_pretrained(tmp_path / "base")
-    loaded = AutoModelForCausalLM.from_pretrained(save_adapter(tmp_path / "adapter", base=tmp_path / "base"))
-    assert torch.equal(logits(loaded), logits(with_adapter(tiny_model())))
-
-
 def test_an_adapter_is_small_and_names_its_base_and_its_kind(tmp_path):
     tiny_model().save_pretrained(tmp_path / "base")
     folder = save_adapter(tmp_path / "adapter", base=tmp_path / "base")
@@ -86,21 +68,6 @@ def test_an_adapter_is_small_and_names_its_base_and_its_kind(tmp_path):
     assert sorted(fields["target_modules"]) == sorted(LAYERS)
     names = load_file(folder / "adapter_model.safetensors").keys()
     assert len(names) == 2 * 2 * len(LAYERS) + 1 and "base_model.model.model.embed_tokens.lora_mask.weight" in names
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "imports",
-    [
-        "from wedlm import WeDLMForCausalLM; from peft import PeftModel",
-        "from peft import PeftModel; from wedlm import WeDLMForCausalLM",
-    ],
-)
-def test_peft_knows_draft_adapters_in_either_order_of_imports(imports, tmp_path):
-    tiny_model().save_pretrained(tmp_path / "base")
-    save_adapter(tmp_path / "adapter", base=tmp_path / "base")
-    code = f"{imports}\nmodel = PeftModel.from_pretrained(WeDLMForCausalLM.from_pretrained('base'), 'adapter')\n"
-    assert "DraftLoraModel" in run_python(code + "print(type(model.base_model).__name__)", tmp_path)
 
 
 @pytest.mark.full
@@ -132,14 +99,6 @@ def test_two_adapters_are_switched_disabled_and_removed(tmp_path):
     assert torch.equal(logits(model.unload()), base)
 
 
-def test_only_the_adapter_and_the_mask_vector_have_gradients():
-    model = with_adapter(tiny_model("qwen3 tied")).train()
-    model(input_ids=IDS).logits[:, 6:].sum().backward()
-    trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
-    assert trained == {name for name, _ in model.named_parameters() if "lora_" in name}
-    assert all(parameter.grad.any() for name, parameter in model.named_parameters() if name in trained)
-
-
 def test_a_quantized_base_takes_an_adapter(tmp_path):
     tiny_model(hidden_size=64, intermediate_size=64, head_dim=32).save_pretrained(tmp_path / "base")
     quantized = BitsAndBytesConfig(load_in_4bit=True)
@@ -160,15 +119,9 @@ def test_a_quantized_base_takes_an_adapter(tmp_path):
     [
         ({"bias": "all"}, "bias='all' is not supported by draft adapters"),
         ({"use_dora": True}, "use_dora=True is not supported"),
-        ({"use_rslora": True}, "use_rslora=True is not supported"),
-        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern={'q_proj': 2} is not supported"),
-        ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern={'q_proj': 2} is not supported"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save=\['lm_head'\] is not supported"),
-        ({"trainable_token_indices": [1]}, r"trainable_token_indices=\[1\] is not supported"),
-        ({"layers_to_transform": [0]}, r"layers_to_transform=\[0\] is not supported"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' would change the base"),
         ({"target_modules": ["q_proj", "lm_head"]}, "target_modules={'lm_head'} are no linear layers"),
-        ({"target_modules": ["embed_tokens"]}, "target_modules={'embed_tokens'} are no linear layers"),
         ({"target_modules": "q.*"}, "target_modules='q.*' are no linear layers"),
         ({"target_modules": []}, "are no linear layers of the decoder layers; pass some of q_proj, k_proj"),
     ],
@@ -217,10 +170,8 @@ def first_to_another_name(tensors):
 
 CHANGES = {
     "missing": lambda tensors: tensors.pop(max(tensors)),
-    "missing MASK": lambda tensors: tensors.pop("base_model.model.model.embed_tokens.lora_mask.weight"),
     "renamed": first_to_another_name,
     "empty": lambda tensors: tensors.clear(),
-    "more": lambda tensors: tensors.update({"base_model.model.model.layers.7.lora_A.weight": torch.zeros(1)}),
     "shape": lambda tensors: tensors.update({max(tensors): torch.zeros(3, 4)}),
 }
 
@@ -235,17 +186,16 @@ def test_a_file_that_does_not_fit_is_refused(change, folder):
         model.load_adapter(folder, adapter_name="other")
 
 
-@pytest.mark.parametrize("change", ["missing", "missing MASK", "renamed", "more"])
+@pytest.mark.parametrize("change", ["missing", "renamed"])
 def test_load_adapter_of_transformers_refuses_a_file_that_does_not_fit(change, folder):
     changed(folder, CHANGES[change])
     with pytest.raises(ValueError, match="adapter .* does not fit this model: .*; load the adapter of this model"):
         tiny_model().load_adapter(folder)
 
 
-@pytest.mark.parametrize("name", ["other", "__base__"])
-def test_adapters_by_row_are_refused(name):
+def test_adapters_by_row_are_refused():
     with pytest.raises(ValueError, match="adapter_names is not supported by draft adapters.*set_adapter"):
-        with_adapter(tiny_model())(input_ids=IDS, adapter_names=[name] * 2)
+        with_adapter(tiny_model())(input_ids=IDS, adapter_names=["other"] * 2)
 
 
 # --- Decoding ---
@@ -270,31 +220,6 @@ def test_decoding_computes_the_products_of_peft(base, adapter, tolerance):
     differences = (logits(model.eval()) - expected).abs()
     assert differences.max() < tolerance * expected.abs().max()
     assert (expected - logits(tiny_model().to(base))).abs().max() > 0.2 * expected.abs().max()
-
-
-def test_two_adapters_at_once_are_added(tmp_path):
-    model = PeftModel.from_pretrained(tiny_model(), save_adapter(tmp_path / "one", seed=1))
-    model.load_adapter(save_adapter(tmp_path / "two", seed=2), adapter_name="other")
-    alone = logits(model)
-    model.base_model.set_adapter(["default", "other"])
-    torch.testing.assert_close(logits(model.eval()), logits(model.train()))
-    assert not torch.allclose(logits(model.eval()), alone, atol=0.1)
-
-
-def test_decoding_leaves_out_dropout():
-    model = with_adapter(tiny_model(), lora_dropout=0.5)
-    expected = logits(with_adapter(tiny_model()))
-    assert torch.equal(logits(model.eval()), expected)
-    assert not torch.allclose(logits(model.train()), expected, atol=1e-3)
-
-
-def test_a_replica_of_a_layer_runs_its_own_weights():
-    """DataParallel makes replicas for other GPUs."""
-    layer = with_adapter(tiny_model()).base_model.model.model.layers[0].self_attn.q_proj
-    replica = layer._replicate_for_data_parallel()
-    replica.base_layer = torch.nn.Linear(layer.in_features, layer.out_features)
-    states = torch.randn(1, 2, layer.in_features)
-    assert torch.equal(replica(states), replica.base_layer(states))
 
 
 def test_text_alone_takes_no_detour(monkeypatch):

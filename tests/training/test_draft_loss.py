@@ -31,7 +31,7 @@ def reference(head, hidden_states, weights):
     return loss, distances, hits
 
 
-@pytest.mark.parametrize(("queries_per_chunk", "at_a_time"), [(1, 16), (3, 16), (256, 16), (256, 2), (5, 2)])
+@pytest.mark.parametrize(("queries_per_chunk", "at_a_time"), [(256, 16), (5, 2)])
 def test_values_and_gradients_are_those_of_the_formula(queries_per_chunk, at_a_time, monkeypatch):
     monkeypatch.setattr(module, "QUERIES_PER_CHUNK", queries_per_chunk)
     monkeypatch.setattr(module, "QUERIES_AT_A_TIME", at_a_time)
@@ -65,12 +65,6 @@ def test_hooks_of_the_head_run_once_and_see_no_gradient(monkeypatch):
     head.register_forward_hook(lambda *call: outputs.append(call[-1]))
     draft_loss(head, hidden_states, TEACHERS, weights, MASK)
     assert [output.requires_grad for output in outputs] == [False]
-
-
-def test_a_teacher_gets_no_gradient():
-    head, hidden_states, weights = inputs()
-    draft_loss(head, hidden_states, TEACHERS, weights, MASK)[0].backward()
-    assert torch.equal(hidden_states.grad.ne(0).any(-1), TEACHERS != NO_TEACHER)
 
 
 def test_without_teachers_the_loss_is_zero_and_its_gradient_is_there():

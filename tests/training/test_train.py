@@ -6,35 +6,21 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers import REPOSITORY, run_python
 from training_runs import CONFIGS, TOY, run, words
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from wedlm import WeDLMTrainingArguments
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.training.data import DataSummary
-from wedlm.training.errors import TrainingError
+from wedlm.training.dataset import DataSummary
 from wedlm.training.run_arguments import RunArguments
-from wedlm.training.train import convert_model, load_model, next_command, print_summaries, read_config_and_tokenizer
+from wedlm.training.run_errors import TrainingError
+from wedlm.training.train import convert_model, load_model, read_config_and_tokenizer, write_report
 
 # --- Its results ---
-
-
-@pytest.mark.full
-def test_full_fine_tuning(place, full_run):
-    out = full_run.folder
-    assert "10 records read, 10 samples" in full_run.printed
-    assert full_run.printed.endswith(f'Written to {out}.\nNext: wedlm generate {out} "Why is the sky blue?"\n')
-    model = AutoModelForCausalLM.from_pretrained(out)
-    assert model.dtype == torch.float32  # trained in float32, with bf16 as the type of its products
-    before = AutoModelForCausalLM.from_pretrained(place / "model")
-    assert not torch.equal(model.lm_head.weight, before.lm_head.weight)
-    assert AutoTokenizer.from_pretrained(out).mask_token_id == model.config.mask_token_id
-    assert {path.name for path in out.glob("checkpoint-*")} == {"checkpoint-1", "checkpoint-2"}
 
 
 @pytest.mark.full
@@ -52,12 +38,6 @@ for folder in {folders}:
 """
     printed = run_python(code.format(folders=list(map(str, folders))), tmp_path, wedlm=False)
     assert printed.count("WeDLMForCausalLM transformers_modules 1 verified") == len(folders)
-
-
-def test_lora_follows_the_seed(place, lora_run, tmp_path):
-    second = run(place, tmp_path / "second", "lora", lora_r=4, learning_rate=1e-2)
-    adapter = "adapter_model.safetensors"
-    assert (lora_run / adapter).read_bytes() == (second / adapter).read_bytes()
 
 
 def test_continued_pretraining_of_a_qwen(place, tmp_path):
@@ -128,38 +108,14 @@ def test_two_processes(place, tmp_path, config):
         torch.testing.assert_close(weight, weights[name])
 
 
-@pytest.mark.full
-def test_weights_in_16_bits_are_trained_in_32(place, tmp_path):
-    """Or steps as small as those of the paper would be lost in rounding."""
-    AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
-    AutoTokenizer.from_pretrained(place / "model").save_pretrained(tmp_path / "half")
-    out = run(place, tmp_path / "out", model=tmp_path / "half")
-    assert json.loads((out / "config.json").read_text())["dtype"] == "float32"
-
-
 def test_from_scratch(place, tmp_path):
     out = run(place, tmp_path / "out", random_weights=True, learning_rate=1e-9)
     weight = AutoModelForCausalLM.from_pretrained(out).lm_head.weight
     assert weight.std().item() == pytest.approx(0.02, rel=0.1)  # the source's have 0.2
 
 
-def test_a_resumed_run(place, tmp_path):
-    whole = run(place, tmp_path / "whole", max_steps=3)
-    run(place, tmp_path / "again", max_steps=3)
-    for name in ("checkpoint-3", "model.safetensors"):
-        path = tmp_path / "again" / name
-        path.unlink() if path.is_file() else shutil.rmtree(path)
-    run(place, tmp_path / "again", max_steps=3, resume_from_checkpoint=True)
-    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-    with pytest.raises(TrainingError, match="resume_from_checkpoint=true: there is no checkpoint in .*new; name a"):
-        run(place, tmp_path / "new", resume_from_checkpoint="true")
-    with pytest.raises(TrainingError, match="there is no checkpoint in .*whole/checkpoint-9"):
-        run(place, tmp_path / "new", resume_from_checkpoint=tmp_path / "whole" / "checkpoint-9")
-
-
-@pytest.mark.parametrize("model", ["model", "qwen"])
-def test_preview(place, tmp_path, capsys, model):
-    run(place, tmp_path / "out", preview=True, model=place / model, packing=False)
+def test_preview(place, tmp_path, capsys):
+    run(place, tmp_path / "out", preview=True, model=place / "qwen", packing=False)
     out = capsys.readouterr().out
     assert "<|im_start|>say 0<|im_end|><|im_start|>⟦0 said<|im_end|>⟧" in out
     assert "observed" in out and "masked" in out and "10 records read" in out
@@ -198,26 +154,6 @@ def test_code_in_a_checkpoint_is_not_run_and_nobody_is_asked(place, tmp_path, mo
     assert questions == []
 
 
-def test_only_the_tokenizer_of_a_qwen_gets_a_mask_token(place, tmp_path):
-    def mask_token(folder):
-        return read_config_and_tokenizer(RunArguments(str(folder), []))[1].mask_token
-
-    assert mask_token(place / "qwen") == mask_token(place / "model") == "<|mask|>"
-    assert mask_token(copy_with(place / "qwen", tmp_path / "own", "tokenizer_config.json", mask_token="#")) == "#"
-    without = copy_with(place / "model", tmp_path / "without", "tokenizer_config.json", mask_token=None)
-    assert mask_token(without) is None
-
-
-def test_summaries_are_printed_by_one_process_once_something_is_read(capsys):
-    read, unread = DataSummary(8, num_read=3), DataSummary(8)
-    main, other = (SimpleNamespace(process_index=i) for i in (0, 1))
-    for training in (main, other):
-        print_summaries({"train": read, "eval": unread}, training)
-    assert capsys.readouterr().out.startswith("train: 3 records read") and not capsys.readouterr().out
-    print_summaries({"eval": unread}, main)
-    assert not capsys.readouterr().out
-
-
 def test_a_qwen_is_converted_unless_a_resumed_run_has_done_it(place, tmp_path):
     run_arguments = RunArguments(str(place / "qwen"), [])
     training = arguments()
@@ -238,37 +174,11 @@ def test_a_qwen_is_converted_unless_a_resumed_run_has_done_it(place, tmp_path):
         ("float32", 4, torch.float32),
     ],
 )
-@pytest.mark.parametrize("random_weights", [False, True])
-def test_the_type_of_the_weights(place, tmp_path, asked, rank, dtype, random_weights):
+def test_the_type_of_the_weights(place, tmp_path, asked, rank, dtype):
     AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
     folder = str(tmp_path / "half")
-    run_arguments = RunArguments(folder, [], dtype=asked, lora_r=rank, random_weights=random_weights)
+    run_arguments = RunArguments(folder, [], dtype=asked, lora_r=rank)
     assert load_model(folder, run_arguments, arguments()).get_input_embeddings().weight.dtype == dtype
-
-
-@pytest.mark.parametrize(("given", "alpha"), [(None, 8), (3, 3)])
-def test_lora_alpha_is_twice_the_rank_by_default(place, given, alpha):
-    folder = str(place / "model")
-    model = load_model(folder, RunArguments(folder, [], lora_r=4, lora_alpha=given), arguments())
-    assert model.peft_config["default"].lora_alpha == alpha
-
-
-def test_a_model_without_mask_token_id_is_refused(place, tmp_path):
-    folder = copy_with(place / "model", tmp_path / "maskless", "config.json", mask_token_id=None)
-    with pytest.raises(TrainingError, match="model=.*maskless has no mask_token_id in its config; set it there"):
-        load_model(folder, RunArguments(folder, []), arguments())
-
-
-@pytest.mark.parametrize(
-    ("objective", "rank", "command"),
-    [
-        ("dual_stream", 0, 'wedlm generate out "Why is the sky blue?"'),
-        ("dual_stream", 4, "wedlm merge out out-merged"),
-        ("draft", 4, 'wedlm generate out "Why is the sky blue?"'),
-    ],
-)
-def test_the_next_command(objective, rank, command):
-    assert next_command(RunArguments("model", [], lora_r=rank), arguments(objective=objective)) == command
 
 
 # --- The documentation ---
@@ -292,3 +202,30 @@ def test_a_run_of_a_draft_adapter(place, tmp_path):
     assert fields["peft_type"] == "WEDLM_DRAFT" and fields["base_model_name_or_path"] == str(place / "model")
     model, _ = load_checkpoint(out)
     assert model.config.drafts["rank"] == 4 and model.model.layers[0].mlp.drafts["up_proj"].up.any()
+
+
+# --- The report ---
+
+
+@pytest.mark.full
+def test_the_report_of_a_run(place, full_run):
+    assert full_run.printed.endswith(
+        f'Written to {full_run.folder}.\nNext: wedlm generate {full_run.folder} "Why is the sky blue?"\n'
+    )
+    report = json.loads((full_run.folder / "training_report.json").read_text())
+    assert "secret" not in report["command"]
+    assert report["command"].startswith("wedlm train") and report["versions"].keys() >= {"torch", "transformers"}
+    assert report["data"]["train"]["num_samples"] == 10 and report["train"]["step"] == 2
+    assert report["train"]["mlm_loss"] > 0 and report["eval"]["eval_loss"] > 0
+    assert (full_run.folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_report_without_steps_counts_the_records_that_were_dropped(tmp_path):
+    words = ["a.yaml", "--hub_token", "secret", "--push_to_hub_token=secret", "--hub-token=secret", "--lr", "1"]
+    summary = DataSummary(8)
+    summary.count("blank text", 0, 0, 0, 0)
+    write_report(tmp_path, words, [], {"train": summary})
+    report = json.loads((tmp_path / "training_report.json").read_text())
+    assert "secret" not in report["command"] and report["command"].endswith("--lr 1")
+    assert report["data"]["train"]["dropped"] == {"blank text": 1} and report["train"] is None
+    assert (tmp_path / "loss.png").exists()

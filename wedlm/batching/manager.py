@@ -1,12 +1,12 @@
-"""Continuous batching in parallel decoding, behind the manager that transformers' own continuous batching has."""
+"""Continuous batching in parallel decodings, behind the interface of transformers' own manager."""
 
 import asyncio
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from copy import copy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,18 +18,17 @@ from transformers.generation.continuous_batching.continuous_api import (
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState, RequestStatus
 
 from wedlm.batching.free_memory import free_memory, is_out_of_memory
-from wedlm.batching.prepared_call import PreparedCall, prepare
-from wedlm.batching.request_outputs import RequestOutputs
-from wedlm.batching.running_batch import BatchCounts, RunningBatch, scores_bytes
-from wedlm.batching.settings_group import RowOutput
+from wedlm.batching.request import Request
+from wedlm.batching.scheduler import BatchCounts, Scheduler, scores_bytes
+from wedlm.batching.settings_group import StepOutput
 
 logger = logging.get_logger(__name__)
 
 MAX_BATCH_SIZE = 64
 SHARE_OF_MEMORY = 0.5  # of what is free, for keys and values
 SHARE_OF_WORK = 0.25  # for noise and scores
-IDLE = 0.1  # seconds after which the idle thread looks whether it is to stop or to pause
-FULL_AFTER = 10.0  # seconds that a request waits for a place among those that wait
+IDLE = 0.1  # seconds after which an idle thread checks whether it is to stop or to pause
+FULL_AFTER = 10.0  # seconds that `add_request` waits while the queue is full
 NO_MEMORY = "There was too little memory for the request; send it again later, or ask for fewer tokens."
 CANCELLED = "The request was cancelled."
 STOPPED = "The manager was stopped before the request had ended."
@@ -37,23 +36,10 @@ DIED = "The thread that generates has died"
 BROKEN = "The request has failed:"  # in front of an error that is no refusal
 
 
-@dataclass
-class Request:
-    """A request between `add_request` and its last output.
-
-    Args:
-        state (`RequestState`): What its outputs are made of.
-        call (`PreparedCall`): What it asks for.
-    """
-
-    state: RequestState
-    call: PreparedCall
-
-
 class BatchingManager(ContinuousBatchingManager):
-    """transformers' manager of continuous batching, with rows that decode in parallel.
+    """transformers' manager of continuous batching, with requests that decode in parallel.
 
-    A thread takes requests in the order in which they came, as long as there is room, and writes for each the text
+    A thread admits requests in the order in which they came, as long as there is room, and writes for each the text
     that `generate()` would write for it alone. Each request has its own settings.
 
     Args:
@@ -79,14 +65,14 @@ class BatchingManager(ContinuousBatchingManager):
         if generation_config is not None:
             self.generation_config.use_cache = None  # transformers' server says False: a manager has its own cache
         self.continuous_batching_config = config
-        self.max_cached_tokens = tokens_of(config) or tokens_in_memory(model, config)
+        self.max_cached_tokens = tokens_of_blocks(config) or tokens_of_free_memory(model, config)
         self.max_work_bytes = int(SHARE_OF_WORK * free_memory(model.device))
-        self.fixed_shapes = False  # whether each request has forwards of its own, as RunningBatch says
+        self.fixed_shapes = False  # whether each request has forwards of its own, as Scheduler says
         self.max_batch_size = config.max_requests_per_batch or MAX_BATCH_SIZE
         self.max_waiting, self.full_after = config.max_queue_size or None, FULL_AFTER
         self.num_return_sequences = (generation_config or model.generation_config).num_return_sequences or 1
         self.background_thread_status, self.outputs = BackgroundThreadStatus(), RequestOutputs()
-        self.batch: RunningBatch | None = None
+        self.scheduler: Scheduler | None = None
         self.counts = BatchCounts()
         self.changed = threading.Condition()  # guards the four below, and wakes the thread
         self.waiting: dict[str, Request] = {}  # in order
@@ -97,7 +83,7 @@ class BatchingManager(ContinuousBatchingManager):
         self.generator.manual_seed(torch.randint(2**63 - 1, ()).item() if config.seed is None else config.seed)
         self._generation_thread = None
         self._wake_up_loop = threading.Event()  # transformers' `pause` sets it
-        self.num_named = 0  # requests that got a name
+        self.num_named = 0  # requests that got an id
         self.warmed_up = True
 
     # --- Requests ---
@@ -129,79 +115,81 @@ class BatchingManager(ContinuousBatchingManager):
             generation_config (`GenerationConfig`, *optional*): The request's own settings, in place of the manager's.
             settings (*optional*): What else generate() takes.
         """
-        requests = self.requests_for(
-            input_ids,
-            request_id,
-            max_new_tokens,
-            streaming,
-            record_timestamps,
-            eos_token_id,
-            seed,
-            generation_config,
-            settings,
+        settings |= {"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id}
+        requests = self.prepare(
+            input_ids, request_id, streaming, record_timestamps, seed, generation_config, **settings
         )
         self.enqueue(requests)
-        return requests[-1].state.request_id
+        return requests[-1].request_id
 
-    def requests_for(
+    def add_requests(
+        self,
+        inputs: list[list[int]],
+        max_new_tokens: int | None = None,
+        streaming: bool = False,
+        record_timestamps: bool = False,
+        **settings: Any,
+    ) -> list[str]:
+        """Adds a request for each prompt, or none if one is refused; returns their ids."""
+        settings |= {"max_new_tokens": max_new_tokens, "streaming": streaming, "record_timestamps": record_timestamps}
+        prepared = [self.prepare(tokens, **settings) for tokens in inputs]
+        for requests in prepared:
+            self.enqueue(requests)
+        return [requests[-1].request_id for requests in prepared]
+
+    def prepare(
         self,
         input_ids: list[int],
-        request_id: str | None,
-        max_new_tokens: int | None,
-        streaming: bool,
-        record_timestamps: bool,
-        eos_token_id: int | list[int] | None,
-        seed: int | None,
-        generation_config: GenerationConfig | None,
-        settings: dict,
+        request_id: str | None = None,
+        streaming: bool = False,
+        record_timestamps: bool = False,
+        seed: int | None = None,
+        generation_config: GenerationConfig | None = None,
+        **settings: Any,
     ) -> list[Request]:
-        """Prepares the requests of a prompt: one for each text, the last of which has the id itself."""
+        """Resolves and checks the requests of a prompt: one for each text, the last of which has the id itself."""
         if (refusal := self.refusal()) is not None:  # asked without the lock, which a fork may have left locked
             raise RuntimeError(refusal)
-        tokens, settings = tokens_in(input_ids), dict(settings)
+        tokens = prompt_tokens(input_ids)
         if generation_config is not None and (number := generation_config.num_return_sequences or 1) > 1:
             raise ValueError(
                 f"num_return_sequences={number} is not offered for a request of a batch, which has that of the "
                 "manager; leave it out."
             )
-        if max_new_tokens is not None:
-            settings["max_new_tokens"] = max_new_tokens
-        if eos_token_id is not None:
-            settings["eos_token_id"] = eos_token_id
-        with self.changed:
-            if request_id is None:
+        for name in ("max_new_tokens", "eos_token_id"):
+            if settings.get(name, 0) is None:
+                del settings[name]
+        if request_id is None:
+            with self.changed:
                 request_id = f"req_{self.num_named}"
                 self.num_named += 1
-        requests = []
-        for name in self.family(request_id):
-            own_seed = seed if name == request_id else None
-            config = generation_config or self.generation_config
-            call = prepare(self.model, tokens, config, settings, self.seed_or(own_seed), self.fixed_shapes)
-            self.check_fits(call)
-            state = RequestState(
-                name,
-                tokens,
-                streaming=streaming,
-                record_timestamps=record_timestamps,
-                max_new_tokens=call.max_new_tokens,
-            )
-            requests.append(Request(state, call))
+        config, requests = generation_config or self.generation_config, []
+        for name in self.text_ids(request_id):
+            state = RequestState(name, tokens, streaming=streaming, record_timestamps=record_timestamps)
+            own_seed = self.seed_or(seed if name == request_id else None)
+            request = Request.from_settings(self.model, state, config, settings, own_seed, self.fixed_shapes)
+            self.check_fits(request)
+            requests.append(request)
         return requests
+
+    def text_ids(self, request_id: str) -> list[str]:
+        """The ids of the texts for one prompt, as many as `num_return_sequences`."""
+        return [f"{request_id}__child#{i}" for i in range(self.num_return_sequences - 1)] + [request_id]
 
     def seed_or(self, seed: int | None) -> int:
         return torch.randint(2**63 - 1, (), generator=self.generator).item() if seed is None else seed
 
-    def check_fits(self, call: PreparedCall) -> None:
-        work = call.noise_bytes + scores_bytes(self.model, call.budget.queries)
+    def check_fits(self, request: Request) -> None:
+        work = request.noise_bytes + scores_bytes(self.model, request.budget.queries)
         if work > self.max_work_bytes:
             raise ValueError(
-                f"window_size={call.call.window_size} needs {work // 2**20} MiB for scores and what is drawn, "
+                f"window_size={request.call.window_size} needs {work // 2**20} MiB for scores and what is drawn, "
                 f"and there is room for {self.max_work_bytes // 2**20} MiB; make it smaller."
             )
-        if (number := sum(call.budget)) > self.max_cached_tokens:
+        if (number := sum(request.budget)) > self.max_cached_tokens:
             raise ValueError(
-                f"A prompt of {len(call.tokens)} tokens with max_new_tokens={call.max_new_tokens} needs room for "
-                f"{number} cached tokens, and there is room for {self.max_cached_tokens}; shorten one of "
+                f"A prompt of {request.prompt_length} tokens with max_new_tokens={request.max_new_tokens} needs room "
+                f"for {number} cached tokens, and there is room for {self.max_cached_tokens}; shorten one of "
                 "the two, or raise num_blocks of the ContinuousBatchingConfig (--max-cached-tokens of wedlm serve)."
             )
 
@@ -212,19 +200,19 @@ class BatchingManager(ContinuousBatchingManager):
                 raise RuntimeError(refusal)
             if self.is_full():
                 raise queue.Full(f"max_queue_size={self.max_waiting} requests wait; try again later.")
-            new = {request.state.request_id: request for request in requests}
+            new = {request.request_id: request for request in requests}
             for name in new:
-                if self.is_under_way(name):
+                if self.is_active(name):
                     raise ValueError(f"request_id={name!r} is that of a request under way; choose another, or none.")
             self.cancelled -= new.keys()  # Earlier requests of these ids ended before they could be cancelled.
             self.waiting |= new
             self.changed.notify_all()
 
-    def is_under_way(self, request_id: str) -> bool:
+    def is_active(self, request_id: str) -> bool:
         return request_id in self.running or request_id in self.waiting
 
     def is_full(self) -> bool:
-        """Whether so many wait that there is no place in line; rows that are free to be taken are places too."""
+        """Whether the queue has no room, in which those do not count who can be admitted at once."""
         num_free = max(self.max_batch_size - len(self.running), 0) if self.can_admit_next else 0
         return self.max_waiting is not None and len(self.waiting) >= self.max_waiting + num_free
 
@@ -238,37 +226,23 @@ class BatchingManager(ContinuousBatchingManager):
             return "The thread that generates is in the process that forked this one; start a manager in this one."
         return None
 
-    def add_requests(
-        self,
-        inputs: list[list[int]],
-        max_new_tokens: int | None = None,
-        streaming: bool = False,
-        record_timestamps: bool = False,
-        **settings: Any,
-    ) -> list[str]:
-        """Adds a request for each prompt; returns their ids."""
-        eos_token_id, seed, config = (
-            settings.pop(name, None) for name in ("eos_token_id", "seed", "generation_config")
-        )
-        more = (None, max_new_tokens, streaming, record_timestamps, eos_token_id, seed, config, settings)
-        families = [self.requests_for(tokens, *more) for tokens in inputs]  # all of them, before the first waits
-        for requests in families:
-            self.enqueue(requests)
-        return [requests[-1].state.request_id for requests in families]
+    def cancel_request(self, request_id: str) -> None:
+        """Ends all texts of a request with the next step; their last outputs say so."""
+        with self.changed:
+            self.cancelled.update(name for name in (request_id, *self.text_ids(request_id)) if self.is_active(name))
+            self.changed.notify_all()
+
+    # --- Outputs ---
 
     def generate_all(
-        self,
-        inputs: list[list[int]],
-        record_timestamps: bool,
-        progress_bar: bool,
-        settings: dict,
+        self, inputs: list[list[int]], record_timestamps: bool, progress_bar: bool, settings: dict
     ) -> dict[str, GenerationOutput]:
         """Starts with a request for each prompt, and stops when they have ended; returns their outputs in order."""
         self.max_waiting = None
         number, outputs = len(inputs) * self.num_return_sequences, {}
         self.start()
         try:
-            names = self.add_requests(inputs, record_timestamps=record_timestamps, **settings)
+            ids = self.add_requests(inputs, record_timestamps=record_timestamps, **settings)
             with logging.tqdm(total=number, disable=not progress_bar, unit="request") as bar:
                 while len(outputs) < number:
                     output = self.get_result(timeout=1)
@@ -281,17 +255,7 @@ class BatchingManager(ContinuousBatchingManager):
             self.stop(hard_stop=True)
         if failed := [output for output in outputs.values() if output.error is not None]:
             logger.error(f"{len(failed)} of {number} requests failed. The error of the first: {failed[0].error}")
-        return {each: outputs[each] for name in names for each in self.family(name)}
-
-    def family(self, request_id: str) -> list[str]:
-        """The ids of the texts for one prompt, as many as `num_return_sequences`."""
-        return [f"{request_id}__child#{i}" for i in range(self.num_return_sequences - 1)] + [request_id]
-
-    def cancel_request(self, request_id: str) -> None:
-        """Ends all texts of a request with the next step; their last outputs say so."""
-        with self.changed:
-            self.cancelled.update(name for name in (request_id, *self.family(request_id)) if self.is_under_way(name))
-            self.changed.notify_all()
+        return {each: outputs[each] for request_id in ids for each in self.text_ids(request_id)}
 
     def register_result_handler(self, request_id: str, callback: Callable) -> None:
         """Has `callback` called in the running event loop with every output of a request, earlier ones too."""
@@ -303,8 +267,7 @@ class BatchingManager(ContinuousBatchingManager):
 
     def __iter__(self):
         """Iterates over outputs as long as any can come."""
-        while (output := self.get_result()) is not None:
-            yield output
+        return iter(self.get_result, None)
 
     def request_id_iter(self, request_id: str):
         """Iterates over the outputs of a request."""
@@ -349,7 +312,7 @@ class BatchingManager(ContinuousBatchingManager):
         if self._generation_thread is None:
             logger.warning("The manager was not started.")
             return
-        if self.is_pause_asked(local=True):
+        if self.is_pause_requested(local=True):
             raise RuntimeError("The manager cannot stop inside its own pause; leave `with manager.pause():` first.")
         status = BackgroundThreadStatus.HARD_STOP if hard_stop else BackgroundThreadStatus.FLUSH_AND_STOP
         self.background_thread_status.request_stop(status, 0)
@@ -363,40 +326,46 @@ class BatchingManager(ContinuousBatchingManager):
         if self.is_running():
             self.stop()
 
+    def is_pause_requested(self, **local: bool) -> bool:
+        # (The oldest versions of transformers cannot pause.)
+        return hasattr(self.background_thread_status, "is_pause_requested") and (
+            self.background_thread_status.is_pause_requested(**local)
+        )
+
     def _run_generation_loop(self, use_inference_mode: bool) -> None:
         status = self.background_thread_status
         try:
             if self.model.device.type == "cuda":
                 torch.cuda.set_device(self.model.device)  # It is that of a thread.
-            self.batch = self.new_batch()
-            self.counts = self.batch.counts
+            self.scheduler = self.new_scheduler()
+            self.counts = self.scheduler.counts
             with torch.inference_mode(use_inference_mode), torch.no_grad():
                 while self.wait_for_work():
-                    self.turn()
+                    self.step()
             self.fail_all(STOPPED)
         except BaseException as error:
             logger.exception("The thread that generates has died.")
             status.record_fatal_error(error.with_traceback(None))  # whose frames hold the batch
             self.fail_all(f"{DIED} ({type(error).__name__}: {error}).")
         finally:
-            self.batch = None
+            self.scheduler = None
             status.mark_as_stopped()
             with self.changed:
                 self.changed.notify_all()
             self.outputs.wake()
 
-    def new_batch(self) -> RunningBatch:
+    def new_scheduler(self) -> Scheduler:
         chunk_size = 256 if self.model.device.type == "cpu" else 1024
-        caches_texts = self.continuous_batching_config.allow_block_sharing
-        limits = self.max_cached_tokens, chunk_size, caches_texts, self.max_work_bytes
-        return RunningBatch(self.model, *limits, self.fixed_shapes)
+        use_prefix_cache = self.continuous_batching_config.allow_block_sharing
+        limits = self.max_cached_tokens, chunk_size, use_prefix_cache, self.max_work_bytes
+        return Scheduler(self.model, *limits, self.fixed_shapes)
 
     def wait_for_work(self) -> bool:
         """Waits for something to do, if there is nothing; returns False when the thread is to end."""
         status = self.background_thread_status
-        if self.is_pause_asked():
+        if self.is_pause_requested():
             status.pause_and_wait()
-            self.batch.clear_prefix_cache()
+            self.scheduler.clear_prefix_cache()
         with self.changed:
             if not (self.waiting or self.running or self.cancelled) and status.local_status == status.DONT_STOP:
                 self.changed.wait(timeout=IDLE)
@@ -404,78 +373,73 @@ class BatchingManager(ContinuousBatchingManager):
                 return bool(self.waiting or self.running)
         return status.local_status == status.DONT_STOP
 
-    def is_pause_asked(self, **local: bool) -> bool:
-        # (The oldest versions of transformers cannot pause.)
-        return hasattr(self.background_thread_status, "is_pause_requested") and (
-            self.background_thread_status.is_pause_requested(**local)
-        )
+    def step(self) -> None:
+        """Removes what was cancelled, admits what fits, takes a step, and delivers what it has brought.
 
-    def turn(self) -> None:
-        """Drops what was cancelled, admits what fits, and takes a step.
-
-        Where memory is refused and the batch cannot say for which row, all rows fail, and those that wait go on.
+        Where memory is refused and the scheduler cannot say for which request, all that run fail, and those that wait
+        go on.
         """
         try:
-            self.drop_cancelled()
+            self.remove_cancelled()
             self.admit()
-            outputs = self.batch.step()
+            outputs = self.scheduler.step()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            with self.changed:
-                failed = list(self.running)
-            outputs = [RowOutput(name, [], True, error.with_traceback(None)) for name in failed]
-            self.batch = None
-            self.batch = self.new_batch()
-            self.batch.counts = self.counts
+            outputs = [StepOutput(each, [], True, error.with_traceback(None)) for each in self.running.values()]
+            self.scheduler = None  # before there is another one
+            self.scheduler = self.new_scheduler()
+            self.scheduler.counts = self.counts
         for output in outputs:
             self.deliver(output)
 
-    def drop_cancelled(self) -> None:
+    def remove_cancelled(self) -> None:
         if not self.cancelled:
             return
         with self.changed:
             names, self.cancelled = self.cancelled, set()
-            dropped = [each.pop(name) for each in (self.running, self.waiting) for name in names if name in each]
+            removed = [each.pop(name) for each in (self.running, self.waiting) for name in names if name in each]
             self.changed.notify_all()
-        for request in dropped:
-            self.batch.drop(request.state.request_id)
+        self.scheduler.remove(removed)
+        for request in removed:
             self.fail(request, CANCELLED)
 
     def admit(self) -> None:
-        """Admits those who wait, in order, as long as the cache budget allows."""
+        """Moves requests from waiting to running, in order, as long as the cache budget allows."""
         while True:
             with self.changed:
-                name, request = next(iter(self.waiting.items()), (None, None))
-                self.can_admit_next = request is None or self.batch.can_admit(request.call)
-                if request is None or not self.can_admit_next or self.batch.num_rows >= self.max_batch_size:
+                request = next(iter(self.waiting.values()), None)
+                self.can_admit_next = request is None or self.scheduler.can_admit(request)
+                is_full = len(self.running) >= self.max_batch_size
+                if request is None or not self.can_admit_next or is_full:
                     return
-                self.running[name] = self.waiting.pop(name)
+                self.running[request.request_id] = self.waiting.pop(request.request_id)
                 self.changed.notify_all()
             request.state.status = RequestStatus.PREFILLING
-            self.batch.add(name, request.call)
+            self.scheduler.add(request)
 
-    def deliver(self, output: RowOutput) -> None:
+    def deliver(self, output: StepOutput) -> None:
         """Delivers what a step has brought a request."""
-        request = self.running[output.name]
+        request, error = output.request, output.error
         state = request.state
         state.generated_tokens += output.tokens
         if state.record_timestamps:
             state.timestamps.extend([time.perf_counter()] * len(output.tokens))
         if output.has_ended:
             with self.changed:
-                del self.running[output.name]
-        if (error := output.error) is not None:
-            if isinstance(error, ValueError):
-                return self.fail(request, str(error))
-            if is_out_of_memory(error):
-                logger.error(f"Memory was refused for a request of {len(state.initial_tokens)} tokens.")
-                return self.fail(request, NO_MEMORY)
+                del self.running[request.request_id]
+        if error is None:
+            state.status = RequestStatus.FINISHED if output.has_ended else RequestStatus.DECODING
+            if output.has_ended or (state.streaming and output.tokens):
+                self.outputs.deliver(state.to_generation_output())
+        elif isinstance(error, ValueError):
+            self.fail(request, str(error))
+        elif is_out_of_memory(error):
+            logger.error(f"Memory was refused for a request of {request.prompt_length} tokens.")
+            self.fail(request, NO_MEMORY)
+        else:
             logger.error("A request has failed.", exc_info=error)
-            return self.fail(request, f"{BROKEN} {type(error).__name__}: {error}")
-        state.status = RequestStatus.FINISHED if output.has_ended else RequestStatus.DECODING
-        if output.has_ended or (state.streaming and output.tokens):
-            self.outputs.deliver(state.to_generation_output())
+            self.fail(request, f"{BROKEN} {type(error).__name__}: {error}")
 
     def fail(self, request: Request, error: str) -> None:
         request.state.status, request.state.error = RequestStatus.FAILED, error
@@ -491,7 +455,61 @@ class BatchingManager(ContinuousBatchingManager):
             self.fail(request, error)
 
 
-def tokens_in(input_ids: Any) -> list[int]:
+class RequestOutputs:
+    """The outputs wait here in order, unless a handler takes those of a request in its event loop."""
+
+    def __init__(self):
+        self.changed = threading.Condition()
+        self.waiting: deque[GenerationOutput] = deque()
+        self.handlers: dict[str, tuple[Callable, asyncio.AbstractEventLoop]] = {}
+
+    def deliver(self, output: GenerationOutput) -> None:
+        with self.changed:
+            if output.request_id in self.handlers:
+                self.call_handler(output)
+            else:
+                self.waiting.append(output)
+            self.changed.notify_all()
+
+    def call_handler(self, output: GenerationOutput) -> None:
+        callback, loop = self.handlers[output.request_id]
+        try:
+            loop.call_soon_threadsafe(callback, output)
+        except RuntimeError:  # the loop is closed
+            del self.handlers[output.request_id]
+        else:
+            if output.is_finished():
+                del self.handlers[output.request_id]
+
+    def register(self, request_id: str, callback: Callable, loop: asyncio.AbstractEventLoop) -> None:
+        """Has a handler called with the outputs of a request, those that wait first."""
+        with self.changed:
+            self.handlers[request_id] = callback, loop
+            waiting, self.waiting = self.waiting, deque()
+            for output in waiting:
+                self.deliver(output)
+
+    def take(
+        self, request_id: str | None, timeout: float | None, can_come: Callable[[], bool]
+    ) -> GenerationOutput | None:
+        """Takes the next output, or the next one of a request; waits for it as long as it can come."""
+
+        def found() -> GenerationOutput | None:
+            return next((each for each in self.waiting if request_id in (None, each.request_id)), None)
+
+        with self.changed:
+            self.changed.wait_for(lambda: found() is not None or not can_come(), timeout)
+            if (output := found()) is not None:
+                self.waiting.remove(output)
+            return output
+
+    def wake(self) -> None:
+        """Lets those who wait check again whether an output can come."""
+        with self.changed:
+            self.changed.notify_all()
+
+
+def prompt_tokens(input_ids: Any) -> list[int]:
     """The tokens of a prompt: a list, or a tensor of one row."""
     tokens = input_ids.tolist() if isinstance(input_ids, torch.Tensor) else input_ids
     tokens = list(tokens) if isinstance(tokens, Iterable) else []
@@ -505,14 +523,14 @@ def tokens_in(input_ids: Any) -> list[int]:
     return tokens
 
 
-def tokens_of(config: ContinuousBatchingConfig) -> int | None:
+def tokens_of_blocks(config: ContinuousBatchingConfig) -> int | None:
     """The cached tokens that the config asks for by blocks."""
     if config.num_blocks is None:
         return None
     return config.num_blocks * (getattr(config, "page_size", None) or config.block_size)
 
 
-def tokens_in_memory(model: PreTrainedModel, config: ContinuousBatchingConfig) -> int:
+def tokens_of_free_memory(model: PreTrainedModel, config: ContinuousBatchingConfig) -> int:
     """The cached tokens for which the free memory has room."""
     of_token = 2 * model.config.num_hidden_layers * model.config.num_key_value_heads * model.config.head_dim
     share = config.max_memory_percent or SHARE_OF_MEMORY

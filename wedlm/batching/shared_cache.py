@@ -1,4 +1,4 @@
-"""The cache of a running batch, whose rows come and go."""
+"""The KV cache of a running batch, whose rows come and go."""
 
 from typing import NamedTuple
 
@@ -9,15 +9,10 @@ from wedlm.generation.static_steps import bucketed
 
 
 class CacheBudget(NamedTuple):
-    """The most entries of the cache that a row may take.
+    """The most entries of the cache that a row takes."""
 
-    Args:
-        text (`int`): The most tokens of its text.
-        queries (`int`): The most queries of a step behind them.
-    """
-
-    text: int
-    queries: int
+    text: int  # the tokens of its text
+    queries: int  # those of a step behind them
 
     @classmethod
     def entries_for_all(cls, budgets: list["CacheBudget"]) -> int:
@@ -26,26 +21,22 @@ class CacheBudget(NamedTuple):
 
 
 class SharedLayer(RowLayer):
-    """Keys and values of the rows that are shown, in a memory that may be larger.
+    """Keys and values of the active rows, in memory that may be larger."""
 
-    Args:
-        size (`tuple[int, int]`): The rows and entries of the memory.
-        shown (`slice`): The rows that are shown.
-    """
-
-    def __init__(self, size: tuple[int, int], shown: slice):
+    def __init__(self, size: tuple[int, int], active: slice):
         super().__init__()
-        self.size, self.shown = size, shown
+        self.size = size  # the rows and entries of the memory
+        self.active = active  # the rows of the next forward
         self.memory: list[torch.Tensor] = []  # keys and values, [rows, heads, entries, head_dim] each
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.memory = [blank(states, self.size) for states in (key_states, value_states)]
-        self.show(self.shown)
+        self.memory = [zeros_like_states(states, self.size) for states in (key_states, value_states)]
+        self.activate(self.active)
         self.is_initialized = True
 
-    def show(self, rows: slice) -> None:
-        self.shown = rows
+    def activate(self, rows: slice) -> None:
+        self.active = rows
         if self.memory:
             # (Where another size was refused, the memory may be larger than the size.)
             self.keys, self.values = (states[rows, :, : self.size[1]] for states in self.memory)
@@ -54,17 +45,15 @@ class SharedLayer(RowLayer):
         """Takes other memory, into which the first `num_kept` rows move."""
         for i, states in enumerate(self.memory):
             kept = states[:num_kept, :, : size[1]]
-            self.memory[i] = blank(states, size)
+            self.memory[i] = zeros_like_states(states, size)
             self.memory[i][:num_kept, :, : kept.shape[2]] = kept
         self.size = size
 
 
 class SharedCache(RowCache):
-    """A RowCache that rows join and leave. Rows that join become the last ones; the last ones take the places of those
-    that leave. A forward goes over the rows that are shown; whoever runs it shows them first.
+    """A RowCache whose rows come and go. New rows are the last ones, and the last ones fill the gaps of removed rows.
 
-    Args:
-        device (`torch.device`): The device of the lengths.
+    A forward goes over the active rows; whoever runs it calls `activate` first.
     """
 
     def __init__(self, device: torch.device):
@@ -72,7 +61,7 @@ class SharedCache(RowCache):
         self.all_lengths = self.lengths
         self.budgets: list[CacheBudget] = []  # of each row
         self.size = 0, 0  # the rows and entries of the memory
-        self.shown = slice(0, 0)
+        self.active = slice(0, 0)
 
     @property
     def num_rows(self) -> int:
@@ -80,22 +69,22 @@ class SharedCache(RowCache):
 
     @property
     def num_tokens(self) -> int:
-        """The tokens that the memory holds, used or not."""
+        """The tokens for which memory is allocated, used or not."""
         rows, entries = self.size
         return rows * entries
 
     def num_tokens_with(self, budgets: list[CacheBudget]) -> int:
-        """The tokens that the memory has to hold when rows with these budgets join."""
+        """The tokens for which memory is needed when rows with these budgets are added."""
         budgets = self.budgets + budgets
         return len(budgets) * CacheBudget.entries_for_all(budgets)
 
-    def show(self, begin: int = 0, end: int | None = None) -> None:
-        """Makes these rows the rows of the next forward."""
-        self.shown = slice(begin, self.num_rows if end is None else end)
-        self.lengths = self.all_lengths[self.shown]  # a view: `commit` writes into it
+    def activate(self, begin: int = 0, end: int | None = None) -> None:
+        """Makes these rows, by default all, the rows of the next forward."""
+        self.active = slice(begin, self.num_rows if end is None else end)
+        self.lengths = self.all_lengths[self.active]  # a view: `commit` writes into it
         self.batch_rows = torch.arange(len(self.lengths), device=self.lengths.device)
         for layer in self.layers:
-            layer.show(self.shown)
+            layer.activate(self.active)
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         self.make_layers(layer_idx + 1)
@@ -103,44 +92,42 @@ class SharedCache(RowCache):
 
     def make_layers(self, number: int) -> None:
         while len(self.layers) < number:
-            self.layers.append(SharedLayer(self.size, self.shown))
+            self.layers.append(SharedLayer(self.size, self.active))
 
-    # --- Rows ---
-
-    def join(self, budgets: list[CacheBudget], max_tokens: int) -> None:
-        """Adds a row without entries for each budget; the memory may hold so many tokens at most."""
+    def add_rows(self, budgets: list[CacheBudget], max_tokens: int) -> None:
+        """Adds an empty row for each budget; memory is allocated for so many tokens at most."""
         self.reserve(self.budgets + budgets, max_tokens)
         self.budgets = self.budgets + budgets
         self.all_lengths = torch.cat([self.all_lengths, self.all_lengths.new_zeros(len(budgets))])
-        self.show()
+        self.activate()
 
-    def begin_row(self, place: int, layers: list[tuple[torch.Tensor, torch.Tensor]], number: int) -> None:
-        """Gives a row without entries the first ones of a text, `[1, heads, entries, head_dim]` for each layer."""
+    def copy_prefix(self, row: int, layers: list[tuple[torch.Tensor, torch.Tensor]], number: int) -> None:
+        """Copies the first entries of a text, `[1, heads, entries, head_dim]` for each layer, into an empty row."""
         self.make_layers(len(layers))
         for layer, text in zip(self.layers, layers, strict=True):
             if not layer.is_initialized:
                 layer.lazy_initialization(*text)
             for memory, states in zip(layer.memory, text, strict=True):
-                memory[place, :, :number] = states[0, :, :number]
-        self.all_lengths[place] = number
+                memory[row, :, :number] = states[0, :, :number]
+        self.all_lengths[row] = number
 
-    def entries_of(self, place: int, number: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def entries_of(self, row: int, number: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The first keys and values of a row, `[1, heads, number, head_dim]`, for each layer."""
-        return [tuple(states[place : place + 1, :, :number] for states in layer.memory) for layer in self.layers]
+        return [tuple(states[row : row + 1, :, :number] for states in layer.memory) for layer in self.layers]
 
-    def leave(self, places: list[int]) -> list[int]:
-        """Drops rows; returns the old place of the row that is now at each place. Without rows there is no memory."""
-        order = compacted(self.num_rows, places)
-        moved = [(place, row) for place, row in enumerate(order) if place != row]
+    def remove_rows(self, rows: list[int]) -> list[int]:
+        """Removes rows; returns the old index of each row that is left. Without rows there is no memory."""
+        order = compacted(self.num_rows, rows)
+        moved = [(new, old) for new, old in enumerate(order) if new != old]
         lengths = self.all_lengths.tolist() if moved else []
         for layer in self.layers:
             for states in layer.memory:
-                for place, row in moved:
-                    states[place, :, : lengths[row]] = states[row, :, : lengths[row]]
+                for new, old in moved:
+                    states[new, :, : lengths[old]] = states[old, :, : lengths[old]]
         self.all_lengths, self.budgets = self.all_lengths[order], [self.budgets[row] for row in order]
         if not self.budgets:
             self.layers, self.size = [], (0, 0)
-        self.show()
+        self.activate()
         return order
 
     def shrink_to_fit(self) -> None:
@@ -173,24 +160,24 @@ class SharedCache(RowCache):
             self.size, self.max_entries = size, size[1]
             for layer in self.layers:
                 layer.size = size
-            self.show()
+            self.activate()
 
 
-def blank(like: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+def zeros_like_states(states: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     """Memory for so many rows and entries."""
     # Zeros, since attention multiplies masked entries by zero: NaNs in fresh memory would survive that.
-    return like.new_zeros((size[0], like.shape[1], size[1], like.shape[3]))
+    return states.new_zeros((size[0], states.shape[1], size[1], states.shape[3]))
 
 
-def compacted(number: int, leaving: list[int]) -> list[int]:
-    """Which of so many rows is at each place when some have left, and the last ones have taken their places.
+def compacted(number: int, removed: list[int]) -> list[int]:
+    """The old index of each row when some of `number` rows were removed and the last ones have filled the gaps.
 
     >>> compacted(5, [1]), compacted(5, [0, 3]), compacted(2, [0, 1])
     ([0, 4, 2, 3], [4, 1, 2], [])
     """
     rows = list(range(number))
-    for place in sorted(leaving, reverse=True):
+    for row in sorted(removed, reverse=True):
         last = rows.pop()
-        if place < len(rows):
-            rows[place] = last
+        if row < len(rows):
+            rows[row] = last
     return rows

@@ -6,12 +6,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers import CONFIG_MAPPING
 
 from wedlm.checkpoints.errors import CheckpointError, one_line
-from wedlm.checkpoints.fingerprint import HEAD
-from wedlm.checkpoints.shards import Shard
-from wedlm.checkpoints.stock_families import STOCK_FAMILIES, families
+from wedlm.checkpoints.resolve import STOCK_FAMILIES, families
+from wedlm.checkpoints.shards import HEAD, Shard
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
@@ -22,60 +21,35 @@ WEDLM_CLASS = "WeDLMForCausalLM"
 
 
 class StockArchitecture(NamedTuple):
-    model_type: str
     model_class: str  # as `architectures` in config.json names it
     wedlm_fields: dict[str, Any]  # how a WeDLMConfig describes it
     # Fields that can ask for other layers than WeDLM's, each with the values (or values of a list) that do not.
     harmless: dict[str, tuple]
 
-    @property
-    def config_class(self) -> type[PreTrainedConfig]:
-        return CONFIG_MAPPING[self.model_type]  # Llama's takes a second to import
-
-    @property
-    def family(self) -> str:
-        return STOCK_FAMILIES[self.model_type]
-
 
 PLAIN = {"attention_bias": False, "qk_norm": False}
 FULL_ATTENTION = {"sliding_window": (None,), "layer_types": (None, "full_attention")}
 NO_BIAS = {"attention_bias": (None, False)}  # it would put a bias on the output projection too; WeDLM has none there
-ARCHITECTURES = (
-    StockArchitecture("qwen2", "Qwen2ForCausalLM", {"attention_bias": True, "qk_norm": False}, {}),
-    StockArchitecture("qwen3", "Qwen3ForCausalLM", {"attention_bias": False, "qk_norm": True}, NO_BIAS),
-    StockArchitecture("llama", "LlamaForCausalLM", PLAIN, {**NO_BIAS, "mlp_bias": (None, False), **FULL_ATTENTION}),
-    StockArchitecture("mistral", "MistralForCausalLM", PLAIN, FULL_ATTENTION),
-)
 # By model_type. Llama and Mistral have the same layers; a WeDLM that was converted from neither becomes a Llama.
-STOCK = {architecture.model_type: architecture for architecture in ARCHITECTURES}
-OTHER_LAYERS = {  # of architectures that are near, by model_type
-    "gemma2": "norms behind attention and MLP",
-    "gemma3_text": "norms behind attention and MLP",
-    "granite": "multipliers of embeddings, residuals and logits",
-    "olmo2": "norms behind attention and MLP",
-    "smollm3": "layers without RoPE",
+STOCK = {
+    "qwen2": StockArchitecture("Qwen2ForCausalLM", {"attention_bias": True, "qk_norm": False}, {}),
+    "qwen3": StockArchitecture("Qwen3ForCausalLM", {"attention_bias": False, "qk_norm": True}, NO_BIAS),
+    "llama": StockArchitecture("LlamaForCausalLM", PLAIN, {**NO_BIAS, "mlp_bias": (None, False), **FULL_ATTENTION}),
+    "mistral": StockArchitecture("MistralForCausalLM", PLAIN, FULL_ATTENTION),
 }
 # A conversion does not carry these over.
 OWN_FIELDS = ("model_type", "auto_map", "mask_token_id", "mask_row", "converted_from")
 
 
 def check_architecture(fields: dict, source: object, wanted: tuple[str, ...]) -> None:
-    """Refuses a config that conversion cannot take.
-
-    Args:
-        fields (`dict`): The content of config.json.
-        source (`str` or `os.PathLike`): The name of the checkpoint, for the message.
-        wanted (`tuple[str, ...]`): The values of `model_type` that are accepted.
-    """
+    """Refuses a config.json whose `model_type` is not wanted, or that no conversion can take."""
     model_type, architectures = fields.get("model_type"), fields.get("architectures")
     if model_type not in wanted:
         if wanted == (MODEL_TYPE,):
             supported = f"a WeDLM checkpoint; without --to-autoregressive {families()} are converted"
         else:
             supported = f"a dense causal language model of {families()}, or a WeDLM checkpoint"
-        other = "a mixture of experts" if "moe" in str(model_type) else OTHER_LAYERS.get(model_type)
-        kind = f"{model_type!r} ({other})" if other else repr(model_type)
-        raise CheckpointError(f"{source} is of model_type {kind}; supported is {supported}.")
+        raise CheckpointError(f"{source} is of model_type {model_type!r}; supported is {supported}.")
     expected = WEDLM_CLASS if model_type == MODEL_TYPE else STOCK[model_type].model_class
     if architectures is not None and architectures != [expected]:
         raise CheckpointError(
@@ -91,40 +65,28 @@ def check_architecture(fields: dict, source: object, wanted: tuple[str, ...]) ->
 
 
 def check_layers(fields: dict, source: object, model_type: str) -> None:
-    """Refuses a config whose fields ask for layers that WeDLM and a stock architecture do not share.
-
-    Args:
-        fields (`dict`): The fields of a stock config or of a WeDLMConfig.
-        source (`str` or `os.PathLike`): The name of the checkpoint, for the message.
-        model_type (`str`): The stock architecture that is converted from or to.
-    """
-    architecture = STOCK[model_type]
-    for name, harmless in architecture.harmless.items():
+    """Refuses a config that asks for layers which WeDLM and a stock architecture do not share."""
+    for name, harmless in STOCK[model_type].harmless.items():
         # The stock class fills in a field that is left out.
-        value = fields.get(name, getattr(architecture.config_class, name, None))
+        value = fields.get(name, getattr(CONFIG_MAPPING[model_type], name, None))
         if not all(each in harmless for each in (value if isinstance(value, list) else [value])):
             raise CheckpointError(
-                f"{source} has {name}={one_line(value)}, and WeDLM is converted from and to {architecture.family} "
-                f"only with {name}={harmless[-1]}; start from a checkpoint that has it."
+                f"{source} has {name}={one_line(value)}, and WeDLM is converted from and to "
+                f"{STOCK_FAMILIES[model_type]} only with {name}={harmless[-1]}; start from a checkpoint that has it."
             )
 
 
 def read_wedlm_config(fields: dict, source: object) -> WeDLMConfig:
-    """The WeDLMConfig that a config.json describes; a stock config gets no MASK yet.
-
-    Args:
-        fields (`dict`): The content of config.json, of a WeDLM or a stock checkpoint.
-        source (`str` or `os.PathLike`): The name of the checkpoint, for messages.
-    """
+    """The WeDLMConfig of a config.json, WeDLM or stock; a stock config gets no MASK yet."""
     with refusing_configs(source):
-        config = WeDLMConfig.from_dict(fields) if fields["model_type"] == MODEL_TYPE else wedlm_config(fields)
+        config = WeDLMConfig.from_dict(fields) if fields["model_type"] == MODEL_TYPE else from_stock(fields)
         if config.dtype is not None and not getattr(config.dtype, "is_floating_point", False):
             raise ValueError(f"its dtype is {config.dtype!r}, and weights are of one such as 'bfloat16'")
         return config
 
 
 def wedlm_model(fields: dict, source: object) -> "tuple[WeDLMConfig, WeDLMForCausalLM]":
-    """Builds the WeDLM model that a config.json describes, on the meta device; the arguments are the same."""
+    """The WeDLMConfig of a config.json, and the model that it describes, on the meta device."""
     from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM  # takes seconds, and reading a config does not
 
     config = read_wedlm_config(fields, source)
@@ -142,16 +104,15 @@ def refusing_configs(source: object) -> Iterator[None]:
         ) from error
 
 
-def wedlm_config(fields: dict) -> WeDLMConfig:
-    """The WeDLMConfig of a stock config."""
-    architecture = STOCK[fields["model_type"]]
+def from_stock(fields: dict) -> WeDLMConfig:
+    model_type = fields["model_type"]
     # The stock class fills in the fields that the file leaves out.
-    stock = architecture.config_class.from_dict(fields).to_dict()
+    stock = CONFIG_MAPPING[model_type].from_dict(fields).to_dict()
     for name in (*OWN_FIELDS, "transformers_version"):
         stock.pop(name, None)
-    if fields["model_type"] == "qwen2" and stock.get("head_dim") is None:
+    if model_type == "qwen2" and stock.get("head_dim") is None:
         stock["head_dim"] = stock["hidden_size"] // stock["num_attention_heads"]
-    return WeDLMConfig(**{**stock, **architecture.wedlm_fields, "converted_from": fields["model_type"]})
+    return WeDLMConfig(**{**stock, **STOCK[model_type].wedlm_fields, "converted_from": model_type})
 
 
 def stock_model_type(config: WeDLMConfig) -> str | None:
@@ -167,50 +128,40 @@ def stock_model_type(config: WeDLMConfig) -> str | None:
     return config.converted_from if config.converted_from in same else next(iter(same), None)
 
 
-def names_of_fields(config: PreTrainedConfig | type[PreTrainedConfig]) -> set[str]:
-    return {field.name for field in dataclasses.fields(config)}
-
-
 def family_of(config: WeDLMConfig) -> str:
     """The name of the stock architecture whose layers are those of `config`, or nearest to them."""
-    return STOCK[stock_model_type(config) or "qwen3"].family
+    return STOCK_FAMILIES[stock_model_type(config) or "qwen3"]
 
 
 def stock_fields(config: WeDLMConfig, model_type: str) -> dict:
     """The stock config.json of a WeDLMConfig, in the flat form that engines on an older transformers read too."""
-    architecture = STOCK[model_type]
-    fields = config.to_dict()
-    own = names_of_fields(config) - names_of_fields(architecture.config_class)
+    stock_class, fields = CONFIG_MAPPING[model_type], config.to_dict()
+    names, stock_names = ({field.name for field in dataclasses.fields(each)} for each in (config, stock_class))
+    own = names - stock_names
     if config.head_dim * config.num_attention_heads != config.hidden_size:
         own.discard("head_dim")  # the class of Qwen2 computes it and has no such field, but reads one
     for name in {*OWN_FIELDS, *own}:
         fields.pop(name, None)
-    fields = architecture.config_class(**fields).to_diff_dict()
+    fields = stock_class(**fields).to_diff_dict()
     rope = fields.pop("rope_parameters")
     fields["rope_theta"] = rope.pop("rope_theta")
     fields["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     fields["torch_dtype"] = fields.pop("dtype", None)
-    fields["architectures"] = [architecture.model_class]
+    fields["architectures"] = [STOCK[model_type].model_class]
     return fields
 
 
 def check_shapes(shards: list[Shard], model: "WeDLMForCausalLM", source: object) -> None:
-    """Refuses weight files whose names and shapes are not those of the model.
-
-    Args:
-        shards (`list[Shard]`): The weight files, as `read_shards` returns them.
-        model (`WeDLMForCausalLM`): The model that the config describes.
-        source (`str` or `os.PathLike`): The name of the checkpoint, for messages.
-    """
+    """Refuses weight files whose names and shapes are not those of the model."""
     expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: tensor["shape"] for shard in shards for name, tensor in shard.tensors.items()}
     optional = {HEAD} if model.config.tie_word_embeddings else set()
     for name in sorted(expected.keys() - found.keys() - optional):
         raise CheckpointError(f"{source} has no weight {name}, which its config asks for; correct one of the two.")
     for name in sorted(found):
+        if name.endswith("rotary_emb.inv_freq"):  # old checkpoints hold this buffer; every class computes it
+            continue
         if name not in expected:
-            if name.endswith("rotary_emb.inv_freq"):  # old checkpoints hold this buffer; every class computes it
-                continue
             raise CheckpointError(
                 f"{source} has a weight {name}, which its config has no place for; correct one of the two."
             )

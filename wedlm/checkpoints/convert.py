@@ -1,6 +1,8 @@
 """Conversion of stock checkpoints to WeDLM and back: the same weights with another config, code and tokenizer."""
 
 import os
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,8 +18,7 @@ from wedlm.checkpoints.architectures import (
     wedlm_model,
 )
 from wedlm.checkpoints.errors import CheckpointError
-from wedlm.checkpoints.limits import limits_of_parallel_decoding, offered_decodings
-from wedlm.checkpoints.mask_token import MaskChange, put_mask_in, take_mask_out
+from wedlm.checkpoints.facts import limits_of_parallel_decoding, offered_decodings
 from wedlm.checkpoints.new_folder import check_apart, check_links, check_out
 from wedlm.checkpoints.plan import Plan, write
 from wedlm.checkpoints.resolve import (
@@ -28,7 +29,7 @@ from wedlm.checkpoints.resolve import (
     read_config,
     read_generation_fields,
 )
-from wedlm.checkpoints.shards import Shard, read_shards
+from wedlm.checkpoints.shards import EMBEDDING, HEAD, Shard, read_shards
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles, for_stock
 from wedlm.generation.parameters import DEFAULTS
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
@@ -45,13 +46,14 @@ class Conversion(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The config of a checkpoint that is converted, and where the rest of it lies."""
+    """A checkpoint that is converted."""
 
     name: str | os.PathLike
     folder: Path
     model_type: str
     config: WeDLMConfig
     model: WeDLMForCausalLM  # on the meta device
+    shards: list[Shard]
 
 
 def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overwrite: bool = False) -> Conversion:
@@ -60,8 +62,8 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
     The weights are copied bit for bit, file by file, with the code of this package beside them. MASK gets a row that
     no token uses, or else one more row, the mean of the others. generation_config.json asks for verified decoding,
     or for autoregressive where that is refused; both write the same text as before, because the model was not trained
-    to fill in MASK. Everything but
-    the changed tokenizer is checked before the first byte is written, and `out` appears when it is complete.
+    to fill in MASK. Everything but the changed tokenizer is checked before the first byte is written, and `out`
+    appears when it is complete.
 
         convert_to_wedlm("Qwen/Qwen3-8B", "qwen3-8b-wedlm")
 
@@ -76,24 +78,20 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
         `Conversion`: the folder, its `mask_token_id`, and `notes` on what its user should know.
     """
     out = check_out(out, overwrite)
-    read = read_source(source, out, wanted=(*STOCK, MODEL_TYPE))
-    shards = read_weights(read)
-    generation_fields = read_generation_fields(read.folder)
-    tokenizer, changed, tokenizer_notes = TokenizerFiles.read(read.folder).without_code(source)
-    tokenizer.check_rows(read.config.vocab_size, source)
-    if read.model_type != MODEL_TYPE:
-        mask = put_mask_in(read.config, tokenizer, generation_fields, shards, source)
-        generation_fields = changed[GENERATION_FILE] = with_text_of_source(read, generation_fields)
-    elif read.config.mask_token_id is None:
-        note = "The config names no mask_token_id, so the result loads, but masked prediction refuses it."
-        mask = MaskChange(notes=[note])
-    else:
-        mask = MaskChange()
-    read.config.architectures, read.config.auto_map = [WEDLM_CLASS], None  # the code written beside it sets auto_map
-    notes = tokenizer_notes + mask.notes + limits_of_parallel_decoding(read.model, generation_fields)
-    plan = Plan(read.config, shards, mask.num_rows, read.folder, changed | mask.files, mask.tokens, notes)
+    checkpoint = read_source(source, out, wanted=(*STOCK, MODEL_TYPE))
+    config, generation_fields = checkpoint.config, read_generation_fields(checkpoint.folder)
+    tokenizer, changed, notes = TokenizerFiles.read(checkpoint.folder).without_code(source)
+    tokenizer.check_rows(config.vocab_size, source)
+    plan = Plan(config, checkpoint.shards, checkpoint.folder, changed, notes)
+    if checkpoint.model_type != MODEL_TYPE:
+        add_mask(plan, tokenizer, generation_fields, source)
+        generation_fields = changed[GENERATION_FILE] = with_text_of_source(checkpoint, generation_fields)
+    elif config.mask_token_id is None:
+        notes.append("The config names no mask_token_id, so the result loads, but masked prediction refuses it.")
+    config.architectures, config.auto_map = [WEDLM_CLASS], None  # the code written beside it sets auto_map
+    notes += limits_of_parallel_decoding(checkpoint.model, generation_fields)
     write(plan, out, overwrite)
-    return Conversion(out, read.config.mask_token_id, notes)
+    return Conversion(out, config.mask_token_id, notes)
 
 
 def convert_to_autoregressive(
@@ -116,62 +114,62 @@ def convert_to_autoregressive(
         know.
     """
     out = check_out(out, overwrite)
-    read = read_source(source, out, wanted=(MODEL_TYPE,))
-    if read.config.drafts is not None:
+    checkpoint = read_source(source, out, wanted=(MODEL_TYPE,))
+    if checkpoint.config.drafts is not None:
         raise CheckpointError(
             f"{source} contains a draft adapter, which has no place in a stock checkpoint; convert its base instead."
         )
-    plan = plan_of_stock(read, stock_type_of(read), read_weights(read))
+    plan = plan_of_stock(checkpoint)
     write(plan, out, overwrite)
-    return Conversion(out, read.config.mask_token_id, plan.notes)
+    return Conversion(out, checkpoint.config.mask_token_id, plan.notes)
 
 
-def stock_type_of(read: Source) -> str:
-    """Returns the model_type of the plain checkpoint that has the layers of a WeDLM."""
-    model_type = stock_model_type(read.config)
+def read_source(source: str | os.PathLike, out: Path, wanted: tuple[str, ...]) -> Source:
+    """Reads and checks a checkpoint; weights on the Hub are downloaded once the config is known to fit."""
+    folder = checkpoint_folder(source, with_weights=False)
+    check_apart(out, folder)
+    check_links(folder)
+    fields = read_config(source, folder)
+    check_architecture(fields, source, wanted)
+    folder = download_weights(source, folder)
+    config, model = wedlm_model(fields, source)
+    shards = read_shards(folder)
+    check_shapes(shards, model, source)
+    return Source(source, folder, fields["model_type"], config, model, shards)
+
+
+def plan_of_stock(checkpoint: Source) -> Plan:
+    """Returns the plan of the plain checkpoint of a WeDLM, and unsets a MASK that its conversion added."""
+    config, source = checkpoint.config, checkpoint.name
+    model_type = stock_model_type(config)
     if model_type is None:
         raise CheckpointError(
-            f"{read.name} has qk_norm={read.config.qk_norm} and attention_bias={read.config.attention_bias}, and none "
-            f"of {families()} has both, so there is no stock class to convert it to."
+            f"{source} has qk_norm={config.qk_norm} and attention_bias={config.attention_bias}, and none of "
+            f"{families()} has both, so there is no stock class to convert it to."
         )
-    check_layers(read.config.to_dict(), read.name, model_type)
-    return model_type
-
-
-def plan_of_stock(read: Source, model_type: str, shards: list[Shard]) -> Plan:
-    """Returns the plan of the plain checkpoint that has the layers of a WeDLM.
-
-    Args:
-        read (`Source`): The WeDLM checkpoint. A MASK that its conversion added is unset in its config.
-        model_type (`str`): The model_type of the plain checkpoint.
-        shards (`list[Shard]`): The weight files of the WeDLM.
-    """
-    source = read.name
-    tokenizer, changed, tokenizer_notes = TokenizerFiles.read(read.folder).without_code(source)
-    tokenizer.check_rows(read.config.vocab_size, source)
-    mask = take_mask_out(read.config, tokenizer, shards, source)
-    changed |= mask.files
+    check_layers(config.to_dict(), source, model_type)
+    tokenizer, changed, notes = TokenizerFiles.read(checkpoint.folder).without_code(source)
+    tokenizer.check_rows(config.vocab_size, source)
+    plan = Plan(config, checkpoint.shards, checkpoint.folder, changed, notes)
+    remove_mask(plan, tokenizer, source)
     changed |= for_stock({**tokenizer.contents, **changed})
-    generation_fields = read_generation_fields(read.folder)
+    generation_fields = read_generation_fields(checkpoint.folder)
     if generation_fields.keys() & DEFAULTS.keys():  # parameters of parallel decoding
-        changed[GENERATION_FILE] = without_parallel_decoding(read.config, generation_fields)
-    config = stock_fields(read.config, model_type)
-    notes = tokenizer_notes + mask.notes
-    return Plan(config, shards, mask.num_rows, read.folder, changed, mask.tokens, notes)
+        changed[GENERATION_FILE] = without_parallel_decoding(config, generation_fields)
+    return replace(plan, config=stock_fields(config, model_type))
 
 
-def with_text_of_source(source: Source, generation_fields: dict) -> dict:
+# --- generation_config.json ---
+
+
+def with_text_of_source(checkpoint: Source, generation_fields: dict) -> dict:
     """The content of generation_config.json for a model that was not trained to fill in MASK.
 
     Verified decoding writes the text that the model wrote before its conversion, and so does autoregressive decoding,
     which knows every kind of RoPE and beams too. Streaming would write nonsense.
-
-    Args:
-        source (`Source`): The checkpoint, whose config has the special tokens if there is no such file.
-        generation_fields (`dict`): The content so far, empty if there is no such file.
     """
-    fields = dict(generation_fields or fields_of_no_file(source.config))
-    offered = offered_decodings(source.model, fields)
+    fields = dict(generation_fields or fields_of_no_file(checkpoint.config))
+    offered = offered_decodings(checkpoint.model, fields)
     fields["decoding"] = "verified" if "verified" in offered else "autoregressive"
     if FROM_MODEL in fields:
         fields[FROM_MODEL] = False  # transformers would take nothing else from the file
@@ -192,19 +190,106 @@ def fields_of_no_file(config: WeDLMConfig) -> dict:
     return {FROM_MODEL: True} | {name: token for name, token in special.items() if token is not None}
 
 
-def read_source(source: str | os.PathLike, out: Path, wanted: tuple[str, ...]) -> Source:
-    """Reads and checks a config; a checkpoint on the Hub is asked for its weights once its config is known to fit."""
-    folder = checkpoint_folder(source, with_weights=False)
-    check_apart(out, folder)
-    check_links(folder)
-    fields = read_config(source, folder)
-    check_architecture(fields, source, wanted)
-    folder = download_weights(source, folder)
-    config, model = wedlm_model(fields, source)
-    return Source(source, folder, fields["model_type"], config, model)
+# --- MASK ---
 
 
-def read_weights(source: Source) -> list[Shard]:
-    shards = read_shards(source.folder)
-    check_shapes(shards, source.model, source.name)
-    return shards
+def add_mask(plan: Plan, tokenizer: TokenizerFiles, generation_fields: dict, source: object) -> None:
+    """Chooses the MASK token of a stock checkpoint.
+
+    A mask_token that the tokenizer has is kept. Otherwise MASK gets a row that no token uses, or one more row.
+    """
+    config, tokens = plan.config, tokenizer.token_ids()
+    end_ids = named_ids("eos_token_id", config, generation_fields, source)
+    existing = tokenizer.mask_token()
+    if existing is not None:
+        check_existing_mask(existing, tokens, end_ids, config, source)
+        config.mask_token_id = tokens[existing]
+        plan.notes.append(f"The tokenizer has a mask_token, {existing!r} (id {tokens[existing]}); it is kept as MASK.")
+        return
+
+    used = {*tokens.values(), *end_ids}
+    for name in ("bos_token_id", "pad_token_id"):
+        used |= named_ids(name, config, generation_fields, source)
+    row = unused_row(used, config.vocab_size) if tokenizer.has_tokens() else None
+    config.mask_row = "unused"
+    if row is None:
+        row = config.vocab_size
+        if row in used:
+            raise CheckpointError(
+                f"The tokenizer or config of {source} uses the token id {row}, and its model has {row} rows; correct "
+                "vocab_size and resize the embeddings, or use the tokenizer that belongs to the model."
+            )
+        config.mask_row = "added"
+        resize_vocabulary(plan, row + 1)
+    config.mask_token_id = row
+    if tokenizer.has_tokens():
+        names = ("<|mask|>", *(f"<|mask_{i}|>" for i in range(2, len(tokens) + 3)))
+        token = next(name for name in names if name not in tokens)
+        plan.changed |= tokenizer.with_mask(token, row)
+        plan.tokens = {**tokens, token: row}
+    else:
+        plan.notes.append(
+            f"{source} has no tokenizer, and MASK gets row {row}; if a tokenizer is to name MASK, put it there and "
+            "convert again."
+        )
+
+
+def unused_row(used: set[int], vocab_size: int) -> int | None:
+    """The first row behind all used ones, or else the first gap between them; None if there is neither."""
+    behind = max(used, default=-1) + 1
+    if behind < vocab_size:
+        return behind
+    gap = next(i for i in count() if i not in used)
+    return gap if gap < vocab_size else None
+
+
+def named_ids(name: str, config: WeDLMConfig, generation_fields: dict, source: object) -> set[int]:
+    """The token ids that the config and generation_config.json give for a field such as eos_token_id."""
+    ids = set()
+    for value in (getattr(config, name), generation_fields.get(name)):
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(i) is int for i in values):
+            raise CheckpointError(f"{name} of {source} is {value!r}, which is no token id; correct it.")
+        ids |= set(values)
+    return ids
+
+
+def check_existing_mask(
+    token: str, tokens: dict[str, int], end_ids: set[int], config: WeDLMConfig, source: object
+) -> None:
+    token_id = tokens.get(token)
+    if token_id is None or not 0 <= token_id < config.vocab_size:
+        raise CheckpointError(
+            f"The mask_token {token!r} of {source} has the id {token_id}, which is none of the {config.vocab_size} "
+            "rows; correct or remove mask_token in tokenizer_config.json."
+        )
+    if token_id in {*end_ids, config.pad_token_id}:  # the padding row of an embedding learns nothing
+        raise CheckpointError(
+            f"The mask_token {token!r} of {source} also ends or pads the text; correct or remove mask_token in "
+            "tokenizer_config.json."
+        )
+
+
+def remove_mask(plan: Plan, tokenizer: TokenizerFiles, source: object) -> None:
+    """Undoes `add_mask`."""
+    config, mask_token_id = plan.config, plan.config.mask_token_id
+    if config.mask_row is None:
+        if mask_token_id is not None:
+            plan.notes.append(f"MASK, token {mask_token_id}, stays: no conversion to WeDLM added it.")
+        return
+    if config.mask_row == "added":
+        if mask_token_id != config.vocab_size - 1:
+            raise CheckpointError(
+                f"mask_token_id={mask_token_id} is not the last of the {config.vocab_size} rows of {source} any more, "
+                'though its config says mask_row="added"; set mask_row to null there to keep MASK.'
+            )
+        resize_vocabulary(plan, mask_token_id)
+    config.mask_token_id = None
+    if tokenizer.has_tokens():
+        plan.changed |= tokenizer.without_mask(mask_token_id)
+        plan.tokens = {token: i for token, i in tokenizer.token_ids().items() if i != mask_token_id}
+
+
+def resize_vocabulary(plan: Plan, num_rows: int) -> None:
+    plan.config.vocab_size = num_rows
+    plan.num_rows = dict.fromkeys((EMBEDDING, HEAD), num_rows)

@@ -1,16 +1,18 @@
-"""The facts about a checkpoint, from its config and the headers of its weight files: its size, and how it decodes."""
+"""The facts about a checkpoint without its weights: its size, the decodings that it offers, and their limits."""
 
 import os
 from collections import Counter
+from copy import copy
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from transformers import GenerationConfig
 
-from wedlm.checkpoints.architectures import STOCK, check_architecture, read_wedlm_config, wedlm_model
-from wedlm.checkpoints.plain import is_plain, is_plain_generation, number_of_parameters
+from wedlm.checkpoints.architectures import STOCK, check_architecture, wedlm_model
 from wedlm.checkpoints.resolve import (
     FROM_MODEL,
+    GENERATION_FILE,
     checkpoint_folder,
     checkpoint_of,
     draft_adapter,
@@ -22,8 +24,11 @@ from wedlm.checkpoints.resolve import (
 from wedlm.checkpoints.shards import DTYPES, Shard, read_shards, shard_names
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles
 from wedlm.generation.parameters import DECODINGS, DEFAULTS
+from wedlm.generation.sampling import reads_no_text
+from wedlm.generation.transformers_internals import processors_of, resolved_generation_config
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
+from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 
 class Facts(NamedTuple):
@@ -56,7 +61,7 @@ class Facts(NamedTuple):
         for shard in self.shards:
             for tensor in shard.tensors.values():
                 start, stop = tensor["data_offsets"]
-                total[DTYPES[tensor["dtype"]].name] += stop - start
+                total[DTYPES[tensor["dtype"]]] += stop - start
         return total
 
 
@@ -81,34 +86,77 @@ def read_facts(name: str | os.PathLike) -> Facts:
     else:
         require_wedlm(name, fields)
     is_wedlm = model_type == MODEL_TYPE
-    config, generation = read_wedlm_config(fields, name), read_generation_fields(folder)
+    config, model = wedlm_model(fields, name)
+    generation = read_generation_fields(folder)
     if adapter is not None:
         generation = read_generation_fields(adapter) or with_verified_decoding(generation)
     if generation.get(FROM_MODEL):
         generation = {field: value for field, value in generation.items() if field not in DEFAULTS}
-    if is_plain(config) and (not is_wedlm or is_plain_generation(generation)):
-        parameters, notes = number_of_parameters(config), []
-        decodings = ["autoregressive"] if config.mask_token_id is None else list(DECODINGS)
-    else:
-        from wedlm.checkpoints.limits import limits_of_parallel_decoding, offered_decodings  # takes seconds
-
-        _, model = wedlm_model(fields, name)
-        parameters, notes = model.num_parameters(), limits_of_parallel_decoding(model, generation)
-        decodings = offered_decodings(model, generation)
-    shards = read_shards(folder) if any((folder / file).exists() for file in shard_names(folder)) else []
     tokenizer = TokenizerFiles.read(folder)
     tokens = {i: token for token, i in tokenizer.token_ids().items()}
     return Facts(
-        str(name),
-        adapter,
-        model_type,
-        config,
-        parameters,
-        shards,
-        tokens.get(config.mask_token_id),
-        tokenizer.has_tokens(),
-        generation,
-        (DEFAULTS if is_wedlm else {}) | generation,
-        decodings if is_wedlm else [],
-        notes if is_wedlm else [],
+        name=str(name),
+        adapter=adapter,
+        model_type=model_type,
+        config=config,
+        parameters=model.num_parameters(),
+        shards=read_shards(folder) if any((folder / file).exists() for file in shard_names(folder)) else [],
+        mask_token=tokens.get(config.mask_token_id),
+        has_tokenizer=tokenizer.has_tokens(),
+        generation_file=generation,
+        generation=(DEFAULTS if is_wedlm else {}) | generation,
+        decodings=offered_decodings(model, generation) if is_wedlm else [],
+        notes=limits_of_parallel_decoding(model, generation) if is_wedlm else [],
     )
+
+
+def offered_decodings(model: WeDLMForCausalLM, generation_fields: dict) -> list[str]:
+    """The decodings that `generate()` does not refuse with these fields of generation_config.json."""
+    offered = []
+    for decoding in DECODINGS:
+        try:
+            resolved_generation_config(with_generation_fields(model, generation_fields), decoding=decoding)
+            if decoding != "autoregressive":
+                model.config.require_mask_token_id()
+            offered.append(decoding)
+        except Exception:  # a wrong field raises errors of many kinds
+            continue
+    return offered
+
+
+def limits_of_parallel_decoding(model: WeDLMForCausalLM, generation_fields: dict) -> list[str]:
+    """A sentence for each thing that keeps a checkpoint from decoding in parallel, or slows it down."""
+    try:
+        as_given = with_generation_fields(model, generation_fields)
+        decoding = resolved_generation_config(as_given).decoding
+        reading_text = [
+            f"{name}={value!r}"
+            for name, value in generation_fields.items()
+            if name not in DEFAULTS and reads_text(as_given, name, value)
+        ]
+    except Exception as error:  # a wrong field raises errors of many kinds
+        return [f"generate() will refuse this checkpoint until it is changed: {error}"]
+    if decoding == "autoregressive":
+        try:
+            resolved_generation_config(as_given, decoding="verified")
+        except ValueError as error:
+            return [f"This checkpoint decodes token by token only: {error}"]
+    if not reading_text:
+        return []
+    return [
+        f"{GENERATION_FILE} has {', '.join(reading_text)}: it reads the text, so that tokens are chosen left to right "
+        "and fewer are filled per forward; remove it there for full speed."
+    ]
+
+
+def with_generation_fields(model: WeDLMForCausalLM, generation_fields: dict) -> WeDLMForCausalLM:
+    """The same model with another generation_config; the weights are shared, and `model` keeps its own config."""
+    other = copy(model)
+    other.generation_config = GenerationConfig.from_dict(generation_fields)
+    return other
+
+
+def reads_text(model: WeDLMForCausalLM, name: str, value: object) -> bool:
+    """Whether a field of generation_config.json asks for a processor that reads the text before a slot."""
+    config = GenerationConfig.from_dict({"eos_token_id": [0], name: value})
+    return not all(map(reads_no_text, processors_of(model, config, torch.zeros(1, 1, dtype=torch.long))))

@@ -4,14 +4,16 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from safetensors import safe_open
+from transformers import PreTrainedConfig, PreTrainedModel
 
-if TYPE_CHECKING:  # `wedlm info` imports this file, and no model
-    from transformers import PreTrainedConfig, PreTrainedModel
+from wedlm.checkpoints.architectures import read_wedlm_config
+from wedlm.checkpoints.shards import EMBEDDING, HEAD, Shard, read_json, read_shards
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # The weights of the model itself, also where PEFT has put layers of its own around them.
 OWN_WEIGHT = re.compile(
     r"(model\.embed_tokens|model\.norm|lm_head|model\.layers\.\d+(?:\.\w+){1,2})(?:\.base_layer)*\.(weight|bias)"
@@ -36,7 +38,7 @@ class Fingerprint(NamedTuple):
 FIELDS = ("base_fingerprint", "base_weights")  # of adapter_config.json; adapters before 0.3.0 have only the first
 
 
-def fingerprint(model: "PreTrainedModel") -> Fingerprint:
+def fingerprint(model: PreTrainedModel) -> Fingerprint:
     """Returns the fingerprint of a `WeDLMForCausalLM` without its adapters."""
     weights = {
         f"{match[1]}.{match[2]}": weight.detach()
@@ -51,16 +53,23 @@ def fingerprint(model: "PreTrainedModel") -> Fingerprint:
     return found._replace(weights=None) if any(each.dtype == torch.float16 for each in weights.values()) else found
 
 
-def fingerprint_of(
-    names: Iterable[str], read: Callable[[str], torch.Tensor], config: "PreTrainedConfig"
-) -> Fingerprint:
-    """Returns the fingerprint of the weights that have these names; further weights do not count.
+def fingerprint_on_disk(folder: Path) -> Fingerprint:
+    """Returns the fingerprint of a checkpoint in a folder, stock or WeDLM."""
+    return fingerprint_of_files(read_shards(folder), read_wedlm_config(read_json(folder / "config.json"), folder))
 
-    Args:
-        names (`Iterable[str]`): The names of the weights.
-        read (`Callable`): Returns the weight of a name.
-        config (`PreTrainedConfig`): The config of the model, stock or WeDLM.
-    """
+
+def fingerprint_of_files(shards: list[Shard], config: PreTrainedConfig) -> Fingerprint:
+    paths = {name: shard.path for shard in shards for name in shard.tensors}
+
+    def read(name: str) -> torch.Tensor:
+        with safe_open(paths[name], framework="pt") as file:
+            return file.get_tensor(name)
+
+    return fingerprint_of(paths, read, config)
+
+
+def fingerprint_of(names: Iterable[str], read: Callable[[str], torch.Tensor], config: PreTrainedConfig) -> Fingerprint:
+    """Returns the fingerprint of the weights that have these names; further weights do not count."""
     names = sorted(name for name in names if OWN_WEIGHT.fullmatch(name))
     if config.tie_word_embeddings and HEAD in names:
         names.remove(HEAD)
@@ -86,12 +95,7 @@ def fingerprint_of(
 
 
 def check_base(present: Fingerprint, recorded: dict[str, str | None]) -> None:
-    """Raises a ValueError if the fingerprint of a model is not the one that an adapter recorded.
-
-    Args:
-        present (`Fingerprint`): That of the model.
-        recorded (`dict`): The fields of the adapter's config.
-    """
+    """Raises a ValueError if the fingerprint of a model is not the one in an adapter's config."""
     for name, value in zip(FIELDS, present, strict=True):
         if None not in (value, recorded.get(name)) and recorded[name] != value:
             raise ValueError(

@@ -1,17 +1,33 @@
-"""Loads the model and the tokenizer of a WeDLM checkpoint."""
+"""Loads the model and the tokenizer of a WeDLM checkpoint, and puts a draft adapter of PEFT's files into a model."""
 
 import os
+import re
+from copy import copy
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, logging
 
 from wedlm.checkpoints.architectures import read_wedlm_config
-from wedlm.checkpoints.attach import attach_adapter
 from wedlm.checkpoints.errors import CheckpointError, one_line
-from wedlm.checkpoints.resolve import GENERATION_FILE, draft_adapter, read_config, wedlm_folder
+from wedlm.checkpoints.fingerprint import Fingerprint, check_base, fingerprint, fingerprint_of_files
+from wedlm.checkpoints.resolve import (
+    ADAPTER_WEIGHTS,
+    DRAFT_TYPE,
+    GENERATION_FILE,
+    adapter_fields,
+    draft_adapter,
+    read_config,
+    wedlm_folder,
+)
+from wedlm.checkpoints.shards import DTYPES, EMBEDDING, Shard
 from wedlm.fused.model import fuse
-from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
+from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM, WeDLMModel
 
 
 def load_checkpoint(
@@ -27,8 +43,8 @@ def load_checkpoint(
         dtype (`str`, *optional*, defaults to `"auto"`): The dtype of the weights; `"auto"` is the one they have on
             disk.
         device (`str`, *optional*): The device of the model; by default the GPU if there is one, otherwise the CPU.
-        only_decodes (`bool`, *optional*, defaults to `False`): Whether the model will only decode. Then its weights
-            layers are fused.
+        only_decodes (`bool`, *optional*, defaults to `False`): Whether the model will only decode. Then its layers
+            are fused.
 
     Raises:
         `CheckpointError`: whatever is in the way, as one sentence with the remedy.
@@ -69,3 +85,83 @@ def load_checkpoint(
             if weight.device.type == "cpu":  # or it would be the file itself, which may become shorter or another
                 weight.data = weight.data.clone()
     return (fuse(model) if only_decodes else model), tokenizer
+
+
+# --- Draft adapters ---
+
+
+class NativeAdapter(NamedTuple):
+    """A draft adapter in the form that the model itself has."""
+
+    drafts: dict[str, Any]  # of the config
+    tensors: dict[str, torch.Tensor]  # by name in `WeDLMModel`
+
+
+def attach_adapter(model: WeDLMForCausalLM, folder: Path) -> None:
+    """Adds the draft adapter in a folder to a model, whose config describes it afterwards."""
+    adapter = native_adapter(folder, model, fingerprint(model))
+    if any(weight.is_meta for weight in model.parameters()):
+        raise CheckpointError(
+            f"{folder} cannot be added, because some weights of the model are not in memory; load all of them."
+        )
+    dtype = model.dtype  # before there are weights of another one
+    model.config.drafts = adapter.drafts
+    model.model.add_drafts(**adapter.drafts)
+    for name, parameter in model.model.named_parameters():
+        if name in adapter.tensors:
+            parameter.data = adapter.tensors[name].to(parameter.device, dtype)
+
+
+def adapter_on_disk(folder: Path, model: WeDLMForCausalLM, shards: list[Shard]) -> NativeAdapter:
+    """A draft adapter as the weight files of its base hold it: by name in `WeDLMForCausalLM`, in the base's dtype."""
+    adapter = native_adapter(folder, model, fingerprint_of_files(shards, model.config))
+    embedding = next(shard.tensors[EMBEDDING] for shard in shards if EMBEDDING in shard.tensors)
+    dtype = model.config.dtype or getattr(torch, DTYPES[embedding["dtype"]])
+    return adapter._replace(tensors={f"model.{name}": value.to(dtype) for name, value in adapter.tensors.items()})
+
+
+def native_adapter(folder: Path, model: WeDLMForCausalLM, base_fingerprint: Fingerprint) -> NativeAdapter:
+    """Reads a draft adapter, and refuses one that does not fit the model, whose weights may be missing."""
+    if model.config.drafts is not None:
+        raise CheckpointError(f"The model has a draft adapter already; load its base anew, and then add {folder}.")
+    try:
+        fields = adapter_fields(folder)
+        if fields.get("peft_type") != DRAFT_TYPE:
+            raise ValueError(f"its peft_type is {fields.get('peft_type')!r}, that of draft adapters {DRAFT_TYPE!r}")
+        scale = fields["lora_alpha"] / fields["r"]
+        tensors = {native_name(name): tensor for name, tensor in load_file(folder / ADAPTER_WEIGHTS).items()}
+        check_base(base_fingerprint, fields)
+        config = copy(model.config)
+        config.require_mask_token_id()
+        config.drafts = {"rank": fields["r"], "modules": sorted(fields["target_modules"])}
+        check_shapes(tensors, config)
+        scaled = {name: value * scale if name.endswith(".up") else value for name, value in tensors.items()}
+        if broken := [name for name, value in scaled.items() if not value.isfinite().all()]:
+            raise ValueError(f"{broken[0]} holds values that are not finite, {len(broken)} such weights in all")
+    except (OSError, SafetensorError, ValueError, TypeError, RuntimeError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"{folder} cannot be used as a draft adapter of this model ({one_line(error)}); give the adapter of this "
+            "model, or copy it again."
+        ) from error
+    return NativeAdapter(config.drafts, scaled)
+
+
+def check_shapes(given: dict[str, torch.Tensor], config: WeDLMConfig) -> None:
+    """Compares the weights of a draft adapter with those that a model of this config has for it."""
+    with torch.device("meta"):
+        parameters = WeDLMModel(config).named_parameters()
+    wanted = {name: value.shape for name, value in parameters if name == "mask_embedding" or ".drafts." in name}
+    if wrong := sorted(given.keys() ^ wanted.keys()):
+        raise ValueError(f"{wrong[0]} is in one of them only, {len(wrong)} such weights in all")
+    for name, shape in wanted.items():
+        if given[name].shape != shape:
+            raise ValueError(f"{name} has the shape {tuple(given[name].shape)} and should have {tuple(shape)}")
+
+
+def native_name(name: str) -> str:
+    """The name in `WeDLMModel` of a weight of PEFT's files, as layers.0.mlp.drafts.up_proj.down."""
+    name = name.removeprefix("base_model.model.model.").removesuffix(".weight")
+    if name == "embed_tokens.lora_mask":
+        return "mask_embedding"
+    name = re.sub(r"\.(\w+)\.lora_A$", r".drafts.\1.down", name)
+    return re.sub(r"\.(\w+)\.lora_B$", r".drafts.\1.up", name)

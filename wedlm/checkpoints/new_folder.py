@@ -17,12 +17,9 @@ DRAFTS_FILE = "drafts.safetensors"  # in the drafter
 
 
 def check_out(out: str | os.PathLike, overwrite: bool) -> Path:
-    """Refuses a place that nothing may be written to, and returns it as an absolute path.
+    """Refuses a folder that may not be written, and returns its absolute path.
 
-    Args:
-        out (`str` or `os.PathLike`): The folder to write; it may be missing or empty.
-        overwrite (`bool`):
-            Whether it may hold a checkpoint, an adapter or an export for vLLM, which will be replaced.
+    It may be missing or empty; with `overwrite` it may hold a checkpoint, an adapter or an export for vLLM.
     """
     try:
         out = Path(out).resolve()
@@ -30,7 +27,7 @@ def check_out(out: str | os.PathLike, overwrite: bool) -> Path:
             raise CheckpointError(f"{out} is a file; choose a folder that does not exist yet.")
         is_used = out.exists() and any(out.iterdir())
     except (OSError, RuntimeError) as error:  # a link to itself raises a RuntimeError
-        raise CheckpointError(f"{out} cannot be looked into ({error}); choose another place.") from error
+        raise CheckpointError(f"{out} cannot be read ({error}); choose another folder.") from error
     # The folder itself is replaced. A mount point cannot be, and the folder of a shell should not be.
     if os.path.ismount(out) or out in (Path.cwd(), *Path.cwd().parents):
         raise CheckpointError(f"{out} is a mount point, or the folder you are in; choose a new folder inside of it.")
@@ -53,14 +50,10 @@ def check_apart(out: Path, source: Path) -> None:
 
 
 def check_links(source: Path) -> None:
-    """Refuses a link out of a checkpoint folder, whose files are copied: it would publish any file of this machine.
-
-    A cache of the Hub consists of links from the folder of a snapshot to the folder `blobs` beside `snapshots`. Older
-    versions of huggingface_hub also filled other folders with links into the cache.
-    """
+    """Refuses a link out of a checkpoint folder, whose files are copied: it would publish any file of this machine."""
     real = source.resolve()
-    roots = [real, Path(constants.HF_HUB_CACHE).resolve()]
-    if real.parent.name == "snapshots":  # of any cache
+    roots = [real, Path(constants.HF_HUB_CACHE).resolve()]  # older versions made links into it
+    if real.parent.name == "snapshots":  # of any cache, whose links lead to `blobs` beside `snapshots`
         roots.append(real.parents[1] / "blobs")
     for path in (*source.iterdir(), *source.glob("*/*.jinja")):
         target = Path(os.path.realpath(path))
@@ -75,8 +68,7 @@ def is_checkpoint(folder: Path) -> bool:
     """Whether a folder holds a checkpoint, an adapter of PEFT, or an export of the decoding alone."""
     if (folder / "custom_generate" / "generate.py").is_file():
         return True
-    signs = {"config.json": "model_type", "adapter_config.json": "peft_type"}
-    return any(has_field(folder / name, field) for name, field in signs.items())
+    return has_field(folder / "config.json", "model_type") or has_field(folder / "adapter_config.json", "peft_type")
 
 
 def is_export_for_vllm(folder: Path) -> bool:
@@ -100,10 +92,8 @@ def has_field(path: Path, name: str) -> bool:
 
 def leftovers(out: Path) -> list[str]:
     """The folders beside `out` that a killed conversion left, or that a running one uses."""
-    if not out.parent.is_dir():
-        return []
     prefixes = (f"{out.name}.incomplete-", f"{out.name}.replaced-")
-    return sorted(str(path) for path in out.parent.iterdir() if path.name.startswith(prefixes))
+    return sorted(str(path) for path in out.parent.glob("*") if path.name.startswith(prefixes))
 
 
 def check_space(out: Path, num_bytes: int) -> None:
@@ -120,13 +110,9 @@ def check_space(out: Path, num_bytes: int) -> None:
 
 @contextmanager
 def complete_or_absent(out: Path, overwrite: bool) -> Iterator[Path]:
-    """Gives a new folder beside `out` that is renamed to `out` when the block ends, and removed when it fails.
+    """Yields a new folder beside `out` that is renamed to `out` when the block ends, and removed when it fails.
 
     The checkpoint that is replaced is removed last. A kill may leave `OUT.incomplete-...` or `OUT.replaced-...`.
-
-    Args:
-        out (`Path`): The folder, which `check_out` has accepted.
-        overwrite (`bool`): Whether a checkpoint that `out` holds is replaced.
     """
     suffix = secrets.token_hex(4)
     new, old = out.with_name(f"{out.name}.incomplete-{suffix}"), out.with_name(f"{out.name}.replaced-{suffix}")

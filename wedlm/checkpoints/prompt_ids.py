@@ -11,14 +11,9 @@ from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 def encode(
     model: WeDLMForCausalLM, tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict], raw: bool = False
 ) -> list[int]:
-    """The ids of a prompt.
+    """Returns the ids of a text or of the messages of a chat, and refuses those that the model cannot read.
 
-    Args:
-        model (`WeDLMForCausalLM`): The model, for its limits.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        prompt (`str` or `list[dict]`): A text, or the messages of a chat that the model answers.
-        raw (`bool`, *optional*, defaults to `False`): Whether a text is continued as it is. Otherwise it becomes a
-            message, if the tokenizer has a chat template; if not, a notice says so.
+    A text becomes a message where the tokenizer has a chat template, and with `raw` it is continued as it is.
     """
     if isinstance(prompt, str) and not raw:
         if tokenizer.chat_template is None:

@@ -1,4 +1,4 @@
-"""Turns a folder or a name on the Hub into a folder with a checkpoint's files, and says what the folder lacks."""
+"""Finds the files of checkpoints and adapters, in a folder or on the Hub, and says what is missing."""
 
 import math
 import os
@@ -10,12 +10,12 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER, REAL_MODEL
 from wedlm.checkpoints.errors import CheckpointError, one_line
-from wedlm.checkpoints.shards import INDEX_FILE, read_json, shard_names
-from wedlm.checkpoints.stock_families import STOCK_FAMILIES, families
+from wedlm.checkpoints.shards import INDEX_FILE, check_weights, read_json, shard_names
 from wedlm.generation.parameters import is_count
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 HUB_NAME = r"[\w-][\w.-]*/[\w.-]+"
+STOCK_FAMILIES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral"}  # by model_type
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 FROM_MODEL = "_from_model_config"  # if it is true there, transformers reads no parameter of parallel decoding from it
@@ -30,6 +30,8 @@ OF_A_TOKENIZER = (
 )  # fmt: skip
 COMPANIONS = (GENERATION_FILE, *OF_A_TOKENIZER, "LICENSE*", "NOTICE*")
 SMALL_FILES = (CONFIG_FILE, ADAPTER_FILE, "README.md", INDEX_FILE, *COMPANIONS)
+
+# --- Folders and downloads ---
 
 
 def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
@@ -76,99 +78,11 @@ def wedlm_folder(name: str | os.PathLike, with_weights: bool) -> Path:
     return folder
 
 
-def draft_adapter(name: str | os.PathLike) -> Path | None:
-    """Returns the folder of a draft adapter with its weights; None if the name is not one of a draft adapter.
-
-    Args:
-        name (`str` or `os.PathLike`): A folder, or a name on the Hub.
-    """
-    folder = checkpoint_folder(name, with_weights=False)
-    if (folder / CONFIG_FILE).exists() or not has_draft_type(folder):
-        return None
-    adapter_fields(folder)
-    return folder if Path(name).is_dir() else download(name, [*SMALL_FILES, ADAPTER_WEIGHTS], revision=folder.name)
-
-
-def has_draft_type(folder: Path) -> bool:
-    """Whether adapter_config.json describes a draft adapter."""
-    try:
-        return read_json(folder / ADAPTER_FILE).get("peft_type") == DRAFT_TYPE
-    except CheckpointError:
-        return False
-
-
-def adapter_fields(folder: Path) -> dict:
-    """Returns the content of the adapter_config.json of a draft adapter, and refuses one that no adapter can have."""
-    fields = read_json(folder / ADAPTER_FILE)
-    rank, alpha, modules = (fields.get(name) for name in ("r", "lora_alpha", "target_modules"))
-    for name, is_right, meaning in (
-        ("r", is_count(rank) and rank <= 2**16, "an integer from 1 to 65536"),
-        ("lora_alpha", type(alpha) in (int, float) and math.isfinite(alpha), "a finite number"),
-        (
-            "target_modules",
-            isinstance(modules, list) and all(type(each) is str for each in modules),
-            "a list of names",
-        ),
-    ):
-        if not is_right:
-            raise CheckpointError(
-                f"{name}={one_line(repr(fields.get(name)))} in {folder / ADAPTER_FILE} is not {meaning}; correct it, "
-                "or copy the adapter again."
-            )
-    return fields
-
-
-def checkpoint_of(name: str | os.PathLike) -> str | os.PathLike:
-    """Returns the base of a draft adapter, and any other name as it is."""
-    return name if draft_adapter(name) is None else base_of(name)
-
-
-def base_of(adapter: str | os.PathLike) -> str:
-    """Returns the checkpoint that an adapter was trained on: a folder, or a name on the Hub.
-
-    Args:
-        adapter (`str` or `os.PathLike`): The folder of an adapter of PEFT, or its name on the Hub.
-    """
-    try:
-        is_on_hub = not Path(adapter).exists() and re.fullmatch(HUB_NAME, str(adapter))
-        file = Path(hf_hub_download(str(adapter), ADAPTER_FILE) if is_on_hub else Path(adapter) / ADAPTER_FILE)
-        fields = read_json(file)
-        base = fields["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(
-            f"{adapter} is no adapter of PEFT ({one_line(error)}); give the folder it was saved to."
-        ) from error
-    if not isinstance(base, str | None):
-        raise CheckpointError(
-            f"base_model_name_or_path={one_line(repr(base))} of {adapter} is no text; write the folder of its base, "
-            "or the name on the Hub, into adapter_config.json."
-        )
-    if base and Path(base).is_dir():
-        return base
-    if base and fields.get("peft_type") == DRAFT_TYPE:  # which is refused in any other base than its own
-        for parent in file.resolve().parents if Path(adapter).is_dir() else ():
-            if (parent / base).is_dir():
-                return str(parent / base)
-    if base and re.fullmatch(HUB_NAME, base):
-        return base
-    place = f"there is no folder {Path(base).absolute()}" if base else "its name is missing"
-    made = ", which `make real-model` makes in a clone of the repository wedlm," if base == REAL_MODEL else ""
-    raise CheckpointError(
-        f"The checkpoint {base}, which {adapter} was trained on, cannot be loaded ({place}); put it{made} there, or "
-        "correct base_model_name_or_path in adapter_config.json."
-    )
-
-
 def download_weights(name: str | os.PathLike, folder: Path) -> Path:
-    """Downloads the weights that belong to the small files in `folder`; a local folder is returned as it is.
-
-    Args:
-        name (`str` or `os.PathLike`): The name that `checkpoint_folder` got.
-        folder (`Path`): The folder that it returned. In the Hub's cache its name is the commit, so the weights are
-            those of the config that has been read.
-    """
+    """Downloads the weights that belong to the small files in `folder`; a local folder is returned as it is."""
     if Path(name).is_dir():
         return folder
+    # In the Hub's cache a folder is named by its commit.
     return download(name, [*SMALL_FILES, *shard_names(folder)], revision=folder.name)
 
 
@@ -187,6 +101,9 @@ def download(name: str | os.PathLike, patterns: list[str], revision: str | None 
         ) from error
 
 
+# --- The content of a folder ---
+
+
 def read_config(name: str | os.PathLike, folder: Path) -> dict:
     if (folder / CONFIG_FILE).exists():
         return read_json(folder / CONFIG_FILE)
@@ -203,15 +120,7 @@ def read_generation_fields(folder: Path) -> dict:
 
 
 def with_verified_decoding(generation_fields: dict) -> dict:
-    """The fields of generation_config.json, changed so that verified decoding is the default."""
     return generation_fields | {"decoding": "verified", FROM_MODEL: False}
-
-
-def check_weights(name: str | os.PathLike, folder: Path) -> None:
-    if missing := [file for file in shard_names(folder) if not (folder / file).is_file()]:
-        raise CheckpointError(
-            f"{name} lacks its weights ({', '.join(missing)}); copy or download them (only safetensors are read)."
-        )
 
 
 def require_tokenizer(name: str | os.PathLike, folder: Path) -> None:
@@ -235,3 +144,84 @@ def how_to_convert(name: str | os.PathLike, model_type: str | None) -> str:
     if model_type in STOCK_FAMILIES:
         return f"`wedlm convert {name} OUT` makes a WeDLM checkpoint of it"
     return f"`wedlm convert` makes WeDLM checkpoints of {families()}"
+
+
+def families() -> str:
+    """The names of the stock architectures, for sentences."""
+    *names, last = STOCK_FAMILIES.values()
+    return f"{', '.join(names)} and {last}"
+
+
+# --- Adapters ---
+
+
+def draft_adapter(name: str | os.PathLike) -> Path | None:
+    """Returns the folder of a draft adapter with its weights; None if the name is not one of a draft adapter."""
+    folder = checkpoint_folder(name, with_weights=False)
+    if (folder / CONFIG_FILE).exists() or not has_draft_type(folder):
+        return None
+    adapter_fields(folder)
+    return folder if Path(name).is_dir() else download(name, [*SMALL_FILES, ADAPTER_WEIGHTS], revision=folder.name)
+
+
+def has_draft_type(folder: Path) -> bool:
+    """Whether adapter_config.json describes a draft adapter."""
+    try:
+        return read_json(folder / ADAPTER_FILE).get("peft_type") == DRAFT_TYPE
+    except CheckpointError:
+        return False
+
+
+def adapter_fields(folder: Path) -> dict:
+    """Returns the content of the adapter_config.json of a draft adapter, and refuses values of wrong types."""
+    fields = read_json(folder / ADAPTER_FILE)
+    rank, alpha, modules = (fields.get(name) for name in ("r", "lora_alpha", "target_modules"))
+    is_list_of_names = isinstance(modules, list) and all(type(each) is str for each in modules)
+    for name, is_right, meaning in (
+        ("r", is_count(rank) and rank <= 2**16, "an integer from 1 to 65536"),
+        ("lora_alpha", type(alpha) in (int, float) and math.isfinite(alpha), "a finite number"),
+        ("target_modules", is_list_of_names, "a list of names"),
+    ):
+        if not is_right:
+            raise CheckpointError(
+                f"{name}={one_line(repr(fields.get(name)))} in {folder / ADAPTER_FILE} is not {meaning}; correct it, "
+                "or copy the adapter again."
+            )
+    return fields
+
+
+def checkpoint_of(name: str | os.PathLike) -> str | os.PathLike:
+    """Returns the base of a draft adapter, and any other name as it is."""
+    return name if draft_adapter(name) is None else base_of(name)
+
+
+def base_of(adapter: str | os.PathLike) -> str:
+    """Returns the checkpoint that an adapter of PEFT was trained on: a folder, or a name on the Hub."""
+    try:
+        is_on_hub = not Path(adapter).exists() and re.fullmatch(HUB_NAME, str(adapter))
+        file = Path(hf_hub_download(str(adapter), ADAPTER_FILE) if is_on_hub else Path(adapter) / ADAPTER_FILE)
+        fields = read_json(file)
+        base = fields["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"{adapter} is no adapter of PEFT ({one_line(error)}); give the folder it was saved to."
+        ) from error
+    if not isinstance(base, str | None):
+        raise CheckpointError(
+            f"base_model_name_or_path={one_line(repr(base))} of {adapter} is no text; write the folder of its base, "
+            "or the name on the Hub, into adapter_config.json."
+        )
+    if base and Path(base).is_dir():
+        return base
+    if base and fields.get("peft_type") == DRAFT_TYPE:  # which is refused in any other base than its own
+        for parent in file.resolve().parents if Path(adapter).is_dir() else ():
+            if (parent / base).is_dir():
+                return str(parent / base)
+    if base and re.fullmatch(HUB_NAME, base):
+        return base
+    reason = f"there is no folder {Path(base).absolute()}" if base else "its name is missing"
+    made = ", which `make real-model` makes in a clone of the repository wedlm," if base == REAL_MODEL else ""
+    raise CheckpointError(
+        f"The checkpoint {base}, which {adapter} was trained on, cannot be loaded ({reason}); put it{made} there, or "
+        "correct base_model_name_or_path in adapter_config.json."
+    )

@@ -1,7 +1,6 @@
 """The files of a tokenizer as data, so that a MASK token can be put in and taken out."""
 
 import json
-from itertools import count
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -20,8 +19,8 @@ def content_of(token: str | dict | None) -> str | None:
     return token["content"] if isinstance(token, dict) else token
 
 
-def without(mapping: dict, name: str) -> dict:
-    return {key: value for key, value in mapping.items() if key != name}
+def without(mapping: dict, *names: str) -> dict:
+    return {key: value for key, value in mapping.items() if key not in names}
 
 
 class TokenizerFiles(NamedTuple):
@@ -49,27 +48,24 @@ class TokenizerFiles(NamedTuple):
     def without_code(self, source: object) -> tuple[Self, dict[str, dict], list[str]]:
         """Takes out the code that a tokenizer names besides transformers'; tokenizer.json stands for itself.
 
-        Args:
-            source (`str` or `os.PathLike`): The name of the checkpoint, for messages.
-
         Returns:
             `tuple`: The tokenizer, its files that change, with their new content, and notes for its user.
         """
         if not self.has_code():
             return self, {}, []
-        config = self.file("tokenizer_config.json")
-        name, is_foreign = config.get("tokenizer_class"), self.has_foreign_class()
-        if is_foreign and "tokenizer.json" not in self.contents:
-            raise CheckpointError(
-                f"The tokenizer of {source} has the class {name!r}, which transformers lacks, and no tokenizer.json; "
-                "save it as a tokenizer of transformers first."
-            )
-        stock = {"tokenizer_class": "PreTrainedTokenizerFast"} if is_foreign else {}
-        changed = {"tokenizer_config.json": without(config, "auto_map") | stock}
+        config = without(self.file("tokenizer_config.json"), "auto_map")
+        if self.has_foreign_class():
+            if "tokenizer.json" not in self.contents:
+                raise CheckpointError(
+                    f"The tokenizer of {source} has the class {config['tokenizer_class']!r}, which transformers "
+                    "lacks, and no tokenizer.json; save it as a tokenizer of transformers first."
+                )
+            config["tokenizer_class"] = "PreTrainedTokenizerFast"
         note = (
             f"The tokenizer of {source} has code of its own, which is left out; compare the tokens of a few texts "
             "with those of the source."
         )
+        changed = {"tokenizer_config.json": config}
         return TokenizerFiles({**self.contents, **changed}), changed, [note]
 
     def has_code(self) -> bool:
@@ -119,18 +115,8 @@ class TokenizerFiles(NamedTuple):
             raise ValueError(f"mask_token is {token!r}")
         return token
 
-    def unused_name(self) -> str:
-        tokens = self.token_ids()
-        names = (f"<|mask{suffix}|>" for suffix in ("", *(f"_{i}" for i in range(2, len(tokens) + 3))))
-        return next(name for name in names if name not in tokens)
-
     def with_mask(self, token: str, token_id: int) -> dict[str, dict]:
-        """The files that change when `token` becomes the mask_token, with their new content.
-
-        Args:
-            token (`str`): A token that no file names.
-            token_id (`int`): Its id, which no token has.
-        """
+        """The files that change when a new token becomes the mask_token, with their new content."""
         description = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
         config = {**self.file("tokenizer_config.json"), "mask_token": token}
         if "added_tokens_decoder" in config or "tokenizer.json" not in self.contents:
@@ -213,12 +199,3 @@ def for_stock(contents: dict[str, dict]) -> dict[str, dict]:
         names = {"extra_special_tokens": "additional_special_tokens"}  # the same
         new = {names.get(name, name): value for name, value in new.items()}
     return {"tokenizer_config.json": new} if new != config else {}
-
-
-def unused_row(used: set[int], vocab_size: int) -> int | None:
-    """The first row behind all used ones, or else the first gap between them; None if there is neither."""
-    behind = max(used, default=-1) + 1
-    if behind < vocab_size:
-        return behind
-    gap = next(i for i in count() if i not in used)
-    return gap if gap < vocab_size else None

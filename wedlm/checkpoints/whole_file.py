@@ -1,11 +1,11 @@
-"""Writes a file whole, or not at all."""
+"""Atomic writes of single files."""
 
 import os
 from pathlib import Path
 
 
 def is_ordinary(file: Path) -> bool:
-    """Whether the file is one, or will be; /dev/stdout and its like are written to and never replaced."""
+    """Whether a path is a file or is missing; /dev/stdout and its like are written to and never replaced."""
     return file.is_file() or not file.exists()
 
 

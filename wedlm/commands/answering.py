@@ -1,8 +1,12 @@
-"""The answer to one prompt: load a checkpoint, encode the prompt, generate, and count."""
+"""The answer to one prompt: read the command line, load a checkpoint, generate, and count."""
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
@@ -10,9 +14,14 @@ from transformers import DynamicCache, PreTrainedTokenizerBase, TextStreamer, lo
 from transformers.generation import BaseStreamer
 
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.commands.options import GenerationOptions
+from wedlm.checkpoints.new_folder import is_checkpoint
+from wedlm.checkpoints.prompt_ids import encode
+from wedlm.commands.shared_options import GenerationOptions
+from wedlm.generation.parameters import DEFAULTS, check_parameters
 from wedlm.generation.transformers_internals import CACHE, resolved_generation_config
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+
+MOVED = "MODEL is the first argument since 0.3.0; the old form of this call works in 0.3 alone."
 
 
 class Answer(NamedTuple):
@@ -46,9 +55,58 @@ class AnswerStreamer(TextStreamer):
             self.show(self.text)
 
 
+# --- The prompt ---
+
+
+def model_and_prompts(
+    words: list[str], options: GenerationOptions, most: int | None
+) -> tuple[GenerationOptions, list[str]]:
+    """Divides words into MODEL, which the options get, and at most `most` prompts; a single word is a prompt."""
+    prompts = words
+    if options.model != GenerationOptions.model:
+        print(MOVED, file=sys.stderr)
+    elif len(words) > 1 and " " in words[0] and not Path(words[0]).exists() and most is None:
+        print(MOVED, file=sys.stderr)  # several prompts for the demo checkpoint
+    elif len(words) > 1:
+        options, prompts = replace(options, model=words[0]), words[1:]
+    elif words[0] and is_checkpoint(Path(words[0])):
+        raise ValueError(f"{words[0]} is a checkpoint, and no PROMPT follows it; give one.")
+    if most is not None and len(prompts) > most:
+        raise ValueError(
+            f"{prompts[1]!r} follows the prompt {prompts[0]!r}, and this command takes one; put quotes around a "
+            "prompt."
+        )
+    return options, [read_prompt(prompt) for prompt in prompts]
+
+
+@contextmanager
+def text_of_standard_input() -> Iterator[None]:
+    """Turns bytes that are no text into a sentence that names standard input."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ValueError(f"Standard input is not UTF-8 ({error}); convert it, such as with iconv.") from error
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt of the command line, where - stands for standard input."""
+    if prompt == "-":
+        with text_of_standard_input():
+            prompt = "" if sys.stdin is None else sys.stdin.read().removesuffix("\n")
+    if not prompt.strip():
+        raise ValueError("The prompt is empty; give it some text.")
+    if any("\ud800" <= char <= "\udfff" for char in prompt):
+        raise ValueError(f"The prompt {prompt!r} is not UTF-8; convert it, or read it from standard input.")
+    return prompt
+
+
+# --- The answer ---
+
+
 def load(options: GenerationOptions) -> tuple[WeDLMForCausalLM, PreTrainedTokenizerBase]:
     """Loads the model and the tokenizer; options that this model cannot follow are refused."""
     arguments = options.arguments()
+    check_parameters(SimpleNamespace(**DEFAULTS | arguments))
     model, tokenizer = load_checkpoint(options.model, options.dtype, options.device, only_decodes=True)
     most = model.config.max_position_embeddings
     if options.max_new_tokens > most:  # the cache takes memory for all of them
@@ -76,16 +134,7 @@ def answer(
     streamer: BaseStreamer | None = None,
     cache: DynamicCache | None = None,
 ) -> Answer:
-    """Generates the answer to a prompt.
-
-    Args:
-        model (`WeDLMForCausalLM`): The model.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        ids (`list[int]`): The ids of the prompt.
-        options (`GenerationOptions`): The options, of which `arguments()` goes to `generate()`.
-        streamer (`BaseStreamer`, *optional*): A streamer that follows the answer.
-        cache (`DynamicCache`, *optional*): A cache that holds the first ids of the prompt.
-    """
+    """Generates the answer to the prompt with these ids, of which `cache` holds the first ones."""
     input_ids = torch.tensor([ids], device=model.device)
     start = time.perf_counter()
     output = model.generate(
@@ -111,3 +160,12 @@ def counts(tokens: int, forwards: int, seconds: float) -> str:
         f"{tokens} token{'s' * (tokens != 1)}, {forwards} forward{'s' * (forwards != 1)}, "
         f"{tokens / forwards:.2f} tokens per forward, {seconds:.2f} s"
     )
+
+
+def generate(prompt: str, options: GenerationOptions, raw: bool) -> None:
+    """Prints the text as it is committed on standard output, and the counts on standard error."""
+    model, tokenizer = load(options)
+    ids = encode(model, tokenizer, prompt, raw)
+    seed(options)
+    got = answer(model, tokenizer, ids, options, AnswerStreamer(tokenizer))
+    print(got.summary(), file=sys.stderr)

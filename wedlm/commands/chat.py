@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from wedlm.checkpoints.prompt_ids import encode
-from wedlm.commands.answering import AnswerStreamer, answer, counts, load, seed
-from wedlm.commands.checks import text_of_standard_input
-from wedlm.commands.options import GenerationOptions
+from wedlm.commands.answering import MOVED, AnswerStreamer, answer, counts, load, seed, text_of_standard_input
+from wedlm.commands.shared_options import GenerationOptions
 from wedlm.generation.parameters import DECODINGS
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
@@ -101,8 +100,12 @@ class Chat:
         return f"{line} is no command; /help lists them."
 
 
-def chat(options: GenerationOptions) -> None:
+def chat(checkpoint: str | None, options: GenerationOptions) -> None:
     """Reads lines from standard input until it ends, and answers each."""
+    if checkpoint is not None:
+        options = replace(options, model=checkpoint)
+    elif options.model != GenerationOptions.model:
+        print(MOVED, file=sys.stderr)
     model, tokenizer = load(options)
     if tokenizer.chat_template is None:
         raise ValueError(f"{options.model} has no chat template; use `wedlm generate`, which continues a text.")

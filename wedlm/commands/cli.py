@@ -1,54 +1,42 @@
 """The `wedlm` command: a thin function for each subcommand, which imports its room when it runs."""
 
-import atexit
-import gc
 import io
 import os
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, Literal
 
 import typer
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.commands.checks import (
-    MOVED,
-    check_export,
-    check_export_for_vllm,
-    check_generation,
-    check_readable,
-    check_source_and_out,
-    model_and_prompts,
-    plan_eval,
-    plan_tune,
-)
-from wedlm.commands.command import Command, Group, TrainCommand
-from wedlm.commands.options import (
+from wedlm.commands.command import Command, Group, TrainCommand, extra, refusals
+from wedlm.commands.eval import eval
+from wedlm.commands.shared_options import (
     DEMO,
     MODEL_HELP,
-    AdaptOptions,
+    AcceptanceRatio,
     Debug,
-    EvalOptions,
-    ExportOptions,
+    Decoding,
+    Device,
+    DistancePenalty,
+    Dtype,
+    EntropyThreshold,
     GenerationOptions,
     Model,
     OverwriteCheckpoint,
-    ServeOptions,
+    QueryCost,
     Source,
-    TuneOptions,
+    WindowSize,
+    check_writable,
     decoding_arguments,
-    with_options,
+    option,
+    with_generation_options,
 )
-from wedlm.commands.reports import check_writable
-
-if TYPE_CHECKING:
-    from wedlm.hub_card.export import Exported
+from wedlm.commands.tune import tune
 
 app = typer.Typer(
     cls=Group,
@@ -78,104 +66,40 @@ def commands(
             stream.reconfigure(errors="replace")  # for a terminal that knows fewer letters
 
 
-def refuse(sentence: object) -> NoReturn:
-    typer.echo(sentence, err=True)
-    raise typer.Exit(2)
-
-
-@contextmanager
-def refusals(debug: bool) -> Iterator[None]:
-    """Turns bad input into one sentence and exit code 2; with `debug` the traceback is shown."""
-    try:
-        yield
-        sys.stdout.flush()  # a closed pipe is noticed here, and not when the process ends
-    except BrokenPipeError:
-        raise
-    except (ValueError, OSError, RuntimeError, MemoryError) as error:
-        if debug or isinstance(error, RuntimeError) and "memory" not in str(error):
-            raise
-        refuse(sentence_of(error))
-
-
-def sentence_of(error: Exception) -> str:
-    said = " ".join(str(error).split())
-    if isinstance(error, RuntimeError | MemoryError):
-        return f"There is not enough memory ({said}); ask for fewer tokens, or choose another --dtype or --device."
-    if isinstance(error, OSError):
-        return f"A file cannot be read or written ({said}); allow it, or choose another place."
-    return said
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Spares a short command the garbage collector, which looks through all that torch and transformers keep.
-
-    It would take a third of the command's time, half of it when the process ends.
-    """
-    atexit.register(gc.freeze)
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-@contextmanager
-def extra(name: str) -> Iterator[None]:
-    """Says which of the package's extras brings a module that is missing."""
-    try:
-        yield
-    except ImportError as error:
-        raise ValueError(
-            f"A package is missing ({error}); install wedlm with its extra {name!r}, in a clone of it by "
-            f'pip install -e ".[{name}]".'
-        ) from error
-
-
 WORDS_HELP = (
     "MODEL is a checkpoint: a folder, or a name on the Hub; left out, the demo checkpoint. PROMPT is the text to "
     "answer; - reads it from standard input. Put -- before a text that begins with -."
 )
 Words = Annotated[list[str], typer.Argument(help=WORDS_HELP, metavar="[MODEL] PROMPT")]
-Raw = Annotated[bool, typer.Option("--raw", help="Continue the text without the chat template.")]
+Raw = Annotated[bool, option("Continue the text without the chat template.", "--raw")]
 
 
 @command(epilog='Example: wedlm generate "Count by 5 from 10 to 60."')
-@with_options
-def generate(
-    words: Words,
-    options: GenerationOptions,
-    raw: Raw = False,
-) -> None:
+@with_generation_options
+def generate(words: Words, options: GenerationOptions, raw: Raw = False) -> None:
     """Answer PROMPT, and print the text while it is decoded. Standard output gets only the text."""
     with refusals(options.debug):
-        options, (prompt,) = model_and_prompts(words, options, most=1)
-        check_generation(options)
-        from wedlm.commands.generate import generate
+        from wedlm.commands.answering import generate, model_and_prompts
 
+        options, (prompt,) = model_and_prompts(words, options, most=1)
         generate(prompt, options, raw)
 
 
 @command(epilog="Example: wedlm chat --decoding streaming")
-@with_options
+@with_generation_options
 def chat(
     options: GenerationOptions,
     checkpoint: Annotated[str | None, typer.Argument(help=MODEL_HELP, metavar="MODEL", show_default=DEMO)] = None,
 ) -> None:
     """Hold a conversation; earlier turns stay in the cache. In the chat, /help lists the commands."""
     with refusals(options.debug):
-        if checkpoint is not None:
-            options = replace(options, model=checkpoint)
-        elif options.model != GenerationOptions.model:
-            typer.echo(MOVED, err=True)
-        check_generation(options)
         from wedlm.commands.chat import chat
 
-        chat(options)
+        chat(checkpoint, options)
 
 
 @command(epilog='Example: wedlm compare "Count by 5 from 10 to 60."')
-@with_options
+@with_generation_options
 def compare(
     words: Annotated[list[str], typer.Argument(help=WORDS_HELP, metavar="[MODEL] PROMPT...")],
     options: GenerationOptions,
@@ -186,23 +110,23 @@ def compare(
     With --decoding, compare only that decoding with autoregressive decoding.
     """
     with refusals(options.debug):
-        options, prompts = model_and_prompts(words, options, most=None)
-        check_generation(options)
+        from wedlm.commands.answering import model_and_prompts
         from wedlm.commands.compare import compare
 
+        options, prompts = model_and_prompts(words, options, most=None)
         compare(prompts, options, raw)
 
 
 @command(epilog='Example: wedlm trace "Count by 5 from 10 to 60." --html trace.html')
-@with_options
+@with_generation_options
 def trace(
     words: Words,
     options: GenerationOptions,
     raw: Raw = False,
     html: Annotated[
         Path | None,
-        typer.Option(
-            help="Also write a web page where the decoding races token by token decoding; FILE is overwritten. This "
+        option(
+            "Also write a web page where the decoding races token by token decoding; FILE is overwritten. This "
             "answers the prompt several times more, to measure the times.",
             metavar="FILE",
         ),
@@ -215,25 +139,19 @@ def trace(
     Verified decoding shows drafts in open slots, the number of accepted drafts, and the draft that was refuted.
     """
     with refusals(options.debug):
-        options, (prompt,) = model_and_prompts(words, options, most=1)
         if html is not None:
             check_writable("--html", html)
-        check_generation(options)
+        from wedlm.commands.answering import model_and_prompts
         from wedlm.commands.trace import trace
 
+        options, (prompt,) = model_and_prompts(words, options, most=1)
         trace(prompt, options, raw, html)
 
 
 @command(epilog="Example: wedlm info tencent/WeDLM-8B-Instruct")
-def info(
-    model: Model = str(DEMO_FOLDER),
-    debug: Debug = False,
-) -> None:
+def info(model: Model = str(DEMO_FOLDER), debug: Debug = False) -> None:
     """Show the kind, size, memory and decodings of MODEL without loading its weights."""
-    with refusals(debug), no_garbage_collection():
-        from wedlm.checkpoints.resolve import checkpoint_of
-
-        check_readable(checkpoint_of(model))
+    with refusals(debug):
         from wedlm.commands.info import info
 
         info(model)
@@ -244,20 +162,17 @@ def convert(
     source: Source,
     out: Annotated[str, typer.Argument(help="The new folder for the result.")],
     to_autoregressive: Annotated[
-        bool,
-        typer.Option("--to-autoregressive", help="Convert WeDLM to a plain Llama, Mistral or Qwen checkpoint."),
+        bool, option("Convert WeDLM to a plain Llama, Mistral or Qwen checkpoint.", "--to-autoregressive")
     ] = False,
     overwrite: OverwriteCheckpoint = False,
     debug: Debug = False,
 ) -> None:
     """Make a WeDLM checkpoint from one of Qwen2, Qwen3, Llama, Mistral or a released WeDLM, or convert it back."""
     with refusals(debug):
-        check_source_and_out(source, out, overwrite)
         from wedlm import convert_to_autoregressive, convert_to_wedlm
 
-        result = (convert_to_autoregressive if to_autoregressive else convert_to_wedlm)(
-            source, out, overwrite=overwrite
-        )
+        convert = convert_to_autoregressive if to_autoregressive else convert_to_wedlm
+        result = convert(source, out, overwrite=overwrite)
     for note in result.notes:
         typer.echo(f"Note: {note}")
     mask = "no MASK token" if result.mask_token_id is None else f"MASK is token {result.mask_token_id}"
@@ -311,8 +226,37 @@ def merge(
 @command(
     epilog="Example: wedlm export out/full my-wedlm --license apache-2.0 --base-model Qwen/Qwen3-8B --eval eval.json"
 )
-@with_options
-def export(options: ExportOptions) -> None:
+def export(
+    model: Source,
+    out: Annotated[str, typer.Argument(help="The new folder for the repository.")],
+    license: Annotated[
+        str | None, option("The licence, such as apache-2.0; needed if MODEL's README.md has none.")
+    ] = None,
+    base_model: Annotated[
+        list[str] | None, option("A model on the Hub that MODEL was made from; may be given again.")
+    ] = None,
+    dataset: Annotated[
+        list[str] | None, option("A dataset on the Hub that MODEL was trained on; may be given again.")
+    ] = None,
+    language: Annotated[list[str] | None, option("A language code such as en; may be given again.")] = None,
+    name: Annotated[str | None, option("The title of the card; by default the name of REPO or OUT.")] = None,
+    prompt: Annotated[str | None, option("The prompt of the card's snippet.")] = None,
+    eval: Annotated[
+        list[Path] | None, option("The file of `wedlm eval MODEL`; may be given again.", metavar="FILE")
+    ] = None,
+    training: Annotated[
+        Path | None, option("The report of `wedlm train`; by default MODEL's training_report.json.", metavar="FILE")
+    ] = None,
+    adapter_only: Annotated[bool, option("Leave out the base of the draft adapter MODEL.", "--adapter-only")] = False,
+    vllm: Annotated[
+        bool, option("Write a checkpoint for vLLM and the drafter beside it, and no repository.", "--vllm")
+    ] = False,
+    target: Annotated[str | None, option("With --vllm: another model that MODEL drafts for.", metavar="NAME")] = None,
+    push: Annotated[str | None, option("Upload OUT to the Hub as OWNER/NAME.", metavar="REPO")] = None,
+    private: Annotated[bool, option("Make REPO private.", "--private")] = False,
+    overwrite: OverwriteCheckpoint = False,
+    debug: Debug = False,
+) -> None:
     """Make a whole Hub repository of MODEL: weights, code, tokenizer, and a model card with the measured numbers.
 
     A draft adapter becomes one repository with its base. Before OUT appears, the snippet of the card runs in a clean
@@ -320,8 +264,29 @@ def export(options: ExportOptions) -> None:
 
     With --vllm, OUT gets a plain checkpoint for vLLM, and a drafter for it: docs/vllm.md.
     """
-    with refusals(options.debug):
-        exported = export_for_vllm(options) if options.vllm else export_repository(options)
+    with refusals(debug):
+        if vllm:
+            repository = {
+                "license": license, "base-model": base_model, "dataset": dataset, "language": language, "name": name,
+                "prompt": prompt, "eval": eval, "training": training, "adapter-only": adapter_only, "push": push,
+                "private": private,
+            }  # fmt: skip
+            for option in filter(repository.get, repository):
+                raise ValueError(f"--{option} is about a repository, and --vllm writes none; leave it out.")
+            from wedlm.for_vllm.vllm_export import export_for_vllm
+
+            exported = export_for_vllm(model, out, target, overwrite=overwrite)
+        else:
+            if target is not None:
+                raise ValueError(
+                    "--target names the model that MODEL drafts for in vLLM; pass --vllm with it, or leave it out."
+                )
+            from wedlm.hub_card.export import export
+            from wedlm.hub_card.options import CardOptions
+
+            lists = base_model or [], dataset or [], language or []
+            card = CardOptions(license, *lists, name, prompt, eval or [], training, adapter_only)
+            exported = export(model, out, card, push=push, private=private, overwrite=overwrite)
     for note in exported.notes:
         typer.echo(f"Note: {note}")
     typer.echo(f"Written to {exported.folder}.")
@@ -329,114 +294,129 @@ def export(options: ExportOptions) -> None:
         typer.echo(f"Pushed to {exported.url}.")
 
 
-def export_repository(options: ExportOptions) -> "Exported":
-    from wedlm.hub_card.options import CardOptions
-
-    card = CardOptions(
-        options.license,
-        options.base_model or [],
-        options.dataset or [],
-        options.language or [],
-        options.name,
-        options.prompt,
-        options.eval or [],
-        options.training,
-        options.adapter_only,
-    )
-    check_export(options, card)
-    from wedlm.hub_card.export import export
-
-    return export(
-        options.model,
-        options.out,
-        card,
-        push=options.push,
-        private=options.private,
-        overwrite=options.overwrite,
-    )
-
-
-def export_for_vllm(options: ExportOptions) -> "Exported":
-    check_export_for_vllm(options)
-    from wedlm.for_vllm.export import export_for_vllm
-
-    return export_for_vllm(options.model, options.out, options.target, overwrite=options.overwrite)
-
-
 @command(epilog="Example: wedlm adapt Qwen/Qwen3-8B drafts --prompts prompts.jsonl --minutes 60")
-@with_options
-def adapt(options: AdaptOptions) -> None:
+def adapt(
+    model: Source,
+    out: Annotated[Path, typer.Argument(help="The new folder for the adapter; OUT.work keeps a stopped run.")],
+    prompts: Annotated[
+        Path | None, option("JSON Lines with prompts like those of use; by default the package's own.", metavar="FILE")
+    ] = None,
+    answers: Annotated[
+        Path | None, option("JSON Lines with prompts and MODEL's own answers, in place of --prompts.", metavar="FILE")
+    ] = None,
+    measure_also: Annotated[
+        Path | None, option("JSON Lines with prompts that are only measured.", metavar="FILE")
+    ] = None,
+    num_prompts: Annotated[int, option("Number of the package's own prompts.")] = 3000,
+    num_held_out: Annotated[int, option("Number of prompts to measure, and not to train on.")] = 60,
+    max_new_tokens: Annotated[int, option("The largest number of tokens of an answer.")] = 256,
+    temperature: Annotated[float, option("The temperature of the answers; 0 chooses likeliest tokens.")] = (0.0),
+    minutes: Annotated[float, option("How long the adapter is trained.")] = 60.0,
+    steps: Annotated[int | None, option("The number of optimizer steps, in place of --minutes.")] = None,
+    rank: Annotated[int, option("The rank of the adapter.")] = 16,
+    window_size: Annotated[int, option("The most MASKs of a group in training.")] = 8,
+    learning_rate: Annotated[float, option("The highest learning rate.")] = 4e-4,
+    max_length: Annotated[int, option("Tokens of a row in training; longer samples are cut.")] = 1024,
+    batch_size: Annotated[int, option("Number of prompts that are answered at a time.")] = 32,
+    start_from: Annotated[
+        Path | None, option("An adapter of MODEL with the same rank, to train further.", metavar="FOLDER")
+    ] = None,
+    seed: Annotated[int, option("The seed of everything that is drawn.")] = 0,
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"], option("The dtype of MODEL for answers and training.")
+    ] = "auto",
+    device: Device = None,
+    overwrite: Annotated[bool, option("Replace OUT if it is an adapter.", "--overwrite")] = False,
+    debug: Debug = False,
+) -> None:
     """Make a draft adapter: MODEL keeps its words, and verified decoding writes several of them per forward.
 
     MODEL answers prompts, the adapter is trained on the answers, and measured on prompts held out. After a stop, the
     same command continues. docs/adapt.md says what it costs and brings.
     """
-    with refusals(options.debug), extra("train"):
+    options = locals()  # by the names of AdaptSettings
+    with refusals(debug), extra("train"):
         from wedlm.drafts.check import check_adapt, what_is_done
-        from wedlm.drafts.settings import AdaptSettings, Places
+        from wedlm.drafts.settings import AdaptFolders, AdaptSettings
 
-        settings = AdaptSettings(**{field.name: getattr(options, field.name) for field in fields(AdaptSettings)})
-        places = Places(options.out.resolve())
-        tasks = check_adapt(settings, places, options.overwrite)
+        settings = AdaptSettings(**{field.name: options[field.name] for field in fields(AdaptSettings)})
+        folders = AdaptFolders(out.resolve())
+        tasks = check_adapt(settings, folders, overwrite)
         if os.environ.get("RANK", "0") == "0":  # torch, which knows the processes, is imported later
             typer.echo(what_is_done(settings, tasks))
         from wedlm.drafts.adapt import adapt
 
-        adapt(settings, tasks, places, options.overwrite)
+        adapt(settings, tasks, folders, overwrite)
 
 
 @command(epilog="Example: wedlm serve tencent/WeDLM-8B-Instruct --dtype bfloat16 --port 8000")
-@with_options
-def serve(options: ServeOptions) -> None:
+def serve(
+    model: Model = str(DEMO_FOLDER),
+    host: Annotated[str, option("The address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
+    port: Annotated[int, option("The port to listen on; 0 chooses a free port.", min=0, max=65535)] = 8000,
+    dtype: Dtype = "auto",
+    device: Device = None,
+    decoding: Decoding = None,
+    window_size: WindowSize = None,
+    entropy_threshold: EntropyThreshold = None,
+    distance_penalty: DistancePenalty = None,
+    acceptance_ratio: AcceptanceRatio = None,
+    query_cost: QueryCost = None,
+    max_batch_size: Annotated[int, option("The most texts that are written at once.", min=1)] = 64,
+    max_cached_tokens: Annotated[
+        int | None,
+        option("The most tokens whose keys and values are in memory; by default half of the free memory.", min=1),
+    ] = None,
+    max_waiting: Annotated[int, option("The most requests that wait; the next one gets status 429.", min=0)] = 256,
+    request_timeout: Annotated[
+        float, option("The seconds after which a request ends with status 504; 0 for no limit.", min=0)
+    ] = 600,
+    fixed_shapes: Annotated[
+        bool, option("Give equal requests one text in every dtype; slower for many.", "--fixed-shapes")
+    ] = False,
+    api_key: Annotated[
+        str | None, option("The key that requests must have.", envvar="WEDLM_API_KEY", show_envvar=True)
+    ] = None,
+    cors: Annotated[
+        list[str] | None,
+        option("An origin whose web pages may send requests, or *; may be given again.", metavar="ORIGIN"),
+    ] = None,
+    debug: Debug = False,
+) -> None:
     """Serve one model in OpenAI's protocol: chat and completions, streamed or not, many at once.
 
     All requests are written in one running batch. A request may set its own decoding: docs/serve.md.
     """
-    with refusals(options.debug), extra("serve"):
-        check_generation(options)
-        from wedlm.serving.server import Place, serve
+    with refusals(debug), extra("serve"):
+        from wedlm.serving.server import serve
 
+        settings = decoding_arguments(
+            decoding=decoding,
+            window_size=window_size,
+            entropy_threshold=entropy_threshold,
+            distance_penalty=distance_penalty,
+            acceptance_ratio=acceptance_ratio,
+            query_cost=query_cost,
+        )
         serve(
-            options.model,
-            Place(options.host, options.port, options.api_key, tuple(options.cors or ())),
-            options.dtype,
-            options.device,
-            decoding_arguments(options),
-            options.max_batch_size,
-            options.max_cached_tokens,
-            options.max_waiting,
-            options.request_timeout,
-            options.fixed_shapes,
+            model,
+            host,
+            port,
+            api_key,
+            tuple(cors or ()),
+            dtype,
+            device,
+            settings,
+            max_batch_size,
+            max_cached_tokens,
+            max_waiting,
+            request_timeout,
+            fixed_shapes,
         )
 
 
-@command(epilog="Example: wedlm eval --recipe examples/demo/eval.yaml --run-code --limit 20")
-@with_options
-def eval(options: EvalOptions) -> None:
-    """Score MODEL on tasks of lm-eval, and show the score and the speed of each decoding.
-
-    After a stop, the same command continues. docs/evaluate.md describes recipes and tasks of your own.
-    """
-    with refusals(options.debug), extra("eval"):
-        asked = plan_eval(options)
-        from wedlm.commands.eval import run_eval
-
-        run_eval(options, asked)
-
-
-@command(epilog="Example: wedlm tune my-wedlm --data questions.jsonl --max-quality-loss 1%")
-@with_options
-def tune(options: TuneOptions) -> None:
-    """Find the fastest decoding that keeps quality on your own examples, and write it into generation_config.json.
-
-    Every setting answers every example. After a stop, the same command continues.
-    """
-    with refusals(options.debug), extra("eval"):
-        asked = plan_tune(options)
-        from wedlm.commands.tune import tune
-
-        tune(options, asked)
-
+command(epilog="Example: wedlm eval --recipe examples/demo/eval.yaml --run-code --limit 20")(eval)
+command(epilog="Example: wedlm tune my-wedlm --data questions.jsonl --max-quality-loss 1%")(tune)
 
 if __name__ == "__main__":
     app()

@@ -1,13 +1,17 @@
-"""How typer's commands behave here: flags are shown without a value, and a wrong value is refused in one sentence."""
+"""How commands behave: their help, the sentence that refuses bad input, and tables in a pipe."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from inspect import Parameter, Signature
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
-NUMBERS = {int: "a whole number", float: "a number"}
+PIPE_WIDTH = 200  # so that no line of a table is broken
 
 
 class PlainNames:
@@ -33,41 +37,6 @@ class Command(PlainNames, TyperCommand):
     def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:
         arguments = [param for param in self.get_params(ctx) if param.param_type_name == "argument"]
         return ["[OPTIONS]", *(param.metavar if param.required else f"[{param.metavar}]" for param in arguments)]
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
-        words = list(args)
-        try:
-            return super().parse_args(ctx, args)
-        except typer.BadParameter as error:
-            accepted = None if error.param is None else accepted_by(error.param)
-            value = None if accepted is None else value_in(words, error.param.opts)
-            if value is None:
-                raise
-            typer.echo(f"{error.param.opts[0]} {value} is not accepted; pass {accepted}.", err=True)
-            raise typer.Exit(2) from error
-
-
-def accepted_by(param: Any) -> str | None:
-    """What an option accepts, in words; None if it accepts any text."""
-    if choices := param.type_descriptor.choices:
-        *others, last = map(str, choices)
-        return f"{', '.join(others)} or {last}"
-    kind = next((kind for kind in NUMBERS if kind.__name__ in param.bare_type()), None)
-    if kind is None:
-        return None
-    low, high = param.min, param.max
-    limits = f" from {low} to {high}" if high is not None else f", {low} or more" if low is not None else ""
-    return NUMBERS[kind] + limits
-
-
-def value_in(words: list[str], names: list[str]) -> str | None:
-    """The value of an option in the words of a command line, or its values if it is given several times."""
-    values = []
-    for place, word in enumerate(words):
-        name, has_value, value = word.partition("=")
-        if name in names:
-            values += [value] if has_value else words[place + 1 : place + 2]
-    return ", ".join(values) or None
 
 
 class TrainCommand(Command):
@@ -111,3 +80,47 @@ def arguments_of_a_run() -> list[Any]:
     app = typer.Typer(add_completion=False)
     app.command()(run)
     return [param for param in typer.main.get_command(app).params if param.name != "help"]
+
+
+@contextmanager
+def refusals(debug: bool) -> Iterator[None]:
+    """Turns bad input into one sentence and exit code 2; with `debug` the traceback is shown."""
+    try:
+        yield
+        sys.stdout.flush()  # a closed pipe is noticed here, and not when the process ends
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        if debug or isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        typer.echo(sentence_of(error), err=True)
+        raise typer.Exit(2) from None
+
+
+def sentence_of(error: Exception) -> str:
+    said = " ".join(str(error).split())
+    if isinstance(error, RuntimeError | MemoryError):
+        return f"There is not enough memory ({said}); ask for fewer tokens, or choose another --dtype or --device."
+    if isinstance(error, OSError):
+        return f"A file cannot be read or written ({said}); allow it, or choose another place."
+    return said
+
+
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Says which of the package's extras brings a module that is missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise ValueError(
+            f"A package is missing ({error}); install wedlm with its extra {name!r}, in a clone of it by "
+            f'pip install -e ".[{name}]".'
+        ) from error
+
+
+def table_console() -> Console:
+    """A console for tables; in a pipe or a file it is wide enough to keep their lines whole."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    return console

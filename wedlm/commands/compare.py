@@ -2,42 +2,22 @@
 
 import os
 import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.commands.answering import Answer, AnswerStreamer, answer, load, seed
-from wedlm.commands.options import GenerationOptions
-from wedlm.commands.reports import table_console
+from wedlm.commands.command import table_console
+from wedlm.commands.shared_options import GenerationOptions
+from wedlm.evaluation.decodings import BASELINE
 from wedlm.generation.parameters import DECODINGS
-
-BASELINE = "autoregressive"
-
-
-def chosen_decodings(options: GenerationOptions) -> list[str]:
-    """The baseline, and the decoding of --decoding or else all others but blockwise, the ablation of the paper."""
-    others = [options.decoding] if options.decoding else [name for name in DECODINGS if name != "blockwise"]
-    return list(dict.fromkeys([BASELINE, *others]))
-
-
-@dataclass
-class Board:
-    """The answers of all decodings; a terminal shows them in columns and redraws them when one grows."""
-
-    live: Live
-    texts: dict[str, str]
-    answers: dict[str, Answer] = field(default_factory=dict)
-
-    def show(self, decoding: str, text: str) -> None:
-        self.texts[decoding] = text
-        if self.live.console.is_terminal:
-            self.live.update(columns(self.texts, self.answers), refresh=True)
 
 
 def compare(prompts: list[str], options: GenerationOptions, raw: bool) -> None:
@@ -45,25 +25,34 @@ def compare(prompts: list[str], options: GenerationOptions, raw: bool) -> None:
     if options.seed is None and options.temperature:
         options = replace(options, seed=0)  # so that every decoding draws the same
     model, tokenizer = load(options)
+    # Blockwise decoding is an ablation of the paper, compared only by name.
+    others = [options.decoding] if options.decoding else [name for name in DECODINGS if name != "blockwise"]
+    decodings = dict.fromkeys([BASELINE, *others])
     all_ids = [encode(model, tokenizer, prompt, raw) for prompt in prompts]  # refusals come before any output
     console = table_console()
 
-    def run(ids: list[int], decoding: str, board: Board) -> Answer:
+    def run(ids: list[int], decoding: str, show: Callable[[str], None]) -> Answer:
         """Generates twice: the first run warms up and is shown, the second is timed and has no streamer."""
         chosen = options.with_decoding(decoding)
         seed(chosen)
-        answer(model, tokenizer, ids, chosen, AnswerStreamer(tokenizer, partial(board.show, decoding)))
+        answer(model, tokenizer, ids, chosen, AnswerStreamer(tokenizer, show))
         seed(chosen)
         return answer(model, tokenizer, ids, chosen)
 
     for prompt, ids in zip(prompts, all_ids, strict=True):
         console.print(Text(f"> {prompt}"), soft_wrap=True)
+        texts, answers = dict.fromkeys(decodings, ""), {}
         with Live(console=console, auto_refresh=False) as live:
-            board = Board(live, dict.fromkeys(chosen_decodings(options), ""))
-            for decoding in board.texts:
-                board.answers[decoding] = run(ids, decoding, board)
-                board.show(decoding, board.answers[decoding].text)
-        print_answers(console, board.answers)
+
+            def show(decoding: str, text: str, live=live, texts=texts, answers=answers) -> None:
+                texts[decoding] = text
+                if console.is_terminal:
+                    live.update(columns(texts, answers), refresh=True)
+
+            for decoding in decodings:
+                answers[decoding] = run(ids, decoding, partial(show, decoding))
+                show(decoding, answers[decoding].text)
+        print_answers(console, answers)
 
 
 def print_answers(console: Console, answers: dict[str, Answer]) -> None:
@@ -79,20 +68,15 @@ def print_answers(console: Console, answers: dict[str, Answer]) -> None:
 
 
 def columns(texts: dict[str, str], answers: dict[str, Answer]) -> Table:
-    grid = Table.grid(expand=True)
-    for _ in texts:
-        grid.add_column(ratio=1)
-    grid.add_row(
-        *(
-            Panel(
-                Text(text),
-                title=decoding,
-                subtitle=f"{answers[decoding].seconds:.2f} s" if decoding in answers else None,
-                border_style="green" if decoding in answers else "dim",
-            )
-            for decoding, text in texts.items()
-        )
-    )
+    """The texts so far side by side, in a green frame where they are complete."""
+    panels = [
+        Panel(Text(text), title=name, subtitle=f"{answers[name].seconds:.2f} s", border_style="green")
+        if name in answers
+        else Panel(Text(text), title=name, border_style="dim")
+        for name, text in texts.items()
+    ]
+    grid = Table.grid(*(Column(ratio=1) for _ in panels), expand=True)
+    grid.add_row(*panels)
     return grid
 
 
@@ -105,8 +89,7 @@ def grouped(answers: dict[str, Answer]) -> list[tuple[str, str]]:
 
 
 def table(answers: dict[str, Answer]) -> Table:
-    result = Table()
-    result.add_column("decoding", no_wrap=True)
+    result = Table(Column("decoding", no_wrap=True))
     for name in ("seconds", "forwards", "tokens", "tokens/\nforward", "tokens/\nsecond"):
         result.add_column(name, justify="right", no_wrap=True)
     result.add_column("text", no_wrap=True)

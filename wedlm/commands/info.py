@@ -6,9 +6,8 @@ import torch
 
 from wedlm.checkpoints.architectures import family_of
 from wedlm.checkpoints.facts import Facts, dtype_name, read_facts
-from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, how_to_convert
+from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, STOCK_FAMILIES, how_to_convert
 from wedlm.checkpoints.shards import read_json
-from wedlm.checkpoints.stock_families import STOCK_FAMILIES
 from wedlm.fused.product import described_product
 from wedlm.generation.parameters import DEFAULTS
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE

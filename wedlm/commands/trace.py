@@ -19,14 +19,14 @@ from transformers.generation import BaseStreamer
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.commands.answering import answer, load, seed
-from wedlm.commands.options import GenerationOptions
+from wedlm.commands.shared_options import GenerationOptions
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import device_name
-from wedlm.evaluation.turns import take_turns
+from wedlm.evaluation.timing import interleaved
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 STYLES = ("bold green", "green", "cyan", "blue")  # of filled slots, by age in forwards; the last is for all older ones
-PLACE = "{{trace}}"  # in trace_page.html
+PLACEHOLDER = "{{trace}}"  # in trace_page.html
 NUM_ROUNDS = 3  # answers of each decoding that are timed for the page
 
 
@@ -41,11 +41,11 @@ class Forward(NamedTuple):
 
 class Slot(NamedTuple):
     text: str
-    filled_in: int | None  # the forward, counted from 1; None if the slot is open and the text a guess
+    filled_in: int | None  # the forward, counted from 1; None if the slot is open and the text a draft
 
 
 class Step(NamedTuple):
-    """One forward: the tokens that it made final, and the window behind them."""
+    """What a forward did: the tokens that it made final, and the window behind them."""
 
     new: list[Slot]
     window: list[Slot]
@@ -54,8 +54,6 @@ class Step(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One answer, forward by forward."""
-
     decoding: str
     steps: list[Step]
     seconds: list[float]  # by step, from the start of the answer to the end of the forward
@@ -64,67 +62,55 @@ class Run(NamedTuple):
 class Recorder(BaseStreamer):
     """A streamer that keeps every forward of `generate()` on one row, and calls `show` with each.
 
-    It leaves the text to `Tracer`: where times count, that works afterwards.
+    The text is made afterwards, by `Tracer`, where times count.
     """
 
-    def __init__(self, show: Callable[[Forward], None] | None = None):
+    def __init__(self, show: Callable[[Forward], None] = lambda forward: None):
         self.show = show
         self.prompt_is_read = False
         self.forwards: list[Forward] = []
-        self.going_on: Forward | None = None
+        self.current: Forward | None = None
         self.start = time.perf_counter()
 
     def put(self, value: torch.Tensor) -> None:
         if not self.prompt_is_read:
             self.prompt_is_read = True
             return
-        self.close()  # autoregressive decoding calls put() only, once per forward
-        self.going_on = self.forward(new=value.tolist())
+        self.end()  # autoregressive decoding calls put() only, once per forward
+        self.current = self.forward(new=value.tolist())
 
     def put_window(self, tokens: torch.Tensor, filled: torch.Tensor) -> None:
-        begun = self.going_on or self.forward(new=[])
-        self.going_on = begun._replace(window=tokens.tolist(), filled=filled.tolist())
-        self.close()
+        current = self.current or self.forward(new=[])
+        self.current = current._replace(window=tokens.tolist(), filled=filled.tolist())
+        self.end()
 
     def end(self) -> None:
-        self.close()
+        if self.current is not None:
+            self.forwards.append(self.current)
+            self.current = None
+            self.show(self.forwards[-1])
 
     def forward(self, new: list[int]) -> Forward:
         return Forward(time.perf_counter() - self.start, new, [], [])
 
-    def close(self) -> None:
-        if self.going_on is None:
-            return
-        forward, self.going_on = self.going_on, None
-        self.forwards.append(forward)
-        if self.show is not None:
-            self.show(forward)
-
 
 class Tracer:
-    """Tells what each forward of one answer did.
+    """Turns the forwards of one answer into steps, with texts in place of ids.
 
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): The tokenizer.
-        verifies_drafts (`bool`): Whether open slots hold drafts, which the next forward judges.
-        skip_special_tokens (`bool`, *optional*, defaults to `False`):
-            Whether the text of a special token in the window is empty. In the final text it always is.
+    With `skip_special_tokens` the text of a special token in the window is empty. In the final text it always is.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, verifies_drafts: bool, skip_special_tokens: bool = False):
-        self.tokenizer, self.verifies_drafts, self.skip_special_tokens = (
-            tokenizer,
-            verifies_drafts,
-            skip_special_tokens,
-        )
+        self.tokenizer, self.verifies_drafts = tokenizer, verifies_drafts
+        self.skip_special_tokens = skip_special_tokens
         self.ids: list[int] = []  # all final tokens
         self.text = ""  # the final text, up to the last whole character
         self.filled_in: dict[int, int] = {}  # forward by slot
-        self.guesses: list[int] = []  # the window of the forward before
+        self.drafts: list[int] = []  # the window of the forward before
         self.steps: list[Step] = []
 
     def step(self, forward: Forward) -> Step:
-        """The step of the forward that follows those told before."""
+        """The step of the next forward."""
         number = len(self.steps) + 1
         new = []
         for token in forward.new:
@@ -133,10 +119,10 @@ class Tracer:
         for i, (token, is_filled) in enumerate(zip(forward.window, forward.filled, strict=True), start=len(self.ids)):
             window.append(Slot(self.text_of(token), self.filled_in.setdefault(i, number) if is_filled else None))
         # (Only the last new token can differ from its draft, and there may be no draft for it.)
-        judged = list(zip(self.guesses, forward.new, strict=False)) if self.verifies_drafts else []
-        num_accepted = sum(guess == token for guess, token in judged)
-        refuted = self.text_of(self.guesses[num_accepted]) if num_accepted < len(judged) else None
-        self.guesses = forward.window
+        verified = list(zip(self.drafts, forward.new, strict=False)) if self.verifies_drafts else []
+        num_accepted = sum(draft == token for draft, token in verified)
+        refuted = self.text_of(self.drafts[num_accepted]) if num_accepted < len(verified) else None
+        self.drafts = forward.window
         self.steps.append(Step(new, window, num_accepted, refuted))
         return self.steps[-1]
 
@@ -189,7 +175,7 @@ def race(
     options: GenerationOptions,
     decoding: str,
 ) -> list[Run]:
-    """Answers token by token and by `decoding`, in turns, and returns the run of each with the median time.
+    """Answers token by token and by `decoding`, interleaved, and returns the run of each with the median time.
 
     `decoding` has answered before, so only the other one needs a warm-up.
     """
@@ -204,28 +190,20 @@ def race(
     if decoding != BASELINE:
         calls[BASELINE]()
     recorded = {name: [] for name in calls}
-    for turn in take_turns(calls, model.device, NUM_ROUNDS, num_warm_up=0):
-        recorded[turn.name].append(turn.result)
+    for each in interleaved(calls, model.device, NUM_ROUNDS, num_warm_up=0):
+        recorded[each.name].append(each.result)
     runs = []
     for name, rounds in recorded.items():
         forwards = sorted(rounds, key=lambda forwards: forwards[-1].seconds)[NUM_ROUNDS // 2]
         tracer = Tracer(tokenizer, name == "verified", skip_special_tokens=True)
-        runs.append(
-            Run(name, [tracer.step(forward) for forward in forwards], [forward.seconds for forward in forwards])
-        )
+        steps = [tracer.step(forward) for forward in forwards]
+        runs.append(Run(name, steps, [forward.seconds for forward in forwards]))
     return runs
 
 
 def page(prompt: str, name: str, device: torch.device, runs: list[Run]) -> str:
-    """A page in one file. Generated text cannot become markup, as each < of its JSON is escaped.
-
-    Args:
-        prompt (`str`): The prompt.
-        name (`str`): The model, as the user named it.
-        device (`torch.device`): Where the answers were timed.
-        runs (`list[Run]`): The answers, that of autoregressive decoding first.
-    """
-    told = {
+    """A page in one file. Generated text cannot become markup, as each < of its JSON is escaped."""
+    data = {
         "prompt": prompt,
         "model": Path(name).resolve().name if Path(name).is_dir() else name,
         "device": device_name(device),
@@ -234,7 +212,7 @@ def page(prompt: str, name: str, device: torch.device, runs: list[Run]) -> str:
         "runs": [{"decoding": run.decoding, "steps": list(map(step_of_page, run.seconds, run.steps))} for run in runs],
     }
     template = (files("wedlm.commands") / "trace_page.html").read_text(encoding="utf-8")
-    return template.replace(PLACE, json.dumps(told).replace("<", "\\u003c"))
+    return template.replace(PLACEHOLDER, json.dumps(data).replace("<", "\\u003c"))
 
 
 def step_of_page(seconds: float, step: Step) -> dict:

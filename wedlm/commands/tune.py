@@ -2,67 +2,125 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.table import Table
-from transformers import PreTrainedTokenizerBase, logging
 
-from wedlm.checkpoints.load import load_checkpoint
-from wedlm.checkpoints.prompt_ids import encode
-from wedlm.checkpoints.resolve import FROM_MODEL, GENERATION_FILE
-from wedlm.checkpoints.whole_file import write_whole
-from wedlm.commands.checks import TunePlan
-from wedlm.commands.options import TuneOptions
-from wedlm.commands.reports import table_console
-from wedlm.evaluation.decodings import BASELINE, is_exact, whole
-from wedlm.evaluation.provenance import checkpoint_identity, conditions, write_report
-from wedlm.evaluation.query_cost import measured_query_cost
-from wedlm.evaluation.sweep import Question, front, summaries, sweep
-from wedlm.evaluation.tuning import (
-    AGREEMENT,
-    MEASURES,
-    Example,
-    TuningError,
-    allowed,
-    examples_needed,
-    most_lost,
-    settings_to_try,
-    verdict,
-    why_nothing_is_shown,
-)
-from wedlm.evaluation.work_file import WorkFile, resumable
-from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+from wedlm.commands.command import extra, refusals, table_console
+from wedlm.commands.shared_options import Debug, Device, Dtype, OutFile, OverwriteFile, check_out_file, option
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from wedlm.evaluation.sweep import Question
+    from wedlm.evaluation.tuning import Example
 
 QUERY_COST = ("query_cost",)  # among the results of a work file
 
 
-def tune(options: TuneOptions, asked: TunePlan) -> None:
-    """Answers all examples in all settings, reports them, and writes the chosen setting into the checkpoint.
+def tune(
+    model: Annotated[Path, typer.Argument(help="The folder of a WeDLM checkpoint.")],
+    data: Annotated[Path, option("JSON Lines with prompt and answer, or with messages.", metavar="FILE")],
+    max_quality_loss: Annotated[
+        str, option("The share of answers that may be lost, compared with autoregressive decoding.")
+    ] = "1%",
+    measure: Annotated[
+        str | None,
+        option(
+            "When an answer is right: exact, contains, last-number, or agreement with the autoregressive text.",
+            show_default="exact, or agreement if the data have no answers",
+        ),
+    ] = None,
+    max_new_tokens: Annotated[int, option("The largest number of tokens of an answer.")] = 256,
+    out: OutFile = Path("tune.json"),
+    overwrite: OverwriteFile = False,
+    dry_run: Annotated[bool, option("Do not change generation_config.json.", "--dry-run")] = False,
+    dtype: Dtype = "auto",
+    device: Device = None,
+    debug: Debug = False,
+) -> None:
+    """Find the fastest decoding that keeps quality on your own examples, and write it into generation_config.json.
+
+    Every setting answers every example. After a stop, the same command continues.
+    """
+    with refusals(debug), extra("eval"):
+        check_out_file(out, overwrite)
+        from wedlm.checkpoints.load import load_checkpoint
+        from wedlm.checkpoints.resolve import FROM_MODEL, GENERATION_FILE, read_generation_fields, wedlm_folder
+        from wedlm.checkpoints.whole_file import write_whole
+        from wedlm.evaluation.tuning import measure_of, read_examples, read_share
+
+        loss = read_share(max_quality_loss)
+        if out.resolve() == data.resolve():
+            raise ValueError(f"--out {out} is the file of --data, which would be replaced; choose another one.")
+        examples = read_examples(data)
+        measure = measure_of(measure, examples)
+        if not model.is_dir():
+            raise ValueError(
+                f"{model} is no folder, and {GENERATION_FILE} is written into one; download it (`hf download NAME "
+                "--local-dir FOLDER`) and give that."
+            )
+        config = read_generation_fields(model)
+        folder = wedlm_folder(model, with_weights=False)  # another one, if the model is a draft adapter
+        config = config or read_generation_fields(folder)
+        checkpoint = load_checkpoint(model, dtype, device, only_decodes=True)
+        chosen = choose(*checkpoint, model, data, examples, measure, loss, max_new_tokens, out)
+        if chosen is None:
+            return
+        if dry_run:
+            print(f"Not written into {model / GENERATION_FILE} (--dry-run).", file=sys.stderr)
+            return
+        if config.get(FROM_MODEL, not config):
+            config |= {FROM_MODEL: False}
+        write_whole(model / GENERATION_FILE, json.dumps(config | chosen, indent=2) + "\n")
+        print(f"Written into {model / GENERATION_FILE}; every number is in {out}.", file=sys.stderr)
+        print(f'Next: wedlm generate {quote(str(model))} "Why is the sky blue?"', file=sys.stderr)
+        if config.get("do_sample"):
+            print(
+                f"{GENERATION_FILE} says do_sample, and the settings were compared on greedy texts.", file=sys.stderr
+            )
+
+
+def choose(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    folder: Path,
+    data: Path,
+    examples: "list[Example]",
+    measure: str,
+    loss: float,
+    max_new_tokens: int,
+    out: Path,
+) -> dict[str, Any] | None:
+    """Answers all examples in all settings, reports them in `out`, and returns the chosen setting if one is shown.
 
     What a query costs on this machine is measured first, for verified decoding.
     """
-    loss, examples, measure, config = asked
-    model, tokenizer = load_checkpoint(options.model, options.dtype, options.device, only_decodes=True)
+    from transformers import logging
+
+    from wedlm.checkpoints.resolve import GENERATION_FILE
+    from wedlm.evaluation.decodings import with_defaults
+    from wedlm.evaluation.provenance import checkpoint_identity, conditions, write_report
+    from wedlm.evaluation.sweep import front, summaries, sweep
+    from wedlm.evaluation.timing import measured_query_cost
+    from wedlm.evaluation.tuning import allowed, most_lost, settings_to_try, why_nothing_is_shown, with_agreement
+    from wedlm.evaluation.work_file import WorkFile, resumable
+
     logging.set_verbosity_error()
-    questions = questions_of(examples, measure, model, tokenizer, options)
-    identity = {
-        **checkpoint_identity(model, options.model),
-        "measure": measure,
-        "max_new_tokens": options.max_new_tokens,
-    }
-    answered = [example.answer for example in examples]
-    about = {**identity, **conditions(model.device), "answers": answered}
-    work = WorkFile(options.out.with_name(f"{options.out.name}.work"), about)
+    questions = questions_of(examples, measure, model, tokenizer, data, max_new_tokens)
+    identity = {**checkpoint_identity(model, folder), "measure": measure, "max_new_tokens": max_new_tokens}
+    about = {**identity, **conditions(model.device), "answers": [example.answer for example in examples]}
+    work = WorkFile(out.with_name(f"{out.name}.work"), about)
     with resumable(work):
         if QUERY_COST not in work:
             work.add(QUERY_COST, measured_query_cost(model))
-        model.generation_config.query_cost = work[QUERY_COST]
-        decodings = {label: whole(chosen, model) for label, chosen in settings_to_try().items()}
-        answers = sweep(model, tokenizer, questions, decodings, options.max_new_tokens, work)
-    if measure == AGREEMENT:
+        query_cost = model.generation_config.query_cost = work[QUERY_COST]
+        decodings = {label: with_defaults(setting, model) for label, setting in settings_to_try().items()}
+        answers = sweep(model, tokenizer, questions, decodings, max_new_tokens, work)
+    if measure == "agreement":
         answers = with_agreement(answers)
     bounds = most_lost(answers, decodings)
     results = {label: result | {"most_lost": bounds[label]} for label, result in summaries(answers, decodings).items()}
@@ -70,87 +128,63 @@ def tune(options: TuneOptions, asked: TunePlan) -> None:
     nothing = why_nothing_is_shown(answers, decodings, loss, fastest)
     chosen = None if nothing else fastest
     write_report(
-        options.out,
+        out,
         results,
         model.device,
         **identity,
         num_examples=len(examples),
         max_quality_loss=loss,
         chosen=chosen,
-        query_cost=work[QUERY_COST],
+        query_cost=query_cost,
         front=front(results),
     )
     work.remove()
-    print_front(results, chosen)
+    print_front(results, front(results), chosen)
     if nothing:
-        print(f"Nothing is written into {options.model / GENERATION_FILE}: {nothing}.", file=sys.stderr)
-        return
+        print(f"Nothing is written into {folder / GENERATION_FILE}: {nothing}.", file=sys.stderr)
+        return None
     explain_choice(results, chosen, loss, len(examples))
-    print(f"One more query costs {100 * work[QUERY_COST]:.1f} % of a forward with one.", file=sys.stderr)
-    if options.dry_run:
-        print(f"Not written into {options.model / GENERATION_FILE} (--dry-run).", file=sys.stderr)
-    else:
-        write_config(options, config, decodings[chosen] | {"query_cost": work[QUERY_COST]})
+    print(f"One more query costs {100 * query_cost:.1f} % of a forward with one.", file=sys.stderr)
+    return decodings[chosen] | {"query_cost": query_cost}
 
 
 def questions_of(
-    examples: list[Example],
+    examples: "list[Example]",
     measure: str,
-    model: WeDLMForCausalLM,
-    tokenizer: PreTrainedTokenizerBase,
-    options: TuneOptions,
-) -> list[Question]:
-    """The examples with their ids and the judge of their answers; refuses a --max-new-tokens that leaves no room."""
-    all_ids = [encoded(model, tokenizer, example, options.data) for example in examples]
-    most = model.config.max_position_embeddings - max(map(len, all_ids))
-    if not 1 <= options.max_new_tokens <= most:
-        raise TuningError(
-            f"--max-new-tokens {options.max_new_tokens} is not from 1 to {most}, the room behind the longest prompt; "
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    data: Path,
+    max_new_tokens: int,
+) -> "list[Question]":
+    """The examples with their ids and the quality of an answer; refuses a --max-new-tokens that leaves no room."""
+    from wedlm.checkpoints.prompt_ids import encode
+    from wedlm.evaluation.sweep import Question
+    from wedlm.evaluation.tuning import quality_by
+
+    questions = []
+    for example in examples:
+        try:
+            ids = encode(model, tokenizer, example.prompt)
+        except Exception as error:  # a prompt that is too long or has MASK in it, or a chat that the template refuses
+            raise ValueError(f"{data}, line {example.line}: {' '.join(str(error).split())}") from error
+        questions.append(Question(ids, quality_by(measure, example.answer)))
+    most = model.config.max_position_embeddings - max(len(question.ids) for question in questions)
+    if not 1 <= max_new_tokens <= most:
+        raise ValueError(
+            f"--max-new-tokens {max_new_tokens} is not from 1 to {most}, the room behind the longest prompt; "
             "give a number in between."
         )
-    return [Question(ids, judge(measure, example.answer)) for ids, example in zip(all_ids, examples, strict=True)]
+    return questions
 
 
-def encoded(model: WeDLMForCausalLM, tokenizer: PreTrainedTokenizerBase, example: Example, data: Path) -> list[int]:
-    try:
-        return encode(model, tokenizer, example.prompt)
-    except Exception as error:  # a prompt that is too long or has MASK in it, or a chat that the template refuses
-        raise TuningError(f"{data}, line {example.line}: {' '.join(str(error).split())}") from error
+def print_front(results: dict[str, dict], front: list[str], chosen: str | None) -> None:
+    from wedlm.evaluation.decodings import BASELINE
+    from wedlm.evaluation.tuning import verdict
 
-
-def judge(measure: str, right: str | None) -> Callable[[str], float]:
-    """A function from a text to its quality; agreement is judged later, when the autoregressive texts are known."""
-    is_right = MEASURES.get(measure)
-    return (lambda text: float(is_right(text, right))) if is_right else lambda text: 0.0
-
-
-def with_agreement(answers: dict[str, list]) -> dict[str, list]:
-    """The answers, with the quality 1 where the text is the autoregressive one."""
-    return {
-        label: [
-            answer._replace(quality=float(answer.text == base.text))
-            for answer, base in zip(of_label, answers[BASELINE], strict=True)
-        ]
-        for label, of_label in answers.items()
-    }
-
-
-def write_config(options: TuneOptions, config: dict[str, Any], taken: dict[str, Any]) -> None:
-    if config.get(FROM_MODEL, not config):
-        config = config | {FROM_MODEL: False}
-    config = config | taken
-    write_whole(options.model / GENERATION_FILE, json.dumps(config, indent=2) + "\n")
-    print(f"Written into {options.model / GENERATION_FILE}; every number is in {options.out}.", file=sys.stderr)
-    print(f'Next: wedlm generate {quote(str(options.model))} "Why is the sky blue?"', file=sys.stderr)
-    if config.get("do_sample"):
-        print(f"{GENERATION_FILE} says do_sample, and the settings were compared on greedy texts.", file=sys.stderr)
-
-
-def print_front(results: dict[str, dict], chosen: str | None) -> None:
     table = Table(title="The front: nothing tried is both faster and more often right", title_justify="left")
     for name in ("", "setting", "right", "over autoregressive", "which is", "times as fast", "tokens/forward"):
         table.add_column(name, justify="left" if name in ("", "setting", "which is") else "right")
-    shown = dict.fromkeys(filter(None, [BASELINE, *front(results), chosen]))
+    shown = dict.fromkeys(filter(None, [BASELINE, *front, chosen]))
     for label in sorted(shown, key=lambda label: results[label]["times_autoregressive"]["median"]):
         result = results[label]
         low, high = (100 * bound for bound in result["quality_over_autoregressive_interval"])
@@ -169,6 +203,9 @@ def print_front(results: dict[str, dict], chosen: str | None) -> None:
 
 def explain_choice(results: dict[str, dict], chosen: str, loss: float, num_examples: int) -> None:
     """Says on standard error what was chosen, and how many examples streaming would need."""
+    from wedlm.evaluation.decodings import is_exact
+    from wedlm.evaluation.tuning import examples_needed
+
     num_uncertain = sum(not is_exact(result["arguments"]) for result in results.values())
     print(
         f"Taken: {chosen}, the fastest of those that lose at most {100 * loss:g} % of the answers, shown with 95 % "

@@ -15,8 +15,8 @@ import torch
 from accelerate import PartialState
 from transformers import AutoTokenizer, logging
 
-from wedlm.checkpoints.attach import fingerprint_on_disk
 from wedlm.checkpoints.convert import convert_to_wedlm
+from wedlm.checkpoints.fingerprint import fingerprint_on_disk
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.new_folder import complete_or_absent
 from wedlm.checkpoints.plan import copy_files
@@ -29,12 +29,12 @@ from wedlm.checkpoints.resolve import (
     checkpoint_folder,
     read_config,
 )
+from wedlm.drafts.adapter_report import write_adapter_report
+from wedlm.drafts.adapter_training import LOG_FILE, train_adapter
 from wedlm.drafts.answers import answer_all, check_prompts, expected_minutes
 from wedlm.drafts.measure import measure
-from wedlm.drafts.report import write_adapter_report
-from wedlm.drafts.settings import FILES, AdaptError, AdaptSettings, Places, record_settings
-from wedlm.drafts.tasks import Tasks
-from wedlm.drafts.train import LOG_FILE, train_adapter
+from wedlm.drafts.prompt_split import Tasks
+from wedlm.drafts.settings import FILES, AdaptError, AdaptFolders, AdaptSettings, record_settings
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 ON_A_CPU = (
@@ -43,15 +43,8 @@ ON_A_CPU = (
 )
 
 
-def adapt(settings: AdaptSettings, tasks: Tasks, places: Places, overwrite: bool = False) -> None:
-    """Makes a draft adapter, and prints its table.
-
-    Args:
-        settings (`AdaptSettings`): The settings.
-        tasks (`Tasks`): The prompts.
-        places (`Places`): The folders. `check_adapt` has accepted both.
-        overwrite (`bool`, *optional*, defaults to `False`): Whether OUT may hold an adapter, which is replaced.
-    """
+def adapt(settings: AdaptSettings, tasks: Tasks, folders: AdaptFolders, overwrite: bool = False) -> None:
+    """Makes a draft adapter, and prints its table."""
     on_cpu = not torch.cuda.is_available() if settings.device is None else settings.device == "cpu"
     # Processes wait for each other behind conversion and answers, which take hours.
     state = PartialState(cpu=on_cpu, timeout=timedelta(days=7))
@@ -59,43 +52,43 @@ def adapt(settings: AdaptSettings, tasks: Tasks, places: Places, overwrite: bool
     if on_cpu:
         say(ON_A_CPU, state)
     try:
-        base = wedlm_base(settings.model, places, state, overwrite)
-        answer(settings, tasks, base, places.work, state)
+        base = wedlm_base(settings.model, folders, state, overwrite)
+        answer(settings, tasks, base, folders.work, state)
         tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
-        adapter = train_adapter(settings, base, tokenizer, places.work)
+        adapter = train_adapter(settings, base, tokenizer, folders.work)
     except KeyboardInterrupt:
         if state.is_main_process:
-            print(f"\nStopped; the same command goes on from {places.work}.", file=sys.stderr)
+            print(f"\nStopped; the same command goes on from {folders.work}.", file=sys.stderr)
         raise
     if state.is_main_process:
         say("The prompts that were held out are answered token by token and verified.", state)
-        results = measure(settings, tasks, adapter, places.work)
-        finish(settings, results, adapter, places, overwrite)
+        results = measure(settings, tasks, adapter, folders.work)
+        finish(settings, results, adapter, folders, overwrite)
 
 
 def say(sentence: str, state: PartialState) -> None:
-    """Prints a sentence at once, in a pipe too; one of several processes does."""
+    """Prints a sentence at once, in one of several processes."""
     if state.is_main_process:
         print(sentence, flush=True)
 
 
-def wedlm_base(model: str, places: Places, state: PartialState, overwrite: bool) -> str:
+def wedlm_base(model: str, folders: AdaptFolders, state: PartialState, overwrite: bool) -> str:
     """Returns the model itself if it is a WeDLM, and otherwise the folder of the WeDLM that it is converted to."""
     folder = checkpoint_folder(model, with_weights=True)
     if read_config(model, folder).get("model_type") == MODEL_TYPE:
         return model
     with state.main_process_first():
-        is_there = places.base.exists()
-        if not is_there or fingerprint_on_disk(places.base) != fingerprint_on_disk(folder):
+        is_there = folders.base.exists()
+        if not is_there or fingerprint_on_disk(folders.base) != fingerprint_on_disk(folder):
             if is_there and not overwrite:
                 raise AdaptError(
-                    f"{places.base} exists and is no copy of {model}; pass --overwrite to replace it, or choose "
+                    f"{folders.base} exists and is no copy of {model}; pass --overwrite to replace it, or choose "
                     "another OUT."
                 )
-            say(f"{model} is converted to {places.base}, a copy which the adapter will need.", state)
-            for note in convert_to_wedlm(model, places.base, overwrite=is_there).notes:
+            say(f"{model} is converted to {folders.base}, a copy which the adapter will need.", state)
+            for note in convert_to_wedlm(model, folders.base, overwrite=is_there).notes:
                 print(f"Note: {note}")
-    return str(places.base)
+    return str(folders.base)
 
 
 def answer(settings: AdaptSettings, tasks: Tasks, base: str, work: Path, state: PartialState) -> None:
@@ -111,25 +104,28 @@ def answer(settings: AdaptSettings, tasks: Tasks, base: str, work: Path, state: 
             record_settings(settings, work)
             if note:
                 print(note)
-            asked = [task for file in files for task in getattr(tasks, file.stem)]
-            measured = [*tasks.held_out, *tasks.also]
-            say(expected_minutes(model, tokenizer, asked, measured, settings, state.num_processes), state)
+            to_answer = [task for file in files for task in getattr(tasks, file.stem) if task.answer is None]
+            to_measure = [*tasks.held_out, *tasks.also]
+            say(expected_minutes(model, tokenizer, to_answer, to_measure, settings, state.num_processes), state)
         for file in files:
             answer_all(model, tokenizer, getattr(tasks, file.stem), settings, file)
 
 
-def finish(settings: AdaptSettings, results: dict[str, Any], adapter: Path, places: Places, overwrite: bool) -> None:
+def finish(
+    settings: AdaptSettings, results: dict[str, Any], adapter: Path, folders: AdaptFolders, overwrite: bool
+) -> None:
     """Writes OUT: the adapter, its report with the plot, and its card."""
     results["log"] = json.loads((adapter / LOG_FILE).read_text(encoding="utf-8"))
-    with complete_or_absent(places.out, overwrite) as new:
+    with complete_or_absent(folders.out, overwrite) as new:
         for name in (ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE):
             shutil.copyfile(adapter / name, new / name)
         copy_files(checkpoint_folder(base_of(new), with_weights=False), new, OF_A_TOKENIZER)
-        write_adapter_report(settings, results, new, places.out.name)
-    needed = f"{places.base} ({size(places.base)}) is its base and must stay; " if places.base.exists() else ""
+        write_adapter_report(settings, results, new, folders.out.name)
+    out, base, work = folders.out, folders.base, folders.work
+    needed = f"{base} ({size(base)}) is its base and must stay; " if base.exists() else ""
     print(
-        f"Written to {places.out}; {needed}{places.work} ({size(places.work)}) keeps the answers and can be removed.\n"
-        f'Next: wedlm generate {quote(str(places.out))} "Why is the sky blue?"'
+        f"Written to {out}; {needed}{work} ({size(work)}) keeps the answers and can be removed.\n"
+        f'Next: wedlm generate {quote(str(out))} "Why is the sky blue?"'
     )
 
 

@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.checkpoints.whole_file import write_whole
+from wedlm.drafts.prompt_split import Task, Tasks
 from wedlm.drafts.settings import AdaptError, AdaptSettings
-from wedlm.drafts.tasks import Task, Tasks
-from wedlm.evaluation.turns import timed
+from wedlm.evaluation.timing import timed
 from wedlm.evaluation.work_file import WorkFile, read_results
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
@@ -29,27 +29,19 @@ def answer_all(
     """Writes a record for training for each task to a file of JSON Lines, in the order of the tasks.
 
     Several processes share the batches. Each keeps its answers in a work file of its own until all are there.
-
-    Args:
-        model (`WeDLMForCausalLM`): The model that answers.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        tasks (`list[Task]`): The prompts. A task that has an answer keeps it.
-        settings (`AdaptSettings`): The length of answers, the temperature and the size of batches.
-        file (`Path`): The file.
     """
     state = PartialState()
-    asked = list(zip(tasks, encode_all(model, tokenizer, tasks, settings.max_new_tokens), strict=True))
-    batches = [asked[start : start + settings.batch_size] for start in range(0, len(asked), settings.batch_size)]
+    prompts = list(zip(tasks, encode_all(model, tokenizer, tasks, settings.max_new_tokens), strict=True))
+    batches = [prompts[start : start + settings.batch_size] for start in range(0, len(prompts), settings.batch_size)]
     folder = file.with_name(f"{file.stem}.answers")
     earlier = all_results(folder)
     state.wait_for_everyone()  # nobody writes before all have read
     work = WorkFile(folder, {"process": state.process_index})
-    to_do = [number for number in range(len(batches)) if (number,) not in earlier]
-    own = to_do[state.process_index :: state.num_processes]
-    num_done = sum(len(batch) for number, batch in enumerate(batches) if number not in to_do)
+    missing = [number for number in range(len(batches)) if (number,) not in earlier]
+    num_done = sum(len(batch) for number, batch in enumerate(batches) if number not in missing)
     is_quiet = not state.is_main_process
     with tqdm(total=len(tasks), initial=num_done, unit=" answers", desc=file.stem, disable=is_quiet) as bar:
-        for number in own:
+        for number in missing[state.process_index :: state.num_processes]:
             work.add((number,), answers_of(model, tokenizer, batches[number], settings, number))
             bar.update(min(len(batches[number]) * state.num_processes, len(tasks) - bar.n))
     state.wait_for_everyone()
@@ -79,8 +71,8 @@ def answers_of(
     number: int,
 ) -> list[str]:
     """Answers a batch of prompts. What is drawn depends on the number of the batch alone, and not on earlier ones."""
-    asked = [ids for task, ids in batch if task.answer is None]
-    texts = iter(generate(model, tokenizer, asked, settings, number) if asked else [])
+    prompts = [ids for task, ids in batch if task.answer is None]
+    texts = iter(generate(model, tokenizer, prompts, settings, number) if prompts else [])
     return [next(texts) if task.answer is None else task.answer for task, _ in batch]
 
 
@@ -95,9 +87,7 @@ def generate(
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     input_ids = torch.tensor([[padding] * (longest - len(ids)) + ids for ids in prompts])
     attention_mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts])
-    sampling = {"do_sample": False}
-    if settings.temperature > 0:
-        sampling = {"do_sample": True, "temperature": settings.temperature}
+    sampling = {"temperature": settings.temperature} if settings.temperature > 0 else {}
     torch.manual_seed(settings.seed + number)
     with torch.inference_mode():
         sequences = model.generate(
@@ -106,6 +96,7 @@ def generate(
             max_new_tokens=settings.max_new_tokens,
             decoding="autoregressive",
             return_dict_in_generate=False,
+            do_sample=settings.temperature > 0,
             **sampling,
         )
     return tokenizer.batch_decode(sequences[:, longest:], skip_special_tokens=True)
@@ -126,9 +117,6 @@ def record(tokenizer: PreTrainedTokenizerBase, task: Task, answer: str) -> dict:
     if isinstance(task.prompt, str) and tokenizer.chat_template is None:
         return {"kind": task.kind, "prompt": task.prompt, "completion": answer}
     return {"kind": task.kind, "messages": [*task.messages(), {"role": "assistant", "content": answer}]}
-
-
-# --- The ids of the prompts, all read before the model answers the first one ---
 
 
 def encode_all(
@@ -181,21 +169,12 @@ TIMES_MEASURED = 3  # a prompt is answered token by token, and verified in at mo
 def expected_minutes(
     model: WeDLMForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
-    asked: list[Task],
-    measured: list[Task],
+    to_answer: list[Task],
+    to_measure: list[Task],
     settings: AdaptSettings,
     num_processes: int,
 ) -> str:
-    """Says how long a run takes at most, by the time of a few tokens.
-
-    Args:
-        model (`WeDLMForCausalLM`): The model that answers.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        asked (`list[Task]`): The tasks that are to be answered for training.
-        measured (`list[Task]`): The tasks that are measured at the end.
-        settings (`AdaptSettings`): The settings.
-        num_processes (`int`): The number of processes that share the answers.
-    """
+    """Says how long a run takes at most, by the time of a few tokens."""
 
     def minutes(tasks: list[Task], batch_size: int) -> float:
         """The time in which this process would answer all the tasks."""
@@ -212,13 +191,12 @@ def expected_minutes(
         of_batch = first + (some - first) / PROBED_TOKENS * (settings.max_new_tokens - 2)
         return of_batch * ceil(len(tasks) / batch_size) / 60
 
-    asked = [task for task in asked if task.answer is None]
     training = f"{settings.minutes:g} minutes" if settings.steps is None else f"{settings.steps:,} steps"
-    of_answers = shown(minutes(asked, settings.batch_size) / num_processes)
-    of_measurement = shown(TIMES_MEASURED * minutes(measured, 1))
+    of_answers = shown(minutes(to_answer, settings.batch_size) / num_processes)
+    of_measurement = shown(TIMES_MEASURED * minutes(to_measure, 1))
     return (
-        f"{len(asked):,} answers take at most {of_answers}, the training {training}, and the measurement on "
-        f"{len(measured):,} prompts at most {of_measurement}."
+        f"{len(to_answer):,} answers take at most {of_answers}, the training {training}, and the measurement on "
+        f"{len(to_measure):,} prompts at most {of_measurement}."
     )
 
 

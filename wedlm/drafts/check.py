@@ -7,6 +7,7 @@ from wedlm.checkpoints.new_folder import check_apart, check_out
 from wedlm.checkpoints.resolve import (
     ADAPTER_FILE,
     ADAPTER_WEIGHTS,
+    STOCK_FAMILIES,
     check_weights,
     checkpoint_folder,
     draft_adapter,
@@ -16,15 +17,14 @@ from wedlm.checkpoints.resolve import (
     require_tokenizer,
 )
 from wedlm.checkpoints.shards import read_json
-from wedlm.checkpoints.stock_families import STOCK_FAMILIES
-from wedlm.drafts.settings import AdaptError, AdaptSettings, Places, check_settings
-from wedlm.drafts.tasks import Tasks, read_tasks
+from wedlm.drafts.prompt_split import Tasks, read_tasks
+from wedlm.drafts.settings import AdaptError, AdaptFolders, AdaptSettings, check_settings
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 
-def check_adapt(settings: AdaptSettings, places: Places, overwrite: bool) -> Tasks:
+def check_adapt(settings: AdaptSettings, folders: AdaptFolders, overwrite: bool) -> Tasks:
     """Refuses a model, files, or an OUT that no adapter can be made with; returns the prompts."""
-    check_out(places.out, overwrite)
+    check_out(folders.out, overwrite)
     if draft_adapter(settings.model) is not None:
         raise CheckpointError(
             f"{settings.model} is a draft adapter itself; give its base, and --start-from {settings.model} to train "
@@ -39,14 +39,14 @@ def check_adapt(settings: AdaptSettings, places: Places, overwrite: bool) -> Tas
     require_tokenizer(settings.model, folder)
     if Path(settings.model).is_dir():
         check_weights(settings.model, folder)
-    check_apart(places.out, folder)
+    check_apart(folders.out, folder)
     tasks = read_tasks(settings)
     start = settings.start_from
     if start is not None and not (has_draft_type(start) and (start / ADAPTER_WEIGHTS).is_file()):
         raise AdaptError(f"--start-from {start} is no folder of a draft adapter; give one, or leave it out.")
     if start is not None and (rank := read_json(start / ADAPTER_FILE).get("r")) != settings.rank:
         raise AdaptError(f"--start-from {start} has the rank {rank}, and not {settings.rank}; pass --rank {rank}.")
-    check_settings(settings, places.work)
+    check_settings(settings, folders.work)
     return tasks
 
 

@@ -22,7 +22,7 @@ class Prompt(NamedTuple):
 
 @cache
 def all_prompts() -> dict[str, list[Prompt]]:
-    """The prompts of the file, by split and in its order, in which the kinds take turns."""
+    """The prompts of the file, by split and in its order, in which the kinds alternate."""
     splits = {"train": [], "held_out": []}
     with lzma.open(FILE, "rt", encoding="utf-8") as file:
         file.readline()
@@ -36,7 +36,7 @@ def most_prompts(held_out: bool) -> int:
 
 
 def read_prompts(num_prompts: int, seed: int = 0, held_out: bool = False) -> list[Prompt]:
-    """Different prompts, the kinds in turns. No held-out prompt is a training prompt in other words.
+    """Different prompts of alternating kinds. No held-out prompt is a training prompt in other words.
 
     Args:
         num_prompts (`int`): Number of prompts.

@@ -24,46 +24,24 @@ class AdaptError(ValueError):
 
 @dataclass(frozen=True)
 class AdaptSettings:
-    """The choices of a run of `wedlm adapt`.
+    """The options of `wedlm adapt`; docs/adapt.md says what each of them does."""
 
-    Args:
-        model (`str`): A WeDLM checkpoint, or a stock one, which is converted.
-        prompts (`Path`, *optional*): JSON Lines with prompts; by default the package's own.
-        answers (`Path`, *optional*): JSON Lines with prompts and the model's answers to them, in place of `prompts`.
-        measure_also (`Path`, *optional*): JSON Lines with prompts that are only measured.
-        num_prompts (`int`, *optional*, defaults to 3000): Number of the package's own prompts.
-        num_held_out (`int`, *optional*, defaults to 60): Number of prompts that are measured and not trained on.
-        max_new_tokens (`int`, *optional*, defaults to 256): The most tokens of an answer.
-        temperature (`float`, *optional*, defaults to 0.0): The temperature of the answers for training; 0 is greedy.
-        minutes (`float`, *optional*, defaults to 60): How long the adapter is trained.
-        steps (`int`, *optional*): The number of optimizer steps, in place of `minutes`.
-        rank (`int`, *optional*, defaults to 16): The rank of the adapter.
-        window_size (`int`, *optional*, defaults to 8): The most MASKs of a group in training.
-        learning_rate (`float`, *optional*, defaults to 4e-4): The highest learning rate.
-        max_length (`int`, *optional*, defaults to 1024): The tokens of a row of a batch; longer samples are cut.
-        batch_size (`int`, *optional*, defaults to 32): Number of prompts that are answered at a time.
-        start_from (`Path`, *optional*): The folder of an adapter of the same base and rank, which is trained further.
-        seed (`int`, *optional*, defaults to 0): The seed of everything that is drawn.
-        dtype (`str`, *optional*, defaults to `"auto"`): The dtype of the base for answers and training.
-        device (`str`, *optional*): `"cpu"` or `"cuda"`; by default the GPU if there is one.
-    """
-
-    model: str
-    prompts: Path | None = None
-    answers: Path | None = None
-    measure_also: Path | None = None
-    num_prompts: int = 3000
+    model: str  # a WeDLM checkpoint, or a stock one, which is converted
+    prompts: Path | None = None  # JSON Lines; by default the package's own prompts
+    answers: Path | None = None  # JSON Lines of prompts with the model's own answers, in place of `prompts`
+    measure_also: Path | None = None  # JSON Lines of prompts that are only measured
+    num_prompts: int = 3000  # of the package's own
     num_held_out: int = 60
     max_new_tokens: int = 256
-    temperature: float = 0.0
+    temperature: float = 0.0  # of the answers for training
     minutes: float = 60.0
-    steps: int | None = None
+    steps: int | None = None  # in place of `minutes`
     rank: int = 16
-    window_size: int = 8
+    window_size: int = 8  # the most MASKs of a draft branch in training
     learning_rate: float = 4e-4
     max_length: int = 1024
-    batch_size: int = 32
-    start_from: Path | None = None
+    batch_size: int = 32  # of answers
+    start_from: Path | None = None  # the folder of an adapter of the same base and rank
     seed: int = 0
     dtype: str = "auto"
     device: str | None = None
@@ -133,14 +111,10 @@ def weights_of(model: str) -> str:
 
 
 @dataclass(frozen=True)
-class Places:
-    """The folders of a run: OUT, which appears complete in the end, and two others beside it.
+class AdaptFolders:
+    """The folders of a run: OUT, which appears complete in the end, and two others beside it."""
 
-    Args:
-        out (`Path`): The adapter with its report and card.
-    """
-
-    out: Path
+    out: Path  # the adapter with its report and card
 
     @property
     def base(self) -> Path:

@@ -3,7 +3,7 @@
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
@@ -17,12 +17,12 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from wedlm.evaluation.work_file import WorkFile, digest_of
 
 WARM_UP_TOKENS = 8  # generated before anything is timed
-LIKELIHOOD_BATCHES = 16  # batches per piece, within which lm-eval sorts by length and shares contexts
+LIKELIHOOD_BATCHES = 16  # in one entry of the work file; in it lm-eval sorts by length and shares contexts
 COUNTS = ("tokens", "forwards", "window_queries", "seconds")
 
 
 def counted(output: GenerateDecoderOnlyOutput) -> dict[str, int]:
-    """Returns the counts of one call of generate(), summed over the rows of the batch."""
+    """The counts of one call of generate(), summed over the rows of the batch."""
     tokens = output.tokens_per_forward * output.forwards
     queries = tokens / output.prefix_cacheability
     return {
@@ -37,14 +37,6 @@ class StopBehindPrompt(StoppingCriteria):
 
     lm-eval's own criterion ends the batch, once every row has its text. That of transformers reads the prompt as
     well, and takes seconds to build for a large vocabulary.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`):
-            Decodes the tokens.
-        texts (`list[str]`):
-            The texts that end a row.
-        prompt_width (`int`):
-            Number of positions of the prompt, padding included.
     """
 
     is_stateless = True
@@ -62,25 +54,16 @@ class StopBehindPrompt(StoppingCriteria):
 class DecodingLM(HFLM):
     """lm-eval's HFLM with our generate(), whose tokens and forwards it counts for each task.
 
-    Requests are answered in pieces: a batch to generate, or a few batches of likelihoods. The pieces depend on the
-    requests alone, and samples on the piece and `seed` alone, so a run that continues a stopped one has the results
-    of one that was never stopped.
+    Requests are answered in batches that depend on the requests alone, and samples on the batch and `seed` alone, so a
+    run that continues a stopped one has the results of one that was never stopped.
 
     Args:
-        model (`PreTrainedModel`):
-            The model that answers.
-        tokenizer (`PreTrainedTokenizerBase`):
-            Its tokenizer.
-        batch_size (`int`):
-            Number of requests that are answered at once.
-        arguments (`dict[str, Any]`):
-            Arguments of `generate()` such as `{"decoding": "verified"}`.
-        work (`WorkFile`):
-            Where answers are kept.
-        seed (`int`):
-            Seed of sampling.
-        description (`str`):
-            Text in front of the progress bar.
+        model (`PreTrainedModel`), tokenizer (`PreTrainedTokenizerBase`): The model that answers.
+        batch_size (`int`): Number of requests that are answered at once.
+        arguments (`dict[str, Any]`): Arguments of `generate()` such as `{"decoding": "verified"}`.
+        work (`WorkFile`): Where answers are kept.
+        seed (`int`): Seed of sampling.
+        description (`str`): Text in front of the progress bar.
     """
 
     def __init__(
@@ -99,30 +82,28 @@ class DecodingLM(HFLM):
         ends = model.generation_config.eos_token_id
         self.end_tokens = sorted({self.eot_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
         self.counts = defaultdict(lambda: dict.fromkeys(COUNTS, 0))  # of each task
-        self.counts_of_piece: dict[str, float] = {}
-        self.seed_of_piece, self.is_warm = seed, False
+        self.counts_of_batch: dict[str, float] = {}
+        self.seed_of_batch, self.is_warm = seed, False
 
     def get_model_info(self) -> dict:
         return {}  # the method of HFLM asks the network
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        def compute(piece: list[Instance], digest: str) -> dict:
-            self.seed_of_piece = int(digest_of([self.seed, digest]), 16) % 2**63
-            texts = super(DecodingLM, self).generate_until(piece, disable_tqdm=True)
-            return {"answers": texts, **self.counts_of_piece}
+        def compute(batch: list[Instance], digest: str) -> dict:
+            self.seed_of_batch = int(digest_of([self.seed, digest]), 16) % 2**63
+            texts = super(DecodingLM, self).generate_until(batch, disable_tqdm=True)
+            return {"answers": texts, **self.counts_of_batch}
 
-        def length(request: Instance) -> tuple[int, str]:
-            return -len(self.tok_encode(request.args[0])), request.args[0]
-
-        groups = defaultdict(list)
+        groups = defaultdict(list)  # of requests with equal arguments
         for i, request in enumerate(requests):
             groups[request.task_name, json.dumps(request.args[1], sort_keys=True)].append(i)
-        pieces = [
-            piece
-            for group in groups.values()
-            for piece in cut(sorted(group, key=lambda i: length(requests[i])), self.batch_size)
-        ]
-        return self.answered("generate_until", requests, pieces, self.arguments, compute)
+        prompts = [request.args[0] for request in requests]
+        lengths = [len(self.tok_encode(prompt)) for prompt in prompts]
+        batches = []
+        for group in groups.values():
+            longest_first = sorted(group, key=lambda i: (-lengths[i], prompts[i]))
+            batches += cut(longest_first, self.batch_size)
+        return self.answered("generate_until", requests, batches, self.arguments, compute)
 
     def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **kwargs: Any) -> torch.Tensor:
         """Replaces HFLM's method: another stopping criterion, an exact length, and counts beside the tokens."""
@@ -144,11 +125,11 @@ class DecodingLM(HFLM):
         if not self.is_warm:
             generate(min(WARM_UP_TOKENS, max_length - width))
             self.is_warm = True
-        torch.manual_seed(self.seed_of_piece)
+        torch.manual_seed(self.seed_of_batch)
         start = time.perf_counter()
         output = generate(max_length - width)
         counts = counted(output)  # waits until the device is done
-        self.counts_of_piece = {**counts, "seconds": time.perf_counter() - start}
+        self.counts_of_batch = {**counts, "seconds": time.perf_counter() - start}
         return output.sequences
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -160,36 +141,38 @@ class DecodingLM(HFLM):
     def likelihoods(self, method: str, requests: list[Instance]) -> list:
         """Answers with exact causal likelihoods, which no decoding changes."""
 
-        def compute(piece: list[Instance], digest: str) -> dict:
-            return {"answers": getattr(super(DecodingLM, self), method)(piece, disable_tqdm=True)}
+        def compute(batch: list[Instance], digest: str) -> dict:
+            return {"answers": getattr(super(DecodingLM, self), method)(batch, disable_tqdm=True)}
 
-        pieces = list(cut(range(len(requests)), LIKELIHOOD_BATCHES * self.batch_size))
-        return self.answered(method, requests, pieces, {}, compute)
+        batches = cut(range(len(requests)), LIKELIHOOD_BATCHES * self.batch_size)
+        return self.answered(method, requests, batches, {}, compute)
 
     def answered(
         self,
         method: str,
         requests: list[Instance],
-        pieces: list[list[int]],
+        batches: list[list[int]],
         arguments: dict[str, Any],
         compute: Callable[[list[Instance], str], dict],
     ) -> list:
         """Returns the answers in the order of the requests and computes those that `work` lacks."""
         answers = [None] * len(requests)
         with tqdm(total=len(requests), unit=" requests", desc=self.description) as bar:
-            for number, indices in enumerate(pieces):
-                piece = [requests[i] for i in indices]
-                asked = [number, piece[0].task_name, [request.args for request in piece], arguments]
-                digest = sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+            for number, indices in enumerate(batches):
+                batch = [requests[i] for i in indices]
+                task = batch[0].task_name
+                identity = [number, task, [request.args for request in batch], arguments]
+                digest = sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
                 key = (method, digest)
                 if key not in self.work:
-                    self.work.add(key, compute(piece, digest))
+                    self.work.add(key, compute(batch, digest))
                 result = self.work[key]
                 for i, answer in zip(indices, result["answers"], strict=True):
                     answers[i] = answer
-                for name in COUNTS if method == "generate_until" else ():
-                    self.counts[piece[0].task_name][name] += result[name]
-                bar.update(len(piece))
+                if method == "generate_until":
+                    for name in COUNTS:
+                        self.counts[task][name] += result[name]
+                bar.update(len(batch))
         return answers
 
 
@@ -201,5 +184,5 @@ def as_lm_eval_samples(kwargs: dict[str, Any]) -> dict[str, Any]:
     return kwargs
 
 
-def cut(indices: list[int] | range, size: int) -> Iterator[list[int]]:
-    return (list(indices[start : start + size]) for start in range(0, len(indices), size))
+def cut(indices: list[int] | range, size: int) -> list[list[int]]:
+    return [list(indices[start : start + size]) for start in range(0, len(indices), size)]

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS, draft_adapter, wedlm_folder
-from wedlm.checkpoints.shards import CHUNK_BYTES, shard_names
+from wedlm.checkpoints.shards import shard_names
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.fused.model import product_of
 
@@ -28,7 +28,7 @@ BESIDE_WEIGHTS = ("config.json", "tokenizer.json", "tokenizer_config.json", "cha
 
 
 def device_name(device: torch.device | str) -> str:
-    """Returns the model of the GPU or processor."""
+    """The model of the GPU or processor."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
@@ -43,22 +43,18 @@ def git(*arguments: str) -> str:
 
 
 def commit_on_disk() -> str | None:
-    """Returns the commit, with "+changes" if files other than results differ from it; None outside of a git clone."""
+    """The commit, with "+changes" if files other than results differ from it; None outside of a git clone."""
     if not (REPOSITORY / ".git").exists() or shutil.which("git") is None:
         return None
-    return git("rev-parse", "HEAD") + (
-        "+changes" if git("status", "--porcelain", "--untracked-files=no", "--", ".", *RESULTS) else ""
-    )
+    changes = git("status", "--porcelain", "--untracked-files=no", "--", ".", *RESULTS)
+    return git("rev-parse", "HEAD") + ("+changes" if changes else "")
 
 
 COMMIT = commit_on_disk()  # read once: this process runs the code of now, whatever stands on the disk when it reports
 
 
 def commit_text(commit: str | None) -> str:
-    """Returns a commit as it is printed.
-
-    commit_text("0123456789abcdef+changes") == "commit 0123456789ab with changes"
-    """
+    """commit_text("0123456789abcdef+changes") == "commit 0123456789ab with changes"."""
     if commit is None:
         return "of no commit"
     name, plus, _ = commit.partition("+")
@@ -66,7 +62,7 @@ def commit_text(commit: str | None) -> str:
 
 
 def command() -> str:
-    """Returns the command of this process as one types it in the repository."""
+    """The command of this process as one types it in the repository."""
     program = getattr(sys.modules["__main__"], "__spec__", None)  # python -m sets it
     script = Path(sys.argv[0]).resolve()
     if script.name in ("wedlm", "wedlm.exe") or program is not None and program.name == "wedlm.__main__":
@@ -79,20 +75,17 @@ def command() -> str:
 
 
 def weights_digest(folder: Path) -> str:
-    """Returns the SHA-256 of the weights that are loaded from `folder`, their files one after another by name.
-
-    For a checkpoint in one file this is the hash of model.safetensors that the Hub shows.
-    """
+    """The SHA-256 of the weights in `folder`; if they are one file, this is the hash that the Hub shows."""
     digest = sha256()
     for name in shard_names(folder):
         with open(folder / name, "rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
+            while chunk := file.read(2**24):
                 digest.update(chunk)
     return digest.hexdigest()
 
 
 def digests(folder: Path, adapter: Path | None) -> dict[str, str]:
-    """Returns the SHA-256 of the weights in `folder`, and that of the draft adapter's weights if there is one."""
+    """The SHA-256 of the weights in `folder`, and that of the draft adapter's weights if there is one."""
     result = {"weights_sha256": weights_digest(folder)}
     if adapter is not None:
         result["adapter_sha256"] = sha256((adapter / ADAPTER_WEIGHTS).read_bytes()).hexdigest()
@@ -100,15 +93,9 @@ def digests(folder: Path, adapter: Path | None) -> dict[str, str]:
 
 
 def checkpoint_identity(model: PreTrainedModel, folder: Path) -> dict[str, Any]:
-    """Returns what identifies a loaded checkpoint: weights and their form, files, and how it generates.
+    """What identifies a checkpoint that was loaded from `folder`: weights and their form, files, generation config.
 
     For a draft adapter these are the files of its base, and its own weights in addition.
-
-    Args:
-        model (`PreTrainedModel`):
-            The model as it is loaded.
-        folder (`Path`):
-            The folder it was loaded from.
     """
     adapter, folder = draft_adapter(folder), wedlm_folder(folder, with_weights=True)
     beside = [path for name in BESIDE_WEIGHTS if (path := folder / name).exists()]
@@ -122,25 +109,21 @@ def checkpoint_identity(model: PreTrainedModel, folder: Path) -> dict[str, Any]:
 
 
 def conditions(device: torch.device | str, packages: Sequence[str] = ()) -> dict[str, object]:
-    """Returns commit, versions, device and threads, which a run that continues a stopped one must share with it.
+    """Commit, versions, device and threads, which a run that continues a stopped one must share with it.
 
-    Args:
-        device (`torch.device` or `str`):
-            Where the model runs.
-        packages (`Sequence[str]`, *optional*):
-            Packages whose versions matter besides torch, transformers and wedlm.
+    `packages` are those whose versions matter besides torch, transformers and wedlm.
     """
+    versions = {name: version(name) for name in ("torch", "transformers", "wedlm", *packages)}
     return {
         "commit": COMMIT,
-        "versions": {name: version(name) for name in ("torch", "transformers", "wedlm", *packages)}
-        | {"python": platform.python_version()},
+        "versions": versions | {"python": platform.python_version()},
         "device": device_name(device),
         "threads": torch.get_num_threads(),
     }
 
 
 def record_text(value: Any, name: str = "", depth: int = 0) -> str:
-    """Returns JSON with as few lines of at most 119 columns as show its structure.
+    """JSON with as few lines of at most 119 columns as show its structure.
 
     What fits into a line has one; otherwise a list or dict of plain values fills lines, and any other has a line for
     each entry.
@@ -168,20 +151,7 @@ def write_report(
     packages: Sequence[str] = (),
     **more: object,
 ) -> None:
-    """Writes a JSON file of results, with their command and conditions; it replaces an old file in one step.
-
-    Args:
-        path (`Path`):
-            The file.
-        results (`dict` or `list`):
-            The measured numbers.
-        device (`torch.device` or `str`):
-            Where the model ran.
-        packages (`Sequence[str]`, *optional*):
-            As for `conditions`.
-        more (`object`):
-            Further entries of the file by name.
-    """
+    """Writes a JSON file of results with command, conditions and `more`; an old file is replaced in one step."""
     report = {"command": command(), **conditions(device, packages), **more, "results": results}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, record_text(report) + "\n")

@@ -1,4 +1,4 @@
-"""Recipes: YAML files that name tasks, their shots, decodings and settings together."""
+"""The settings of an evaluation, and recipes: YAML files that name tasks, shots, decodings and settings together."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,8 +6,6 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from wedlm.checkpoints.yaml_file import read_yaml
-from wedlm.evaluation.choices import Choices, EvaluationError
 from wedlm.evaluation.decodings import check_decoding
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -15,41 +13,59 @@ KEYS = {"about", "tasks", "decodings", "settings", "include_path"}
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """The tasks and settings behind somebody's reported numbers.
+class EvalSettings:
+    """How tasks are asked. A value of None leaves the choice to the task.
 
     Args:
-        tasks (`dict[str, int | None]`):
-            Number of shots by name of the task.
-        decodings (`dict[str, dict]`):
-            Arguments of `generate()` by label.
-        choices (`dict[str, Any]`):
-            Values for fields of `Choices`.
-        include_path (`Path`, *optional*):
-            Folder with further tasks.
+        num_fewshot (`int`, *optional*): Number of solved examples in front of each question.
+        limit (`int`, *optional*): Ask only the first `limit` questions of each task.
+        batch_size (`int`, defaults to 8): Number of questions that are answered at once.
+        seed (`int`, defaults to 1234): Seed of solved examples, of tasks that draw their questions, and of sampling.
+        apply_chat_template (`bool`, defaults to `False`): Ask each question as a turn of a chat.
+        system_instruction (`str`, *optional*): Text of the system in front of each question.
+        max_new_tokens (`int`, *optional*): Largest number of tokens of an answer.
+        temperature (`float`, *optional*): Temperature of sampling; 0 decodes greedily.
+        run_code (`bool`, defaults to `False`): Allow tasks that run the code that the model writes, in a sandbox.
     """
 
-    tasks: dict[str, int | None]
-    decodings: dict[str, dict[str, Any]]
-    choices: dict[str, Any]
-    include_path: Path | None = None
+    num_fewshot: int | None = None
+    limit: int | None = None
+    batch_size: int = 8
+    seed: int = 1234
+    apply_chat_template: bool = False
+    system_instruction: str | None = None
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    run_code: bool = False
+
+    def generation_arguments(self) -> dict[str, Any]:
+        """The settings of generation under lm-eval's names."""
+        arguments = {} if self.max_new_tokens is None else {"max_gen_toks": self.max_new_tokens}
+        if self.temperature is not None:
+            arguments |= {"do_sample": self.temperature > 0, "temperature": self.temperature}
+        return arguments
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The tasks and settings behind somebody's reported numbers."""
+
+    tasks: dict[str, int | None]  # the shots of each
+    decodings: dict[str, dict[str, Any]]  # arguments of generate() by label
+    settings: dict[str, Any]  # of EvalSettings
+    include_path: Path | None
 
 
 def read_recipe(name: str) -> Recipe:
-    """Reads one of the recipes of this package, or a YAML file.
-
-    Args:
-        name (`str`):
-            Name of a recipe such as `"table1-base"`, or the path of a file.
-    """
+    """Reads one of the recipes of this package, such as `"table1-base"`, or a YAML file."""
     ours = {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
     path = ours.get(name, Path(name))
     if not path.is_file():
-        raise EvaluationError(f"--recipe {name} is neither one of {', '.join(ours)} nor a file; give one of them.")
+        raise ValueError(f"--recipe {name} is neither one of {', '.join(ours)} nor a file; give one of them.")
     try:
-        return parse_recipe(read_yaml(path), path.parent)
-    except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise EvaluationError(
+        return parse_recipe(yaml.safe_load(path.read_text(encoding="utf-8")), path.parent)
+    except (OSError, yaml.YAMLError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError(
             f"--recipe {name} cannot be used ({type(error).__name__}: {' '.join(str(error).split())}); it needs "
             "`tasks:` with the shots of each, and may have `decodings:`, `settings:`, `include_path:` and `about:`."
         ) from error
@@ -71,7 +87,7 @@ def parse_recipe(content: dict[str, Any], folder: Path) -> Recipe:
 
 
 def check_settings(settings: dict[str, Any]) -> None:
-    known = get_type_hints(Choices)
+    known = get_type_hints(EvalSettings)
     del known["run_code"]  # only the caller may allow this
     for name, value in settings.items():
         if name not in known:

@@ -20,8 +20,6 @@ from functools import cache
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
-from wedlm.evaluation.choices import EvaluationError
-
 MAX_ANSWER_BYTES = 1_000_000
 WAITING = 5  # wall-clock limit, as a multiple of the limit of CPU time: on a busy machine a process waits its turn
 NOBODY = 65534  # the user without rights, by convention
@@ -40,14 +38,14 @@ for stream in range(3):
 realpath, library = os.path.realpath, os.path.realpath(sys.base_prefix) + os.sep
 
 def guard(event, arguments):
-    room = event.partition(".")[0]
+    module = event.partition(".")[0]
     if event in ("open", "os.listdir", "os.scandir"):  # an import reads files and looks into folders
         is_outside = not realpath(str(arguments[0])).startswith(library)
         refused = is_outside or event == "open" and arguments[2] & 0o1103  # writes, creates or truncates
     elif event == "import":
         refused = arguments[0] in ("_ctypes", "_posixsubprocess", "_socket")
     else:
-        refused = room in ("os", "pty", "fcntl", "mmap", "signal", "resource", "shutil", "subprocess", "socket")
+        refused = module in ("os", "pty", "fcntl", "mmap", "signal", "resource", "shutil", "subprocess", "socket")
     if refused:
         raise PermissionError(event + " is refused here")
 
@@ -77,20 +75,9 @@ LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")
 
 
 class PythonResult(NamedTuple):
-    """The result of running code.
-
-    Args:
-        outcome (`str`):
-            `"finished"`, `"failed"` or `"timed out"`.
-        values (`list[Any]`):
-            The value of each expression; empty unless the code finished.
-        error (`str`):
-            The error that the code failed with; empty if it finished, or ended the process itself.
-    """
-
     outcome: Literal["finished", "failed", "timed out"]
-    values: list[Any]
-    error: str
+    values: list[Any]  # of the expressions; empty unless the code finished
+    error: str  # that the code failed with; empty if it finished, or ended the process itself
 
 
 def run_python(
@@ -108,14 +95,10 @@ def run_python(
     expressions learns only that the code ran to its end; code that searches the frames of its process can forge that.
 
     Args:
-        code (`str`):
-            The program.
-        expressions (`Sequence[str]`, *optional*):
-            The expressions to evaluate afterwards.
-        timeout_seconds (`float`, defaults to 2.0):
-            Limit of CPU time, rounded up to whole seconds.
-        memory_bytes (`int`, defaults to 256 MiB):
-            Limit of the address space.
+        code (`str`): The program.
+        expressions (`Sequence[str]`, *optional*): The expressions to evaluate afterwards.
+        timeout_seconds (`float`, defaults to 2.0): Limit of CPU time, rounded up to whole seconds.
+        memory_bytes (`int`, defaults to 256 MiB): Limit of the address space.
     """
     request, word = repr([code, *expressions]).encode(), secrets.token_bytes()
     limits = [len(request), math.ceil(timeout_seconds), memory_bytes]
@@ -143,7 +126,7 @@ def run_python(
 
 
 def read_answer(answer: bytes, word: bytes) -> Any:
-    """Returns the answer of the child process, or None if the code ended the process itself."""
+    """The answer of the child process, or None if the code ended the process itself."""
     if not answer.startswith(word):
         return None
     try:
@@ -153,16 +136,7 @@ def read_answer(answer: bytes, word: bytes) -> Any:
 
 
 def start(arguments: list[str], folder: str, command: list[str], rights: dict[str, Any]) -> subprocess.Popen:
-    """Starts Python without the packages of this environment, in a session of its own.
-
-    Args:
-        arguments (`list[str]`):
-            The arguments of Python.
-        folder (`str`):
-            The working folder; bubblewrap has its own.
-        command (`list[str]`), rights (`dict[str, Any]`):
-            A boundary.
-    """
+    """Starts Python within a boundary, without the packages of this environment, in a session of its own."""
     return subprocess.Popen(
         [*command, os.path.realpath(sys.executable), "-I", "-S", "-X", "utf8", *arguments],
         cwd=folder,
@@ -177,10 +151,9 @@ def start(arguments: list[str], folder: str, command: list[str], rights: dict[st
 
 @cache
 def boundary() -> tuple[list[str], dict[str, Any]]:
-    """Returns the strictest boundary around a process that works here.
+    """The strictest boundary around a process that works here: a command before Python's, and arguments of Popen.
 
-    It is bubblewrap, or else for root a user without rights, or else nothing. A boundary is a command to put before
-    Python's, and arguments of `subprocess.Popen`.
+    It is bubblewrap, or else for root a user without rights, or else nothing.
     """
     for command, rights in possible_boundaries():
         with suppress(OSError, subprocess.SubprocessError), start(["-c", ""], "/", command, rights) as process:
@@ -191,7 +164,7 @@ def boundary() -> tuple[list[str], dict[str, Any]]:
 
 
 def missing_boundary() -> str | None:
-    """Returns a sentence about what stands around the code in place of bubblewrap; None where bubblewrap works."""
+    """A sentence about what stands around the code in place of bubblewrap; None where bubblewrap works."""
     command, rights = boundary()
     if command:
         return None
@@ -206,7 +179,7 @@ def missing_boundary() -> str | None:
 def check_boundary(unsafe: bool) -> None:
     """Refuses to run code as root with no boundary around it, unless the caller accepts that."""
     if not unsafe and os.geteuid() == 0 and boundary() == ([], {}):
-        raise EvaluationError(
+        raise ValueError(
             "--run-code would run the model's code with all rights of root, because bubblewrap does not work here and "
             f"the user nobody may not run {os.path.realpath(sys.executable)}; install bubblewrap, or be another user, "
             "or pass --unsafe-run-code as well."

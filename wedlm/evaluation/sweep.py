@@ -1,7 +1,9 @@
-"""Asks the same questions in many decodings, one at a time and in turns, and compares quality and speed."""
+"""Asks the same questions in many decodings, interleaved, and compares their quality and speed."""
 
 from collections.abc import Callable
 from functools import partial
+from math import sqrt
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,9 +13,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from wedlm.evaluation.decodings import BASELINE, is_exact
-from wedlm.evaluation.resampling import median_and_quartiles, paired_bounds
-from wedlm.evaluation.turns import take_turns
+from wedlm.evaluation.timing import interleaved
 from wedlm.evaluation.work_file import WorkFile, digest_of
+
+NUM_RESAMPLES = 10_000
 
 
 class Question(NamedTuple):
@@ -59,24 +62,10 @@ def sweep(
     max_new_tokens: int,
     work: WorkFile,
 ) -> dict[str, list[Answer]]:
-    """
-    The greedy answers of every decoding to every question, by the label of the decoding. The decodings take turns on
-    each question, and another decoding begins from question to question.
+    """The greedy answers of every decoding to every question, by the label of the decoding.
 
-    Args:
-        model (`PreTrainedModel`):
-            The model that answers.
-        tokenizer (`PreTrainedTokenizerBase`):
-            Its tokenizer, which decodes the answers.
-        questions (`list[Question]`):
-            The questions, each with a function that judges an answer.
-        decodings (`dict[str, dict]`):
-            Arguments of `generate()` by label.
-        max_new_tokens (`int`):
-            Length limit of an answer.
-        work (`WorkFile`):
-            Where answers are kept, so that a run that was stopped goes on. A question is kept when all decodings have
-            answered it, so that answers that are compared were timed together.
+    The decodings alternate on each question, and another one begins from question to question. A question is kept in
+    `work` when all decodings have answered it, so that answers that are compared were timed together.
     """
     arguments = {label: {**chosen, "max_new_tokens": max_new_tokens} for label, chosen in decodings.items()}
     num_warm_up = 1  # of the first question that is asked
@@ -86,8 +75,9 @@ def sweep(
             key = ("question", number, digest_of([question.ids, arguments]))
             if key not in work:
                 calls = {label: partial(write, model, question, chosen) for label, chosen in arguments.items()}
-                turns = take_turns(calls, model.device, 1, num_warm_up, first=number % len(calls))
-                work.add(key, {turn.name: answer_of(tokenizer, question, turn.result, turn.seconds) for turn in turns})
+                outputs = interleaved(calls, model.device, 1, num_warm_up, first=number % len(calls))
+                made = {each.name: answer_of(tokenizer, question, each.result, each.seconds) for each in outputs}
+                work.add(key, made)
                 num_warm_up = 0
             for label in decodings:
                 answers[label].append(Answer(*work[key][label]))
@@ -98,12 +88,8 @@ def sweep(
 def summary(answers: list[Answer], baseline: list[Answer], is_exact: bool = False) -> dict:
     """The numbers of one decoding, compared question by question with the baseline.
 
-    Args:
-        answers (`list[Answer]`): The answers of the decoding.
-        baseline (`list[Answer]`): The baseline's answers to the same questions.
-        is_exact (`bool`, *optional*, defaults to `False`):
-            Whether the decoding writes the baseline's text by design. If it did so, the interval of the difference has
-            no width.
+    With `is_exact` the decoding writes the baseline's text by design; if it did so, the interval of the difference has
+    no width.
     """
     quality, base = (np.array([answer.quality for answer in one]) for one in (answers, baseline))
     differences = quality - base
@@ -112,14 +98,13 @@ def summary(answers: list[Answer], baseline: list[Answer], is_exact: bool = Fals
         sum(getattr(answer, name) for answer in answers) for name in ("tokens", "forwards", "window_queries")
     )
     speed, base_speed = (np.array([answer.tokens / answer.seconds for answer in one]) for one in (answers, baseline))
+    is_same = [answer.text == other.text for answer, other in zip(answers, baseline, strict=True)]
     return {
         "num_questions": len(answers),
         "quality": float(quality.mean()),
         "quality_over_autoregressive": float(differences.mean()),
         "quality_over_autoregressive_interval": bounds,
-        "same_text_as_autoregressive": float(
-            np.mean([answer.text == other.text for answer, other in zip(answers, baseline, strict=True)])
-        ),
+        "same_text_as_autoregressive": float(np.mean(is_same)),
         "tokens_per_forward": tokens / forwards,
         "prefix_cacheability": tokens / window_queries,
         "tokens_per_second": median_and_quartiles(speed),
@@ -129,9 +114,9 @@ def summary(answers: list[Answer], baseline: list[Answer], is_exact: bool = Fals
 
 def summaries(answers: dict[str, list[Answer]], decodings: dict[str, dict[str, Any]]) -> dict[str, dict]:
     """The summary of each decoding with its arguments, by label; the baseline must be one of the decodings."""
+    base = answers[BASELINE]
     return {
-        label: {"arguments": decodings[label]}
-        | summary(of_label, answers[BASELINE], is_exact=is_exact(decodings[label]))
+        label: {"arguments": decodings[label]} | summary(of_label, base, is_exact(decodings[label]))
         for label, of_label in answers.items()
     }
 
@@ -141,14 +126,70 @@ def front(summaries: dict[str, dict]) -> list[str]:
 
     One decoding beats another if it is at least as good and at least as fast, and not equal in both.
     """
+    points = {label: (each["quality"], each["times_autoregressive"]["median"]) for label, each in summaries.items()}
 
-    def place(label: str) -> tuple[float, float]:
-        return summaries[label]["quality"], summaries[label]["times_autoregressive"]["median"]
+    def is_beaten(point: tuple[float, float]) -> bool:
+        return any(other[0] >= point[0] and other[1] >= point[1] and other != point for other in points.values())
 
-    def is_beaten(label: str) -> bool:
-        quality, times = place(label)
-        return any(
-            other[0] >= quality and other[1] >= times and other != (quality, times) for other in map(place, summaries)
-        )
+    kept = [label for label, point in points.items() if not is_beaten(point)]
+    return sorted(kept, key=lambda label: points[label][1])
 
-    return sorted((label for label in summaries if not is_beaten(label)), key=lambda label: place(label)[1])
+
+# --- Confidence intervals ---
+
+
+def resampled_means(values: np.ndarray, seed: int = 0) -> np.ndarray:
+    """The means of resamples of the examples, drawn with replacement, of shape (NUM_RESAMPLES, ...).
+
+    `values` has the shape (examples, ...). The numbers of one example stay together, so that differences between
+    columns are differences of pairs.
+    """
+    random = np.random.default_rng(seed)
+    return np.stack([values[random.integers(len(values), size=len(values))].mean(0) for _ in range(NUM_RESAMPLES)])
+
+
+def interval(resampled: np.ndarray) -> list[float]:
+    """The interval that contains 95 % of the resamples, as [low, high]."""
+    return [float(value) for value in np.quantile(resampled, [0.025, 0.975])]
+
+
+def median_and_quartiles(values: np.ndarray) -> dict:
+    low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return {"median": float(median), "quartiles": [float(low), float(high)]}
+
+
+def paired_bounds(quality: np.ndarray, base: np.ndarray, confidence: float = 0.95) -> list[float]:
+    """A confidence interval of the difference of two means of qualities, 0 or 1, over pairs, as [low, high].
+
+    It contains the share `confidence` of the resamples. Resamples contain no difference that was not observed, so the
+    interval is widened to Newcombe's (his tenth method, by the counts of pairs): if n pairs are all right on both
+    sides, it still reaches down to about -3.8 / n.
+    """
+    tail = (1 - confidence) / 2
+    resampled = np.quantile(resampled_means(quality - base), [tail, 1 - tail])
+    counted = newcombe(quality, base, NormalDist().inv_cdf(1 - tail))
+    return [float(min(resampled[0], counted[0])), float(max(resampled[1], counted[1]))]
+
+
+def newcombe(quality: np.ndarray, base: np.ndarray, z: float) -> tuple[float, float]:
+    """The hybrid score interval of a difference of paired shares, from Wilson's interval of each share."""
+    number = len(quality)
+    both, neither = (quality * base).sum(), ((1 - quality) * (1 - base)).sum()
+    gained, lost = (quality * (1 - base)).sum(), ((1 - quality) * base).sum()
+    excess = both * neither - gained * lost
+    scale = sqrt((both + gained) * (lost + neither) * (both + lost) * (gained + neither))
+    correlation = 0.0 if scale == 0 else (max(excess - number / 2, 0) if excess > 0 else excess) / scale
+    below, above = zip(*(wilson_distances(values.mean(), number, z) for values in (quality, base)), strict=True)
+
+    def half(own: float, other: float) -> float:
+        return sqrt(max(own**2 - 2 * correlation * own * other + other**2, 0))
+
+    difference = quality.mean() - base.mean()
+    return difference - half(below[0], above[1]), difference + half(above[0], below[1])
+
+
+def wilson_distances(share: float, number: int, z: float) -> tuple[float, float]:
+    """The distances from the share to the lower and upper end of Wilson's interval."""
+    middle = (share + z**2 / (2 * number)) / (1 + z**2 / number)
+    half = z * sqrt(share * (1 - share) / number + z**2 / (4 * number**2)) / (1 + z**2 / number)
+    return share - (middle - half), middle + half - share

@@ -1,9 +1,11 @@
 """Loads tasks of lm-eval by name, from its own collection or from a folder, and refuses those that cannot be run."""
 
 import difflib
+import logging
 import random
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from inspect import isfunction
 from pathlib import Path
@@ -12,15 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from datasets.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 from huggingface_hub.constants import ENDPOINT
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.errors import OfflineModeIsEnabled
 from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks.manager import TaskDict
 
-from wedlm.evaluation.choices import Choices, EvaluationError
-from wedlm.evaluation.lm_eval_log import quiet_lm_eval
-from wedlm.evaluation.metrics import CodeExecution, modules_missing_in_sandbox, our_metrics_first
+from wedlm.evaluation.code_eval import CodeExecution, modules_missing_in_sandbox, our_code_eval_first
+from wedlm.evaluation.recipe import EvalSettings
 from wedlm.evaluation.sandbox import run_python
 
 GENERATES = "generate_until"  # lm-eval's output_type of tasks that generate text
@@ -28,17 +30,10 @@ GENERATES = "generate_until"  # lm-eval's output_type of tasks that generate tex
 
 @dataclass(frozen=True)
 class Tasks:
-    """Loaded tasks, with their data.
+    """Loaded tasks, with their data."""
 
-    Args:
-        loaded (`TaskDict`):
-            The result of lm-eval's manager: tasks and groups by name.
-        fewshot (`dict[str, int]`):
-            The number of shots that a recipe asks for, by task.
-    """
-
-    loaded: TaskDict
-    fewshot: dict[str, int] = field(default_factory=dict)
+    loaded: TaskDict  # tasks and groups by name
+    fewshot: dict[str, int]  # the shots that a recipe asks for, by task
 
     @property
     def all(self) -> dict[str, Task]:
@@ -50,7 +45,7 @@ def load_tasks(
     folders: Iterable[Path] = (),
     metadata: dict[str, Any] | None = None,
     run_code: bool = False,
-    seed: int = Choices.seed,
+    seed: int = EvalSettings.seed,
 ) -> Tasks:
     """Loads tasks, groups and tags of lm-eval with their data.
 
@@ -59,33 +54,30 @@ def load_tasks(
     Args:
         names (`dict[str, int | None]`):
             The number of shots that a recipe asks for, or None, by name of the task, group or tag.
-        folders (`Iterable[Path]`, *optional*):
-            Folders with YAML files of further tasks.
-        metadata (`dict[str, Any]`, *optional*):
-            Values that tasks may read.
-        run_code (`bool`, defaults to `False`):
-            Allow tasks that run the code that the model writes.
-        seed (`int`, *optional*, defaults to 1234):
-            Seed for tasks that draw their questions while they are built.
+        folders (`Iterable[Path]`, *optional*): Folders with YAML files of further tasks.
+        metadata (`dict[str, Any]`, *optional*): Values that tasks may read.
+        run_code (`bool`, defaults to `False`): Allow tasks that run the code that the model writes.
+        seed (`int`, *optional*): Seed for tasks that draw their questions while they are built.
     """
     seed_all(seed)
-    with quiet_lm_eval(), our_metrics_first():
+    with quiet_lm_eval(), our_code_eval_first():
         manager = manager_of(list(names), list(folders), metadata or {})
-        if not run_code:
-            for name in names:
-                refuse_code(name, manager)
+        for name in names:
+            config = manager._index[name].cfg or {}
+            if config.get("unsafe_code") and not run_code:  # building it may need the network
+                refuse_code(name)
         built, fewshot = [], {}
         for name, shots in names.items():
             try:
                 found = manager.load([name])
             except Exception as error:  # a task may raise anything while it is built
-                raise EvaluationError(reason_not_built(name, error)) from error
+                raise ValueError(reason_not_built(name, error)) from error
             built += [found["groups"][name]] if name in found["groups"] else found["tasks"].values()
             fewshot |= dict.fromkeys(found["tasks"], shots) if shots is not None else {}
         try:
             loaded = manager.load(built)
         except ValueError as error:
-            raise EvaluationError(f"--tasks {','.join(names)}: {error}; name each task once.") from error
+            raise ValueError(f"--tasks {','.join(names)}: {error}; name each task once.") from error
     for name, task in loaded["tasks"].items():
         check_task(name, task, run_code)
         remember_documents(task)
@@ -98,11 +90,40 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+class WarningCollector(logging.Handler):
+    """Keeps each warning once, as the keys of `warnings`."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.warnings: dict[str, None] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.warnings.setdefault(" ".join(record.getMessage().split()))
+
+
+@contextmanager
+def quiet_lm_eval() -> Iterator[dict[str, None]]:
+    """Silences lm-eval's log and progress bars, since our table repeats its output, and yields its warnings."""
+    logger, collector = logging.getLogger("lm_eval"), WarningCollector()
+    before = logger.level, logger.propagate, logger.handlers
+    had_bars = is_progress_bar_enabled()
+    logger.setLevel(logging.WARNING)
+    logger.propagate, logger.handlers = False, [collector]
+    disable_progress_bar()
+    try:
+        yield collector.warnings
+    finally:
+        level, logger.propagate, logger.handlers = before
+        logger.setLevel(level)
+        if had_bars:
+            enable_progress_bar()
+
+
 # --- Finding a task by its name ---
 
 
 def manager_of(names: list[str], folders: list[Path], metadata: dict[str, Any]) -> TaskManager:
-    """Returns a manager that knows all `names`, without lm-eval's own tasks if possible: reading those takes 10 s."""
+    """A manager that knows all `names`, without lm-eval's own tasks if possible: reading those takes 10 s."""
     paths = [str(folder) for folder in folders]
     manager = TaskManager(include_path=paths, include_defaults=False, metadata=metadata)
     if set(names) <= set(manager.all_tasks):
@@ -114,7 +135,7 @@ def manager_of(names: list[str], folders: list[Path], metadata: dict[str, Any]) 
                 check_yaml(folder)
             near = difflib.get_close_matches(name, manager.all_tasks, n=3)
             hint = f"did you mean {' or '.join(near)}?" if near else "`lm_eval ls tasks` lists lm-eval's own."
-            raise EvaluationError(f"There is no task {name!r}; {hint}")
+            raise ValueError(f"There is no task {name!r}; {hint}")
     return manager
 
 
@@ -125,29 +146,26 @@ def check_yaml(folder: Path) -> None:
             yaml.compose(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             said = " ".join(str(error).split())
-            raise EvaluationError(f"{path} cannot be read as YAML ({said}); correct or remove it.") from error
+            raise ValueError(f"{path} cannot be read as YAML ({said}); correct or remove it.") from error
 
 
 def reason_not_built(name: str, error: Exception) -> str:
     said = " ".join(str(error).split()) or type(error).__name__
     causes = causes_of(error)
-    if any(isinstance(cause, ConnectionError | OfflineModeIsEnabled | TimeoutError) for cause in causes) or any(
-        words in str(cause) for cause in causes for words in ("offline", "Couldn't reach", "Cannot send a request")
+    if any(
+        isinstance(cause, ConnectionError | OfflineModeIsEnabled | TimeoutError)
+        or any(words in str(cause) for words in ("offline", "Couldn't reach", "Cannot send a request"))
+        for cause in causes
     ):
         return (
             f"The task {name} needs its data from {ENDPOINT}, which cannot be reached ({said}); connect to the "
             "network, or pass --include-path with a folder of tasks whose data is on this machine."
         )
-    if any(isinstance(cause, HfHubHTTPError) for cause in causes):
-        return (
-            f"The data of the task {name} cannot be downloaded ({said}); if it asks for an account, run "
-            "`hf auth login`."
-        )
     return f"The task {name} cannot be built ({type(error).__name__}: {said}); correct it, or leave it out."
 
 
 def causes_of(error: BaseException | None) -> list[BaseException]:
-    """Returns the exception and those that it was raised from."""
+    """The exception and those that it was raised from."""
     causes = []
     while error is not None and error not in causes:
         causes.append(error)
@@ -158,15 +176,8 @@ def causes_of(error: BaseException | None) -> list[BaseException]:
 # --- Refusing a task before hours are spent on it ---
 
 
-def refuse_code(name: str, manager: TaskManager) -> None:
-    """Refuses a task that runs code before it is built, since building it may need the network."""
-    config = manager._index[name].cfg or {}
-    if config.get("unsafe_code"):
-        raise EvaluationError(code_refused(name))
-
-
-def code_refused(name: str) -> str:
-    return (
+def refuse_code(name: str) -> None:
+    raise ValueError(
         f"The task {name} runs code that the model writes; pass --run-code to allow it, in a sandbox against "
         "accidents, not attackers, or leave the task out."
     )
@@ -180,25 +191,25 @@ def check_task(name: str, task: Task, run_code: bool) -> None:
         for functions, kind in ((task._metric_fn_list, "metric"), (task._aggregation_list, "aggregation of")):
             for metric, function in functions.items():
                 if function is None:
-                    raise EvaluationError(
+                    raise ValueError(
                         f"The task {name} has a {kind} {metric!r} that lm-eval does not know; correct its YAML file."
                     )
 
 
 def check_task_with_code(name: str, task: Task, run_code: bool) -> None:
     if not run_code:
-        raise EvaluationError(code_refused(name))
+        refuse_code(name)
     if not uses_sandbox(task):
-        raise EvaluationError(
+        raise ValueError(
             f"The task {name} runs code outside of the sandbox, by other means than code_eval; leave it out, or "
             "run it with lm_eval itself on a machine where that is safe."
         )
     try:
         tests = [str(task.doc_to_target(document)) for document in task.eval_docs]
     except Exception as error:  # a template or a function of the task may raise anything
-        raise EvaluationError(reason_not_built(name, error)) from error
+        raise ValueError(reason_not_built(name, error)) from error
     if missing := modules_missing_in_sandbox(tests):
-        raise EvaluationError(
+        raise ValueError(
             f"The tests of the task {name} import {', '.join(missing)}, which the sandbox does not have; leave "
             "the task out."
         )

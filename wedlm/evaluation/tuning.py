@@ -6,36 +6,20 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from wedlm.evaluation.decodings import BASELINE, combinations, is_exact
-from wedlm.evaluation.resampling import paired_bounds
-
-if TYPE_CHECKING:  # it imports torch, and the examples are checked before that
-    from wedlm.evaluation.sweep import Answer
+from wedlm.evaluation.sweep import Answer, paired_bounds
 
 CONFIDENCE = 0.95  # of all settings together
 
 
-class TuningError(ValueError):
-    """Tuning that is impossible as asked; the message is one sentence with the remedy, shown as it is."""
-
-
 class Example(NamedTuple):
-    """A question of the user's file.
+    """A question of the user's file."""
 
-    Args:
-        prompt (`str` or `list[dict]`):
-            A text, or the messages of a chat.
-        answer (`str`, *optional*):
-            The right answer.
-        line (`int`):
-            Number of its line in the file.
-    """
-
-    prompt: str | list[dict]
+    prompt: str | list[dict]  # a text, or the messages of a chat
     answer: str | None
     line: int
 
@@ -45,24 +29,19 @@ def read_examples(path: Path, option: str = "--data") -> list[Example]:
 
     An object is {"prompt": ..., "answer": ...}, where the prompt is a text or a list of messages, or
     {"messages": [...]} whose last message is the answer. Answers are optional, but all examples have one or none has.
-
-    Args:
-        path (`Path`):
-            The file.
-        option (`str`, *optional*, defaults to `"--data"`):
-            The option of the command line that named the file, for error messages.
+    Errors name the file by the option that it was given with.
     """
     try:
         # splitlines() would also split at U+2028 and its like, which texts in JSON may contain.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise TuningError(f"{option} {path} cannot be read ({error}); give a file of JSON Lines.") from error
+        raise ValueError(f"{option} {path} cannot be read ({error}); give a file of JSON Lines.") from error
     examples = [read_example(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
     if not examples:
-        raise TuningError(f"{option} {path} holds no examples; write a line of JSON for each.")
+        raise ValueError(f"{option} {path} holds no examples; write a line of JSON for each.")
     with_answer = [number for number, example in enumerate(examples, 1) if example.answer is not None]
     if 0 < len(with_answer) < len(examples):
-        raise TuningError(
+        raise ValueError(
             f"{option} {path}: {len(with_answer)} of {len(examples)} examples have an answer; give one to all or none."
         )
     return examples
@@ -74,7 +53,7 @@ def read_example(line: str, number: int, path: Path) -> Example:
         record = json.loads(line)
         json.dumps(record, ensure_ascii=False).encode()  # fails for a lone surrogate, which is no text
     except (json.JSONDecodeError, UnicodeEncodeError, RecursionError) as error:
-        raise TuningError(f"{where}: not JSON ({error}); correct or remove the line.") from error
+        raise ValueError(f"{where}: not JSON ({error}); correct or remove the line.") from error
     record = record if isinstance(record, dict) else {}
     prompt, answer = record.get("prompt"), record.get("answer")
     if is_chat(record.get("messages")):
@@ -83,10 +62,10 @@ def read_example(line: str, number: int, path: Path) -> Example:
             *prompt, last = prompt
             answer = last["content"]
             if not prompt:
-                raise TuningError(f"{where}: messages holds an answer and no question; put the question in front.")
+                raise ValueError(f"{where}: messages holds an answer and no question; put the question in front.")
     is_prompt = isinstance(prompt, str) and prompt.strip() or is_chat(prompt)
     if not is_prompt or not (answer is None or isinstance(answer, str) and answer.strip()):
-        raise TuningError(
+        raise ValueError(
             f'{where}: neither {{"prompt": a text or messages, "answer": a text}} nor {{"messages": [...]}}; write it '
             "as one of them."
         )
@@ -95,16 +74,11 @@ def read_example(line: str, number: int, path: Path) -> Example:
 
 def is_chat(value: Any) -> bool:
     """Whether the value is a non-empty list of messages."""
-    return (
-        isinstance(value, list)
-        and len(value) > 0
-        and all(
-            isinstance(message, dict)
-            and isinstance(message.get("role"), str)
-            and isinstance(message.get("content"), str)
-            for message in value
-        )
-    )
+    return isinstance(value, list) and len(value) > 0 and all(map(is_message, value))
+
+
+def is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))
 
 
 # --- Measures: whether a text is right ---
@@ -137,27 +111,35 @@ MEASURES: dict[str, Callable[[str, str], bool]] = {
 AGREEMENT = "agreement"  # a text is right if it equals the autoregressive one; needs no answers
 
 
-def measure_of(name: str | None, examples: list[Example]) -> str:
-    """Returns the measure to use, and refuses one that the examples do not allow.
+def quality_by(measure: str, right: str | None) -> Callable[[str], float]:
+    """A function from a text to its quality; agreement is found later, when the autoregressive texts are known."""
+    is_right = MEASURES.get(measure)
+    return (lambda text: float(is_right(text, right))) if is_right else lambda text: 0.0
 
-    Args:
-        name (`str`, *optional*):
-            The measure that the user asks for; by default `"exact"`, or `"agreement"` if there are no answers.
-        examples (`list[Example]`):
-            The result of `read_examples`.
-    """
+
+def with_agreement(answers: dict[str, list[Answer]]) -> dict[str, list[Answer]]:
+    """The answers, with the quality 1 where the text is the autoregressive one."""
+    texts = [answer.text for answer in answers[BASELINE]]
+    return {
+        label: [answer._replace(quality=float(answer.text == text)) for answer, text in zip(each, texts, strict=True)]
+        for label, each in answers.items()
+    }
+
+
+def measure_of(name: str | None, examples: list[Example]) -> str:
+    """The measure to use: by default "exact", or "agreement" if there are no answers."""
     has_answers = examples[0].answer is not None
     name = name or ("exact" if has_answers else AGREEMENT)
     if name not in (*MEASURES, AGREEMENT):
-        raise TuningError(f"--measure {name} is unknown; choose one of {', '.join([*MEASURES, AGREEMENT])}.")
+        raise ValueError(f"--measure {name} is unknown; choose one of {', '.join([*MEASURES, AGREEMENT])}.")
     if name != AGREEMENT and not has_answers:
-        raise TuningError(
+        raise ValueError(
             f"--measure {name} needs answers, and the examples have none; add answers, or leave out --measure."
         )
     if name == "last-number":
         for example in examples:
             if last_number(example.answer) is None:
-                raise TuningError(
+                raise ValueError(
                     f"--measure last-number: the answer in line {example.line} holds no number; correct the line."
                 )
     return name
@@ -166,12 +148,18 @@ def measure_of(name: str | None, examples: list[Example]) -> str:
 # --- Settings: which are tried, and which one is chosen ---
 
 
+STREAMING = {
+    "window_size": [8, 16],
+    "entropy_threshold": [0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.9],
+    "distance_penalty": [0.02],
+}
+
+
 def settings_to_try() -> dict[str, dict[str, Any]]:
-    """Returns arguments of `generate()` by label."""
     return (
         combinations([BASELINE, "verified"], window_size=[4, 8, 16])
-        | combinations(["streaming"], [8, 16], [0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.9], [0.02])
-        | combinations(["streaming"], [16], [0.1, 0.2, 0.4], [0.05])
+        | combinations(["streaming"], **STREAMING)
+        | combinations(["streaming"], window_size=[16], entropy_threshold=[0.1, 0.2, 0.4], distance_penalty=[0.05])
     )
 
 
@@ -182,47 +170,32 @@ def read_share(text: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share < 1:
-        raise TuningError(f"--max-quality-loss {text} is no share of the examples; give a share such as 1% or 0.01.")
+        raise ValueError(f"--max-quality-loss {text} is no share of the examples; give a share such as 1% or 0.01.")
     return share
 
 
 def uncertain(decodings: dict[str, dict[str, Any]]) -> list[str]:
-    """Returns the labels of the settings that may write another text than the baseline."""
+    """The labels of the settings that may write another text than the baseline."""
     return [label for label, arguments in decodings.items() if not is_exact(arguments)]
 
 
 def lost_bounds(quality: np.ndarray, base: np.ndarray, num_uncertain: int) -> tuple[float, float]:
-    """Returns a lower and an upper bound of the share of answers that a setting loses.
+    """A lower and an upper bound of the share of answers that a setting loses, from the qualities of both sides.
 
-    The bounds of all settings on one side hold together with 95 % confidence. The fastest setting is chosen by the
-    examples that judge it, so each single bound has a higher confidence.
-
-    Args:
-        quality (`np.ndarray`):
-            Quality of each answer of the setting, 0 or 1.
-        base (`np.ndarray`):
-            Quality of the baseline's answers.
-        num_uncertain (`int`):
-            Number of settings that may write another text than the baseline.
+    The bounds of all uncertain settings on one side hold together with 95 % confidence. The fastest setting is chosen
+    by the examples that judge it, so each single bound has a higher confidence.
     """
     share = 1 - (1 - CONFIDENCE) / max(1, num_uncertain)
     low, high = paired_bounds(quality, base, 2 * share - 1)  # each end is used by itself
     return -high, -low
 
 
-def qualities(answers: "list[Answer]") -> np.ndarray:
+def qualities(answers: list[Answer]) -> np.ndarray:
     return np.array([answer.quality for answer in answers])
 
 
-def most_lost(answers: "dict[str, list[Answer]]", decodings: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Returns an upper bound of the share of answers that each setting loses, by label.
-
-    Args:
-        answers (`dict[str, list[Answer]]`):
-            The answers of each setting, the baseline among them, by label.
-        decodings (`dict[str, dict[str, Any]]`):
-            Arguments of `generate()` by label.
-    """
+def most_lost(answers: dict[str, list[Answer]], decodings: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """An upper bound of the share of answers that each setting loses against the baseline, by label."""
     labels, base = uncertain(decodings), qualities(answers[BASELINE])
     bounds = {}
     for label, of_label in answers.items():
@@ -232,39 +205,20 @@ def most_lost(answers: "dict[str, list[Answer]]", decodings: dict[str, dict[str,
     return bounds
 
 
-def would_show_a_loss(answers: "list[Answer]", loss: float, num_uncertain: int) -> bool:
-    """Says whether the examples would show that a setting that is always wrong loses more than `loss`.
+def would_show_a_loss(answers: list[Answer], loss: float, num_uncertain: int) -> bool:
+    """Whether the examples would show that a setting that is always wrong loses more than the share `loss`.
 
     If not, there are too few examples, or the baseline is right on too few of them, and they show nothing about any
     setting.
-
-    Args:
-        answers (`list[Answer]`):
-            The answers of the baseline.
-        loss (`float`):
-            The largest loss that the user allows, as a share.
-        num_uncertain (`int`):
-            Number of settings that may write another text than the baseline.
     """
     base = qualities(answers)
     return lost_bounds(np.zeros_like(base), base, num_uncertain)[0] > loss
 
 
 def why_nothing_is_shown(
-    answers: "dict[str, list[Answer]]", decodings: dict[str, dict[str, Any]], loss: float, fastest: str
+    answers: dict[str, list[Answer]], decodings: dict[str, dict[str, Any]], loss: float, fastest: str
 ) -> str | None:
-    """Returns why the examples show nothing, as the end of a sentence; None if they justify the fastest setting.
-
-    Args:
-        answers (`dict[str, list[Answer]]`):
-            The answers of each setting, the baseline among them, by label.
-        decodings (`dict[str, dict[str, Any]]`):
-            Arguments of `generate()` by label.
-        loss (`float`):
-            The largest loss that the user allows, as a share.
-        fastest (`str`):
-            The label of the fastest setting that `allowed` returns.
-    """
+    """Why the examples show nothing, as the end of a sentence; None if they justify the fastest allowed setting."""
     number, num_uncertain = len(answers[BASELINE]), len(uncertain(decodings))
     num_right = int(qualities(answers[BASELINE]).sum())
     if not would_show_a_loss(answers[BASELINE], loss, num_uncertain):
@@ -283,27 +237,13 @@ def why_nothing_is_shown(
 
 
 def examples_needed(loss: float, num_uncertain: int) -> int | None:
-    """Returns how many examples, all right and none lost, show a loss of at most `loss`; None if no number does.
-
-    Args:
-        loss (`float`):
-            The largest loss that the user allows, as a share.
-        num_uncertain (`int`):
-            Number of settings that may write another text than the baseline.
-    """
+    """How many examples, all right and none lost, show a loss of at most `loss`; None if no number does."""
     z = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / num_uncertain)
     return math.ceil(z**2 * (1 - loss) / loss) if loss > 0 else None
 
 
 def allowed(summaries: dict[str, dict], loss: float) -> list[str]:
-    """Returns the labels of the settings that are shown to lose at most `loss`, fastest first.
-
-    Args:
-        summaries (`dict[str, dict]`):
-            The numbers of each setting by label, its bound `most_lost` among them.
-        loss (`float`):
-            The largest loss that the user allows, as a share.
-    """
+    """The labels of the settings that are shown to lose at most `loss`, fastest first."""
     labels = [label for label, summary in summaries.items() if summary["most_lost"] <= loss]
     return sorted(labels, key=lambda label: -summaries[label]["times_autoregressive"]["median"])
 

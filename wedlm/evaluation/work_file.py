@@ -10,12 +10,12 @@ from typing import Any
 
 
 def digest_of(value: Any) -> str:
-    """Returns 16 hexadecimal digits that identify a JSON value."""
+    """16 hexadecimal digits that identify a JSON value."""
     return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_results(path: Path) -> dict[Hashable, Any]:
-    """Returns the results in the file of a WorkFile, without a line that a stopped run left unfinished."""
+    """The results in the file of a WorkFile, without a line that a stopped run left unfinished."""
     results: dict[Hashable, Any] = {}
     try:
         lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
@@ -34,13 +34,8 @@ class WorkFile:
         work.add(("counting", "streaming", 0), [1, 2])
         work[("counting", "streaming", 0)] == [1, 2]    # in the next run as well
 
-    The file has a line of JSON for each result; its name is a digest of the settings.
-
-    Args:
-        folder (`Path`):
-            Where the file lies; created if needed.
-        settings (`dict`):
-            Everything that the results depend on, as JSON.
+    The file has a line of JSON for each result; its name is a digest of the settings, which are all that the results
+    depend on.
     """
 
     def __init__(self, folder: Path, settings: dict):
@@ -73,11 +68,9 @@ class WorkFile:
 
 @contextmanager
 def resumable(work: WorkFile) -> Iterator[None]:
-    """Tells the user on standard error when the block continues an earlier run, and how to continue a stopped one.
+    """Says on standard error that the block continues an earlier run, or how to continue it.
 
-    Args:
-        work (`WorkFile`):
-            Where the block keeps its results. It is removed if the block fails before the first result.
+    The file is removed if the block fails before its first result.
     """
     if work.results:
         print(f"Going on from the results in {work.path.parent}.", file=sys.stderr)

@@ -27,19 +27,14 @@ from vllm.platforms import current_platform
 
 from wedlm.for_vllm.plugin import MASK_EMBEDDING, is_draft
 
-TRIED = ("0.32.0",)  # versions of vLLM
+TESTED = ("0.32.0",)  # versions of vLLM
 SHARDS = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "gate_proj": 0, "up_proj": 1}  # as vLLM calls them
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows the messages of its own modules
 
 
 class MaskEmbedding(nn.Module):
-    """The embedding of MASK, which need not be in the vocabulary.
-
-    Args:
-        width (`int`): The hidden size.
-        masked (`torch.Tensor`): For each row of the forward at hand, whether it is MASK.
-    """
+    """The embedding of MASK, which need not be in the vocabulary; `masked` says which rows of a forward are MASK."""
 
     def __init__(self, width: int, masked: torch.Tensor):
         super().__init__()
@@ -62,13 +57,8 @@ class DraftProduct(nn.Module):
     """The low-rank products of a draft adapter for one linear layer of vLLM, which may be several layers in one.
 
     It is split over GPUs as the linear layer is. The products of several layers are one: `down` stacks their matrices,
-    and `up` has each of theirs in columns of its own.
-
-    Args:
-        layer (`LinearBase`): The linear layer.
-        names (`list[str]`): The names of the layers in it, such as `["q_proj", "k_proj", "v_proj"]`.
-        rank (`int`): The rank of each product.
-        masked (`torch.Tensor`): For each row of the forward at hand, whether it is MASK.
+    and `up` has each of theirs in columns of its own. `names` are those of the layers in `layer`, such as
+    `["q_proj", "k_proj", "v_proj"]`.
     """
 
     def __init__(self, layer: LinearBase, names: list[str], rank: int, masked: torch.Tensor):
@@ -101,11 +91,11 @@ class DraftProduct(nn.Module):
         width = next(down.shape[1] for down in downs if down is not None)
         zeros = torch.zeros(self.rank, width)
         put(self.down, torch.cat([zeros if down is None else down.to(zeros) for down in downs]))
-        for place, name in enumerate(self.names):
+        for i, name in enumerate(self.names):
             if name in products:
                 up = products[name][1]
                 columns = torch.zeros(up.shape[0], self.rank * len(self.names), dtype=up.dtype)
-                columns[:, place * self.rank : (place + 1) * self.rank] = up
+                columns[:, i * self.rank : (i + 1) * self.rank] = up
                 put(self.up, columns, *([SHARDS[name]] if name in SHARDS else []))
 
 
@@ -179,11 +169,11 @@ class WeDLMDrafterMistralForCausalLM(Drafter, MistralForCausalLM):
 
 def warn() -> None:
     """Says once what the user of this version of vLLM, or of this device, should know."""
-    if vllm.__version__ not in TRIED:
+    if vllm.__version__ not in TESTED:
         logger.warning_once(
             "vLLM %s was not tried with WeDLM's drafters (%s was); compare some texts and the accepted drafts.",
             vllm.__version__,
-            ", ".join(TRIED),
+            ", ".join(TESTED),
             scope="global",
         )
     elif current_platform.is_cpu():

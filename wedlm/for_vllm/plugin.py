@@ -1,5 +1,10 @@
 """The plugin that vLLM calls in each of its processes: it names the classes of drafters without importing them."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
 # The class of a drafter by the model_type of its target's architecture. config.json of a drafter names the class.
 DRAFTERS = {
     "qwen2": "WeDLMDrafterQwen2ForCausalLM",
@@ -21,3 +26,13 @@ def register() -> None:
 
     for name in DRAFTERS.values():
         ModelRegistry.register_model(name, f"wedlm.for_vllm.drafters:{name}")
+
+
+def draft_counts(llm: "LLM") -> list[int]:
+    """The steps with drafts so far, and behind them how many drafts were accepted at each place of a step.
+
+    It takes a vLLM with `disable_log_stats=False`. Of several in one process, vLLM counts for the one made last.
+    """
+    metrics = {metric.name: metric for metric in llm.get_metrics()}
+    steps = metrics["vllm:spec_decode_num_drafts"].value
+    return [steps, *metrics["vllm:spec_decode_num_accepted_tokens_per_pos"].values]

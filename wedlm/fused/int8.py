@@ -7,11 +7,7 @@ from wedlm.fused.product import Product
 
 
 class Int8Linear(nn.Module):
-    """A linear layer whose weights are rounded to int8. Activations stay as they are.
-
-    Args:
-        layer (`nn.Linear`): The layer, whose weights are not needed any more.
-    """
+    """A linear layer whose weights are rounded to int8. Activations stay as they are."""
 
     def __init__(self, layer: nn.Linear):
         super().__init__()

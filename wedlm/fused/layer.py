@@ -7,7 +7,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from wedlm.fused.int8 import Int8Linear
-from wedlm.fused.product import Product, attend_few, place, rotate
+from wedlm.fused.product import Product, address, attend_few, rotate
 from wedlm.generation.transformers_internals import CACHE, attention_of
 from wedlm.modeling_wedlm.drafts import MASKED
 
@@ -21,11 +21,6 @@ class Merged(Product):
 
     Their weights move into one tensor, one below the other, and become views of its rows. So nothing is kept twice,
     and they can be trained and saved as before.
-
-    Args:
-        module (`nn.Module`): The module that has the layers.
-        names (`tuple[str, ...]`): Their names.
-        norm, is_gated: As in `Product`.
     """
 
     def __init__(
@@ -39,7 +34,7 @@ class Merged(Product):
         self.known_modules = [(module._modules, name, module._modules[name]) for name in names]
         modules = [each for each in (*layers, norm) if each is not None]
         owners = [owner for each in modules for owner in (each._parameters, each._buffers)]
-        self.known_weights = [(owner, name, place(owner[name])) for owner in owners for name in owner]
+        self.known_weights = [(owner, name, address(owner[name])) for owner in owners for name in owner]
 
     def is_current(self) -> bool:
         """Whether the module still has these layers, with weights that are rows of the tensor."""
@@ -47,7 +42,7 @@ class Merged(Product):
             if modules[name] is not module:
                 return False
         for parameters, name, known in self.known_weights:
-            if place(parameters[name]) != known:
+            if address(parameters[name]) != known:
                 return False
         return True
 
@@ -143,7 +138,7 @@ class FusedLayer:
         known = self.query_key_value
         known.known_modules += [(layer._modules, name, part) for name, part in layer.named_children()]
         known.known_modules += [(attention._modules, name, norm) for name, norm in norms.items()]
-        known.known_weights += [(norm._parameters, "weight", place(norm.weight)) for norm in norms.values()]
+        known.known_weights += [(norm._parameters, "weight", address(norm.weight)) for norm in norms.values()]
 
     def __reduce__(self):  # a copy of the model merges its own weights, in its first forward
         return type(None), ()
@@ -186,10 +181,7 @@ def why_not_fused(layer: nn.Module) -> str | None:
 def fused_forward(layer: nn.Module, layers: list[nn.Module], hidden_states: torch.Tensor, *args, **kwargs):
     """The forward of a fused decoder layer: the layer's own wherever it trains.
 
-    Args:
-        layer (`nn.Module`): The layer.
-        layers (`list[nn.Module]`): All fused layers of the model. The first one looks at what has changed.
-        hidden_states, args, kwargs: What the layer's own forward takes.
+    The first one of `layers`, all fused layers of the model, checks what has changed.
     """
     fused, is_text = layer.fused, kwargs.get("is_text", MASKED.is_text)
     if layer is layers[0] and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
@@ -223,7 +215,7 @@ def takes_own_forward(layer: nn.Module, hidden_states: torch.Tensor) -> bool:
 
 
 def may_have_changed(layer: nn.Module, hidden_states: torch.Tensor, is_text: torch.Tensor | None) -> bool:
-    """Whether compiled code, in which nobody looks at adapters and places, has to run the layer's own forward."""
+    """Whether compiled code, in which nobody checks adapters and addresses, has to run the layer's own forward."""
     weight = layer.fused.query_key_value.weight
     is_other = (weight.dtype, weight.device) != (hidden_states.dtype, hidden_states.device)
     return is_other or is_text is not None or takes_own_forward(layer, hidden_states)

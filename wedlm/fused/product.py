@@ -46,12 +46,8 @@ NUMBER = None if SET is None else _product.instruction_sets().index(SET)
 class Product:
     """The product with a linear layer's weights, with an RMS norm before it and an activation behind it.
 
-    Args:
-        weight (`torch.Tensor` of shape `(outputs, inputs)`): The weights, float or int8.
-        bias (`torch.Tensor` of shape `(outputs,)`, *optional*): Added to each row.
-        norm (`torch.nn.Module`, *optional*): The RMS norm of the input.
-        is_gated (`bool`, *optional*, defaults to `False`): Whether to return silu(first half) * second half.
-        scales (`torch.FloatTensor` of shape `(outputs,)`, *optional*): The factors of the rows of int8 weights.
+    `weight` is `[outputs, inputs]`, in int8 with `scales`, `[outputs]`. With `is_gated` the product is
+    silu(first half) * second half.
     """
 
     def __init__(self, weight, bias=None, norm=None, is_gated=False, scales=None):
@@ -67,17 +63,14 @@ class Product:
         if dtype not in self.plans:
             shape = (self.inputs, self.outputs, TYPES[self.weight.dtype], dtype == torch.bfloat16, self.is_gated)
             tensors = (self.weight, self.scales, self.bias, self.norm)
-            self.plans[dtype] = _product.plan(self.epsilon, NUMBER, *shape, *map(place, tensors))
+            self.plans[dtype] = _product.plan(self.epsilon, NUMBER, *shape, *map(address, tensors))
         return self.plans[dtype]
 
     def __call__(self, x, added=None, draft=None, is_text=None) -> torch.Tensor:
-        """Returns the product.
+        """The product with `x`, `[..., inputs]`.
 
-        Args:
-            x (`torch.Tensor` of shape `(..., inputs)`): The rows.
-            added (`torch.Tensor` of shape `(..., outputs)`, *optional*): Added to it, before the activation.
-            draft (`tuple[Product, Product]`, *optional*): Two products, one behind the other, that are added too.
-            is_text (`torch.BoolTensor` of shape `(..., 1)`, *optional*): The rows to which they are not.
+        Before the activation `added`, `[..., outputs]`, is added and, in rows that are not `is_text`, `[..., 1]`, the
+        two products `draft`, one behind the other.
         """
         is_compiling = torch.compiler.is_compiling()
         takes_kernel = 0 < x.numel() <= MOST_ROWS * self.inputs and x.dtype in self.dtypes
@@ -99,8 +92,8 @@ class Product:
         down, up = (None, None) if draft is None else (each.plan(x.dtype) for each in draft)
         is_text = None if is_text is None else is_text.contiguous()
         rows = x.numel() // self.inputs
-        places = x.data_ptr(), place(added), y.data_ptr(), place(is_text)
-        _product.product(self.plan(x.dtype), down, up, torch.get_num_threads(), rows, *places)
+        addresses = x.data_ptr(), address(added), y.data_ptr(), address(is_text)
+        _product.product(self.plan(x.dtype), down, up, torch.get_num_threads(), rows, *addresses)
         return y
 
     def by_torch(self, x, added=None):
@@ -121,7 +114,7 @@ class Product:
         return silu(gate) * up
 
 
-def place(tensor: torch.Tensor | None) -> int:
+def address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
@@ -144,15 +137,11 @@ def _(x, weight, bias, added, is_gated, scales):
 
 
 def rotate(heads, num_queries, num_rotated, cos, sin, query_norm=None, key_norm=None, epsilon=0.0) -> torch.Tensor:
-    """Returns the queries and keys, normed where there are weights for that, and rotated.
+    """The queries and keys, normed where there are weights for that, and rotated.
 
-    Args:
-        heads (`torch.Tensor` of shape `(batch, queries, heads, head_dim)`):
-            The heads of queries, keys and values, in this order. They may be overwritten.
-        num_queries, num_rotated (`int`): The heads of queries, and those of queries and keys.
-        cos, sin (`torch.Tensor` of shape `(batch, queries, head_dim)`): The rotations.
-        query_norm, key_norm (`torch.Tensor` of shape `(head_dim,)`, *optional*): The weights of RMS norms.
-        epsilon (`float`, *optional*, defaults to 0.0): What the norms add to the mean of the squares.
+    `heads`, `[batch, queries, heads, head_dim]`, are those of queries, keys and values, and may be overwritten. The
+    first `num_queries` are queries, and the first `num_rotated` are rotated by `cos` and `sin`,
+    `[batch, queries, head_dim]`.
     """
     batch, queries, num_heads, width = heads.shape
     rotated = heads[:, :, :num_rotated]
@@ -162,8 +151,8 @@ def rotate(heads, num_queries, num_rotated, cos, sin, query_norm=None, key_norm=
             cos, sin = cos.expand(batch, -1, -1), sin.expand(batch, -1, -1)
         cos, sin = cos.contiguous(), sin.contiguous()
         shape = (batch * queries, num_queries, num_rotated, width, num_heads * width)
-        places = (heads.data_ptr(), cos.data_ptr(), sin.data_ptr(), place(query_norm), place(key_norm))
-        _product.rotate(epsilon, heads.dtype == torch.bfloat16, *shape, *places)
+        addresses = (heads.data_ptr(), cos.data_ptr(), sin.data_ptr(), address(query_norm), address(key_norm))
+        _product.rotate(epsilon, heads.dtype == torch.bfloat16, *shape, *addresses)
         return rotated
     if query_norm is not None:
         query, key = rotated.split((num_queries, num_rotated - num_queries), dim=2)
@@ -174,17 +163,11 @@ def rotate(heads, num_queries, num_rotated, cos, sin, query_norm=None, key_norm=
 
 
 def attend_few(query, keys, values, bias, scaling) -> torch.Tensor | None:
-    """Returns the attention of a few queries, `[batch, queries, heads, head_dim]`; None where product.c has none.
+    """The attention of a few queries, `[batch, queries, heads, head_dim]`; None where product.c has none.
 
-    What a query gets does not depend on the queries beside it.
-
-    Args:
-        query (`torch.Tensor` of shape `(batch, heads, queries, head_dim)`): The queries.
-        keys, values (`torch.Tensor` of shape `(batch, key_value_heads, entries, head_dim)`): The entries.
-        bias (`torch.Tensor` of shape `(batch, 1, n, entries)`, *optional*): What is added to the scores, or which
-            entries are seen. The first of its n rows are those of the queries. None: the queries are the last
-            entries, and causal.
-        scaling (`float`): The factor of the scores.
+    What a query gets does not depend on the queries beside it. `query`, `keys` and `values` are
+    `[batch, heads, positions, head_dim]`. `bias`, `[batch, 1, n, entries]`, is added to the scores, or says which
+    entries are seen; the first of its n rows are those of the queries. Without it attention is causal.
     """
     batch, heads, num_queries, width = query.shape
     is_few = NUMBER is not None and 0 < batch * num_queries <= MOST_ROWS and width <= MOST_WIDTH
@@ -203,7 +186,7 @@ def attend_few(query, keys, values, bias, scaling) -> torch.Tensor | None:
             return None
     attended = query.new_empty(batch, num_queries, heads, width)
     shape = (batch, num_queries, heads, keys.shape[1], width, keys.shape[2], attended.data_ptr())
-    places = [number for tensor in tensors for number in (tensor.data_ptr(), *tensor.stride()[:3])]
-    places += [0] * (16 - len(places))
-    _product.attend(scaling, torch.get_num_threads(), NUMBER, TYPES[query.dtype], kind, *shape, *places)
+    addresses = [number for tensor in tensors for number in (tensor.data_ptr(), *tensor.stride()[:3])]
+    addresses += [0] * (16 - len(addresses))
+    _product.attend(scaling, torch.get_num_threads(), NUMBER, TYPES[query.dtype], kind, *shape, *addresses)
     return attended

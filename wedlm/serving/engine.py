@@ -1,4 +1,4 @@
-"""The running batch behind the server: requests go in from the event loop, and their texts come out there."""
+"""The batching manager behind the server: requests go in from the event loop, and their outputs come out there."""
 
 import asyncio
 import queue
@@ -11,35 +11,31 @@ from secrets import randbits
 from typing import Any
 
 from fastapi import HTTPException
-from transformers import ContinuousBatchingConfig, PreTrainedTokenizerBase, logging
+from transformers import ContinuousBatchingConfig, logging
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
 from wedlm.batching.free_memory import is_out_of_memory
 from wedlm.batching.manager import BROKEN, DIED, NO_MEMORY, STOPPED, BatchingManager
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
-from wedlm.serving.asked import Asked
-from wedlm.serving.errors import DEAD, ENDING, FAILED, line_is_full, no_memory, sentence_of
-from wedlm.serving.limits import PREPARED_AT_ONCE
-from wedlm.serving.metrics import Load, Metrics
+from wedlm.serving.http_errors import DEAD, ENDING, FULL, RETRY_AFTER, SERVER_FAILED, sentence_of, timed_out
+from wedlm.serving.requests import PreparedRequest
+from wedlm.serving.server_metrics import Metrics
 
 logger = logging.get_logger(__name__)
 
-# Templates, tokenizers and the checks of generate() work here: they would stop the event loop for seconds.
-preparing = ThreadPoolExecutor(PREPARED_AT_ONCE, "prepare")
+# Templates, tokenizers and the checks of generate() run here: they would stop the event loop for seconds.
+preparing = ThreadPoolExecutor(2, "prepare")  # The tokenizer takes a hundred times the memory of a text.
 compiling = ThreadPoolExecutor(1, "compile")  # Requests with a grammar wait for each other alone.
 
 
-async def prepared(pool: ThreadPoolExecutor, work: Callable, *arguments: Any) -> Any:
-    """Has some work of a request done by a pool of threads."""
-    return await asyncio.get_running_loop().run_in_executor(pool, partial(work, *arguments))
+async def run_in(pool: ThreadPoolExecutor, function: Callable, *arguments: Any) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(pool, partial(function, *arguments))
 
 
 class LatestOutputs:
-    """The newest output of each text of a request; a reader that is late misses nothing, for each holds all tokens.
+    """The newest output of each choice, until a deadline in the time of the event loop.
 
-    Args:
-        number (`int`): The number of texts.
-        deadline (`float`, *optional*): When waiting for them ends with a TimeoutError, by the clock of the event loop.
+    A reader that is late misses nothing, for each output holds all tokens.
     """
 
     def __init__(self, number: int, deadline: float | None = None):
@@ -63,24 +59,11 @@ class LatestOutputs:
 
 
 class Engine:
-    """The model's running batch, for as long as the server runs.
-
-    Args:
-        model (`WeDLMForCausalLM`): The model.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        max_batch_size (`int`): The most rows of a forward.
-        max_cached_tokens (`int`, *optional*): The most tokens whose keys and values are in memory; by default what
-            half of the free memory holds.
-        max_waiting (`int`): The most requests that wait.
-        request_timeout (`float`, *optional*): The seconds after which a request ends unanswered.
-        fixed_shapes (`bool`, *optional*, defaults to `False`): Whether each text has forwards of its own, so that
-            equal requests get one text in every dtype.
-    """
+    """The manager of the model, for as long as the server runs; its limits are options of `wedlm serve`."""
 
     def __init__(
         self,
         model: WeDLMForCausalLM,
-        tokenizer: PreTrainedTokenizerBase,
         max_batch_size: int,
         max_cached_tokens: int | None,
         max_waiting: int,
@@ -88,103 +71,97 @@ class Engine:
         fixed_shapes: bool = False,
     ):
         self.request_timeout = request_timeout
-        self.tokenizer = tokenizer
         # Without a seed torch's generator would draw one, which is the same one in every process.
         config = ContinuousBatchingConfig(max_requests_per_batch=max_batch_size, seed=randbits(63))
         self.manager = BatchingManager(model, continuous_batching_config=config)
         self.manager.max_waiting, self.manager.fixed_shapes = max_waiting, fixed_shapes
         self.manager.max_cached_tokens = max_cached_tokens or self.manager.max_cached_tokens
-        self.manager.full_after = 0  # whoever finds the line full is told at once
-        self.metrics = Metrics(partial(Load.of, self.manager))
-
-    def start(self) -> None:
-        self.manager.start()
+        self.manager.full_after = 0  # whoever finds the queue full is told at once
+        self.metrics = Metrics(self.manager)
 
     def stop(self) -> None:
         """Fails all requests; returns when the thread has ended."""
         self.manager.stop(hard_stop=True)
 
     @property
-    def is_dead(self) -> bool:
-        return self.death is not None
-
-    @property
-    def death(self) -> BaseException | None:
-        """What the thread that generates has died of, if it has."""
+    def fatal_error(self) -> BaseException | None:
+        """What the thread that generates has died of."""
         return self.manager.background_thread_status.fatal_error
 
     @asynccontextmanager
-    async def texts(self, asked: Asked, name: str, deadline: float | None = None) -> AsyncIterator[LatestOutputs]:
-        """The outputs of a request, which ends when its reader leaves.
-
-        Args:
-            asked (`Asked`): The request.
-            name (`str`): Its id.
-            deadline (`float`, *optional*): When waiting for an output ends with a TimeoutError.
-        """
-        outputs, has_left = LatestOutputs(asked.number, deadline), threading.Event()
+    async def generate(
+        self, request: PreparedRequest, request_id: str, deadline: float | None = None
+    ) -> AsyncIterator[LatestOutputs]:
+        """The outputs of a request, which is cancelled when the context is left."""
+        outputs, has_left = LatestOutputs(len(request.choices), deadline), threading.Event()
         try:
-            await prepared(preparing, self.add, asked, name, outputs, asyncio.get_running_loop(), has_left)
+            loop = asyncio.get_running_loop()
+            await run_in(preparing, self.add, request, request_id, outputs, loop, has_left)
             yield outputs
         finally:
             has_left.set()
-            self.cancel(asked, name)
+            self.cancel(request, request_id)
 
     def add(
         self,
-        asked: Asked,
-        name: str,
+        request: PreparedRequest,
+        request_id: str,
         outputs: LatestOutputs,
         loop: asyncio.AbstractEventLoop,
         has_left: threading.Event,
     ) -> None:
-        """Puts the texts of a request in line, all or none of them."""
+        """Queues all choices of a request or none."""
         try:
-            if asked.number > (most := self.manager.max_batch_size + self.manager.max_waiting):
-                raise ValueError(
-                    f"n={asked.number} is more than the {most} texts that may run and wait; ask for fewer."
-                )
-            for index in range(asked.number):
+            number, most = len(request.choices), self.manager.max_batch_size + self.manager.max_waiting
+            if number > most:
+                raise ValueError(f"n={number} is more than the {most} texts that may run and wait; ask for fewer.")
+            for index, choice in enumerate(request.choices):
                 self.manager.add_request(
-                    asked.tokens,
-                    f"{name}-{index}",
-                    streaming=asked.streams,
-                    seed=None if asked.seed is None else asked.seed + index,
-                    generation_config=asked.config,
-                    **asked.readers(index, self.tokenizer),
+                    request.tokens,
+                    f"{request_id}-{index}",
+                    streaming=request.stream,
+                    seed=None if request.seed is None else request.seed + index,
+                    generation_config=request.config,
+                    logits_processor=choice.logits_processor,
+                    stopping_criteria=choice.stopping_criteria,
+                    stop_strings=None,  # a criterion of the choice, in place of that of transformers
                 )
-                self.manager.outputs.register(f"{name}-{index}", partial(outputs.put, index), loop)
-        except Exception as error:
-            self.cancel(asked, name)
-            raise self.refusal(error) from error
+                self.manager.outputs.register(f"{request_id}-{index}", partial(outputs.put, index), loop)
+        except Exception:
+            self.cancel(request, request_id)
+            raise
         if has_left.is_set():
-            self.cancel(asked, name)
+            self.cancel(request, request_id)
 
-    def cancel(self, asked: Asked, name: str) -> None:
-        for index in range(asked.number):
-            self.manager.cancel_request(f"{name}-{index}")
+    def cancel(self, request: PreparedRequest, request_id: str) -> None:
+        for index in range(len(request.choices)):
+            self.manager.cancel_request(f"{request_id}-{index}")
 
-    def refusal(self, error: Exception) -> HTTPException:
-        """The answer to a request that cannot be put in line."""
-        if isinstance(error, ValueError):  # generate() refuses with a ValueError
+    def http_error(self, error: Exception) -> HTTPException:
+        """The response to a request that cannot be prepared or queued, or takes too long."""
+        if isinstance(error, TimeoutError):
+            return timed_out(self.request_timeout)
+        if isinstance(error, RecursionError):
+            return HTTPException(400, "The request is nested too deeply; flatten it.")
+        if isinstance(error, ValueError):  # generate() and pydantic refuse with a ValueError
             return HTTPException(400, sentence_of(error))
         if isinstance(error, queue.Full):
-            return line_is_full()
+            return HTTPException(429, FULL, RETRY_AFTER)
         if is_out_of_memory(error):
-            return no_memory()
+            return HTTPException(503, NO_MEMORY, RETRY_AFTER)
         if self.manager.refusal() is not None:
-            return HTTPException(503, DEAD if self.is_dead else ENDING)
-        logger.exception("A request could not be prepared.")
-        return HTTPException(500, FAILED)
+            return HTTPException(503, DEAD if self.fatal_error is not None else ENDING)
+        logger.error("A request has failed.", exc_info=error)
+        return HTTPException(500, SERVER_FAILED)
 
     def failure(self, error: str) -> HTTPException:
-        """The answer to a request that has failed in the batch."""
+        """The response to a request that has failed in the batch."""
         if error.startswith(DIED):
             return HTTPException(500, sentence_of(error))
         if error == NO_MEMORY:
-            return no_memory()
+            return HTTPException(503, NO_MEMORY, RETRY_AFTER)
         if error == STOPPED:
             return HTTPException(503, ENDING)
         if error.startswith(BROKEN):
-            return HTTPException(500, FAILED)
+            return HTTPException(500, SERVER_FAILED)
         return HTTPException(400, sentence_of(error))

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
@@ -30,20 +30,11 @@ NOT_INSTALLED = 'needs xgrammar, which is not installed here; run: pip install -
 Sequence = tuple[str | Schema, ...]
 
 
-class Grammar(NamedTuple):
-    """A compiled grammar.
+def grammar_processor(grammar: "CompiledGrammar") -> LogitsProcessor:
+    """A new logits processor; each text needs one of its own."""
+    from xgrammar.contrib.hf import LogitsProcessor as GrammarProcessor
 
-    Args:
-        compiled (`CompiledGrammar`): What xgrammar has made of it.
-    """
-
-    compiled: "CompiledGrammar"
-
-    def processor(self) -> LogitsProcessor:
-        """A new logits processor; each text needs one of its own."""
-        from xgrammar.contrib.hf import LogitsProcessor as GrammarProcessor
-
-        return GrammarProcessor(self.compiled)
+    return GrammarProcessor(grammar)
 
 
 class Grammars:
@@ -53,23 +44,18 @@ class Grammars:
     templates show it. A model that may choose its whitespace can write whitespace without end.
 
     No special token is part of a grammar, however its name is spelled, and no token with a control character: JSON
-    must not hold one in a string, and xgrammar allows some there.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the model.
-        vocab_size (`int`): The model's number of scores, which may be larger than the tokenizer's number of tokens.
-        end_tokens (`list[int]`, *optional*): The tokens that end a text; by default the tokenizer's.
+    must not hold one in a string, and xgrammar allows some there. `vocab_size` is the model's number of scores.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_tokens: list[int] | None = None):
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
         self.end_tokens = [tokenizer.eos_token_id] if end_tokens is None else end_tokens
-        self.cache: OrderedDict[tuple[Sequence, ...], Grammar] = OrderedDict()  # the one used last is the last one
+        self.cache: OrderedDict[tuple[Sequence, ...], CompiledGrammar] = OrderedDict()  # the one used last is the last
         self.lock = threading.Lock()
         self.process: multiprocessing.Process | None = None
         self.connection: Connection | None = None
 
-    def compiled(self, name: str, *sequences: Sequence) -> Grammar:
+    def compiled(self, name: str, *sequences: Sequence) -> "CompiledGrammar":
         """The grammar that allows any of some sequences; it takes up to `COMPILE_SECONDS`, without the GIL.
 
         Raises:
@@ -84,7 +70,7 @@ class Grammars:
                 from xgrammar import CompiledGrammar
 
                 text = self.compiled_text(name, sequences)
-                self.cache[sequences] = Grammar(CompiledGrammar.deserialize_json(text, info))
+                self.cache[sequences] = CompiledGrammar.deserialize_json(text, info)
             self.cache.move_to_end(sequences)
             while len(self.cache) > CACHED:
                 self.cache.popitem(last=False)

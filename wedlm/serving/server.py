@@ -6,12 +6,10 @@ import socket
 import sys
 import time
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from transformers import GenerationConfig
 
@@ -19,45 +17,36 @@ from wedlm.batching.manager import DIED
 from wedlm.checkpoints.errors import one_line
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.generation.parameters import DEFAULTS, check_parameters
-from wedlm.serving.asked import Served
-from wedlm.serving.connections import Connection, Connections, Seldom, places
+from wedlm.serving.access import AccessMiddleware, is_this_machine
+from wedlm.serving.connections import (
+    BACKLOG,
+    SPARE_CONNECTIONS,
+    WRITE_BYTES,
+    Connection,
+    Connections,
+    RepeatFilter,
+    available_connections,
+)
 from wedlm.serving.engine import Engine
-from wedlm.serving.limits import ACCEPTED_AT_ONCE, FURTHER_CONNECTIONS, SPARE_CONNECTIONS, WRITE_BYTES
-from wedlm.serving.request_records import log
+from wedlm.serving.requests import ServedModel
 from wedlm.serving.routes import build_app
-from wedlm.serving.transport import Door, is_this_machine
+from wedlm.serving.server_metrics import log
 
 GRACE_SECONDS = 3  # for the last answers to reach their clients
-
-
-@dataclass
-class Place:
-    """Where the server listens, and whom it lets in.
-
-    Args:
-        host (`str`): The address to listen on.
-        port (`int`): The port to listen on; 0 takes a free one.
-        api_key (`str`, *optional*): The key that requests must have.
-        origins (`tuple[str]`): The origins of web pages that may send requests; "*" stands for all.
-    """
-
-    host: str
-    port: int
-    api_key: str | None = None
-    origins: tuple[str, ...] = ()
+FURTHER_CONNECTIONS = 256  # beside those of requests that run or wait; each may hold a body
 
 
 class Server(uvicorn.Server):
     """A server that ends the running requests when it is told to end, and itself when the engine has died."""
 
-    def __init__(self, config: uvicorn.Config, served: Served, engine: Engine):
+    def __init__(self, config: uvicorn.Config, served: ServedModel, engine: Engine):
         super().__init__(config)
         self.served, self.engine = served, engine
         self.server_state = Connections(config.limit_concurrency)
 
     async def on_tick(self, counter: int) -> bool:
         self.server_state.close_late()
-        return await super().on_tick(counter) or self.engine.is_dead
+        return await super().on_tick(counter) or self.engine.fatal_error is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # uvicorn would wait for the requests. And a process that ends while torch computes aborts or hangs.
@@ -68,7 +57,10 @@ class Server(uvicorn.Server):
 
 def serve(
     name: str,
-    place: Place,
+    host: str,
+    port: int,
+    api_key: str | None,
+    origins: tuple[str, ...],
     dtype: str,
     device: str | None,
     settings: dict[str, Any],
@@ -76,55 +68,45 @@ def serve(
     max_cached_tokens: int | None,
     max_waiting: int,
     request_timeout: float,
-    fixed_shapes: bool = False,
+    fixed_shapes: bool,
 ) -> None:
     """Serves a checkpoint until Ctrl-C; exits with status 1 if the thread that generates dies.
 
-    Args:
-        name (`str`): A folder or a name on the Hub.
-        place (`Place`): Where to listen, and whom to let in.
-        dtype (`str`): The dtype of the weights, or `"auto"`.
-        device (`str`, *optional*): The device; by default the GPU if there is one.
-        settings (`dict`): The parameters of decoding that replace the checkpoint's.
-        max_batch_size (`int`): The most rows of a forward.
-        max_cached_tokens (`int`, *optional*): The most tokens whose keys and values are in memory.
-        max_waiting (`int`): The most requests that wait.
-        request_timeout (`float`): The seconds after which a request ends unanswered; 0 for none.
-        fixed_shapes (`bool`, *optional*, defaults to `False`): Whether each text has forwards of its own.
-
-    Raises:
-        `ValueError`: whatever is in the way, as one sentence with the remedy.
+    The arguments are the options of `wedlm serve`; `settings` replaces parameters of decoding of the checkpoint.
     """
     check_parameters(GenerationConfig(**DEFAULTS | settings))
-    listening = take_port(place.host, place.port)
+    listening = listen(host, port)
     this_machine_only = is_this_machine(listening.getsockname()[0])
-    if not this_machine_only and place.api_key is None:
-        print(f"Everybody who reaches {place.host} may use the model: there is no --api-key.", file=sys.stderr)
+    if not this_machine_only and api_key is None:
+        print(f"Everybody who reaches {host} may use the model: there is no --api-key.", file=sys.stderr)
     model, tokenizer = load_checkpoint(name, dtype, device, only_decodes=True)
     model.generation_config.update(**settings)
     if Path(name).is_dir():
         name = Path(name).resolve().name
-    limits = max_batch_size, max_cached_tokens, max_waiting, request_timeout or None
-    engine = Engine(model, tokenizer, *limits, fixed_shapes)
-    served = Served(name, model, tokenizer, int(time.time()))
-    most = places(max_batch_size + max_waiting + FURTHER_CONNECTIONS)
-    app = guarded(build_app(served, engine), engine, place, this_machine_only, most)
+    engine = Engine(model, max_batch_size, max_cached_tokens, max_waiting, request_timeout or None, fixed_shapes)
+    served = ServedModel(name, model, tokenizer, int(time.time()))
+    app = build_app(served, engine)
+    max_requests = available_connections(max_batch_size + max_waiting + FURTHER_CONNECTIONS)
+    access = {"api_key": api_key, "origins": origins, "max_requests": max_requests}
+    app.add_middleware(AccessMiddleware, metrics=engine.metrics, this_machine_only=this_machine_only, **access)
+    if origins:  # outside of the middleware of access, since a browser asks first without a key
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     config = uvicorn.Config(
         app,
         http=Connection,
         ws="none",
         timeout_graceful_shutdown=GRACE_SECONDS,
-        limit_concurrency=most + SPARE_CONNECTIONS,
-        backlog=ACCEPTED_AT_ONCE,
+        limit_concurrency=max_requests + SPARE_CONNECTIONS,
+        backlog=BACKLOG,
         access_log=False,
     )
     log_requests()
-    host, port, *_ = listening.getsockname()
-    address = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+    address, port, *_ = listening.getsockname()
+    address = f"[{address}]" if ":" in address else address
     try:
-        engine.start()
+        engine.manager.start()
         print(
-            f"{name} answers at {address}, up to {max_batch_size} texts at once, with "
+            f"{name} answers at http://{address}:{port}/v1, up to {max_batch_size} texts at once, with "
             f"{engine.manager.max_cached_tokens:,} cached tokens. Ctrl-C ends it.",
             flush=True,
         )
@@ -134,50 +116,35 @@ def serve(
     finally:
         if engine.manager.is_running():  # Ctrl-C came before uvicorn waited for it
             engine.stop()
-    if (error := engine.death) is not None:
+    if (error := engine.fatal_error) is not None:
         reason = f"{type(error).__name__}: {one_line(error)}"
         print(f"{DIED} ({reason}), and the server has ended; start it again.", file=sys.stderr)
         sys.exit(1)
 
 
-def guarded(app: FastAPI, engine: Engine, place: Place, this_machine_only: bool, most: int) -> FastAPI:
-    """Puts the door before an app, and before the door the answers to browsers that ask whether they may come."""
-    app.add_middleware(
-        Door,
-        metrics=engine.metrics,
-        this_machine_only=this_machine_only,
-        api_key=place.api_key,
-        origins=place.origins,
-        most=most,
-    )
-    if place.origins:
-        app.add_middleware(CORSMiddleware, allow_origins=place.origins, allow_methods=["*"], allow_headers=["*"])
-    return app
-
-
 def log_requests() -> None:
-    """Has a line written to stderr for each request, and none about its settings."""
+    """Writes a line to stderr for each request, and none about its settings."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
-    # Of a request's settings transformers says things with numbers in them, which clients could repeat without end.
+    # transformers warns of a request's settings, with numbers in the sentence, so that clients could fill the log.
     for name in ("transformers.generation", "wedlm.generation.call"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="transformers")
     for name in ("asyncio", "uvicorn.error"):  # of connections that cannot be accepted, and of requests that are none
-        logging.getLogger(name).addFilter(Seldom())
+        logging.getLogger(name).addFilter(RepeatFilter())
 
 
-def take_port(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """Listens on the port, so that clients can connect and wait while the model is loaded."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server(address, family=family)
         # asyncio sends each event at once only over sockets that name their protocol.
         listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, listening.detach())
-        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Else megabytes wait in the system, and none seems to be taken.
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Else megabytes wait in the system, and none seems to be read.
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, WRITE_BYTES)
         return listening
     except OSError as error:

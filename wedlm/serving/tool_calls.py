@@ -1,4 +1,4 @@
-"""`tools`: calls that an answer makes, told from its text, and the grammar of an answer that must call one."""
+"""Tool calls: parsed from the text of an answer, and the form of a call that is forced."""
 
 import json
 import re
@@ -10,83 +10,77 @@ from transformers.cli.serving.utils import ToolCall, get_response_template, resp
 from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
-from wedlm.serving.grammars import Grammar, Grammars
 from wedlm.serving.json_schema import ANY_OBJECT, Schema
-from wedlm.serving.response_format import ANY_TEXT
+from wedlm.serving.protocol import Function
 
 BEGIN, END = "<tool_call>", "</tool_call>"  # as the chat templates of Qwen and of many others write a call
-OF_THAT_FORM = SimpleNamespace(config=SimpleNamespace(model_type="qwen3"))  # a model whose form transformers knows
-UNFORCED = (None, "auto", "none")  # choices of the model's own
+QWEN3 = SimpleNamespace(config=SimpleNamespace(model_type="qwen3"))  # a model whose template transformers knows
 BLANKS = r"\s{0,16}"  # instead of any number of them, which a search tries from each blank of a run anew
-PIECE = re.compile(r"[^>\]]*[>\]]|[^>\]]+")  # A mark of a form ends with such a bracket, and so does a piece.
+PIECE = re.compile(r"[^>\]]*[>\]]|[^>\]]+")  # A mark of a template ends with such a bracket, and so does a piece.
 
 
-class AnswerParser:
-    """Tells calls and thoughts from text, with transformers' parser. A call that is no JSON stays text.
+class OutputParser:
+    """Tells tool calls and reasoning from content, with transformers' parser. A call that is no JSON stays content.
 
-    Args:
-        template (`dict`): The form of answers, as transformers describes it.
-        prompt (`str`): The prompt, whose end may begin the answer.
-        reads_special_tokens (`bool`): Whether the form has special tokens in it.
+    The end of the prompt may begin the answer. `reads_special_tokens` says whether the template has some in it.
     """
 
     def __init__(self, template: dict, prompt: str, reads_special_tokens: bool):
-        form = load_response_template(with_few_blanks(template))
-        begun = form.truncate_past_last_anchor(prompt)
+        template = load_response_template(with_few_blanks(template))
+        prefix = template.truncate_past_last_anchor(prompt)
         # (Without an anchor it is the whole prompt, in which anybody may have written marks.)
-        self.parser = ResponseParser(form, prefix="" if begun == prompt else begun)
+        self.parser = ResponseParser(template, prefix="" if prefix == prompt else prefix)
         self.reads_special_tokens = reads_special_tokens
-        self.untold = ""  # the text that nobody was told of
+        self.unreported = ""  # the text behind the last item
         self.is_broken = False
 
     @classmethod
-    def of(
+    def from_prompt(
         cls, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, tokens: list[int]
-    ) -> "AnswerParser | None":
-        """The parser of an answer; None where answers have no form but that of text."""
+    ) -> "OutputParser | None":
+        """The parser of the answer to a prompt; None if the model has no response template and writes no calls."""
         template = get_response_template(tokenizer, model)
         if template is None and not writes_calls(tokenizer):
             return None
         reads_special_tokens = template is not None
-        template = template or get_response_template(tokenizer, OF_THAT_FORM)
-        return cls(template, tokenizer.decode(tokens), reads_special_tokens)
+        return cls(template or get_response_template(tokenizer, QWEN3), tokenizer.decode(tokens), reads_special_tokens)
 
     def feed(self, text: str) -> list[str | ToolCall]:
-        """The parts that the next text of an answer completes: text, thoughts (`ReasoningText`) and calls."""
+        """The items that the next text completes: content, reasoning (`ReasoningText`) and tool calls."""
         if self.is_broken:
             return [text]
         items = []
-        for piece in PIECE.finditer(text):  # so that no part is lost with a call that is no JSON
-            self.untold += piece[0]
+        for piece in PIECE.finditer(text):  # so that no item is lost with a call that is no JSON
+            self.unreported += piece[0]
             try:
                 events = self.parser.feed(piece[0])
                 items += checked(response_events_to_chunks(events))
             except (KeyError, RuntimeError, TypeError, ValueError):
                 self.is_broken = True
-                return [*items, self.untold + text[piece.end() :]]
-            self.note_told(events)
+                return [*items, self.unreported + text[piece.end() :]]
+            self.mark_reported(events)
         return items
 
-    def note_told(self, events: list[dict]) -> None:
-        """Removes from `untold` the text at once, and thoughts and calls with their marks when they end."""
+    def mark_reported(self, events: list[dict]) -> None:
+        """Removes content from `unreported` at once, and reasoning and calls with their marks when they end."""
         for event in events:
             if event["type"] == "region_chunk" and event["field"] == "content":
-                self.untold = self.untold.partition(event["text"])[2]
+                self.unreported = self.unreported.partition(event["text"])[2]
         if events and events[-1]["type"] == "region_close":
-            self.untold = ""
+            self.unreported = ""
 
     def finish(self) -> list[str | ToolCall]:
-        """The last parts."""
+        """The last items."""
         if self.is_broken:
             return []
         try:
             return checked(response_events_to_chunks(self.parser.finalize()[1]))
         except (KeyError, RuntimeError, TypeError, ValueError):  # The answer ends within a call.
-            return [self.untold]
+            return [self.unreported]
 
 
 def with_few_blanks(template: dict) -> dict:
-    """The form whose marks have few blanks before them."""
+    """The template whose marks have few blanks before them."""
     fields = {
         name: {
             key: value.replace(r"\s*", BLANKS) if key in ("open_pattern", "close_pattern") else value
@@ -118,69 +112,10 @@ def writes_calls(tokenizer: PreTrainedTokenizerBase) -> bool:
     return any(BEGIN in each and END in each for each in templates)
 
 
-def grammar_of_choice(
-    body: dict, tools: list[dict] | None, tokenizer: PreTrainedTokenizerBase, grammars: Grammars
-) -> Grammar | None:
-    """The grammar of an answer that must be one call; None where the model chooses.
-
-    Args:
-        body (`dict`): The request.
-        tools (`list[dict]`, *optional*): Its tools.
-        tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the model.
-        grammars (`Grammars`): The compiler.
-
-    Raises:
-        `ValueError`: what is wrong with `tool_choice` or the tools.
-    """
-    choice = body.get("tool_choice")
-    if choice in UNFORCED:
-        refuse_unforced(body, tools)
-        return None
-    names = [function_of(tool)["name"] for tool in tools or []]
-    if choice == "required":
-        chosen = tools or []
-    elif isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("function"), dict):
-        name = choice["function"].get("name")
-        chosen = [tool for tool, each in zip(tools or [], names, strict=True) if each == name]
-    else:
-        raise ValueError(
-            f"tool_choice={shown(choice)} is neither 'auto', 'none', 'required' nor an object such as "
-            '{"type": "function", "function": {"name": "NAME"}}; correct it.'
-        )
-    if not chosen:
-        raise ValueError(f"tool_choice={shown(choice)} names no tool of tools={shown(names)}; correct it.")
-    if not writes_calls(tokenizer):
-        raise ValueError(
-            f"tool_choice={shown(choice)} is not offered for this model, whose form of calls is unknown; leave it out."
-        )
-    if body.get("response_format") not in ANY_TEXT:
-        raise ValueError(f"tool_choice={shown(choice)} excludes response_format; leave one of them out.")
-    return grammars.compiled("tools", *(call_of(function_of(tool)) for tool in chosen))
-
-
-def refuse_unforced(body: dict, tools: list[dict] | None) -> None:
-    """Refuses what only a grammar could keep, where there is none."""
-    if body.get("parallel_tool_calls") is False and tools:
-        raise ValueError("parallel_tool_calls=False needs tool_choice='required' or a named function; set it.")
-    for tool in tools or []:
-        if isinstance(tool.get("function"), dict) and tool["function"].get("strict"):
-            raise ValueError("strict=true of a tool needs tool_choice='required' or a named function; set it.")
-
-
-def function_of(tool: dict) -> dict:
-    function = tool.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-        raise ValueError(
-            f"tools holds {shown(tool)}, which is not an object such as "
-            '{"type": "function", "function": {"name": "NAME", "parameters": {}}}; correct it.'
-        )
-    return function
-
-
-def call_of(function: dict) -> tuple[str | Schema, ...]:
-    """A call of a function, as the chat template writes it, but on one line: a grammar has no token with a newline."""
-    name, parameters = function["name"], function.get("parameters")
+def forced_call(function: Function) -> tuple[str | Schema, ...]:
+    """The grammar of a call, as the chat template writes it, but on one line: no token of a grammar has a newline."""
     arguments = ANY_OBJECT
-    if parameters:
-        arguments = Schema.of(f"tools: parameters of {shown(name)}", parameters, function.get("strict"))
-    return f'{BEGIN}{{"name": {json.dumps(name)}, "arguments": ', arguments, f"}}{END}"
+    if function.parameters:
+        name = f"tools: parameters of {shown(function.name)}"
+        arguments = Schema.from_request(name, function.parameters, function.strict)
+    return f'{BEGIN}{{"name": {json.dumps(function.name)}, "arguments": ', arguments, f"}}{END}"

@@ -1,4 +1,4 @@
-"""What the tasks of this folder load and how they judge, for lm-eval."""
+"""What the tasks of this folder load and how they score, for lm-eval."""
 
 import sys
 from pathlib import Path

@@ -1,0 +1,402 @@
+"""Requests that join and leave a running batch write what generate() writes for each of them alone."""
+
+import pytest
+import torch
+from helpers import CHECKPOINTS, EOS, PAD, PROMPTS, load
+from hypothesis import given
+from hypothesis import strategies as st
+from tiers import property_settings
+from transformers import LogitsProcessor, LogitsProcessorList
+from transformers.generation.continuous_batching.requests import RequestState
+
+from wedlm.batching import scheduler, shared_cache
+from wedlm.batching.request import Request
+from wedlm.batching.scheduler import MAX_PREFILLS, Scheduler, scores_bytes
+from wedlm.batching.settings_group import merged
+from wedlm.batching.shared_cache import SharedCache
+from wedlm.generation import verified
+from wedlm.generation.streaming import StreamingWindow
+from wedlm.generation.verified import VerifiedWindow
+
+MODEL = load(CHECKPOINTS / "q3").double()  # where no rounding decides
+SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
+TEXT = [token for prompt in PROMPTS for token in prompt] * 3
+VERIFIED = {"decoding": "verified", "eos_token_id": None, "max_new_tokens": 20}
+ONE_BY_ONE = {"decoding": "autoregressive", "eos_token_id": None}
+REFUSAL = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."
+
+
+class Favour(LogitsProcessor):
+    """Favours a token; with `fails_at`, fails when the text has so many tokens."""
+
+    def __init__(self, token=7, fails_at=None):
+        self.token, self.fails_at = token, fails_at
+
+    def __call__(self, input_ids, scores):
+        if input_ids.shape[1] == self.fails_at:
+            raise KeyError("a processor of the user")
+        scores[:, self.token] += 2
+        return scores
+
+
+def request_of(tokens, seed=0, name="", model=MODEL, fixed_shapes=False, **settings):
+    return Request.from_settings(model, RequestState(name, tokens), None, {**SPECIAL, **settings}, seed, fixed_shapes)
+
+
+def alone(tokens, seed=0, **settings):
+    """The new tokens of a call of generate() on this row alone."""
+    torch.manual_seed(seed)
+    return MODEL.generate(torch.tensor([tokens]), **{**SPECIAL, **settings})[0, len(tokens) :].tolist()
+
+
+def run(batch, requests=(), arrivals=None, cancelled=None):
+    """Takes steps until all requests have ended; returns the tokens and errors of each, by its index or name."""
+    arrivals, cancelled = arrivals or [0] * len(requests), cancelled or {}
+    for index, request in enumerate(requests):
+        request.state.request_id = index
+    tokens, errors, step, waiting = {}, {}, 0, list(requests)
+    while waiting or batch.cached_requests or batch.prefilling:
+        while waiting and arrivals[waiting[0].request_id] <= step and batch.can_admit(waiting[0]):
+            batch.add(waiting.pop(0))
+        for index in [index for index, at in cancelled.items() if at == step]:
+            batch.remove({requests[index]})
+            waiting = [request for request in waiting if request.request_id != index]
+        for output in batch.step():
+            tokens.setdefault(output.request.request_id, []).extend(output.tokens)
+            if output.error is not None:
+                errors[output.request.request_id] = output.error
+        check(batch)
+        step += 1
+    return tokens, errors
+
+
+def check(batch):
+    """What must hold between two steps."""
+    requests = batch.cached_requests
+    rows = sorted(request.cache_row for request in requests)
+    assert rows == list(range(len(rows))) == list(range(batch.cache.num_rows))
+    for request in requests:
+        assert batch.cache.all_lengths[request.cache_row] == request.num_committed
+        assert batch.cache.budgets[request.cache_row] == request.budget
+        assert request.budget.text >= request.num_committed and request.budget.queries >= request.num_queries
+    assert batch.cache.num_tokens + batch.prefix_cache.num_tokens <= batch.max_cached_tokens
+    if not requests:
+        assert batch.cache.layers == []
+
+
+def names_of(outputs):
+    return [output.request.request_id for output in outputs]
+
+
+prompts = st.builds(
+    lambda begin, length, more: TEXT[begin : begin + length] + more,
+    st.sampled_from([0, 0, 3]),  # so that many begin alike
+    st.integers(1, 40),
+    st.lists(st.integers(3, 149), max_size=3),
+)
+decodings = st.one_of(
+    st.builds(
+        lambda size, threshold: {"decoding": "streaming", "window_size": size, "entropy_threshold": threshold},
+        st.integers(1, 9),
+        st.sampled_from([None, 0.4, 3.0]),
+    ),
+    st.builds(
+        lambda size: {"decoding": "blockwise", "window_size": size, "entropy_threshold": 2.0}, st.integers(1, 6)
+    ),
+    st.builds(
+        lambda size, cost: {"decoding": "verified", "window_size": size, "query_cost": cost},
+        st.sampled_from([None, 1, 5, 16]),
+        st.sampled_from([None, 0, 0.02, 0.5]),
+    ),
+    st.just({"decoding": "autoregressive"}),
+    st.just({"decoding": "verified", "window_size": 6, "prompt_lookup_num_tokens": 3}),
+)
+samplings = st.sampled_from(
+    [{}, {}, {"do_sample": True, "top_k": 20}, {"do_sample": True, "temperature": 1.5}, {"repetition_penalty": 1.3}]
+)
+
+
+@st.composite
+def drawn_requests(draw):
+    settings = {**draw(decodings), **draw(samplings), "max_new_tokens": draw(st.integers(1, 24))}
+    if draw(st.booleans()):
+        settings["eos_token_id"] = draw(st.sampled_from([EOS, [EOS, 30, 40, 50, 60]]))
+    if draw(st.integers(0, 3)) == 0:
+        settings["logits_processor"] = LogitsProcessorList([Favour(draw(st.integers(3, 149)))])
+    return draw(prompts), draw(st.integers(0, 99)), settings
+
+
+def requests_from(drawn):
+    return [request_of(tokens, seed, **settings) for tokens, seed, settings in drawn]
+
+
+@given(st.lists(drawn_requests(), min_size=1, max_size=5), st.data())
+@property_settings(45, deadline=None)
+def test_every_request_writes_what_it_writes_alone(drawn, data):
+    requests = requests_from(drawn)
+    arrivals = [data.draw(st.integers(0, 12), "arrival") for _ in drawn]
+    ends = [data.draw(st.one_of(st.none(), st.none(), st.integers(0, 20)), "end") for _ in drawn]
+    cancelled = {i: end for i, end in enumerate(ends) if end is not None}
+    most = max(sum(request.budget) for request in requests)
+    room = data.draw(st.integers(most, 6 * most), "room")
+    batch = Scheduler(MODEL, room, data.draw(st.sampled_from([1, 7, 64]), "chunk"), data.draw(st.booleans()))
+    got, errors = run(batch, requests, arrivals, cancelled)
+    assert not errors
+    for i, (tokens, seed, settings) in enumerate(drawn):
+        expected = alone(tokens, seed, **settings)
+        if i in cancelled:
+            assert got.get(i, []) == expected[: len(got.get(i, []))]
+        else:
+            assert got[i] == expected
+
+
+def test_requests_of_equal_settings_share_a_group_and_all_requests_a_forward(monkeypatch):
+    batch, widths, forward = Scheduler(MODEL, 10_000, 64), [], MODEL.model.forward
+    watched = lambda **given: widths.append(len(given["input_ids"])) or forward(**given)  # noqa: E731
+    monkeypatch.setattr(MODEL.model, "forward", watched)
+    for i in range(3):
+        batch.add(request_of(PROMPTS[i][:9], **{**VERIFIED, "max_new_tokens": 30 + i}))
+    batch.add(request_of(PROMPTS[3][:9], **VERIFIED, do_sample=True))
+    batch.step()
+    batch.step()
+    assert [len(group.requests) for group in batch.groups] == [3, 1] and widths[-1] == 4
+
+
+@pytest.mark.parametrize(("num_waiting", "most"), [(1, 1), (2, 2), (MAX_PREFILLS + 5, MAX_PREFILLS)])
+def test_decoding_waits_for_a_chunk_of_each_waiting_prompt(num_waiting, most):
+    batch = Scheduler(MODEL, 100_000, 16)
+    batch.add(request_of(TEXT[:4], name="short", **ONE_BY_ONE, max_new_tokens=200))
+    batch.step()
+    for i in range(num_waiting):
+        batch.add(request_of(TEXT[i : i + 150], name=i, **ONE_BY_ONE, max_new_tokens=5))
+    waited = [0]
+    while len(batch.prefilling) == num_waiting:
+        has_decoded = "short" in names_of(batch.step())
+        waited += [0] if has_decoded else [waited.pop() + 1]
+    assert max(waited) == most - 1
+
+
+def test_a_waiting_prompt_is_looked_up_once(monkeypatch):
+    batch, looked_up, look_up = Scheduler(MODEL, 100_000, 16), [], Scheduler.cached_prefix
+
+    def watched(self, request, **more):
+        looked_up.append(request.prompt_length)
+        return look_up(self, request)
+
+    monkeypatch.setattr(Scheduler, "cached_prefix", watched)
+    for length in (30, 4, 31, 5, 32, 6, 33, 7, 8):
+        batch.add(request_of(TEXT[:length], decoding="verified", max_new_tokens=5))
+    (first,) = batch.next_prefills()
+    assert first.prompt_length == 30 and sorted(looked_up) == sorted(set(looked_up))
+    looked_up.clear()
+    assert [each.prompt_length for each in batch.next_prefills()] == [4, 5] and 8 not in looked_up
+
+
+def test_a_query_costs_what_it_adds_to_a_forward_over_all_rows(monkeypatch):
+    batch, widths, priced = Scheduler(MODEL, 10_000, 64), {}, []
+    cost_of = verified.relative_cost
+    monkeypatch.setattr(verified, "relative_cost", lambda *given: priced.append(given) or cost_of(*given))
+    for i, query_cost in enumerate((0, 0, 0.04, 0.04, 9)):
+        more = {"max_new_tokens": 40, "window_size": 8, "query_cost": query_cost}
+        batch.add(request_of(TEXT[: 5 + i], **{**VERIFIED, **more}))
+    while batch.cached_requests or batch.prefilling:
+        num_rows, has_joined = len(batch.cached_requests), not batch.prefilling
+        priced.clear()
+        batch.step()
+        if has_joined:
+            assert {rows for _, rows in priced} == {num_rows}
+        for group in batch.groups:
+            widths.setdefault(group.policy.query_cost, []).extend(each.num_queries for each in group.requests)
+    assert max(widths[0]) > max(widths[0.04]) >= max(widths[9]) == 1
+
+
+def test_a_request_whose_callback_fails_ends_alone():
+    requests = [
+        request_of(TEXT[:5], **VERIFIED),
+        request_of(TEXT[:8], **VERIFIED, logits_processor=LogitsProcessorList([Favour(fails_at=12)])),
+        request_of(TEXT[:6], **VERIFIED, suppress_tokens=list(range(160))),
+    ]
+    got, errors = run(Scheduler(MODEL, 10_000, 64), requests)
+    assert got[0] == alone(TEXT[:5], **VERIFIED)
+    assert "a processor of the user" in str(errors[1]) and "No token has a finite score" in str(errors[2])
+
+
+def test_a_cached_prefix_is_not_prefilled_again():
+    batch, first = Scheduler(MODEL, 2_000, 64), TEXT[:30]
+    got, _ = run(batch, [request_of(first, **VERIFIED)])
+    assert batch.counts.found_tokens == 0 and batch.counts.prompt_tokens == 30
+    turn = first + got[0] + [5, 6, 7]
+    again, _ = run(batch, [request_of(turn, **VERIFIED)])
+    assert again[0] == alone(turn, **VERIFIED)
+    assert 30 < batch.counts.found_tokens <= 50 and batch.counts.prompt_tokens == 30 + 53
+    batch.add(request_of(first + [9], **VERIFIED))  # a request that is running is found as well
+    batch.step()
+    before = batch.counts.found_tokens
+    batch.prefix_cache.shrink(0)
+    batch.add(request_of(first + [9, 10], **VERIFIED))
+    batch.step()
+    assert batch.counts.found_tokens == before + 31
+
+
+def test_a_text_that_ends_with_its_prefill_is_cached():
+    batch = Scheduler(MODEL, 2_000, 64)
+    batch.add(request_of(TEXT[5:9], **VERIFIED))
+    batch.step()
+    batch.add(request_of(TEXT[:30], **{**VERIFIED, "max_new_tokens": 1}))
+    batch.step()
+    (text,) = batch.prefix_cache.texts.values()
+    assert text.tokens == TEXT[:30] and text.layers[0][0].shape[:3] == (1, 2, 30)
+
+
+def test_a_text_is_cached_where_a_longer_request_has_left_its_memory():
+    batch = Scheduler(MODEL, 1_000, 64)
+    long = request_of(TEXT[:200], **ONE_BY_ONE, max_new_tokens=250)
+    batch.add(long)
+    batch.add(request_of(TEXT[1:9], name="stays", **ONE_BY_ONE, max_new_tokens=200))
+    for _ in range(9):
+        batch.step()
+    batch.remove([long])
+    assert batch.cache.num_tokens > 900
+    batch.add(request_of(TEXT[:90], **ONE_BY_ONE, max_new_tokens=2))
+    while not batch.prefix_cache.texts:
+        batch.step()
+        check(batch)
+    assert [text.tokens[:90] for text in batch.prefix_cache.texts.values()] == [TEXT[:90]]
+
+
+class Counting(LogitsProcessor):
+    """A processor that must be called once for each length."""
+
+    def __init__(self):
+        self.lengths = set()
+
+    def __call__(self, input_ids, scores):
+        assert input_ids.shape[1] not in self.lengths
+        self.lengths.add(input_ids.shape[1])
+        return scores
+
+
+def test_callbacks_are_not_called_again_where_a_prefill_has_failed(monkeypatch):
+    callbacks = LogitsProcessorList([Counting()])
+    requests = [request_of(TEXT[:6], **VERIFIED), request_of(TEXT[:5], **VERIFIED, logits_processor=callbacks)]
+    calls = []
+
+    def merged_once(groups):
+        calls.append(len(groups))
+        if len(calls) == 2:  # behind the first step of both
+            raise MemoryError("no room")
+        return merged(groups)
+
+    monkeypatch.setattr(scheduler, "merged", merged_once)
+    got, errors = run(Scheduler(MODEL, 10_000, 64), requests)
+    assert got[0] == alone(TEXT[:6], **VERIFIED) and str(errors[1]) == "no room" and 0 not in errors
+
+
+def refusing(function, refused):
+    """A function that finds no memory in its calls of these numbers, where `refused` is a set, or where it says so."""
+    calls = []
+
+    def wrapped(*arguments, **named):
+        calls.append(None)
+        if len(calls) in refused if isinstance(refused, set) else refused(*arguments):
+            raise RuntimeError(REFUSAL)
+        return function(*arguments, **named)
+
+    return wrapped
+
+
+def test_where_a_forward_finds_no_memory_the_longest_requests_fail(monkeypatch):
+    requests = [request_of(TEXT[:5], **{**VERIFIED, "max_new_tokens": number}) for number in (12, 30, 20, 9)]
+    many = refusing(scheduler.forward_queries, lambda model, queries, *_: len(queries.input_ids) > 2)
+    monkeypatch.setattr(scheduler, "forward_queries", many)
+    got, errors = run(Scheduler(MODEL, 10_000, 5), requests)
+    assert {str(error) for error in errors.values()} == {REFUSAL} and set(errors) == {1, 2}
+    assert all(got[i] == alone(TEXT[:5], **{**VERIFIED, "max_new_tokens": n}) for i, n in ((0, 12), (3, 9)))
+
+
+@given(
+    st.lists(drawn_requests(), min_size=2, max_size=4), st.sampled_from(["allocate", "forward", "cache"]), st.data()
+)
+@property_settings(40, deadline=None)
+def test_where_memory_is_refused_no_text_is_another_one(drawn, where, data):
+    refused = data.draw(st.sets(st.integers(1, 12), min_size=1), "refused")
+    requests = requests_from(drawn)
+    arrivals = [data.draw(st.integers(0, 12), "arrival") for _ in drawn]
+    batch = Scheduler(MODEL, 4 * max(sum(request.budget) for request in requests), 64)
+    with pytest.MonkeyPatch.context() as patch:
+        if where == "cache":
+            patch.setattr(SharedCache, "entries_of", refusing(SharedCache.entries_of, lambda *_: True))
+            patch.setattr(batch, "cached_prefix", lambda *_, **__: (0, []))
+        elif where == "allocate":
+            patch.setattr(shared_cache, "zeros_like_states", refusing(shared_cache.zeros_like_states, refused))
+        else:
+            patch.setattr(scheduler, "forward_queries", refusing(scheduler.forward_queries, refused))
+        got, errors = run(batch, requests, arrivals)
+    assert {str(error) for error in errors.values()} <= {REFUSAL}
+    assert not (errors and where == "cache")  # A text that cannot be cached fails nobody.
+    for i, (tokens, seed, settings) in enumerate(drawn):
+        expected = alone(tokens, seed, **settings)
+        assert got.get(i, []) == (expected[: len(got.get(i, []))] if i in errors else expected)
+
+
+@given(
+    st.lists(drawn_requests(), min_size=1, max_size=3), st.sampled_from(["fill", "end_at", "advance"]),
+    st.integers(1, 6),
+)  # fmt: skip
+@property_settings(20, deadline=None)
+def test_the_prefix_cache_goes_before_a_request_fails(drawn, where, when):
+    batch = Scheduler(MODEL, 10_000, 64)
+    run(batch, [request_of(TEXT[:9], eos_token_id=None, max_new_tokens=4)])
+    requests, calls, texts = requests_from(drawn), [], batch.prefix_cache.texts
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (StreamingWindow, VerifiedWindow):
+            refused = lambda *_: calls.append(None) or (len(calls) >= when and texts)  # noqa: E731
+            patch.setattr(kind, where, refusing(getattr(kind, where), refused))
+        got, errors = run(batch, requests)
+    assert set(errors) <= {i for i, request in enumerate(requests) if request.call.has_callbacks}
+    for i, (tokens, seed, settings) in enumerate(drawn):
+        assert i in errors or got.get(i, []) == alone(tokens, seed, **settings)
+
+
+def test_noise_and_scores_count_before_a_request_is_admitted():
+    drawn = {"decoding": "streaming", "window_size": 8, "max_new_tokens": 40, "do_sample": True}
+    wide = [request_of(TEXT[:5], **drawn) for _ in range(3)]
+    narrow = request_of(TEXT[:5], **drawn | {"window_size": 2, "do_sample": False})
+    of_wide = wide[0].noise_bytes + scores_bytes(MODEL, 16)
+    assert wide[0].noise_bytes == 17 * 160 * 4 and narrow.noise_bytes == 0
+    batch = Scheduler(MODEL, 10_000, 64, max_work_bytes=2 * of_wide)
+    for number, request in enumerate(wide[:2], 1):
+        assert batch.can_admit(request)
+        batch.add(request)
+        assert batch.work_bytes_with() == number * of_wide
+        batch.step()
+        assert batch.work_bytes_with() == number * of_wide
+    assert not batch.can_admit(wide[2]) and not batch.can_admit(narrow)
+    batch.remove(wide[:1])
+    assert batch.can_admit(narrow)
+
+
+@pytest.mark.parametrize("settings", [{"decoding": "streaming"}, {"decoding": "verified", "do_sample": True}])
+def test_with_fixed_shapes_equal_requests_get_one_text_in_bfloat16(settings, monkeypatch):
+    """Whoever else is there, and whenever they come: forwards over several rows round otherwise."""
+    model, num_rows = load(CHECKPOINTS / "q3").bfloat16(), set()
+    more = {**settings, "eos_token_id": None, "max_new_tokens": 16, "model": model, "fixed_shapes": True}
+    asked = [each for i in range(3) for each in ((TEXT[:20], 3), (TEXT[i : i + 4 + 17 * i], i))]
+    requests, forward = [request_of(tokens, seed, **more) for tokens, seed in asked], model.model.forward
+    watched = lambda **given: num_rows.add(len(given["input_ids"])) or forward(**given)  # noqa: E731
+    monkeypatch.setattr(model.model, "forward", watched)
+    got, errors = run(Scheduler(model, 20_000, 64, fixed_shapes=True), requests, [0, 1, 1, 2, 5, 9])
+    assert not errors and num_rows == {1} and len({tuple(got[i]) for i in range(0, 6, 2)}) == 1
+
+
+def test_a_request_that_cannot_join_leaves_the_others_as_they_are(monkeypatch):
+    batch = Scheduler(MODEL, 10_000, 64)
+    batch.add(request_of(TEXT[:5], name="a", **VERIFIED))
+    batch.step()
+    with monkeypatch.context() as patch:
+        patch.setattr("wedlm.batching.settings_group.joined_windows", lambda windows: 1 / 0)
+        batch.add(request_of(TEXT[:9], name="b", **VERIFIED))
+        assert names_of(each for each in batch.step() if each.error is not None) == ["b"]
+    written = [token for request in batch.cached_requests for token in request.tokens[5:]]
+    got, errors = run(batch)
+    assert not errors and written + got["a"] == alone(TEXT[:5], **VERIFIED)

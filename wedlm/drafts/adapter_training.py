@@ -1,0 +1,199 @@
+"""Trains the adapter on the answers, for a given time or number of steps; a stopped run goes on."""
+
+import gc
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from accelerate import PartialState
+from peft import PeftModel, get_peft_model
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    set_seed,
+)
+
+from wedlm.checkpoints.errors import one_line
+from wedlm.checkpoints.new_folder import complete_or_absent
+from wedlm.checkpoints.resolve import (
+    ADAPTER_FILE,
+    ADAPTER_WEIGHTS,
+    GENERATION_FILE,
+    checkpoint_folder,
+    read_generation_fields,
+    with_verified_decoding,
+)
+from wedlm.checkpoints.whole_file import write_whole
+from wedlm.drafts.settings import FILES, AdaptError, AdaptSettings
+from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+from wedlm.training.arguments import WeDLMTrainingArguments
+from wedlm.training.dataset import prepare_dataset
+from wedlm.training.draft_lora import DraftLoraConfig
+from wedlm.training.resume import newest_complete
+from wedlm.training.trainer import WeDLMTrainer
+
+SCALE = 64  # lora_alpha / r; drafts get better more slowly with 8 (docs/decisions.md)
+PROBED_STEPS = 4  # the first one is slow and does not count
+NUM_SAVED = 20  # checkpoints of a run; the last two stay
+NUM_EVALUATIONS = 10
+STEPS_FILE = "steps.json"
+LOG_FILE = "log.json"
+
+
+def train_adapter(settings: AdaptSettings, base: str, tokenizer: PreTrainedTokenizerBase, work: Path) -> Path:
+    """Trains the adapter and returns its folder, with the weights in bfloat16 and the log in log.json."""
+    state, adapter = PartialState(), work / "adapter"
+    if adapter.exists():
+        return adapter
+    last = work / "training" / "last"
+    try:
+        steps = number_of_steps(settings, base, tokenizer, work)
+        free_memory()  # of the model whose steps were timed
+        training = arguments(settings, base, work / "training", state, max_steps=steps)
+        trainer = new_trainer(settings, base, tokenizer, training, work, is_probe=False)
+        trainer.train(resume_from_checkpoint=newest_complete(training))
+        trainer.evaluate()
+        trainer.save_model(last)
+    except (ValueError, OSError, RuntimeError, SafetensorError) as error:
+        raise AdaptError(
+            f"The training stopped ({one_line(error)}); when that is mended, the same command goes on from {work}."
+        ) from error
+    if state.is_main_process:
+        weights = {name: weight.to(torch.bfloat16) for name, weight in load_file(last / ADAPTER_WEIGHTS).items()}
+        with complete_or_absent(adapter, overwrite=False) as new:
+            shutil.copyfile(last / ADAPTER_FILE, new / ADAPTER_FILE)
+            save_file(weights, new / ADAPTER_WEIGHTS, {"format": "pt"})
+            (new / LOG_FILE).write_text(json.dumps(trainer.state.log_history), encoding="utf-8")
+            own = read_generation_fields(checkpoint_folder(base, with_weights=False))
+            (new / GENERATION_FILE).write_text(
+                json.dumps(with_verified_decoding(own), indent=2) + "\n", encoding="utf-8"
+            )
+    state.wait_for_everyone()
+    del trainer
+    free_memory()
+    return adapter
+
+
+def free_memory() -> None:
+    """A Trainer and its model refer to each other, so only the garbage collector frees them."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def new_trainer(
+    settings: AdaptSettings,
+    base: str,
+    tokenizer: PreTrainedTokenizerBase,
+    training: WeDLMTrainingArguments,
+    work: Path,
+    is_probe: bool,
+) -> WeDLMTrainer:
+    """Reads the answers, loads the base, and adds an adapter."""
+    with training.main_process_first(desc="reading the answers"):
+        (train, summary), (held_out, _) = (
+            prepare_dataset(work / f"{name}.jsonl", tokenizer, training.data_options()) for name in FILES
+        )
+    model = WeDLMForCausalLM.from_pretrained(base, dtype=settings.dtype)
+    set_seed(settings.seed)
+    if settings.start_from is None:
+        model = get_peft_model(model, DraftLoraConfig(r=settings.rank, lora_alpha=SCALE * settings.rank))
+    else:
+        model = PeftModel.from_pretrained(model, settings.start_from, is_trainable=True)
+    trainer = WeDLMTrainer(model, training, train_dataset=train, eval_dataset=held_out, processing_class=tokenizer)
+    for callback in (ProgressCallback, PrinterCallback):
+        trainer.remove_callback(callback)
+    if not is_probe:
+        trainer.add_callback(Bar())
+        if training.process_index == 0:
+            print(summary)
+    return trainer
+
+
+class Bar(ProgressCallback):
+    """The progress bar of transformers, with the tokens per forward behind it in place of lines of numbers."""
+
+    TITLES: ClassVar = {"tokens_per_forward": "tokens/forward", "eval_tokens_per_forward": "held out"}
+
+    def __init__(self):
+        super().__init__()
+        self.shown = {}
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.shown |= {title: f"{logs[name]:.2f}" for name, title in self.TITLES.items() if name in logs}
+        if self.training_bar is not None:
+            self.training_bar.set_postfix(self.shown)
+
+
+def arguments(settings: AdaptSettings, base: str, folder: Path, state: PartialState, **more) -> WeDLMTrainingArguments:
+    dtype = settings.dtype if settings.dtype != "auto" else str(AutoConfig.from_pretrained(base).dtype)
+    steps = more["max_steps"]
+    defaults = {
+        "objective": "draft",
+        "draft_window": settings.window_size,
+        "packing": True,
+        "max_length": settings.max_length,
+        "per_device_train_batch_size": 1,
+        "per_device_eval_batch_size": 1,
+        "learning_rate": settings.learning_rate,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": min(20, steps // 10),
+        "adam_beta2": 0.99,
+        "bf16": dtype.endswith("bfloat16"),  # the adapter's own weights are in float32
+        "logging_steps": max(1, steps // 100),
+        "save_steps": max(1, steps // NUM_SAVED),
+        "save_total_limit": 2,
+        "eval_strategy": "steps",
+        "eval_steps": max(1, steps // NUM_EVALUATIONS),
+        "seed": settings.seed,
+        "report_to": "none",
+        "disable_tqdm": False,
+        "use_cpu": state.device.type == "cpu",
+    }
+    return WeDLMTrainingArguments(str(folder), **defaults | more)
+
+
+# --- The number of steps ---
+
+
+class Clock(TrainerCallback):
+    """The time at the end of each optimizer step."""
+
+    def __init__(self):
+        self.times = []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.times.append(time.perf_counter())
+
+
+def number_of_steps(settings: AdaptSettings, base: str, tokenizer: PreTrainedTokenizerBase, work: Path) -> int:
+    """The number of steps that fit into the minutes. It is found once, so that a stopped run keeps its schedule."""
+    if settings.steps is not None:
+        return settings.steps
+    file, state = work / STEPS_FILE, PartialState()
+    if not file.exists():
+        if state.is_main_process:
+            print(f"{PROBED_STEPS} steps of the training are timed.", flush=True)
+        never = {"save_strategy": "no", "eval_strategy": "no", "logging_strategy": "no"}
+        training = arguments(settings, base, work / "training", state, max_steps=PROBED_STEPS, **never)
+        trainer, clock = new_trainer(settings, base, tokenizer, training, work, is_probe=True), Clock()
+        trainer.add_callback(clock)
+        trainer.train()
+        if state.is_main_process:
+            seconds = (clock.times[-1] - clock.times[0]) / (PROBED_STEPS - 1)
+            steps = max(PROBED_STEPS, round(60 * settings.minutes / seconds))
+            print(f"A step takes {seconds:.1f} s, so the adapter is trained for {steps} steps.", flush=True)
+            write_whole(file, json.dumps({"steps": steps, "seconds_per_step": seconds}) + "\n")
+        state.wait_for_everyone()
+    try:
+        return int(json.loads(file.read_text(encoding="utf-8"))["steps"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise AdaptError(f"{file} cannot be read ({one_line(error)}); remove it, and steps are timed anew.") from error

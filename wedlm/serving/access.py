@@ -1,0 +1,169 @@
+"""The middleware in front of the routes: who has access, how large a body may be, and when a client has left."""
+
+import asyncio
+import hmac
+import math
+from collections.abc import Collection
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from fastapi import HTTPException, Request
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from wedlm.serving.http_errors import FULL, RETRY_AFTER, error_response
+from wedlm.serving.server_metrics import Metrics, RequestRecord
+
+BODY_BYTES = 2**20  # more than a context of 131,072 tokens, and JSON that the event loop reads in a moment
+BODY_SECONDS = 60  # a body that comes slower holds memory and a connection
+# Names that end so are reserved, so no web page has one. Containers reach their host as host.docker.internal.
+RESERVED_ENDS = (".localhost", ".internal")
+OPEN_PATHS = ("/health",)  # a balancer sends no key
+
+
+class AccessMiddleware:
+    """Reads the whole body, passes it on, and cancels the request when its client leaves.
+
+    Args:
+        app (`ASGIApp`): The routes.
+        metrics (`Metrics`): Counts the requests.
+        this_machine_only (`bool`): Whether the server listens on this machine alone. A web page can reach it even so,
+            by a name of its own that leads here; `Host` and `Origin` then tell that name.
+        api_key (`str`, *optional*): The key that requests must have.
+        origins (`Collection[str]`): The origins of web pages that may send requests; "*" stands for all.
+        max_requests (`float`): The most requests at a time, besides those for /health.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        this_machine_only: bool,
+        api_key: str | None = None,
+        origins: Collection[str] = (),
+        max_requests: float = math.inf,
+    ):
+        self.app, self.metrics = app, metrics
+        self.this_machine_only, self.api_key, self.origins = this_machine_only, api_key, origins
+        self.max_requests, self.num_running = max_requests, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        record = RequestRecord(scope["method"], scope["path"])
+
+        async def send_and_record(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+            await send(message)
+
+        try:
+            await self.admit(scope | {"record": record}, receive, send_and_record)
+        except* ClientDisconnect:
+            record.has_left = True
+        finally:
+            record.close(self.metrics)
+
+    async def admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Checks a request, reads its body and has it answered."""
+        headers, is_open = Headers(scope=scope), scope["path"] in OPEN_PATHS
+        try:
+            if self.this_machine_only:
+                self.check_names(headers)
+            if self.api_key is not None and not is_open:
+                check_key(headers, self.api_key)
+            body = await read_body(headers, receive)
+            if self.num_running >= self.max_requests and not is_open:
+                raise HTTPException(503, FULL, RETRY_AFTER | {"Connection": "close"})
+        except HTTPException as error:
+            response = await error_response(Request(scope), error)
+            return await response(scope, receive, send)
+        self.num_running += not is_open
+        try:
+            await self.run_while_connected(body, scope, receive, send)
+        finally:
+            self.num_running -= not is_open
+
+    async def run_while_connected(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def receive_body() -> Message:
+            for message in messages:
+                return message
+            return await asyncio.Future()  # a disconnect cancels the app
+
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(raise_when_disconnected(receive))
+            await self.app(scope, receive_body, send)
+            watcher.cancel()
+
+    def check_names(self, headers: Headers) -> None:
+        """Refuses names that do not lead to this machine alone; with a key a foreign `Host` may be that of a proxy."""
+        for header in ("origin",) if self.api_key is not None else ("host", "origin"):
+            for value in headers.getlist(header):
+                if header == "origin" and ("*" in self.origins or value in self.origins):
+                    continue
+                if not is_this_machine(host_in(value)):
+                    raise HTTPException(
+                        403,
+                        f"{header.capitalize()} {value!r} is not this machine, and this server answers this machine "
+                        "alone; use http://127.0.0.1, or start the server with --host 0.0.0.0.",
+                    )
+
+
+def is_this_machine(name: str | None) -> bool:
+    """Whether the name or address of a host leads to this machine alone."""
+    if f".{name}".endswith(RESERVED_ENDS):
+        return True
+    try:
+        return ip_address(name or "").is_loopback
+    except ValueError:
+        return False
+
+
+def host_in(value: str) -> str | None:
+    """The name or address in a `Host` or an `Origin`."""
+    try:
+        return urlsplit(value if "//" in value else f"//{value}").hostname
+    except ValueError:
+        return None
+
+
+def check_key(headers: Headers, api_key: str) -> None:
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), api_key.encode()):
+        raise HTTPException(
+            401,
+            "The request has no valid key; send the server's --api-key as Authorization: Bearer KEY.",
+            {"WWW-Authenticate": "Bearer"},
+        )
+
+
+async def read_body(headers: Headers, receive: Receive) -> bytes:
+    """The whole body, which may come in chunks without a Content-Length."""
+    declared, body, has_more = headers.get("content-length", ""), bytearray(), True
+    check_size(int(declared) if declared.isdecimal() else 0)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while has_more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                body += message.get("body", b"")
+                check_size(len(body))
+                has_more = message.get("more_body", False)
+    except TimeoutError as error:
+        raise HTTPException(408, f"The body took longer than {BODY_SECONDS} seconds; send it faster.") from error
+    return bytes(body)
+
+
+def check_size(num_bytes: int) -> None:
+    if num_bytes > BODY_BYTES:
+        raise HTTPException(413, f"The body of the request is larger than {BODY_BYTES} bytes; shorten it.")
+
+
+async def raise_when_disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise ClientDisconnect

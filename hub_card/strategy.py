@@ -23,7 +23,7 @@ def export_strategy(out: str | os.PathLike, base: str | None = None, overwrite: 
     """
     out = check_out(out, overwrite)
     if base is not None:
-        source = checkpoint_folder(base)
+        source = checkpoint_folder(base, with_weights=True)
         check_links(source)
         check_apart(out, source)
     with complete_or_absent(out, overwrite) as new:

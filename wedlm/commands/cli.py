@@ -227,8 +227,8 @@ def merge(
     epilog="Example: wedlm export out/full my-wedlm --license apache-2.0 --base-model Qwen/Qwen3-8B --eval eval.json"
 )
 def export(
-    model: Source,
-    out: Annotated[str, typer.Argument(help="The new folder for the repository.")],
+    model: Annotated[str | None, typer.Argument(help="A folder, or a name on the Hub.", show_default=False)] = None,
+    out: Annotated[str | None, typer.Argument(help="The new folder for the repository.", show_default=False)] = None,
     license: Annotated[
         str | None, option("The licence, such as apache-2.0; needed if MODEL's README.md has none.")
     ] = None,
@@ -251,6 +251,13 @@ def export(
     vllm: Annotated[
         bool, option("Write a checkpoint for vLLM and the drafter beside it, and no repository.", "--vllm")
     ] = False,
+    strategy: Annotated[
+        Path | None,
+        option(
+            "In place of OUT: write verified decoding for custom_generate=, beside MODEL if there is one.",
+            metavar="OUT",
+        ),
+    ] = None,
     target: Annotated[str | None, option("With --vllm: another model that MODEL drafts for.", metavar="NAME")] = None,
     push: Annotated[str | None, option("Upload OUT to the Hub as OWNER/NAME.", metavar="REPO")] = None,
     private: Annotated[bool, option("Make REPO private.", "--private")] = False,
@@ -262,9 +269,19 @@ def export(
     A draft adapter becomes one repository with its base. Before OUT appears, the snippet of the card runs in a clean
     process. docs/publish.md lists the contents.
 
-    With --vllm, OUT gets a plain checkpoint for vLLM, and a drafter for it: docs/vllm.md.
+    With --vllm, OUT gets a plain checkpoint for vLLM, and a drafter for it: docs/vllm.md. With --strategy OUT, no
+    MODEL is needed: OUT gets the decoding alone, for any model of transformers.
     """
     with refusals(debug):
+        if strategy is not None:
+            if out is not None or vllm:
+                raise ValueError("--strategy OUT names the folder itself; leave out the second argument and --vllm.")
+            from wedlm.hub_card.strategy import export_strategy
+
+            typer.echo(f"Written to {export_strategy(strategy, model, overwrite)}.")
+            return
+        if model is None or out is None:
+            raise ValueError("MODEL or OUT is missing; give both, as in `wedlm export MODEL OUT`, or --strategy OUT.")
         if vllm:
             repository = {
                 "license": license, "base-model": base_model, "dataset": dataset, "language": language, "name": name,

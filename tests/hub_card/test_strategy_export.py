@@ -1,0 +1,67 @@
+"""`wedlm export --strategy`: the decoding alone, in a process that has transformers and torch only."""
+
+import shutil
+
+import pytest
+from command_line import run
+from helpers import run_python
+from stock_families import stock
+
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+
+CODE = """
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.generation import BaseStreamer
+
+class Recorder(BaseStreamer):
+    tokens = []
+    def put(self, value): self.tokens += value.flatten().tolist()
+    def end(self): self.tokens.append("end")
+
+stock, whole = (AutoModelForCausalLM.from_pretrained(n, trust_remote_code=n == "whole") for n in ("stock", "whole"))
+ids = torch.tensor([[5, 6, 7] * 5])
+call = dict(inputs=ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, pad_token_id=0)
+expected = stock.generate(**call).tolist()
+way = dict(custom_generate="out", trust_remote_code=True, query_cost=0, return_dict_in_generate=True)
+output = stock.generate(**call, **way, streamer=Recorder())
+print(output.sequences.tolist() == expected, output.forwards.item() < 24, Recorder.tokens == [*expected[0], "end"])
+print(whole.generate(**call, query_cost=0).tolist() == expected)
+try:
+    stock.generate(**call, **way, num_beams=2)
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_it_decodes_without_the_package(tmp_path):
+    stock("Llama").save_pretrained(tmp_path / "stock")
+    for words in (["--strategy", tmp_path / "out"], [tmp_path / "stock", "--strategy", tmp_path / "whole"]):
+        result = run("export", *words)
+        assert result.exit_code == 0, result.output
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"README.md", "custom_generate"}
+    printed = run_python(CODE, tmp_path, wedlm=False)
+    assert "True True True\nTrue\n" in printed
+    assert "generation mode='beam_search' is not offered by decoding='verified'" in printed
+
+
+def test_it_overwrites_an_export_alone(tmp_path):
+    assert run("export", "--strategy", tmp_path / "out").exit_code == 0
+    assert run("export", "--strategy", tmp_path / "out").exit_code == 2
+    assert run("export", "--strategy", tmp_path / "out", "--overwrite").exit_code == 0
+    shutil.rmtree(tmp_path / "out" / "custom_generate")
+    assert "is no checkpoint" in run("export", "--strategy", tmp_path / "out", "--overwrite").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([DEMO_FOLDER], "MODEL or OUT is missing; give both"),
+        ([DEMO_FOLDER, "other", "--strategy", "out"], "--strategy OUT names the folder itself"),
+        (["gone", "--strategy", "out"], "gone is no folder here"),
+    ],
+)
+def test_refusals(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("export", *words)
+    assert result.exit_code == 2 and message in result.stderr and list(tmp_path.iterdir()) == []

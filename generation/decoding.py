@@ -123,11 +123,11 @@ class Decoding:
         return has_unfinished_rows(self.model, self.num_alive, self.call.synced_gpus, self.input_ids.device)
 
     def draw_noise(self, num_committed: list[int], num_queries: list[int]) -> None:
-        """Draws the noise of all slots that the next forward of the window's rows can look at."""
+        """Draws the noise of the next forward of the window's rows; `num_committed` counts the prompts, too."""
         if self.policy.noise is not None:
-            starts = [n - self.prompt_lengths[row] for row, n in zip(self.rows, num_committed, strict=True)]
-            ends = [start + n + 1 for start, n in zip(starts, num_queries, strict=True)]
-            self.policy.noise.draw(self.rows, [min(end, self.call.max_new_tokens) for end in ends])
+            new = [n - self.prompt_lengths[row] for row, n in zip(self.rows, num_committed, strict=True)]
+            limits = [self.call.max_new_tokens] * len(new)
+            self.policy.noise.draw_for_forward(self.rows, new, num_queries, limits)
 
     def drop_ended_rows(self, status: Status) -> None:
         """Goes on with the rows that are alive, where they are few enough to pay for copying their cache."""

@@ -131,6 +131,13 @@ class SlotNoise:
                 self.num_drawn[row] = slot + 1
                 self.keep_state()
 
+    def draw_for_forward(
+        self, rows: list[int], num_committed: list[int], num_queries: list[int], limits: list[int]
+    ) -> None:
+        """Draws noise for all slots that a forward of so many queries behind the committed slots can look at."""
+        columns = zip(num_committed, num_queries, limits, strict=True)
+        self.draw(rows, [min(start + num + 1, limit) for start, num, limit in columns])
+
     def places(self, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """Where `at` finds the noise of `slots`, `[batch, n]`."""
         return rows[:, None] * self.values.shape[1] + slots % self.values.shape[1]

@@ -89,9 +89,8 @@ class StaticSteps:
             valid = torch.arange(length, device=status.device)
             allow_any_length(valid, 0)
             if noise is not None:
-                behind = [each + 2 * num_queries + 1 for each in seen.num_committed]
-                ends = [min(e - p, limit) for e, p, limit in zip(behind, prompt_lengths, limits, strict=True)]
-                noise.draw(rows, ends)
+                new = [n - length for n, length in zip(seen.num_committed, prompt_lengths, strict=True)]
+                noise.draw_for_forward(rows, new, [2 * num_queries] * len(new), limits)
             report = Report(step(model, policy, self.window, self.cache, query, valid))
             if under_way is not None:
                 seen = window.read_status(under_way.values())

@@ -20,7 +20,7 @@ def models(attention):
     return {name: load(CHECKPOINTS / name, attn_implementation=attention) for name in ("q25", "q3")}
 
 
-@pytest.mark.parametrize("attention, cache, every", [("eager", None, 8), ("sdpa", None, 2), ("sdpa", "static", 4)])
+@pytest.mark.parametrize("attention, cache, every", [("eager", None, 16), ("sdpa", None, 4), ("sdpa", "static", 8)])
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
 def test_recorded_runs(attention, cache, every, decoding):
     """Alone, and every other one as a row of ragged batches of 2, 5 and 8; in rarer ways not all of them."""

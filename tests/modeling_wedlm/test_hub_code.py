@@ -80,6 +80,11 @@ assert "transformers_modules" not in type(model.init_continuous_batching()).__mo
 """
 
 
+@pytest.fixture
+def checkpoint():
+    return CHECKPOINTS / "q3"
+
+
 def contents(folder):
     return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
@@ -134,23 +139,6 @@ def test_flat_files_import_nothing_but_each_other_transformers_and_torch():
             else:
                 continue
             assert {module.partition(".")[0] for module in modules} <= allowed, f"{name} imports {modules}"
-
-
-def test_every_import_inside_the_package_has_the_form_that_is_followed():
-    for folder in FOLDERS:
-        for path in (REPOSITORY / folder).glob("*.py"):
-            source = path.read_text()
-            followed = {module for module, _ in PACKAGE_IMPORT.findall(source)}
-            imported = {
-                node.module if isinstance(node, ast.ImportFrom) else alias.name
-                for node in ast.walk(ast.parse(source))
-                if isinstance(node, ast.ImportFrom | ast.Import)
-                for alias in node.names
-            }
-            assert {module for module in imported if module.startswith("wedlm")} == followed, path
-            assert not any(node.level for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)), (
-                f"{path} imports relatively"
-            )
 
 
 def test_what_the_code_takes_from_the_package():
@@ -251,18 +239,6 @@ def test_uploads_carry_the_code(model, tmp_path, monkeypatch, what, how):
     assert ("model.safetensors" in uploaded) == (what == "model")
 
 
-def test_trainer_checkpoints_are_complete(model, tmp_path):
-    samples = [{"input_ids": ids, "labels": ids} for ids in random_tokens(4, 8)]
-    arguments = TrainingArguments(
-        tmp_path / "run", max_steps=2, save_steps=1, per_device_train_batch_size=2, report_to=[], use_cpu=True
-    )
-    trainer = Trainer(model, arguments, train_dataset=samples)
-    trainer.train()
-    trainer.save_model(tmp_path / "final")
-    for folder in (tmp_path / "run" / "checkpoint-1", tmp_path / "run" / "checkpoint-2", tmp_path / "final"):
-        assert_complete(folder)
-
-
 def test_a_users_subclass_is_saved_beside_the_package(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "from wedlm import WeDLMForCausalLM\n\n\nclass Mine(WeDLMForCausalLM):\n    pass\n"
@@ -282,8 +258,8 @@ def test_a_users_subclass_is_saved_beside_the_package(tmp_path, monkeypatch):
     assert json.loads(saved["config.json"])["auto_map"] == {**AUTO_MAP, **dict.fromkeys(names, "mine.Mine")}
 
 
-def test_a_trainers_uploads_carry_the_code_once_the_config_was_saved_there(model, tmp_path, monkeypatch):
-    """Trainer uploads its folder, and copies only weights and json files into it before the end of training."""
+def test_a_trainers_checkpoints_and_uploads_carry_the_code(model, tmp_path, monkeypatch):
+    """It uploads its folder, and copies only weights and json files into it before the end of training."""
     uploads = []
 
     class Hub:
@@ -308,6 +284,8 @@ def test_a_trainers_uploads_carry_the_code_once_the_config_was_saved_there(model
     trainer = Trainer(model, arguments, train_dataset=samples)
     model.config.save_pretrained(arguments.output_dir)
     trainer.train()
+    for number in (1, 2):
+        assert_complete(tmp_path / "run" / f"checkpoint-{number}")
     assert len(uploads) >= 2
     assert all(names >= CODE | {"config.json", "model.safetensors"} for names in uploads[:2])
 

@@ -145,4 +145,5 @@ def test_anchors_begin_behind_the_prompt_and_cover_the_answer_twice():
                 lengths.append(end - anchor - 1)
     assert firsts == {9, 10, 11, 12} and max(lasts) == 8 + length and not covered[:10].any()
     assert 1.8 < covered[10 + size : -size].mean() < 2.2
+    assert all(collator.anchors(labels[8:12], np.random.default_rng(seed)) for seed in range(20))  # a short answer
     assert set(lengths) == set(range(2, size + 1)) and 0.9 < np.mean(lengths) / np.mean(range(2, size + 1)) < 1.1

@@ -161,10 +161,12 @@ def write_shard(shard: Shard, path: Path, num_rows: dict[str, int], added: "dict
             tensor = shard.tensors[name]
             start, stop = tensor["data_offsets"]
             source.seek(shard.data_start + start)
-            content = memoryview(source.read(stop - start))
+            content = bytearray(stop - start)
+            if source.readinto(content) != len(content):
+                raise CheckpointError(f"{shard.path} became shorter while it was read; copy or download it again.")
             if name in num_rows:
                 rows = tensor["shape"][0]
-                target.write(content[: len(content) // rows * min(rows, num_rows[name])])
+                target.write(memoryview(content)[: len(content) // rows * min(rows, num_rows[name])])
                 if num_rows[name] > rows:
                     target.write(mean_row(content, tensor))
             else:
@@ -173,11 +175,11 @@ def write_shard(shard: Shard, path: Path, num_rows: dict[str, int], added: "dict
             target.write(bytes_of(value))
 
 
-def mean_row(content: memoryview, tensor: dict) -> bytes:
+def mean_row(content: bytearray, tensor: dict) -> bytes:
     import torch  # here, so that a checkpoint is checked without it
 
     dtype, (rows, width) = getattr(torch, DTYPES[tensor["dtype"]]), tensor["shape"]
-    values = torch.frombuffer(bytearray(content), dtype=dtype).view(rows, width)
+    values = torch.frombuffer(content, dtype=dtype).view(rows, width)
     total = sum(part.double().sum(dim=0) for part in values.split(4096))  # in parts, for the memory
     return bytes_of((total / rows).to(dtype))
 

@@ -109,39 +109,50 @@ def test_two_rows_of_one_prompt_differ():
     assert texts[0] != texts[1]
 
 
-@given(st.integers(1, 3), st.integers(1, 7), st.integers(0, 99), st.data())
+@given(st.integers(1, 3), st.integers(2, 7), st.integers(0, 99), st.data())
 @property_settings(60, deadline=None)
-def test_noise_is_drawn_in_the_order_of_the_slots(num_rows, num_slots, seed, data):
-    """However far it is drawn at a time: as if all of it were drawn slot by slot at once."""
+def test_noise_is_that_of_multinomial_for_all_rows_at_once(num_rows, num_slots, seed, data):
+    """However far each row is at a time; a row that falls behind finds its noise, too."""
     vocab_size, limit = 5, 12
+    probabilities = torch.rand(limit, num_rows, vocab_size, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(seed)
-    expected = SlotNoise(num_rows, limit, vocab_size, torch.device("cpu"))
-    expected.draw(list(range(num_rows)), [limit] * num_rows)
+    expected = torch.cat([torch.multinomial(slot, 1) for slot in probabilities], dim=-1)  # [rows, slots]
+    state = torch.get_rng_state()
     torch.manual_seed(seed)
-    noise, ends = SlotNoise(num_rows, num_slots, vocab_size, torch.device("cpu")), [0] * num_rows
-    for _ in range(4):
-        ends = [data.draw(st.integers(end, min(limit, end + num_slots))) for end in ends]
-        noise.draw(list(range(num_rows)), ends)
-        for row, end in enumerate(ends):
-            slots = torch.arange(max(0, end - num_slots), end)[None]
-            places = noise.places(torch.tensor([row]), slots)[0]
-            assert torch.equal(noise.at(places), expected.values[row, slots[0]])
+    noise = SlotNoise(num_rows, num_slots, vocab_size, torch.device("cpu"))
+    starts, rows, drawn = [0] * num_rows, list(range(num_rows)), 0
+    for _ in range(5):
+        widths = [data.draw(st.integers(0, num_slots - 1)) for _ in rows]
+        noise.draw(rows, starts, widths, [limit] * num_rows)
+        for row, (start, width) in enumerate(zip(starts, widths, strict=True)):
+            slots = torch.arange(start, min(start + width + 1, limit))[None]
+            scores = probabilities[slots[0], row].log() + noise.at(noise.places(torch.tensor([row]), slots)[0])
+            assert torch.equal(scores.argmax(-1), expected[row, slots[0]])
+            drawn = max(drawn, slots.shape[1] + start)
+        starts = [
+            min(start + data.draw(st.integers(0, width + 1)), limit - 1)
+            for start, width in zip(starts, widths, strict=True)
+        ]
+    noise.give_back(drawn)
+    for slot in range(drawn, limit):
+        assert torch.equal(torch.multinomial(probabilities[slot], 1)[:, 0], expected[:, slot])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_row_with_its_own_generator_draws_for_itself():
+    torch.manual_seed(7)
+    expected = SlotNoise(1, 6, 5, torch.device("cpu"))
+    expected.draw([0], [0], [5], [6])
+    noise = SlotNoise(1, 6, 5, torch.device("cpu"), torch.Generator().manual_seed(7))
+    state = torch.get_rng_state()
+    noise.draw([0], [0], [2], [6])
+    noise.draw([0], [2], [3], [6])
+    assert torch.equal(noise.values, expected.values) and torch.equal(torch.get_rng_state(), state)
 
 
 def test_scores_of_half_precision_are_drawn_from_evenly():
     torch.manual_seed(0)
     noise = SlotNoise(1, 200, 20_000, torch.device("cpu"))
-    noise.draw([0], [200])
+    noise.draw([0], [0], [199], [200])
     tokens, _ = sampling.choose_tokens(torch.zeros(200, 20_000, dtype=torch.float16), noise.values[0])
     assert 8_500 < tokens.float().mean() < 11_500
-
-
-def test_noise_is_that_of_multinomial():
-    probabilities = torch.rand(1, 50).softmax(-1)
-    for seed in range(200):
-        torch.manual_seed(seed)
-        expected = torch.multinomial(probabilities, 1)
-        torch.manual_seed(seed)
-        noise = SlotNoise(1, 1, 50, torch.device("cpu"))
-        noise.draw([0], [1])
-        assert (probabilities.log() + noise.values[0]).argmax() == expected

@@ -265,17 +265,19 @@ def forward_queries(
         last = torch.arange(num_queries, device=home).expand_as(queries.input_ids)
         attention_mask = seen_entries(last, queries.visible_prefix, num_queries)
     queries = queries.to(device)
+    attention_mask = None if attention_mask is None else attention_mask.to(device)
+    if is_stock(model):
+        starts = None if cache is None else cache.lengths
+        attention_mask = masks_of_layers(model, attention_mask, queries.position_ids, starts)
     inputs = {
         "input_ids": queries.input_ids,
         "position_ids": queries.position_ids,
-        "attention_mask": None if attention_mask is None else attention_mask.to(device),
+        "attention_mask": attention_mask,
         "use_cache": cache is not None,
         "return_dict": True,
         CACHE: cache,
     }
     if is_stock(model):
-        starts = None if cache is None else cache.lengths
-        inputs["attention_mask"] = masks_of_layers(model, inputs["attention_mask"], queries.position_ids, starts)
         logits = stock_logits(model, inputs, queries.logits_indices)
     else:
         logits = model(**inputs, queries_to_keep=queries.logits_indices).logits

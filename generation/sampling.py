@@ -1,6 +1,6 @@
 """Scores of slots, the tokens chosen from them, and the random numbers of sampled text."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, generation
@@ -115,7 +115,9 @@ class SlotNoise:
         self.generators: list[torch.Generator] | None = None if generator is None else [generator]
         self.states: list[torch.Tensor] = []  # of the device's generator, before each slot
 
-    def draw(self, rows: list[int], num_committed: list[int], num_queries: list[int], limits: list[int]) -> None:
+    def draw(
+        self, rows: Sequence[int], num_committed: list[int], num_queries: list[int], limits: Sequence[int]
+    ) -> None:
         """Draws noise for all slots that a forward of so many queries behind the committed slots can look at."""
         columns = zip(num_committed, num_queries, limits, strict=True)
         ends = [min(start + num + 1, limit) for start, num, limit in columns]

@@ -218,8 +218,8 @@ def check_fits(model: PreTrainedModel) -> None:
             "out custom_generate."
         ) from error
     wanted = torch.cat([alone[0][-2:], alone[1][-2:], alone[2][-1:]]).float()
-    error, blindness = (got.float() - wanted).norm(), (blind.float() - wanted).norm()
-    if not (error <= 1e-4 * wanted.norm() or error < 0.3 * blindness):
+    distance, blind_distance = (got.float() - wanted).norm(), (blind.float() - wanted).norm()
+    if not (distance <= 1e-4 * wanted.norm() or distance < 0.3 * blind_distance):
         raise ValueError(
             f"{type(model).__name__} does not fit verified decoding: two branches in one forward see each other, or "
             "tokens that were taken back (its attention or its cache does not follow the mask); leave out "

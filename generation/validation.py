@@ -178,7 +178,7 @@ def check_attention(model: PreTrainedModel, config: PreTrainedConfig, generation
         )
 
 
-def holds_all(layer: object) -> bool:
+def holds_all(layer: Any) -> bool:
     """Whether a layer of a cache holds the keys and values of all its tokens, as far as is known."""
     if type(layer) is DynamicSlidingWindowLayer:
         return not layer.is_initialized or layer.get_seq_length() == layer.keys.shape[-2]

@@ -256,7 +256,8 @@ def forward_queries(
     """The logits of the queries that predict slots, `[batch, predicted, vocabulary]`."""
     home = queries.input_ids.device
     device = home if model.device.type == "meta" else model.device  # meta: offloaded, and moved by accelerate
-    num_queries, attention_mask = queries.input_ids.shape[1], None
+    num_queries = queries.input_ids.shape[1]
+    attention_mask: torch.Tensor | dict | None = None
     if cache is not None:
         # (Static steps need a mask: a compiled graph cannot hold flash-attn's function for caches.)
         knows_lengths = not (cache.is_static or is_stock(model)) and is_flash_attention_requested(model.config)

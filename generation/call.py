@@ -1,6 +1,5 @@
 """A call of generate() in a parallel decoding: its settings and its prompts, resolved and checked."""
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from transformers.generation import BaseStreamer
 from wedlm.generation.callbacks import are_needed
 from wedlm.generation.parameters import default_query_cost, default_window_size
 from wedlm.generation.sampling import SlotNoise
-from wedlm.generation.stock import mask_token_of, text_config_of
+from wedlm.generation.stock import mask_token_of, max_positions_of, text_config_of
 from wedlm.generation.transformers_internals import CACHE, dropped_mask_length, is_passed_by_caller
 from wedlm.generation.validation import check_in_vocabulary, check_rope
 from wedlm.generation.window import NO_TOKEN, Policy, Text
@@ -168,7 +167,7 @@ def read_prompt(
             "position_ids differ from 0, 1, 2, ... over the ones of attention_mask, and only "
             'decoding="autoregressive" can follow that; leave them out.'
         )
-    check_length(longest, max_new_tokens, getattr(config, "max_position_embeddings", math.inf))
+    check_length(longest, max_new_tokens, max_positions_of(model))
     tokens_first = (~is_new).int().argsort(dim=-1, stable=True)
     text = Text(new.gather(1, tokens_first[:, :width]), is_new.sum(-1), is_text[:, :num_cached].sum(-1))
     return Prompt(is_text, num_cached, text)

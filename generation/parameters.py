@@ -31,7 +31,7 @@ def default_window_size(device: Any) -> int:
 
 def decoding_of(generation_config: Any, settings: dict, model: Any) -> str:
     """The decoding that generate() takes with these settings."""
-    default = model.generation_config.decoding
+    default = getattr(model.generation_config, "decoding", "verified")
     return settings.get("decoding", getattr(generation_config, "decoding", default))
 
 

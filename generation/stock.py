@@ -1,5 +1,6 @@
 """Causal language models of transformers that are no WeDLM: how they are called, and whether they fit."""
 
+import math
 from contextlib import nullcontext
 from inspect import signature
 from weakref import WeakKeyDictionary
@@ -7,6 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from wedlm.generation.parameters import DECODINGS
 from wedlm.generation.transformers_internals import attention_of
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -29,6 +31,16 @@ def mask_token_of(model: PreTrainedModel) -> int | None:
         return model.config.require_mask_token_id()
     embedding = model.get_input_embeddings()
     return embedding.mask_token_id if getattr(embedding, "has_active_mask", False) else None
+
+
+def decodings_of(model: PreTrainedModel) -> tuple[str, ...]:
+    """The decodings that a model offers."""
+    return ("verified", "autoregressive") if is_stock(model) else DECODINGS
+
+
+def max_positions_of(model: PreTrainedModel) -> float:
+    """The most positions of a text, without a limit where the config names none."""
+    return getattr(text_config_of(model), "max_position_embeddings", None) or math.inf
 
 
 def layer_types_of(config: PreTrainedConfig) -> list[str]:

@@ -18,11 +18,11 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerationMode
 
 from wedlm.generation.call import Call
-from wedlm.generation.decoding import Decoding, WeDLMGenerateOutput, forward_queries
+from wedlm.generation.decoding import Decoding, WeDLMGenerateOutput, autoregressive_output, forward_queries
 from wedlm.generation.parameters import DEFAULTS, READS, check_parameters
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.stock import FITS, is_stock, text_config_of
-from wedlm.generation.transformers_internals import CACHE, attention_of
+from wedlm.generation.transformers_internals import CACHE, attention_of, resolved_generation_config
 from wedlm.generation.validation import check_look_up, check_support, holds_all, named_weights, refuse
 from wedlm.generation.window import Text, WindowQueries
 
@@ -50,7 +50,7 @@ class Verified:
         self.settings = settings
 
     def bind(self, **settings: Any) -> "Verified":
-        return Verified(**{**self.settings, **{k: v for k, v in settings.items() if v is not None}})
+        return type(self)(**{**self.settings, **{k: v for k, v in settings.items() if v is not None}})
 
     def __call__(
         self,
@@ -96,13 +96,17 @@ class Verified:
             config = resolved(generation_config, settings)
             if config.decoding == "autoregressive":
                 call = (input_ids, processors, criteria, config)
-                return model._sample(*call, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
+                output = model._sample(*call, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
+                return autoregressive_output(output, input_ids.shape[1], config)
             check_support(model, config, model_kwargs)
             check_fits(model)
             with named_weights(model):
-                return Decoding(
+                return self.run(
                     Call(model, input_ids, processors, criteria, config, synced_gpus, streamer, model_kwargs)
-                ).run()
+                )
+
+    def run(self, call: Call) -> WeDLMGenerateOutput | torch.LongTensor:
+        return Decoding(call).run()
 
 
 def resolved(generation_config: GenerationConfig, settings: dict[str, Any]) -> GenerationConfig:
@@ -127,6 +131,14 @@ def resolved(generation_config: GenerationConfig, settings: dict[str, Any]) -> G
     if config.decoding == "verified" and mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         refuse("generation mode", mode.value, config)
     return config
+
+
+def resolved_config(model: PreTrainedModel, **arguments: Any) -> GenerationConfig:
+    """The generation config that `model.generate(**arguments)` decodes with; refuses what generate() refuses."""
+    if not is_stock(model):
+        return resolved_generation_config(model, **arguments)
+    own = {name: arguments.pop(name) for name in PARAMETERS if name in arguments}
+    return resolved(resolved_generation_config(model, **arguments), own)
 
 
 @contextmanager

@@ -50,9 +50,12 @@ def take_decoding(mixin: type) -> None:
 
     @wraps(own)
     def generate(self, *args, **kwargs):
-        strategy, is_stock = kwargs.get("custom_generate"), not getattr(self, "is_wedlm", False)
-        is_ours = strategy == "wedlm" or type(strategy).__module__ == STRATEGY_MODULE
-        if not is_ours and not (is_stock and "decoding" in kwargs and strategy is None):
+        strategy = kwargs.get("custom_generate")
+        is_ours = strategy == "wedlm" or STRATEGY_MODULE in {each.__module__ for each in type(strategy).__mro__}
+        if strategy is None and not getattr(self, "is_wedlm", False):
+            configs = (kwargs.get("generation_config", args[1] if len(args) > 1 else None), self.generation_config)
+            is_ours = "decoding" in kwargs or any(getattr(config, "decoding", None) for config in configs)
+        if not is_ours:
             return own(self, *args, **kwargs)
         return importlib.import_module(STRATEGY_MODULE).answer(self, own, args, kwargs)
 

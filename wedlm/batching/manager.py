@@ -21,6 +21,7 @@ from wedlm.batching.free_memory import free_memory, is_out_of_memory
 from wedlm.batching.request import Request
 from wedlm.batching.scheduler import BatchCounts, Scheduler, scores_bytes
 from wedlm.batching.settings_group import StepOutput
+from wedlm.generation.stock import text_config_of
 
 logger = logging.get_logger(__name__)
 
@@ -532,6 +533,9 @@ def tokens_of_blocks(config: ContinuousBatchingConfig) -> int | None:
 
 def tokens_of_free_memory(model: PreTrainedModel, config: ContinuousBatchingConfig) -> int:
     """The cached tokens for which the free memory has room."""
-    of_token = 2 * model.config.num_hidden_layers * model.config.num_key_value_heads * model.config.head_dim
+    shape = text_config_of(model)
+    heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
+    width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    of_token = 2 * shape.num_hidden_layers * heads * width
     share = config.max_memory_percent or SHARE_OF_MEMORY
     return int(free_memory(model.device) * share / (of_token * model.dtype.itemsize))

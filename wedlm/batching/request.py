@@ -13,6 +13,8 @@ from transformers.generation.continuous_batching.requests import RequestState
 from wedlm.batching.shared_cache import CacheBudget
 from wedlm.generation.call import Call
 from wedlm.generation.parameters import decoding_of
+from wedlm.generation.stock import is_stock
+from wedlm.generation.strategy import PARAMETERS, Verified
 from wedlm.generation.transformers_internals import CACHE
 from wedlm.generation.validation import refuse
 
@@ -126,6 +128,8 @@ def resolve(
         return Call(model, input_ids, processors, criteria, generation_config, False, None, model_kwargs)
 
     settings = {**settings, "num_return_sequences": 1}
+    if is_stock(model):
+        prepared_call = PreparedCall(**{name: settings.pop(name) for name in PARAMETERS if name in settings})
     if generation_config is not None:  # transformers wants settings in one place, but for None, which it would refill
         generation_config = deepcopy(generation_config)
         nothing = {name: None for name, value in settings.items() if value is None}
@@ -133,6 +137,19 @@ def resolve(
     device = torch.device("cpu") if model.device.type == "meta" else model.device
     input_ids = torch.tensor([tokens], dtype=torch.long, device=device)
     return model.generate(input_ids, generation_config=generation_config, custom_generate=prepared_call, **settings)
+
+
+class PreparedCall(Verified):
+    """Verified decoding of a stock model that is prepared and not run."""
+
+    def decode(self, model, input_ids, processors, criteria, generation_config, **model_kwargs) -> Call:
+        check_request(generation_config, bool(self.settings.get("synced_gpus")))
+        generation_config.cache_implementation = None
+        model_kwargs[CACHE] = DynamicCache()
+        return super().decode(model, input_ids, processors, criteria, generation_config, **model_kwargs)
+
+    def run(self, call: Call) -> Call:
+        return call
 
 
 def check_request(generation_config: GenerationConfig, synced_gpus: bool) -> None:

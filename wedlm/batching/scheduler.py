@@ -17,6 +17,7 @@ from wedlm.batching.request import Request
 from wedlm.batching.settings_group import SettingsGroup, StepOutput, merged
 from wedlm.batching.shared_cache import SharedCache
 from wedlm.generation.decoding import forward_queries
+from wedlm.generation.stock import text_config_of
 from wedlm.generation.validation import named_weights
 from wedlm.generation.window import Text, WindowQueries
 
@@ -382,7 +383,7 @@ class Scheduler:
 
 def scores_bytes(model: PreTrainedModel, num_queries: int) -> int:
     """The bytes of the scores that a forward makes of so many queries, with what is computed from them."""
-    return num_queries * model.config.vocab_size * 4 * SCORES
+    return num_queries * text_config_of(model).vocab_size * 4 * SCORES
 
 
 def requests_of(groups: list[SettingsGroup]) -> list[Request]:

@@ -10,7 +10,14 @@ import torch
 from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, logging
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    logging,
+)
 
 from wedlm.checkpoints.architectures import read_wedlm_config
 from wedlm.checkpoints.errors import CheckpointError, one_line
@@ -25,14 +32,22 @@ from wedlm.checkpoints.resolve import (
     wedlm_folder,
 )
 from wedlm.checkpoints.shards import DTYPES, EMBEDDING, Shard
-from wedlm.fused.model import fuse
+from wedlm.fused.layer import CLASSES
+from wedlm.fused.model import decoder_layers, fuse
+from wedlm.generation.parameters import DEFAULTS
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
+from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM, WeDLMModel
 
 
 def load_checkpoint(
-    name: str | os.PathLike, dtype: str = "auto", device: str | None = None, *, only_decodes: bool = False
-) -> tuple[WeDLMForCausalLM, PreTrainedTokenizerBase]:
+    name: str | os.PathLike,
+    dtype: str = "auto",
+    device: str | None = None,
+    *,
+    only_decodes: bool = False,
+    or_stock: bool = False,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads a WeDLM checkpoint, or a draft adapter with its base. None of the code beside the weights is run.
 
         model, tokenizer = load_checkpoint("tencent/WeDLM-8B-Instruct", dtype="bfloat16", device="cuda")
@@ -45,12 +60,16 @@ def load_checkpoint(
         device (`str`, *optional*): The device of the model; by default the GPU if there is one, otherwise the CPU.
         only_decodes (`bool`, *optional*, defaults to `False`): Whether the model will only decode. Then its layers
             are fused.
+        or_stock (`bool`, *optional*, defaults to `False`): Whether it may be another causal language model of
+            transformers, which then decodes verified by default.
 
     Raises:
         `CheckpointError`: whatever is in the way, as one sentence with the remedy.
     """
-    folder, adapter = wedlm_folder(name, with_weights=True), draft_adapter(name)
-    read_wedlm_config(read_config(name, folder), name)
+    folder, adapter = wedlm_folder(name, with_weights=True, or_stock=or_stock), draft_adapter(name)
+    is_wedlm = read_config(name, folder).get("model_type") == MODEL_TYPE
+    if is_wedlm:
+        read_wedlm_config(read_config(name, folder), name)
     if device is not None and device.partition(":")[0] == "meta":
         raise CheckpointError("The device 'meta' holds no weights; choose another, such as 'cpu'.")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -69,8 +88,14 @@ def load_checkpoint(
             raise CheckpointError(
                 f"{name} lacks the weight {missing[0]} ({len(missing)} in all); copy or download it again."
             )
-        if adapter is not None:
+        if not is_wedlm:
+            for parameter, default in (DEFAULTS | {"decoding": "verified"}).items():
+                setattr(model.generation_config, parameter, default)
+        if adapter is not None and not is_wedlm:
+            model = with_adapter_of_peft(model, adapter)
+        elif adapter is not None:
             attach_adapter(model, adapter)
+        if adapter is not None:
             if (adapter / GENERATION_FILE).exists():
                 model.generation_config = GenerationConfig.from_pretrained(adapter)
             else:
@@ -84,7 +109,8 @@ def load_checkpoint(
         for weight in model.parameters():
             if weight.device.type == "cpu":  # or it would be the file itself, which may become shorter or another
                 weight.data = weight.data.clone()
-    return (fuse(model) if only_decodes else model), tokenizer
+    can_be_fused = any(type(layer).__name__ in CLASSES for _, layer in decoder_layers(model))
+    return (fuse(model) if only_decodes and can_be_fused else model), tokenizer
 
 
 # --- Draft adapters ---
@@ -95,6 +121,19 @@ class NativeAdapter(NamedTuple):
 
     drafts: dict[str, Any]  # of the config
     tensors: dict[str, torch.Tensor]  # by name in `WeDLMModel`
+
+
+def with_adapter_of_peft(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """A stock model with the draft adapter in a folder."""
+    try:
+        from peft import PeftModel
+
+        return PeftModel.from_pretrained(model, folder).get_base_model()  # with the adapter in its layers
+    except (ImportError, OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{folder} cannot be used as a draft adapter of this model ({one_line(error)}); give the adapter of this "
+            "model, or copy it again."
+        ) from error
 
 
 def attach_adapter(model: WeDLMForCausalLM, folder: Path) -> None:

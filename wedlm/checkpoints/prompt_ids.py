@@ -3,13 +3,13 @@
 import sys
 from functools import cache
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+from wedlm.generation.stock import max_positions_of
 
 
 def encode(
-    model: WeDLMForCausalLM, tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict], raw: bool = False
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict], raw: bool = False
 ) -> list[int]:
     """Returns the ids of a text or of the messages of a chat, and refuses those that the model cannot read.
 
@@ -24,13 +24,13 @@ def encode(
         ids = tokenizer(prompt)["input_ids"]
     else:
         ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
-    if len(ids) >= model.config.max_position_embeddings:
+    if len(ids) >= (most := max_positions_of(model)):
         raise ValueError(
-            f"The prompt has {len(ids)} tokens, and the model reads {model.config.max_position_embeddings} with the "
-            "answer; shorten it (in a chat, /reset forgets the conversation)."
+            f"The prompt has {len(ids)} tokens, and the model reads {most} with the answer; shorten it (in a chat, "
+            "/reset forgets the conversation)."
         )
-    if model.config.mask_token_id in ids:
-        mask = tokenizer.decode([model.config.mask_token_id])
+    if (mask_token_id := getattr(model.config, "mask_token_id", None)) in ids:
+        mask = tokenizer.decode([mask_token_id])
         raise ValueError(f"The prompt holds {mask}, the MASK token, which stands for an open slot; take it out.")
     return ids
 

@@ -60,16 +60,19 @@ def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
     return download_weights(name, folder) if with_weights else folder
 
 
-def wedlm_folder(name: str | os.PathLike, with_weights: bool) -> Path:
+def wedlm_folder(name: str | os.PathLike, with_weights: bool, or_stock: bool = False) -> Path:
     """Returns the folder of a WeDLM checkpoint, and refuses one that could not be loaded.
 
     Args:
         name (`str` or `os.PathLike`): A folder, or a name on the Hub. A draft adapter stands for its base.
         with_weights (`bool`): As for `checkpoint_folder`. A check leaves them on the Hub until all else is right.
+        or_stock (`bool`, *optional*, defaults to `False`): Whether it may be another causal language model.
     """
     name = checkpoint_of(name)
     folder = checkpoint_folder(name, with_weights=False)
-    require_wedlm(name, read_config(name, folder))
+    fields = read_config(name, folder)
+    if not or_stock:
+        require_wedlm(name, fields)
     require_tokenizer(name, folder)
     if with_weights:
         folder = download_weights(name, folder)

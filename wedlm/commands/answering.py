@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
-from transformers import DynamicCache, PreTrainedTokenizerBase, TextStreamer, logging
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer, logging
 from transformers.generation import BaseStreamer
 
 from wedlm.checkpoints.load import load_checkpoint
@@ -18,8 +18,9 @@ from wedlm.checkpoints.new_folder import is_checkpoint
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.commands.shared_options import GenerationOptions
 from wedlm.generation.parameters import DEFAULTS, check_parameters
-from wedlm.generation.transformers_internals import CACHE, resolved_generation_config
-from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+from wedlm.generation.stock import max_positions_of
+from wedlm.generation.strategy import resolved_config
+from wedlm.generation.transformers_internals import CACHE
 
 MOVED = "MODEL is the first argument since 0.3.0; the old form of this call works in 0.3 alone."
 
@@ -103,19 +104,19 @@ def read_prompt(prompt: str) -> str:
 # --- The answer ---
 
 
-def load(options: GenerationOptions) -> tuple[WeDLMForCausalLM, PreTrainedTokenizerBase]:
+def load(options: GenerationOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads the model and the tokenizer; options that this model cannot follow are refused."""
     arguments = options.arguments()
     check_parameters(SimpleNamespace(**DEFAULTS | arguments))
-    model, tokenizer = load_checkpoint(options.model, options.dtype, options.device, only_decodes=True)
-    most = model.config.max_position_embeddings
+    model, tokenizer = load_checkpoint(options.model, options.dtype, options.device, only_decodes=True, or_stock=True)
+    most = max_positions_of(model)
     if options.max_new_tokens > most:  # the cache takes memory for all of them
         raise ValueError(
             f"--max-new-tokens {options.max_new_tokens} is more than max_position_embeddings={most} of this model; "
             "give fewer."
         )
     logging.set_verbosity_error()  # the commands show refusals as sentences, not as warnings
-    resolved_generation_config(model, **arguments)
+    resolved_config(model, **arguments)
     if options.seed is not None and not options.temperature:
         print(f"--seed {options.seed} has no effect without draws; give a --temperature above 0.", file=sys.stderr)
     return model, tokenizer
@@ -127,7 +128,7 @@ def seed(options: GenerationOptions) -> None:
 
 
 def answer(
-    model: WeDLMForCausalLM,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     ids: list[int],
     options: GenerationOptions,

@@ -4,13 +4,12 @@ import os
 import sys
 from dataclasses import dataclass, field, replace
 
-from transformers import DynamicCache, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.commands.answering import MOVED, AnswerStreamer, answer, counts, load, seed, text_of_standard_input
 from wedlm.commands.shared_options import GenerationOptions
-from wedlm.generation.parameters import DECODINGS
-from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+from wedlm.generation.stock import decodings_of
 
 HELP = """\
 /mode             show the decoding of answers
@@ -24,7 +23,7 @@ HELP = """\
 class Chat:
     """A conversation, its cache, and the counts of what it took."""
 
-    model: WeDLMForCausalLM
+    model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     options: GenerationOptions
     messages: list[dict] = field(default_factory=list)
@@ -80,14 +79,14 @@ class Chat:
         name, *arguments = line.split()
         match name, arguments:
             case "/help", []:
-                return HELP.format(decodings=", ".join(DECODINGS))
+                return HELP.format(decodings=", ".join(decodings_of(self.model)))
             case "/mode", []:
                 return self.options.decoding or self.model.generation_config.decoding
-            case "/mode", [decoding] if decoding in DECODINGS:
+            case "/mode", [decoding] if decoding in decodings_of(self.model):
                 self.options = replace(self.options, decoding=decoding)
                 return decoding
             case "/mode", _:
-                return f"{' '.join(arguments)} is no decoding; choose one of {', '.join(DECODINGS)}."
+                return f"{' '.join(arguments)} is no decoding; choose one of {', '.join(decodings_of(self.model))}."
             case "/reset", []:
                 self.messages = []
                 self.forget_cache()

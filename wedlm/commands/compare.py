@@ -17,7 +17,7 @@ from wedlm.commands.answering import Answer, AnswerStreamer, answer, load, seed
 from wedlm.commands.command import table_console
 from wedlm.commands.shared_options import GenerationOptions
 from wedlm.evaluation.decodings import BASELINE
-from wedlm.generation.parameters import DECODINGS
+from wedlm.generation.stock import decodings_of
 
 
 def compare(prompts: list[str], options: GenerationOptions, raw: bool) -> None:
@@ -26,7 +26,7 @@ def compare(prompts: list[str], options: GenerationOptions, raw: bool) -> None:
         options = replace(options, seed=0)  # so that every decoding draws the same
     model, tokenizer = load(options)
     # Blockwise decoding is an ablation of the paper, compared only by name.
-    others = [options.decoding] if options.decoding else [name for name in DECODINGS if name != "blockwise"]
+    others = [options.decoding] if options.decoding else [name for name in decodings_of(model) if name != "blockwise"]
     decodings = dict.fromkeys([BASELINE, *others])
     all_ids = [encode(model, tokenizer, prompt, raw) for prompt in prompts]  # refusals come before any output
     console = table_console()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from rich.console import Console
 from rich.text import Text
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import BaseStreamer
 
 from wedlm.checkpoints.prompt_ids import encode
@@ -23,7 +23,6 @@ from wedlm.commands.shared_options import GenerationOptions
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import device_name
 from wedlm.evaluation.timing import interleaved
-from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 STYLES = ("bold green", "green", "cyan", "blue")  # of filled slots, by age in forwards; the last is for all older ones
 PLACEHOLDER = "{{trace}}"  # in trace_page.html
@@ -169,7 +168,7 @@ def visible(text: str) -> str:
 
 
 def race(
-    model: WeDLMForCausalLM,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     ids: list[int],
     options: GenerationOptions,

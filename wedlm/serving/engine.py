@@ -11,12 +11,11 @@ from secrets import randbits
 from typing import Any
 
 from fastapi import HTTPException
-from transformers import ContinuousBatchingConfig, logging
+from transformers import ContinuousBatchingConfig, PreTrainedModel, logging
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
 from wedlm.batching.free_memory import is_out_of_memory
 from wedlm.batching.manager import BROKEN, DIED, NO_MEMORY, STOPPED, BatchingManager
-from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.serving.http_errors import DEAD, ENDING, FULL, RETRY_AFTER, SERVER_FAILED, sentence_of, timed_out
 from wedlm.serving.requests import PreparedRequest
 from wedlm.serving.server_metrics import Metrics
@@ -63,7 +62,7 @@ class Engine:
 
     def __init__(
         self,
-        model: WeDLMForCausalLM,
+        model: PreTrainedModel,
         max_batch_size: int,
         max_cached_tokens: int | None,
         max_waiting: int,

@@ -4,14 +4,20 @@ import inspect
 from copy import deepcopy
 from dataclasses import dataclass
 
-from transformers import GenerationConfig, LogitsProcessor, PreTrainedTokenizerBase, StoppingCriteria
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+)
 from transformers.cli.serving.utils import BaseHandler, Modality
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from wedlm.checkpoints.errors import one_line
 from wedlm.generation.call import check_length
 from wedlm.generation.parameters import check_parameters
-from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+from wedlm.generation.stock import max_positions_of, text_config_of
 from wedlm.serving.detokenizer import Detokenizer, StopStrings
 from wedlm.serving.grammars import Grammars, grammar_processor
 from wedlm.serving.http_errors import unknown_model
@@ -37,14 +43,14 @@ class ServedModel:
     """The model of the server."""
 
     name: str
-    model: WeDLMForCausalLM
+    model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     created: int
 
     def __post_init__(self):
         end_tokens = self.model.generation_config.eos_token_id
         end_tokens = end_tokens if isinstance(end_tokens, list | None) else [end_tokens]
-        self.grammars = Grammars(self.tokenizer, self.model.config.vocab_size, end_tokens)
+        self.grammars = Grammars(self.tokenizer, text_config_of(self.model).vocab_size, end_tokens)
 
     @property
     def card(self) -> dict:
@@ -79,7 +85,7 @@ class PreparedRequest:
 def read_request(served: ServedModel, kind: type[ChatRequest | CompletionRequest], body: dict):
     """Checks the fields of a request; raises a ValueError with one sentence, or HTTPException for another model."""
     check_characters(body)
-    request = validated(kind, body, vocab_size=served.model.config.vocab_size)
+    request = validated(kind, body, vocab_size=text_config_of(served.model).vocab_size)
     if request.model not in (None, served.name):
         raise unknown_model(shown(request.model), served.name)
     return request
@@ -94,7 +100,7 @@ def prepare(served: ServedModel, request: ChatRequest | CompletionRequest) -> Pr
     tokens = tokenizer(text, add_special_tokens=not is_chat)["input_ids"]  # a chat template writes them
     if not tokens:
         raise ValueError("The request holds an empty prompt; send at least one character.")
-    check_length(len(tokens), 0, model.config.max_position_embeddings)
+    check_length(len(tokens), 0, max_positions_of(model))
     config = generation_config_of(request, model, len(tokens))
     # In place of transformers' own processors and criterion, which take time without bound.
     ngram_sizes = [(config.no_repeat_ngram_size, None), (config.encoder_no_repeat_ngram_size, len(tokens))]
@@ -179,10 +185,10 @@ def compiled_grammar(request: ChatRequest, tokenizer: PreTrainedTokenizerBase, g
 
 
 def generation_config_of(
-    request: ChatRequest | CompletionRequest, model: WeDLMForCausalLM, prompt_length: int
+    request: ChatRequest | CompletionRequest, model: PreTrainedModel, prompt_length: int
 ) -> GenerationConfig:
     """The model's own settings, then those of the request, then those of its generation_config."""
-    config, max_positions = deepcopy(model.generation_config), model.config.max_position_embeddings
+    config, max_positions = deepcopy(model.generation_config), max_positions_of(model)
     config.max_new_tokens = request.max_completion_tokens or request.max_tokens
     if config.max_new_tokens is None:
         config.max_new_tokens = min(max(model.generation_config.max_new_tokens or 0, NEW_TOKENS), max_positions)

@@ -79,7 +79,7 @@ def serve(
     this_machine_only = is_this_machine(listening.getsockname()[0])
     if not this_machine_only and api_key is None:
         print(f"Everybody who reaches {host} may use the model: there is no --api-key.", file=sys.stderr)
-    model, tokenizer = load_checkpoint(name, dtype, device, only_decodes=True)
+    model, tokenizer = load_checkpoint(name, dtype, device, only_decodes=True, or_stock=True)
     model.generation_config.update(**settings)
     if Path(name).is_dir():
         name = Path(name).resolve().name

@@ -254,10 +254,6 @@ def check_not_empty(summary: DataSummary) -> None:
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    if tokenizer.mask_token_id is None:
-        raise TrainingError(
-            "The tokenizer has no mask token; take a checkpoint from `wedlm convert`, or set tokenizer.mask_token."
-        )
     if tokenizer.eos_token_id is None:
         raise TrainingError("The tokenizer has no end token; set tokenizer.eos_token.")
     if not tokenizer.is_fast:

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, Trainer, Traine
 from transformers.trainer_utils import has_length
 
 from wedlm.checkpoints.resolve import DRAFT_TYPE, draft_adapter, how_to_convert, wedlm_folder
+from wedlm.generation.stock import is_stock, mask_token_of
 from wedlm.generation.transformers_internals import attention_of
 from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
@@ -75,7 +76,7 @@ class WeDLMTrainer(Trainer):
         check_arguments(model, args, **kwargs)
         record_absolute_base(model)
         if data_collator is None:
-            data_collator = args.collator(model.config.mask_token_id)
+            data_collator = args.collator(mask_token_of(model) if is_stock(model) else model.config.mask_token_id)
         eval_dataset = prepare(eval_dataset, processing_class, args)
         train_dataset = prepare(train_dataset, processing_class, args)
         self.is_streamed = isinstance(train_dataset, IterableDataset)
@@ -97,6 +98,9 @@ class WeDLMTrainer(Trainer):
     @contextmanager
     def training_attention(self) -> Iterator[None]:
         """Gives the model the attention of the arguments, and afterwards its own back."""
+        if is_stock(self.model):
+            yield
+            return
         before = attention_of(self.model.config)
         self.model.set_attn_implementation(self.args.attn_implementation)
         try:
@@ -297,13 +301,13 @@ def check_arguments(model, args, compute_metrics=None, compute_loss_func=None, *
     if not isinstance(args, WeDLMTrainingArguments):
         raise ValueError(f"args is {type(args).__name__}; pass arguments as WeDLMTrainingArguments.")
     config = getattr(model, "config", None)
-    if (kind := getattr(config, "model_type", None)) != MODEL_TYPE:
+    has_drafts = isinstance(model, PeftModel) and model.active_peft_config.peft_type == DRAFT_TYPE
+    if (kind := getattr(config, "model_type", None)) != MODEL_TYPE and not has_drafts:
         name = getattr(config, "name_or_path", "") or "MODEL"
         raise ValueError(
             f"model is a {type(model).__name__}, and WeDLMTrainer trains a WeDLM; {how_to_convert(name, kind)}, and "
             "WeDLMTrainer takes that folder as model."
         )
-    has_drafts = isinstance(model, PeftModel) and model.active_peft_config.peft_type == DRAFT_TYPE
     if has_drafts != (args.objective == "draft"):
         raise ValueError(
             f"objective={args.objective!r} does not fit the model, which {'has a' if has_drafts else 'has no'} draft "

@@ -192,8 +192,6 @@ def test_a_dataset_that_is_empty_after_filtering(streaming):
 
 def test_tokenizers_that_are_refused():
     for tokenizer, record, sentence in (
-        (make_tokenizer(mask_token=None), {"text": "a"},
-         "The tokenizer has no mask token; take a checkpoint from `wedlm convert`, or set tokenizer.mask_token."),
         (make_tokenizer(eos_token=None), {"text": "a"}, "The tokenizer has no end token; set tokenizer.eos_token."),
         (make_tokenizer(None), {"messages": CHAT},
          "record 0 has messages, but the tokenizer has no chat template; set tokenizer.chat_template, or give prompt "

@@ -88,7 +88,7 @@ def fingerprint_of(names: Iterable[str], read: Callable[[str], torch.Tensor], co
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         found = dict(zip(names, pool.map(hashes, names), strict=True))
     downs = sorted((name for name in names if DOWN.fullmatch(name)), key=lambda name: int(DOWN.fullmatch(name)[1]))
-    signs = bytes(torch.cat([found[name][1] for name in downs]).tolist())
+    signs = bytes(torch.cat([found[name][1] for name in downs]).tolist()) if downs else b""
     return Fingerprint(
         sha256(signs).hexdigest()[:16], sha256(b"".join(digest for digest, _ in found.values())).hexdigest()
     )

@@ -88,9 +88,6 @@ def load_checkpoint(
             raise CheckpointError(
                 f"{name} lacks the weight {missing[0]} ({len(missing)} in all); copy or download it again."
             )
-        if not is_wedlm:
-            for parameter, default in (DEFAULTS | {"decoding": "verified"}).items():
-                setattr(model.generation_config, parameter, default)
         if adapter is not None and not is_wedlm:
             model = with_adapter_of_peft(model, adapter)
         elif adapter is not None:
@@ -100,6 +97,9 @@ def load_checkpoint(
                 model.generation_config = GenerationConfig.from_pretrained(adapter)
             else:
                 model.generation_config.decoding = "verified"
+        for parameter, default in (DEFAULTS | {"decoding": "verified"}).items():
+            if not hasattr(model.generation_config, parameter):  # a WeDLM has all
+                setattr(model.generation_config, parameter, default)
         try:
             model = model.to(device).eval()
         except (RuntimeError, AssertionError) as error:  # an unknown device, one that torch lacks, or no room on it

@@ -1,4 +1,4 @@
-"""The work of `wedlm adapt`: converts a model if need be, lets it answer prompts, trains a draft adapter, measures it.
+"""The work of `wedlm adapt`: lets a model answer prompts, trains a draft adapter on the answers, and measures it.
 
 A stopped run goes on where it was stopped when the same command is given again.
 """
@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from transformers import AutoTokenizer, logging
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedModel, logging
 
-from wedlm.checkpoints.convert import convert_to_wedlm
-from wedlm.checkpoints.fingerprint import fingerprint_on_disk
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.new_folder import complete_or_absent
 from wedlm.checkpoints.plan import copy_files
@@ -27,7 +26,6 @@ from wedlm.checkpoints.resolve import (
     OF_A_TOKENIZER,
     base_of,
     checkpoint_folder,
-    read_config,
 )
 from wedlm.drafts.adapter_report import write_adapter_report
 from wedlm.drafts.adapter_training import LOG_FILE, train_adapter
@@ -35,10 +33,11 @@ from wedlm.drafts.answers import answer_all, check_prompts, expected_minutes
 from wedlm.drafts.measure import measure
 from wedlm.drafts.prompt_split import Tasks
 from wedlm.drafts.settings import FILES, AdaptError, AdaptFolders, AdaptSettings, record_settings
-from wedlm.modeling_wedlm.model_type import MODEL_TYPE
+from wedlm.generation.strategy import check_fits
+from wedlm.training.draft_lora import LAYERS
 
 ON_A_CPU = (
-    "On a CPU no adapter has made decoding faster over all prompts: the converted model alone, whose drafts are "
+    "On a CPU no adapter has made decoding faster over all prompts: the model alone, with drafts that are "
     "looked up in the text, was as fast (docs/adapt.md, When it pays)."
 )
 
@@ -52,7 +51,7 @@ def adapt(settings: AdaptSettings, tasks: Tasks, folders: AdaptFolders, overwrit
     if on_cpu:
         say(ON_A_CPU, state)
     try:
-        base = wedlm_base(settings.model, folders, state, overwrite)
+        base = settings.model
         answer(settings, tasks, base, folders.work, state)
         tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
         adapter = train_adapter(settings, base, tokenizer, folders.work)
@@ -72,23 +71,15 @@ def say(sentence: str, state: PartialState) -> None:
         print(sentence, flush=True)
 
 
-def wedlm_base(model: str, folders: AdaptFolders, state: PartialState, overwrite: bool) -> str:
-    """Returns the model itself if it is a WeDLM, and otherwise the folder of the WeDLM that it is converted to."""
-    folder = checkpoint_folder(model, with_weights=True)
-    if read_config(model, folder).get("model_type") == MODEL_TYPE:
-        return model
-    with state.main_process_first():
-        is_there = folders.base.exists()
-        if not is_there or fingerprint_on_disk(folders.base) != fingerprint_on_disk(folder):
-            if is_there and not overwrite:
-                raise AdaptError(
-                    f"{folders.base} exists and is no copy of {model}; pass --overwrite to replace it, or choose "
-                    "another OUT."
-                )
-            say(f"{model} is converted to {folders.base}, a copy which the adapter will need.", state)
-            for note in convert_to_wedlm(model, folders.base, overwrite=is_there).notes:
-                print(f"Note: {note}")
-    return str(folders.base)
+def check_model(model: PreTrainedModel) -> None:
+    """Refuses a model that no draft adapter can be made for, before it answers for hours."""
+    layers = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    if not layers & set(LAYERS):
+        raise AdaptError(
+            f"{type(model).__name__} has none of the linear layers {', '.join(LAYERS)}, which a draft adapter works "
+            "on; give a model that has."
+        )
+    check_fits(model)
 
 
 def answer(settings: AdaptSettings, tasks: Tasks, base: str, work: Path, state: PartialState) -> None:
@@ -96,8 +87,9 @@ def answer(settings: AdaptSettings, tasks: Tasks, base: str, work: Path, state: 
     files = [work / f"{name}.jsonl" for name in FILES if not (work / f"{name}.jsonl").exists()]
     if files:
         model, tokenizer = load_checkpoint(
-            base, settings.dtype, settings.device or state.device.type, only_decodes=True
+            base, settings.dtype, settings.device or state.device.type, only_decodes=True, or_stock=True
         )
+        check_model(model)
         say("The model is loaded, and a few tokens are timed.", state)
         note = check_prompts(model, tokenizer, tasks, settings)
         if state.is_main_process:
@@ -121,10 +113,9 @@ def finish(
             shutil.copyfile(adapter / name, new / name)
         copy_files(checkpoint_folder(base_of(new), with_weights=False), new, OF_A_TOKENIZER)
         write_adapter_report(settings, results, new, folders.out.name)
-    out, base, work = folders.out, folders.base, folders.work
-    needed = f"{base} ({size(base)}) is its base and must stay; " if base.exists() else ""
+    out, work = folders.out, folders.work
     print(
-        f"Written to {out}; {needed}{work} ({size(work)}) keeps the answers and can be removed.\n"
+        f"Written to {out}; {work} ({size(work)}) keeps the answers and can be removed.\n"
         f'Next: wedlm generate {quote(str(out))} "Why is the sky blue?"'
     )
 

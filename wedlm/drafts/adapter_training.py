@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
     PreTrainedTokenizerBase,
     PrinterCallback,
     ProgressCallback,
@@ -33,7 +34,6 @@ from wedlm.checkpoints.resolve import (
 )
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.drafts.settings import FILES, AdaptError, AdaptSettings
-from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.dataset import prepare_dataset
 from wedlm.training.draft_lora import DraftLoraConfig
@@ -102,7 +102,7 @@ def new_trainer(
         (train, summary), (held_out, _) = (
             prepare_dataset(work / f"{name}.jsonl", tokenizer, training.data_options()) for name in FILES
         )
-    model = WeDLMForCausalLM.from_pretrained(base, dtype=settings.dtype)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=settings.dtype, use_safetensors=True)
     set_seed(settings.seed)
     if settings.start_from is None:
         model = get_peft_model(model, DraftLoraConfig(r=settings.rank, lora_alpha=SCALE * settings.rank))

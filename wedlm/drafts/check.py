@@ -7,19 +7,16 @@ from wedlm.checkpoints.new_folder import check_apart, check_out
 from wedlm.checkpoints.resolve import (
     ADAPTER_FILE,
     ADAPTER_WEIGHTS,
-    STOCK_FAMILIES,
     check_weights,
     checkpoint_folder,
     draft_adapter,
     has_draft_type,
-    how_to_convert,
     read_config,
     require_tokenizer,
 )
 from wedlm.checkpoints.shards import read_json
 from wedlm.drafts.prompt_split import Tasks, read_tasks
 from wedlm.drafts.settings import AdaptError, AdaptFolders, AdaptSettings, check_settings
-from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 
 def check_adapt(settings: AdaptSettings, folders: AdaptFolders, overwrite: bool) -> Tasks:
@@ -31,11 +28,7 @@ def check_adapt(settings: AdaptSettings, folders: AdaptFolders, overwrite: bool)
             "it further."
         )
     folder = checkpoint_folder(settings.model, with_weights=False)
-    model_type = read_config(settings.model, folder).get("model_type")
-    if model_type != MODEL_TYPE and model_type not in STOCK_FAMILIES:
-        raise CheckpointError(
-            f"{settings.model} is of model_type {model_type!r}; {how_to_convert(settings.model, model_type)}."
-        )
+    read_config(settings.model, folder)
     require_tokenizer(settings.model, folder)
     if Path(settings.model).is_dir():
         check_weights(settings.model, folder)

@@ -21,7 +21,7 @@ NAMES = (
 
 def measure(settings: AdaptSettings, tasks: Tasks, adapter: Path, work: Path) -> dict[str, Any]:
     """Answers the held-out prompts, and those of --measure-also; returns the numbers by group and kind."""
-    model, tokenizer = load_checkpoint(adapter, "auto", settings.device, only_decodes=True)
+    model, tokenizer = load_checkpoint(adapter, "auto", settings.device, only_decodes=True, or_stock=True)
     decodings = {
         BASELINE: {"decoding": BASELINE},
         VERIFIED: with_defaults({"decoding": VERIFIED, "acceptance_ratio": 1.0}, model),

@@ -117,11 +117,6 @@ class AdaptFolders:
     out: Path  # the adapter with its report and card
 
     @property
-    def base(self) -> Path:
-        """The converted base of a stock model, which the adapter needs."""
-        return self.out.with_name(f"{self.out.name}.base")
-
-    @property
     def work(self) -> Path:
         """Everything that a stopped run goes on from."""
         return self.out.with_name(f"{self.out.name}.work")

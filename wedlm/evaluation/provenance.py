@@ -97,7 +97,7 @@ def checkpoint_identity(model: PreTrainedModel, folder: Path) -> dict[str, Any]:
 
     For a draft adapter these are the files of its base, and its own weights in addition.
     """
-    adapter, folder = draft_adapter(folder), wedlm_folder(folder, with_weights=True)
+    adapter, folder = draft_adapter(folder), wedlm_folder(folder, with_weights=True, or_stock=True)
     beside = [path for name in BESIDE_WEIGHTS if (path := folder / name).exists()]
     return {
         **digests(folder, adapter),

@@ -1,5 +1,7 @@
 """A call of generate() in a parallel decoding: its settings and its prompts, resolved and checked."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import torch
@@ -18,7 +20,7 @@ from wedlm.generation.parameters import default_query_cost, default_window_size
 from wedlm.generation.sampling import SlotNoise
 from wedlm.generation.stock import mask_token_of, max_positions_of, text_config_of
 from wedlm.generation.transformers_internals import CACHE, dropped_mask_length, is_passed_by_caller
-from wedlm.generation.validation import check_in_vocabulary, check_rope
+from wedlm.generation.validation import check_in_vocabulary, check_rope, holds_all
 from wedlm.generation.window import NO_TOKEN, Policy, Text
 
 logger = logging.get_logger(__name__)
@@ -225,3 +227,32 @@ def positions_differ(position_ids: torch.Tensor, is_text: torch.Tensor) -> torch
         return torch.tensor(True, device=is_text.device)
     expected = (is_text.cumsum(-1) - 1)[:, -columns.shape[1] :]
     return (columns & (position_ids != expected)).any()
+
+
+# --- A call that fails ---
+
+
+@contextmanager
+def undone_on_error(cache: object, streamer: BaseStreamer | None) -> Iterator[None]:
+    """Where a call fails, its cache gets the length that it had, and its streamer ends."""
+    lengths = None
+    if isinstance(cache, DynamicCache) and all(map(holds_all, cache.layers)):
+        lengths = [layer.get_seq_length() for layer in cache.layers]
+    try:
+        yield
+    except BaseException:
+        if lengths is not None:
+            shorten(cache, lengths)
+        # Another thread may iterate over the streamer, and would wait for ever.
+        if streamer is not None:
+            with suppress(Exception):  # the caller is to see the error of the call
+                streamer.end()
+        raise
+
+
+def shorten(cache: DynamicCache, lengths: list[int]) -> None:
+    """Takes out what a failed call has put into a cache, perhaps into some layers only."""
+    del cache.layers[len(lengths) :]
+    for layer, length in zip(cache.layers, lengths, strict=True):
+        if (more := layer.get_seq_length() - length) > 0:
+            layer.crop(-more)

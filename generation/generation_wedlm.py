@@ -29,14 +29,13 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerationMode, SuppressTokensLogitsProcessor
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
-from wedlm.generation.call import Call
+from wedlm.generation.call import Call, undone_on_error
 from wedlm.generation.callbacks import FirstScores
 from wedlm.generation.decoding import Decoding, WeDLMGenerateOutput, autoregressive_output
 from wedlm.generation.package import from_package
 from wedlm.generation.parameters import DEFAULTS, check_parameters, decoding_of
 from wedlm.generation.sampling import reads_no_text
 from wedlm.generation.static_steps import KEPT
-from wedlm.generation.strategy import undone_on_error
 from wedlm.generation.transformers_internals import CACHE, check_is_filled, deprecates_old_name, keep_on_save
 from wedlm.generation.validation import (
     check_in_vocabulary,

@@ -1,14 +1,12 @@
 """Verified decoding for every causal language model of transformers, by `generate(custom_generate=...)`."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from copy import copy
 from inspect import signature
 from typing import Any
 
 import torch
 from transformers import (
-    DynamicCache,
     GenerationConfig,
     LogitsProcessorList,
     PreTrainedModel,
@@ -17,13 +15,13 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, GenerationMode
 
-from wedlm.generation.call import Call
+from wedlm.generation.call import Call, undone_on_error
 from wedlm.generation.decoding import Decoding, WeDLMGenerateOutput, autoregressive_output, forward_queries
 from wedlm.generation.parameters import DEFAULTS, READS, check_parameters
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.stock import FITS, is_stock, text_config_of
-from wedlm.generation.transformers_internals import CACHE, attention_of, resolved_generation_config
-from wedlm.generation.validation import check_look_up, check_support, holds_all, named_weights, refuse
+from wedlm.generation.transformers_internals import CACHE, attention_of, own_loop, resolved_generation_config
+from wedlm.generation.validation import check_look_up, check_support, named_weights, refuse
 from wedlm.generation.window import Text, WindowQueries
 
 PARAMETERS = ("decoding", *READS["verified"], "prompt_lookup_num_tokens", "max_matching_ngram_size")
@@ -96,7 +94,7 @@ class Verified:
             config = resolved(generation_config, settings)
             if config.decoding == "autoregressive":
                 call = (input_ids, processors, criteria, config)
-                output = model._sample(*call, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
+                output = own_loop(model)(*call, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
                 return autoregressive_output(output, input_ids.shape[1], config)
             check_support(model, config, model_kwargs)
             check_fits(model)
@@ -105,7 +103,7 @@ class Verified:
                     Call(model, input_ids, processors, criteria, config, synced_gpus, streamer, model_kwargs)
                 )
 
-    def run(self, call: Call) -> WeDLMGenerateOutput | torch.LongTensor:
+    def run(self, call: Call) -> WeDLMGenerateOutput | torch.Tensor:
         return Decoding(call).run()
 
 
@@ -139,32 +137,6 @@ def resolved_config(model: PreTrainedModel, **arguments: Any) -> GenerationConfi
         return resolved_generation_config(model, **arguments)
     own = {name: arguments.pop(name) for name in PARAMETERS if name in arguments}
     return resolved(resolved_generation_config(model, **arguments), own)
-
-
-@contextmanager
-def undone_on_error(cache: object, streamer: BaseStreamer | None) -> Iterator[None]:
-    """Where a call fails, its cache gets the length that it had, and its streamer ends."""
-    lengths = None
-    if isinstance(cache, DynamicCache) and all(map(holds_all, cache.layers)):
-        lengths = [layer.get_seq_length() for layer in cache.layers]
-    try:
-        yield
-    except BaseException:
-        if lengths is not None:
-            shorten(cache, lengths)
-        # Another thread may iterate over the streamer, and would wait for ever.
-        if streamer is not None:
-            with suppress(Exception):  # the caller is to see the error of the call
-                streamer.end()
-        raise
-
-
-def shorten(cache: DynamicCache, lengths: list[int]) -> None:
-    """Takes out what a failed call has put into a cache, perhaps into some layers only."""
-    del cache.layers[len(lengths) :]
-    for layer, length in zip(cache.layers, lengths, strict=True):
-        if (more := layer.get_seq_length() - length) > 0:
-            layer.crop(-more)
 
 
 # --- From the arguments of generate() ---

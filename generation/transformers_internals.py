@@ -158,6 +158,16 @@ def is_passed_by_caller(cache):
     return getattr(cache, "_is_user_defined", False)
 
 
+def own_loop(model):
+    """transformers' own loop of greedy decoding and sampling."""
+    return model._sample
+
+
+def keeps_state(model):
+    """Whether a model keeps a state besides its cache, which cannot be taken back, as recurrent models do."""
+    return getattr(model, "_is_stateful", False)
+
+
 def would_compile(model, cache, generation_config):
     """Whether transformers would compile the forward of its own loop for this cache on this device."""
     return model._valid_auto_compile_criteria({CACHE: cache}, generation_config)

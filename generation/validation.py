@@ -3,6 +3,7 @@
 Every refusal is one sentence that names the argument, its value and the remedy.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from inspect import signature
@@ -17,7 +18,7 @@ from transformers.utils.generic import is_flash_attention_requested
 from wedlm.generation.parameters import DEFAULTS, READS, is_count
 from wedlm.generation.row_cache import flash_function
 from wedlm.generation.stock import FULL, SLIDING, is_stock, layer_types_of, rope_types_of, text_config_of
-from wedlm.generation.transformers_internals import CACHE, attention_of, drops_cache
+from wedlm.generation.transformers_internals import CACHE, attention_of, drops_cache, keeps_state
 
 logger = logging.get_logger(__name__)
 # What means the same in every decoding.
@@ -90,8 +91,10 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
     config = text_config_of(model)
     if is_stock(model):
         check_is_decoder(model)
-    if SLIDING in layer_types_of(config) and not is_stock(model):
+    elif SLIDING in layer_types_of(config):
         refuse("layer_types", config.layer_types, generation_config)
+    else:
+        check_rope(config, math.inf, generation_config)
     check_attention(model, config, generation_config)
     chunk_size = generation_config.prefill_chunk_size
     if chunk_size is not None and not is_count(chunk_size):
@@ -131,7 +134,7 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
         check_cache(cache, config, generation_config)
 
 
-def check_rope(config: PreTrainedConfig, most_positions: int, generation_config: GenerationConfig) -> None:
+def check_rope(config: PreTrainedConfig, most_positions: float, generation_config: GenerationConfig) -> None:
     """Refuses rotary embeddings that stretch so many positions by the longest row: rows would change each other."""
     unstretched = getattr(config, "original_max_position_embeddings", None) or config.max_position_embeddings
     for rope_type in rope_types_of(config) & {"dynamic", "longrope"}:
@@ -192,7 +195,7 @@ def check_is_decoder(model: PreTrainedModel) -> None:
     reason = None
     if model.config.is_encoder_decoder:
         reason = "it has an encoder"
-    elif CACHE not in arguments or getattr(model, "_is_stateful", False):
+    elif CACHE not in arguments or keeps_state(model):
         reason = "it keeps a state that no cache can take back"
     elif others:
         reason = f"it has layers of {' and '.join(others)}"

@@ -265,7 +265,7 @@ class VerifiedWindow(Window):
         first_open, is_alone = self.behind_leading, policy.acceptance_margin is not None
         self.num_drafts, groups = plan_step(
             self.chances,
-            NEXT_CHANCE * self.corrections[:, 2:] * (policy.mask_token_id is not None),
+            (0.0 if policy.mask_token_id is None else NEXT_CHANCE) * self.corrections[:, 2:],
             num_open=(self.limit - first_open) * self.alive,
             most=self.most,
             query_cost=relative_cost(policy.query_cost, 1 if is_alone else num_rows),

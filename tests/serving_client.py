@@ -123,7 +123,7 @@ def health(port):
 
 def idle_manager():
     """What metrics read of a manager that has done nothing."""
-    return SimpleNamespace(counts=BatchCounts(), batch=None, running={}, waiting={}, max_cached_tokens=0)
+    return SimpleNamespace(counts=BatchCounts(), scheduler=None, running={}, waiting={}, max_cached_tokens=0)
 
 
 def leave_after(seconds, port, path, body):

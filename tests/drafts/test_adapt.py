@@ -14,9 +14,10 @@ from command_line import run
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from stock_checkpoints import save_stock
+from stock_families import stock
+from tiny_tokenizer import make_tokenizer
 from transformers import AutoTokenizer, TrainerCallback
 
-from wedlm.checkpoints.fingerprint import fingerprint_on_disk
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS
 from wedlm.drafts import adapt as stages
@@ -25,6 +26,7 @@ from wedlm.drafts.answers import check_prompts, encode_all
 from wedlm.drafts.prompt_split import Task, Tasks
 from wedlm.drafts.settings import AdaptSettings
 from wedlm.evaluation.work_file import WorkFile
+from wedlm.generation.stock import mask_token_of
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def test_the_adapter_has_its_report_and_its_plot(place):
         "adapter_config.json", ADAPTER_WEIGHTS, "generation_config.json", "report.json", "drafts.png", "README.md",
         "tokenizer.json",
     }  # fmt: skip
-    base = AutoTokenizer.from_pretrained(place / "out.base")
+    base = AutoTokenizer.from_pretrained(place / "stock")
     assert AutoTokenizer.from_pretrained(out).get_vocab() == base.get_vocab()
     assert json.loads((out / "adapter_config.json").read_text())["import_first"] == "wedlm"
     assert "`import wedlm` comes first" in (out / "README.md").read_text()
@@ -67,7 +69,7 @@ def test_the_command_says_what_it_takes_and_what_came_out(place):
         "On a CPU no adapter has made decoding faster over all prompts",
         "20 answers take at most 1 minute, the training 6 steps, and the measurement on 3 prompts at most",
         "| all | 3 | 3 | 1.",
-        f"Written to {place / 'out'}; {place / 'out.base'} (",
+        f"Written to {place / 'out'}; {place / 'out.work'} (",
         f'can be removed.\nNext: wedlm generate {place / "out"} "Why is the sky blue?"\n',
     ):
         assert sentence in log
@@ -90,7 +92,7 @@ def test_the_first_line_comes_before_the_work_and_ctrl_c_says_how_to_go_on(place
 def test_the_answers_are_those_of_the_model_itself(place):
     train, held_out = (records(place / "out.work" / f"{name}.jsonl") for name in ("train", "held_out"))
     assert len(train) == NUM_PROMPTS - 3 and len(held_out) == 3
-    model, tokenizer = load_checkpoint(place / "out.base")
+    model, tokenizer = load_checkpoint(place / "stock", or_stock=True)
     for record in train[:3] + held_out:
         inputs = tokenizer.apply_chat_template(
             record["messages"][:1], add_generation_prompt=True, return_dict=True, return_tensors="pt"
@@ -101,8 +103,8 @@ def test_the_answers_are_those_of_the_model_itself(place):
 
 
 def test_the_adapter_decodes_verified(place):
-    model, _ = load_checkpoint(place / "out")
-    assert model.generation_config.decoding == "verified" and model.config.drafts["rank"] == 2
+    model, _ = load_checkpoint(place / "out", or_stock=True)
+    assert model.generation_config.decoding == "verified" and mask_token_of(model) == model.config.vocab_size
     assert model.generation_config.window_size is None  # so that the device decides
 
 
@@ -159,7 +161,6 @@ class InTheFirstCheckpoint(TrainerCallback):
 
 
 STAGES = (
-    lambda patch: patch.setattr(stages, "convert_to_wedlm", stop),
     lambda patch: stop_work(patch, lambda key: key == (1,)),  # the second batch of answers
     lambda patch: stop_training(patch, InTheFirstCheckpoint()),
     lambda patch: stop_training(patch, InTheFourthStep()),
@@ -190,11 +191,10 @@ def test_an_adapter_is_trained_further(place, tmp_path):
     answered = place / "out.work" / "train.jsonl"
     others = write_prompts(tmp_path / "others.jsonl", 2, suffix="?")
     result = adapt(
-        place / "out.base", tmp_path / "out", "--answers", answered, "--start-from", place / "out", "--measure-also",
+        place / "stock", tmp_path / "out", "--answers", answered, "--start-from", place / "out", "--measure-also",
         others,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    assert not (tmp_path / "out.base").exists()
     before, after = (load_file(folder / ADAPTER_WEIGHTS) for folder in (place / "out", tmp_path / "out"))
     assert any(not torch.equal(before[name], after[name]) for name in before)
     report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
@@ -210,34 +210,35 @@ def test_an_adapter_is_trained_further(place, tmp_path):
 
 
 def test_an_adapter_of_another_rank_is_refused(place, tmp_path):
-    result = adapt(place / "out.base", tmp_path / "out", "--start-from", place / "out", "--rank", "3")
+    result = adapt(place / "stock", tmp_path / "out", "--start-from", place / "out", "--rank", "3")
     assert result.exit_code == 2 and result.stderr.endswith("has the rank 2, and not 3; pass --rank 2.\n")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.full
-def test_a_base_of_another_model_is_converted_anew(place, tmp_path):
-    shutil.copytree(place / "out.base", tmp_path / "out.base")
+def test_a_run_of_another_model_is_not_continued(place, tmp_path):
+    shutil.copytree(place / "out.work", tmp_path / "out.work")
     save_stock(tmp_path / "other", "llama", initializer_range=0.5)
     for file in (tmp_path / "other").glob("*.safetensors"):
         weights = load_file(file)
         changed = {name: -weight if "q_proj" in name else weight for name, weight in weights.items()}
         save_file(changed, file, {"format": "pt"})
-    before = fingerprint_on_disk(tmp_path / "out.base")
-    command = (tmp_path / "out", "--prompts", place / "prompts.jsonl")
-    result = adapt(tmp_path / "other", *command)
-    assert result.exit_code == 2 and f"out.base exists and is no copy of {tmp_path / 'other'}; pass" in result.stderr
-    assert fingerprint_on_disk(tmp_path / "out.base") == before and not (tmp_path / "out.work").exists()
-    result = adapt(tmp_path / "other", *command, "--overwrite")
-    assert result.exit_code == 0, result.output
-    assert fingerprint_on_disk(tmp_path / "out.base") == fingerprint_on_disk(tmp_path / "other") != before
-    result = adapt(place / "stock", *command, "--overwrite")
+    result = adapt(tmp_path / "other", tmp_path / "out", "--prompts", place / "prompts.jsonl")
     assert result.exit_code == 2 and "holds a run with another MODEL, or with other weights of it" in result.stderr
+
+
+def test_a_model_without_the_layers_is_refused_before_it_answers(tmp_path, place):
+    model = stock("GPT2")
+    model.save_pretrained(tmp_path / "gpt2")
+    make_tokenizer().save_pretrained(tmp_path / "gpt2")
+    result = adapt(tmp_path / "gpt2", tmp_path / "out", "--prompts", place / "prompts.jsonl")
+    assert result.exit_code == 2 and "GPT2LMHeadModel has none of the linear layers q_proj, " in result.stderr
+    assert not (tmp_path / "out.work").exists()
 
 
 def test_prompts_that_are_too_long_are_refused_before_anything_is_written(place, tmp_path):
     long = write_prompts(tmp_path / "long.jsonl", 3, suffix=" cat" * 600)
-    command = (place / "out.base", tmp_path / "out", "--prompts", place / "prompts.jsonl")
+    command = (place / "stock", tmp_path / "out", "--prompts", place / "prompts.jsonl")
     for more, sentence in (
         (("--measure-also", long), f"{long}, line 1: The prompt has "),
         (("--max-new-tokens", "90000"), "--max-new-tokens 90000 leaves no room for a prompt"),
@@ -249,7 +250,7 @@ def test_prompts_that_are_too_long_are_refused_before_anything_is_written(place,
 
 
 def test_prompts_are_measured_against_the_lengths_of_the_run(place):
-    model, tokenizer = load_checkpoint(place / "out.base")
+    model, tokenizer = load_checkpoint(place / "stock", or_stock=True)
     short, long = (Task("kind", "cat", where="line 1"), Task("kind", "cat " * 30, where="line 2"))
     settings = AdaptSettings("model", max_new_tokens=8, max_length=20)
     note = check_prompts(model, tokenizer, Tasks([short, long, short], [short], []), settings)
@@ -268,7 +269,7 @@ def test_prompts_are_measured_against_the_lengths_of_the_run(place):
 def test_blank_answers_are_left_out(place, tmp_path, monkeypatch):
     texts = iter(["", " \n", "right"])
     monkeypatch.setattr(answers, "generate", lambda *given: [next(texts) for _ in given[2]])
-    model, tokenizer = load_checkpoint(place / "out.base")
+    model, tokenizer = load_checkpoint(place / "stock", or_stock=True)
     tasks = [Task("kind", f"prompt {number}") for number in range(3)]
     answers.answer_all(model, tokenizer, tasks, AdaptSettings("model"), tmp_path / "train.jsonl")
     (record,) = records(tmp_path / "train.jsonl")

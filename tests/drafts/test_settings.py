@@ -100,4 +100,4 @@ def test_settings_that_are_refused(wrong, sentence):
 
 def test_the_folders_are_beside_each_other(tmp_path):
     folders = AdaptFolders(tmp_path / "drafts")
-    assert (folders.base, folders.work) == (tmp_path / "drafts.base", tmp_path / "drafts.work")
+    assert folders.work == tmp_path / "drafts.work"

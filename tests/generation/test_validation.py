@@ -150,17 +150,11 @@ def test_what_is_not_offered_is_refused_by_name(arguments, message):
 @pytest.mark.parametrize(
     "rope", [{"rope_type": "dynamic", "factor": 2.0}, {"rope_type": "longrope", "long_factor": [1.0] * 8}]
 )
-def test_rope_types_that_look_at_the_batch_are_refused_where_they_stretch(rope):
-    more = {"short_factor": [1.0] * 8, "original_max_position_embeddings": 64} if "long_factor" in rope else {}
-    config = AutoConfig.from_pretrained(
-        CHECKPOINTS / "q3", rope_parameters={"rope_theta": 1e6, **rope, **more}, max_position_embeddings=64
-    )
-    model, prompt = WeDLMForCausalLM(config).eval(), random_tokens(1, 6)
+def test_rope_types_that_look_at_the_batch_are_refused_by_name(rope):
+    more = {"short_factor": [1.0] * 8, "original_max_position_embeddings": 32} if "long_factor" in rope else {}
+    config = AutoConfig.from_pretrained(CHECKPOINTS / "q3", rope_parameters={"rope_theta": 1e6, **rope, **more})
     with pytest.raises(ValueError, match=rf"rope_type='{rope['rope_type']}' is not offered"):
-        model.generate(prompt, max_new_tokens=60)
-    short = {"max_new_tokens": 20, "eos_token_id": 2, "pad_token_id": 0}
-    expected = model.generate(prompt, **short, decoding="autoregressive")
-    assert torch.equal(model.generate(prompt, **short, decoding="verified"), expected)
+        WeDLMForCausalLM(config).generate(random_tokens(1, 6), max_new_tokens=4)
 
 
 def test_gradient_checkpointing_in_training_is_refused_where_it_drops_the_cache(model):

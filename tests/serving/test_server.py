@@ -70,7 +70,7 @@ def test_bad_input_is_one_sentence(checkpoint, tmp_path):
     free = ("--port", 0)
     assert f"{tmp_path / 'nothing'} does not exist" in refused(tmp_path / "nothing", *free)
     assert "was not downloaded before" in refused("tencent/WeDLM-8B-Instruct", *free)
-    assert f"`wedlm convert {tmp_path / 'qwen'} OUT`" in refused(tmp_path / "qwen", *free)
+    assert f"{tmp_path / 'qwen'} has no tokenizer" in refused(tmp_path / "qwen", *free)
     assert "decoding='fast' is unknown" in refused(folder, *free, "--decoding", "fast")
     assert "window_size=0 is not" in refused(folder, *free, "--window-size", 0)
     assert "entropy_threshold=-1.0 is not" in refused(folder, *free, "--entropy-threshold", -1)

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from draft_runs import samples
 from peft import get_peft_model
+from trainer_runs import samples
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from wedlm import DraftLoraConfig, WeDLMForCausalLM, convert_to_wedlm

@@ -8,11 +8,15 @@ alone: its config, weights and generation_config.json, its base's tokenizer, LIC
 import json
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
 
+from wedlm.checkpoints.convert import convert_to_wedlm
 from wedlm.checkpoints.new_folder import check_apart, check_links, check_out, check_space, complete_or_absent
 from wedlm.checkpoints.plan import SPARE_BYTES, Plan, copy_files, write_companions, write_json, write_weights
 from wedlm.checkpoints.resolve import (
@@ -20,10 +24,12 @@ from wedlm.checkpoints.resolve import (
     ADAPTER_WEIGHTS,
     GENERATION_FILE,
     OF_A_TOKENIZER,
+    STOCK_FAMILIES,
     base_of,
     checkpoint_folder,
     checkpoint_of,
     draft_adapter,
+    read_config,
 )
 from wedlm.checkpoints.shards import read_json, read_shard
 from wedlm.evaluation.provenance import digests
@@ -37,6 +43,7 @@ from wedlm.hub_card.options import CardOptions, ExportError
 from wedlm.hub_card.push import check_push, push_folder
 from wedlm.hub_card.snippet import run_snippet
 from wedlm.hub_card.training_report import read_training
+from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 TRAINING_FILES = ("training_report.json", "training.json")
 LOSS_PLOT = "loss.png"
@@ -98,12 +105,34 @@ def export(
     for source in sources:
         check_apart(out, source)
         check_links(source)
-    checkpoint = read_checkpoint(name, folder, adapter)
-    repository = push or out.name
-    content = card_content(checkpoint, options, repository)
-    card, data = make_card(content)
+    with as_wedlm(name, folder, out, adapter) as folder:
+        checkpoint = read_checkpoint(name, folder, adapter)
+        repository = push or out.name
+        content = card_content(checkpoint, options, repository)
+        card, data = make_card(content)
+        write_repository(checkpoint, content, card, data, out, overwrite, [*places_of([*sources, folder]), out])
+    notes = checkpoint.notes + partial_runs(options, content)
+    return Exported(out, None if push is None else push_folder(out, push, private, card), notes)
+
+
+@contextmanager
+def as_wedlm(name: str, folder: Path, out: Path, adapter: Path | None) -> Iterator[Path]:
+    """The folder of a checkpoint; where a draft adapter was trained on a stock model, that of its conversion."""
+    if adapter is None or read_config(name, folder).get("model_type") not in STOCK_FAMILIES:
+        yield folder
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{out.name}.incomplete-", dir=out.parent) as beside:
+        convert_to_wedlm(folder, Path(beside, "base"))
+        yield Path(beside, "base")
+
+
+def write_repository(
+    checkpoint: Checkpoint, content: CardContent, card, data, out: Path, overwrite: bool, places: list[Path]
+) -> None:
+    """Writes a folder that appears once the snippet of its card has run; `places` must not be named in it."""
+    folder, adapter, base = checkpoint.folder, checkpoint.adapter, content.base
     plan = Plan(checkpoint.config, checkpoint.shards, folder, checkpoint.changed, [], added=checkpoint.added)
-    base = content.base
     check_space(out, plan.num_bytes() if base is None else SPARE_BYTES + (adapter / ADAPTER_WEIGHTS).stat().st_size)
     with complete_or_absent(out, overwrite) as new:
         if base is None:
@@ -118,11 +147,9 @@ def export(
             shutil.copyfile(adapter / PLOT_FILE, new / PLOT_FILE)
         if base is None:
             write_weights(plan, new)
-        check_leaks(model, new, [*places_of(sources), out])
+        check_leaks(str(adapter or checkpoint.name), new, places)
         with Console(stderr=True).status("Running the snippet of the card in a clean process"):
-            run_snippet(new, repository, None if base is None else {base.loaded: folder})
-    notes = checkpoint.notes + partial_runs(options, content)
-    return Exported(out, None if push is None else push_folder(out, push, private, card), notes)
+            run_snippet(new, content.repository, None if base is None else {base.loaded: folder})
 
 
 def card_content(checkpoint: Checkpoint, options: CardOptions, repository: str) -> CardContent:
@@ -140,7 +167,9 @@ def card_content(checkpoint: Checkpoint, options: CardOptions, repository: str) 
     published = checkpoint.adapter or checkpoint.folder
     draft_report = report_beside(checkpoint.adapter)
     is_measured = options.evaluation_files or draft_report
-    expected = digests(checkpoint.folder, checkpoint.adapter) if is_measured else {}
+    adapter = checkpoint.adapter
+    measured = checkpoint.folder if adapter is None else checkpoint_folder(base_of(adapter), with_weights=True)
+    expected = digests(measured, adapter) if is_measured else {}
     name = checkpoint.adapter or checkpoint.name
     evaluations = [read_evaluation(path, expected, name) for path in options.evaluation_files]
     found = [path for name in TRAINING_FILES if (path := published / name).exists()]
@@ -162,8 +191,10 @@ def card_content(checkpoint: Checkpoint, options: CardOptions, repository: str) 
 
 def adapter_base(checkpoint: Checkpoint, name: str, repository: str) -> AdapterBase:
     """Returns the base of a draft adapter that is published alone, and refuses names that the snippet confuses."""
-    is_on_hub = not Path(base_of(checkpoint.adapter)).is_dir()
-    base = AdapterBase(name, to_convert=checkpoint.config.converted_from is not None and not is_on_hub)
+    trained_on = base_of(checkpoint.adapter)
+    fields = read_config(trained_on, checkpoint_folder(trained_on, with_weights=False))
+    is_there = not Path(trained_on).is_dir() and fields.get("model_type") == MODEL_TYPE  # on the Hub, as a WeDLM
+    base = AdapterBase(name, to_convert=checkpoint.config.converted_from is not None and not is_there)
     links = (Path(repository), Path(base.loaded))
     if links[0] == links[1] or links[0] in links[1].parents or links[1] in links[0].parents:
         raise ExportError(

@@ -302,6 +302,10 @@ def test_an_export_takes_the_report_of_its_own_weights(place, tmp_path):
     card = (tmp_path / "repository" / "README.md").read_text(encoding="utf-8")
     assert "## Speed" in card and "trained the adapter from nothing, and on none of the prompts" in card
     assert (tmp_path / "repository" / "drafts.png").read_bytes() == (place / "out" / "drafts.png").read_bytes()
+    result = run("export", place / "out", tmp_path / "whole", "--license", "mit")
+    assert result.exit_code == 0, result.output
+    assert load_checkpoint(tmp_path / "whole")[0].config.drafts["rank"] == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"repository", "whole"}
     other = shutil.copytree(place / "out", tmp_path / "other")
     weights = {name: -tensor for name, tensor in load_file(other / ADAPTER_WEIGHTS).items()}
     save_file(weights, other / ADAPTER_WEIGHTS, {"format": "pt"})

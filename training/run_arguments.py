@@ -101,7 +101,7 @@ def read_fields(path: str) -> dict:
         raise TrainingError(f"There is no file {path}; give the YAML file of a run, as in training/configs.")
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         sentence = " ".join(str(error).split())
         raise TrainingError(f"{path} cannot be read as YAML ({sentence}); correct the name or the file.") from error
     if not isinstance(content, dict):

@@ -15,7 +15,8 @@ def check_model_type(model_type: str, name: object) -> None:
     if model_type != MODEL_TYPE:
         raise ValueError(
             f"{name} is of model_type {model_type!r}, but the WeDLM classes support only {MODEL_TYPE!r}; convert "
-            "the checkpoint (`wedlm convert`, or convert_to_wedlm in Python), or load it with the Auto classes."
+            "the checkpoint (`wedlm convert`, or convert_to_wedlm in Python), or load it with the Auto classes, whose "
+            "generate() takes custom_generate=wedlm.verified."
         )
 
 

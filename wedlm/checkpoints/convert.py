@@ -77,6 +77,11 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
     Returns:
         `Conversion`: the folder, its `mask_token_id`, and `notes` on what its user should know.
     """
+    if not isinstance(source, str | os.PathLike):
+        raise CheckpointError(
+            f"source is a {type(source).__name__}, and files are converted; save it with its tokenizer and give the "
+            "folder, or decode it as it is: model.generate(..., custom_generate=wedlm.verified)."
+        )
     out = check_out(out, overwrite)
     checkpoint = read_source(source, out, wanted=(*STOCK, MODEL_TYPE))
     config, generation_fields = checkpoint.config, read_generation_fields(checkpoint.folder)

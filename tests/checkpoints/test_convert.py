@@ -301,5 +301,5 @@ def test_refusals_are_one_sentence_and_nothing_is_written(source, tmp_path, name
 
 def test_a_model_in_memory_is_refused(tmp_path):
     with pytest.raises(ValueError, match="source is a Qwen2ForCausalLM, and files are converted; save it .*verified"):
-        convert_to_wedlm(Qwen2ForCausalLM(Qwen2Config(num_hidden_layers=1, hidden_size=32)), tmp_path / "out")
+        convert_to_wedlm(stock("Qwen2"), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

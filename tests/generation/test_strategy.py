@@ -148,8 +148,8 @@ def test_every_way_to_ask_for_it():
     for way in ways:
         output = model.generate(**LOOP, **way, return_dict_in_generate=True)
         assert torch.equal(output.sequences, expected)
-        forwards.append(getattr(output, "forwards", None))
-    assert forwards[0] == forwards[2] < 24 and forwards[1] == forwards[3] and forwards[4] is None
+        forwards.append(output.forwards)
+    assert forwards[0] == forwards[2] < 24 and forwards[1] == forwards[3] and forwards[4] == 24
 
 
 def test_parameters_come_from_the_call_the_strategy_or_the_generation_config():

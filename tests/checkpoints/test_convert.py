@@ -20,6 +20,7 @@ from stock_checkpoints import (
     save_stock,
     weights_of,
 )
+from stock_families import stock
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,

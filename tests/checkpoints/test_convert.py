@@ -23,6 +23,7 @@ from stock_checkpoints import (
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
 )

@@ -427,8 +427,8 @@ class WeDLMTrainingOutput(CausalLMOutputWithPast):
             Whether the most likely token of each query is its target.
     """
 
-    target_losses: torch.FloatTensor | None = None
-    target_hits: torch.BoolTensor | None = None
+    target_losses: torch.Tensor | None = None
+    target_hits: torch.Tensor | None = None
 
 
 class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausalLM):

@@ -35,7 +35,7 @@ class Record(NamedTuple):
 
     fields: dict[str, Any]  # those of FIELDS that it has
     where: str  # its place, such as a file and a line, for error messages
-    index: int  # its number in the data
+    number: int  # in the data, from 0 on
 
 
 # --- Files ---
@@ -79,7 +79,8 @@ def check_data(paths: Paths) -> tuple[str, ...]:
 
 def find_files(paths: Paths) -> list[str]:
     files = []
-    for name in map(os.fspath, [paths] if isinstance(paths, str | os.PathLike) else paths):
+    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
+        name = os.fspath(path)
         if os.path.isdir(name):
             found = sorted(str(file) for file in Path(name).iterdir() if file.suffix in EXTENSIONS)
         else:

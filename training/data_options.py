@@ -1,14 +1,14 @@
 """The options of the data and of the objective, without torch, for the help of `wedlm train`."""
 
 from dataclasses import dataclass, field, fields
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from wedlm.training.run_errors import TrainingError
 
 MAX_WINDOW = 32  # the most MASKs of a group in draft training
 
 
-def check_choices(options: object) -> None:
+def check_choices(options: Any) -> None:  # a dataclass, for which typing has no name
     """Refuses a value of a dataclass that is not among the choices of its field, a Literal."""
     for option in fields(options):
         choices, value = get_args(option.type), getattr(options, option.name)

@@ -1,5 +1,6 @@
 """Draft adapters for PEFT: a LoRA, and an embedding for MASK, that act where the input is MASK and nowhere else."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -10,6 +11,7 @@ from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPIN
 from peft.tuners.lora import LoraModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
+from transformers import PreTrainedModel
 
 from wedlm.checkpoints.fingerprint import FIELDS, check_base, fingerprint
 from wedlm.checkpoints.resolve import DRAFT_TYPE
@@ -103,7 +105,7 @@ class MaskEmbedding(nn.Module, BaseTunerLayer):
 
     adapter_layer_names = ("lora_mask",)
 
-    def __init__(self, base_layer: nn.Module, mask_token_id: int | None):
+    def __init__(self, base_layer: nn.Embedding, mask_token_id: int | None):
         super().__init__()
         self.base_layer = base_layer
         num_tokens = base_layer.weight.shape[0]
@@ -145,13 +147,23 @@ class ForMasks:
 
     acts_on_masks = True  # for those who cannot import PEFT
 
+    # The layer of PEFT has these.
+    base_layer: nn.Module
+    lora_A: Mapping[str, nn.Linear]  # a ModuleDict, as lora_B is
+    lora_B: Mapping[str, nn.Linear]
+    scaling: dict[str, float]
+    active_adapters: list[str]
+    disable_adapters: bool
+    cast_input_dtype_enabled: bool
+    training: bool
+
     def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
         if MASKED.is_text is None:
             return self.base_layer(hidden_states)
         name = self.active_adapters[0] if len(self.active_adapters) == 1 else None
         is_plain = name in self.lora_A and self.cast_input_dtype_enabled and not (args or kwargs)
         if not is_plain or self.disable_adapters or self.training:
-            return super().forward(hidden_states, *args, **kwargs)
+            return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]  # that of the layer of PEFT
         down, up = self.lora_A[name], self.lora_B[name]
         output = self.base_layer(hidden_states)
         product = up(down(hidden_states.to(down.weight.dtype)))
@@ -161,7 +173,7 @@ class ForMasks:
         return without_state, (type(self).__bases__[1],), self.__dict__
 
 
-def without_state(layer_class: type[nn.Module]) -> nn.Module:
+def without_state(layer_class: type) -> nn.Module:
     """Returns a layer of `for_masks(layer_class)` that pickle or deepcopy will fill."""
     return object.__new__(for_masks(layer_class))
 
@@ -232,7 +244,7 @@ class DraftLoraModel(LoraModel):
         raise ValueError("Draft adapters cannot be combined into one; choose one of them with set_adapter.")
 
 
-def check_model(model: nn.Module) -> None:
+def check_model(model: PreTrainedModel) -> None:
     """Refuses a model that cannot have a draft adapter of PEFT."""
     if is_stock(model):
         return

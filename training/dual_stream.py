@@ -25,7 +25,7 @@ class StreamQueries(NamedTuple):
     sample: torch.Tensor  # or PADDING
     stream: torch.Tensor  # MEMORY or PREDICTION
     block: torch.Tensor  # the number of the block in its sample
-    index: torch.Tensor  # the place in the input, which is not the position that RoPE sees
+    place: torch.Tensor  # in the input, which is not the position that RoPE sees
 
     def at(self, *index) -> "StreamQueries":
         """Indexes all four tensors alike."""
@@ -42,7 +42,7 @@ def sees(query: StreamQueries, key: StreamQueries) -> torch.Tensor:
     of_same_stream = (key.stream == query.stream) & (is_memory | (key.block == query.block))
     of_earlier_blocks = ~is_memory & (key.stream == MEMORY) & (key.block < query.block)
     # No operation is in place, because a FlexAttention kernel allows none.
-    return (key.sample == query.sample) & ((of_same_stream & (key.index <= query.index)) | of_earlier_blocks)
+    return (key.sample == query.sample) & ((of_same_stream & (key.place <= query.place)) | of_earlier_blocks)
 
 
 # --- The whole mask ---
@@ -89,10 +89,7 @@ class Sample(NamedTuple):
 
 # The backward recomputes all of a group's attention but the output of the kernel on a CPU, whose size is linear.
 SAVED_OPERATIONS = [torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default]
-RECOMPUTATION = {
-    "use_reentrant": False,
-    "context_fn": partial(create_selective_checkpoint_contexts, SAVED_OPERATIONS),
-}
+RECOMPUTATION = partial(create_selective_checkpoint_contexts, SAVED_OPERATIONS)
 
 
 class DecomposedAttention:
@@ -139,7 +136,9 @@ def attend_groups(attention: Callable, sample: Sample, memory: tuple, prediction
         group_keys, group_values = [*memory_keys[: i + 1], keys[i]], [*memory_values[: i + 1], values[i]]
         # The keys that the groups concatenate have quadratic size together; the backward concatenates them again.
         parts = (queries[i], group_keys, group_values)
-        outputs.append(checkpoint(attend_group, attention, group.mask, *parts, **RECOMPUTATION))
+        outputs.append(
+            checkpoint(attend_group, attention, group.mask, *parts, use_reentrant=False, context_fn=RECOMPUTATION)
+        )
     return outputs
 
 
@@ -211,7 +210,8 @@ def find_groups(queries: StreamQueries, start: int, memory: Stream, prediction: 
 # --- The mask of a model ---
 
 
-MASKS = {  # by attn_implementation
+Mask = torch.Tensor | BlockMask | DecomposedAttention
+MASKS: dict[str, Callable[[StreamQueries], Mask]] = {  # by attn_implementation
     "sdpa": dense_mask,
     "eager": dense_mask,
     "flex_attention": block_mask,
@@ -221,7 +221,7 @@ MASKS = {  # by attn_implementation
 
 def dual_stream_mask(
     config: PreTrainedConfig, sample_ids: torch.Tensor, stream_ids: torch.Tensor, block_ids: torch.Tensor
-) -> torch.Tensor | BlockMask | DecomposedAttention:
+) -> Mask:
     """Builds the mask that the layers get when a forward contains both streams; ids are `[batch, queries]`."""
     if "sliding_attention" in config.layer_types:
         raise ValueError(

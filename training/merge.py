@@ -1,5 +1,6 @@
 """Merges a LoRA adapter into the checkpoint that it was trained on."""
 
+import os
 from pathlib import Path
 
 from wedlm.checkpoints.errors import CheckpointError, one_line
@@ -7,7 +8,7 @@ from wedlm.checkpoints.new_folder import check_out, complete_or_absent
 from wedlm.checkpoints.resolve import base_of, draft_adapter
 
 
-def merge_adapter(adapter: str, out: str, *, overwrite: bool = False) -> Path:
+def merge_adapter(adapter: str, out: str | os.PathLike, *, overwrite: bool = False) -> Path:
     """Writes the checkpoint that an adapter was trained on, with the adapter folded into its weights."""
     out = check_out(out, overwrite)
     base = base_of(adapter)

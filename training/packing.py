@@ -27,8 +27,8 @@ def best_fit(lengths: Sequence[int], max_length: int) -> list[list[int]]:
             f"A sample of {max(lengths)} tokens does not fit into a sequence of max_length={max_length}; truncate or "
             "drop it first."
         )
-    sequences_by_room = defaultdict(list)
-    rooms = []  # sorted; each room that some sequence has left
+    sequences_by_room: defaultdict[int, list[list[int]]] = defaultdict(list)
+    rooms: list[int] = []  # sorted; each room that some sequence has left
     for sample in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         length = lengths[sample]
         nearest = bisect_left(rooms, length)

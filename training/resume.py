@@ -51,7 +51,7 @@ def newest_complete(training: WeDLMTrainingArguments) -> str | None:
 
 
 def find_complete(training: WeDLMTrainingArguments) -> tuple[str | None, list[str]]:
-    left_out = []
+    left_out: list[str] = []
     for checkpoint in newest_first(Path(training.output_dir)):
         reason = incompleteness(checkpoint, training)
         if reason is None:

@@ -34,7 +34,8 @@ def target_loss(
     # rank makes one.
     queries_per_chunk = len(chosen) if is_deepspeed_zero3_enabled() else QUERIES_PER_CHUNK
     chunks = (x[chosen].split(queries_per_chunk) for x in (hidden_states.flatten(0, 1), all_targets))
-    head, parts = lm_head, []
+    head: Callable[[torch.Tensor], torch.Tensor] = lm_head
+    parts = []
     for chunk in zip(*chunks, strict=True):
         # The backward recomputes the logits, so that no more than those of one chunk exist at a time.
         parts.append(checkpoint(chunk_loss, head, *chunk, use_reentrant=False))

@@ -38,7 +38,7 @@ def tokenize_record(
         "input_ids": input_ids,
         "labels": [token if loss else NO_TARGET for token, loss in zip(input_ids, has_loss, strict=True)],
         "sample_lengths": [len(input_ids)],
-        "sample_indices": [record.index],
+        "sample_indices": [record.number],
         "outcome": outcome,
         "num_tokens": len(input_ids),
         "num_loss_tokens": sum(has_loss),

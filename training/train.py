@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 import torch
 from datasets import Dataset, IterableDataset
@@ -173,7 +174,7 @@ def quantization_config(training: WeDLMTrainingArguments) -> BitsAndBytesConfig:
 def with_lora(model: WeDLMForCausalLM, run: RunArguments, training: WeDLMTrainingArguments) -> PeftModel:
     if run.load_in_4bit:
         model = prepare_model_for_kbit_training(model, training.gradient_checkpointing)
-    fields = {
+    fields: dict[str, Any] = {
         "task_type": "CAUSAL_LM",
         "r": run.lora_r,
         "lora_alpha": 2 * run.lora_r if run.lora_alpha is None else run.lora_alpha,

@@ -24,7 +24,6 @@ from stock_families import stock
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
 )

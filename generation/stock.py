@@ -1,4 +1,4 @@
-"""Causal language models of transformers that are no WeDLM: how they are called, and whether they fit."""
+"""Causal language models of transformers that are no WeDLM: what they are, and how they are called."""
 
 import math
 from contextlib import nullcontext
@@ -12,7 +12,7 @@ from wedlm.generation.parameters import DECODINGS
 from wedlm.generation.transformers_internals import attention_of
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-# The attention implementation with which a model has passed `check_fits`.
+# The attention implementation with which a model has passed `model_check.check_fits`.
 FITS: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 
 

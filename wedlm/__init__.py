@@ -12,7 +12,7 @@ PUBLIC_NAMES = {
     "WeDLMConfig": "wedlm.modeling_wedlm.configuration_wedlm",
     "WeDLMModel": "wedlm.modeling_wedlm.modeling_wedlm",
     "WeDLMForCausalLM": "wedlm.modeling_wedlm.modeling_wedlm",
-    "verified": "wedlm.generation.strategy",
+    "verified": "wedlm.generation.custom_generate",
     "DraftLoraConfig": "wedlm.training.draft_lora",
     "fuse": "wedlm.fused.model",
     "unfuse": "wedlm.fused.model",

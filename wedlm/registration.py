@@ -12,7 +12,7 @@ CONFIG_CLASS = "WeDLMConfig"
 CONFIG_MODULE = "transformers.models.auto.configuration_auto"
 MODEL_MODULE = "transformers.models.auto.modeling_auto"
 PEFT_MODULE = "peft"
-STRATEGY_MODULE = "wedlm.generation.strategy"
+STRATEGY_MODULE = "wedlm.generation.custom_generate"
 GENERATION_MODULE = "transformers.generation.utils"
 MODULES = (CONFIG_MODULE, MODEL_MODULE, PEFT_MODULE, GENERATION_MODULE)
 

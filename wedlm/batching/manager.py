@@ -169,7 +169,7 @@ class BatchingManager(ContinuousBatchingManager):
             state = RequestState(name, tokens, streaming=streaming, record_timestamps=record_timestamps)
             own_seed = self.seed_or(seed if name == request_id else None)
             request = Request.from_settings(self.model, state, config, settings, own_seed, self.fixed_shapes)
-            self.check_fits(request)
+            self.check_size(request)
             requests.append(request)
         return requests
 
@@ -180,7 +180,7 @@ class BatchingManager(ContinuousBatchingManager):
     def seed_or(self, seed: int | None) -> int:
         return torch.randint(2**63 - 1, (), generator=self.generator).item() if seed is None else seed
 
-    def check_fits(self, request: Request) -> None:
+    def check_size(self, request: Request) -> None:
         work = request.noise_bytes + scores_bytes(self.model, request.budget.queries)
         if work > self.max_work_bytes:
             raise ValueError(

@@ -12,9 +12,9 @@ from transformers.generation.continuous_batching.requests import RequestState
 
 from wedlm.batching.shared_cache import CacheBudget
 from wedlm.generation.call import Call
+from wedlm.generation.custom_generate import PARAMETERS, Verified
 from wedlm.generation.parameters import decoding_of
 from wedlm.generation.stock import is_stock
-from wedlm.generation.strategy import PARAMETERS, Verified
 from wedlm.generation.transformers_internals import CACHE
 from wedlm.generation.validation import refuse
 

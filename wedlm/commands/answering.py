@@ -17,9 +17,9 @@ from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.new_folder import is_checkpoint
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.commands.shared_options import GenerationOptions
+from wedlm.generation.custom_generate import resolved_config
 from wedlm.generation.parameters import DEFAULTS, check_parameters
 from wedlm.generation.stock import max_positions_of
-from wedlm.generation.strategy import resolved_config
 from wedlm.generation.transformers_internals import CACHE
 
 MOVED = "MODEL is the first argument since 0.3.0; the old form of this call works in 0.3 alone."

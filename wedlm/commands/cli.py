@@ -276,7 +276,7 @@ def export(
         if strategy is not None:
             if out is not None or vllm:
                 raise ValueError("--strategy OUT names the folder itself; leave out the second argument and --vllm.")
-            from wedlm.hub_card.strategy import export_strategy
+            from wedlm.hub_card.export_strategy import export_strategy
 
             typer.echo(f"Written to {export_strategy(strategy, model, overwrite)}.")
             return

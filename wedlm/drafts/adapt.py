@@ -33,7 +33,7 @@ from wedlm.drafts.answers import answer_all, check_prompts, expected_minutes
 from wedlm.drafts.measure import measure
 from wedlm.drafts.prompt_split import Tasks
 from wedlm.drafts.settings import FILES, AdaptError, AdaptFolders, AdaptSettings, record_settings
-from wedlm.generation.strategy import check_fits
+from wedlm.generation.model_check import check_fits
 from wedlm.training.draft_lora import LAYERS
 
 ON_A_CPU = (

@@ -9,7 +9,8 @@ from wedlm.checkpoints.resolve import checkpoint_folder
 from wedlm.modeling_wedlm.hub_code import flat_files
 
 CARD = Path(__file__).parent / "verified-decoding" / "README.md"
-ROOT = "wedlm.generation.generate"
+ROOT = "wedlm.generation.custom_generate"
+ENTRY = '"""The function that transformers calls."""\n\nfrom .custom_generate import generate  # noqa: F401\n'
 FOLDER = "custom_generate"  # the name that transformers looks for
 
 
@@ -30,7 +31,7 @@ def export_strategy(out: str | os.PathLike, base: str | None = None, overwrite: 
         if base is not None:
             shutil.copytree(source, new, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "README.md", ".*"))
         (new / FOLDER).mkdir()
-        for name, code in flat_files(ROOT).items():
+        for name, code in {**flat_files(ROOT), "generate.py": ENTRY}.items():
             (new / FOLDER / name).write_text(code, encoding="utf-8")
         shutil.copyfile(CARD, new / "README.md")
     return out

@@ -2,8 +2,8 @@ from setuptools import Extension, setup
 
 ADDRESS = ""  # of the public repository, such as https://github.com/OWNER/wedlm; empty: the metadata name none
 
-# The rooms of the package, four of them at the top level of the repository. Each may import only those before it
-# (tests/repository/test_map.py). The last one is the face, whose public names point into the rooms.
+# The subpackages of the package, four of them at the top level of the repository. Each may import only those before it
+# (tests/repository/test_map.py). The last one is the public module, whose public names point into the subpackages.
 FOLDERS = {
     "wedlm.generation": "generation",
     "wedlm.modeling_wedlm": "modeling_wedlm",

@@ -20,11 +20,8 @@ from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.modeling_wedlm.hub_code import AUTO_MAP, PACKAGE_IMPORT, flat_files
 
 FOLDERS = ("modeling_wedlm", "generation")
-CODE = {path.name for name in FOLDERS for path in (REPOSITORY / name).glob("*.py")} - {
-    "__init__.py",
-    "strategy.py",
-    "generate.py",
-}
+CODE = {path.name for name in FOLDERS for path in (REPOSITORY / name).glob("*.py")}
+CODE -= {"__init__.py", "custom_generate.py", "model_check.py"}  # the last two are for models that are no WeDLM
 
 LOAD_AND_SAVE_AGAIN = """
 import torch

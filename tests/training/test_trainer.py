@@ -10,7 +10,6 @@ from draft_models import save_adapter
 from helpers import CHECKPOINTS, MASK, load
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from stock_checkpoints import save_tokenizer
 from trainer_runs import LENGTHS, arguments, assert_same, samples, trained
 from training_runs import run
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
@@ -315,11 +314,5 @@ def test_refusals(tmp_path):
         WeDLMTrainer(load(CHECKPOINTS / "q3"), TrainingArguments(str(tmp_path)))
     with pytest.raises(ValueError, match="compute_metrics and compute_loss_func are not supported, .*generate"):
         WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path), compute_metrics=len)
-    with pytest.raises(ValueError, match="no mask token"):
-        records = Dataset.from_list([{"text": "a"}])
-        (tmp_path / "source").mkdir()
-        save_tokenizer(tmp_path / "source")
-        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "source")
-        WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path), train_dataset=records, processing_class=tokenizer)
     with pytest.raises(ValueError, match="processing_class .*tokenizer"):
         WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path), train_dataset=records)

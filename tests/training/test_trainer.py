@@ -315,4 +315,4 @@ def test_refusals(tmp_path):
     with pytest.raises(ValueError, match="compute_metrics and compute_loss_func are not supported, .*generate"):
         WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path), compute_metrics=len)
     with pytest.raises(ValueError, match="processing_class .*tokenizer"):
-        WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path), train_dataset=records)
+        WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path), train_dataset=Dataset.from_list([{"text": "a"}]))

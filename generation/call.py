@@ -18,7 +18,14 @@ from transformers.generation import BaseStreamer
 from wedlm.generation.callbacks import are_needed
 from wedlm.generation.parameters import default_query_cost, default_window_size
 from wedlm.generation.sampling import SlotNoise
-from wedlm.generation.stock import mask_token_of, max_positions_of, text_config_of
+from wedlm.generation.stock import (
+    SLIDING,
+    is_stock,
+    layer_types_of,
+    mask_token_of,
+    max_positions_of,
+    text_config_of,
+)
 from wedlm.generation.transformers_internals import CACHE, dropped_mask_length, is_passed_by_caller
 from wedlm.generation.validation import check_in_vocabulary, check_rope, holds_all
 from wedlm.generation.window import NO_TOKEN, Policy, Text
@@ -138,7 +145,10 @@ def read_prompt(
     num_cached, new = split_cached(input_ids, attention_mask, num_cached)
     is_text = attention_mask.bool()
     is_new = is_text[:, num_cached:]
+    slides = is_stock(model) and SLIDING in layer_types_of(config)  # by columns, which count gaps
+    has_gap = (is_text[:, :-1] & ~is_text[:, 1:]).any() if slides else is_text.new_zeros(())
     findings = [
+        has_gap,
         ((new < 0) | (new >= vocab_size)).any(),
         (new.eq(-1 if mask_token_id is None else mask_token_id) & is_new).any(),
         (~is_text).all(-1).any(),
@@ -147,9 +157,14 @@ def read_prompt(
         is_text.sum(-1).max(),
         is_new.sum(-1).max(),
     ]
-    is_unknown, holds_mask, is_empty, is_right_padded, positions_are_other, longest, width = torch.stack(
+    has_gap, is_unknown, holds_mask, is_empty, is_right_padded, positions_are_other, longest, width = torch.stack(
         findings
     ).tolist()  # waits for the device
+    if has_gap:
+        raise ValueError(
+            "attention_mask has zeros between the tokens of a row, which a model with sliding windows counts as "
+            "tokens; put the tokens of each row together, behind the padding."
+        )
     if is_unknown:
         check_in_vocabulary(new, vocab_size)
     if holds_mask:

@@ -20,18 +20,24 @@ from wedlm.generation.decoding import Decoding, WeDLMGenerateOutput, autoregress
 from wedlm.generation.model_check import check_fits
 from wedlm.generation.parameters import DEFAULTS, READS, check_parameters
 from wedlm.generation.stock import is_stock
-from wedlm.generation.transformers_internals import CACHE, own_loop, resolved_generation_config
+from wedlm.generation.transformers_internals import (
+    CACHE,
+    own_loop,
+    resolved_generation_config,
+    waits_for_other_ranks,
+)
 from wedlm.generation.validation import check_look_up, check_support, named_weights, refuse
 
+MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 PARAMETERS = ("decoding", *READS["verified"], "prompt_lookup_num_tokens", "max_matching_ngram_size")
 
 
 class Verified:
     """Verified decoding, for `model.generate(custom_generate=wedlm.verified)` of any causal language model.
 
-    The text is the one that `generate()` writes without it. Drafts are looked up in the text; each forward verifies
-    several of them. `wedlm.verified(window_size=8)` binds parameters, each of which may also be passed to
-    `generate()`, or stand on a generation config.
+    The text is the one that `generate()` writes without it, up to rounding. Drafts are looked up in the text; each
+    forward verifies several of them. `wedlm.verified(window_size=8)` binds parameters, each of which may also be
+    passed to `generate()`, or stand on a generation config.
 
     Args:
         window_size (`int`, *optional*): Drafts and the token before them, in a forward; by default 16, on a CPU 8.
@@ -88,19 +94,17 @@ class Verified:
 
     def decode(self, model, input_ids, processors, criteria, generation_config, **model_kwargs):
         settings = dict(self.settings)
-        streamer, synced_gpus = settings.pop("streamer", None), settings.pop("synced_gpus", False)
-        with undone_on_error(model_kwargs.get(CACHE), streamer):
-            config = resolved(generation_config, settings)
-            if config.decoding == "autoregressive":
-                call = (input_ids, processors, criteria, config)
-                output = own_loop(model)(*call, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
-                return autoregressive_output(output, input_ids.shape[1], config)
-            check_support(model, config, model_kwargs)
-            check_fits(model)
-            with named_weights(model):
-                return self.run(
-                    Call(model, input_ids, processors, criteria, config, synced_gpus, streamer, model_kwargs)
-                )
+        streamer, synced_gpus = settings.pop("streamer", None), settings.pop("synced_gpus", None)
+        synced_gpus = waits_for_other_ranks(model) if synced_gpus is None else synced_gpus
+        config = resolved(generation_config, settings)
+        if config.decoding == "autoregressive":
+            call = (input_ids, processors, criteria, config)
+            output = own_loop(model)(*call, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
+            return autoregressive_output(output, input_ids.shape[1], config)
+        check_support(model, config, model_kwargs)
+        check_fits(model, len(input_ids))
+        with named_weights(model):
+            return self.run(Call(model, input_ids, processors, criteria, config, synced_gpus, streamer, model_kwargs))
 
     def run(self, call: Call) -> WeDLMGenerateOutput | torch.Tensor:
         return Decoding(call).run()
@@ -124,8 +128,7 @@ def resolved(generation_config: GenerationConfig, settings: dict[str, Any]) -> G
     config.prompt_lookup_num_tokens = None if num_looked_up == 0 and type(num_looked_up) is int else num_looked_up
     check_look_up(config)
     config.num_looked_up, config.prompt_lookup_num_tokens = num_looked_up, None
-    mode = config.get_generation_mode()
-    if config.decoding == "verified" and mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+    if (mode := config.get_generation_mode()) not in MODES:
         refuse("generation mode", mode.value, config)
     return config
 
@@ -153,14 +156,29 @@ def answer(model: PreTrainedModel, own: Callable, args: tuple, kwargs: dict[str,
     strategy = strategy if isinstance(strategy, Verified) else verified
     if not is_stock(model):  # it has the decoding itself
         return own(model, **{"decoding": "verified", **strategy.settings, **arguments})
-    if (assistant := arguments.get("assistant_model")) is not None:
-        raise ValueError(
-            f"assistant_model={type(assistant).__name__} is not offered by verified decoding, whose drafts come from "
-            "the text; leave out one of the two."
-        )
-    with_stop_strings(model, arguments)
-    bound = strategy.bind(streamer=arguments.get("streamer"), synced_gpus=arguments.get("synced_gpus"))
-    return own(model, **arguments, custom_generate=bound)
+    with undone_on_error(arguments.get(CACHE), arguments.get("streamer")):
+        if asks_for_another_mode(model, strategy, arguments):
+            return own(model, **{name: value for name, value in arguments.items() if name not in PARAMETERS})
+        if (assistant := arguments.get("assistant_model")) is not None:
+            raise ValueError(
+                f"assistant_model={type(assistant).__name__} is not offered by verified decoding, whose drafts come "
+                "from the text; leave out one of the two."
+            )
+        with_stop_strings(model, arguments)
+        bound = strategy.bind(streamer=arguments.get("streamer"), synced_gpus=arguments.get("synced_gpus"))
+        return own(model, **arguments, custom_generate=bound)
+
+
+def asks_for_another_mode(model: PreTrainedModel, strategy: Verified, arguments: dict[str, Any]) -> bool:
+    """Whether a call wants autoregressive decoding by beams or another loop than that of greedy and sampled text."""
+    given = dict(arguments)
+    own = {name: given.pop(name) for name in PARAMETERS if name in given}
+    config = resolved_generation_config(model, given.pop("generation_config", None), **given)
+    decoding = {"decoding": getattr(config, "decoding", None), **strategy.settings, **own}["decoding"]
+    if config.token_healing and decoding != "autoregressive":
+        refuse("token_healing", config.token_healing, resolved(config, {}))
+    mode = config.get_generation_mode(arguments.get("assistant_model"))
+    return decoding == "autoregressive" and mode not in MODES
 
 
 def with_stop_strings(model: PreTrainedModel, arguments: dict[str, Any]) -> None:

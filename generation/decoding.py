@@ -16,7 +16,7 @@ from wedlm.generation.callbacks import Callbacks
 from wedlm.generation.row_cache import RowCache, seen_entries
 from wedlm.generation.sampling import SlotNoise
 from wedlm.generation.static_steps import KEPT, StaticSteps, put_into
-from wedlm.generation.stock import is_stock, masks_of_layers, stock_logits
+from wedlm.generation.stock import is_stock, masks_of_layers, stock_logits, within_positions
 from wedlm.generation.streaming import BlockwiseWindow, StreamingWindow
 from wedlm.generation.transformers_internals import (
     CACHE,
@@ -269,6 +269,7 @@ def forward_queries(
     attention_mask = None if attention_mask is None else attention_mask.to(device)
     if is_stock(model):
         starts = None if cache is None else cache.lengths
+        queries = queries._replace(position_ids=within_positions(model, queries.position_ids))
         attention_mask = masks_of_layers(model, attention_mask, queries.position_ids, starts)
     inputs = {
         "input_ids": queries.input_ids,

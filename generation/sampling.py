@@ -86,7 +86,7 @@ def processed(logits: torch.Tensor, processors: LogitsProcessorList) -> torch.Te
 
 def without_mask(logits: torch.Tensor, mask_token_id: int | None) -> torch.Tensor:
     """The logits with MASK made impossible."""
-    if mask_token_id is None:
+    if mask_token_id is None or mask_token_id >= logits.shape[-1]:
         return logits
     mask = torch.full((1,), mask_token_id, device=logits.device)
     return logits.index_fill(-1, mask, -torch.inf)

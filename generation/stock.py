@@ -17,7 +17,8 @@ FITS: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 
 
 def is_stock(model: PreTrainedModel) -> bool:
-    return not getattr(model, "is_wedlm", False)
+    # (The code beside a checkpoint of an older version has no such attribute.)
+    return not getattr(model, "is_wedlm", False) and getattr(model.config, "model_type", None) != "wedlm"
 
 
 def text_config_of(model: PreTrainedModel) -> PreTrainedConfig:
@@ -51,11 +52,29 @@ def layer_types_of(config: PreTrainedConfig) -> list[str]:
     return sorted(set(types))
 
 
-def rope_types_of(config: PreTrainedConfig) -> set[str]:
-    """The kinds of rotary embeddings, which may differ by the type of a layer."""
+def rope_parameters_of(config: PreTrainedConfig) -> list[dict]:
+    """The parameters of rotary embeddings, which may differ by the type of a layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
-    each = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
-    return {one["rope_type"] for one in each if one.get("rope_type") is not None}
+    return [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+
+
+def rope_types_of(config: PreTrainedConfig) -> set[str]:
+    return {each["rope_type"] for each in rope_parameters_of(config) if each.get("rope_type") is not None}
+
+
+def unstretched_positions(config: PreTrainedConfig) -> float:
+    """The most positions that rotary embeddings of a changing kind leave as they are."""
+    name = "original_max_position_embeddings"
+    given = [getattr(config, name, None), *(each.get(name) for each in rope_parameters_of(config))]
+    return min(filter(None, [*given, getattr(config, "max_position_embeddings", None)]), default=math.inf)
+
+
+def within_positions(model: PreTrainedModel, position_ids: torch.Tensor) -> torch.Tensor:
+    """The positions, but none behind the last one that is learned, where drafts and unneeded queries may stand."""
+    most = max_positions_of(model)
+    if rope_types_of(text_config_of(model)) or most == math.inf:
+        return position_ids
+    return position_ids.clamp(max=int(most) - 1)
 
 
 # --- One forward ---

@@ -12,6 +12,8 @@ from inspect import signature
 import torch
 import transformers
 from transformers.cache_utils import Cache
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.deprecation import deprecate_kwarg
 
@@ -109,9 +111,9 @@ def rename_checkpointing(arguments):
 # --- The generation config that generate() has resolved ---
 
 
-def resolved_generation_config(model, **arguments):
+def resolved_generation_config(model, generation_config=None, **arguments):
     """The generation config that `model.generate(**arguments)` would decode with; refuses what generate() refuses."""
-    return model._prepare_generation_config(None, **arguments)[0]
+    return model._prepare_generation_config(generation_config, **arguments)[0]
 
 
 def end_tokens_of(generation_config):
@@ -161,6 +163,12 @@ def is_passed_by_caller(cache):
 def own_loop(model):
     """transformers' own loop of greedy decoding and sampling."""
     return model._sample
+
+
+def waits_for_other_ranks(model):
+    """The default of synced_gpus, which transformers computes for its own loops and not for a function."""
+    is_sharded = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
+    return is_sharded and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
 def keeps_state(model):

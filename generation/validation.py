@@ -17,14 +17,23 @@ from transformers.utils.generic import is_flash_attention_requested
 
 from wedlm.generation.parameters import DEFAULTS, READS, is_count
 from wedlm.generation.row_cache import flash_function
-from wedlm.generation.stock import FULL, SLIDING, is_stock, layer_types_of, rope_types_of, text_config_of
+from wedlm.generation.stock import (
+    FULL,
+    SLIDING,
+    is_stock,
+    layer_types_of,
+    rope_types_of,
+    text_config_of,
+    unstretched_positions,
+)
 from wedlm.generation.transformers_internals import CACHE, attention_of, drops_cache, keeps_state
 
 logger = logging.get_logger(__name__)
 # What means the same in every decoding.
 NO_WISHES = (("window_size", None), ("query_cost", None), ("acceptance_ratio", 1.0))
 
-READ = ("input_ids", "attention_mask", "position_ids", "logits_to_keep")  # of the tensors that a model may get
+# Of what the forward of a stock model may get; images, for example, are not among it.
+READ = ("input_ids", "attention_mask", "position_ids", "logits_to_keep", "use_cache", CACHE)
 
 # Arguments of generate() that parallel decoding does not offer, each with the values that ask for nothing.
 NOT_OFFERED = {
@@ -107,10 +116,9 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
         if (value := getattr(generation_config, name, None)) not in harmless:
             refuse(name, value, generation_config)
     for name, value in model_kwargs.items():
-        is_given = torch.is_tensor(value) and bool(value.any() if name == "token_type_ids" else True)
-        if name == "inputs_embeds" and value is not None or is_given and is_stock(model) and name not in READ:
+        if name == "inputs_embeds" and value is not None or is_stock(model) and name not in READ and asks(value):
             refuse(name, type(value).__name__, generation_config)
-    if (owner := model.prepare_inputs_for_generation.__self__) is not model:
+    if (owner := getattr(model.prepare_inputs_for_generation, "__self__", model)) is not model:
         # PEFT's prompt, prefix and p-tuning bring their vectors in there, and parallel decoding never calls it.
         raise ValueError(
             f"{type(owner).__name__} prepares the inputs of each forward, as prompt, prefix and p-tuning do, and "
@@ -131,14 +139,13 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
             f"{generation_config.decoding!r} needs; call model.eval() first, or pass use_cache=False."
         )
     if (cache := model_kwargs.get(CACHE)) is not None:
-        check_cache(cache, config, generation_config)
+        check_cache(cache, model, generation_config)
 
 
 def check_rope(config: PreTrainedConfig, most_positions: float, generation_config: GenerationConfig) -> None:
     """Refuses rotary embeddings that stretch so many positions by the longest row: rows would change each other."""
-    unstretched = getattr(config, "original_max_position_embeddings", None) or config.max_position_embeddings
     for rope_type in rope_types_of(config) & {"dynamic", "longrope"}:
-        if most_positions > unstretched:
+        if most_positions > unstretched_positions(config):
             refuse("rope_type", rope_type, generation_config)
 
 
@@ -181,6 +188,11 @@ def check_attention(model: PreTrainedModel, config: PreTrainedConfig, generation
         )
 
 
+def asks(value: Any) -> bool:
+    """Whether a keyword argument of a forward is given, and no zeros as token_type_ids of a text are."""
+    return bool(value.any()) if torch.is_tensor(value) else bool(value)
+
+
 def holds_all(layer: Any) -> bool:
     """Whether a layer of a cache holds the keys and values of all its tokens, as far as is known."""
     if type(layer) is DynamicSlidingWindowLayer:
@@ -191,10 +203,14 @@ def holds_all(layer: Any) -> bool:
 def check_is_decoder(model: PreTrainedModel) -> None:
     """Refuses models that are no decoders over a cache and positions that can be given."""
     name, arguments = type(model).__name__, signature(model.forward).parameters
-    others = sorted({*layer_types_of(text_config_of(model))} - {FULL, SLIDING})
+    config = text_config_of(model)
+    # (GPT-Neo's local attention counts the columns of its cache.)
+    others = sorted({*layer_types_of(config), *getattr(config, "attention_layers", ())} - {FULL, SLIDING, "global"})
     reason = None
     if model.config.is_encoder_decoder:
         reason = "it has an encoder"
+    elif CACHE not in arguments and "past_key_values" in arguments:
+        reason = f"its forward takes past_key_values, and this transformers passes {CACHE}"
     elif CACHE not in arguments or keeps_state(model):
         reason = "it keeps a state that no cache can take back"
     elif others:
@@ -205,7 +221,8 @@ def check_is_decoder(model: PreTrainedModel) -> None:
         raise ValueError(f"{name} does not fit verified decoding: {reason}; leave out custom_generate.")
 
 
-def check_cache(cache: Any, config: PreTrainedConfig, generation_config: GenerationConfig) -> None:
+def check_cache(cache: Any, model: PreTrainedModel, generation_config: GenerationConfig) -> None:
+    config = model.config
     kind = type(cache).__name__
     if isinstance(cache, DynamicCache) and cache.offloading:
         kind += "(offloading=True)"
@@ -217,7 +234,7 @@ def check_cache(cache: Any, config: PreTrainedConfig, generation_config: Generat
             f"{CACHE}={kind} is not offered by decoding={generation_config.decoding!r}; pass a plain "
             'DynamicCache, or decoding="autoregressive".'
         )
-    if cache.get_seq_length() > 0 and hasattr(config, "head_dim"):
+    if cache.get_seq_length() > 0 and not is_stock(model):  # (layers of others may differ)
         heads, width = config.num_key_value_heads, config.head_dim
         layers = [(layer.keys.shape[1], layer.keys.shape[3]) for layer in cache.layers]
         if layers != [(heads, width)] * config.num_hidden_layers:

@@ -4,8 +4,11 @@ import os
 import shutil
 from pathlib import Path
 
+from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.new_folder import check_apart, check_links, check_out, complete_or_absent
-from wedlm.checkpoints.resolve import checkpoint_folder
+from wedlm.checkpoints.plan import copy_files
+from wedlm.checkpoints.resolve import COMPANIONS, CONFIG_FILE, checkpoint_folder, read_config
+from wedlm.checkpoints.shards import INDEX_FILE
 from wedlm.modeling_wedlm.hub_code import flat_files
 
 CARD = Path(__file__).parent / "verified-decoding" / "README.md"
@@ -27,11 +30,16 @@ def export_strategy(out: str | os.PathLike, base: str | None = None, overwrite: 
         source = checkpoint_folder(base, with_weights=True)
         check_links(source)
         check_apart(out, source)
+        if read_config(base, source).get("auto_map"):
+            raise CheckpointError(
+                f"{base} names code of its own (auto_map in config.json), which is not copied; leave MODEL out, and "
+                "pass custom_generate= to its generate()."
+            )
     with complete_or_absent(out, overwrite) as new:
-        if base is not None:
-            shutil.copytree(source, new, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "README.md", ".*"))
         (new / FOLDER).mkdir()
+        if base is not None:
+            copy_files(source, new, (CONFIG_FILE, "*.safetensors", INDEX_FILE, "README.md", *COMPANIONS))
         for name, code in {**flat_files(ROOT), "generate.py": ENTRY}.items():
             (new / FOLDER / name).write_text(code, encoding="utf-8")
-        shutil.copyfile(CARD, new / "README.md")
+        shutil.copyfile(CARD, (new if base is None else new / FOLDER) / "README.md")
     return out

@@ -50,6 +50,7 @@ FITTING = {
     "OPT": {"ffn_dim": 48, "word_embed_proj_dim": 32},
 }
 REFUSED = {
+    "GPTNeo": {"attention_types": [[["global", "local", "local"], 1]], "num_layers": 3, "num_heads": 4},
     "Mamba": {"state_size": 4},
     "Qwen3Next": {"head_dim": 8, **EXPERTS, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     "Lfm2": {"layer_types": ["conv", "full_attention", "conv"]},

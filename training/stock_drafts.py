@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from wedlm.generation.stock import masks_of_layers
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMTrainingOutput
@@ -63,16 +63,18 @@ class Given(nn.Module):
         super().__init__()
         self.hidden_states = hidden_states
 
-    def forward(self, *args, **kwargs) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=self.hidden_states)
+    def forward(self, *args, **kwargs) -> MoeModelOutputWithPast:
+        return MoeModelOutputWithPast(last_hidden_state=self.hidden_states)
 
 
 @contextmanager
 def decoder_of(model: PreTrainedModel, decoder: nn.Module) -> Iterator[None]:
     own = model.get_decoder()
-    (name,) = (name for name, child in model.named_children() if child is own)
-    setattr(model, name, decoder)
+    parent, name = next(
+        (module, name) for module in model.modules() for name, child in module.named_children() if child is own
+    )
+    setattr(parent, name, decoder)
     try:
         yield
     finally:
-        setattr(model, name, own)
+        setattr(parent, name, own)

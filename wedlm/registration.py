@@ -4,6 +4,7 @@ import importlib
 import sys
 from functools import wraps
 from importlib.abc import MetaPathFinder
+from inspect import signature
 from types import ModuleType
 
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
@@ -50,11 +51,13 @@ def take_decoding(mixin: type) -> None:
 
     @wraps(own)
     def generate(self, *args, **kwargs):
-        strategy = kwargs.get("custom_generate")
+        given = signature(own).bind_partial(self, *args, **kwargs).arguments
+        given |= given.get("kwargs", {})
+        strategy = given.get("custom_generate")
         is_ours = strategy == "wedlm" or STRATEGY_MODULE in {each.__module__ for each in type(strategy).__mro__}
-        if strategy is None and not getattr(self, "is_wedlm", False):
-            configs = (kwargs.get("generation_config", args[1] if len(args) > 1 else None), self.generation_config)
-            is_ours = "decoding" in kwargs or any(getattr(config, "decoding", None) for config in configs)
+        if strategy is None and self.config.model_type != MODEL_TYPE:
+            configs = (given.get("generation_config"), self.generation_config)
+            is_ours = "decoding" in given or any(getattr(config, "decoding", None) for config in configs)
         if not is_ours:
             return own(self, *args, **kwargs)
         return importlib.import_module(STRATEGY_MODULE).answer(self, own, args, kwargs)

@@ -5,13 +5,25 @@ import random
 import pytest
 import torch
 from helpers import CHECKPOINTS, left_padded, load, run_python, stock_model
-from stock_families import EOS, FITTING, PAD, REFUSED, VOCABULARY, stock
+from peft import get_peft_model
+from stock_families import EOS, FITTING, PAD, REFUSED, SHARED, VOCABULARY, stock
 from tiny_tokenizer import make_tokenizer
-from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from transformers.generation import BaseStreamer
 
 import wedlm
+from wedlm import DraftLoraConfig
+from wedlm.generation.custom_generate import resolved
 from wedlm.generation.transformers_internals import CACHE
+from wedlm.generation.validation import check_support
 
 LOOP = {"input_ids": torch.tensor([[5, 6, 7] * 5]), "max_new_tokens": 24, "do_sample": False, "pad_token_id": PAD}
 
@@ -242,3 +254,82 @@ print(seen, model.generate(torch.tensor([[3, 4]]), max_new_tokens=2).shape)
     printed = {which: run_python(code.replace("import wedlm, torch", f"import {which}torch"), tmp_path)
                for which in ("wedlm, ", "")}  # fmt: skip
     assert printed["wedlm, "] == printed[""] != ""
+
+
+def test_images_are_refused():
+    with pytest.raises(ValueError, match="pixel_values='Tensor' is not offered"):
+        check_support(stock("Llama"), resolved(stock("Llama").generation_config, {}), {"pixel_values": torch.ones(1)})
+    with pytest.raises(ValueError, match="mm_encoder_outputs='dict' is not offered"):
+        check_support(stock("Llama"), resolved(stock("Llama").generation_config, {}), {"mm_encoder_outputs": {"a": 1}})
+
+
+def test_autoregressive_decoding_is_that_of_transformers_whatever_the_mode():
+    model = stock("Llama")
+    beams = {**LOOP, "num_beams": 3, "num_return_sequences": 2}
+    assert torch.equal(model.generate(**beams, decoding="autoregressive", window_size=4), model.generate(**beams))
+
+
+def test_rotary_embeddings_that_stretch_are_refused_where_they_do():
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    config = LlamaConfig(**SHARED, rope_parameters={**rope, "original_max_position_embeddings": 64})
+    model = LlamaForCausalLM(config).eval()
+    with pytest.raises(ValueError, match="rope_type='longrope' is not offered"):
+        model.generate(**{**LOOP, "max_new_tokens": 60}, custom_generate=wedlm.verified)
+    assert torch.equal(model.generate(**LOOP, custom_generate=wedlm.verified), model.generate(**LOOP))
+
+
+def test_zeros_between_tokens_are_refused_where_layers_slide():
+    mask = torch.ones_like(LOOP["input_ids"])
+    mask[0, 4] = 0
+    with pytest.raises(ValueError, match="attention_mask has zeros between the tokens of a row"):
+        stock("Mistral, sliding").generate(**LOOP, attention_mask=mask, custom_generate=wedlm.verified)
+    expected = stock("Llama").generate(**LOOP, attention_mask=mask)
+    assert torch.equal(stock("Llama").generate(**LOOP, attention_mask=mask, custom_generate=wedlm.verified), expected)
+
+
+@pytest.mark.parametrize("name", ["GPT2", "OPT"])
+def test_a_text_may_fill_all_learned_positions(name):
+    model = stock(name)
+    longest = model.config.max_position_embeddings
+    inputs = left_padded([[5, 6, 7] * 70, [8, 9] * 20])
+    call = {
+        **inputs,
+        "max_new_tokens": longest - inputs["input_ids"].shape[1],
+        "pad_token_id": PAD,
+        "eos_token_id": 59,
+    }
+    arguments = {"custom_generate": wedlm.verified, "query_cost": 0, "window_size": 16}
+    assert torch.equal(model.generate(**call, **arguments), model.generate(**call))
+
+
+def test_an_adapter_and_a_processor_that_reads_the_text():
+    model = get_peft_model(load_llama(), DraftLoraConfig(r=2)).eval()
+    call = {**LOOP, "repetition_penalty": 1.2}
+    got = model.generate(**call, custom_generate=wedlm.verified, query_cost=0, return_dict_in_generate=True)
+    with model.disable_adapter():
+        assert torch.equal(got.sequences, model.generate(**call))
+    stock.cache_clear()
+
+
+def test_a_streamer_ends_with_every_error():
+    for arguments in ({"num_beams": 2}, {"no_such_argument": 1}, {"token_healing": True}):
+        recorder = Recorder()
+        with pytest.raises(ValueError):
+            stock("Llama").generate(**LOOP, custom_generate=wedlm.verified, streamer=recorder, **arguments)
+        assert recorder.tokens[-1:] == ["end"]
+
+
+def test_arguments_by_their_place():
+    model, recorder = stock("Llama"), Recorder()
+    arguments = {name: value for name, value in LOOP.items() if name != "input_ids"}
+    none = [None] * 6
+    got = model.generate(LOOP["input_ids"], *none, recorder, None, None, wedlm.verified, **arguments)
+    assert recorder.tokens == [*got[0].tolist(), "end"]
+
+
+def test_the_check_leaves_every_module_in_its_mode():
+    model = load_llama().train()
+    model.model.layers[0].eval()
+    model.generate(**LOOP, custom_generate=wedlm.verified)
+    assert model.training and not model.model.layers[0].training and model.model.layers[1].training
+    stock.cache_clear()

@@ -4,7 +4,14 @@ import pytest
 import torch
 from peft import get_peft_model
 from trainer_runs import samples
-from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from wedlm import DraftLoraConfig, WeDLMForCausalLM, convert_to_wedlm
 from wedlm.training.draft_collator import DraftCollator
@@ -66,3 +73,10 @@ def test_gradient_checkpointing_is_refused():
     model.gradient_checkpointing_enable()
     with pytest.raises(ValueError, match="gradient_checkpointing computes layers again .* LlamaForCausalLM"):
         model(**BATCH)
+
+
+def test_a_mixture_of_experts():
+    shape = {**SHAPE, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    output = adapted(Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape)))(**BATCH)
+    output.loss.backward()
+    assert output.target_losses.max() > 0

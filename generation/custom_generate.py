@@ -26,7 +26,7 @@ from wedlm.generation.transformers_internals import (
     resolved_generation_config,
     waits_for_other_ranks,
 )
-from wedlm.generation.validation import check_look_up, check_support, named_weights, refuse
+from wedlm.generation.validation import check_support, named_weights, refuse, take_look_up
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 PARAMETERS = ("decoding", *READS["verified"], "prompt_lookup_num_tokens", "max_matching_ngram_size")
@@ -124,10 +124,7 @@ def resolved(generation_config: GenerationConfig, settings: dict[str, Any]) -> G
             f"decoding={config.decoding!r} fills MASK tokens, which this model was not trained for; pass "
             'decoding="verified", or make a WeDLM of it (`wedlm convert`, then `wedlm train`).'
         )
-    num_looked_up = config.prompt_lookup_num_tokens
-    config.prompt_lookup_num_tokens = None if num_looked_up == 0 and type(num_looked_up) is int else num_looked_up
-    check_look_up(config)
-    config.num_looked_up, config.prompt_lookup_num_tokens = num_looked_up, None
+    take_look_up(config)
     if (mode := config.get_generation_mode()) not in MODES:
         refuse("generation mode", mode.value, config)
     return config

@@ -40,10 +40,10 @@ from wedlm.generation.transformers_internals import CACHE, check_is_filled, depr
 from wedlm.generation.validation import (
     check_in_vocabulary,
     check_inputs,
-    check_look_up,
     check_support,
     named_weights,
     refuse,
+    take_look_up,
     warn_of_call,
 )
 
@@ -69,8 +69,6 @@ class WeDLMGenerationMixin(GenerationMixin):
         acceptance_ratio (`float`, *optional*, defaults to 1.0): In greedy verified decoding, a draft is accepted if
             its probability is at least this share of the best token's. 1.0 writes the autoregressive text.
     """
-
-    is_wedlm = True
 
     @property
     def generation_config(self) -> GenerationConfig:
@@ -104,16 +102,9 @@ class WeDLMGenerationMixin(GenerationMixin):
         for name, value in (defaults | given).items():
             setattr(generation_config, name, value)
         check_parameters(generation_config)
-        # 0 turns off what is on by default in verified decoding.
-        num_looked_up = generation_config.prompt_lookup_num_tokens
-        if type(num_looked_up) is int and num_looked_up == 0:
-            generation_config.prompt_lookup_num_tokens = None
-        check_look_up(generation_config)
+        take_look_up(generation_config)
         if generation_config.decoding != "autoregressive":
             check_support(self, generation_config, model_kwargs)
-            # Under its own name, transformers would take its own assisted decoding.
-            generation_config.num_looked_up = num_looked_up
-            generation_config.prompt_lookup_num_tokens = None
         return generation_config, model_kwargs
 
     def _extract_generation_mode_kwargs(self, custom_generate, kwargs, *args) -> dict[str, Any]:

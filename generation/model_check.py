@@ -3,17 +3,20 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
 
 from wedlm.generation.decoding import forward_queries
 from wedlm.generation.row_cache import RowCache
-from wedlm.generation.stock import FITS, is_stock, text_config_of
+from wedlm.generation.stock import is_stock, text_config_of
 from wedlm.generation.transformers_internals import attention_of
 from wedlm.generation.window import Text, WindowQueries
 
 LOCK = Lock()
+# The attention implementation with which a model has passed.
+FITS: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 
 
 def check_fits(model: PreTrainedModel, num_rows: int = 1) -> None:

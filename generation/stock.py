@@ -3,7 +3,6 @@
 import math
 from contextlib import nullcontext
 from inspect import signature
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -12,17 +11,14 @@ from wedlm.generation.parameters import DECODINGS
 from wedlm.generation.transformers_internals import attention_of
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-# The attention implementation with which a model has passed `model_check.check_fits`.
-FITS: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 
 
 def is_stock(model: PreTrainedModel) -> bool:
-    # (The code beside a checkpoint of an older version has no such attribute.)
-    return not getattr(model, "is_wedlm", False) and getattr(model.config, "model_type", None) != "wedlm"
+    return model.config.model_type != "wedlm"
 
 
 def text_config_of(model: PreTrainedModel) -> PreTrainedConfig:
-    """The config of the decoder; a model that also sees has others beside it."""
+    """The config of the decoder; that of a vision-language model has others beside it."""
     return model.config.get_text_config(decoder=True)
 
 

@@ -149,6 +149,20 @@ def check_rope(config: PreTrainedConfig, most_positions: float, generation_confi
             refuse("rope_type", rope_type, generation_config)
 
 
+def take_look_up(generation_config: GenerationConfig) -> None:
+    """Checks the numbers of a look-up; in parallel decodings the number of drafts gets a name of ours.
+
+    Under its own name, transformers would take its own assisted decoding. 0 turns off what verified decoding has by
+    default.
+    """
+    num_looked_up = generation_config.prompt_lookup_num_tokens
+    if type(num_looked_up) is int and num_looked_up == 0:
+        generation_config.prompt_lookup_num_tokens = None
+    check_look_up(generation_config)
+    if generation_config.decoding != "autoregressive":
+        generation_config.num_looked_up, generation_config.prompt_lookup_num_tokens = num_looked_up, None
+
+
 def check_look_up(generation_config: GenerationConfig) -> None:
     """Refuses a look-up of drafts where nothing verifies them, and numbers that are none, in every decoding."""
     decoding = generation_config.decoding

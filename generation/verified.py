@@ -265,7 +265,7 @@ class VerifiedWindow(Window):
         first_open, is_alone = self.behind_leading, policy.acceptance_margin is not None
         self.num_drafts, groups = plan_step(
             self.chances,
-            (0.0 if policy.mask_token_id is None else NEXT_CHANCE) * self.corrections[:, 2:],
+            None if policy.mask_token_id is None else NEXT_CHANCE * self.corrections[:, 2:],
             num_open=(self.limit - first_open) * self.alive,
             most=self.most,
             query_cost=relative_cost(policy.query_cost, 1 if is_alone else num_rows),
@@ -302,7 +302,7 @@ class StepPlan(NamedTuple):
 
 def plan_step(
     chances: torch.Tensor,
-    next_chance: torch.Tensor,
+    next_chance: torch.Tensor | None,
     num_open: torch.Tensor,
     most: torch.Tensor,
     query_cost: float = 0.0,
@@ -321,7 +321,7 @@ def plan_step(
         chances (`torch.FloatTensor` of shape `(batch, window_size - 1)`): P(at least n drafts are accepted), n = 1, 2,
             ...; 0 where there is no draft.
         next_chance (`torch.FloatTensor` of shape `(batch, 1)`): P(a draft of a new group is accepted, if those before
-            it are).
+            it are). None: the model has no MASK, and there are no groups.
         num_open (`torch.LongTensor` of shape `(batch,)`): The slots that are still to be filled.
         most (`torch.LongTensor` of shape `(batch,)`): The most queries.
         query_cost (`float`, *optional*, defaults to 0.0): The cost of a query in each row, as a share of a forward.
@@ -334,6 +334,11 @@ def plan_step(
     rank = torch.arange(2 * size, device=chances.device)
     place, distance = rank[:size], rank[:size].clamp(min=1)
     of_drafts = pad(chances[:, : size - 1], (0, 1)) * (place < num_open[:, None])
+    if next_chance is None:
+        gains_above_cost = of_drafts.sub(pace, alpha=query_cost)
+        pays = (gains_above_cost if is_alone else gains_above_cost.mean(0)) > 0
+        num_drafts = (pays & (of_drafts > 0) & (place < most[:, None])).sum(-1)
+        return StepPlan(num_drafts, num_drafts[:, None].repeat(1, chances.shape[1] + 2))
     of_groups = pad(of_drafts[:, :-1], (1, 0), value=1.0) - of_drafts  # P(exactly n drafts are accepted)
     of_masks = next_chance**distance
     of_masks[:, :2].div_(2)

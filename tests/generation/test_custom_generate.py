@@ -1,6 +1,7 @@
 """Verified decoding of stock models by `generate(custom_generate=...)`: transformers' text, in fewer forwards."""
 
 import random
+from inspect import signature
 
 import pytest
 import torch
@@ -333,3 +334,30 @@ def test_the_check_leaves_every_module_in_its_mode():
     model.generate(**LOOP, custom_generate=wedlm.verified)
     assert model.training and not model.model.layers[0].training and model.model.layers[1].training
     stock.cache_clear()
+
+
+def test_a_model_that_takes_logits_to_keep_for_a_number_is_refused(monkeypatch):
+    model = load_llama()
+    forward = type(model).forward
+
+    def last_ones(self, *args, logits_to_keep=0, **kwargs):
+        return forward(self, *args, logits_to_keep=max(1, int(torch.as_tensor(logits_to_keep).sum())), **kwargs)
+
+    last_ones.__signature__ = signature(forward)
+    monkeypatch.setattr(type(model), "forward", last_ones)
+    with pytest.raises(ValueError, match="LlamaForCausalLM does not fit verified decoding"):
+        model.generate(**LOOP, custom_generate=wedlm.verified)
+    stock.cache_clear()
+
+
+def test_sharded_ranks_wait_for_each_other(monkeypatch):
+    model, seen = stock("Llama"), []
+
+    def is_unfinished(self, is_done, synced_gpus, device):
+        seen.append(synced_gpus)
+
+    monkeypatch.setattr(type(model), "_has_unfinished_sequences", is_unfinished)
+    monkeypatch.setattr("wedlm.generation.custom_generate.waits_for_other_ranks", lambda model: True)
+    model.generate(**LOOP, custom_generate=wedlm.verified)
+    model.generate(**LOOP, custom_generate=wedlm.verified, synced_gpus=False)
+    assert seen == [True, False]

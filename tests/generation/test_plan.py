@@ -148,3 +148,21 @@ def test_drafts_are_those_of_a_search_token_by_token(rows, num_drafts, most_matc
         assert num_matched[i] == length
         if length:
             assert drafts[i].tolist() == expected
+
+
+@given(st.data())
+@property_settings(60, deadline=None)
+def test_without_masks_the_drafts_are_those_that_are_taken_where_masks_promise_nothing(data):
+    batch, size = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 40))
+    torch.manual_seed(data.draw(st.integers(0, 2**32)))
+    chances = torch.rand(batch, size - 1).cumprod(-1) * (torch.rand(batch, size - 1) > 0.1).cumprod(-1)
+    more = {
+        "num_open": torch.randint(0, size + 2, (batch,)),
+        "most": torch.randint(0, 2 * size, (batch,)),
+        "query_cost": data.draw(st.sampled_from([0.0, 0.04, 0.3])),
+        "pace": torch.rand(batch, 1) * 3,
+        "is_alone": data.draw(st.booleans()),
+    }
+    expected = plan_step(chances, torch.zeros(batch, 1), **more)
+    for got, wanted in zip(plan_step(chances, None, **more), expected, strict=True):
+        assert torch.equal(got, wanted)

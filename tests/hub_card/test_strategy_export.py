@@ -1,5 +1,6 @@
 """`wedlm export --strategy`: the decoding alone, in a process that has transformers and torch only."""
 
+import json
 import shutil
 
 import pytest
@@ -65,3 +66,12 @@ def test_refusals(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = run("export", *words)
     assert result.exit_code == 2 and message in result.stderr and list(tmp_path.iterdir()) == []
+
+
+def test_a_base_with_code_of_its_own_is_refused(tmp_path):
+    config = {"model_type": "llama", "auto_map": {"AutoConfig": "code.Config"}}
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text(json.dumps(config))
+    result = run("export", tmp_path / "base", "--strategy", tmp_path / "out")
+    assert result.exit_code == 2 and "names code of its own (auto_map in config.json)" in result.stderr
+    assert not (tmp_path / "out").exists()

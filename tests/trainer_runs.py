@@ -8,6 +8,7 @@ from helpers import CHECKPOINTS, load, random_tokens
 from peft import get_peft_model
 
 from wedlm import DraftLoraConfig, WeDLMTrainer, WeDLMTrainingArguments
+from wedlm.training.packing import pack
 
 LENGTHS = (40, 21, 9, 33, 12, 27, 18, 30)
 
@@ -38,12 +39,14 @@ def arguments(folder, **fields):
     return WeDLMTrainingArguments(str(folder), **{**defaults, **fields})
 
 
-def trained(folder, model=None, dataset=None, resume=None, **fields):
-    """The weights that training changes, the log, and the trainer."""
+def trained(folder, model=None, dataset=None, room=0, resume=None, **fields):
+    """The weights that training changes, the log, and the trainer. With `room`, samples are packed into sequences."""
+    dataset = samples() if dataset is None else dataset
+    dataset = pack(dataset, room) if room else dataset
     args = arguments(folder, **fields)
     if model is None:
         model = adapted() if args.objective == "draft" else load(CHECKPOINTS / "q3")
-    trainer = WeDLMTrainer(model, args, train_dataset=samples() if dataset is None else dataset)
+    trainer = WeDLMTrainer(model, args, train_dataset=dataset)
     trainer.train(resume_from_checkpoint=resume)
     weights = {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
     return weights, [entry for entry in trainer.state.log_history if "loss" in entry], trainer

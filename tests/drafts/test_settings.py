@@ -7,7 +7,7 @@ import pytest
 from adapt_runs import write_prompts
 
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS
-from wedlm.drafts.settings import AdaptFolders, AdaptSettings, check_settings, record_settings
+from wedlm.drafts.settings import AdaptSettings, check_settings, record_settings
 
 OTHERS = {
     "num_prompts": 5, "num_held_out": 5, "max_new_tokens": 5, "temperature": 0.5, "minutes": 5.0, "steps": 5,
@@ -96,8 +96,3 @@ def test_a_damaged_record_is_refused(model, work, tmp_path):
 def test_settings_that_are_refused(wrong, sentence):
     with pytest.raises(ValueError, match=sentence):
         AdaptSettings("model", **wrong)
-
-
-def test_the_folders_are_beside_each_other(tmp_path):
-    folders = AdaptFolders(tmp_path / "drafts")
-    assert folders.work == tmp_path / "drafts.work"

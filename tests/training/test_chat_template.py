@@ -1,13 +1,13 @@
 """Which tokens of a conversation have loss."""
 
 import json
+import re
 
 import pytest
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 from tiers import property_settings
 from tiny_tokenizer import COLON, INSTRUCT, MARKED, QWEN3, QWEN25, THINKING, make_tokenizer
-from tokenizers import normalizers
 from training_data import CHAT, answers, assistant, prepare, user
 
 from wedlm.training.data_options import DataOptions
@@ -16,29 +16,6 @@ from wedlm.training.target_loss import NO_TARGET
 from wedlm.training.tokenization import tokenize_record
 
 pytestmark = pytest.mark.usefixtures("datasets_cache")
-
-
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        (QWEN25, ["sat<|im_end|>", "on the mat<|im_end|>"]),
-        (QWEN3, ["sat<|im_end|>", "<think>\n\n</think>\n\non the mat<|im_end|>"]),
-        (INSTRUCT, [" sat<|endoftext|>", " on the mat<|endoftext|>"]),
-        (COLON, [" sat<|im_end|>", " on the mat<|im_end|>"]),
-        (MARKED, ["sat<|im_end|>", "on the mat<|im_end|>"]),
-    ],
-    ids=["qwen2.5", "qwen3", "instruct", "colon", "marked"],
-)
-def test_loss_is_on_what_the_assistant_writes(template, expected):
-    tokenizer = make_tokenizer(template, trim_offsets=True)
-    whole = tokenizer.apply_chat_template(CHAT)["input_ids"]
-    for loss_on, shown in (("all", expected), ("last", expected[-1:])):
-        (sample,), _ = prepare([{"messages": CHAT}], tokenizer, loss_on=loss_on)
-        assert answers(sample, tokenizer) == shown
-        assert sample["input_ids"] == whole[: len(sample["input_ids"])]
-        pairs = zip(sample["labels"], sample["input_ids"], strict=True)
-        assert all(label in (NO_TARGET, token) for label, token in pairs)
-        assert sample["labels"][-1] != NO_TARGET  # nothing follows the last answer
 
 
 def written(template, messages):
@@ -69,17 +46,9 @@ def written(template, messages):
 
 
 CHARACTERS = st.text(st.sampled_from("abcthe dog\n\n  .:é€😀"), min_size=1, max_size=12)
-
-
 CONTENTS = CHARACTERS.filter(str.strip)
-
-
 THOUGHTS = st.builds("<think>\n{}\n</think>\n\n{}".format, CONTENTS, CONTENTS)
-
-
 ROUNDS = st.lists(st.tuples(CHARACTERS, st.one_of(CONTENTS, THOUGHTS)), min_size=1, max_size=4)
-
-
 TEMPLATES = {template: make_tokenizer(template) for template in (QWEN25, QWEN3, INSTRUCT, COLON, MARKED)}
 
 
@@ -135,14 +104,6 @@ def test_tool_calls_belong_to_the_turn(content):
     assert sample == same
 
 
-def test_normalized_text_keeps_its_answers():
-    """The normalizer shortens the text in front of the answer; offsets speak of the text before."""
-    tokenizer = make_tokenizer()
-    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
-    (sample,), _ = prepare([{"messages": [user("e\u0301" * 9), assistant("e\u0301a"), user("a")]}], tokenizer)
-    assert answers(sample, tokenizer) == ["\u00e9a<|im_end|>"]
-
-
 def test_private_characters_in_a_conversation_do_not_move_its_ends():
     """The end of a turn that Qwen3's template rewrites is found by a mark that the text does not hold."""
     tokenizer = make_tokenizer(QWEN3)
@@ -152,43 +113,29 @@ def test_private_characters_in_a_conversation_do_not_move_its_ends():
     assert summary.num_rewritten == 1
 
 
-def test_templates_that_are_refused():
-    double = [user("a"), assistant("b"), assistant("c")]
-    marks = "put {% generation %} marks into the chat template, or use loss_on='last'"
-    for template, chat, sentence in (
-        (THINKING, CHAT,
-         "the chat template does not write messages[1] after the generation prompt that a model would answer "
-         f"there; {marks}."),
-        (QWEN3, double,
-         "the chat template does not write messages[2] after the generation prompt that a model would answer "
-         f"there; {marks}."),
-        ("{% for message in messages %}{{ message.content[:1 if loop.last else 9] ~ loop.last }}{% endfor %}",
-         [user("ab"), assistant("cde"), user("f"), assistant("gh")],
-         "the chat template does not write messages[1] after the generation prompt that a model would answer "
-         f"there; {marks}."),
-        ("{% for message in messages %}{{ message.content }}{% endfor %}{{ '<|endoftext|>' if messages[-1].role == "
-         "'assistant' }}", CHAT, f"the chat template does not show where messages[1] ends; {marks}."),
-        ("{% for message in messages if message.role == 'user' %}{{ message.content }}{% endfor %}", CHAT,
-         f"the chat template writes nothing for messages[1]; {marks}."),
-        ("{{ raise_exception('Roles must alternate.') }}", CHAT,
-         "the chat template refuses the messages (Roles must alternate); change the one or the other."),
-        ("{{ messages[0].content + 3 }}", CHAT,
-         "the chat template refuses the messages (can only concatenate str (not \"int\") to str); change the "
-         "one or the other."),
-        ("{% generation %}{% endgeneration %}{{ messages[0].content }}", CHAT,
-         "the chat template marks nothing as written by the assistant; put its {% generation %} marks around "
-         "the assistant's content, or remove them."),
-    ):  # fmt: skip
-        with pytest.raises(TrainingError) as error:
-            prepare([{"messages": chat}], make_tokenizer(template))
-        assert str(error.value) == f"record 0: {sentence}"
+CONTENT = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "sentence"),
+    [
+        (THINKING, {}, "does not write messages[1] after the generation prompt that a model would answer there; put"),
+        (CONTENT + "{{ '<|endoftext|>' if messages[-1].role == 'assistant' }}", {},
+         "does not show where messages[1] ends; put {% generation %} marks into the chat template, or use"),
+        (CONTENT.replace(" %}", " if message.role == 'user' %}", 1), {}, "writes nothing for messages[1]; put"),
+        ("{{ raise_exception('Roles must alternate.') }}", {},
+         "refuses the messages (Roles must alternate); change the one or the other."),
+        ("{% generation %}{% endgeneration %}{{ messages[0].content }}", {},
+         "marks nothing as written by the assistant; put its {% generation %} marks around"),
+        ("{{ messages | length }}" + MARKED, {"loss_on": "last"},
+         "writes the text before messages[3] differently when no message follows; use a template in which"),
+    ],
+)  # fmt: skip
+def test_templates_that_are_refused(template, options, sentence):
+    with pytest.raises(TrainingError, match=re.escape(f"record 0: the chat template {sentence}")):
+        prepare([{"messages": CHAT}], make_tokenizer(template), **options)
+
+
+def test_the_last_answer_needs_no_other_answer_to_be_found():
     (sample,), _ = prepare([{"messages": CHAT}], make_tokenizer(THINKING), loss_on="last")
     assert answers(sample) == ["\n</think>\n\non the mat<|im_end|>"]
-    # With marks, the text before the last turn must not depend on it.
-    template = "{{ messages | length }}" + MARKED
-    with pytest.raises(TrainingError) as error:
-        prepare([{"messages": CHAT}], make_tokenizer(template), loss_on="last")
-    assert str(error.value) == (
-        "record 0: the chat template writes the text before messages[3] differently when no message follows; use "
-        "a template in which later messages do not change earlier ones."
-    )

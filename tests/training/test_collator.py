@@ -99,6 +99,21 @@ def test_a_batch_is_what_a_loop_makes(packed, block_size, seed, loss_weighting):
         torch.testing.assert_close(batch[name], torch.tensor(columns, dtype=batch[name].dtype), msg=name)
 
 
+@given(st.lists(samples, min_size=1, max_size=3), st.integers(1, 5), st.integers(0, 99))
+def test_idle_blocks_are_left_out_and_nothing_else(packed, block_size, seed):
+    sequences = [sequence(packed)]
+    whole, lean = (
+        collator(block_size=block_size, seed=seed, drop_idle_blocks=drop)(sequences) for drop in (False, True)
+    )
+    whole, lean = (by_sample(batch, sequences) for batch in (whole, lean))
+    for index, expected in whole.items():
+        places = range(len(expected["input_ids"]))
+        blocks = {expected["block_ids"][i] for i in places if expected["gammas"][i] > 0}
+        blocks = blocks or {max(expected["block_ids"])}
+        stays = [i for i in places if expected["stream_ids"][i] == 0 or expected["block_ids"][i] in blocks]
+        assert lean[index] == {name: [values[i] for i in stays] for name, values in expected.items()}
+
+
 # --- Draws ---
 
 SEQUENCES = [
@@ -144,10 +159,7 @@ def test_evaluation_draws_the_same_in_every_epoch():
     training.set_epoch(3)
     assert masked(evaluation(SEQUENCES)) == masked(first)
     assert masked(training(SEQUENCES)) != masked(first)
-    gammas, is_masked = draw_masks(np.arange(40) >= 1, 4, np.random.default_rng([5, 3]))
-    in_row = first["gammas"][0, first["sample_ids"][0] == 0]
-    expected = np.where(is_masked, gammas[np.arange(40) // 4], 0).astype("float32")
-    assert sorted(in_row[40:].tolist()) == sorted(expected.tolist())
+    assert masked(collator(seed=6).for_evaluation()(SEQUENCES)) != masked(first)
 
 
 def test_workers_that_run_on_see_the_epoch():
@@ -202,15 +214,13 @@ def test_with_probability_1_every_block_masks_its_last_tokens(maskable, block_si
         assert is_suffix(maskable[start : start + block_size], masked[start : start + block_size])
 
 
-def test_blocks_that_stay_uniform_keep_their_draws():
+def test_a_share_of_the_blocks_masks_its_last_tokens_and_the_others_keep_their_draws():
     maskable = np.ones(32 * 1000, dtype=bool)
-    plain, some, all_of_them = (drawn(maskable, 32, suffix_mask_probability=share) for share in (0.0, 0.3, 1.0))
-    assert np.array_equal(plain[0], some[0]) and np.array_equal(plain[0], all_of_them[0])
-    blocks = [masked.reshape(1000, 32) for _, masked in (plain, some, all_of_them)]
-    is_plain, is_tail = ((blocks[1] == other).all(axis=1) for other in (blocks[0], blocks[2]))
-    assert (is_plain | is_tail).all()
-    assert is_tail.mean() == pytest.approx(0.3 + 0.7 * (is_plain & is_tail).mean(), abs=0.1)
-    assert 0.25 < 1 - is_plain.mean() < 0.35
+    gammas, masks = zip(*(drawn(maskable, 32, suffix_mask_probability=p) for p in (0.0, 0.3, 1.0)), strict=True)
+    assert np.array_equal(gammas[0], gammas[1]) and np.array_equal(gammas[0], gammas[2])
+    plain, some, suffixes = (masked.reshape(1000, 32) for masked in masks)
+    is_plain, is_suffix = ((some == other).all(axis=1) for other in (plain, suffixes))
+    assert (is_plain | is_suffix).all() and 0.25 < 1 - is_plain.mean() < 0.35
 
 
 # --- Refusals ---
@@ -230,52 +240,26 @@ def test_arguments_out_of_range_are_refused(argument, message):
         collator(**argument)
 
 
-def test_a_missing_column_is_named():
-    columns = sequence([text(6)])
-    del columns["labels"]
-    with pytest.raises(ValueError, match="columns input_ids, .*, and labels is missing; pass input_ids"):
-        collator()([columns])
+SUMS = "A sequence has 6 input_ids, .*sample_lengths=.*sample_indices=.*add up"
 
 
 @pytest.mark.parametrize(
-    "change",
+    "change, message",
     [
-        {"sample_lengths": [5]},
-        {"sample_lengths": [6, 0], "sample_indices": [0, 1]},
-        {"labels": [-100] * 5},
-        {"sample_indices": [0, 1]},
+        ({"labels": None}, "columns input_ids, .*, and labels is missing; pass input_ids"),
+        ({"sample_lengths": [5]}, SUMS),
+        ({"sample_lengths": [6, 0], "sample_indices": [0, 1]}, SUMS),
+        ({"labels": [-100] * 5}, SUMS),
+        ({"sample_indices": [0, 1]}, SUMS),
+        ({"labels": [11, 12, 13, 14, 15, -100]}, "labels of sample 8 hold 11 at position 0, where input_ids hold 10"),
+        ({"input_ids": [MASK] * 6, "labels": [-100, *[MASK] * 5]}, "sample 8 hold the MASK token, 9, at position 1, "),
     ],
 )
-def test_lengths_that_do_not_add_up_are_refused(change):
-    with pytest.raises(ValueError, match="A sequence has 6 input_ids, .*sample_lengths=.*sample_indices=.*add up"):
-        collator()([{**sequence([text(6)]), **change}])
-
-
-def test_shifted_labels_are_refused():
-    columns = sequence([text(6)], [8])
-    columns["labels"] = columns["labels"][1:] + [-100]
-    with pytest.raises(
-        ValueError, match="labels of sample 8 hold 11 at position 0, where input_ids hold 10; labels are not"
-    ):
+def test_sequences_that_are_refused(change, message):
+    columns = {name: values for name, values in {**sequence([text(6)], [8]), **change}.items() if values is not None}
+    with pytest.raises(ValueError, match=message):
         collator()([columns])
 
 
-def test_a_mask_token_to_learn_is_refused():
-    with pytest.raises(ValueError, match="labels of sample 8 hold the MASK token, 9, at position 2, .*take it out"):
-        collator()([sequence([[(10, False), (11, True), (MASK, True)]], [8])])
-    collator()([sequence([[(MASK, False), (11, True)]])])  # in a prompt the user may have written it
-
-
-@given(st.lists(samples, min_size=1, max_size=3), st.integers(1, 5), st.integers(0, 99))
-def test_idle_blocks_are_left_out_and_nothing_else(packed, block_size, seed):
-    sequences = [sequence(packed)]
-    whole, lean = (
-        collator(block_size=block_size, seed=seed, drop_idle_blocks=drop)(sequences) for drop in (False, True)
-    )
-    whole, lean = (by_sample(batch, sequences) for batch in (whole, lean))
-    for index, expected in whole.items():
-        places = range(len(expected["input_ids"]))
-        blocks = {expected["block_ids"][i] for i in places if expected["gammas"][i] > 0}
-        blocks = blocks or {max(expected["block_ids"])}
-        stays = [i for i in places if expected["stream_ids"][i] == 0 or expected["block_ids"][i] in blocks]
-        assert lean[index] == {name: [values[i] for i in stays] for name, values in expected.items()}
+def test_a_prompt_may_have_mask():
+    collator()([sequence([[(MASK, False), (11, True)]])])

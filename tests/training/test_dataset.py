@@ -138,65 +138,57 @@ def test_the_number_of_a_streamed_record_depends_on_no_worker_and_no_rank():
         assert {tuple(sample["input_ids"]): sample["sample_indices"] for sample in others} == numbers
 
 
-def fingerprints(file, tokenizer=TOKENIZER, **options):
-    samples, _ = prepare_dataset(file, tokenizer, DataOptions(**options))
-    return samples._fingerprint, list(samples)
-
-
 def test_what_was_tokenized_before_is_found_again(tmp_path, monkeypatch):
     file = write_lines(tmp_path / "a.jsonl", [{"messages": CHAT}])
-    before = fingerprints(file, packing=True)
+    options = DataOptions(packing=True)
+    before, _ = prepare_dataset(file, TOKENIZER, options)
     TOKENIZER(["a", "a b"], padding=True)  # leaves its padding in the tokenizer's state
     monkeypatch.setattr(tokenization, "tokens_of", None)  # would fail if it were called
     for tokenizer in (TOKENIZER, make_tokenizer()):
-        assert fingerprints(file, tokenizer, packing=True) == before
+        again, _ = prepare_dataset(file, tokenizer, options)
+        assert again._fingerprint == before._fingerprint and list(again) == list(before)
 
 
-def test_a_change_of_template_tokenizer_option_or_data_is_never_missed(tmp_path, packing=True):
+def test_a_change_of_template_tokenizer_option_or_data_is_never_missed(tmp_path):
     file = write_lines(tmp_path / "a.jsonl", [{"messages": CHAT}])
-    tokenizer = make_tokenizer()
-    _, before = fingerprints(file, tokenizer, packing=packing)
-    tokenizer.chat_template = QWEN25.replace("the dog", "the cat")
-    _, other_template = fingerprints(file, tokenizer, packing=packing)
-    assert other_template[0]["input_ids"] != before[0]["input_ids"]
-    tokenizer.chat_template = QWEN25
-    for options in ({"loss_on": "last"}, {"extra_end_tokens": 1}, {"max_length": 30}):
-        _, samples = fingerprints(file, tokenizer, packing=packing, **options)
-        assert samples[0]["labels"] != before[0]["labels"], options
-    tokenizer.eos_token = "<|im_start|>"
-    _, samples = fingerprints(file, tokenizer, packing=packing, extra_end_tokens=1)
-    assert samples[0]["input_ids"][-1] == 1
-    tokenizer = make_tokenizer()
-    tokenizer.add_tokens(["cat"])
-    _, samples = fingerprints(file, tokenizer, packing=packing)
-    assert samples[0]["input_ids"] != before[0]["input_ids"]
+
+    def prepared(tokenizer, **options):
+        return list(prepare_dataset(file, tokenizer, DataOptions(packing=True, **options))[0])
+
+    other_template, other_end, other_tokens = (make_tokenizer() for _ in range(3))
+    other_template.chat_template = QWEN25.replace("the dog", "the cat")
+    other_end.eos_token = "<|im_start|>"
+    other_tokens.add_tokens(["cat"])
+    found = [
+        prepared(TOKENIZER),
+        prepared(other_template),
+        prepared(other_tokens),
+        *(prepared(TOKENIZER, **options) for options in ({"loss_on": "last"}, {"max_length": 30})),
+        *(prepared(tokenizer, extra_end_tokens=1) for tokenizer in (TOKENIZER, other_end)),
+    ]
     write_lines(file, [{"messages": [user("the dog"), *CHAT[1:]]}])
-    _, samples = fingerprints(file, packing=packing)
-    assert samples[0]["input_ids"] != before[0]["input_ids"]
+    found.append(prepared(TOKENIZER))
+    assert all(found[i] != found[j] for i in range(len(found)) for j in range(i))
     write_lines(file, [{"messages": CHAT}])
-    assert fingerprints(file, packing=packing)[1] == before
+    assert prepared(TOKENIZER) == found[0]
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["map", "streamed"])
 def test_a_dataset_that_is_empty_after_filtering(streaming):
-    records = Dataset.from_list([{"text": "the cat sat"}, {"text": "a <|mask|>"}, {"text": " "}])
+    records = Dataset.from_dict({"text": ["the cat sat", "a <|mask|>", " "]})
     if streaming:
         records = records.to_iterable_dataset()
-    with pytest.raises(TrainingError) as error:
+    dropped = "1 for blank text, 1 for longer than max_length, 1 for the MASK token in the data"
+    with pytest.raises(
+        TrainingError, match=rf"No sample is left of 3 records \(dropped: {dropped}\); change the data"
+    ):
         prepare_dataset(records, TOKENIZER, DataOptions(max_length=2, overlong="drop"))
-    assert str(error.value) == (
-        "No sample is left of 3 records (dropped: 1 for blank text, 1 for longer than max_length, "
-        "1 for the MASK token in the data); change the data, max_length=2 or overlong."
-    )
 
 
 def test_tokenizers_that_are_refused():
-    for tokenizer, record, sentence in (
-        (make_tokenizer(eos_token=None), {"text": "a"}, "The tokenizer has no end token; set tokenizer.eos_token."),
-        (make_tokenizer(None), {"messages": CHAT},
-         "record 0 has messages, but the tokenizer has no chat template; set tokenizer.chat_template, or give prompt "
-         "and completion as texts."),
-    ):  # fmt: skip
-        with pytest.raises(TrainingError) as error:
-            prepare([record], tokenizer)
-        assert str(error.value) == sentence
+    for tokenizer, sentence in (
+        (make_tokenizer(eos_token=None), "The tokenizer has no end token; set tokenizer.eos_token"),
+        (make_tokenizer(None), "record 0 has messages, but the tokenizer has no chat template; set .*, or give"),
+    ):
+        with pytest.raises(TrainingError, match=sentence):
+            prepare([{"messages": CHAT}], tokenizer)

@@ -8,10 +8,8 @@ from draft_models import save_adapter
 from peft import PeftModel
 from training_runs import run
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
 from wedlm.checkpoints.errors import CheckpointError
-from wedlm.commands import cli
 from wedlm.training.merge import merge_adapter
 
 
@@ -44,24 +42,24 @@ def test_qlora_and_merge(place, tmp_path):
     out = run(place, tmp_path / "out", "qlora", lora_r=4)
     report = json.loads((out / "training_report.json").read_text())
     assert 0 < report["train"]["loss"] < 20
-    result = CliRunner().invoke(cli.app, ["merge", str(out), str(tmp_path / "merged")])
-    assert result.exit_code == 0
-    AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    AutoModelForCausalLM.from_pretrained(merge_adapter(str(out), tmp_path / "merged"))
 
 
-def test_a_merge_that_cannot_be(tmp_path, place):
-    result = CliRunner().invoke(cli.app, ["merge", str(place / "model"), str(tmp_path / "out")])
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1) and "is no adapter of PEFT" in result.stderr
+@pytest.mark.parametrize(
+    ("base", "sentence"),
+    [
+        (None, "is no adapter of PEFT"),
+        ("gone", "was trained on, cannot be loaded"),
+        ("model", r"adapter cannot be merged \(.*; train or copy it again"),  # it has no weights
+    ],
+)
+def test_a_merge_that_cannot_be(tmp_path, place, base, sentence):
     (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text(
-        json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / "gone")})
-    )
-    result = CliRunner().invoke(cli.app, ["merge", str(tmp_path / "adapter"), str(tmp_path / "out")])
-    assert result.exit_code == 2 and "was trained on, cannot be loaded" in result.stderr
-    adapter = json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(place / "model")})
-    (tmp_path / "adapter" / "adapter_config.json").write_text(adapter)  # and no weights
-    result = CliRunner().invoke(cli.app, ["merge", str(tmp_path / "adapter"), str(tmp_path / "out")])
-    assert (result.exit_code, "cannot be merged" in result.stderr) == (2, True)
+    if base is not None:
+        config = {"peft_type": "LORA", "base_model_name_or_path": str(place / base)}
+        (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=sentence):
+        merge_adapter(str(tmp_path / "adapter"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -2,8 +2,8 @@
 
 import json
 import shutil
-from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from training_runs import run
@@ -14,8 +14,6 @@ from wedlm.checkpoints.errors import CheckpointError
 from wedlm.training.output_dir import REPORT_FILE, RUN_FILE, checkpoint_size
 from wedlm.training.run_arguments import RunArguments
 from wedlm.training.run_errors import TrainingError
-
-Usage = namedtuple("Usage", "total used free")
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_data_are_read(place, tmp_path):
@@ -28,10 +26,8 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_data_are_read(pla
 
 
 def test_room_for_a_checkpoint(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 1000))
-    with pytest.raises(
-        CheckpointError, match=r"out/checkpoint needs 0.00 GB and its disk has 0.00 GB free; free some"
-    ):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(CheckpointError, match="out/checkpoint needs 0.00 GB and its disk has 0.00 GB free; free"):
         run(place, tmp_path / "out", model=place / "qwen", train_data="nowhere.jsonl")
     assert not (tmp_path / "out").exists()
 
@@ -63,15 +59,11 @@ def stopped(finished, out):
     return out
 
 
-@pytest.mark.parametrize("max_steps", [3, 5])
-def test_a_finished_run_is_not_replaced_unasked(place, three_steps, max_steps):
+def test_a_finished_run_is_not_replaced_unasked(place, three_steps):
     before = contents(three_steps)
-    with pytest.raises(
-        TrainingError,
-        match=r"output_dir=.*out holds a finished run; pass --resume_from_checkpoint true to go on from its last "
-        r"checkpoint, pass --overwrite to replace it, or choose another folder\.$",
-    ):
-        run(place, three_steps, max_steps=max_steps)
+    remedies = "pass --resume_from_checkpoint true to go on from its last checkpoint, pass --overwrite to replace it"
+    with pytest.raises(TrainingError, match=f"output_dir=.*out holds a finished run; {remedies}, or choose another"):
+        run(place, three_steps, max_steps=3)
     assert contents(three_steps) == before
 
 

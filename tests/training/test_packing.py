@@ -39,12 +39,8 @@ def test_packing_loses_and_cuts_nothing_and_fits_as_the_slow_reference(case):
 
 
 def test_a_sample_that_is_too_long_is_refused():
-    with pytest.raises(TrainingError) as error:
+    with pytest.raises(TrainingError, match="of 11 tokens does not fit into a sequence of max_length=10; truncate or"):
         best_fit([3, 11], 10)
-    assert (
-        str(error.value)
-        == "A sample of 11 tokens does not fit into a sequence of max_length=10; truncate or drop it first."
-    )
 
 
 def test_a_dataset_is_packed_as_its_columns_are(tmp_path, monkeypatch):
@@ -52,9 +48,7 @@ def test_a_dataset_is_packed_as_its_columns_are(tmp_path, monkeypatch):
     lengths = [3, 6, 7, 2, 1, 9, 4]
     samples = {
         "input_ids": [[i] * length for i, length in enumerate(lengths)],
-        "labels": [[-i] * length for i, length in enumerate(lengths)],
         "sample_lengths": [[length] for length in lengths],
-        "sample_indices": [[i] for i in range(len(lengths))],
     }
     packed = pack(Dataset.from_dict(samples), 10)
     assert {name: packed[name][:] for name in samples} == pack_batch(samples, 10)

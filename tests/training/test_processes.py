@@ -10,8 +10,6 @@ from processes import run_two_processes
 from trainer_runs import LENGTHS, assert_same, samples, trained
 from training_runs import CONFIGS
 
-from wedlm.training.packing import pack
-
 SCRIPT = """
 import datetime, json, os, sys
 os.environ["DS_ACCELERATOR"] = "cpu"  # for DeepSpeed
@@ -49,9 +47,7 @@ UNEVEN = [*LENGTHS, 14, 25, 38]
 
 def run(folder, fields):
     fields = dict(fields)
-    dataset = samples(fields.pop("lengths", LENGTHS))
-    room = fields.pop("room", 0)
-    return trained(folder, dataset=pack(dataset, room) if room else dataset, **fields)
+    return trained(folder, dataset=samples(fields.pop("lengths", LENGTHS)), **fields)
 
 
 def assert_same_in_two_processes(folder, ways):

@@ -20,36 +20,29 @@ def test_the_command_line_overrides_the_file(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(
         "model: a\ntrain_data: [b, c]\noutput_dir: d\nlearning_rate: 1e-4\npacking: true\nfsdp_config: {x: 1}\n"
-    )
-    run, training = parse([str(path), "--train_data", "e", "--block_size=4"])
-    assert (run.model, run.train_data, training.learning_rate, training.packing) == ("a", ["e"], 1e-4, True)
-    assert training.block_size == 4
-    run, training = parse([str(path), "--packing", "false"])
-    assert run.train_data == ["b", "c"] and not training.packing
-
-
-def test_what_yaml_means(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text(
-        "model: a\ntrain_data: b\noutput_dir: d\nsave_strategy: no\neval_data: []\nlora_target_modules: [q, v]\n"
-        "run_name: -x\nwarmup_steps: null\npacking: false\n"
+        "save_strategy: no\neval_data: []\nrun_name: -x\nwarmup_steps: null\n"
     )
     run, training = parse([str(path)])
-    assert (training.save_strategy, run.eval_data, run.lora_target_modules) == ("no", [], ["q", "v"])
-    assert (training.run_name, training.packing) == ("-x", False)
+    assert (run.model, run.train_data, run.eval_data, training.learning_rate) == ("a", ["b", "c"], [], 1e-4)
+    assert (training.packing, training.save_strategy, training.run_name) == (True, "no", "-x")
+    run, training = parse([str(path), "--train_data", "e", "--block_size=4", "--packing", "false"])
+    assert (run.train_data, training.block_size, training.packing) == (["e"], 4, False)
 
 
+FOUND_BY_TRANSFORMERS = ("modules that are none", "a streamed dataset without an end", "evaluation of nothing")
 REFUSED = {
-    "an unknown argument": (
-        ["--learning_rat", "1"],
-        "no argument 'learning_rat'; did you mean le",
-    ),
+    "an unknown argument": (["--learning_rat", "1"], "no argument 'learning_rat'; did you mean le"),
     "a strange argument": (["--qqqqqqqq", "1"], "no argument 'qqqqqqqq'; docs/train.md"),
     "a word that belongs to none": (["--seed", "1", "b"], "'b' belongs to no argument"),
     "no number": (["--learning_rate", "fast"], "argument --learning_rate.*: invalid float value: 'fast'"),
     "no model": ([], "the following arguments are required: --model, --train_data"),
     "a negative weight": (["--ar_loss_weight", "-1"], "ar_loss_weight=-1.0 is negative; pass 0"),
     "a choice that is none": (["--overlong", "cut"], "--overlong: invalid choice: 'cut'"),
+    "one token": (["--max_length", "1"], "max_length=1 is too small; pass at least 2 tokens"),
+    "negative end tokens": (["--extra_end_tokens", "-1"], "extra_end_tokens=-1 is negative; pass 0 or more"),
+    "no process": (["--num_proc", "0"], "num_proc=0 is no number of processes; pass 1 or more"),
+    "a window of one": (["--draft_window", "1"], "draft_window=1 is not from 2 to 32: .*; pass a number in between"),
+    "a wide window": (["--draft_window", "33"], "draft_window=33 is not from 2 to 32"),
     "missing data": (["--train_data", "nowhere.jsonl"], "nowhere.jsonl"),
     "no checkpoint": (["--model", "."], "^. has no config.json, so it is no checkpoint; give the folder of one."),
     "no rank": (["--lora_r", "-1"], "lora_r=-1 is no rank"),
@@ -62,23 +55,13 @@ REFUSED = {
         "max_steps has to be specified",
     ),
     "evaluation of nothing": (["--eval_strategy", "steps"], "didn.t pass an `eval_dataset`"),
-    "a type that is none": (["--dtype", "float31"], "--dtype: invalid choice: 'float31'"),
     "an output that is a file": (["--output_dir", "file"], "output_dir=file is a file"),
-    "attention that cannot": (
-        ["--attn_implementation", "flash_attention_2"],
-        "cannot express the attention of the two",
-    ),
-    "smoothed labels": (
-        ["--label_smoothing_factor", "0.1"],
-        "label_smoothing_factor=0.1 is not supported, .*leave it out",
-    ),
+    "attention that cannot": (["--attn_implementation", "flash_attention_2"], "cannot express the attention of the"),
+    "smoothed labels": (["--label_smoothing_factor", "0.1"], "label_smoothing_factor=0.1 is not supported, .*leave"),
     "modules that are none": (["--lora_r", "4", "--lora_target_modules", "nothing"], "nothing"),
     "a draft adapter without LoRA": (["--objective", "draft"], 'objective="draft" needs lora_r'),
     "QLoRA without LoRA": (["--load_in_4bit", "true"], "load_in_4bit=True needs lora_r"),
 }
-
-
-FOUND_BY_TRANSFORMERS = ("modules that are none", "a streamed dataset without an end", "evaluation of nothing")
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -99,14 +82,17 @@ def test_bad_input_is_one_sentence_and_exit_code_2(place, tmp_path, monkeypatch,
         assert result.stderr.count("\n") == 1
 
 
-def test_an_unknown_name_in_the_file(tmp_path):
-    (tmp_path / "config.yaml").write_text("modle: a\n")
-    with pytest.raises(TrainingError, match="no argument 'modle'; did you mean model"):
-        parse([str(tmp_path / "config.yaml")])
-    (tmp_path / "config.yaml").write_text("- a\n")
-    with pytest.raises(TrainingError, match="cannot be read as YAML .*directory.*; correct the name or the file"):
-        parse([str(tmp_path)])
-    with pytest.raises(TrainingError, match="holds no arguments; write a line"):
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("modle: a", "no argument 'modle'; did you mean model"),
+        ("- a", "holds no arguments; write a line"),
+        ("a: [", r"cannot be read as YAML \(.*\); correct the name or the file"),
+    ],
+)
+def test_files_that_are_refused(tmp_path, content, sentence):
+    (tmp_path / "config.yaml").write_text(content)
+    with pytest.raises(TrainingError, match=sentence):
         parse([str(tmp_path / "config.yaml")])
 
 

@@ -17,10 +17,10 @@ from training_runs import CONFIGS, TOY, words
 from wedlm.training.run_errors import TrainingError, as_training_errors, ended_process_errors, full_disk_errors
 
 
-@pytest.mark.parametrize("kind", [ValueError, OSError, ImportError, RuntimeError])
-def test_errors_of_others_become_one_line_of_the_same_words(kind):
-    with pytest.raises(TrainingError, match="^a sentence of two lines$"), as_training_errors():
-        raise kind("a sentence\n  of two lines")
+def test_errors_of_others_become_one_line_of_the_same_words():
+    for kind in (ValueError, OSError, ImportError, RuntimeError):
+        with pytest.raises(TrainingError, match="^a sentence of two lines$"), as_training_errors():
+            raise kind("a sentence\n  of two lines")
 
 
 # --- Full disks ---
@@ -55,7 +55,7 @@ def test_other_errors_of_writing_stay_as_they_are(tmp_path):
 SENTENCE = (
     r"Process 0 of 2 ends, because another one has ended or does not answer \(%s\); .* pass resume_from_checkpoint"
 )
-TWO = SimpleNamespace(world_size=2, process_index=0)
+ONE, TWO = (SimpleNamespace(world_size=size, process_index=0) for size in (1, 2))
 
 
 @pytest.fixture
@@ -70,18 +70,14 @@ def sigterm():
     [
         (RuntimeError("[gloo/transport/tcp/pair.cc:9] Connection closed by peer. See it."), ".*closed by peer"),
         (DistNetworkError("The server has closed"), "The server has closed"),
+        (None, "the launcher has sent SIGTERM"),
     ],
 )
-def test_the_error_of_a_collective(sigterm, error, reason):
-    with pytest.raises(TrainingError, match=SENTENCE % reason):
-        with ended_process_errors(TWO):
-            raise error
-
-
-def test_the_signal_of_a_launcher(sigterm):
-    with pytest.raises(TrainingError, match=SENTENCE % "the launcher has sent SIGTERM"):
-        with ended_process_errors(TWO):
+def test_the_end_of_another_process_is_one_sentence(sigterm, error, reason):
+    with pytest.raises(TrainingError, match=SENTENCE % reason), ended_process_errors(TWO):
+        if error is None:
             signal.raise_signal(signal.SIGTERM)
+        raise error
     signal.raise_signal(signal.SIGTERM)  # a second one does not keep the sentence from being printed
 
 
@@ -89,10 +85,10 @@ def test_other_errors_and_runs_stay_as_they_are(sigterm):
     with ended_process_errors(TWO):
         pass
     assert signal.getsignal(signal.SIGTERM) == sigterm
-    with pytest.raises(RuntimeError, match="^shapes do not match$"), ended_process_errors(TWO):
-        raise RuntimeError("shapes do not match")
-    with pytest.raises(RuntimeError, match="gloo"), ended_process_errors(SimpleNamespace(world_size=1)):
-        raise RuntimeError("gloo")
+    for error, run in ((RuntimeError("shapes do not match"), TWO), (RuntimeError("gloo"), ONE)):
+        with pytest.raises(RuntimeError) as raised, ended_process_errors(run):
+            raise error
+        assert raised.value is error
 
 
 @pytest.mark.full

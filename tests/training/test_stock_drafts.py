@@ -77,6 +77,4 @@ def test_gradient_checkpointing_is_refused():
 
 def test_a_mixture_of_experts():
     shape = {**SHAPE, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    output = adapted(Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape)))(**BATCH)
-    output.loss.backward()
-    assert output.target_losses.max() > 0
+    assert adapted(Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape)))(**BATCH).target_losses.max() > 0

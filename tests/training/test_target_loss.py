@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from helpers import CHECKPOINTS, MASK, load, random_tokens
-from peft import LoraConfig, get_peft_model
+from helpers import load, random_tokens
 
-from wedlm import DualStreamCollator
 from wedlm.training import target_loss
 
 
@@ -46,19 +44,12 @@ def test_loss_and_gradients_are_those_of_all_logits(checkpoint, monkeypatch, que
     torch.testing.assert_close(gradients(model), gradients(other), atol=1e-4, rtol=1e-4)
 
 
-def sizes_of_chunks(head):
-    """The number of queries in each call of a head from now on, be it with the head's hooks or without."""
-    seen, forward = [], head.forward
-    head.forward = lambda queries: seen.append(len(queries)) or forward(queries)
-    return seen
-
-
 def test_only_queries_with_a_target_reach_the_head(model, monkeypatch):
     monkeypatch.setattr(target_loss, "QUERIES_PER_CHUNK", 5)
-    seen = sizes_of_chunks(model.lm_head)
-    values = inputs()
-    model(**values)
-    count = int((values["targets"] != -100).sum())
+    seen, forward = [], model.lm_head.forward
+    model.lm_head.forward = lambda queries: seen.append(len(queries)) or forward(queries)
+    model(**inputs())
+    count = int((inputs()["targets"] != -100).sum())
     assert seen == [5] * (count // 5) + [count % 5] * (count % 5 > 0)
 
 
@@ -87,35 +78,3 @@ def test_a_batch_without_targets_has_a_loss_of_0_and_a_gradient_everywhere(model
 def test_half_of_the_arguments_and_labels_beside_them_are_refused(model, change):
     with pytest.raises(ValueError, match="targets, teachers, target_weights and labels: .*; leave out the others"):
         model(**{**inputs(), **change})
-
-
-# --- With adapters ---
-
-
-def adapted(checkpoint, **kwargs):
-    torch.manual_seed(0)
-    return get_peft_model(load(checkpoint), LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", **kwargs))
-
-
-def test_a_head_that_peft_wraps_is_the_one_that_is_trained():
-    model = adapted(CHECKPOINTS / "q25", modules_to_save=["lm_head"]).train()
-    before = model(**inputs()).loss.item()
-    with torch.no_grad():
-        model.base_model.model.lm_head.modules_to_save["default"].weight.mul_(0.5)
-    output = model(**inputs())
-    assert output.loss.item() != pytest.approx(before, abs=1e-2)
-    output.loss.backward()
-    trained = {name for name, weight in model.named_parameters() if weight.grad is not None}
-    assert any("lm_head.modules_to_save.default" in name for name in trained)
-    assert not any("lm_head.original_module" in name for name in trained)
-
-
-def test_the_mask_row_alone_can_be_trained(checkpoint):
-    model = adapted(checkpoint, trainable_token_indices={"embed_tokens": [MASK]}).train()
-    text = random_tokens(1, 20)[0].tolist()
-    sequence = {"input_ids": text, "labels": [-100] * 2 + text[2:], "sample_lengths": [20], "sample_indices": [0]}
-    model(**DualStreamCollator(mask_token_id=MASK, block_size=4)([sequence])).loss.backward()
-    trained = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
-    (name,) = (name for name in trained if "trainable_tokens" in name)
-    assert trained[name].abs().sum() > 0
-    assert all("lora_" in name or "trainable_tokens" in name for name in trained)

@@ -125,39 +125,26 @@ def test_preview(place, tmp_path, capsys):
 # --- Its parts ---
 
 
-def arguments(**fields):
-    return WeDLMTrainingArguments("out", use_cpu=True, **fields)
-
-
-def copy_with(folder, out, name, **fields):
-    """Copies a checkpoint and sets fields of one of its JSON files."""
-    shutil.copytree(folder, out)
-    path = out / name
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-    return str(out)
-
-
-def test_code_in_a_checkpoint_is_not_run_and_nobody_is_asked(place, tmp_path, monkeypatch):
-    questions = []
-    monkeypatch.setattr("builtins.input", lambda question="": questions.append(question) or "y")
-    code = "raise AssertionError('runs')\n"
-    config = {"model_type": "foreign", "auto_map": {"AutoConfig": "foreign.Config"}}
-    folder = copy_with(place / "qwen", tmp_path / "config", "config.json", **config)
-    (tmp_path / "config" / "foreign.py").write_text(code)
-    with pytest.raises(TrainingError, match="config is no checkpoint with a tokenizer .*trust_remote_code"):
-        read_config_and_tokenizer(RunArguments(folder, []))
-    tokenizer = {"tokenizer_class": "Foreign", "auto_map": {"AutoTokenizer": ["foreign.Foreign", None]}}
-    folder = copy_with(place / "model", tmp_path / "tokenizer", "tokenizer_config.json", **tokenizer)
-    (tmp_path / "tokenizer" / "foreign.py").write_text(code)
-    with pytest.raises(TrainingError, match="tokenizer is no checkpoint with a tokenizer .*trust_remote_code"):
-        read_config_and_tokenizer(RunArguments(folder, []))
-    assert questions == []
+@pytest.mark.parametrize(
+    ("source", "name", "fields"),
+    [
+        ("qwen", "config.json", {"model_type": "foreign", "auto_map": {"AutoConfig": "foreign.Config"}}),
+        ("model", "tokenizer_config.json",
+         {"tokenizer_class": "Foreign", "auto_map": {"AutoTokenizer": ["foreign.Foreign", None]}}),
+    ],
+)  # fmt: skip
+def test_code_in_a_checkpoint_is_not_run_and_nobody_is_asked(place, tmp_path, monkeypatch, source, name, fields):
+    monkeypatch.setattr("builtins.input", lambda question="": pytest.fail(question))
+    folder = shutil.copytree(place / source, tmp_path / "model")
+    (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | fields))
+    (folder / "foreign.py").write_text("raise AssertionError('runs')\n")
+    with pytest.raises(TrainingError, match="model is no checkpoint with a tokenizer .*trust_remote_code"):
+        read_config_and_tokenizer(RunArguments(str(folder), []))
 
 
 def test_a_qwen_is_converted_unless_a_resumed_run_has_done_it(place, tmp_path):
     run_arguments = RunArguments(str(place / "qwen"), [])
-    training = arguments()
-    training.output_dir = str(tmp_path)
+    training = WeDLMTrainingArguments(str(tmp_path), use_cpu=True)
     times = []
     for is_resumed in (True, True, False):
         folder = convert_model(run_arguments, training, is_resumed)
@@ -167,18 +154,14 @@ def test_a_qwen_is_converted_unless_a_resumed_run_has_done_it(place, tmp_path):
 
 @pytest.mark.parametrize(
     ("asked", "rank", "dtype"),
-    [
-        ("auto", 0, torch.float32),
-        ("auto", 4, torch.bfloat16),
-        ("bfloat16", 0, torch.bfloat16),
-        ("float32", 4, torch.float32),
-    ],
+    [("auto", 0, torch.float32), ("auto", 4, torch.bfloat16), ("bfloat16", 0, torch.bfloat16)],
 )
 def test_the_type_of_the_weights(place, tmp_path, asked, rank, dtype):
     AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
     folder = str(tmp_path / "half")
     run_arguments = RunArguments(folder, [], dtype=asked, lora_r=rank)
-    assert load_model(folder, run_arguments, arguments()).get_input_embeddings().weight.dtype == dtype
+    model = load_model(folder, run_arguments, WeDLMTrainingArguments("out", use_cpu=True))
+    assert model.get_input_embeddings().weight.dtype == dtype
 
 
 # --- The documentation ---

@@ -69,8 +69,8 @@ def test_prompts_that_are_trained_on_are_not_measured(tmp_path):
     [
         (
             "answers",
-            "".join(json.dumps({"prompt": f"a{n}"}) + "\n" for n in range(8)),
-            "--answers .* has prompts without answers; give them as --prompts",
+            '{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "c"}\n{"prompt": "d"}\n',
+            "--answers .* without answers",
         ),
         ("prompts", '{"prompt": "a"}\n' * 9, "--prompts .* has 1 different prompts, too few .*; give at least 4"),
         ("prompts", "", "--prompts .* holds no examples; write a line of JSON for each"),

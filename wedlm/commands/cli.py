@@ -354,16 +354,16 @@ def adapt(
     options = locals()  # by the names of AdaptSettings
     with refusals(debug), extra("train"):
         from wedlm.drafts.check import check_adapt, what_is_done
-        from wedlm.drafts.settings import AdaptFolders, AdaptSettings
+        from wedlm.drafts.settings import AdaptSettings
 
         settings = AdaptSettings(**{field.name: options[field.name] for field in fields(AdaptSettings)})
-        folders = AdaptFolders(out.resolve())
-        tasks = check_adapt(settings, folders, overwrite)
+        out = out.resolve()
+        tasks = check_adapt(settings, out, overwrite)
         if os.environ.get("RANK", "0") == "0":  # torch, which knows the processes, is imported later
             typer.echo(what_is_done(settings, tasks))
         from wedlm.drafts.adapt import adapt
 
-        adapt(settings, tasks, folders, overwrite)
+        adapt(settings, tasks, out, overwrite)
 
 
 @command(epilog="Example: wedlm serve tencent/WeDLM-8B-Instruct --dtype bfloat16 --port 8000")

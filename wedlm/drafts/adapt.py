@@ -32,7 +32,7 @@ from wedlm.drafts.adapter_training import LOG_FILE, train_adapter
 from wedlm.drafts.answers import answer_all, check_prompts, expected_minutes
 from wedlm.drafts.measure import measure
 from wedlm.drafts.prompt_split import Tasks
-from wedlm.drafts.settings import FILES, AdaptError, AdaptFolders, AdaptSettings, record_settings
+from wedlm.drafts.settings import FILES, AdaptError, AdaptSettings, record_settings, work_folder
 from wedlm.generation.model_check import check_fits
 from wedlm.training.draft_lora import LAYERS
 
@@ -42,33 +42,25 @@ ON_A_CPU = (
 )
 
 
-def adapt(settings: AdaptSettings, tasks: Tasks, folders: AdaptFolders, overwrite: bool = False) -> None:
+def adapt(settings: AdaptSettings, tasks: Tasks, out: Path, overwrite: bool = False) -> None:
     """Makes a draft adapter, and prints its table."""
     on_cpu = not torch.cuda.is_available() if settings.device is None else settings.device == "cpu"
-    # Processes wait for each other behind conversion and answers, which take hours.
+    # Processes wait for each other behind the answers, which take hours.
     state = PartialState(cpu=on_cpu, timeout=timedelta(days=7))
     logging.set_verbosity_error()
     if on_cpu:
-        say(ON_A_CPU, state)
+        state.print(ON_A_CPU, flush=True)
+    work = work_folder(out)
     try:
-        base = settings.model
-        answer(settings, tasks, base, folders.work, state)
-        tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
-        adapter = train_adapter(settings, base, tokenizer, folders.work)
+        answer(settings, tasks, work, state)
+        tokenizer = AutoTokenizer.from_pretrained(settings.model, trust_remote_code=False)
+        adapter = train_adapter(settings, tokenizer, work)
     except KeyboardInterrupt:
-        if state.is_main_process:
-            print(f"\nStopped; the same command goes on from {folders.work}.", file=sys.stderr)
+        state.print(f"\nStopped; the same command goes on from {work}.", file=sys.stderr)
         raise
     if state.is_main_process:
-        say("The prompts that were held out are answered token by token and verified.", state)
-        results = measure(settings, tasks, adapter, folders.work)
-        finish(settings, results, adapter, folders, overwrite)
-
-
-def say(sentence: str, state: PartialState) -> None:
-    """Prints a sentence at once, in one of several processes."""
-    if state.is_main_process:
-        print(sentence, flush=True)
+        print("The prompts that were held out are answered token by token and verified.", flush=True)
+        finish(settings, measure(settings, tasks, adapter, work), adapter, out, overwrite)
 
 
 def check_model(model: PreTrainedModel) -> None:
@@ -82,43 +74,37 @@ def check_model(model: PreTrainedModel) -> None:
     check_fits(model)
 
 
-def answer(settings: AdaptSettings, tasks: Tasks, base: str, work: Path, state: PartialState) -> None:
+def answer(settings: AdaptSettings, tasks: Tasks, work: Path, state: PartialState) -> None:
     """Lets the model answer the prompts that have no answer yet, and says first how long everything may take."""
-    files = [work / f"{name}.jsonl" for name in FILES if not (work / f"{name}.jsonl").exists()]
-    if files:
-        model, tokenizer = load_checkpoint(
-            base, settings.dtype, settings.device or state.device.type, only_decodes=True, or_stock=True
-        )
-        check_model(model)
-        say("The model is loaded, and a few tokens are timed.", state)
-        note = check_prompts(model, tokenizer, tasks, settings)
-        if state.is_main_process:
-            record_settings(settings, work)
-            if note:
-                print(note)
-            to_answer = [task for file in files for task in getattr(tasks, file.stem) if task.answer is None]
-            to_measure = [*tasks.held_out, *tasks.also]
-            say(expected_minutes(model, tokenizer, to_answer, to_measure, settings, state.num_processes), state)
-        for file in files:
-            answer_all(model, tokenizer, getattr(tasks, file.stem), settings, file)
+    files = [file for name in FILES if not (file := work / f"{name}.jsonl").exists()]
+    if not files:
+        return
+    device = settings.device or state.device.type
+    model, tokenizer = load_checkpoint(settings.model, settings.dtype, device, only_decodes=True, or_stock=True)
+    check_model(model)
+    state.print("The model is loaded, and a few tokens are timed.", flush=True)
+    note = check_prompts(model, tokenizer, tasks, settings)
+    if state.is_main_process:
+        record_settings(settings, work)
+        to_answer = [task for file in files for task in getattr(tasks, file.stem) if task.answer is None]
+        to_measure = [*tasks.held_out, *tasks.also]
+        minutes = expected_minutes(model, tokenizer, to_answer, to_measure, settings, state.num_processes)
+        print(*filter(None, (note, minutes)), sep="\n", flush=True)
+    for file in files:
+        answer_all(model, tokenizer, getattr(tasks, file.stem), settings, file)
 
 
-def finish(
-    settings: AdaptSettings, results: dict[str, Any], adapter: Path, folders: AdaptFolders, overwrite: bool
-) -> None:
+def finish(settings: AdaptSettings, results: dict[str, Any], adapter: Path, out: Path, overwrite: bool) -> None:
     """Writes OUT: the adapter, its report with the plot, and its card."""
     results["log"] = json.loads((adapter / LOG_FILE).read_text(encoding="utf-8"))
-    with complete_or_absent(folders.out, overwrite) as new:
+    with complete_or_absent(out, overwrite) as new:
         for name in (ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE):
             shutil.copyfile(adapter / name, new / name)
         copy_files(checkpoint_folder(base_of(new), with_weights=False), new, OF_A_TOKENIZER)
-        write_adapter_report(settings, results, new, folders.out.name)
-    out, work = folders.out, folders.work
+        write_adapter_report(settings, results, new, out.name)
+    work = work_folder(out)
+    size = sum(file.stat().st_size for file in work.rglob("*") if file.is_file()) / 1e6
     print(
-        f"Written to {out}; {work} ({size(work)}) keeps the answers and can be removed.\n"
+        f"Written to {out}; {work} ({size:,.1f} MB) keeps the answers and can be removed.\n"
         f'Next: wedlm generate {quote(str(out))} "Why is the sky blue?"'
     )
-
-
-def size(folder: Path) -> str:
-    return f"{sum(file.stat().st_size for file in folder.rglob('*') if file.is_file()) / 1e6:,.1f} MB"

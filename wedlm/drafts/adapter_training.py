@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 from accelerate import PartialState
+from datasets import Dataset
 from peft import PeftModel, get_peft_model
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -35,6 +36,7 @@ from wedlm.checkpoints.resolve import (
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.drafts.settings import FILES, AdaptError, AdaptSettings
 from wedlm.training.arguments import WeDLMTrainingArguments
+from wedlm.training.data_options import DataOptions
 from wedlm.training.dataset import prepare_dataset
 from wedlm.training.draft_lora import DraftLoraConfig
 from wedlm.training.resume import newest_complete
@@ -48,17 +50,19 @@ STEPS_FILE = "steps.json"
 LOG_FILE = "log.json"
 
 
-def train_adapter(settings: AdaptSettings, base: str, tokenizer: PreTrainedTokenizerBase, work: Path) -> Path:
+def train_adapter(settings: AdaptSettings, tokenizer: PreTrainedTokenizerBase, work: Path) -> Path:
     """Trains the adapter and returns its folder, with the weights in bfloat16 and the log in log.json."""
     state, adapter = PartialState(), work / "adapter"
     if adapter.exists():
         return adapter
     last = work / "training" / "last"
     try:
-        steps = number_of_steps(settings, base, tokenizer, work)
+        datasets = read_answers(settings, tokenizer, work)
+        steps = number_of_steps(settings, tokenizer, datasets, work)
         free_memory()  # of the model whose steps were timed
-        training = arguments(settings, base, work / "training", state, max_steps=steps)
-        trainer = new_trainer(settings, base, tokenizer, training, work, is_probe=False)
+        training = arguments(settings, work, steps)
+        trainer = new_trainer(settings, tokenizer, datasets, training)
+        trainer.add_callback(Bar())
         trainer.train(resume_from_checkpoint=newest_complete(training))
         trainer.evaluate()
         trainer.save_model(last)
@@ -72,10 +76,9 @@ def train_adapter(settings: AdaptSettings, base: str, tokenizer: PreTrainedToken
             shutil.copyfile(last / ADAPTER_FILE, new / ADAPTER_FILE)
             save_file(weights, new / ADAPTER_WEIGHTS, {"format": "pt"})
             (new / LOG_FILE).write_text(json.dumps(trainer.state.log_history), encoding="utf-8")
-            own = read_generation_fields(checkpoint_folder(base, with_weights=False))
-            (new / GENERATION_FILE).write_text(
-                json.dumps(with_verified_decoding(own), indent=2) + "\n", encoding="utf-8"
-            )
+            own = read_generation_fields(checkpoint_folder(settings.model, with_weights=False))
+            fields = json.dumps(with_verified_decoding(own), indent=2)
+            (new / GENERATION_FILE).write_text(fields + "\n", encoding="utf-8")
     state.wait_for_everyone()
     del trainer
     free_memory()
@@ -89,32 +92,34 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
+def read_answers(settings: AdaptSettings, tokenizer: PreTrainedTokenizerBase, work: Path) -> list[Dataset]:
+    """Returns the answers to train on and those that were held out, as sequences of tokens."""
+    options, state = DataOptions(max_length=settings.max_length, packing=True), PartialState()
+    with state.main_process_first():
+        (train, summary), (held_out, _) = (
+            prepare_dataset(work / f"{name}.jsonl", tokenizer, options) for name in FILES
+        )
+    state.print(summary)
+    return [train, held_out]
+
+
 def new_trainer(
     settings: AdaptSettings,
-    base: str,
     tokenizer: PreTrainedTokenizerBase,
+    datasets: list[Dataset],
     training: WeDLMTrainingArguments,
-    work: Path,
-    is_probe: bool,
 ) -> WeDLMTrainer:
-    """Reads the answers, loads the base, and adds an adapter."""
-    with training.main_process_first(desc="reading the answers"):
-        (train, summary), (held_out, _) = (
-            prepare_dataset(work / f"{name}.jsonl", tokenizer, training.data_options()) for name in FILES
-        )
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=settings.dtype, use_safetensors=True)
+    """Loads the base, and adds an adapter."""
+    model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=settings.dtype, use_safetensors=True)
     set_seed(settings.seed)
     if settings.start_from is None:
         model = get_peft_model(model, DraftLoraConfig(r=settings.rank, lora_alpha=SCALE * settings.rank))
     else:
         model = PeftModel.from_pretrained(model, settings.start_from, is_trainable=True)
+    train, held_out = datasets
     trainer = WeDLMTrainer(model, training, train_dataset=train, eval_dataset=held_out, processing_class=tokenizer)
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
-    if not is_probe:
-        trainer.add_callback(Bar())
-        if training.process_index == 0:
-            print(summary)
     return trainer
 
 
@@ -133,14 +138,12 @@ class Bar(ProgressCallback):
             self.training_bar.set_postfix(self.shown)
 
 
-def arguments(settings: AdaptSettings, base: str, folder: Path, state: PartialState, **more) -> WeDLMTrainingArguments:
-    dtype = settings.dtype if settings.dtype != "auto" else str(AutoConfig.from_pretrained(base).dtype)
-    steps = more["max_steps"]
+def arguments(settings: AdaptSettings, work: Path, steps: int, **more) -> WeDLMTrainingArguments:
+    dtype = settings.dtype if settings.dtype != "auto" else str(AutoConfig.from_pretrained(settings.model).dtype)
     defaults = {
+        "max_steps": steps,
         "objective": "draft",
         "draft_window": settings.window_size,
-        "packing": True,
-        "max_length": settings.max_length,
         "per_device_train_batch_size": 1,
         "per_device_eval_batch_size": 1,
         "learning_rate": settings.learning_rate,
@@ -156,9 +159,9 @@ def arguments(settings: AdaptSettings, base: str, folder: Path, state: PartialSt
         "seed": settings.seed,
         "report_to": "none",
         "disable_tqdm": False,
-        "use_cpu": state.device.type == "cpu",
+        "use_cpu": PartialState().device.type == "cpu",
     }
-    return WeDLMTrainingArguments(str(folder), **defaults | more)
+    return WeDLMTrainingArguments(str(work / "training"), **defaults | more)
 
 
 # --- The number of steps ---
@@ -174,17 +177,18 @@ class Clock(TrainerCallback):
         self.times.append(time.perf_counter())
 
 
-def number_of_steps(settings: AdaptSettings, base: str, tokenizer: PreTrainedTokenizerBase, work: Path) -> int:
+def number_of_steps(
+    settings: AdaptSettings, tokenizer: PreTrainedTokenizerBase, datasets: list[Dataset], work: Path
+) -> int:
     """The number of steps that fit into the minutes. It is found once, so that a stopped run keeps its schedule."""
     if settings.steps is not None:
         return settings.steps
     file, state = work / STEPS_FILE, PartialState()
     if not file.exists():
-        if state.is_main_process:
-            print(f"{PROBED_STEPS} steps of the training are timed.", flush=True)
+        state.print(f"{PROBED_STEPS} steps of the training are timed.", flush=True)
         never = {"save_strategy": "no", "eval_strategy": "no", "logging_strategy": "no"}
-        training = arguments(settings, base, work / "training", state, max_steps=PROBED_STEPS, **never)
-        trainer, clock = new_trainer(settings, base, tokenizer, training, work, is_probe=True), Clock()
+        training = arguments(settings, work, PROBED_STEPS, **never)
+        trainer, clock = new_trainer(settings, tokenizer, datasets, training), Clock()
         trainer.add_callback(clock)
         trainer.train()
         if state.is_main_process:
@@ -193,7 +197,4 @@ def number_of_steps(settings: AdaptSettings, base: str, tokenizer: PreTrainedTok
             print(f"A step takes {seconds:.1f} s, so the adapter is trained for {steps} steps.", flush=True)
             write_whole(file, json.dumps({"steps": steps, "seconds_per_step": seconds}) + "\n")
         state.wait_for_everyone()
-    try:
-        return int(json.loads(file.read_text(encoding="utf-8"))["steps"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise AdaptError(f"{file} cannot be read ({one_line(error)}); remove it, and steps are timed anew.") from error
+    return json.loads(file.read_text(encoding="utf-8"))["steps"]

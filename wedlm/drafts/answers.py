@@ -1,12 +1,14 @@
 """Lets the model answer prompts in batches; a stopped run goes on behind its last batch."""
 
 import json
+import shutil
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
 
 import torch
 from accelerate import PartialState
+from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
@@ -49,9 +51,7 @@ def answer_all(
         results = all_results(folder)
         answers = [text for number in range(len(batches)) for text in results[(number,)]]
         write_records(tokenizer, tasks, answers, file)
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
+        shutil.rmtree(folder)
     state.wait_for_everyone()
 
 
@@ -83,23 +83,24 @@ def generate(
     settings: AdaptSettings,
     number: int,
 ) -> list[str]:
-    longest = max(map(len, prompts))
-    padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    input_ids = torch.tensor([[padding] * (longest - len(ids)) + ids for ids in prompts])
-    attention_mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts])
+    rows = [torch.tensor(ids) for ids in prompts]
+    input_ids, attention_mask = (
+        pad_sequence(each, batch_first=True, padding_side="left").to(model.device)
+        for each in (rows, [torch.ones_like(row) for row in rows])
+    )
     sampling = {"temperature": settings.temperature} if settings.temperature > 0 else {}
     torch.manual_seed(settings.seed + number)
     with torch.inference_mode():
         sequences = model.generate(
-            input_ids.to(model.device),
-            attention_mask=attention_mask.to(model.device),
+            input_ids,
+            attention_mask=attention_mask,
             max_new_tokens=settings.max_new_tokens,
             decoding="autoregressive",
             return_dict_in_generate=False,
             do_sample=settings.temperature > 0,
             **sampling,
         )
-    return tokenizer.batch_decode(sequences[:, longest:], skip_special_tokens=True)
+    return tokenizer.batch_decode(sequences[:, input_ids.shape[1] :], skip_special_tokens=True)
 
 
 def write_records(tokenizer: PreTrainedTokenizerBase, tasks: list[Task], answers: list[str], file: Path) -> None:
@@ -191,7 +192,7 @@ def expected_minutes(
         of_batch = first + (some - first) / PROBED_TOKENS * (settings.max_new_tokens - 2)
         return of_batch * ceil(len(tasks) / batch_size) / 60
 
-    training = f"{settings.minutes:g} minutes" if settings.steps is None else f"{settings.steps:,} steps"
+    training = f"{settings.minutes:g} min" if settings.steps is None else f"{settings.steps:,} steps"
     of_answers = shown(minutes(to_answer, settings.batch_size) / num_processes)
     of_measurement = shown(TIMES_MEASURED * minutes(to_measure, 1))
     return (
@@ -201,8 +202,7 @@ def expected_minutes(
 
 
 def shown(minutes: float) -> str:
-    """shown(0.2) == "1 minute"; shown(200) == "3.3 hours" """
+    """shown(0.2) == "1 min"; shown(200) == "3.3 hours" """
     if minutes > 90:
         return f"{minutes / 60:.1f} hours"
-    whole = max(1, round(minutes))
-    return f"{whole} minute{'s' * (whole != 1)}"
+    return f"{max(1, round(minutes))} min"

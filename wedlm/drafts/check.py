@@ -16,12 +16,12 @@ from wedlm.checkpoints.resolve import (
 )
 from wedlm.checkpoints.shards import read_json
 from wedlm.drafts.prompt_split import Tasks, read_tasks
-from wedlm.drafts.settings import AdaptError, AdaptFolders, AdaptSettings, check_settings
+from wedlm.drafts.settings import AdaptError, AdaptSettings, check_settings, work_folder
 
 
-def check_adapt(settings: AdaptSettings, folders: AdaptFolders, overwrite: bool) -> Tasks:
+def check_adapt(settings: AdaptSettings, out: Path, overwrite: bool) -> Tasks:
     """Refuses a model, files, or an OUT that no adapter can be made with; returns the prompts."""
-    check_out(folders.out, overwrite)
+    check_out(out, overwrite)
     if draft_adapter(settings.model) is not None:
         raise CheckpointError(
             f"{settings.model} is a draft adapter itself; give its base, and --start-from {settings.model} to train "
@@ -32,14 +32,14 @@ def check_adapt(settings: AdaptSettings, folders: AdaptFolders, overwrite: bool)
     require_tokenizer(settings.model, folder)
     if Path(settings.model).is_dir():
         check_weights(settings.model, folder)
-    check_apart(folders.out, folder)
+    check_apart(out, folder)
     tasks = read_tasks(settings)
-    start = settings.start_from
-    if start is not None and not (has_draft_type(start) and (start / ADAPTER_WEIGHTS).is_file()):
-        raise AdaptError(f"--start-from {start} is no folder of a draft adapter; give one, or leave it out.")
-    if start is not None and (rank := read_json(start / ADAPTER_FILE).get("r")) != settings.rank:
-        raise AdaptError(f"--start-from {start} has the rank {rank}, and not {settings.rank}; pass --rank {rank}.")
-    check_settings(settings, folders.work)
+    if (start := settings.start_from) is not None:
+        if not (has_draft_type(start) and (start / ADAPTER_WEIGHTS).is_file()):
+            raise AdaptError(f"--start-from {start} is no folder of a draft adapter; give one, or leave it out.")
+        if (rank := read_json(start / ADAPTER_FILE).get("r")) != settings.rank:
+            raise AdaptError(f"--start-from {start} has the rank {rank}, and not {settings.rank}; pass --rank {rank}.")
+    check_settings(settings, work_folder(out))
     return tasks
 
 

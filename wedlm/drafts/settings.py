@@ -4,9 +4,9 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from hashlib import file_digest, sha256
+from math import inf
 from pathlib import Path
 
-from wedlm.checkpoints.errors import one_line
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS, checkpoint_folder
 from wedlm.checkpoints.shards import shard_names
 from wedlm.checkpoints.whole_file import write_whole
@@ -52,21 +52,23 @@ class AdaptSettings:
                 f"--prompts {self.prompts} and --answers {self.answers} exclude each other; the answers bring their "
                 "own prompts, so leave out --prompts."
             )
-        at_least = {
-            "num_prompts": 1, "num_held_out": 1, "max_new_tokens": 2, "steps": 1, "rank": 1, "window_size": 2,
-            "max_length": 16, "batch_size": 1, "seed": 0,
-        }  # fmt: skip
-        at_most = {
-            "num_prompts": most_prompts(False), "num_held_out": most_prompts(True), "window_size": MAX_WINDOW,
-            "seed": 2**32 - 1,
-        }  # fmt: skip
-        for name, least in at_least.items():
+        for name, least, most in (
+            ("num_prompts", 1, most_prompts(False)),
+            ("num_held_out", 1, most_prompts(True)),
+            ("max_new_tokens", 2, inf),
+            ("steps", 1, inf),
+            ("rank", 1, inf),
+            ("window_size", 2, MAX_WINDOW),
+            ("max_length", 16, inf),
+            ("batch_size", 1, inf),
+            ("seed", 0, 2**32 - 1),
+        ):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise AdaptError(f"{option(name)} {value} is too small; pass {least} or more.")
-        for name, most in at_most.items():
-            if getattr(self, name) > most:
-                raise AdaptError(f"{option(name)} {getattr(self, name)} is too large; pass {most} or less.")
+            if value is not None and not least <= value <= most:
+                fitting = f"{least} or more" if value < least else f"{most} or less"
+                raise AdaptError(
+                    f"{option(name)} {value} is too {'small' if value < least else 'large'}; pass {fitting}."
+                )
         for name in ("minutes", "learning_rate"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise AdaptError(f"{option(name)} {getattr(self, name)} is not a number above 0; pass one.")
@@ -80,10 +82,10 @@ class AdaptSettings:
 
     def recorded(self) -> dict[str, object]:
         """The settings as JSON. A file and the weights of the model are recorded by a hash, which shows a change."""
-        files = {name: value for name, value in asdict(self).items() if isinstance(value, Path)}
-        if self.start_from is not None:
-            files["start_from"] = self.start_from / ADAPTER_WEIGHTS
-        digests = {name: digest(path) for name, path in files.items()}
+        digests = {}
+        for name, value in asdict(self).items():
+            if isinstance(value, Path):
+                digests[name] = digest(value / ADAPTER_WEIGHTS if name == "start_from" else value)
         return asdict(self) | digests | {"weights": weights_of(self.model)}
 
 
@@ -93,7 +95,8 @@ def option(name: str) -> str:
 
 def digest(path: Path) -> str:
     try:
-        return sha256(path.read_bytes()).hexdigest()
+        with open(path, "rb") as file:
+            return file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise AdaptError(f"{path} cannot be read ({error.strerror}); give a file that can.") from None
 
@@ -103,23 +106,13 @@ def weights_of(model: str) -> str:
     folder = checkpoint_folder(model, with_weights=False)
     if not Path(model).is_dir():
         return folder.name
-    digests = []
-    for name in shard_names(folder):
-        with open(folder / name, "rb") as file:
-            digests.append(f"{name} {file_digest(file, 'sha256').hexdigest()}")
+    digests = [f"{name} {digest(folder / name)}" for name in shard_names(folder)]
     return sha256("\n".join(digests).encode()).hexdigest()
 
 
-@dataclass(frozen=True)
-class AdaptFolders:
-    """The folders of a run: OUT, which appears complete in the end, and two others beside it."""
-
-    out: Path  # the adapter with its report and card
-
-    @property
-    def work(self) -> Path:
-        """Everything that a stopped run goes on from."""
-        return self.out.with_name(f"{self.out.name}.work")
+def work_folder(out: Path) -> Path:
+    """The folder beside OUT with everything that a stopped run goes on from."""
+    return out.with_name(f"{out.name}.work")
 
 
 def check_settings(settings: AdaptSettings, work: Path) -> None:
@@ -128,22 +121,17 @@ def check_settings(settings: AdaptSettings, work: Path) -> None:
     wanted = settings.recorded()
     if not path.exists() or os.listdir(work) == [SETTINGS_FILE]:
         return
-    try:
-        recorded = json.loads(path.read_text(encoding="utf-8"))
-        differing = [name for name in wanted if name not in FREE and recorded.get(name) != wanted[name]]
-    except (OSError, ValueError, AttributeError) as error:
-        raise AdaptError(f"{path} cannot be read ({one_line(error)}); remove {work} to start anew.") from error
-    if differing:
-        name = differing[0]
-        if name == "weights":
-            kind = "another MODEL, or with other weights of it"
-        elif isinstance(getattr(settings, name), Path):
-            kind = f"another {option(name)}, or an earlier content of it"
-        else:
-            kind = f"{option(name)} {recorded.get(name)}, and not {wanted[name]}"
-        raise AdaptError(
-            f"{work} holds a run with {kind}; give its options to go on, or remove the folder to start anew."
-        )
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    name = next((name for name in wanted if name not in FREE and recorded.get(name) != wanted[name]), None)
+    if name is None:
+        return
+    if name == "weights":
+        kind = "another MODEL, or with other weights of it"
+    elif isinstance(getattr(settings, name), Path):
+        kind = f"another {option(name)}, or an earlier content of it"
+    else:
+        kind = f"{option(name)} {recorded.get(name)}, and not {wanted[name]}"
+    raise AdaptError(f"{work} holds a run with {kind}; give its options to go on, or remove the folder to start anew.")
 
 
 def record_settings(settings: AdaptSettings, work: Path) -> None:

@@ -43,16 +43,11 @@ class WeDLMTrainingArguments(ObjectiveOptions, DataOptions, TrainingArguments):
                 f"attn_implementation={self.attn_implementation!r} cannot express the attention of the two streams; "
                 f"pass one of {', '.join(MASKS)}."
             )
-        for name, value in (
-            ("label_smoothing_factor", 0),
-            ("batch_eval_metrics", False),
-            ("eval_do_concat_batches", True),
-        ):
-            if getattr(self, name) != value:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} is not supported, because the model returns its loss and no "
-                    "logits; leave it out."
-                )
+        if self.label_smoothing_factor:
+            raise ValueError(
+                f"label_smoothing_factor={self.label_smoothing_factor} is not supported, because the model returns "
+                "its loss and no logits; leave it out."
+            )
         if not 2 <= self.draft_window <= MAX_WINDOW:
             raise ValueError(
                 f"draft_window={self.draft_window} is not from 2 to {MAX_WINDOW}: the first MASK of a group is never "

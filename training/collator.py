@@ -11,7 +11,6 @@ import torch
 from wedlm.training.data_options import check_choices
 from wedlm.training.draft_loss import NO_TEACHER
 from wedlm.training.dual_stream import MEMORY, PADDING, PREDICTION
-from wedlm.training.loss_weights import masked_token_weights
 from wedlm.training.target_loss import NO_TARGET
 
 COLUMNS = ("input_ids", "labels", "sample_lengths", "sample_indices")
@@ -83,9 +82,8 @@ class StreamCollator:
 
     def generator(self, index: int) -> np.random.Generator:
         """Returns the generator of a sample's draws."""
-        return np.random.default_rng(
-            [self.seed, index] if self.is_evaluation else [self.seed, self._epoch.item(), index]
-        )
+        epoch = [] if self.is_evaluation else [self._epoch.item()]
+        return np.random.default_rng([self.seed, *epoch, index])
 
     def pad(self, name: str, rows: list[np.ndarray]) -> torch.Tensor:
         padding = {**PADDING_VALUES, "input_ids": self.pad_token_id}.get(name, 0)
@@ -152,14 +150,14 @@ class DualStreamCollator(StreamCollator):
         gammas, masked = self.draw(index, labels != NO_TARGET)
         positions = np.arange(len(tokens))
         blocks = positions // self.block_size
-        order = prediction_order(masked, self.block_size)
+        order = np.lexsort((masked, blocks))  # block after block, the observed tokens before the masked ones
         if self.drop_idle_blocks:
             has_masked = np.bincount(blocks, masked) > 0
             has_masked[-1] |= not has_masked.any()
             order = order[has_masked[blocks[order]]]
         gammas = np.where(masked, gammas[blocks], 0)
         next_labels = np.append(labels[1:], NO_TARGET)
-        weights = masked_token_weights(masked, gammas, self.loss_weighting)
+        weights = masked / np.where(masked & (self.loss_weighting == "weighted"), gammas, 1)
 
         def streams(memory, prediction):
             return np.concatenate([memory, prediction[order]])
@@ -201,14 +199,8 @@ def draw_masks(
     return gammas, masked
 
 
-def prediction_order(masked: np.ndarray, block_size: int) -> np.ndarray:
-    """Returns the positions of a sample, block after block, the observed ones of a block before the masked ones."""
-    return np.lexsort((masked, np.arange(len(masked)) // block_size))
-
-
 def read_columns(sequence: Mapping) -> list[np.ndarray]:
-    missing = [column for column in COLUMNS if column not in sequence]
-    if missing:
+    if missing := [column for column in COLUMNS if column not in sequence]:
         raise ValueError(
             f"A sequence has the columns {', '.join(sequence)}, and {', '.join(missing)} is missing; pass input_ids, "
             "labels (-100 where there is no loss), sample_lengths and sample_indices ([len(input_ids)] and [its "

@@ -11,7 +11,6 @@ from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPIN
 from peft.tuners.lora import LoraModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
-from transformers import PreTrainedModel
 
 from wedlm.checkpoints.fingerprint import FIELDS, check_base, fingerprint
 from wedlm.checkpoints.resolve import DRAFT_TYPE
@@ -25,10 +24,6 @@ FREE_FIELDS = {
     "peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
     "r", "lora_alpha", "lora_dropout", "target_modules", "init_lora_weights",
 }  # fmt: skip
-
-
-# Of a batch of `DraftCollator`, what a forward reads.
-BATCH = ("input_ids", "position_ids", "sample_ids", "stream_ids", "block_ids", "teachers", "target_weights")
 
 
 class PeftTypeName(str):
@@ -195,7 +190,10 @@ class DraftLoraModel(LoraModel):
 
     def inject_adapter(self, model, adapter_name, *args, **kwargs):
         config = self.peft_config[adapter_name]
-        check_model(model)
+        if not is_stock(model):
+            model.config.require_mask_token_id()
+            if model.config.drafts is not None:
+                raise ValueError("The model contains a draft adapter already; load its base without the adapter.")
         present = fingerprint(model)
         check_base(present, vars(config))
         for name, value in zip(FIELDS, present, strict=True):
@@ -212,17 +210,14 @@ class DraftLoraModel(LoraModel):
         """Takes the batches of `DraftCollator` for a stock model, too."""
         if kwargs.get("teachers") is None or not is_stock(self.model):
             return super().forward(*args, **kwargs)
-        return stock_draft_output(self.model, **{name: kwargs[name] for name in BATCH})
+        return stock_draft_output(self.model, kwargs)
 
     def _create_and_replace(self, lora_config, adapter_name, target, target_name, parent, *args, **kwargs):
         super()._create_and_replace(lora_config, adapter_name, target, target_name, parent, *args, **kwargs)
-        downs = getattr(parent, target_name).lora_A
-        gated = MaskedLinear(
-            downs[adapter_name].in_features, downs[adapter_name].out_features, bias=False, device="meta"
-        )
-        gated.weight = downs[adapter_name].weight
-        downs[adapter_name] = gated
         layer = getattr(parent, target_name)
+        down = layer.lora_A[adapter_name]
+        layer.lora_A[adapter_name] = MaskedLinear(down.in_features, down.out_features, bias=False, device="meta")
+        layer.lora_A[adapter_name].weight = down.weight
         if not isinstance(layer, ForMasks):
             layer.__class__ = for_masks(type(layer))
 
@@ -244,15 +239,6 @@ class DraftLoraModel(LoraModel):
         raise ValueError("Draft adapters cannot be combined into one; choose one of them with set_adapter.")
 
 
-def check_model(model: PreTrainedModel) -> None:
-    """Refuses a model that cannot have a draft adapter of PEFT."""
-    if is_stock(model):
-        return
-    model.config.require_mask_token_id()
-    if model.config.drafts is not None:
-        raise ValueError("The model contains a draft adapter already; load its base without the adapter.")
-
-
 def check_loaded(module: DraftLoraModel, state_dict: dict[str, torch.Tensor], prefix: str, *args) -> None:
     """Refuses weights that are not those of whole adapters; PEFT would only warn."""
     wanted = module.state_dict(prefix=prefix, keep_vars=True)
@@ -265,12 +251,6 @@ def check_loaded(module: DraftLoraModel, state_dict: dict[str, torch.Tensor], pr
             f"The draft adapter and the model do not fit together: {wrong[0]} is in one of them only ({len(wrong)} "
             "such weights in all); load the adapter into its own base, or copy its folder again."
         )
-    for key, tensor in state_dict.items():
-        if tensor.shape != wanted[key].shape:
-            raise ValueError(
-                f"The draft adapter and the model do not fit together: {key} has the shape {tuple(tensor.shape)} in "
-                f"the adapter and {tuple(wanted[key].shape)} in the model; load the adapter into its own base."
-            )
 
 
 PEFT_TYPE_TO_CONFIG_MAPPING[DRAFT_LORA] = DraftLoraConfig

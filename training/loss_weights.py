@@ -1,16 +1,10 @@
-"""How losses are weighted: masked tokens by their gamma, and the two streams over all batches of an optimizer step."""
+"""How the losses of the two streams are weighted over all batches of an optimizer step."""
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 
 from wedlm.training.dual_stream import MEMORY, PREDICTION
-
-
-def masked_token_weights(masked: np.ndarray, gammas: np.ndarray, loss_weighting: str) -> np.ndarray:
-    """Returns the weight of each token of a sample in the loss of masked tokens: 1 / gamma of its block, or 1."""
-    return masked / np.where(masked & (loss_weighting == "weighted"), gammas, 1)
 
 
 def weight_sums(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -101,11 +101,10 @@ def checkpoint_of_stopped_run(run: RunArguments, training: WeDLMTrainingArgument
     checkpoints, is_finished = newest_first(folder), (folder / REPORT_FILE).exists()
     if not (checkpoints or is_finished or is_checkpoint(folder)):
         return None
-    differing = None if is_finished else differing_argument(folder, recorded_arguments(run, training))
-    if is_finished or differing is not None:
+    kind = "a finished run" if is_finished else other_run(folder, recorded_arguments(run, training))
+    if kind is not None:
         if run.overwrite:
             return None
-        kind = "a finished run" if is_finished else f"a run with another {differing}" if differing else "a checkpoint"
         resume = "pass --resume_from_checkpoint true to go on from its last checkpoint, " if checkpoints else ""
         raise TrainingError(
             f"output_dir={folder} holds {kind}; {resume}pass --overwrite to replace it, or choose another folder."
@@ -116,13 +115,14 @@ def checkpoint_of_stopped_run(run: RunArguments, training: WeDLMTrainingArgument
     return checkpoint
 
 
-def differing_argument(folder: Path, wanted: dict[str, object]) -> str | None:
-    """The first argument that the recorded run had otherwise; None if there is none, "" if nothing is recorded."""
+def other_run(folder: Path, wanted: dict[str, object]) -> str | None:
+    """What a folder holds if it is not a run with these arguments."""
     try:
         before = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return ""
-    return next((name for name, value in wanted.items() if before.get(name, value) != value), None)
+        return "a checkpoint"
+    differing = next((name for name, value in wanted.items() if before.get(name, value) != value), None)
+    return None if differing is None else f"a run with another {differing}"
 
 
 def recorded_arguments(run: RunArguments, training: WeDLMTrainingArguments) -> dict[str, object]:

@@ -84,6 +84,5 @@ def shown(input_ids: list[int], tokenizer: PreTrainedTokenizerBase, break_lines:
 
 
 def escaped(character: str) -> str:
-    if character.isprintable() and character not in ("\\", *MARKS):
-        return character
-    return character.encode("unicode_escape").decode() if character not in MARKS else f"\\u{ord(character):04x}"
+    is_plain = character.isprintable() and character not in ("\\", *MARKS)
+    return character if is_plain else character.encode("unicode_escape").decode()

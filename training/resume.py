@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import zipfile
 from pathlib import Path
 
@@ -25,11 +24,9 @@ def checkpoint_to_resume(training: WeDLMTrainingArguments) -> str | None:
         return None
     if given.lower() == "true":
         return last_complete_checkpoint(training)
-    if not (Path(given) / STATE_FILE).exists():
-        raise TrainingError(no_checkpoint(training, given))
     if reason := incompleteness(Path(given), training):
         raise TrainingError(
-            f"resume_from_checkpoint={given}: {reason}, so the run that wrote it was killed; name an earlier "
+            f"resume_from_checkpoint={given} is no complete checkpoint, because {reason}; name another "
             "checkpoint-... folder, or pass true for the last complete one."
         )
     return given
@@ -37,44 +34,37 @@ def checkpoint_to_resume(training: WeDLMTrainingArguments) -> str | None:
 
 def last_complete_checkpoint(training: WeDLMTrainingArguments) -> str:
     """Returns the newest checkpoint of output_dir that is complete, and prints which newer ones are left out."""
-    checkpoint, left_out = find_complete(training)
+    left_out: list[str] = []
+    checkpoint = newest_complete(training, left_out)
+    reasons = f"left out: {'; '.join(left_out)}"
     if checkpoint is None:
-        raise TrainingError(no_checkpoint(training, training.output_dir, left_out))
+        raise TrainingError(
+            f"resume_from_checkpoint={training.resume_from_checkpoint}: there is no complete checkpoint in "
+            f"{training.output_dir}{f' ({reasons})' if left_out else ''}; name a checkpoint-... folder, or leave the "
+            "argument out to start anew."
+        )
     if left_out and training.process_index == 0:
-        print(f"The run resumes from {checkpoint}; left out: {'; '.join(left_out)}.")
+        print(f"The run resumes from {checkpoint}; {reasons}.")
     return checkpoint
 
 
-def newest_complete(training: WeDLMTrainingArguments) -> str | None:
-    """Returns the newest checkpoint of output_dir that is complete; None if there is none."""
-    return find_complete(training)[0]
+def newest_complete(training: WeDLMTrainingArguments, left_out: list[str] | None = None) -> str | None:
+    """Returns the newest checkpoint of output_dir that is complete; None if there is none.
 
-
-def find_complete(training: WeDLMTrainingArguments) -> tuple[str | None, list[str]]:
-    left_out: list[str] = []
+    Newer ones are added to `left_out`, each with the reason.
+    """
     for checkpoint in newest_first(Path(training.output_dir)):
         reason = incompleteness(checkpoint, training)
         if reason is None:
-            return str(checkpoint), left_out
-        left_out.append(f"{checkpoint.name}, because {reason}")
-    return None, left_out
-
-
-def no_checkpoint(training: WeDLMTrainingArguments, folder: str, left_out: list[str] | None = None) -> str:
-    complete, excluded = ("complete ", f" (left out: {'; '.join(left_out)})") if left_out else ("", "")
-    return (
-        f"resume_from_checkpoint={training.resume_from_checkpoint}: there is no {complete}checkpoint in "
-        f"{folder}{excluded}; name a checkpoint-... folder, "
-        "or leave the argument out to start anew."
-    )
+            return str(checkpoint)
+        if left_out is not None:
+            left_out.append(f"{checkpoint.name}, because {reason}")
+    return None
 
 
 def newest_first(folder: Path) -> list[Path]:
-    steps = {}
-    for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/"):
-        if name := re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.name):
-            steps[int(name[1])] = path
-    return [steps[step] for step in sorted(steps, reverse=True)]
+    found = [path for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/") if path.name.rpartition("-")[2].isdecimal()]
+    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
 
 
 def incompleteness(checkpoint: Path, training: WeDLMTrainingArguments) -> str | None:
@@ -85,7 +75,7 @@ def incompleteness(checkpoint: Path, training: WeDLMTrainingArguments) -> str | 
     """
     names = [STATE_FILE]
     if not is_sharded(training):
-        names = [*weight_files(checkpoint), STATE_FILE]
+        names += weight_files(checkpoint)
         if not training.save_only_model:
             # With several processes, there is a file of random states for each.
             random_states = next((path.name for path in checkpoint.glob("rng_state*.pth")), "rng_state.pth")

@@ -1,6 +1,6 @@
 """A step of training a draft adapter on a stock model, which knows neither MASK nor the two streams."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -14,24 +14,16 @@ from wedlm.training.draft_loss import draft_loss
 from wedlm.training.dual_stream import StreamQueries, dense_mask
 
 
-def stock_draft_output(
-    model: PreTrainedModel,
-    input_ids: torch.Tensor,
-    position_ids: torch.Tensor,
-    sample_ids: torch.Tensor,
-    stream_ids: torch.Tensor,
-    block_ids: torch.Tensor,
-    teachers: torch.Tensor,
-    target_weights: torch.Tensor,
-) -> WeDLMTrainingOutput:
+def stock_draft_output(model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> WeDLMTrainingOutput:
     """What `WeDLMForCausalLM` returns for a batch of `DraftCollator`, for a model with a draft adapter on it."""
     if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         raise ValueError(
             "gradient_checkpointing computes layers again without knowing where MASK stands, so a draft adapter of a "
             f"{type(model).__name__} cannot be trained with it; leave it out, or convert the model (`wedlm convert`)."
         )
+    input_ids, position_ids = batch["input_ids"], batch["position_ids"]
     index = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
-    is_seen = dense_mask(StreamQueries(sample_ids, stream_ids, block_ids, index))
+    is_seen = dense_mask(StreamQueries(batch["sample_ids"], batch["stream_ids"], batch["block_ids"], index))
     with model.get_input_embeddings().drafts_at(input_ids):
         hidden_states = model.get_decoder()(
             input_ids=input_ids,
@@ -39,7 +31,7 @@ def stock_draft_output(
             position_ids=position_ids,
             use_cache=False,
         ).last_hidden_state
-    loss, distances, hits = draft_loss(Head(model), hidden_states, teachers, target_weights, None)
+    loss, distances, hits = draft_loss(Head(model), hidden_states, batch["teachers"], batch["target_weights"], None)
     return WeDLMTrainingOutput(loss=loss, target_losses=distances, target_hits=hits)
 
 

@@ -22,7 +22,6 @@ from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.collator import StreamCollator
 from wedlm.training.dataset import prepare_dataset
 from wedlm.training.draft_loss import NO_TEACHER
-from wedlm.training.dual_stream import PREDICTION
 from wedlm.training.loss_weights import scale_weights, weight_sums
 from wedlm.training.resume import last_complete_checkpoint, newest_complete
 from wedlm.training.run_errors import TrainingError
@@ -165,16 +164,12 @@ class WeDLMTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def refuse_loss(self, batch: Mapping[str, torch.Tensor], outputs: WeDLMTrainingOutput) -> None:
-        is_bad = ~outputs.target_losses.isfinite()
-        is_masked = batch["stream_ids"] == PREDICTION
-        parts = {"masked": is_bad & is_masked, "next": is_bad & ~is_masked}
-        names = " and ".join(name for name, part in parts.items() if part.any()) or "sum of all"
-        rows = is_bad.any(dim=-1).nonzero().flatten().tolist() or [0]
+        rows = (~outputs.target_losses.isfinite()).any(dim=-1).nonzero().flatten().tolist() or [0]
         first = batch["input_ids"][rows[0], :SHOWN_TOKENS].tolist()
         sample = f"the tokens {first}" if self.processing_class is None else repr(self.processing_class.decode(first))
         raise TrainingError(
-            f"The loss of a batch of step {self.state.global_step + 1} is {outputs.loss.sum().item()}, from the "
-            f"{names} tokens in {len(rows)} of {len(is_bad)} rows, the first of which begins with {sample}; "
+            f"The loss of a batch of step {self.state.global_step + 1} is {outputs.loss.sum().item()}, from "
+            f"{len(rows)} of {len(batch['input_ids'])} rows, the first of which begins with {sample}; "
             f"{remedy(self.args)}"
         )
 

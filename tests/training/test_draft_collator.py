@@ -1,18 +1,13 @@
 """The batches of draft training: their groups are those of verified decoding."""
 
-from itertools import accumulate
-
 import numpy as np
 import pytest
 import torch
-from decoded import policy_with
 from helpers import MASK, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 from tiers import property_settings
 
-from wedlm.generation.row_cache import seen_entries
-from wedlm.generation.verified import VerifiedWindow
 from wedlm.training.draft_collator import FIRST_WEIGHT, DraftCollator
 from wedlm.training.draft_loss import NO_TEACHER
 from wedlm.training.dual_stream import PREDICTION, StreamQueries, dense_mask
@@ -37,45 +32,6 @@ def mask_of(batch):
     """Which query of the one row sees which."""
     index = torch.arange(batch["input_ids"].shape[1])[None]
     return dense_mask(StreamQueries(batch["sample_ids"], batch["stream_ids"], batch["block_ids"], index))[0, 0]
-
-
-@pytest.mark.parametrize("num_drafts", [0, 2])
-def test_a_group_is_that_of_a_verified_step(num_drafts, monkeypatch):
-    """Behind a prompt and a known token with its drafts, which all are the text's tokens."""
-    prompt, size = 6, 4
-    text = text_of(20)
-    policy = policy_with(size)
-    window = VerifiedWindow.opened(torch.tensor([prompt]), 14, policy)
-    window.put_tokens(torch.tensor([[0]]), torch.tensor([[True]]), torch.tensor([[text[prompt]]]))
-    window.num_leading = torch.tensor([1])
-    window.drafts[0] = torch.tensor(text[prompt + 1 : prompt + size])
-    sizes = ([4], [4, 3], [2, 2, 2])[num_drafts] + [0] * (size - 1 - num_drafts)
-    window.num_drafts = torch.tensor([num_drafts])
-    window.groups = torch.tensor([[*accumulate(sizes, initial=1 + num_drafts)]])
-    width = window.num_queries.item()
-    queries = window.queries(width, policy)
-    is_seen = seen_entries(torch.arange(prompt, prompt + width)[None], queries.visible_prefix, prompt + width)[0, 0]
-    tokens = [*text[:prompt], *queries.input_ids[0].tolist()]
-    positions = [*range(prompt), *queries.position_ids[0].tolist()]
-    groups = window.groups[0].tolist()
-
-    for accepted in range(num_drafts + 1):
-        anchor = prompt + accepted
-        length = groups[accepted + 1] - groups[accepted]
-        first = prompt + groups[accepted]
-        monkeypatch.setattr(DraftCollator, "anchors", lambda *_, group=(anchor, anchor + 1 + length): [group])
-        batch = DraftCollator(MASK)([sequence((text, prompt))])
-        trained = mask_of(batch)
-        for place in range(length):
-            row = len(text) + place
-            assert batch["input_ids"][0, row] == tokens[first + place] == MASK
-            assert batch["position_ids"][0, row] == positions[first + place]
-
-            def seen(mask, ids, places):
-                return [(ids[i], places[i]) for i, sees in enumerate(mask.tolist()) if sees]
-
-            in_training = seen(trained[row], batch["input_ids"][0].tolist(), batch["position_ids"][0].tolist())
-            assert in_training == seen(is_seen[first + place - prompt], tokens, positions)
 
 
 def obvious_sees(batch, row, query, key):

@@ -162,7 +162,6 @@ CHANGES = {
     "missing": lambda tensors: tensors.pop(max(tensors)),
     "renamed": lambda tensors: tensors.update(elsewhere=tensors.pop(min(tensors))),
     "empty": lambda tensors: tensors.clear(),
-    "shape": lambda tensors: tensors.update({max(tensors): torch.zeros(3, 4)}),
 }
 
 

@@ -281,16 +281,20 @@ def test_flex_attention_with_its_compiled_kernel_and_mask(checkpoint, monkeypatc
 # --- Memory ---
 
 
-class LargestTensor(TorchDispatchMode):
-    """Counts the elements of the largest tensor that any operation makes."""
+class Operations(TorchDispatchMode):
+    """Counts the elements of the largest tensor, and the heads of the keys in each call of the kernel of attention."""
 
-    elements = 0
+    def __init__(self):
+        super().__init__()
+        self.largest, self.key_heads = 0, []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         output = function(*args, **(kwargs or {}))
         for tensor in torch.utils._pytree.tree_leaves(output):
             if isinstance(tensor, torch.Tensor):
-                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
+                self.largest = max(self.largest, tensor.untyped_storage().nbytes() // tensor.element_size())
+        if function is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
+            self.key_heads.append(args[1].shape[1])
         return output
 
 
@@ -300,32 +304,13 @@ def large_model():
     return WeDLMForCausalLM(config).train()
 
 
-def test_nothing_of_quadratic_size_is_made():
-    model, batch = large_model(), batch_of([[512]], block_size=32)
-    with LargestTensor() as largest:
-        total(model, batch).backward()
-    assert 0 < largest.elements < (2 * 512) ** 2 // 4
-
-
-class Attentions(TorchDispatchMode):
-    """The heads of the keys in every call of the kernel of attention, forward."""
-
-    def __init__(self):
-        super().__init__()
-        self.key_heads = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
-            self.key_heads.append(args[1].shape[1])
-        return func(*args, **(kwargs or {}))
-
-
-def test_attention_is_computed_once_and_copies_no_shared_heads():
+def test_attention_is_computed_once_copies_no_shared_heads_and_makes_nothing_of_quadratic_size():
     model, batch = large_model(), batch_of([[512]], block_size=32)
     assert model.config.num_key_value_heads < model.config.num_attention_heads
-    with Attentions() as attentions:
+    with Operations() as operations:
         total(model, batch).backward()
-    assert attentions.key_heads == [model.config.num_key_value_heads] * (1 + 512 // 32 // 4)  # memory, and the groups
+    assert operations.key_heads == [model.config.num_key_value_heads] * (1 + 512 // 32 // 4)  # memory, and the groups
+    assert operations.largest < (2 * 512) ** 2 // 4
 
 
 def bytes_kept_for_backward(length):

@@ -82,7 +82,6 @@ def test_steps_are_gradient_descent_on_the_objective(two_steps):
         {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8},
         {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3},  # batches of 3, 3 and 2
         {"gradient_checkpointing": True},
-        {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
         {"average_tokens_across_devices": False, "attn_implementation": "eager"},
         {"room": 64},
     ],
@@ -92,9 +91,6 @@ def test_the_same_step_in_other_ways(two_steps, tmp_path, fields):
     run = trained(tmp_path, **fields)
     assert_same(two_steps, run)
     assert run[2].model.config.mask_trained
-    # Workers that persist end at once while the loader is alive, and only after 10 seconds as part of cyclic garbage.
-    run[2].callback_handler.train_dataloader = None
-    run[2].accelerator.free_memory()
 
 
 def test_other_weights(tmp_path):
@@ -207,7 +203,7 @@ def test_a_loss_that_is_not_finite_names_step_part_and_row(tmp_path):
     outputs.target_losses[1, batch["gammas"][1] > 0] = torch.nan
     outputs.loss = outputs.target_losses.sum()
     first = ", ".join(map(str, batch["input_ids"][1, :3].tolist()))
-    message = rf"step 1 is nan, from the masked tokens in 1 of 2 rows, .* with the tokens \[{first}, .* start anew\.$"
+    message = rf"step 1 is nan, from 1 of 2 rows, .* with the tokens \[{first}, .* start anew\.$"
     with pytest.raises(TrainingError, match=message):
         trainer.refuse_loss(batch, outputs)
 
@@ -217,9 +213,7 @@ def test_a_run_stops_at_its_first_step(place, tmp_path):
     model.lm_head.weight.data[5, 0] = torch.nan
     model.save_pretrained(tmp_path / "broken")
     AutoTokenizer.from_pretrained(place / "model").save_pretrained(tmp_path / "broken")
-    with pytest.raises(
-        TrainingError, match=r"of step 1 is nan, from the masked and next tokens in 1 of 1 rows, .*'<\|im_start\|>"
-    ):
+    with pytest.raises(TrainingError, match=r"of step 1 is nan, from 1 of 1 rows, .*'<\|im_start\|>"):
         run(place, tmp_path / "out", model=tmp_path / "broken")
     assert not list((tmp_path / "out").glob("**/*.safetensors"))
 

@@ -82,15 +82,20 @@ def render_conversation(messages: Sequence[dict], first_turn: int, render: Rende
                 "message follows; use a template in which later messages do not change earlier ones."
             )
         return Conversation(text, [span for span in marked if span[0] >= len(text_before)], 0)
-    turns = [i for i in range(first_turn, len(messages)) if messages[i]["role"] == "assistant"]
     spans, num_rewritten = [], 0
-    for turn in turns:
+    for turn in range(first_turn, len(messages)):
+        if messages[turn]["role"] != "assistant":
+            continue
         start = start_of_turn(messages, turn, text, render)
-        end, is_rewritten = end_of_turn(messages, turn, text, render)
+        up_to_turn = render(messages[: turn + 1])
+        end = len(up_to_turn)
+        if not text.startswith(up_to_turn):
+            end = end_of_rewritten_turn(messages, turn, text, render)
+            num_rewritten += 1
+        end = len(text[:end].rstrip())  # a newline after the end token is for nobody to predict
         if end <= start:
             raise TrainingError(f"{render.where}: the chat template writes nothing for messages[{turn}]; {REMEDY}.")
         spans.append((start, end))
-        num_rewritten += is_rewritten
     return Conversation(text, spans, num_rewritten)
 
 
@@ -107,14 +112,6 @@ def start_of_turn(messages: Sequence[dict], turn: int, text: str, render: Render
             f"model would answer there; {REMEDY}."
         )
     return len(prompt)
-
-
-def end_of_turn(messages: Sequence[dict], turn: int, text: str, render: Renderer) -> tuple[int, bool]:
-    """Returns where a turn ends, and whether the template rewrites it because others follow."""
-    up_to_turn = render(messages[: turn + 1])
-    is_rewritten = not text.startswith(up_to_turn)
-    end = end_of_rewritten_turn(messages, turn, text, render) if is_rewritten else len(up_to_turn)
-    return len(text[:end].rstrip()), is_rewritten  # a newline after the end token is for nobody to predict
 
 
 def end_of_rewritten_turn(messages: Sequence[dict], turn: int, text: str, render: Renderer) -> int:

@@ -68,11 +68,8 @@ def load_records(paths: Paths, streaming: bool) -> Dataset | IterableDataset:
 def check_data(paths: Paths) -> tuple[str, ...]:
     """Returns the files, and refuses what cannot be read, data without a record and a broken one near the start."""
     files = tuple(find_files(paths))
-    is_empty = True
-    for record in islice(read_records(files), NUM_CHECKED):
-        is_empty = False
-        parse_record(record, record["index"])
-    if is_empty:
+    records = [parse_record(record, record["index"]) for record in islice(read_records(files), NUM_CHECKED)]
+    if not records:
         raise TrainingError(f"There is no record in {', '.join(files)}; give a file with at least one.")
     return files
 

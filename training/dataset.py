@@ -137,7 +137,15 @@ def prepare_dataset(
     if not len(records):
         raise TrainingError(NO_RECORDS)
     summary = DataSummary(options.max_length)
-    samples = tokenize_records(records, tokenizer, options)
+    samples = records.with_format(None).map(
+        partial(tokenize_record, tokenizer=tokenizer, options=options),
+        with_indices=True,
+        remove_columns=records.column_names,
+        features=FEATURES,
+        num_proc=options.num_proc,
+        new_fingerprint=Hasher.hash((records._fingerprint, tokenizer_key(tokenizer), dataclasses.asdict(options))),
+        desc="Tokenizing",
+    )
     counts = list(zip(*(samples[name][:] for name in COUNT_COLUMNS), strict=True))
     for counted in counts:
         summary.count(*counted)
@@ -150,27 +158,6 @@ def prepare_dataset(
         for lengths in samples["sample_lengths"]:
             summary.count_packed(lengths)
     return samples, summary
-
-
-# --- Tokenizing ---
-
-
-def tokenize_records(
-    records: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, options: DataOptions
-) -> Dataset | IterableDataset:
-    """Makes a sample of every record, also of those that are dropped, with COUNT_COLUMNS beside COLUMNS."""
-    function = partial(tokenize_record, tokenizer=tokenizer, options=options)
-    if isinstance(records, IterableDataset):
-        return tokenize_streamed(records, function)
-    return records.with_format(None).map(
-        function,
-        with_indices=True,
-        remove_columns=records.column_names,
-        features=FEATURES,
-        num_proc=options.num_proc,
-        new_fingerprint=Hasher.hash((records._fingerprint, tokenizer_key(tokenizer), dataclasses.asdict(options))),
-        desc="Tokenizing",
-    )
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -190,12 +177,11 @@ def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
 def prepare_streamed(
     records: IterableDataset, tokenizer: PreTrainedTokenizerBase, options: DataOptions
 ) -> tuple[IterableDataset, DataSummary]:
-    summary = DataSummary(options.max_length)
-    first_samples = kept_samples(tokenize_records(records, tokenizer, options), summary)
-    if next(iter(first_samples), None) is None:
-        check_not_empty(summary)
-    summary = DataSummary(options.max_length)
-    samples = kept_samples(tokenize_records(records, tokenizer, options), summary)
+    tokenized = tokenize_streamed(records, partial(tokenize_record, tokenizer=tokenizer, options=options))
+    first, summary = DataSummary(options.max_length), DataSummary(options.max_length)
+    if next(iter(kept_samples(tokenized, first)), None) is None:
+        check_not_empty(first)
+    samples = kept_samples(tokenized, summary)
     if options.packing:
         packing = partial(pack_and_count, max_length=options.max_length, summary=summary)
         samples = samples.map(packing, batched=True, batch_size=PACKING_BUFFER, features=SEQUENCE_FEATURES)
@@ -203,6 +189,7 @@ def prepare_streamed(
 
 
 def kept_samples(samples: IterableDataset, summary: DataSummary) -> IterableDataset:
+    """Counts the samples, and leaves out those that are dropped."""
     samples = samples.filter(partial(count_and_keep, summary=summary))
     return samples.select_columns(list(COLUMNS)).cast(SEQUENCE_FEATURES)
 

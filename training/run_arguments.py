@@ -2,7 +2,6 @@
 
 import difflib
 import json
-from argparse import ArgumentError, ArgumentParser
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,7 +10,7 @@ import yaml
 
 from wedlm.training.run_errors import TrainingError, as_training_errors
 
-if TYPE_CHECKING:  # it imports torch, as do the functions below; `wedlm train --help` needs the class alone
+if TYPE_CHECKING:  # it imports torch, as does `parse`; `wedlm train --help` needs the class alone
     from wedlm.training.arguments import WeDLMTrainingArguments
 
 
@@ -41,36 +40,15 @@ class RunArguments:
     overwrite: bool = field(default=False, metadata={"help": "Replace the run that output_dir holds."})
 
 
-def check_before_torch(arguments: list[str]) -> None:
-    """Refuses a YAML file, a checkpoint, data and an output folder that cannot be used; `parse` checks the rest."""
-    from wedlm.checkpoints.resolve import checkpoint_folder, read_config
-    from wedlm.training.data_files import check_data
-
-    parser = ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
-    for name in ("model", "output_dir"):
-        parser.add_argument(f"--{name}")
-    for name in ("train_data", "eval_data"):
-        parser.add_argument(f"--{name}", nargs="+", default=[])
-    try:
-        given, _ = parser.parse_known_args(words_of(arguments))
-    except ArgumentError:
-        return
-    if given.model is not None:
-        read_config(given.model, checkpoint_folder(given.model, with_weights=False))
-    for paths in (given.train_data, given.eval_data):
-        if paths:
-            check_data(paths)
-    if given.output_dir is not None and Path(given.output_dir).is_file():
-        raise TrainingError(f"output_dir={given.output_dir} is a file; choose a folder.")
-
-
 def parse(arguments: list[str]) -> "tuple[RunArguments, WeDLMTrainingArguments]":
     """Reads and checks `CONFIG.yaml [--argument value ...]`. The command line overrides the file."""
     from transformers import HfArgumentParser
 
     from wedlm.training.arguments import WeDLMTrainingArguments
 
-    words = words_of(arguments)
+    path, *rest = arguments if arguments and not arguments[0].startswith("--") else [None, *arguments]
+    content = {} if path is None else read_fields(path)
+    words = [word for name, value in content.items() for word in as_words(name, value)] + rest
     kinds = (RunArguments, WeDLMTrainingArguments)
     check_names(words, {item.name for kind in kinds for item in fields(kind) if item.init})
     parser = HfArgumentParser(kinds, allow_abbrev=False, add_help=False)
@@ -87,13 +65,6 @@ def parse(arguments: list[str]) -> "tuple[RunArguments, WeDLMTrainingArguments]"
         raise TrainingError(f"{rest[0]!r} belongs to no argument; write --name value, the file's name first.")
     check(run, training)
     return run, training
-
-
-def words_of(arguments: list[str]) -> list[str]:
-    """Returns the fields of the YAML file as words of a command line, and the words behind it."""
-    path, *rest = arguments if arguments and not arguments[0].startswith("--") else [None, *arguments]
-    content = {} if path is None else read_fields(path)
-    return [word for name, value in content.items() for word in as_words(name, value)] + rest
 
 
 def read_fields(path: str) -> dict:

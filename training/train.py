@@ -112,12 +112,11 @@ def prepare_datasets(
     """Returns the datasets and their summaries, both by "train" and, if there is eval_data, "eval"."""
     options = training.data_options()
     datasets, summaries = {}, {}
-    for name, paths, streaming in (("train", run.train_data, options.streaming), ("eval", run.eval_data, False)):
-        if paths:
-            with training.main_process_first(desc="reading the data"):
-                datasets[name], summaries[name] = prepare_dataset(
-                    paths, tokenizer, replace(options, streaming=streaming)
-                )
+    with training.main_process_first(desc="reading the data"):
+        datasets["train"], summaries["train"] = prepare_dataset(run.train_data, tokenizer, options)
+        if run.eval_data:
+            options = replace(options, streaming=False)
+            datasets["eval"], summaries["eval"] = prepare_dataset(run.eval_data, tokenizer, options)
     return datasets, summaries
 
 
@@ -159,16 +158,16 @@ def load_model(source: str, run: RunArguments, training: WeDLMTrainingArguments)
         if (Path(source) / "generation_config.json").exists():
             model.generation_config = GenerationConfig.from_pretrained(source)
     else:
-        quantization = quantization_config(training) if run.load_in_4bit else None
+        quantization = None
+        if run.load_in_4bit:
+            compute_dtype = torch.bfloat16 if training.bf16 else torch.float16 if training.fp16 else torch.float32
+            quantization = BitsAndBytesConfig(
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute_dtype
+            )
         model = WeDLMForCausalLM.from_pretrained(source, dtype=dtype, quantization_config=quantization)
     if model.config.mask_token_id is None:
         raise TrainingError(f"model={run.model} has no mask_token_id in its config; set it there.")
     return with_lora(model, run, training) if is_lora else model
-
-
-def quantization_config(training: WeDLMTrainingArguments) -> BitsAndBytesConfig:
-    compute_dtype = torch.bfloat16 if training.bf16 else torch.float16 if training.fp16 else torch.float32
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute_dtype)
 
 
 def with_lora(model: WeDLMForCausalLM, run: RunArguments, training: WeDLMTrainingArguments) -> PeftModel:

@@ -123,7 +123,7 @@ COMMANDS = [
     ("train broken.yaml", "broken.yaml cannot be read as YAML (*); correct the name or the file."),
     ("train run.yaml --train_data empty.jsonl", "There is no record in empty.jsonl; give a file with at least one."),
     ("train run.yaml --train_data broken.jsonl", "broken.jsonl, line 2 is no JSON (*); correct it."),
-    ("train run.yaml --output_dir run.yaml", "output_dir=run.yaml is a file; choose a folder."),
+    ("train run.yaml --output_dir run.yaml", "output_dir=run.yaml cannot be written (Not a directory: *); choose *."),
     ("generate Hi --device warp", "* cannot be put on the device 'warp' (*); choose another, such as 'cpu'."),
     ("generate Hi --device meta", "The device 'meta' holds no weights; choose another, such as 'cpu'."),
     ("generate Hi --max-new-tokens 9999", "--max-new-tokens 9999 is more than max_position_embeddings=2048 *."),

@@ -28,24 +28,20 @@ def sample_of(*pieces):
     return {"input_ids": tokens, "labels": labels, "sample_lengths": [len(ids)], "sample_indices": [17]}
 
 
-def test_the_loss_mask_and_a_masked_block_are_shown():
-    sample = sample_of(("<|im_start|>user\nthe cat", False), ("sat\non<|im_end|>", True))
-    num_loss_tokens = sum(label >= 0 for label in sample["labels"])
-    assert preview([sample], TOKENIZER, BATCH) == (
-        f"Sequence 0, sample 17: {len(sample['input_ids'])} tokens, {num_loss_tokens} with loss\n"
+def test_the_samples_of_a_packed_sequence_and_a_masked_block_are_shown():
+    first = sample_of(("<|im_start|>user\nthe cat", False), ("sat\non<|im_end|>", True))
+    second = sample_of(("a", False), ("dog", True))
+    lengths = [len(sample["input_ids"]) for sample in (first, second)]
+    num_loss_tokens = [sum(label >= 0 for label in sample["labels"]) for sample in (first, second)]
+    assert preview([{name: first[name] + second[name] for name in first}], TOKENIZER, BATCH) == (
+        f"Sequence 0, sample 17: {lengths[0]} tokens, {num_loss_tokens[0]} with loss\n"
         "<|im_start|>user\\n\nthe cat⟦sat\\n\non<|im_end|>⟧\n\n"
+        f"Sequence 0, sample 17: {lengths[1]} tokens, {num_loss_tokens[1]} with loss\n"
+        "a⟦dog⟧\n\n"
         "Block 1 of sample 0 in the batch: the observed tokens first, then the masked ones, by position\n"
         "  observed  3 'd'\n"
         "  masked    2 ' the'\n"
     )
-
-
-def test_samples_of_a_packed_sequence_are_shown_one_by_one():
-    first, second = sample_of(("the cat", True)), sample_of(("a", False), ("dog", True))
-    packed = {name: first[name] + second[name] for name in first}
-    apart = preview([first, second], TOKENIZER, BATCH)
-    assert preview([packed], TOKENIZER, BATCH) == apart.replace("Sequence 1", "Sequence 0")
-    assert "\na⟦dog⟧\n" in apart
 
 
 def test_nothing_in_the_data_acts_on_a_terminal():

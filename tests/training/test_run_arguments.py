@@ -44,7 +44,10 @@ REFUSED = {
     "a window of one": (["--draft_window", "1"], "draft_window=1 is not from 2 to 32: .*; pass a number in between"),
     "a wide window": (["--draft_window", "33"], "draft_window=33 is not from 2 to 32"),
     "missing data": (["--train_data", "nowhere.jsonl"], "nowhere.jsonl"),
-    "no checkpoint": (["--model", "."], "^. has no config.json, so it is no checkpoint; give the folder of one."),
+    "no checkpoint": (
+        ["--model", "."],
+        r"^model=. is no checkpoint with a tokenizer \(.*\); give a folder or a name on the Hub",
+    ),
     "no rank": (["--lora_r", "-1"], "lora_r=-1 is no rank"),
     "QLoRA from scratch": (
         ["--load_in_4bit", "true", "--lora_r", "4", "--random_weights", "true"],
@@ -55,7 +58,7 @@ REFUSED = {
         "max_steps has to be specified",
     ),
     "evaluation of nothing": (["--eval_strategy", "steps"], "didn.t pass an `eval_dataset`"),
-    "an output that is a file": (["--output_dir", "file"], "output_dir=file is a file"),
+    "an output that is a file": (["--output_dir", "file"], r"output_dir=file cannot be written \(Not a directory"),
     "attention that cannot": (["--attn_implementation", "flash_attention_2"], "cannot express the attention of the"),
     "smoothed labels": (["--label_smoothing_factor", "0.1"], "label_smoothing_factor=0.1 is not supported, .*leave"),
     "modules that are none": (["--lora_r", "4", "--lora_target_modules", "nothing"], "nothing"),

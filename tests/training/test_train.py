@@ -191,12 +191,11 @@ def test_a_run_of_a_draft_adapter(place, tmp_path):
 
 
 @pytest.mark.full
-def test_the_report_of_a_run(place, full_run):
+def test_the_report_of_a_run(full_run):
     assert full_run.printed.endswith(
         f'Written to {full_run.folder}.\nNext: wedlm generate {full_run.folder} "Why is the sky blue?"\n'
     )
     report = json.loads((full_run.folder / "training_report.json").read_text())
-    assert "secret" not in report["command"]
     assert report["command"].startswith("wedlm train") and report["versions"].keys() >= {"torch", "transformers"}
     assert report["data"]["train"]["num_samples"] == 10 and report["train"]["step"] == 2
     assert report["train"]["mlm_loss"] > 0 and report["eval"]["eval_loss"] > 0

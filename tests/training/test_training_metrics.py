@@ -4,9 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import MASK, random_tokens
 
-from wedlm.training.draft_collator import DraftCollator
 from wedlm.training.training_metrics import DraftMetrics, DualStreamMetrics
 
 
@@ -26,29 +24,16 @@ def test_dual_stream_metrics_by_hand():
 
 
 def test_draft_metrics_by_hand():
-    texts = [random_tokens(1, length, seed=length)[0].tolist() for length in (25, 14, 40)]
-    batch = DraftCollator(MASK, 4)(
-        [
-            {"input_ids": text, "labels": text, "sample_lengths": [len(text)], "sample_indices": [i]}
-            for i, text in enumerate(texts)
-        ]
-    )
-    generator, shape = torch.Generator().manual_seed(0), batch["input_ids"].shape
-    hits, losses = (torch.rand(shape, generator=generator) for _ in range(2))
-    outputs = SimpleNamespace(target_hits=hits < 0.7, target_losses=losses)
-    accepted, groups, loss, weight = {}, {}, 0.0, 0.0
-    for row in range(len(texts)):
-        for query, place in enumerate(batch["draft_places"][row].tolist()):
-            if place >= 1:
-                loss += (batch["target_weights"][row, query] * outputs.target_losses[row, query]).item()
-                weight += batch["target_weights"][row, query].item()
-            if place >= 2:
-                drafts = outputs.target_hits[row, query - place + 2 : query + 1]
-                groups[place - 1] = groups.get(place - 1, 0) + 1
-                accepted[place - 1] = accepted.get(place - 1, 0) + drafts.all().item()
-    shares = {f"accepted_{n}": accepted[n] / groups[n] for n in groups}
+    """Groups of three, two and four MASKs; the first MASK of a group is no draft."""
+    batch = {
+        "draft_places": torch.tensor([[0, 0, 1, 2, 3, 1, 2], [0, 1, 2, 3, 4, 0, 0]]),
+        "target_weights": torch.tensor([[0, 0, 0.3, 1, 1, 0.3, 1], [0, 0.3, 1, 1, 1, 0, 0]]),
+    }
+    hits = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 0, 1, 0, 0]]).bool()
+    outputs = SimpleNamespace(target_hits=hits, target_losses=torch.full(hits.shape, 0.5))
     sums = DraftMetrics.row_sums(batch, outputs).sum(0)
-    expected = {"total_variation": loss / weight, **shares, "tokens_per_forward": 1 + sum(shares.values())}
-    assert DraftMetrics.logged(sums) == pytest.approx(expected) and len(shares) == 3
-    assert DraftMetrics.loss(DraftMetrics.logged(sums), 1.0) == pytest.approx(loss / weight)
+    shares = {"accepted_1": 1, "accepted_2": 0.5, "accepted_3": 0}
+    metrics = DraftMetrics.logged(sums)
+    assert metrics == pytest.approx({"total_variation": 0.5, **shares, "tokens_per_forward": 2.5})
+    assert DraftMetrics.loss(metrics, 1.0) == pytest.approx(0.5)
     assert DraftMetrics.logged(torch.zeros_like(sums)) == {"total_variation": 0.0, "tokens_per_forward": 1.0}

@@ -199,13 +199,9 @@ def train(
     --num_train_epochs and --resume_from_checkpoint true: https://huggingface.co/docs/transformers/main_classes/trainer
     """
     with refusals(debug), extra("train"):
-        from wedlm.training.run_arguments import check_before_torch
-
-        arguments = [config, *context.args]
-        check_before_torch(arguments)
         from wedlm.training.train import train
 
-        train(arguments)
+        train([config, *context.args])
 
 
 @command(epilog="Example: wedlm merge out/lora merged")

@@ -193,16 +193,9 @@ def expected_minutes(
         return of_batch * ceil(len(tasks) / batch_size) / 60
 
     training = f"{settings.minutes:g} min" if settings.steps is None else f"{settings.steps:,} steps"
-    of_answers = shown(minutes(to_answer, settings.batch_size) / num_processes)
-    of_measurement = shown(TIMES_MEASURED * minutes(to_measure, 1))
+    of_answers = ceil(minutes(to_answer, settings.batch_size) / num_processes)
+    of_measurement = ceil(TIMES_MEASURED * minutes(to_measure, 1))
     return (
-        f"{len(to_answer):,} answers take at most {of_answers}, the training {training}, and the measurement on "
-        f"{len(to_measure):,} prompts at most {of_measurement}."
+        f"{len(to_answer):,} answers take at most {of_answers:,} min, the training {training}, and the measurement on "
+        f"{len(to_measure):,} prompts at most {of_measurement:,} min."
     )
-
-
-def shown(minutes: float) -> str:
-    """shown(0.2) == "1 min"; shown(200) == "3.3 hours" """
-    if minutes > 90:
-        return f"{minutes / 60:.1f} hours"
-    return f"{max(1, round(minutes))} min"

@@ -20,8 +20,8 @@ from transformers import AutoTokenizer, TrainerCallback
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS
 from wedlm.drafts import adapt as stages
-from wedlm.drafts import adapter_training, answers
-from wedlm.drafts.answers import check_prompts, encode_all
+from wedlm.drafts import adapter_training
+from wedlm.drafts.answers import Answerer
 from wedlm.drafts.prompt_split import Task, Tasks
 from wedlm.drafts.settings import AdaptSettings
 from wedlm.evaluation.work_file import WorkFile
@@ -82,7 +82,7 @@ def test_the_first_line_comes_before_the_work_and_ctrl_c_says_how_to_go_on(place
         patched.setattr(stages, "adapt", interrupt)
         result = adapt(place / "stock", tmp_path / "out", "--prompts", place / "prompts.jsonl")
         assert (result.exit_code, result.stdout.count("\n")) == (130, 1) and "answers 20 prompts" in result.stdout
-    monkeypatch.setattr(stages, "answer_all", interrupt)
+    monkeypatch.setattr(Answerer, "answer_all", interrupt)
     result = adapt(place / "stock", tmp_path / "out", "--prompts", place / "prompts.jsonl")
     assert result.exit_code == 130
     assert result.stderr.endswith(f"\nStopped; the same command goes on from {tmp_path / 'out.work'}.\n")
@@ -238,30 +238,32 @@ def test_prompts_that_are_too_long_are_refused_before_anything_is_written(place,
 def test_prompts_are_measured_against_the_lengths_of_the_run(place):
     model, tokenizer = load_checkpoint(place / "stock", or_stock=True)
     short, long = (Task("kind", "cat", where="line 1"), Task("kind", "cat " * 30, where="line 2"))
-    settings = AdaptSettings("model", max_new_tokens=8, max_length=20)
-    note = check_prompts(model, tokenizer, Tasks([short, long, short], [short], []), settings)
+    answerer = Answerer(model, tokenizer, AdaptSettings("model", max_new_tokens=8, max_length=20))
+    note = answerer.check(Tasks([short, long, short], [short], []))
     assert note.startswith("1 of 3 prompts have --max-length 20 tokens or more, and are not trained on")
-    assert check_prompts(model, tokenizer, Tasks([short], [long], [long]), settings) is None
+    assert answerer.check(Tasks([short], [long], [long])) is None
     with pytest.raises(ValueError, match="^2 of 2 prompts .*, so there is nothing to train on; give a larger number"):
-        check_prompts(model, tokenizer, Tasks([long, long], [], []), settings)
-    (ids,) = encode_all(model, tokenizer, [long], 8)
-    most = model.config.max_position_embeddings
-    assert encode_all(model, tokenizer, [long], most - len(ids)) == [ids]
+        answerer.check(Tasks([long, long], [], []))
+    (ids,) = answerer.encode([long])
+    most = model.config.max_position_embeddings - len(ids)
+    answerer.settings = AdaptSettings("model", max_new_tokens=most)
+    assert answerer.encode([long]) == [ids]
+    answerer.settings = AdaptSettings("model", max_new_tokens=most + 1)
     with pytest.raises(ValueError, match=f"^line 2: the prompt has {len(ids)} tokens, which with --max-new-tokens "):
-        encode_all(model, tokenizer, [short, long], most - len(ids) + 1)
+        answerer.encode([short, long])
 
 
 def test_blank_answers_are_left_out(place, tmp_path, monkeypatch):
     texts = iter(["", " \n", "right"])
-    monkeypatch.setattr(answers, "generate", lambda *given: [next(texts) for _ in given[2]])
-    model, tokenizer = load_checkpoint(place / "stock", or_stock=True)
+    monkeypatch.setattr(Answerer, "generate", lambda self, prompts, *given: [next(texts) for _ in prompts])
+    answerer = Answerer(*load_checkpoint(place / "stock", or_stock=True), AdaptSettings("model"))
     tasks = [Task("kind", f"prompt {number}") for number in range(3)]
-    answers.answer_all(model, tokenizer, tasks, AdaptSettings("model"), tmp_path / "train.jsonl")
+    answerer.answer_all(tasks, tmp_path / "train.jsonl")
     (record,) = records(tmp_path / "train.jsonl")
     assert record["messages"][0]["content"] == "prompt 2" and list(tmp_path.iterdir()) == [tmp_path / "train.jsonl"]
-    monkeypatch.setattr(answers, "generate", lambda *given: [" " for _ in given[2]])
+    monkeypatch.setattr(Answerer, "generate", lambda self, prompts, *given: [" " for _ in prompts])
     with pytest.raises(ValueError, match="All 3 answers for held_out.jsonl are blank; give other prompts"):
-        answers.answer_all(model, tokenizer, tasks, AdaptSettings("model"), tmp_path / "held_out.jsonl")
+        answerer.answer_all(tasks, tmp_path / "held_out.jsonl")
 
 
 @pytest.mark.full

@@ -29,7 +29,7 @@ from wedlm.checkpoints.resolve import (
 )
 from wedlm.drafts.adapter_report import write_adapter_report
 from wedlm.drafts.adapter_training import LOG_FILE, train_adapter
-from wedlm.drafts.answers import answer_all, check_prompts, expected_minutes
+from wedlm.drafts.answers import Answerer
 from wedlm.drafts.measure import measure
 from wedlm.drafts.prompt_split import Tasks
 from wedlm.drafts.settings import FILES, AdaptError, AdaptSettings, record_settings, work_folder
@@ -83,15 +83,15 @@ def answer(settings: AdaptSettings, tasks: Tasks, work: Path, state: PartialStat
     model, tokenizer = load_checkpoint(settings.model, settings.dtype, device, only_decodes=True, or_stock=True)
     check_model(model)
     state.print("The model is loaded, and a few tokens are timed.", flush=True)
-    note = check_prompts(model, tokenizer, tasks, settings)
+    answerer = Answerer(model, tokenizer, settings)
+    note = answerer.check(tasks)
     if state.is_main_process:
         record_settings(settings, work)
         to_answer = [task for file in files for task in getattr(tasks, file.stem) if task.answer is None]
-        to_measure = [*tasks.held_out, *tasks.also]
-        minutes = expected_minutes(model, tokenizer, to_answer, to_measure, settings, state.num_processes)
+        minutes = answerer.expected_minutes(to_answer, [*tasks.held_out, *tasks.also], state.num_processes)
         print(*filter(None, (note, minutes)), sep="\n", flush=True)
     for file in files:
-        answer_all(model, tokenizer, getattr(tasks, file.stem), settings, file)
+        answerer.answer_all(getattr(tasks, file.stem), file)
 
 
 def finish(settings: AdaptSettings, results: dict[str, Any], adapter: Path, out: Path, overwrite: bool) -> None:

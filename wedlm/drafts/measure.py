@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.drafts.answers import encode_all
+from wedlm.drafts.answers import Answerer
 from wedlm.drafts.prompt_split import Task, Tasks
 from wedlm.drafts.settings import AdaptSettings
 from wedlm.evaluation.decodings import BASELINE, with_defaults
@@ -27,7 +27,7 @@ def measure(settings: AdaptSettings, tasks: Tasks, adapter: Path, work: Path) ->
         VERIFIED: with_defaults({"decoding": VERIFIED, "acceptance_ratio": 1.0}, model),
     }
     measured, most = [*tasks.held_out, *tasks.also], settings.max_new_tokens
-    questions = [Question(ids, lambda text: 0.0) for ids in encode_all(model, tokenizer, measured, most)]
+    questions = [Question(ids, lambda text: 0.0) for ids in Answerer(model, tokenizer, settings).encode(measured)]
     identity = checkpoint_identity(model, adapter)
     work_file = WorkFile(work / "measurement", {**identity, **conditions(model.device), "max_new_tokens": most})
     with resumable(work_file):

@@ -13,16 +13,7 @@ REPORT_FILE, PLOT_FILE = "report.json", "drafts.png"
 
 
 def read_draft_report(path: Path, digests: dict[str, str], adapter: Path) -> Section:
-    """Reads a report.json of `wedlm adapt`, and refuses one about other weights.
-
-    Args:
-        path (`Path`):
-            The file.
-        digests (`dict[str, str]`):
-            The `digests` of the adapter and its base.
-        adapter (`Path`):
-            The adapter, for the message of an error.
-    """
+    """Reads a report.json of `wedlm adapt`, and refuses one about weights of other `digests` than the adapter has."""
 
     def parse(report: dict[str, Any]) -> tuple[dict[str, str], Section]:
         return {name: report["results"][name] for name in digests}, draft_section(report)
@@ -69,17 +60,8 @@ def labelled(results: dict[str, Any]) -> dict[str, dict]:
 
 def table_of(results: dict[str, Any]) -> str:
     """Returns a table of the measured numbers, a line for each kind of prompts."""
-    lines = [
-        [
-            "prompts",
-            "number",
-            "same text",
-            "tokens per forward",
-            "tokens/s, token by token",
-            "verified",
-            "times as fast",
-        ]
-    ]
+    head = ["prompts", "number", "same text", "tokens per forward", "tokens/s, token by token", "verified"]
+    lines = [[*head, "times as fast"]]
     for name, one in labelled(results).items():
         times, (low, high) = one["times_autoregressive"]["median"], one["times_autoregressive"]["quartiles"]
         lines.append(

@@ -57,15 +57,8 @@ class Result:
 
     def setup(self) -> tuple:
         """Returns what the results in one table have in common."""
-        return (
-            self.task,
-            self.title,
-            self.dataset,
-            self.dataset_config,
-            self.split,
-            self.num_fewshot,
-            self.num_examples,
-        )
+        dataset = (self.dataset, self.dataset_config, self.split)
+        return self.task, self.title, *dataset, self.num_fewshot, self.num_examples
 
 
 @dataclass(frozen=True)
@@ -130,16 +123,7 @@ class Evaluation:
 
 
 def read_evaluation(path: Path, digests: dict[str, str], model: str | os.PathLike) -> Evaluation:
-    """Reads a file of `wedlm eval`, and refuses one about other weights.
-
-    Args:
-        path (`Path`):
-            The file.
-        digests (`dict[str, str]`):
-            The `digests` of the weights that the card is about.
-        model (`str` or `os.PathLike`):
-            Name of the checkpoint, for the message of an error.
-    """
+    """Reads a file of `wedlm eval`, and refuses one about weights of other `digests` than the model has."""
     evaluation = read_report(path, parse_evaluation, "wedlm eval")
     if any(getattr(evaluation, name) != digests.get(name) for name in ("weights_sha256", "adapter_sha256")):
         raise ExportError(f"{path} is about other weights than those of {model}; run `wedlm eval {model}` again.")

@@ -82,7 +82,7 @@ def content_of(folder: Path) -> CardContent:
 
 def card(folder: Path) -> str:
     """Returns the text of README.md, front matter included."""
-    return make_card(content_of(folder)).card.content
+    return make_card(content_of(folder)).content
 
 
 def evaluation_section(report: dict) -> EvaluationSection:

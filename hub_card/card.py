@@ -34,12 +34,11 @@ class Example(NamedTuple):
     forwards: int
 
 
-class TaskTable(NamedTuple):
-    """The measurements on one task, in Markdown."""
+class Section(NamedTuple):
+    """A part of the card, in Markdown."""
 
     title: str
-    description: str
-    table: str
+    text: str
 
 
 class EvaluationSection(NamedTuple):
@@ -47,7 +46,7 @@ class EvaluationSection(NamedTuple):
 
     conditions: str  # how it was measured, in front of the command
     command: str
-    tasks: list[TaskTable]
+    tasks: list[Section]
     limit: int | None = None  # the number of questions of each task that were asked, where not all were
 
 
@@ -56,13 +55,6 @@ class TrainingSection(NamedTuple):
 
     command: str
     facts: dict[str, str]
-
-
-class Section(NamedTuple):
-    """A section of a checkpoint's own, in Markdown."""
-
-    title: str
-    text: str
 
 
 class AdapterBase(NamedTuple):

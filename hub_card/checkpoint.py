@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wedlm.checkpoints.architectures import WEDLM_CLASS, check_shapes, wedlm_model
+from wedlm.checkpoints.architectures import WEDLM_CLASS
+from wedlm.checkpoints.convert import read_folder
 from wedlm.checkpoints.facts import limits_of_parallel_decoding, offered_decodings
 from wedlm.checkpoints.load import adapter_on_disk
 from wedlm.checkpoints.plan import Plan
@@ -17,8 +18,7 @@ from wedlm.checkpoints.resolve import (
     require_wedlm,
     with_verified_decoding,
 )
-from wedlm.checkpoints.shards import read_shards
-from wedlm.checkpoints.tokenizer_files import TokenizerFiles, without
+from wedlm.checkpoints.tokenizer_files import without
 from wedlm.generation.parameters import DEFAULTS
 
 # Fields of tokenizer_config.json that say where somebody once loaded the tokenizer from.
@@ -44,12 +44,9 @@ def read_checkpoint(name: str, folder: Path, adapter: Path | None = None) -> Che
     require_wedlm(name, fields)
     check_weights(name, folder)
     require_tokenizer(name, folder)
-    config, model = wedlm_model(fields, name)
-    shards = read_shards(folder)
-    check_shapes(shards, model, name)
-    tokenizer, changed, notes = TokenizerFiles.read(folder).without_code(name)
-    tokenizer.check_rows(config.vocab_size, name)
-    tokenizer_config = tokenizer.file("tokenizer_config.json")
+    source = read_folder(name, folder, fields)
+    config, model, changed, notes = source.config, source.model, source.changed, source.notes
+    tokenizer_config = source.tokenizer.file("tokenizer_config.json")
     if tokenizer_config.keys() & PLACES_OF_TOKENIZERS:
         changed["tokenizer_config.json"] = without(tokenizer_config, *PLACES_OF_TOKENIZERS)
     generation = read_generation_fields(folder)
@@ -57,7 +54,7 @@ def read_checkpoint(name: str, folder: Path, adapter: Path | None = None) -> Che
         generation = changed[GENERATION_FILE] = json.loads(model.generation_config.to_json_string())
     added = {}
     if adapter is not None:
-        config.drafts, added = adapter_on_disk(adapter, model, shards)
+        config.drafts, added = adapter_on_disk(adapter, model, source.shards)
         own = read_generation_fields(adapter)
         generation = changed[GENERATION_FILE] = own or with_verified_decoding(generation)
     if "max_new_tokens" in generation:
@@ -66,11 +63,12 @@ def read_checkpoint(name: str, folder: Path, adapter: Path | None = None) -> Che
         )
         generation = changed[GENERATION_FILE] = without(generation, "max_new_tokens")
     limits = limits_of_parallel_decoding(model, generation)
+    notes += limits
     config.architectures, config.auto_map = [WEDLM_CLASS], None  # the package's code is written beside it
     return Checkpoint(
         name=name,
         adapter=adapter,
-        plan=Plan(config, shards, folder, changed, notes + limits, added=added),
+        plan=source.plan(added=added),
         parameters=model.num_parameters() + sum(value.numel() for value in added.values()),
         generation={name: generation.get(name, default) for name, default in DEFAULTS.items()},
         decodings=offered_decodings(model, generation),

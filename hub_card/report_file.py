@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,3 @@ def read_report(path: Path, parse: Callable[[Any], Any], command: str) -> Any:
         raise ExportError(
             f"{path} is no file that `{command}` wrote ({type(error).__name__}: {error}); pass one that is."
         ) from error
-
-
-def read_fields(kind: type, content: object) -> Any:
-    """Returns a dataclass from a JSON object, whose types are checked; a field that may be None may be missing."""
-    if not isinstance(content, dict):
-        raise TypeError(f"{kind.__name__} is {content!r}")
-    values = {field.name: content.get(field.name) for field in fields(kind)}
-    for field in fields(kind):
-        if not isinstance(values[field.name], field.type):
-            raise TypeError(f"{field.name} is {values[field.name]!r}")
-    return kind(**values)

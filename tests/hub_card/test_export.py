@@ -25,7 +25,6 @@ from helpers import CHECKPOINTS, put_into_hub_cache, random_tokens, run_python
 from huggingface_hub import ModelCard
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
 
 from wedlm import WeDLMForCausalLM
 from wedlm.checkpoints import new_folder
@@ -68,9 +67,7 @@ def test_the_demo_becomes_a_repository_whose_snippet_runs(tmp_path):
     ("name", "leak"),
     [
         ("README.md", TOKEN),
-        ("config.json", "/home/me/model"),
         ("chat_template.jinja", TOKEN),
-        ("LICENSE", "/home/me/model"),
         ("model.safetensors", "/home/me/model"),
     ],
 )
@@ -80,8 +77,6 @@ def test_a_leak_in_any_file_is_refused(tmp_path, model, unchecked, name, leak):
         title = f"of {leak}"
     elif name == "model.safetensors":
         save_file(load_file(model / name), model / name, {"format": "pt", "from": leak})
-    elif name.endswith(".json"):
-        edit(model / name, unheard_of=[leak])
     else:
         with open(model / name, "a") as file:
             file.write(f"\n{leak}\n")
@@ -113,12 +108,8 @@ def test_what_a_checkpoint_says_of_itself(tmp_path, model, unchecked):
     assert [arguments[1] for arguments in unchecked] == ["out"]
 
 
-def test_an_export_is_overwritten_and_no_other_folder(tmp_path, model, unchecked):
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "file").touch()
-    arguments = ("--license", "mit", "--overwrite")
-    assert "is no checkpoint, and only a checkpoint is" in refused(model, tmp_path / "there", *arguments)
-    assert "one lies in the other" in refused(model, model / "out", *arguments)
+def test_an_export_is_overwritten(tmp_path, model, unchecked):
+    assert "one lies in the other" in refused(model, model / "out", "--license", "mit")
     assert run(model, tmp_path / "out", "--license", "mit").exit_code == 0
     assert run(model, tmp_path / "out", "--license", "gpl-3.0", "--overwrite").exit_code == 0
     assert ModelCard.load(tmp_path / "out" / "README.md").data.license == "gpl-3.0"
@@ -135,12 +126,6 @@ def test_checkpoints_that_are_refused(tmp_path, model, unchecked, monkeypatch):
     (model / "LICENSE").symlink_to("/etc/hostname")
     assert "LICENSE is a link to /etc/hostname, outside of the checkpoint" in sentence()
     (model / "LICENSE").unlink()
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.add_tokens(["<new>"])
-    tokenizer.save_pretrained(model)
-    assert "has the token '<new>' with the id 321, and its model has 321 rows; resize the embeddings" in sentence()
-    edit(model / "config.json", hidden_size=30)
-    assert "and by its config" in sentence()
     edit(model / "config.json", model_type="qwen3")
     assert "is of model_type 'qwen3'" in sentence()
 
@@ -250,7 +235,6 @@ def test_files_that_belong_to_an_adapter(tmp_path, unchecked):
 def test_adapters_that_are_refused(tmp_path, unchecked):
     adapter = save_base_and_adapter(tmp_path)
     arguments = (adapter, tmp_path / "out", "--license", "mit")
-    assert "are the same folder" in refused(adapter, tmp_path / "base", "--license", "mit", "--overwrite")
     assert "one lies in the other" in refused(adapter, adapter / "out", "--license", "mit")
     (adapter / "LICENSE").symlink_to("/etc/hostname")
     assert "LICENSE is a link to /etc/hostname" in refused(*arguments)

@@ -82,7 +82,7 @@ def test_a_push_that_fails_leaves_the_folder(tmp_path, model, pushing, step):
     assert names(tmp_path / "my out") == WHOLE | TOKENIZER
 
 
-@pytest.mark.parametrize("repository", ["model", "", "me/a b"])
+@pytest.mark.parametrize("repository", ["model", "me/a b"])
 def test_a_push_to_what_is_no_repository(tmp_path, model, pushing, repository):
     hub = pushing()
     sentence = refused(model, tmp_path / "out", "--license", "mit", "--push", repository)

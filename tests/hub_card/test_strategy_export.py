@@ -1,6 +1,5 @@
 """`wedlm export --strategy`: the decoding alone, in a process that has transformers and torch only."""
 
-import json
 import shutil
 
 import pytest
@@ -87,9 +86,8 @@ def test_a_leak_in_a_file_of_the_base_is_refused(name, tmp_path):
 
 
 def test_a_base_with_code_of_its_own_is_refused(tmp_path):
-    config = {"model_type": "llama", "auto_map": {"AutoConfig": "code.Config"}}
     (tmp_path / "base").mkdir()
-    (tmp_path / "base" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "base" / "config.json").write_text('{"auto_map": {"AutoConfig": "code.Config"}}')
     result = run("export", tmp_path / "base", "--strategy", tmp_path / "out")
     assert result.exit_code == 2 and "names code of its own (auto_map in config.json)" in result.stderr
     assert not (tmp_path / "out").exists()

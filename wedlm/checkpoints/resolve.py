@@ -35,12 +35,7 @@ SMALL_FILES = (CONFIG_FILE, ADAPTER_FILE, "README.md", INDEX_FILE, *COMPANIONS)
 
 
 def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
-    """Returns the folder of a checkpoint; a checkpoint on the Hub is downloaded first.
-
-    Args:
-        name (`str` or `os.PathLike`): A folder, or a name on the Hub such as `"tencent/WeDLM-8B-Instruct"`.
-        with_weights (`bool`): Whether the weights are downloaded too; without them only the small files are.
-    """
+    """Returns the folder of a checkpoint; of one on the Hub, the small files or all are downloaded first."""
     if not str(name):
         raise CheckpointError("The name of the checkpoint is empty; give a folder, or a name on the Hub.")
     if Path(name).is_dir():
@@ -61,12 +56,9 @@ def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
 
 
 def wedlm_folder(name: str | os.PathLike, with_weights: bool, or_stock: bool = False) -> Path:
-    """Returns the folder of a WeDLM checkpoint, and refuses one that could not be loaded.
+    """Returns the folder of a WeDLM checkpoint, or with `or_stock` of another one, if it can be loaded.
 
-    Args:
-        name (`str` or `os.PathLike`): A folder, or a name on the Hub. A draft adapter stands for its base.
-        with_weights (`bool`): As for `checkpoint_folder`. A check leaves them on the Hub until all else is right.
-        or_stock (`bool`, *optional*, defaults to `False`): Whether it may be another causal language model.
+    A draft adapter stands for its base. Weights are downloaded after all else is checked.
     """
     name = checkpoint_of(name)
     folder = checkpoint_folder(name, with_weights=False)
@@ -135,8 +127,7 @@ def require_tokenizer(name: str | os.PathLike, folder: Path) -> None:
 
 
 def require_wedlm(name: str | os.PathLike, fields: dict) -> None:
-    model_type = fields.get("model_type")
-    if model_type != MODEL_TYPE:
+    if (model_type := fields.get("model_type")) != MODEL_TYPE:
         raise CheckpointError(
             f"{name} is of model_type {model_type!r}, and this needs WeDLM; {how_to_convert(name, model_type)}."
         )

@@ -29,8 +29,7 @@ def read_draft_report(path: Path, digests: dict[str, str], adapter: Path) -> Sec
 def draft_section(report: dict[str, Any]) -> Section:
     """Returns what the adapter brings, with the command and the conditions of the measurement."""
     results = report["results"]
-    packed = " with packed weights" if results.get("packed_weights") else ""  # of version 0.2
-    fused = f", fused ({results['product']})" if results.get("product") else packed
+    fused = f", fused ({results['product']})" if results.get("product") else ""
     window = results["arguments"]["window_size"]
     verified = "verified" if window is None else f"verified (window of {window})"
     earlier = report["settings"]["start_from"]  # the SHA-256 of its weights

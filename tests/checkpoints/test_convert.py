@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from helpers import CHECKPOINTS
-from stock_checkpoints import END, INDEX, OLD_NAME, SAY, TOKENS, bits, edit, files_of, save_stock, weights_of
+from stock_checkpoints import END, OLD_NAME, SAY, TOKENS, bits, edit, files_of, save_stock, weights_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from wedlm import WeDLMForCausalLM, convert_to_autoregressive, convert_to_wedlm
@@ -140,24 +140,6 @@ def test_a_converted_checkpoint_converts_again(source, tmp_path):
 
 
 # --- MASK ---
-
-
-def test_the_added_row_is_the_mean_of_the_others(source, tmp_path):
-    result = convert_to_wedlm(source, tmp_path / "wedlm")
-    old, new = weights_of(source), weights_of(tmp_path / "wedlm")
-    assert old.keys() == new.keys()
-    for name in old:
-        if name in ("model.embed_tokens.weight", "lm_head.weight"):
-            assert torch.equal(new[name][:-1], old[name])
-            torch.testing.assert_close(new[name][-1], old[name].mean(dim=0), rtol=0, atol=1e-7)
-        else:
-            assert torch.equal(new[name], old[name])
-    assert result.mask_token_id == len(old["lm_head.weight"])
-    index = json.loads((tmp_path / "wedlm" / INDEX).read_text())
-    assert index["metadata"] == {
-        "total_parameters": sum(tensor.numel() for tensor in new.values()),
-        "total_size": sum(tensor.nbytes for tensor in new.values()),
-    }
 
 
 def test_a_tied_head_that_is_in_the_file_gets_the_row_too(tmp_path):

@@ -79,11 +79,8 @@ def refusal(name):
     return str(caught.value)
 
 
-def test_names_that_are_refused(tmp_path, monkeypatch):
-    """An installed package comes without the demo checkpoint."""
-    monkeypatch.setattr("wedlm.checkpoints.resolve.DEMO_FOLDER", tmp_path / "demo")
+def test_names_that_are_refused(tmp_path):
     assert refusal(tmp_path / "nothing").startswith(f"{tmp_path / 'nothing'} does not exist; give the folder of a ")
-    assert refusal(str(tmp_path / "demo")).startswith(f"The demo checkpoint is not at {tmp_path / 'demo'}; give ")
     sentence = refusal("somebody/nothing")
     assert "somebody/nothing is no folder here and was not downloaded before, and " in sentence
     assert "/somebody/nothing cannot be reached (" in sentence and sentence.endswith("or give a folder.")

@@ -1,5 +1,7 @@
 """Weight files as headers and bytes: copies, mean rows, and damaged files."""
 
+import json
+
 import torch
 from safetensors.torch import load_file, save_file
 from stock_checkpoints import INDEX, save_stock, weights_of, write_header
@@ -24,6 +26,9 @@ def test_the_order_of_a_file_is_that_of_its_bytes(tmp_path):
         assert torch.equal(new[name][: len(old[name])], old[name]), name
     for name in ("model.embed_tokens.weight", "lm_head.weight"):  # the sum has more digits than the weights
         assert torch.equal(new[name][-1], old[name].double().mean(dim=0).bfloat16())
+    before, after = (json.loads((path / INDEX).read_text())["metadata"] for path in (source, tmp_path / "wedlm"))
+    assert after["total_parameters"] - before["total_parameters"] == 2 * 31
+    assert after["total_size"] - before["total_size"] == 2 * 31 * 2
 
 
 def test_a_single_file_is_preferred_to_an_index(source, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 from huggingface_hub import constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from wedlm.checkpoints.demo_folder import DEMO_FOLDER, REAL_MODEL
+from wedlm.checkpoints.demo_folder import REAL_MODEL
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.shards import INDEX_FILE, check_weights, read_json, shard_names
 from wedlm.generation.parameters import is_count
@@ -42,10 +42,6 @@ def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
         return Path(name)
     if Path(name).exists():
         raise CheckpointError(f"{name} is a file; give the folder of a checkpoint.")
-    if Path(name) == DEMO_FOLDER:
-        raise CheckpointError(
-            f"The demo checkpoint is not at {name}; give the folder of another one, or a name on the Hub."
-        )
     if not re.fullmatch(rf"{HUB_NAME}|[\w-][\w.-]*", str(name)):  # models such as gpt2 have names without an owner
         raise CheckpointError(
             f"{name} does not exist; give the folder of a checkpoint, or a name on the Hub such as "
@@ -200,20 +196,17 @@ def base_of(adapter: str | os.PathLike) -> str:
         raise CheckpointError(
             f"{adapter} is no adapter of PEFT ({one_line(error)}); give the folder it was saved to."
         ) from error
-    if not isinstance(base, str | None):
-        raise CheckpointError(
-            f"base_model_name_or_path={one_line(repr(base))} of {adapter} is no text; write the folder of its base, "
-            "or the name on the Hub, into adapter_config.json."
-        )
-    if base and Path(base).is_dir():
-        return base
-    if base and fields.get("peft_type") == DRAFT_TYPE:  # which is refused in any other base than its own
-        for parent in file.resolve().parents if Path(adapter).is_dir() else ():
-            if (parent / base).is_dir():
-                return str(parent / base)
-    if base and re.fullmatch(HUB_NAME, base):
-        return base
-    reason = f"there is no folder {Path(base).absolute()}" if base else "its name is missing"
+    reason = f"{base!r} is no name"
+    if base and isinstance(base, str):
+        if Path(base).is_dir():
+            return base
+        if fields.get("peft_type") == DRAFT_TYPE:  # which is refused in any other base than its own
+            for parent in file.resolve().parents if Path(adapter).is_dir() else ():
+                if (parent / base).is_dir():
+                    return str(parent / base)
+        if re.fullmatch(HUB_NAME, base):
+            return base
+        reason = f"there is no folder {Path(base).absolute()}"
     made = ", which `make real-model` makes in a clone of the repository wedlm," if base == REAL_MODEL else ""
     raise CheckpointError(
         f"The checkpoint {base}, which {adapter} was trained on, cannot be loaded ({reason}); put it{made} there, or "

@@ -10,6 +10,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData, metadata_load
 from huggingface_hub.utils import validate_repo_id
 
+from wedlm.checkpoints.errors import one_line
 from wedlm.checkpoints.resolve import HUB_NAME, base_of
 from wedlm.hub_card.markdown import on_one_line
 from wedlm.hub_card.options import CardOptions, ExportError
@@ -61,8 +62,7 @@ def read_readme(readme: Path) -> dict[str, Any]:
     try:
         written = (metadata_load(readme) or {}) if readme.exists() else {}
     except (ValueError, OSError, RecursionError, yaml.YAMLError) as error:
-        said = " ".join(str(error).split())
-        raise ExportError(f"The metadata of {readme} cannot be read ({said}); correct or remove it.") from error
+        raise ExportError(f"The metadata of {readme} cannot be read ({one_line(error)}); correct it.") from error
     return {name: written[name] for name in README_FIELDS if written.get(name) is not None}
 
 
@@ -116,9 +116,8 @@ def check_hub_name(name: str, value: object) -> None:
             raise ValueError("it is no text")
         validate_repo_id(value)
     except ValueError as error:
-        said = " ".join(str(error).split()).rstrip(".")
         raise ExportError(
-            f"{name}={value!r} is no name on the Hub ({said}); pass {option} with one such as Qwen/Qwen3-8B."
+            f"{name}={value!r} is no name on the Hub ({one_line(error)}); pass {option} with one like Qwen/Qwen3-8B."
         ) from error
 
 

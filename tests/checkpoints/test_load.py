@@ -9,6 +9,7 @@ from draft_models import save_adapter, tiny_model
 from helpers import CHECKPOINTS, MASK, put_into_hub_cache, random_tokens, run_python
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from stock_checkpoints import save_stock
 from tiny_tokenizer import make_tokenizer
 from typer.testing import CliRunner
 
@@ -69,6 +70,12 @@ def test_a_draft_adapter_comes_with_its_base(folder, tmp_path, monkeypatch):
     fields |= {"_from_model_config": False, "decoding": "blockwise"}
     (adapter / "generation_config.json").write_text(json.dumps(fields))
     assert load_checkpoint(adapter)[0].generation_config.decoding == "blockwise"
+
+
+def test_another_model_decodes_verified_by_default(tmp_path):
+    save_stock(tmp_path / "stock")
+    model, _ = load_checkpoint(tmp_path / "stock", or_stock=True)
+    assert model.generation_config.decoding == "verified" and model.config.model_type == "qwen3"
 
 
 def test_a_model_that_only_decodes_is_fused(folder):

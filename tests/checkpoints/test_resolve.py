@@ -63,6 +63,8 @@ def test_a_name_on_the_hub(hub, source, tmp_path, requested):
 
 
 def test_a_check_leaves_the_weights_on_the_hub(hub, requested):
+    with pytest.raises(CheckpointError, match="someone/qwen is of model_type 'qwen3', and this needs WeDLM"):
+        wedlm_folder("someone/qwen", with_weights=True)
     edit(hub / "config.json", model_type="wedlm")
     for with_weights, num_files in ((False, 0), (True, 3)):
         assert wedlm_folder("someone/qwen", with_weights=with_weights) == hub

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard
 
 from wedlm.checkpoints.architectures import family_of
 from wedlm.hub_card.checkpoint import Checkpoint
@@ -34,32 +34,20 @@ class Example(NamedTuple):
     forwards: int
 
 
-class TaskTable(NamedTuple):
-    """The measurements on one task, in Markdown."""
+class Section(NamedTuple):
+    """A part of the card, in Markdown."""
 
     title: str
-    description: str
-    table: str
+    text: str
 
 
 class EvaluationSection(NamedTuple):
-    """One evaluation, in Markdown.
+    """One evaluation, in Markdown."""
 
-    Args:
-        conditions (`str`):
-            How it was measured, in front of the command.
-        command (`str`):
-            The command that measured it.
-        tasks (`list[TaskTable]`):
-            Its tables.
-        limit (`int`, *optional*):
-            The number of questions of each task that were asked, where not all were.
-    """
-
-    conditions: str
+    conditions: str  # how it was measured, in front of the command
     command: str
-    tasks: list[TaskTable]
-    limit: int | None = None
+    tasks: list[Section]
+    limit: int | None = None  # the number of questions of each task that were asked, where not all were
 
 
 class TrainingSection(NamedTuple):
@@ -69,25 +57,11 @@ class TrainingSection(NamedTuple):
     facts: dict[str, str]
 
 
-class Section(NamedTuple):
-    """A section of a checkpoint's own, in Markdown."""
-
-    title: str
-    text: str
-
-
 class AdapterBase(NamedTuple):
-    """The base of a draft adapter that is published alone.
+    """The base of a draft adapter that is published alone."""
 
-    Args:
-        name (`str`):
-            The name on the Hub of the base, or of the model that it was converted from.
-        to_convert (`bool`):
-            Whether `wedlm convert` makes the base from that name.
-    """
-
-    name: str
-    to_convert: bool
+    name: str  # on the Hub, of the base or of the model that it was converted from
+    to_convert: bool  # whether `wedlm convert` makes the base from that name
 
     @property
     def loaded(self) -> str:
@@ -97,50 +71,21 @@ class AdapterBase(NamedTuple):
 
 @dataclass(frozen=True)
 class CardContent:
-    """Everything that a card says.
+    """Everything that a card says."""
 
-    Args:
-        title (`str`):
-            The title, and the name of the model.
-        repository (`str`):
-            The name by which the snippet loads the checkpoint.
-        prompt (`str`):
-            The question that the snippet asks.
-        checkpoint (`Checkpoint`):
-            The result of `read_checkpoint`.
-        metadata (`dict[str, Any]`):
-            Licence, base models, datasets, languages and tags.
-        introduction (`str`, *optional*):
-            A paragraph below the first one, in Markdown.
-        examples (`Sequence[Example]`, *optional*):
-            Questions with their answers.
-        evaluations (`Sequence[EvaluationSection]`, *optional*):
-            The measurements.
-        hub_results (`Sequence[EvalResult]`, *optional*):
-            The same for the Hub's model-index.
-        training (`TrainingSection`, *optional*):
-            How it was trained.
-        loss_plot (`Path`, *optional*):
-            The picture of the loss, which the card shows as `loss.png`.
-        sections (`Sequence[Section]`, *optional*):
-            Further sections, in front of the limits.
-        base (`AdapterBase`, *optional*):
-            The base, if the card is about a draft adapter alone.
-    """
-
-    title: str
-    repository: str
-    prompt: str
+    title: str  # of the card, and the name of the model
+    repository: str  # the name by which the snippet loads the checkpoint
+    prompt: str  # the question that the snippet asks
     checkpoint: Checkpoint
-    metadata: dict[str, Any]
-    introduction: str = ""
+    metadata: dict[str, Any]  # licence, base models, datasets, languages and tags
+    introduction: str = ""  # a paragraph below the first one, in Markdown
     examples: Sequence[Example] = ()
     evaluations: Sequence[EvaluationSection] = ()
-    hub_results: Sequence[EvalResult] = ()
+    hub_results: Sequence[EvalResult] = ()  # the same measurements for the Hub's model-index
     training: TrainingSection | None = None
-    loss_plot: Path | None = None
-    sections: Sequence[Section] = ()
-    base: AdapterBase | None = None
+    loss_plot: Path | None = None  # which the card shows as `loss.png`
+    sections: Sequence[Section] = ()  # in front of the limits
+    base: AdapterBase | None = None  # if the card is about a draft adapter alone
 
     @property
     def is_measured(self) -> bool:
@@ -148,21 +93,15 @@ class CardContent:
         return any(evaluation.limit is None for evaluation in self.evaluations)
 
 
-class Card(NamedTuple):
-    """A card, and the metadata that it was given."""
-
-    card: ModelCard
-    data: ModelCardData
-
-
-def make_card(content: CardContent) -> Card:
-    """Writes a card by the template."""
+def make_card(content: CardContent) -> ModelCard:
+    """Writes a card by the template, and refuses one whose metadata huggingface_hub reads as another."""
     checkpoint, metadata = content.checkpoint, content.metadata
-    drafts, bases = checkpoint.config.drafts, as_list(metadata.get("base_model"))
-    relation = {"base_model_relation": "adapter"} if drafts is not None and bases else {}
+    config, added = checkpoint.plan.config, checkpoint.plan.added
+    bases = as_list(metadata.get("base_model"))
+    relation = {"base_model_relation": "adapter"} if config.drafts is not None and bases else {}
     library = "transformers" if content.base is None else "peft"
     data = card_data(metadata | relation, content.title, content.hub_results, library)
-    adapter_parameters = sum(value.numel() for value in checkpoint.added.values())
+    adapter_parameters = sum(value.numel() for value in added.values())
     card = ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
@@ -171,26 +110,22 @@ def make_card(content: CardContent) -> Card:
         repository=json.dumps(content.repository, ensure_ascii=False),
         prompt=json.dumps(content.prompt, ensure_ascii=False),
         parameters=shown_parameters(checkpoint.parameters if content.base is None else adapter_parameters),
-        family=family_of(checkpoint.config),
+        family=family_of(config),
         made_from=" and ".join(map(hub_link, bases)),
-        drafts=drafts,
+        drafts=config.drafts,
         has_chat_template=checkpoint.has_chat_template,
         decodings={name: text for name, text in DECODINGS.items() if name in checkpoint.decodings},
         defaults={name: repr(value) for name, value in checkpoint.generation.items()},
-        context=f"{checkpoint.config.max_position_embeddings:,}",
+        context=f"{config.max_position_embeddings:,}",
         limits=list(map(escaped, checkpoint.limits)),
         licence=shown_licence(metadata),
     )
-    return Card(card, data)
-
-
-def check_card(readme: Path, data: ModelCardData) -> None:
-    """Refuses a written card whose metadata is not `data` when huggingface_hub reads it again."""
-    if ModelCard.load(readme).data.to_dict() != data.to_dict():
+    if card.data.to_dict() != data.to_dict():
         raise ExportError(
             f"The metadata of the card is another when it is read again: {data.to_dict()}; change --name or the "
             "evaluation files that it comes from."
         )
+    return card
 
 
 def shown_parameters(parameters: int) -> str:

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
-from wedlm.checkpoints.architectures import check_shapes, wedlm_model
+from wedlm.checkpoints.architectures import WEDLM_CLASS
+from wedlm.checkpoints.convert import read_folder
 from wedlm.checkpoints.facts import limits_of_parallel_decoding, offered_decodings
 from wedlm.checkpoints.load import adapter_on_disk
+from wedlm.checkpoints.plan import Plan
 from wedlm.checkpoints.resolve import (
     GENERATION_FILE,
     check_weights,
@@ -18,83 +18,35 @@ from wedlm.checkpoints.resolve import (
     require_wedlm,
     with_verified_decoding,
 )
-from wedlm.checkpoints.shards import Shard, read_shards
-from wedlm.checkpoints.tokenizer_files import TokenizerFiles
+from wedlm.checkpoints.tokenizer_files import without
 from wedlm.generation.parameters import DEFAULTS
-from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 
 # Fields of tokenizer_config.json that say where somebody once loaded the tokenizer from.
 PLACES_OF_TOKENIZERS = {"name_or_path", "_name_or_path", "special_tokens_map_file", "tokenizer_file"}
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint, but for its weights.
+    """A checkpoint, but for its weights."""
 
-    Args:
-        name (`str`):
-            The folder or name on the Hub that the user gave.
-        folder (`Path`):
-            The folder with its files.
-        adapter (`Path`, *optional*):
-            The folder of the draft adapter that is published in it.
-        added (`dict[str, torch.Tensor]`):
-            The weights of that adapter, by the names that they are published under.
-        config (`WeDLMConfig`):
-            The config as it is published.
-        parameters (`int`):
-            Number of parameters.
-        shards (`list[Shard]`):
-            The files of weights.
-        changed (`dict[str, dict]`):
-            New contents, by name, of the files that are published with other contents than in `folder`.
-        generation (`dict[str, Any]`):
-            The default parameters of parallel decoding.
-        decodings (`list[str]`):
-            The decodings that the checkpoint can do.
-        has_chat_template (`bool`):
-            Whether it can chat.
-        limits (`list[str]`):
-            Sentences on what it cannot do.
-        notes (`list[str]`):
-            Sentences for whoever exports it.
-    """
-
-    name: str
-    folder: Path
-    adapter: Path | None
-    added: dict[str, torch.Tensor]
-    config: WeDLMConfig
-    parameters: int
-    shards: list[Shard]
-    changed: dict[str, dict]
-    generation: dict[str, Any]
-    decodings: list[str]
+    name: str  # the folder or name on the Hub that the user gave
+    adapter: Path | None  # the folder of the draft adapter that is published in it
+    plan: Plan  # what is published; its notes are for whoever exports it
+    parameters: int  # their number
+    generation: dict[str, Any]  # the default parameters of parallel decoding
+    decodings: list[str]  # those that it offers
     has_chat_template: bool
-    limits: list[str]
-    notes: list[str]
+    limits: list[str]  # sentences on what it cannot do
 
 
 def read_checkpoint(name: str, folder: Path, adapter: Path | None = None) -> Checkpoint:
-    """Reads a checkpoint, and refuses one that is incomplete or not WeDLM's, or that the adapter does not fit.
-
-    Args:
-        name (`str`):
-            The folder or name on the Hub that the user gave.
-        folder (`Path`):
-            The folder with its files.
-        adapter (`Path`, *optional*):
-            The folder of a draft adapter that is published in it.
-    """
+    """Reads a checkpoint, and refuses one that is incomplete, no WeDLM, or that the draft adapter does not fit."""
     fields = read_config(name, folder)
     require_wedlm(name, fields)
     check_weights(name, folder)
     require_tokenizer(name, folder)
-    config, model = wedlm_model(fields, name)
-    shards = read_shards(folder)
-    check_shapes(shards, model, name)
-    tokenizer, changed, notes = TokenizerFiles.read(folder).without_code(name)
-    tokenizer.check_rows(config.vocab_size, name)
-    tokenizer_config = tokenizer.file("tokenizer_config.json")
+    source = read_folder(name, folder, fields)
+    config, model, changed, notes = source.config, source.model, source.changed, source.notes
+    tokenizer_config = source.tokenizer.file("tokenizer_config.json")
     if tokenizer_config.keys() & PLACES_OF_TOKENIZERS:
         changed["tokenizer_config.json"] = without(tokenizer_config, *PLACES_OF_TOKENIZERS)
     generation = read_generation_fields(folder)
@@ -102,7 +54,7 @@ def read_checkpoint(name: str, folder: Path, adapter: Path | None = None) -> Che
         generation = changed[GENERATION_FILE] = json.loads(model.generation_config.to_json_string())
     added = {}
     if adapter is not None:
-        config.drafts, added = adapter_on_disk(adapter, model, shards)
+        config.drafts, added = adapter_on_disk(adapter, model, source.shards)
         own = read_generation_fields(adapter)
         generation = changed[GENERATION_FILE] = own or with_verified_decoding(generation)
     if "max_new_tokens" in generation:
@@ -111,23 +63,15 @@ def read_checkpoint(name: str, folder: Path, adapter: Path | None = None) -> Che
         )
         generation = changed[GENERATION_FILE] = without(generation, "max_new_tokens")
     limits = limits_of_parallel_decoding(model, generation)
-    config.architectures, config.auto_map = ["WeDLMForCausalLM"], None  # the package's code is written beside it
+    notes += limits
+    config.architectures, config.auto_map = [WEDLM_CLASS], None  # the package's code is written beside it
     return Checkpoint(
         name=name,
-        folder=folder,
         adapter=adapter,
-        added=added,
-        config=config,
+        plan=source.plan(added=added),
         parameters=model.num_parameters() + sum(value.numel() for value in added.values()),
-        shards=shards,
-        changed=changed,
         generation={name: generation.get(name, default) for name, default in DEFAULTS.items()},
         decodings=offered_decodings(model, generation),
         has_chat_template=bool(tokenizer_config.get("chat_template")) or any(folder.glob("chat_template.*")),
         limits=limits,
-        notes=notes + limits,
     )
-
-
-def without(fields: dict, *names: str) -> dict:
-    return {name: value for name, value in fields.items() if name not in names}

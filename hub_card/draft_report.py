@@ -13,16 +13,7 @@ REPORT_FILE, PLOT_FILE = "report.json", "drafts.png"
 
 
 def read_draft_report(path: Path, digests: dict[str, str], adapter: Path) -> Section:
-    """Reads a report.json of `wedlm adapt`, and refuses one about other weights.
-
-    Args:
-        path (`Path`):
-            The file.
-        digests (`dict[str, str]`):
-            The `digests` of the adapter and its base.
-        adapter (`Path`):
-            The adapter, for the message of an error.
-    """
+    """Reads a report.json of `wedlm adapt`, and refuses one about weights of other `digests` than the adapter has."""
 
     def parse(report: dict[str, Any]) -> tuple[dict[str, str], Section]:
         return {name: report["results"][name] for name in digests}, draft_section(report)
@@ -38,8 +29,7 @@ def read_draft_report(path: Path, digests: dict[str, str], adapter: Path) -> Sec
 def draft_section(report: dict[str, Any]) -> Section:
     """Returns what the adapter brings, with the command and the conditions of the measurement."""
     results = report["results"]
-    packed = " with packed weights" if results.get("packed_weights") else ""  # of version 0.2
-    fused = f", fused ({results['product']})" if results.get("product") else packed
+    fused = f", fused ({results['product']})" if results.get("product") else ""
     window = results["arguments"]["window_size"]
     verified = "verified" if window is None else f"verified (window of {window})"
     earlier = report["settings"]["start_from"]  # the SHA-256 of its weights
@@ -69,17 +59,8 @@ def labelled(results: dict[str, Any]) -> dict[str, dict]:
 
 def table_of(results: dict[str, Any]) -> str:
     """Returns a table of the measured numbers, a line for each kind of prompts."""
-    lines = [
-        [
-            "prompts",
-            "number",
-            "same text",
-            "tokens per forward",
-            "tokens/s, token by token",
-            "verified",
-            "times as fast",
-        ]
-    ]
+    head = ["prompts", "number", "same text", "tokens per forward", "tokens/s, token by token", "verified"]
+    lines = [[*head, "times as fast"]]
     for name, one in labelled(results).items():
         times, (low, high) = one["times_autoregressive"]["median"], one["times_autoregressive"]["quartiles"]
         lines.append(

@@ -5,7 +5,6 @@ weights, README.md and the plot of the loss. From the checkpoint's README.md onl
 alone: its config, weights and generation_config.json, its base's tokenizer, LICENSE and NOTICE, README.md and plots.
 """
 
-import json
 import os
 import shutil
 import tempfile
@@ -14,11 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from huggingface_hub import ModelCard
 from rich.console import Console
 
 from wedlm.checkpoints.convert import convert_to_wedlm
 from wedlm.checkpoints.new_folder import check_apart, check_links, check_out, check_space, complete_or_absent
-from wedlm.checkpoints.plan import SPARE_BYTES, Plan, copy_files, write_companions, write_json, write_weights
+from wedlm.checkpoints.plan import SPARE_BYTES, copy_files, write_companions, write_json, write_weights
 from wedlm.checkpoints.resolve import (
     ADAPTER_FILE,
     ADAPTER_WEIGHTS,
@@ -31,13 +31,13 @@ from wedlm.checkpoints.resolve import (
     draft_adapter,
     read_config,
 )
-from wedlm.checkpoints.shards import read_json, read_shard
+from wedlm.checkpoints.shards import read_json
 from wedlm.evaluation.provenance import digests
-from wedlm.hub_card.card import AdapterBase, CardContent, check_card, make_card
+from wedlm.hub_card.card import AdapterBase, CardContent, make_card
 from wedlm.hub_card.checkpoint import Checkpoint, read_checkpoint
 from wedlm.hub_card.draft_report import PLOT_FILE, REPORT_FILE, read_draft_report
 from wedlm.hub_card.evaluation_report import read_evaluation
-from wedlm.hub_card.leaks import find_leak, secrets_here
+from wedlm.hub_card.leaks import check_leaks
 from wedlm.hub_card.metadata import read_metadata
 from wedlm.hub_card.options import CardOptions, ExportError
 from wedlm.hub_card.push import check_push, push_folder
@@ -52,20 +52,11 @@ PNG_START = b"\x89PNG"
 
 
 class Exported(NamedTuple):
-    """The result of an export.
-
-    Args:
-        folder (`Path`):
-            The folder.
-        url (`str`, *optional*):
-            Its address on the Hub, if it was pushed.
-        notes (`list[str]`):
-            Sentences for whoever exported it.
-    """
+    """The result of an export."""
 
     folder: Path
-    url: str | None
-    notes: list[str]
+    url: str | None  # its address on the Hub, if it was pushed
+    notes: list[str]  # sentences for whoever exported it
 
 
 def export(
@@ -84,18 +75,13 @@ def export(
         export("out/full", "my-wedlm", CardOptions(license="apache-2.0"), push="me/my-wedlm")
 
     Args:
-        model (`str`):
-            The checkpoint or draft adapter: a folder, or a name on the Hub.
-        out (`str` or `os.PathLike`):
-            The folder that the repository becomes.
-        options (`CardOptions`):
-            The content of the card.
-        push (`str`, *optional*):
-            Name of the repository on the Hub that the folder is uploaded to. If that fails, the folder stays.
-        private (`bool`, defaults to `False`):
-            Make the repository on the Hub private.
-        overwrite (`bool`, defaults to `False`):
-            Replace a checkpoint that `out` holds.
+        model (`str`): The checkpoint or draft adapter: a folder, or a name on the Hub.
+        out (`str` or `os.PathLike`): The folder that the repository becomes.
+        options (`CardOptions`): The content of the card.
+        push (`str`, *optional*): The repository on the Hub that the folder is uploaded to. If that fails, the folder
+            stays.
+        private (`bool`, *optional*, defaults to `False`): Whether the repository on the Hub is made private.
+        overwrite (`bool`, *optional*, defaults to `False`): Whether a checkpoint that `out` holds is replaced.
     """
     out = check_out(out, overwrite)
     check_push(push, private)
@@ -107,11 +93,10 @@ def export(
         check_links(source)
     with as_wedlm(name, folder, out, adapter) as folder:
         checkpoint = read_checkpoint(name, folder, adapter)
-        repository = push or out.name
-        content = card_content(checkpoint, options, repository)
-        card, data = make_card(content)
-        write_repository(checkpoint, content, card, data, out, overwrite, [*places_of([*sources, folder]), out])
-    notes = checkpoint.notes + partial_runs(options, content)
+        content = card_content(checkpoint, options, push or out.name)
+        card = make_card(content)
+        write_repository(content, card, out, overwrite, [*sources, folder, out])
+    notes = checkpoint.plan.notes + partial_runs(options, content)
     return Exported(out, None if push is None else push_folder(out, push, private, card), notes)
 
 
@@ -127,12 +112,10 @@ def as_wedlm(name: str, folder: Path, out: Path, adapter: Path | None) -> Iterat
         yield Path(beside, "base")
 
 
-def write_repository(
-    checkpoint: Checkpoint, content: CardContent, card, data, out: Path, overwrite: bool, places: list[Path]
-) -> None:
+def write_repository(content: CardContent, card: ModelCard, out: Path, overwrite: bool, places: list[Path]) -> None:
     """Writes a folder that appears once the snippet of its card has run; `places` must not be named in it."""
-    folder, adapter, base = checkpoint.folder, checkpoint.adapter, content.base
-    plan = Plan(checkpoint.config, checkpoint.shards, folder, checkpoint.changed, [], added=checkpoint.added)
+    checkpoint, base, adapter = content.checkpoint, content.base, content.checkpoint.adapter
+    plan = checkpoint.plan
     check_space(out, plan.num_bytes() if base is None else SPARE_BYTES + (adapter / ADAPTER_WEIGHTS).stat().st_size)
     with complete_or_absent(out, overwrite) as new:
         if base is None:
@@ -140,51 +123,40 @@ def write_repository(
         else:
             write_adapter(checkpoint, base.name, new)
         card.save(new / "README.md")
-        check_card(new / "README.md", data)
         if content.loss_plot is not None:
             shutil.copyfile(content.loss_plot, new / LOSS_PLOT)
         if report_beside(adapter) is not None:
             shutil.copyfile(adapter / PLOT_FILE, new / PLOT_FILE)
         if base is None:
             write_weights(plan, new)
-        check_leaks(str(adapter or checkpoint.name), new, places)
+        check_leaks(adapter or checkpoint.name, new, places)
         with Console(stderr=True).status("Running the snippet of the card in a clean process"):
-            run_snippet(new, content.repository, None if base is None else {base.loaded: folder})
+            run_snippet(new, content.repository, None if base is None else {base.loaded: plan.folder})
 
 
 def card_content(checkpoint: Checkpoint, options: CardOptions, repository: str) -> CardContent:
-    """Returns what the card of an exported checkpoint says.
-
-    Args:
-        checkpoint (`Checkpoint`):
-            The result of `read_checkpoint`.
-        options (`CardOptions`):
-            The options of the command line.
-        repository (`str`):
-            The name by which the snippet loads the checkpoint.
-    """
-    metadata = read_metadata(checkpoint.folder, options, checkpoint.adapter)
-    published = checkpoint.adapter or checkpoint.folder
-    draft_report = report_beside(checkpoint.adapter)
-    is_measured = options.evaluation_files or draft_report
-    adapter = checkpoint.adapter
-    measured = checkpoint.folder if adapter is None else checkpoint_folder(base_of(adapter), with_weights=True)
-    expected = digests(measured, adapter) if is_measured else {}
-    name = checkpoint.adapter or checkpoint.name
-    evaluations = [read_evaluation(path, expected, name) for path in options.evaluation_files]
-    found = [path for name in TRAINING_FILES if (path := published / name).exists()]
-    training_file = options.training_file or next(iter(found), None)
+    """Returns what the card of an exported checkpoint says; the snippet loads it by the name `repository`."""
+    adapter, folder = checkpoint.adapter, checkpoint.plan.folder
+    metadata = read_metadata(folder, options, adapter)
+    draft_report = report_beside(adapter)
+    expected = {}
+    if options.evaluation_files or draft_report:
+        measured = folder if adapter is None else checkpoint_folder(base_of(adapter), with_weights=True)
+        expected = digests(measured, adapter)
+    evaluations = [read_evaluation(path, expected, adapter or checkpoint.name) for path in options.evaluation_files]
+    reports = (path for name in TRAINING_FILES if (path := (adapter or folder) / name).exists())
+    training_file = options.training_file or next(reports, None)
     return CardContent(
         title=" ".join((options.title or repository.rpartition("/")[2]).split()),
         repository=repository,
         prompt=options.prompt or PROMPT,
         checkpoint=checkpoint,
         metadata=metadata,
-        evaluations=[evaluation.section() for evaluation in evaluations],
-        hub_results=[result for evaluation in evaluations for result in evaluation.hub_results()],
+        evaluations=[evaluation.section for evaluation in evaluations],
+        hub_results=[result for evaluation in evaluations for result in evaluation.hub_results],
         training=None if training_file is None else read_training(training_file),
         loss_plot=plot_beside(training_file),
-        sections=[read_draft_report(draft_report, expected, checkpoint.adapter)] if draft_report else [],
+        sections=[read_draft_report(draft_report, expected, adapter)] if draft_report else [],
         base=adapter_base(checkpoint, metadata["base_model"], repository) if options.adapter_only else None,
     )
 
@@ -194,7 +166,7 @@ def adapter_base(checkpoint: Checkpoint, name: str, repository: str) -> AdapterB
     trained_on = base_of(checkpoint.adapter)
     fields = read_config(trained_on, checkpoint_folder(trained_on, with_weights=False))
     is_there = not Path(trained_on).is_dir() and fields.get("model_type") == MODEL_TYPE  # on the Hub, as a WeDLM
-    base = AdapterBase(name, to_convert=checkpoint.config.converted_from is not None and not is_there)
+    base = AdapterBase(name, to_convert=checkpoint.plan.config.converted_from is not None and not is_there)
     links = (Path(repository), Path(base.loaded))
     if links[0] == links[1] or links[0] in links[1].parents or links[1] in links[0].parents:
         raise ExportError(
@@ -205,24 +177,15 @@ def adapter_base(checkpoint: Checkpoint, name: str, repository: str) -> AdapterB
 
 
 def write_adapter(checkpoint: Checkpoint, base: str, new: Path) -> None:
-    """Writes the files of a draft adapter without its base, but with the tokenizer of the base.
-
-    Args:
-        checkpoint (`Checkpoint`):
-            The adapter and its base.
-        base (`str`):
-            The name of the base that the adapter records.
-        new (`Path`):
-            The folder.
-    """
-    adapter = checkpoint.adapter
+    """Writes the files of a draft adapter that records the name `base`, and the tokenizer of its base."""
+    adapter, plan = checkpoint.adapter, checkpoint.plan
     write_json(new / ADAPTER_FILE, read_json(adapter / ADAPTER_FILE) | {"base_model_name_or_path": base})
     if (adapter / GENERATION_FILE).exists():
-        write_json(new / GENERATION_FILE, checkpoint.changed[GENERATION_FILE])
+        write_json(new / GENERATION_FILE, plan.changed[GENERATION_FILE])
     copy_files(adapter, new, (ADAPTER_WEIGHTS, "LICENSE*", "NOTICE*"))
-    copy_files(checkpoint.folder, new, OF_A_TOKENIZER)
-    if "tokenizer_config.json" in checkpoint.changed:
-        write_json(new / "tokenizer_config.json", checkpoint.changed["tokenizer_config.json"])
+    copy_files(plan.folder, new, OF_A_TOKENIZER)
+    if "tokenizer_config.json" in plan.changed:
+        write_json(new / "tokenizer_config.json", plan.changed["tokenizer_config.json"])
 
 
 def partial_runs(options: CardOptions, content: CardContent) -> list[str]:
@@ -244,20 +207,3 @@ def report_beside(adapter: Path | None) -> Path | None:
     """Returns the report of `wedlm adapt` in the folder of an adapter, if it is there with its plot."""
     found = adapter is not None and all((adapter / name).is_file() for name in (REPORT_FILE, PLOT_FILE))
     return adapter / REPORT_FILE if found else None
-
-
-def places_of(folders: list[Path]) -> list[Path]:
-    return [place for folder in folders for place in (folder.absolute(), folder.resolve())]
-
-
-def check_leaks(model: str, new: Path, places: list[Path]) -> None:
-    """Refuses files with secrets or local paths; in files of weights it reads the metadata of the header alone."""
-    texts = {path: json.dumps(read_shard(path).metadata) for path in new.glob("*.safetensors")}
-    files = (path for path in new.rglob("*") if path.is_file() and path not in texts)
-    texts |= {path: path.read_bytes().decode("utf-8", errors="replace") for path in files}
-    secrets = secrets_here()
-    for path, text in texts.items():
-        if leak := find_leak(text, places, secrets):
-            name = path.relative_to(new)
-            source = "the texts of the card" if name == Path("README.md") else f"that file of {model}"
-            raise ExportError(f"{name} would hold {leak}; remove it from {source}, and export again.")

@@ -9,6 +9,7 @@ from wedlm.checkpoints.new_folder import check_apart, check_links, check_out, co
 from wedlm.checkpoints.plan import copy_files
 from wedlm.checkpoints.resolve import COMPANIONS, CONFIG_FILE, checkpoint_folder, read_config
 from wedlm.checkpoints.shards import INDEX_FILE
+from wedlm.hub_card.leaks import check_leaks
 from wedlm.modeling_wedlm.hub_code import flat_files
 
 CARD = Path(__file__).parent / "verified-decoding" / "README.md"
@@ -42,4 +43,6 @@ def export_strategy(out: str | os.PathLike, base: str | None = None, overwrite: 
         for name, code in {**flat_files(ROOT), "generate.py": ENTRY}.items():
             (new / FOLDER / name).write_text(code, encoding="utf-8")
         shutil.copyfile(CARD, (new if base is None else new / FOLDER) / "README.md")
+        if base is not None:
+            check_leaks(base, new, [source, out], has_new_card=False)
     return out

@@ -1,11 +1,15 @@
 """Finds what must not be published, paths of this machine and secrets, and removes it from commands."""
 
+import json
 import os
 import re
 import tempfile
 from pathlib import Path
 
 from huggingface_hub import get_token
+
+from wedlm.checkpoints.shards import read_shard
+from wedlm.hub_card.options import ExportError
 
 SECRETS = re.compile(
     r"(?<![A-Za-z0-9])(?:"
@@ -44,16 +48,29 @@ def without_leaks(text: str) -> str:
     return SHOWN_PATH.sub(lambda path: re.split(r"[/\\]+", path[0].rstrip("/\\"))[-1], text)
 
 
+def check_leaks(model: object, new: Path, places: list[Path], has_new_card: bool = True) -> None:
+    """Refuses files with secrets or local paths; in files of weights it reads the metadata of the header alone.
+
+    The files in `new` were made from those of `model`, but for the card if it is a new one. `places` are found as they
+    are written, and as what they resolve to.
+    """
+    texts = {path: json.dumps(read_shard(path).metadata) for path in new.glob("*.safetensors")}
+    files = (path for path in new.rglob("*") if path.is_file() and path not in texts)
+    texts |= {path: path.read_bytes().decode("utf-8", errors="replace") for path in files}
+    places = [place for folder in places for place in (folder.absolute(), folder.resolve())]
+    secrets = secrets_here()
+    for path, text in texts.items():
+        if leak := find_leak(text, places, secrets):
+            name = path.relative_to(new).as_posix()
+            source = "the texts of the card" if name == "README.md" and has_new_card else f"that file of {model}"
+            raise ExportError(f"{name} would hold {leak}; remove it from {source}, and export again.")
+
+
 def find_leak(text: str, places: list[Path], secrets: set[str]) -> str | None:
     """Names what a text holds that must not be published, without repeating a secret; None if there is nothing.
 
-    Args:
-        text (`str`):
-            The text.
-        places (`list[Path]`):
-            Paths of this machine besides the home, the current and the temporary folder.
-        secrets (`set[str]`):
-            Secrets besides those that are known by their form.
+    Searched are `places` and `secrets`, besides the home, the current and the temporary folder, and secrets that are
+    known by their form.
     """
     if SECRETS.search(text) or any(secret in text for secret in secrets):
         return "a token, a key or another secret"

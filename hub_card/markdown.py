@@ -29,12 +29,7 @@ def number(value: float | None, digits: int) -> str:
 
 
 def table(lines: list[list[str]]) -> str:
-    """Returns a table whose first line is the head; columns behind the first are numbers, and empty ones go.
-
-    Args:
-        lines (`list[list[str]]`):
-            The cells of each line, escaped.
-    """
+    """Returns a table of escaped cells, the head first; columns behind the first are numbers, and empty ones go."""
     columns = [column for column in zip(*lines, strict=True) if any(column[1:])]
     marks = ["---", *["---:"] * (len(columns) - 1)]
     head, *rest = zip(*columns, strict=True)

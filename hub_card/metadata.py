@@ -10,6 +10,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData, metadata_load
 from huggingface_hub.utils import validate_repo_id
 
+from wedlm.checkpoints.errors import one_line
 from wedlm.checkpoints.resolve import HUB_NAME, base_of
 from wedlm.hub_card.markdown import on_one_line
 from wedlm.hub_card.options import CardOptions, ExportError
@@ -31,15 +32,9 @@ TASK = "text-generation"
 
 
 def read_metadata(folder: Path, options: CardOptions, adapter: Path | None = None) -> dict[str, Any]:
-    """Returns the metadata of a card, checked: that of README.md, overridden by the options.
+    """Returns the metadata of a card, checked: that of the README.md in the folder, if there is one.
 
-    Args:
-        folder (`Path`):
-            Folder of the checkpoint; a README.md in it is optional.
-        options (`CardOptions`):
-            The options of the command line.
-        adapter (`Path`, *optional*):
-            Folder of a draft adapter, whose README.md overrides that of the checkpoint.
+    That of a draft adapter overrides it, and the options override both.
     """
     readme = folder / "README.md"
     metadata = read_readme(readme)
@@ -67,20 +62,12 @@ def read_readme(readme: Path) -> dict[str, Any]:
     try:
         written = (metadata_load(readme) or {}) if readme.exists() else {}
     except (ValueError, OSError, RecursionError, yaml.YAMLError) as error:
-        said = " ".join(str(error).split())
-        raise ExportError(f"The metadata of {readme} cannot be read ({said}); correct or remove it.") from error
+        raise ExportError(f"The metadata of {readme} cannot be read ({one_line(error)}); correct it.") from error
     return {name: written[name] for name in README_FIELDS if written.get(name) is not None}
 
 
 def of_adapter(metadata: dict[str, Any], base: str) -> dict[str, Any]:
-    """Returns the metadata of an adapter, where PEFT has written the base, even a local path, into README.md.
-
-    Args:
-        metadata (`dict[str, Any]`):
-            The result of `read_readme`.
-        base (`str`):
-            The base that the adapter records: a folder, or a name on the Hub.
-    """
+    """Returns the metadata of an adapter, where PEFT has written the base, even a local path, into README.md."""
     tags = [tag for tag in as_list(metadata.get("tags")) if not str(tag).startswith("base_model:")]
     own = {name: value for name, value in metadata.items() if name not in ("base_model", "tags")}
     of_base = {} if Path(base).is_dir() else {"base_model": base}
@@ -88,16 +75,7 @@ def of_adapter(metadata: dict[str, Any], base: str) -> dict[str, Any]:
 
 
 def base_on_hub(folder: Path, options: CardOptions, adapter: Path | None) -> str:
-    """Returns the name by which others get the base of a draft adapter that is published alone.
-
-    Args:
-        folder (`Path`):
-            Folder of the base.
-        options (`CardOptions`):
-            The options of the command line.
-        adapter (`Path`, *optional*):
-            Folder of the draft adapter.
-    """
+    """Returns the name by which others get the base, in `folder`, of a draft adapter that is published alone."""
     if adapter is None:
         raise ExportError(f"{folder} is no draft adapter, and --adapter-only is about one; leave it out.")
     names = options.base_models or ([] if Path(base_of(adapter)).is_dir() else [base_of(adapter)])
@@ -138,9 +116,8 @@ def check_hub_name(name: str, value: object) -> None:
             raise ValueError("it is no text")
         validate_repo_id(value)
     except ValueError as error:
-        said = " ".join(str(error).split()).rstrip(".")
         raise ExportError(
-            f"{name}={value!r} is no name on the Hub ({said}); pass {option} with one such as Qwen/Qwen3-8B."
+            f"{name}={value!r} is no name on the Hub ({one_line(error)}); pass {option} with one like Qwen/Qwen3-8B."
         ) from error
 
 
@@ -151,18 +128,7 @@ def as_list(value: Any) -> list:
 def card_data(
     metadata: dict[str, Any], title: str, results: Sequence[EvalResult], library: str = "transformers"
 ) -> ModelCardData:
-    """Returns the metadata in the Hub's form.
-
-    Args:
-        metadata (`dict[str, Any]`):
-            The result of `read_metadata`.
-        title (`str`):
-            Name of the model in the Hub's model-index.
-        results (`Sequence[EvalResult]`):
-            Entries of the model-index.
-        library (`str`, defaults to `"transformers"`):
-            The library that loads the repository.
-    """
+    """Returns metadata in the Hub's form, with a title and results for its model-index."""
     return ModelCardData(
         **{name: value for name, value in metadata.items() if name != "tags"},
         library_name=library,

@@ -11,35 +11,14 @@ class ExportError(ValueError):
 
 @dataclass(frozen=True)
 class CardOptions:
-    """The options of the card from the command line. They override the metadata of the checkpoint's README.md.
+    """The options of the card from the command line. They override the metadata of the checkpoint's README.md."""
 
-    Args:
-        license (`str`, *optional*):
-            Licence as the Hub writes it, such as `"apache-2.0"`.
-        base_models (`Sequence[str]`, *optional*):
-            Names on the Hub of the models that the checkpoint was made from.
-        datasets (`Sequence[str]`, *optional*):
-            Names on the Hub of the data that it was trained on.
-        languages (`Sequence[str]`, *optional*):
-            Codes of languages such as `"en"`.
-        title (`str`, *optional*):
-            Title of the card; by default the name of the repository.
-        prompt (`str`, *optional*):
-            The question that the card's snippet asks.
-        evaluation_files (`Sequence[Path]`, *optional*):
-            Files that `wedlm eval` wrote.
-        training_file (`Path`, *optional*):
-            File that `wedlm train` wrote; by default the one in the checkpoint's folder.
-        adapter_only (`bool`, defaults to `False`):
-            Publish a draft adapter without its base.
-    """
-
-    license: str | None = None
-    base_models: Sequence[str] = ()
-    datasets: Sequence[str] = ()
-    languages: Sequence[str] = ()
-    title: str | None = None
-    prompt: str | None = None
-    evaluation_files: Sequence[Path] = ()
-    training_file: Path | None = None
-    adapter_only: bool = False
+    license: str | None = None  # as the Hub writes it, such as "apache-2.0"
+    base_models: Sequence[str] = ()  # names on the Hub of the models that the checkpoint was made from
+    datasets: Sequence[str] = ()  # names on the Hub of the data that it was trained on
+    languages: Sequence[str] = ()  # codes such as "en"
+    title: str | None = None  # by default the name of the repository
+    prompt: str | None = None  # the question of the snippet
+    evaluation_files: Sequence[Path] = ()  # that `wedlm eval` wrote
+    training_file: Path | None = None  # that `wedlm train` wrote; by default the one in the checkpoint's folder
+    adapter_only: bool = False  # publish a draft adapter without its base

@@ -36,17 +36,9 @@ def check_push(repository: str | None, private: bool) -> None:
 
 
 def push_folder(out: Path, repository: str, private: bool, card: ModelCard) -> str:
-    """Uploads a folder, and returns its address on the Hub.
+    """Uploads a folder, which stays as it is if that fails, and returns its address on the Hub.
 
-    Args:
-        out (`Path`):
-            The folder; it stays as it is if the push fails.
-        repository (`str`):
-            Name of the repository, created if needed.
-        private (`bool`):
-            Create a private repository, and refuse a public one that exists.
-        card (`ModelCard`):
-            The card, which the Hub validates first.
+    The Hub validates the card first. With `private`, a public repository that exists is refused.
     """
     api = HfApi()
     try:

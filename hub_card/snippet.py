@@ -17,14 +17,8 @@ WITHOUT_WEDLM = "import sys\nsys.modules['wedlm'] = None  # import wedlm fails, 
 def run_snippet(folder: Path, repository: str, bases: dict[str, Path] | None = None) -> None:
     """Runs the first Python block of README.md as it stands, and refuses a card whose snippet fails.
 
-    Args:
-        folder (`Path`):
-            The repository as it is published.
-        repository (`str`):
-            The name by which the snippet loads it.
-        bases (`dict[str, Path]`, *optional*):
-            The folders, by name, of other checkpoints that a snippet loads with wedlm. Without any it runs without
-            wedlm.
+    The snippet loads `folder`, the repository as it is published, by the name `repository`. `bases` are the folders,
+    by name, of other checkpoints that it loads with wedlm; without any it runs without wedlm.
     """
     readme = (folder / "README.md").read_text(encoding="utf-8")
     snippet = re.search(r"^```python\n(.*?)^```$", readme, flags=re.MULTILINE | re.DOTALL)[1]

@@ -20,14 +20,14 @@ def constant(file: Path, name: str):
 
 FOLDERS = constant(REPOSITORY / "setup.py", "FOLDERS")
 PUBLIC_NAMES = constant(REPOSITORY / "wedlm" / "__init__.py", "PUBLIC_NAMES")
-ROOMS = [room for room in FOLDERS if room != "wedlm"]  # each may import only those before it
+SUBPACKAGES = [name for name in FOLDERS if name != "wedlm"]  # each may import only those before it
 
 
 def source_files() -> dict[str, Path]:
     """Every module of the package by its dotted name."""
     return {
-        room if path.stem == "__init__" else f"{room}.{path.stem}": path
-        for room, folder in FOLDERS.items()
+        name if path.stem == "__init__" else f"{name}.{path.stem}": path
+        for name, folder in FOLDERS.items()
         for path in sorted((REPOSITORY / folder).glob("*.py"))
     }
 
@@ -61,16 +61,9 @@ def import_graph(sources: dict[str, str], public_names: dict[str, str]) -> Graph
     return graph
 
 
-def room_of(module: str) -> str:
-    """`wedlm.<room>` of a module; the modules of the face have the room `wedlm`."""
-    return next((room for room in ROOMS if f"{module}.".startswith(f"{room}.")), "wedlm")
-
-
-def between_rooms(graph: Graph) -> Graph:
-    rooms = {room_of(module): set() for module in graph}
-    for module, targets in graph.items():
-        rooms[room_of(module)] |= {room_of(target) for target in targets} - {room_of(module)}
-    return rooms
+def subpackage_of(module: str) -> str:
+    """`wedlm.<subpackage>` of a module, or `wedlm` for those of `wedlm/*.py`."""
+    return next((name for name in SUBPACKAGES if f"{module}.".startswith(f"{name}.")), "wedlm")
 
 
 def circle(graph: Graph) -> list[str]:
@@ -83,17 +76,15 @@ def circle(graph: Graph) -> list[str]:
 
 
 def against_the_order(graph: Graph, order: list[str]) -> set[tuple[str, str]]:
-    """The arrows that do not point from a later node of `order` to an earlier one."""
-    place = {node: number for number, node in enumerate(order)}
-    return {(node, target) for node in graph for target in graph[node] if place[target] >= place[node]}
-
-
-def arrows_among(graph: Graph, nodes: set[str]) -> set[tuple[str, str]]:
-    return {(node, target) for node in nodes for target in graph[node] & nodes}
+    """The imports from one subpackage to another that do not lead from a later one of `order` to an earlier one."""
+    place = {name: number for number, name in enumerate(order)}
+    arrows = {(node, target) for node in graph for target in graph[node]}
+    between = {(subpackage_of(node), subpackage_of(target)): (node, target) for node, target in arrows}
+    return {arrow for (one, other), arrow in between.items() if one != other and place[other] > place[one]}
 
 
 def lazy_imports(source: str) -> set[str]:
-    """Returns the names that are imported inside of functions only."""
+    """The names that are imported inside of functions only."""
     tree = ast.parse(source)
     at_the_top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     return imported_names(source) - imported_names(ast.unparse(ast.Module(at_the_top, [])))

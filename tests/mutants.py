@@ -28,7 +28,7 @@ import pytest
 from mutations import Mutation, mutations
 
 REPOSITORY = Path(__file__).parent.parent
-ROOMS = ["generation", "modeling_wedlm", "wedlm/batching", "training"]
+SUBPACKAGES = ["generation", "modeling_wedlm", "wedlm/batching", "training"]
 PREPARED = [  # what tests import; the package itself must be left to the forks
     "torch", "transformers", "transformers.generation.streamers", "transformers.models.qwen2.modeling_qwen2",
     "transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.modeling_auto", "transformers.trainer",
@@ -119,7 +119,7 @@ def wait(child: int, deadline: float) -> int | None:
 
 
 class TestRuns:
-    """Runs the tests of the mutants of a source file: those named after it, then the others of its room."""
+    """Runs the tests of the mutants of a source file: those named after it, then the others of its subpackage."""
 
     def __init__(self):
         self.seconds = {}  # of each test file without a mutant
@@ -144,14 +144,14 @@ class TestRuns:
 
 
 def tests_for(file: Path) -> list[list[Path]]:
-    room = REPOSITORY / "tests" / file.parent.name
-    own = room / f"test_{file.stem}.py"
-    others = sorted(path for path in room.glob("test_*.py") if path != own)
+    subpackage = REPOSITORY / "tests" / file.parent.name
+    own = subpackage / f"test_{file.stem}.py"
+    others = sorted(path for path in subpackage.glob("test_*.py") if path != own)
     return [tests for tests in ([own] if own.exists() else [], others) if tests]
 
 
 def module_of(file: Path) -> str:
-    """The dotted name of a source file; rooms at the top level of the repository belong to wedlm as well."""
+    """The dotted name of a source file; subpackages at the top level of the repository belong to wedlm as well."""
     module = ".".join(file.relative_to(REPOSITORY).with_suffix("").parts)
     return module if module.startswith("wedlm.") else f"wedlm.{module}"
 
@@ -176,7 +176,7 @@ def told(file: Path, mutation: Mutation) -> str:
 
 
 def table(counts: dict[str, Counter]) -> str:
-    """A line for each file and each room, and one for all."""
+    """A line for each file and each subpackage, and one for all."""
     total = Counter()
     for file in list(counts):
         counts[f"{Path(file).parent}/"] = counts.get(f"{Path(file).parent}/", Counter()) + counts[file]
@@ -193,7 +193,7 @@ def table(counts: dict[str, Counter]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "only", nargs="*", default=ROOMS, help="files or folders; by itself the four rooms of the model"
+        "only", nargs="*", default=SUBPACKAGES, help="files or folders; by itself the four subpackages of the model"
     )
     parser.add_argument("--num", type=int, default=100, help="how many mutants are drawn")
     parser.add_argument("--seed", type=int, default=0)

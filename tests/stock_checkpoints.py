@@ -1,8 +1,6 @@
 """Tiny checkpoints of the stock architectures, as transformers writes them."""
 
-import errno
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -103,22 +101,6 @@ def write_header(path, change):
     change(header)
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
-
-
-def cut(path, num_bytes):
-    path.write_bytes(path.read_bytes()[:num_bytes])
-
-
-def config(**fields):
-    return lambda folder: edit(folder / "config.json", **fields)
-
-
-def SHARD(folder, i):
-    return folder / f"model-0000{i}-of-00003.safetensors"
-
-
-def refuse_access(*arguments, **options):
-    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(arguments[0]))
 
 
 def assert_refused(source, tmp_path, change, message):

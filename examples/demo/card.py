@@ -9,7 +9,7 @@ from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import commit_text
-from wedlm.hub_card.card import CardContent, EvaluationSection, Example, Section, TaskTable, make_card
+from wedlm.hub_card.card import CardContent, EvaluationSection, Example, Section, make_card
 from wedlm.hub_card.checkpoint import read_checkpoint
 from wedlm.hub_card.markdown import escaped, number, shown_command, shown_versions, table
 from wedlm.hub_card.training_report import read_training
@@ -82,13 +82,13 @@ def content_of(folder: Path) -> CardContent:
 
 def card(folder: Path) -> str:
     """Returns the text of README.md, front matter included."""
-    return make_card(content_of(folder)).card.content
+    return make_card(content_of(folder)).content
 
 
 def evaluation_section(report: dict) -> EvaluationSection:
     shown = {"versions": shown_versions(report["versions"]), "commit": commit_text(report["commit"])}
     conditions = CONDITIONS.format(**report | shown)
-    tasks = [TaskTable(words(kind).capitalize(), "", kind_table(of)) for kind, of in report["results"].items()]
+    tasks = [Section(words(kind).capitalize(), kind_table(of)) for kind, of in report["results"].items()]
     return EvaluationSection(conditions, shown_command(report["command"]), tasks)
 
 

@@ -4,13 +4,11 @@ import json
 
 import pytest
 import torch
-from draft_models import tiny_model
-from safetensors.torch import load_file, save_file
-from stock_checkpoints import CLASSES, INDEX, assert_refused, bits, config, edit, save_stock, weights_of
+from safetensors.torch import save_file
+from stock_checkpoints import CLASSES, INDEX, bits, edit, save_stock, weights_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM, convert_to_autoregressive, convert_to_wedlm
-from wedlm.checkpoints.errors import CheckpointError
 
 
 def test_a_single_file_and_old_buffers(tmp_path):
@@ -127,92 +125,3 @@ def test_a_wedlm_that_was_never_converted_goes_back_to_the_class_of_its_layers(t
         assert type(stock) is CLASSES[model_type][1]
         input_ids = torch.arange(20)[None]
         assert torch.equal(stock(input_ids).logits, model(input_ids).logits)
-
-
-def layers(number):
-    return lambda folder: edit(folder / "config.json", ["layer_types"], num_hidden_layers=number)
-
-
-def drop(name):
-    def change(folder):
-        index = json.loads((folder / INDEX).read_text())
-        path = folder / index["weight_map"].pop(name)
-        save_file({other: tensor for other, tensor in load_file(path).items() if other != name}, path)
-        (folder / INDEX).write_text(json.dumps(index))
-
-    return change
-
-
-def test_refusals_on_the_way_back(source, tmp_path):
-    with pytest.raises(CheckpointError, match="of model_type 'qwen3'; supported is a WeDLM checkpoint; without --to-"):
-        convert_to_autoregressive(source, tmp_path / "back")
-    windows = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
-    for flavour, fields, sentence in (
-        ("qwen3", {"attention_bias": True}, "qk_norm=True and attention_bias=True, and none of Qwen2, Qwen3, Llama"),
-        ("llama", windows, "has sliding_window=8, and .* to Llama only with sliding_window=None"),
-    ):
-        tiny_model(flavour, **fields).save_pretrained(tmp_path / flavour)
-        with pytest.raises(CheckpointError, match=sentence):
-            convert_to_autoregressive(tmp_path / flavour, tmp_path / "back")
-    assert not (tmp_path / "back").exists()
-
-
-# --- Refusals ---
-
-
-REFUSED = {
-    "another architecture": (
-        config(model_type="gpt2"),
-        "of model_type 'gpt2'; supported is a dense causal language model of Qwen2, Qwen3, Llama and Mistral, or a We",
-    ),
-    "another head": (
-        config(architectures=["Qwen3ForSequenceClassification"]),
-        "Qwen3ForSequenceClassification'.*from",
-    ),
-    "quantized": (config(quantization_config={"quant_method": "fp8"}), "is quantized .*start from"),
-    "a bias on the output": (
-        config(attention_bias=True),
-        "attention_bias=True, and .* Qwen3 only with attention_bias=F",
-    ),
-    "heads that do not divide": (config(num_key_value_heads=3), "No model can be built .*num_key_value_heads=3"),
-    "other shapes": (
-        config(intermediate_size=64),
-        r"down_proj.weight of .* has the shape \[32, 48\], and by its config \[32, 64\]; correct",
-    ),
-    "more layers than weights": (layers(3), r"has no weight model.layers.2.*; correct"),
-    "more weights than layers": (layers(1), r"has a weight model.layers.1.* no place for"),
-    "a missing head": (drop("lm_head.weight"), "has no weight lm_head.weight, which"),
-    "a padding id behind the rows": (config(pad_token_id=999), "No model can be built .*correct"),
-    "a type of integers": (config(dtype="int32"), "No model can be built .*its dtype is torch.int32.*correct"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusals_are_one_sentence_and_nothing_is_written(source, tmp_path, name):
-    assert_refused(source, tmp_path, *REFUSED[name])
-
-
-def llama(model_type, removed=(), **fields):
-    """Turns the source into another architecture; its weights are never read."""
-    names = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
-    fields = {"model_type": model_type, "architectures": [names[model_type]], **fields}
-    return lambda folder: edit(folder / "config.json", removed, **fields)
-
-
-REFUSED_LLAMAS = {
-    "biases of attention": (llama("llama", attention_bias=True), "attention_bias=True, and .* Llama only with .*=F"),
-    "biases of the MLP": (llama("llama", mlp_bias=True), "mlp_bias=True, and .* Llama only with mlp_bias=False"),
-    "windows of layers": (
-        llama("llama", layer_types=["full_attention", "sliding_attention"]),
-        "layer_types=.*'sliding_attention'.*, and WeDLM",
-    ),
-    "the window that Mistral has by default": (
-        llama("mistral", ["sliding_window"]),
-        "sliding_window=4096, and .* Mistral only with sliding_window=None; start from a checkpoint that has it",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED_LLAMAS)
-def test_llamas_with_other_layers_are_refused(source, tmp_path, name):
-    assert_refused(source, tmp_path, *REFUSED_LLAMAS[name])

@@ -9,7 +9,14 @@ from stock_checkpoints import TOKENS, save_stock
 from transformers import AutoModelForCausalLM
 
 from wedlm import WeDLMForCausalLM, convert_to_wedlm
-from wedlm.checkpoints.fingerprint import fingerprint, fingerprint_on_disk
+from wedlm.checkpoints.architectures import read_wedlm_config
+from wedlm.checkpoints.fingerprint import fingerprint, fingerprint_of_files
+from wedlm.checkpoints.shards import read_json, read_shards
+
+
+def fingerprint_on_disk(folder):
+    config = read_wedlm_config(read_json(folder / "config.json"), folder)
+    return fingerprint_of_files(read_shards(folder), config)
 
 
 @pytest.mark.parametrize("tied", [False, True])

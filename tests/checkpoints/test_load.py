@@ -9,6 +9,7 @@ from draft_models import save_adapter, tiny_model
 from helpers import CHECKPOINTS, MASK, put_into_hub_cache, random_tokens, run_python
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from stock_checkpoints import save_stock
 from tiny_tokenizer import make_tokenizer
 from typer.testing import CliRunner
 
@@ -71,6 +72,12 @@ def test_a_draft_adapter_comes_with_its_base(folder, tmp_path, monkeypatch):
     assert load_checkpoint(adapter)[0].generation_config.decoding == "blockwise"
 
 
+def test_another_model_decodes_verified_by_default(tmp_path):
+    save_stock(tmp_path / "stock")
+    model, _ = load_checkpoint(tmp_path / "stock", or_stock=True)
+    assert model.generation_config.decoding == "verified" and model.config.model_type == "qwen3"
+
+
 def test_a_model_that_only_decodes_is_fused(folder):
     assert product_of(load_checkpoint(folder, only_decodes=True)[0]) is not None
     assert product_of(load_checkpoint(folder)[0]) is None
@@ -105,20 +112,10 @@ def edit_adapter(adapter, **fields):
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def test_a_draft_adapter_that_cannot_be_used(folder, tmp_path):
+def test_an_adapter_is_no_base(folder, tmp_path):
     adapter = save_adapter(tmp_path / "adapter", base=folder)
-    edit_adapter(adapter, base_model_name_or_path=None)
-    assert f"which {adapter} was trained on" in refusal(adapter)
     edit_adapter(adapter, base_model_name_or_path=str(adapter))
     assert refusal(adapter) == f"{adapter} is a draft adapter, and a checkpoint is wanted; give the adapter's base."
-    edit_adapter(adapter, peft_type="LORA")
-    assert refusal(adapter).endswith("makes a whole checkpoint of it.")
-
-
-def test_another_model_type(folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": "qwen3"}))
-    assert "is of model_type 'qwen3', and this needs WeDLM; `wedlm convert" in refusal(folder)
 
 
 def test_parts_that_are_missing(folder):
@@ -129,9 +126,6 @@ def test_parts_that_are_missing(folder):
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").touch()  # a pickle, which could run code
     assert "lacks its weights (model.safetensors)" in refusal(folder)
-    shutil.copy(CHECKPOINTS / "q3" / "model.safetensors", folder)
-    (folder / "tokenizer.json").unlink()
-    assert "has no tokenizer (neither tokenizer.json nor vocab.json)" in refusal(folder)
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "model.safetensors"])
@@ -153,10 +147,6 @@ os.truncate("checkpoint/model.safetensors", 0)
 print([model(torch.tensor([[3, 4]])).logits.isfinite().all().item() for model in models])
 """
     assert "[True, True]" in run_python(code, folder.parent)
-
-
-def test_a_device_that_is_not_there(folder):
-    assert "cannot be put on the device 'nowhere' (" in refusal(folder, device="nowhere")
 
 
 # --- Draft adapters in the model itself ---
@@ -218,7 +208,7 @@ def not_finite(folder):
 BROKEN = {
     "weights missing": (
         without("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"),
-        "layers.0.mlp.drafts.up_proj.down is in one of them only, 1 such weights in all",
+        r"layers.0.mlp.drafts.up_proj.down has the shape None and should have \(4, 32\)",
     ),
     "another rank": (with_fields(r=2), r"has the shape \(4, 32\) and should have \(2, 32\)"),
     "rank 0": (with_fields(r=0), "r=0 in .* is not an integer from 1 to 65536"),

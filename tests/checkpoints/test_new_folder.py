@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from stock_checkpoints import assert_refused, edit, files_of, save_stock
+from stock_checkpoints import edit, files_of, save_stock
 
 from wedlm import convert_to_wedlm
 from wedlm.checkpoints import new_folder, plan
@@ -58,18 +58,6 @@ def test_an_adapter_is_overwritten(tmp_path):
     assert new_folder.check_out(tmp_path / "full", overwrite=True) == tmp_path / "full"
     with pytest.raises(CheckpointError, match="is not empty"):
         new_folder.check_out(tmp_path / "full", overwrite=False)
-
-
-@pytest.mark.parametrize("name", ["LICENSE", "additional_chat_templates"])
-def test_a_link_out_of_the_checkpoint_is_refused(source, tmp_path, name):
-    (tmp_path / "secret").mkdir()
-    (tmp_path / "secret" / "file.jinja").write_text("secret")
-
-    def link(folder):
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to("../secret" if name == "additional_chat_templates" else "../secret/file.jinja")
-
-    assert_refused(source, tmp_path, link, f"{name} is a link to .*secret.*, outside of the checkpoint; put a copy")
 
 
 def test_links_within_the_checkpoint_and_into_the_hubs_cache_stay(source, tmp_path, monkeypatch):

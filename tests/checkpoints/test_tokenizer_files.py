@@ -3,15 +3,11 @@
 import json
 
 import pytest
-from stock_checkpoints import OLD_NAME, TOKENS, assert_refused, edit, files_of, save_stock
+from stock_checkpoints import OLD_NAME, TOKENS, edit, files_of, save_stock
 from stock_tokenizers import FLAVOURS
-from transformers import (
-    AutoTokenizer,
-)
+from transformers import AutoTokenizer
 
 from wedlm import convert_to_autoregressive, convert_to_wedlm
-from wedlm.checkpoints.errors import CheckpointError
-from wedlm.for_vllm.vllm_export import export_for_vllm
 
 
 def test_tokenizer_files_of_older_versions(source, tmp_path):
@@ -126,76 +122,3 @@ def test_tokenizers_of_every_kind_there_and_back(tmp_path, model_type, padding, 
     convert_to_autoregressive(wedlm, back, overwrite=True)
     assert ids_and_texts(back) == ids_and_texts(source)
     assert "TokenizersBackend" not in (back / "tokenizer_config.json").read_text()  # unknown to transformers 4
-
-
-def test_a_tokenizer_that_cannot_stay_the_same_is_refused(tmp_path):
-    """Beside a Qwen2, transformers rebuilds a tokenizer of another kind, and MASK changes its added tokens."""
-    source = tmp_path / "source"
-    source.mkdir()
-    save_stock(source, "qwen2", FLAVOURS["tiktoken"](source), tokenizer=False)
-    message = "is a Qwen2Tokenizer, and beside another config.json it becomes another one; load it and save it"
-    assert_refused(source, tmp_path, lambda folder: None, message)
-
-
-def test_tokens_without_a_row_are_refused_on_the_way_back_and_for_vllm(source, tmp_path):
-    convert_to_wedlm(source, tmp_path / "wedlm")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "wedlm")
-    tokenizer.add_tokens(["<one>"])
-    tokenizer.save_pretrained(tmp_path / "wedlm")
-    sentence = "has the token '<one>' with the id 260, and its model has 260 rows"
-    with pytest.raises(CheckpointError, match=sentence):
-        convert_to_autoregressive(tmp_path / "wedlm", tmp_path / "out")
-    with pytest.raises(CheckpointError, match=sentence):
-        export_for_vllm(tmp_path / "wedlm", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-# --- Refusals ---
-
-
-def keep_sentencepiece_alone(folder):
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer.model").touch()
-
-
-def use_other_class(folder):
-    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-    (folder / "vocab.json").write_text(json.dumps(vocabulary))
-    (folder / "tokenizer.json").unlink()
-    edit(folder / "tokenizer_config.json", tokenizer_class="Mine")
-
-
-def name_a_mask_and_many_tokens(folder):
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.mask_token = "<|im_end|>"
-    tokenizer.add_tokens(["<one>", "<two>"])
-    tokenizer.save_pretrained(folder)
-
-
-REFUSED = {
-    "a tokenizer of SentencePiece alone": (
-        keep_sentencepiece_alone,
-        "has a tokenizer.model and no tokenizer.json; load the tokenizer",
-    ),
-    "tokens without a row": (
-        name_a_mask_and_many_tokens,
-        "The tokenizer of .* has the token '<two>' with the id 260, and its model has 259 rows; resize",
-    ),
-    "a class of others without tokenizer.json": (
-        use_other_class,
-        "The tokenizer of .* has the class 'Mine', which transformers lacks, and no tokenizer.json; save it",
-    ),
-    "ids that are texts": (
-        lambda folder: (folder / "added_tokens.json").write_text('{"a": "1"}'),
-        "have an unknown form .*its id no whole number",
-    ),
-    "a tokenizer that the library does not know": (
-        lambda folder: edit(folder / "tokenizer.json", pre_tokenizer={"type": "Nothing"}),
-        "tokenizer.json is not understood .*; correct it",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusals_are_one_sentence_and_nothing_is_written(source, tmp_path, name):
-    assert_refused(source, tmp_path, *REFUSED[name])

@@ -1,10 +1,9 @@
 """A fused model predicts what the model predicts, whatever is done to it, and is given back as it was."""
 
-import gc
 import pickle
 from copy import deepcopy
 from functools import partial
-from statistics import mode
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -15,20 +14,13 @@ from peft import LoraConfig, get_peft_model
 from stock_checkpoints import CLASSES, files_of
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    BitsAndBytesConfig,
-    DynamicCache,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    StaticCache,
-)
+from transformers import BitsAndBytesConfig, DynamicCache, Gemma2Config, Gemma2ForCausalLM, StaticCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import wedlm
 from wedlm import DraftLoraConfig, WeDLMForCausalLM
 from wedlm.fused import model as fused_model
-from wedlm.fused import product
-from wedlm.fused.model import product_of
+from wedlm.fused.model import decoder_layers, product_of
 from wedlm.fused.product import SET
 from wedlm.generation.transformers_internals import CACHE
 
@@ -111,15 +103,6 @@ def test_a_fused_model_predicts_the_same(name, forward):
     assert product_of(model) == PRODUCT, "no layer has fallen back"
 
 
-@some_models
-@pytest.mark.parametrize("forward", ["many", "dynamic cache"])
-def test_in_bfloat16_it_is_as_exact_as_the_model(name, forward):
-    model = MODELS[name]().bfloat16()
-    exact = FORWARDS[forward](deepcopy(model).double())
-    plain, fused = FORWARDS[forward](model), FORWARDS[forward](wedlm.fuse(model))
-    assert distance(fused, exact) <= 1.5 * distance(plain, exact)
-
-
 @pytest.mark.skipif(SET is None, reason="torch multiplies")
 @pytest.mark.parametrize("name", [name for name in MODELS if "sliding" not in name])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -158,18 +141,6 @@ def texts(model, **arguments):
     return model.generate(**left_padded(PROMPTS), **settings).tolist()
 
 
-@pytest.mark.parametrize("name", WEDLM)
-@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "top_k": 20}], ids=["greedy", "sampled"])
-def test_verified_texts_are_those_of_decoding_token_by_token(name, sampling):
-    model = MODELS[name]()
-    wanted = texts(model, decoding="autoregressive", **sampling)
-    wedlm.fuse(model)
-    assert texts(model, decoding="autoregressive", **sampling) == wanted
-    if not sampling:
-        assert texts(model, decoding="verified") == wanted
-    assert product_of(model) == PRODUCT
-
-
 @pytest.mark.skipif(SET is None, reason="torch multiplies")
 @pytest.mark.parametrize("name", WEDLM)
 def test_in_bfloat16_a_verified_text_is_that_of_decoding_token_by_token(name):
@@ -188,6 +159,7 @@ def test_in_bfloat16_a_verified_text_is_that_of_decoding_token_by_token(name):
 @pytest.mark.parametrize(
     "settings",
     [
+        {"decoding": "autoregressive", "do_sample": True, "top_k": 20},
         {"decoding": "blockwise", "entropy_threshold": 1.0},
         {"decoding": "verified", "cache_implementation": "static"},
         {"decoding": "streaming", "prefill_chunk_size": 5, "do_sample": True},
@@ -278,17 +250,6 @@ def test_a_fused_model_is_changed_like_any_other(change):
     assert change in ("in float64", "resized") or distance(wanted, before) > 1e-3 * before.norm()
     assert_close(got, wanted, 0.1 if wanted.dtype == torch.bfloat16 else 1e-4)
     assert product_of(fused) == (None if change == "a plain LoRA" else PRODUCT)
-
-
-@some_models
-def test_gradients_are_those_of_the_model(name):
-    plain, fused = MODELS[name](), wedlm.fuse(MODELS[name]())
-    logits(fused)
-    for model in (plain, fused):
-        model.requires_grad_(True).train()
-        model(WITH_MASKS, labels=WITH_MASKS).loss.backward()
-    for one, other in zip(fused.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
 
 
 @some_models
@@ -385,35 +346,16 @@ def test_a_draft_adapter_acts_where_the_input_is_mask(change, fused_first):
 # --- Copied, saved, and given back ---
 
 
-def bytes_of(tensors):
-    """The memory of tensors, each storage once."""
-    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
-
-
-def all_tensors():
-    """Those with memory: not the stand-ins that torch.compile leaves behind."""
-    gc.collect()
-    kinds = (torch.Tensor, torch.nn.Parameter)
-    return [each for each in gc.get_objects() if type(each) in kinds and each.device.type == "cpu"]
-
-
 @some_models
 def test_the_weights_are_kept_once(name):
-    before = bytes_of(all_tensors())
-    model = MODELS[name]()
-    size = bytes_of(model.parameters())
-    wedlm.fuse(model)
+    model = wedlm.fuse(MODELS[name]())
     logits(model)
-    copied = deepcopy(model)
-    assert bytes_of(model.parameters()) == size
-    drafts = bytes_of(
-        product.weight
-        for _, layer in fused_model.decoder_layers(model)
-        for merged in layer.fused.merged
-        for product in merged.draft or ()
-    )
-    assert bytes_of(all_tensors()) - before - drafts < 2.2 * size, "the model and its copy"
-    del copied
+    for each in (model, deepcopy(model)):
+        logits(each)
+        storages = {weight.untyped_storage().data_ptr(): weight.untyped_storage() for weight in each.parameters()}
+        assert sum(storage.nbytes() for storage in storages.values()) == sum(w.nbytes for w in each.parameters())
+        for _, layer in decoder_layers(each):
+            assert all(merged.weight.untyped_storage().data_ptr() in storages for merged in layer.fused.merged)
 
 
 @pytest.mark.parametrize("name", ["drafted", "PEFT"])
@@ -477,6 +419,13 @@ def offloaded():
     return cpu_offload(stock("llama"), execution_device=torch.device("cpu"))
 
 
+def quantized():
+    with TemporaryDirectory() as folder:
+        tiny_model(hidden_size=64, intermediate_size=64, head_dim=32).save_pretrained(folder)
+        config = BitsAndBytesConfig(load_in_4bit=True)
+        return WeDLMForCausalLM.from_pretrained(folder, quantization_config=config).eval()
+
+
 ALL = "model.layers.0 stays as it is (2 such layers in all): "
 FAMILIES = "LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer, WeDLMDecoderLayer"
 OTHERS = {
@@ -484,6 +433,7 @@ OTHERS = {
     "another activation": (partial(stock, "llama", hidden_act="gelu"), f"{ALL}its activation is gelu."),
     "a plain LoRA": (lambda: with_lora(stock("llama")), f"base_model.model.{ALL}it has a Linear, and no plain linear"),
     "offloaded": (offloaded, f"{ALL}accelerate moves its weights."),
+    "bitsandbytes": (quantized, f"{ALL}it has a Linear4bit, and no plain linear layer."),
 }
 
 
@@ -494,15 +444,6 @@ def test_a_model_that_cannot_be_fused_stays_as_it_is(name, warnings):
     wanted = logits(model, ids)
     assert_close(logits(wedlm.fuse(model), ids), wanted)
     assert warnings[0].startswith(said) and len(warnings) == 1 and product_of(model) is None
-
-
-def test_a_model_of_bitsandbytes_stays_as_it_is(warnings, tmp_path):
-    tiny_model(hidden_size=64, intermediate_size=64, head_dim=32).save_pretrained(tmp_path)
-    config = BitsAndBytesConfig(load_in_4bit=True)
-    model = WeDLMForCausalLM.from_pretrained(tmp_path, quantization_config=config).eval()
-    wanted = logits(model)
-    assert_close(logits(wedlm.fuse(model)), wanted)
-    assert warnings == [f"{ALL}it has a Linear4bit, and no plain linear layer."]
 
 
 @pytest.mark.parametrize("part", ["mlp.gate_proj", "self_attn.k_norm"])
@@ -545,43 +486,25 @@ def test_what_is_no_model_is_refused(function, model):
         function(model)
 
 
-class LayerOperators(TorchDispatchMode):
-    """Counts what a decoder layer calls in each forward, views left out, the calls of product.c included."""
+class Operators(TorchDispatchMode):
+    """Counts operators that read or write memory."""
 
-    def __init__(self, layer, monkeypatch):
-        super().__init__()
-        self.counts, self.is_inside = [], False
-        layer.register_forward_pre_hook(self.enter)
-        layer.register_forward_hook(lambda *_: setattr(self, "is_inside", False))
-        for name in ("product", "rotate", "attend"):
-            monkeypatch.setattr(product._product, name, partial(self.call, getattr(product._product, name)))
-
-    def enter(self, *_):
-        self.counts.append(0)
-        self.is_inside = True
-
-    def call(self, function, *args):
-        if self.is_inside:
-            self.counts[-1] += 1
-        return function(*args)
+    number = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         memory = (torch.ops.aten.detach, torch.ops.aten.new_empty, torch.ops.aten._unsafe_view)
-        if self.is_inside and not func.is_view and func.overloadpacket not in memory:
-            self.counts[-1] += 1
+        self.number += not func.is_view and func.overloadpacket not in memory
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.skipif(SET is None, reason="products are torch's")
-def test_a_layer_has_few_operators(monkeypatch):
-    """Of a step token by token, and of one that verifies drafts and makes new ones with an adapter."""
-    for settings in ({"decoding": "autoregressive"}, {"decoding": "verified", "window_size": 8, "query_cost": 0}):
-        counts = {}
-        for is_fused in (False, True):
-            model = drafted()
-            if is_fused:
-                wedlm.fuse(model)
-            with monkeypatch.context() as patch, LayerOperators(model.model.layers[1], patch) as operators:
-                model.generate(**left_padded([PROMPTS[0]]), max_new_tokens=16, eos_token_id=None, **settings)
-            counts[is_fused] = mode(operators.counts)  # those of steps in which the cache does not grow
-        assert counts[True] <= 8 and 3 * counts[True] < counts[False], counts
+@pytest.mark.skipif(SET is None, reason="torch multiplies")
+@pytest.mark.parametrize("ids", [WITH_MASKS[:1, :1], WITH_MASKS], ids=["a token", "with MASKs"])
+def test_a_forward_has_few_operators(ids):
+    """The calls of product.c are left out."""
+    numbers = []
+    for model in (drafted(), wedlm.fuse(drafted())):
+        logits(model, ids)  # puts the draft products together
+        with Operators() as operators:
+            logits(model, ids, use_cache=False)
+        numbers.append(operators.number)
+    assert numbers[0] > 5 * numbers[1], numbers

@@ -388,15 +388,6 @@ def test_compiled_code_has_the_same_product(name, has):
         torch.testing.assert_close(case.run(compiled), case.run())
 
 
-@pytest.mark.parametrize("name", COMPILED[:1])
-@pytest.mark.parametrize("has", EXTRAS, ids=str)
-def test_the_operator_keeps_the_rules_of_torch(name, has):
-    case = make(0, 3, 20, 11, has=has)
-    arguments = (case.x, case.weight, case.bias, case.added, case.is_gated, case.scales)
-    with multiplied_by(name):
-        torch.library.opcheck(torch.ops.wedlm.product, arguments)
-
-
 # --- Rotations ---
 
 

@@ -1,11 +1,12 @@
 """`wedlm export --strategy`: the decoding alone, in a process that has transformers and torch only."""
 
-import json
 import shutil
 
 import pytest
 from command_line import run
+from exports import TOKEN
 from helpers import run_python
+from safetensors.torch import load_file, save_file
 from stock_families import stock
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
@@ -68,10 +69,25 @@ def test_refusals(words, message, tmp_path, monkeypatch):
     assert result.exit_code == 2 and message in result.stderr and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["README.md", "config.json", "model.safetensors"])
+def test_a_leak_in_a_file_of_the_base_is_refused(name, tmp_path):
+    base, out = tmp_path / "base", tmp_path / "out"
+    stock("Llama").save_pretrained(base)
+    (base / "README.md").write_text("A model.")
+    if name == "model.safetensors":
+        save_file(load_file(base / name), base / name, {"format": "pt", "from": TOKEN})
+    else:
+        text = (base / name).read_text()
+        (base / name).write_text(text.replace('"llama"', f'"llama", "from": "{TOKEN}"').replace("A model.", TOKEN))
+    result = run("export", base, "--strategy", out)
+    secret = "a token, a key or another secret"
+    assert result.stderr == f"{name} would hold {secret}; remove it from that file of {base}, and export again.\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["base"]
+
+
 def test_a_base_with_code_of_its_own_is_refused(tmp_path):
-    config = {"model_type": "llama", "auto_map": {"AutoConfig": "code.Config"}}
     (tmp_path / "base").mkdir()
-    (tmp_path / "base" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "base" / "config.json").write_text('{"auto_map": {"AutoConfig": "code.Config"}}')
     result = run("export", tmp_path / "base", "--strategy", tmp_path / "out")
     assert result.exit_code == 2 and "names code of its own (auto_map in config.json)" in result.stderr
     assert not (tmp_path / "out").exists()

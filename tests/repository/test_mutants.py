@@ -1,7 +1,6 @@
 """The runner of mutants, on a made-up module and test file, and the mutations that it draws."""
 
 import json
-from collections import Counter
 
 import mutants
 import pytest
@@ -65,16 +64,6 @@ def test_the_tests_named_after_a_file_run_first():
     assert own == [REPOSITORY / "tests" / "generation" / "test_verified.py"] and own[0] not in others
     files = {path: module for module, path in source_files().items() if path.stem != "__init__"}
     assert {path: mutants.module_of(path) for path in files} == files
-
-
-def test_the_table_adds_up_files_and_rooms():
-    counts = {"a/b.py": Counter(noticed=3, alive=1), "a/c.py": Counter(timeout=1, noticed=1)}
-    assert mutants.table(counts).splitlines()[2:] == [
-        "| a/ | 6 | 5 | 1 | 1 | 83% |",
-        "| a/b.py | 4 | 3 | 0 | 1 | 75% |",
-        "| a/c.py | 2 | 2 | 1 | 0 | 100% |",
-        "| all | 6 | 5 | 1 | 1 | 83% |",
-    ]
 
 
 @pytest.mark.parametrize(

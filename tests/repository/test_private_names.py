@@ -115,12 +115,10 @@ def test_nothing_is_listed_in_vain():
     [
         ("a = model.config._attention", ["_attention"]),
         ("getattr(cache, '_layers', None)", ["_layers"]),
-        ("def f():\n    import torch._dynamo.config", ["_dynamo"]),
-        ("from transformers import _lazy as lazy", ["_lazy"]),
+        ("def f():\n    from torch._dynamo import _lazy as lazy", ["_dynamo", "_lazy"]),
         ("make(_flag=True)", ["_flag"]),
         ("class A(B):\n    def f(self):\n        return super()._sample()", ["_sample"]),
-        ("class A(B):\n    def _sample(self):\n        return super()._sample()", []),
-        ("class A:\n    _own = 1\n    def f(self):\n        return self._own", []),
+        ("class A(B):\n    _own = 1\n    def _sample(self):\n        return super()._sample(self._own)", []),
         ("for _ in range(3): x.__dict__, p._asdict(), _local", []),
     ],
 )

@@ -45,10 +45,9 @@ def check_architecture(fields: dict, source: object, wanted: tuple[str, ...]) ->
     """Refuses a config.json whose `model_type` is not wanted, or that no conversion can take."""
     model_type, architectures = fields.get("model_type"), fields.get("architectures")
     if model_type not in wanted:
+        supported = f"a dense causal language model of {families()}, or a WeDLM checkpoint"
         if wanted == (MODEL_TYPE,):
             supported = f"a WeDLM checkpoint; without --to-autoregressive {families()} are converted"
-        else:
-            supported = f"a dense causal language model of {families()}, or a WeDLM checkpoint"
         raise CheckpointError(f"{source} is of model_type {model_type!r}; supported is {supported}.")
     expected = WEDLM_CLASS if model_type == MODEL_TYPE else STOCK[model_type].model_class
     if architectures is not None and architectures != [expected]:
@@ -155,18 +154,12 @@ def check_shapes(shards: list[Shard], model: "WeDLMForCausalLM", source: object)
     """Refuses weight files whose names and shapes are not those of the model."""
     expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: tensor["shape"] for shard in shards for name, tensor in shard.tensors.items()}
-    optional = {HEAD} if model.config.tie_word_embeddings else set()
-    for name in sorted(expected.keys() - found.keys() - optional):
-        raise CheckpointError(f"{source} has no weight {name}, which its config asks for; correct one of the two.")
-    for name in sorted(found):
-        if name.endswith("rotary_emb.inv_freq"):  # old checkpoints hold this buffer; every class computes it
-            continue
-        if name not in expected:
+    if model.config.tie_word_embeddings:
+        found.setdefault(HEAD, expected[HEAD])
+    for name in sorted(expected.keys() | found.keys()):
+        # Old checkpoints hold a buffer inv_freq, which every class computes.
+        if found.get(name) != expected.get(name) and not name.endswith("rotary_emb.inv_freq"):
+            is_there, is_wanted = (each.get(name, "missing") for each in (found, expected))
             raise CheckpointError(
-                f"{source} has a weight {name}, which its config has no place for; correct one of the two."
-            )
-        if found[name] != expected[name]:
-            raise CheckpointError(
-                f"{name} of {source} has the shape {found[name]}, and by its config {expected[name]}; correct one of "
-                "the two."
+                f"The weight {name} of {source} is {is_there}, and by its config {is_wanted}; correct one of the two."
             )

@@ -2,9 +2,9 @@
 
 import os
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wedlm.checkpoints.architectures import (
     STOCK,
@@ -38,15 +38,15 @@ from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 
 class Conversion(NamedTuple):
-    """The result of a conversion: its folder, its MASK token, and notes for its user, a sentence each."""
+    """The result of a conversion."""
 
     folder: Path
-    mask_token_id: int | None
-    notes: list[str]
+    mask_token_id: int | None  # on the way back, the one that stayed
+    notes: list[str]  # what its user should know, a sentence each
 
 
 class Source(NamedTuple):
-    """A checkpoint that is converted."""
+    """A checkpoint that is converted or published, read and checked."""
 
     name: str | os.PathLike
     folder: Path
@@ -54,16 +54,22 @@ class Source(NamedTuple):
     config: WeDLMConfig
     model: WeDLMForCausalLM  # on the meta device
     shards: list[Shard]
+    tokenizer: TokenizerFiles  # without code of its own
+    changed: dict[str, dict | None]  # small files that are not copied as they are, with their new content
+    notes: list[str]  # on what was changed
+
+    def plan(self, **more: Any) -> Plan:
+        """The plan of a copy."""
+        return Plan(self.config, self.shards, self.folder, self.changed, self.notes, **more)
 
 
 def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overwrite: bool = False) -> Conversion:
     """Writes a checkpoint as a WeDLM checkpoint.
 
-    The weights are copied bit for bit, file by file, with the code of this package beside them. MASK gets a row that
-    no token uses, or else one more row, the mean of the others. generation_config.json asks for verified decoding,
-    or for autoregressive where that is refused; both write the same text as before, because the model was not trained
-    to fill in MASK. Everything but the changed tokenizer is checked before the first byte is written, and `out`
-    appears when it is complete.
+    The weights are copied bit for bit, with the code of this package beside them. MASK gets a row that no token uses,
+    or else one more row, the mean of the others. generation_config.json asks for verified decoding, or for
+    autoregressive where that is refused; both write the same text as before, because the model was not trained to
+    fill in MASK. `out` appears when it is complete.
 
         convert_to_wedlm("Qwen/Qwen3-8B", "qwen3-8b-wedlm")
 
@@ -73,9 +79,6 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
         out (`str` or `os.PathLike`): The folder that the result becomes.
         overwrite (`bool`, *optional*, defaults to `False`): Whether a checkpoint in `out` is replaced, once the new
             one is complete.
-
-    Returns:
-        `Conversion`: the folder, its `mask_token_id`, and `notes` on what its user should know.
     """
     if not isinstance(source, str | os.PathLike):
         raise CheckpointError(
@@ -85,18 +88,16 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
     out = check_out(out, overwrite)
     checkpoint = read_source(source, out, wanted=(*STOCK, MODEL_TYPE))
     config, generation_fields = checkpoint.config, read_generation_fields(checkpoint.folder)
-    tokenizer, changed, notes = TokenizerFiles.read(checkpoint.folder).without_code(source)
-    tokenizer.check_rows(config.vocab_size, source)
-    plan = Plan(config, checkpoint.shards, checkpoint.folder, changed, notes)
+    plan = checkpoint.plan()
     if checkpoint.model_type != MODEL_TYPE:
-        add_mask(plan, tokenizer, generation_fields, source)
-        generation_fields = changed[GENERATION_FILE] = with_text_of_source(checkpoint, generation_fields)
+        add_mask(plan, checkpoint.tokenizer, generation_fields, source)
+        generation_fields = plan.changed[GENERATION_FILE] = with_text_of_source(checkpoint, generation_fields)
     elif config.mask_token_id is None:
-        notes.append("The config names no mask_token_id, so the result loads, but masked prediction refuses it.")
+        plan.notes.append("The config names no mask_token_id, so the result loads, but masked prediction refuses it.")
     config.architectures, config.auto_map = [WEDLM_CLASS], None  # the code written beside it sets auto_map
-    notes += limits_of_parallel_decoding(checkpoint.model, generation_fields)
+    plan.notes.extend(limits_of_parallel_decoding(checkpoint.model, generation_fields))
     write(plan, out, overwrite)
-    return Conversion(out, config.mask_token_id, notes)
+    return Conversion(out, config.mask_token_id, plan.notes)
 
 
 def convert_to_autoregressive(
@@ -113,10 +114,6 @@ def convert_to_autoregressive(
         out (`str` or `os.PathLike`): The folder that the result becomes.
         overwrite (`bool`, *optional*, defaults to `False`): Whether a checkpoint in `out` is replaced, once the new
             one is complete.
-
-    Returns:
-        `Conversion`: the folder, the `mask_token_id` that stayed if one did, and `notes` on what its user should
-        know.
     """
     out = check_out(out, overwrite)
     checkpoint = read_source(source, out, wanted=(MODEL_TYPE,))
@@ -136,11 +133,17 @@ def read_source(source: str | os.PathLike, out: Path, wanted: tuple[str, ...]) -
     check_links(folder)
     fields = read_config(source, folder)
     check_architecture(fields, source, wanted)
-    folder = download_weights(source, folder)
-    config, model = wedlm_model(fields, source)
+    return read_folder(source, download_weights(source, folder), fields)
+
+
+def read_folder(name: str | os.PathLike, folder: Path, fields: dict) -> Source:
+    """Reads and checks the weight files and the tokenizer of a checkpoint whose config.json has these fields."""
+    config, model = wedlm_model(fields, name)
     shards = read_shards(folder)
-    check_shapes(shards, model, source)
-    return Source(source, folder, fields["model_type"], config, model, shards)
+    check_shapes(shards, model, name)
+    tokenizer, changed, notes = TokenizerFiles.read(folder).without_code(name)
+    tokenizer.check_rows(config.vocab_size, name)
+    return Source(name, folder, fields["model_type"], config, model, shards, tokenizer, changed, notes)
 
 
 def plan_of_stock(checkpoint: Source) -> Plan:
@@ -153,14 +156,12 @@ def plan_of_stock(checkpoint: Source) -> Plan:
             f"{families()} has both, so there is no stock class to convert it to."
         )
     check_layers(config.to_dict(), source, model_type)
-    tokenizer, changed, notes = TokenizerFiles.read(checkpoint.folder).without_code(source)
-    tokenizer.check_rows(config.vocab_size, source)
-    plan = Plan(config, checkpoint.shards, checkpoint.folder, changed, notes)
-    remove_mask(plan, tokenizer, source)
-    changed |= for_stock({**tokenizer.contents, **changed})
+    plan = checkpoint.plan()
+    remove_mask(plan, checkpoint.tokenizer, source)
+    plan.changed |= for_stock({**checkpoint.tokenizer.contents, **plan.changed})
     generation_fields = read_generation_fields(checkpoint.folder)
     if generation_fields.keys() & DEFAULTS.keys():  # parameters of parallel decoding
-        changed[GENERATION_FILE] = without_parallel_decoding(config, generation_fields)
+        plan.changed[GENERATION_FILE] = without_parallel_decoding(config, generation_fields)
     return replace(plan, config=stock_fields(config, model_type))
 
 
@@ -170,8 +171,7 @@ def plan_of_stock(checkpoint: Source) -> Plan:
 def with_text_of_source(checkpoint: Source, generation_fields: dict) -> dict:
     """The content of generation_config.json for a model that was not trained to fill in MASK.
 
-    Verified decoding writes the text that the model wrote before its conversion, and so does autoregressive decoding,
-    which knows every kind of RoPE and beams too. Streaming would write nonsense.
+    Autoregressive decoding knows every kind of RoPE, and beams, which verified decoding refuses.
     """
     fields = dict(generation_fields or fields_of_no_file(checkpoint.config))
     offered = offered_decodings(checkpoint.model, fields)
@@ -228,7 +228,7 @@ def add_mask(plan: Plan, tokenizer: TokenizerFiles, generation_fields: dict, sou
         resize_vocabulary(plan, row + 1)
     config.mask_token_id = row
     if tokenizer.has_tokens():
-        names = ("<|mask|>", *(f"<|mask_{i}|>" for i in range(2, len(tokens) + 3)))
+        names = chain(["<|mask|>"], (f"<|mask_{i}|>" for i in count(2)))
         token = next(name for name in names if name not in tokens)
         plan.changed |= tokenizer.with_mask(token, row)
         plan.tokens = {**tokens, token: row}
@@ -250,13 +250,11 @@ def unused_row(used: set[int], vocab_size: int) -> int | None:
 
 def named_ids(name: str, config: WeDLMConfig, generation_fields: dict, source: object) -> set[int]:
     """The token ids that the config and generation_config.json give for a field such as eos_token_id."""
-    ids = set()
-    for value in (getattr(config, name), generation_fields.get(name)):
-        values = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(type(i) is int for i in values):
-            raise CheckpointError(f"{name} of {source} is {value!r}, which is no token id; correct it.")
-        ids |= set(values)
-    return ids
+    given = (getattr(config, name), generation_fields.get(name))
+    ids = [i for value in given if value is not None for i in (value if isinstance(value, list) else [value])]
+    if wrong := [i for i in ids if type(i) is not int]:
+        raise CheckpointError(f"{name} of {source} is {wrong[0]!r}, which is no token id; correct it.")
+    return set(ids)
 
 
 def check_existing_mask(

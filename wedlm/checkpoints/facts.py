@@ -58,10 +58,9 @@ class Facts(NamedTuple):
     def bytes_on_disk(self) -> Counter[str]:
         """The size of the weights on disk, by dtype."""
         total: Counter[str] = Counter()
-        for shard in self.shards:
-            for tensor in shard.tensors.values():
-                start, stop = tensor["data_offsets"]
-                total[DTYPES[tensor["dtype"]]] += stop - start
+        for tensor in (tensor for shard in self.shards for tensor in shard.tensors.values()):
+            start, stop = tensor["data_offsets"]
+            total[DTYPES[tensor["dtype"]]] += stop - start
         return total
 
 
@@ -73,9 +72,8 @@ def read_facts(name: str | os.PathLike) -> Facts:
     """Reads the facts about a checkpoint without loading its weights.
 
     Args:
-        name (`str` or `os.PathLike`): A folder or a name on the Hub, of a WeDLM checkpoint or of a stock one that can
-            be converted. A draft adapter stands for its base, which decodes as the adapter's generation_config.json
-            says.
+        name (`str` or `os.PathLike`): A folder or a name on the Hub. A draft adapter stands for its base, which
+            decodes as the adapter's generation_config.json says.
     """
     adapter, name = draft_adapter(name), checkpoint_of(name)
     folder = checkpoint_folder(name, with_weights=False)
@@ -129,11 +127,8 @@ def limits_of_parallel_decoding(model: WeDLMForCausalLM, generation_fields: dict
     try:
         as_given = with_generation_fields(model, generation_fields)
         decoding = resolved_generation_config(as_given).decoding
-        reading_text = [
-            f"{name}={value!r}"
-            for name, value in generation_fields.items()
-            if name not in DEFAULTS and reads_text(as_given, name, value)
-        ]
+        others = {name: value for name, value in generation_fields.items() if name not in DEFAULTS}
+        reading = [f"{name}={value!r}" for name, value in others.items() if reads_text(as_given, name, value)]
     except Exception as error:  # a wrong field raises errors of many kinds
         return [f"generate() will refuse this checkpoint until it is changed: {error}"]
     if decoding == "autoregressive":
@@ -141,11 +136,11 @@ def limits_of_parallel_decoding(model: WeDLMForCausalLM, generation_fields: dict
             resolved_generation_config(as_given, decoding="verified")
         except ValueError as error:
             return [f"This checkpoint decodes token by token only: {error}"]
-    if not reading_text:
+    if not reading:
         return []
     return [
-        f"{GENERATION_FILE} has {', '.join(reading_text)}: it reads the text, so that tokens are chosen left to right "
-        "and fewer are filled per forward; remove it there for full speed."
+        f"{GENERATION_FILE} has {', '.join(reading)}: it reads the text, so that tokens are chosen left to right and "
+        "fewer are filled per forward; remove it there for full speed."
     ]
 
 

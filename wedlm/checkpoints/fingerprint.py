@@ -4,15 +4,13 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from wedlm.checkpoints.architectures import read_wedlm_config
-from wedlm.checkpoints.shards import EMBEDDING, HEAD, Shard, read_json, read_shards
+from wedlm.checkpoints.shards import EMBEDDING, HEAD, Shard
 
 # The weights of the model itself, also where PEFT has put layers of its own around them.
 OWN_WEIGHT = re.compile(
@@ -23,16 +21,10 @@ ROWS = 4  # of each `DOWN`
 
 
 class Fingerprint(NamedTuple):
-    """Two hashes of a model, in the order of `FIELDS`; None where it cannot be known.
+    """Two hashes of a model, in the order of `FIELDS`; None where it cannot be known."""
 
-    Args:
-        signs (`str`, *optional*): Of the signs of a few weights, which are the same in every dtype.
-        weights (`str`, *optional*): Of all weights in bfloat16, which those of every other dtype but float16 give
-            whether they are loaded in it or not.
-    """
-
-    signs: str | None
-    weights: str | None
+    signs: str | None  # of the signs of a few weights, which are the same in every dtype
+    weights: str | None  # of all weights in bfloat16, to which those of every dtype but float16 round alike
 
 
 FIELDS = ("base_fingerprint", "base_weights")  # of adapter_config.json; adapters before 0.3.0 have only the first
@@ -53,12 +45,8 @@ def fingerprint(model: PreTrainedModel) -> Fingerprint:
     return found._replace(weights=None) if any(each.dtype == torch.float16 for each in weights.values()) else found
 
 
-def fingerprint_on_disk(folder: Path) -> Fingerprint:
-    """Returns the fingerprint of a checkpoint in a folder, stock or WeDLM."""
-    return fingerprint_of_files(read_shards(folder), read_wedlm_config(read_json(folder / "config.json"), folder))
-
-
 def fingerprint_of_files(shards: list[Shard], config: PreTrainedConfig) -> Fingerprint:
+    """Returns the fingerprint of the checkpoint in these files; `config` is its WeDLMConfig, also of a stock one."""
     paths = {name: shard.path for shard in shards for name in shard.tensors}
 
     def read(name: str) -> torch.Tensor:

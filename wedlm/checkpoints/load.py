@@ -130,10 +130,14 @@ def with_adapter_of_peft(model: PreTrainedModel, folder: Path) -> PreTrainedMode
 
         return PeftModel.from_pretrained(model, folder).get_base_model()  # with the adapter in its layers
     except (ImportError, OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{folder} cannot be used as a draft adapter of this model ({one_line(error)}); give the adapter of this "
-            "model, or copy it again."
-        ) from error
+        raise unusable_adapter(folder, error) from error
+
+
+def unusable_adapter(folder: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{folder} cannot be used as a draft adapter of this model ({one_line(error)}); give the adapter of this "
+        "model, or copy it again."
+    )
 
 
 def attach_adapter(model: WeDLMForCausalLM, folder: Path) -> None:
@@ -178,10 +182,7 @@ def native_adapter(folder: Path, model: WeDLMForCausalLM, base_fingerprint: Fing
         if broken := [name for name, value in scaled.items() if not value.isfinite().all()]:
             raise ValueError(f"{broken[0]} holds values that are not finite, {len(broken)} such weights in all")
     except (OSError, SafetensorError, ValueError, TypeError, RuntimeError, ArithmeticError) as error:
-        raise CheckpointError(
-            f"{folder} cannot be used as a draft adapter of this model ({one_line(error)}); give the adapter of this "
-            "model, or copy it again."
-        ) from error
+        raise unusable_adapter(folder, error) from error
     return NativeAdapter(config.drafts, scaled)
 
 
@@ -189,12 +190,11 @@ def check_shapes(given: dict[str, torch.Tensor], config: WeDLMConfig) -> None:
     """Compares the weights of a draft adapter with those that a model of this config has for it."""
     with torch.device("meta"):
         parameters = WeDLMModel(config).named_parameters()
-    wanted = {name: value.shape for name, value in parameters if name == "mask_embedding" or ".drafts." in name}
-    if wrong := sorted(given.keys() ^ wanted.keys()):
-        raise ValueError(f"{wrong[0]} is in one of them only, {len(wrong)} such weights in all")
-    for name, shape in wanted.items():
-        if given[name].shape != shape:
-            raise ValueError(f"{name} has the shape {tuple(given[name].shape)} and should have {tuple(shape)}")
+    wanted = {name: tuple(value.shape) for name, value in parameters if name == "mask_embedding" or ".drafts." in name}
+    found = {name: tuple(value.shape) for name, value in given.items()}
+    for name in wanted | found:
+        if found.get(name) != wanted.get(name):
+            raise ValueError(f"{name} has the shape {found.get(name)} and should have {wanted.get(name)}")
 
 
 def native_name(name: str) -> str:

@@ -1,6 +1,7 @@
 """A checkpoint that is going to be written, and the writing of it."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.new_folder import check_space, complete_or_absent, leftovers
 from wedlm.checkpoints.resolve import COMPANIONS, CONFIG_FILE, TOKENIZER_FILES
-from wedlm.checkpoints.shards import INDEX_FILE, Shard, read_index, read_json, write_shard
+from wedlm.checkpoints.shards import INDEX_FILE, Shard, read_index, read_json, read_shard, write_shard
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles, with_class
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 
@@ -34,7 +35,6 @@ class Plan:
     added: dict[str, torch.Tensor] = field(default_factory=dict)  # weights that the last file gains
 
     def num_bytes(self) -> int:
-        """The size of the checkpoint on disk, with some room for the small files."""
         added = sum(value.nbytes for value in self.added.values())
         return sum(shard.num_bytes for shard in self.shards) + added + SPARE_BYTES
 
@@ -58,7 +58,7 @@ def write(plan: Plan, out: Path, overwrite: bool, fill: Callable[[Plan, Path], N
 
 
 def write_files(plan: Plan, folder: Path) -> None:
-    """Writes all files of a checkpoint into a folder that is there."""
+    """Writes all files of a checkpoint into a folder."""
     write_companions(plan, folder)
     if any((folder / name).exists() for name in TOKENIZER_FILES):
         check_tokenizer(plan, folder)
@@ -134,19 +134,18 @@ def check_tokenizer(plan: Plan, folder: Path) -> None:
             )
     if plan.tokens is None:
         return
+    if isinstance(plan.config, dict):
+        mask_token_id, change = None, "taken out"
+        remedy = "set mask_row to null in config.json there, which keeps MASK"
+    else:
+        mask_token_id, change = plan.config.mask_token_id, "put in"
+        remedy = "load it and save it with save_pretrained() first"
     vocabulary = tokenizer.get_vocab()
     moved = [token for token, i in plan.tokens.items() if vocabulary.get(token) != i]
-    takes_mask_out = isinstance(plan.config, dict)
-    mask_token_id = None if takes_mask_out else plan.config.mask_token_id
-    if not moved and tokenizer.mask_token_id == mask_token_id:
-        return
-    if takes_mask_out:
-        change, remedy = "taken out", "set mask_row to null in config.json there, which keeps MASK"
-    else:
-        change, remedy = "put in", "load it and save it with save_pretrained() first"
-    raise CheckpointError(
-        f"With MASK {change}, the tokenizer in {plan.folder} gives other ids to {moved[:3] or 'MASK'}; {remedy}."
-    )
+    if moved or tokenizer.mask_token_id != mask_token_id:
+        raise CheckpointError(
+            f"With MASK {change}, the tokenizer in {plan.folder} gives other ids to {moved[:3] or 'MASK'}; {remedy}."
+        )
 
 
 def write_weights(plan: Plan, folder: Path) -> None:
@@ -156,21 +155,16 @@ def write_weights(plan: Plan, folder: Path) -> None:
         write_shard(shard, folder / shard.path.name, plan.num_rows, plan.added if shard is last else {})
     index = read_index(plan.folder)
     if index is not None:
-        update_totals(index["metadata"], plan)
+        metadata, old = index["metadata"], totals(plan.shards)
+        for name, total in totals([read_shard(folder / shard.path.name) for shard in plan.shards]).items():
+            if isinstance(metadata.get(name), int):
+                metadata[name] += total - old[name]
         index["weight_map"] |= dict.fromkeys(plan.added, last.path.name)
         write_json(folder / INDEX_FILE, index)
 
 
-def update_totals(metadata: dict, plan: Plan) -> None:
-    """Corrects the totals in the metadata of an index by the rows that are gained or lost, and the weights added."""
-    more_bytes = sum(value.nbytes for value in plan.added.values())
-    more_parameters = sum(value.numel() for value in plan.added.values())
-    for shard in plan.shards:
-        for name in plan.num_rows.keys() & shard.tensors.keys():
-            start, stop = shard.tensors[name]["data_offsets"]
-            rows, width = shard.tensors[name]["shape"]
-            more_bytes += (plan.num_rows[name] - rows) * ((stop - start) // rows)
-            more_parameters += (plan.num_rows[name] - rows) * width
-    for total, more in (("total_size", more_bytes), ("total_parameters", more_parameters)):
-        if isinstance(metadata.get(total), int):
-            metadata[total] += more
+def totals(shards: list[Shard]) -> dict[str, int]:
+    """What the metadata of an index may say of all weight files together."""
+    shapes = [tensor["shape"] for shard in shards for tensor in shard.tensors.values()]
+    num_bytes = sum(shard.num_bytes - shard.data_start for shard in shards)
+    return {"total_size": num_bytes, "total_parameters": sum(map(math.prod, shapes))}

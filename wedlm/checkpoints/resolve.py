@@ -8,7 +8,7 @@ from pathlib import Path
 from huggingface_hub import constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from wedlm.checkpoints.demo_folder import DEMO_FOLDER, REAL_MODEL
+from wedlm.checkpoints.demo_folder import REAL_MODEL
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.shards import INDEX_FILE, check_weights, read_json, shard_names
 from wedlm.generation.parameters import is_count
@@ -35,22 +35,13 @@ SMALL_FILES = (CONFIG_FILE, ADAPTER_FILE, "README.md", INDEX_FILE, *COMPANIONS)
 
 
 def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
-    """Returns the folder of a checkpoint; a checkpoint on the Hub is downloaded first.
-
-    Args:
-        name (`str` or `os.PathLike`): A folder, or a name on the Hub such as `"tencent/WeDLM-8B-Instruct"`.
-        with_weights (`bool`): Whether the weights are downloaded too; without them only the small files are.
-    """
+    """Returns the folder of a checkpoint; of one on the Hub, the small files or all are downloaded first."""
     if not str(name):
         raise CheckpointError("The name of the checkpoint is empty; give a folder, or a name on the Hub.")
     if Path(name).is_dir():
         return Path(name)
     if Path(name).exists():
         raise CheckpointError(f"{name} is a file; give the folder of a checkpoint.")
-    if Path(name) == DEMO_FOLDER:
-        raise CheckpointError(
-            f"The demo checkpoint is not at {name}; give the folder of another one, or a name on the Hub."
-        )
     if not re.fullmatch(rf"{HUB_NAME}|[\w-][\w.-]*", str(name)):  # models such as gpt2 have names without an owner
         raise CheckpointError(
             f"{name} does not exist; give the folder of a checkpoint, or a name on the Hub such as "
@@ -61,12 +52,9 @@ def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
 
 
 def wedlm_folder(name: str | os.PathLike, with_weights: bool, or_stock: bool = False) -> Path:
-    """Returns the folder of a WeDLM checkpoint, and refuses one that could not be loaded.
+    """Returns the folder of a WeDLM checkpoint, or with `or_stock` of another one, if it can be loaded.
 
-    Args:
-        name (`str` or `os.PathLike`): A folder, or a name on the Hub. A draft adapter stands for its base.
-        with_weights (`bool`): As for `checkpoint_folder`. A check leaves them on the Hub until all else is right.
-        or_stock (`bool`, *optional*, defaults to `False`): Whether it may be another causal language model.
+    A draft adapter stands for its base. Weights are downloaded after all else is checked.
     """
     name = checkpoint_of(name)
     folder = checkpoint_folder(name, with_weights=False)
@@ -135,8 +123,7 @@ def require_tokenizer(name: str | os.PathLike, folder: Path) -> None:
 
 
 def require_wedlm(name: str | os.PathLike, fields: dict) -> None:
-    model_type = fields.get("model_type")
-    if model_type != MODEL_TYPE:
+    if (model_type := fields.get("model_type")) != MODEL_TYPE:
         raise CheckpointError(
             f"{name} is of model_type {model_type!r}, and this needs WeDLM; {how_to_convert(name, model_type)}."
         )
@@ -209,20 +196,17 @@ def base_of(adapter: str | os.PathLike) -> str:
         raise CheckpointError(
             f"{adapter} is no adapter of PEFT ({one_line(error)}); give the folder it was saved to."
         ) from error
-    if not isinstance(base, str | None):
-        raise CheckpointError(
-            f"base_model_name_or_path={one_line(repr(base))} of {adapter} is no text; write the folder of its base, "
-            "or the name on the Hub, into adapter_config.json."
-        )
-    if base and Path(base).is_dir():
-        return base
-    if base and fields.get("peft_type") == DRAFT_TYPE:  # which is refused in any other base than its own
-        for parent in file.resolve().parents if Path(adapter).is_dir() else ():
-            if (parent / base).is_dir():
-                return str(parent / base)
-    if base and re.fullmatch(HUB_NAME, base):
-        return base
-    reason = f"there is no folder {Path(base).absolute()}" if base else "its name is missing"
+    reason = f"{base!r} is no name"
+    if base and isinstance(base, str):
+        if Path(base).is_dir():
+            return base
+        if fields.get("peft_type") == DRAFT_TYPE:  # which is refused in any other base than its own
+            for parent in file.resolve().parents if Path(adapter).is_dir() else ():
+                if (parent / base).is_dir():
+                    return str(parent / base)
+        if re.fullmatch(HUB_NAME, base):
+            return base
+        reason = f"there is no folder {Path(base).absolute()}"
     made = ", which `make real-model` makes in a clone of the repository wedlm," if base == REAL_MODEL else ""
     raise CheckpointError(
         f"The checkpoint {base}, which {adapter} was trained on, cannot be loaded ({reason}); put it{made} there, or "

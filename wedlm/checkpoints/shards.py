@@ -79,19 +79,11 @@ def read_shards(folder: Path) -> list[Shard]:
     """Reads the headers of all weight files, and compares them with the index."""
     check_weights(folder, folder)
     shards = [read_shard(folder / name) for name in shard_names(folder)]
-    files = {}
-    for shard in shards:
-        for name in shard.tensors:
-            if name in files:
-                raise CheckpointError(
-                    f"{name} stands in both {files[name]} and {shard.path.name} of {folder}; save it again."
-                )
-            files[name] = shard.path.name
-    index = read_index(folder)
-    for name, file in [] if index is None else index["weight_map"].items():
-        if files.get(name) != file:
+    for name, file in (read_index(folder) or {"weight_map": {}})["weight_map"].items():
+        if (files := [shard.path.name for shard in shards if name in shard.tensors]) != [file]:
+            found = " and ".join(files) or "no file"
             raise CheckpointError(
-                f"{folder / INDEX_FILE} says that {name} lies in {file}, and it does not; copy or download the "
+                f"{folder / INDEX_FILE} says that {name} lies in {file}, and it lies in {found}; copy or download the "
                 "checkpoint again."
             )
     return shards
@@ -143,14 +135,9 @@ def new_header(shard: Shard, num_rows: dict[str, int], added: "dict[str, torch.T
 
 
 def write_shard(shard: Shard, path: Path, num_rows: dict[str, int], added: "dict[str, torch.Tensor]") -> None:
-    """Copies a weight file with other numbers of rows, and further tensors behind its own.
+    """Copies a weight file with other numbers of rows, by name of the tensor, and the tensors `added` behind its own.
 
-    Args:
-        shard (`Shard`): The file to copy.
-        path (`Path`): The file to write.
-        num_rows (`dict[str, int]`): The new number of rows of some tensors, by name. A tensor that has more rows
-            loses the last ones; a tensor that has one row less gains the mean of its rows.
-        added (`dict[str, torch.Tensor]`): The further tensors by name.
+    A tensor that has more rows loses the last ones; a tensor that has one row less gains the mean of its rows.
     """
     if not added and not num_rows.keys() & shard.tensors.keys():
         shutil.copyfile(shard.path, path)

@@ -46,11 +46,7 @@ class TokenizerFiles(NamedTuple):
         return files
 
     def without_code(self, source: object) -> tuple[Self, dict[str, dict], list[str]]:
-        """Takes out the code that a tokenizer names besides transformers'; tokenizer.json stands for itself.
-
-        Returns:
-            `tuple`: The tokenizer, its files that change, with their new content, and notes for its user.
-        """
+        """Takes out code besides transformers'; returns the tokenizer, its changed files, and notes for its user."""
         if not self.has_code():
             return self, {}, []
         config = without(self.file("tokenizer_config.json"), "auto_map")

@@ -80,14 +80,9 @@ def version(tensor: torch.Tensor) -> tuple[int, int]:
         return id(tensor), 0
 
 
-def is_draft_lora(layer: nn.Module) -> bool:
-    """Whether it is a layer of a draft adapter of PEFT, whose class nobody can import without PEFT."""
-    return getattr(layer, "acts_on_masks", False)
-
-
 def linear_of(layer: nn.Module) -> nn.Module:
-    """The layer below a draft adapter of PEFT."""
-    return layer.base_layer if is_draft_lora(layer) else layer
+    """The layer below a draft adapter of PEFT, whose class nobody can import without PEFT."""
+    return layer.base_layer if getattr(layer, "acts_on_masks", False) else layer
 
 
 def together(layers: list[nn.Module], name: str) -> torch.Tensor | None:
@@ -107,7 +102,7 @@ def draft_products(module: nn.Module, name: str) -> list[tuple[torch.Tensor, tor
     if name in getattr(module, "drafts", {}):
         return [(module.drafts[name].down, module.drafts[name].up, 1.0)]
     layer = module._modules[name]
-    if not is_draft_lora(layer) or layer.disable_adapters:
+    if linear_of(layer) is layer or layer.disable_adapters:
         return []
     return [
         (layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter])
@@ -235,10 +230,9 @@ def attend(
     cache = kwargs.pop(CACHE, None)
     num_queries, num_keys = fused.num_queries, fused.num_keys
     heads = projected.view(*projected.shape[:-1], num_queries + 2 * num_keys, attention.head_dim)
-    rotated = rotate(heads, num_queries, num_queries + num_keys, *position_embeddings, *fused.head_norms).transpose(
-        1, 2
-    )
-    query, key, value = rotated[:, :num_queries], rotated[:, num_queries:], heads[:, :, -num_keys:].transpose(1, 2)
+    rotated = rotate(heads, num_queries, num_queries + num_keys, *position_embeddings, *fused.head_norms)
+    query, key = rotated.transpose(1, 2).split((num_queries, num_keys), dim=1)
+    value = heads[:, :, -num_keys:].transpose(1, 2)
     if cache is not None:
         key, value = cache.update(key, value, attention.layer_idx, kwargs=kwargs)
     function = ALL_ATTENTION_FUNCTIONS.get(attention_of(attention.config))

@@ -104,11 +104,6 @@ def test_a_row_does_not_depend_on_the_others(decoding):
     assert texts[0][1] == texts[1][1] and texts[0][0] != texts[1][0]
 
 
-def test_two_rows_of_one_prompt_differ():
-    texts, *_ = sampled([PROMPTS[0], PROMPTS[0]], 0, top_k=0, temperature=3.0, decoding="verified")
-    assert texts[0] != texts[1]
-
-
 @given(st.integers(1, 3), st.integers(2, 7), st.integers(0, 99), st.data())
 @property_settings(60, deadline=None)
 def test_noise_is_that_of_multinomial_for_all_rows_at_once(num_rows, num_slots, seed, data):

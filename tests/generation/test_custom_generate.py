@@ -6,6 +6,7 @@ from inspect import signature
 
 import pytest
 import torch
+from decoded import Recorder
 from helpers import CHECKPOINTS, left_padded, load, stock_model
 from peft import get_peft_model
 from stock_families import EOS, FITTING, PAD, REFUSED, SHARED, VOCABULARY, stock
@@ -14,12 +15,7 @@ from transformers import (
     DynamicCache,
     LlamaConfig,
     LlamaForCausalLM,
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
 )
-from transformers.generation import BaseStreamer
 
 import wedlm
 from wedlm import DraftLoraConfig
@@ -30,47 +26,27 @@ from wedlm.generation.validation import check_support
 LOOP = {"input_ids": torch.tensor([[5, 6, 7] * 5]), "max_new_tokens": 24, "do_sample": False, "pad_token_id": PAD}
 
 
-class Favours(LogitsProcessor):
+def counts_on(ids, scores):
     """Makes the token after the last one likelier, so that texts repeat themselves."""
-
-    def __call__(self, input_ids, scores):
-        return scores + 40 * torch.nn.functional.one_hot((input_ids[:, -1] + 1) % 7 + 3, scores.shape[1])
-
-
-class Endless(StoppingCriteria):
-    def __call__(self, input_ids, scores, **kwargs):
-        return input_ids[:, -1] == 9
-
-
-class Recorder(BaseStreamer):
-    def __init__(self):
-        self.tokens = []
-
-    def put(self, value):
-        self.tokens += value.flatten().tolist()
-
-    def end(self):
-        self.tokens.append("end")
+    return scores + 40 * torch.nn.functional.one_hot((ids[:, -1] + 1) % 7 + 3, scores.shape[1])
 
 
 def random_call(draw: random.Random) -> dict:
     """Prompts that repeat themselves or not, in ragged batches, and settings."""
-    batch, unit = draw.randint(1, 4), [draw.randint(3, VOCABULARY - 1) for _ in range(draw.randint(1, 3))]
-    prompts = [
-        (unit * 20)[: draw.randint(1, 14)]
-        if draw.random() < 0.6
-        else [draw.randint(3, VOCABULARY - 1) for _ in range(draw.randint(1, 12))]
-        for _ in range(batch)
-    ]
+    prompts = []
+    for _ in range(draw.randint(1, 4)):
+        length = draw.randint(1, 14)
+        unit = draw.choices(range(3, VOCABULARY), k=draw.choice([1, 2, 3, length]))
+        prompts.append((unit * length)[:length])
     call = {**left_padded(prompts), "max_new_tokens": draw.randint(1, 24), "pad_token_id": PAD, "do_sample": False}
     if draw.random() < 0.4:
         call |= {"do_sample": True, "top_k": draw.choice([0, 5]), "temperature": draw.choice([0.3, 1.0])}
     if draw.random() < 0.3:
         call |= {"repetition_penalty": 1.2}
     if draw.random() < 0.2:
-        call |= {"logits_processor": LogitsProcessorList([Favours()])}
+        call |= {"logits_processor": [counts_on]}
     if draw.random() < 0.2:
-        call |= {"stopping_criteria": StoppingCriteriaList([Endless()])}
+        call |= {"stopping_criteria": [lambda ids, scores: ids[:, -1] == 9]}
     if draw.random() < 0.2:
         call |= {"num_return_sequences": 2, "do_sample": True}
     if draw.random() < 0.2:
@@ -98,7 +74,7 @@ def test_the_text_is_that_of_generate(name):
     equal_texts(model, 6, seed=len(name))
     repetitive = model.generate(
         **LOOP, custom_generate=wedlm.verified, query_cost=0, return_dict_in_generate=True,
-        logits_processor=LogitsProcessorList([Favours()]),
+        logits_processor=[counts_on],
     )  # fmt: skip
     assert repetitive.tokens_per_forward.item() > 2
 
@@ -169,7 +145,7 @@ def test_every_way_to_ask_for_it():
 
 
 def test_parameters_come_from_the_call_the_strategy_or_the_generation_config(llama):
-    arguments = {**LOOP, "return_dict_in_generate": True, "logits_processor": LogitsProcessorList([Favours()])}
+    arguments = {**LOOP, "return_dict_in_generate": True, "logits_processor": [counts_on]}
 
     def forwards(strategy=wedlm.verified, **more):
         return llama.generate(**arguments, custom_generate=strategy, **more).forwards.item()
@@ -301,7 +277,7 @@ def test_a_streamer_ends_with_every_error():
         recorder = Recorder()
         with pytest.raises(ValueError):
             stock("Llama").generate(**LOOP, custom_generate=wedlm.verified, streamer=recorder, **arguments)
-        assert recorder.tokens[-1:] == ["end"]
+        assert recorder.calls[-1:] == [("end", None)]
 
 
 def test_a_streamer_by_its_place_gets_the_text():
@@ -309,7 +285,8 @@ def test_a_streamer_by_its_place_gets_the_text():
     arguments = {name: value for name, value in LOOP.items() if name != "input_ids"}
     none = [None] * 6
     got = model.generate(LOOP["input_ids"], *none, recorder, None, None, wedlm.verified, **arguments)
-    assert recorder.tokens == [*got[0].tolist(), "end"]
+    prompt, *new = recorder.of("put")
+    assert prompt[0] + sum(new, []) == got[0].tolist() and recorder.calls[-1] == ("end", None)
 
 
 def test_the_check_leaves_every_module_in_its_mode(llama):

@@ -2,12 +2,10 @@
 
 import json
 import string
-from copy import deepcopy
 
 import pytest
 import torch
 import xgrammar
-from draft_models import with_random_drafts
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from xgrammar.contrib.hf import LogitsProcessor
@@ -69,14 +67,3 @@ def test_text_satisfies_the_schema(tokenizer, model, grammar, more):
         assert type(value["age"]) is int and 0 <= value["age"] <= 99
         assert type(value["ok"]) is bool
     assert output.tokens_per_forward.min() > 1.3
-
-
-def test_with_a_draft_adapter_the_text_is_that_of_the_base(tokenizer, model, grammar):
-    inputs = tokenizer(["ab", "q", "hello"], return_tensors="pt", padding=True, return_token_type_ids=False)
-    texts = [
-        one.double()
-        .generate(**inputs, max_new_tokens=80, logits_processor=[LogitsProcessor(grammar)], decoding=decoding)
-        .tolist()
-        for one, decoding in ((with_random_drafts(deepcopy(model)), "verified"), (deepcopy(model), "autoregressive"))
-    ]
-    assert texts[0] == texts[1]

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 from callback_cases import CALLBACKS, callbacks_of
-from decoded import SPECIAL, policy_with, steps_of_rows
+from decoded import SPECIAL, DraftRecorder, policy_with, steps_of_rows
 from draft_models import drafted
 from helpers import CHECKPOINTS, EOS, MASK, PAD, left_padded, load, logits_of
 from hypothesis import given
@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from make_trained import question
 from reference_decoder import MOST_MATCHED, decode_verified
 from tiers import property_settings
-from torch.nn.functional import one_hot
+from torch.nn.functional import one_hot, pad
 from transformers import LogitsProcessorList
-from transformers.generation import BaseStreamer, RepetitionPenaltyLogitsProcessor
+from transformers.generation import RepetitionPenaltyLogitsProcessor
 
 from wedlm.generation.row_cache import seen_entries
 from wedlm.generation.verified import VerifiedWindow
@@ -52,13 +52,11 @@ def calls(draw):
         prompts = draw(st.lists(st.sampled_from(QUESTIONS), min_size=1, max_size=4), "prompts")
     else:
         prompts = draw(st.lists(st.lists(st.integers(3, 149), min_size=1, max_size=12), min_size=1, max_size=4))
-    width = max(map(len, prompts)) + draw(st.sampled_from([0, 0, 3]), "padding")
-    ids = [[PAD] * (width - len(prompt)) + prompt for prompt in prompts]
-    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    padding = draw(st.sampled_from([0, 0, 3]), "padding")
     ends = draw(st.lists(st.integers(3, 12 if name == "trained" else 149), max_size=2, unique=True), "end tokens")
     return MODELS[name], prompts, {
-        "input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask), "pad_token_id": PAD,
-        "eos_token_id": [EOS, *ends],
+        **{name: pad(columns, (padding, 0)) for name, columns in left_padded(prompts).items()},
+        "pad_token_id": PAD, "eos_token_id": [EOS, *ends],
         "max_new_tokens": draw(st.one_of(st.integers(1, 3), st.integers(4, 40)), "max_new_tokens"),
         "window_size": draw(st.one_of(st.integers(1, 4), st.just(16)), "window_size"),
         "query_cost": draw(st.sampled_from([None, 0, 0.02, 0.1, 0.5, 10]), "query_cost"),
@@ -124,7 +122,7 @@ def gaps_to_the_best(model, arguments: dict, output) -> list[float]:
     processors, _ = callbacks_of(model, **arguments, decoding="verified")
     ids, width = output.sequences, arguments["input_ids"].shape[1]
     num_tokens = (output.forwards * output.tokens_per_forward).round().long()
-    mask = torch.nn.functional.pad(arguments["attention_mask"], (0, ids.shape[1] - width), value=1)
+    mask = pad(arguments["attention_mask"], (0, ids.shape[1] - width), value=1)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     logits, gaps = model(ids, attention_mask=mask, position_ids=positions).logits.float(), []
     for column in range(width, ids.shape[1]):
@@ -214,26 +212,12 @@ def test_no_forward_has_more_queries_than_it_needs_and_that_over_the_prompt_has_
 # --- Those who read along ---
 
 
-class Recorder(BaseStreamer):
-    def __init__(self):
-        self.calls = []
-
-    def put(self, value):
-        self.calls.append(("put", value.tolist()))
-
-    def put_draft(self, value):
-        self.calls.append(("draft", value.tolist()))
-
-    def end(self):
-        self.calls.append(("end", None))
-
-
 @pytest.mark.parametrize("processors, ratio", [([], 0.1), ([RepetitionPenaltyLogitsProcessor(1.02)], 1.0)])
 def test_a_streamer_gets_what_becomes_known_and_the_drafts_behind_it(processors, ratio):
     model, ends, longest = MODELS["trained"], [EOS], 0
     for ids in QUESTIONS[:6]:
         processors = LogitsProcessorList(processors)
-        recorder = Recorder()
+        recorder = DraftRecorder()
         with steps_of_rows(1) as (steps,):
             model.generate(
                 torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)).long(), **SPECIAL,

@@ -1,10 +1,16 @@
 """Arguments of generate() that read the text, and the callbacks that transformers makes of them."""
 
 from helpers import EOS
-from transformers import (
-    SynthIDTextWatermarkingConfig,
-    WatermarkingConfig,
-)
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, SynthIDTextWatermarkingConfig, WatermarkingConfig
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """A word for each id, "w000" to "w159", and one that transformers looks a vocabulary up by for stop strings."""
+    words = {**{f"w{i:03}": i for i in range(160)}, "abcdef": 160}
+    core = Tokenizer(models.WordLevel(words, unk_token="w000"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="w000", eos_token="w002", mask_token="w159")
 
 
 def ends_in_multiple(batch_id, ids):

@@ -7,6 +7,7 @@ import torch
 from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, left_padded, load
 from reference_decoder import Decoded
 from transformers import GenerationConfig, LogitsProcessorList
+from transformers.generation import BaseStreamer
 
 from wedlm.generation.decoding import WeDLMGenerateOutput
 from wedlm.generation.parameters import DEFAULTS
@@ -86,6 +87,25 @@ def policy_with(window_size: int, query_cost: float = 0.0, **fields) -> Policy:
     device = torch.device("cpu")
     policy = Policy.of(generation_config, LogitsProcessorList(), window_size, MASK, device, query_cost)
     return policy._replace(**fields)
+
+
+class Recorder(BaseStreamer):
+    def __init__(self):
+        self.calls = []
+
+    def put(self, value):
+        self.calls.append(("put", value.tolist()))
+
+    def end(self):
+        self.calls.append(("end", None))
+
+    def of(self, kind):
+        return [value for name, value in self.calls if name == kind]
+
+
+class DraftRecorder(Recorder):
+    def put_draft(self, value):
+        self.calls.append(("draft", value.tolist()))
 
 
 @contextmanager

@@ -41,19 +41,11 @@ def main() -> None:
     set_seed(0)
     model = WeDLMForCausalLM(
         WeDLMConfig(
-            vocab_size=16,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=3,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=32,
-            mask_token_id=MASK,
-            eos_token_id=EOS,
-            pad_token_id=PAD,
+            vocab_size=16, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=2,
+            num_key_value_heads=1, head_dim=32, mask_token_id=MASK, eos_token_id=EOS, pad_token_id=PAD,
             max_position_embeddings=256,
-        )  # fmt: skip
-    )
+        )
+    )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         args = WeDLMTrainingArguments(
             folder, max_steps=NUM_STEPS, per_device_train_batch_size=32, learning_rate=5e-3, warmup_steps=20,

@@ -12,15 +12,11 @@ import importlib.abc
 import importlib.util
 import json
 import os
-import platform
 import random
-import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -200,9 +196,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=REPOSITORY / "build" / "mutants.json")
     options = parser.parse_args()
 
-    places = [
-        (file, found) for file in files_of(options.only) for found in mutations(file.read_text(encoding="utf-8"))
-    ]
+    places = [(file, found) for file in files_of(options.only) for found in mutations(file.read_text("utf-8"))]
     drawn = random.Random(options.seed).sample(places, min(options.num, len(places)))
     os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")  # before torch is imported, as in tests/conftest.py
     for module in PREPARED:
@@ -210,38 +204,18 @@ def main() -> None:
     assert not any(name.partition(".")[0] == "wedlm" for name in sys.modules), "the forks must import it"
 
     runs, results, counts = TestRuns(), [], {}
-    conditions = {
-        "command": shlex.join(["python", *sys.argv]),
-        "commit": commit(),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "transformers")},
-        },
-        "places": len(places),
-        "drawn": len(drawn),
-    }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     for number, (file, mutation) in enumerate(sorted(drawn), start=1):
-        verdict = runs.verdict(file, mutation)
-        name = str(file.relative_to(REPOSITORY))
+        verdict, name = runs.verdict(file, mutation), str(file.relative_to(REPOSITORY))
+        place = f"{name}:{mutation.line}"
         counts.setdefault(name, Counter())[verdict.outcome] += 1
-        change = {"place": f"{name}:{mutation.line}", "before": mutation.before, "after": mutation.after}
-        results.append(change | verdict._asdict())
-        print(
-            f"{number}/{len(drawn)} {verdict.outcome} in {verdict.seconds:.0f} s  {name}:{mutation.line}", flush=True
-        )
+        results.append({"place": place, "before": mutation.before, "after": mutation.after, **verdict._asdict()})
+        print(f"{number}/{len(drawn)} {verdict.outcome} in {verdict.seconds:.0f} s  {place}", flush=True)
         if verdict.outcome == "alive":
             print(told(file, mutation), flush=True)
-        score = 1 - sum(of_file["alive"] for of_file in counts.values()) / len(results)
-        record = conditions | {"judged": len(results), "score": score, "files": counts, "results": results}
+        record = {"command": sys.argv, "places": len(places), "drawn": len(drawn), "results": results}
         options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(table(counts))
-
-
-def commit() -> str:
-    """Returns the commit that is checked out, with a mark if files differ from it."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """Verified decoding of stock models by `generate(custom_generate=...)`: transformers' text, in fewer forwards."""
 
 import random
+from functools import partial
 from inspect import signature
 
 import pytest
 import torch
-from helpers import CHECKPOINTS, left_padded, load, run_python, stock_model
+from decoded import Recorder
+from helpers import CHECKPOINTS, left_padded, load, stock_model
 from peft import get_peft_model
 from stock_families import EOS, FITTING, PAD, REFUSED, SHARED, VOCABULARY, stock
 from tiny_tokenizer import make_tokenizer
@@ -13,12 +15,7 @@ from transformers import (
     DynamicCache,
     LlamaConfig,
     LlamaForCausalLM,
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
 )
-from transformers.generation import BaseStreamer
 
 import wedlm
 from wedlm import DraftLoraConfig
@@ -29,47 +26,27 @@ from wedlm.generation.validation import check_support
 LOOP = {"input_ids": torch.tensor([[5, 6, 7] * 5]), "max_new_tokens": 24, "do_sample": False, "pad_token_id": PAD}
 
 
-class Favours(LogitsProcessor):
+def counts_on(ids, scores):
     """Makes the token after the last one likelier, so that texts repeat themselves."""
-
-    def __call__(self, input_ids, scores):
-        return scores + 40 * torch.nn.functional.one_hot((input_ids[:, -1] + 1) % 7 + 3, scores.shape[1])
-
-
-class Endless(StoppingCriteria):
-    def __call__(self, input_ids, scores, **kwargs):
-        return input_ids[:, -1] == 9
-
-
-class Recorder(BaseStreamer):
-    def __init__(self):
-        self.tokens = []
-
-    def put(self, value):
-        self.tokens += value.flatten().tolist()
-
-    def end(self):
-        self.tokens.append("end")
+    return scores + 40 * torch.nn.functional.one_hot((ids[:, -1] + 1) % 7 + 3, scores.shape[1])
 
 
 def random_call(draw: random.Random) -> dict:
     """Prompts that repeat themselves or not, in ragged batches, and settings."""
-    batch, unit = draw.randint(1, 4), [draw.randint(3, VOCABULARY - 1) for _ in range(draw.randint(1, 3))]
-    prompts = [
-        (unit * 20)[: draw.randint(1, 14)]
-        if draw.random() < 0.6
-        else [draw.randint(3, VOCABULARY - 1) for _ in range(draw.randint(1, 12))]
-        for _ in range(batch)
-    ]
+    prompts = []
+    for _ in range(draw.randint(1, 4)):
+        length = draw.randint(1, 14)
+        unit = draw.choices(range(3, VOCABULARY), k=draw.choice([1, 2, 3, length]))
+        prompts.append((unit * length)[:length])
     call = {**left_padded(prompts), "max_new_tokens": draw.randint(1, 24), "pad_token_id": PAD, "do_sample": False}
     if draw.random() < 0.4:
         call |= {"do_sample": True, "top_k": draw.choice([0, 5]), "temperature": draw.choice([0.3, 1.0])}
     if draw.random() < 0.3:
         call |= {"repetition_penalty": 1.2}
     if draw.random() < 0.2:
-        call |= {"logits_processor": LogitsProcessorList([Favours()])}
+        call |= {"logits_processor": [counts_on]}
     if draw.random() < 0.2:
-        call |= {"stopping_criteria": StoppingCriteriaList([Endless()])}
+        call |= {"stopping_criteria": [lambda ids, scores: ids[:, -1] == 9]}
     if draw.random() < 0.2:
         call |= {"num_return_sequences": 2, "do_sample": True}
     if draw.random() < 0.2:
@@ -97,7 +74,7 @@ def test_the_text_is_that_of_generate(name):
     equal_texts(model, 6, seed=len(name))
     repetitive = model.generate(
         **LOOP, custom_generate=wedlm.verified, query_cost=0, return_dict_in_generate=True,
-        logits_processor=LogitsProcessorList([Favours()]),
+        logits_processor=[counts_on],
     )  # fmt: skip
     assert repetitive.tokens_per_forward.item() > 2
 
@@ -128,23 +105,25 @@ def test_what_does_not_fit_is_refused_by_name_before_the_first_forward(name):
         model.generate(**LOOP, custom_generate=wedlm.verified)
 
 
-def test_a_model_that_ignores_its_mask_is_refused(monkeypatch):
-    model = load_llama()
-    forward = type(model.model).forward
+@pytest.fixture
+def llama():
+    """A model that was not checked before, and that no other test gets."""
+    stock.cache_clear()
+    yield stock("Llama")
+    stock.cache_clear()
+
+
+def test_a_model_that_ignores_its_mask_is_refused(llama, monkeypatch):
+    forward = type(llama.model).forward
 
     def blind(self, *args, attention_mask=None, **kwargs):
         if attention_mask is not None:
             attention_mask = torch.ones_like(attention_mask).tril(attention_mask.shape[-1] - attention_mask.shape[-2])
         return forward(self, *args, attention_mask=attention_mask, **kwargs)
 
-    monkeypatch.setattr(type(model.model), "forward", blind)
+    monkeypatch.setattr(type(llama.model), "forward", blind)
     with pytest.raises(ValueError, match="LlamaForCausalLM does not fit verified decoding: two branches"):
-        model.generate(**LOOP, custom_generate=wedlm.verified)
-
-
-def load_llama():
-    stock.cache_clear()  # models that were checked before keep their result
-    return stock("Llama")
+        llama.generate(**LOOP, custom_generate=wedlm.verified)
 
 
 def test_every_way_to_ask_for_it():
@@ -165,24 +144,18 @@ def test_every_way_to_ask_for_it():
     assert forwards[0] == forwards[2] < 24 and forwards[1] == forwards[3] and forwards[4] == 24
 
 
-def test_parameters_come_from_the_call_the_strategy_or_the_generation_config():
-    model = load_llama()
-    arguments = {**LOOP, "return_dict_in_generate": True, "logits_processor": LogitsProcessorList([Favours()])}
-    model.generation_config.query_cost = 1e9
-    assert model.generate(**arguments, custom_generate=wedlm.verified).forwards == 24
-    assert model.generate(**arguments, custom_generate=wedlm.verified(query_cost=0)).forwards < 24
-    assert model.generate(**arguments, custom_generate=wedlm.verified, query_cost=0).forwards < 24
-    del model.generation_config.query_cost
-    none = model.generate(**arguments, custom_generate=wedlm.verified, query_cost=0, prompt_lookup_num_tokens=0)
-    assert none.forwards == 24
-    one = model.generate(**arguments, custom_generate=wedlm.verified, query_cost=0, prompt_lookup_num_tokens=1)
-    assert 12 <= one.forwards < 24
+def test_parameters_come_from_the_call_the_strategy_or_the_generation_config(llama):
+    arguments = {**LOOP, "return_dict_in_generate": True, "logits_processor": [counts_on]}
 
+    def forwards(strategy=wedlm.verified, **more):
+        return llama.generate(**arguments, custom_generate=strategy, **more).forwards.item()
 
-def test_a_streamer_gets_the_text_in_pieces():
-    recorder = Recorder()
-    output = stock("Llama").generate(**LOOP, custom_generate=wedlm.verified, streamer=recorder)
-    assert recorder.tokens == [*output[0].tolist(), "end"]
+    llama.generation_config.query_cost = 1e9
+    assert forwards() == 24
+    assert forwards(wedlm.verified(query_cost=0)) < 24 and forwards(query_cost=0) < 24
+    del llama.generation_config.query_cost
+    assert forwards(query_cost=0, prompt_lookup_num_tokens=0) == 24
+    assert 12 <= forwards(query_cost=0, prompt_lookup_num_tokens=1) < 24
 
 
 def test_stop_strings():
@@ -234,34 +207,27 @@ def test_refusals_name_the_argument(arguments, message):
         model.generate(**LOOP, custom_generate=wedlm.verified, **arguments)
 
 
-def test_import_wedlm_changes_no_other_call(tmp_path):
-    code = """
-import wedlm, torch
-from transformers import GenerationMixin, LlamaConfig, LlamaForCausalLM
-torch.manual_seed(0)
-model = LlamaForCausalLM(LlamaConfig(vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-    num_attention_heads=2, num_key_value_heads=2))
-seen = []
-def own(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
-    seen.append(sorted(kwargs))
-    return input_ids
-model.generate(torch.tensor([[3, 4]]), custom_generate=own, max_new_tokens=2)
-try:
-    model.generate(torch.tensor([[3, 4]]), max_new_tokens=2, decodin="verified")
-except ValueError as error:
-    print(str(error)[:60])
-print(seen, model.generate(torch.tensor([[3, 4]]), max_new_tokens=2).shape)
-"""
-    printed = {which: run_python(code.replace("import wedlm, torch", f"import {which}torch"), tmp_path)
-               for which in ("wedlm, ", "")}  # fmt: skip
-    assert printed["wedlm, "] == printed[""] != ""
+def test_import_wedlm_changes_no_other_call():
+    def own(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+        return input_ids, sorted(kwargs)
+
+    model = stock("Llama")
+    assert hasattr(type(model).generate, "__wrapped__")
+    for call in ({"custom_generate": own}, {"num_beams": 2}, {"do_sample": True}):
+        outputs = []
+        for generate in (model.generate, partial(type(model).generate.__wrapped__, model)):
+            torch.manual_seed(0)
+            outputs.append(str(generate(**LOOP | call)))
+        assert outputs[0] == outputs[1]
+    with pytest.raises(ValueError, match="not used by the model: .*decodin"):
+        model.generate(**LOOP, decodin="verified")
 
 
-def test_images_are_refused():
-    with pytest.raises(ValueError, match="pixel_values='Tensor' is not offered"):
-        check_support(stock("Llama"), resolved(stock("Llama").generation_config, {}), {"pixel_values": torch.ones(1)})
-    with pytest.raises(ValueError, match="mm_encoder_outputs='dict' is not offered"):
-        check_support(stock("Llama"), resolved(stock("Llama").generation_config, {}), {"mm_encoder_outputs": {"a": 1}})
+@pytest.mark.parametrize("images", [{"pixel_values": torch.ones(1)}, {"mm_encoder_outputs": {"a": 1}}], ids=str)
+def test_images_are_refused(images):
+    model, ((name, value),) = stock("Llama"), images.items()
+    with pytest.raises(ValueError, match=f"{name}='{type(value).__name__}' is not offered"):
+        check_support(model, resolved(model.generation_config, {}), images)
 
 
 def test_autoregressive_decoding_is_that_of_transformers_whatever_the_mode():
@@ -293,23 +259,17 @@ def test_a_text_may_fill_all_learned_positions(name):
     model = stock(name)
     longest = model.config.max_position_embeddings
     inputs = left_padded([[5, 6, 7] * 70, [8, 9] * 20])
-    call = {
-        **inputs,
-        "max_new_tokens": longest - inputs["input_ids"].shape[1],
-        "pad_token_id": PAD,
-        "eos_token_id": 59,
-    }
+    call = {**inputs, "max_new_tokens": longest - 210, "pad_token_id": PAD, "eos_token_id": 59}
     arguments = {"custom_generate": wedlm.verified, "query_cost": 0, "window_size": 16}
     assert torch.equal(model.generate(**call, **arguments), model.generate(**call))
 
 
-def test_an_adapter_and_a_processor_that_reads_the_text():
-    model = get_peft_model(load_llama(), DraftLoraConfig(r=2)).eval()
+def test_an_adapter_and_a_processor_that_reads_the_text(llama):
+    model = get_peft_model(llama, DraftLoraConfig(r=2)).eval()
     call = {**LOOP, "repetition_penalty": 1.2}
     got = model.generate(**call, custom_generate=wedlm.verified, query_cost=0, return_dict_in_generate=True)
     with model.disable_adapter():
         assert torch.equal(got.sequences, model.generate(**call))
-    stock.cache_clear()
 
 
 def test_a_streamer_ends_with_every_error():
@@ -317,37 +277,34 @@ def test_a_streamer_ends_with_every_error():
         recorder = Recorder()
         with pytest.raises(ValueError):
             stock("Llama").generate(**LOOP, custom_generate=wedlm.verified, streamer=recorder, **arguments)
-        assert recorder.tokens[-1:] == ["end"]
+        assert recorder.calls[-1:] == [("end", None)]
 
 
-def test_arguments_by_their_place():
+def test_a_streamer_by_its_place_gets_the_text():
     model, recorder = stock("Llama"), Recorder()
     arguments = {name: value for name, value in LOOP.items() if name != "input_ids"}
     none = [None] * 6
     got = model.generate(LOOP["input_ids"], *none, recorder, None, None, wedlm.verified, **arguments)
-    assert recorder.tokens == [*got[0].tolist(), "end"]
+    prompt, *new = recorder.of("put")
+    assert prompt[0] + sum(new, []) == got[0].tolist() and recorder.calls[-1] == ("end", None)
 
 
-def test_the_check_leaves_every_module_in_its_mode():
-    model = load_llama().train()
-    model.model.layers[0].eval()
-    model.generate(**LOOP, custom_generate=wedlm.verified)
-    assert model.training and not model.model.layers[0].training and model.model.layers[1].training
-    stock.cache_clear()
+def test_the_check_leaves_every_module_in_its_mode(llama):
+    llama.train().model.layers[0].eval()
+    llama.generate(**LOOP, custom_generate=wedlm.verified)
+    assert llama.training and not llama.model.layers[0].training and llama.model.layers[1].training
 
 
-def test_a_model_that_takes_logits_to_keep_for_a_number_is_refused(monkeypatch):
-    model = load_llama()
-    forward = type(model).forward
+def test_a_model_that_takes_logits_to_keep_for_a_number_is_refused(llama, monkeypatch):
+    forward = type(llama).forward
 
     def last_ones(self, *args, logits_to_keep=0, **kwargs):
         return forward(self, *args, logits_to_keep=max(1, int(torch.as_tensor(logits_to_keep).sum())), **kwargs)
 
     last_ones.__signature__ = signature(forward)
-    monkeypatch.setattr(type(model), "forward", last_ones)
+    monkeypatch.setattr(type(llama), "forward", last_ones)
     with pytest.raises(ValueError, match="LlamaForCausalLM does not fit verified decoding"):
-        model.generate(**LOOP, custom_generate=wedlm.verified)
-    stock.cache_clear()
+        llama.generate(**LOOP, custom_generate=wedlm.verified)
 
 
 def test_sharded_ranks_wait_for_each_other(monkeypatch):

@@ -20,57 +20,6 @@ VERIFIED = {"decoding": "verified", "eos_token_id": EOS, "pad_token_id": PAD}
 REPEATS = [10, 11, 12, 13, 14, 15, 16] * 3
 
 
-class Counts(LogitsProcessor):
-    """Writes 10 to 16 over and over, so that look-up finds all of it."""
-
-    def __call__(self, input_ids, scores):
-        wanted = 10 + (input_ids[:, -1:] - 9) % 7
-        return torch.full_like(scores, -1e9).scatter(1, wanted, 0.0)
-
-
-COUNTS = {"logits_processor": LogitsProcessorList([Counts()]), "return_dict_in_generate": True}
-
-
-def test_equal_calls_take_equal_forwards():
-    """Neither a clock nor an earlier call has a say."""
-    arguments = {**left_padded([REPEATS]), **VERIFIED, "max_new_tokens": 24, "return_dict_in_generate": True}
-    outputs = []
-    for number in range(6):
-        outputs.append(MODEL.generate(**arguments))
-        MODEL.generate(**left_padded([[5 + number]]), **VERIFIED, max_new_tokens=3 + number)
-    assert len({(tuple(each.sequences[0].tolist()), each.forwards.item()) for each in outputs}) == 1
-    assert all(torch.equal(each.verified_drafts, outputs[0].verified_drafts) for each in outputs)
-
-
-@given(
-    st.lists(st.lists(st.integers(3, 20), min_size=1, max_size=12), min_size=1, max_size=3),
-    st.integers(1, 17),
-    st.sampled_from([None, 0, 0.01, 0.1, 1, 1e30]),
-    st.sampled_from([{}, {"do_sample": True, "temperature": 0.5}]),
-    st.booleans(),
-)
-@property_settings(45, deadline=None, derandomize=True)
-def test_the_text_is_the_same_whatever_a_query_costs(prompts, window_size, query_cost, sampling, is_static):
-    """Also where MASKs say something else than the text; never in more forwards than tokens."""
-    arguments = {**left_padded(prompts), **SPECIAL, **sampling, "max_new_tokens": 20, "return_dict_in_generate": True}
-    torch.manual_seed(0)
-    expected = DRAFTED.generate(**arguments, decoding="autoregressive")
-    torch.manual_seed(0)
-    static = {"cache_implementation": "static"} if is_static else {}
-    own = {"decoding": "verified", "window_size": window_size, "query_cost": query_cost}
-    got = DRAFTED.generate(**arguments, **own, **static)
-    assert torch.equal(got.sequences, expected.sequences)
-    tokens = (got.forwards * got.tokens_per_forward).round().long()
-    assert (got.forwards <= tokens).all()
-    assert query_cost != 1e30 or not got.verified_drafts.any()
-
-
-def test_drafts_are_looked_up_unless_a_call_forbids_it():
-    text = {**left_padded([REPEATS]), **VERIFIED, **COUNTS, "max_new_tokens": 40}
-    forwards = MODEL.generate(**text).forwards.item()
-    assert 3 * forwards < MODEL.generate(**text, prompt_lookup_num_tokens=0).forwards.item()
-
-
 def window_with(policy, record=None):
     window = VerifiedWindow.opened(torch.tensor([5]), 40, policy)
     window.groups = torch.tensor([[1, 5, 5, 5, 5]])
@@ -142,6 +91,17 @@ def test_scores_that_are_no_numbers_promise_nothing():
     assert shares.tolist() == [0, 0, 0, 1] and is_possible.tolist() == [False, False, True, True]
 
 
+class Counts(LogitsProcessor):
+    """Writes 10 to 16 over and over, so that look-up finds all of it; ends the texts that begin with 9 at once."""
+
+    def __call__(self, input_ids, scores):
+        wanted = torch.where(input_ids[:, :1] == 9, EOS, 10 + (input_ids[:, -1:] - 9) % 7)
+        return torch.full_like(scores, -1e9).scatter(1, wanted, 0.0)
+
+
+COUNTS = {"logits_processor": LogitsProcessorList([Counts()]), "return_dict_in_generate": True}
+
+
 def test_chances_of_a_text_that_repeats_itself_stay_chances(monkeypatch):
     draft, chances = VerifiedWindow.draft, []
     monkeypatch.setattr(
@@ -152,21 +112,11 @@ def test_chances_of_a_text_that_repeats_itself_stay_chances(monkeypatch):
     assert chances.min() >= 0 and 0.9 < chances.max() < 1
 
 
-class CountsOrEnds(Counts):
-    """Ends the texts whose prompt begins with 9 at once."""
-
-    def __call__(self, input_ids, scores):
-        at_once = torch.full_like(scores, -1e9).index_fill(1, torch.tensor([EOS]), 0.0)
-        return torch.where(input_ids[:, :1] == 9, at_once, super().__call__(input_ids, scores))
-
-
 def test_rows_that_have_ended_keep_no_other_row_from_drafting():
     """A hook keeps them in the batch, as static steps do."""
     handle = MODEL.model.register_forward_hook(lambda *_: None)
-    prompts = [REPEATS] + [[9, *REPEATS[:-1]]] * 7
-    processors = LogitsProcessorList([CountsOrEnds()])
-    more = {"logits_processor": processors, "query_cost": 0.1, "max_new_tokens": 40, "return_dict_in_generate": True}
-    output = MODEL.generate(**left_padded(prompts), **VERIFIED, **more)
+    prompts = left_padded([REPEATS] + [[9, *REPEATS[:-1]]] * 7)
+    output = MODEL.generate(**prompts, **VERIFIED, **COUNTS, query_cost=0.1, max_new_tokens=40)
     handle.remove()
     assert output.forwards.tolist()[1:] == [1] * 7 and output.forwards[0] < 30
     assert output.verified_drafts[0].sum() > 10
@@ -183,3 +133,14 @@ def test_where_drafts_decide_the_text_no_row_depends_on_another(prompts, is_stat
     for prompt, row in zip(prompts, together, strict=True):
         alone = DRAFTED.generate(torch.tensor([prompt]), **arguments)[0, len(prompt) :]
         assert torch.equal(row[: len(alone)], alone)
+
+
+def test_equal_calls_take_equal_forwards():
+    """Neither a clock nor an earlier call has a say."""
+    arguments = {**left_padded([REPEATS]), **VERIFIED, "max_new_tokens": 24, "return_dict_in_generate": True}
+    outputs = []
+    for number in range(6):
+        outputs.append(MODEL.generate(**arguments))
+        MODEL.generate(**left_padded([[5 + number]]), **VERIFIED, max_new_tokens=3 + number)
+    assert len({(tuple(each.sequences[0].tolist()), each.forwards.item()) for each in outputs}) == 1
+    assert all(torch.equal(each.verified_drafts, outputs[0].verified_drafts) for each in outputs)

@@ -16,16 +16,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     CompileConfig,
     ContinuousBatchingConfig,
-    DynamicCache,
     GenerationConfig,
     GenerationMixin,
     MaxLengthCriteria,
     PreTrainedTokenizerFast,
     RepetitionPenaltyLogitsProcessor,
 )
-from transformers.generation import BaseStreamer
-
-from wedlm.generation.transformers_internals import CACHE
 
 STATUSES = ("works", "verified only", "autoregressive only", "refused", "no effect")
 OURS = {"decoding", "window_size", "query_cost", "entropy_threshold", "distance_penalty", "acceptance_ratio"}
@@ -209,22 +205,6 @@ def test_what_changes_no_text(model, name, decoding):
         got = texts(model, beside | {name: SAME_TEXT[name]}, decoding=decoding)
     assert torch.equal(got, texts(model, {}, decoding=decoding))
     assert all_reduce.called == (name == "synced_gpus")
-
-
-@pytest.mark.parametrize("decoding", PARALLEL)
-def test_a_streamer_and_a_cache_get_the_text(model, decoding):
-    class Listener(BaseStreamer):
-        columns = []
-
-        def put(self, value):
-            self.columns.append(value if value.dim() == 2 else value[:, None])
-
-        def end(self):
-            self.columns = torch.cat(self.columns, dim=-1)
-
-    listener, cache = Listener(), DynamicCache()
-    got = texts(model, {"streamer": listener, CACHE: cache, "eos_token_id": None}, decoding=decoding)
-    assert torch.equal(listener.columns, got) and WIDTH <= cache.get_seq_length() < got.shape[1]
 
 
 @pytest.mark.parametrize("decoding", PARALLEL)

@@ -2,12 +2,10 @@
 
 import json
 import string
-from copy import deepcopy
 
 import pytest
 import torch
 import xgrammar
-from draft_models import with_random_drafts
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from xgrammar.contrib.hf import LogitsProcessor
@@ -37,9 +35,9 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=core, padding_side="left", **names)
 
 
-@pytest.fixture(scope="module", params=range(2))
-def model(request, tokenizer):
-    torch.manual_seed(request.param)
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    torch.manual_seed(0)
     config = WeDLMConfig(
         vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, head_dim=16, initializer_range=0.5, bos_token_id=None, mask_token_id=3,
@@ -69,14 +67,3 @@ def test_text_satisfies_the_schema(tokenizer, model, grammar, more):
         assert type(value["age"]) is int and 0 <= value["age"] <= 99
         assert type(value["ok"]) is bool
     assert output.tokens_per_forward.min() > 1.3
-
-
-def test_with_a_draft_adapter_the_text_is_that_of_the_base(tokenizer, model, grammar):
-    inputs = tokenizer(["ab", "q", "hello"], return_tensors="pt", padding=True, return_token_type_ids=False)
-    texts = [
-        one.double()
-        .generate(**inputs, max_new_tokens=80, logits_processor=[LogitsProcessor(grammar)], decoding=decoding)
-        .tolist()
-        for one, decoding in ((with_random_drafts(deepcopy(model)), "verified"), (deepcopy(model), "autoregressive"))
-    ]
-    assert texts[0] == texts[1]

@@ -20,11 +20,6 @@ def adapted(model):
     return adapted
 
 
-def test_all_linear_layers_are_adapted_but_the_head(adapted):
-    names = {name.rpartition(".lora_A")[0].rpartition(".")[2] for name in adapted.state_dict() if "lora_A" in name}
-    assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-
-
 def test_saved_reloaded_and_merged_is_the_same_model(adapted, checkpoint, tmp_path):
     plain = logits(load(checkpoint))
     expected = logits(adapted)

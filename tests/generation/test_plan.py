@@ -13,14 +13,18 @@ from tiers import property_settings
 from wedlm.generation.verified import WIDEST, look_up, plan_step, relative_cost
 
 
-def planned(chances, next_chance, num_open, most, cost=0.0):
-    """The number of drafts, and the sizes of the groups, of one row."""
-    plan = plan_step(
-        torch.tensor([chances]).reshape(1, -1), torch.tensor([[next_chance]]), torch.tensor([num_open]),
-        torch.tensor([most]), cost,
-    )  # fmt: skip
-    assert plan.groups.shape == (1, len(chances) + 2) and plan.groups[0, 0] == plan.num_drafts[0]
-    return plan.num_drafts.item(), plan.groups[0].diff().tolist()
+def planned_together(situations, cost=0.0):
+    """The number of drafts, and the sizes of the groups, of each row."""
+    columns = [list(column) for column in zip(*situations, strict=True)]
+    chances, next_chance, num_open, most = map(torch.tensor, columns)
+    plan = plan_step(chances.reshape(len(situations), -1), next_chance[:, None], num_open, most, cost)
+    assert plan.groups.shape == (len(situations), len(situations[0][0]) + 2)
+    assert torch.equal(plan.groups[:, 0], plan.num_drafts)
+    return list(zip(plan.num_drafts.tolist(), plan.groups.diff().tolist(), strict=True))
+
+
+def planned(*situation, cost=0.0):
+    return planned_together([situation], cost)[0]
 
 
 def value_of(sizes, chances, next_chance, num_open):
@@ -63,18 +67,11 @@ def situations(draw):
     return chances, draw(share, "next"), draw(st.integers(0, 20), "open"), draw(st.integers(0, 2 * size), "most")
 
 
-def planned_together(situations, cost):
-    columns = [list(column) for column in zip(*situations, strict=True)]
-    chances, next_chance, num_open, most = map(torch.tensor, columns)
-    plan = plan_step(chances.reshape(len(situations), -1), next_chance[:, None], num_open, most, cost)
-    return list(zip(plan.num_drafts.tolist(), plan.groups.diff().tolist(), strict=True))
-
-
 def test_the_mean_gain_of_all_rows_pays():
     """0.8 in one of four rows is a mean of 0.2."""
     rows = [([0.8, 0.0], 0.1, 9, 6)] + [([0.0, 0.0], 0.1, 9, 6)] * 3
     assert [planned_together(rows, cost)[0][0] for cost in (0.15, 0.25)] == [1, 0]
-    assert planned(*rows[0], 0.25)[0] == 1, "alone it would pay"
+    assert planned(*rows[0], cost=0.25)[0] == 1, "alone it would pay"
 
 
 COSTS = st.lists(st.sampled_from([0.0, 1e-3, 0.04, 0.1, 0.3, 1.0, 1e30]), min_size=2, max_size=2).map(sorted)
@@ -86,7 +83,7 @@ def test_what_a_plan_may_be(situation, costs):
     chances, _, num_open, most = situation
     size, numbers = len(chances) + 1, []
     for cost in costs:
-        num_drafts, sizes = planned(*situation, cost)
+        num_drafts, sizes = planned(*situation, cost=cost)
         assert 0 <= num_drafts <= min(size - 1, num_open) and num_drafts + sum(sizes) <= most <= 2 * size
         assert all(number == 0 or 2 <= number <= size for number in sizes), "no group of one"
         assert not any(sizes[num_drafts + 1 :]), "no group sees a draft that is not there"

@@ -104,11 +104,6 @@ def test_a_row_does_not_depend_on_the_others(decoding):
     assert texts[0][1] == texts[1][1] and texts[0][0] != texts[1][0]
 
 
-def test_two_rows_of_one_prompt_differ():
-    texts, *_ = sampled([PROMPTS[0], PROMPTS[0]], 0, top_k=0, temperature=3.0, decoding="verified")
-    assert texts[0] != texts[1]
-
-
 @given(st.integers(1, 3), st.integers(2, 7), st.integers(0, 99), st.data())
 @property_settings(60, deadline=None)
 def test_noise_is_that_of_multinomial_for_all_rows_at_once(num_rows, num_slots, seed, data):
@@ -148,11 +143,3 @@ def test_a_row_with_its_own_generator_draws_for_itself():
     noise.draw([0], [0], [2], [6])
     noise.draw([0], [2], [3], [6])
     assert torch.equal(noise.values, expected.values) and torch.equal(torch.get_rng_state(), state)
-
-
-def test_scores_of_half_precision_are_drawn_from_evenly():
-    torch.manual_seed(0)
-    noise = SlotNoise(1, 200, 20_000, torch.device("cpu"))
-    noise.draw([0], [0], [199], [200])
-    tokens, _ = sampling.choose_tokens(torch.zeros(200, 20_000, dtype=torch.float16), noise.values[0])
-    assert 8_500 < tokens.float().mean() < 11_500

@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 import torch
-from decoded import PARALLEL, STATIC, run
+from decoded import PARALLEL, STATIC, forwards_seen, run, settings_of
 from helpers import CHECKPOINTS, DECODE, PROMPTS, Waits, load, random_tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -43,32 +43,18 @@ def assert_same(output, expected):
         assert (one is None) == (other is None) and (one is None or torch.equal(one, other)), name
 
 
-def forwards_of(model):
-    """Batch size and rows of each forward to come."""
-    seen = []
-
-    def note(module, args, kwargs):
-        seen.append(tuple(kwargs["input_ids"].shape))
-
-    model.register_forward_pre_hook(note, with_kwargs=True)
-    return seen
-
-
 @pytest.mark.parametrize("decoding", PARALLEL)
 def test_every_step_has_the_same_rows_and_one_is_taken_in_vain(model, decoding):
-    seen = forwards_of(model)
+    seen = forwards_seen(model)
     output = run(model, decoding=decoding, window_size=6, **STATIC)
-    (_, prompt_width), *steps = seen
+    (_, prompt_width), *steps = [shape for shape, _ in seen]
     assert prompt_width == max(map(len, PROMPTS)) + (0 if decoding == "verified" else 6)
     assert set(steps) == {(len(PROMPTS), 12)}
     assert len(steps) == output.forwards.max() - 1 + 1
     assert_same(output, run(model, decoding=decoding, window_size=6))
-
-
-def test_a_text_that_ends_with_its_first_forward_needs_no_step(model):
-    seen = forwards_of(model)
-    run(model, max_new_tokens=1, **STATIC)
-    assert len(seen) == 1
+    seen.clear()
+    run(model, max_new_tokens=1, decoding=decoding, **STATIC)
+    assert len(seen) == 1, "a text that ends with its first forward needs no step"
 
 
 @pytest.mark.parametrize("decoding", ["streaming", "verified"])
@@ -108,13 +94,6 @@ def test_what_a_call_has_returned_stays_as_it_was(model):
             torch.testing.assert_close(layer.keys, other.keys)
 
 
-def test_a_model_that_moves_to_another_type_gets_new_buffers(model):
-    run(model, **STATIC)
-    expected = run(model.bfloat16())
-    assert_same(run(model, **STATIC), expected)
-    assert KEPT[model].cache.layers[0].keys.dtype == torch.bfloat16
-
-
 def test_calls_in_other_surroundings_get_new_buffers(model):
     """Tensors of inference mode cannot be written outside of it, and autocast makes values of another type."""
     expected = run(model)
@@ -124,23 +103,25 @@ def test_calls_in_other_surroundings_get_new_buffers(model):
             inside = run(model)
             assert_same(run(model, **STATIC), inside)
         assert_same(run(model, **STATIC), expected)
+    moved = run(model.bfloat16())
+    assert_same(run(model, **STATIC), moved)
+    assert KEPT[model].cache.layers[0].keys.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("decoding", PARALLEL)
 def test_what_cannot_be_filled_is_named_as_ever(model, decoding):
-    messages = []
-    spoil_from = 9  # forwards
+    messages, forwards = [], []
+
+    def spoil(module, args, output):
+        forwards.append(1)
+        if len(forwards) > 9:
+            output.logits[1:] = float("nan")
+
+    model.register_forward_hook(spoil)
     for cache in ({}, STATIC):
-        number = iter(range(1000))
-
-        def spoil(module, args, output, number=number):
-            if next(number) >= spoil_from:
-                output.logits[1:] = float("nan")
-
-        handle = model.register_forward_hook(spoil)
+        forwards.clear()
         with pytest.raises(ValueError, match="No token has a finite score in row 1 at position") as error:
             run(model, decoding=decoding, eos_token_id=None, entropy_threshold=0.0, **cache)
-        handle.remove()
         messages.append(str(error.value))
     assert messages[0] == messages[1]
 
@@ -212,12 +193,78 @@ def test_nothing_is_compiled_unless_asked_for(model, monkeypatch):
 @pytest.mark.parametrize("decoding", PARALLEL)
 def test_inductor_writes_the_same(model, decoding):
     compiled = {"compile_config": CompileConfig(fullgraph=True), **STATIC}
-    runs = [run for run in DECODE["runs"] if run["checkpoint"] == "q3"][:3]
-    for recorded in runs:
-        names = ("window_size", "entropy_threshold", "distance_penalty", "max_new_tokens")
-        settings = {name: recorded[name] for name in names} | {"decoding": decoding}
-        prompts = [DECODE["prompts"][recorded["prompt"]], PROMPTS[1]]
+    for recorded in [each for each in DECODE["runs"] if each["checkpoint"] == "q3"][:3]:
+        settings, prompts = settings_of(recorded) | {"decoding": decoding}, [PROMPTS[recorded["prompt"]], PROMPTS[1]]
         assert_same(run(model, prompts, **settings, **compiled), run(model, prompts, **settings))
+
+
+def test_buckets():
+    buckets = {number: bucketed(number) for number in range(1, 40_000)}
+    assert all(number <= bucket <= max(number + 63, 1.25 * number) for number, bucket in buckets.items())
+    assert len(set(buckets.values())) < 45 and [*buckets.values()] == sorted(buckets.values())
+
+
+@pytest.mark.parametrize("decoding", PARALLEL)
+def test_limits_below_the_window_change_no_shape(model, decoding):
+    steps = []
+    for limit in (9, 3, 1, 2, 8):
+        arguments = {"max_new_tokens": limit, "window_size": 8, "decoding": decoding}
+        assert_same(run(model, **arguments, **STATIC), run(model, **arguments))
+        steps.append(KEPT[model])
+    assert all(each is steps[0] for each in steps)
+
+
+def test_buffers_stay_for_the_next_call(model):
+    addresses = []
+    for prompts, more in ((PROMPTS, {}), (PROMPTS[::-1], {"max_new_tokens": 11}), (PROMPTS, {"do_sample": True})):
+        run(model, prompts, **more, **STATIC)
+        buffers = [getattr(KEPT[model].window, name) for name in ("tokens", "filled", "start", "alive")]
+        buffers += [KEPT[model].cache.lengths, *(layer.keys for layer in KEPT[model].cache.layers)]
+        addresses.append([buffer.data_ptr() for buffer in buffers])
+    assert addresses[0] == addresses[1] == addresses[2]
+    for more in ({"prompts": PROMPTS[:2]}, {"max_new_tokens": 100}, {"decoding": "verified"}):
+        before = KEPT[model]  # of another batch size, with fewer slots, or with another kind of window
+        run(model, **{"prompts": PROMPTS[:2], **more}, **STATIC)
+        assert KEPT[model] is not before, more
+
+
+def test_a_call_that_fails_leaves_nothing(model):
+    """Its cache may hold what is not finite, which would reach other calls by way of masked entries."""
+    run(model, **STATIC)
+    assert model in KEPT
+    with torch.no_grad():
+        model.lm_head.weight[:, 0] = float("nan")
+    with pytest.raises(ValueError, match="holds values that are not finite"):
+        run(model, **STATIC)
+    assert model not in KEPT
+
+
+def test_no_other_call_gets_the_buffers_before_they_are_read(model, monkeypatch):
+    read = RowCache.to_columns
+    monkeypatch.setattr(
+        RowCache, "to_columns", lambda self, *given: (seen.append(model in KEPT), read(self, *given))[1]
+    )
+    seen = []
+    run(model, **STATIC)
+    assert seen == [False] and model in KEPT
+
+
+def test_nothing_keeps_a_model_alive():
+    model = load(CHECKPOINTS / "q3")
+    run(model, **STATIC)
+    assert model in KEPT
+    held = weakref.ref(model)
+    del model
+    gc.collect()
+    assert held() is None
+
+
+def test_it_can_be_freed(model):
+    run(model, **STATIC)
+    assert model in KEPT
+    model.free_static_memory()
+    assert model not in KEPT
+    model.free_static_memory()  # where there is none, nothing happens
 
 
 class Allocated(TorchDispatchMode):
@@ -260,83 +307,3 @@ def test_a_step_allocates_a_mask_and_nothing_else_that_grows(model, decoding, mo
     (long, (many,)) = next(iter(allocated.items()))
     keys_of_a_layer = 4 * model.config.num_key_value_heads * model.config.head_dim  # bytes of an entry
     assert 0 < (many - few) / (long - short) < keys_of_a_layer
-
-
-def test_buckets():
-    numbers = range(1, 40_000)
-    buckets = [bucketed(number) for number in numbers]
-    assert all(
-        number <= bucket <= max(number + 63, 1.25 * number) for number, bucket in zip(numbers, buckets, strict=True)
-    )
-    assert len(set(buckets)) < 45
-    assert buckets == sorted(buckets)
-
-
-@pytest.mark.parametrize("decoding", PARALLEL)
-def test_limits_below_the_window_change_no_shape(model, decoding):
-    steps = []
-    for limit in (9, 3, 1, 2, 8):
-        arguments = {"max_new_tokens": limit, "window_size": 8, "decoding": decoding}
-        assert_same(run(model, **arguments, **STATIC), run(model, **arguments))
-        steps.append(KEPT[model])
-    assert all(each is steps[0] for each in steps)
-
-
-def test_buffers_stay_for_the_next_call(model):
-    addresses = []
-    for prompts, more in ((PROMPTS, {}), (PROMPTS[::-1], {"max_new_tokens": 11}), (PROMPTS, {"do_sample": True})):
-        run(model, prompts, **more, **STATIC)
-        buffers = [getattr(KEPT[model].window, name) for name in ("tokens", "filled", "start", "alive")]
-        buffers += [KEPT[model].cache.lengths, *(layer.keys for layer in KEPT[model].cache.layers)]
-        addresses.append([buffer.data_ptr() for buffer in buffers])
-    assert addresses[0] == addresses[1] == addresses[2]
-    first = KEPT[model]
-    run(model, PROMPTS[:2], **STATIC)
-    assert KEPT[model] is not first, "another batch size"
-    second = KEPT[model]
-    run(model, PROMPTS[:2], max_new_tokens=100, **STATIC)
-    assert KEPT[model] is not second, "more slots than there are columns"
-    third = KEPT[model]
-    run(model, PROMPTS[:2], decoding="verified", **STATIC)
-    assert KEPT[model] is not third, "another kind of window"
-
-
-def test_a_call_that_fails_leaves_nothing(model):
-    """Its cache may hold what is not finite, which would reach other calls by way of masked entries."""
-    run(model, **STATIC)
-    assert model in KEPT
-    with torch.no_grad():
-        model.lm_head.weight[:, 0] = float("nan")
-    with pytest.raises(ValueError, match="holds values that are not finite"):
-        run(model, **STATIC)
-    assert model not in KEPT
-
-
-def test_no_other_call_gets_the_buffers_before_they_are_read(model, monkeypatch):
-    read = RowCache.to_columns
-    monkeypatch.setattr(
-        RowCache, "to_columns", lambda self, *given: (seen.append(model in KEPT), read(self, *given))[1]
-    )
-    seen = []
-    run(model, **STATIC)
-    assert seen == [False] and model in KEPT
-
-
-def test_nothing_keeps_a_model_alive():
-    model = load(CHECKPOINTS / "q3")
-    run(model, **STATIC)
-    assert model in KEPT
-    held = weakref.ref(model)
-    del model
-    gc.collect()
-    assert held() is None
-
-
-def test_it_can_be_freed(model):
-    run(model, **STATIC)
-    assert model in KEPT
-    model.free_static_memory()
-    assert model not in KEPT
-    model.free_static_memory()  # where there is none, nothing happens
-    first = run(model)
-    assert torch.equal(run(model, **STATIC).sequences, first.sequences)

@@ -1,29 +1,25 @@
 """Streamers in parallel decoding: tokens are put as soon as they are final, in the shapes that transformers puts."""
 
 import re
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from callback_cases import word_tokenizer
+from decoded import DraftRecorder, Recorder, prefer
 from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, left_padded, load, logits_of
 from reference_decoder import decode
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
-    LogitsProcessor,
     LogitsProcessorList,
-    PreTrainedTokenizerFast,
     RepetitionPenaltyLogitsProcessor,
-    StoppingCriteria,
     TextIteratorStreamer,
-    TextStreamer,
 )
-from transformers.generation import BaseStreamer, TextDiffusionStreamer
+from transformers.generation import TextDiffusionStreamer
 
 MODEL = load(CHECKPOINTS / "q3").double()  # where no rounding decides
-VOCABULARY = {**{f"w{i:03}": i for i in range(160)}, "abcdef": 160}  # what StopStringCriteria asks for
+TOKENIZER = word_tokenizer()
 PLAIN = {"eos_token_id": EOS, "pad_token_id": PAD, "max_new_tokens": 28, "entropy_threshold": 1.0, "window_size": 16}
 ENDING = [PROMPTS[4], PROMPTS[3], PROMPTS[0]]  # the last never
-TIMEOUT = 20.0  # seconds after which an iterator that never ends makes its test fail
 
 
 @pytest.fixture(params=["streaming", "blockwise"])
@@ -31,68 +27,15 @@ def decoding(request):
     return request.param
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    """A word per id."""
-    core = Tokenizer(models.WordLevel(VOCABULARY, unk_token="abcdef"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="w000", eos_token="w002", mask_token="w159")
-
-
-class Recorder(BaseStreamer):
-    def __init__(self):
-        self.calls = []
-
-    def put(self, value):
-        self.calls.append(("put", value))
-
-    def end(self):
-        self.calls.append(("end", None))
-
-    def of(self, kind):
-        return [value for name, value in self.calls if name == kind]
-
-    def new_tokens(self):
-        return [value.tolist() for value in self.of("put")[1:]]
-
-
-class DraftRecorder(Recorder):
-    def put_draft(self, value):
-        self.calls.append(("draft", value))
-
-
-class EndsWith(StoppingCriteria):
-    """Each row ends at its own time."""
-
-    def __init__(self, token):
-        self.token = token
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return input_ids[:, -1] == self.token
-
-
-class FailsAtTheThirdCall(LogitsProcessor):
-    def __init__(self, error):
-        self.error = error
-        self.calls = 0
-
-    def __call__(self, input_ids, scores):
-        self.calls += 1
-        if self.calls == 3:
-            raise self.error
-        return scores
-
-
-def record(model, prompts, recorder=None, **arguments):
-    """The calls of a streamer, and the new tokens of the output."""
-    recorder = Recorder() if recorder is None else recorder
+def record(model, prompts, recorder, **arguments):
+    """The new tokens of the output, and those that a streamer was given."""
     inputs = left_padded(prompts)
     torch.manual_seed(0)
     output = model.generate(**inputs, **{**PLAIN, **arguments}, streamer=recorder)
-    prompt = inputs["input_ids"].repeat_interleave(arguments.get("num_return_sequences", 1), 0)
-    assert torch.equal(recorder.of("put")[0], prompt) and torch.equal(output[:, : prompt.shape[1]], prompt)
+    prompt, *new = recorder.of("put")
+    assert prompt == inputs["input_ids"].tolist()
     assert [name for name, _ in recorder.calls].index("end") == len(recorder.calls) - 1, "end comes once, and last"
-    return recorder, output[:, prompt.shape[1] :]
+    return output[:, len(prompt[0]) :], new
 
 
 # --- What is put ---
@@ -101,69 +44,26 @@ CALLBACKS = {
     "plain": {},
     "a processor that reads the text": {"repetition_penalty": 1.5},
     "a processor that may keep state": {"logits_processor": LogitsProcessorList([lambda ids, scores: scores])},
-    "stop strings": {"stop_strings": ["w124 w125"]},
+    "stop strings": {"stop_strings": ["w124", "5 w1"], "tokenizer": TOKENIZER},
     "chunks": {"prefill_chunk_size": 2},
     "samples of a processor that reads the text": {"do_sample": True, "repetition_penalty": 1.5},
 }
 
 
-def with_tokenizer(arguments, tokenizer):
-    return {**arguments, "tokenizer": tokenizer} if "stop_strings" in arguments else arguments
-
-
-@pytest.mark.parametrize("callback", CALLBACKS)
-def test_one_row_is_put_in_runs(decoding, callback, tokenizer):
-    arguments = {"decoding": decoding, **with_tokenizer(CALLBACKS[callback], tokenizer)}
-    recorder, new = record(MODEL, [PROMPTS[2]], **arguments)
-    runs = recorder.of("put")[1:]
-    assert all(run.dim() == 1 and run.dtype == torch.long for run in runs)
-    assert torch.equal(torch.cat(runs), new[0])
-    assert min(map(len, runs)) > 0 and max(map(len, runs)) > 1
-    torch.manual_seed(0)
-    without = MODEL.generate(**left_padded([PROMPTS[2]]), **{**PLAIN, **arguments})
-    assert torch.equal(without[0, len(PROMPTS[2]) :], new[0])
-
-
-@pytest.mark.parametrize("end", ["end token", "stop string", "max_time"])
-def test_nothing_behind_the_end_is_put(decoding, end, tokenizer):
-    """The text ends within a run; the rest of the run was filled already, and is nobody's."""
-    arguments = {"decoding": decoding}
-    for prompt in PROMPTS:
-        runs = record(MODEL, [prompt], **arguments)[0].new_tokens()
-        ends = [(k, i) for k, run in enumerate(runs) for i in range(1, len(run) - 1) if is_first(runs, k, i)]
-        if end == "max_time":
-            ends = [(0, 0)] if len(runs[0]) > 1 else []
-        if ends:
-            break
-    k, i = ends[0]
-    token = runs[k][i]
-    arguments |= {
-        "end token": {"eos_token_id": token},
-        "stop string": {"stop_strings": [f"w{token:03}"], "tokenizer": tokenizer},
-        "max_time": {"max_time": 0.0},
-    }[end]
-    recorder, new = record(MODEL, [prompt], **arguments)
-    assert recorder.new_tokens() == [*runs[:k], runs[k][: i + 1]]
-    assert sum(recorder.new_tokens(), []) == new[0].tolist()
-
-
-def is_first(runs, k, i):
-    return runs[k][i] not in sum(runs[:k], runs[k][:i])
-
-
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise", "verified", "autoregressive"])
 @pytest.mark.parametrize("callback", CALLBACKS)
-def test_a_batch_is_put_in_columns(decoding, callback, tokenizer):
+def test_a_batch_is_put_in_columns(decoding, callback):
     """As transformers' own loop puts it, with padding for rows that have ended."""
-    arguments = {"decoding": decoding, **with_tokenizer(CALLBACKS[callback], tokenizer)}
+    arguments = {"decoding": decoding, **CALLBACKS[callback]}
     if decoding == "autoregressive":
         arguments.pop("prefill_chunk_size", None)  # takes no padding there
-    recorder, new = record(MODEL, ENDING, **arguments)
-    columns = recorder.of("put")[1:]
-    assert all(column.shape == (3,) for column in columns)
-    assert torch.equal(torch.stack(columns, dim=1), new)
+    new, columns = record(MODEL, ENDING, Recorder(), **arguments)
+    assert new.T.tolist() == columns
     if callback == "plain" and decoding in ("streaming", "blockwise"):
         assert new[:2, -1].tolist() == [PAD, PAD] and new.shape[1] == 28
+    for prompt in ENDING:
+        new, runs = record(MODEL, [prompt], Recorder(), **arguments)
+        assert sum(runs, []) == new[0].tolist(), "a row alone is put in runs"
 
 
 # --- When it is put, by the reference ---
@@ -186,7 +86,6 @@ class Reference:
         self.ids, self.steps = decoded.ids, decoded.steps
         # Before the first open slot of the next forward stands what it commits.
         self.known = [step["committed"] + (step["open"] + "1").index("1") for step in self.steps[1:]] + [len(self.ids)]
-        self.committed = [step["committed"] for step in self.steps[1:]] + [len(self.ids)]
 
     def draft(self, k):
         """After forward k: the tokens from the first open slot to the end of its window, with its guess for each."""
@@ -227,17 +126,6 @@ PROCESSORS = {
 
 
 @pytest.mark.parametrize("callback", PROCESSORS)
-def test_text_is_put_one_forward_before_it_is_committed(decoding, callback):
-    for prompt in ENDING:
-        reference = Reference(MODEL, prompt, decoding, callback)
-        groups = per_forward(MODEL, Recorder(), [prompt], decoding, callback)
-        puts = [[value.tolist() for _, value in group] for group in groups]
-        texts = [reference.ids[a:b] for a, b in zip([0, *reference.known], reference.known, strict=False)]
-        assert puts == [[text] if text else [] for text in texts]
-        assert reference.known > reference.committed
-
-
-@pytest.mark.parametrize("callback", PROCESSORS)
 def test_columns_are_put_when_all_rows_that_go_on_have_come_to_them(decoding, callback):
     prompts = ENDING
     width = max(map(len, prompts))
@@ -254,97 +142,69 @@ def test_columns_are_put_when_all_rows_that_go_on_have_come_to_them(decoding, ca
 
 
 @pytest.mark.parametrize("callback", PROCESSORS)
-def test_drafts_show_the_rest_of_the_window(decoding, callback):
+def test_text_is_put_one_forward_before_it_is_committed_and_drafts_show_the_rest(decoding, callback):
     for prompt in ENDING:
         reference = Reference(MODEL, prompt, decoding, callback)
-        *groups, last = per_forward(MODEL, DraftRecorder(), [prompt], decoding, callback)
-        for k, group in enumerate(groups):
-            *puts, (kind, draft) = group
-            assert kind == "draft" and draft.dtype == torch.long
-            assert draft.tolist() == reference.draft(k)
-            assert [kind for kind, _ in puts] == ["put"] * len(puts), "one draft, behind what is put"
-        assert [kind for kind, _ in last] == ["put"], "no draft once the text has ended"
-        text = [value for group in [*groups, last] for kind, value in group if kind == "put"]
-        assert torch.cat(text).tolist() == reference.ids
+        groups = per_forward(MODEL, DraftRecorder(), [prompt], decoding, callback)
+        before, expected = 0, []
+        for k, known in enumerate(reference.known):
+            expected.append([("put", reference.ids[before:known])] if before < known else [])
+            if k < len(groups) - 1:  # no draft once the text has ended
+                expected[-1].append(("draft", reference.draft(k)))
+            before = known
+        assert groups == expected
 
 
 def test_a_draft_never_shows_mask(decoding):
-    model = load(CHECKPOINTS / "q3")
-    model.lm_head.register_forward_hook(lambda module, args, out: out.index_fill(-1, torch.tensor([MASK]), 100.0))
-    recorder, _ = record(model, [PROMPTS[2]], DraftRecorder(), decoding=decoding, entropy_threshold=None)
+    model = prefer(load(CHECKPOINTS / "q3"), MASK)
+    recorder = DraftRecorder()
+    record(model, [PROMPTS[2]], recorder, decoding=decoding, entropy_threshold=None)
     drafts = recorder.of("draft")
-    assert max(map(len, drafts)) == 15 and not torch.cat(drafts).eq(MASK).any()
+    assert max(map(len, drafts)) == 15 and MASK not in sum(drafts, [])
 
 
-def test_drafts_are_printed_and_taken_back(decoding, tokenizer, capsys):
-    streamer = TextDiffusionStreamer(tokenizer)
+def test_drafts_are_printed_and_taken_back(decoding, capsys):
+    streamer = TextDiffusionStreamer(TOKENIZER)
     output = MODEL.generate(**left_padded([PROMPTS[2]]), **PLAIN, decoding=decoding, streamer=streamer)
     draft = r"\x1b7\x1b\[33m[w0-9 ]*\x1b\[0m\x1b8\x1b\[J"  # saves the place of the cursor, goes back, wipes
     text, num_drafts = re.subn(draft, "", capsys.readouterr().out)
-    assert text == tokenizer.decode(output[0]) + "\n"
+    assert text == TOKENIZER.decode(output[0]) + "\n"
     assert num_drafts > 2
 
 
-# --- transformers' own streamers ---
+# --- Failures ---
 
 
-def test_printed_text_is_that_of_the_output(decoding, tokenizer, capsys):
-    prompt = ENDING[1]
-    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    output = MODEL.generate(**left_padded([prompt]), **PLAIN, decoding=decoding, streamer=streamer)[0]
-    assert output[-1] == EOS
-    text = tokenizer.decode(output[len(prompt) :], skip_special_tokens=True)
-    assert capsys.readouterr().out == text + "\n"
+@pytest.mark.parametrize(
+    "more, error, message",
+    [
+        ({}, None, ""),
+        ({"window_size": 0}, ValueError, "window_size=0 is not a number of slots"),
+        ({}, KeyboardInterrupt, "by hand"),
+        ({"decoding": "autoregressive", "min_new_tokens": 9}, RuntimeError, "third call"),
+    ],
+)
+def test_an_iterator_in_another_thread_ends(more, error, message):
+    """Whether or not generation fails, and also with a streamer that is passed by its place."""
+    numbers = iter(range(1000))
 
+    def fail(ids, scores):
+        if next(numbers) == 2 and error is not None:
+            raise error(message)
+        return scores
 
-def stream_from_a_thread(tokenizer, *args, **kwargs) -> tuple[str, Future]:
-    """The joined pieces of an iterator, and the call of generate() in another thread, which takes it by any name."""
-    streamer = TextIteratorStreamer(tokenizer, timeout=TIMEOUT)
+    inputs = left_padded([PROMPTS[2]])
+    streamer = TextIteratorStreamer(TOKENIZER, timeout=20.0)
+    args = (inputs["input_ids"], None, LogitsProcessorList([fail]), None, None, None, None, streamer)
     with ThreadPoolExecutor(1) as pool:
-        if args:
-            call = pool.submit(MODEL.generate, *args, streamer, **kwargs)
-        else:
-            call = pool.submit(MODEL.generate, streamer=streamer, **kwargs)
+        call = pool.submit(MODEL.generate, *args, attention_mask=inputs["attention_mask"], **{**PLAIN, **more})
         text = "".join(streamer)
     assert streamer.text_queue.empty(), "the iterator ends once"
-    return text, call
-
-
-def test_an_iterator_in_another_thread(decoding, tokenizer):
-    text, call = stream_from_a_thread(tokenizer, **left_padded([PROMPTS[2]]), **PLAIN, decoding=decoding)
-    assert text == tokenizer.decode(call.result()[0])
-
-
-FAILURES = {
-    "before the loop": ({"window_size": 0}, ValueError, "window_size=0 is not a number of slots"),
-    "in the loop": ({"logits_processor": RuntimeError("third call")}, RuntimeError, "third call"),
-    "an interrupt": ({"logits_processor": KeyboardInterrupt("by hand")}, KeyboardInterrupt, "by hand"),
-    "token by token": (
-        {"logits_processor": RuntimeError("third call"), "decoding": "autoregressive", "min_new_tokens": 9},
-        RuntimeError,
-        "third call",
-    ),
-}
-
-
-def failing(arguments):
-    if (error := arguments.get("logits_processor")) is None:
-        return arguments
-    return {**arguments, "logits_processor": LogitsProcessorList([FailsAtTheThirdCall(error)])}
-
-
-@pytest.mark.parametrize("failure, positional", [*((failure, False) for failure in FAILURES), ("in the loop", True)])
-def test_an_iterator_ends_when_generation_fails(tokenizer, failure, positional):
-    arguments, kind, message = FAILURES[failure]
-    inputs = left_padded([PROMPTS[2]])
-    arguments = {**inputs, **PLAIN, **failing(arguments)}
-    args = ()
-    if positional:
-        args = (arguments.pop("input_ids"), None, arguments.pop("logits_processor", None), None, None, None, None)
-    text, call = stream_from_a_thread(tokenizer, *args, **arguments)
-    assert type(call.exception()) is kind and message in str(call.exception())
-    prompt = tokenizer.decode(PROMPTS[2])
-    assert text == "" if failure == "before the loop" else text.startswith(prompt)
+    if error is None:
+        assert text == TOKENIZER.decode(call.result()[0])
+    else:
+        assert type(call.exception()) is error and message in str(call.exception())
+        assert text == "" if error is ValueError else text.startswith(TOKENIZER.decode(PROMPTS[2]))
 
 
 def test_a_streamer_that_fails_is_ended_once(decoding):

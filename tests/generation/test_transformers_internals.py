@@ -7,12 +7,11 @@ import pytest
 import torch
 import transformers
 from helpers import CHECKPOINTS, load, random_tokens, stock_model
-from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
+from transformers import DynamicCache, GenerationConfig
 
 from wedlm.generation.package import VERSION
 from wedlm.generation.transformers_internals import (
     CACHE,
-    attention_of,
     dropped_mask_length,
     end_tokens_of,
     is_passed_by_caller,
@@ -171,10 +170,3 @@ def test_processors_are_those_of_generate(model):
     config = GenerationConfig(repetition_penalty=1.3, eos_token_id=[2])
     names = [type(processor).__name__ for processor in processors_of(model, config, torch.tensor([[5]]))]
     assert "RepetitionPenaltyLogitsProcessor" in names and names[0] == "SuppressTokensLogitsProcessor"
-
-
-def test_the_attention_that_was_set():
-    model = AutoModelForCausalLM.from_pretrained(CHECKPOINTS / "q3", attn_implementation="eager")
-    assert attention_of(model.config) == "eager"
-    model.set_attn_implementation("sdpa")
-    assert attention_of(model.config) == "sdpa"

@@ -31,57 +31,41 @@ REFUSED = [
         {"decoding": "diffusion"},
         "decoding='diffusion' is unknown; choose one of 'streaming', 'blockwise', 'verified', ",
     ),
-    ({"window_size": 0}, "window_size=0 is not a number of slots; set it to an integer of 1 or more"),
-    ({"window_size": True}, "window_size=True is not a number of slots; .* or to None"),
+    ({"window_size": 0}, "window_size=0 is not a number of slots; set it to an integer of 1 or more, or to None"),
+    ({"window_size": True}, "window_size=True is not a number of slots"),
     ({"query_cost": -0.1}, "query_cost=-0.1 is not a share of a forward; .* or to None"),
     ({"query_cost": "much"}, "query_cost='much' is not a share of a forward; set it to a number from 0"),
-    ({"entropy_threshold": -0.1}, "entropy_threshold=-0.1 is not an entropy; .* or to None"),
-    ({"entropy_threshold": math.nan}, "entropy_threshold=nan is not an entropy"),
-    ({"distance_penalty": -1}, "distance_penalty=-1 is not a penalty; set it to a number from 0 to 1e30"),
+    ({"entropy_threshold": math.nan}, "entropy_threshold=nan is not an entropy; .* or to None"),
     ({"distance_penalty": 10**400}, "is not a penalty; set it to a number from 0 to 1e30"),
     ({"distance_penalty": None}, "distance_penalty=None is not a penalty"),
-    *(
-        ({"acceptance_ratio": ratio}, f"acceptance_ratio={ratio!r} is not a share; set it to a number above 0 and at")
-        for ratio in (0, 1.01, math.nan, True, "half")
-    ),
+    ({"acceptance_ratio": 0}, "acceptance_ratio=0 is not a share; set it to a number above 0 and at most 1"),
+    ({"acceptance_ratio": 1.01}, "acceptance_ratio=1.01 is not a share"),
+    ({"acceptance_ratio": True}, "acceptance_ratio=True is not a share"),
     (
         {"acceptance_ratio": 0.5, "decoding": "verified", "do_sample": True},
-        "acceptance_ratio=0.5 accepts drafts without drawing, and do_sample=True asks for draws; set acceptance_ratio "
-        "to 1.0, or do_sample to False",
+        "acceptance_ratio=0.5 accepts drafts without drawing, .*; set acceptance_ratio to 1.0, or do_sample to False",
     ),
     ({"window_sise": 4}, "not used by the model: .*window_sise"),
     (
-        {"prompt_lookup_num_tokens": 3},
-        "prompt_lookup_num_tokens=3 is not offered by decoding='streaming', whose drafts nothing verifies; leave it "
-        "out .or reset it in model.generation_config.*verified",
+        {"prompt_lookup_num_tokens": -1, "decoding": "verified"},
+        "prompt_lookup_num_tokens=-1 is not a number of drafts; set it to 0 for none",
     ),
-    *(
-        (
-            {"prompt_lookup_num_tokens": value, "decoding": decoding},
-            f"prompt_lookup_num_tokens={value!r} is not a number of drafts; set it to 0 for none",
-        )
-        for value, decoding in ((-1, "verified"), (True, "verified"), ("x", "autoregressive"))
+    ({"prompt_lookup_num_tokens": "x", "decoding": "autoregressive"}, "prompt_lookup_num_tokens='x' is not a number"),
+    (
+        {"max_matching_ngram_size": 0, "decoding": "verified"},
+        "max_matching_ngram_size=0 is not a number of tokens; set it to an integer of 1 or more",
     ),
-    *(
-        (
-            {"max_matching_ngram_size": value, "decoding": decoding},
-            f"max_matching_ngram_size={value!r} is not a number of tokens; set it to an integer of 1 or more",
-        )
-        for value, decoding in ((0, "verified"), (True, "streaming"), ("x", "autoregressive"))
-    ),
+    ({"max_matching_ngram_size": "x", "decoding": "autoregressive"}, "max_matching_ngram_size='x' is not a number"),
     ({CACHE: StaticCache(MODELS["q3"].config, 8)}, f"{CACHE}=StaticCache is not offered .* a plain D"),
     ({CACHE: offloading_cache()}, rf"{CACHE}=DynamicCache\(offloading=True\) is not offer"),
     ({CACHE: ()}, f"{CACHE}=tuple is not offered"),
     ({"use_cache": False, CACHE: DynamicCache()}, f"{CACHE} is a cache and use_cache=False wants"),
-    (
-        {"use_cache": False, "prefill_chunk_size": 4},
-        "prefill_chunk_size=4 needs a cache, and use_cache=False has n",
-    ),
+    ({"use_cache": False, "prefill_chunk_size": 4}, "prefill_chunk_size=4 needs a cache, and use_cache=False has n"),
+    ({"prefill_chunk_size": 0}, "prefill_chunk_size=0 is not a number of tokens; set it to an integer of 1 or more"),
     (
         {"cache_implementation": "offloaded"},
         r"cache_implementation='offloaded' is not offered .* \(or reset it in model.generation_config\)",
     ),
-    ({"cache_implementation": "paged"}, "cache_implementation='paged' is not offered"),
 ]
 
 
@@ -93,24 +77,25 @@ def said(caplog):
 
 
 def test_parameters_that_the_decoding_does_not_read_are_named_once(said):
-    model, prompt = MODELS["q3"], random_tokens(1, 6)
-    ids = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
-    model.generate(**ids, max_new_tokens=2)
-    for decoding, reads in READS.items():
-        wish = {"window_size": 3, "entropy_threshold": None, "distance_penalty": 0.1, "acceptance_ratio": 0.5}
-        wish |= {"query_cost": 0.1}
-        read = {name: wish[name] for name in reads}
-        model.generate(**ids, decoding=decoding, max_new_tokens=2, window_size=None, acceptance_ratio=1.0)
-        model.generate(**ids, decoding=decoding, max_new_tokens=2, **read)
+    model, ids = MODELS["q3"], random_tokens(1, 6)
+
+    def by_config(**fields):
         own = copy(model.generation_config)
-        own.update(decoding=decoding, max_new_tokens=2, **read)
-        model.generate(**ids, generation_config=own)
+        own.update(max_new_tokens=2, **fields)
+        model.generate(ids, generation_config=own)
+
+    model.generate(ids, max_new_tokens=2)
+    wish = {"window_size": 3, "entropy_threshold": None, "distance_penalty": 0.1}
+    wish |= {"acceptance_ratio": 0.5, "query_cost": 0.1}
+    for decoding, reads in READS.items():
+        read = {name: wish[name] for name in reads}
+        model.generate(ids, decoding=decoding, max_new_tokens=2, window_size=None, acceptance_ratio=1.0)
+        model.generate(ids, decoding=decoding, max_new_tokens=2, **read)
+        by_config(decoding=decoding, **read)
     assert said() == []
     for _ in range(2):
-        model.generate(**ids, decoding="verified", entropy_threshold=None, max_new_tokens=2)
-        own = copy(model.generation_config)
-        own.update(decoding="autoregressive", window_size=3, max_new_tokens=2)
-        model.generate(**ids, generation_config=own)
+        model.generate(ids, decoding="verified", entropy_threshold=None, max_new_tokens=2)
+        by_config(decoding="autoregressive", window_size=3)
     assert said() == [
         "decoding='verified' does not read entropy_threshold (it reads window_size, query_cost, acceptance_ratio); "
         "leave it out, or choose another decoding.",
@@ -120,17 +105,16 @@ def test_parameters_that_the_decoding_does_not_read_are_named_once(said):
 
 
 def test_a_converted_model_that_was_not_trained_says_that_it_writes_nonsense(said, monkeypatch):
-    model, prompt = MODELS["q3"], random_tokens(1, 6)
-    ids = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt), "max_new_tokens": 2}
+    model, ids = MODELS["q3"], random_tokens(1, 6)
     monkeypatch.setattr(model.config, "converted_from", "qwen3")
     for decoding in ("verified", "autoregressive"):
-        model.generate(**ids, decoding=decoding)
+        model.generate(ids, decoding=decoding, max_new_tokens=2)
     with monkeypatch.context() as trained:
         trained.setattr(model.config, "mask_trained", True)
-        model.generate(**ids, decoding="streaming")
+        model.generate(ids, decoding="streaming", max_new_tokens=2)
     assert said() == []
     for decoding in ("streaming", "streaming", "blockwise"):
-        model.generate(**ids, decoding=decoding)
+        model.generate(ids, decoding=decoding, max_new_tokens=2)
     streaming, blockwise = said()
     assert streaming.startswith("decoding='streaming' writes nonsense with a model that was converted from 'qwen3'")
     assert blockwise.startswith("decoding='blockwise' writes nonsense")
@@ -147,13 +131,24 @@ def test_what_is_not_offered_is_refused_by_name(arguments, message):
     assert torch.equal(prompt, random_tokens(1, 6))
 
 
+LONG_ROPE = {"long_factor": [1.0] * 8, "short_factor": [1.0] * 8, "original_max_position_embeddings": 32}
+
+
 @pytest.mark.parametrize(
-    "rope", [{"rope_type": "dynamic", "factor": 2.0}, {"rope_type": "longrope", "long_factor": [1.0] * 8}]
+    "fields, message",
+    [
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e6}}, "rope_type='dynamic'"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e6, **LONG_ROPE}}, "rope_type='longrope'"),
+        (
+            {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["sliding_attention"] * 3},
+            "layer_types=.*sliding_attention.*",
+        ),
+    ],
+    ids=["dynamic", "longrope", "sliding"],
 )
-def test_rope_types_that_look_at_the_batch_are_refused_by_name(rope):
-    more = {"short_factor": [1.0] * 8, "original_max_position_embeddings": 32} if "long_factor" in rope else {}
-    config = AutoConfig.from_pretrained(CHECKPOINTS / "q3", rope_parameters={"rope_theta": 1e6, **rope, **more})
-    with pytest.raises(ValueError, match=rf"rope_type='{rope['rope_type']}' is not offered"):
+def test_layers_that_look_at_the_batch_or_slide_are_refused_by_name(fields, message):
+    config = AutoConfig.from_pretrained(CHECKPOINTS / "q3", **fields)
+    with pytest.raises(ValueError, match=f"{message} is not offered"):
         WeDLMForCausalLM(config).generate(random_tokens(1, 6), max_new_tokens=4)
 
 
@@ -171,24 +166,14 @@ def test_gradient_checkpointing_in_training_is_refused_where_it_drops_the_cache(
     assert torch.equal(model.eval().generate(prompt, max_new_tokens=4), text)
 
 
-def test_sliding_layers_are_refused_by_name():
-    config = AutoConfig.from_pretrained(
-        CHECKPOINTS / "q3", use_sliding_window=True, sliding_window=4, layer_types=["sliding_attention"] * 3
-    )
-    with pytest.raises(ValueError, match="layer_types=.*sliding_attention.* is not offered"):
-        WeDLMForCausalLM(config).generate(random_tokens(1, 6), max_new_tokens=4)
-
-
 @pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig])
 def test_prompt_learning_is_refused_by_name(model, kind):
     adapted = get_peft_model(model, kind(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
-    prompt = random_tokens(1, 6)
-    inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt), "max_new_tokens": 4}
-    inputs |= {"eos_token_id": None, "pad_token_id": PAD}  # the adapter is random
+    arguments = {"input_ids": random_tokens(1, 6), "max_new_tokens": 4, "eos_token_id": None, "pad_token_id": PAD}
     with pytest.raises(ValueError, match="PeftModelForCausalLM prepares the inputs of each forward, as prompt"):
-        adapted.generate(**inputs)
-    assert adapted.generate(**inputs, decoding="autoregressive").shape == (1, 10)
-    assert model.generate(prompt, max_new_tokens=4).shape == (1, 10), "the model itself decodes as before"
+        adapted.generate(**arguments)
+    assert adapted.generate(**arguments, decoding="autoregressive").shape == (1, 10)
+    assert model.generate(**arguments).shape == (1, 10), "the model itself decodes as before"
 
 
 @pytest.mark.parametrize("decoding", ["streaming", "autoregressive"])

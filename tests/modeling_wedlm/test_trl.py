@@ -1,17 +1,15 @@
-"""TRL's trainers: their losses are those of stock Qwen3, and verified rollouts are autoregressive texts."""
+"""TRL's trainers: their losses are those of stock Qwen3, and their rollouts are drawn by verified decoding."""
 
 import re
 from copy import deepcopy
 
 import pytest
-import torch
 from helpers import CHECKPOINTS, REPOSITORY, load, random_tokens, stock_model
 from peft import LoraConfig
 from tiny_tokenizer import make_tokenizer
 from transformers import AutoTokenizer
 
 from wedlm import WeDLMForCausalLM
-from wedlm.batching.request import Request
 
 DEMO = REPOSITORY / "hub_card" / "wedlm-demo"
 
@@ -69,56 +67,27 @@ def test_preference_optimization_has_the_losses_of_qwen3(fields, tmp_path):
 # --- Rollouts ---
 
 
-class Rollouts:
-    """Compares each rollout with transformers' own loop, on the weights of that moment."""
+@pytest.fixture
+def rollouts(monkeypatch):
+    """The number of texts of each rollout, all of which must be drawn by verified decoding."""
+    generate, generate_batch, seen = WeDLMForCausalLM.generate, WeDLMForCausalLM.generate_batch, []
 
-    def __init__(self, monkeypatch):
-        self.texts: list[list[list[int]]] = []
-        self.generate = WeDLMForCausalLM.generate
-        self.seeds: list[int] = []  # of the requests of a batch
-
-        from_settings = Request.from_settings
-
-        def recorded_request(*args):
-            request = from_settings(*args)
-            self.seeds.append(request.seed)
-            return request
-
-        def recorded_generate(model, *args, **arguments):
-            if "custom_generate" in arguments:  # a request of a batch, which decodes nothing
-                return self.generate(model, *args, **arguments)
-            with torch.random.fork_rng():
-                seeds = torch.randint(2**63 - 1, (len(arguments["input_ids"]),)).tolist()
-            output = self.generate(model, *args, **arguments)
-            ids, seen = arguments["input_ids"], arguments["attention_mask"].bool()
-            prompts = [row[mask].tolist() for row, mask in zip(ids, seen, strict=True)]
-            self.check(model, prompts, output[:, ids.shape[1] :].tolist(), arguments["generation_config"], seeds)
-            return output
-
-        def recorded_generate_batch(model, prompts, generation_config, **arguments):
-            self.seeds = []
-            outputs = generate_batch(model, prompts, generation_config, **arguments)
-            texts = [output.generated_tokens for output in outputs.values()]
-            self.check(model, prompts, texts, generation_config, self.seeds)
-            return outputs
-
-        generate_batch = WeDLMForCausalLM.generate_batch
-        monkeypatch.setattr(Request, "from_settings", recorded_request)
-        monkeypatch.setattr(WeDLMForCausalLM, "generate", recorded_generate)
-        monkeypatch.setattr(WeDLMForCausalLM, "generate_batch", recorded_generate_batch)
-
-    def check(self, model, prompts, texts, generation_config, seeds):
-        """A seed fixes sampled text, so a row's text is that of the other loop, which is given the row's seed."""
+    def note(generation_config, prompts):
         assert generation_config.decoding == "verified" and generation_config.do_sample
-        config = deepcopy(generation_config)
-        config.decoding = "autoregressive"
-        with torch.random.fork_rng():
-            for prompt, text, seed in zip(prompts, texts, seeds, strict=True):
-                torch.manual_seed(seed)
-                expected = self.generate(model, torch.tensor([prompt]), generation_config=config)[0, len(prompt) :]
-                assert text[: len(expected)] == expected.tolist()
-                assert set(text[len(expected) :]) <= {model.generation_config.pad_token_id}
-        self.texts.append(texts)
+        seen.append(len(prompts))
+
+    def noted_generate(model, *args, **arguments):
+        if "custom_generate" not in arguments:  # a request of a batch decodes nothing there
+            note(arguments["generation_config"], arguments["input_ids"])
+        return generate(model, *args, **arguments)
+
+    def noted_generate_batch(model, prompts, generation_config, **arguments):
+        note(generation_config, prompts)
+        return generate_batch(model, prompts, generation_config, **arguments)
+
+    monkeypatch.setattr(WeDLMForCausalLM, "generate", noted_generate)
+    monkeypatch.setattr(WeDLMForCausalLM, "generate_batch", noted_generate_batch)
+    return seen
 
 
 def train_on_rollouts(trainer_class, config_class, folder, adapted=False, **fields):
@@ -146,40 +115,38 @@ BATCHED = {"use_transformers_continuous_batching": True}
 
 @pytest.mark.ecosystem
 @pytest.mark.parametrize("name, fields, adapted", [("GRPO", {}, True), ("GRPO", BATCHED, False), ("RLOO", {}, False)])
-def test_rollouts_are_drawn_from_the_autoregressive_distribution(name, fields, adapted, tmp_path, monkeypatch):
+def test_rollouts_are_drawn_by_verified_decoding(name, fields, adapted, tmp_path, rollouts):
     import trl
 
-    rollouts = Rollouts(monkeypatch)
     fields = fields | {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 12}
     classes = getattr(trl, f"{name}Trainer"), getattr(trl, f"{name}Config")
     train_on_rollouts(*classes, tmp_path, adapted, generation_kwargs={"decoding": "verified"}, **fields)
-    assert len(rollouts.texts) == 2 and all(len(texts) == 8 for texts in rollouts.texts)
+    assert rollouts == [8, 8]
 
 
 @pytest.mark.ecosystem
 @pytest.mark.parametrize("adapted", [False, True])
-def test_online_preference_optimization_draws_from_the_autoregressive_distribution(adapted, tmp_path, monkeypatch):
+def test_online_preference_optimization_draws_by_verified_decoding(adapted, tmp_path, rollouts):
     from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 
-    rollouts = Rollouts(monkeypatch)
     # With gradient checkpointing this trainer draws without a cache unless it is told otherwise.
     generation_kwargs = {"decoding": "verified"} | ({"use_cache": True} if adapted else {})
     fields = {"per_device_train_batch_size": 2, "max_new_tokens": 12, "generation_kwargs": generation_kwargs}
     train_on_rollouts(OnlineDPOTrainer, OnlineDPOConfig, tmp_path, adapted, **fields)
-    assert len(rollouts.texts) == 2 and all(len(texts) == 4 for texts in rollouts.texts)
+    assert rollouts == [4, 4]
 
 
 @pytest.mark.ecosystem
-def test_the_python_of_the_documentation_runs(tmp_path, monkeypatch):
+def test_the_python_of_the_documentation_runs(tmp_path, monkeypatch, rollouts):
     blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "train.md").read_text(), re.DOTALL)
     (code,) = (block for block in blocks if "from trl" in block)
     assert "max_steps=1000" in code
     fields = "max_steps=2, max_completion_length=8, bf16=False, use_cpu=True, report_to='none'"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "1, 2, 3,"}\n{"prompt": "Once upon"}\n')
-    rollouts, variables = Rollouts(monkeypatch), {"folder": str(DEMO)}
+    variables = {"folder": str(DEMO)}
     exec(code.replace("max_steps=1000", fields), variables)
-    assert len(rollouts.texts) == 2
+    assert len(rollouts) == 2
     variables["trainer"].save_model()
     saved = load(tmp_path / "out-grpo")
     assert saved.generation_config.decoding == "verified" and (tmp_path / "out-grpo" / "verified.py").exists()

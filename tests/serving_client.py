@@ -74,10 +74,11 @@ def commits(checkpoint):
     return [checkpoint[2].decode(ids) for ids in token_ids[1:]]  # behind the prompt
 
 
-def served_model(checkpoint, template=None):
-    """The model as the server has it, with another chat template if one is given."""
+def served_model(checkpoint, **of_tokenizer):
+    """The model as the server has it, with other attributes of its tokenizer."""
     tokenizer = copy.copy(checkpoint[2])
-    tokenizer.chat_template = template or tokenizer.chat_template
+    for name, value in of_tokenizer.items():
+        setattr(tokenizer, name, value)
     return ServedModel("tiny", checkpoint[1], tokenizer, 0)
 
 

@@ -72,7 +72,7 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="session")
 def served(checkpoint):
     """The model with a chat template that reads and writes tool calls; its grammars are compiled in one process."""
-    served = served_model(checkpoint, TEMPLATE)
+    served = served_model(checkpoint, chat_template=TEMPLATE)
     yield served
     served.grammars.close()
 

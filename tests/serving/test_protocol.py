@@ -30,6 +30,7 @@ REFUSED = [  # fields of a chat, and words of the sentence
     ({"stop": "a\udfff"}, "is half of a surrogate pair and no character; take it out."),
     ({"\ud800": 1}, "is half of a surrogate pair"),
     ({"stream_options": {"include_usage": True}}, "stream_options is only for stream=true; leave it out."),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "include_obfuscation=True is not offered"),
     ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
     ({"logit_bias": {"340": 1}}, "the tokens of this model are 0 to 320"),
     ({"logit_bias": {"-1": 1}}, "logit_bias.-1=-1 is refused"),

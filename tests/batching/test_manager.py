@@ -426,5 +426,5 @@ def test_a_loop_that_was_closed_ends_nobody_else(model, manager):
 def test_who_waits_is_told_when_nothing_can_come(model):
     manager = model.init_continuous_batching()
     manager.start()
-    threading.Timer(0.1, manager.stop).start()
+    threading.Timer(0.1, manager.destroy).start()
     assert manager.get_result() is None

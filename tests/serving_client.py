@@ -1,5 +1,6 @@
 """A `wedlm serve` in a process of its own, requests to it, and the same from `model.generate()`."""
 
+import copy
 import http.client
 import json
 import os
@@ -15,6 +16,8 @@ import torch
 from helpers import REPOSITORY
 
 from wedlm.batching.scheduler import BatchCounts
+from wedlm.serving.protocol import ChatRequest
+from wedlm.serving.requests import ServedModel, prepare, read_request
 
 MESSAGES = [{"role": "user", "content": "the cat sat"}]
 POSITIONS = 30_000
@@ -67,16 +70,21 @@ def generated(checkpoint, prompt=None, seed=None, **settings):
 def commits(checkpoint):
     """The text of each commit."""
     token_ids = []
-
-    class Recorder:
-        def put(self, value):
-            token_ids.append(value)
-
-        def end(self):
-            pass
-
-    generated(checkpoint, streamer=Recorder())
+    generated(checkpoint, streamer=SimpleNamespace(put=token_ids.append, end=lambda: None))
     return [checkpoint[2].decode(ids) for ids in token_ids[1:]]  # behind the prompt
+
+
+def served_model(checkpoint, **of_tokenizer):
+    """The model as the server has it, with other attributes of its tokenizer."""
+    tokenizer = copy.copy(checkpoint[2])
+    for name, value in of_tokenizer.items():
+        setattr(tokenizer, name, value)
+    return ServedModel("tiny", checkpoint[1], tokenizer, 0)
+
+
+def prepared(served, **fields):
+    """A chat on its way into the batch."""
+    return prepare(served, read_request(served, ChatRequest, {"messages": MESSAGES} | fields))
 
 
 WITH_USAGE = {"stream": True, "stream_options": {"include_usage": True}}
@@ -111,10 +119,11 @@ def post(port, path, body, headers=None, **arguments):
     return send(port, "POST", path, data, {"Content-Type": "application/json", **(headers or {})}, **arguments)
 
 
-def post_json(port, path, body):
-    """The status and the parsed answer."""
-    status, answer = post(port, path, body)
-    return status, json.loads(answer)
+async def greet(scope, receive, send):
+    """An app that answers every request."""
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"welcome"})
 
 
 def health(port):

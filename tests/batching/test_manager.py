@@ -18,9 +18,14 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 from wedlm.batching.manager import CANCELLED, NO_MEMORY, STOPPED, logger
 from wedlm.batching.scheduler import Scheduler
 
-SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
 VERIFIED = {"decoding": "verified", "max_new_tokens": 20, "eos_token_id": None, "pad_token_id": PAD}
+BLOCK_SIZE = "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size"
 TWO_TEXTS = GenerationConfig(num_return_sequences=2, do_sample=True)
+
+
+needs_pause = pytest.mark.skipif(
+    not hasattr(ContinuousBatchingManager, "pause"), reason="this version of transformers cannot pause"
+)
 
 
 @pytest.fixture
@@ -38,6 +43,21 @@ def manager(model):
 
 def alone(model, tokens, **settings):
     return model.generate(torch.tensor([tokens]), **settings)[0, len(tokens) :].tolist()
+
+
+def manager_of(model, generation_config=None, **fields):
+    config = ContinuousBatchingConfig(**fields)
+    return model.init_continuous_batching(generation_config, continuous_batching_config=config)
+
+
+def last_outputs(manager, number):
+    """The last output of each of so many requests, in the order in which they came."""
+    outputs = {}
+    while len(outputs) < number:
+        output = manager.get_result(timeout=60)
+        if output.is_finished():
+            outputs[output.request_id] = output
+    return outputs
 
 
 # --- generate_batch ---
@@ -128,17 +148,6 @@ def test_parallel_decoding_and_training_follow_a_batch_of_transformers(attention
     assert model.generate_batch(PROMPTS[:1], decoding="verified", **settings)["req_0"].generated_tokens == text
 
 
-def test_none_is_a_value_beside_a_config(model):
-    config = GenerationConfig(do_sample=True, top_k=5, max_new_tokens=12, decoding="verified")
-    manager = model.init_continuous_batching(config)
-    manager.start()
-    manager.add_request(PROMPTS[0], "a", seed=3, top_k=None)
-    (output,) = manager.request_id_iter("a")
-    manager.stop()
-    torch.manual_seed(3)
-    assert output.generated_tokens == alone(model, PROMPTS[0], generation_config=config, top_k=None)
-
-
 # --- Requests ---
 
 
@@ -152,13 +161,11 @@ def test_each_request_has_its_own_settings(model, manager):
         "penalized": {"repetition_penalty": 1.4, "max_new_tokens": 11},
         "until a text": {"stop_strings": [stop], "tokenizer": tokenizer, "max_new_tokens": 18},
         "by a config": {"generation_config": GenerationConfig(max_new_tokens=8, decoding="blockwise", window_size=3)},
+        "None beside a config": {"generation_config": GenerationConfig(**VERIFIED, do_sample=True), "top_k": None},
     }
     for i, (name, settings) in enumerate(asked.items()):
         assert manager.add_request(PROMPTS[i % 5], name, seed=5, **settings) == name
-    outputs = {}
-    while len(outputs) < len(asked):
-        output = manager.get_result(timeout=5)
-        outputs[output.request_id] = output
+    outputs = last_outputs(manager, len(asked))
     for i, (name, settings) in enumerate(asked.items()):
         torch.manual_seed(5)
         assert outputs[name].generated_tokens == alone(model, PROMPTS[i % 5], **settings), name
@@ -175,15 +182,6 @@ def test_a_stream_shows_the_text_so_far_and_times(manager):
     assert 0 < seen[-1].lifespan[0] <= seen[-1].lifespan[1]
 
 
-def test_iteration_gives_every_output_even_after_the_end(model):
-    manager = model.init_continuous_batching()
-    names = manager.add_requests(PROMPTS[:3])
-    manager.start()
-    manager.stop()
-    assert sorted(output.request_id for output in manager) == names
-    assert manager.get_result() is None
-
-
 def test_a_cancelled_request_says_so_and_frees_its_place(model):
     config = ContinuousBatchingConfig(max_requests_per_batch=1)
     with model.continuous_batching_context_manager(continuous_batching_config=config) as manager:
@@ -191,14 +189,9 @@ def test_a_cancelled_request_says_so_and_frees_its_place(model):
         manager.add_request(PROMPTS[1], "next")
         manager.add_request(PROMPTS[2], "never")
         assert manager.get_result(timeout=5).request_id == "long"
-        manager.cancel_request("never")
-        manager.cancel_request("long")
-        manager.cancel_request("unknown")
-        last = {}
-        while len(last) < 3:
-            output = manager.get_result(timeout=5)
-            if output.is_finished():
-                last[output.request_id] = output
+        for name in ("never", "long", "unknown"):
+            manager.cancel_request(name)
+        last = last_outputs(manager, 3)
     assert last["long"].error == last["never"].error == CANCELLED and last["never"].generated_tokens == []
     assert last["next"].error is None and 0 < len(last["long"].generated_tokens) < 10_000
 
@@ -207,26 +200,20 @@ def test_requests_are_admitted_in_order(model):
     config = ContinuousBatchingConfig(max_requests_per_batch=2)
     with model.continuous_batching_context_manager(continuous_batching_config=config) as manager:
         names = manager.add_requests([PROMPTS[0]] * 6)
-        assert [manager.get_result(timeout=5).request_id for _ in names] == names
+        assert list(last_outputs(manager, 6)) == names
 
 
 def test_what_can_never_fit_is_refused_at_once(model):
-    config = ContinuousBatchingConfig(num_blocks=2, **{block_size_name(): 32})
-    manager = model.init_continuous_batching(continuous_batching_config=config)
+    manager = manager_of(model, num_blocks=2, **{BLOCK_SIZE: 32})
     assert manager.max_cached_tokens == 64
     with pytest.raises(ValueError, match="max_new_tokens=20 needs room for .* there is room for 64"):
         manager.add_request(list(range(3, 60)))
     manager.add_request([3, 4, 5], max_new_tokens=5)
 
 
-def block_size_name() -> str:
-    return "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size"
-
-
 def test_beyond_max_queue_size_a_request_waits_and_is_then_refused(model, monkeypatch):
     monkeypatch.setattr("wedlm.batching.manager.FULL_AFTER", 0.05)
-    config = ContinuousBatchingConfig(max_queue_size=1, max_requests_per_batch=1)
-    manager = model.init_continuous_batching(continuous_batching_config=config)
+    manager = manager_of(model, max_queue_size=1, max_requests_per_batch=1)
     manager.add_requests(PROMPTS[:2])  # one for the batch, and one that waits
     with pytest.raises(queue.Full, match="max_queue_size=1 requests wait"):
         manager.add_request(PROMPTS[0])
@@ -240,8 +227,8 @@ def test_beyond_max_queue_size_a_request_waits_and_is_then_refused(model, monkey
     ("arguments", "sentence"),
     [
         ({"input_ids": []}, "one prompt: a list of at least one token id"),
-        ({"input_ids": "text"}, "one prompt: a list of at least one token id"),
         ({"input_ids": [3, 159]}, "holds the MASK token"),
+        ({"input_ids": [3], "request_id": "a"}, "request_id='a' is that of a request under way"),
         ({"input_ids": [3], "streamer": object()}, "streamer is not offered .* streaming=True"),
         ({"input_ids": [3], "use_cache": False}, "use_cache=False is not offered"),
         ({"input_ids": [3], "output_scores": True}, "output_scores=True is not offered for a request of a batch"),
@@ -252,16 +239,10 @@ def test_beyond_max_queue_size_a_request_waits_and_is_then_refused(model, monkey
 )
 def test_bad_requests_are_refused_where_they_are_made(model, arguments, sentence):
     manager = model.init_continuous_batching()
+    manager.add_request(PROMPTS[0], "a")
     with pytest.raises(ValueError, match=sentence):
         manager.add_request(**arguments)
-    assert not manager.waiting
-
-
-def test_an_id_under_way_is_refused(model):
-    manager = model.init_continuous_batching()
-    manager.add_request(PROMPTS[0], "a")
-    with pytest.raises(ValueError, match="request_id='a' is that of a request under way"):
-        manager.add_request(PROMPTS[0], "a")
+    assert list(manager.waiting) == ["a"]
 
 
 def test_who_is_cancelled_in_the_last_step_is_not_cancelled_again(manager, monkeypatch):
@@ -288,15 +269,12 @@ def test_all_texts_of_a_request_are_cancelled(model):
     manager.add_request(PROMPTS[0], "a", max_new_tokens=10_000)
     manager.cancel_request("a")
     manager.start()
-    try:
-        assert [manager.get_result(timeout=5).error for _ in range(3)] == [CANCELLED] * 3
-    finally:
-        manager.stop(hard_stop=True)
+    manager.stop()
+    assert [output.error for output in manager] == [CANCELLED] * 3
 
 
 def test_free_rows_without_room_are_no_places_in_line(model):
-    config = ContinuousBatchingConfig(max_queue_size=1, num_blocks=4, **{block_size_name(): 32})
-    manager = model.init_continuous_batching(continuous_batching_config=config)
+    manager = manager_of(model, max_queue_size=1, num_blocks=4, **{BLOCK_SIZE: 32})
     manager.full_after, manager.scheduler = 0, Scheduler(model, manager.max_cached_tokens, 64)
     for tokens in PROMPTS[:2]:
         manager.add_request(tokens, max_new_tokens=60)
@@ -312,16 +290,17 @@ def test_free_rows_without_room_are_no_places_in_line(model):
 
 def test_after_an_error_of_the_thread_every_caller_is_told(model, monkeypatch):
     step = Scheduler.step
-    monkeypatch.setattr(Scheduler, "step", lambda batch: failing(batch, step))
-    manager = model.init_continuous_batching(
-        continuous_batching_config=ContinuousBatchingConfig(max_requests_per_batch=2)
-    )
+
+    def failing(batch):
+        if batch.counts.steps == 3:
+            raise ZeroDivisionError("injected")
+        return step(batch)
+
+    monkeypatch.setattr(Scheduler, "step", failing)
+    manager = manager_of(model, max_requests_per_batch=2)
     names = manager.add_requests(PROMPTS[:4])
     manager.start()
-    outputs = {}
-    while len(outputs) < 4:
-        output = manager.get_result(timeout=5)
-        outputs[output.request_id] = output
+    outputs = last_outputs(manager, 4)
     told = {"The thread that generates has died (ZeroDivisionError: injected)."}
     assert set(outputs) == set(names) and {o.error for o in outputs.values()} == told
     manager._generation_thread.join()
@@ -335,7 +314,6 @@ def test_after_an_error_of_the_thread_every_caller_is_told(model, monkeypatch):
     manager.stop()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_is_told_that_its_manager_has_no_thread(manager):
     reading, writing = os.pipe()
@@ -354,12 +332,6 @@ def test_a_forked_process_is_told_that_its_manager_has_no_thread(manager):
     os.waitpid(child, 0)
 
 
-def failing(batch, step):
-    if batch.counts.steps == 3:
-        raise ZeroDivisionError("injected")
-    return step(batch)
-
-
 def test_where_memory_is_refused_the_thread_lives(model, monkeypatch):
     """Rows fail, those that wait go on, and so do later requests."""
     step = Scheduler.step
@@ -375,8 +347,8 @@ def test_where_memory_is_refused_the_thread_lives(model, monkeypatch):
     config = ContinuousBatchingConfig(max_requests_per_batch=2)
     with model.continuous_batching_context_manager(continuous_batching_config=config) as manager:
         names = manager.add_requests(PROMPTS[:3], max_new_tokens=60)
-        outputs = [manager.get_result(name, timeout=60) for name in names]
-        assert [output.error for output in outputs] == [NO_MEMORY, NO_MEMORY, None]
+        outputs = last_outputs(manager, 3)
+        assert [outputs[name].error for name in names] == [NO_MEMORY, NO_MEMORY, None]
         manager.add_request(PROMPTS[0], "later")
         assert manager.get_result("later", timeout=60).generated_tokens == alone(model, PROMPTS[0])
 
@@ -390,9 +362,7 @@ def test_more_noise_than_there_is_memory_is_refused_at_once(model, monkeypatch):
 
 
 def test_a_hard_stop_answers_everybody(model):
-    manager = model.init_continuous_batching(
-        continuous_batching_config=ContinuousBatchingConfig(max_requests_per_batch=2)
-    )
+    manager = manager_of(model, max_requests_per_batch=2)
     manager.add_requests(PROMPTS[:4], max_new_tokens=10_000)
     manager.start()
     time.sleep(0.1)
@@ -415,9 +385,8 @@ def test_a_handler_gets_the_outputs_from_before_it_was_there(model, manager):
     assert asyncio.run(main()).generated_tokens == alone(model, PROMPTS[0])
 
 
+@needs_pause
 def test_a_pause_holds_the_thread(manager):
-    if not hasattr(manager, "pause"):
-        pytest.skip("this version of transformers cannot pause")
     manager.add_request(PROMPTS[0], "a", max_new_tokens=500, streaming=True)
     assert manager.get_result(timeout=5) is not None
     with manager.pause():
@@ -432,9 +401,8 @@ def test_a_pause_holds_the_thread(manager):
     assert len(last.generated_tokens) == 500
 
 
+@needs_pause
 def test_after_a_pause_no_old_keys_are_taken_over(model, manager):
-    if not hasattr(manager, "pause"):
-        pytest.skip("this version of transformers cannot pause")
     manager.add_request(PROMPTS[0], "a")
     (first,) = manager.request_id_iter("a")
     with manager.pause(), torch.no_grad():
@@ -458,5 +426,5 @@ def test_a_loop_that_was_closed_ends_nobody_else(model, manager):
 def test_who_waits_is_told_when_nothing_can_come(model):
     manager = model.init_continuous_batching()
     manager.start()
-    threading.Timer(0.1, manager.stop).start()
+    threading.Timer(0.1, manager.destroy).start()
     assert manager.get_result() is None

@@ -16,6 +16,7 @@ def test_the_longest_common_beginning_is_found():
         cached.add(each, 100)
     number, text = cached.longest_prefix([1, 2, 9, 5], is_used=False)
     assert number == 3 and text.tokens == [1, 2, 9, 9]
+    assert cached.longest_prefix([1, 2], is_used=False)[1].tokens == [1, 2, 9, 9]  # the newest of several
     assert cached.longest_prefix([8, 1], is_used=True) == (0, None)
     assert PrefixCache().longest_prefix([1], is_used=True) == (0, None)
     assert text.layers[0][0].flatten().tolist() == [1, 2, 9, 9]
@@ -33,15 +34,6 @@ def test_what_was_not_used_for_longest_goes_first():
     assert cached.num_tokens == 5, "a text that can never fit drops nothing"
     cached.shrink(0)
     assert cached.num_tokens == 0
-
-
-def test_of_texts_that_begin_alike_the_newest_counts():
-    cached = PrefixCache()
-    for each in (text_of(7, 1), text_of(7, 2), text_of(7, 3)):
-        cached.add(each, 6)
-    assert cached.longest_prefix([7, 4], is_used=True)[1].tokens == [7, 3]
-    cached.add(text_of(7, 4), 6)
-    assert [each.tokens for each in cached.texts.values()] == [[7, 2], [7, 3], [7, 4]]
 
 
 def test_a_text_takes_the_place_of_those_that_it_continues():

@@ -1,6 +1,7 @@
 """Requests that are resolved and checked, and not begun."""
 
 import pytest
+import torch
 from helpers import CHECKPOINTS, load
 from tiny_tokenizer import make_tokenizer
 from transformers import GenerationConfig, LogitsProcessorList, TemperatureLogitsWarper
@@ -22,7 +23,7 @@ def key_of(**settings):
 
 def test_equal_settings_share_a_group_whatever_the_limit_is():
     assert key_of() == key_of() == key_of(max_new_tokens=40, decoding="streaming")
-    assert key_of(eos_token_id=7) == key_of(eos_token_id=7)
+    assert key_of(eos_token_id=7) == key_of(eos_token_id=torch.tensor(7))
 
 
 def test_other_settings_have_a_group_of_their_own():

@@ -30,11 +30,12 @@ class Favour(LogitsProcessor):
     """Favours a token; with `fails_at`, fails when the text has so many tokens."""
 
     def __init__(self, token=7, fails_at=None):
-        self.token, self.fails_at = token, fails_at
+        self.token, self.fails_at, self.lengths = token, fails_at, []
 
     def __call__(self, input_ids, scores):
         if input_ids.shape[1] == self.fails_at:
             raise KeyError("a processor of the user")
+        self.lengths.append(input_ids.shape[1])
         scores[:, self.token] += 2
         return scores
 
@@ -130,6 +131,13 @@ def requests_from(drawn):
     return [request_of(tokens, seed, **settings) for tokens, seed, settings in drawn]
 
 
+def assert_as_alone(drawn, got, cut_short):
+    """Each request has the text that it writes alone, or the beginning of it."""
+    for i, (tokens, seed, settings) in enumerate(drawn):
+        text, expected = got.get(i, []), alone(tokens, seed, **settings)
+        assert text == (expected[: len(text)] if i in cut_short else expected)
+
+
 @given(st.lists(drawn_requests(), min_size=1, max_size=5), st.data())
 @property_settings(45, deadline=None)
 def test_every_request_writes_what_it_writes_alone(drawn, data):
@@ -142,12 +150,7 @@ def test_every_request_writes_what_it_writes_alone(drawn, data):
     batch = Scheduler(MODEL, room, data.draw(st.sampled_from([1, 7, 64]), "chunk"), data.draw(st.booleans()))
     got, errors = run(batch, requests, arrivals, cancelled)
     assert not errors
-    for i, (tokens, seed, settings) in enumerate(drawn):
-        expected = alone(tokens, seed, **settings)
-        if i in cancelled:
-            assert got.get(i, []) == expected[: len(got.get(i, []))]
-        else:
-            assert got[i] == expected
+    assert_as_alone(drawn, got, cut_short=cancelled)
 
 
 def test_requests_of_equal_settings_share_a_group_and_all_requests_a_forward(monkeypatch):
@@ -178,11 +181,7 @@ def test_decoding_waits_for_a_chunk_of_each_waiting_prompt(num_waiting, most):
 
 def test_a_waiting_prompt_is_looked_up_once(monkeypatch):
     batch, looked_up, look_up = Scheduler(MODEL, 100_000, 16), [], Scheduler.cached_prefix
-
-    def watched(self, request, **more):
-        looked_up.append(request.prompt_length)
-        return look_up(self, request)
-
+    watched = lambda self, request, **more: looked_up.append(request.prompt_length) or look_up(self, request)  # noqa: E731
     monkeypatch.setattr(Scheduler, "cached_prefix", watched)
     for length in (30, 4, 31, 5, 32, 6, 33, 7, 8):
         batch.add(request_of(TEXT[:length], decoding="verified", max_new_tokens=5))
@@ -264,20 +263,9 @@ def test_a_text_is_cached_where_a_longer_request_has_left_its_memory():
     assert [text.tokens[:90] for text in batch.prefix_cache.texts.values()] == [TEXT[:90]]
 
 
-class Counting(LogitsProcessor):
-    """A processor that must be called once for each length."""
-
-    def __init__(self):
-        self.lengths = set()
-
-    def __call__(self, input_ids, scores):
-        assert input_ids.shape[1] not in self.lengths
-        self.lengths.add(input_ids.shape[1])
-        return scores
-
-
 def test_callbacks_are_not_called_again_where_a_prefill_has_failed(monkeypatch):
-    callbacks = LogitsProcessorList([Counting()])
+    favour = Favour()
+    callbacks = LogitsProcessorList([favour])
     requests = [request_of(TEXT[:6], **VERIFIED), request_of(TEXT[:5], **VERIFIED, logits_processor=callbacks)]
     calls = []
 
@@ -290,6 +278,7 @@ def test_callbacks_are_not_called_again_where_a_prefill_has_failed(monkeypatch):
     monkeypatch.setattr(scheduler, "merged", merged_once)
     got, errors = run(Scheduler(MODEL, 10_000, 64), requests)
     assert got[0] == alone(TEXT[:6], **VERIFIED) and str(errors[1]) == "no room" and 0 not in errors
+    assert len(set(favour.lengths)) == len(favour.lengths) > 0
 
 
 def refusing(function, refused):
@@ -334,9 +323,7 @@ def test_where_memory_is_refused_no_text_is_another_one(drawn, where, data):
         got, errors = run(batch, requests, arrivals)
     assert {str(error) for error in errors.values()} <= {REFUSAL}
     assert not (errors and where == "cache")  # A text that cannot be cached fails nobody.
-    for i, (tokens, seed, settings) in enumerate(drawn):
-        expected = alone(tokens, seed, **settings)
-        assert got.get(i, []) == (expected[: len(got.get(i, []))] if i in errors else expected)
+    assert_as_alone(drawn, got, cut_short=errors)
 
 
 @given(
@@ -354,8 +341,7 @@ def test_the_prefix_cache_goes_before_a_request_fails(drawn, where, when):
             patch.setattr(kind, where, refusing(getattr(kind, where), refused))
         got, errors = run(batch, requests)
     assert set(errors) <= {i for i, request in enumerate(requests) if request.call.has_callbacks}
-    for i, (tokens, seed, settings) in enumerate(drawn):
-        assert i in errors or got.get(i, []) == alone(tokens, seed, **settings)
+    assert_as_alone(drawn, got, cut_short=errors)
 
 
 def test_noise_and_scores_count_before_a_request_is_admitted():

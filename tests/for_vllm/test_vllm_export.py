@@ -5,13 +5,12 @@ import json
 import os
 import re
 import shlex
-import shutil
 
 import pytest
 import torch
 from exports import edit, names, refused, run, save_base_and_adapter
 from safetensors.torch import load_file, save_file
-from stock_checkpoints import CLASSES, TOKENS, files_of, save_stock, save_tokenizer, weights_of
+from stock_checkpoints import CLASSES, INDEX, TOKENS, files_of, save_stock, save_tokenizer, weights_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm_exports import drafter_as_wedlm
 
@@ -80,7 +79,7 @@ def test_the_target_is_the_stock_model_and_the_drafter_the_wedlm(tmp_path, model
     assert torch.equal(drafts_of(drafter, mask_token_id), drafts_of(model, mask_token_id))
     weights = {path.name for path in (out / "target").glob("*.safetensors")}
     assert same_files(out) == weights and len(weights) == 3
-    index = json.loads((out / "drafter" / "model.safetensors.index.json").read_text())
+    index = json.loads((out / "drafter" / INDEX).read_text())
     assert index["weight_map"].keys() == weights_of(out / "drafter").keys()
     assert set(index["weight_map"].values()) == weights | {"drafts.safetensors"}
 
@@ -107,26 +106,21 @@ def check_drafts(out, model, base, exact):
     assert not torch.allclose(drafts_of(target, mask_token_id), expected, atol=0.1)  # the adapter matters
 
 
-def put_into_an_index(folder):
-    """Gives a checkpoint of one file an index, as it may have."""
-    path = (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
-    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(path), path.name)}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
 @pytest.mark.parametrize("max_shard_size", ["100KB", "1GB"])
 def test_an_adapter_that_the_checkpoint_contains(tmp_path, max_shard_size):
-    adapter = save_adapter(tmp_path, hidden_size=128, head_dim=32)
+    adapter, whole = save_adapter(tmp_path, hidden_size=128, head_dim=32), tmp_path / "whole"
     model = load_checkpoint(adapter, device="cpu")[0]
-    model.save_pretrained(tmp_path / "whole", max_shard_size=max_shard_size)
-    if max_shard_size == "1GB":
-        put_into_an_index(tmp_path / "whole")
-    AutoTokenizer.from_pretrained(tmp_path / "base").save_pretrained(tmp_path / "whole")
-    exported(tmp_path / "whole", tmp_path / "out")
+    model.save_pretrained(whole, max_shard_size=max_shard_size)
+    AutoTokenizer.from_pretrained(tmp_path / "base").save_pretrained(whole)
+    if max_shard_size == "1GB":  # an index may also name a single file
+        path = (whole / "model.safetensors").rename(whole / "model-00001-of-00001.safetensors")
+        weight_map = dict.fromkeys(load_file(path), path.name)
+        (whole / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    exported(whole, tmp_path / "out")
     check_drafts(tmp_path / "out", model, tmp_path / "base", exact=True)
     target = weights_of(tmp_path / "out" / "target")
     assert target.keys() == weights_of(tmp_path / "base").keys()
-    index = json.loads((tmp_path / "out" / "target" / "model.safetensors.index.json").read_text())
+    index = json.loads((tmp_path / "out" / "target" / INDEX).read_text())
     assert index["weight_map"].keys() == target.keys()
 
 
@@ -155,9 +149,8 @@ def test_heads_stay_as_they_are_where_wider_ones_would_change_the_logits(tmp_pat
 
 def test_a_qwen2_whose_heads_vllm_cannot_have(tmp_path):
     adapter = save_adapter(tmp_path, "qwen2", head_dim=16)
-    assert (
-        "base is a Qwen2 with head_dim=16, and vLLM's Qwen2 always has hidden_size / num_attention_heads, here 8; use"
-    ) in refused(adapter, tmp_path / "out", "--vllm")
+    sentence = refused(adapter, tmp_path / "out", "--vllm")
+    assert "is a Qwen2 with head_dim=16, and vLLM's Qwen2 always has hidden_size / num_attention_heads" in sentence
 
 
 @pytest.mark.parametrize("tokenizers_with_mask", ["neither", "the drafter's", "both"])
@@ -184,50 +177,50 @@ def test_another_model_is_the_target(tmp_path, tokenizers_with_mask):
 
 
 def test_targets_that_are_refused(tmp_path):
+    def folder_of(name, **fields):
+        (tmp_path / name).mkdir()
+        save_stock(tmp_path / name, **fields)
+        return tmp_path / name
+
     _, wedlm = save_wedlm(tmp_path)
-    out = tmp_path / "out"
-    (tmp_path / "large").mkdir()
-    save_stock(tmp_path / "large", rows=TOKENS + 1)
-    sentence = refused(wedlm, out, "--vllm", "--target", tmp_path / "large")
-    assert f"large has vocab_size=260 and {wedlm} has 259, which vLLM refuses; choose two with the same." in sentence
-    save_stock(tmp_path / "large")
-    content = json.loads((tmp_path / "large" / "tokenizer.json").read_text())
+    other_tokens, no_weights, no_tokenizer = map(folder_of, ("tokens", "weights", "tokenizer"))
+    content = json.loads((other_tokens / "tokenizer.json").read_text())
     vocabulary = content["model"]["vocab"]
     vocabulary["!"], vocabulary['"'] = vocabulary['"'], vocabulary["!"]
-    (tmp_path / "large" / "tokenizer.json").write_text(json.dumps(content))
-    (tmp_path / "large" / "vocab.json").unlink(missing_ok=True)
-    sentence = refused(wedlm, out, "--vllm", "--target", tmp_path / "large")
-    assert "has another tokenizer than" in sentence and "(such as for ['!', '\"']); choose two" in sentence
-    for path in (tmp_path / "large").glob("*.safetensors"):
+    (other_tokens / "tokenizer.json").write_text(json.dumps(content))
+    (other_tokens / "vocab.json").unlink(missing_ok=True)
+    for path in no_weights.glob("*.safetensors"):
         path.unlink()
-    assert "large lacks its weights" in refused(wedlm, out, "--vllm", "--target", tmp_path / "large")
-    shutil.copytree(tmp_path / "stock", tmp_path / "pictures")
-    fields = json.loads((tmp_path / "pictures" / "config.json").read_text())
-    (tmp_path / "pictures" / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": fields}))
-    sentence = refused(wedlm, out, "--vllm", "--target", tmp_path / "pictures")
-    assert "pictures has no vocab_size in config.json, so it is no plain text model; choose one that is." in sentence
-    (tmp_path / "large" / "tokenizer.json").unlink()
-    assert "has no tokenizer" in refused(wedlm, out, "--vllm", "--target", tmp_path / "large")
-    assert "is a WeDLM, which vLLM does not load" in refused(wedlm, out, "--vllm", "--target", wedlm)
-    assert "does not exist; give the folder" in refused(wedlm, out, "--vllm", "--target", tmp_path / "nothing")
-    assert "are the same folder, or one lies in the other" in refused(
-        wedlm, tmp_path / "stock" / "out", "--vllm", "--target", tmp_path / "stock"
-    )
+    (no_tokenizer / "tokenizer.json").unlink()
+    pictures = folder_of("pictures")
+    fields = json.loads((pictures / "config.json").read_text())
+    (pictures / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": fields}))
+    for target, sentence in (
+        (folder_of("large", rows=TOKENS + 1), f"has vocab_size=260 and {wedlm} has 259, which vLLM refuses; choose"),
+        (other_tokens, "has another tokenizer than"),
+        (other_tokens, "(such as for ['!', '\"']); choose two"),
+        (no_weights, "weights lacks its weights"),
+        (pictures, "pictures has no vocab_size in config.json, so it is no plain text model; choose one that is."),
+        (no_tokenizer, "has no tokenizer"),
+        (wedlm, "is a WeDLM, which vLLM does not load"),
+        (tmp_path / "nothing", "does not exist; give the folder"),
+    ):
+        assert sentence in refused(wedlm, tmp_path / "out", "--vllm", "--target", target)
+    stock = tmp_path / "stock"
+    sentence = refused(wedlm, stock / "out", "--vllm", "--target", stock)
+    assert "are the same folder, or one lies in the other" in sentence
 
 
 def test_models_and_options_that_are_refused(tmp_path):
     _, wedlm = save_wedlm(tmp_path)
-    out = tmp_path / "out"
-    assert "is of model_type 'qwen3', and this needs WeDLM; `wedlm convert" in refused(
-        tmp_path / "stock", out, "--vllm"
-    )
-    assert refused(wedlm, out, "--vllm", "--license", "mit") == (
-        "--license is about a repository, and --vllm writes none; leave it out.\n"
-    )
-    assert "--adapter-only is about a repository" in refused(wedlm, out, "--vllm", "--adapter-only")
-    assert "--target names the model that MODEL drafts for in vLLM; pass --vllm" in refused(
-        wedlm, out, "--target", tmp_path / "stock"
-    )
+    stock, out = tmp_path / "stock", tmp_path / "out"
+    for sentence, *arguments in (
+        ("is of model_type 'qwen3', and this needs WeDLM; `wedlm convert", stock, out, "--vllm"),
+        ("--license is about a repository, and --vllm writes none; leave", wedlm, out, "--vllm", "--license", "mit"),
+        ("--adapter-only is about a repository", wedlm, out, "--vllm", "--adapter-only"),
+        ("--target names the model that MODEL drafts for in vLLM; pass --vllm", wedlm, out, "--target", stock),
+    ):
+        assert sentence in refused(*arguments)
     edit(wedlm / "config.json", mask_token_id=None, mask_row=None)
     assert "mask_token_id is None in the config of this checkpoint" in refused(wedlm, out, "--vllm")
 
@@ -253,15 +246,13 @@ def test_where_links_are_impossible_the_weights_are_copied(tmp_path, monkeypatch
 
 
 def test_an_export_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+    def full_disk(*arguments):
+        raise OSError(28, "No space left on device")
+
     _, wedlm = save_wedlm(tmp_path)
     out = tmp_path / "out"
     exported(wedlm, out)
     before = names(out)
-    assert "is not empty; choose another folder, or pass --overwrite" in refused(wedlm, out, "--vllm")
-
-    def full_disk(*arguments):
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
         patch.setattr(vllm_export, "write_index", full_disk)
         assert "could not be written" in refused(wedlm, out, "--vllm", "--overwrite")
@@ -269,24 +260,22 @@ def test_an_export_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     (out / "target" / "old").write_text("old")
     exported(wedlm, out, "--overwrite")
     assert names(out) == before
+    (out / "thesis.txt").write_text("mine")
+    sentence = refused(wedlm, out, "--vllm", "--overwrite")
+    assert "holds ['thesis.txt'] beside an export for vLLM, which would be lost; put them elsewhere first" in sentence
+    assert names(out) == before | {"thesis.txt"}
 
 
-def test_other_things_are_never_overwritten(tmp_path):
-    """Neither a folder of models, one of which is named drafter, nor files beside an export."""
+def test_a_folder_of_models_is_never_overwritten(tmp_path):
+    """One of them may be named drafter."""
     _, wedlm = save_wedlm(tmp_path)
-    models, out = tmp_path / "models", tmp_path / "out"
     for name in ("drafter", "other"):
-        (models / name).mkdir(parents=True)
-        save_stock(models / name, "llama")
-    exported(wedlm, out)
-    for folder, message in (
-        (models, "is no checkpoint, and only a checkpoint is overwritten"),
-        (out, "holds ['thesis.txt'] beside an export for vLLM, which would be lost; put them elsewhere first"),
-    ):
-        (folder / "thesis.txt").write_text("mine")
-        before = files_of(folder)
-        assert message in refused(wedlm, folder, "--vllm", "--overwrite")
-        assert files_of(folder) == before
+        (tmp_path / "models" / name).mkdir(parents=True)
+        save_stock(tmp_path / "models" / name, "llama")
+    before = files_of(tmp_path / "models")
+    sentence = refused(wedlm, tmp_path / "models", "--vllm", "--overwrite")
+    assert "is no checkpoint, and only a checkpoint is overwritten" in sentence
+    assert files_of(tmp_path / "models") == before
 
 
 def commands_of(readme):
@@ -302,9 +291,8 @@ def test_the_readme_has_the_command_and_the_python_form(tmp_path, monkeypatch):
     monkeypatch.chdir(wedlm)
     exported(".", tmp_path / "out")
     text = (tmp_path / "out" / "README.md").read_text()
-    assert text.startswith(
-        "# wedlm in vLLM\n\n`target` is the plain Qwen3 of wedlm, and `drafter` drafts for it with the same"
-    )
+    first = "`target` is the plain Qwen3 of wedlm, and `drafter` drafts for it with the same"
+    assert text.startswith(f"# wedlm in vLLM\n\n{first}")
     words, call = commands_of(tmp_path / "out" / "README.md")
     assert words[:4] == ["vllm", "serve", "target", "--speculative-config"]
     speculative = json.loads(words[4])

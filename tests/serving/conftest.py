@@ -1,6 +1,5 @@
 """A tiny checkpoint and one server for all tests of serving."""
 
-import copy
 import logging
 import re
 import signal
@@ -10,11 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 import torch
-from serving_client import DEFAULTS, MESSAGES, POSITIONS, autoregressive, client_of, post, started_server
+from serving_client import (
+    DEFAULTS,
+    MESSAGES,
+    POSITIONS,
+    autoregressive,
+    client_of,
+    post,
+    served_model,
+    started_server,
+)
 from tiny_tokenizer import END, MASK, make_tokenizer
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
-from wedlm.serving.requests import ServedModel
 
 TEMPLATE = """{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}
 {%- for message in messages %}{{ message.content }}{% endfor %}{# <tool_call></tool_call> #}"""
@@ -65,9 +72,7 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="session")
 def served(checkpoint):
     """The model with a chat template that reads and writes tool calls; its grammars are compiled in one process."""
-    tokenizer = copy.copy(checkpoint[2])
-    tokenizer.chat_template = TEMPLATE
-    served = ServedModel("tiny", checkpoint[1], tokenizer, 0)
+    served = served_model(checkpoint, chat_template=TEMPLATE)
     yield served
     served.grammars.close()
 

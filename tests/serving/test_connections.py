@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import uvicorn
-from serving_client import idle_manager, send
+from serving_client import greet, idle_manager, send
 
 from wedlm.serving import connections
 from wedlm.serving.access import AccessMiddleware
@@ -56,19 +56,11 @@ def serving(app, monkeypatch, header_seconds=60):
         thread.join(60)
 
 
-async def greet(scope, receive, send):
-    await receive()
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"welcome"})
-
-
 def is_closed(connection):
     connection.settimeout(30)
-    try:
+    with suppress(ConnectionResetError):
         while connection.recv(1000):
             pass
-    except ConnectionResetError:
-        pass
     return True
 
 
@@ -83,10 +75,8 @@ def test_idle_connections_lock_nobody_out(monkeypatch, half):
             assert send(port, "GET", path) == (200, "welcome")
         assert is_closed(opened[0])  # the longest idle one
         opened[-1].settimeout(0.2)
-        try:
+        with suppress(TimeoutError):
             assert opened[-1].recv(1)  # The newest one is open, with an answer or without.
-        except TimeoutError:
-            pass
 
 
 @pytest.mark.parametrize("half", ["nothing", "half a header", "an answered request"])
@@ -211,28 +201,21 @@ def test_health_has_a_place_beside_requests(monkeypatch):
 
 
 def test_places_are_those_that_the_files_of_the_process_leave(monkeypatch):
-    for most, expected in (
-        (1024, 576),
-        (300, 300 - FILES - SPARE_CONNECTIONS),
-        (10, 1),
-        (resource.RLIM_INFINITY, 576),
-    ):
+    few = 300 - FILES - SPARE_CONNECTIONS
+    for most, expected in ((1024, 576), (300, few), (10, 1), (resource.RLIM_INFINITY, 576)):
         monkeypatch.setattr(resource, "getrlimit", lambda kind, most=most: (most, most))
         assert available_connections(576) == expected
 
 
 def test_what_is_repeated_is_logged_seldom(monkeypatch):
-    now, lines = [1000.0], []
-    handler = logging.Handler()
-    handler.emit = lines.append
-    logger = logging.Logger("x")
-    logger.addHandler(handler)
-    logger.addFilter(RepeatFilter())
+    now, repeats = [1000.0], RepeatFilter()
     monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    for _ in range(1000):
-        logger.error("socket.accept() out of system resource\nsocket: 7", exc_info=OSError(24, "Too many open files"))
-    logger.error("another one")
-    assert len(lines) == 2
+
+    def is_logged(message, error=None):
+        return repeats.filter(logging.makeLogRecord({"msg": message, "exc_info": error and (None, error, None)}))
+
+    first = "socket.accept() out of system resource\nsocket: 7", OSError(24, "Too many open files")
+    assert [is_logged(*first) for _ in range(3)] == [True, False, False]
+    assert is_logged("another one") and is_logged(first[0], OSError(1, "another error"))
     now[0] += LOG_SECONDS
-    logger.error("socket.accept() out of system resource\nsocket: 7", exc_info=OSError(24, "Too many open files"))
-    assert len(lines) == 3
+    assert is_logged(*first)

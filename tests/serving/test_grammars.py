@@ -92,31 +92,22 @@ def test_neither_special_tokens_nor_control_characters_are_allowed(checkpoint, g
 
 
 def test_grammars_are_compiled_once_and_not_all_are_kept(grammars):
-    def grammar(number):
-        return compiled({"const": number}, grammars)
-
-    first = grammar(0)
-    assert grammar(0) is first
-    for number in range(1, CACHED + 1):
-        grammar(number)
-    assert len(grammars.cache) == CACHED and grammar(0) is not first
-    assert grammar(2) is grammar(2)
-    one, other = grammar_processor(first), grammar_processor(first)
-    assert one is not other  # each text has its own
+    first, second = (compiled({"const": number}, grammars) for number in range(2))
+    assert compiled({"const": 0}, grammars) is first
+    for number in range(2, CACHED + 1):
+        compiled({"const": number}, grammars)
+    assert len(grammars.cache) == CACHED and compiled({"const": 0}, grammars) is first
+    assert compiled({"const": 1}, grammars) is not second  # the one used longest ago
 
 
 INVALID = [
     ({"type": "strange"}, 'cannot be compiled .Unsupported type "strange".; correct'),
-    ({"type": "object", "properties": [1]}, "properties must be an object"),
     ({"type": "integer", "minimum": 2, "maximum": 1}, "minimum greater than maximum"),
-    ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "cannot accept any"),
     ({"$ref": "#"}, "allows no text"),
-    ({"$ref": "#/$defs/a"}, "Cannot find field"),
     ({"items": {"$ref": "http://example.com"}}, "leads out of the schema"),
     ({"properties": {"not": {"anyOf": [{"not": {}}]}}}, "keyword 'not', which this server cannot"),
     ({"$defs": {"a": {"allOf": [{}, {}]}}}, "'allOf' of several"),
     ({"type": "string", "pattern": "(?=a)b"}, "looks ahead"),
-    ({"type": "string", "pattern": "a("}, "cannot be compiled"),
     ({"$ref": "#/$defs/a", "maxLength": 2}, "'maxLength' beside '.ref'"),
     ({"type": "string", "anyOf": [{"minLength": 1}]}, "'type' beside 'anyOf'"),
     ({"enum": ["a"], "maxLength": 0}, "'maxLength' beside 'enum'"),
@@ -146,30 +137,21 @@ def test_a_schema_as_pydantic_writes_it(grammars):
         marks: dict[str, Annotated[str, pydantic.Field(max_length=2)]]
         born: datetime.date
 
-    class Animals(pydantic.BaseModel):
-        first: Animal
-        others: list[Animal]
-
     cat = {"kind": "cat", "age": None, "place": [1.0, 2.0], "marks": {"a": "b"}, "born": "2026-01-31"}
-    schema = Animals.model_json_schema()
-    assert allows(schema, grammars, {"first": cat, "others": [cat]})
+    schema = pydantic.TypeAdapter(list[Animal]).json_schema()
+    assert allows(schema, grammars, [cat, cat])
     for other in ({"age": -1}, {"place": [1.0]}, {"marks": {"a": "bcd"}}, {"born": "today"}, {"kind": "fox"}):
-        assert not allows(schema, grammars, {"first": cat | other, "others": []})
+        assert not allows(schema, grammars, [cat | other])
 
 
 def test_a_property_may_have_the_name_of_a_keyword(grammars):
-    schema = {"type": "object", "properties": {"not": {"const": 1}, "if": {"const": 2}}, "required": ["not", "if"]}
-    assert allows(schema, grammars, {"not": 1, "if": 2})
-
-
-def nested(depth):
-    schema = {"type": "string"}
-    for _ in range(depth):
-        schema = {"type": "array", "items": schema}
-    return schema
+    assert allows({"type": "object", "properties": {"not": {"const": 1}}}, grammars, {"not": 1})
 
 
 def test_schemas_have_a_size(grammars):
+    def nested(depth):
+        return {"type": "array", "items": nested(depth - 1)} if depth else {"type": "string"}
+
     assert compiled(nested(SCHEMA_DEPTH - 2), grammars)
     with pytest.raises(ValueError, match=f"nested deeper than {SCHEMA_DEPTH} levels"):
         compiled(nested(SCHEMA_DEPTH), grammars)

@@ -9,10 +9,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from serving_client import served_model
 
 from wedlm.serving.engine import Engine
 from wedlm.serving.protocol import CompletionRequest
-from wedlm.serving.requests import ServedModel
 from wedlm.serving.routes import respond
 from wedlm.serving.server_metrics import RequestRecord
 
@@ -25,8 +25,7 @@ def resident_mebibytes() -> float:
 
 def test_memory_is_flat_over_many_requests(checkpoint):
     """Whole, streamed, drawn, left by their clients, and with several choices; 16 clients at once."""
-    _, model, tokenizer = checkpoint
-    served, engine = ServedModel("tiny", model, tokenizer, 0), Engine(model, 8, 4_000, 64)
+    served, engine = served_model(checkpoint), Engine(checkpoint[1], 8, 4_000, 64)
     random.seed(0)
     numbers, counts, sizes = iter(range(1_200)), Counter(), []
 
@@ -59,9 +58,8 @@ def test_memory_is_flat_over_many_requests(checkpoint):
     engine.manager.start()
     try:
         asyncio.run(story())
-        assert (
-            not engine.manager.running and not engine.manager.outputs.waiting and not engine.manager.outputs.handlers
-        )
+        assert not engine.manager.running
+        assert not engine.manager.outputs.waiting and not engine.manager.outputs.handlers
     finally:
         engine.stop()
     gc.collect()

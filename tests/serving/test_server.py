@@ -47,12 +47,19 @@ def test_the_documentation_names_every_field_setting_metric_and_option():
     assert set(re.findall(r"--[a-z-]+", shown)) - {"--dtype", "--device", "--debug", "--help"} <= named
 
 
-def test_it_warns_where_other_machines_may_come_in(checkpoint):
-    for host, expected in (("0.0.0.0", True), ("127.0.0.1", False)):
-        result = CliRunner().invoke(
-            app, ["serve", str(checkpoint[0]), "--host", host, "--port", "0", "--device", "gpu"]
-        )
-        assert result.exit_code == 2 and ("there is no --api-key" in result.stderr) == expected
+@pytest.mark.parametrize(
+    "host, given, environment, is_open",
+    [
+        ("127.0.0.1", [], {}, False),
+        ("0.0.0.0", [], {}, True),
+        ("0.0.0.0", ["--api-key", "k"], {}, False),
+        ("0.0.0.0", [], {"WEDLM_API_KEY": "k"}, False),
+    ],
+)
+def test_it_warns_where_everybody_may_come_in(checkpoint, host, given, environment, is_open):
+    arguments = ["serve", str(checkpoint[0]), "--host", host, "--port", "0", "--device", "gpu", *given]
+    result = CliRunner().invoke(app, arguments, env=environment)
+    assert result.exit_code == 2 and ("there is no --api-key" in result.stderr) == is_open
 
 
 def refused(*arguments):
@@ -63,24 +70,20 @@ def refused(*arguments):
 
 
 def test_bad_input_is_one_sentence(checkpoint, tmp_path):
-    folder = checkpoint[0]
+    folder, stock = checkpoint[0], tmp_path / "qwen"
     config = json.loads((CHECKPOINTS / "q3" / "config.json").read_text())
-    (tmp_path / "qwen").mkdir()
-    (tmp_path / "qwen" / "config.json").write_text(json.dumps(config | {"model_type": "qwen3"}))
-    free = ("--port", 0)
-    assert f"{tmp_path / 'nothing'} does not exist" in refused(tmp_path / "nothing", *free)
-    assert "was not downloaded before" in refused("tencent/WeDLM-8B-Instruct", *free)
-    assert f"{tmp_path / 'qwen'} has no tokenizer" in refused(tmp_path / "qwen", *free)
-    assert "decoding='fast' is unknown" in refused(folder, *free, "--decoding", "fast")
-    assert "window_size=0 is not" in refused(folder, *free, "--window-size", 0)
-    assert "entropy_threshold=-1.0 is not" in refused(folder, *free, "--entropy-threshold", -1)
-    assert "--entropy-threshold few is neither" in refused(folder, *free, "--entropy-threshold", "few")
-    assert "distance_penalty=nan is not" in refused(folder, *free, "--distance-penalty", "nan")
-    assert "acceptance_ratio=-1.0 is not" in refused(folder, *free, "--acceptance-ratio", -1)
-    assert "the device 'gpu'" in refused(folder, *free, "--device", "gpu")
-    assert "--host 'no.such.host.invalid' --port 0 cannot be" in refused(
-        folder, *free, "--host", "no.such.host.invalid"
-    )
+    stock.mkdir()
+    (stock / "config.json").write_text(json.dumps(config | {"model_type": "qwen3"}))
+    for sentence, *arguments in (
+        (f"{tmp_path / 'nothing'} does not exist", tmp_path / "nothing"),
+        ("was not downloaded before", "tencent/WeDLM-8B-Instruct"),
+        (f"{stock} has no tokenizer", stock),
+        ("decoding='fast' is unknown", folder, "--decoding", "fast"),
+        ("--entropy-threshold few is neither", folder, "--entropy-threshold", "few"),
+        ("the device 'gpu'", folder, "--device", "gpu"),
+        ("--host 'no.such.host.invalid' --port 0 cannot be", folder, "--host", "no.such.host.invalid"),
+    ):
+        assert sentence in refused(*arguments, "--port", 0)
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
         assert f"--port {port} cannot be listened on (Address already in use" in refused(folder, "--port", port)
@@ -103,14 +106,10 @@ def test_a_draft_adapter_is_served(checkpoint, tmp_path):
 
 
 def test_the_death_of_the_thread_ends_the_process(checkpoint, monkeypatch):
-    def failing(*_):
-        raise KeyError("a bug")
-
-    monkeypatch.setattr(Scheduler, "__init__", failing)
+    monkeypatch.setattr(Scheduler, "__init__", lambda *_: {}["a bug"])
     result = CliRunner().invoke(app, ["serve", str(checkpoint[0]), "--port", "0", "--device", "cpu"])
     assert result.exit_code == 1
-    *_, last = result.stderr.splitlines()
-    assert last == (
+    assert result.stderr.splitlines()[-1] == (
         "The thread that generates has died (KeyError: 'a bug'), and the server has ended; start it again."
     )
 
@@ -132,13 +131,6 @@ def test_without_the_extra_it_says_how_to_install_it(monkeypatch):
     monkeypatch.delitem(sys.modules, "wedlm.serving.server", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert "install wedlm with its extra 'serve', in a clone of it by pip install -e \".[serve]\"" in refused()
-
-
-def test_a_key_lets_other_machines_in_without_a_warning(checkpoint):
-    arguments = ["serve", str(checkpoint[0]), "--host", "0.0.0.0", "--port", "0", "--device", "gpu"]
-    for environment, given in (({}, ["--api-key", "k"]), ({"WEDLM_API_KEY": "k"}, [])):
-        result = CliRunner().invoke(app, arguments + given, env=environment)
-        assert result.exit_code == 2 and "there is no" not in result.stderr
 
 
 def test_events_are_sent_at_once():

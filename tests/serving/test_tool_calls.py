@@ -1,6 +1,5 @@
 """Tool calls: parsed from the text, and forced by a grammar."""
 
-import copy
 import json
 import math
 
@@ -8,13 +7,11 @@ import pytest
 import xgrammar
 from hypothesis import example, given
 from hypothesis import strategies as st
-from serving_client import MESSAGES
+from serving_client import prepared, served_model
 from tiers import property_settings
 from transformers.cli.serving.utils import ReasoningText, ToolCall, get_response_template
 
-from wedlm.serving import tool_calls
-from wedlm.serving.protocol import ChatRequest, Function
-from wedlm.serving.requests import ServedModel, prepare, read_request
+from wedlm.serving.protocol import Function
 from wedlm.serving.tool_calls import QWEN3, OutputParser, forced_call
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -36,7 +33,7 @@ def parsed(served, text, step):
     return "".join(item for item in items if type(item) is str), thoughts, calls
 
 
-@pytest.mark.parametrize("step", [1, 7, 1000])
+@pytest.mark.parametrize("step", [1, 1000])
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -45,10 +42,7 @@ def parsed(served, text, step):
         (f"Let me see.\n{CALL}\n{CALL}", ("Let me see.", "", [("weather", {"city": "Köln"})] * 2)),
         (f"<think>hm</think>{CALL}", ("", "hm", [("weather", {"city": "Köln"})])),
         ("<tool_call>{broken</tool_call> and more", ("<tool_call>{broken</tool_call> and more", "", [])),
-        ('<tool_call>{"nam": 1}</tool_call>', ('<tool_call>{"nam": 1}</tool_call>', "", [])),
         ("<tool_call>[1]</tool_call>", ("<tool_call>[1]</tool_call>", "", [])),
-        (f"{CALL}<tool_call>{{", ("<tool_call>{", "", [("weather", {"city": "Köln"})])),
-        ("a < <tool_call>{broken</tool_call>", ("a < <tool_call>{broken</tool_call>", "", [])),
         ('<tool_call>{"name": "a"', ('<tool_call>{"name": "a"', "", [])),
     ],
 )
@@ -56,10 +50,7 @@ def test_items_of_a_text(served, text, expected, step):
     assert parsed(served, text, step) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [(3, {}), ("time", [1]), ("time", None), ("time", {"hour": math.nan})],
-)
+@pytest.mark.parametrize(("name", "arguments"), [(3, {}), ("time", [1]), ("time", {"hour": math.nan})])
 def test_a_call_without_a_name_or_an_object_stays_text(served, name, arguments):
     text = f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call> and more"
     assert parsed(served, text, 7) == (text, "", [])
@@ -83,20 +74,7 @@ def test_blanks_do_not_wait_for_a_call(served, step):
     assert len("".join(items)) > 9_900
 
 
-def test_a_long_text_is_read_in_few_pieces(served, monkeypatch):
-    pieces = []
-
-    class CountingParser(tool_calls.ResponseParser):
-        def feed(self, text):
-            pieces.append(text)
-            return super().feed(text)
-
-    monkeypatch.setattr(tool_calls, "ResponseParser", CountingParser)
-    text = "A text > a mark. " * 1000 + CALL
-    assert parsed(served, text, len(text))[2] and len(pieces) < 1010
-
-
-@pytest.mark.parametrize("written", ["<think>", "<tool_call>{broken</tool_call>", CALL])
+@pytest.mark.parametrize("written", ["<think>", CALL])
 def test_marks_in_the_prompt_are_not_the_answers(served, written):
     """The template has no mark in front of an answer."""
     parser = OutputParser.from_prompt(served.tokenizer, served.model, served.tokenizer(written)["input_ids"])
@@ -104,38 +82,33 @@ def test_marks_in_the_prompt_are_not_the_answers(served, written):
 
 
 def test_text_without_a_form_has_no_parser(checkpoint):
-    tokenizer = copy.copy(checkpoint[2])
-    tokenizer.chat_template = "{{ messages }}"
+    tokenizer = served_model(checkpoint, chat_template="{{ messages }}").tokenizer
     assert OutputParser.from_prompt(tokenizer, checkpoint[1], [9]) is None
 
 
 def test_a_form_of_the_tokenizer_comes_first(checkpoint):
-    tokenizer = copy.copy(checkpoint[2])
-    known = get_response_template(tokenizer, QWEN3)["fields"]
+    known = get_response_template(checkpoint[2], QWEN3)["fields"]
     thoughts = "thinking" if "thinking" in known else "reasoning_content"  # as this version of transformers calls them
-    tokenizer.response_template = {
+    template = {
         "defaults": {"role": "assistant"},
         "start_anchor": "assistant",
         "fields": {"content": {"content": "text"}, thoughts: {"open": "[[", "close": "]]"}},
     }
+    tokenizer = served_model(checkpoint, response_template=template).tokenizer
     parser = OutputParser.from_prompt(tokenizer, checkpoint[1], [9])
     assert parser.reads_special_tokens
     items = parser.feed("[[hm]]yes") + parser.finish()
     assert "".join(item for item in items if isinstance(item, ReasoningText)) == "hm"
 
 
-def prepared(served, **fields):
-    body = {"messages": MESSAGES, "tools": TOOLS, **fields}
-    return prepare(served, read_request(served, ChatRequest, body))
-
-
 def grammar_of(served, **fields):
     """The grammar of the answer, which is the last logits processor."""
-    return xgrammar.GrammarMatcher(prepared(served, **fields).choices[0].logits_processor[-1].compiled_grammars[0])
+    (choice,) = prepared(served, **{"tools": TOOLS, **fields}).choices
+    return xgrammar.GrammarMatcher(choice.logits_processor[-1].compiled_grammars[0])
 
 
-def accepts(served, choice, text):
-    matcher = grammar_of(served, tool_choice=choice)
+def accepts(served, choice, text, **fields):
+    matcher = grammar_of(served, tool_choice=choice, **fields)
     return matcher.accept_string(text) and matcher.is_completed()
 
 
@@ -147,7 +120,9 @@ def test_a_choice_forces_a_call(served):
     for text in ("Hello", FORCED * 2, FORCED.replace('"Köln"', "3")):
         assert not accepts(served, "required", text)
     for choice in (None, "auto", "none"):
-        assert not prepared(served, tool_choice=choice).choices[0].logits_processor
+        assert not prepared(served, tools=TOOLS, tool_choice=choice).choices[0].logits_processor
+        assert accepts(served, choice, '{"a": [1]}', response_format={"type": "json_object"})
+        assert not accepts(served, choice, "[1]", response_format={"type": "json_object"})
 
 
 @pytest.mark.parametrize(
@@ -155,10 +130,7 @@ def test_a_choice_forces_a_call(served):
     [
         ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "names no tool of tools="),
         ({"tool_choice": "required", "tools": []}, "tool_choice='required' names no tool of tools="),
-        (
-            {"tool_choice": "required", "tools": [{"function": {}}]},
-            "tools.0.function.name is missing; add it.",
-        ),
+        ({"tool_choice": "required", "tools": [{"function": {}}]}, "tools.0.function.name is missing; add it."),
         ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "excludes response_format"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls=false needs tool_choice='required'"),
         (
@@ -173,15 +145,13 @@ def test_a_choice_forces_a_call(served):
 )
 def test_what_cannot_be_kept_is_refused(served, fields, sentence):
     with pytest.raises(ValueError, match=sentence):
-        prepared(served, **fields)
+        prepared(served, **{"tools": TOOLS, **fields})
 
 
 def test_a_model_of_another_form_cannot_be_forced(checkpoint):
-    tokenizer = copy.copy(checkpoint[2])
-    tokenizer.chat_template = "{{ tools }}"
-    served = ServedModel("tiny", checkpoint[1], tokenizer, 0)
+    served = served_model(checkpoint, chat_template="{{ tools }}")
     with pytest.raises(ValueError, match="whose form of calls is unknown; leave it out"):
-        prepared(served, tool_choice="required")
+        prepared(served, tools=TOOLS, tool_choice="required")
     assert served.grammars.process is None
 
 

@@ -5,13 +5,13 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import transformers
+from command_line import ids_of, user
 from helpers import copy_with_code
-from serving_client import client_of
+from serving_client import client_of, send
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
@@ -28,8 +28,7 @@ pytestmark = [
 
 def is_ready(port):
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-            return answer.status == 200
+        return send(port, "GET", "/health")[0] == 200
     except OSError:
         return False
 
@@ -66,12 +65,7 @@ def expected():
     model, tokenizer = load_checkpoint(DEMO_FOLDER, device="cpu")
     texts = {}
     for question in QUESTIONS:
-        inputs = tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}],
-            add_generation_prompt=True,
-            return_dict=True,
-            return_tensors="pt",
-        )
+        inputs = ids_of(tokenizer, user(question))
         new = model.generate(**inputs, max_new_tokens=60, do_sample=False)[0, inputs["input_ids"].shape[1] :]
         texts[question] = tokenizer.decode(new, skip_special_tokens=True), len(new)
     return texts
@@ -79,8 +73,8 @@ def expected():
 
 def answer(client, question, stream):
     openai, model = client
-    messages = [{"role": "user", "content": question}]
-    whole = openai.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=60, stream=stream)
+    settings = {"temperature": 0, "max_tokens": 60, "stream": stream}
+    whole = openai.chat.completions.create(model=model, messages=user(question), **settings)
     if not stream:
         return whole.choices[0].message.content, whole.usage.completion_tokens
     chunks = list(whole)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from copy import copy
 from typing import Any
 
@@ -167,7 +168,9 @@ class BatchingManager(ContinuousBatchingManager):
         config, requests = generation_config or self.generation_config, []
         for name in self.text_ids(request_id):
             state = RequestState(name, tokens, streaming=streaming, record_timestamps=record_timestamps)
-            own_seed = self.seed_or(seed if name == request_id else None)
+            own_seed = seed
+            if own_seed is None or name != request_id:
+                own_seed = torch.randint(2**63 - 1, (), generator=self.generator).item()
             request = Request.from_settings(self.model, state, config, settings, own_seed, self.fixed_shapes)
             self.check_size(request)
             requests.append(request)
@@ -176,9 +179,6 @@ class BatchingManager(ContinuousBatchingManager):
     def text_ids(self, request_id: str) -> list[str]:
         """The ids of the texts for one prompt, as many as `num_return_sequences`."""
         return [f"{request_id}__child#{i}" for i in range(self.num_return_sequences - 1)] + [request_id]
-
-    def seed_or(self, seed: int | None) -> int:
-        return torch.randint(2**63 - 1, (), generator=self.generator).item() if seed is None else seed
 
     def check_size(self, request: Request) -> None:
         work = request.noise_bytes + scores_bytes(self.model, request.budget.queries)
@@ -466,19 +466,13 @@ class RequestOutputs:
 
     def deliver(self, output: GenerationOutput) -> None:
         with self.changed:
-            if output.request_id in self.handlers:
-                self.call_handler(output)
-            else:
+            callback, loop = self.handlers.get(output.request_id, (None, None))
+            if callback is None:
                 self.waiting.append(output)
-            self.changed.notify_all()
-
-    def call_handler(self, output: GenerationOutput) -> None:
-        callback, loop = self.handlers[output.request_id]
-        try:
-            loop.call_soon_threadsafe(callback, output)
-        except RuntimeError:  # the loop is closed
-            del self.handlers[output.request_id]
-        else:
+                self.changed.notify_all()
+                return
+            with suppress(RuntimeError):  # where the loop is closed
+                loop.call_soon_threadsafe(callback, output)
             if output.is_finished():
                 del self.handlers[output.request_id]
 

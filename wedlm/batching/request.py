@@ -121,9 +121,7 @@ def resolve(
         tokenizer=None,
         **model_kwargs,
     ) -> Call:
-        check_request(generation_config, synced_gpus)
-        generation_config.cache_implementation = None  # The batch has its own cache.
-        model_kwargs[CACHE] = DynamicCache(config=model.config)  # Steps need a cache; that is the batch's.
+        prepare_for_batch(generation_config, synced_gpus, model_kwargs)
         processors, criteria = logits_processor, stopping_criteria
         return Call(model, input_ids, processors, criteria, generation_config, False, None, model_kwargs)
 
@@ -143,16 +141,15 @@ class PreparedCall(Verified):
     """Verified decoding of a stock model that is prepared and not run."""
 
     def decode(self, model, input_ids, processors, criteria, generation_config, **model_kwargs) -> Call:
-        check_request(generation_config, bool(self.settings.get("synced_gpus")))
-        generation_config.cache_implementation = None
-        model_kwargs[CACHE] = DynamicCache()
+        prepare_for_batch(generation_config, bool(self.settings.get("synced_gpus")), model_kwargs)
         return super().decode(model, input_ids, processors, criteria, generation_config, **model_kwargs)
 
     def run(self, call: Call) -> Call:
         return call
 
 
-def check_request(generation_config: GenerationConfig, synced_gpus: bool) -> None:
+def prepare_for_batch(generation_config: GenerationConfig, synced_gpus: bool, model_kwargs: dict) -> None:
+    """Refuses what a request of a batch cannot have, and stands in for the batch's cache."""
     if synced_gpus:
         refuse("synced_gpus", synced_gpus, generation_config)
     if generation_config.use_cache is False:
@@ -164,6 +161,8 @@ def check_request(generation_config: GenerationConfig, synced_gpus: bool) -> Non
             raise ValueError(
                 f"{name}=True is not offered for a request of a batch, which returns tokens; leave it out."
             )
+    generation_config.cache_implementation = None
+    model_kwargs[CACHE] = DynamicCache()  # Steps need a cache; that is the batch's.
 
 
 def settings_key(call: Call) -> str:

@@ -43,16 +43,10 @@ class Scheduler:
     long one in chunks, several short ones in one forward. The end of its prompt brings its first tokens. Then it joins
     a settings group, and one forward decodes all groups.
 
-    Args:
-        model (`PreTrainedModel`): The model.
-        max_cached_tokens (`int`): The most tokens whose keys and values are in memory, the room that shorter rows
-            leave unused included.
-        chunk_size (`int`): The most tokens of a prefill, the padding of shorter prompts included.
-        use_prefix_cache (`bool`, *optional*, defaults to `True`): Whether keys and values of requests that have ended
-            stay for the next ones with the same beginning, while they fit.
-        max_work_bytes (`float`, *optional*): The most bytes of noise and scores.
-        fixed_shapes (`bool`, *optional*, defaults to `False`): Whether each request has forwards of its own and copies
-            no keys and values, so that equal requests have forwards of equal shapes, whoever else is there.
+    `max_cached_tokens` and `chunk_size`, the most tokens of a prefill, count the padding of shorter rows. With
+    `use_prefix_cache` keys and values of texts that have ended stay for others with the same beginning, while they
+    fit. `max_work_bytes` bounds noise and scores. With `fixed_shapes` each request has forwards of its own and copies
+    no keys and values, so that equal requests have forwards of equal shapes, whoever else is there.
     """
 
     def __init__(
@@ -102,14 +96,15 @@ class Scheduler:
 
     def num_tokens_with(self, *requests: Request) -> int:
         """The cached tokens that all requests may take with these ones."""
-        return self.cache.num_tokens_with([each.budget for each in (*self.uncached_requests(), *requests)])
+        return self.cache.num_tokens_with([each.budget for each in (*self.uncached_requests, *requests)])
 
     def work_bytes_with(self, *requests: Request) -> int:
         """The bytes of noise and scores of all requests with these ones, in a forward of the most queries."""
-        everyone = [*self.cached_requests, *self.uncached_requests(), *requests]
+        everyone = [*self.cached_requests, *self.uncached_requests, *requests]
         most_queries = max((each.budget.queries for each in everyone), default=0)
         return sum(each.noise_bytes for each in everyone) + len(everyone) * scores_bytes(self.model, most_queries)
 
+    @property
     def uncached_requests(self) -> list[Request]:
         return [request for request, group in self.prefilling.items() if group is None]
 
@@ -263,7 +258,7 @@ class Scheduler:
         it takes a row of the cache before it decodes.
         """
         num_uncached, most = cache(self.num_uncached), self.chunk_size  # Each prompt is looked up once.
-        waiting = self.uncached_requests()
+        waiting = self.uncached_requests
         long = [request for request, group in self.prefilling.items() if group is not None]
         if not long:
             longs = (each for each in waiting if each.prompt_length > most and num_uncached(each) > most)
@@ -278,13 +273,11 @@ class Scheduler:
 
     def short_prefills(self, waiting: Iterable[tuple[Request, int]]) -> list[Request]:
         """The first short prompts, as many as one forward prefills; each comes with its number of uncached tokens."""
-        requests, longest, begin, longest_text = [], 0, 0, 0
+        requests, longest, begin, longest_text, most = [], 0, 0, 0, 1 if self.fixed_shapes else math.inf
         for request, size in waiting:
             longest, begin = max(longest, size), max(begin, request.prompt_length - size)
-            longest_text = max(longest_text, request.budget.text)
-            if (len(requests) + 1) * longest > self.chunk_size or begin + longest > longest_text:
-                break
-            if requests and self.fixed_shapes:
+            longest_text, number = max(longest_text, request.budget.text), len(requests) + 1
+            if number * longest > self.chunk_size or begin + longest > longest_text or number > most:
                 break
             requests.append(request)
         return requests

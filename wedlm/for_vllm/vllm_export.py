@@ -187,7 +187,10 @@ def fill(plan: Plan, folder: Path, text: str, own_target: bool, drafts: Drafts, 
     if own_target:
         drafter.mkdir()
         for path in whole.glob("*.safetensors"):
-            link(path, drafter / path.name)
+            try:
+                os.link(path, drafter / path.name)
+            except OSError:  # The disk has no hard links.
+                shutil.copyfile(path, drafter / path.name)
     tensors = {name: wider.weight(name, each) if wider else each for name, each in drafts.tensors.items()}
     (drafter / DRAFTS_FILE).write_bytes(save(tensors, {"format": "pt"}))
     write_index(drafter)
@@ -215,14 +218,6 @@ def write_index(folder: Path) -> None:
         size = sum(shard.num_bytes - shard.data_start for shard in shards)
         weight_map = {name: shard.path.name for shard in shards for name in shard.tensors}
         write_json(folder / INDEX_FILE, {"metadata": {"total_size": size}, "weight_map": weight_map})
-
-
-def link(path: Path, new: Path) -> None:
-    """Makes a hard link or, where the disk has none, a copy."""
-    try:
-        os.link(path, new)
-    except OSError:
-        shutil.copyfile(path, new)
 
 
 def readme(title: str, base: str, target: str | None, model_type: str) -> str:

@@ -19,20 +19,14 @@ BODY_BYTES = 2**20  # more than a context of 131,072 tokens, and JSON that the e
 BODY_SECONDS = 60  # a body that comes slower holds memory and a connection
 # Names that end so are reserved, so no web page has one. Containers reach their host as host.docker.internal.
 RESERVED_ENDS = (".localhost", ".internal")
-OPEN_PATHS = ("/health",)  # a balancer sends no key
+HEALTH = "/health"  # needs neither a key, for a balancer sends none, nor a place among `max_requests`
 
 
 class AccessMiddleware:
     """Reads the whole body, passes it on, and cancels the request when its client leaves.
 
-    Args:
-        app (`ASGIApp`): The routes.
-        metrics (`Metrics`): Counts the requests.
-        this_machine_only (`bool`): Whether the server listens on this machine alone. A web page can reach it even so,
-            by a name of its own that leads here; `Host` and `Origin` then tell that name.
-        api_key (`str`, *optional*): The key that requests must have.
-        origins (`Collection[str]`): The origins of web pages that may send requests; "*" stands for all.
-        max_requests (`float`): The most requests at a time, besides those for /health.
+    A web page can reach a server that listens on this machine alone, by a name of its own that leads here; `Host` and
+    `Origin` tell that name. Pages of `origins` may send requests; "*" stands for all.
     """
 
     def __init__(
@@ -67,7 +61,7 @@ class AccessMiddleware:
 
     async def admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Checks a request, reads its body and has it answered."""
-        headers, is_open = Headers(scope=scope), scope["path"] in OPEN_PATHS
+        headers, is_open = Headers(scope=scope), scope["path"] == HEALTH
         try:
             if self.this_machine_only:
                 self.check_names(headers)
@@ -86,12 +80,10 @@ class AccessMiddleware:
             self.num_running -= not is_open
 
     async def run_while_connected(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive_body() -> Message:
-            for message in messages:
-                return message
-            return await asyncio.Future()  # a disconnect cancels the app
+            return messages.pop() if messages else await asyncio.Future()  # a disconnect cancels the app
 
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(raise_when_disconnected(receive))
@@ -142,8 +134,8 @@ def check_key(headers: Headers, api_key: str) -> None:
 
 async def read_body(headers: Headers, receive: Receive) -> bytes:
     """The whole body, which may come in chunks without a Content-Length."""
-    declared, body, has_more = headers.get("content-length", ""), bytearray(), True
-    check_size(int(declared) if declared.isdecimal() else 0)
+    body, has_more = bytearray(), True
+    check_size(int(headers.get("content-length", 0)))
     try:
         async with asyncio.timeout(BODY_SECONDS):
             while has_more:

@@ -39,19 +39,19 @@ class StopStrings(StoppingCriteria):
         self.tokenizer, self.stop_strings, self.num_read = tokenizer, stop_strings, len(prompt)
         self.num_characters = max(map(len, stop_strings)) - 1  # before the last token
         self.decoder = DecodeStream([], skip_special_tokens=False)
-        self.last = self.cut(tokenizer.decode(prompt[-CHARACTER_TOKENS * (self.num_characters + 1) :]))
+        self.last = self.end_of(tokenizer.decode(prompt[-CHARACTER_TOKENS * (self.num_characters + 1) :]))
         self.is_met = False
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs) -> torch.BoolTensor:
         for token in input_ids[0, self.num_read :].tolist():
             text = self.last + (self.decoder.step(self.tokenizer.backend_tokenizer, token) or "")
             self.is_met |= any(stop in text[max(0, len(self.last) - len(stop) + 1) :] for stop in self.stop_strings)
-            self.last = self.cut(text)
+            self.last = self.end_of(text)
         self.num_read = input_ids.shape[1]
         return torch.full((len(input_ids),), self.is_met, device=input_ids.device)
 
-    def cut(self, text: str) -> str:
-        return text[len(text) - min(len(text), self.num_characters) :]
+    def end_of(self, text: str) -> str:
+        return text[max(0, len(text) - self.num_characters) :]
 
 
 @dataclass
@@ -95,7 +95,8 @@ class Detokenizer:
         unsent = self.text[self.num_sent :]  # No stop string begins before it.
         text = (before_stop if is_last else before_possible_stop)(unsent, self.stop_strings)
         self.num_sent += len(text)
-        for item in self.parsed(text, is_last):
+        items = [text] if self.parser is None else self.parser.feed(text) + (self.parser.finish() if is_last else [])
+        for item in items:
             if isinstance(item, ToolCall):
                 delta.tool_calls.append(item)
             elif isinstance(item, ReasoningText):
@@ -110,11 +111,6 @@ class Detokenizer:
         whole = self.tokenizer.decode(self.tokens, skip_special_tokens=self.skips_special_tokens)
         if whole.startswith(self.text[: self.num_sent]):
             self.text = whole
-
-    def parsed(self, text: str, is_last: bool) -> list[str | ToolCall]:
-        if self.parser is None:
-            return [text]
-        return self.parser.feed(text) + (self.parser.finish() if is_last else [])
 
     @property
     def finish_reason(self) -> str:

@@ -155,12 +155,10 @@ class Engine:
 
     def failure(self, error: str) -> HTTPException:
         """The response to a request that has failed in the batch."""
-        if error.startswith(DIED):
-            return HTTPException(500, sentence_of(error))
         if error == NO_MEMORY:
             return HTTPException(503, NO_MEMORY, RETRY_AFTER)
         if error == STOPPED:
             return HTTPException(503, ENDING)
         if error.startswith(BROKEN):
             return HTTPException(500, SERVER_FAILED)
-        return HTTPException(400, sentence_of(error))
+        return HTTPException(500 if error.startswith(DIED) else 400, sentence_of(error))

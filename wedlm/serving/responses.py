@@ -31,6 +31,8 @@ class OpenAIResponse:
     prefix: str  # of the id
     whole_object: str
     chunk_object: str
+    part_field: str  # of a choice in a chunk
+    empty_part: dict | str
 
     def __init__(self, model: str, include_usage: bool = False):
         self.id = f"{self.prefix}{uuid4().hex}"
@@ -44,11 +46,21 @@ class OpenAIResponse:
     def chunk(self, choices: list[dict], **usage: dict) -> str:
         return sse_event(self.frame | {"object": self.chunk_object, "choices": choices, **usage})
 
+    def chunk_choice(
+        self, index: int, part: dict | str, logprobs: dict | None = None, finish_reason: str | None = None
+    ) -> dict:
+        return {"index": index, self.part_field: part, "logprobs": logprobs, "finish_reason": finish_reason}
+
+    def closing(self, index: int, finish_reason: str) -> dict:
+        """The part behind the last text."""
+        return self.chunk_choice(index, self.empty_part, finish_reason=finish_reason)
+
 
 class ChatResponse(OpenAIResponse):
     """The response of /v1/chat/completions."""
 
     prefix, whole_object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    part_field, empty_part = "delta", {}
 
     def choice(self, index: int, detokenizer: Detokenizer, delta: Delta) -> dict:
         """A whole text."""
@@ -58,10 +70,8 @@ class ChatResponse(OpenAIResponse):
         if delta.tool_calls:
             message["content"] = delta.content or None
             message["tool_calls"] = [tool_call_json(call) for call in delta.tool_calls]
-        logprobs = self.logprobs(detokenizer, delta)
-        return {
-            "index": index, "message": message, "logprobs": logprobs, "finish_reason": detokenizer.finish_reason
-        }  # fmt: skip
+        last = {"logprobs": self.logprobs(detokenizer, delta), "finish_reason": detokenizer.finish_reason}
+        return {"index": index, "message": message, **last}
 
     def opening(self, index: int) -> dict | None:
         """The part before the first text."""
@@ -75,19 +85,9 @@ class ChatResponse(OpenAIResponse):
         if delta.reasoning:
             message["reasoning_content"] = delta.reasoning
         if delta.tool_calls:
-            first = detokenizer.num_tool_calls - len(delta.tool_calls)
-            calls = enumerate(delta.tool_calls, first)
+            calls = enumerate(delta.tool_calls, detokenizer.num_tool_calls - len(delta.tool_calls))
             message["tool_calls"] = [{"index": number, **tool_call_json(call)} for number, call in calls]
         return self.chunk_choice(index, message, logprobs) if message else None
-
-    def closing(self, index: int, finish_reason: str) -> dict:
-        return self.chunk_choice(index, {}, finish_reason=finish_reason)
-
-    @staticmethod
-    def chunk_choice(
-        index: int, message: dict, logprobs: dict | None = None, finish_reason: str | None = None
-    ) -> dict:
-        return {"index": index, "delta": message, "logprobs": logprobs, "finish_reason": finish_reason}
 
     @staticmethod
     def logprobs(detokenizer: Detokenizer, delta: Delta) -> dict | None:
@@ -100,6 +100,7 @@ class CompletionResponse(OpenAIResponse):
     """The response of /v1/completions, whose choices are plain text."""
 
     prefix, whole_object, chunk_object = "cmpl-", "text_completion", "text_completion"
+    part_field, empty_part = "text", ""
 
     def choice(self, index: int, detokenizer: Detokenizer, delta: Delta) -> dict:
         logprobs = self.logprobs(detokenizer, delta)
@@ -111,13 +112,6 @@ class CompletionResponse(OpenAIResponse):
     def part(self, index: int, detokenizer: Detokenizer, delta: Delta) -> dict | None:
         if delta.content or (delta.tokens and detokenizer.logprobs):
             return self.chunk_choice(index, delta.content, self.logprobs(detokenizer, delta))
-
-    def closing(self, index: int, finish_reason: str) -> dict:
-        return self.chunk_choice(index, "", finish_reason=finish_reason)
-
-    @staticmethod
-    def chunk_choice(index: int, text: str, logprobs: dict | None = None, finish_reason: str | None = None) -> dict:
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
     @staticmethod
     def logprobs(detokenizer: Detokenizer, delta: Delta) -> dict | None:

@@ -50,14 +50,11 @@ class ManagerCollector:
     def __init__(self, manager: BatchingManager):
         self.manager = manager
 
-    def describe(self) -> list[Metric]:
-        """Nothing, so that the registry does not collect when it registers."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         counts, scheduler = self.manager.counts, self.manager.scheduler  # None where the thread has ended
         # A copy: the thread changes it.
         cached = [] if scheduler is None else list(scheduler.prefix_cache.texts.values())
+        kept_tokens = sum(len(text.tokens) for text in cached)
         for name, sentence, value in (
             ("prompt_tokens", "Tokens of the prompts that were read.", counts.prompt_tokens),
             ("found_prompt_tokens", "Of these, tokens whose keys and values were found.", counts.found_tokens),
@@ -69,11 +66,7 @@ class ManagerCollector:
         for name, sentence, value in (
             ("requests_running", "Requests in the batch.", len(self.manager.running)),
             ("requests_waiting", "Requests that wait for a place in the batch.", len(self.manager.waiting)),
-            (
-                "kept_tokens",
-                "Tokens of ended texts whose keys and values stay.",
-                sum(len(text.tokens) for text in cached),
-            ),
+            ("kept_tokens", "Tokens of ended texts whose keys and values stay.", kept_tokens),
             ("cached_tokens_limit", "Tokens whose keys and values may be in memory.", self.manager.max_cached_tokens),
         ):
             yield GaugeMetricFamily(f"wedlm_{name}", sentence, value)

@@ -16,6 +16,7 @@ from wedlm.serving.protocol import Function
 BEGIN, END = "<tool_call>", "</tool_call>"  # as the chat templates of Qwen and of many others write a call
 QWEN3 = SimpleNamespace(config=SimpleNamespace(model_type="qwen3"))  # a model whose template transformers knows
 BLANKS = r"\s{0,16}"  # instead of any number of them, which a search tries from each blank of a run anew
+NO_CALL = KeyError, RuntimeError, TypeError, ValueError  # what the parser raises, and `checked`
 PIECE = re.compile(r"[^>\]]*[>\]]|[^>\]]+")  # A mark of a template ends with such a bracket, and so does a piece.
 
 
@@ -55,7 +56,7 @@ class OutputParser:
             try:
                 events = self.parser.feed(piece[0])
                 items += checked(response_events_to_chunks(events))
-            except (KeyError, RuntimeError, TypeError, ValueError):
+            except NO_CALL:
                 self.is_broken = True
                 return [*items, self.unreported + text[piece.end() :]]
             self.mark_reported(events)
@@ -75,7 +76,7 @@ class OutputParser:
             return []
         try:
             return checked(response_events_to_chunks(self.parser.finalize()[1]))
-        except (KeyError, RuntimeError, TypeError, ValueError):  # The answer ends within a call.
+        except NO_CALL:  # The answer ends within a call.
             return [self.unreported]
 
 

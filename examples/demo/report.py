@@ -23,7 +23,8 @@ import torch
 from huggingface_hub.utils import tqdm
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from examples.demo.tasks import KINDS, MAX_NEW_TOKENS, Example, batch_of, check, held_out_examples
+from examples.demo.example import Example
+from examples.demo.tasks import KINDS, MAX_NEW_TOKENS, batch_of, check, held_out_examples
 from wedlm import WeDLMForCausalLM
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.whole_file import write_whole
@@ -85,7 +86,7 @@ def answers_of(
     nll = answer_nll(model, output.sequences, mask, is_token, tokenizer.mask_token_id)
     texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
     return [
-        Answer(text, check(example.kind, example.prompt, text), *map(int, counts), float(of_answer))
+        Answer(text, check(example, text), *map(int, counts), float(of_answer))
         for example, text, *counts, of_answer in zip(
             examples, texts, num_tokens, output.forwards, window_queries, nll, strict=True
         )

@@ -8,8 +8,8 @@ from helpers import REPOSITORY, copy_with_code, load, run_python
 from transformers import AutoTokenizer
 
 from examples.demo.card import card
-from examples.demo.model import demo_tokenizer
-from examples.demo.tasks import Example, batch_of, check
+from examples.demo.example import Example
+from examples.demo.tasks import batch_of
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.evaluation.provenance import weights_digest
 
@@ -71,38 +71,25 @@ def test_the_files_are_about_this_checkpoint(demo):
         assert written["device"] and re.match(r"python -m (wedlm|examples)\.demo\.", written["command"])
 
 
-@pytest.mark.full
-def test_its_tokenizer_is_the_recipes(demo):
-    model, tokenizer = demo
-    made = demo_tokenizer()
-    assert tokenizer.get_vocab() == made.get_vocab() and tokenizer.chat_template == made.chat_template
-    text = 'Count from 12 to 24 in steps of 4.\n[{"name": "Mia", "age": 31}]\ndef f(n):\n    return n'
-    assert (
-        tokenizer(text)["input_ids"] == made(text)["input_ids"]
-        and tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    )
-    assert (tokenizer.mask_token_id, tokenizer.padding_side) == (model.config.mask_token_id, "left")
-
-
-KIND_OF = {"Count": "counting", "Solve": "equations", "Tom": "word_problems"}  # by the first word of a question
+SHOWN = {
+    "Count by 5 from 10 to 60.": "10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60.",
+    "Count down by 1 from 20 to 10.": "20, 19, 18, 17, 16, 15, 14, 13, 12, 11, 10.",
+    "Solve 3x + 7 = 22 for x.": "Answer: x = 5",
+    "Solve 3x + 7 = 22.": "Answer: x = 5",
+    "Tom has 24 marbles. He buys 30 more. He gives 12 to Anna. How many marbles does Tom have now?": "Answer: 42",
+}
 PAGES = ("README.md", "Makefile", "wedlm/commands/cli.py", "docs/serve.md")
-SHOWN = sorted(
-    {
-        question
-        for page in PAGES
-        for question in re.findall(rf'"((?:{"|".join(KIND_OF)}) [^"]*[.?])"', (REPOSITORY / page).read_text("utf-8"))
-    }
-)
 
 
-@pytest.mark.parametrize("question", SHOWN)
 @pytest.mark.parametrize("decoding", ["streaming", "verified"])
-def test_the_questions_that_we_show_are_answered_right(demo, question, decoding):
+def test_the_questions_that_we_show_are_answered_right(demo, decoding):
+    pages = "".join((REPOSITORY / page).read_text("utf-8") for page in PAGES)
+    assert set(re.findall(r'"((?:Count|Solve|Tom) [^"]*[.?])"', pages)) == set(SHOWN)
     model, tokenizer = demo
-    inputs = batch_of(tokenizer, [Example("", question, "", "")], model.device)
-    output = model.generate(**inputs, decoding=decoding, max_new_tokens=160)[0, inputs["input_ids"].shape[1] :]
-    text = tokenizer.decode(output, skip_special_tokens=True)
-    assert check(KIND_OF[question.split()[0]], question, text), text
+    for question, right in SHOWN.items():
+        inputs = batch_of(tokenizer, [Example("", question, "", "")], model.device)
+        output = model.generate(**inputs, decoding=decoding, max_new_tokens=160)[0, inputs["input_ids"].shape[1] :]
+        assert tokenizer.decode(output, skip_special_tokens=True).split("\n")[-1] == right
 
 
 def test_its_default_decoding_is_one_that_its_report_shows_to_lose_nothing(demo):

@@ -67,7 +67,7 @@ def test_answers_of_a_batch_are_those_of_each_question_alone(model, tokenizer, d
         text, *counts, nll = alone(model, tokenizer, example, settings)
         assert (answer.text, answer.tokens, answer.forwards, answer.window_queries) == (text, *counts)
         assert answer.nll == pytest.approx(nll, rel=1e-3, abs=1e-3)
-        assert answer.is_right == report.check(example.kind, example.prompt, text)
+        assert answer.is_right == report.check(example, text)
 
 
 def answer(right, tokens, forwards, window_queries=None, nll=0.0, text=""):

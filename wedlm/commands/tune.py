@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from wedlm.commands.command import extra, refusals, table_console
-from wedlm.commands.shared_options import Debug, Device, Dtype, OutFile, OverwriteFile, check_out_file, option
+from wedlm.commands.command import table_console
+from wedlm.commands.shared_options import Device, Dtype, OutFile, OverwriteFile, check_out_file, option
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -40,48 +40,44 @@ def tune(
     dry_run: Annotated[bool, option("Do not change generation_config.json.", "--dry-run")] = False,
     dtype: Dtype = "auto",
     device: Device = None,
-    debug: Debug = False,
 ) -> None:
     """Find the fastest decoding that keeps quality on your own examples, and write it into generation_config.json.
 
     Every setting answers every example. After a stop, the same command continues.
     """
-    with refusals(debug), extra("eval"):
-        check_out_file(out, overwrite)
-        from wedlm.checkpoints.load import load_checkpoint
-        from wedlm.checkpoints.resolve import FROM_MODEL, GENERATION_FILE, read_generation_fields, wedlm_folder
-        from wedlm.checkpoints.whole_file import write_whole
-        from wedlm.evaluation.tuning import measure_of, read_examples, read_share
+    check_out_file("--out", out, overwrite)
+    from wedlm.checkpoints.load import load_checkpoint
+    from wedlm.checkpoints.resolve import FROM_MODEL, GENERATION_FILE, read_generation_fields, wedlm_folder
+    from wedlm.checkpoints.whole_file import write_whole
+    from wedlm.evaluation.tuning import measure_of, read_examples, read_share
 
-        loss = read_share(max_quality_loss)
-        if out.resolve() == data.resolve():
-            raise ValueError(f"--out {out} is the file of --data, which would be replaced; choose another one.")
-        examples = read_examples(data)
-        measure = measure_of(measure, examples)
-        if not model.is_dir():
-            raise ValueError(
-                f"{model} is no folder, and {GENERATION_FILE} is written into one; download it (`hf download NAME "
-                "--local-dir FOLDER`) and give that."
-            )
-        config = read_generation_fields(model)
-        folder = wedlm_folder(model, with_weights=False)  # another one, if the model is a draft adapter
-        config = config or read_generation_fields(folder)
-        checkpoint = load_checkpoint(model, dtype, device, only_decodes=True)
-        chosen = choose(*checkpoint, model, data, examples, measure, loss, max_new_tokens, out)
-        if chosen is None:
-            return
-        if dry_run:
-            print(f"Not written into {model / GENERATION_FILE} (--dry-run).", file=sys.stderr)
-            return
-        if config.get(FROM_MODEL, not config):
-            config |= {FROM_MODEL: False}
-        write_whole(model / GENERATION_FILE, json.dumps(config | chosen, indent=2) + "\n")
-        print(f"Written into {model / GENERATION_FILE}; every number is in {out}.", file=sys.stderr)
-        print(f'Next: wedlm generate {quote(str(model))} "Why is the sky blue?"', file=sys.stderr)
-        if config.get("do_sample"):
-            print(
-                f"{GENERATION_FILE} says do_sample, and the settings were compared on greedy texts.", file=sys.stderr
-            )
+    loss = read_share(max_quality_loss)
+    if out.resolve() == data.resolve():
+        raise ValueError(f"--out {out} is the file of --data, which would be replaced; choose another one.")
+    examples = read_examples(data)
+    measure = measure_of(measure, examples)
+    if not model.is_dir():
+        raise ValueError(
+            f"{model} is no folder, and {GENERATION_FILE} is written into one; download it (`hf download NAME "
+            "--local-dir FOLDER`) and give that."
+        )
+    config = read_generation_fields(model)
+    folder = wedlm_folder(model, with_weights=False)  # another one, if the model is a draft adapter
+    config = config or read_generation_fields(folder)
+    checkpoint = load_checkpoint(model, dtype, device, only_decodes=True)
+    chosen = choose(*checkpoint, model, data, examples, measure, loss, max_new_tokens, out)
+    if chosen is None:
+        return
+    if dry_run:
+        print(f"Not written into {model / GENERATION_FILE} (--dry-run).", file=sys.stderr)
+        return
+    if config.get(FROM_MODEL, not config):
+        config |= {FROM_MODEL: False}
+    write_whole(model / GENERATION_FILE, json.dumps(config | chosen, indent=2) + "\n")
+    print(f"Written into {model / GENERATION_FILE}; every number is in {out}.", file=sys.stderr)
+    print(f'Next: wedlm generate {quote(str(model))} "Why is the sky blue?"', file=sys.stderr)
+    if config.get("do_sample"):
+        print(f"{GENERATION_FILE} says do_sample, and the settings were compared on greedy texts.", file=sys.stderr)
 
 
 def choose(

@@ -4,7 +4,6 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from hashlib import sha256
 from typing import Any
 
 import torch
@@ -56,14 +55,6 @@ class DecodingLM(HFLM):
 
     Requests are answered in batches that depend on the requests alone, and samples on the batch and `seed` alone, so a
     run that continues a stopped one has the results of one that was never stopped.
-
-    Args:
-        model (`PreTrainedModel`), tokenizer (`PreTrainedTokenizerBase`): The model that answers.
-        batch_size (`int`): Number of requests that are answered at once.
-        arguments (`dict[str, Any]`): Arguments of `generate()` such as `{"decoding": "verified"}`.
-        work (`WorkFile`): Where answers are kept.
-        seed (`int`): Seed of sampling.
-        description (`str`): Text in front of the progress bar.
     """
 
     def __init__(
@@ -162,10 +153,9 @@ class DecodingLM(HFLM):
                 batch = [requests[i] for i in indices]
                 task = batch[0].task_name
                 identity = [number, task, [request.args for request in batch], arguments]
-                digest = sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-                key = (method, digest)
+                key = (method, digest_of(identity))
                 if key not in self.work:
-                    self.work.add(key, compute(batch, digest))
+                    self.work.add(key, compute(batch, key[1]))
                 result = self.work[key]
                 for i, answer in zip(indices, result["answers"], strict=True):
                     answers[i] = answer

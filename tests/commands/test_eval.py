@@ -21,12 +21,15 @@ def run(*arguments):
 
 def test_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    asked = ["--tasks", "demo_counting", "--include-path", DEMO_TASKS, "--apply-chat-template", "--limit", 3]
+    (tmp_path / "recipe.yaml").write_text(
+        f"tasks: {{demo_counting: 0}}\ninclude_path: {DEMO_TASKS}\nsettings: {{apply_chat_template: true, limit: 2}}\n"
+    )
+    asked = ["--recipe", "recipe.yaml", "--limit", 3]
     several = ["--decoding", "streaming", "--decoding", "autoregressive", "--entropy-threshold", "0.1",
                "--entropy-threshold", "none", "--batch-size", 3]  # fmt: skip
     first = run(*asked, *several)
     assert first.exit_code == 0, first.output
-    assert [path.name for path in tmp_path.iterdir()] == ["eval.json"], "the work folder is gone"
+    assert {path.name for path in tmp_path.iterdir()} == {"eval.json", "recipe.yaml"}, "the work folder is gone"
     report = json.loads((tmp_path / "eval.json").read_text())
     own = json.loads((DEMO_FOLDER / "generation_config.json").read_text(encoding="utf-8"))
     assert report["generation_config"]["entropy_threshold"] == own["entropy_threshold"]

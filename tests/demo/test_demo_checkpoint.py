@@ -4,11 +4,12 @@ import json
 import re
 
 import pytest
-from helpers import REPOSITORY, copy_with_code, load, run_python
+from helpers import REPOSITORY, load
 from transformers import AutoTokenizer
 
 from examples.demo.card import card
 from examples.demo.example import Example
+from examples.demo.report import EXAMPLES, shown
 from examples.demo.tasks import batch_of
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.evaluation.provenance import weights_digest
@@ -23,37 +24,9 @@ def demo():
     return load(DEMO_FOLDER), AutoTokenizer.from_pretrained(DEMO_FOLDER)
 
 
-@pytest.fixture(scope="module")
-def written_elsewhere(tmp_path_factory):
-    """The answers to the card's examples by prompt, from a clean process without the package."""
-    place = tmp_path_factory.mktemp("elsewhere")
-    copy_with_code(DEMO_FOLDER, place / "wedlm-demo")
-    code = f"""
-import json
-from transformers import AutoModelForCausalLM, AutoTokenizer
-folder = "wedlm-demo"
-model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-answers = {{}}
-for prompt in {[shown["prompt"] for shown in REPORT["examples"]]!r}:
-    chat = [{{"role": "user", "content": prompt}}]
-    inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")
-    output = model.generate(**inputs, max_new_tokens=160, return_dict_in_generate=True)
-    new = output.sequences[0, inputs["input_ids"].shape[1] :]
-    answers[prompt] = new.tolist(), int(output.forwards), tokenizer.decode(new, skip_special_tokens=True)
-print("\\n" + json.dumps([answers]))
-"""
-    printed = run_python(code, place, wedlm=False)
-    (line,) = (line for line in printed.splitlines() if line.startswith("[{"))
-    (answers,) = json.loads(line)
-    return answers
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("shown", REPORT["examples"], ids=lambda shown: shown["prompt"])
-def test_a_clean_process_without_the_package_writes_the_cards_example(written_elsewhere, shown):
-    assert written_elsewhere[shown["prompt"]] == [shown["token_ids"], shown["forwards"], shown["text"]]
-    assert shown["tokens"] == len(shown["token_ids"])
+def test_the_card_shows_what_it_writes(demo):
+    model, tokenizer = demo
+    assert [shown(model, tokenizer, kind) for kind in EXAMPLES] == REPORT["examples"]
 
 
 def test_the_card_is_written_from_the_files_beside_it():

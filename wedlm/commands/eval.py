@@ -17,10 +17,10 @@ from wedlm.commands.shared_options import (
     Model,
     OutFile,
     OverwriteFile,
+    RepeatedDecodingOptions,
     check_out_file,
     option,
     read_threshold,
-    setting,
 )
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 def eval(
+    options: RepeatedDecodingOptions,
     model: Model = str(DEMO_FOLDER),
     tasks: Annotated[str, option("Tasks of lm-eval or of --include-path, separated by commas.")] = "",
     recipe: Annotated[
@@ -35,23 +36,6 @@ def eval(
     ] = None,
     include_path: Annotated[
         list[Path] | None, option("A folder with YAML files of tasks; may be given again.", metavar="FOLDER")
-    ] = None,
-    decoding: Annotated[
-        list[str] | None, setting("streaming, verified, blockwise or autoregressive; may be given again.")
-    ] = None,
-    window_size: Annotated[list[int] | None, setting("Slots after the final text; may be given again.")] = None,
-    entropy_threshold: Annotated[
-        list[str] | None, setting("The limit of the entropy in nats, or none; may be given again.")
-    ] = None,
-    distance_penalty: Annotated[
-        list[float] | None, setting("Add this number to the entropy for each slot of distance; may be given again.")
-    ] = None,
-    acceptance_ratio: Annotated[
-        list[float] | None, setting("The share of the best probability that a draft needs; may be given again.")
-    ] = None,
-    query_cost: Annotated[
-        list[float] | None,
-        setting("What one more token of a forward costs, as a share of a forward with one; may be given again."),
     ] = None,
     num_fewshot: Annotated[int | None, option("The number of examples before each question.")] = None,
     limit: Annotated[int | None, option("Ask only the first N questions of each task.")] = None,
@@ -103,16 +87,12 @@ def eval(
     shots = of_recipe.tasks | dict.fromkeys(name for name in tasks.replace(" ", "").split(",") if name)
     if num_fewshot is not None:
         shots = dict.fromkeys(shots)
-    values = {
-        "window_size": window_size,
-        "entropy_threshold": [read_threshold(threshold) for threshold in entropy_threshold or []],
-        "distance_penalty": distance_penalty,
-        "acceptance_ratio": acceptance_ratio,
-        "query_cost": query_cost,
-    }
-    if any(values.values()) and not decoding:
+    values = {name: value for name, value in vars(options).items() if value}
+    if "entropy_threshold" in values:
+        values["entropy_threshold"] = list(map(read_threshold, values["entropy_threshold"]))
+    if values and "decoding" not in values:
         raise ValueError("--window-size and its like need a --decoding that reads them; name one, say streaming.")
-    decodings = combinations(decoding, **values) if decoding else of_recipe.decodings
+    decodings = combinations(values.pop("decoding"), **values) if values else of_recipe.decodings
     if not shots:
         raise ValueError("No task is named; pass --tasks NAME,NAME or --recipe NAME.")
     folders = [*(include_path or []), *filter(None, [of_recipe.include_path])]

@@ -2,9 +2,10 @@
 
 import math
 import os
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import typer
 
@@ -72,6 +73,20 @@ class DecodingOptions:
         if self.entropy_threshold is not None:
             given["entropy_threshold"] = read_threshold(self.entropy_threshold)
         return given
+
+
+def repeated(annotation: Any) -> Any:
+    """The option of this annotation, as one that may be given several times."""
+    kind, shown = get_args(annotation)
+    shown = copy(shown)
+    shown.help = f"{shown.help.removesuffix('.')}; may be given again."
+    return Annotated[list[get_args(kind)[0]] | None, shown]
+
+
+RepeatedDecodingOptions = make_dataclass(
+    "RepeatedDecodingOptions",
+    [(field.name, repeated(field.type), None) for field in fields(DecodingOptions)],
+)
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,6 @@ LIKELIHOOD_BATCHES = 16  # in one entry of the work file; in it lm-eval sorts by
 COUNTS = ("tokens", "forwards", "window_queries", "seconds")
 
 
-def counted(output: GenerateDecoderOnlyOutput) -> dict[str, int]:
-    """The counts of one call of generate(), summed over the rows of the batch."""
-    tokens = output.tokens_per_forward * output.forwards
-    queries = tokens / output.prefix_cacheability
-    return {
-        "tokens": round(float(tokens.sum())),
-        "forwards": int(output.forwards.sum()),
-        "window_queries": round(float(queries.sum())),
-    }
-
-
 class StopBehindPrompt(StoppingCriteria):
     """Ends a row once one of the texts stands behind its prompt.
 
@@ -119,8 +108,10 @@ class DecodingLM(HFLM):
         torch.manual_seed(self.seed_of_batch)
         start = time.perf_counter()
         output = generate(max_length - width)
-        counts = counted(output)  # waits until the device is done
-        self.counts_of_batch = {**counts, "seconds": time.perf_counter() - start}
+        tokens = output.tokens_per_forward * output.forwards
+        queries = tokens / output.prefix_cacheability
+        summed = [round(float(each.sum())) for each in (tokens, output.forwards, queries)]  # waits for the device
+        self.counts_of_batch = dict(zip(COUNTS, [*summed, time.perf_counter() - start], strict=True))
         return output.sequences
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:

@@ -69,7 +69,8 @@ def load_tasks(
         except ValueError as error:
             raise ValueError(f"--tasks {','.join(names)}: {error}; name each task once.") from error
     for name, task in loaded["tasks"].items():
-        check_task(name, task, run_code)
+        if getattr(task, "UNSAFE_CODE", False):
+            check_code(name, task, run_code)
         remember_documents(task)
     return Tasks(loaded, fewshot)
 
@@ -149,20 +150,8 @@ def refuse_code(name: str) -> None:
     )
 
 
-def check_task(name: str, task: Task, run_code: bool) -> None:
-    """Refuses a task whose scoring would fail after everything has been generated."""
-    if getattr(task, "UNSAFE_CODE", False):
-        check_task_with_code(name, task, run_code)
-    if isinstance(task, ConfigurableTask) and task.config.process_results is None:
-        for functions, kind in ((task._metric_fn_list, "metric"), (task._aggregation_list, "aggregation of")):
-            for metric, function in functions.items():
-                if function is None:
-                    raise ValueError(
-                        f"The task {name} has a {kind} {metric!r} that lm-eval does not know; correct its YAML file."
-                    )
-
-
-def check_task_with_code(name: str, task: Task, run_code: bool) -> None:
+def check_code(name: str, task: Task, run_code: bool) -> None:
+    """Refuses a task whose code may not run, would run outside of the sandbox, or could not run in it."""
     if not run_code:
         refuse_code(name)
     if not uses_sandbox(task):

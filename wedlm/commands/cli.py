@@ -1,4 +1,4 @@
-"""The `wedlm` command: a thin function for each subcommand, which imports its room when it runs."""
+"""The `wedlm` command: a thin function for each subcommand, which imports what it needs when it is called."""
 
 import io
 import os

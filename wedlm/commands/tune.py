@@ -102,7 +102,7 @@ def choose(
     from wedlm.evaluation.provenance import checkpoint_identity, conditions, write_report
     from wedlm.evaluation.sweep import front, summaries, sweep
     from wedlm.evaluation.timing import measured_query_cost
-    from wedlm.evaluation.tuning import allowed, most_lost, settings_to_try, why_nothing_is_shown, with_agreement
+    from wedlm.evaluation.tuning import decide, most_lost, settings_to_try, with_agreement
     from wedlm.evaluation.work_file import WorkFile, resumable
 
     logging.set_verbosity_error()
@@ -120,9 +120,7 @@ def choose(
         answers = with_agreement(answers)
     bounds = most_lost(answers, decodings)
     results = {label: result | {"most_lost": bounds[label]} for label, result in summaries(answers, decodings).items()}
-    fastest = allowed(results, loss)[0]
-    nothing = why_nothing_is_shown(answers, decodings, loss, fastest)
-    chosen = None if nothing else fastest
+    chosen, reason = decide(answers, results, loss)
     write_report(
         out,
         results,
@@ -136,10 +134,10 @@ def choose(
     )
     work.remove()
     print_front(results, front(results), chosen)
-    if nothing:
-        print(f"Nothing is written into {folder / GENERATION_FILE}: {nothing}.", file=sys.stderr)
+    if chosen is None:
+        print(f"Nothing is written into {folder / GENERATION_FILE}: {reason}", file=sys.stderr)
         return None
-    explain_choice(results, chosen, loss, len(examples))
+    print(f"Taken: {chosen}, {reason}", file=sys.stderr)
     print(f"One more query costs {100 * query_cost:.1f} % of a forward with one.", file=sys.stderr)
     return decodings[chosen] | {"query_cost": query_cost}
 
@@ -195,20 +193,3 @@ def print_front(results: dict[str, dict], front: list[str], chosen: str | None) 
             f"{result['tokens_per_forward']:.2f}",
         )
     table_console().print(table)
-
-
-def explain_choice(results: dict[str, dict], chosen: str, loss: float, num_examples: int) -> None:
-    """Says on standard error what was chosen, and how many examples streaming would need."""
-    from wedlm.evaluation.decodings import is_exact
-    from wedlm.evaluation.tuning import examples_needed
-
-    num_uncertain = sum(not is_exact(result["arguments"]) for result in results.values())
-    print(
-        f"Taken: {chosen}, the fastest of those that lose at most {100 * loss:g} % of the answers, shown with 95 % "
-        f"confidence for all {len(results)} settings together.",
-        file=sys.stderr,
-    )
-    needed = examples_needed(loss, num_uncertain)
-    if is_exact(results[chosen]["arguments"]) and (needed is None or num_examples < needed):
-        more = "no number of examples can" if needed is None else f"at least {needed} of them would be needed"
-        print(f"{num_examples} examples cannot show that streaming loses so little; {more}.", file=sys.stderr)

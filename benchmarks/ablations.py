@@ -65,7 +65,7 @@ def plot_of(name: str) -> str:
 def questions_of(kind: str, number: int, tokenizer: PreTrainedTokenizerBase) -> list[Question]:
     def question(example: Example) -> Question:
         ids = tokenizer.apply_chat_template(example.messages[:1], add_generation_prompt=True, return_dict=True)
-        return Question(ids["input_ids"], lambda text: float(check(kind, example.prompt, text)))
+        return Question(ids["input_ids"], lambda text: float(check(example, text)))
 
     return [question(example) for example in held_out_examples(kind, number)]
 

@@ -55,7 +55,6 @@ def assert_counted(line, output, prompt_length):
     assert re.fullmatch(expected, line), line
 
 
-MASK_TEXT = make_tokenizer(QWEN25).decode([3])
 # A threshold at which a random model fills several slots per forward.
 SHORT = ("--max-new-tokens", "40", "--entropy-threshold", "3")
 TIMEOUT = 300  # seconds, on a busy machine

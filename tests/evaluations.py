@@ -21,7 +21,7 @@ TIMES = ("tokens_per_second",)
 
 
 def write_tasks(folder):
-    """Tasks as a user would write them: one chooses, one generates up to a text, and three cannot be run."""
+    """Tasks as a user would write them: one chooses, one generates up to a text, and two cannot be run."""
     documents = [
         {"question": f"Count by {step} from 2 to {2 + 3 * step}.", "right": f"2, {2 + step}", "wrong": f"9, {step}"}
         for step in (2, 3, 4, 5, 6)
@@ -40,10 +40,6 @@ def write_tasks(folder):
         "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]\n"
     )
     (folder / "far.yaml").write_text("task: far\ndataset_path: somebody/data-that-is-not-here\ntest_split: test\n")
-    (folder / "taste.yaml").write_text(
-        f"task: taste\n{common}output_type: generate_until\ndoc_to_text: a\ndoc_to_target: b\n"
-        "metric_list: [{metric: taste, aggregation: mean, higher_is_better: true}]\n"
-    )
     (folder / "broken.yaml").write_text(f"task: broken\n{common}output_type: nonsense\n")
 
 

@@ -25,7 +25,7 @@ CONDITIONS = """\
 Each decoding answered {num_examples:,} held-out questions of each kind, greedily, with at most 160 new tokens. None of
 these problems is in the training data, in any wording. The columns of the tables are:
 
-- *Right*: the share of answers that a checker accepts. The checker knows only the question. It runs functions. A
+- *Right*: the share of answers that a checker accepts. It runs functions, and follows the steps of a solution. A
   story is right if it has the form that was asked for and keeps to the people, the thing and the place of the
   question.
 - *Over autoregressive*: the 95 % interval of this share minus that of autoregressive decoding, in percentage points,

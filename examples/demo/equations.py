@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 from random import Random
 
-from examples.demo.words import TEXTS
+from examples.demo.example import TEXTS, Example
 
 SENTENCES = TEXTS["equations"]
 
@@ -76,10 +76,11 @@ def draw(random: Random) -> tuple[str, str, str]:
     return prompt, "\n".join([*lines, f"Answer: {letter} = {result}"]), key
 
 
-# The checker puts the number in: both sides of every line must be equal.
+# The checker puts the number in: all sides of every line must be equal.
 EXPRESSION = r"[a-z0-9(][a-z0-9()+\-*/ ]*"
 ANSWER = re.compile(r"Answer: ([a-z]) = ([0-9]+)")
-STEP = re.compile(rf"(?:Check: )?{EXPRESSION}(?: = {EXPRESSION})+")
+CHECK = "Check: "
+STEP = re.compile(rf"(?:{CHECK})?{EXPRESSION}(?: = {EXPRESSION})+")
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
@@ -104,35 +105,26 @@ def is_true(equation: str, letter: str, number: int) -> bool:
     return len(values) > 1 and len(set(values)) == 1
 
 
-def equation_in(prompt: str) -> str:
-    """The equation of a question, whose other words have no digits and no operators."""
-    sides = [re.split(r"[^A-Za-z0-9()+\-*/ ]", side) for side in prompt.split(" = ")]
-    left = re.search(r"(?:^|\s)((?:[a-z]|\S*[\d()+\-*/]\S*)(?: (?:[a-z]|\S*[\d()+\-*/]\S*))*)$", sides[0][-1])[1]
-    right = re.match(r"(?:[a-z]\b|[\d()+\-*/]\S*)(?: (?:[a-z]\b|[\d()+\-*/]\S*))*", sides[1][0])[0]
-    return f"{left} = {right}"
+def left_sides(steps: list[str], start: str = "") -> list[str]:
+    """What stands before the first = of the steps that begin so."""
+    return [step.removeprefix(start).split(" = ")[0] for step in steps if step.startswith(start)]
 
 
-def check(prompt: str, answer: str) -> bool:
+def check(example: Example, answer: str) -> bool:
+    """Whether the number is right, all steps are true, and the last of them put it into the question."""
     *steps, last = answer.split("\n")
-    solution = ANSWER.fullmatch(last)
-    if not solution or not all(STEP.fullmatch(step) for step in steps) or len(set(steps)) < len(steps):
+    *right_steps, right = example.answer.split("\n")
+    if last != right or not all(STEP.fullmatch(step) for step in steps) or len(set(steps)) < len(steps):
         return False
-    letter, number = solution[1], int(solution[2])
-    checks = [step.removeprefix("Check: ") for step in steps if step.startswith("Check: ")]
-    work = [step for step in steps if not step.startswith("Check: ")]
-    question = equation_in(prompt)
-    # The answer must compute each side with the unknown once, with the number in its place.
-    sides = [side for side in question.split(" = ") if letter in side]
-    put_in = [re.sub(rf"(?<=\d){letter}", f" * {number}", side).replace(letter, str(number)) for side in sides]
-    put_in = [re.sub(r"(?<=\d)\(", " * (", side) for side in put_in]
+    letter, number = ANSWER.fullmatch(last).groups()
+    work = [step for step in steps if not step.startswith(CHECK)]
     try:
         return (
-            is_true(question, letter, number)
-            and len(work) >= 2
-            and all(letter in step.split(" = ")[0] for step in work)
-            and work[-1].split(" = ")[0] == letter
-            and [check.split(" = ")[0] for check in checks] == put_in
-            and all(is_true(step, letter, number) for step in [*work, *checks])
+            len(work) >= 2
+            and all(letter in left for left in left_sides(work))
+            and left_sides(work)[-1] == letter
+            and left_sides(steps, CHECK) == left_sides(right_steps, CHECK)
+            and all(is_true(step.removeprefix(CHECK), letter, int(number)) for step in steps)
         )
     except (ValueError, KeyError, SyntaxError, ZeroDivisionError, RecursionError):
         return False

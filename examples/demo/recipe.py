@@ -26,8 +26,9 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from examples.demo.example import Example
 from examples.demo.model import SEED, MuonAndAdamW, demo_tokenizer, random_model
-from examples.demo.tasks import MAX_NEW_TOKENS, Example, batch_of, check, conversation, messages_of
+from examples.demo.tasks import MAX_NEW_TOKENS, batch_of, check, conversation, messages_of
 from wedlm import WeDLMForCausalLM, WeDLMTrainer, WeDLMTrainingArguments
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.evaluation.decodings import BASELINE
@@ -100,12 +101,11 @@ def own_answers(
     answers = {}
     for start in tqdm(range(0, len(questions), BATCH_SIZE), unit=" batches", desc="own answers"):
         batch = questions[start : start + BATCH_SIZE]
-        prompts = [example.prompt for example in batch]
-        key = (digest_of(prompts),)
+        key = (digest_of([example.prompt for example in batch]),)
         if key not in work:
             work.add(key, texts_of(model, tokenizer, batch))
-        answers.update(zip(prompts, work[key], strict=True))
-    return {prompt: text for prompt, text in answers.items() if check(OWN_KIND, prompt, text)}
+        answers |= {each.prompt: text for each, text in zip(batch, work[key], strict=True) if check(each, text)}
+    return answers
 
 
 def texts_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: list[Example]) -> list[str]:

@@ -23,7 +23,8 @@ import torch
 from huggingface_hub.utils import tqdm
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from examples.demo.tasks import KINDS, MAX_NEW_TOKENS, Example, batch_of, check, held_out_examples
+from examples.demo.example import Example
+from examples.demo.tasks import KINDS, MAX_NEW_TOKENS, batch_of, check, held_out_examples
 from wedlm import WeDLMForCausalLM
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.whole_file import write_whole
@@ -53,11 +54,7 @@ EXAMPLES = ("counting", "word_problems")  # kinds whose first held-out question 
 
 
 class Answer(NamedTuple):
-    """
-    The answer of one decoding to one question.
-
-    Answer(text="12, 16, 20, 24.", is_right=True, tokens=13, forwards=2, window_queries=16, nll=0.02)
-    """
+    """The answer of one decoding to one question."""
 
     text: str
     is_right: bool
@@ -85,7 +82,7 @@ def answers_of(
     nll = answer_nll(model, output.sequences, mask, is_token, tokenizer.mask_token_id)
     texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
     return [
-        Answer(text, check(example.kind, example.prompt, text), *map(int, counts), float(of_answer))
+        Answer(text, check(example, text), *map(int, counts), float(of_answer))
         for example, text, *counts, of_answer in zip(
             examples, texts, num_tokens, output.forwards, window_queries, nll, strict=True
         )
@@ -109,20 +106,17 @@ def answer_nll(
     return nll.where(is_token, 0).sum(1)
 
 
-def batches(examples: list[Example]) -> list[list[Example]]:
-    return [examples[start : start + BATCH_SIZE] for start in range(0, len(examples), BATCH_SIZE)]
-
-
 def answer_all(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: dict[str, list[Example]], work: WorkFile
 ) -> dict[tuple[str, str], list[Answer]]:
     """The answers to all examples by kind and decoding; answers that are in `work` are not asked for again."""
     answers = {key: [] for key in product(examples, DECODINGS)}
     for kind, decoding in tqdm(answers, unit=" kinds and decodings"):
-        for number, part in enumerate(batches(examples[kind])):
-            key = (kind, decoding, number)
+        for start in range(0, len(examples[kind]), BATCH_SIZE):
+            key = (kind, decoding, start // BATCH_SIZE)
             if key not in work:
-                work.add(key, answers_of(model, tokenizer, part, DECODINGS[decoding]))
+                batch = examples[kind][start : start + BATCH_SIZE]
+                work.add(key, answers_of(model, tokenizer, batch, DECODINGS[decoding]))
             answers[kind, decoding] += [Answer(*answer) for answer in work[key]]
     return answers
 
@@ -139,7 +133,7 @@ def summary(answers: list[Answer], baseline: list[Answer]) -> dict:
         "accuracy_over_autoregressive": float((right - base).mean()),
         "accuracy_over_autoregressive_interval": interval(means[:, 0]),
         "same_text_as_autoregressive": float(
-            np.mean([answer.text == other.text for answer, other in zip(answers, baseline, strict=True)])
+            np.mean([one.text == other.text for one, other in zip(answers, baseline, strict=True)])
         ),
         "tokens": float(tokens.mean()),
         "tokens_per_forward": float(tokens.sum() / forwards.sum()),

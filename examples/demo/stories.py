@@ -3,7 +3,7 @@
 import re
 from random import Random
 
-from examples.demo.words import ALL_NAMES, COLORS, HEROES, NAMES, OBJECTS, PLACES, PRONOUNS, TEXTS
+from examples.demo.example import ALL_NAMES, COLORS, HEROES, NAMES, OBJECTS, PLACES, PRONOUNS, TEXTS, Example
 
 SENTENCES = TEXTS["stories"]
 
@@ -94,11 +94,8 @@ def things_agree(sentences: list[str], thing: str, place: str) -> bool:
     )
 
 
-def check(prompt: str, answer: str) -> bool:
-    asked = words_of(prompt)
-    hero, role, thing, place = (
-        next(word for word in asked if word in lexicon) for lexicon in (ALL_NAMES, HEROES, OBJECTS, PLACES)
-    )
+def check(example: Example, answer: str) -> bool:
+    hero, role, thing, place = example.key.split()
     sentences = SENTENCE.findall(answer)
     return (
         is_whole(sentences, answer) and people_agree(sentences, hero, role) and things_agree(sentences, thing, place)

@@ -1,14 +1,15 @@
 """The examples of the demo checkpoint: six kinds, from answers without a choice (counting) to free ones (stories).
 
-The module of a kind draws examples, and checks any answer from the text of the question alone.
+The module of a kind draws examples, and checks any answer to them, in whatever words.
 """
 
 from hashlib import sha256
 from itertools import count
 from random import Random
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from examples.demo import counting, equations, functions, records, stories, word_problems
+from examples.demo.example import Example
 
 MODULES = (counting, word_problems, equations, records, functions, stories)
 KIND_MODULES = {module.__name__.rpartition(".")[2]: module for module in MODULES}
@@ -23,28 +24,9 @@ MAX_NEW_TOKENS = 160  # the longest right answer has 88
 Split = Literal["train", "test"]
 
 
-class Example(NamedTuple):
-    """A question with a right answer; `key` identifies the problem, whatever words the question uses.
-
-    Example(kind="counting", prompt="Count by 4 from 12 to 24.", answer="12, 16, 20, 24.", key="12 4")
-    """
-
-    kind: str
-    prompt: str
-    answer: str
-    key: str
-
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        return [{"role": "user", "content": self.prompt}, {"role": "assistant", "content": self.answer}]
-
-
-def check(kind: str, prompt: str, answer: str) -> bool:
-    """Whether an answer is right; a story is if it is well-formed and agrees with the question.
-
-    check("counting", "Count by 4 from 12 to 24.", "12, 16, 20, 24.") is True
-    """
-    return KIND_MODULES[kind].check(prompt, answer)
+def check(example: Example, answer: str) -> bool:
+    """Whether an answer is right; a story is if it is well-formed and agrees with the question."""
+    return KIND_MODULES[example.kind].check(example, answer)
 
 
 def split_of(kind: str, key: str) -> Split:

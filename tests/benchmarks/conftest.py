@@ -3,7 +3,6 @@
 import importlib
 import json
 import sys
-from argparse import Namespace
 
 import pytest
 from helpers import REPOSITORY
@@ -37,11 +36,6 @@ def run(load_benchmark, monkeypatch, tmp_path):
         return json.loads(out.read_text())
 
     return run
-
-
-@pytest.fixture
-def tiny_model(load_benchmark):
-    return load_benchmark("common").model_of(Namespace(shape="tiny", dtype="float32"))
 
 
 @pytest.fixture

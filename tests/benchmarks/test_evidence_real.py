@@ -1,13 +1,10 @@
 """The evidence on a real model, made here on the demo, its plain copy, a random adapter and a vLLM of a few lines."""
 
-import hashlib
-import json
 import stat
 import sys
 
 import pytest
 from draft_models import save_adapter
-from helpers import REPOSITORY
 from human_eval_problems import ADD
 
 from wedlm.checkpoints.convert import convert_to_autoregressive
@@ -25,8 +22,6 @@ with open(int(sys.argv[2]), "w") as answers:
     print("{{}}", file=answers, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        if asked["new_tokens"] == 0:
-            sys.exit("no tokens")
         rows = [asked["new_tokens"] * [number] for _ in asked["prompts"]]
         print(json.dumps({{"tokens": rows}}), file=answers, flush=True)
 """
@@ -81,27 +76,8 @@ def test_one_command_measures_texts_scores_and_speed(run, evidence_real, vllm, p
     ("answer", "score"),
     [
         ("Here it is:\n```python\ndef add(numbers: List[int]) -> int:\n    return sum(numbers)\n```\nIt adds.", 1.0),
-        ("    return sum(numbers)", 1.0),
         ("```python\ndef add(numbers):\n    return 0\n```", 0.0),
-        ("It returns the sum.", 0.0),
     ],
 )
 def test_the_code_of_an_answer_is_run(evidence_real, answer, score):
     assert evidence_real.human_eval_score([ADD], [answer])["value"] == score
-
-
-def test_a_vllm_that_ends_is_an_error_with_its_last_words(load_benchmark, vllm, tmp_path):
-    common = load_benchmark("common")
-    with common.VLLMProcess(vllm, {"dtype": "float32"}, 1, tmp_path / "log") as process:
-        assert process.write([[1], [2, 3]], 2).tokens == [[8, 8], [8, 8]]
-        with pytest.raises(RuntimeError, match=r"vLLM has ended \(1\); repair .*:\n(.|\n)*no tokens"):
-            process.write([[1]], 0)
-    assert process.process.poll() is not None
-
-
-def test_the_recorded_evidence_is_of_a_commit_and_of_the_published_adapter(evidence_real):
-    adapter = REPOSITORY / "hub_card" / "smollm2-135m-adapter" / "adapter_model.safetensors"
-    for file in evidence_real.FILES.values():
-        report = json.loads(file.read_text(encoding="utf-8"))
-        assert report["adapter_sha256"] == hashlib.sha256(adapter.read_bytes()).hexdigest()
-        assert len(report["commit"]) == 40, "a commit, without changes"

@@ -1,11 +1,7 @@
 """The training of a real model and its measurement, made here on a tiny Llama with a tokenizer like SmolLM2's."""
 
-import hashlib
-import json
-
 import pytest
 from draft_models import save_adapter
-from helpers import REPOSITORY
 from stock_checkpoints import save_stock
 from stock_tokenizers import save_smollm
 
@@ -65,23 +61,3 @@ def test_one_command_trains_and_measures_and_goes_on_where_it_was_stopped(train,
     monkeypatch.setattr(training, "WeDLMTrainer", None)  # a second run trains and asks nothing
     monkeypatch.setattr(training, "way_of", lambda *_, **__: None)
     assert train() == results
-
-
-def test_a_sample_is_a_prompt_with_the_tokens_behind_it(training):
-    """No end token is added behind an answer that was cut, and none is taken away."""
-    rows, counts = training.training_rows([[3, 4], [5], [6, 7, 8]], [[9, 2], [9, 9, 9, 9], [9, 9, 2]], row_tokens=5)
-    assert rows[:] == {
-        "input_ids": [[3, 4, 9, 2], [5, 9, 9, 9, 9]],
-        "labels": [[-100, -100, 9, 2], [-100, 9, 9, 9, 9]],
-        "sample_lengths": [[4], [5]],
-        "sample_indices": [[0], [1]],
-    }
-    assert counts == {"samples": 2, "tokens": 9, "answer_tokens": 6, "rows": 2}
-
-
-def test_the_recorded_training_is_of_commits_and_of_the_published_adapter(training):
-    report = json.loads(training.FILE.read_text(encoding="utf-8"))
-    adapter = REPOSITORY / "hub_card" / "smollm2-135m-adapter" / "adapter_model.safetensors"
-    assert report["adapter_sha256"] == hashlib.sha256(adapter.read_bytes()).hexdigest()
-    commits = [report["commit"], *(origin["commit"] for origin in report["results"]["training"]["origins"])]
-    assert all(len(commit) == 40 for commit in commits), "without changes"

@@ -11,37 +11,17 @@ def benchmark(load_benchmark):
     return load_benchmark("serving")
 
 
-@pytest.fixture
-def started(benchmark, monkeypatch):
-    """The processes of the servers that were started."""
-    processes = []
-
-    class Server(benchmark.Server):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            processes.append(self.process)
-
-    monkeypatch.setattr(benchmark, "Server", Server)
-    return processes
-
-
 @pytest.mark.slow
-def test_both_servers_write_the_texts_of_generate_and_are_killed(run, benchmark, started, tmp_path, monkeypatch):
-    add, calls = benchmark.WorkFile.add, []
+def test_both_servers_write_the_texts_of_generate_and_are_killed(run, benchmark, tmp_path, monkeypatch):
+    processes, start = [], benchmark.Server.__init__
 
-    def stopping(*arguments):
-        add(*arguments)
-        calls.append(arguments)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
+    def started(server, *arguments):
+        start(server, *arguments)
+        processes.append(server.process)
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(benchmark.WorkFile, "add", stopping)
-        run("serving", *SMALL, "--work", tmp_path / "work")
-    assert len(started) == 2 and all(process.returncode == -9 for process in started)
-
+    monkeypatch.setattr(benchmark.Server, "__init__", started)
     cells = run("serving", *SMALL, "--work", tmp_path / "work")["results"]
-    assert len(started) == 4 and all(process.returncode == -9 for process in started)
+    assert len(processes) == 2 and all(process.returncode == -9 for process in processes)
     assert [list(cell["sides"]) for cell in cells] == [[OURS, THEIRS, ALONE], [OURS, ALONE]]
     assert cells[0]["same_as_transformers"]["same"] == cells[0]["same_as_transformers"]["texts"] > 0
     for cell in cells:

@@ -60,19 +60,6 @@ def still(opened, traced):
     return driver
 
 
-def write(folder, *runs):
-    """A page of runs that are given as decoding, seconds of each forward, and the texts that became final in it."""
-    file = folder / "trace.html"
-    made = [
-        Run(
-            decoding, [Step([Slot(text, i) for text in texts], [], 0, None) for i, texts in enumerate(new, 1)], seconds
-        )
-        for decoding, seconds, new in runs
-    ]
-    file.write_text(page("a prompt", "a model", torch.device("cpu"), made), encoding="utf-8")
-    return file
-
-
 def shown(driver, name):
     """The text of the element with this id, or of those that match this selector."""
     found = driver.find_elements("css selector", name if name.startswith(".") else f"#{name}")
@@ -149,36 +136,6 @@ def test_steps_forth_and_back(traced, still):
     assert clock(still) == clocks[1]
     still.find_element("id", "back").send_keys(RIGHT_ARROW)  # also on a button
     assert clock(still) == clocks[2]
-
-
-def test_a_time_is_shown_in_both_answers(traced, still):
-    """What both answers have written at a time is what their own steps say."""
-    recorded = still.execute_script("return JSON.parse(document.getElementById('trace').textContent).runs")
-    for share in (0, 0.2, 0.5, 0.9):
-        at = share * end_of(still)
-        show(still, at)
-        for one, text, counts, seconds in zip(
-            recorded, shown(still, ".text"), shown(still, ".so-far"), shown(still, ".time"), strict=True
-        ):
-            steps = [step for step in one["steps"] if step["seconds"] <= at]
-            slots = [slot["text"] for step in steps for slot in step["new"]]
-            assert text == "".join(slots)
-            assert re.findall(r"\d+", counts) == [str(len(slots)), str(len(steps))]
-            assert float(seconds.removesuffix(" s")) == pytest.approx(min(at, one["steps"][-1]["seconds"]), abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "new", "headline", "detail"),
-    [
-        ([0.1], [["a", "b"]], "2.0× as fast · same text", "2 tokens in 1 forward instead of 2"),
-        ([0.01, 0.02], [["a"], ["c"]], "10× as fast · another text", "2 tokens in 2 forwards instead of 2"),
-    ],
-)
-def test_the_result_is_told_plainly(tmp_path, opened, seconds, new, headline, detail):
-    file = write(tmp_path, ("autoregressive", [0.1, 0.2], [["a"], ["b"]]), ("streaming", seconds, new))
-    driver = opened(file, reduced_motion="reduce")
-    assert (shown(driver, "headline"), shown(driver, "detail")) == (headline, detail)
-    assert bool(driver.find_elements("css selector", "#headline .good")) == (seconds[-1] < 0.2)
 
 
 def test_a_forward_shows_its_slots_and_its_verdict(tmp_path, opened):

@@ -49,9 +49,7 @@ def test_a_turn_reads_what_the_cache_does_not_have(loaded, capsys):
     conversation = Chat(*loaded, GenerationOptions(max_new_tokens=9, entropy_threshold="3"))
     conversation.say(QUESTIONS[0])
     ids = ids_of(loaded[1], [*conversation.messages, *user(QUESTIONS[1])])["input_ids"][0].tolist()
-    shared = 0
-    while conversation.cached_ids[shared : shared + 1] == [ids[shared]]:
-        shared += 1
+    shared = len(os.path.commonprefix([conversation.cached_ids, ids]))
     lengths = []
     handle = loaded[0].model.register_forward_hook(
         lambda module, args, kwargs, output: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
@@ -63,20 +61,9 @@ def test_a_turn_reads_what_the_cache_does_not_have(loaded, capsys):
 
 
 def test_commands_of_a_chat(checkpoint, loaded):
-    lines = [
-        "/stats",
-        "/mode",
-        "the dog",
-        "/stats",
-        "",
-        "/mode fast",
-        "/mode autoregressive",
-        "/mode",
-        "the dog",
-        "/help",
-    ]
-    lines += ["/reset", "the dog", "/nothing", "/mode a b", "/exit", "the dog"]
-    result = run("chat", checkpoint, *SHORT, input="\n".join(lines))
+    lines = "/stats,/mode,the dog,/stats,,/mode fast,/mode autoregressive,/mode,the dog,/help,/reset,the dog,/nothing"
+    lines += ",/mode a b,/exit,the dog"
+    result = run("chat", checkpoint, *SHORT, input=lines.replace(",", "\n"))
     assert result.exit_code == 0
     first, output = generated(loaded, ids_of(loaded[1], user("the dog")))
     messages = [*user("the dog"), {"role": "assistant", "content": first}, *user("the dog")]

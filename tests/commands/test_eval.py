@@ -21,18 +21,19 @@ def run(*arguments):
 
 def test_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    asked = ["--tasks", "demo_counting", "--include-path", DEMO_TASKS, "--apply-chat-template", "--limit", 3]
+    (tmp_path / "recipe.yaml").write_text(
+        f"tasks: {{demo_counting: 0}}\ninclude_path: {DEMO_TASKS}\nsettings: {{apply_chat_template: true, limit: 2}}\n"
+    )
+    asked = ["--recipe", "recipe.yaml", "--limit", 3]
     several = ["--decoding", "streaming", "--decoding", "autoregressive", "--entropy-threshold", "0.1",
                "--entropy-threshold", "none", "--batch-size", 3]  # fmt: skip
     first = run(*asked, *several)
     assert first.exit_code == 0, first.output
-    assert [path.name for path in tmp_path.iterdir()] == ["eval.json"], "the work folder is gone"
+    assert {path.name for path in tmp_path.iterdir()} == {"eval.json", "recipe.yaml"}, "the work folder is gone"
     report = json.loads((tmp_path / "eval.json").read_text())
     own = json.loads((DEMO_FOLDER / "generation_config.json").read_text(encoding="utf-8"))
-    assert (
-        report["generation_config"]["entropy_threshold"] == own["entropy_threshold"]
-        and len(report["files_sha256"]) == 64
-    )
+    assert report["generation_config"]["entropy_threshold"] == own["entropy_threshold"]
+    assert len(report["files_sha256"]) == 64
     assert report["versions"]["lm_eval"] and report["model"] == "wedlm-demo" and report["device"]
     assert report["settings"]["limit"] == 3 and report["settings"]["apply_chat_template"] is True
     assert report["product"] and report["settings"]["product"] and report["settings"]["dtype"]
@@ -64,13 +65,12 @@ def test_work_of_other_conditions_is_left_alone(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--tasks", "demo_counting", "--decoding", "fast"], "--decoding fast is unknown; choose one of streaming"),
-        (["--tasks", "demo_counting", "--decoding", "streaming", "--entropy-threshold", "x"], "neither a number of"),
-        (["--tasks", "demo_counting", "--temperature", "nan"], "--temperature nan is no temperature"),
-        (["--tasks", "demo_counting", "--metadata", "[1]"], "--metadata [1] is no JSON object"),
+        (["--tasks", "demo_counting", "--decoding", "fast"], "decoding='fast' is unknown; choose one of 'streaming'"),
+        (["--tasks", "demo_counting", "--limit", "0"], "limit=0 is too small or too large; give 1 or more."),
+        (["--tasks", "demo_counting", "--metadata", "[1]"], "--metadata [1] is no JSON (no object); write it as"),
         (["--tasks", "demo_counting,demo"], "name each task once"),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_are_one_sentence(tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     result = run("--include-path", DEMO_TASKS, "--run-code", "--unsafe-run-code", *arguments)

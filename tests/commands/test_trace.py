@@ -172,7 +172,7 @@ def test_the_terminal_and_the_page_show_what_generate_did(demo, tmp_path):
 
 
 def test_the_run_of_the_median_time_is_shown_with_its_own_steps(demo, monkeypatch, tmp_path):
-    """The answers of a decoding may differ in their forwards: `answer` is replaced by one with the times below."""
+    """`answer` is replaced by one with the times below, and one new token per tenth of a second."""
     times = {"autoregressive": [9.0, 3.0, 1.0, 2.0], "verified": [9.0, 0.5, 0.7, 0.6]}  # the first ones warm up
     order = []
 
@@ -180,9 +180,8 @@ def test_the_run_of_the_median_time_is_shown_with_its_own_steps(demo, monkeypatc
         seconds = times[options.decoding][order.count(options.decoding)]
         order.append(options.decoding)
         drawn.append(torch.rand(1).item())
-        number = int(10 * seconds)  # one new token per tenth of a second
-        for forward in range(1, number + 1):
-            recorder.forwards.append(Forward(forward * seconds / number, [50], [], []))
+        for forward in range(1, int(10 * seconds) + 1):
+            recorder.forwards.append(Forward(forward / 10, [50], [], []))
         return answered
 
     drawn, answered = [], module.answer(*demo, [5, 6], module.GenerationOptions(max_new_tokens=1), Recorder())
@@ -196,17 +195,6 @@ def test_the_run_of_the_median_time_is_shown_with_its_own_steps(demo, monkeypatc
     assert len(set(drawn)) == 1, "all runs draw the same"
 
 
-def test_the_model_is_named_as_the_user_did(monkeypatch, tmp_path):
-    def name(given):
-        return told(page("", given, torch.device("cpu"), []))["model"]
-
-    folder = tmp_path / "models" / "mine"
-    folder.mkdir(parents=True)
-    assert [name(str(folder)), name("tencent/WeDLM-8B-Instruct")] == ["mine", "tencent/WeDLM-8B-Instruct"]
-    monkeypatch.chdir(folder)
-    assert name(".") == "mine"
-
-
 def test_no_text_becomes_markup():
     text = "</script><script>document.title = 'taken'</script>{{trace}}<!--"
     step = Step([Slot(text, 1)], [Slot(text, None)], 0, text)
@@ -215,18 +203,6 @@ def test_no_text_becomes_markup():
     assert (told(written)["prompt"], told(written)["model"]) == (text, text)
     assert one["steps"][0]["new"] == [{"text": text, "filled_in": 1}] and one["steps"][0]["refuted"] == text
     plain = page("", "", torch.device("cpu"), [])
-    assert [written.count(mark) for mark in ("<script", "</script>", "<!--")] == [
-        plain.count(mark) for mark in ("<script", "</script>", "<!--")
-    ]
+    assert all(written.count(mark) == plain.count(mark) for mark in ("<script", "</script>", "<!--"))
     assert "http://" not in plain and "https://" not in plain, "it needs nothing from elsewhere"
     assert "default-src 'none'" in plain
-
-
-@pytest.mark.parametrize("where", ["no/such/folder/trace.html", "."])
-def test_a_page_that_cannot_be_written_is_refused_at_once(tmp_path, where, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = run("trace", "nothing/here", "x", "--html", where)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == (
-        f"--html {where} cannot be written; give the name of a file in a folder that you may write to.\n"
-    )

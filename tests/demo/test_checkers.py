@@ -7,10 +7,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tiers import property_settings
 
+from examples.demo.example import ALL_NAMES, HEROES, OBJECTS, PLACES, Example
 from examples.demo.tasks import KINDS, check, example
-from examples.demo.words import HEROES, NAMES, OBJECTS, PLACES
 
-ALL_NAMES = [name for names in NAMES.values() for name in names]
 NUM_CHECKED = {kind: 300 for kind in KINDS} | {"functions": 20}  # of each split; a function takes a process
 
 
@@ -20,49 +19,77 @@ NUM_CHECKED = {kind: 300 for kind in KINDS} | {"functions": 20}  # of each split
 def test_the_checker_accepts_every_answer(kind, split):
     for index in range(NUM_CHECKED[kind]):
         drawn = example(kind, split, index)
-        assert check(kind, drawn.prompt, drawn.answer), drawn
+        assert check(drawn, drawn.answer), drawn
 
 
+COUNTING = Example("counting", "Count by 4 from 12 to 24.", "12, 16, 20, 24.", "")
+PROBLEM = Example(
+    "word_problems",
+    "Leo has 8 nuts. Eva has 3 fewer than Leo. How many nuts do they have together?",
+    "Friend: 8 - 3 = 5\nTogether: 8 + 5 = 13\nAnswer: 13",
+    "",
+)
+EQUATION = Example(
+    "equations",
+    "Solve 2x + 3 = 11.",
+    "2x = 11 - 3 = 8\nx = 8 / 2 = 4\nCheck: 2 * 4 + 3 = 8 + 3 = 11\nAnswer: x = 4",
+    "",
+)
+TABLE = Example("records", "Convert this CSV to JSON.\nname,age\nMia,3", '[{"name": "Mia", "age": 3}]', "")
+FUNCTION = Example(
+    "functions", "Define f(n) in Python. It multiplies n by 2 and then adds 3.", "def f(n):\n    return n * 2 + 3", ""
+)
+SHORTEN = Example(
+    "functions",
+    'Define f(text) in Python. It removes every "a" from text and then turns it around. Add a docstring.',
+    'def f(text):\n    """Shorten."""\n    return text.replace("a", "")[::-1]',
+    "",
+)
 # Made up by hand, not drawn.
 RIGHT = [
-    ("counting", "Keep subtracting 7 from 50 until you reach 36.", "50, 43, 36."),
-    ("counting", "Which numbers are odd? Write those from 3 to 9.", "3, 5, 7, 9."),
-    (
-        "word_problems",
-        "Mia has 3 boxes with 12 pens in each box. She gives 5 to Tom. How many pens does she have in the end?",
-        "Start: 3 * 12 = 36\nLess: 36 - 5 = 31\nAnswer: 31",
-    ),
-    (
-        "equations",
-        "What is t if 3(t + 2) = 21?",
-        "t + 2 = 21 / 3 = 7\nt = 7 - 2 = 5\nCheck: 3 * (5 + 2) = 3 * 7 = 21\nAnswer: t = 5",
-    ),
-    ("records", 'Filter the rows: "age" must be "x".\nname,age\nMia,x\nTom,y\nEva,x', "name,age\nMia,x\nEva,x"),
-    ("records", '[{"name": "Mia", "age": 3}]\nRewrite this JSON as CSV.', "name,age\nMia,3"),
-    ("records", 'Rename the key "age" to "years".\n[{"age": 3, "city": "Rome"}]', '[{"years": 3, "city": "Rome"}]'),
-    (
-        "functions",
-        "Implement the function f(n). It checks whether n is even or greater than 7.",
-        "def f(n):\n    return not (n % 2 and n <= 7)",
-    ),
-    (
-        "functions",
-        'Define f(text) in Python. It removes every "a" from text and then turns it around. Add a docstring.',
-        'def f(text):\n    """Shorten."""\n    return "".join(c for c in text if c != "a")[::-1]',
-    ),
+    (PROBLEM, "Eva: 8 - 3 = 5\nSum: 5 + 8 = 13\nAnswer: 13"),
+    (EQUATION, "2x = 8\nx = 4\nCheck: 2 * 4 + 3 = 11\nAnswer: x = 4"),
+    (TABLE, '[ {"name":"Mia",\n"age":3} ]'),
+    (FUNCTION, "def f(n):\n    return 3 - -n - -n"),
+    (SHORTEN, 'def f(text):\n    """Turn."""\n    return "".join(c for c in text if c != "a")[::-1]'),
 ]
-STORY = (
+WRONG = [
+    (COUNTING, "12, 16, 20."),
+    (PROBLEM, "Friend: 8 + 3 = 11\nTogether: 8 + 11 = 19\nAnswer: 19"),
+    (PROBLEM, "Friend: 8 - 3 = 6\nTogether: 8 + 6 = 13\nAnswer: 13"),
+    (PROBLEM, "Friend: 8 + 3 = 11\nTogether: 11 + 2 = 13\nAnswer: 13"),
+    (PROBLEM, "Friend: 8 - 3 = 5\nMore: 8 + 8 = 16\nTogether: 8 + 5 = 13\nAnswer: 13"),
+    (EQUATION, "2x = 11 - 3 = 8\nx = 8 / 2 = 4\nAnswer: x = 4"),
+    (EQUATION, "2x = 8\nx = 4\nCheck: 2 * 4 + 3 = 8 + 4 = 12\nAnswer: x = 4"),
+    (EQUATION, "2x = 10\nx = 5\nCheck: 2 * 5 + 3 = 10 + 3 = 13\nAnswer: x = 5"),
+    (EQUATION, "2x = 8\n2x = 8\nCheck: 2 * 4 + 3 = 11\nAnswer: x = 4"),
+    (EQUATION, "x = 4\nCheck: 2 * 4 + 3 = 11\nAnswer: x = 4"),
+    (EQUATION, "x = 4\n2x = 8\nCheck: 2 * 4 + 3 = 11\nAnswer: x = 4"),
+    (TABLE, '[{"name": "Mia", "age": "3"}]'),
+    (TABLE, '[{"age": 3, "name": "Mia"}]'),
+    (TABLE, "name,age\nMia,3"),
+    (FUNCTION, "def f(n):\n    return (n + 3) * 2"),
+    (FUNCTION, "def g(n):\n    return n * 2 + 3"),
+    (SHORTEN, 'def f(text):\n    return text.replace("a", "")[::-1]'),
+]
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "is_right"),
+    [*((*pair, True) for pair in RIGHT), *((*pair, False) for pair in WRONG)],
+)
+def test_verdicts_on_answers_by_hand(question, answer, is_right):
+    assert check(question, answer) == is_right
+
+
+STORY = Example(
+    "stories",
+    "Write a short story about Mia, a baker, and a hat at the lake.",
     "Once there was a shy baker called Mia, who lived by the lake. One cold day, she found a red hat in a basket. "
     "She felt sad. Then Tom, a cousin, came to the lake. "
-    '"That hat is mine," said Tom. Mia gave the hat back.'
+    '"That hat is mine," said Tom. Mia gave the hat back.',
+    "Mia baker hat lake",
 )
-ABOUT = "Write a short story about Mia, a baker, and a hat at the lake."
-
-
-def test_what_is_right_by_hand_is_accepted():
-    for kind, prompt, answer in RIGHT:
-        assert check(kind, prompt, answer), prompt
-    assert check("stories", ABOUT, STORY)
 
 
 @pytest.mark.parametrize(
@@ -80,34 +107,8 @@ def test_what_is_right_by_hand_is_accepted():
     ],
 )
 def test_a_story_that_does_not_agree_is_refused(old, new):
-    assert STORY.count(old) == 1
-    assert not check("stories", ABOUT, STORY.replace(old, new))
-
-
-PROBLEM = "Leo has 8 nuts. Eva has 3 fewer than Leo. How many nuts do they have together?"
-TABLE = "Convert this CSV to JSON.\nname,age\nMia,3"
-FUNCTION = "Define f(n) in Python. It multiplies n by 2 and then adds 3."
-WRONG = [
-    ("counting", "Count by 4 from 12 to 24.", "12, 16, 20."),
-    ("counting", "Count by 4 from 12 to 24.", "12, 16, 20, 24, 28."),
-    ("word_problems", PROBLEM, "Friend: 8 + 3 = 11\nTogether: 8 + 11 = 19\nAnswer: 19"),
-    ("word_problems", PROBLEM, "Friend: 8 - 3 = 6\nTogether: 8 + 6 = 13\nAnswer: 13"),
-    ("word_problems", PROBLEM, "Friend: 8 + 3 = 11\nTogether: 11 + 2 = 13\nAnswer: 13"),
-    ("equations", "Solve 2x + 3 = 11.", "2x = 11 - 3 = 8\nx = 8 / 2 = 4\nAnswer: x = 4"),
-    ("equations", "Solve 2x + 3 = 11.", "2x = 8\nx = 4\nCheck: 2 * 4 + 3 = 8 + 4 = 12\nAnswer: x = 4"),
-    ("equations", "Solve 2x + 3 = 11.", "2x = 10\nx = 5\nCheck: 2 * 5 + 3 = 10 + 3 = 13\nAnswer: x = 5"),
-    ("records", TABLE, '[{"name": "Mia", "age": "3"}]'),
-    ("records", TABLE, '[{"age": 3, "name": "Mia"}]'),
-    ("records", TABLE, "name,age\nMia,3"),
-    ("functions", FUNCTION, "def f(n):\n    return (n + 3) * 2"),
-    ("functions", FUNCTION, "def g(n):\n    return n * 2 + 3"),
-    ("functions", FUNCTION + " Add a docstring.", "def f(n):\n    return n * 2 + 3"),
-]
-
-
-@pytest.mark.parametrize(("kind", "prompt", "answer"), WRONG)
-def test_what_is_wrong_by_hand_is_refused(kind, prompt, answer):
-    assert not check(kind, prompt, answer)
+    assert check(STORY, STORY.answer) and STORY.answer.count(old) == 1
+    assert not check(STORY, STORY.answer.replace(old, new))
 
 
 @property_settings(60)
@@ -121,42 +122,28 @@ def test_an_answer_with_one_character_changed_is_refused(kind, index, data):
     old = drawn.answer[place]
     new = data.draw(st.sampled_from("0123456789" if old.isdigit() else "abcxyzABCXYZ"))
     assume(new != old)
-    assert not check(kind, drawn.prompt, drawn.answer[:place] + new + drawn.answer[place + 1 :])
-
-
-SIGNS = st.text('0123456789 ,.=+-*/()[]{}":\nxACkert', max_size=60)
-
-
-@property_settings(60)
-@given(st.sampled_from([kind for kind in KINDS if kind != "functions"]), st.text(max_size=60) | SIGNS)
-def test_any_other_text_is_refused(kind, text):
-    drawn = example(kind, "train", 0)
-    assert not check(kind, drawn.prompt, text)
-    if kind != "stories":  # where another sentence may follow
-        assert not check(kind, drawn.prompt, drawn.answer + "," + text)
-
-
-@pytest.mark.parametrize("text", ["", "\x00", "\ud800", "[" * 10_000, "x = " + "1 + " * 10_000 + "1"])
-@pytest.mark.parametrize("kind", ["equations", "records", "functions"])
-def test_odd_texts_are_refused(kind, text):
-    assert not check(kind, example(kind, "train", 0).prompt, text)
-    if kind == "equations":
-        assert not check(kind, "Solve x + 1 = 3.", f"{text}\nAnswer: x = 2")
+    assert not check(drawn, drawn.answer[:place] + new + drawn.answer[place + 1 :])
 
 
 @property_settings(60)
 @given(st.integers(0, 10**6), st.data())
 def test_a_story_with_one_noun_or_pronoun_changed_is_refused(index, data):
     drawn = example("stories", "train", index)
-    pronouns = ["he", "she"]
-    hero = next(word for word in re.findall(r"\w+", drawn.prompt) if word in ALL_NAMES)
-    lexicons = [OBJECTS, PLACES, HEROES, pronouns, [hero, *(name for name in ALL_NAMES if name not in drawn.answer)]]
+    hero = drawn.key.split()[0]
+    names = [hero, *(name for name in ALL_NAMES if name not in drawn.answer)]
     swaps = [
         (match, lexicon)
         for match in re.finditer(r"\w+", drawn.answer)
-        for lexicon in lexicons
-        if match[0] in lexicon and (lexicon is not lexicons[-1] or match[0] == hero)
+        for lexicon in (OBJECTS, PLACES, HEROES, ["he", "she"], names)
+        if match[0] in lexicon
     ]
     match, lexicon = data.draw(st.sampled_from(swaps))
     new = data.draw(st.sampled_from([word for word in lexicon if word != match[0]]))
-    assert not check("stories", drawn.prompt, drawn.answer[: match.start()] + new + drawn.answer[match.end() :])
+    assert not check(drawn, drawn.answer[: match.start()] + new + drawn.answer[match.end() :])
+
+
+@pytest.mark.parametrize("text", ["", "\x00", "\ud800", "[" * 10_000, "x = " + "1 + " * 10_000 + "1"])
+@pytest.mark.parametrize("question", [EQUATION, TABLE, FUNCTION], ids=lambda question: question.kind)
+def test_odd_texts_are_refused(question, text):
+    assert not check(question, text)
+    assert question is not EQUATION or not check(question, f"{text}\nAnswer: x = 4")

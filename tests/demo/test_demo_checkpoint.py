@@ -4,12 +4,13 @@ import json
 import re
 
 import pytest
-from helpers import REPOSITORY, copy_with_code, load, run_python
+from helpers import REPOSITORY, load
 from transformers import AutoTokenizer
 
 from examples.demo.card import card
-from examples.demo.model import demo_tokenizer
-from examples.demo.tasks import Example, batch_of, check
+from examples.demo.example import Example
+from examples.demo.report import EXAMPLES, shown
+from examples.demo.tasks import batch_of
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.evaluation.provenance import weights_digest
 
@@ -23,37 +24,9 @@ def demo():
     return load(DEMO_FOLDER), AutoTokenizer.from_pretrained(DEMO_FOLDER)
 
 
-@pytest.fixture(scope="module")
-def written_elsewhere(tmp_path_factory):
-    """The answers to the card's examples by prompt, from a clean process without the package."""
-    place = tmp_path_factory.mktemp("elsewhere")
-    copy_with_code(DEMO_FOLDER, place / "wedlm-demo")
-    code = f"""
-import json
-from transformers import AutoModelForCausalLM, AutoTokenizer
-folder = "wedlm-demo"
-model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-answers = {{}}
-for prompt in {[shown["prompt"] for shown in REPORT["examples"]]!r}:
-    chat = [{{"role": "user", "content": prompt}}]
-    inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")
-    output = model.generate(**inputs, max_new_tokens=160, return_dict_in_generate=True)
-    new = output.sequences[0, inputs["input_ids"].shape[1] :]
-    answers[prompt] = new.tolist(), int(output.forwards), tokenizer.decode(new, skip_special_tokens=True)
-print("\\n" + json.dumps([answers]))
-"""
-    printed = run_python(code, place, wedlm=False)
-    (line,) = (line for line in printed.splitlines() if line.startswith("[{"))
-    (answers,) = json.loads(line)
-    return answers
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("shown", REPORT["examples"], ids=lambda shown: shown["prompt"])
-def test_a_clean_process_without_the_package_writes_the_cards_example(written_elsewhere, shown):
-    assert written_elsewhere[shown["prompt"]] == [shown["token_ids"], shown["forwards"], shown["text"]]
-    assert shown["tokens"] == len(shown["token_ids"])
+def test_the_card_shows_what_it_writes(demo):
+    model, tokenizer = demo
+    assert [shown(model, tokenizer, kind) for kind in EXAMPLES] == REPORT["examples"]
 
 
 def test_the_card_is_written_from_the_files_beside_it():
@@ -71,38 +44,25 @@ def test_the_files_are_about_this_checkpoint(demo):
         assert written["device"] and re.match(r"python -m (wedlm|examples)\.demo\.", written["command"])
 
 
-@pytest.mark.full
-def test_its_tokenizer_is_the_recipes(demo):
-    model, tokenizer = demo
-    made = demo_tokenizer()
-    assert tokenizer.get_vocab() == made.get_vocab() and tokenizer.chat_template == made.chat_template
-    text = 'Count from 12 to 24 in steps of 4.\n[{"name": "Mia", "age": 31}]\ndef f(n):\n    return n'
-    assert (
-        tokenizer(text)["input_ids"] == made(text)["input_ids"]
-        and tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    )
-    assert (tokenizer.mask_token_id, tokenizer.padding_side) == (model.config.mask_token_id, "left")
-
-
-KIND_OF = {"Count": "counting", "Solve": "equations", "Tom": "word_problems"}  # by the first word of a question
+SHOWN = {
+    "Count by 5 from 10 to 60.": "10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60.",
+    "Count down by 1 from 20 to 10.": "20, 19, 18, 17, 16, 15, 14, 13, 12, 11, 10.",
+    "Solve 3x + 7 = 22 for x.": "Answer: x = 5",
+    "Solve 3x + 7 = 22.": "Answer: x = 5",
+    "Tom has 24 marbles. He buys 30 more. He gives 12 to Anna. How many marbles does Tom have now?": "Answer: 42",
+}
 PAGES = ("README.md", "Makefile", "wedlm/commands/cli.py", "docs/serve.md")
-SHOWN = sorted(
-    {
-        question
-        for page in PAGES
-        for question in re.findall(rf'"((?:{"|".join(KIND_OF)}) [^"]*[.?])"', (REPOSITORY / page).read_text("utf-8"))
-    }
-)
 
 
-@pytest.mark.parametrize("question", SHOWN)
 @pytest.mark.parametrize("decoding", ["streaming", "verified"])
-def test_the_questions_that_we_show_are_answered_right(demo, question, decoding):
+def test_the_questions_that_we_show_are_answered_right(demo, decoding):
+    pages = "".join((REPOSITORY / page).read_text("utf-8") for page in PAGES)
+    assert set(re.findall(r'"((?:Count|Solve|Tom) [^"]*[.?])"', pages)) == set(SHOWN)
     model, tokenizer = demo
-    inputs = batch_of(tokenizer, [Example("", question, "", "")], model.device)
-    output = model.generate(**inputs, decoding=decoding, max_new_tokens=160)[0, inputs["input_ids"].shape[1] :]
-    text = tokenizer.decode(output, skip_special_tokens=True)
-    assert check(KIND_OF[question.split()[0]], question, text), text
+    for question, right in SHOWN.items():
+        inputs = batch_of(tokenizer, [Example("", question, "", "")], model.device)
+        output = model.generate(**inputs, decoding=decoding, max_new_tokens=160)[0, inputs["input_ids"].shape[1] :]
+        assert tokenizer.decode(output, skip_special_tokens=True).split("\n")[-1] == right
 
 
 def test_its_default_decoding_is_one_that_its_report_shows_to_lose_nothing(demo):

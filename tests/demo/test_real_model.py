@@ -4,17 +4,13 @@
 """
 
 import filecmp
-import json
 
 import pytest
 import torch
 from helpers import REPOSITORY, load, run_python
-from peft import LoraConfig, get_peft_model
 from real_questions import QUESTIONS
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LogitsProcessorList
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
-from xgrammar import GrammarCompiler, TokenizerInfo
-from xgrammar.contrib.hf import LogitsProcessor
 
 from wedlm.checkpoints.convert import convert_to_autoregressive
 from wedlm.commands import cli
@@ -109,31 +105,6 @@ def test_a_conversation_goes_on_from_one_cache(stock, converted, tokenizer):
     assert len(set(turns)) == 3
 
 
-def test_a_grammar_holds_in_verified_decoding_as_in_llama(stock, converted, tokenizer):
-    schema = {
-        "type": "object",
-        "properties": {"title": {"type": "string"}, "year": {"type": "integer"}},
-        "required": ["title", "year"],
-        "additionalProperties": False,
-    }
-
-    def answer(model, **arguments):
-        info = TokenizerInfo.from_huggingface(
-            tokenizer, vocab_size=model.config.vocab_size, stop_token_ids=[tokenizer.eos_token_id]
-        )
-        grammar = GrammarCompiler(info, max_threads=1).compile_json_schema(json.dumps(schema), any_whitespace=False)
-        processors = LogitsProcessorList([LogitsProcessor(grammar)])
-        inputs = chat_inputs(tokenizer, "Describe a book as JSON.")
-        return tokenizer.decode(
-            written(model, inputs, logits_processor=processors, max_new_tokens=60, **arguments)[0],
-            skip_special_tokens=True,
-        )
-
-    text = answer(stock)
-    assert answer(converted, decoding="verified") == text
-    assert json.loads(text).keys() == {"title", "year"}
-
-
 def test_a_prompt_of_6000_tokens_in_chunks(stock, converted, tokenizer):
     text = "\n".join(f"{place}. {question}" for place, question in enumerate(QUESTIONS * 7))
     inputs = chat_inputs(tokenizer, f"{text}\nWhich of these questions is about a train?")
@@ -151,21 +122,6 @@ def test_back_conversion_gives_the_same_files(tmp_path):
     for name in names - {"config.json", "tokenizer_config.json"}:  # both in a form for older versions too
         assert filecmp.cmp(STOCK / name, back / name, shallow=False), name
     assert LlamaConfig.from_pretrained(back).to_dict() == LlamaConfig.from_pretrained(STOCK).to_dict()
-
-
-def test_lora_acts_as_on_llama(tokenizer):
-    """Random adapters of PEFT: equal logits, and the adapted model's own text in verified decoding."""
-
-    def adapted(model):
-        torch.manual_seed(0)
-        config = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
-        return get_peft_model(model, config).eval()
-
-    stock, converted = adapted(LlamaForCausalLM.from_pretrained(STOCK)), adapted(load(CONVERTED))
-    inputs = chat_inputs(tokenizer, QUESTIONS[0])
-    with torch.no_grad():
-        assert torch.equal(converted(**inputs).logits[..., : stock.config.vocab_size], stock(**inputs).logits)
-    assert torch.equal(written(converted, inputs, decoding="verified"), written(stock, inputs))
 
 
 def test_an_export_answers_without_the_package(converted, tokenizer, tmp_path):

@@ -67,20 +67,12 @@ def test_answers_of_a_batch_are_those_of_each_question_alone(model, tokenizer, d
         text, *counts, nll = alone(model, tokenizer, example, settings)
         assert (answer.text, answer.tokens, answer.forwards, answer.window_queries) == (text, *counts)
         assert answer.nll == pytest.approx(nll, rel=1e-3, abs=1e-3)
-        assert answer.is_right == report.check(example.kind, example.prompt, text)
-
-
-def answer(right, tokens, forwards, window_queries=None, nll=0.0, text=""):
-    return Answer(text, right, tokens, forwards, window_queries or tokens, nll)
+        assert answer.is_right == report.check(example, text)
 
 
 def test_a_summary_by_hand():
-    baseline = [answer(True, 10, 10, text="a"), answer(True, 30, 30, text="b"), answer(False, 20, 20, text="c")]
-    answers = [
-        answer(True, 10, 2, 20, 1.0, "a"),
-        answer(False, 30, 10, 60, 2.0, "x"),
-        answer(False, 20, 3, 40, 3.0, "c"),
-    ]
+    baseline = [Answer("a", True, 10, 10, 10, 0), Answer("b", True, 30, 30, 30, 0), Answer("c", False, 20, 20, 20, 0)]
+    answers = [Answer("a", True, 10, 2, 20, 1), Answer("x", False, 30, 10, 60, 2), Answer("c", False, 20, 3, 40, 3)]
     found = summary(answers, baseline)
     assert found["accuracy"] == pytest.approx(1 / 3) and found["accuracy_over_autoregressive"] == pytest.approx(-1 / 3)
     assert found["accuracy_over_autoregressive_interval"] == [-1.0, 0.0]

@@ -40,12 +40,15 @@ def test_missing_parameters_come_from_the_checkpoint_or_the_device(demo, monkeyp
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({}, "x: decoding None is unknown; choose one of streaming"),
+        ({"decoding": "fast"}, "decoding='fast' is unknown"),
+        ({"decoding": "streaming", "entropy_threshold": -1}, "entropy_threshold=-1 is not an entropy"),
         ({"decoding": "autoregressive", "window_size": 8}, "'window_size'; leave it out (it reads no parameters)."),
     ],
 )
-def test_parameters_that_a_decoding_does_not_read_are_refused(arguments, words):
-    check_decoding({"decoding": "streaming", "window_size": 8, "entropy_threshold": None}, "x")
+def test_parameters_that_a_decoding_does_not_take_are_refused(arguments, words):
+    check_decoding({"decoding": "streaming", "window_size": 8, "entropy_threshold": None})
     with pytest.raises(ValueError) as refused:
-        check_decoding(arguments, "x")
+        check_decoding(arguments)
     assert words in str(refused.value)
+    with pytest.raises(ValueError, match="decoding='fast' is unknown"):
+        combinations(["fast"])

@@ -1,5 +1,7 @@
 """Evaluations give the scores of stock lm-eval, and the same results after an interruption."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from evaluations import CHAT, DEFAULT, DEMO_TASKS, STREAMING, evaluate, named, scores, stock_scores, without_times
@@ -31,10 +33,6 @@ def test_stock_lm_eval_gives_the_same_scores_and_texts(demo, task_folder, tmp_pa
     assert result["num_tokens"] < 5 * 5, "the whole answers have some ten tokens each"
 
 
-class Stop(KeyboardInterrupt):
-    pass
-
-
 def test_an_interrupted_run_goes_on_and_gives_the_same_table(demo, task_folder, tmp_path, monkeypatch):
     decodings = {"streaming": STREAMING, "verified": {"decoding": "verified"}}
     settings = EvalSettings(limit=3, batch_size=1, apply_chat_template=True, temperature=2.0)
@@ -47,7 +45,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_table(demo, task_folder, 
         def counting(self, *args, **kwargs):
             calls.append(self.description)
             if len(calls) == stop_at:
-                raise Stop
+                raise KeyboardInterrupt
             return generate(self, *args, **kwargs)
 
         monkeypatch.setattr(DecodingLM, "_model_generate", counting)
@@ -56,7 +54,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_table(demo, task_folder, 
 
     whole = run(WorkFile(tmp_path / "whole", {}))
     assert calls == ["streaming"] * 3 + ["verified"] * 3
-    with pytest.raises(Stop):
+    with pytest.raises(KeyboardInterrupt):
         run(WorkFile(tmp_path / "stopped", {}), stop_at=5)
     torch.manual_seed(99)
     again = run(WorkFile(tmp_path / "stopped", {}))
@@ -65,7 +63,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_table(demo, task_folder, 
     assert [(result["task"], result["decoding"]) for result in whole] == [
         ("demo_stories", "streaming"), ("demo_stories", "verified"), ("choose", LIKELIHOOD),
     ]  # fmt: skip
-    other = EvalSettings(limit=3, batch_size=1, apply_chat_template=True, temperature=2.0, seed=5)
+    other = replace(settings, seed=5)
     results = evaluate(*demo, named("demo_stories"), {"s": STREAMING}, other, WorkFile(tmp_path / "seed", {}))
     assert results[0]["num_tokens"] != whole[0]["num_tokens"], "another seed draws otherwise"
 
@@ -78,9 +76,7 @@ def test_a_recipes_shots_hold_where_a_task_says_otherwise(task_folder):
 
 
 def test_what_a_task_raises_is_a_sentence(demo, task_folder, tmp_path):
-    (task_folder / "fails.py").write_text(
-        "def judged(document, results):\n    return {'right': document['nothing']}\n"
-    )
+    (task_folder / "fails.py").write_text("def judged(document, results):\n    return document['nothing']\n")
     text = (task_folder / "first.yaml").read_text().replace("task: first", "task: fails")
     (task_folder / "fails.yaml").write_text(text + "process_results: !function fails.judged\n")
     tasks = named("fails", folder=task_folder)

@@ -31,7 +31,7 @@ def test_counts_are_those_of_generate(demo, tmp_path, decoding):
         new = output.sequences[0, chat["input_ids"].shape[1] :]
         tokens, forwards = tokens + len(new), forwards + int(output.forwards)
         queries += round(len(new) / float(output.prefix_cacheability))
-        right += check("equations", example.prompt, tokenizer.decode(new, skip_special_tokens=True))
+        right += check(example, tokenizer.decode(new, skip_special_tokens=True))
     assert (result["num_tokens"], result["tokens_per_forward"]) == (tokens, pytest.approx(tokens / forwards))
     assert result["prefix_cacheability"] == pytest.approx(tokens / queries)
     assert scores([result])["demo_equations", "right"] == right / len(examples)

@@ -30,11 +30,10 @@ def test_recipes_read(demo):
         ("tasks: {a: three}", "a has 'three' shots"),
         ("tasks: {a: 0}\nsettings: {shots: 3}", "there is no setting 'shots', but apply_chat_template"),
         ("tasks: {a: 0}\nsettings: {run_code: true}", "there is no setting 'run_code'"),
-        ("tasks: {a: 0}\nsettings: {temperature: hot}", "the setting temperature is 'hot'"),
-        (
-            "tasks: {a: 0}\ndecodings: {x: {decoding: streaming, threshold: 0.1}}",
-            "streaming decoding does not read 'threshold'",
-        ),
+        ("tasks: {a: 0}\nsettings: {temperature: hot}", "temperature='hot' is not of the type"),
+        ("tasks: {a: 0}\nsettings: {limit: true}", "limit=True is not of the type"),
+        ("tasks: {a: 0}\nsettings: {temperature: .nan}", "temperature=nan is no temperature"),
+        ("tasks: {a: 0}\ndecodings: {x: {decoding: streaming, threshold: 0.1}}", "does not read 'threshold'"),
         ("tasks: {a: 0}\nmore: 1", "it has more"),
     ],
 )

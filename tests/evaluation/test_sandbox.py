@@ -38,7 +38,6 @@ def test_the_values_come_back_as_they_are():
         ("import torch", "No module named 'torch'"),
         ("x = 'a' * 10**12", "MemoryError"),
         ("import os\nos.fork()", "os.fork is refused here"),
-        ("import os\nos.kill(os.getppid(), 9)", "os.kill is refused here"),
         ("import subprocess", "import is refused here"),
         ("import resource\nresource.setrlimit(0, (9, 9))", "resource.setrlimit is refused here"),
         ("open('new', 'w')", "open is refused here"),
@@ -171,17 +170,3 @@ def test_nothing_of_the_environment_is_seen(monkeypatch):
     assert set(variables) <= {"LC_CTYPE", "PWD"}  # Python and bubblewrap set them
     assert Path(folder) == Path("/") or not Path(folder).exists()
     assert arguments == [""] and "" not in path
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "print('[6]')\nimport os\nos._exit(0)",
-        "class Same(int):\n    __eq__ = lambda self, other: True\n    __repr__ = lambda self: 'anything'\n"
-        "double = lambda n: Same(0)",
-        "repr = lambda values: '[6]'",
-    ],
-)
-def test_a_wrong_function_cannot_pass_by_what_it_prints_or_claims_to_equal(code):
-    wrong = "def double(n):\n    return n\n"
-    assert run_python(wrong + code, ["double(3)", "double(4)"]).values != [6, 8]

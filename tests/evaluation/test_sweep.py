@@ -43,10 +43,6 @@ def test_every_decoding_answers_in_turns_and_is_counted(demo, tmp_path, monkeypa
             assert answer.quality == question.quality(answer.text) and answer.seconds > 0
 
 
-class Stop(KeyboardInterrupt):
-    pass
-
-
 def test_an_interrupted_sweep_goes_on_with_whole_questions(demo, tmp_path, monkeypatch):
     model, tokenizer = demo
     questions, asked, stops = questions_of(tokenizer), [], [8]  # in the middle of the second question
@@ -54,11 +50,11 @@ def test_an_interrupted_sweep_goes_on_with_whole_questions(demo, tmp_path, monke
     def fake(model, question, arguments):
         asked.append(question)
         if len(asked) in stops:
-            raise Stop
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(sweep, "write", fake)
     monkeypatch.setattr(sweep, "answer_of", lambda *args: Answer("text", 1.0, 5, 2, 9, 0.5))
-    with pytest.raises(Stop):
+    with pytest.raises(KeyboardInterrupt):
         sweep.sweep(model, tokenizer, questions, DECODINGS, 160, WorkFile(tmp_path, {}))
     del asked[:], stops[:]
     answers = sweep.sweep(model, tokenizer, questions, DECODINGS, 160, WorkFile(tmp_path, {}))
@@ -107,25 +103,9 @@ def pairs(lost, gained, number, right=0.9, seed=0):
     return np.where(base, draw >= lost / right, draw < gained / max(1 - right, 1e-9)).astype(float), base.astype(float)
 
 
-def test_bounds_are_those_of_pairs():
-    """Bounds of many pairs are as wide as their differences spread, not as both sides do."""
-    quality, base = pairs(0.1, 0.05, 4000)
-    differences = quality - base
-    spread = 1.96 * differences.std() / len(differences) ** 0.5
-    low, high = paired_bounds(quality, base)
-    assert low == pytest.approx(differences.mean() - spread, abs=0.001)
-    assert high == pytest.approx(differences.mean() + spread, abs=0.001)
-
-
-def answers(both, gained, lost, neither):
-    """The qualities of answers on both sides, from the counts of pairs."""
-    rows = [(1, 1)] * both + [(1, 0)] * gained + [(0, 1)] * lost + [(0, 0)] * neither
-    return np.array(rows, dtype=float).T
-
-
 def test_newcombes_own_example():
     """His paper of 1998 prints these bounds for 36 pairs right on both sides, 12 gained and 2 lost."""
-    quality, base = answers(36, 12, 2, 0)
+    quality, base = np.array([(1, 1)] * 36 + [(1, 0)] * 12 + [(0, 1)] * 2, dtype=float).T
     assert newcombe(quality, base, 1.959964) == (pytest.approx(0.0569, abs=5e-4), pytest.approx(0.3404, abs=5e-4))
 
 

@@ -1,11 +1,10 @@
-"""The `wedlm` command: a thin function for each subcommand, which imports its room when it runs."""
+"""The `wedlm` command: a thin function for each subcommand, which imports what it needs when it is called."""
 
 import io
 import os
 import shlex
 import sys
 from dataclasses import fields
-from functools import partial
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,40 +12,22 @@ from typing import Annotated, Literal
 import typer
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.commands.command import Command, Group, TrainCommand, extra, refusals
+from wedlm.commands.command import TrainCommand, app, command
 from wedlm.commands.eval import eval
 from wedlm.commands.shared_options import (
     DEMO,
     MODEL_HELP,
-    AcceptanceRatio,
-    Debug,
-    Decoding,
+    DecodingOptions,
     Device,
-    DistancePenalty,
     Dtype,
-    EntropyThreshold,
     GenerationOptions,
     Model,
     OverwriteCheckpoint,
-    QueryCost,
     Source,
-    WindowSize,
-    check_writable,
-    decoding_arguments,
+    check_out_file,
     option,
-    with_generation_options,
 )
 from wedlm.commands.tune import tune
-
-app = typer.Typer(
-    cls=Group,
-    help="WeDLM, a language model that decodes several tokens per forward. MODEL is the first argument of every "
-    "command; where it may be left out, that means the demo checkpoint.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-command = partial(app.command, cls=Command)
 
 
 def show_version(is_asked_for: bool) -> None:
@@ -74,32 +55,27 @@ Words = Annotated[list[str], typer.Argument(help=WORDS_HELP, metavar="[MODEL] PR
 Raw = Annotated[bool, option("Continue the text without the chat template.", "--raw")]
 
 
-@command(epilog='Example: wedlm generate "Count by 5 from 10 to 60."')
-@with_generation_options
+@command('generate "Count by 5 from 10 to 60."')
 def generate(words: Words, options: GenerationOptions, raw: Raw = False) -> None:
     """Answer PROMPT, and print the text while it is decoded. Standard output gets only the text."""
-    with refusals(options.debug):
-        from wedlm.commands.answering import generate, model_and_prompts
+    from wedlm.commands.answering import generate, model_and_prompts
 
-        options, (prompt,) = model_and_prompts(words, options, most=1)
-        generate(prompt, options, raw)
+    options, (prompt,) = model_and_prompts(words, options, most=1)
+    generate(prompt, options, raw)
 
 
-@command(epilog="Example: wedlm chat --decoding streaming")
-@with_generation_options
+@command("chat --decoding streaming")
 def chat(
     options: GenerationOptions,
     checkpoint: Annotated[str | None, typer.Argument(help=MODEL_HELP, metavar="MODEL", show_default=DEMO)] = None,
 ) -> None:
     """Hold a conversation; earlier turns stay in the cache. In the chat, /help lists the commands."""
-    with refusals(options.debug):
-        from wedlm.commands.chat import chat
+    from wedlm.commands.chat import chat
 
-        chat(checkpoint, options)
+    chat(checkpoint, options)
 
 
-@command(epilog='Example: wedlm compare "Count by 5 from 10 to 60."')
-@with_generation_options
+@command('compare "Count by 5 from 10 to 60."')
 def compare(
     words: Annotated[list[str], typer.Argument(help=WORDS_HELP, metavar="[MODEL] PROMPT...")],
     options: GenerationOptions,
@@ -109,16 +85,14 @@ def compare(
 
     With --decoding, compare only that decoding with autoregressive decoding.
     """
-    with refusals(options.debug):
-        from wedlm.commands.answering import model_and_prompts
-        from wedlm.commands.compare import compare
+    from wedlm.commands.answering import model_and_prompts
+    from wedlm.commands.compare import compare
 
-        options, prompts = model_and_prompts(words, options, most=None)
-        compare(prompts, options, raw)
+    options, prompts = model_and_prompts(words, options, most=None)
+    compare(prompts, options, raw)
 
 
-@command(epilog='Example: wedlm trace "Count by 5 from 10 to 60." --html trace.html')
-@with_generation_options
+@command('trace "Count by 5 from 10 to 60." --html trace.html')
 def trace(
     words: Words,
     options: GenerationOptions,
@@ -138,26 +112,24 @@ def trace(
 
     Verified decoding shows drafts in open slots, the number of accepted drafts, and the draft that was refuted.
     """
-    with refusals(options.debug):
-        if html is not None:
-            check_writable("--html", html)
-        from wedlm.commands.answering import model_and_prompts
-        from wedlm.commands.trace import trace
+    if html is not None:
+        check_out_file("--html", html, overwrite=True)
+    from wedlm.commands.answering import model_and_prompts
+    from wedlm.commands.trace import trace
 
-        options, (prompt,) = model_and_prompts(words, options, most=1)
-        trace(prompt, options, raw, html)
+    options, (prompt,) = model_and_prompts(words, options, most=1)
+    trace(prompt, options, raw, html)
 
 
-@command(epilog="Example: wedlm info tencent/WeDLM-8B-Instruct")
-def info(model: Model = str(DEMO_FOLDER), debug: Debug = False) -> None:
+@command("info tencent/WeDLM-8B-Instruct")
+def info(model: Model = str(DEMO_FOLDER)) -> None:
     """Show the kind, size, memory and decodings of MODEL without loading its weights."""
-    with refusals(debug):
-        from wedlm.commands.info import info
+    from wedlm.commands.info import info
 
-        info(model)
+    info(model)
 
 
-@command(epilog="Example: wedlm convert Qwen/Qwen3-8B qwen3-8b-wedlm")
+@command("convert Qwen/Qwen3-8B qwen3-8b-wedlm")
 def convert(
     source: Source,
     out: Annotated[str, typer.Argument(help="The new folder for the result.")],
@@ -165,14 +137,12 @@ def convert(
         bool, option("Convert WeDLM to a plain Llama, Mistral or Qwen checkpoint.", "--to-autoregressive")
     ] = False,
     overwrite: OverwriteCheckpoint = False,
-    debug: Debug = False,
 ) -> None:
     """Make a WeDLM checkpoint from one of Qwen2, Qwen3, Llama, Mistral or a released WeDLM, or convert it back."""
-    with refusals(debug):
-        from wedlm import convert_to_autoregressive, convert_to_wedlm
+    from wedlm import convert_to_autoregressive, convert_to_wedlm
 
-        convert = convert_to_autoregressive if to_autoregressive else convert_to_wedlm
-        result = convert(source, out, overwrite=overwrite)
+    convert = convert_to_autoregressive if to_autoregressive else convert_to_wedlm
+    result = convert(source, out, overwrite=overwrite)
     for note in result.notes:
         typer.echo(f"Note: {note}")
     mask = "no MASK token" if result.mask_token_id is None else f"MASK is token {result.mask_token_id}"
@@ -181,15 +151,15 @@ def convert(
         typer.echo(f'Next: wedlm generate {shlex.quote(str(result.folder))} "Why is the sky blue?"')
 
 
-@app.command(
+@command(
+    "train lora.yaml --learning_rate 1e-4",
+    extra="train",
     cls=TrainCommand,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    epilog="Example: wedlm train lora.yaml --learning_rate 1e-4",
 )
 def train(
     context: typer.Context,
     config: Annotated[str, typer.Argument(help="A YAML file of arguments; training/configs has examples.")],
-    debug: Debug = False,
 ) -> None:
     """Train a WeDLM checkpoint, or a stock one that is converted first: the whole model, LoRA or QLoRA.
 
@@ -198,30 +168,25 @@ def train(
     All arguments of transformers' TrainingArguments are taken too, such as --output_dir, --learning_rate,
     --num_train_epochs and --resume_from_checkpoint true: https://huggingface.co/docs/transformers/main_classes/trainer
     """
-    with refusals(debug), extra("train"):
-        from wedlm.training.train import train
+    from wedlm.training.train import train
 
-        train([config, *context.args])
+    train([config, *context.args])
 
 
-@command(epilog="Example: wedlm merge out/lora merged")
+@command("merge out/lora merged", extra="train")
 def merge(
     adapter: Annotated[str, typer.Argument(help="The folder of a PEFT adapter.")],
     out: Annotated[str, typer.Argument(help="The new folder for the result.")],
     overwrite: OverwriteCheckpoint = False,
-    debug: Debug = False,
 ) -> None:
     """Merge an adapter with the checkpoint it was trained on, and write one whole checkpoint with its code."""
-    with refusals(debug), extra("train"):
-        from wedlm.training.merge import merge_adapter
+    from wedlm.training.merge import merge_adapter
 
-        folder = merge_adapter(adapter, out, overwrite=overwrite)
+    folder = merge_adapter(adapter, out, overwrite=overwrite)
     typer.echo(f"Written to {folder}.")
 
 
-@command(
-    epilog="Example: wedlm export out/full my-wedlm --license apache-2.0 --base-model Qwen/Qwen3-8B --eval eval.json"
-)
+@command("export out/full my-wedlm --license apache-2.0 --base-model Qwen/Qwen3-8B --eval eval.json")
 def export(
     model: Annotated[str | None, typer.Argument(help="A folder, or a name on the Hub.", show_default=False)] = None,
     out: Annotated[str | None, typer.Argument(help="The new folder for the repository.", show_default=False)] = None,
@@ -258,7 +223,6 @@ def export(
     push: Annotated[str | None, option("Upload OUT to the Hub as OWNER/NAME.", metavar="REPO")] = None,
     private: Annotated[bool, option("Make REPO private.", "--private")] = False,
     overwrite: OverwriteCheckpoint = False,
-    debug: Debug = False,
 ) -> None:
     """Make a whole Hub repository of MODEL: weights, code, tokenizer, and a model card with the measured numbers.
 
@@ -268,38 +232,37 @@ def export(
     With --vllm, OUT gets a plain checkpoint for vLLM, and a drafter for it: docs/vllm.md. With --strategy OUT, no
     MODEL is needed: OUT gets the decoding alone, for any model of transformers.
     """
-    with refusals(debug):
-        if strategy is not None:
-            if out is not None or vllm:
-                raise ValueError("--strategy OUT names the folder itself; leave out the second argument and --vllm.")
-            from wedlm.hub_card.export_strategy import export_strategy
+    if strategy is not None:
+        if out is not None or vllm:
+            raise ValueError("--strategy OUT names the folder itself; leave out the second argument and --vllm.")
+        from wedlm.hub_card.export_strategy import export_strategy
 
-            typer.echo(f"Written to {export_strategy(strategy, model, overwrite)}.")
-            return
-        if model is None or out is None:
-            raise ValueError("MODEL or OUT is missing; give both, as in `wedlm export MODEL OUT`, or --strategy OUT.")
-        if vllm:
-            repository = {
-                "license": license, "base-model": base_model, "dataset": dataset, "language": language, "name": name,
-                "prompt": prompt, "eval": eval, "training": training, "adapter-only": adapter_only, "push": push,
-                "private": private,
-            }  # fmt: skip
-            for option in filter(repository.get, repository):
-                raise ValueError(f"--{option} is about a repository, and --vllm writes none; leave it out.")
-            from wedlm.for_vllm.vllm_export import export_for_vllm
+        typer.echo(f"Written to {export_strategy(strategy, model, overwrite)}.")
+        return
+    if model is None or out is None:
+        raise ValueError("MODEL or OUT is missing; give both, as in `wedlm export MODEL OUT`, or --strategy OUT.")
+    if vllm:
+        repository = {
+            "license": license, "base-model": base_model, "dataset": dataset, "language": language, "name": name,
+            "prompt": prompt, "eval": eval, "training": training, "adapter-only": adapter_only, "push": push,
+            "private": private,
+        }  # fmt: skip
+        for option in filter(repository.get, repository):
+            raise ValueError(f"--{option} is about a repository, and --vllm writes none; leave it out.")
+        from wedlm.for_vllm.vllm_export import export_for_vllm
 
-            exported = export_for_vllm(model, out, target, overwrite=overwrite)
-        else:
-            if target is not None:
-                raise ValueError(
-                    "--target names the model that MODEL drafts for in vLLM; pass --vllm with it, or leave it out."
-                )
-            from wedlm.hub_card.export import export
-            from wedlm.hub_card.options import CardOptions
+        exported = export_for_vllm(model, out, target, overwrite=overwrite)
+    else:
+        if target is not None:
+            raise ValueError(
+                "--target names the model that MODEL drafts for in vLLM; pass --vllm with it, or leave it out."
+            )
+        from wedlm.hub_card.export import export
+        from wedlm.hub_card.options import CardOptions
 
-            lists = base_model or [], dataset or [], language or []
-            card = CardOptions(license, *lists, name, prompt, eval or [], training, adapter_only)
-            exported = export(model, out, card, push=push, private=private, overwrite=overwrite)
+        lists = base_model or [], dataset or [], language or []
+        card = CardOptions(license, *lists, name, prompt, eval or [], training, adapter_only)
+        exported = export(model, out, card, push=push, private=private, overwrite=overwrite)
     for note in exported.notes:
         typer.echo(f"Note: {note}")
     typer.echo(f"Written to {exported.folder}.")
@@ -307,7 +270,7 @@ def export(
         typer.echo(f"Pushed to {exported.url}.")
 
 
-@command(epilog="Example: wedlm adapt Qwen/Qwen3-8B drafts --prompts prompts.jsonl --minutes 60")
+@command("adapt Qwen/Qwen3-8B drafts --prompts prompts.jsonl --minutes 60", extra="train")
 def adapt(
     model: Source,
     out: Annotated[Path, typer.Argument(help="The new folder for the adapter; OUT.work keeps a stopped run.")],
@@ -340,7 +303,6 @@ def adapt(
     ] = "auto",
     device: Device = None,
     overwrite: Annotated[bool, option("Replace OUT if it is an adapter.", "--overwrite")] = False,
-    debug: Debug = False,
 ) -> None:
     """Make a draft adapter: MODEL keeps its words, and verified decoding writes several of them per forward.
 
@@ -348,33 +310,27 @@ def adapt(
     same command continues. docs/adapt.md says what it costs and brings.
     """
     options = locals()  # by the names of AdaptSettings
-    with refusals(debug), extra("train"):
-        from wedlm.drafts.check import check_adapt, what_is_done
-        from wedlm.drafts.settings import AdaptSettings
+    from wedlm.drafts.check import check_adapt, what_is_done
+    from wedlm.drafts.settings import AdaptSettings
 
-        settings = AdaptSettings(**{field.name: options[field.name] for field in fields(AdaptSettings)})
-        out = out.resolve()
-        tasks = check_adapt(settings, out, overwrite)
-        if os.environ.get("RANK", "0") == "0":  # torch, which knows the processes, is imported later
-            typer.echo(what_is_done(settings, tasks))
-        from wedlm.drafts.adapt import adapt
+    settings = AdaptSettings(**{field.name: options[field.name] for field in fields(AdaptSettings)})
+    out = out.resolve()
+    tasks = check_adapt(settings, out, overwrite)
+    if os.environ.get("RANK", "0") == "0":  # torch, which knows the processes, is imported later
+        typer.echo(what_is_done(settings, tasks))
+    from wedlm.drafts.adapt import adapt
 
-        adapt(settings, tasks, out, overwrite)
+    adapt(settings, tasks, out, overwrite)
 
 
-@command(epilog="Example: wedlm serve tencent/WeDLM-8B-Instruct --dtype bfloat16 --port 8000")
+@command("serve tencent/WeDLM-8B-Instruct --dtype bfloat16 --port 8000", extra="serve")
 def serve(
+    options: DecodingOptions,
     model: Model = str(DEMO_FOLDER),
     host: Annotated[str, option("The address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
     port: Annotated[int, option("The port to listen on; 0 chooses a free port.", min=0, max=65535)] = 8000,
     dtype: Dtype = "auto",
     device: Device = None,
-    decoding: Decoding = None,
-    window_size: WindowSize = None,
-    entropy_threshold: EntropyThreshold = None,
-    distance_penalty: DistancePenalty = None,
-    acceptance_ratio: AcceptanceRatio = None,
-    query_cost: QueryCost = None,
     max_batch_size: Annotated[int, option("The most texts that are written at once.", min=1)] = 64,
     max_cached_tokens: Annotated[
         int | None,
@@ -394,42 +350,32 @@ def serve(
         list[str] | None,
         option("An origin whose web pages may send requests, or *; may be given again.", metavar="ORIGIN"),
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Serve one model in OpenAI's protocol: chat and completions, streamed or not, many at once.
 
     All requests are written in one running batch. A request may set its own decoding: docs/serve.md.
     """
-    with refusals(debug), extra("serve"):
-        from wedlm.serving.server import serve
+    from wedlm.serving.server import serve
 
-        settings = decoding_arguments(
-            decoding=decoding,
-            window_size=window_size,
-            entropy_threshold=entropy_threshold,
-            distance_penalty=distance_penalty,
-            acceptance_ratio=acceptance_ratio,
-            query_cost=query_cost,
-        )
-        serve(
-            model,
-            host,
-            port,
-            api_key,
-            tuple(cors or ()),
-            dtype,
-            device,
-            settings,
-            max_batch_size,
-            max_cached_tokens,
-            max_waiting,
-            request_timeout,
-            fixed_shapes,
-        )
+    serve(
+        model,
+        host,
+        port,
+        api_key,
+        tuple(cors or ()),
+        dtype,
+        device,
+        options.decoding_arguments(),
+        max_batch_size,
+        max_cached_tokens,
+        max_waiting,
+        request_timeout,
+        fixed_shapes,
+    )
 
 
-command(epilog="Example: wedlm eval --recipe examples/demo/eval.yaml --run-code --limit 20")(eval)
-command(epilog="Example: wedlm tune my-wedlm --data questions.jsonl --max-quality-loss 1%")(tune)
+command("eval --recipe examples/demo/eval.yaml --run-code --limit 20", extra="eval")(eval)
+command("tune my-wedlm --data questions.jsonl --max-quality-loss 1%", extra="eval")(tune)
 
 if __name__ == "__main__":
     app()

@@ -1,10 +1,11 @@
-"""How commands behave: their help, the sentence that refuses bad input, and tables in a pipe."""
+"""What makes a function a command: its help, --debug, the sentence that refuses bad input, and tables in a pipe."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
-from inspect import Parameter, Signature
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
@@ -70,16 +71,61 @@ def arguments_of_a_run() -> list[Any]:
             default = Parameter.empty if item.default is MISSING else item.default
             if item.default_factory is not MISSING:
                 default = " ".join(item.default_factory())
-            kind = Annotated[str, help]
-            shown.append(Parameter(item.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+            shown.append(option_of(item.name, Annotated[str, help], default))
 
-    def run(**values: Any) -> None: ...
-
-    run.__signature__ = Signature(shown)
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     app = typer.Typer(add_completion=False)
-    app.command()(run)
+    app.command()(with_parameters(lambda **values: None, shown))
     return [param for param in typer.main.get_command(app).params if param.name != "help"]
+
+
+app = typer.Typer(
+    cls=Group,
+    help="WeDLM, a language model that decodes several tokens per forward. MODEL is the first argument of every "
+    "command; where it may be left out, that means the demo checkpoint.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def command(example: str, extra: str | None = None, cls: type[Command] = Command, **settings: Any) -> Callable:
+    """Makes a function a command of `app` with an example in its help.
+
+    The command also has --debug, and an option for each field of the dataclass that is the type of its parameter
+    `options`. Its bad input is refused in one sentence, and so is a missing module of one of the package's extras.
+    """
+
+    def register(function: Callable) -> Callable:
+        kind = function.__annotations__.get("options")
+        own = [parameter for name, parameter in signature(function).parameters.items() if name != "options"]
+        shared = [option_of(field.name, field.type, field.default) for field in (fields(kind) if kind else ())]
+
+        @wraps(function)
+        def run(debug: bool, **values: Any) -> None:
+            if kind is not None:
+                values["options"] = kind(**{parameter.name: values.pop(parameter.name) for parameter in shared})
+            with refusals(debug), missing_modules(extra):
+                function(**values)
+
+        run = with_parameters(run, [*own, *shared, DEBUG])
+        app.command(cls=cls, epilog=f"Example: wedlm {example}", **settings)(run)
+        return run
+
+    return register
+
+
+def with_parameters(function: Callable, parameters: list[Parameter]) -> Callable:
+    """The function, of which typer reads these parameters."""
+    function.__signature__ = Signature(parameters)
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return function
+
+
+def option_of(name: str, annotation: Any, default: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+DEBUG = option_of("debug", Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")], False)
 
 
 @contextmanager
@@ -107,14 +153,16 @@ def sentence_of(error: Exception) -> str:
 
 
 @contextmanager
-def extra(name: str) -> Iterator[None]:
+def missing_modules(extra: str | None) -> Iterator[None]:
     """Says which of the package's extras brings a module that is missing."""
     try:
         yield
     except ImportError as error:
+        if extra is None:
+            raise
         raise ValueError(
-            f"A package is missing ({error}); install wedlm with its extra {name!r}, in a clone of it by "
-            f'pip install -e ".[{name}]".'
+            f"A package is missing ({error}); install wedlm with its extra {extra!r}, in a clone of it by "
+            f'pip install -e ".[{extra}]".'
         ) from error
 
 

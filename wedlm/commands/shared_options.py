@@ -1,13 +1,11 @@
 """Options that several commands share, and the checks of their values."""
 
-import inspect
 import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from functools import wraps
+from copy import copy
+from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import typer
 
@@ -28,33 +26,13 @@ def setting(help: str) -> Any:
 MODEL_HELP, DEMO = "A checkpoint: a folder, or a name on the Hub.", "the demo checkpoint"
 Model = Annotated[str, typer.Argument(help=MODEL_HELP, metavar="MODEL", show_default=DEMO)]
 Source = Annotated[str, typer.Argument(help=MODEL_HELP)]
-Debug = Annotated[bool, option("Show the traceback of an error.", "--debug")]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     option("The dtype of the weights; auto keeps the dtype on disk.", rich_help_panel="Model"),
 ]
-DEVICE = option("The device, such as cpu or cuda:0; by default the GPU if there is one.", rich_help_panel="Model")
-Device = Annotated[str | None, DEVICE]
-Decoding = Annotated[str | None, setting("The decoding: streaming, verified, blockwise or autoregressive.")]
-WindowSize = Annotated[
-    int | None,
-    setting(
-        "Slots after the final text; by default the checkpoint's number, or else 16, on a CPU 8, verified what pays."
-    ),
-]
-EntropyThreshold = Annotated[
-    str | None, setting("Fill the slots whose entropy in nats is below this number; none fills one slot per forward.")
-]
-DistancePenalty = Annotated[
-    float | None, setting("Add this number to the entropy for each slot of distance from the first open slot.")
-]
-AcceptanceRatio = Annotated[
-    float | None,
-    setting("Accept a draft of verified decoding if its probability is at least this share of the best token's."),
-]
-QueryCost = Annotated[
-    float | None,
-    setting("What one more token of a forward costs in verified decoding, as a share of a forward with one."),
+Device = Annotated[
+    str | None,
+    option("The device, such as cpu or cuda:0; by default the GPU if there is one.", rich_help_panel="Model"),
 ]
 OverwriteCheckpoint = Annotated[bool, option("Replace OUT if it is a checkpoint.", "--overwrite")]
 OverwriteFile = Annotated[bool, option("Replace FILE.", "--overwrite")]
@@ -62,18 +40,62 @@ OutFile = Annotated[Path, option("The file for all numbers.", metavar="FILE")]
 
 
 @dataclass(frozen=True)
-class GenerationOptions:
-    """Options of the commands that generate text; None leaves the choice to the checkpoint."""
+class DecodingOptions:
+    """The parameters of decoding; None leaves the choice to the checkpoint."""
+
+    decoding: Annotated[str | None, setting("The decoding: streaming, verified, blockwise or autoregressive.")] = None
+    window_size: Annotated[
+        int | None,
+        setting(
+            "Slots after the final text; by default the checkpoint's number, or else 16, on a CPU 8, verified what "
+            "pays."
+        ),
+    ] = None
+    entropy_threshold: Annotated[
+        str | None,
+        setting("Fill the slots whose entropy in nats is below this number; none fills one slot per forward."),
+    ] = None
+    distance_penalty: Annotated[
+        float | None, setting("Add this number to the entropy for each slot of distance from the first open slot.")
+    ] = None
+    acceptance_ratio: Annotated[
+        float | None,
+        setting("Accept a draft of verified decoding if its probability is at least this share of the best token's."),
+    ] = None
+    query_cost: Annotated[
+        float | None,
+        setting("What one more token of a forward costs in verified decoding, as a share of a forward with one."),
+    ] = None
+
+    def decoding_arguments(self) -> dict[str, Any]:
+        """The arguments of `generate()` that are given."""
+        given = {name: getattr(self, name) for name in DEFAULTS if getattr(self, name) is not None}
+        if self.entropy_threshold is not None:
+            given["entropy_threshold"] = read_threshold(self.entropy_threshold)
+        return given
+
+
+def repeated(annotation: Any) -> Any:
+    """The option of this annotation, as one that may be given several times."""
+    kind, shown = get_args(annotation)
+    shown = copy(shown)
+    shown.help = f"{shown.help.removesuffix('.')}; may be given again."
+    return Annotated[list[get_args(kind)[0]] | None, shown]
+
+
+RepeatedDecodingOptions = make_dataclass(
+    "RepeatedDecodingOptions",
+    [(field.name, repeated(field.type), None) for field in fields(DecodingOptions)],
+)
+
+
+@dataclass(frozen=True)
+class GenerationOptions(DecodingOptions):
+    """Options of the commands that generate text."""
 
     model: Annotated[str, typer.Option("--model", hidden=True)] = str(DEMO_FOLDER)  # an argument since 0.3
     dtype: Dtype = "auto"
     device: Device = None
-    decoding: Decoding = None
-    window_size: WindowSize = None
-    entropy_threshold: EntropyThreshold = None
-    distance_penalty: DistancePenalty = None
-    acceptance_ratio: AcceptanceRatio = None
-    query_cost: QueryCost = None
     max_new_tokens: Annotated[
         int, option("The largest number of tokens of an answer.", rich_help_panel="Decoding")
     ] = 256
@@ -82,7 +104,6 @@ class GenerationOptions:
         float | None, setting("Sample from the likeliest tokens that together have this probability.")
     ] = None
     seed: Annotated[int | None, setting("The seed of sampling; the same seed gives the same text.")] = None
-    debug: Debug = False
 
     def with_decoding(self, decoding: str) -> Self:
         """The same options for another decoding than the one that is named, which may read fewer of them."""
@@ -103,20 +124,12 @@ class GenerationOptions:
             raise ValueError(f"--seed {self.seed} is no seed; give a whole number from 0 to 2**63 - 1.")
         if self.max_new_tokens < 1:
             raise ValueError(f"--max-new-tokens {self.max_new_tokens} leaves no room for an answer; give 1 or more.")
-        arguments = decoding_arguments(**{name: getattr(self, name) for name in DEFAULTS})
+        arguments = self.decoding_arguments()
         if self.temperature:
             arguments["temperature"] = self.temperature
         if self.top_p is not None:
             arguments["top_p"] = self.top_p
         return arguments | {"max_new_tokens": self.max_new_tokens, "do_sample": self.temperature != 0}
-
-
-def decoding_arguments(entropy_threshold: str | None, **options: Any) -> dict[str, Any]:
-    """The parameters of decoding that are given."""
-    arguments = {name: value for name, value in options.items() if value is not None}
-    if entropy_threshold is not None:
-        arguments["entropy_threshold"] = read_threshold(entropy_threshold)
-    return arguments
 
 
 def read_threshold(text: str) -> float | None:
@@ -129,37 +142,12 @@ def read_threshold(text: str) -> float | None:
         raise ValueError(f"--entropy-threshold {text} is neither a number of nats nor none.") from None
 
 
-def with_generation_options(command: Callable) -> Callable:
-    """Gives a command with a parameter `options` an option for each field of `GenerationOptions`."""
-    parameters = inspect.signature(command).parameters
-    own = [parameter for name, parameter in parameters.items() if name != "options"]
-    shared = [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
-        for field in fields(GenerationOptions)
-    ]
-
-    @wraps(command)
-    def run(**values: Any) -> None:
-        options = GenerationOptions(**{parameter.name: values.pop(parameter.name) for parameter in shared})
-        command(**values, options=options)
-
-    run.__signature__ = inspect.Signature([*own, *shared])
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *shared]}
-    return run
-
-
-def check_out_file(out: Path, overwrite: bool) -> None:
-    """Refuses a file of --out that cannot be made, or that exists and may not be replaced."""
-    if out.is_dir() or not out.resolve().parent.is_dir():
-        raise ValueError(f"--out {out} is a folder, or lies in one that is not there; choose a file.")
-    if out.exists() and not overwrite:
-        raise ValueError(f"--out {out} exists; choose another file, or pass --overwrite.")
-
-
-def check_writable(option: str, file: Path) -> None:
-    """Refuses a file that could not be written later."""
+def check_out_file(option: str, file: Path, overwrite: bool) -> None:
+    """Refuses a file that could not be written later, or that exists and may not be replaced."""
     where = file.resolve().parent if is_ordinary(file) else file
     if file.is_dir() or not where.exists() or not os.access(where, os.W_OK):
         raise ValueError(
             f"{option} {file} cannot be written; give the name of a file in a folder that you may write to."
         )
+    if file.exists() and not overwrite:
+        raise ValueError(f"{option} {file} exists; choose another file, or pass --overwrite.")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from wedlm.commands.command import extra, refusals, table_console
-from wedlm.commands.shared_options import Debug, Device, Dtype, OutFile, OverwriteFile, check_out_file, option
+from wedlm.commands.command import table_console
+from wedlm.commands.shared_options import Device, Dtype, OutFile, OverwriteFile, check_out_file, option
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -40,48 +40,44 @@ def tune(
     dry_run: Annotated[bool, option("Do not change generation_config.json.", "--dry-run")] = False,
     dtype: Dtype = "auto",
     device: Device = None,
-    debug: Debug = False,
 ) -> None:
     """Find the fastest decoding that keeps quality on your own examples, and write it into generation_config.json.
 
     Every setting answers every example. After a stop, the same command continues.
     """
-    with refusals(debug), extra("eval"):
-        check_out_file(out, overwrite)
-        from wedlm.checkpoints.load import load_checkpoint
-        from wedlm.checkpoints.resolve import FROM_MODEL, GENERATION_FILE, read_generation_fields, wedlm_folder
-        from wedlm.checkpoints.whole_file import write_whole
-        from wedlm.evaluation.tuning import measure_of, read_examples, read_share
+    check_out_file("--out", out, overwrite)
+    from wedlm.checkpoints.load import load_checkpoint
+    from wedlm.checkpoints.resolve import FROM_MODEL, GENERATION_FILE, read_generation_fields, wedlm_folder
+    from wedlm.checkpoints.whole_file import write_whole
+    from wedlm.evaluation.tuning import measure_of, read_examples, read_share
 
-        loss = read_share(max_quality_loss)
-        if out.resolve() == data.resolve():
-            raise ValueError(f"--out {out} is the file of --data, which would be replaced; choose another one.")
-        examples = read_examples(data)
-        measure = measure_of(measure, examples)
-        if not model.is_dir():
-            raise ValueError(
-                f"{model} is no folder, and {GENERATION_FILE} is written into one; download it (`hf download NAME "
-                "--local-dir FOLDER`) and give that."
-            )
-        config = read_generation_fields(model)
-        folder = wedlm_folder(model, with_weights=False)  # another one, if the model is a draft adapter
-        config = config or read_generation_fields(folder)
-        checkpoint = load_checkpoint(model, dtype, device, only_decodes=True)
-        chosen = choose(*checkpoint, model, data, examples, measure, loss, max_new_tokens, out)
-        if chosen is None:
-            return
-        if dry_run:
-            print(f"Not written into {model / GENERATION_FILE} (--dry-run).", file=sys.stderr)
-            return
-        if config.get(FROM_MODEL, not config):
-            config |= {FROM_MODEL: False}
-        write_whole(model / GENERATION_FILE, json.dumps(config | chosen, indent=2) + "\n")
-        print(f"Written into {model / GENERATION_FILE}; every number is in {out}.", file=sys.stderr)
-        print(f'Next: wedlm generate {quote(str(model))} "Why is the sky blue?"', file=sys.stderr)
-        if config.get("do_sample"):
-            print(
-                f"{GENERATION_FILE} says do_sample, and the settings were compared on greedy texts.", file=sys.stderr
-            )
+    loss = read_share(max_quality_loss)
+    if out.resolve() == data.resolve():
+        raise ValueError(f"--out {out} is the file of --data, which would be replaced; choose another one.")
+    examples = read_examples(data)
+    measure = measure_of(measure, examples)
+    if not model.is_dir():
+        raise ValueError(
+            f"{model} is no folder, and {GENERATION_FILE} is written into one; download it (`hf download NAME "
+            "--local-dir FOLDER`) and give that."
+        )
+    config = read_generation_fields(model)
+    folder = wedlm_folder(model, with_weights=False)  # another one, if the model is a draft adapter
+    config = config or read_generation_fields(folder)
+    checkpoint = load_checkpoint(model, dtype, device, only_decodes=True)
+    chosen = choose(*checkpoint, model, data, examples, measure, loss, max_new_tokens, out)
+    if chosen is None:
+        return
+    if dry_run:
+        print(f"Not written into {model / GENERATION_FILE} (--dry-run).", file=sys.stderr)
+        return
+    if config.get(FROM_MODEL, not config):
+        config |= {FROM_MODEL: False}
+    write_whole(model / GENERATION_FILE, json.dumps(config | chosen, indent=2) + "\n")
+    print(f"Written into {model / GENERATION_FILE}; every number is in {out}.", file=sys.stderr)
+    print(f'Next: wedlm generate {quote(str(model))} "Why is the sky blue?"', file=sys.stderr)
+    if config.get("do_sample"):
+        print(f"{GENERATION_FILE} says do_sample, and the settings were compared on greedy texts.", file=sys.stderr)
 
 
 def choose(
@@ -106,7 +102,7 @@ def choose(
     from wedlm.evaluation.provenance import checkpoint_identity, conditions, write_report
     from wedlm.evaluation.sweep import front, summaries, sweep
     from wedlm.evaluation.timing import measured_query_cost
-    from wedlm.evaluation.tuning import allowed, most_lost, settings_to_try, why_nothing_is_shown, with_agreement
+    from wedlm.evaluation.tuning import decide, most_lost, settings_to_try, with_agreement
     from wedlm.evaluation.work_file import WorkFile, resumable
 
     logging.set_verbosity_error()
@@ -124,9 +120,7 @@ def choose(
         answers = with_agreement(answers)
     bounds = most_lost(answers, decodings)
     results = {label: result | {"most_lost": bounds[label]} for label, result in summaries(answers, decodings).items()}
-    fastest = allowed(results, loss)[0]
-    nothing = why_nothing_is_shown(answers, decodings, loss, fastest)
-    chosen = None if nothing else fastest
+    chosen, reason = decide(answers, results, loss)
     write_report(
         out,
         results,
@@ -140,10 +134,10 @@ def choose(
     )
     work.remove()
     print_front(results, front(results), chosen)
-    if nothing:
-        print(f"Nothing is written into {folder / GENERATION_FILE}: {nothing}.", file=sys.stderr)
+    if chosen is None:
+        print(f"Nothing is written into {folder / GENERATION_FILE}: {reason}", file=sys.stderr)
         return None
-    explain_choice(results, chosen, loss, len(examples))
+    print(f"Taken: {chosen}, {reason}", file=sys.stderr)
     print(f"One more query costs {100 * query_cost:.1f} % of a forward with one.", file=sys.stderr)
     return decodings[chosen] | {"query_cost": query_cost}
 
@@ -199,20 +193,3 @@ def print_front(results: dict[str, dict], front: list[str], chosen: str | None) 
             f"{result['tokens_per_forward']:.2f}",
         )
     table_console().print(table)
-
-
-def explain_choice(results: dict[str, dict], chosen: str, loss: float, num_examples: int) -> None:
-    """Says on standard error what was chosen, and how many examples streaming would need."""
-    from wedlm.evaluation.decodings import is_exact
-    from wedlm.evaluation.tuning import examples_needed
-
-    num_uncertain = sum(not is_exact(result["arguments"]) for result in results.values())
-    print(
-        f"Taken: {chosen}, the fastest of those that lose at most {100 * loss:g} % of the answers, shown with 95 % "
-        f"confidence for all {len(results)} settings together.",
-        file=sys.stderr,
-    )
-    needed = examples_needed(loss, num_uncertain)
-    if is_exact(results[chosen]["arguments"]) and (needed is None or num_examples < needed):
-        more = "no number of examples can" if needed is None else f"at least {needed} of them would be needed"
-        print(f"{num_examples} examples cannot show that streaming loses so little; {more}.", file=sys.stderr)

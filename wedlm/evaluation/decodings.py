@@ -7,7 +7,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from wedlm.generation.parameters import (
-    DECODINGS,
     DEFAULTS,
     READS,
     check_parameters,
@@ -47,23 +46,21 @@ def combinations(decodings: list[str], **values: list | None) -> dict[str, dict[
     """
     made = {}
     for decoding in decodings:
-        if decoding not in DECODINGS:
-            raise ValueError(f"--decoding {decoding} is unknown; choose one of {', '.join(DECODINGS)}.")
-        names = [name for name in READS[decoding] if values.get(name)]
+        names = [name for name in READS.get(decoding, ()) if values.get(name)]
         for chosen in product(*(values[name] for name in names)):
             arguments = {"decoding": decoding, **dict(zip(names, chosen, strict=True))}
+            check_decoding(arguments)
             made[label_of(arguments)] = arguments
     return made
 
 
-def check_decoding(arguments: dict[str, Any], where: str) -> None:
-    """Refuses an unknown decoding, and parameters that the decoding does not read; `where` starts the message."""
-    decoding = arguments.get("decoding")
-    if decoding not in DECODINGS:
-        raise ValueError(f"{where}: decoding {decoding!r} is unknown; choose one of {', '.join(DECODINGS)}.")
+def check_decoding(arguments: dict[str, Any]) -> None:
+    """Refuses an unknown decoding, wrong values, and parameters that the decoding does not read."""
+    check_parameters(SimpleNamespace(**DEFAULTS | arguments))
+    decoding = arguments["decoding"]
     for name in arguments.keys() - {"decoding", *READS[decoding]}:
         raise ValueError(
-            f"{where}: {decoding} decoding does not read {name!r}; leave it out (it reads "
+            f"{decoding} decoding does not read {name!r}; leave it out (it reads "
             f"{', '.join(READS[decoding]) or 'no parameters'})."
         )
 
@@ -74,7 +71,6 @@ def with_defaults(arguments: dict[str, Any], model: PreTrainedModel) -> dict[str
     filled = {
         name: arguments.get(name, getattr(defaults, name)) for name in ("decoding", *READS[arguments["decoding"]])
     }
-    check_parameters(SimpleNamespace(**{name: getattr(defaults, name) for name in DEFAULTS} | filled))
     for name, default in (("window_size", default_window_size), ("query_cost", default_query_cost)):
         if name in filled and filled[name] is None:
             filled[name] = default(model.device)

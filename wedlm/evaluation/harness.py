@@ -5,11 +5,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import lm_eval
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from wedlm.evaluation.lm import COUNTS, DecodingLM
 from wedlm.evaluation.recipe import EvalSettings
-from wedlm.evaluation.tasks import GENERATES, Tasks, quiet_lm_eval, seed_all
+from wedlm.evaluation.tasks import GENERATES, Tasks, quiet_lm_eval
 from wedlm.evaluation.work_file import WorkFile
 
 LIKELIHOOD = "likelihood"  # in place of a decoding, for tasks that generate nothing
@@ -29,14 +29,13 @@ def evaluate(
         evaluate(model, tokenizer, tasks, {"verified": {"decoding": "verified"}}, EvalSettings(), work)
         [{"task": "gsm8k", "decoding": "verified", "metrics": [...], "tokens_per_forward": 3.1, ...}], []
 
-    Returns:
-        A result for each task and decoding, where a task that generates nothing has one result alone; and the
-        warnings of lm-eval.
+    There is a result for each task and decoding, and one alone for a task that generates nothing. The strings are
+    lm-eval's warnings.
     """
     results, warnings = [], {}
     for number, (label, arguments) in enumerate(decodings.items()):
         configure(tasks, settings)
-        seed_all(settings.seed)
+        set_seed(settings.seed)
         with quiet_lm_eval():
             lm = DecodingLM(model, tokenizer, settings.batch_size, arguments, work, settings.seed, label)
         with quiet_lm_eval() as collected, errors_of_tasks(tasks):
@@ -92,15 +91,7 @@ def errors_of_tasks(tasks: Tasks) -> Iterator[None]:
 def result_of(
     name: str, measured: dict, tasks: Tasks, label: str, arguments: dict[str, Any], counts: dict[str, dict]
 ) -> dict:
-    """The result of one task or group.
-
-    Args:
-        name (`str`): The task or group.
-        measured (`dict`): The result of `lm_eval.evaluate`.
-        tasks (`Tasks`): The tasks.
-        label (`str`), arguments (`dict[str, Any]`): The decoding.
-        counts (`dict[str, dict]`): Tokens, forwards, queries and seconds by task.
-    """
+    """The result of one task or group, from that of `lm_eval.evaluate` and the counts of each task."""
     members = leaves(name, measured["group_subtasks"])
     member_tasks = [tasks.all[member] for member in members]
     generates = any(task.get_config("output_type") == GENERATES for task in member_tasks)

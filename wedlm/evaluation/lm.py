@@ -4,7 +4,6 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from hashlib import sha256
 from typing import Any
 
 import torch
@@ -19,17 +18,6 @@ from wedlm.evaluation.work_file import WorkFile, digest_of
 WARM_UP_TOKENS = 8  # generated before anything is timed
 LIKELIHOOD_BATCHES = 16  # in one entry of the work file; in it lm-eval sorts by length and shares contexts
 COUNTS = ("tokens", "forwards", "window_queries", "seconds")
-
-
-def counted(output: GenerateDecoderOnlyOutput) -> dict[str, int]:
-    """The counts of one call of generate(), summed over the rows of the batch."""
-    tokens = output.tokens_per_forward * output.forwards
-    queries = tokens / output.prefix_cacheability
-    return {
-        "tokens": round(float(tokens.sum())),
-        "forwards": int(output.forwards.sum()),
-        "window_queries": round(float(queries.sum())),
-    }
 
 
 class StopBehindPrompt(StoppingCriteria):
@@ -56,14 +44,6 @@ class DecodingLM(HFLM):
 
     Requests are answered in batches that depend on the requests alone, and samples on the batch and `seed` alone, so a
     run that continues a stopped one has the results of one that was never stopped.
-
-    Args:
-        model (`PreTrainedModel`), tokenizer (`PreTrainedTokenizerBase`): The model that answers.
-        batch_size (`int`): Number of requests that are answered at once.
-        arguments (`dict[str, Any]`): Arguments of `generate()` such as `{"decoding": "verified"}`.
-        work (`WorkFile`): Where answers are kept.
-        seed (`int`): Seed of sampling.
-        description (`str`): Text in front of the progress bar.
     """
 
     def __init__(
@@ -128,8 +108,10 @@ class DecodingLM(HFLM):
         torch.manual_seed(self.seed_of_batch)
         start = time.perf_counter()
         output = generate(max_length - width)
-        counts = counted(output)  # waits until the device is done
-        self.counts_of_batch = {**counts, "seconds": time.perf_counter() - start}
+        tokens = output.tokens_per_forward * output.forwards
+        queries = tokens / output.prefix_cacheability
+        summed = [round(float(each.sum())) for each in (tokens, output.forwards, queries)]  # waits for the device
+        self.counts_of_batch = dict(zip(COUNTS, [*summed, time.perf_counter() - start], strict=True))
         return output.sequences
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -162,10 +144,9 @@ class DecodingLM(HFLM):
                 batch = [requests[i] for i in indices]
                 task = batch[0].task_name
                 identity = [number, task, [request.args for request in batch], arguments]
-                digest = sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-                key = (method, digest)
+                key = (method, digest_of(identity))
                 if key not in self.work:
-                    self.work.add(key, compute(batch, digest))
+                    self.work.add(key, compute(batch, key[1]))
                 result = self.work[key]
                 for i, answer in zip(indices, result["answers"], strict=True):
                     answers[i] = answer

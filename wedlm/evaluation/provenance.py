@@ -123,11 +123,7 @@ def conditions(device: torch.device | str, packages: Sequence[str] = ()) -> dict
 
 
 def record_text(value: Any, name: str = "", depth: int = 0) -> str:
-    """JSON with as few lines of at most 119 columns as show its structure.
-
-    What fits into a line has one; otherwise a list or dict of plain values fills lines, and any other has a line for
-    each entry.
-    """
+    """JSON in short: what fits into a line has one, a list or dict of plain values fills lines."""
     start = " " * depth + name
     line = start + json.dumps(value)
     if not isinstance(value, dict | list) or len(line) < WIDTH:

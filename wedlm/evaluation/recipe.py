@@ -1,6 +1,6 @@
 """The settings of an evaluation, and recipes: YAML files that name tasks, shots, decodings and settings together."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -37,6 +37,19 @@ class EvalSettings:
     max_new_tokens: int | None = None
     temperature: float | None = None
     run_code: bool = False
+
+    def __post_init__(self):
+        for name, kind in get_type_hints(EvalSettings).items():
+            value = getattr(self, name)
+            kinds = kind | int if kind == float | None else kind
+            if not isinstance(value, kinds) or isinstance(value, bool) != (kind is bool):
+                raise ValueError(f"{name}={value!r} is not of the type {kind}; correct it.")
+        for name, least in (("num_fewshot", 0), ("limit", 1), ("batch_size", 1), ("max_new_tokens", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value is not None and not least <= value < 2**31:
+                raise ValueError(f"{name}={value} is too small or too large; give {least} or more.")
+        if self.temperature is not None and not 0 <= self.temperature < 1e6:
+            raise ValueError(f"temperature={self.temperature} is no temperature; give 0 or a finite number.")
 
     def generation_arguments(self) -> dict[str, Any]:
         """The settings of generation under lm-eval's names."""
@@ -80,18 +93,10 @@ def parse_recipe(content: dict[str, Any], folder: Path) -> Recipe:
         if not (shots is None or type(shots) is int and shots >= 0):
             raise ValueError(f"{task} has {shots!r} shots")
     for arguments in decodings.values():
-        check_decoding(arguments, "decodings")
-    check_settings(settings)
+        check_decoding(arguments)
+    known = {field.name for field in fields(EvalSettings)} - {"run_code"}  # which only the caller may allow
+    if unknown := settings.keys() - known:
+        raise ValueError(f"there is no setting {min(unknown)!r}, but {', '.join(sorted(known))}")
+    EvalSettings(**settings)
     include_path = content.get("include_path")
     return Recipe(tasks, decodings, settings, None if include_path is None else (folder / include_path).resolve())
-
-
-def check_settings(settings: dict[str, Any]) -> None:
-    known = get_type_hints(EvalSettings)
-    del known["run_code"]  # only the caller may allow this
-    for name, value in settings.items():
-        if name not in known:
-            raise ValueError(f"there is no setting {name!r}, but {', '.join(sorted(known))}")
-        kind = known[name] | int if known[name] == float | None else known[name]
-        if not isinstance(value, kind) or isinstance(value, bool) != (known[name] is bool):
-            raise ValueError(f"the setting {name} is {value!r}")

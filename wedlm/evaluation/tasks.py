@@ -1,8 +1,6 @@
 """Loads tasks of lm-eval by name, from its own collection or from a folder, and refuses those that cannot be run."""
 
-import difflib
 import logging
-import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,15 +9,12 @@ from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 import yaml
 from datasets.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
-from huggingface_hub.constants import ENDPOINT
-from huggingface_hub.errors import OfflineModeIsEnabled
 from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks.manager import TaskDict
+from transformers import set_seed
 
 from wedlm.evaluation.code_eval import CodeExecution, modules_missing_in_sandbox, our_code_eval_first
 from wedlm.evaluation.recipe import EvalSettings
@@ -51,15 +46,10 @@ def load_tasks(
 
         load_tasks({"gsm8k": None, "my_task": 3}, [Path("my_tasks")])
 
-    Args:
-        names (`dict[str, int | None]`):
-            The number of shots that a recipe asks for, or None, by name of the task, group or tag.
-        folders (`Iterable[Path]`, *optional*): Folders with YAML files of further tasks.
-        metadata (`dict[str, Any]`, *optional*): Values that tasks may read.
-        run_code (`bool`, defaults to `False`): Allow tasks that run the code that the model writes.
-        seed (`int`, *optional*): Seed for tasks that draw their questions while they are built.
+    The number of shots is the one that a recipe asks for. Tasks may read `metadata`, and draw their questions with
+    `seed` while they are built.
     """
-    seed_all(seed)
+    set_seed(seed)
     with quiet_lm_eval(), our_code_eval_first():
         manager = manager_of(list(names), list(folders), metadata or {})
         for name in names:
@@ -71,7 +61,7 @@ def load_tasks(
             try:
                 found = manager.load([name])
             except Exception as error:  # a task may raise anything while it is built
-                raise ValueError(reason_not_built(name, error)) from error
+                raise not_built(name, error) from error
             built += [found["groups"][name]] if name in found["groups"] else found["tasks"].values()
             fewshot |= dict.fromkeys(found["tasks"], shots) if shots is not None else {}
         try:
@@ -79,15 +69,10 @@ def load_tasks(
         except ValueError as error:
             raise ValueError(f"--tasks {','.join(names)}: {error}; name each task once.") from error
     for name, task in loaded["tasks"].items():
-        check_task(name, task, run_code)
+        if getattr(task, "UNSAFE_CODE", False):
+            check_code(name, task, run_code)
         remember_documents(task)
     return Tasks(loaded, fewshot)
-
-
-def seed_all(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 class WarningCollector(logging.Handler):
@@ -133,9 +118,7 @@ def manager_of(names: list[str], folders: list[Path], metadata: dict[str, Any]) 
         if name not in manager.all_tasks:
             for folder in folders:
                 check_yaml(folder)
-            near = difflib.get_close_matches(name, manager.all_tasks, n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else "`lm_eval ls tasks` lists lm-eval's own."
-            raise ValueError(f"There is no task {name!r}; {hint}")
+            raise ValueError(f"There is no task {name!r}; `lm_eval ls tasks` lists lm-eval's own.")
     return manager
 
 
@@ -149,28 +132,12 @@ def check_yaml(folder: Path) -> None:
             raise ValueError(f"{path} cannot be read as YAML ({said}); correct or remove it.") from error
 
 
-def reason_not_built(name: str, error: Exception) -> str:
+def not_built(name: str, error: Exception) -> ValueError:
     said = " ".join(str(error).split()) or type(error).__name__
-    causes = causes_of(error)
-    if any(
-        isinstance(cause, ConnectionError | OfflineModeIsEnabled | TimeoutError)
-        or any(words in str(cause) for words in ("offline", "Couldn't reach", "Cannot send a request"))
-        for cause in causes
-    ):
-        return (
-            f"The task {name} needs its data from {ENDPOINT}, which cannot be reached ({said}); connect to the "
-            "network, or pass --include-path with a folder of tasks whose data is on this machine."
-        )
-    return f"The task {name} cannot be built ({type(error).__name__}: {said}); correct it, or leave it out."
-
-
-def causes_of(error: BaseException | None) -> list[BaseException]:
-    """The exception and those that it was raised from."""
-    causes = []
-    while error is not None and error not in causes:
-        causes.append(error)
-        error = error.__cause__ or error.__context__
-    return causes
+    return ValueError(
+        f"The task {name} cannot be built ({type(error).__name__}: {said}); correct it, connect to the network if its "
+        "data is not on this machine, or leave it out."
+    )
 
 
 # --- Refusing a task before hours are spent on it ---
@@ -183,20 +150,8 @@ def refuse_code(name: str) -> None:
     )
 
 
-def check_task(name: str, task: Task, run_code: bool) -> None:
-    """Refuses a task whose scoring would fail after everything has been generated."""
-    if getattr(task, "UNSAFE_CODE", False):
-        check_task_with_code(name, task, run_code)
-    if isinstance(task, ConfigurableTask) and task.config.process_results is None:
-        for functions, kind in ((task._metric_fn_list, "metric"), (task._aggregation_list, "aggregation of")):
-            for metric, function in functions.items():
-                if function is None:
-                    raise ValueError(
-                        f"The task {name} has a {kind} {metric!r} that lm-eval does not know; correct its YAML file."
-                    )
-
-
-def check_task_with_code(name: str, task: Task, run_code: bool) -> None:
+def check_code(name: str, task: Task, run_code: bool) -> None:
+    """Refuses a task whose code may not run, would run outside of the sandbox, or could not run in it."""
     if not run_code:
         refuse_code(name)
     if not uses_sandbox(task):
@@ -207,7 +162,7 @@ def check_task_with_code(name: str, task: Task, run_code: bool) -> None:
     try:
         tests = [str(task.doc_to_target(document)) for document in task.eval_docs]
     except Exception as error:  # a template or a function of the task may raise anything
-        raise ValueError(reason_not_built(name, error)) from error
+        raise not_built(name, error) from error
     if missing := modules_missing_in_sandbox(tests):
         raise ValueError(
             f"The tests of the task {name} import {', '.join(missing)}, which the sandbox does not have; leave "

@@ -47,12 +47,7 @@ def interleaved(
 ) -> Iterator[Timed]:
     """Makes every call once per round and yields each with its result and seconds, one at a time to spare memory.
 
-    Args:
-        calls (`Mapping[Hashable, Callable]`): The calls by name; none of them takes an argument.
-        device (`torch.device` or `str`): The device that does the work and is waited for.
-        num_rounds (`int`): Number of rounds that are timed.
-        num_warm_up (`int`, *optional*, defaults to 1): Number of rounds before them, which are not yielded.
-        first (`int`, *optional*, defaults to 0): Index of the call that begins a timed round.
+    The rounds of the warm-up come before and are not yielded. A timed round begins with the call of index `first`.
     """
     names = list(calls)
     for name in num_warm_up * names:
@@ -64,7 +59,7 @@ def interleaved(
 def interleaved_seconds(
     calls: Mapping[Hashable, Callable[[], Any]], device: torch.device | str, num_rounds: int, num_warm_up: int = 1
 ) -> dict[Hashable, list[float]]:
-    """The seconds of every timed round by name; the arguments are those of `interleaved`."""
+    """The seconds of every timed round by name."""
     seconds = {name: [] for name in calls}
     for each in interleaved(calls, device, num_rounds, num_warm_up):
         seconds[each.name].append(each.seconds)

@@ -215,25 +215,34 @@ def would_show_a_loss(answers: list[Answer], loss: float, num_uncertain: int) ->
     return lost_bounds(np.zeros_like(base), base, num_uncertain)[0] > loss
 
 
-def why_nothing_is_shown(
-    answers: dict[str, list[Answer]], decodings: dict[str, dict[str, Any]], loss: float, fastest: str
-) -> str | None:
-    """Why the examples show nothing, as the end of a sentence; None if they justify the fastest allowed setting."""
-    number, num_uncertain = len(answers[BASELINE]), len(uncertain(decodings))
-    num_right = int(qualities(answers[BASELINE]).sum())
-    if not would_show_a_loss(answers[BASELINE], loss, num_uncertain):
-        return (
-            f"autoregressive decoding answers {num_right} of {number} examples rightly, too few to show that a "
-            f"setting which is always wrong loses more than {100 * loss:g} % of the answers; give more examples, or "
-            "another --measure"
-        )
+def decide(answers: dict[str, list[Answer]], results: dict[str, dict], loss: float) -> tuple[str | None, str]:
+    """The fastest setting that is shown to lose at most the share `loss`, or None; and the reason.
+
+    Nothing is chosen if the examples show nothing about any setting, or are too few to judge those that are faster.
+    """
+    number, base = len(answers[BASELINE]), answers[BASELINE]
+    num_uncertain = len(uncertain({label: result["arguments"] for label, result in results.items()}))
     needed = examples_needed(loss, num_uncertain)
-    if fastest == BASELINE and needed is not None and number < needed:
-        return (
-            f"verified decoding is no faster, and {number} examples cannot show that streaming loses at most "
-            f"{100 * loss:g} % of the answers; give at least {needed}, or a larger --max-quality-loss"
+    fastest, share = allowed(results, loss)[0], f"{100 * loss:g} % of the answers"
+    if not would_show_a_loss(base, loss, num_uncertain):
+        return None, (
+            f"autoregressive decoding answers {int(qualities(base).sum())} of {number} examples rightly, too few to "
+            f"show that a setting which is always wrong loses more than {share}; give more examples, or another "
+            "--measure."
         )
-    return None
+    if fastest == BASELINE and needed is not None and number < needed:
+        return None, (
+            f"verified decoding is no faster, and {number} examples cannot show that streaming loses at most {share}; "
+            f"give at least {needed}, or a larger --max-quality-loss."
+        )
+    reason = (
+        f"the fastest of those that lose at most {share}, shown with 95 % confidence for all {len(results)} settings "
+        "together."
+    )
+    if is_exact(results[fastest]["arguments"]) and (needed is None or number < needed):
+        more = "no number of examples can" if needed is None else f"at least {needed} of them would be needed"
+        reason += f"\n{number} examples cannot show that streaming loses so little; {more}."
+    return fastest, reason
 
 
 def examples_needed(loss: float, num_uncertain: int) -> int | None:

@@ -42,10 +42,9 @@ class WorkFile:
         self.path = folder / f"{digest_of(settings)}.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
         self.results = read_results(self.path)
-        if self.path.exists():
-            *whole, last = self.path.read_text(encoding="utf-8").split("\n")
-            if last:  # a run was stopped while it wrote this line
-                self.path.write_text("".join(line + "\n" for line in whole), encoding="utf-8")
+        if self.path.exists():  # a run may have been stopped while it wrote the last line
+            with open(self.path, "rb+") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
 
     def __contains__(self, key: tuple) -> bool:
         return key in self.results

@@ -9,6 +9,7 @@ from datasets import Dataset, DatasetDict
 from wedlm.evaluation.sandbox import run_python  # noqa: F401 - by which `wedlm eval` knows that functions run in it
 
 sys.path.append(str(Path(__file__).parents[3]))  # lm-eval loads this file from whatever folder it runs in
+from examples.demo.example import Example
 from examples.demo.tasks import check, held_out_examples
 
 MAX_EXAMPLES = 2000  # every kind has more held-out problems than that
@@ -27,5 +28,5 @@ def dataset(kind: str, num_examples: int = 200, seed: int = 0, **_: Any) -> Data
 def process_results(record: dict[str, str], results: list[str]) -> dict[str, float]:
     """The scores of one answer, from lm-eval's record of the data set and the text of the model."""
     (text,) = results
-    is_right = check(record["kind"], record["prompt"], text)
+    is_right = check(Example(**record), text)
     return {"right": float(is_right), "exact_match": float(text == record["answer"])}

@@ -1,0 +1,85 @@
+"""Each script of benchmarks/ runs at toy size, without a GPU."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from wedlm.evaluation import sweep
+from wedlm.evaluation.decodings import BASELINE
+
+
+@pytest.mark.full
+def test_fused_models_are_measured_beside_the_floor(run, load_benchmark, capsys):
+    results = run("fused", "--shape", "tiny", "--dtypes", "float32", "--repeats", 2)["results"]
+    assert set(results["steps"]["float32"]) == {"WeDLM", "fused", "fused, int8", "floor"}
+    assert load_benchmark("fused").table(results) in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_decodings_are_measured_beside_the_memory_floor(run):
+    arguments = ("--batch-sizes", 1, "--length", 24, "--new-tokens", 16, "--window-size", 4, "--repeats", 1)
+    rows = run("gpu", "--shape", "tiny", *arguments)["results"]["rows"]
+    decodings = ["stock", "autoregressive", "one slot", "streaming", "verified", "streaming, ordinary steps"]
+    assert [row["side"] for row in rows] == decodings
+    assert all(row["milliseconds_per_step"]["median"] > row["memory_floor_milliseconds"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_the_checks_run_without_a_gpu(run, load_benchmark):
+    results = run("gpu_checks", "--questions", 6, "--new-tokens", 40)["results"]
+    module = load_benchmark("gpu_checks")
+    assert [result["check"] for result in results] == list(module.CHECKS)
+    assert module.FAILED not in {result["outcome"] for result in results}
+
+
+@pytest.mark.slow
+def test_training_is_measured_on_equal_tokens(run):
+    cells = run("training", "--lengths", 256, "--repeats", 2)["results"]["rows"]
+    assert [cell["side"] for cell in cells] == ["plain", "dual_stream", "sdpa"]
+    for cell in cells:
+        assert cell["times_plain"] == cell["seconds_per_step"]["median"] / cells[0]["seconds_per_step"]["median"]
+
+
+@pytest.mark.full
+def test_a_figure_of_decoding_goes_on_where_it_was_stopped(load_benchmark, monkeypatch, tmp_path):
+    monkeypatch.setattr(sweep, "NUM_RESAMPLES", 100)
+    ablations = load_benchmark("ablations")
+    figure = ablations.FIGURES["threshold"]
+    few = dict(list(figure.decodings.items())[:2])
+    monkeypatch.setitem(ablations.FIGURES, "threshold", figure._replace(decodings=few))
+    words = ["--num-questions", "1", "--out", tmp_path, "--plots", tmp_path, "--work", tmp_path / "work"]
+    monkeypatch.setattr(sys, "argv", [ablations.__file__, "threshold", *map(str, words)])
+    ablations.main()
+    results = json.loads((tmp_path / "ablation_threshold.json").read_text())["results"]
+    assert list(results) == ["word_problems", "equations", "all"] and len(results["all"]) == 3
+    assert results["all"][BASELINE]["times_autoregressive"]["median"] == 1
+    assert (tmp_path / "threshold.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr("wedlm.evaluation.sweep.write", None)  # nobody is asked again
+    ablations.main()
+    assert json.loads((tmp_path / "ablation_threshold.json").read_text())["results"] == results
+
+
+def test_a_newcomers_commands_run_in_a_clone(run, load_benchmark, monkeypatch, tmp_path):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "Makefile").write_text("demo:\n\tmkdir .venv\nfails:\n\tfalse\ntest:\n\ttest -d .venv\n")
+    git = ["git", "-C", str(tmp_path / "source"), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(load_benchmark("first_steps"), "REPOSITORY", tmp_path / "source")
+    found = run("first_steps", "--targets", "demo", "test")["results"]
+    assert [target["target"] for target in found["targets"]] == ["demo", "test"]
+    with pytest.raises(subprocess.CalledProcessError):
+        run("first_steps", "--targets", "demo", "fails")
+
+
+@pytest.mark.vllm
+def test_vllm_with_and_without_the_drafter_writes_the_same(run, load_benchmark, capsys):
+    arguments = ("--models", "demo", "--clients", 1, 3, "--rounds", 2, "--new-tokens", 12, "--eager")
+    cells = run("vllm_speed", *arguments)["results"]
+    assert [(cell["model"], cell["clients"]) for cell in cells] == [("demo", 1), ("demo", 3)]
+    for cell in cells:
+        assert cell["same_texts"] == {"same": 2 * cell["clients"], "texts": 2 * cell["clients"]}
+        assert cell["tokens_per_step"] > 2
+    assert load_benchmark("vllm_speed").table(cells) in capsys.readouterr().out

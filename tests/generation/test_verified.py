@@ -27,6 +27,7 @@ from wedlm.generation.verified import VerifiedWindow
 # (In float64 no rounding decides.)
 MODELS = {name: load(CHECKPOINTS / name).double() for name in ("q25", "q3", "trained")}
 MODELS["drafted"] = drafted().double()
+PENALTY = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.05)])  # which counts padding, too
 QUESTIONS = [question(10**6 + number) for number in range(40)]  # for the trained one, which has not seen them
 TRAINED_CALLBACKS = {  # the others' are made for a larger vocabulary
     "penalty": {"repetition_penalty": 1.3},
@@ -73,12 +74,11 @@ def test_any_batch_equals_the_slow_reference_row_by_row(call, data):
     model, prompts, arguments = call
     arguments |= data.draw(st.sampled_from([{}, {"cache_implementation": "static"}, {"use_cache": False}]), "cache")
     arguments |= {"acceptance_ratio": data.draw(st.sampled_from([1.0, 0.5, 0.1, 0.01]), "ratio")}
-    penalty = data.draw(st.sampled_from([None, 1.05]), "penalty")
+    processors = data.draw(st.sampled_from([None, PENALTY]), "processors")
     with steps_of_rows(len(prompts)) as steps:
         got = model.generate(
-            **arguments, repetition_penalty=penalty, decoding="verified", return_dict_in_generate=True
+            **arguments, logits_processor=processors, decoding="verified", return_dict_in_generate=True
         )  # fmt: skip
-    processors = None if penalty is None else LogitsProcessorList([RepetitionPenaltyLogitsProcessor(penalty)])
     width = arguments["input_ids"].shape[1]
     for row, prompt in enumerate(prompts):
         expected = decode_verified(

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.new_folder import DRAFTER, TARGET
 from wedlm.evaluation.provenance import write_report
+from wedlm.evaluation.timing import interleaved_seconds
 from wedlm.evaluation.work_file import WorkFile, digest_of
 from wedlm.for_vllm.vllm_export import SPECULATIVE, export_for_vllm
 
@@ -29,7 +31,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # for examples/, which is not i
 from examples.demo.tasks import KINDS, held_out_examples, training_example
 
 RESULTS = Path(__file__).parent / "results"
-VLLM_WORKER = Path(__file__).with_name("vllm_worker.py")
+PEERS = Path(__file__).with_name("peers.py")
 STOCK, WEDLM, ADAPTER = (  # of SmolLM2-135M-Instruct; `make real-model` makes the first two
     Path(folder) for folder in ("build/smollm2-135m", "build/smollm2-135m-wedlm", "hub_card/smollm2-135m-adapter")
 )
@@ -176,23 +178,24 @@ def in_batches(
     return texts
 
 
-class VLLMProcess:
-    """vLLM in an environment and a process of its own, which sleeps until it is asked.
+class PeerProcess:
+    """Another library in an environment and a process of its own, which sleeps until it is asked.
 
     Args:
-        environment (`Path`): The virtual environment with vLLM.
-        arguments (`dict[str, Any]`): The arguments of `vllm.LLM`.
+        environment (`Path`): The virtual environment with the library.
+        library (`str`): A function of peers.py.
+        arguments (`dict[str, Any]`): Its arguments.
         threads (`int`): The number of its threads.
         log (`Path`): The file for what it prints.
     """
 
-    def __init__(self, environment: Path, arguments: dict[str, Any], threads: int, log: Path):
-        self.log = log
+    def __init__(self, environment: Path, library: str, arguments: dict[str, Any], threads: int, log: Path):
+        self.library, self.log = library, log
         openmp = environment / "lib" / "libiomp5.so"  # vLLM wants it loaded first
         answers, answers_of_child = os.pipe()
         with open(log, "w") as file:
             self.process = subprocess.Popen(
-                [environment / "bin" / "python", VLLM_WORKER, str(answers_of_child), json.dumps(arguments)],
+                [environment / "bin" / "python", PEERS, library, str(answers_of_child), json.dumps(arguments)],
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=file,
@@ -210,8 +213,8 @@ class VLLMProcess:
         if line := self.answers.readline():
             return json.loads(line)
         raise RuntimeError(
-            f"vLLM has ended ({self.process.wait()}); repair its environment, or remove it to go on without vLLM:\n"
-            f"{self.log.read_text()[-3000:]}"
+            f"{self.library} has ended ({self.process.wait()}); repair its environment, or remove it to go on without "
+            f"it:\n{self.log.read_text()[-3000:]}"
         )
 
     def write(self, prompts: list[list[int]], new_tokens: int) -> Written:
@@ -228,10 +231,10 @@ class VLLMProcess:
         self.answers.close()
 
 
-def vllm_version(environment: Path) -> str | None:
-    """The version of vLLM in an environment; None if there is no such environment."""
+def version_in(environment: Path, module: str) -> str | None:
+    """The version of the package with a module in an environment; None if there is no such environment."""
     python = environment / "bin" / "python"
-    code = "import importlib.metadata as m; print(m.version(m.packages_distributions()['vllm'][0]))"
+    code = f"import importlib.metadata as m; print(m.version(m.packages_distributions()[{module!r}][0]))"
     return subprocess.check_output([python, "-c", code], text=True).strip() if python.exists() else None
 
 
@@ -261,11 +264,19 @@ def vllm_ways(
         ways = {}
         for name, arguments in ((VLLM, fixed), (VLLM_DRAFTING, fixed | drafting)):
             log = Path(folder, f"{len(ways)}.log")
-            ways[name] = stack.enter_context(VLLMProcess(environment, arguments, threads, log)).write
+            ways[name] = stack.enter_context(PeerProcess(environment, "vllm", arguments, threads, log)).write
         yield ways
 
 
-# --- Memory ---
+# --- Bandwidth and memory ---
+
+
+def bytes_per_second(device: torch.device | str, repeats: int) -> float:
+    """The bandwidth of a reduction, which writes nothing."""
+    device = torch.device(device)
+    large = torch.ones((2**32 if device.type == "cuda" else 2**28) // 4, device=device)
+    seconds = interleaved_seconds({"max": large.max}, device, repeats, num_warm_up=2)["max"]
+    return 4 * large.numel() / statistics.median(seconds)
 
 
 def peak_bytes() -> int:

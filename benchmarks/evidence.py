@@ -25,7 +25,7 @@ def origin(file: Path) -> str:
     record = recorded(file)
     versions, threads = record["versions"], record["threads"]
     return (
-        f"`{record['command']}`, in [{file.name}](../benchmarks/results/{file.name}): {record['device']}, {threads} "
+        f"`{record['command']}`, in [{file.name}](../{file.relative_to(REPOSITORY)}): {record['device']}, {threads} "
         f"thread{'s' * (threads != 1)}, torch {versions['torch']}, transformers {versions['transformers']}, "
         f"{commit_text(record['commit'])}."
     )
@@ -38,15 +38,22 @@ def figure(name: str) -> str:
     return f"{plot}\n\n{ablations.table(recorded(file)['results'])}\n\n{origin(file)}"
 
 
-def real_model(dtype: str) -> dict[str, Any]:
-    """What the template shows of the real model: the settings, sentences and tables of a record."""
-    file = evidence_real.FILES[dtype]
-    record = recorded(file)
-    return {
-        **record,
-        **evidence_real.sentences_and_tables(record["results"], dtype),
-        "origin": origin(file),
-    }
+def real_model() -> dict[str, Any]:
+    """What the template shows of the real model: settings, and the tables of all records."""
+    records = evidence_real.read_records()
+    about, *_ = (record.about for record in records)
+    alone, together = (cell["prompts"] for cell in records[0].cells if cell["group"] == evidence_real.ALL)
+    numbers = {"alone": alone, "together": together, "speed_table": evidence_real.speed_table(records)}
+    return about | about["peers_versions"] | numbers | {"details": "\n\n".join(map(details, records))}
+
+
+def details(record: evidence_real.Record) -> str:
+    """What a record says of the prompts one at a time."""
+    plot = f"![Speed by kind of prompt](evidence/{evidence_real.plot_of(record)})\n\n"
+    return (
+        f"**{record.cpu}, {record.dtype}, one at a time,** with {record.bytes_per_second / 1e9:.1f} GB per second.\n\n"
+        f"{evidence_real.detail_table(record)}\n\n{plot if record.dtype == 'float32' else ''}{origin(record.file)}"
+    )
 
 
 def trained_model() -> dict[str, Any]:
@@ -66,11 +73,13 @@ def trained_model() -> dict[str, Any]:
 
 def page() -> str:
     figures = {name.replace("-", "_"): figure(name) for name in ablations.FIGURES}
-    real = {"real": real_model("float32"), "bfloat16": real_model("bfloat16"), "trained": trained_model()}
-    return TEMPLATE.read_text(encoding="utf-8").format(**figures, **real)
+    return TEMPLATE.read_text(encoding="utf-8").format(**figures, real=real_model(), trained=trained_model())
 
 
 def main() -> None:
+    for record in evidence_real.read_records():
+        if record.dtype == "float32":
+            evidence_real.draw(record, PAGE.parent / "evidence")
     write_whole(PAGE, page())
     print(f"written to {PAGE.relative_to(REPOSITORY)}")
 

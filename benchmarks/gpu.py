@@ -24,26 +24,27 @@ times the tokens per second of the stock class.
 
 import argparse
 import json
-import statistics
 from functools import partial
 
 import torch
-from common import add_model_arguments, markdown, model_of, new_parser, random_tokens, save, with_range
+from common import (
+    add_model_arguments,
+    bytes_per_second,
+    markdown,
+    model_of,
+    new_parser,
+    random_tokens,
+    save,
+    with_range,
+)
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.evaluation.timing import interleaved, interleaved_seconds, median_and_range
+from wedlm.evaluation.timing import interleaved, median_and_range
 
 STATIC = {"cache_implementation": "static"}
 ONE_BY_ONE = {"entropy_threshold": None}  # entropies of random weights mean nothing
-
-
-def bytes_per_second(device: torch.device, repeats: int) -> float:
-    """The bandwidth of a reduction, which writes nothing."""
-    large = torch.ones((2**32 if device.type == "cuda" else 2**28) // 4, device=device)
-    seconds = interleaved_seconds({"max": large.max}, device, repeats, num_warm_up=2)["max"]
-    return 4 * large.numel() / statistics.median(seconds)
 
 
 def bytes_read(model: PreTrainedModel, batch_size: int, length: int) -> int:

@@ -1,28 +1,31 @@
-"""The evidence on a real model, made here on the demo, its plain copy, a random adapter and a vLLM of a few lines."""
+"""The evidence on a real model, made here on the demo, its plain copy, a random adapter and peers of a few lines."""
 
+import hashlib
 import stat
 import sys
 
 import pytest
 from draft_models import save_adapter
-from human_eval_problems import ADD
+from helpers import REPOSITORY
 
 from wedlm.checkpoints.convert import convert_to_autoregressive
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
-from wedlm.drafts.prompts import KINDS
 
-VLLM = f"""#!{sys.executable}
+PEER = f"""#!{sys.executable}
 import json, sys
 if sys.argv[1] == "-c":
     print("0.0.7")
     sys.exit()
-with open(int(sys.argv[2]), "w") as answers:
+library, arguments = sys.argv[2], json.loads(sys.argv[4])
+with open(int(sys.argv[3]), "w") as answers:
     print("noise")
-    number = 9 if "speculative_config" in json.loads(sys.argv[3]) else 8
+    number = 9 if "speculative_config" in arguments else 8
     print("{{}}", file=answers, flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
-        rows = [asked["new_tokens"] * [number] for _ in asked["prompts"]]
+        call = json.loads(line)
+        if call["new_tokens"] == 0:
+            sys.exit("no tokens")
+        rows = [call["new_tokens"] * [number] for _ in call["prompts"]]
         print(json.dumps({{"tokens": rows}}), file=answers, flush=True)
 """
 
@@ -33,51 +36,58 @@ def evidence_real(load_benchmark):
 
 
 @pytest.fixture
-def vllm(tmp_path):
-    """An environment whose Python is a vLLM that writes the number 8, and with a drafter 9."""
-    python = tmp_path / "vllm" / "bin" / "python"
+def peer(tmp_path):
+    """An environment whose Python is a library that writes the number 8, and as vLLM with a drafter 9."""
+    python = tmp_path / "peer" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text(VLLM)
+    python.write_text(PEER)
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    return tmp_path / "vllm"
+    return tmp_path / "peer"
 
 
 @pytest.mark.full
-def test_one_command_measures_texts_scores_and_speed(run, evidence_real, vllm, packages, tmp_path, monkeypatch):
+def test_one_command_measures_every_way(run, evidence_real, peer, tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence_real, "GROUPS", {"numbers": ("maths", "counting"), "prose": ("summary",)})
     convert_to_autoregressive(DEMO_FOLDER, tmp_path / "stock")
     save_adapter(tmp_path / "adapter", base=DEMO_FOLDER)
-    for group in ("data", "numbers", "prose"):
-        monkeypatch.delitem(evidence_real.GROUPS, group)
-    few = ("--prompts-per-kind", 1, "--new-tokens", 5, "--bfloat16-prompts", 2, "--problem-tokens", 4, "--limit", 1)
-    few += ("--speed-prompts", 1, "--speed-tokens", 3, "--batch-size", 2, "--threads", 1, "--rounds", 1)
-    where = ("--stock", tmp_path / "stock", "--model", DEMO_FOLDER, "--adapter", tmp_path / "adapter")
-    where += ("--human-eval", packages, "--vllm", vllm, "--plots", tmp_path / "plots", "--work", tmp_path / "work")
+    where = [f"--{name}={peer}" for name in ("vllm", "peers", "openvino", "openvino-model", "gguf")]
+    where += [f"--stock={tmp_path / 'stock'}", f"--adapter={tmp_path / 'adapter'}", f"--work={tmp_path / 'work'}"]
+    few = ["--new-tokens=5", "--batch-size=4", "--threads=1", "--rounds=1"]
     results = run("evidence_real", *where, *few)["results"]
 
-    exact = [cell for cell in results["texts"] if cell["dtype"] == "float32"]
-    assert [(cell["kind"], cell["prompts"]) for cell in exact] == [*((kind, 1) for kind in KINDS), ("HumanEval", 3)]
-    for cell in exact:
-        for way in cell["ways"].values():
-            assert way["same_texts"] == cell["prompts"] and 0 < way["forwards"] <= way["tokens"]
-    scores = results["scores"]
-    assert {each["task"] for each in scores} == {"HumanEval", "real_json", "real_copying"}
-    assert all(one == other for _, one, other in evidence_real.pairs(scores))
-    for cell in results["speed"]:
+    assert [(cell["batch_size"], cell["group"], cell["prompts"]) for cell in results["cells"]] == [
+        (1, "numbers", 2),
+        (1, "prose", 1),
+        (1, "all", 3),
+        (4, "all", 6),
+    ]
+    ways = dict.fromkeys(way for cell in results["cells"] for way in cell["ways"])
+    assert results["bytes"].keys() == set(ways) and len(ways) == 14
+    for cell in results["cells"]:
+        assert (evidence_real.LOOK_UP in cell["ways"]) == (cell["batch_size"] == 1)
         assert cell["ways"][evidence_real.PLAIN]["times_generate"] == {"median": 1, "quartiles": [1, 1]}
-        assert cell["ways"][evidence_real.TOKEN_BY_TOKEN]["tokens_per_forward"] == 1
         for name, numbers in cell["ways"].items():
-            assert numbers["same_texts"] == (0 if "vLLM" in name else cell["prompts"])
+            if name in evidence_real.OTHER_WEIGHTS:
+                assert numbers["same_texts"] is None
+            else:
+                peers = (evidence_real.ECONOMIZE, evidence_real.OPENVINO)
+                assert numbers["same_texts"] == (0 if "vLLM" in name or name in peers else cell["prompts"])
     with monkeypatch.context() as patched:
-        patched.setattr(evidence_real, "way_of", lambda *_, **__: None)  # nobody is asked again
+        patched.setattr(evidence_real, "ways_of_transformers", None)  # nothing is measured again
         assert run("evidence_real", *where, *few)["results"] == results
 
 
-@pytest.mark.parametrize(
-    ("answer", "score"),
-    [
-        ("Here it is:\n```python\ndef add(numbers: List[int]) -> int:\n    return sum(numbers)\n```\nIt adds.", 1.0),
-        ("```python\ndef add(numbers):\n    return 0\n```", 0.0),
-    ],
-)
-def test_the_code_of_an_answer_is_run(evidence_real, answer, score):
-    assert evidence_real.human_eval_score([ADD], [answer])["value"] == score
+def test_a_peer_that_ends_is_an_error_with_its_last_words(load_benchmark, peer, tmp_path):
+    common = load_benchmark("common")
+    with common.PeerProcess(peer, "vllm", {"dtype": "float32"}, 1, tmp_path / "log") as process:
+        assert process.write([[1], [2, 3]], 2).tokens == [[8, 8], [8, 8]]
+        with pytest.raises(RuntimeError, match=r"vllm has ended \(1\); repair .*:\n(.|\n)*no tokens"):
+            process.write([[1]], 0)
+    assert process.process.poll() is not None
+
+
+def test_the_recorded_evidence_is_of_a_commit_and_of_the_published_adapter(evidence_real):
+    adapter = REPOSITORY / "hub_card" / "smollm2-135m-adapter" / "adapter_model.safetensors"
+    for record in evidence_real.read_records():
+        assert record.about["adapter_sha256"] == hashlib.sha256(adapter.read_bytes()).hexdigest()
+        assert len(record.about["commit"]) == 40, "a commit, without changes"

@@ -64,7 +64,7 @@ def test_the_records_are_of_commits_and_of_what_is_published(load_benchmark):
         report = evidence.recorded(evidence.RESULTS / evidence.ablations.file_of(name))
         assert report["weights_sha256"] == weights
         commits.append(report["commit"])
-    for file in (*load_benchmark("evidence_real").FILES.values(), training.FILE):
+    for file in (*load_benchmark("evidence_real").RECORDS.glob("*.json"), training.FILE):
         report = json.loads(file.read_text(encoding="utf-8"))
         assert report["adapter_sha256"] == hashlib.sha256(ADAPTER.read_bytes()).hexdigest()
         commits.append(report["commit"])

@@ -92,20 +92,17 @@ def test_the_numbers_are_measured(monkeypatch):
     """The table and the times of the first commands are written from files, and elsewhere nothing is claimed."""
     monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
     page = import_module("evidence_real")
-    files = {dtype: json.loads(place.read_text(encoding="utf-8")) for dtype, place in page.FILES.items()}
-    results = {dtype: file["results"] for dtype, file in files.items()}
+    records = page.read_records()
     prose = README
     for table in (
-        page.overview(results["float32"], page.VERIFIED),
-        page.overview(results["float32"], page.ADAPTED),
-        page.beside(results),
+        page.overview(records),
         overview(json.loads((DEMO_FOLDER / "report.json").read_text(encoding="utf-8"))),
     ):
         assert table in README
         prose = prose.replace(table, "")
     prose = " ".join(re.sub(r"```.*?```", "", prose, flags=re.DOTALL).split())
     times = import_module("first_steps").sentence(json.loads(FIRST_STEPS.read_text(encoding="utf-8")))
-    for sentence in (times, page.headline(files)):
+    for sentence in (times, page.headline(records)):
         assert sentence in prose
         prose = prose.replace(sentence, "")
     claims = re.findall(

@@ -273,11 +273,13 @@ class Scheduler:
 
     def short_prefills(self, waiting: Iterable[tuple[Request, int]]) -> list[Request]:
         """The first short prompts, as many as one forward prefills; each comes with its number of uncached tokens."""
-        requests, longest, begin, longest_text, most = [], 0, 0, 0, 1 if self.fixed_shapes else math.inf
+        requests, longest, begin, longest_text = [], 0, 0, 0
         for request, size in waiting:
             longest, begin = max(longest, size), max(begin, request.prompt_length - size)
-            longest_text, number = max(longest_text, request.budget.text), len(requests) + 1
-            if number * longest > self.chunk_size or begin + longest > longest_text or number > most:
+            longest_text = max(longest_text, request.budget.text)
+            if (len(requests) + 1) * longest > self.chunk_size or begin + longest > longest_text:
+                break
+            if requests and self.fixed_shapes:
                 break
             requests.append(request)
         return requests

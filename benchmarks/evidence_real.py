@@ -8,7 +8,7 @@ SmolLM2-135M-Instruct answers held-out prompts of twelve kinds greedily, one at 
 turns on every prompt: transformers' generate(), its prompt look-up, wedlm.fuse(), verified decoding without and with
 the draft adapter and with int8 weights, and what of economize, vLLM, llama.cpp and OpenVINO has an environment here,
 each in a process of its own. (`make .venv-vllm/installed .venv-peers/installed .venv-openvino/installed` makes them.)
-It takes at most a quarter of an hour on two cores, and goes on where it was stopped.
+With all of them it takes half an hour on two cores, without them half of that; it goes on where it was stopped.
 
 The record lies in results/real/ under the name of the CPU and the dtype, and evidence.py shows all that lie there.
 `make evidence-here` makes one for this machine.

@@ -41,7 +41,7 @@ def figure(name: str) -> str:
 def real_model() -> dict[str, Any]:
     """What the template shows of the real model: settings, and the tables of all records."""
     records = evidence_real.read_records()
-    about, *_ = (record.about for record in records)
+    about = evidence_real.lowest(records).about
     alone, together = (cell["prompts"] for cell in records[0].cells if cell["group"] == evidence_real.ALL)
     numbers = {"alone": alone, "together": together, "speed_table": evidence_real.speed_table(records)}
     return about | about["peers_versions"] | numbers | {"details": "\n\n".join(map(details, records))}

@@ -59,7 +59,10 @@ def economize(model: str, dtype: str, end: int, threads: int) -> Write:
 
 
 def llama_cpp(model: str, drafts: bool, prompts_at_once: int, longest: int, threads: int) -> Write:
-    """llama.cpp on a GGUF file, without and with drafts from n-grams. It tells how many tokens it wrote, not which."""
+    """llama.cpp on a GGUF file, without and with drafts from n-grams of the same text.
+
+    It tells how many tokens it wrote, not which.
+    """
     from xllamacpp import CommonParams, Server, common_speculative_type
 
     parameters = CommonParams()
@@ -68,7 +71,7 @@ def llama_cpp(model: str, drafts: bool, prompts_at_once: int, longest: int, thre
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
     parameters.n_gpu_layers, parameters.verbosity = 0, -1
     if drafts:
-        parameters.speculative.types = [common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_MOD]
+        parameters.speculative.types = [common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
     server = Server(parameters)
 
     def complete(ids: list[int], new_tokens: int) -> list[int]:
@@ -86,10 +89,13 @@ def openvino(model: str, dtype: str, end: int, threads: int) -> Write:
     """OpenVINO GenAI on a folder that `optimum-cli export openvino` wrote."""
     import numpy as np
     from openvino import Tensor
-    from openvino_genai import LLMPipeline, TokenizedInputs
+    from openvino_genai import LLMPipeline, SchedulerConfig, TokenizedInputs
 
-    precision = {"float32": "f32", "bfloat16": "bf16"}[dtype]
-    pipeline = LLMPipeline(model, "CPU", INFERENCE_PRECISION_HINT=precision, INFERENCE_NUM_THREADS=threads)
+    scheduler = SchedulerConfig()
+    scheduler.enable_prefix_caching, scheduler.max_num_batched_tokens = False, 2**16
+    settings = {"INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[dtype]}
+    settings |= {"INFERENCE_NUM_THREADS": threads, "scheduler_config": scheduler}
+    pipeline = LLMPipeline(model, "CPU", **settings)
 
     def write(prompts: Prompts, new_tokens: int) -> list[list[int]]:
         config = pipeline.get_generation_config()

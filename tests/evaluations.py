@@ -40,6 +40,10 @@ def write_tasks(folder):
         "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]\n"
     )
     (folder / "far.yaml").write_text("task: far\ndataset_path: somebody/data-that-is-not-here\ntest_split: test\n")
+    (folder / "taste.yaml").write_text(
+        f"task: taste\n{common}output_type: generate_until\ndoc_to_text: a\ndoc_to_target: b\n"
+        "metric_list: [{metric: taste, aggregation: mean, higher_is_better: true}]\n"
+    )
     (folder / "broken.yaml").write_text(f"task: broken\n{common}output_type: nonsense\n")
 
 

@@ -63,8 +63,10 @@ def newest_complete(training: WeDLMTrainingArguments, left_out: list[str] | None
 
 
 def newest_first(folder: Path) -> list[Path]:
-    found = [path for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/") if path.name.rpartition("-")[2].isdecimal()]
-    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+    """The checkpoints of a Trainer, and no copy that somebody named otherwise."""
+    steps = {path: path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-") for path in folder.glob("*/")}
+    found = [path for path, step in steps.items() if step.isdecimal() and step != path.name]
+    return sorted(found, key=lambda path: int(steps[path]), reverse=True)
 
 
 def incompleteness(checkpoint: Path, training: WeDLMTrainingArguments) -> str | None:

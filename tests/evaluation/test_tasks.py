@@ -26,9 +26,11 @@ def without_lm_evals_own(monkeypatch):
 
 def test_what_cannot_be_loaded(task_folder, without_lm_evals_own):
     for names, words in (
-        (["fist"], "There is no task 'fist'; `lm_eval ls tasks` lists"),
+        (["fist"], "There is no task 'fist'; did you mean first?"),
+        (["xyzzyxyzzy"], "There is no task 'xyzzyxyzzy'; `lm_eval ls tasks` lists"),
         (["far"], "The task far cannot be built (ConnectionError: "),
         (["broken"], "The task broken cannot be built (ValueError: Got invalid output_type 'nonsense'"),
+        (["taste"], "The task taste has a metric 'taste' that lm-eval does not know; correct its YAML file."),
     ):
         with pytest.raises(ValueError) as refused:
             named(*names, folder=task_folder)

@@ -51,6 +51,8 @@ ELSEWHERE = {
     },
     "wedlm/evaluation/tasks.py": {
         "_index": "lm_eval's TaskManager has no public way to the config of a task that is not loaded",
+        "_metric_fn_list": "lm_eval checks its metrics only after everything has been generated",
+        "_aggregation_list": "the same",
     },
     "wedlm/evaluation/lm.py": {"_model_generate": "lm_eval's HFLM calls generate() in it"},
     "wedlm/evaluation/code_eval.py": {

@@ -29,6 +29,7 @@ def resuming(folder, asked="true", **fields):
 def test_the_last_complete_checkpoint(three_steps, tmp_path, capsys, name, share):
     out = tmp_path / "out"
     shutil.copytree(three_steps, out)
+    shutil.copytree(out / "checkpoint-3", out / "checkpoint-best-500")  # a copy of the user's
     assert checkpoint_to_resume(resuming(out)) == str(out / "checkpoint-3") and not capsys.readouterr().out
     damage(out / "checkpoint-3" / name, share)
     assert checkpoint_to_resume(resuming(out)) == str(out / "checkpoint-2")

@@ -79,8 +79,10 @@ def read_shards(folder: Path) -> list[Shard]:
     """Reads the headers of all weight files, and compares them with the index."""
     check_weights(folder, folder)
     shards = [read_shard(folder / name) for name in shard_names(folder)]
-    for name, file in (read_index(folder) or {"weight_map": {}})["weight_map"].items():
-        if (files := [shard.path.name for shard in shards if name in shard.tensors]) != [file]:
+    index = (read_index(folder) or {"weight_map": {}})["weight_map"]
+    for name in dict.fromkeys([*index, *(name for shard in shards for name in shard.tensors)]):
+        files, file = [shard.path.name for shard in shards if name in shard.tensors], index.get(name, "one file")
+        if len(files) != 1 or name in index and files != [file]:
             found = " and ".join(files) or "no file"
             raise CheckpointError(
                 f"{folder / INDEX_FILE} says that {name} lies in {file}, and it lies in {found}; copy or download the "

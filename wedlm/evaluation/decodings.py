@@ -56,8 +56,8 @@ def combinations(decodings: list[str], **values: list | None) -> dict[str, dict[
 
 def check_decoding(arguments: dict[str, Any]) -> None:
     """Refuses an unknown decoding, wrong values, and parameters that the decoding does not read."""
-    check_parameters(SimpleNamespace(**DEFAULTS | arguments))
-    decoding = arguments["decoding"]
+    decoding = arguments.get("decoding")
+    check_parameters(SimpleNamespace(**DEFAULTS | {**arguments, "decoding": decoding}))
     for name in arguments.keys() - {"decoding", *READS[decoding]}:
         raise ValueError(
             f"{decoding} decoding does not read {name!r}; leave it out (it reads "

@@ -43,7 +43,7 @@ class EvalSettings:
             value = getattr(self, name)
             kinds = kind | int if kind == float | None else kind
             if not isinstance(value, kinds) or isinstance(value, bool) != (kind is bool):
-                raise ValueError(f"{name}={value!r} is not of the type {kind}; correct it.")
+                raise ValueError(f"{name}={value!r} is not of the type {getattr(kind, '__name__', kind)}; correct it.")
         for name, least in (("num_fewshot", 0), ("limit", 1), ("batch_size", 1), ("max_new_tokens", 1), ("seed", 0)):
             value = getattr(self, name)
             if value is not None and not least <= value < 2**31:

@@ -1,5 +1,6 @@
 """Loads tasks of lm-eval by name, from its own collection or from a folder, and refuses those that cannot be run."""
 
+import difflib
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -71,6 +72,7 @@ def load_tasks(
     for name, task in loaded["tasks"].items():
         if getattr(task, "UNSAFE_CODE", False):
             check_code(name, task, run_code)
+        check_metrics(name, task)
         remember_documents(task)
     return Tasks(loaded, fewshot)
 
@@ -118,7 +120,9 @@ def manager_of(names: list[str], folders: list[Path], metadata: dict[str, Any]) 
         if name not in manager.all_tasks:
             for folder in folders:
                 check_yaml(folder)
-            raise ValueError(f"There is no task {name!r}; `lm_eval ls tasks` lists lm-eval's own.")
+            near = difflib.get_close_matches(name, manager.all_tasks, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else "`lm_eval ls tasks` lists lm-eval's own."
+            raise ValueError(f"There is no task {name!r}; {hint}")
     return manager
 
 
@@ -148,6 +152,18 @@ def refuse_code(name: str) -> None:
         f"The task {name} runs code that the model writes; pass --run-code to allow it, in a sandbox against "
         "accidents, not attackers, or leave the task out."
     )
+
+
+def check_metrics(name: str, task: Task) -> None:
+    """Refuses a metric that lm-eval does not know, before the answers are generated that it would score."""
+    if not isinstance(task, ConfigurableTask) or task.config.process_results is not None:
+        return
+    for functions, kind in ((task._metric_fn_list, "metric"), (task._aggregation_list, "aggregation of")):
+        for metric, function in functions.items():
+            if function is None:
+                raise ValueError(
+                    f"The task {name} has a {kind} {metric!r} that lm-eval does not know; correct its YAML file."
+                )
 
 
 def check_code(name: str, task: Task, run_code: bool) -> None:

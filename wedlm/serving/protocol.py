@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from itertools import islice
 from reprlib import repr as shown  # of a value that may be megabytes
 from typing import Annotated, Any, ClassVar, Literal, Required
 
@@ -75,13 +76,16 @@ class StrictModel(BaseModel):
     def leave_out_without_effect(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        return {
-            name: value
+        fields = cls.model_fields
+        refused = (
+            name
             for name, value in given.items()
-            if name in cls.model_fields
-            or name not in cls.ignored
+            if name not in fields
+            and name not in cls.ignored
             and (name not in cls.no_effect or value not in (None, cls.no_effect[name]))
-        }
+        )
+        kept = fields.keys() & given.keys() | set(islice(refused, 1))  # one is refused; there may be thousands
+        return {name: value for name, value in given.items() if name in kept}
 
 
 class GenerationSettings(StrictModel):

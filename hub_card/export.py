@@ -114,7 +114,8 @@ def as_wedlm(name: str, folder: Path, out: Path, adapter: Path | None) -> Iterat
 
 def write_repository(content: CardContent, card: ModelCard, out: Path, overwrite: bool, places: list[Path]) -> None:
     """Writes a folder that appears once the snippet of its card has run; `places` must not be named in it."""
-    checkpoint, base, adapter = content.checkpoint, content.base, content.checkpoint.adapter
+    checkpoint, base = content.checkpoint, content.base
+    adapter = checkpoint.adapter
     plan = checkpoint.plan
     check_space(out, plan.num_bytes() if base is None else SPARE_BYTES + (adapter / ADAPTER_WEIGHTS).stat().st_size)
     with complete_or_absent(out, overwrite) as new:

@@ -157,7 +157,9 @@ class DualStreamCollator(StreamCollator):
             order = order[has_masked[blocks[order]]]
         gammas = np.where(masked, gammas[blocks], 0)
         next_labels = np.append(labels[1:], NO_TARGET)
-        weights = masked / np.where(masked & (self.loss_weighting == "weighted"), gammas, 1)
+        weights = masked.astype(float)  # of a masked token 1, or 1 / gamma of its block
+        if self.loss_weighting == "weighted":
+            weights[masked] /= gammas[masked]
 
         def streams(memory, prediction):
             return np.concatenate([memory, prediction[order]])

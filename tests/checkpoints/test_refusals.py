@@ -37,6 +37,11 @@ def cut(folder, num_bytes):
     shard(folder, 2).write_bytes(shard(folder, 2).read_bytes()[:num_bytes])
 
 
+def add_to_two_shards(folder):
+    for number in (1, 2):
+        save_file(load_file(shard(folder, number)) | {"more.weight": torch.ones(2)}, shard(folder, number))
+
+
 def drop(name):
     def change(folder):
         index = json.loads((folder / INDEX).read_text())
@@ -148,6 +153,10 @@ REFUSED = {
     "an index without a map": (lambda folder: (folder / INDEX).write_text("{}"), "has no weight_map, or odd"),
     "an index that is wrong": (point("model-00001-of-00003.safetensors"), "norm.weight lies in .*00001.* in .*00003"),
     "a weight twice": (lambda folder: shutil.copy(shard(folder, 1), shard(folder, 2)), "it lies in .*00001.*00002-of"),
+    "a weight twice that the index lacks": (
+        add_to_two_shards,
+        "more.weight of .*00001.* and .*00002-of",
+    ),
     "a cut shard": (lambda folder: cut(folder, -1), "00002-of-00003.safetensors is cut short or damaged .*copy"),
     "an empty shard": (lambda folder: cut(folder, 0), "is cut short or damaged"),
     "a longer shard": (lambda folder: shard(folder, 2).open("ab").write(b"x"), "is cut short or damaged"),

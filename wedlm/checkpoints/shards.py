@@ -81,13 +81,15 @@ def read_shards(folder: Path) -> list[Shard]:
     shards = [read_shard(folder / name) for name in shard_names(folder)]
     index = (read_index(folder) or {"weight_map": {}})["weight_map"]
     for name in dict.fromkeys([*index, *(name for shard in shards for name in shard.tensors)]):
-        files, file = [shard.path.name for shard in shards if name in shard.tensors], index.get(name, "one file")
-        if len(files) != 1 or name in index and files != [file]:
-            found = " and ".join(files) or "no file"
+        files = [shard.path.name for shard in shards if name in shard.tensors]
+        found = " and ".join(files) or "no file"
+        if name in index and files != [index[name]]:
             raise CheckpointError(
-                f"{folder / INDEX_FILE} says that {name} lies in {file}, and it lies in {found}; copy or download the "
-                "checkpoint again."
+                f"{folder / INDEX_FILE} says that {name} lies in {index[name]}, and it lies in {found}; copy or "
+                "download the checkpoint again."
             )
+        if len(files) > 1:
+            raise CheckpointError(f"{name} of {folder} lies in {found}; copy or download the checkpoint again.")
     return shards
 
 

@@ -1,4 +1,7 @@
-"""How the losses of the two streams are weighted over all batches of an optimizer step."""
+"""How the losses of the two streams are weighted over all batches of an optimizer step.
+
+The weight of each token, 1 or 1 / gamma of its block, is made in collator.py and applied in target_loss.py.
+"""
 
 from collections.abc import Mapping
 

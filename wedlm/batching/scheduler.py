@@ -109,7 +109,7 @@ class Scheduler:
         return [request for request, group in self.prefilling.items() if group is None]
 
     def add(self, request: Request) -> None:
-        """Adds a request that `can_admit` has admitted."""
+        """Takes a request that has room, by `can_admit`; the next steps prefill it."""
         self.prefilling[request] = None
         self.prefix_cache.shrink(self.max_cached_tokens - self.num_tokens_with())
 

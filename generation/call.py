@@ -118,7 +118,7 @@ class Prompt(NamedTuple):
         width = tokens.shape[1]
         if size is None:
             return [self.text]
-        parts = []  # cut from the end, so that every row's last token falls into the last chunk
+        parts = []  # the bounds are those of right-aligned rows, so that every row ends with the last chunk
         for start in range(0, width, size):
             end = min(start + size, width)
             before, through = ((lengths - (width - column)).clamp(min=0) for column in (start, end))

@@ -100,9 +100,9 @@ class Callbacks:
     any of them may keep state from call to call, the rows go `in_step`: a width is called for once, in order, when all
     rows that are alive have come to it. Rows that are ahead wait.
 
-    If a processor reads text, tokens are chosen left to right (`Policy.left_to_right`): the slots that a forward
-    selects are cut to a run, and each token is chosen from the logits of that forward once the text before it is
-    known.
+    If a processor reads text (`Policy.processors_read_text`), tokens are chosen left to right: the slots that a
+    forward selects are cut to a run, and each token is chosen from the logits of that forward once the text before it
+    is known.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Callbacks:
 
     def note_filled(self, window: Any, queries: WindowQueries, selected: torch.Tensor, logits: torch.Tensor) -> None:
         """Records what the filled slots were chosen from, and shows a guess for each slot that is still open."""
-        if not self.policy.left_to_right:
+        if not self.policy.processors_read_text:
             self.records.put_selected(window, queries, selected, logits, self.policy.processors)
         if self.shows_guesses:
             is_open = queries.is_predicted[0] & ~selected[0]
@@ -184,7 +184,7 @@ class Callbacks:
 
     def end(self, window: Window, num_reachable: torch.Tensor) -> None:
         """Reads what has become known, and ends the rows whose text is complete."""
-        if not self.policy.left_to_right:
+        if not self.policy.processors_read_text:
             for row, num in zip(window.batch_rows.tolist(), num_reachable.tolist(), strict=True):
                 self.rows[row].num_reachable = num
             self.read_on(window)
@@ -232,7 +232,7 @@ class Callbacks:
             if not rows:
                 continue
             drafts_here = None if drafts is None else [drafts[place[i]][slot - before[i]] for i in rows]
-            if self.policy.left_to_right:
+            if self.policy.processors_read_text:
                 tokens = self.choose(slot, rows, window, place, drafts_here)
             else:
                 tokens = window.tokens[[place[i] for i in rows], slot]

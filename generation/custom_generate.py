@@ -29,7 +29,8 @@ from wedlm.generation.transformers_internals import (
 from wedlm.generation.validation import check_support, named_weights, refuse, take_look_up
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
-PARAMETERS = ("decoding", *READS["verified"], "prompt_lookup_num_tokens", "max_matching_ngram_size")
+LOOK_UP = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
+PARAMETERS = ("decoding", *READS["verified"], *LOOK_UP)
 
 
 class Verified:
@@ -46,68 +47,43 @@ class Verified:
         acceptance_ratio (`float`, *optional*, defaults to 1.0): Below 1, a draft is accepted if its probability is at
             least this share of the best token's. 1.0 writes the text of `generate()`.
         prompt_lookup_num_tokens (`int`, *optional*): The most drafts; by default window_size - 1.
-        max_matching_ngram_size (`int`, *optional*, defaults to 6): The most last tokens that are looked up.
+        max_matching_ngram_size (`int`, *optional*, defaults to 6): The most last tokens that are looked up, at most 6.
     """
 
-    def __init__(self, **settings: Any):
-        self.settings = settings
+    def __init__(self, streamer: BaseStreamer | None = None, synced_gpus: bool | None = None, **settings: Any):
+        self.streamer, self.synced_gpus, self.settings = streamer, synced_gpus, settings
 
-    def bind(self, **settings: Any) -> "Verified":
-        return type(self)(**{**self.settings, **{k: v for k, v in settings.items() if v is not None}})
-
-    def __call__(
-        self,
-        model: PreTrainedModel | None = None,
-        input_ids: torch.LongTensor | None = None,
-        logits_processor: LogitsProcessorList | None = None,
-        stopping_criteria: StoppingCriteriaList | None = None,
-        generation_config: GenerationConfig | None = None,
-        synced_gpus: bool | None = None,
-        streamer: BaseStreamer | None = None,
-        # Those that no GenerationConfig of transformers has, or that would choose another decoding: generate() hands
-        # over what this signature names.
-        decoding: str | None = None,
-        window_size: int | None = None,
-        query_cost: float | None = None,
-        acceptance_ratio: float | None = None,
-        prompt_lookup_num_tokens: int | None = None,
-        **model_kwargs: Any,
-    ) -> "Verified | WeDLMGenerateOutput | torch.LongTensor":
+    def __call__(self, *args: Any, **arguments: Any) -> "Verified | WeDLMGenerateOutput | torch.LongTensor":
         """Decodes, as generate() calls it; with parameters alone, returns the strategy with these parameters."""
-        given = {
-            "decoding": decoding,
-            "window_size": window_size,
-            "query_cost": query_cost,
-            "acceptance_ratio": acceptance_ratio,
-            "prompt_lookup_num_tokens": prompt_lookup_num_tokens,
-        }
-        bound = self.bind(streamer=streamer, synced_gpus=synced_gpus, **given)
-        if model is None:
-            unknown = model_kwargs.keys() - {"max_matching_ngram_size"}
-            if unknown:
-                raise TypeError(
-                    f"verified() has no parameter {min(unknown)!r}; it has {', '.join(PARAMETERS[1:])}, and "
-                    "generate() takes all others."
-                )
-            return bound.bind(**model_kwargs)
-        return bound.decode(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
+        if args or "model" in arguments:
+            return self.decode(*args, **arguments)
+        if unknown := arguments.keys() - set(PARAMETERS):
+            raise TypeError(
+                f"verified() has no parameter {min(unknown)!r}; it has {', '.join(PARAMETERS[1:])}, and generate() "
+                "takes all others."
+            )
+        return Verified(**{**self.settings, **arguments})
 
-    def decode(self, model, input_ids, processors, criteria, generation_config, **model_kwargs):
-        settings = dict(self.settings)
-        streamer, synced_gpus = settings.pop("streamer", None), settings.pop("synced_gpus", None)
+    def decode(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.LongTensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> WeDLMGenerateOutput | torch.LongTensor:
+        streamer, synced_gpus = self.streamer, self.synced_gpus
         synced_gpus = waits_for_other_ranks(model) if synced_gpus is None else synced_gpus
-        config = resolved(generation_config, settings)
+        config = resolved(generation_config, self.settings)
+        call = (input_ids, logits_processor, stopping_criteria, config)
         if config.decoding == "autoregressive":
-            call = (input_ids, processors, criteria, config)
             output = own_loop(model)(*call, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
             return autoregressive_output(output, input_ids.shape[1], config)
         check_support(model, config, model_kwargs)
         check_fits(model, len(input_ids))
         with named_weights(model):
-            return self.run(Call(model, input_ids, processors, criteria, config, synced_gpus, streamer, model_kwargs))
-
-    def run(self, call: Call) -> WeDLMGenerateOutput | torch.Tensor:
-        return Decoding(call).run()
+            return Decoding(Call(model, *call, synced_gpus, streamer, model_kwargs)).run()
 
 
 def resolved(generation_config: GenerationConfig, settings: dict[str, Any]) -> GenerationConfig:
@@ -151,31 +127,35 @@ def answer(model: PreTrainedModel, own: Callable, args: tuple, kwargs: dict[str,
     del arguments["self"]
     strategy = arguments.pop("custom_generate", None)
     strategy = strategy if isinstance(strategy, Verified) else verified
+    given = strategy.settings | {name: arguments.pop(name) for name in PARAMETERS if name in arguments}
     if not is_stock(model):  # it has the decoding itself
-        return own(model, **{"decoding": "verified", **strategy.settings, **arguments})
+        return own(model, **{"decoding": "verified", **given, **arguments})
     with undone_on_error(arguments.get(CACHE), arguments.get("streamer")):
-        if asks_for_another_mode(model, strategy, arguments):
-            return own(model, **{name: value for name, value in arguments.items() if name not in PARAMETERS})
+        look_up = {name: given[name] for name in LOOK_UP if name in given}
+        config = resolved_generation_config(model, **look_up, **arguments)
+        decoding = given.pop("decoding", None) or getattr(config, "decoding", "verified")
+        if decoding == "autoregressive" and mode_of(config, arguments.get("assistant_model")) not in MODES:
+            return own(model, **look_up, **arguments)
+        if config.token_healing and decoding != "autoregressive":
+            refuse("token_healing", config.token_healing, resolved(config, {}))
         if (assistant := arguments.get("assistant_model")) is not None:
             raise ValueError(
                 f"assistant_model={type(assistant).__name__} is not offered by verified decoding, whose drafts come "
                 "from the text; leave out one of the two."
             )
         with_stop_strings(model, arguments)
-        bound = strategy.bind(streamer=arguments.get("streamer"), synced_gpus=arguments.get("synced_gpus"))
+        if config.prompt_lookup_num_tokens is not None:  # by which transformers would decode with an assistant
+            given["prompt_lookup_num_tokens"] = config.prompt_lookup_num_tokens
+            arguments["prompt_lookup_num_tokens"] = None
+        bound = Verified(arguments.get("streamer"), arguments.get("synced_gpus"), decoding=decoding, **given)
         return own(model, **arguments, custom_generate=bound)
 
 
-def asks_for_another_mode(model: PreTrainedModel, strategy: Verified, arguments: dict[str, Any]) -> bool:
-    """Whether a call wants autoregressive decoding by beams or another loop than that of greedy and sampled text."""
-    given = dict(arguments)
-    own = {name: given.pop(name) for name in PARAMETERS if name in given}
-    config = resolved_generation_config(model, given.pop("generation_config", None), **given)
-    decoding = {"decoding": getattr(config, "decoding", None), **strategy.settings, **own}["decoding"]
-    if config.token_healing and decoding != "autoregressive":
-        refuse("token_healing", config.token_healing, resolved(config, {}))
-    mode = config.get_generation_mode(arguments.get("assistant_model"))
-    return decoding == "autoregressive" and mode not in MODES
+def mode_of(generation_config: GenerationConfig, assistant: PreTrainedModel | None) -> GenerationMode:
+    """The mode of transformers; a look-up of no tokens is none."""
+    config = copy(generation_config)
+    config.prompt_lookup_num_tokens = config.prompt_lookup_num_tokens or None
+    return config.get_generation_mode(assistant)
 
 
 def with_stop_strings(model: PreTrainedModel, arguments: dict[str, Any]) -> None:

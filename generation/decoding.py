@@ -74,6 +74,7 @@ class Decoding:
         self.window, self.num_alive = self.batch, len(self.input_ids)
         self.rows = list(range(self.num_alive))  # the rows of the batch that are in the window
         self.prompt_lengths = call.prompt.lengths.tolist()  # waits for the device
+        self.num_chunks = 0  # of the prompt, in forwards before the first step
         self.max_committed = 0  # committed tokens of the row that has most, the prompt included
         # A hook may count on the rows of the batch, as that of PEFT's adapter_names does.
         self.rows_may_leave = self.num_alive > 1 and not has_hooks(self.model)
@@ -110,12 +111,12 @@ class Decoding:
     def read_prompt(self) -> WindowQueries:
         """Takes all chunks of the prompt but the last into the cache; returns the queries of the first step."""
         *chunks, last = self.call.prompt.chunks(self.call.generation_config.prefill_chunk_size)
+        self.num_chunks = len(chunks)
         for chunk in chunks:
             self.is_unfinished()  # With synced_gpus, announces the forward.
             valid_length = int(chunk.positions.max()) + chunk.tokens.shape[1]
             forward_queries(self.model, WindowQueries.of_text(chunk), self.cache, valid_length)
             self.cache.commit(chunk.lengths)
-            self.window.forwards = self.window.forwards + 1
         self.max_committed = int(last.positions.max())
         self.draw_noise(self.prompt_lengths, self.window.num_queries.tolist())
         return self.window.first_queries(self.policy).behind(last)
@@ -156,6 +157,7 @@ class Decoding:
         """Returns the result of generate(); a cache that was passed in, or is returned, holds the text now."""
         call = self.call
         self.batch.put(self.window)  # A copy: the next call overwrites the buffers of static steps.
+        self.batch.forwards = self.batch.forwards + self.num_chunks
         num_tokens, pad_token = self.batch.num_tokens, pad_token_of(call.generation_config)
         if self.policy.noise is not None:
             self.policy.noise.give_back(int(num_tokens.max()))

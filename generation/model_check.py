@@ -49,6 +49,8 @@ def check_anew(model: PreTrainedModel, num_rows: int) -> None:
     try:
         # By rounding, a mixture of experts may now and then take another expert.
         fits = any(branches_are_apart(model, first_id, num_rows) for first_id in (0, 10, 20))
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:
         raise ValueError(
             f"{type(model).__name__} does not fit verified decoding: a forward with a mask of four dimensions and a "

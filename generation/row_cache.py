@@ -45,7 +45,7 @@ class RowLayer(DynamicLayer):
             self.lazy_initialization(key_states, value_states)
         if place.valid_length > self.keys.shape[2]:
             self.keys, self.values = grown(self.keys, capacity), grown(self.values, capacity)
-        entries = place.entries.to(self.device).expand_as(key_states)
+        entries = place.entries.to(self.device)
         self.keys = put(self.keys, entries, key_states)
         self.values = put(self.values, entries, value_states)
         return self.keys[:, :, : place.valid_length], self.values[:, :, : place.valid_length]
@@ -55,7 +55,7 @@ def put(states: torch.Tensor, entries: torch.Tensor, new: torch.Tensor) -> torch
     if states.dtype != new.dtype:  # a cache passed in may have another dtype, and autocast changes keys alone
         dtype = torch.promote_types(states.dtype, new.dtype)
         states, new = states.to(dtype), new.to(dtype)
-    return states.scatter_(2, entries, new)
+    return states.scatter_(2, entries.expand_as(new), new)
 
 
 def grown(states: torch.Tensor, capacity: int) -> torch.Tensor:
@@ -212,8 +212,8 @@ def seen_entries(last: torch.Tensor, visible_prefix: torch.Tensor | None, valid_
     is_seen = entries <= last[..., None]
     if visible_prefix is not None:
         query = entries - last[:, :1]  # [batch, entries]: the query of each, negative before this forward
-        same_number = visible_prefix.gather(1, query.clamp(0, visible_prefix.shape[1] - 1))[:, None]
-        is_seen &= (same_number == visible_prefix[..., None]) | (query[:, None] < visible_prefix[..., None])
+        prefix_of_entry = visible_prefix.gather(1, query.clamp(0, visible_prefix.shape[1] - 1))[:, None]
+        is_seen &= (prefix_of_entry == visible_prefix[..., None]) | (query[:, None] < visible_prefix[..., None])
     return is_seen[:, None]
 
 

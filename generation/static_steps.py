@@ -62,7 +62,7 @@ class StaticSteps:
             self.surroundings == surroundings(model)
             and type(window) is type(self.window)
             and shapes == own_shapes
-            and window.no_slot <= self.window.no_slot
+            and window.scratch_slot <= self.window.scratch_slot
             and window.num_columns <= self.window.num_columns
             and max_entries <= self.cache.max_entries
         )
@@ -71,7 +71,7 @@ class StaticSteps:
         self, model: PreTrainedModel, policy: Policy, window: Window, status: torch.Tensor, step: Callable
     ) -> None:
         """Steps on from `window` and its `status` until all rows have ended. Then `window` shares the buffers."""
-        room = (self.window.no_slot, self.window.num_columns)
+        room = (self.window.scratch_slot, self.window.num_columns)
         put_into(self.window, window.with_room(*room, policy.blank))
         for layer in self.cache.layers:
             for states in (layer.keys, layer.values):
@@ -95,7 +95,7 @@ class StaticSteps:
             if under_way is not None:
                 seen = window.read_status(under_way.values())
             under_way = report
-        done = self.window.with_room(window.no_slot, self.window.num_columns, policy.blank)
+        done = self.window.with_room(window.scratch_slot, self.window.num_columns, policy.blank)
         for name, value in tensors(done):
             setattr(window, name, value)
 

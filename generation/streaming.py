@@ -32,10 +32,10 @@ class StreamingWindow(Window):
 
     def queries(self, width: int, policy: Policy) -> WindowQueries:
         """The filled slots in position order, then a MASK for each open one in position order; these predict."""
-        query = policy.places[:width]
+        query = policy.arange[:width]
         slots = self.start[:, None] + query  # [batch, width]
         inside = slots < self.end[:, None]
-        slots = slots.clamp(max=self.no_slot)
+        slots = slots.clamp(max=self.scratch_slot)
         filled = self.filled.gather(1, slots) & inside
         # 0 for filled, 1 for open, 2 behind the window; stable, so that each group stays in position order.
         order = (2 - inside.int() - filled.int()).argsort(dim=-1, stable=True)
@@ -63,7 +63,7 @@ class StreamingWindow(Window):
         noise, slots = policy.noise, queries.predicted_slots
 
         def read(logits: torch.Tensor, places: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-            if policy.left_to_right:
+            if policy.processors_read_text:
                 return (entropy_of(logits),)
             scores = processed(logits, policy.processors)
             return entropy_of(logits), *choose_tokens(scores, None if noise is None else noise.at(places))
@@ -72,7 +72,7 @@ class StreamingWindow(Window):
         entropy, *chosen = over_slots(read, logits, *places)
         threshold, penalty = policy.entropy_threshold, policy.distance_penalty
         selected = select_slots(entropy, slots, queries.is_predicted, threshold, penalty)
-        if policy.left_to_right:
+        if policy.processors_read_text:
             selected, tokens = callbacks.choose_run(self, queries, selected, logits)
             is_possible = torch.ones_like(selected)
         else:
@@ -85,8 +85,8 @@ class StreamingWindow(Window):
 
     def num_run(self, policy: Policy) -> torch.Tensor:
         """The number of slots behind the leading ones that are filled without a gap, `[batch]`."""
-        slots = self.behind_leading[:, None] + policy.places[: policy.window_size]
-        return self.filled.gather(1, slots.clamp(max=self.no_slot)).cumprod(-1).sum(-1)
+        slots = self.behind_leading[:, None] + policy.arange[: policy.window_size]
+        return self.filled.gather(1, slots.clamp(max=self.scratch_slot)).cumprod(-1).sum(-1)
 
     def advance(self, num_run: torch.Tensor, policy: Policy, num_rows: int) -> torch.Tensor:
         """Commits the leading slots. The next forward commits the new run, and as many open slots join the window.

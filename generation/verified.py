@@ -1,7 +1,7 @@
 """Verified decoding: one forward verifies the drafts of the one before, and makes the next drafts."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.functional import pad
@@ -46,8 +46,8 @@ class VerifiedWindow(Window):
     chances: torch.Tensor
     is_looked_up: torch.Tensor  # [batch, 1]: whether the drafts come from the text
     num_drafts: torch.Tensor  # [batch]: the number of drafts that the next forward verifies
-    # [batch, window_size + 1]: the query where the group of MASKs for 0, 1, 2, ... accepted drafts begins, and the one
-    # behind the last group
+    # [batch, window_size + 1]: the query where the group of MASKs for 0, 1, 2, ... accepted drafts begins, behind the
+    # text and the drafts, and the number of all queries, where the last group ends
     groups: torch.Tensor
     # [batch, slots + 1]: the distance from the end of the text at which the slot's draft was verified, negative if it
     # was rejected; 0 where there was none
@@ -91,7 +91,7 @@ class VerifiedWindow(Window):
     # --- The queries of a forward ---
 
     def first_queries(self, policy: Policy) -> WindowQueries:
-        """None behind the prompt, whose last token predicts the first slot.
+        """The first forward has the prompt alone, whose last token predicts the first slot.
 
         MASKs there would save one forward of a text at most. Without them the prompt is read as token by token, and
         its keys and values are the same bit by bit.
@@ -106,14 +106,17 @@ class VerifiedWindow(Window):
         )
 
     def queries(self, width: int, policy: Policy) -> WindowQueries:
-        """The last token of the text, the drafts, the MASKs. Text and drafts predict the slot behind theirs."""
-        query = policy.places[:width]
+        """The last token of the text, the drafts, the MASKs. Text and drafts predict the slot behind theirs.
+
+        The last token is the leading one, at slot `start`: the forward that wrote it did not compute its keys.
+        """
+        query = policy.arange[:width]
         is_pending, is_used = query < self.groups[:, :1], query < self.groups[:, -1:]
         group = (self.groups[:, 1:, None] <= query).sum(1)
         num_seen = group + self.num_leading[:, None]
         # The first MASK of a group stands at the slot behind the queries that it sees.
-        moved = (num_seen - self.groups.gather(1, group)).masked_fill(is_pending, 0)
-        slots = self.start[:, None] + query + moved
+        slot_shift = (num_seen - self.groups.gather(1, group)).masked_fill(is_pending, 0)
+        slots = self.start[:, None] + query + slot_shift
         predicted_slots = slots + is_pending
         last = self.tokens.gather(1, self.start[:, None])
         tokens = torch.cat([last, self.drafts, last.expand(-1, max(0, width - self.window_size))], dim=-1)[:, :width]
@@ -147,7 +150,7 @@ class VerifiedWindow(Window):
         noise = policy.noise
 
         def read(logits: torch.Tensor, places: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-            if policy.left_to_right:
+            if policy.processors_read_text:
                 scores = without_mask(logits, policy.mask_token_id)
             else:
                 scores = processed(logits, policy.processors)
@@ -158,9 +161,9 @@ class VerifiedWindow(Window):
         is_final = self.verify(queries, logits, tokens[:, : self.window_size], policy, callbacks)
         num_final = is_final.sum(-1, keepdim=True)
         self.draft(tokens, shares, num_final, policy)
-        if policy.left_to_right:  # the callbacks have refused what is impossible
+        if policy.processors_read_text:  # the callbacks have refused what is impossible
             return num_final[:, 0], torch.ones_like(is_final)
-        return num_final[:, 0], is_final <= is_possible[:, : self.window_size]  # where it is final, it is possible
+        return num_final[:, 0], is_final <= is_possible[:, : self.window_size]  # False: it is final and not possible
 
     def verify(
         self,
@@ -176,10 +179,10 @@ class VerifiedWindow(Window):
         """
         size = tokens.shape[1]
         slots, may_fill = queries.predicted_slots[:, :size], queries.is_predicted[:, :size]
-        place, number = policy.places[:size], policy.places[1 : size + 1]
+        place, number = policy.arange[:size], policy.arange[1 : size + 1]
         is_no_draft = place >= self.num_drafts[:, None]
         drafts = pad(self.drafts, (0, 1))[:, :size].masked_fill(is_no_draft, NO_TOKEN)
-        if policy.left_to_right:
+        if policy.processors_read_text:
             may_fill = may_fill & (place <= self.num_drafts[:, None])
             tokens, is_final = callbacks.verify(self, slots, may_fill, drafts, logits)
             is_accepted = tokens == drafts
@@ -204,7 +207,7 @@ class VerifiedWindow(Window):
 
         The record of how the drafts fared in this text corrects the estimates of each source.
         """
-        place = policy.places[1 : self.window_size]
+        place = policy.arange[1 : self.window_size]
         num_accepted = (num_final - 1).clamp(min=0)
 
         # 1. The drafts of both sources. (The first MASK of a group stood for a token that is final now.)
@@ -215,7 +218,7 @@ class VerifiedWindow(Window):
         of_masks, estimates_of_masks = tokens.gather(1, mask), shares.gather(1, mask) * is_made
         of_text, estimates_of_text = self.looked_up(self.behind_leading[:, None] + num_final, policy)
 
-        # 2. Their chances.
+        # 2. Their chances, by the corrections of the forwards before this one.
         estimates = torch.stack([estimates_of_masks, estimates_of_text], dim=1)  # [batch, sources, drafts]
         chances = (estimates * self.corrections[:, :2, None]).clamp(max=MOST_CERTAIN).cumprod(-1)
         expected = chances.sum(-1)
@@ -223,7 +226,7 @@ class VerifiedWindow(Window):
         # 3. What is recorded: the drafts that were verified, and the chances of this group.
         is_verified = place <= torch.minimum(num_final, self.num_drafts[:, None])
         num_expected = (self.estimates * is_verified).sum(-1, keepdim=True)
-        sources = self.is_looked_up == policy.places[:2]  # of MASKs, of the text
+        sources = self.is_looked_up == policy.arange[:2]  # of MASKs, of the text
         num_reached = (pad(chances[:, 0, :-1], (1, 0), value=1.0) * is_made).sum(-1)
         of_drafts = torch.cat([num_accepted, num_expected], dim=-1)[..., None] * sources[:, None]
         of_groups = torch.stack([expected[:, 0], NEXT_CHANCE * num_reached], dim=-1)[..., None]
@@ -247,23 +250,23 @@ class VerifiedWindow(Window):
         num_drafts = self.window_size - 1
         drafts, num_matched = look_up(text, last, num_drafts, policy.most_matched)
         # (0 for the first draft where there is no match)
-        estimates = policy.match_chances[num_matched + policy.places[:num_drafts]]
+        estimates = policy.match_chances[num_matched + policy.arange[:num_drafts]]
         if policy.num_looked_up < num_drafts:
             estimates[:, policy.num_looked_up :] = 0
         return drafts, estimates
 
     def advance(self, num_run: torch.Tensor, policy: Policy, num_rows: int) -> torch.Tensor:
-        """Commits all final tokens but the last, which the next forward commits. That one also verifies drafts.
+        """Commits all final tokens but the last, which is the first query of the next forward.
 
-        If a draft that is not the best token may be accepted, drafts decide what is written. So each row decides
-        about its queries alone, as if no other row were there.
+        With an `acceptance_ratio` below 1 drafts decide what is written, so each row plans its queries alone, as if no
+        other row were there.
         """
         num_last = num_run.clamp(max=1)
         num_kept = self.num_leading + num_run - num_last
         self.start = self.start + num_kept
         self.num_leading = num_last * self.alive
         first_open, is_alone = self.behind_leading, policy.acceptance_margin is not None
-        self.num_drafts, groups = plan_step(
+        groups = plan_step(
             self.chances,
             None if policy.mask_token_id is None else NEXT_CHANCE * self.corrections[:, 2:],
             num_open=(self.limit - first_open) * self.alive,
@@ -272,7 +275,7 @@ class VerifiedWindow(Window):
             pace=((first_open / self.forwards).clamp(min=1) * self.alive)[:, None],
             is_alone=is_alone,
         )
-        self.groups = groups + self.num_leading[:, None]
+        self.num_drafts, self.groups = groups[:, 0], groups + self.num_leading[:, None]
         return num_kept
 
     def show_drafts(self, stream) -> None:
@@ -291,15 +294,6 @@ class VerifiedWindow(Window):
         return {**super().counts(), "verified_drafts": verified, "accepted_drafts": accepted}
 
 
-class StepPlan(NamedTuple):
-    """The queries of a step behind its first one."""
-
-    num_drafts: torch.Tensor  # [batch]: the number of drafts that are verified
-    # [batch, window_size + 1]: where, counted from the first draft, the group of MASKs for 0, 1, 2, ... accepted
-    # drafts begins, and where the last group ends
-    groups: torch.Tensor
-
-
 def plan_step(
     chances: torch.Tensor,
     next_chance: torch.Tensor | None,
@@ -308,14 +302,14 @@ def plan_step(
     query_cost: float = 0.0,
     pace: torch.Tensor | float = 1.0,
     is_alone: bool = False,
-) -> StepPlan:
+) -> torch.Tensor:
     """Takes the queries that promise most tokens, as far as each promises more than it costs.
 
     A draft brings a token in this step if it is accepted with all drafts before it. A MASK brings a token in the next
     step if exactly the drafts that its group sees are accepted now, and the draft that it makes is accepted then. The
     first MASK of a group stands for the token that this step writes behind the accepted drafts. It makes no draft, so
-    it shares the gain of the second one. All rows of a forward have as many queries, so what counts is the mean gain
-    of a further query in each row.
+    it shares the gain of those behind it. A forward is as wide as its widest row, so a further query in each row is
+    taken if its gain is above the cost in the mean over the rows.
 
     Args:
         chances (`torch.FloatTensor` of shape `(batch, window_size - 1)`): P(at least n drafts are accepted), n = 1, 2,
@@ -328,6 +322,10 @@ def plan_step(
         pace (`torch.FloatTensor` of shape `(batch, 1)`, *optional*, defaults to 1.0): The tokens that a row writes in
             a forward, 0 for one that has ended. A query costs the tokens that the row would write in the same time.
         is_alone (`bool`, *optional*, defaults to `False`): Whether each row counts its own gain, not the mean.
+
+    Returns:
+        `torch.LongTensor` of shape `(batch, window_size + 1)`: where, counted from the first draft, the group of MASKs
+        for 0, 1, 2, ... accepted drafts begins, and where the last group ends. The first number is that of the drafts.
     """
     num_unused = max(0, chances.shape[1] + 1 - WIDEST)
     size = chances.shape[1] + 1 - num_unused
@@ -336,23 +334,23 @@ def plan_step(
     of_drafts = pad(chances[:, : size - 1], (0, 1)) * (place < num_open[:, None])
     if next_chance is None:
         num_drafts = (pays(of_drafts, pace, query_cost, is_alone) & (place < most[:, None])).sum(-1)
-        return StepPlan(num_drafts, num_drafts[:, None].repeat(1, chances.shape[1] + 2))
-    of_groups = pad(of_drafts[:, :-1], (1, 0), value=1.0) - of_drafts  # P(exactly n drafts are accepted)
-    of_masks = next_chance**distance
-    of_masks[:, :2].div_(2)
+        return num_drafts[:, None].repeat(1, chances.shape[1] + 2)
+    exactly = pad(of_drafts[:, :-1], (1, 0), value=1.0) - of_drafts  # P(exactly n drafts are accepted)
+    of_places = next_chance**distance
+    of_places[:, :2].div_(2)
     has_slot = place[:, None] + distance < num_open[:, None, None]
-    of_masks = of_groups[:, :, None] * of_masks[:, None] * has_slot  # [batch, groups, places in the group]
+    of_masks = exactly[:, :, None] * of_places[:, None] * has_slot  # [batch, groups, places in the group]
 
     gains = torch.cat([of_drafts[:, None], of_masks], dim=1).flatten(1)
     gains, order = (each[:, : 2 * size] for each in gains.sort(descending=True, stable=True))
     is_taken = pays(gains, pace, query_cost, is_alone) & (rank < most[:, None])
     numbers = torch.zeros_like(order[:, : size + 1]).scatter_add(1, order // size, is_taken.long())
-    of_groups = numbers[:, 1:]
-    of_groups.masked_fill_(of_groups == 1, 0)  # one MASK makes no draft
+    num_masks = numbers[:, 1:]  # a view: `numbers` changes, too
+    num_masks.masked_fill_(num_masks == 1, 0)  # one MASK makes no draft
     groups = numbers.cumsum(-1)
     if num_unused > 0:
         groups = torch.cat([groups, groups[:, -1:].expand(-1, num_unused)], dim=-1)
-    return StepPlan(numbers[:, 0], groups)
+    return groups
 
 
 def pays(gains: torch.Tensor, pace: torch.Tensor | float, query_cost: float, is_alone: bool) -> torch.Tensor:

@@ -27,8 +27,8 @@ class Policy(NamedTuple):
     entropy_threshold: torch.Tensor | None  # [], in nats
     distance_penalty: torch.Tensor  # []
     processors: LogitsProcessorList
-    left_to_right: bool  # whether a processor reads the text, so that each token waits for those before it
-    places: torch.Tensor  # [2 * window_size + 1]: 0, 1, 2, ..., which no step has to make
+    processors_read_text: bool  # so that the callbacks choose tokens one after another, each behind those before it
+    arange: torch.Tensor  # [2 * window_size + 1]: 0, 1, 2, ..., which no step has to make
     # [MOST_MATCHED + window_size]: the chance of a looked up draft by the length of the match, the drafts before it
     # included
     match_chances: torch.Tensor
@@ -59,8 +59,8 @@ class Policy(NamedTuple):
         end_tokens, threshold = end_tokens_of(generation_config), generation_config.entropy_threshold
         most_matched, num_looked_up = generation_config.max_matching_ngram_size, generation_config.num_looked_up
         margin = -math.log(generation_config.acceptance_ratio)
-        places = torch.arange(2 * window_size + MOST_MATCHED + 1, device=device)
-        matched = places[: MOST_MATCHED + window_size].clamp(max=MOST_MATCHED)
+        arange = torch.arange(2 * window_size + MOST_MATCHED + 1, device=device)
+        matched = arange[: MOST_MATCHED + window_size].clamp(max=MOST_MATCHED)
         return cls(
             window_size=window_size,
             mask_token_id=mask_token_id,
@@ -68,8 +68,8 @@ class Policy(NamedTuple):
             entropy_threshold=None if threshold is None else torch.full((), float(threshold), device=device),
             distance_penalty=torch.full((), float(generation_config.distance_penalty), device=device),
             processors=processors,
-            left_to_right=not all(map(reads_no_text, processors)),
-            places=places[: 2 * window_size + 1],
+            processors_read_text=not all(map(reads_no_text, processors)),
+            arange=arange[: 2 * window_size + 1],
             match_chances=matched / (matched + HALF_MATCH),
             num_looked_up=window_size - 1 if num_looked_up is None else num_looked_up,
             most_matched=MOST_MATCHED if most_matched is None else min(most_matched, MOST_MATCHED),
@@ -99,8 +99,8 @@ class WindowQueries(NamedTuple):
     logits_indices: torch.Tensor  # [batch, predicted]: the queries whose logits are read
     predicted_slots: torch.Tensor  # [batch, predicted]: the slot that each predicts
     is_predicted: torch.Tensor  # [batch, predicted]: False behind a row's last one
-    # [batch, queries]: How many leading queries a query sees. Behind those it sees itself, and the queries before it
-    # with the same number. None: it sees all before it.
+    # [batch, queries]: Queries with the same number are a branch, causal inside; a query also sees so many leading
+    # queries of the forward. None: it sees all before it.
     visible_prefix: torch.Tensor | None = None
     num_text: torch.Tensor | None = None  # [batch]: the number of leading queries that hold text
 
@@ -167,7 +167,7 @@ class Window:
     Tensors are replaced, never written into, except the `PER_SLOT` ones, which `fill` writes in place.
     """
 
-    # [batch, slots + 1], `Policy.blank` where there is none; what is written for no slot is in the last column
+    # [batch, slots + 1], `Policy.blank` where there is none; the last column is scratch: writes masked out go there
     tokens: torch.Tensor
     prompt_lengths: torch.Tensor  # [batch], as all that follow
     limit: torch.Tensor  # max_new_tokens; there may be more slots
@@ -237,8 +237,8 @@ class Window:
 
         Returns:
             `tuple[torch.LongTensor, torch.BoolTensor]`: The number of slots behind the leading ones that are filled
-            without a gap, `[batch]`, and False for those of the first predicted slots that nothing can fill,
-            `[batch, n]`.
+            without a gap, `[batch]`, and False for those of the first predicted slots for which no token had a finite
+            score, `[batch, n]`.
         """
         raise NotImplementedError
 
@@ -255,7 +255,7 @@ class Window:
     # --- Every window ---
 
     @property
-    def no_slot(self) -> int:
+    def scratch_slot(self) -> int:
         return self.tokens.shape[1] - 1
 
     @property
@@ -265,15 +265,15 @@ class Window:
 
     def put_tokens(self, slots: torch.Tensor, selected: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Fills the selected ones of `slots` with `tokens`, all `[batch, n]`, in place; returns where it wrote."""
-        slots = slots.masked_fill(~selected, self.no_slot)
+        slots = slots.masked_fill(~selected, self.scratch_slot)
         self.tokens.scatter_(1, slots, tokens)
         return slots
 
     def end_at(self, num_run: torch.Tensor, policy: Policy) -> None:
         """Ends rows whose run holds an end token or reaches the limit."""
         first = self.behind_leading
-        slots = first[:, None] + policy.places[: policy.window_size]
-        tokens = self.tokens.gather(1, slots.clamp(max=self.no_slot))
+        slots = first[:, None] + policy.arange[: policy.window_size]
+        tokens = self.tokens.gather(1, slots.clamp(max=self.scratch_slot))
         end = slots.masked_fill((tokens[..., None] != policy.end_tokens).all(-1), NO_SLOT).amin(-1)
         most, num_known = torch.minimum(end + 1, self.limit), first + num_run
         self.num_tokens = torch.where(self.alive, torch.minimum(most, num_known), self.num_tokens)
@@ -301,9 +301,9 @@ class Window:
 
     def with_room(self, num_slots: int, num_columns: int, blank_token: int) -> "Window":
         """The same window with room for so many slots and columns of the prompt, enough for those in use."""
-        more = num_slots - self.no_slot
+        more = num_slots - self.scratch_slot
         fill = dict.fromkeys(self.PER_SLOT, 0) | {"tokens": blank_token}
-        # The last column is left out and comes anew: it holds what was written for no slot.
+        # The scratch column is left out and comes anew.
         wider = {n: pad(getattr(self, n)[:, :-1], (0, more + 1), value=fill[n]) for n in fill}
         more = num_columns - self.num_columns
         wider |= {n: pad(getattr(self, n), (more, 0), value=NO_TOKEN) for n in self.PER_COLUMN}

@@ -22,6 +22,8 @@ SHARED = {
 }
 BETWEEN = ["sliding_attention", "full_attention", "sliding_attention"]  # layers that differ
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+# Keys that are wider than values.
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 6}
 
 FITTING = {
     "Llama": {},
@@ -48,6 +50,8 @@ FITTING = {
     "GptOss": {"head_dim": 8, "num_local_experts": 4, "sliding_window": 6, "layer_types": BETWEEN},
     "Cohere2": {"sliding_window": 6, "layer_types": BETWEEN},
     "OPT": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "DeepseekV3": {**LATENT, "moe_intermediate_size": 16, "n_routed_experts": 4, "n_group": 1, "topk_group": 1}
+    | {"num_experts_per_tok": 2, "first_k_dense_replace": 1, "num_key_value_heads": 4},
 }
 REFUSED = {
     "GPTNeo": {"attention_types": [[["global", "local", "local"], 1]], "num_layers": 3, "num_heads": 4},
@@ -65,4 +69,4 @@ def stock(name: str) -> PreTrainedModel:
     """A model with random weights, whose logits differ enough to be no ties."""
     config_class = getattr(transformers, f"{name.partition(',')[0]}Config")
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config_class(**SHARED, **{**FITTING, **REFUSED}[name])).eval()
+    return AutoModelForCausalLM.from_config(config_class(**SHARED | {**FITTING, **REFUSED}[name])).eval()

@@ -156,6 +156,30 @@ def test_parameters_come_from_the_call_the_strategy_or_the_generation_config(lla
     del llama.generation_config.query_cost
     assert forwards(query_cost=0, prompt_lookup_num_tokens=0) == 24
     assert 12 <= forwards(query_cost=0, prompt_lookup_num_tokens=1) < 24
+    for name, value in (("prompt_lookup_num_tokens", 1.5), ("max_matching_ngram_size", -1), ("window_size", 0)):
+        with pytest.raises(ValueError, match=f"{name}={value}"):
+            forwards(wedlm.verified(**{name: 2}), **{name: value})
+    assert forwards(wedlm.verified(query_cost=0, window_size=1)) == 24
+    assert forwards(wedlm.verified(query_cost=0, window_size=1), window_size=None) < 24, "None is the default"
+
+
+def test_a_look_up_on_the_generation_config_is_ours():
+    model = stock("Llama")
+    call = {**LOOP, "do_sample": True, "num_return_sequences": 2}
+    torch.manual_seed(0)
+    expected = model.generate(**call)
+    try:
+        model.generation_config.prompt_lookup_num_tokens = 3
+        torch.manual_seed(0)
+        assert torch.equal(model.generate(**call, custom_generate=wedlm.verified), expected)
+    finally:
+        model.generation_config.prompt_lookup_num_tokens = None
+
+
+@pytest.mark.parametrize("name", ["generation_config", "streamer", "input_ids", "do_sample"])
+def test_what_generate_takes_is_no_parameter_of_the_strategy(name):
+    with pytest.raises(TypeError, match=f"no parameter '{name}'; it has window_size"):
+        wedlm.verified(**{name: True})
 
 
 def test_stop_strings():
@@ -234,6 +258,9 @@ def test_autoregressive_decoding_is_that_of_transformers_whatever_the_mode():
     model = stock("Llama")
     beams = {**LOOP, "num_beams": 3, "num_return_sequences": 2}
     assert torch.equal(model.generate(**beams, decoding="autoregressive", window_size=4), model.generate(**beams))
+    for number in (0, 3):
+        look_up = {"decoding": "autoregressive", "prompt_lookup_num_tokens": number}
+        assert torch.equal(model.generate(**LOOP, **look_up), model.generate(**LOOP))
 
 
 def test_rotary_embeddings_that_stretch_are_refused_where_they_do():

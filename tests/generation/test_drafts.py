@@ -144,3 +144,12 @@ def test_equal_calls_take_equal_forwards():
         MODEL.generate(**left_padded([[5 + number]]), **VERIFIED, max_new_tokens=3 + number)
     assert len({(tuple(each.sequences[0].tolist()), each.forwards.item()) for each in outputs}) == 1
     assert all(torch.equal(each.verified_drafts, outputs[0].verified_drafts) for each in outputs)
+
+
+def test_chunks_of_a_prompt_change_no_later_forward():
+    """What a query is worth depends on the tokens of a forward, among which those over chunks do not count."""
+    call = {**left_padded([REPEATS]), **VERIFIED, "eos_token_id": None, "max_new_tokens": 60, "query_cost": 0.2}
+    call |= {"return_dict_in_generate": True, "window_size": 8}
+    whole, chunked = (DRAFTED.generate(**call, prefill_chunk_size=size) for size in (None, 1))
+    assert chunked.forwards == whole.forwards + len(REPEATS) - 1 and whole.forwards < 50
+    assert torch.equal(chunked.verified_drafts, whole.verified_drafts)

@@ -180,12 +180,13 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(model, decoding, where):
 @pytest.mark.parametrize("more", [{"use_cache": False}, *({"prefill_chunk_size": n} for n in (1, 7, 39, 40))], ids=str)
 def test_other_ways_to_the_same_text(model, decoding, more):
     arguments = {**SPECIAL, "max_new_tokens": 20, "entropy_threshold": 1.0, "decoding": decoding, "window_size": 8}
-    arguments |= {"query_cost": 0}
-    expected = model.generate(**left_padded(PROMPTS), **arguments)
+    arguments |= {"query_cost": 0.1}
     rows = []
     handle = model.model.register_forward_hook(
         lambda module, args, kwargs, output: rows.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
+    expected = model.generate(**left_padded(PROMPTS), **arguments)
+    rows.clear()
     got = model.generate(**left_padded(PROMPTS), **arguments, **more)
     handle.remove()
     assert torch.equal(got.sequences, expected.sequences)

@@ -100,7 +100,7 @@ class SettingsGroup:
         num_final = window.num_tokens.where(~window.alive, window.behind_leading)
         begin = torch.tensor([request.num_new for request in self.requests], device=status.device)
         slots = begin[:, None] + torch.arange(self.policy.window_size + 1, device=status.device)
-        tokens = window.tokens.gather(1, slots.clamp(max=window.no_slot))
+        tokens = window.tokens.gather(1, slots.clamp(max=window.scratch_slot))
         return num_kept, torch.cat([status.T, num_final[:, None], tokens], dim=-1)
 
     def outputs_from(self, values: list[list[int]], model: PreTrainedModel) -> list[StepOutput]:

@@ -53,7 +53,7 @@ class Verified:
     def __init__(self, streamer: BaseStreamer | None = None, synced_gpus: bool | None = None, **settings: Any):
         self.streamer, self.synced_gpus, self.settings = streamer, synced_gpus, settings
 
-    def __call__(self, *args: Any, **arguments: Any) -> "Verified | WeDLMGenerateOutput | torch.LongTensor":
+    def __call__(self, *args: Any, **arguments: Any) -> "Verified | WeDLMGenerateOutput | torch.Tensor":
         """Decodes, as generate() calls it; with parameters alone, returns the strategy with these parameters."""
         if args or "model" in arguments:
             return self.decode(*args, **arguments)
@@ -72,7 +72,7 @@ class Verified:
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         **model_kwargs: Any,
-    ) -> WeDLMGenerateOutput | torch.LongTensor:
+    ) -> WeDLMGenerateOutput | torch.Tensor:
         streamer, synced_gpus = self.streamer, self.synced_gpus
         synced_gpus = waits_for_other_ranks(model) if synced_gpus is None else synced_gpus
         config = resolved(generation_config, self.settings)

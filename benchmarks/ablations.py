@@ -3,7 +3,7 @@
     python benchmarks/ablations.py threshold|penalty|streaming-blockwise [--num-questions 100]
 
 Each figure becomes benchmarks/results/ablation_FIGURE.json and docs/evidence/FIGURE.png, and a run that was stopped
-goes on. `make ablations` makes all of them and then writes docs/EVIDENCE.md.
+goes on. `make ablations` makes all of them and then writes docs/figures.md.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def measure(
 
 
 def table(results: dict[str, dict[str, dict]]) -> str:
-    """For docs/EVIDENCE.md: the questions of all kinds together."""
+    """For docs/figures.md: the questions of all kinds together."""
     header = ["decoding", "right", "over autoregressive", "tokens per forward", "cacheable", "times autoregressive"]
     lines = []
     for label, numbers in results[ALL].items():

@@ -1,4 +1,4 @@
-"""Writes docs/EVIDENCE.md from evidence_template.md and the records of ablations, evidence_real and real_training."""
+"""Writes docs/EVIDENCE.md and docs/figures.md from their templates here and the records of the benchmarks."""
 
 import json
 from pathlib import Path
@@ -9,11 +9,12 @@ import evidence_real
 import real_training
 from common import RESULTS
 
+from examples.demo.card import goals_table
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.evaluation.provenance import REPOSITORY, commit_text
 
-PAGE = REPOSITORY / "docs" / "EVIDENCE.md"
-TEMPLATE = Path(__file__).with_name("evidence_template.md")
+DOCS = REPOSITORY / "docs"
 
 
 def recorded(file: Path) -> dict[str, Any]:
@@ -71,17 +72,26 @@ def trained_model() -> dict[str, Any]:
     }
 
 
-def page() -> str:
+def pages() -> dict[Path, str]:
+    """The text of each page."""
     figures = {name.replace("-", "_"): figure(name) for name in ablations.FIGURES}
-    return TEMPLATE.read_text(encoding="utf-8").format(**figures, real=real_model(), trained=trained_model())
+    goals = goals_table(recorded(DEMO_FOLDER / "report.json"))
+    template, of_figures = (
+        Path(__file__).with_name(f"{name}_template.md").read_text(encoding="utf-8") for name in ("evidence", "figures")
+    )
+    return {
+        DOCS / "EVIDENCE.md": template.format(real=real_model(), trained=trained_model()),
+        DOCS / "figures.md": of_figures.format(**figures, goals=goals),
+    }
 
 
 def main() -> None:
     for record in evidence_real.read_records():
         if record.dtype == "float32":
-            evidence_real.draw(record, PAGE.parent / "evidence")
-    write_whole(PAGE, page())
-    print(f"written to {PAGE.relative_to(REPOSITORY)}")
+            evidence_real.draw(record, DOCS / "evidence")
+    for page, text in pages().items():
+        write_whole(page, text)
+        print(f"written to {page.relative_to(REPOSITORY)}")
 
 
 if __name__ == "__main__":

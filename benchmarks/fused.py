@@ -8,7 +8,7 @@ WeDLM fused, also with int8 weights. A turn has four of them in a row. The floor
 weights have.
 
 `make real-model` makes the models; with --shape they have random weights of this shape. evidence_real.py measures the
-speed of generate(). This script did so, too, when its record was made; `speed_table` shows these speeds.
+speed of generate(); so did this script when its record was made.
 """
 
 import argparse
@@ -89,27 +89,6 @@ def table(results: dict) -> str:
     return markdown(
         ["dtype", "milliseconds by tokens", *map(str, TOKENS)], lines, left={"dtype", "milliseconds by tokens"}
     )
-
-
-def speed_table(results: dict) -> str:
-    header = ["dtype", "batch", "way", "tokens per forward", "tokens/s", "times"]
-    header += ["same texts", "same as token by token"]
-    lines = [
-        [
-            dtype,
-            size.removeprefix("batches of "),
-            name,
-            f"{way['tokens_per_forward']:.2f}" if "tokens_per_forward" in way else "",
-            f"{way['tokens_per_second']['median']:.1f}",
-            with_range(way["times"], ".2f"),
-            way["same_texts"],
-            way.get("same_as_token_by_token", ""),
-        ]
-        for dtype, sizes in results["speed"].items()
-        for size, ways in sizes.items()
-        for name, way in ways.items()
-    ]
-    return markdown(header, lines, left={"dtype", "way"})
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""How close does decoding on a GPU come to the limit of the hardware? One table, for benchmarks/RESULTS.md.
+"""How close does decoding on a GPU come to the limit of the hardware? One table.
 
     python benchmarks/gpu.py [--shape qwen3-8b] [--batch-sizes 1 16] [--length 1024] [--window-size 16]
                              [--repeats 5] [--out benchmarks/results/gpu.json]
@@ -147,7 +147,6 @@ def measure(given: argparse.Namespace, model: PreTrainedModel, batch_size: int, 
 
 
 def table(measured: list[dict]) -> str:
-    """For benchmarks/RESULTS.md."""
     header = ["batch", "decoding", "ms per step (min - max)", "times the floor", "times one slot", "tokens/s"]
     lines = [
         [

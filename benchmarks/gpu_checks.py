@@ -229,7 +229,6 @@ def outcome(check: Callable[[Questions], str], questions: Questions) -> dict[str
 
 
 def table(results: list[dict[str, str]]) -> str:
-    """For benchmarks/RESULTS.md."""
     lines = [[result["check"], result["outcome"], result["found"].replace("|", "/")] for result in results]
     return markdown(["check", "outcome", "found"], lines, left={"check", "outcome", "found"})
 

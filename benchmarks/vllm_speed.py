@@ -86,7 +86,7 @@ def question_of(model: str, number: int) -> str:
 
 
 def table(cells: list[dict]) -> str:
-    """For benchmarks/RESULTS.md."""
+    """For docs/vllm.md."""
     lines = []
     for cell in cells:
         speeds, same = cell["tokens_per_second"], cell["same_texts"]

@@ -123,7 +123,7 @@ def likelihoods(held_out_nll: dict[str, float]) -> str:
 
 
 def goals_table(report: dict) -> str:
-    """Returns the table of benchmarks/RESULTS.md: the goals of the checkpoint beside what it reached."""
+    """Returns the table of docs/figures.md: the goals of the checkpoint beside what it reached."""
     lines = [["goal", "target", "reached", "result"]]
     for goal, target, reached in goals(report["results"]):
         result = "met" if reached >= target else "missed"

@@ -22,7 +22,12 @@ from wedlm.checkpoints.whole_file import write_whole
 from wedlm.fused.model import product_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-RESULTS = (":!benchmarks/results", ":!docs/evidence", ":!docs/EVIDENCE.md")  # git pathspecs that leave them out
+RESULTS = (
+    ":!benchmarks/results",
+    ":!docs/evidence",
+    ":!docs/EVIDENCE.md",
+    ":!docs/figures.md",
+)  # git pathspecs that leave them out
 WIDTH = 119  # columns of a record
 BESIDE_WEIGHTS = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 

@@ -1,6 +1,7 @@
 """Writes docs/EVIDENCE.md and docs/figures.md from their templates here and the records of the benchmarks."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def origin(file: Path) -> str:
     record = recorded(file)
     versions, threads = record["versions"], record["threads"]
     return (
-        f"`{record['command']}`, in [{file.name}](../{file.relative_to(REPOSITORY)}): {record['device']}, {threads} "
+        f"`{record['command']}`, in [{file.name}]({os.path.relpath(file, DOCS)}): {record['device']}, {threads} "
         f"thread{'s' * (threads != 1)}, torch {versions['torch']}, transformers {versions['transformers']}, "
         f"{commit_text(record['commit'])}."
     )
@@ -45,15 +46,18 @@ def real_model() -> dict[str, Any]:
     about = evidence_real.lowest(records).about
     alone, together = (cell["prompts"] for cell in records[0].cells if cell["group"] == evidence_real.ALL)
     numbers = {"alone": alone, "together": together, "speed_table": evidence_real.speed_table(records)}
-    return about | about["peers_versions"] | numbers | {"details": "\n\n".join(map(details, records))}
+    return about | numbers | {"details": "\n\n".join(map(details, records))}
 
 
 def details(record: evidence_real.Record) -> str:
     """What a record says of the prompts one at a time."""
+    versions = record.about["peers_versions"].items()
+    peers = ", ".join(f"{name} {version}" for name, version in versions if version) or "no other library"
     plot = f"![Speed by kind of prompt](evidence/{evidence_real.plot_of(record)})\n\n"
     return (
         f"**{record.cpu}, {record.dtype}, one at a time,** with {record.bytes_per_second / 1e9:.1f} GB per second.\n\n"
-        f"{evidence_real.detail_table(record)}\n\n{plot if record.dtype == 'float32' else ''}{origin(record.file)}"
+        f"{evidence_real.detail_table(record)}\n\n{plot if record.dtype == 'float32' else ''}{origin(record.file)} "
+        f"Beside it: {peers}."
     )
 
 

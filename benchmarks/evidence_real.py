@@ -17,7 +17,6 @@ The record lies in results/real/ under the name of the CPU and the dtype, and ev
 import argparse
 import json
 import re
-import statistics
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -60,12 +59,14 @@ RECORDS = RESULTS / "real"
 PLAIN, LOOK_UP = "generate()", "generate(), prompt look-up"
 FUSED, FUSED_LOOK_UP = "fused", "fused, prompt look-up"
 VERIFIED, FUSED_VERIFIED = "verified", "fused, verified"
-ADAPTED, INT8 = "fused, verified, adapter", "int8, verified, adapter"
+ADAPTED = "fused, verified, adapter"
+INT8_VERIFIED, INT8_ADAPTED = "int8, verified", "int8, verified, adapter"
 ECONOMIZE, OPENVINO = "economize: prompt look-up", "OpenVINO GenAI"
 LLAMA, LLAMA_DRAFTING = "llama.cpp, 4-bit", "llama.cpp, 4-bit, n-gram drafts"
 LOOK_UPS = {LOOK_UP, FUSED_LOOK_UP}  # transformers refuses a batch
-DRAFTING = {*LOOK_UPS, VERIFIED, FUSED_VERIFIED, ADAPTED, INT8, ECONOMIZE, VLLM_DRAFTING, LLAMA_DRAFTING}
-OTHER_WEIGHTS = {INT8, LLAMA, LLAMA_DRAFTING}  # so their texts may be others
+OURS = {VERIFIED, FUSED_VERIFIED, ADAPTED, INT8_VERIFIED, INT8_ADAPTED}
+DRAFTING = {*LOOK_UPS, *OURS, ECONOMIZE, VLLM_DRAFTING, LLAMA_DRAFTING}
+OTHER_WEIGHTS = {INT8_VERIFIED, INT8_ADAPTED, LLAMA, LLAMA_DRAFTING}  # so their texts may be others
 MARKERS = {  # of the plot; filled ones draft
     FUSED: "<", LOOK_UP: "o", FUSED_LOOK_UP: ">", VERIFIED: "s", FUSED_VERIFIED: "D", ADAPTED: "*", ECONOMIZE: "h",
     VLLM: "v", VLLM_DRAFTING: "P", OPENVINO: "^"
@@ -111,7 +112,7 @@ def ways_of_transformers(given: argparse.Namespace, plain: PreTrainedModel) -> d
     def adapted(weights: str | None) -> torch.nn.Module:
         return wedlm.fuse(PeftModel.from_pretrained(stock(given), given.adapter).eval(), weights)
 
-    fused = wedlm.fuse(stock(given))
+    fused, rounded = wedlm.fuse(stock(given)), wedlm.fuse(stock(given), "int8")
     look_up, verified = {"prompt_lookup_num_tokens": 10}, {"custom_generate": wedlm.verified}
     return {
         PLAIN: way_of(plain),
@@ -121,7 +122,8 @@ def ways_of_transformers(given: argparse.Namespace, plain: PreTrainedModel) -> d
         VERIFIED: way_of(plain, **verified),
         FUSED_VERIFIED: way_of(fused, **verified),
         ADAPTED: way_of(adapted(None), **verified),
-        INT8: way_of(adapted("int8"), **verified),
+        INT8_VERIFIED: way_of(rounded, **verified),
+        INT8_ADAPTED: way_of(adapted("int8"), **verified),
     }
 
 
@@ -129,7 +131,7 @@ def bytes_of_weights(given: argparse.Namespace, model: PreTrainedModel, ways: di
     """The bytes that a forward of each way reads at least; int8 is for the linear layers below the head."""
     layers = sum(each.weight.numel() for each in model.base_model.modules() if isinstance(each, torch.nn.Linear))
     size, each = sum(weight.numel() for weight in model.parameters()), model.dtype.itemsize
-    others = {INT8: each * (size - layers) + layers}
+    others = dict.fromkeys((INT8_VERIFIED, INT8_ADAPTED), each * (size - layers) + layers)
     if LLAMA in ways:
         others |= dict.fromkeys((LLAMA, LLAMA_DRAFTING), given.gguf.stat().st_size)
     return {name: others.get(name, each * size) for name in ways}
@@ -223,8 +225,8 @@ def cells_of(batches: dict[Batch, list[Prompt]], rounds: int, work: WorkFile) ->
 
 
 def numbers(name: str, taken: list[list[dict[str, dict]]]) -> dict[str, Any]:
-    """The numbers of a way: the speed on a batch is that of its median round."""
-    speed, plain = (np.array([speed_of([each[way] for each in rounds]) for rounds in taken]) for way in (name, PLAIN))
+    """The numbers of a way; each round of each batch counts, beside generate() in the same round."""
+    speed, plain = (np.array([speed_of(each[way]) for rounds in taken for each in rounds]) for way in (name, PLAIN))
     texts, plain_texts = ([text for rounds in taken for text in rounds[0][way]["tokens"]] for way in (name, PLAIN))
     return {
         "tokens_per_second": median_and_quartiles(speed),
@@ -241,9 +243,9 @@ def per_forward(taken: list[dict[str, Any]]) -> float | None:
     return sum(len(text) for each in taken for text in each["tokens"]) / sum(sum(each["forwards"]) for each in taken)
 
 
-def speed_of(rounds: list[dict[str, Any]]) -> float:
-    """Tokens per second, the median of the rounds: in bfloat16 a text may be of another length in another round."""
-    return statistics.median(sum(map(len, each["tokens"])) / each["seconds"] for each in rounds)
+def speed_of(taken: dict[str, Any]) -> float:
+    """Tokens per second."""
+    return sum(map(len, taken["tokens"])) / taken["seconds"]
 
 
 def measure(given: argparse.Namespace, work: WorkFile) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """The evidence on a real model, made here on the demo, its plain copy, a random adapter and peers of a few lines."""
 
+import json
+import shutil
 import stat
 import sys
 
@@ -60,7 +62,7 @@ def test_one_command_measures_every_way(run, evidence_real, peer, tmp_path, monk
         (4, "all", 6),
     ]
     ways = dict.fromkeys(way for cell in results["cells"] for way in cell["ways"])
-    assert results["bytes"].keys() == set(ways) and len(ways) == 14
+    assert results["bytes"].keys() == set(ways) and len(ways) == 15
     for cell in results["cells"]:
         assert (evidence_real.LOOK_UP in cell["ways"]) == (cell["batch_size"] == 1)
         assert cell["ways"][evidence_real.PLAIN]["times_generate"] == {"median": 1, "quartiles": [1, 1]}
@@ -82,3 +84,46 @@ def test_a_peer_that_ends_is_an_error_with_its_last_words(load_benchmark, peer, 
         with pytest.raises(RuntimeError, match=r"vllm has ended \(1\); repair .*:\n(.|\n)*no tokens"):
             process.write([[1]], 0)
     assert process.process.poll() is not None
+
+
+def test_a_record_of_another_machine_becomes_columns(evidence_real, load_benchmark, tmp_path, monkeypatch):
+    """It has no other library, as `make evidence-here` writes it, and gains more, so that it is not the headline."""
+    (ours, *_) = evidence_real.read_records()
+    peers = {evidence_real.ECONOMIZE, evidence_real.OPENVINO, evidence_real.LLAMA, evidence_real.LLAMA_DRAFTING}
+    peers |= {evidence_real.VLLM, evidence_real.VLLM_DRAFTING}
+    other = json.loads(ours.file.read_text(encoding="utf-8"))
+    other |= {"cpu": "AMD EPYC, AVX2", "peers_versions": dict.fromkeys(other["peers_versions"])}
+    for cell in other["results"]["cells"]:
+        cell["ways"] = {name: numbers for name, numbers in cell["ways"].items() if name not in peers}
+        cell["ways"][evidence_real.FUSED_VERIFIED]["times_generate"]["median"] = 9.87
+    monkeypatch.setattr(evidence_real, "RECORDS", tmp_path)
+    shutil.copy(ours.file, tmp_path)
+    evidence_real.file_of(other["cpu"], "float32").write_text(json.dumps(other), encoding="utf-8")
+
+    records = evidence_real.read_records()
+    assert [record.cpu for record in records] == [other["cpu"], ours.cpu]
+    header, _, *lines = evidence_real.speed_table(records).splitlines()
+    assert header.count(", one at a time |") == header.count(", 8 at once |") == 2
+    cells = {
+        line.split(" | ")[0].removeprefix("| "): [cell.strip() for cell in line.split("|")[2:-1]] for line in lines
+    }
+    assert cells[evidence_real.OPENVINO][:2] == ["", ""] and all(cells[evidence_real.OPENVINO][2:])
+    assert cells[evidence_real.FUSED_VERIFIED][0].startswith("9.87 (")
+    assert evidence_real.lowest(records).cpu == ours.cpu
+    assert "9.87" not in evidence_real.headline(records) + evidence_real.overview(records)
+    (page, *_) = load_benchmark("evidence").pages().values()
+    assert "no other library" in page and f"**{other['cpu']}, float32, one at a time,**" in page
+
+
+def test_every_round_counts_beside_generate_in_the_same_round(evidence_real):
+    """The second round of a machine that is half as fast changes no ratio."""
+    taken = [
+        [
+            {way: {"tokens": [[1] * 6], "seconds": slow * s, "forwards": [3]} for way, s in ways.items()}
+            for slow in (1, 2)
+        ]
+        for ways in ({evidence_real.PLAIN: 2.0, "other": 1.0}, {evidence_real.PLAIN: 3.0, "other": 1.0})
+    ]
+    numbers = evidence_real.numbers("other", taken)
+    assert numbers["times_generate"] == {"median": 2.5, "quartiles": [2, 3]}
+    assert numbers["tokens_per_second"]["median"] == 4.5 and numbers["tokens_per_forward"] == 2

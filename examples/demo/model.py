@@ -23,8 +23,10 @@ END_OF_TEXT, TURN_START, TURN_END, MASK = SPECIAL_TOKENS = ["<|endoftext|>", "<|
 # - a line end;
 # - a word with the space or the underscore before it;
 # - punctuation with the space before it, and with the space behind it if a digit follows ("12, 16" is 1 2 ", " 1 6);
-# - other whitespace.
-PIECES = r"(?:\[\{|\"?(?:\}, \{|, ))\"[a-z_]+\": \"?|\d|\n|[ _]?[A-Za-z]+| ?[^\sA-Za-z0-9]+(?: (?=\d))?| +(?= \S)|\s"
+# - other whitespace. (Only the first space of many looks for the last one, so that a text of spaces takes no longer.)
+PIECES = (
+    r"(?:\[\{|\"?(?:\}, \{|, ))\"[a-z_]+\": \"?|\d|\n|[ _]?[A-Za-z]+| ?[^\sA-Za-z0-9]+(?: (?=\d))?|(?<! ) +(?= \S)|\s"
+)
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}

@@ -65,6 +65,7 @@ def test_a_sentence_is_one_line():
 LONG, SHORT = [{"role": "user", "content": "the cat sat " * 2500}], {"max_tokens": 20}
 HOSTILE = {  # the body, and the status of the answer
     "a word of 1 MB": ({"messages": [{"role": "user", "content": "x" * 1_000_000}]}, 400),
+    "spaces that fit": ({"messages": [{"role": "user", "content": " " * 20_000}], **SHORT}, 200),
     "50,000 messages": ({"messages": [{"role": "u"}] * 50_000}, 400),
     "small objects": (b'{"messages": [' + b"{}," * 300_000 + b"{}]}", 400),
     "nested": (b'{"messages": ' + b"[" * 1_000_000, 400),

@@ -19,7 +19,7 @@ from wedlm.drafts.settings import AdaptError, AdaptSettings
 from wedlm.evaluation.timing import timed
 from wedlm.evaluation.work_file import WorkFile, read_results
 
-PROBED_TOKENS = 8
+PROBED_TOKENS = 16
 TIMES_MEASURED = 3  # a prompt is answered token by token, and verified in at most twice that time
 
 
@@ -157,7 +157,8 @@ class Answerer:
 
         seconds(2)  # a first call is slow
         first, some = seconds(2), seconds(2 + PROBED_TOKENS)
-        of_batch = first + (some - first) / PROBED_TOKENS * (self.settings.max_new_tokens - 2)
+        of_token = max(0.0, some - first) / PROBED_TOKENS  # on a busy machine the longer text may take less time
+        of_batch = first + of_token * (self.settings.max_new_tokens - 2)
         return of_batch * ceil(len(tasks) / batch_size) / 60
 
 

@@ -50,6 +50,8 @@ class ServedModel:
     def __post_init__(self):
         end_tokens = self.model.generation_config.eos_token_id
         end_tokens = end_tokens if isinstance(end_tokens, list | None) else [end_tokens]
+        most = max(len(token.encode()) for token in self.tokenizer.get_vocab())
+        self.max_characters = max_positions_of(self.model) * most  # of a prompt
         self.grammars = Grammars(self.tokenizer, text_config_of(self.model).vocab_size, end_tokens)
 
     @property
@@ -97,6 +99,10 @@ def prepare(served: ServedModel, request: ChatRequest | CompletionRequest) -> Pr
     is_chat = isinstance(request, ChatRequest)
     text = chat_prompt(request, tokenizer) if is_chat else request.prompt
     check_characters(text)  # the arguments of a call are JSON once more
+    if len(text) > served.max_characters:  # before it is tokenized, which may take long
+        raise ValueError(
+            f"The prompt has {len(text)} characters, and the model reads at most {served.max_characters}; shorten it."
+        )
     tokens = tokenizer(text, add_special_tokens=not is_chat)["input_ids"]  # a chat template writes them
     if not tokens:
         raise ValueError("The request holds an empty prompt; send at least one character.")

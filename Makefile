@@ -9,7 +9,7 @@ ALL = -m "not (slow or browser or real or ecosystem or vllm)"
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-answers bench ablations evidence-real evidence-here real-training test test-all coverage test-slow test-browser test-real race tour test-oldest test-newest test-ecosystem test-vllm mutants lint
+.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-answers bench ablations evidence-real evidence-here real-training test test-all coverage test-slow test-browser test-real race tour test-oldest test-newest test-ecosystem test-vllm mutants docs lint
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
@@ -156,6 +156,10 @@ SEED = 0
 mutants: .venv/installed
 	.venv/bin/python tests/mutants.py $(ONLY) --num $(NUM) --seed $(SEED) --out build/mutants.json
 
+# The site of the documentation, in build/site.
+docs: .venv-docs/installed build/types
+	.venv-docs/bin/mkdocs build --quiet
+
 lint: .venv/installed build/types
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -197,6 +201,11 @@ PEER = $(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disa
 build/smollm2-135m-openvino: | .venv-openvino/installed real-model
 	HF_HUB_OFFLINE=1 .venv-openvino/bin/optimum-cli export openvino --model build/smollm2-135m \
 	    --task text-generation-with-past --weight-format fp32 $@
+
+.venv-docs/installed: constraints-docs.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --requirement constraints-docs.txt
+	touch $@
 
 .venv/notebook: .venv/installed
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check \

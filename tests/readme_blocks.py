@@ -1,4 +1,4 @@
-"""The code blocks of the README; imports nothing that has to be installed, for make_transcript.py."""
+"""The code blocks of the README."""
 
 import re
 import shlex

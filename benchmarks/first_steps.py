@@ -42,7 +42,7 @@ def minutes(seconds: float) -> str:
 
 
 def sentence(report: dict) -> str:
-    """For the README."""
+    """For docs/quickstart.md."""
     first, *others = report["results"]["targets"]
     size = f"{report['results']['environment_bytes'] / 1e9:.1f} GB with torch {report['versions']['torch']}"
     told = [f"`make {first['target']}` takes {minutes(first['seconds'])} with the installation ({size})"]

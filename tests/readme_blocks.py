@@ -1,14 +1,15 @@
-"""The code blocks of the README."""
+"""The code blocks of the README and of docs/quickstart.md."""
 
 import re
 import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+README, QUICKSTART = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/quickstart.md"))
 BY_HAND = "by hand"
 ELSEWHERE = {"needs a GPU and the network", "needs the network"}
-SERVER, CLIENT = "runs until Ctrl-C", "needs the server"
+SERVER = "runs until Ctrl-C"
 
 
 class Block(NamedTuple):
@@ -26,4 +27,5 @@ class Block(NamedTuple):
         return [words for words in lines if words]
 
 
-BLOCKS = [Block(*found) for found in re.findall(r"(?:<!-- (.*?) -->\n)?```(\w+)\n(.*?)```", README, re.DOTALL)]
+BLOCK = re.compile(r"(?:<!-- (.*?) -->\n)?```(python|bash)\n(.*?)```", re.DOTALL)
+BLOCKS = [Block(*found) for found in BLOCK.findall(README + QUICKSTART)]

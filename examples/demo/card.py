@@ -131,23 +131,6 @@ def goals_table(report: dict) -> str:
     return table(lines)
 
 
-def overview(report: dict) -> str:
-    """Returns the table of the project's README.md: what verified decoding brings."""
-    lines = [["kind of text", "tokens per forward", "times as fast", "same text"]]
-    for kind, results in report["results"].items():
-        verified, num_examples = results["verified"], report["num_examples"]
-        same = round(verified["same_text_as_autoregressive"] * num_examples)
-        lines.append(
-            [
-                words(kind),
-                number(verified["tokens_per_forward"], 1),
-                f"{verified['times_autoregressive']['median']:.1f}×",
-                "yes" if same == num_examples else f"{same:,} of {num_examples:,}",
-            ]
-        )
-    return table(lines)
-
-
 def words(name: str) -> str:
     return name.replace("_", " ")
 

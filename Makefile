@@ -158,7 +158,7 @@ mutants: .venv/installed
 
 # The site of the documentation, in build/site.
 docs: .venv-docs/installed build/types
-	.venv-docs/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
 
 lint: .venv/installed build/types
 	.venv/bin/ruff check .

@@ -19,7 +19,7 @@ def recorded(name):
 @pytest.mark.parametrize(
     ("name", "benchmark", "page"),
     [
-        ("serving", "serving", "serve"),
+        ("serving", "serving", "reference/serve"),
         ("vllm_speed", "vllm_speed", "vllm"),
         ("fused", "fused", "generate"),
         ("fused_1b", "fused", "generate"),

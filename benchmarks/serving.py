@@ -369,7 +369,7 @@ def same_texts(ones: list[list[str]], others: list[list[str] | None]) -> dict[st
 
 
 def table(cells: list[dict]) -> str:
-    """For docs/serve.md."""
+    """For docs/reference/serve.md."""
     lines = [
         [
             cell["model"],

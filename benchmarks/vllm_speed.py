@@ -86,7 +86,7 @@ def question_of(model: str, number: int) -> str:
 
 
 def table(cells: list[dict]) -> str:
-    """For docs/vllm.md."""
+    """For docs/reference/vllm.md."""
     lines = []
     for cell in cells:
         speeds, same = cell["tokens_per_second"], cell["same_texts"]
@@ -105,7 +105,7 @@ def table(cells: list[dict]) -> str:
 
 
 def accepted_table(cells: list[dict]) -> str:
-    """For docs/vllm.md: the accepted drafts at the greatest number of clients."""
+    """For docs/reference/vllm.md: the accepted drafts at the greatest number of clients."""
     most = max(cell["clients"] for cell in cells)
     lines = [
         [cell["model"], cell["same_texts"]["texts"], cell["steps"], ", ".join(map(str, cell["accepted_by_place"]))]

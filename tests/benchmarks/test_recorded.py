@@ -19,8 +19,8 @@ def recorded(name):
 @pytest.mark.parametrize(
     ("name", "benchmark", "page"),
     [
-        ("serving", "serving", "serve"),
-        ("vllm_speed", "vllm_speed", "vllm"),
+        ("serving", "serving", "reference/serve"),
+        ("vllm_speed", "vllm_speed", "reference/vllm"),
         ("fused", "fused", "generate"),
         ("fused_1b", "fused", "generate"),
     ],
@@ -32,7 +32,7 @@ def test_a_page_shows_the_recorded_numbers(load_benchmark, name, benchmark, page
 
 
 def test_other_tables_show_the_recorded_numbers(load_benchmark):
-    page = (DOCS / "vllm.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "vllm.md").read_text(encoding="utf-8")
     assert load_benchmark("vllm_speed").accepted_table(recorded("vllm_speed")["results"]) in page
     page = (DOCS / "train.md").read_text(encoding="utf-8")
     cells = {(cell["length"], cell["side"]): cell for cell in recorded("training")["results"]["rows"]}

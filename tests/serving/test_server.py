@@ -23,6 +23,7 @@ from wedlm.serving.server import Server, listen
 from wedlm.serving.server_metrics import Metrics
 
 DOCUMENT = REPOSITORY / "docs" / "serve.md"
+REFERENCE = REPOSITORY / "docs" / "reference" / "serve.md"
 
 
 def test_the_examples_of_the_documentation_run(server, capsys):
@@ -37,10 +38,10 @@ def test_the_examples_of_the_documentation_run(server, capsys):
 
 
 def test_the_documentation_names_every_field_setting_metric_and_option():
-    named = set(re.findall(r"`([\w-]+)", DOCUMENT.read_text()))
+    named = set(re.findall(r"`([\w-]+)", REFERENCE.read_text()))
     assert ChatRequest.model_fields.keys() - {"messages", "model"} <= named and ChatRequest.ignored <= named
     assert GenerationSettings.model_fields.keys() <= named
-    assert {*NOT_ENFORCED, *EXCLUDED} <= set(re.findall(r"`([$\w]+)`", DOCUMENT.read_text()))
+    assert {*NOT_ENFORCED, *EXCLUDED} <= set(re.findall(r"`([$\w]+)`", REFERENCE.read_text()))
     metrics = generate_latest(Metrics(idle_manager()).registry).decode()
     assert {name for name in re.findall(r"# TYPE (\w+) ", metrics) if not name.endswith("_created")} <= named
     shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"}).stdout

@@ -24,7 +24,7 @@ LARGEST = 1e30  # what is computed in float32 stays finite
 def default_window_size(device: Any) -> int:
     """The window_size of a checkpoint that names none.
 
-    On a CPU more queries cost more arithmetic; a GPU does it while it reads the weights (docs/generate.md).
+    On a CPU more queries cost more arithmetic; a GPU does it while it reads the weights (docs/reference/generate.md).
     """
     return 8 if device.type == "cpu" else 16
 
@@ -39,7 +39,7 @@ def default_query_cost(device: Any) -> float:
     """The query_cost of a checkpoint that names none.
 
     On a CPU a fused forward of 16 tokens costs 1.4 (bfloat16) to 1.7 times one of a single token; a GPU waits for the
-    weights in both (docs/generate.md).
+    weights in both (docs/reference/generate.md).
     """
     return 0.04 if device.type == "cpu" else 0.0
 

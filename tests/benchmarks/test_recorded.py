@@ -21,8 +21,8 @@ def recorded(name):
     [
         ("serving", "serving", "reference/serve"),
         ("vllm_speed", "vllm_speed", "reference/vllm"),
-        ("fused", "fused", "generate"),
-        ("fused_1b", "fused", "generate"),
+        ("fused", "fused", "reference/generate"),
+        ("fused_1b", "fused", "reference/generate"),
     ],
 )
 def test_a_page_shows_the_recorded_numbers(load_benchmark, name, benchmark, page):
@@ -42,6 +42,16 @@ def test_other_tables_show_the_recorded_numbers(load_benchmark):
         times = [f"{cell['times_plain']:.2f}" for cell in (dual, dense)]
         megabytes = [f"{cell['bytes'] / 1e6:.0f}" for cell in (plain, dual, dense)]
         assert "| " + " | ".join([str(length), *seconds, *times, *megabytes]) + " |" in page
+
+
+def test_the_guide_to_a_faster_model_shows_the_recorded_numbers(load_benchmark):
+    page, evidence = (DOCS / "faster.md").read_text(encoding="utf-8"), load_benchmark("evidence_real")
+    record = evidence.lowest(evidence.read_records())
+    shown = re.findall(r"^\| (.+) \| ([\d.]+)× \| ([\d.]+)× \| .+ \|$", page, re.MULTILINE)
+    assert len(shown) == 5
+    for way, *numbers in shown:
+        measured = [record.cell(size)["ways"][way]["times_generate"]["median"] for size in (1, 8)]
+        assert numbers == [f"{number:.2f}" for number in measured], way
 
 
 def test_a_page_says_which_record_is_of_a_tree_with_changes():

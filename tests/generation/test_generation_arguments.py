@@ -1,4 +1,4 @@
-"""docs/generate.md has a line for every argument of generate(), and every line says what happens.
+"""docs/reference/generate.md has a line for every argument of generate(), and every line says what happens.
 
 What works does as in a loop that writes token by token: transformers' own, or an obvious one.
 """
@@ -32,7 +32,7 @@ MODELS = {name: load(CHECKPOINTS / name).double() for name in ("q25", "q3")}  # 
 def read_tables() -> list[dict[str, str]]:
     """The arguments and their status, for each table of the page."""
     tables, is_inside = [], False
-    for line in (REPOSITORY / "docs" / "generate.md").read_text().splitlines():
+    for line in (REPOSITORY / "docs" / "reference" / "generate.md").read_text().splitlines():
         if line == "| argument | parallel decoding | note |":
             tables.append({})
             is_inside = True

@@ -16,7 +16,7 @@ TARGETS = set(re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE))
 
 def test_the_index_lists_every_page_once():
     index = (DOCS / "index.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| \[([\w.]+)\]\(\1\) \| .+ \|$", index, re.MULTILINE)
+    listed = re.findall(r"^\| \[([\w.-]+)\]\(\1\) \| .+ \|$", index, re.MULTILINE)
     assert sorted(listed) == sorted(page.name for page in DOCS.glob("*.md") if page.name != "index.md")
 
 

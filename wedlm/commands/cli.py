@@ -110,7 +110,7 @@ def trace(
 
     A dot is an open slot; the colour of a filled slot shows how long ago it was filled.
 
-    Verified decoding shows drafts in open slots, the number of accepted drafts, and the draft that was refuted.
+    Verified decoding shows drafts in open slots, the number of accepted drafts, and the draft that was rejected.
     """
     if html is not None:
         check_out_file("--html", html, overwrite=True)

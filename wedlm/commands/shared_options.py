@@ -46,10 +46,7 @@ class DecodingOptions:
     decoding: Annotated[str | None, setting("The decoding: streaming, verified, blockwise or autoregressive.")] = None
     window_size: Annotated[
         int | None,
-        setting(
-            "Slots after the final text; by default the checkpoint's number, or else 16, on a CPU 8, verified what "
-            "pays."
-        ),
+        setting("Slots behind the text; by default the checkpoint's number, or else 16, on a CPU 8."),
     ] = None
     entropy_threshold: Annotated[
         str | None,

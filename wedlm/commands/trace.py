@@ -49,7 +49,7 @@ class Step(NamedTuple):
     new: list[Slot]
     window: list[Slot]
     num_accepted: int  # how many of `new`, from the first on, are drafts of the forward before
-    refuted: str | None  # the first draft that differs from the token in its place
+    rejected: str | None  # the first draft that differs from the token in its place
 
 
 class Run(NamedTuple):
@@ -120,9 +120,9 @@ class Tracer:
         # (Only the last new token can differ from its draft, and there may be no draft for it.)
         verified = list(zip(self.drafts, forward.new, strict=False)) if self.verifies_drafts else []
         num_accepted = sum(draft == token for draft, token in verified)
-        refuted = self.text_of(self.drafts[num_accepted]) if num_accepted < len(verified) else None
+        rejected = self.text_of(self.drafts[num_accepted]) if num_accepted < len(verified) else None
         self.drafts = forward.window
-        self.steps.append(Step(new, window, num_accepted, refuted))
+        self.steps.append(Step(new, window, num_accepted, rejected))
         return self.steps[-1]
 
     def text_of(self, token: int) -> str:
@@ -149,10 +149,10 @@ def line(forward: int, step: Step, verifies_drafts: bool) -> Text:
             shown.append(visible(slot.text), style(forward, slot))
         else:
             shown.append(visible(slot.text) if verifies_drafts else "·", "dim")
-    if verifies_drafts and (step.num_accepted or step.refuted is not None):
+    if verifies_drafts and (step.num_accepted or step.rejected is not None):
         shown.append(f"  [{step.num_accepted} accepted", "dim")
-        if step.refuted is not None:
-            shown.append(", refuted: ", "dim").append(visible(step.refuted), "red strike")
+        if step.rejected is not None:
+            shown.append(", rejected: ", "dim").append(visible(step.rejected), "red strike")
         shown.append("]", "dim")
     return shown
 

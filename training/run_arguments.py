@@ -95,7 +95,7 @@ def check_names(words: list[str], known: set[str]) -> None:
         name = word.removeprefix("--").partition("=")[0].replace("-", "_")
         if word.startswith("--") and name not in known and name.removeprefix("no_") not in known:
             near = difflib.get_close_matches(name, known, n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else "docs/train.md lists them all."
+            hint = f"did you mean {' or '.join(near)}?" if near else "docs/reference/train.md lists them all."
             raise TrainingError(f"There is no argument {name!r}; {hint}")
 
 

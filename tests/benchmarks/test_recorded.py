@@ -34,7 +34,7 @@ def test_a_page_shows_the_recorded_numbers(load_benchmark, name, benchmark, page
 def test_other_tables_show_the_recorded_numbers(load_benchmark):
     page = (DOCS / "reference" / "vllm.md").read_text(encoding="utf-8")
     assert load_benchmark("vllm_speed").accepted_table(recorded("vllm_speed")["results"]) in page
-    page = (DOCS / "train.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "train.md").read_text(encoding="utf-8")
     cells = {(cell["length"], cell["side"]): cell for cell in recorded("training")["results"]["rows"]}
     for length in (512, 1024, 2048, 4096):
         plain, dual, dense = (cells[length, side] for side in ("plain", "dual_stream", "sdpa"))
@@ -55,7 +55,7 @@ def test_the_guide_to_a_faster_model_shows_the_recorded_numbers(load_benchmark):
 
 
 def test_a_page_says_which_record_is_of_a_tree_with_changes():
-    page = (DOCS / "train.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "train.md").read_text(encoding="utf-8")
     (told,) = (paragraph for paragraph in page.split("\n\n") if "+changes" in paragraph)
     changed = {path.name for path in RESULTS.glob("*.json") if recorded(path.stem)["commit"].endswith("+changes")}
     assert set(re.findall(r"(\w+\.json)", told)) == changed

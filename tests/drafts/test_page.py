@@ -1,4 +1,4 @@
-"""docs/adapt.md: its code runs, and it lists every option with its default."""
+"""docs/reference/adapt.md: its code runs, and it lists every option with its default."""
 
 import re
 from dataclasses import fields
@@ -10,7 +10,7 @@ from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.commands.cli import adapt
 from wedlm.drafts.settings import AdaptSettings, option
 
-PAGE = (REPOSITORY / "docs" / "adapt.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "reference" / "adapt.md").read_text(encoding="utf-8")
 
 
 def test_the_command_has_the_defaults_of_the_settings():

@@ -15,7 +15,7 @@ def test_the_file_has_the_kinds_and_numbers_of_its_head_and_the_docs():
         assert [prompt.kind for prompt in prompts] == list(KINDS) * (HEAD[split] // len(KINDS))
         assert len({prompt.text for prompt in prompts}) == HEAD[split]
         assert all(prompt.text == prompt.text.strip() != "" for prompt in prompts)
-    page = (REPOSITORY / "docs" / "adapt.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "reference" / "adapt.md").read_text(encoding="utf-8")
     assert f"{HEAD['train']:,} of the package, of {len(KINDS)} kinds" in page
 
 

@@ -1,9 +1,11 @@
 """The attention of the two streams in every form, against slow references and a recorded step."""
 
+from runpy import run_path
+
 import numpy as np
 import pytest
 import torch
-from helpers import CHECKPOINTS, GOLDEN, MASK, load, logits_of, random_tokens
+from helpers import CHECKPOINTS, GOLDEN, MASK, REPOSITORY, load, logits_of, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask
@@ -398,3 +400,8 @@ def test_a_row_of_padding_alone(checkpoint):
     expected = model(**forward_inputs(batch)).logits[0]
     batch["sample_ids"][1], batch["stream_ids"][1], batch["block_ids"][1] = PADDING, MEMORY, 0
     assert torch.equal(model(**forward_inputs(batch)).logits[0], expected)
+
+
+def test_the_picture_of_the_documentation_shows_this_mask():
+    drawn = run_path(str(REPOSITORY / "docs" / "images" / "draw_dual_stream.py"))
+    assert drawn["FILE"].read_text(encoding="utf-8") == drawn["picture"]()

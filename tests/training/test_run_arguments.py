@@ -32,7 +32,7 @@ def test_the_command_line_overrides_the_file(tmp_path):
 FOUND_BY_TRANSFORMERS = ("modules that are none", "a streamed dataset without an end", "evaluation of nothing")
 REFUSED = {
     "an unknown argument": (["--learning_rat", "1"], "no argument 'learning_rat'; did you mean le"),
-    "a strange argument": (["--qqqqqqqq", "1"], "no argument 'qqqqqqqq'; docs/train.md"),
+    "a strange argument": (["--qqqqqqqq", "1"], "no argument 'qqqqqqqq'; docs/reference/train.md"),
     "a word that belongs to none": (["--seed", "1", "b"], "'b' belongs to no argument"),
     "no number": (["--learning_rate", "fast"], "argument --learning_rate.*: invalid float value: 'fast'"),
     "no model": ([], "the following arguments are required: --model, --train_data"),
@@ -108,7 +108,7 @@ def test_every_example_config_parses(path):
 
 
 def test_every_argument_is_documented():
-    table = (REPOSITORY / "docs" / "train.md").read_text()
+    table = (REPOSITORY / "docs" / "reference" / "train.md").read_text()
     own = {item.name for kind in (RunArguments, WeDLMTrainingArguments) for item in fields(kind) if item.init}
     own -= {item.name for item in fields(TrainingArguments)} - {"attn_implementation"}
     documented = {

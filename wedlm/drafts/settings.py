@@ -24,7 +24,7 @@ class AdaptError(ValueError):
 
 @dataclass(frozen=True)
 class AdaptSettings:
-    """The options of `wedlm adapt`; docs/adapt.md says what each of them does."""
+    """The options of `wedlm adapt`; docs/reference/adapt.md says what each of them does."""
 
     model: str  # a WeDLM checkpoint, or a stock one, which is converted
     prompts: Path | None = None  # JSON Lines; by default the package's own prompts

@@ -26,7 +26,7 @@ class AdaptError(ValueError):
 class AdaptSettings:
     """The options of `wedlm adapt`; docs/reference/adapt.md says what each of them does."""
 
-    model: str  # a WeDLM checkpoint, or a stock one, which is converted
+    model: str  # a WeDLM checkpoint, or a stock one
     prompts: Path | None = None  # JSON Lines; by default the package's own prompts
     answers: Path | None = None  # JSON Lines of prompts with the model's own answers, in place of `prompts`
     measure_also: Path | None = None  # JSON Lines of prompts that are only measured

@@ -31,3 +31,8 @@ def on_page_markdown(markdown, page, **kwargs):
         return f"{mark}[{text}]({ADDRESS}/{'raw' if mark else 'blob'}/main/{path})"
 
     return LINK.sub(in_the_repository, markdown)
+
+
+def on_page_content(html, **kwargs):
+    """Types of arguments in the docstrings are written in transformers' way, with Markdown, and shown as they are."""
+    return re.sub(r"<code>`[^<]*</code>", lambda code: re.sub(r"[`*]", "", code[0]), html)

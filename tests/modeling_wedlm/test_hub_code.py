@@ -151,11 +151,11 @@ def test_what_the_code_takes_from_the_package():
 
 
 @pytest.mark.full
-def test_the_lines_of_the_readme_ask_nothing_where_the_package_is_not(tmp_path):
+def test_the_lines_of_the_page_ask_nothing_where_the_package_is_not(tmp_path):
     """transformers reads the config for a tokenizer too, and asks whether its code may run."""
     copy_with_code(DEMO_FOLDER, tmp_path / "my-wedlm")
-    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    lines = re.findall(r'`(Auto\w+\.from_pretrained\("my-wedlm".*?\))`', readme)
+    page = (REPOSITORY / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    lines = re.findall(r'(Auto\w+\.from_pretrained\("my-wedlm".*?\))', page)
     assert len(lines) == 2
     names = ", ".join(line.partition(".")[0] for line in lines)
     code = f"from transformers import {names}\nprint([type({lines[0]}), type({lines[1]})])"

@@ -126,6 +126,15 @@ def test_a_model_that_ignores_its_mask_is_refused(llama, monkeypatch):
         llama.generate(**LOOP, custom_generate=wedlm.verified)
 
 
+def test_memory_that_is_refused_is_no_misfit(llama, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(llama.model, "forward", refuse)
+    with pytest.raises(torch.OutOfMemoryError):
+        llama.generate(**LOOP, custom_generate=wedlm.verified)
+
+
 def test_every_way_to_ask_for_it():
     model = stock("Gemma2")
     expected = model.generate(**LOOP)

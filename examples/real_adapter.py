@@ -94,11 +94,13 @@ def write_answers(model: Path, out: Path) -> None:
 
     out.parent.mkdir(parents=True, exist_ok=True)
     part, prompts = out.with_suffix(".part"), read_prompts(NUM_PROMPTS)
-    num_done = len(part.read_text(encoding="utf-8").splitlines()) if part.exists() else 0
+    done = part.read_text(encoding="utf-8").splitlines(keepends=True) if part.exists() else []
+    done = done[: len(done) // PER_PART * PER_PART]  # a kill may have cut the last part
     llm = LLM(str(model), dtype="bfloat16", max_model_len=1024, max_num_seqs=AT_ONCE, enforce_eager=True)
     parameters = SamplingParams(temperature=0, max_tokens=MOST_TOKENS)
-    with open(part, "a", encoding="utf-8") as file:
-        for start in range(num_done, len(prompts), PER_PART):
+    with open(part, "w", encoding="utf-8") as file:
+        file.writelines(done)
+        for start in range(len(done), len(prompts), PER_PART):
             asked = prompts[start : start + PER_PART]
             chats = [[{"role": "user", "content": prompt.text}] for prompt in asked]
             for prompt, chat, answer in zip(asked, chats, llm.chat(chats, parameters), strict=True):

@@ -74,7 +74,7 @@ class Decoding:
         self.window, self.num_alive = self.batch, len(self.input_ids)
         self.rows = list(range(self.num_alive))  # the rows of the batch that are in the window
         self.prompt_lengths = call.prompt.lengths.tolist()  # waits for the device
-        self.num_chunks = 0  # of the prompt, in forwards before the first step
+        self.num_chunks = 0  # of the prompt that are read in forwards before the first step
         self.max_committed = 0  # committed tokens of the row that has most, the prompt included
         # A hook may count on the rows of the batch, as that of PEFT's adapter_names does.
         self.rows_may_leave = self.num_alive > 1 and not has_hooks(self.model)

@@ -136,9 +136,11 @@ def way_of(model: PreTrainedModel, **arguments: Any) -> Way:
 
     def write(prompts: list[list[int]], new_tokens: int) -> Written:
         width = max(map(len, prompts))
+        padded = [[ends[0]] * (width - len(ids)) + ids for ids in prompts]
+        is_text = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
         output = model.generate(
-            torch.tensor([[ends[0]] * (width - len(ids)) + ids for ids in prompts]),
-            attention_mask=torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]),
+            torch.tensor(padded, device=model.device),
+            attention_mask=torch.tensor(is_text, device=model.device),
             pad_token_id=ends[0],
             max_new_tokens=new_tokens,
             do_sample=False,

@@ -1,4 +1,4 @@
-"""How fast is a real model, by each of the ways that people have to run it on a CPU?
+"""How fast is a real model, by each of the ways that people have to run it, on a CPU or a GPU?
 
     python benchmarks/evidence_real.py [--dtype float32] [--stock build/smollm2-135m]
                                        [--adapter hub_card/smollm2-135m-adapter] [--vllm .venv-vllm]
@@ -59,12 +59,12 @@ RECORDS = RESULTS / "real"
 PLAIN, LOOK_UP = "generate()", "generate(), prompt look-up"
 FUSED, FUSED_LOOK_UP = "fused", "fused, prompt look-up"
 VERIFIED, FUSED_VERIFIED = "verified", "fused, verified"
-ADAPTED = "fused, verified, adapter"
+ADAPTED, PLAIN_ADAPTED = "fused, verified, adapter", "verified, adapter"
 INT8_VERIFIED, INT8_ADAPTED = "int8, verified", "int8, verified, adapter"
 ECONOMIZE, OPENVINO = "economize: prompt look-up", "OpenVINO GenAI"
 LLAMA, LLAMA_DRAFTING = "llama.cpp, 4-bit", "llama.cpp, 4-bit, n-gram drafts"
 LOOK_UPS = {LOOK_UP, FUSED_LOOK_UP}  # transformers refuses a batch
-OURS = {VERIFIED, FUSED_VERIFIED, ADAPTED, INT8_VERIFIED, INT8_ADAPTED}
+OURS = {VERIFIED, PLAIN_ADAPTED, FUSED_VERIFIED, ADAPTED, INT8_VERIFIED, INT8_ADAPTED}
 DRAFTING = {*LOOK_UPS, *OURS, ECONOMIZE, VLLM_DRAFTING, LLAMA_DRAFTING}
 OTHER_WEIGHTS = {INT8_VERIFIED, INT8_ADAPTED, LLAMA, LLAMA_DRAFTING}  # so their texts may be others
 MARKERS = {  # of the plot; filled ones draft
@@ -105,17 +105,24 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
 
 
 def stock(given: argparse.Namespace) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(given.stock, dtype=given.dtype).eval()
+    return AutoModelForCausalLM.from_pretrained(given.stock, dtype=given.dtype).to(given.device).eval()
 
 
 def ways_of_transformers(given: argparse.Namespace, plain: PreTrainedModel) -> dict[str, Way]:
     """The ways that run in this process."""
 
-    def adapted(weights: str | None) -> torch.nn.Module:
-        return wedlm.fuse(PeftModel.from_pretrained(stock(given), given.adapter).eval(), weights)
+    def with_adapter() -> PeftModel:
+        return PeftModel.from_pretrained(stock(given), given.adapter).eval()
 
-    fused, rounded = wedlm.fuse(stock(given)), wedlm.fuse(stock(given), "int8")
     look_up, verified = {"prompt_lookup_num_tokens": 10}, {"custom_generate": wedlm.verified}
+    if given.device != "cpu":  # fused layers are for a CPU
+        return {
+            PLAIN: way_of(plain),
+            LOOK_UP: way_of(plain, **look_up),
+            VERIFIED: way_of(plain, **verified),
+            PLAIN_ADAPTED: way_of(with_adapter(), **verified),
+        }
+    fused, rounded = wedlm.fuse(stock(given)), wedlm.fuse(stock(given), "int8")
     return {
         PLAIN: way_of(plain),
         LOOK_UP: way_of(plain, **look_up),
@@ -123,9 +130,9 @@ def ways_of_transformers(given: argparse.Namespace, plain: PreTrainedModel) -> d
         FUSED_LOOK_UP: way_of(fused, **look_up),
         VERIFIED: way_of(plain, **verified),
         FUSED_VERIFIED: way_of(fused, **verified),
-        ADAPTED: way_of(adapted(None), **verified),
+        ADAPTED: way_of(wedlm.fuse(with_adapter()), **verified),
         INT8_VERIFIED: way_of(rounded, **verified),
-        INT8_ADAPTED: way_of(adapted("int8"), **verified),
+        INT8_ADAPTED: way_of(wedlm.fuse(with_adapter(), "int8"), **verified),
     }
 
 
@@ -141,7 +148,10 @@ def bytes_of_weights(given: argparse.Namespace, model: PreTrainedModel, ways: di
 
 @contextmanager
 def ways_of_peers(given: argparse.Namespace, end: int) -> Iterator[dict[str, Way]]:
-    """The ways of the libraries that have an environment here."""
+    """The ways of the libraries that have an environment here; they are for a CPU."""
+    if given.device != "cpu":
+        yield {}
+        return
     most = {"prompts_at_once": given.batch_size, "longest": LONGEST}
     processes = {
         ECONOMIZE: (given.peers, "economize", {"model": str(given.stock), "dtype": given.dtype, "end": end}),
@@ -192,19 +202,19 @@ def missing(batches: dict[Batch, list], rounds: int, work: WorkFile) -> list[tup
 
 
 def measure_turns(
-    ways: dict[str, Way], batches: dict[Batch, list[list[int]]], new_tokens: int, rounds: int, work: WorkFile
+    ways: dict[str, Way], batches: dict[Batch, list[list[int]]], given: argparse.Namespace, work: WorkFile
 ) -> None:
     """Measures what `work` lacks: in each round all ways take turns on each batch, and another one begins.
 
     Before the first batch of a size every way writes it once.
     """
-    to_do, warm = missing(batches, rounds, work), set()
+    to_do, warm = missing(batches, given.rounds, work), set()
     for place, (number, batch) in enumerate(tqdm(to_do, unit=" batches", desc="speed")):
         here = {name: way for name, way in ways.items() if batch.size == 1 or name not in LOOK_UPS}
-        calls = {name: partial(way, batches[batch], new_tokens) for name, way in here.items()}
+        calls = {name: partial(way, batches[batch], given.new_tokens) for name, way in here.items()}
         num_warm_up = int(batch.size not in warm)
         warm.add(batch.size)
-        taken = list(interleaved(calls, "cpu", 1, num_warm_up, first=place % len(calls)))
+        taken = list(interleaved(calls, given.device, 1, num_warm_up, first=place % len(calls)))
         results = {turn.name: {"seconds": turn.seconds, **turn.result._asdict()} for turn in taken}
         work.add(("speed", *batch, number), {name: results[name] for name in here})
 
@@ -260,8 +270,8 @@ def measure(given: argparse.Namespace, work: WorkFile) -> dict[str, Any]:
         with ways_of_peers(given, tokenizer.eos_token_id) as of_peers:
             ways = ways_of_transformers(given, plain) | of_peers
             sizes = bytes_of_weights(given, plain, ways)
-            work.add(("floor",), {"bytes_per_second": bytes_per_second("cpu", 20), "bytes": sizes})
-            measure_turns(ways, ids, given.new_tokens, given.rounds, work)
+            work.add(("floor",), {"bytes_per_second": bytes_per_second(given.device, 20), "bytes": sizes})
+            measure_turns(ways, ids, given, work)
     return {**work["floor",], "cells": cells_of(batches, given.rounds, work)}
 
 
@@ -281,8 +291,11 @@ class Record(NamedTuple):
         return next(cell for cell in self.cells if (cell["batch_size"], cell["group"]) == (size, group))
 
 
-def cpu_kind() -> str:
-    """cpu_kind() == "AMD EPYC 7763, AVX2": the model of the CPU, and the instructions that products use."""
+def kind_of(device: str) -> str:
+    """kind_of("cpu") == "AMD EPYC 7763, AVX2": the model of the CPU, and the instructions that products use; of a GPU
+    its model."""
+    if device != "cpu":
+        return device_name(device)
     words = NO_PART_OF_THE_NAME.sub("", device_name("cpu")).split()
     info = Path("/proc/cpuinfo")
     flags = set(info.read_text().split()) if info.exists() else set()
@@ -377,7 +390,7 @@ def lowest(records: list[Record]) -> Record:
 def headline(records: list[Record]) -> str:
     """For README.md, which a test compares: fused and verified, one prompt at a time."""
     record = lowest(records)
-    cell, num_cpus = record.cell(1), len({each.cpu for each in records})
+    cell, num_cpus = record.cell(1), len({each.cpu for each in records if FUSED in each.cell(1)["ways"]})
     ours = cell["ways"][FUSED_VERIFIED]
     low, high = ours["times_generate"]["quartiles"]
     return (
@@ -454,6 +467,7 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, default=Path(".venv-peers"), help="one with economize and xllamacpp")
     parser.add_argument("--openvino", type=Path, default=Path(".venv-openvino"), help="one with OpenVINO GenAI")
     parser.add_argument("--openvino-model", type=Path, default=Path("build/smollm2-135m-openvino"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--prompts-per-kind", type=int, default=2)
@@ -463,16 +477,16 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     logging.set_verbosity_error()
-    about = {name: value for name, value in vars(given).items() if name not in ("out", "work", "threads")}
+    about = {name: value for name, value in vars(given).items() if name not in ("out", "work", "threads", "device")}
     about = json.loads(json.dumps(about, default=str)) | digests(given.stock, given.adapter)
     installed = [(getattr(given, place), name) for place, names in PEER_MODULES.items() for name in names]
     versions = {name: version_in(environment, name) for environment, name in installed}
-    about |= {"cpu": cpu_kind(), "peers_versions": versions}
-    work = WorkFile(given.work, {**about, **conditions("cpu")})
+    about |= {"cpu": kind_of(given.device), "peers_versions": versions}
+    work = WorkFile(given.work, {**about, **conditions(given.device)})
     with resumable(work):
         results = measure(given, work)
     out = given.out or file_of(about["cpu"], given.dtype)
-    save(out, results, "cpu", **about)
+    save(out, results, given.device, **about)
     print(speed_table([*read_records()]))
 
 

@@ -9,6 +9,8 @@ their seconds and in their forwards, and the quotient of the differences leaves 
 The memory floor is the bytes of the weights and of the cache's text over the bandwidth that a maximum over a large
 tensor reaches in the same run.
 
+Launches per step, of kernels and of graphs, come from the same two calls under torch's profiler.
+
 - stock: transformers' own class for Qwen3, the same weights, cache_implementation="static" (compiled on a GPU)
 - autoregressive: this package's class in decoding="autoregressive", likewise
 - one slot, streaming, verified: cache_implementation="static" (compiled on a GPU), one slot filled per forward
@@ -24,7 +26,9 @@ times the tokens per second of the stock class.
 
 import argparse
 import json
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from common import (
@@ -37,6 +41,7 @@ from common import (
     save,
     with_range,
 )
+from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.generation import GenerateDecoderOnlyOutput
 
@@ -44,6 +49,7 @@ from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.evaluation.timing import interleaved, median_and_range
 
 STATIC = {"cache_implementation": "static"}
+LAUNCHES = {"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch"}
 ONE_BY_ONE = {"entropy_threshold": None}  # entropies of random weights mean nothing
 
 
@@ -95,9 +101,12 @@ def generate(
     )
 
 
-def milliseconds_per_step(
-    given: argparse.Namespace, model: PreTrainedModel, batch_size: int
-) -> dict[str, list[float]]:
+def forwards_of(output: GenerateDecoderOnlyOutput, new_tokens: int) -> int:
+    return output.forwards.max().item() if "forwards" in output else new_tokens  # of transformers' own class
+
+
+def per_step(given: argparse.Namespace, model: PreTrainedModel, batch_size: int) -> dict[str, dict[str, Any]]:
+    """The milliseconds of a step in each round, and its launches on a GPU, by decoding."""
     torch.manual_seed(0)
     tokens = random_tokens(model, batch_size, given.length)
     few, many = given.new_tokens // 4, given.new_tokens
@@ -107,24 +116,37 @@ def milliseconds_per_step(
         for name, (what, settings) in decodings.items()
         for number in (few, many)
     }
-    milliseconds, short = {name: [] for name in decodings}, (0.0, 0)
+    steps = {name: {"milliseconds": [], "launches": None} for name in decodings}
+    short = (0.0, 0)
     for turn in interleaved(calls, model.device, given.repeats, num_warm_up=2):  # the warm-up compiles, too
         name, number = turn.name
-        has_forwards = hasattr(turn.result, "forwards")  # which transformers' own class does not count
-        forwards = turn.result.forwards.max().item() if has_forwards else number
+        forwards = forwards_of(turn.result, number)
         if number == few:
             short = (turn.seconds, forwards)
         else:
-            milliseconds[name].append(1e3 * (turn.seconds - short[0]) / (forwards - short[1]))
-    return milliseconds
+            steps[name]["milliseconds"].append(1e3 * (turn.seconds - short[0]) / (forwards - short[1]))
+    if model.device.type == "cuda":
+        for name in decodings:
+            counted = [launches(calls[name, number], number) for number in (few, many)]
+            (of_few, few_forwards), (of_many, many_forwards) = counted
+            steps[name]["launches"] = (of_many - of_few) / (many_forwards - few_forwards)
+    return steps
+
+
+def launches(call: Callable[[], GenerateDecoderOnlyOutput], new_tokens: int) -> tuple[int, int]:
+    """The launches of a call, and its forwards."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        output = call()
+        torch.cuda.synchronize()
+    number = sum(event.count for event in profiled.key_averages() if event.key in LAUNCHES)
+    return number, forwards_of(output, new_tokens)
 
 
 @torch.no_grad()
 def measure(given: argparse.Namespace, model: PreTrainedModel, batch_size: int, bandwidth: float) -> list[dict]:
     """The numbers of each decoding at one batch size."""
-    milliseconds = {
-        name: median_and_range(values) for name, values in milliseconds_per_step(given, model, batch_size).items()
-    }
+    steps = per_step(given, model, batch_size)
+    milliseconds = {name: median_and_range(step["milliseconds"]) for name, step in steps.items()}
     floor = 1e3 * bytes_read(model, batch_size, given.length) / bandwidth
     on_word_problems = json.loads((DEMO_FOLDER / "report.json").read_text())["results"]["word_problems"]
     measured = []
@@ -136,6 +158,7 @@ def measure(given: argparse.Namespace, model: PreTrainedModel, batch_size: int, 
                 "side": name,
                 "milliseconds_per_step": taken,
                 "memory_floor_milliseconds": floor,
+                "launches_per_step": steps[name]["launches"],
                 "times_floor": taken["median"] / floor,
                 "times_one_slot": taken["median"] / milliseconds["one slot"]["median"],
                 "tokens_per_forward": filled,
@@ -147,12 +170,21 @@ def measure(given: argparse.Namespace, model: PreTrainedModel, batch_size: int, 
 
 
 def table(measured: list[dict]) -> str:
-    header = ["batch", "decoding", "ms per step (min - max)", "times the floor", "times one slot", "tokens/s"]
+    header = [
+        "batch",
+        "decoding",
+        "ms per step (min - max)",
+        "launches",
+        "times the floor",
+        "times one slot",
+        "tokens/s",
+    ]
     lines = [
         [
             numbers["batch_size"],
             numbers["side"],
             with_range(numbers["milliseconds_per_step"], ".2f"),
+            "" if numbers["launches_per_step"] is None else f"{numbers['launches_per_step']:.0f}",
             f"{numbers['times_floor']:.2f}",
             f"{numbers['times_one_slot']:.2f}",
             f"{numbers['tokens_per_second']:.0f}",
@@ -160,7 +192,7 @@ def table(measured: list[dict]) -> str:
         ]
         for numbers in measured
     ]
-    return markdown([*header, "floor's, AR"], lines, left={"decoding"})
+    return markdown([*header, "tokens/s", "floor's, AR"], lines, left={"decoding"})
 
 
 def main() -> None:

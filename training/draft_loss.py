@@ -6,7 +6,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 NO_TEACHER = -1
 QUERIES_PER_CHUNK = 256  # the logits of each and of its teacher: 0.3 GB in float32 at 152k tokens
-QUERIES_AT_A_TIME = 16  # their two distributions fit into the caches of a processor, which is three times as fast
+QUERIES_AT_A_TIME = 16  # on a CPU: their two distributions fit into its caches, which is three times as fast
 CROSS_ENTROPY_WEIGHT = 0.1  # total variation has next to no gradient as long as the predictions have nothing in common
 
 
@@ -72,7 +72,8 @@ class LossOfQueries(torch.autograd.Function):
             with torch.set_grad_enabled(is_training):
                 logits = head(queries)
             slopes = torch.empty_like(logits)  # [queries, vocabulary]
-            columns_of_chunk = (x.split(QUERIES_AT_A_TIME) for x in (logits.detach(), teacher_logits, slopes))
+            at_a_time = QUERIES_AT_A_TIME if logits.device.type == "cpu" else len(logits)  # of few kernels, there
+            columns_of_chunk = (x.split(at_a_time) for x in (logits.detach(), teacher_logits, slopes))
             results += [losses_and_slopes(*part, mask_token_id) for part in zip(*columns_of_chunk, strict=True)]
             if is_training:
                 slopes *= weight[:, None]

@@ -11,7 +11,8 @@ from wedlm.evaluation.decodings import BASELINE
 
 TINY = {
     "prompts": 6, "answer-tokens": 12, "answer-batch": 4, "steps": 4, "rows-per-step": 2, "row-tokens": 1024,
-    "learning-rate": 0.01, "prompts-per-kind": 1, "new-tokens": 10, "batch-size": 8, "block-size": 8,
+    "learning-rate": 0.01, "low-rank-steps": 2, "rank": 4, "low-rank-learning-rate": 0.01,
+    "prompts-per-kind": 1, "new-tokens": 10, "batch-size": 8, "block-size": 8,
 }  # fmt: skip
 
 

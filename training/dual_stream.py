@@ -47,6 +47,8 @@ def sees(query: StreamQueries, key: StreamQueries) -> torch.Tensor:
 
 # --- The whole mask ---
 
+MOST_PAIRS = 2**30  # of queries and keys in a mask that is made whole, in some gigabytes
+
 
 def dense_mask(queries: StreamQueries) -> torch.Tensor:
     """Returns `[batch, 1, queries, keys]`, True where the query sees the key."""
@@ -60,8 +62,8 @@ def block_mask(queries: StreamQueries) -> BlockMask:
         return sees(queries.at(batch, query), queries.at(batch, key))
 
     batch, length = queries.sample.shape
-    # Compiled, the function never holds a mask of [queries, keys]. On a CPU, where only tests use it, it may.
-    create = create_block_mask if queries.sample.device.type == "cpu" else torch.compile(create_block_mask)
+    # Compiled, the function never holds a mask of [queries, keys], but each shape is compiled for minutes.
+    create = create_block_mask if batch * length**2 <= MOST_PAIRS else torch.compile(create_block_mask)
     return create(mask_mod, batch, None, length, length, device=queries.sample.device)
 
 

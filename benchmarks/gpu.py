@@ -207,14 +207,14 @@ def main() -> None:
     given = parser.parse_args()
     model = model_of(given)
     bandwidth = bytes_per_second(model.device, 20)
-    measured = [
-        numbers for batch_size in given.batch_sizes for numbers in measure(given, model, batch_size, bandwidth)
-    ]
+    about = {"shape": given.shape, "dtype": str(model.dtype), "length": given.length, "window_size": given.window_size}
+    measured = []
+    for batch_size in given.batch_sizes:
+        measured += measure(given, model, batch_size, bandwidth)
+        results = {"bytes_per_second": bandwidth, "rows": measured}
+        save(given.out, results, model.device, **about)  # each time, because a large batch may take minutes
     print(f"{given.shape}, {model.dtype}, {given.length} tokens of context, memory {bandwidth / 1e9:.0f} GB/s\n")
     print(table(measured))
-    about = {"shape": given.shape, "dtype": str(model.dtype), "length": given.length, "window_size": given.window_size}
-    results = {"bytes_per_second": bandwidth, "rows": measured}
-    save(given.out, results, model.device, **about)
 
 
 if __name__ == "__main__":

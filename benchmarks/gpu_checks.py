@@ -208,13 +208,13 @@ CHECKS: dict[str, Callable[[Questions], str]] = {
     "verified texts are the autoregressive ones, float32": verified_in_float32,
     "verified texts are the autoregressive ones, bfloat16": verified_in_bfloat16,
     "static caches and compiled steps": static_steps,
-    "a compiled model": compiled_model,
     "flash-attn": flash_attention,
     "4-bit weights": four_bits,
     "a running batch": running_batch,
     "gradients of FlexAttention": gradients,
     "a long training step": long_training_step,
     "training with Trainer": training,
+    "a compiled model": compiled_model,  # last, since it is compiled for minutes
 }
 
 

@@ -4,7 +4,9 @@ import gc
 import json
 import shutil
 import time
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import ClassVar
 
 import torch
@@ -43,7 +45,7 @@ from wedlm.training.resume import newest_complete
 from wedlm.training.trainer import WeDLMTrainer
 
 SCALE = 64  # lora_alpha / r; drafts get better more slowly with 8 (docs/decisions.md)
-PROBED_STEPS = 4  # the first one is slow and does not count
+PROBED_STEPS = 6  # the first ones are slow, where they compile; the median counts
 NUM_SAVED = 20  # checkpoints of a run; the last two stay
 NUM_EVALUATIONS = 10
 STEPS_FILE = "steps.json"
@@ -192,7 +194,7 @@ def number_of_steps(
         trainer.add_callback(clock)
         trainer.train()
         if state.is_main_process:
-            seconds = (clock.times[-1] - clock.times[0]) / (PROBED_STEPS - 1)
+            seconds = median(end - start for start, end in pairwise(clock.times))
             steps = max(PROBED_STEPS, round(60 * settings.minutes / seconds))
             print(f"A step takes {seconds:.1f} s, so the adapter is trained for {steps} steps.", flush=True)
             write_whole(file, json.dumps({"steps": steps, "seconds_per_step": seconds}) + "\n")

@@ -45,8 +45,9 @@ def draft_section(report: dict[str, Any]) -> Section:
         f"```bash\n{shown_command(report['command'])}\n```\n\n"
         f"{origin}\n\n"
         f"{table_of(results)}\n\n"
-        f"*Same text* counts the prompts whose answers are equal. *Tokens/s* and *times as fast* are medians over the "
-        f"prompts, the latter with its quartiles.\n\n"
+        f"*Same text* counts the prompts whose answers are equal. *Full windows* are the tokens per forward with "
+        f"`query_cost=0`; by default a step leaves out MASKs that cost more time than they save. *Tokens/s* and "
+        f"*times as fast* are medians over the prompts, the latter with its quartiles.\n\n"
         f"![Tokens per forward in training, and measured]({PLOT_FILE})",
     )
 
@@ -59,16 +60,18 @@ def labelled(results: dict[str, Any]) -> dict[str, dict]:
 
 def table_of(results: dict[str, Any]) -> str:
     """Returns a table of the measured numbers, a line for each kind of prompts."""
-    head = ["prompts", "number", "same text", "tokens per forward", "tokens/s, token by token", "verified"]
-    lines = [[*head, "times as fast"]]
+    head = ["prompts", "number", "same text", "tokens per forward", "full windows", "tokens/s, token by token"]
+    lines = [[*head, "verified", "times as fast"]]
     for name, one in labelled(results).items():
         times, (low, high) = one["times_autoregressive"]["median"], one["times_autoregressive"]["quartiles"]
+        full = one.get("tokens_per_forward_of_full_windows")  # since 0.3.0
         lines.append(
             [
                 escaped(name),
                 str(one["num_questions"]),
                 str(round(one["same_text_as_autoregressive"] * one["num_questions"])),
                 number(one["tokens_per_forward"], 2),
+                "" if full is None else number(full, 2),
                 number(one["autoregressive_tokens_per_second"]["median"], 1),
                 number(one["tokens_per_second"]["median"], 1),
                 f"{times:.2f} ({low:.2f} to {high:.2f})",

@@ -101,6 +101,21 @@ def test_the_answers_are_those_of_the_model_itself(place):
         assert record["messages"][1] == {"role": "assistant", "content": text}
 
 
+def test_the_report_counts_the_forwards_with_full_windows(place):
+    model, tokenizer = load_checkpoint(place / "out", or_stock=True)
+    tokens, forwards = 0, 0
+    for record in records(place / "out.work" / "held_out.jsonl"):
+        inputs = tokenizer.apply_chat_template(
+            record["messages"][:1], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+        )
+        settings = {"window_size": 8, "query_cost": 0, "return_dict_in_generate": True}
+        output = model.generate(**inputs, max_new_tokens=8, do_sample=False, decoding="verified", **settings)
+        tokens += output.sequences.shape[1] - inputs["input_ids"].shape[1]
+        forwards += output.forwards.item()
+    report = json.loads((place / "out" / "report.json").read_text(encoding="utf-8"))["results"]["held_out"]["all"]
+    assert report["tokens_per_forward_of_full_windows"] == tokens / forwards
+
+
 def test_the_adapter_decodes_verified(place):
     model, _ = load_checkpoint(place / "out", or_stock=True)
     assert model.generation_config.decoding == "verified" and mask_token_of(model) == model.config.vocab_size

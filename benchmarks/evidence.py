@@ -7,13 +7,15 @@ from typing import Any
 
 import ablations
 import evidence_real
+import gpu_checks
 import real_training
-from common import RESULTS
+from common import ADAPTER, RESULTS
 
 from examples.demo.card import goals_table
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.evaluation.provenance import REPOSITORY, commit_text
+from wedlm.hub_card.draft_report import REPORT_FILE
 
 DOCS = REPOSITORY / "docs"
 
@@ -76,6 +78,19 @@ def trained_model() -> dict[str, Any]:
     }
 
 
+def gpu() -> dict[str, Any]:
+    """The checks on a GPU, and what the training of the adapter took there."""
+    file = RESULTS / "gpu_checks.json"
+    log = recorded(REPOSITORY / ADAPTER / REPORT_FILE)["results"]["log"]
+    (trained,) = (entry for entry in log if "train_runtime" in entry)
+    return {
+        "table": gpu_checks.table(recorded(file)["results"]),
+        "origin": origin(file),
+        "adapter_steps": trained["step"],
+        "adapter_seconds": trained["train_runtime"],
+    }
+
+
 def pages() -> dict[Path, str]:
     """The text of each page."""
     figures = {name.replace("-", "_"): figure(name) for name in ablations.FIGURES}
@@ -84,7 +99,7 @@ def pages() -> dict[Path, str]:
         Path(__file__).with_name(f"{name}_template.md").read_text(encoding="utf-8") for name in ("evidence", "figures")
     )
     return {
-        DOCS / "EVIDENCE.md": template.format(real=real_model(), trained=trained_model()),
+        DOCS / "EVIDENCE.md": template.format(real=real_model(), trained=trained_model(), gpu=gpu()),
         DOCS / "figures.md": of_figures.format(**figures, goals=goals),
     }
 

@@ -399,7 +399,11 @@ def headline(records: list[Record]) -> str:
         f"time: the median of {cell['prompts']} prompts of twelve kinds with {record.about['new_tokens']} new tokens "
         f"each; for half of them it is {low:.2f} to {high:.2f}. Fused layers alone give {times(cell, FUSED):.2f}, and "
         f"{ours['same_texts']} of {cell['prompts']} texts are the same. "
-        + ("No other CPU was measured." if num_cpus == 1 else f"Of {num_cpus} CPUs it is the one of the least gain.")
+        + (
+            "No other CPU has such a record yet."
+            if num_cpus == 1
+            else f"Of {num_cpus} CPUs it is the one of the least gain."
+        )
     )
 
 

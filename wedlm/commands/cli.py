@@ -45,6 +45,8 @@ def commands(
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # for a terminal that knows fewer letters
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_MININTERVAL", "30")  # seconds, so that bars add few lines to a file
 
 
 WORDS_HELP = (

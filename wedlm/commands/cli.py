@@ -136,7 +136,7 @@ def convert(
     source: Source,
     out: Annotated[str, typer.Argument(help="The new folder for the result.")],
     to_autoregressive: Annotated[
-        bool, option("Convert WeDLM to a plain Llama, Mistral or Qwen checkpoint.", "--to-autoregressive")
+        bool, option("Convert a WeDLM to a stock Llama, Mistral or Qwen checkpoint.", "--to-autoregressive")
     ] = False,
     overwrite: OverwriteCheckpoint = False,
 ) -> None:
@@ -161,11 +161,14 @@ def convert(
 )
 def train(
     context: typer.Context,
-    config: Annotated[str, typer.Argument(help="A YAML file of arguments; training/configs has examples.")],
+    config: Annotated[
+        str,
+        typer.Argument(help="A YAML file of arguments; training/configs has examples.", metavar="[CONFIG]"),
+    ],
 ) -> None:
     """Train a WeDLM checkpoint, or a stock one that is converted first: the whole model, LoRA or QLoRA.
 
-    CONFIG has lines such as `model: NAME`. Behind it any argument may follow as --name value; it overrides the file.
+    CONFIG has lines such as `model: NAME`. Any argument may follow it, or stand in its place, as --name value.
 
     All arguments of transformers' TrainingArguments are taken too, such as --output_dir, --learning_rate,
     --num_train_epochs and --resume_from_checkpoint true: https://huggingface.co/docs/transformers/main_classes/trainer
@@ -217,7 +220,7 @@ def export(
     strategy: Annotated[
         Path | None,
         option(
-            "In place of OUT: write verified decoding for custom_generate=, beside MODEL if there is one.",
+            "In place of OUT: write a custom_generate repository of verified decoding, with MODEL if there is one.",
             metavar="OUT",
         ),
     ] = None,
@@ -231,8 +234,8 @@ def export(
     A draft adapter becomes one repository with its base. Before OUT appears, the snippet of the card runs in a clean
     process. docs/publish.md lists the contents.
 
-    With --vllm, OUT gets a plain checkpoint for vLLM, and a drafter for it: docs/vllm.md. With --strategy OUT, no
-    MODEL is needed: OUT gets the decoding alone, for any model of transformers.
+    With --vllm, OUT gets a plain checkpoint for vLLM, and a drafter for it: docs/vllm.md. With --strategy OUT,
+    OUT is a repository for `custom_generate="OUT"` of any stock model, and MODEL may be left out.
     """
     if strategy is not None:
         if out is not None or vllm:
@@ -306,7 +309,7 @@ def adapt(
     device: Device = None,
     overwrite: Annotated[bool, option("Replace OUT if it is an adapter.", "--overwrite")] = False,
 ) -> None:
-    """Make a draft adapter: MODEL keeps its words, and verified decoding writes several of them per forward.
+    """Train a draft adapter for MODEL: a LoRA that only proposes draft tokens, so that the text stays the same.
 
     MODEL answers prompts, the adapter is trained on the answers, and measured on prompts held out. After a stop, the
     same command continues. docs/adapt.md says what it costs and brings.

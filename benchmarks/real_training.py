@@ -25,7 +25,6 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from common import ADAPTER, RESULTS, WEDLM, Panel, in_batches, markdown, new_parser, plot, save, way_of
 from datasets import Dataset
@@ -106,9 +105,8 @@ class Stage(NamedTuple):
 def stages_of(given: argparse.Namespace) -> list[Stage]:
     middle = given.low_rank_steps
     low_rank = Stage(0, middle, given.rank, given.low_rank_learning_rate)
-    return [
-        stage for stage in (low_rank, Stage(middle, given.steps, 0, given.learning_rate)) if stage.start < stage.end
-    ]
+    whole = Stage(middle, given.steps, 0, given.learning_rate)
+    return [stage for stage in (low_rank, whole) if stage.start < stage.end]
 
 
 # --- Data ---
@@ -439,17 +437,6 @@ def places(results: dict[str, Any]) -> str:
     )
 
 
-def steps_to(results: dict[str, Any], wanted: float, way: str = STREAMING) -> float | None:
-    """The step at which the way would fill `wanted` tokens per forward: on the line through the tokens per forward by
-    the logarithm of the step, where all weights are trained. None if they do not grow."""
-    later = [moment for moment in results["moments"] if moment["step"] > results["training"]["low_rank_steps"]]
-    if len(later) < 2:
-        return None
-    logs = np.log([moment["step"] for moment in later])
-    slope, start = np.polyfit(logs, [tokens_per_forward(moment["ways"][way]) for moment in later], 1)
-    return float(np.exp((wanted - start) / slope)) if slope > 0 else None
-
-
 def summary(results: dict[str, Any]) -> str:
     """All that is measured, in tables."""
     return "\n\n".join((price_table(results), texts_table(results), places(results)))
@@ -531,7 +518,6 @@ def main() -> None:
         held_out, _ = answered_rows(model, tokenizer, given, work, held_out=True)
     log = trained(given, tokenizer, rows, held_out, folder)
     counts |= {
-        "low_rank_steps": given.low_rank_steps,
         "passes": max(entry["epoch"] for entry in log),
         "hours": sum(entry["seconds"] for entry in log) / 3600,
         "origins": [json.loads(origin) for origin in dict.fromkeys(json.dumps(entry["origin"]) for entry in log)],

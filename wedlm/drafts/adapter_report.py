@@ -16,8 +16,8 @@ from wedlm.hub_card.markdown import escaped
 CARD = """\
 # {name}
 
-A draft adapter of rank {rank} for {model}: a LoRA and an embedding of MASK, which act at MASK tokens and nowhere else. So
-verified decoding with it writes the text of its base, up to rounding, in fewer forwards.
+A draft adapter of rank {rank} for {model}: a LoRA and an embedding of MASK, which act at MASK tokens and nowhere else.
+So verified decoding with it writes the text of its base, up to rounding, in fewer forwards.
 
 ```bash
 wedlm generate {name} "Why is the sky blue?"

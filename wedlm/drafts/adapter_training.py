@@ -137,7 +137,7 @@ class Bar(ProgressCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         self.shown |= {title: f"{logs[name]:.2f}" for name, title in self.TITLES.items() if name in logs}
         if self.training_bar is not None:
-            self.training_bar.set_postfix(self.shown)
+            self.training_bar.set_postfix(self.shown, refresh=False)
 
 
 def arguments(settings: AdaptSettings, work: Path, steps: int, **more) -> WeDLMTrainingArguments:

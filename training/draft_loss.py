@@ -72,7 +72,7 @@ class LossOfQueries(torch.autograd.Function):
             with torch.set_grad_enabled(is_training):
                 logits = head(queries)
             slopes = torch.empty_like(logits)  # [queries, vocabulary]
-            at_a_time = QUERIES_AT_A_TIME if logits.device.type == "cpu" else len(logits)  # of few kernels, there
+            at_a_time = QUERIES_AT_A_TIME if logits.device.type == "cpu" else len(logits)  # a GPU waits for launches
             columns_of_chunk = (x.split(at_a_time) for x in (logits.detach(), teacher_logits, slopes))
             results += [losses_and_slopes(*part, mask_token_id) for part in zip(*columns_of_chunk, strict=True)]
             if is_training:

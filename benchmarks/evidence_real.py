@@ -388,6 +388,7 @@ def headline(records: list[Record]) -> str:
     """For README.md, which a test compares: fused and verified, one prompt at a time."""
     record = lowest(records)
     cell, num_cpus = record.cell(1), len({each.cpu for each in records if INT8_ADAPTED in each.cell(1)["ways"]})
+    others = "No other CPU has such a record yet." if num_cpus == 1 else f"Of {num_cpus} CPUs it gains least."
     ours = cell["ways"][FUSED_VERIFIED]
     low, high = ours["times_generate"]["quartiles"]
     return (
@@ -395,12 +396,7 @@ def headline(records: list[Record]) -> str:
         f"fast as by `generate()`, in float32 on {record.about['threads']} threads ({record.cpu}), one prompt at a "
         f"time: the median of {cell['prompts']} prompts with {record.about['new_tokens']} new tokens each, half of "
         f"them {low:.2f} to {high:.2f}. Fused layers alone give {times(cell, FUSED):.2f}; {ours['same_texts']} of "
-        f"{cell['prompts']} texts are the same. "
-        + (
-            "No other CPU has such a record yet."
-            if num_cpus == 1
-            else f"Of {num_cpus} CPUs it is the one of the least gain."
-        )
+        f"{cell['prompts']} texts are the same. {others}"
     )
 
 

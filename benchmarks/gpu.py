@@ -170,15 +170,7 @@ def measure(given: argparse.Namespace, model: PreTrainedModel, batch_size: int, 
 
 
 def table(measured: list[dict]) -> str:
-    header = [
-        "batch",
-        "decoding",
-        "ms per step (min - max)",
-        "launches",
-        "times the floor",
-        "times one slot",
-        "tokens/s",
-    ]
+    header = ["batch", "decoding", "ms per step (min - max)", "launches", "times the floor", "times one slot"]
     lines = [
         [
             numbers["batch_size"],

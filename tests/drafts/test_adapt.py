@@ -122,6 +122,23 @@ def test_the_adapter_decodes_verified(place):
     assert model.generation_config.window_size is None  # so that the device decides
 
 
+class CompilingClock(adapter_training.Clock):
+    """The second step ends a hundred seconds after the first one, and each later one takes a second."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.times.append([0, 100, 101, 102, 103, 104][len(self.times)])
+
+
+def test_the_minutes_give_a_number_of_steps_and_compiling_does_not_count(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(adapter_training, "Clock", CompilingClock)
+    few = ("--max-new-tokens", "8", "--num-held-out", "3", "--max-length", "64", "--rank", "2", "--minutes", "0.2")
+    result = run("adapt", place / "stock", tmp_path / "out", "--prompts", place / "prompts.jsonl", *few)
+    assert result.exit_code == 0, result.output
+    assert "A step takes 1.0 s, so the adapter is trained for 12 steps." in result.stdout
+    log = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))["results"]["log"]
+    assert log[-1]["step"] == 12
+
+
 class Stopped(BaseException):
     """A kill, as a test can make it."""
 

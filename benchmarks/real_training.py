@@ -52,6 +52,7 @@ from wedlm.evaluation.provenance import (
     weights_digest,
 )
 from wedlm.evaluation.work_file import WorkFile, digest_of, resumable
+from wedlm.fused.model import fuse
 from wedlm.generation.parameters import DEFAULTS
 from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.training.arguments import WeDLMTrainingArguments
@@ -110,6 +111,12 @@ def stages_of(given: argparse.Namespace) -> list[Stage]:
 
 
 # --- Data ---
+
+
+def load_fused(source: Path, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A checkpoint in float32 that answers with fused layers, which take less time; and its tokenizer."""
+    model, tokenizer = load_checkpoint(source, "float32", device)
+    return fuse(model), tokenizer
 
 
 def training_rows(
@@ -321,7 +328,7 @@ class Measurement:
 
     def __init__(self, given: argparse.Namespace, work: WorkFile):
         self.given, self.work = given, work
-        self.base, tokenizer = load_checkpoint(given.model, "float32", given.device)
+        self.base, tokenizer = load_fused(given.model, given.device)
         self.base_weights = weights_digest(given.model)
         prompts = read_prompts(given.prompts_per_kind * len(KINDS), held_out=True)
         self.ids = [encode(self.base, tokenizer, prompt.text) for prompt in prompts]
@@ -347,7 +354,7 @@ class Measurement:
     def moment(self, step: int, checkpoint: Path) -> dict[str, Any]:
         """The perplexities of the model behind a step, and the numbers of its texts by way."""
         print(f"step {step}")
-        weights, (model, _) = weights_digest(checkpoint), load_checkpoint(checkpoint, "float32", self.given.device)
+        weights, (model, _) = weights_digest(checkpoint), load_fused(checkpoint, self.given.device)
         perplexity = {
             title: math.exp(self.nll_per_token(model, weights, texts)) for title, texts in self.scored.items() if texts
         }
@@ -368,7 +375,7 @@ class Measurement:
 
     def adapter(self) -> dict[str, Any]:
         """The numbers of verified decoding with the draft adapter of the base."""
-        model, _ = load_checkpoint(self.given.adapter, "float32", self.given.device)
+        model, _ = load_fused(self.given.adapter, self.given.device)
         weights = digests(self.given.model, self.given.adapter)["adapter_sha256"]
         written = self.written(model, weights, VERIFIED)
         return numbers_of(written) | {"same_as_base": same(written, self.of_base)}
@@ -510,7 +517,7 @@ def main() -> None:
     settings = {name: getattr(given, name) for name in SETTINGS} | digests(given.model, None)
     versions = conditions(given.device)["versions"]
     folder = given.work / digest_of({**settings, "versions": versions})
-    model, tokenizer = load_checkpoint(given.model, "float32", given.device)
+    model, tokenizer = load_fused(given.model, given.device)
     answers = {"answer_tokens": given.answer_tokens, "versions": versions, **digests(given.model, None)}
     work = WorkFile(given.work / "answers", answers)
     with resumable(work):

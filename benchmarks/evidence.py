@@ -47,7 +47,7 @@ def real_model() -> dict[str, Any]:
     records = evidence_real.read_records()
     about = evidence_real.lowest(records).about
     alone, together = (cell["prompts"] for cell in records[0].cells if cell["group"] == evidence_real.ALL)
-    numbers = {"alone": alone, "together": together, "speed_table": evidence_real.speed_table(records)}
+    numbers = {"alone": alone, "together": together, "speed_tables": evidence_real.speed_tables(records)}
     return about | numbers | {"details": "\n\n".join(map(details, records))}
 
 

@@ -16,10 +16,10 @@ typedef int32_t NAME(ints) __attribute__((vector_size(LANES * 4)));
 #define INPUT_BYTES (STEP * 4)
 
 /* Adds the products of one step. */
-static INLINE TARGET void NAME(multiply)(enum type type, int rows, NAME(floats) *sums, const char *x, const char *const *w)
+static INLINE TARGET void NAME(multiply)(enum type type, int rows, int outputs, NAME(floats) *sums, const char *x, const char *const *w)
 {
     NAME(floats) weights[OUTPUTS], odd[OUTPUTS];
-    for (int o = 0; o < OUTPUTS; o++) {
+    for (int o = 0; o < outputs; o++) {
         const NAME(words) words = type == INT8 ? (NAME(words)){0} : *(const NAME(words) *)w[o];
         weights[o] = type == INT8 ? (NAME(floats))WIDEN(w[o]) : (NAME(floats))(type == BFLOAT16 ? words << 16 : words);
         odd[o] = (NAME(floats))(words & 0xffff0000u);
@@ -29,8 +29,8 @@ static INLINE TARGET void NAME(multiply)(enum type type, int rows, NAME(floats) 
         for (int part = 0; part < (type == BFLOAT16 ? 2 : 1); part++) {
             NAME(floats) input = inputs[part];
             HOLD(input);
-            for (int o = 0; o < OUTPUTS; o++)
-                sums[row * OUTPUTS + o] += (part ? odd : weights)[o] * input;
+            for (int o = 0; o < outputs; o++)
+                sums[row * outputs + o] += (part ? odd : weights)[o] * input;
         }
     }
 }
@@ -101,45 +101,54 @@ static INLINE TARGET void NAME(arrange)(enum type type, const struct job *job, c
     }
 }
 
-/* Multiplies `rows` rows of the input with OUTPUTS rows of the weights, but with none behind the last. */
-static INLINE TARGET void NAME(block)(enum type type, int rows, const struct job *job, long row, long output, long last, float *out)
+/* Multiplies `rows` rows of the input with `outputs` rows of the weights, but with none behind the last. */
+static INLINE TARGET void NAME(block)(enum type type, int rows, int outputs, const struct job *job, long row, long output, long last, float *out)
 {
     const long row_bytes = job->inputs * SIZE(type), step_bytes = STEP * SIZE(type), rest = row_bytes % step_bytes;
     const char *x = job->arranged + row * INPUT_BYTES, *w[OUTPUTS];
     NAME(floats) sums[LANES] = {0};
-    for (int o = 0; o < OUTPUTS; o++)
+    for (int o = 0; o < outputs; o++)
         w[o] = (const char *)job->weights + (output + o < last ? output + o : last) * row_bytes;
     if (rest) {
         char padded[OUTPUTS][LANES * 4] = {0};
         const char *from[OUTPUTS];
-        for (int o = 0; o < OUTPUTS; o++)
+        for (int o = 0; o < outputs; o++)
             from[o] = memcpy(padded[o], w[o] + row_bytes - rest, rest);
-        NAME(multiply)(type, rows, sums, x + row_bytes / step_bytes * job->rows * INPUT_BYTES, from);
+        NAME(multiply)(type, rows, outputs, sums, x + row_bytes / step_bytes * job->rows * INPUT_BYTES, from);
     }
     for (long k = 0; k < row_bytes / step_bytes; k++) {
-        for (int o = 0; o < OUTPUTS; o++) {
+        for (int o = 0; o < outputs; o++) {
             __builtin_prefetch(w[o] + 512, 0, 3);
             if (row == 0)
-                __builtin_prefetch(w[o] + OUTPUTS * row_bytes, 0, 2);  /* what the next call reads */
+                __builtin_prefetch(w[o] + outputs * row_bytes, 0, 2);  /* what the next call reads */
         }
-        NAME(multiply)(type, rows, sums, x, w);
+        NAME(multiply)(type, rows, outputs, sums, x, w);
         x += job->rows * INPUT_BYTES;
-        for (int o = 0; o < OUTPUTS; o++)
+        for (int o = 0; o < outputs; o++)
             w[o] += step_bytes;
     }
-    NAME(floats) totals = NAME(totals)(rows * OUTPUTS, sums);
+    NAME(floats) totals = NAME(totals)(rows * outputs, sums);
     for (int r = 0; r < rows; r++)
-        memcpy(out + r * TILE, (float *)&totals + r * OUTPUTS, OUTPUTS * 4);
+        memcpy(out + r * TILE, (float *)&totals + r * outputs, outputs * 4);
 }
 
 /* out[row * TILE + i] = the sum of row `row` and output `output` + i, for all rows and up to TILE outputs. */
 static INLINE TARGET void NAME(tile)(enum type type, const struct job *job, long output, long count, float *out)
 {
     const long last = output + count - 1;
+    if (type != INT8 && job->rows <= FEW_ROWS) {  /* int8 weights would wait for the sums */
+        for (long o = 0; o < count; o++)
+            switch (job->rows) {
+            case 1: NAME(block)(type, 1, 1, job, 0, output + o, last, out + o); break;
+            case 2: NAME(block)(type, 2, 1, job, 0, output + o, last, out + o); break;
+            default: NAME(block)(type, FEW_ROWS, 1, job, 0, output + o, last, out + o);
+            }
+        return;
+    }
     for (long row = 0; row < job->rows; row += ROWS)  /* whose inputs stay in the nearest cache */
         for (long o = 0; o < count; o += OUTPUTS) {
             float *to = out + row * TILE + o;
-#define CASE(n) case n: NAME(block)(type, n, job, row, output + o, last, to); break;
+#define CASE(n) case n: NAME(block)(type, n, OUTPUTS, job, row, output + o, last, to); break;
             switch (job->rows - row) {
             CASE(1)
 #if LANES >= 8
@@ -148,7 +157,7 @@ static INLINE TARGET void NAME(tile)(enum type type, const struct job *job, long
 #if LANES == 16
             CASE(4) CASE(5) CASE(6) CASE(7)
 #endif
-            default: NAME(block)(type, ROWS, job, row, output + o, last, to);
+            default: NAME(block)(type, ROWS, OUTPUTS, job, row, output + o, last, to);
             }
 #undef CASE
         }

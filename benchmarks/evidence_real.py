@@ -400,7 +400,11 @@ def headline(records: list[Record]) -> str:
     record, *others = by_gain(records)
     cell = record.cell(1)
     more = " and ".join(f"{each.cpu}, has {times(each.cell(1), FUSED_VERIFIED):.2f}" for each in others)
-    beside = f"It is the lowest on record; {more}." if others else "No other CPU has a record yet."
+    beside = (
+        f"{times(cell, FUSED_VERIFIED):.2f} is the lowest on record; {more}."
+        if others
+        else "No other CPU has a record yet."
+    )
     ours = cell["ways"][FUSED_VERIFIED]
     low, high = ours["times_generate"]["quartiles"]
     return (

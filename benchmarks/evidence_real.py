@@ -341,13 +341,13 @@ def same_texts(record: Record, way: str) -> str:
 
 
 def speed_tables(records: list[Record]) -> str:
-    """The speeds over all prompts as multiples of that of generate(): a table for each dtype with a line for each way
-    and columns for each CPU."""
+    """The speeds over all prompts as multiples of that of generate(), a table for each dtype."""
     dtypes = dict.fromkeys(record.dtype for record in records)
     return "\n\n".join(f"In {dtype}:\n\n{speed_table(records, dtype)}" for dtype in dtypes)
 
 
 def speed_table(records: list[Record], dtype: str) -> str:
+    """A line for each way, and columns for each CPU."""
     cells = {
         f"{record.cpu}, {asked_in(cell['batch_size'])}": cell
         for record in records

@@ -30,8 +30,8 @@
 #define FEW_PRODUCTS 100000  /* of queries and keys */
 #define MOST_WIDTH 256  /* values of a head */
 #define TILE 32    /* outputs whose sums are kept before they are written */
-#define OUTPUTS 2  /* rows of the weights that are read at once, */
-#define FEW_ROWS 3 /* but one after another for so few rows of x, because memory is read faster in order */
+#define OUTPUTS 2  /* rows of the weights that are read at once */
+#define FEW_ROWS 3 /* up to so many rows of x, rows of the weights are read singly: in order memory is read faster */
 
 enum type { FLOAT32, BFLOAT16, INT8 };
 #define SIZE(type) ((type) == FLOAT32 ? 4 : (type) == BFLOAT16 ? 2 : 1)

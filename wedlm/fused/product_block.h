@@ -136,7 +136,7 @@ static INLINE TARGET void NAME(block)(enum type type, int rows, int outputs, con
 static INLINE TARGET void NAME(tile)(enum type type, const struct job *job, long output, long count, float *out)
 {
     const long last = output + count - 1;
-    if (type != INT8 && job->rows <= FEW_ROWS) {  /* int8 weights would wait for the sums */
+    if (type != INT8 && job->rows <= FEW_ROWS) {  /* with int8, sums would take longer than reading */
         for (long o = 0; o < count; o++)
             switch (job->rows) {
             case 1: NAME(block)(type, 1, 1, job, 0, output + o, last, out + o); break;

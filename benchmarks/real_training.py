@@ -25,6 +25,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from common import ADAPTER, RESULTS, WEDLM, Panel, in_batches, markdown, new_parser, plot, save, way_of
 from datasets import Dataset
@@ -399,6 +400,18 @@ def measure(given: argparse.Namespace, checkpoints: dict[int, Path], folder: Pat
 
 def tokens_per_forward(numbers: dict[str, Any]) -> float:
     return numbers["tokens"] / numbers["forwards"]
+
+
+def steps_until(results: dict[str, Any], way: str, aim: float) -> float:
+    """The steps after which a way would fill `aim` tokens per forward.
+
+    A line through the moments of the training, over the logarithm of their steps, goes on as it is.
+    """
+    moments = [moment for moment in results["moments"] if moment["step"]]
+    speeds = [tokens_per_forward(moment["ways"][way]) for moment in moments]
+    slope, at_one = np.polyfit([math.log(moment["step"]) for moment in moments], speeds, 1)
+    with np.errstate(over="ignore"):
+        return float(np.exp((aim - at_one) / slope)) if slope > 0 else math.inf
 
 
 def price_table(results: dict[str, Any]) -> str:

@@ -74,3 +74,14 @@ def test_all_weights_are_trained_from_where_the_lora_ended(train):
     assert end["perplexity"] == pytest.approx(of_the_lora["perplexity"], rel=1e-5)
     for name, value in start["perplexity"].items():
         assert abs(of_the_lora["perplexity"][name] - value) > 1e-3 * value
+
+
+def test_a_way_that_gains_as_much_with_each_doubling_reaches_its_aim_in_as_many(training):
+    def moment(step, tokens):
+        return {"step": step, "ways": {training.STREAMING: {"tokens": tokens, "forwards": 100}}}
+
+    grows = {"moments": [moment(0, 900), *(moment(100 * 2**n, 100 + 10 * n) for n in range(4))]}
+    assert training.steps_until(grows, training.STREAMING, 2.0) == pytest.approx(100 * 2**10)
+    for never in (110, 120, 120.0001):
+        moments = {"moments": [moment(100, 120), moment(200, never)]}
+        assert training.steps_until(moments, training.STREAMING, 2.0) == float("inf")

@@ -402,16 +402,17 @@ def tokens_per_forward(numbers: dict[str, Any]) -> float:
     return numbers["tokens"] / numbers["forwards"]
 
 
-def steps_until(results: dict[str, Any], way: str, aim: float) -> float:
-    """The steps after which a way would fill `aim` tokens per forward.
+def steps_until(results: dict[str, Any], way: str, aim: float, logarithmic: bool) -> float:
+    """The step at which a way fills `aim` tokens per forward, on a line through the moments of the training.
 
-    A line through the moments of the training, over the logarithm of their steps, goes on as it is.
+    The line is over the steps, or over their logarithm, in which the same gain takes ever more steps.
     """
     moments = [moment for moment in results["moments"] if moment["step"]]
-    speeds = [tokens_per_forward(moment["ways"][way]) for moment in moments]
-    slope, at_one = np.polyfit([math.log(moment["step"]) for moment in moments], speeds, 1)
+    steps = [math.log(moment["step"]) if logarithmic else moment["step"] for moment in moments]
+    slope, start = np.polyfit(steps, [tokens_per_forward(moment["ways"][way]) for moment in moments], 1)
+    reached = (aim - start) / slope if slope > 0 else math.inf
     with np.errstate(over="ignore"):
-        return float(np.exp((aim - at_one) / slope)) if slope > 0 else math.inf
+        return float(np.exp(reached)) if logarithmic else float(reached)
 
 
 def price_table(results: dict[str, Any]) -> str:

@@ -76,12 +76,21 @@ def test_all_weights_are_trained_from_where_the_lora_ended(train):
         assert abs(of_the_lora["perplexity"][name] - value) > 1e-3 * value
 
 
-def test_a_way_that_gains_as_much_with_each_doubling_reaches_its_aim_in_as_many(training):
-    def moment(step, tokens):
-        return {"step": step, "ways": {training.STREAMING: {"tokens": tokens, "forwards": 100}}}
+@pytest.mark.parametrize(
+    ("logarithmic", "steps", "reached"),
+    [(False, [100, 200, 300, 400], 1100), (True, [100, 200, 400, 800], 100 * 2**10)],
+)
+def test_a_way_goes_on_gaining_as_it_has_gained(training, logarithmic, steps, reached):
+    def until_two(speeds):
+        ways = [{training.STREAMING: {"tokens": 100 * speed, "forwards": 100}} for speed in speeds]
+        moments = [{"step": step, "ways": each} for step, each in zip([0, *steps], ways, strict=True)]
+        return training.steps_until({"moments": moments}, training.STREAMING, 2.0, logarithmic)
 
-    grows = {"moments": [moment(0, 900), *(moment(100 * 2**n, 100 + 10 * n) for n in range(4))]}
-    assert training.steps_until(grows, training.STREAMING, 2.0) == pytest.approx(100 * 2**10)
-    for never in (110, 120, 120.0001):
-        moments = {"moments": [moment(100, 120), moment(200, never)]}
-        assert training.steps_until(moments, training.STREAMING, 2.0) == float("inf")
+    assert until_two([9, 1.0, 1.1, 1.2, 1.3]) == pytest.approx(reached)  # the base, at step 0, is on no line
+    assert until_two([0, 1.3, 1.2, 1.1, 1.0]) == float("inf")
+
+
+def test_a_gain_that_is_too_small_takes_no_number_of_steps(training):
+    ways = [{training.STREAMING: {"tokens": tokens, "forwards": 100}} for tokens in (120, 120.0001)]
+    moments = [{"step": step, "ways": each} for step, each in zip((100, 200), ways, strict=True)]
+    assert training.steps_until({"moments": moments}, training.STREAMING, 2.0, True) == float("inf")

@@ -55,6 +55,16 @@ def test_the_guide_to_a_faster_model_shows_the_recorded_numbers(load_benchmark):
         assert numbers == [f"{number:.2f}" for number in measured], way
 
 
+def test_the_guide_to_training_shows_what_the_trained_model_gains(load_benchmark):
+    page, training = (DOCS / "train.md").read_text(encoding="utf-8"), load_benchmark("real_training")
+    record = recorded("real_training")
+    results, steps, tokens = record["results"], record["steps"], record["row_tokens"]
+    streamed = training.tokens_per_forward(results["moments"][-1]["ways"][training.STREAMING])
+    assert f"after {steps:,} steps of {tokens} tokens](" in page
+    assert f" streams {streamed:.2f} tokens per forward" in page
+    assert f" {training.tokens_per_forward(results['adapter']):.2f} tokens per forward, and its own texts" in page
+
+
 def test_a_page_says_which_record_is_of_a_tree_with_changes():
     page = (DOCS / "reference" / "train.md").read_text(encoding="utf-8")
     (told,) = (paragraph for paragraph in page.split("\n\n") if "+changes" in paragraph)

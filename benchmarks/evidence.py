@@ -63,12 +63,6 @@ def details(record: evidence_real.Record) -> str:
     )
 
 
-def steps_until_two(results: dict[str, Any], logarithmic: bool) -> str:
-    """The step at which streaming fills 2 tokens per forward, in two digits: more cannot be known."""
-    steps = real_training.steps_until(results, real_training.STREAMING, 2.0, logarithmic)
-    return f"{float(f'{steps:.2g}'):,.0f}"
-
-
 def trained_model() -> dict[str, Any]:
     record = recorded(real_training.FILE)
     results = record["results"]
@@ -80,8 +74,8 @@ def trained_model() -> dict[str, Any]:
         "texts_table": real_training.texts_table(results),
         "precision": "bfloat16, with weights in float32" if record["bf16"] else "float32",
         "places": real_training.places(results),
-        "steps_on_a_line": steps_until_two(results, logarithmic=False),
-        "steps_on_a_logarithm": steps_until_two(results, logarithmic=True),
+        "two_linearly": real_training.when(results, real_training.STREAMING, 2.0, logarithmic=False),
+        "two_logarithmically": real_training.when(results, real_training.STREAMING, 2.0, logarithmic=True),
         "origin": origin(real_training.FILE),
     }
 

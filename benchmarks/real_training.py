@@ -86,7 +86,6 @@ WAYS = {  # without the window
 OWN_ANSWERS, SOLUTIONS = "the base's answers", "HumanEval's solutions"
 Text = tuple[list[int], list[int]]  # the tokens of a prompt, and those behind it
 Written = tuple[list[int], int]  # the tokens that a way wrote, and its forwards
-NAMES = {way: way for way in WAYS} | {BASELINE: "token by token"}
 DRAFTED = "verified, the base with its draft adapter"
 LOSSES = ("mlm_loss", "ar_loss")
 
@@ -402,17 +401,18 @@ def tokens_per_forward(numbers: dict[str, Any]) -> float:
     return numbers["tokens"] / numbers["forwards"]
 
 
-def steps_until(results: dict[str, Any], way: str, aim: float, logarithmic: bool) -> float:
-    """The step at which a way fills `aim` tokens per forward, on a line through the moments of the training.
+def when(results: dict[str, Any], way: str, aim: float, logarithmic: bool) -> str:
+    """The step at which a way would fill `aim` tokens per forward, in two digits, or "never".
 
-    The line is over the steps, or over their logarithm, in which the same gain takes ever more steps.
+    The measurements after step 0 are extrapolated by a straight line over the steps, or over their logarithm.
     """
     moments = [moment for moment in results["moments"] if moment["step"]]
     steps = [math.log(moment["step"]) if logarithmic else moment["step"] for moment in moments]
     slope, start = np.polyfit(steps, [tokens_per_forward(moment["ways"][way]) for moment in moments], 1)
     reached = (aim - start) / slope if slope > 0 else math.inf
     with np.errstate(over="ignore"):
-        return float(np.exp(reached)) if logarithmic else float(reached)
+        step = np.exp(reached) if logarithmic else reached
+    return f"at step {float(f'{step:.2g}'):,.0f}" if step < math.inf else "never"
 
 
 def price_table(results: dict[str, Any]) -> str:
@@ -434,7 +434,7 @@ def texts_table(results: dict[str, Any]) -> str:
     lines = [
         [
             moment["step"],
-            NAMES[way],
+            "token by token" if way == BASELINE else way,
             f"{tokens_per_forward(numbers):.2f}",
             numbers["same_as_own"],
             numbers["same_as_base"],
@@ -474,7 +474,7 @@ def panels(results: dict[str, Any]) -> list[Panel]:
         for name in LOSSES
     }
     speed = {
-        NAMES[way]: [(moment["step"], tokens_per_forward(moment["ways"][way])) for moment in moments]
+        way: [(moment["step"], tokens_per_forward(moment["ways"][way])) for moment in moments]
         for way in (STREAMING, CAREFUL, BLOCKWISE, VERIFIED)
     }
     price = {

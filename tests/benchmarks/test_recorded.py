@@ -62,7 +62,9 @@ def test_the_guide_to_training_shows_what_the_trained_model_gains(load_benchmark
     streamed = training.tokens_per_forward(results["moments"][-1]["ways"][training.STREAMING])
     assert f"after {steps:,} steps of {tokens} tokens](" in page
     assert f" streams {streamed:.2f} tokens per forward" in page
-    assert f" {training.tokens_per_forward(results['adapter']):.2f} tokens per forward, and its own texts" in page
+    adapter = results["adapter"]
+    assert f" {training.tokens_per_forward(adapter):.2f} tokens per forward, without a changed text" in page
+    assert adapter["same_as_base"] == results["prompts"]
 
 
 def test_a_page_says_which_record_is_of_a_tree_with_changes():

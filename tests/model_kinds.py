@@ -207,10 +207,10 @@ class Loaded:
         """The new ids behind a prompt: transformers' own loop, or the decoder that is written for the eye."""
         if arguments:  # it draws
             return self.token_by_token(ids, number, **arguments)
-        decoding = "autoregressive" if decoding in SAME_TEXT else decoding
+        is_filled = decoding not in SAME_TEXT and decoding in self.kind.decodings  # (others will be refused)
+        decoding = decoding if is_filled else "autoregressive"
         key = (*ids, decoding, number)
         if key not in self.known:
-            is_filled = decoding != "autoregressive"
             self.known[key] = self.filled(ids, decoding, number) if is_filled else self.token_by_token(ids, number)
         return self.known[key]
 

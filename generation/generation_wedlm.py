@@ -30,9 +30,9 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerationMode, SuppressTokensLogitsProcessor
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
-from wedlm.generation.call import Call, undone_on_error
+from wedlm.generation.call import undone_on_error
 from wedlm.generation.callbacks import FirstScores
-from wedlm.generation.decoding import Decoding, WeDLMGenerateOutput, autoregressive_output
+from wedlm.generation.decoding import WeDLMGenerateOutput, autoregressive_output, decode
 from wedlm.generation.package import from_package
 from wedlm.generation.parameters import DEFAULTS, check_parameters, decoding_of
 from wedlm.generation.sampling import reads_no_text
@@ -107,14 +107,6 @@ class WeDLMGenerationMixin(GenerationMixin):
         if generation_config.decoding != "autoregressive":
             check_support(self, generation_config, model_kwargs)
         return generation_config, model_kwargs
-
-    def _extract_generation_mode_kwargs(self, custom_generate, kwargs, *args) -> dict[str, Any]:
-        """Keeps the tokenizer, without which there are no stop strings: transformers drops it for a function."""
-        tokenizer = kwargs.get("tokenizer")
-        mode_kwargs = super()._extract_generation_mode_kwargs(custom_generate, kwargs, *args)
-        if callable(custom_generate) and "tokenizer" in signature(custom_generate).parameters:
-            mode_kwargs["tokenizer"] = tokenizer
-        return mode_kwargs
 
     def _validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
         if generation_config.decoding != "autoregressive":
@@ -214,16 +206,13 @@ class WeDLMGenerationMixin(GenerationMixin):
         **model_kwargs,
     ) -> WeDLMGenerateOutput | torch.Tensor:
         """Decodes a batch, every row at its own pace; `take_step` says what one step does."""
+        arguments = (input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
         if generation_config.decoding == "autoregressive":
             check_in_vocabulary(input_ids, self.config.vocab_size)
-            arguments = (input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
             with named_weights(self):
                 output = super()._sample(*arguments, **model_kwargs)
             return autoregressive_output(output, input_ids.shape[1], generation_config)
-        processors, criteria = logits_processor, stopping_criteria
-        call = Call(self, input_ids, processors, criteria, generation_config, synced_gpus, streamer, model_kwargs)
-        with named_weights(self):
-            return Decoding(call).run()
+        return decode(self, *arguments, **model_kwargs)
 
 
 def batching_manager(model: GenerationMixin, decoding: str, *settings: Any) -> ContinuousBatchingManager:

@@ -171,16 +171,10 @@ class WeDLMGenerationMixin(GenerationMixin):
         """Writes a text for each prompt, in one running batch; returns the outputs by the ids of the requests.
 
         The arguments are those of transformers' `generate_batch`, and any that `generate()` takes. Each text is the
-        one that `generate()` writes for its prompt alone. In parallel decodings `persistent_manager` and `warmup` have
-        no effect: a manager is ready at once.
+        one that `generate()` writes for its prompt alone. `persistent_manager` and `warmup` have no effect: a manager
+        is ready at once.
         """
-        decoding = decoding_of(generation_config, settings, self)
-        if decoding == "autoregressive":
-            given = {name: settings.pop(name) for name in DEFAULTS.keys() & settings.keys()}
-            config, _ = self._prepare_generation_config(generation_config, **given)
-            more = (config, continuous_batching_config, record_timestamps, progress_bar, persistent_manager, warmup)
-            return super().generate_batch(inputs, *more, **settings)
-        manager = batching_manager(self, decoding, generation_config, continuous_batching_config)
+        manager = batching_manager(self, generation_config, continuous_batching_config)
         return manager.generate_all(inputs, record_timestamps, progress_bar, settings)
 
     def init_continuous_batching(
@@ -189,11 +183,8 @@ class WeDLMGenerationMixin(GenerationMixin):
         continuous_batching_config: ContinuousBatchingConfig | None = None,
         workload_hints: object = None,
     ) -> ContinuousBatchingManager:
-        """A manager of continuous batching: a `BatchingManager`; with decoding="autoregressive" transformers' own."""
-        decoding = decoding_of(generation_config, {}, self)
-        if decoding == "autoregressive":
-            return super().init_continuous_batching(generation_config, continuous_batching_config, workload_hints)
-        return batching_manager(self, decoding, generation_config, continuous_batching_config)
+        """A manager of continuous batching, a `BatchingManager`, for which `workload_hints` have no effect."""
+        return batching_manager(self, generation_config, continuous_batching_config)
 
     def _sample(
         self,
@@ -215,7 +206,5 @@ class WeDLMGenerationMixin(GenerationMixin):
         return decode(self, *arguments, **model_kwargs)
 
 
-def batching_manager(model: GenerationMixin, decoding: str, *settings: Any) -> ContinuousBatchingManager:
-    """The manager of requests in a parallel decoding."""
-    user, otherwise = f"Continuous batching with decoding={decoding!r}", ', or pass decoding="autoregressive"'
-    return from_package("wedlm.batching.manager", user, otherwise).BatchingManager(model, *settings)
+def batching_manager(model: GenerationMixin, *settings: Any) -> ContinuousBatchingManager:
+    return from_package("wedlm.batching.manager", "Continuous batching").BatchingManager(model, *settings)

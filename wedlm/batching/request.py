@@ -29,7 +29,7 @@ NOT_OFFERED = {
     "attention_mask": "the tokens alone",
     "num_return_sequences": "num_return_sequences in the generation_config of the batch",
     "inputs": "input_ids",
-    "custom_generate": "a loop of its own",
+    "custom_generate": 'decoding="verified"',
 }
 OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")  # that no other request may share
 LIMITS = ("max_length", "max_new_tokens")  # in which requests of a settings group may differ

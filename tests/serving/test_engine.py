@@ -228,7 +228,7 @@ def test_requests_of_a_stock_model_share_forwards(stock):
             city = {"type": "object", "properties": {"city": {"enum": ["Lima", "Rome"]}}, "required": ["city"]}
             tool = {"name": "weather", "parameters": {**city, "additionalProperties": False}}
             forced = {"tools": [{"type": "function", "function": tool}], "tool_choice": "required"}
-            return texts, counts, events, two, await responded(engine, stock, **forced)
+            return texts, counts, events, two, await responded(engine, stock, **forced, max_tokens=99)
 
     texts, counts, events, two, called = run(story())
     expected = []

@@ -183,6 +183,16 @@ def test_requests_of_a_stock_model_share_forwards_and_write_what_transformers_wr
     assert batch.counts.row_forwards > 1.5 * batch.counts.steps and batch.counts.found_tokens >= 29
 
 
+@pytest.mark.parametrize("model", [MODEL, stock("Llama")], ids=["WeDLM", "stock"])
+def test_special_tokens_of_a_prompt_are_text(model):
+    end, settings = model.generation_config.eos_token_id, {**VERIFIED, "model": model}
+    asked = [([PAD, 5, 6], PAD), ([5, PAD, PAD, 6], PAD), ([5, 6, PAD], PAD), ([end, 5, end], end), ([7, 5, 7], 7)]
+    requests = [request_of(tokens, pad_token_id=pad, **settings) for tokens, pad in asked]
+    got, errors = run(Scheduler(model, 2_000, 64), requests)
+    assert not errors
+    assert [got[i] for i in range(5)] == [alone(tokens, pad_token_id=pad, **settings) for tokens, pad in asked]
+
+
 def test_requests_of_equal_settings_share_a_group_and_all_requests_a_forward(monkeypatch):
     batch, widths, forward = Scheduler(MODEL, 10_000, 64), [], MODEL.model.forward
     watched = lambda **given: widths.append(len(given["input_ids"])) or forward(**given)  # noqa: E731

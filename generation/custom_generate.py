@@ -15,8 +15,8 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, GenerationMode
 
-from wedlm.generation.call import Call, undone_on_error
-from wedlm.generation.decoding import Decoding, WeDLMGenerateOutput, autoregressive_output
+from wedlm.generation.call import undone_on_error
+from wedlm.generation.decoding import WeDLMGenerateOutput, autoregressive_output, decode
 from wedlm.generation.model_check import check_fits
 from wedlm.generation.parameters import DEFAULTS, READS, check_parameters
 from wedlm.generation.stock import is_stock
@@ -26,7 +26,7 @@ from wedlm.generation.transformers_internals import (
     resolved_generation_config,
     waits_for_other_ranks,
 )
-from wedlm.generation.validation import check_support, named_weights, refuse, take_look_up
+from wedlm.generation.validation import check_support, refuse, take_look_up
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 LOOK_UP = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
@@ -50,8 +50,14 @@ class Verified:
         max_matching_ngram_size (`int`, *optional*, defaults to 6): The most last tokens that are looked up, at most 6.
     """
 
-    def __init__(self, streamer: BaseStreamer | None = None, synced_gpus: bool | None = None, **settings: Any):
-        self.streamer, self.synced_gpus, self.settings = streamer, synced_gpus, settings
+    def __init__(
+        self,
+        streamer: BaseStreamer | None = None,
+        synced_gpus: bool | None = None,
+        loop: Callable | None = None,  # what gets the resolved call, in place of the loop of decoding
+        **settings: Any,
+    ):
+        self.streamer, self.synced_gpus, self.loop, self.settings = streamer, synced_gpus, loop, settings
 
     def __call__(self, *args: Any, **arguments: Any) -> "Verified | WeDLMGenerateOutput | torch.Tensor":
         """Decodes, as generate() calls it; with parameters alone, returns the strategy with these parameters."""
@@ -82,8 +88,7 @@ class Verified:
             return autoregressive_output(output, input_ids.shape[1], config)
         check_support(model, config, model_kwargs)
         check_fits(model, len(input_ids))
-        with named_weights(model):
-            return Decoding(Call(model, *call, synced_gpus, streamer, model_kwargs)).run()
+        return (self.loop or decode)(model, *call, synced_gpus, streamer, **model_kwargs)
 
 
 def resolved(generation_config: GenerationConfig, settings: dict[str, Any]) -> GenerationConfig:
@@ -128,8 +133,9 @@ def answer(model: PreTrainedModel, own: Callable, args: tuple, kwargs: dict[str,
     strategy = arguments.pop("custom_generate", None)
     strategy = strategy if isinstance(strategy, Verified) else verified
     given = strategy.settings | {name: arguments.pop(name) for name in PARAMETERS if name in arguments}
+    with_stop_strings(model, arguments)
     if not is_stock(model):  # it has the decoding itself
-        return own(model, **{"decoding": "verified", **given, **arguments})
+        return own(model, **{"decoding": "verified", **given, **arguments}, custom_generate=strategy.loop)
     with undone_on_error(arguments.get(CACHE), arguments.get("streamer")):
         look_up = {name: given[name] for name in LOOK_UP if name in given}
         config = resolved_generation_config(model, **look_up, **arguments)
@@ -143,12 +149,11 @@ def answer(model: PreTrainedModel, own: Callable, args: tuple, kwargs: dict[str,
                 f"assistant_model={type(assistant).__name__} is not offered by verified decoding, whose drafts come "
                 "from the text; leave out one of the two."
             )
-        with_stop_strings(model, arguments)
         if config.prompt_lookup_num_tokens is not None:  # by which transformers would decode with an assistant
             given["prompt_lookup_num_tokens"] = config.prompt_lookup_num_tokens
             arguments["prompt_lookup_num_tokens"] = None
-        bound = Verified(arguments.get("streamer"), arguments.get("synced_gpus"), decoding=decoding, **given)
-        return own(model, **arguments, custom_generate=bound)
+        bound = arguments.get("streamer"), arguments.get("synced_gpus"), strategy.loop
+        return own(model, **arguments, custom_generate=Verified(*bound, decoding=decoding, **given))
 
 
 def mode_of(generation_config: GenerationConfig, assistant: PreTrainedModel | None) -> GenerationMode:

@@ -7,8 +7,14 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
-from transformers import CompileConfig, GenerationConfig, PreTrainedModel
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers import (
+    CompileConfig,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
+from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 from transformers.utils.generic import is_flash_attention_requested
 
 from wedlm.generation.call import Call
@@ -28,6 +34,7 @@ from wedlm.generation.transformers_internals import (
     pad_token_of,
     would_compile,
 )
+from wedlm.generation.validation import named_weights
 from wedlm.generation.verified import VerifiedWindow
 from wedlm.generation.window import Policy, Status, Window, WindowQueries, statistics
 
@@ -182,6 +189,23 @@ class Decoding:
         return WeDLMGenerateOutput(
             sequences=sequences, **records, **{CACHE: call.past_key_values}, **self.batch.counts()
         )
+
+
+def decode(
+    model: PreTrainedModel,
+    input_ids: torch.LongTensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    synced_gpus: bool = False,
+    streamer: BaseStreamer | None = None,
+    **model_kwargs: Any,
+) -> WeDLMGenerateOutput | torch.Tensor:
+    """Decodes a batch, every row at its own pace, with the arguments that transformers gives its own loops."""
+    processors, criteria = logits_processor, stopping_criteria
+    call = Call(model, input_ids, processors, criteria, generation_config, synced_gpus, streamer, model_kwargs)
+    with named_weights(model):
+        return Decoding(call).run()
 
 
 def opened(call: Call, generator: torch.Generator | None = None) -> tuple[Policy, Window, Callbacks | None]:

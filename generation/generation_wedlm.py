@@ -30,9 +30,9 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerationMode, SuppressTokensLogitsProcessor
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
-from wedlm.generation.call import Call, undone_on_error
+from wedlm.generation.call import undone_on_error
 from wedlm.generation.callbacks import FirstScores
-from wedlm.generation.decoding import Decoding, WeDLMGenerateOutput, autoregressive_output
+from wedlm.generation.decoding import WeDLMGenerateOutput, autoregressive_output, decode
 from wedlm.generation.package import from_package
 from wedlm.generation.parameters import DEFAULTS, check_parameters, decoding_of
 from wedlm.generation.sampling import reads_no_text
@@ -108,14 +108,6 @@ class WeDLMGenerationMixin(GenerationMixin):
             check_support(self, generation_config, model_kwargs)
         return generation_config, model_kwargs
 
-    def _extract_generation_mode_kwargs(self, custom_generate, kwargs, *args) -> dict[str, Any]:
-        """Keeps the tokenizer, without which there are no stop strings: transformers drops it for a function."""
-        tokenizer = kwargs.get("tokenizer")
-        mode_kwargs = super()._extract_generation_mode_kwargs(custom_generate, kwargs, *args)
-        if callable(custom_generate) and "tokenizer" in signature(custom_generate).parameters:
-            mode_kwargs["tokenizer"] = tokenizer
-        return mode_kwargs
-
     def _validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
         if generation_config.decoding != "autoregressive":
             if "assistant_model" in generation_mode_kwargs:
@@ -179,16 +171,10 @@ class WeDLMGenerationMixin(GenerationMixin):
         """Writes a text for each prompt, in one running batch; returns the outputs by the ids of the requests.
 
         The arguments are those of transformers' `generate_batch`, and any that `generate()` takes. Each text is the
-        one that `generate()` writes for its prompt alone. In parallel decodings `persistent_manager` and `warmup` have
-        no effect: a manager is ready at once.
+        one that `generate()` writes for its prompt alone. `persistent_manager` and `warmup` have no effect: a manager
+        is ready at once.
         """
-        decoding = decoding_of(generation_config, settings, self)
-        if decoding == "autoregressive":
-            given = {name: settings.pop(name) for name in DEFAULTS.keys() & settings.keys()}
-            config, _ = self._prepare_generation_config(generation_config, **given)
-            more = (config, continuous_batching_config, record_timestamps, progress_bar, persistent_manager, warmup)
-            return super().generate_batch(inputs, *more, **settings)
-        manager = batching_manager(self, decoding, generation_config, continuous_batching_config)
+        manager = batching_manager(self, generation_config, continuous_batching_config)
         return manager.generate_all(inputs, record_timestamps, progress_bar, settings)
 
     def init_continuous_batching(
@@ -197,11 +183,8 @@ class WeDLMGenerationMixin(GenerationMixin):
         continuous_batching_config: ContinuousBatchingConfig | None = None,
         workload_hints: object = None,
     ) -> ContinuousBatchingManager:
-        """A manager of continuous batching: a `BatchingManager`; with decoding="autoregressive" transformers' own."""
-        decoding = decoding_of(generation_config, {}, self)
-        if decoding == "autoregressive":
-            return super().init_continuous_batching(generation_config, continuous_batching_config, workload_hints)
-        return batching_manager(self, decoding, generation_config, continuous_batching_config)
+        """A manager of continuous batching, a `BatchingManager`, for which `workload_hints` have no effect."""
+        return batching_manager(self, generation_config, continuous_batching_config)
 
     def _sample(
         self,
@@ -214,19 +197,14 @@ class WeDLMGenerationMixin(GenerationMixin):
         **model_kwargs,
     ) -> WeDLMGenerateOutput | torch.Tensor:
         """Decodes a batch, every row at its own pace; `take_step` says what one step does."""
+        arguments = (input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
         if generation_config.decoding == "autoregressive":
             check_in_vocabulary(input_ids, self.config.vocab_size)
-            arguments = (input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
             with named_weights(self):
                 output = super()._sample(*arguments, **model_kwargs)
             return autoregressive_output(output, input_ids.shape[1], generation_config)
-        processors, criteria = logits_processor, stopping_criteria
-        call = Call(self, input_ids, processors, criteria, generation_config, synced_gpus, streamer, model_kwargs)
-        with named_weights(self):
-            return Decoding(call).run()
+        return decode(self, *arguments, **model_kwargs)
 
 
-def batching_manager(model: GenerationMixin, decoding: str, *settings: Any) -> ContinuousBatchingManager:
-    """The manager of requests in a parallel decoding."""
-    user, otherwise = f"Continuous batching with decoding={decoding!r}", ', or pass decoding="autoregressive"'
-    return from_package("wedlm.batching.manager", user, otherwise).BatchingManager(model, *settings)
+def batching_manager(model: GenerationMixin, *settings: Any) -> ContinuousBatchingManager:
+    return from_package("wedlm.batching.manager", "Continuous batching").BatchingManager(model, *settings)

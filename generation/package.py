@@ -16,23 +16,22 @@ def is_untested(transformers_version: str) -> bool:
     return minor(transformers_version) > minor(NEWEST_TRANSFORMERS)
 
 
-def from_package(module: str, user: str, otherwise: str = "") -> ModuleType:
+def from_package(module: str, user: str) -> ModuleType:
     """Imports a module of the package that does not travel with a checkpoint, as one that an import names would.
 
     Args:
         module (`str`): The module.
         user (`str`): What needs it, for the error of a place where the package of this version is missing.
-        otherwise (`str`, *optional*): The end of that error, if there is another remedy.
     """
     try:
         installed = getattr(import_module("wedlm"), "__version__", None)  # a folder of that name has no version
     except ModuleNotFoundError:
         installed = None
     if installed is None:
-        raise ImportError(f"{user} needs the package wedlm, which is not installed; run pip install wedlm{otherwise}.")
+        raise ImportError(f"{user} needs the package wedlm, which is not installed; run pip install wedlm.")
     if installed != VERSION:
         raise ImportError(
             f"{user} needs wedlm {VERSION} beside this checkpoint's code, and {installed} is installed; import wedlm "
-            f"before you load the model, whose code is then the package's{otherwise}."
+            f"before you load the model, whose code is then the package's."
         )
     return import_module(module)

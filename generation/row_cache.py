@@ -164,6 +164,14 @@ class RowCache(DynamicCache):
             return None
         return seen_entries(last, visible_prefix, valid_length)
 
+    # What a stock model asks that makes its own causal mask: the layers' memory may be larger than what is read.
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0 if self.place is None else self.place.valid_length - self.place.entries.shape[2]
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         while len(self.layers) <= layer_idx:
             self.layers.append(RowLayer())

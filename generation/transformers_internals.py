@@ -22,7 +22,6 @@ from wedlm.generation.package import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS, V
 OVERRIDDEN = {
     "_sample": "the loop of greedy decoding and sampling; parallel decoding is another loop",
     "_prepare_generation_config": "resolves generation_config and keyword arguments; some parameters are ours",
-    "_extract_generation_mode_kwargs": "sorts the arguments; a function that decodes keeps its tokenizer",
     "_validate_generation_mode": "refuses what a decoding does not offer, before anything is computed",
     "_get_logits_processor": "makes the processors; MASK is suppressed in front of and behind them",
     "_prepare_cache_for_generation": "makes the cache; static steps have their own",

@@ -2,10 +2,12 @@
 
 import importlib
 import sys
+from collections.abc import Callable
 from functools import wraps
 from importlib.abc import MetaPathFinder
 from inspect import signature
 from types import ModuleType
+from typing import Any
 
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
@@ -14,6 +16,7 @@ CONFIG_MODULE = "transformers.models.auto.configuration_auto"
 MODEL_MODULE = "transformers.models.auto.modeling_auto"
 PEFT_MODULE = "peft"
 STRATEGY_MODULE = "wedlm.generation.custom_generate"
+BATCHING_MODULE = "wedlm.generation.generation_wedlm"
 GENERATION_MODULE = "transformers.generation.utils"
 MODULES = (CONFIG_MODULE, MODEL_MODULE, PEFT_MODULE, GENERATION_MODULE)
 
@@ -45,24 +48,42 @@ def take_decoding(mixin: type) -> None:
     """Lets `generate()` of every model take `decoding="verified"`, `custom_generate="wedlm"` and `wedlm.verified`.
 
     transformers refuses the first two. It takes the third, but hands over neither the streamer nor the tokenizer of
-    stop strings. All other calls are transformers' own.
+    stop strings. Where `generate_batch()` and `init_continuous_batching()` are asked for a decoding, they take our
+    running batch. All other calls are transformers' own.
     """
-    own = mixin.generate
+    own, methods = mixin.generate, (mixin.generate_batch, mixin.init_continuous_batching)
 
     @wraps(own)
     def generate(self, *args, **kwargs):
-        given = signature(own).bind_partial(self, *args, **kwargs).arguments
-        given |= given.get("kwargs", {})
-        strategy = given.get("custom_generate")
-        is_ours = strategy == "wedlm" or STRATEGY_MODULE in {each.__module__ for each in type(strategy).__mro__}
-        if strategy is None and self.config.model_type != MODEL_TYPE:
-            configs = (given.get("generation_config"), self.generation_config)
-            is_ours = "decoding" in given or any(getattr(config, "decoding", None) for config in configs)
-        if not is_ours:
+        if not is_asked(own, self, args, kwargs):
             return own(self, *args, **kwargs)
         return importlib.import_module(STRATEGY_MODULE).answer(self, own, args, kwargs)
 
     mixin.generate = generate
+    for method in methods:
+        setattr(mixin, method.__name__, with_our_batch(method))
+
+
+def with_our_batch(own: Callable) -> Callable:
+    @wraps(own)
+    def method(self, *args, **kwargs):
+        if not is_asked(own, self, args, kwargs):
+            return own(self, *args, **kwargs)
+        ours = importlib.import_module(BATCHING_MODULE).WeDLMGenerationMixin
+        return getattr(ours, own.__name__)(self, *args, **kwargs)
+
+    return method
+
+
+def is_asked(own: Callable, model: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether a call of transformers' own method asks for a decoding of this package."""
+    given = signature(own).bind_partial(model, *args, **kwargs).arguments
+    given |= given.get("kwargs", {})
+    strategy = given.get("custom_generate")
+    if strategy is None and model.config.model_type != MODEL_TYPE:
+        configs = (given.get("generation_config"), model.generation_config)
+        return "decoding" in given or any(getattr(config, "decoding", None) for config in configs)
+    return strategy == "wedlm" or STRATEGY_MODULE in {each.__module__ for each in type(strategy).__mro__}
 
 
 class RegisterOnImport(MetaPathFinder):

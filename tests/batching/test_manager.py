@@ -1,6 +1,7 @@
 """Continuous batching behind transformers' own interface."""
 
 import asyncio
+import copy
 import os
 import queue
 import re
@@ -10,12 +11,15 @@ import time
 
 import pytest
 import torch
+from draft_models import with_adapter
 from helpers import CHECKPOINTS, EOS, PAD, PROMPTS, load
+from stock_families import stock
 from tiny_tokenizer import make_tokenizer
 from transformers import ContinuousBatchingConfig, ContinuousBatchingManager, GenerationConfig
 from transformers.generation.continuous_batching.requests import RequestStatus
 
-from wedlm.batching.manager import CANCELLED, NO_MEMORY, STOPPED, logger
+from wedlm import fuse
+from wedlm.batching.manager import CANCELLED, NO_MEMORY, STOPPED, BatchingManager, logger
 from wedlm.batching.scheduler import Scheduler
 
 VERIFIED = {"decoding": "verified", "max_new_tokens": 20, "eos_token_id": None, "pad_token_id": PAD}
@@ -63,7 +67,7 @@ def last_outputs(manager, number):
 # --- generate_batch ---
 
 
-@pytest.mark.parametrize("decoding", ["streaming", "blockwise", "verified"])
+@pytest.mark.parametrize("decoding", ["streaming", "blockwise", "verified", "autoregressive"])
 def test_generate_batch_writes_what_generate_writes_for_each_row(model, decoding):
     outputs = model.generate_batch(PROMPTS, decoding=decoding, max_new_tokens=25, eos_token_id=EOS)
     assert list(outputs) == [f"req_{i}" for i in range(len(PROMPTS))]
@@ -128,24 +132,32 @@ def test_nothing_is_left_behind_by_a_refused_batch(model):
     assert model.generate_batch([]) == {}
 
 
-def test_autoregressive_batches_are_those_of_transformers(model):
-    config = GenerationConfig(decoding="autoregressive", **{k: v for k, v in VERIFIED.items() if k != "decoding"})
-    assert type(model.init_continuous_batching(config)) is ContinuousBatchingManager
+def in_float64(name):
+    return copy.deepcopy(stock(name)).double()
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_parallel_decoding_and_training_follow_a_batch_of_transformers(attention):
-    """transformers' manager gives the model an attention of its own, and has to take it back."""
-    model = load(CHECKPOINTS / "q3", attn_implementation=attention)
-    tokens, settings = torch.tensor([PROMPTS[0]]), {"max_new_tokens": 5, "pad_token_id": PAD}
-    expected = model(tokens).logits
-    text = model.generate_batch(PROMPTS[:1], decoding="verified", **settings)["req_0"].generated_tokens
-    config = ContinuousBatchingConfig(num_blocks=4, max_batch_tokens=64)  # or it takes most of the free memory
-    outputs = model.generate_batch(PROMPTS[:1], None, config, decoding="autoregressive", **settings)
-    assert [output.generated_tokens for output in outputs.values()] == [text]
-    assert model.config._attn_implementation == attention and torch.equal(model(tokens).logits, expected)
-    assert model.generate_batch(PROMPTS[:1], decoding="verified", **settings)["req_0"].generated_tokens == text
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: in_float64("Llama"),
+        lambda: in_float64("Gemma3Text"),
+        lambda: fuse(in_float64("Qwen3")),
+        lambda: fuse(in_float64("Llama"), weights="int8"),
+        lambda: with_adapter(in_float64("Mistral, sliding")),
+        lambda: fuse(with_adapter(in_float64("Qwen3"))),
+    ],
+    ids=["as it is", "layers that differ", "fused", "int8", "with adapter", "fused with adapter"],
+)
+def test_a_stock_model_writes_what_generate_writes_for_each_prompt(make):
+    model = make()
+    prompts = [[5, 6, 7] * 4, [9, 8], [5, 6, 7, 5, 3], [11] * 17]
+    settings = {"max_new_tokens": 20, "eos_token_id": 2, "pad_token_id": 0}
+    outputs = model.generate_batch(prompts, decoding="verified", **settings)
+    assert [output.generated_tokens for output in outputs.values()] == [
+        alone(model, tokens, **settings) for tokens in prompts
+    ]
+    own = model.init_continuous_batching(GenerationConfig(decoding="verified"))
+    assert type(own) is BatchingManager and type(model.init_continuous_batching()) is ContinuousBatchingManager
 
 
 # --- Requests ---

@@ -1,10 +1,13 @@
 """Requests that join and leave a running batch write what generate() writes for each of them alone."""
 
+import copy
+
 import pytest
 import torch
 from helpers import CHECKPOINTS, EOS, PAD, PROMPTS, load
 from hypothesis import given
 from hypothesis import strategies as st
+from stock_families import FITTING, stock
 from tiers import property_settings
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation.continuous_batching.requests import RequestState
@@ -44,10 +47,11 @@ def request_of(tokens, seed=0, name="", model=MODEL, fixed_shapes=False, **setti
     return Request.from_settings(model, RequestState(name, tokens), None, {**SPECIAL, **settings}, seed, fixed_shapes)
 
 
-def alone(tokens, seed=0, **settings):
+def alone(tokens, seed=0, model=MODEL, **settings):
     """The new tokens of a call of generate() on this row alone."""
     torch.manual_seed(seed)
-    return MODEL.generate(torch.tensor([tokens]), **{**SPECIAL, **settings})[0, len(tokens) :].tolist()
+    inputs = {"input_ids": torch.tensor([tokens]), "attention_mask": torch.ones(1, len(tokens), dtype=torch.long)}
+    return model.generate(**inputs, **{**SPECIAL, **settings})[0, len(tokens) :].tolist()
 
 
 def run(batch, requests=(), arrivals=None, cancelled=None):
@@ -151,6 +155,42 @@ def test_every_request_writes_what_it_writes_alone(drawn, data):
     got, errors = run(batch, requests, arrivals, cancelled)
     assert not errors
     assert_as_alone(drawn, got, cut_short=cancelled)
+
+
+@pytest.mark.few(5)
+@pytest.mark.parametrize("name", FITTING)
+def test_requests_of_a_stock_model_share_forwards_and_write_what_transformers_writes(name):
+    model = stock(name)
+    if not any("experts" in module for module, _ in model.named_modules()):  # They have no kernel for float64.
+        model = copy.deepcopy(model).double()
+    batch, text = Scheduler(model, 3_000, 7), [3 + token % 7 * (1 + token % 5) for token in range(90)]
+    drawn = [
+        (text[:30], {}),
+        (text[:33], {"do_sample": True, "temperature": 1.2}),
+        (text[:3], {"repetition_penalty": 1.3}),
+        (text[40:80], {}),
+        (text[2:8], {}),
+    ]
+    ours = [{"window_size": 4}, {"query_cost": 0}, {}, {}, {"decoding": "autoregressive"}]
+    requests = [
+        request_of(tokens, 5, model=model, max_new_tokens=16, **settings, **more)
+        for (tokens, settings), more in zip(drawn, ours, strict=True)
+    ]
+    got, errors = run(batch, requests, arrivals=[0, 1, 1, 6, 7])
+    assert not errors
+    expected = [alone(tokens, 5, model, max_new_tokens=16, **settings) for tokens, settings in drawn]
+    assert [got[i] for i in range(5)] == expected
+    assert batch.counts.row_forwards > 1.5 * batch.counts.steps and batch.counts.found_tokens >= 29
+
+
+@pytest.mark.parametrize("model", [MODEL, stock("Llama")], ids=["WeDLM", "stock"])
+def test_special_tokens_of_a_prompt_are_text(model):
+    end, settings = model.generation_config.eos_token_id, {**VERIFIED, "model": model}
+    asked = [([PAD, 5, 6], PAD), ([5, PAD, PAD, 6], PAD), ([5, 6, PAD], PAD), ([end, 5, end], end), ([7, 5, 7], 7)]
+    requests = [request_of(tokens, pad_token_id=pad, **settings) for tokens, pad in asked]
+    got, errors = run(Scheduler(model, 2_000, 64), requests)
+    assert not errors
+    assert [got[i] for i in range(5)] == [alone(tokens, pad_token_id=pad, **settings) for tokens, pad in asked]
 
 
 def test_requests_of_equal_settings_share_a_group_and_all_requests_a_forward(monkeypatch):

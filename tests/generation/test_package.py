@@ -15,8 +15,8 @@ def test_a_module_of_the_package_is_imported():
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     with monkeypatch.context() as context:
         context.setitem(sys.modules, "wedlm", None)  # as if it could not be found
-        with pytest.raises(ImportError, match="^A test needs the package wedlm, .* run pip install wedlm, or rest.$"):
-            from_package("wedlm.generation.package", "A test", ", or rest")
+        with pytest.raises(ImportError, match="^A test needs the package wedlm, .* run pip install wedlm.$"):
+            from_package("wedlm.generation.package", "A test")
     with monkeypatch.context() as context:
         context.delattr("wedlm.__version__")  # as of a folder of that name
         with pytest.raises(ImportError, match="^A test needs the package wedlm, which is not installed"):

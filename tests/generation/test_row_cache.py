@@ -98,6 +98,16 @@ def test_ten_turns_equal_a_fresh_call_each(data):
         inputs = turn(fresh, mask, said.expand(len(prompts), -1))
 
 
+@pytest.mark.parametrize("decoding, num_missing", [("autoregressive", 1), ("verified", 1), ("blockwise", 8)])
+def test_what_comes_back_lacks_what_the_last_step_has_written(model, decoding, num_missing):
+    """Blockwise, that is a whole block: none of it is committed before all of it is filled."""
+    output = model.generate(
+        torch.tensor([PROMPTS[0]]), decoding=decoding, window_size=8, max_new_tokens=24, eos_token_id=None,
+        pad_token_id=PAD, return_dict_in_generate=True,
+    )  # fmt: skip
+    assert output[CACHE].get_seq_length() == output.sequences.shape[1] - num_missing
+
+
 def test_what_comes_back_covers_the_columns_that_every_row_has(model):
     inputs = left_padded(PROMPTS)
     arguments = {**SPECIAL, "max_new_tokens": 40, "entropy_threshold": 1.0}

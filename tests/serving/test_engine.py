@@ -1,7 +1,9 @@
 """Requests in one running batch: seeds, clients that leave, a full line, and failures."""
 
 import asyncio
+import copy
 import json
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -21,12 +23,16 @@ from serving_client import (
     served_model,
     streamed,
 )
+from tiny_tokenizer import END, QWEN3, make_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from wedlm.batching import scheduler
 from wedlm.batching.manager import NO_MEMORY
+from wedlm.checkpoints.load import load_checkpoint
 from wedlm.serving.engine import Engine, LatestOutputs
 from wedlm.serving.http_errors import DEAD, FULL, SERVER_FAILED, error_json
 from wedlm.serving.protocol import ChatRequest
+from wedlm.serving.requests import ServedModel
 from wedlm.serving.responses import ChatResponse
 from wedlm.serving.routes import build_app, respond, stream
 from wedlm.serving.server_metrics import RequestRecord
@@ -191,6 +197,58 @@ def test_a_request_ends_with_its_reader(served, is_stream, is_running):
             assert engine.manager.counts.steps <= steps + 2
 
     run(story())
+
+
+@pytest.fixture
+def stock(tmp_path):
+    """A Llama and its tokenizer, as the command loads and serves them; the template has tools."""
+    tokenizer = make_tokenizer(QWEN3)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    tokens = {"vocab_size": len(tokenizer), "eos_token_id": END, "pad_token_id": END}
+    model = LlamaForCausalLM(LlamaConfig(**shape, **tokens, initializer_range=0.4))
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path)
+    model, tokenizer = load_checkpoint(tmp_path, only_decodes=True, or_stock=True)
+    served = ServedModel("llama", model, tokenizer, 0)
+    yield served
+    served.grammars.close()
+
+
+def test_requests_of_a_stock_model_share_forwards(stock):
+    drawn = {"temperature": 0.9, "seed": 3}
+    asked = [{}, {"messages": [{"role": "user", "content": "the dog sat on the log"}]}, drawn, {"stop": "q"}]
+
+    async def story():
+        async with running(stock) as engine:
+            texts = await asyncio.gather(*(answered(engine, stock, **fields) for fields in asked))
+            counts = copy.copy(engine.manager.counts)
+            events = [event async for event in await begin(engine, stock)]
+            (two,) = await asyncio.gather(responded(engine, stock, **drawn, n=2))
+            city = {"type": "object", "properties": {"city": {"enum": ["Lima", "Rome"]}}, "required": ["city"]}
+            tool = {"name": "weather", "parameters": {**city, "additionalProperties": False}}
+            forced = {"tools": [{"type": "function", "function": tool}], "tool_choice": "required"}
+            return texts, counts, events, two, await responded(engine, stock, **forced, max_tokens=99)
+
+    texts, counts, events, two, called = run(story())
+    expected = []
+    for fields in asked:
+        inputs = stock.tokenizer.apply_chat_template(
+            fields.get("messages", MESSAGES), add_generation_prompt=True, return_dict=True, return_tensors="pt"
+        )
+        torch.manual_seed(3)
+        settings = {"do_sample": True, "temperature": 0.9} if "seed" in fields else {"do_sample": False}
+        output = stock.model.generate(**inputs, max_new_tokens=40, **settings, decoding="autoregressive")
+        text = stock.tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        expected.append(text.partition(fields.get("stop", "\0"))[0])
+    assert texts == expected and counts.row_forwards > 2 * counts.steps
+    chunks = [json.loads(each) for each in re.findall("data: ({.*})", "".join(events))]
+    rest = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)  # behind the first event
+    assert len(rest) > 10 and expected[0].endswith(rest)
+    assert json.loads(two.body)["choices"][0]["message"]["content"] == expected[2]
+    (call,) = json.loads(called.body)["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "weather"
+    assert json.loads(call["function"]["arguments"])["city"] in ("Lima", "Rome")
 
 
 def test_a_reader_that_leaves_before_its_request_is_in_line(served):

@@ -5,16 +5,16 @@ import math
 from collections.abc import Hashable
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.continuous_batching.requests import RequestState
 
 from wedlm.batching.shared_cache import CacheBudget
 from wedlm.generation.call import Call
-from wedlm.generation.custom_generate import PARAMETERS, Verified
+from wedlm.generation.custom_generate import Verified
 from wedlm.generation.parameters import decoding_of
-from wedlm.generation.stock import is_stock
 from wedlm.generation.transformers_internals import CACHE
 from wedlm.generation.validation import refuse
 
@@ -29,7 +29,7 @@ NOT_OFFERED = {
     "attention_mask": "the tokens alone",
     "num_return_sequences": "num_return_sequences in the generation_config of the batch",
     "inputs": "input_ids",
-    "custom_generate": "a loop of its own",
+    "custom_generate": 'decoding="verified"',
 }
 OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")  # that no other request may share
 LIMITS = ("max_length", "max_new_tokens")  # in which requests of a settings group may differ
@@ -107,49 +107,34 @@ def resolve(
         raise ValueError(
             f"{name} is not offered for a request of a batch, which has {NOT_OFFERED[name]}; leave it out."
         )
-    if decoding_of(generation_config, settings, model) == "autoregressive":
-        settings = {**settings, **AUTOREGRESSIVE}
-
-    def prepared_call(
-        model,
-        input_ids,
-        logits_processor,
-        stopping_criteria,
-        generation_config,
-        synced_gpus=False,
-        streamer=None,
-        tokenizer=None,
-        **model_kwargs,
-    ) -> Call:
-        prepare_for_batch(generation_config, synced_gpus, model_kwargs)
-        processors, criteria = logits_processor, stopping_criteria
-        return Call(model, input_ids, processors, criteria, generation_config, False, None, model_kwargs)
-
-    settings = {**settings, "num_return_sequences": 1}
-    if is_stock(model):
-        prepared_call = PreparedCall(**{name: settings.pop(name) for name in PARAMETERS if name in settings})
+    # (Another cache would be made for nothing: the batch has its own.)
+    settings = {**settings, "num_return_sequences": 1, "cache_implementation": "dynamic"}
+    settings["decoding"] = decoding_of(generation_config, settings, model)
+    if settings["decoding"] == "autoregressive":
+        settings |= AUTOREGRESSIVE
+    strategy = Verified(loop=prepared_call, decoding=settings["decoding"])
     if generation_config is not None:  # transformers wants settings in one place, but for None, which it would refill
         generation_config = deepcopy(generation_config)
         nothing = {name: None for name, value in settings.items() if value is None}
         settings = generation_config.update(**settings) | nothing  # update returns what a config does not know
     device = torch.device("cpu") if model.device.type == "meta" else model.device
     input_ids = torch.tensor([tokens], dtype=torch.long, device=device)
-    return model.generate(input_ids, generation_config=generation_config, custom_generate=prepared_call, **settings)
+    # Without a mask, transformers would take tokens that are pad_token_id for padding.
+    inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+    return model.generate(**inputs, generation_config=generation_config, custom_generate=strategy, **settings)
 
 
-class PreparedCall(Verified):
-    """Verified decoding of a stock model that is prepared and not run."""
-
-    def decode(self, model, input_ids, processors, criteria, generation_config, **model_kwargs) -> Call:
-        prepare_for_batch(generation_config, bool(self.settings.get("synced_gpus")), model_kwargs)
-        return super().decode(model, input_ids, processors, criteria, generation_config, **model_kwargs)
-
-    def run(self, call: Call) -> Call:
-        return call
-
-
-def prepare_for_batch(generation_config: GenerationConfig, synced_gpus: bool, model_kwargs: dict) -> None:
-    """Refuses what a request of a batch cannot have, and stands in for the batch's cache."""
+def prepared_call(
+    model: PreTrainedModel,
+    input_ids: torch.LongTensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    synced_gpus: bool = False,
+    streamer: None = None,
+    **model_kwargs: Any,
+) -> Call:
+    """Stands in for the loop of generate(): returns the call, and refuses what a request of a batch cannot have."""
     if synced_gpus:
         refuse("synced_gpus", synced_gpus, generation_config)
     if generation_config.use_cache is False:
@@ -161,8 +146,8 @@ def prepare_for_batch(generation_config: GenerationConfig, synced_gpus: bool, mo
             raise ValueError(
                 f"{name}=True is not offered for a request of a batch, which returns tokens; leave it out."
             )
-    generation_config.cache_implementation = None
-    model_kwargs[CACHE] = DynamicCache()  # Steps need a cache; that is the batch's.
+    processors, criteria = logits_processor, stopping_criteria
+    return Call(model, input_ids, processors, criteria, generation_config, synced_gpus, streamer, model_kwargs)
 
 
 def settings_key(call: Call) -> str:

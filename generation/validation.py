@@ -20,7 +20,9 @@ from wedlm.generation.row_cache import flash_function
 from wedlm.generation.stock import (
     FULL,
     SLIDING,
+    decodings_of,
     is_stock,
+    is_trained_in_masks,
     layer_types_of,
     rope_types_of,
     text_config_of,
@@ -29,6 +31,10 @@ from wedlm.generation.stock import (
 from wedlm.generation.transformers_internals import CACHE, attention_of, drops_cache, keeps_state
 
 logger = logging.get_logger(__name__)
+REMEDY_OF_CONVERTED = (
+    'pass decoding="verified", or train it by `wedlm train` (if it was trained before 0.3.0, set mask_trained to true '
+    "in its config.json)"
+)
 # What means the same in every decoding.
 NO_WISHES = (("window_size", None), ("query_cost", None), ("acceptance_ratio", 1.0))
 
@@ -93,6 +99,20 @@ def check_in_vocabulary(input_ids: torch.Tensor, vocab_size: int) -> None:
             f"input_ids holds {worst}, and this model has tokens 0 to {vocab_size - 1}; tokenize with the model's own "
             "tokenizer."
         )
+
+
+def check_decoding(model: PreTrainedModel, decoding: str) -> None:
+    """Refuses a decoding that fills MASKs of a model that was not trained to."""
+    if decoding in decodings_of(model):
+        return
+    remedy = REMEDY_OF_CONVERTED
+    if is_stock(model):
+        check_is_decoder(model)
+        remedy = (
+            'pass decoding="verified", or, if it is a Qwen2, Qwen3, Llama or Mistral, make a WeDLM of it (`wedlm '
+            "convert`, then `wedlm train`)"
+        )
+    raise ValueError(f"decoding={decoding!r} fills MASK tokens, which this model was not trained for; {remedy}.")
 
 
 def check_support(model: PreTrainedModel, generation_config: GenerationConfig, model_kwargs: dict) -> None:
@@ -277,13 +297,11 @@ def warn_of_call(
             f"decoding={decoding!r} does not read {name} (it reads {', '.join(READS[decoding]) or 'no parameters'}); "
             "leave it out, or choose another decoding."
         )
-    config = model.config
-    is_taught = config.mask_trained or config.drafts is not None or getattr(model, "peft_config", None)
-    if config.converted_from is not None and decoding in ("streaming", "blockwise") and not is_taught:
+    fills_masks = decoding not in ("verified", "autoregressive") and decoding in decodings_of(model)
+    if fills_masks and not is_trained_in_masks(model):
         logger.warning_once(
-            f"decoding={decoding!r} writes nonsense with a model that was converted from {config.converted_from!r} "
-            'and not trained to fill in MASK; pass decoding="verified", or train it (if it was, by a version before '
-            "0.3.0, set mask_trained to true in its config.json)."
+            f"decoding={decoding!r} writes nonsense with a model that was converted from "
+            f"{model.config.converted_from!r} and not trained to fill in MASK; {REMEDY_OF_CONVERTED}."
         )
 
 

@@ -33,7 +33,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
     (tmp_path / "plain.jsonl").write_text("\n".join(json.dumps({"prompt": example.prompt}) for example in examples))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tuning, "settings_to_try", lambda: TRIED)
+    monkeypatch.setattr(tuning, "settings_to_try", lambda decodings: TRIED)
     return tmp_path
 
 

@@ -260,7 +260,7 @@ def test_import_wedlm_changes_no_other_call():
 def test_images_are_refused(images):
     model, ((name, value),) = stock("Llama"), images.items()
     with pytest.raises(ValueError, match=f"{name}='{type(value).__name__}' is not offered"):
-        check_support(model, resolved(model.generation_config, {}), images)
+        check_support(model, resolved(model, model.generation_config, {}), images)
 
 
 def test_autoregressive_decoding_is_that_of_transformers_whatever_the_mode():

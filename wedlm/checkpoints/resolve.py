@@ -180,6 +180,11 @@ def adapter_fields(folder: Path) -> dict:
     return fields
 
 
+def described_drafts(fields: dict) -> dict:
+    """The entry `drafts` of the config of a WeDLM that contains the draft adapter with these fields."""
+    return {"rank": fields["r"], "modules": sorted(fields["target_modules"])}
+
+
 def checkpoint_of(name: str | os.PathLike) -> str | os.PathLike:
     """Returns the base of a draft adapter, and any other name as it is."""
     return name if draft_adapter(name) is None else base_of(name)

@@ -104,6 +104,7 @@ def choose(
     from wedlm.evaluation.timing import measured_query_cost
     from wedlm.evaluation.tuning import decide, most_lost, settings_to_try, with_agreement
     from wedlm.evaluation.work_file import WorkFile, resumable
+    from wedlm.generation.stock import decodings_of
 
     logging.set_verbosity_error()
     questions = questions_of(examples, measure, model, tokenizer, data, max_new_tokens)
@@ -114,7 +115,8 @@ def choose(
         if QUERY_COST not in work:
             work.add(QUERY_COST, measured_query_cost(model))
         query_cost = model.generation_config.query_cost = work[QUERY_COST]
-        decodings = {label: with_defaults(setting, model) for label, setting in settings_to_try().items()}
+        tried = settings_to_try(decodings_of(model))
+        decodings = {label: with_defaults(setting, model) for label, setting in tried.items()}
         answers = sweep(model, tokenizer, questions, decodings, max_new_tokens, work)
     if measure == "agreement":
         answers = with_agreement(answers)

@@ -97,8 +97,8 @@ def test_a_checkpoint_that_is_not_wedlm(tmp_path):
     lines = shown_lines(run("info", folder))
     assert lines["kind"] == "Qwen2, not WeDLM"
     assert lines["what to do"] == (
-        f"`wedlm convert {folder} OUT` makes a WeDLM checkpoint of it, which decodes verified at once and needs "
-        "no training."
+        f"it decodes verified as it is, by `wedlm generate {folder} PROMPT`; for a training in MASKs, `wedlm convert "
+        f"{folder} OUT` makes a WeDLM checkpoint of it."
     )
     assert "decodings" not in lines and lines["MASK token"] == "none"
     assert lines["parameters"] == f"{AutoModelForCausalLM.from_pretrained(folder).num_parameters():,}"

@@ -80,6 +80,7 @@ def test_it_writes_what_it_takes_and_leaves_the_rest(place, monkeypatch):
     assert 0 <= after["query_cost"] == report["query_cost"] < 1
     assert f"One more query costs {100 * after['query_cost']:.1f} % of a forward with one." in result.stderr
     assert sorted(path.name for path in place.iterdir()) == ["data.jsonl", "mine", "plain.jsonl", "tune.json"]
+    assert "Every number is in tune-2.json." in run("mine", "--data", "data.jsonl", "--max-new-tokens", 2).stderr
     shown = " ".join(result.stdout.split())
     assert "The front" in shown and report["chosen"] in shown and BASELINE in shown
 

@@ -82,7 +82,8 @@ def serve(
         print(f"Everybody who reaches {host} may use the model: there is no --api-key.", file=sys.stderr)
     model, tokenizer = load_checkpoint(name, dtype, device, only_decodes=True, or_stock=True)
     model.generation_config.update(**settings)
-    check_decoding(model, model.generation_config.decoding)
+    for decoding in ("verified", model.generation_config.decoding):  # a batch decodes token by token as verified, too
+        check_decoding(model, decoding)
     if Path(name).is_dir():
         name = Path(name).resolve().name
     engine = Engine(model, max_batch_size, max_cached_tokens, max_waiting, request_timeout or None, fixed_shapes)

@@ -60,7 +60,7 @@ class Call:
         if not self.is_static:  # Static steps have the same shape for every limit.
             self.window_size = min(self.window_size, self.max_new_tokens)
         self.prompt = read_prompt(model, input_ids, self.max_new_tokens, generation_config, model_kwargs)
-        check_rope(text_config_of(model), self.max_entries, generation_config)
+        check_rope(model, self.max_entries, generation_config)
 
     @property
     def is_static(self) -> bool:

@@ -26,7 +26,7 @@ from wedlm.generation.transformers_internals import (
     resolved_generation_config,
     waits_for_other_ranks,
 )
-from wedlm.generation.validation import check_support, refuse, take_look_up
+from wedlm.generation.validation import check_decoding, check_support, refuse, take_look_up
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 LOOK_UP = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
@@ -81,7 +81,7 @@ class Verified:
     ) -> WeDLMGenerateOutput | torch.Tensor:
         streamer, synced_gpus = self.streamer, self.synced_gpus
         synced_gpus = waits_for_other_ranks(model) if synced_gpus is None else synced_gpus
-        config = resolved(generation_config, self.settings)
+        config = resolved(model, generation_config, self.settings)
         call = (input_ids, logits_processor, stopping_criteria, config)
         if config.decoding == "autoregressive":
             output = own_loop(model)(*call, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
@@ -91,7 +91,9 @@ class Verified:
         return (self.loop or decode)(model, *call, synced_gpus, streamer, **model_kwargs)
 
 
-def resolved(generation_config: GenerationConfig, settings: dict[str, Any]) -> GenerationConfig:
+def resolved(
+    model: PreTrainedModel, generation_config: GenerationConfig, settings: dict[str, Any]
+) -> GenerationConfig:
     """The generation config of a call, with the parameters of verified decoding on it."""
     config = copy(generation_config)
     for name, default in {**DEFAULTS, "decoding": "verified"}.items():
@@ -100,11 +102,7 @@ def resolved(generation_config: GenerationConfig, settings: dict[str, Any]) -> G
     for name, value in settings.items():
         setattr(config, name, value)
     check_parameters(config)
-    if config.decoding not in ("verified", "autoregressive"):
-        raise ValueError(
-            f"decoding={config.decoding!r} fills MASK tokens, which this model was not trained for; pass "
-            'decoding="verified", or make a WeDLM of it (`wedlm convert`, then `wedlm train`).'
-        )
+    check_decoding(model, config.decoding)
     take_look_up(config)
     if (mode := config.get_generation_mode()) not in MODES:
         refuse("generation mode", mode.value, config)
@@ -116,7 +114,7 @@ def resolved_config(model: PreTrainedModel, **arguments: Any) -> GenerationConfi
     if not is_stock(model):
         return resolved_generation_config(model, **arguments)
     own = {name: arguments.pop(name) for name in PARAMETERS if name in arguments}
-    return resolved(resolved_generation_config(model, **arguments), own)
+    return resolved(model, resolved_generation_config(model, **arguments), own)
 
 
 # --- From the arguments of generate() ---
@@ -143,7 +141,7 @@ def answer(model: PreTrainedModel, own: Callable, args: tuple, kwargs: dict[str,
         if decoding == "autoregressive" and mode_of(config, arguments.get("assistant_model")) not in MODES:
             return own(model, **look_up, **arguments)
         if config.token_healing and decoding != "autoregressive":
-            refuse("token_healing", config.token_healing, resolved(config, {}))
+            refuse("token_healing", config.token_healing, resolved(model, config, {}))
         if (assistant := arguments.get("assistant_model")) is not None:
             raise ValueError(
                 f"assistant_model={type(assistant).__name__} is not offered by verified decoding, whose drafts come "

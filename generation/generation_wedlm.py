@@ -39,6 +39,7 @@ from wedlm.generation.sampling import reads_no_text
 from wedlm.generation.static_steps import KEPT
 from wedlm.generation.transformers_internals import CACHE, check_is_filled, deprecates_old_name, keep_on_save
 from wedlm.generation.validation import (
+    check_decoding,
     check_in_vocabulary,
     check_inputs,
     check_support,
@@ -103,6 +104,7 @@ class WeDLMGenerationMixin(GenerationMixin):
         for name, value in (defaults | given).items():
             setattr(generation_config, name, value)
         check_parameters(generation_config)
+        check_decoding(self, generation_config.decoding)
         take_look_up(generation_config)
         if generation_config.decoding != "autoregressive":
             check_support(self, generation_config, model_kwargs)

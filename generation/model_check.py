@@ -12,6 +12,7 @@ from wedlm.generation.decoding import forward_queries
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.stock import is_stock, text_config_of
 from wedlm.generation.transformers_internals import attention_of
+from wedlm.generation.validation import REMEDY_OF_UNFIT
 from wedlm.generation.window import Text, WindowQueries
 
 LOCK = Lock()
@@ -54,14 +55,13 @@ def check_anew(model: PreTrainedModel, num_rows: int) -> None:
     except Exception as error:
         raise ValueError(
             f"{type(model).__name__} does not fit verified decoding: a forward with a mask of four dimensions and a "
-            f"cache with a length for each row fails ({type(error).__name__}: {' '.join(str(error).split())}); leave "
-            "out custom_generate."
+            f"cache with a length for each row fails ({type(error).__name__}: {' '.join(str(error).split())}); "
+            f"{REMEDY_OF_UNFIT}."
         ) from error
     if not fits:
         raise ValueError(
             f"{type(model).__name__} does not fit verified decoding: two branches in one forward see each other, or "
-            "tokens that were taken back (its attention or its cache does not follow the mask); leave out "
-            "custom_generate."
+            f"tokens that were taken back (its attention or its cache does not follow the mask); {REMEDY_OF_UNFIT}."
         )
 
 

@@ -30,9 +30,29 @@ def mask_token_of(model: PreTrainedModel) -> int | None:
     return embedding.mask_token_id if getattr(embedding, "has_active_mask", False) else None
 
 
+def is_trained_in_masks(model: PreTrainedModel) -> bool:
+    """Whether a model fills in MASK by its training, as far as its config and adapters tell.
+
+    An adapter of PEFT counts as such a training, except for a draft adapter, whose guesses have to be verified.
+    """
+    if is_stock(model):
+        return False
+    is_adapted = getattr(model, "peft_config", None) and not has_drafts_of_peft(model)
+    return model.config.converted_from is None or model.config.mask_trained or bool(is_adapted)
+
+
+def has_drafts_of_peft(model: PreTrainedModel) -> bool:
+    return hasattr(model.get_input_embeddings(), "drafts_at")
+
+
 def decodings_of(model: PreTrainedModel) -> tuple[str, ...]:
-    """The decodings that a model offers."""
-    return ("verified", "autoregressive") if is_stock(model) else DECODINGS
+    """The decodings that a model offers.
+
+    A converted model may have been trained without a word of it in its config, so it offers all of them (and
+    `warn_of_call` warns). With a draft adapter it is one that was made for verified decoding.
+    """
+    only_drafts = is_stock(model) or model.config.drafts is not None or has_drafts_of_peft(model)
+    return DECODINGS if is_trained_in_masks(model) or not only_drafts else ("verified", "autoregressive")
 
 
 def max_positions_of(model: PreTrainedModel) -> float:

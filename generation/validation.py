@@ -20,7 +20,9 @@ from wedlm.generation.row_cache import flash_function
 from wedlm.generation.stock import (
     FULL,
     SLIDING,
+    decodings_of,
     is_stock,
+    is_trained_in_masks,
     layer_types_of,
     rope_types_of,
     text_config_of,
@@ -29,6 +31,15 @@ from wedlm.generation.stock import (
 from wedlm.generation.transformers_internals import CACHE, attention_of, drops_cache, keeps_state
 
 logger = logging.get_logger(__name__)
+REMEDY_OF_CONVERTED = (
+    'pass decoding="verified", or train it by `wedlm train` (if it was trained before 0.3.0, set mask_trained to true '
+    "in its config.json)"
+)
+REMEDY_OF_LAYERS = (
+    "use the stock model that this WeDLM was converted from, which decodes verified as it is (`wedlm convert "
+    "--to-autoregressive` makes it again)"
+)
+REMEDY_OF_UNFIT = 'generate() decodes it by decoding="autoregressive"'
 # What means the same in every decoding.
 NO_WISHES = (("window_size", None), ("query_cost", None), ("acceptance_ratio", 1.0))
 
@@ -46,10 +57,15 @@ NOT_OFFERED = {
 }
 
 
-def refuse(name: str, value: object, generation_config: GenerationConfig) -> None:
+def refuse(
+    name: str,
+    value: object,
+    generation_config: GenerationConfig,
+    remedy: str = "leave it out (or reset it in model.generation_config)",
+) -> None:
     raise ValueError(
-        f"{name}={value!r} is not offered by decoding={generation_config.decoding!r}; leave it out (or reset it in "
-        'model.generation_config), or pass decoding="autoregressive".'
+        f"{name}={value!r} is not offered by decoding={generation_config.decoding!r}; {remedy}, or pass "
+        'decoding="autoregressive".'
     )
 
 
@@ -95,15 +111,28 @@ def check_in_vocabulary(input_ids: torch.Tensor, vocab_size: int) -> None:
         )
 
 
+def check_decoding(model: PreTrainedModel, decoding: str) -> None:
+    """Refuses a decoding that the model does not offer: it cannot verify, or was not trained to fill in MASK."""
+    if is_stock(model) and decoding != "autoregressive":
+        check_is_decoder(model)
+    if decoding in decodings_of(model):
+        return
+    remedy = REMEDY_OF_CONVERTED
+    if is_stock(model):
+        remedy = (
+            'pass decoding="verified", or, if it is a Qwen2, Qwen3, Llama or Mistral, make a WeDLM of it (`wedlm '
+            "convert`, then `wedlm train`)"
+        )
+    raise ValueError(f"decoding={decoding!r} fills MASK tokens, which this model was not trained for; {remedy}.")
+
+
 def check_support(model: PreTrainedModel, generation_config: GenerationConfig, model_kwargs: dict) -> None:
     """Refuses a call that parallel decoding cannot answer, before anything is computed."""
     config = text_config_of(model)
-    if is_stock(model):
-        check_is_decoder(model)
-    elif SLIDING in layer_types_of(config):
-        refuse("layer_types", config.layer_types, generation_config)
-    else:
-        check_rope(config, math.inf, generation_config)
+    if not is_stock(model):
+        if SLIDING in layer_types_of(config):
+            refuse("layer_types", config.layer_types, generation_config, REMEDY_OF_LAYERS)
+        check_rope(model, math.inf, generation_config)
     check_attention(model, config, generation_config)
     chunk_size = generation_config.prefill_chunk_size
     if chunk_size is not None and not is_count(chunk_size):
@@ -142,11 +171,13 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
         check_cache(cache, model, generation_config)
 
 
-def check_rope(config: PreTrainedConfig, most_positions: float, generation_config: GenerationConfig) -> None:
+def check_rope(model: PreTrainedModel, most_positions: float, generation_config: GenerationConfig) -> None:
     """Refuses rotary embeddings that stretch so many positions by the longest row: rows would change each other."""
+    config = text_config_of(model)
     for rope_type in rope_types_of(config) & {"dynamic", "longrope"}:
-        if most_positions > unstretched_positions(config):
-            refuse("rope_type", rope_type, generation_config)
+        if most_positions > (most := unstretched_positions(config)):
+            fewer = f"ask for fewer tokens, so that they and the prompt stay clear of {most} positions"
+            refuse("rope_type", rope_type, generation_config, fewer if is_stock(model) else REMEDY_OF_LAYERS)
 
 
 def take_look_up(generation_config: GenerationConfig) -> None:
@@ -232,7 +263,7 @@ def check_is_decoder(model: PreTrainedModel) -> None:
     elif "position_ids" not in arguments:
         reason = "its forward takes no position_ids"
     if reason is not None:
-        raise ValueError(f"{name} does not fit verified decoding: {reason}; leave out custom_generate.")
+        raise ValueError(f"{name} does not fit verified decoding: {reason}; {REMEDY_OF_UNFIT}.")
 
 
 def check_cache(cache: Any, model: PreTrainedModel, generation_config: GenerationConfig) -> None:
@@ -277,13 +308,11 @@ def warn_of_call(
             f"decoding={decoding!r} does not read {name} (it reads {', '.join(READS[decoding]) or 'no parameters'}); "
             "leave it out, or choose another decoding."
         )
-    config = model.config
-    is_taught = config.mask_trained or config.drafts is not None or getattr(model, "peft_config", None)
-    if config.converted_from is not None and decoding in ("streaming", "blockwise") and not is_taught:
+    fills_masks = decoding not in ("verified", "autoregressive") and decoding in decodings_of(model)
+    if fills_masks and not is_trained_in_masks(model):
         logger.warning_once(
-            f"decoding={decoding!r} writes nonsense with a model that was converted from {config.converted_from!r} "
-            'and not trained to fill in MASK; pass decoding="verified", or train it (if it was, by a version before '
-            "0.3.0, set mask_trained to true in its config.json)."
+            f"decoding={decoding!r} writes nonsense with a model that was converted from "
+            f"{model.config.converted_from!r} and not trained to fill in MASK; {REMEDY_OF_CONVERTED}."
         )
 
 

@@ -10,6 +10,9 @@ from stock_checkpoints import END, OLD_NAME, SAY, TOKENS, bits, edit, files_of, 
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from wedlm import WeDLMForCausalLM, convert_to_autoregressive, convert_to_wedlm
+from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.generation.parameters import DEFAULTS
+from wedlm.generation.stock import is_trained_in_masks
 from wedlm.modeling_wedlm.hub_code import AUTO_MAP, flat_files
 
 
@@ -86,6 +89,43 @@ def test_a_converted_model_writes_the_text_of_its_source_by_default(source, tmp_
     assert torch.equal(*(each.generate(tokens, max_new_tokens=20, do_sample=False) for each in (stock, model)))
     convert_to_autoregressive(tmp_path / "wedlm", tmp_path / "back")
     assert (tmp_path / "back" / "generation_config.json").exists() == (fields is not None)
+
+
+def test_what_was_trained_in_masks_still_is_after_a_time_as_a_stock_model(tmp_path):
+    """With its parameters of decoding, also where transformers has written the stock model in between."""
+    convert_to_autoregressive(DEMO_FOLDER, tmp_path / "plain")
+    AutoModelForCausalLM.from_pretrained(tmp_path / "plain").save_pretrained(tmp_path / "tuned")
+    AutoTokenizer.from_pretrained(tmp_path / "plain").save_pretrained(tmp_path / "tuned")
+    demo = json.loads((DEMO_FOLDER / "generation_config.json").read_text())
+    for folder in ("plain", "tuned"):
+        generation = json.loads((tmp_path / folder / "generation_config.json").read_text())
+        assert not generation.keys() & DEFAULTS.keys()
+        assert convert_to_wedlm(tmp_path / folder, tmp_path / f"{folder}-again").notes == [
+            "The tokenizer has a mask_token, '<|mask|>' (id 3); it is kept as MASK."
+        ]
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / f"{folder}-again")
+        assert is_trained_in_masks(model) and "wedlm" not in model.config.to_dict()
+        own = model.generation_config.to_dict()
+        assert {name: own[name] for name in DEFAULTS} == {name: demo.get(name) for name in DEFAULTS}
+
+
+@pytest.mark.parametrize("rows", [TOKENS, 384], ids=["added", "unused"])
+def test_a_row_of_mask_that_goes_takes_its_training_along(tmp_path, rows):
+    save_stock(tmp_path / "source", rows=rows)
+    convert_to_wedlm(tmp_path / "source", tmp_path / "wedlm")
+    edit(tmp_path / "wedlm" / "config.json", mask_trained=True)
+    edit(tmp_path / "wedlm" / "generation_config.json", decoding="blockwise", window_size=3)
+    notes = convert_to_autoregressive(tmp_path / "wedlm", tmp_path / "plain").notes
+    convert_to_wedlm(tmp_path / "plain", tmp_path / "again")
+    stays, config = rows > TOKENS, json.loads((tmp_path / "again" / "config.json").read_text())
+    assert len(notes) == (not stays) and config["mask_trained"] == stays
+    generation = json.loads((tmp_path / "again" / "generation_config.json").read_text())
+    assert (generation["decoding"], generation.get("window_size")) == (
+        ("blockwise", 3) if stays else ("verified", None)
+    )
+    edit(tmp_path / "plain" / "config.json", wedlm={"mask_token_id": TOKENS + 1, "decoding": "streaming"})
+    convert_to_wedlm(tmp_path / "plain", tmp_path / "again", overwrite=True)
+    assert not json.loads((tmp_path / "again" / "config.json").read_text())["mask_trained"], "another token is MASK"
 
 
 def test_back_after_training(source, tmp_path):

@@ -43,8 +43,10 @@ def test_the_command(tmp_path, monkeypatch):
     assert report["results"][0]["arguments"] == of_checkpoint | {"entropy_threshold": 0.1}
     assert all(label in first.stdout for label in labels) and "tokens per forward" in first.stdout
     assert all(label in first.stderr for label in labels), "a bar for each"
-    again = run(*asked, *several)
-    assert again.exit_code == 2 and "--out eval.json exists" in again.output
+    named = run(*asked, *several, "--out", "eval.json")
+    assert named.exit_code == 2 and "--out eval.json exists" in named.output
+    again = run("--recipe", "recipe.yaml", "--limit", 1)
+    assert "Written to eval-2.json." in again.stderr and (tmp_path / "eval-2.json").exists()
     assert run(*asked, *several, "--overwrite").exit_code == 0
     repeated = json.loads((tmp_path / "eval.json").read_text())
     assert without_times(repeated["results"]) == without_times(report["results"])

@@ -2,12 +2,14 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
 from command_line import PROMPT, run, save_checkpoint
 from draft_models import save_adapter
 from helpers import CHECKPOINTS
+from stock_checkpoints import edit
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from wedlm.checkpoints.facts import read_facts
@@ -95,8 +97,8 @@ def test_a_checkpoint_that_is_not_wedlm(tmp_path):
     lines = shown_lines(run("info", folder))
     assert lines["kind"] == "Qwen2, not WeDLM"
     assert lines["what to do"] == (
-        f"`wedlm convert {folder} OUT` makes a WeDLM checkpoint of it, which decodes verified at once and needs "
-        "no training."
+        f"it decodes verified as it is, by `wedlm generate {folder} PROMPT`; for a training in MASKs, `wedlm convert "
+        f"{folder} OUT` makes a WeDLM checkpoint of it."
     )
     assert "decodings" not in lines and lines["MASK token"] == "none"
     assert lines["parameters"] == f"{AutoModelForCausalLM.from_pretrained(folder).num_parameters():,}"
@@ -104,6 +106,29 @@ def test_a_checkpoint_that_is_not_wedlm(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(mistral))
     result = run("info", tmp_path)
     assert result.exit_code == 2 and "sliding_window=4096" in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_an_untrained_model_with_a_draft_adapter_offers_no_streaming(checkpoint, tmp_path):
+    """Neither in `info` nor anywhere else; trained in MASKs, the same model does."""
+    base = shutil.copytree(checkpoint, tmp_path / "base")
+    edit(base / "config.json", converted_from="qwen3")
+    edit(base / "generation_config.json", decoding="verified")
+    adapter = save_adapter(tmp_path / "adapter", base=base)
+    assert shown_lines(run("info", adapter))["decodings"] == "verified, autoregressive"
+    for command in (["generate"], ["compare"], ["trace"], ["serve", "--port", 0], ["chat"]):
+        words = [PROMPT] if command[0] in ("generate", "compare", "trace") else []
+        result = run(*command, adapter, *words, "--decoding", "blockwise")
+        assert result.exit_code == 2 and result.stderr.startswith("decoding='blockwise' fills MASK tokens, which this")
+        assert result.stdout == "" and result.stderr.count("\n") == 1
+    assert (
+        "streaming is no decoding; choose one of verified, auto"
+        in run("chat", adapter, input="/mode streaming").stdout
+    )
+    compared = run("compare", adapter, PROMPT, "--max-new-tokens", 4).stdout
+    assert "verified" in compared and "streaming" not in compared
+    edit(base / "config.json", mask_trained=True)
+    assert shown_lines(run("info", adapter))["decodings"] == ", ".join(DECODINGS)
+    assert run("generate", adapter, PROMPT, "--decoding", "streaming", "--max-new-tokens", 4).exit_code == 0
 
 
 def test_a_draft_adapter_is_named_above_its_base(checkpoint, tmp_path):

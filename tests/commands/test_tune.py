@@ -33,7 +33,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
     (tmp_path / "plain.jsonl").write_text("\n".join(json.dumps({"prompt": example.prompt}) for example in examples))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tuning, "settings_to_try", lambda: TRIED)
+    monkeypatch.setattr(tuning, "settings_to_try", lambda decodings: TRIED)
     return tmp_path
 
 
@@ -80,6 +80,7 @@ def test_it_writes_what_it_takes_and_leaves_the_rest(place, monkeypatch):
     assert 0 <= after["query_cost"] == report["query_cost"] < 1
     assert f"One more query costs {100 * after['query_cost']:.1f} % of a forward with one." in result.stderr
     assert sorted(path.name for path in place.iterdir()) == ["data.jsonl", "mine", "plain.jsonl", "tune.json"]
+    assert "Every number is in tune-2.json." in run("mine", "--data", "data.jsonl", "--max-new-tokens", 2).stderr
     shown = " ".join(result.stdout.split())
     assert "The front" in shown and report["chosen"] in shown and BASELINE in shown
 

@@ -11,6 +11,7 @@ from wedlm.evaluation.tuning import (
     MEASURES,
     Example,
     allowed,
+    decide,
     examples_needed,
     last_number,
     most_lost,
@@ -132,6 +133,18 @@ def test_a_setting_that_is_always_wrong_would_be_seen(monkeypatch, num_right, nu
         wrong = next(label for label in decodings if label.startswith("streaming"))
         bounds = most_lost({BASELINE: answers, wrong: qualities([0] * number)}, decodings)
         assert bounds[wrong] > loss
+
+
+def test_a_model_without_streaming_needs_no_number_of_examples():
+    decodings = settings_to_try(("verified", "autoregressive"))
+    assert {setting["decoding"] for setting in decodings.values()} == {"verified", "autoregressive"}
+    answers = {label: qualities([0]) for label in decodings}
+    results = {
+        label: {"arguments": setting, "most_lost": 0.0, "times_autoregressive": {"median": 1 + (label == BASELINE)}}
+        for label, setting in decodings.items()
+    }
+    chosen, reason = decide(answers, results, 0.01)
+    assert chosen == BASELINE and "streaming" not in reason
 
 
 @pytest.mark.parametrize(("loss", "settings"), [(0.01, 24), (0.05, 1)])

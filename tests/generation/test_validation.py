@@ -7,8 +7,9 @@ from copy import copy
 import pytest
 import torch
 from decoded import MODELS
+from draft_models import drafted, tiny_model, with_adapter
 from helpers import CHECKPOINTS, PAD, random_tokens
-from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from transformers import AutoConfig, BatchEncoding, DynamicCache, StaticCache
 from transformers.utils import logging
 
@@ -120,6 +121,25 @@ def test_a_converted_model_that_was_not_trained_says_that_it_writes_nonsense(sai
     assert blockwise.startswith("decoding='blockwise' writes nonsense")
 
 
+def test_a_converted_model_with_a_draft_adapter_does_not_fill_masks(said):
+    """Its drafts are guesses; only a training of the model, or an adapter of such a training, makes them more."""
+    ids, made = random_tokens(1, 6), {"converted_from": "qwen3"}
+    by_peft = with_adapter(tiny_model(**made))
+    of_a_training = get_peft_model(tiny_model(**made), LoraConfig(r=2, target_modules=["q_proj"]))
+    for decoding in ("streaming", "blockwise"):
+        sentence = f'decoding={decoding!r} fills MASK tokens, which .*; pass decoding="verified", or train it by '
+        for model in (drafted(**made), by_peft, by_peft.get_base_model()):
+            with pytest.raises(ValueError, match=sentence):
+                model.generate(input_ids=ids, decoding=decoding, max_new_tokens=2)
+            if model is not by_peft:
+                with pytest.raises(ValueError, match=sentence):
+                    model.generate_batch([ids[0].tolist()], decoding=decoding)
+            model.generate(input_ids=ids, decoding="verified", max_new_tokens=2)
+        for model in (drafted(), drafted(**made, mask_trained=True), of_a_training):
+            model.generate(input_ids=ids, decoding=decoding, max_new_tokens=2)
+    assert said() == []
+
+
 @pytest.mark.parametrize("arguments, message", REFUSED, ids=lambda value: str(value)[:40])
 def test_what_is_not_offered_is_refused_by_name(arguments, message):
     model = MODELS["q3"]
@@ -148,7 +168,7 @@ LONG_ROPE = {"long_factor": [1.0] * 8, "short_factor": [1.0] * 8, "original_max_
 )
 def test_layers_that_look_at_the_batch_or_slide_are_refused_by_name(fields, message):
     config = AutoConfig.from_pretrained(CHECKPOINTS / "q3", **fields)
-    with pytest.raises(ValueError, match=f"{message} is not offered"):
+    with pytest.raises(ValueError, match=f"{message} is not offered .*; use the stock model that"):
         WeDLMForCausalLM(config).generate(random_tokens(1, 6), max_new_tokens=4)
 
 

@@ -37,8 +37,9 @@ STOCK = {
     "llama": StockArchitecture("LlamaForCausalLM", PLAIN, {**NO_BIAS, "mlp_bias": (None, False), **FULL_ATTENTION}),
     "mistral": StockArchitecture("MistralForCausalLM", PLAIN, FULL_ATTENTION),
 }
+KEPT_ENTRY = "wedlm"  # of a stock config.json: what a WeDLM that was converted to it knows beside its weights
 # A conversion does not carry these over.
-OWN_FIELDS = ("model_type", "auto_map", "mask_token_id", "mask_row", "converted_from")
+OWN_FIELDS = ("model_type", "auto_map", "mask_token_id", "mask_row", "converted_from", KEPT_ENTRY)
 
 
 def check_architecture(fields: dict, source: object, wanted: tuple[str, ...]) -> None:

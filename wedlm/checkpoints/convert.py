@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wedlm.checkpoints.architectures import (
+    KEPT_ENTRY,
     STOCK,
     WEDLM_CLASS,
     check_architecture,
@@ -22,6 +23,7 @@ from wedlm.checkpoints.facts import limits_of_parallel_decoding, offered_decodin
 from wedlm.checkpoints.new_folder import check_apart, check_links, check_out
 from wedlm.checkpoints.plan import Plan, write
 from wedlm.checkpoints.resolve import (
+    CONFIG_FILE,
     FROM_MODEL,
     GENERATION_FILE,
     checkpoint_folder,
@@ -29,7 +31,7 @@ from wedlm.checkpoints.resolve import (
     read_config,
     read_generation_fields,
 )
-from wedlm.checkpoints.shards import EMBEDDING, HEAD, Shard, read_shards
+from wedlm.checkpoints.shards import EMBEDDING, HEAD, Shard, read_json, read_shards
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles, for_stock
 from wedlm.generation.parameters import DEFAULTS
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
@@ -91,7 +93,8 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
     plan = checkpoint.plan()
     if checkpoint.model_type != MODEL_TYPE:
         add_mask(plan, checkpoint.tokenizer, generation_fields, source)
-        generation_fields = plan.changed[GENERATION_FILE] = with_text_of_source(checkpoint, generation_fields)
+        kept = restore_training(checkpoint)
+        generation_fields = plan.changed[GENERATION_FILE] = with_decoding(checkpoint, generation_fields, kept)
     elif config.mask_token_id is None:
         plan.notes.append("The config names no mask_token_id, so the result loads, but masked prediction refuses it.")
     config.architectures, config.auto_map = [WEDLM_CLASS], None  # the code written beside it sets auto_map
@@ -156,26 +159,53 @@ def plan_of_stock(checkpoint: Source) -> Plan:
             f"{families()} has both, so there is no stock class to convert it to."
         )
     check_layers(config.to_dict(), source, model_type)
-    plan = checkpoint.plan()
+    plan, generation_fields = checkpoint.plan(), read_generation_fields(checkpoint.folder)
+    kept = kept_training(config, generation_fields)
     remove_mask(plan, checkpoint.tokenizer, source)
     plan.changed |= for_stock({**checkpoint.tokenizer.contents, **plan.changed})
-    generation_fields = read_generation_fields(checkpoint.folder)
     if generation_fields.keys() & DEFAULTS.keys():  # parameters of parallel decoding
         plan.changed[GENERATION_FILE] = without_parallel_decoding(config, generation_fields)
-    return replace(plan, config=stock_fields(config, model_type))
+    return replace(plan, config=stock_fields(config, model_type) | kept)
+
+
+# --- What a stock checkpoint has no place for ---
+
+
+def kept_training(config: WeDLMConfig, generation_fields: dict) -> dict:
+    """The entry of a stock config.json by which `restore_training` knows a model that was trained in MASKs.
+
+    transformers keeps entries that it does not know.
+    """
+    is_trained = config.mask_token_id is not None and (config.converted_from is None or config.mask_trained)
+    if not is_trained or config.mask_row == "added":  # that row goes, and its training with it
+        return {}
+    given = {name: value for name, value in generation_fields.items() if name in DEFAULTS}
+    if generation_fields.get(FROM_MODEL):  # transformers reads none of them
+        given = {}
+    return {KEPT_ENTRY: {"mask_token_id": config.mask_token_id, "decoding": DEFAULTS["decoding"], **given}}
+
+
+def restore_training(checkpoint: Source) -> dict:
+    """Marks a model as trained in MASKs if it was before it became a stock one; returns its parameters of decoding."""
+    kept = read_json(checkpoint.folder / CONFIG_FILE).get(KEPT_ENTRY)
+    if not isinstance(kept, dict) or kept.get("mask_token_id") != checkpoint.config.mask_token_id:
+        return {}
+    checkpoint.config.mask_trained = True
+    return {name: value for name, value in kept.items() if name in DEFAULTS}
 
 
 # --- generation_config.json ---
 
 
-def with_text_of_source(checkpoint: Source, generation_fields: dict) -> dict:
-    """The content of generation_config.json for a model that was not trained to fill in MASK.
+def with_decoding(checkpoint: Source, generation_fields: dict, kept: dict) -> dict:
+    """The content of generation_config.json with the parameters that were kept.
 
-    Autoregressive decoding knows every kind of RoPE, and beams, which verified decoding refuses.
+    The decoding is verified if none was kept, for it writes the text of the source; and autoregressive, which knows
+    every kind of RoPE, and beams, if the model does not offer that one.
     """
-    fields = dict(generation_fields or fields_of_no_file(checkpoint.config))
-    offered = offered_decodings(checkpoint.model, fields)
-    fields["decoding"] = "verified" if "verified" in offered else "autoregressive"
+    fields = (generation_fields or fields_of_no_file(checkpoint.config)) | {"decoding": "verified"} | kept
+    if fields["decoding"] not in offered_decodings(checkpoint.model, fields):
+        fields["decoding"] = "autoregressive"
     if FROM_MODEL in fields:
         fields[FROM_MODEL] = False  # transformers would take nothing else from the file
     return fields
@@ -281,6 +311,10 @@ def remove_mask(plan: Plan, tokenizer: TokenizerFiles, source: object) -> None:
             plan.notes.append(f"MASK, token {mask_token_id}, stays: no conversion to WeDLM added it.")
         return
     if config.mask_row == "added":
+        if config.mask_trained:
+            plan.notes.append(
+                "The row of MASK goes, and its training with it: a WeDLM again, it is to be trained anew."
+            )
         if mask_token_id != config.vocab_size - 1:
             raise CheckpointError(
                 f"mask_token_id={mask_token_id} is not the last of the {config.vocab_size} rows of {source} any more, "

@@ -13,8 +13,10 @@ from wedlm.checkpoints.architectures import STOCK, check_architecture, wedlm_mod
 from wedlm.checkpoints.resolve import (
     FROM_MODEL,
     GENERATION_FILE,
+    adapter_fields,
     checkpoint_folder,
     checkpoint_of,
+    described_drafts,
     draft_adapter,
     read_config,
     read_generation_fields,
@@ -90,6 +92,9 @@ def read_facts(name: str | os.PathLike) -> Facts:
         generation = read_generation_fields(adapter) or with_verified_decoding(generation)
     if generation.get(FROM_MODEL):
         generation = {field: value for field, value in generation.items() if field not in DEFAULTS}
+    if adapter is not None:
+        model.config = copy(config)
+        model.config.drafts = described_drafts(adapter_fields(adapter))
     tokenizer = TokenizerFiles.read(folder)
     tokens = {i: token for token, i in tokenizer.token_ids().items()}
     return Facts(

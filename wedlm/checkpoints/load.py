@@ -27,6 +27,7 @@ from wedlm.checkpoints.resolve import (
     DRAFT_TYPE,
     GENERATION_FILE,
     adapter_fields,
+    described_drafts,
     draft_adapter,
     read_config,
     wedlm_folder,
@@ -176,7 +177,7 @@ def native_adapter(folder: Path, model: WeDLMForCausalLM, base_fingerprint: Fing
         check_base(base_fingerprint, fields)
         config = copy(model.config)
         config.require_mask_token_id()
-        config.drafts = {"rank": fields["r"], "modules": sorted(fields["target_modules"])}
+        config.drafts = described_drafts(fields)
         check_shapes(tensors, config)
         scaled = {name: value * scale if name.endswith(".up") else value for name, value in tensors.items()}
         if broken := [name for name, value in scaled.items() if not value.isfinite().all()]:

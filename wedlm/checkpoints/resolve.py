@@ -124,9 +124,10 @@ def require_tokenizer(name: str | os.PathLike, folder: Path) -> None:
 
 def require_wedlm(name: str | os.PathLike, fields: dict) -> None:
     if (model_type := fields.get("model_type")) != MODEL_TYPE:
-        raise CheckpointError(
-            f"{name} is of model_type {model_type!r}, and this needs WeDLM; {how_to_convert(name, model_type)}."
-        )
+        what = how_to_convert(name, model_type)
+        if model_type not in STOCK_FAMILIES:
+            what += "; other causal models are decoded as they are by `wedlm generate`, `chat`, `compare` and `serve`"
+        raise CheckpointError(f"{name} is of model_type {model_type!r}, and this needs WeDLM; {what}.")
 
 
 def how_to_convert(name: str | os.PathLike, model_type: str | None) -> str:
@@ -178,6 +179,11 @@ def adapter_fields(folder: Path) -> dict:
                 "or copy the adapter again."
             )
     return fields
+
+
+def described_drafts(fields: dict) -> dict:
+    """The entry `drafts` of the config of a WeDLM that contains the draft adapter with these fields."""
+    return {"rank": fields["r"], "modules": sorted(fields["target_modules"])}
 
 
 def checkpoint_of(name: str | os.PathLike) -> str | os.PathLike:

@@ -18,7 +18,7 @@ from wedlm.commands.shared_options import (
     OutFile,
     OverwriteFile,
     RepeatedDecodingOptions,
-    check_out_file,
+    new_out_file,
     option,
     read_threshold,
 )
@@ -64,7 +64,7 @@ def eval(
     unsafe_run_code: Annotated[
         bool, option("Allow --run-code as root where the system keeps the code from nothing.", "--unsafe-run-code")
     ] = False,
-    out: OutFile = Path("eval.json"),
+    out: OutFile = None,
     overwrite: OverwriteFile = False,
     dtype: Dtype = "auto",
     device: Device = None,
@@ -74,7 +74,7 @@ def eval(
     After a stop, the same command continues. docs/evaluate.md describes recipes and tasks of your own.
     """
     given = locals()
-    check_out_file("--out", out, overwrite)
+    out = new_out_file(out, "eval.json", overwrite)
     from wedlm.checkpoints.resolve import wedlm_folder
     from wedlm.evaluation.decodings import combinations
     from wedlm.evaluation.recipe import EvalSettings, Recipe, read_recipe

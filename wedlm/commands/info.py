@@ -6,7 +6,7 @@ import torch
 
 from wedlm.checkpoints.architectures import family_of
 from wedlm.checkpoints.facts import Facts, dtype_name, read_facts
-from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, STOCK_FAMILIES, how_to_convert
+from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, how_to_convert
 from wedlm.checkpoints.shards import read_json
 from wedlm.fused.product import described_product
 from wedlm.generation.parameters import DEFAULTS
@@ -50,10 +50,11 @@ def described(facts: Facts) -> list[tuple[str, str]]:
         ),
     ]
     if not is_wedlm:
-        what = how_to_convert(facts.name, facts.model_type)
-        if facts.model_type in STOCK_FAMILIES:
-            what += ", which decodes verified at once and needs no training"
-        return [*result, ("what to do", f"{what}.")]
+        what = (
+            f"it decodes verified as it is, by `wedlm generate {facts.name} PROMPT`; for a training in MASKs, "
+            f"{how_to_convert(facts.name, facts.model_type)}."
+        )
+        return [*result, ("what to do", what)]
     return [
         *result,
         ("generation", settings(facts.generation)),

@@ -36,7 +36,10 @@ Device = Annotated[
 ]
 OverwriteCheckpoint = Annotated[bool, option("Replace OUT if it is a checkpoint.", "--overwrite")]
 OverwriteFile = Annotated[bool, option("Replace FILE.", "--overwrite")]
-OutFile = Annotated[Path, option("The file for all numbers.", metavar="FILE")]
+OutFile = Annotated[
+    Path | None,
+    option("The file for all numbers; by default a new one with the name of the command.", metavar="FILE"),
+]
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,16 @@ def read_threshold(text: str) -> float | None:
         return float(text)
     except ValueError:
         raise ValueError(f"--entropy-threshold {text} is neither a number of nats nor none.") from None
+
+
+def new_out_file(given: Path | None, default: str, overwrite: bool) -> Path:
+    """The file for all numbers; by default eval.json, say, or else eval-2.json and so on, so that none is replaced."""
+    file, number = given or Path(default), 1
+    while given is None and not overwrite and file.exists():
+        number += 1
+        file = Path(default).with_stem(f"{Path(default).stem}-{number}")
+    check_out_file("--out", file, overwrite)
+    return file
 
 
 def check_out_file(option: str, file: Path, overwrite: bool) -> None:

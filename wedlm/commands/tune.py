@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from wedlm.commands.command import table_console
-from wedlm.commands.shared_options import Device, Dtype, OutFile, OverwriteFile, check_out_file, option
+from wedlm.commands.shared_options import Device, Dtype, OutFile, OverwriteFile, new_out_file, option
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -35,7 +35,7 @@ def tune(
         ),
     ] = None,
     max_new_tokens: Annotated[int, option("The largest number of tokens of an answer.")] = 256,
-    out: OutFile = Path("tune.json"),
+    out: OutFile = None,
     overwrite: OverwriteFile = False,
     dry_run: Annotated[bool, option("Do not change generation_config.json.", "--dry-run")] = False,
     dtype: Dtype = "auto",
@@ -45,7 +45,7 @@ def tune(
 
     Every setting answers every example. After a stop, the same command continues.
     """
-    check_out_file("--out", out, overwrite)
+    out = new_out_file(out, "tune.json", overwrite)
     from wedlm.checkpoints.load import load_checkpoint
     from wedlm.checkpoints.resolve import FROM_MODEL, GENERATION_FILE, read_generation_fields, wedlm_folder
     from wedlm.checkpoints.whole_file import write_whole
@@ -74,7 +74,7 @@ def tune(
     if config.get(FROM_MODEL, not config):
         config |= {FROM_MODEL: False}
     write_whole(model / GENERATION_FILE, json.dumps(config | chosen, indent=2) + "\n")
-    print(f"Written into {model / GENERATION_FILE}; every number is in {out}.", file=sys.stderr)
+    print(f"Written into {model / GENERATION_FILE}.", file=sys.stderr)
     print(f'Next: wedlm generate {quote(str(model))} "Why is the sky blue?"', file=sys.stderr)
     if config.get("do_sample"):
         print(f"{GENERATION_FILE} says do_sample, and the settings were compared on greedy texts.", file=sys.stderr)
@@ -104,6 +104,7 @@ def choose(
     from wedlm.evaluation.timing import measured_query_cost
     from wedlm.evaluation.tuning import decide, most_lost, settings_to_try, with_agreement
     from wedlm.evaluation.work_file import WorkFile, resumable
+    from wedlm.generation.stock import decodings_of
 
     logging.set_verbosity_error()
     questions = questions_of(examples, measure, model, tokenizer, data, max_new_tokens)
@@ -114,7 +115,8 @@ def choose(
         if QUERY_COST not in work:
             work.add(QUERY_COST, measured_query_cost(model))
         query_cost = model.generation_config.query_cost = work[QUERY_COST]
-        decodings = {label: with_defaults(setting, model) for label, setting in settings_to_try().items()}
+        tried = settings_to_try(decodings_of(model))
+        decodings = {label: with_defaults(setting, model) for label, setting in tried.items()}
         answers = sweep(model, tokenizer, questions, decodings, max_new_tokens, work)
     if measure == "agreement":
         answers = with_agreement(answers)
@@ -134,6 +136,7 @@ def choose(
     )
     work.remove()
     print_front(results, front(results), chosen)
+    print(f"Every number is in {out}.", file=sys.stderr)
     if chosen is None:
         print(f"Nothing is written into {folder / GENERATION_FILE}: {reason}", file=sys.stderr)
         return None

@@ -12,6 +12,7 @@ import numpy as np
 
 from wedlm.evaluation.decodings import BASELINE, combinations, is_exact
 from wedlm.evaluation.sweep import Answer, paired_bounds
+from wedlm.generation.parameters import DECODINGS
 
 CONFIDENCE = 0.95  # of all settings together
 
@@ -155,12 +156,14 @@ STREAMING = {
 }
 
 
-def settings_to_try() -> dict[str, dict[str, Any]]:
-    return (
+def settings_to_try(decodings: tuple[str, ...] = DECODINGS) -> dict[str, dict[str, Any]]:
+    """The settings that are tried on a model which offers these decodings."""
+    settings = (
         combinations([BASELINE, "verified"], window_size=[4, 8, 16])
         | combinations(["streaming"], **STREAMING)
         | combinations(["streaming"], window_size=[16], entropy_threshold=[0.1, 0.2, 0.4], distance_penalty=[0.05])
     )
+    return {label: setting for label, setting in settings.items() if setting["decoding"] in decodings}
 
 
 def read_share(text: str) -> float:
@@ -226,7 +229,7 @@ def decide(answers: dict[str, list[Answer]], results: dict[str, dict], loss: flo
     needed = examples_needed(loss, num_uncertain)
     fastest = allowed(results, loss)[0]
     share = f"{100 * loss:g} % of the answers"
-    if not would_show_a_loss(base, loss, num_uncertain):
+    if num_uncertain and not would_show_a_loss(base, loss, num_uncertain):
         return None, (
             f"autoregressive decoding answers {int(qualities(base).sum())} of {number} examples rightly, too few to "
             f"show that a setting which is always wrong loses more than {share}; give more examples, or another "
@@ -249,6 +252,8 @@ def decide(answers: dict[str, list[Answer]], results: dict[str, dict], loss: flo
 
 def examples_needed(loss: float, num_uncertain: int) -> int | None:
     """How many examples, all right and none lost, show a loss of at most `loss`; None if no number does."""
+    if not num_uncertain:
+        return 0
     z = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / num_uncertain)
     return math.ceil(z**2 * (1 - loss) / loss) if loss > 0 else None
 

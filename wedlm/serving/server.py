@@ -17,6 +17,7 @@ from wedlm.batching.manager import DIED
 from wedlm.checkpoints.errors import one_line
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.generation.parameters import DEFAULTS, check_parameters
+from wedlm.generation.validation import check_decoding
 from wedlm.serving.access import AccessMiddleware, is_this_machine
 from wedlm.serving.connections import (
     BACKLOG,
@@ -81,6 +82,8 @@ def serve(
         print(f"Everybody who reaches {host} may use the model: there is no --api-key.", file=sys.stderr)
     model, tokenizer = load_checkpoint(name, dtype, device, only_decodes=True, or_stock=True)
     model.generation_config.update(**settings)
+    for decoding in ("verified", model.generation_config.decoding):  # a batch decodes token by token as verified, too
+        check_decoding(model, decoding)
     if Path(name).is_dir():
         name = Path(name).resolve().name
     engine = Engine(model, max_batch_size, max_cached_tokens, max_waiting, request_timeout or None, fixed_shapes)

@@ -11,9 +11,15 @@ from transformers import AutoTokenizer
 
 from wedlm import DraftLoraConfig, WeDLMForCausalLM, WeDLMTrainer, WeDLMTrainingArguments
 
-name, out, steps = sys.argv[1:] or ["hub_card/wedlm-demo", "build/drafts", "8"]
-model = WeDLMForCausalLM.from_pretrained(name)
-tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
+words = sys.argv[1:] or ["hub_card/wedlm-demo", "build/drafts", "8"]
+if len(words) != 3 or not words[2].isdecimal():
+    sys.exit(__doc__)
+name, out, steps = words
+try:
+    model = WeDLMForCausalLM.from_pretrained(name)
+    tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
+except (OSError, ValueError) as error:
+    sys.exit(" ".join(str(error).split()))
 
 chats = [[{"role": "user", "content": f"Count up by 3 from {start} to {start + 30}."}] for start in range(1, 9)]
 inputs = tokenizer.apply_chat_template(

@@ -8,9 +8,13 @@ import sys
 
 import torch
 from datasets import Dataset
-from trl import SFTConfig, SFTTrainer
 
 from wedlm import WeDLMForCausalLM
+
+try:
+    from trl import SFTConfig, SFTTrainer
+except ImportError as error:
+    sys.exit(f"A package is missing ({error}); run: pip install trl.")
 
 name, out, steps = sys.argv[1:] or ["hub_card/wedlm-demo", "build/sft", "8"]
 chat = [{"role": "user", "content": "Which town is it?"}, {"role": "assistant", "content": "It is Lima."}]

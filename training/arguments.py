@@ -38,6 +38,9 @@ class WeDLMTrainingArguments(ObjectiveOptions, DataOptions, TrainingArguments):
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
         rename_checkpointing(self)
         TrainingArguments.__post_init__(self)
+        for name in ("gradient_accumulation_steps", "per_device_train_batch_size", "per_device_eval_batch_size"):
+            if (number := getattr(self, name)) < 1:
+                raise ValueError(f"{name}={number} leaves nothing to train on; pass 1 or more.")
         if self.attn_implementation not in MASKS:
             raise ValueError(
                 f"attn_implementation={self.attn_implementation!r} cannot express the attention of the two streams; "

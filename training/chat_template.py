@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import render_jinja_template
 
+from wedlm.checkpoints.rendering import render, render_with_spans
 from wedlm.training.run_errors import TrainingError
 
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -30,35 +30,22 @@ class Renderer(NamedTuple):
     where: str  # the file and line of the record, for error messages
 
     def __call__(self, messages: Sequence[dict], add_generation_prompt: bool = False) -> str:
-        return self.run(
-            self.tokenizer.apply_chat_template,
-            list(messages),
-            tools=self.tools,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-        )
+        return self.run(render, messages, tools=self.tools, add_generation_prompt=add_generation_prompt)
 
     def marked_spans(self, messages: Sequence[dict]) -> list[tuple[int, int]] | None:
         """Returns the spans inside the template's {% generation %} marks, or None if it has none."""
-        template = self.run(self.tokenizer.get_chat_template, tools=self.tools)
+        template = self.tokenizer.get_chat_template(tools=self.tools)
         if not GENERATION_MARK.search(template):
             return None
         # apply_chat_template's own mask of tokens runs to the end of the text if a character belongs to no token.
-        _, spans = self.run(
-            render_jinja_template,
-            conversations=[list(messages)],
-            tools=self.tools,
-            chat_template=template,
-            return_assistant_tokens_mask=True,
-            **self.tokenizer.special_tokens_map,
-        )
-        return [(start, end) for start, end in spans[0] if start < end]
+        _, spans = self.run(render_with_spans, messages, tools=self.tools)
+        return [(start, end) for start, end in spans if start < end]
 
-    def run(self, function: Callable, *args, **kwargs) -> Any:
+    def run(self, function: Callable, messages: Sequence[dict], **arguments: Any) -> Any:
         """Calls a function that runs the template, and turns its errors into a TrainingError."""
         try:
-            return function(*args, **kwargs)
-        except Exception as error:  # a template is a program and can raise anything
+            return function(self.tokenizer, messages, **arguments)
+        except ValueError as error:
             reason = " ".join(str(error).split()).rstrip(".")
             raise TrainingError(
                 f"{self.where}: the chat template refuses the messages ({reason}); change the one or the other."

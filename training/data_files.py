@@ -21,6 +21,7 @@ from wedlm.training.run_errors import TrainingError
 
 EXTENSIONS = (".jsonl", ".json", ".parquet")
 NO_RECORDS = "The data has no records; give a file or a dataset with at least one."
+TOO_DEEP = "nested too deeply; flatten or remove it"
 NUM_CHECKED = 1000  # records that are read before anything else is done
 FIELDS = ("messages", "prompt", "completion", "text", "tools")
 # A record of a file stays JSON text until it is tokenized. Arrow would give all records one type, and fill the gaps
@@ -127,6 +128,8 @@ def read_json(file: str) -> Iterator[tuple[str, str]]:
         raise TrainingError(f"{file} is no UTF-8 text; save the file as UTF-8.") from None
     except json.JSONDecodeError as error:
         raise TrainingError(f"{file}, line {error.lineno} is no JSON ({error.msg}); correct it.") from None
+    except RecursionError:
+        raise TrainingError(f"{file} has a record that is {TOO_DEEP}.") from None
     for number, record in enumerate(records):
         yield json.dumps(record), f"record {number}"
 
@@ -162,6 +165,8 @@ def parse_record(columns: dict, index: int) -> Record:
         json.dumps(content, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise TrainingError(f"{where} is no JSON ({error.msg}, column {error.colno}); correct it.") from None
+    except RecursionError:
+        raise TrainingError(f"{where} is {TOO_DEEP}.") from None
     except UnicodeEncodeError:
         raise TrainingError(f"{where} has half of a surrogate pair, which is no text; remove it.") from None
     if not isinstance(content, dict):

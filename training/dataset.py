@@ -41,7 +41,12 @@ FEATURES = Features(
     {**SEQUENCE_FEATURES, "outcome": Value("string"), **{name: Value("int64") for name in COUNT_COLUMNS[1:]}}
 )
 # The modules whose code decides the tokens of a record: a change of it tokenizes cached data anew.
-CODE = ("wedlm.training.chat_template", "wedlm.training.data_files", "wedlm.training.tokenization")
+CODE = (
+    "wedlm.checkpoints.rendering",
+    "wedlm.training.chat_template",
+    "wedlm.training.data_files",
+    "wedlm.training.tokenization",
+)
 PACKING_BUFFER = 512  # samples of a streamed dataset that are packed at a time
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.new_folder import check_out, complete_or_absent
-from wedlm.checkpoints.resolve import base_of, draft_adapter
+from wedlm.checkpoints.resolve import base_of, checkpoint_folder, draft_adapter
 
 
 def merge_adapter(adapter: str, out: str | os.PathLike, *, overwrite: bool = False) -> Path:
@@ -19,13 +19,15 @@ def merge_adapter(adapter: str, out: str | os.PathLike, *, overwrite: bool = Fal
         )
     # These import torch, and need not for an adapter that cannot be merged.
     from peft import PeftModel
-    from transformers import AutoTokenizer
 
     from wedlm import WeDLMForCausalLM
+    from wedlm.checkpoints.load import read_model
+    from wedlm.checkpoints.tokenizer_files import load_tokenizer
 
     try:
         # The checkpoint is not quantized here, even if it was while the adapter was trained.
-        model = WeDLMForCausalLM.from_pretrained(base, dtype="auto")
+        folder = checkpoint_folder(base, with_weights=True)
+        model = read_model(WeDLMForCausalLM, base, folder, dtype="auto")
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"The checkpoint {base}, which {adapter} was trained on, cannot be loaded ({one_line(error)}); put it "
@@ -36,7 +38,7 @@ def merge_adapter(adapter: str, out: str | os.PathLike, *, overwrite: bool = Fal
         model.config.mask_trained = True
         # Trainer saves the tokenizer, chat template included, beside the adapter.
         has_tokenizer = (Path(adapter) / "tokenizer_config.json").exists()
-        tokenizer = AutoTokenizer.from_pretrained(adapter if has_tokenizer else base, trust_remote_code=False)
+        tokenizer = load_tokenizer(Path(adapter) if has_tokenizer else folder, adapter if has_tokenizer else base)
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{adapter} cannot be merged ({one_line(error)}); train or copy it again.") from error
     with complete_or_absent(out, overwrite) as folder:

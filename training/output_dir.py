@@ -9,14 +9,12 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import broadcast_object_list
-from transformers import PreTrainedConfig
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from wedlm.checkpoints.architectures import STOCK, wedlm_model
+from wedlm.checkpoints.architectures import wedlm_model
 from wedlm.checkpoints.new_folder import check_space, is_checkpoint
 from wedlm.checkpoints.shards import INDEX_FILE
 from wedlm.checkpoints.whole_file import write_whole
-from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.data_files import find_files
 from wedlm.training.resume import ADAPTER_FILES, checkpoint_to_resume, newest_complete, newest_first
@@ -34,7 +32,7 @@ RUN_PATTERNS = (CHECKPOINTS, "*.safetensors", INDEX_FILE, "config.json", ADAPTER
 # --- Before the run ---
 
 
-def check_output_dir(run: RunArguments, training: WeDLMTrainingArguments, config: PreTrainedConfig) -> None:
+def check_output_dir(run: RunArguments, training: WeDLMTrainingArguments, fields: dict) -> None:
     """Refuses an output_dir that cannot be written, or whose disk has no room for a checkpoint. It writes nothing."""
     folder = Path(training.output_dir).resolve()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
@@ -45,14 +43,14 @@ def check_output_dir(run: RunArguments, training: WeDLMTrainingArguments, config
             f"output_dir={training.output_dir} cannot be written ({error.strerror}: {existing}); choose another "
             "folder."
         ) from error
-    check_space(folder / "checkpoint", checkpoint_size(run, training, config))
+    check_space(folder / "checkpoint", checkpoint_size(run, training, fields))
 
 
-def checkpoint_size(run: RunArguments, training: WeDLMTrainingArguments, config: PreTrainedConfig) -> int:
+def checkpoint_size(run: RunArguments, training: WeDLMTrainingArguments, fields: dict) -> int:
     """Returns the least size of a checkpoint in bytes; 0 for an adapter, which is small."""
-    if run.lora_r or config.model_type not in (MODEL_TYPE, *STOCK):
+    if run.lora_r:
         return 0
-    _, model = wedlm_model(config.to_dict(), run.model)
+    _, model = wedlm_model(fields, run.model)
     dtype = torch.float32 if run.dtype == "auto" else getattr(torch, run.dtype)
     is_adam = training.optim.value in ("adamw_torch", "adamw_torch_fused")  # two numbers for each weight
     has_optimizer = is_adam and not training.save_only_model and training.save_strategy.value != "no"

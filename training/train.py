@@ -15,15 +15,17 @@ from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_t
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     BitsAndBytesConfig,
     GenerationConfig,
-    PreTrainedConfig,
     PreTrainedTokenizerBase,
     set_seed,
 )
 
+from wedlm.checkpoints.architectures import STOCK, check_architecture, read_wedlm_config
 from wedlm.checkpoints.convert import convert_to_wedlm
+from wedlm.checkpoints.load import read_model
+from wedlm.checkpoints.resolve import checkpoint_folder, read_config, require_tokenizer
+from wedlm.checkpoints.tokenizer_files import load_tokenizer
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
@@ -50,7 +52,7 @@ def train(arguments: list[str]) -> None:
     datasets, summaries = prepare_datasets(run, training, tokenizer)
     print_summaries(summaries, training)
     source = run.model
-    if config.model_type != MODEL_TYPE:
+    if config["model_type"] != MODEL_TYPE:
         source = convert_model(run, training, is_resumed=checkpoint is not None)
     with as_training_errors():
         trainer = WeDLMTrainer(
@@ -58,7 +60,7 @@ def train(arguments: list[str]) -> None:
             training,
             train_dataset=datasets["train"],
             eval_dataset=datasets.get("eval"),
-            processing_class=AutoTokenizer.from_pretrained(source, trust_remote_code=False),
+            processing_class=load_tokenizer(checkpoint_folder(source, with_weights=False), source),
         )
     with full_disk_errors(training), ended_process_errors(training):
         begin_run(run, training, checkpoint)
@@ -91,19 +93,17 @@ def next_command(run: RunArguments, training: WeDLMTrainingArguments) -> str:
 # --- Data ---
 
 
-def read_config_and_tokenizer(run: RunArguments) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
-    """Returns the config and the tokenizer of the model; a stock one gets a mask token, as conversion gives it one."""
-    try:
-        config = AutoConfig.from_pretrained(run.model, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(run.model, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        sentence = " ".join(str(error).split())
-        raise TrainingError(
-            f"model={run.model} is no checkpoint with a tokenizer ({sentence}); give a folder or a name on the Hub."
-        ) from error
-    if tokenizer.mask_token is None and config.model_type != MODEL_TYPE:
+def read_config_and_tokenizer(run: RunArguments) -> tuple[dict, PreTrainedTokenizerBase]:
+    """Returns the content of config.json, and the tokenizer, which gets a mask token as conversion gives it one."""
+    folder = checkpoint_folder(run.model, with_weights=False)
+    fields = read_config(run.model, folder)
+    check_architecture(fields, run.model, wanted=(*STOCK, MODEL_TYPE))
+    read_wedlm_config(fields, run.model)
+    require_tokenizer(run.model, folder)
+    tokenizer = load_tokenizer(folder, run.model)
+    if tokenizer.mask_token is None and fields["model_type"] != MODEL_TYPE:
         tokenizer.add_special_tokens({"mask_token": "<|mask|>"})
-    return config, tokenizer
+    return fields, tokenizer
 
 
 def prepare_datasets(
@@ -164,7 +164,8 @@ def load_model(source: str, run: RunArguments, training: WeDLMTrainingArguments)
             quantization = BitsAndBytesConfig(
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute_dtype
             )
-        model = WeDLMForCausalLM.from_pretrained(source, dtype=dtype, quantization_config=quantization)
+        folder = checkpoint_folder(source, with_weights=True)
+        model = read_model(WeDLMForCausalLM, source, folder, dtype=dtype, quantization_config=quantization)
     if model.config.mask_token_id is None:
         raise TrainingError(f"model={run.model} has no mask_token_id in its config; set it there.")
     return with_lora(model, run, training) if is_lora else model

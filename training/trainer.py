@@ -9,10 +9,12 @@ import torch
 from datasets import Dataset, IterableDataset
 from peft import PeftModel
 from torch.distributed.tensor import DTensor
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 from transformers.trainer_utils import has_length
 
+from wedlm.checkpoints.load import read_model
 from wedlm.checkpoints.resolve import DRAFT_TYPE, draft_adapter, how_to_convert, wedlm_folder
+from wedlm.checkpoints.tokenizer_files import load_tokenizer
 from wedlm.generation.stock import is_stock, mask_token_of
 from wedlm.generation.transformers_internals import attention_of
 from wedlm.modeling_wedlm.hub_code import flat_files
@@ -280,8 +282,7 @@ def load_checkpoint(name: str | os.PathLike) -> tuple[WeDLMForCausalLM, PreTrain
             "its base as model."
         )
     folder = wedlm_folder(name, with_weights=True)
-    model = WeDLMForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    return read_model(WeDLMForCausalLM, name, folder, dtype=torch.float32), load_tokenizer(folder, name)
 
 
 def record_absolute_base(model) -> None:

@@ -192,7 +192,7 @@ REFUSED = {
     ),
     "an end that is no id": (
         lambda folder: edit(folder / "generation_config.json", eos_token_id="x"),
-        "eos_token_id of .* is 'x', which is no token id; correct",
+        "eos_token_id='x' in .*generation_config.json is no token id; correct",
     ),
     # links
     "a link out of it": (

@@ -179,8 +179,8 @@ def test_hostile_schemas_are_refused_in_time(grammars, monkeypatch, schema, seco
 @pytest.mark.full
 def test_a_process_that_has_died_is_replaced(grammars):
     compiled({"const": -1}, grammars)
-    grammars.process.kill()
-    grammars.process.join()
+    grammars.process.process.kill()
+    grammars.process.process.wait()
     assert allows({"const": -2}, grammars, -2)
 
 

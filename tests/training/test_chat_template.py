@@ -124,7 +124,7 @@ CONTENT = "{% for message in messages %}{{ message.content }}{% endfor %}"
          "does not show where messages[1] ends; put {% generation %} marks into the chat template, or use"),
         (CONTENT.replace(" %}", " if message.role == 'user' %}", 1), {}, "writes nothing for messages[1]; put"),
         ("{{ raise_exception('Roles must alternate.') }}", {},
-         "refuses the messages (Roles must alternate); change the one or the other."),
+         "refuses the messages (TemplateError: Roles must alternate); change the one or the other."),
         ("{% generation %}{% endgeneration %}{{ messages[0].content }}", {},
          "marks nothing as written by the assistant; put its {% generation %} marks around"),
         ("{{ messages | length }}" + MARKED, {"loss_on": "last"},

@@ -17,7 +17,6 @@ from wedlm import WeDLMTrainingArguments
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.training.dataset import DataSummary
 from wedlm.training.run_arguments import RunArguments
-from wedlm.training.run_errors import TrainingError
 from wedlm.training.train import convert_model, load_model, read_config_and_tokenizer, write_report
 
 # --- Its results ---
@@ -126,19 +125,23 @@ def test_preview(place, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("source", "name", "fields"),
+    ("source", "name", "fields", "sentence"),
     [
-        ("qwen", "config.json", {"model_type": "foreign", "auto_map": {"AutoConfig": "foreign.Config"}}),
+        ("qwen", "config.json", {"model_type": "foreign", "auto_map": {"AutoConfig": "foreign.Config"}},
+         "model is of model_type 'foreign'; supported is"),
         ("model", "tokenizer_config.json",
-         {"tokenizer_class": "Foreign", "auto_map": {"AutoTokenizer": ["foreign.Foreign", None]}}),
+         {"tokenizer_class": "Foreign", "auto_map": {"AutoTokenizer": ["foreign.Foreign", None]}},
+         "The tokenizer in .*model cannot be loaded .it needs code of its own, which is never run"),
     ],
 )  # fmt: skip
-def test_code_in_a_checkpoint_is_not_run_and_nobody_is_asked(place, tmp_path, monkeypatch, source, name, fields):
+def test_code_in_a_checkpoint_is_not_run_and_nobody_is_asked(
+    place, tmp_path, monkeypatch, source, name, fields, sentence
+):
     monkeypatch.setattr("builtins.input", lambda question="": pytest.fail(question))
     folder = shutil.copytree(place / source, tmp_path / "model")
     (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | fields))
     (folder / "foreign.py").write_text("raise AssertionError('runs')\n")
-    with pytest.raises(TrainingError, match="model is no checkpoint with a tokenizer .*trust_remote_code"):
+    with pytest.raises(ValueError, match=sentence):
         read_config_and_tokenizer(RunArguments(str(folder), []))
 
 

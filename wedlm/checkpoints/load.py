@@ -3,6 +3,7 @@
 import os
 import re
 from copy import copy
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +12,8 @@ from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -25,14 +26,15 @@ from wedlm.checkpoints.fingerprint import Fingerprint, check_base, fingerprint, 
 from wedlm.checkpoints.resolve import (
     ADAPTER_WEIGHTS,
     DRAFT_TYPE,
-    GENERATION_FILE,
     adapter_fields,
     described_drafts,
     draft_adapter,
     read_config,
+    read_generation_fields,
     wedlm_folder,
 )
 from wedlm.checkpoints.shards import DTYPES, EMBEDDING, Shard
+from wedlm.checkpoints.tokenizer_files import load_tokenizer
 from wedlm.fused.layer import CLASSES
 from wedlm.fused.model import decoder_layers, fuse
 from wedlm.generation.parameters import DEFAULTS
@@ -76,25 +78,14 @@ def load_checkpoint(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     logging.disable_progress_bar()
     with Console(stderr=True).status(f"Loading {name}"):
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-            model, loading = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-            )
-        except Exception as error:  # wrong files raise errors of many kinds
-            raise CheckpointError(
-                f"{name} cannot be loaded ({one_line(error)}); correct it, or copy or download it again."
-            ) from error
-        if missing := sorted(loading["missing_keys"]):
-            raise CheckpointError(
-                f"{name} lacks the weight {missing[0]} ({len(missing)} in all); copy or download it again."
-            )
+        tokenizer = load_tokenizer(folder, name)
+        model = read_model(AutoModelForCausalLM, name, folder, dtype=dtype)
         if adapter is not None and not is_wedlm:
             model = with_adapter_of_peft(model, adapter)
         elif adapter is not None:
             attach_adapter(model, adapter)
         if adapter is not None:
-            if (adapter / GENERATION_FILE).exists():
+            if read_generation_fields(adapter):
                 model.generation_config = GenerationConfig.from_pretrained(adapter)
             else:
                 model.generation_config.decoding = "verified"
@@ -112,6 +103,50 @@ def load_checkpoint(
                 weight.data = weight.data.clone()
     can_be_fused = any(type(layer).__name__ in CLASSES for _, layer in decoder_layers(model))
     return (fuse(model) if only_decodes and can_be_fused else model), tokenizer
+
+
+def read_model(kind: type, name: str | os.PathLike, folder: Path, **arguments: Any) -> PreTrainedModel:
+    """The model that `kind.from_pretrained()` makes of a folder; weights that are missing or do not fit are refused.
+
+    Args:
+        kind (`type`): A class of models, or of transformers' Auto classes.
+        name (`str` or `os.PathLike`): The checkpoint's name in a refusal.
+    """
+    model_type = read_config(name, folder).get("model_type")
+    if model_type not in CONFIG_MAPPING:
+        raise CheckpointError(
+            f"{name} is of model_type {model_type!r}, which transformers {version('transformers')} does not know; "
+            "update transformers, or choose another checkpoint."
+        )
+    read_generation_fields(folder)
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # transformers writes a report of many lines about what is refused below
+    try:
+        model, loading = kind.from_pretrained(
+            folder,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **arguments,
+        )
+    except Exception as error:  # wrong files raise errors of many kinds
+        raise CheckpointError(
+            f"{name} cannot be loaded ({one_line(error)}); correct it, or copy or download it again."
+        ) from error
+    finally:
+        logging.set_verbosity(before)
+    if missing := sorted(loading["missing_keys"]):
+        raise CheckpointError(
+            f"{name} lacks the weight {missing[0]} ({len(missing)} in all); copy or download it again."
+        )
+    if others := sorted(loading["mismatched_keys"]):
+        weight, found, wanted = others[0]
+        raise CheckpointError(
+            f"The weight {weight} of {name} is {list(found)}, and by its config {list(wanted)} ({len(others)} such "
+            "weights in all); correct one of the two."
+        )
+    return model
 
 
 # --- Draft adapters ---

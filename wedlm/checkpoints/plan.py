@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 from huggingface_hub.utils import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from wedlm.checkpoints.errors import CheckpointError, one_line
+from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.new_folder import check_space, complete_or_absent, leftovers
 from wedlm.checkpoints.resolve import COMPANIONS, CONFIG_FILE, TOKENIZER_FILES
 from wedlm.checkpoints.shards import INDEX_FILE, Shard, read_index, read_json, read_shard, write_shard
-from wedlm.checkpoints.tokenizer_files import TokenizerFiles, with_class
+from wedlm.checkpoints.tokenizer_files import TokenizerFiles, load_tokenizer, with_class
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 
 SPARE_BYTES = 32 * 2**20  # of disk space, for config, tokenizer, code and a row more
@@ -91,16 +91,6 @@ def write_json(path: Path, content: dict) -> None:
     # In the form of transformers and tokenizers, so that MASK put in and taken out again leaves the same bytes.
     end = "" if path.name == "tokenizer.json" else "\n"
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + end, encoding="utf-8")
-
-
-def load_tokenizer(folder: Path, source: Path) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer of a folder; `source` is the folder whose files its owner can correct."""
-    try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # wrong files raise errors of many kinds
-        raise CheckpointError(
-            f"The tokenizer in {source} cannot be loaded ({one_line(error)}); correct its files."
-        ) from error
 
 
 def form_of(tokenizer: PreTrainedTokenizerBase) -> dict | None:

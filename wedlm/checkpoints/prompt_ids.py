@@ -1,10 +1,11 @@
 """The ids of a prompt, as a message where the tokenizer has a chat template."""
 
 import sys
-from functools import cache
+from functools import cache, lru_cache
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from wedlm.checkpoints.rendering import render
 from wedlm.generation.stock import max_positions_of
 
 
@@ -20,10 +21,19 @@ def encode(
             say_that_text_is_continued(tokenizer.name_or_path)
         else:
             prompt = [{"role": "user", "content": prompt}]
-    if isinstance(prompt, str):
-        ids = tokenizer(prompt)["input_ids"]
-    else:
-        ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
+    is_chat = not isinstance(prompt, str)
+    if is_chat:
+        try:
+            prompt = render(tokenizer, prompt, add_generation_prompt=True)
+        except ValueError as error:
+            raise ValueError(
+                f"The chat template of {tokenizer.name_or_path} cannot write the prompt ({error}); correct the "
+                "template, or pass --raw to a command that has it, which continues a text without the template."
+            ) from error
+    check_size(prompt, model, tokenizer)
+    ids = tokenizer(prompt, add_special_tokens=not is_chat)["input_ids"]  # a chat template writes them
+    if not ids:
+        raise ValueError("The prompt has no tokens; give it some text (a chat template may have written none).")
     if len(ids) >= (most := max_positions_of(model)):
         raise ValueError(
             f"The prompt has {len(ids)} tokens, and the model reads {most} with the answer; shorten it (in a chat, "
@@ -33,6 +43,24 @@ def encode(
         mask = tokenizer.decode([mask_token_id])
         raise ValueError(f"The prompt holds {mask}, the MASK token, which stands for an open slot; take it out.")
     return ids
+
+
+def check_size(text: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses a text that has more characters than the model can read, before it is tokenized, which may take long."""
+    positions = max_positions_of(model)
+    if len(text) <= positions:
+        return
+    if len(text) > (most := positions * longest_token(tokenizer)):
+        raise ValueError(
+            f"The prompt has {len(text)} characters, and the model reads at most {most}; shorten it (a chat template "
+            "may have written a part of it)."
+        )
+
+
+@lru_cache(1)
+def longest_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The number of bytes of the longest token."""
+    return max(len(token.encode()) for token in tokenizer.get_vocab())
 
 
 @cache

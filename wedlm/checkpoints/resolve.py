@@ -97,7 +97,13 @@ def download(name: str | os.PathLike, patterns: list[str], revision: str | None 
 
 def read_config(name: str | os.PathLike, folder: Path) -> dict:
     if (folder / CONFIG_FILE).exists():
-        return read_json(folder / CONFIG_FILE)
+        fields = read_json(folder / CONFIG_FILE)
+        if not isinstance(model_type := fields.get("model_type"), str | None):
+            raise CheckpointError(
+                f"model_type={one_line(repr(model_type))} in {folder / CONFIG_FILE} is no name; correct it, or copy "
+                "or download the checkpoint again."
+            )
+        return fields
     if (folder / ADAPTER_FILE).exists():
         if has_draft_type(folder):
             raise CheckpointError(f"{name} is a draft adapter, and a checkpoint is wanted; give the adapter's base.")
@@ -107,7 +113,13 @@ def read_config(name: str | os.PathLike, folder: Path) -> dict:
 
 def read_generation_fields(folder: Path) -> dict:
     """The fields of generation_config.json; none where the file is missing."""
-    return read_json(folder / GENERATION_FILE) if (folder / GENERATION_FILE).exists() else {}
+    path = folder / GENERATION_FILE
+    fields = read_json(path) if path.exists() else {}
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        ids = fields.get(name)
+        if not all(type(each) is int for each in (ids if isinstance(ids, list) else [ids]) if each is not None):
+            raise CheckpointError(f"{name}={one_line(repr(ids))} in {path} is no token id; correct it.")
+    return fields
 
 
 def with_verified_decoding(generation_fields: dict) -> dict:

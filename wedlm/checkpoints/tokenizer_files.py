@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from tokenizers import Tokenizer
 
-from wedlm.checkpoints.errors import CheckpointError
+from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.shards import read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # The files that hold tokens or give them a role; merges.txt and the chat templates do neither.
 READ_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "added_tokens.json", "special_tokens_map.json")
@@ -157,9 +160,22 @@ class TokenizerFiles(NamedTuple):
         return changed
 
 
+def load_tokenizer(folder: Path, source: object) -> "PreTrainedTokenizerBase":
+    """Loads the tokenizer of a folder; `source` is what its owner can correct."""
+    from transformers import AutoTokenizer  # takes a second, and reading the files does not need it
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # wrong files raise errors of many kinds
+        raise CheckpointError(
+            f"The tokenizer in {source} cannot be loaded ({one_line(error)}); correct its files, or copy or download "
+            "it again."
+        ) from error
+
+
 def is_tokenizer_class(name: str) -> bool:
     """Whether transformers has a tokenizer of this name."""
-    from transformers import PreTrainedTokenizerBase  # takes a second, and reading the files needs neither
+    from transformers import PreTrainedTokenizerBase
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
     found = tokenizer_class_from_name(name)

@@ -1,27 +1,22 @@
 """Grammars that force an answer into shape, compiled by xgrammar in a process that can be ended."""
 
 import json
-import multiprocessing
 import re
-import signal
 import threading
 from collections import OrderedDict
-from contextlib import suppress
+from collections.abc import Callable
 from functools import cached_property
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
+from wedlm.checkpoints.limited_process import LimitedProcess, Refused
 from wedlm.serving.json_schema import Schema
 
 if TYPE_CHECKING:
     from xgrammar import CompiledGrammar, GrammarCompiler, TokenizerInfo
 
-START_SECONDS = 120  # the process imports torch
 COMPILE_SECONDS = 5  # a few hundred characters of schema can ask for minutes
-COMPILE_BYTES = 2**30  # or for more memory than there is
 COMPILED_CHARACTERS = 2**22  # of a compiled grammar as text
 CACHED = 16  # compiled grammars
 NOT_INSTALLED = 'needs xgrammar, which is not installed here; run: pip install -e ".[grammar]".'
@@ -52,11 +47,10 @@ class Grammars:
         self.end_tokens = [tokenizer.eos_token_id] if end_tokens is None else end_tokens
         self.cache: OrderedDict[tuple[Sequence, ...], CompiledGrammar] = OrderedDict()  # the one used last is the last
         self.lock = threading.Lock()
-        self.process: multiprocessing.Process | None = None
-        self.connection: Connection | None = None
+        self.process: LimitedProcess | None = None
 
     def compiled(self, name: str, *sequences: Sequence) -> "CompiledGrammar":
-        """The grammar that allows any of some sequences; it takes up to `COMPILE_SECONDS`, without the GIL.
+        """The grammar that allows any of some sequences; compiling it takes up to `COMPILE_SECONDS`, without the GIL.
 
         Raises:
             `ValueError`: what is wrong with it, as a sentence about `name`.
@@ -97,72 +91,37 @@ class Grammars:
         )
 
     def compiled_text(self, name: str, sequences: tuple[Sequence, ...]) -> str:
-        if self.process is None or not self.process.is_alive():
-            self.close()
-            self.start()
-        connection = self.connection
+        if self.process is None:
+            self.process = LimitedProcess(compiler_of, self.info.serialize_json())
         try:
-            connection.send(sequences)
-            if not connection.poll(COMPILE_SECONDS):
-                self.close()
-                raise ValueError(f"{name} takes longer than {COMPILE_SECONDS} seconds to compile; simplify it.")
-            text, reason = connection.recv()
-        except (EOFError, OSError) as error:
-            self.close()
-            raise ValueError(f"{name} takes more memory to compile than there is; simplify it.") from error
-        if reason is not None:
-            raise ValueError(f"{name} cannot be compiled ({reason}); correct or simplify it.")
-        return text
-
-    def start(self) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would copy locks that other threads hold
-        self.connection, other = context.Pipe()
-        self.process = context.Process(target=compile_on_demand, args=(other, self.info.serialize_json()), daemon=True)
-        self.process.start()
-        other.close()  # so that the process's end is seen here
-        if not self.connection.poll(START_SECONDS):
-            self.close()
-            raise RuntimeError(f"The process that compiles grammars has not started in {START_SECONDS} seconds.")
-        self.connection.recv()
+            return self.process.ask(sequences, COMPILE_SECONDS)
+        except Refused as error:
+            raise ValueError(f"{name} cannot be compiled ({error}); correct or simplify it.") from error
 
     def close(self) -> None:
         """Ends the process, if there is one; the next grammar starts another."""
-        process, connection = self.process, self.connection
-        self.process = self.connection = None  # first, since a thread that compiles sees the end and closes, too
-        if process is not None:
-            process.kill()
-            process.join()
-            connection.close()
+        if self.process is not None:
+            self.process.close()
 
 
 # --- In the process ---
 
 
-def compile_on_demand(connection: Connection, info: str) -> None:
-    """Answers each grammar with its compiled text, or with the reason why there is none."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the server, which ends this process
+def compiler_of(info: str) -> Callable[[tuple[Sequence, ...]], str]:
+    """Returns the function that compiles grammars for these tokens."""
     from xgrammar import GrammarCompiler, TokenizerInfo
 
     compiler = GrammarCompiler(TokenizerInfo.deserialize_json(info), max_threads=1, cache_enabled=False)
-    limit_memory()
-    connection.send(None)
-    with suppress(EOFError):  # the server has ended
-        while True:
-            sequences = connection.recv()
-            try:
-                answer = compiled_by(compiler, sequences), None
-            except Exception as error:  # xgrammar has no exception of its own
-                answer = None, reason_of(error)
-            connection.send(answer)
 
+    def compiled(sequences: tuple[Sequence, ...]) -> str:
+        try:
+            return compiled_by(compiler, sequences)
+        except Exception as error:  # xgrammar has no exception of its own
+            if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+                raise MemoryError from error
+            raise ValueError(reason_of(error)) from error
 
-def limit_memory() -> None:
-    with suppress(ImportError, OSError):  # only Linux has both
-        import resource
-
-        num_pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = num_pages * resource.getpagesize() + COMPILE_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    return compiled
 
 
 def compiled_by(compiler: "GrammarCompiler", sequences: tuple[Sequence, ...]) -> str:
@@ -187,6 +146,4 @@ def compiled_by(compiler: "GrammarCompiler", sequences: tuple[Sequence, ...]) ->
 def reason_of(error: Exception) -> str:
     """xgrammar's words, without the time and the line of its code."""
     words = " ".join(re.sub(r"\[[\d:]+\] \S+:\d+: ", "", str(error)).split())
-    if isinstance(error, MemoryError) or "bad_alloc" in words:
-        return "it takes too much memory"
     return words[:200].rstrip(".: ")

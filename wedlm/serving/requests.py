@@ -15,6 +15,9 @@ from transformers.cli.serving.utils import BaseHandler, Modality
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from wedlm.checkpoints.errors import one_line
+from wedlm.checkpoints.limited_process import Refused
+from wedlm.checkpoints.prompt_ids import check_size
+from wedlm.checkpoints.rendering import render
 from wedlm.generation.call import check_length
 from wedlm.generation.parameters import check_parameters
 from wedlm.generation.stock import max_positions_of, text_config_of
@@ -50,8 +53,6 @@ class ServedModel:
     def __post_init__(self):
         end_tokens = self.model.generation_config.eos_token_id
         end_tokens = end_tokens if isinstance(end_tokens, list | None) else [end_tokens]
-        most = max(len(token.encode()) for token in self.tokenizer.get_vocab())
-        self.max_characters = max_positions_of(self.model) * most  # of a prompt
         self.grammars = Grammars(self.tokenizer, text_config_of(self.model).vocab_size, end_tokens)
 
     @property
@@ -99,10 +100,7 @@ def prepare(served: ServedModel, request: ChatRequest | CompletionRequest) -> Pr
     is_chat = isinstance(request, ChatRequest)
     text = chat_prompt(request, tokenizer) if is_chat else request.prompt
     check_characters(text)  # the arguments of a call are JSON once more
-    if len(text) > served.max_characters:  # before it is tokenized, which may take long
-        raise ValueError(
-            f"The prompt has {len(text)} characters, and the model reads at most {served.max_characters}; shorten it."
-        )
+    check_size(text, model, tokenizer)
     tokens = tokenizer(text, add_special_tokens=not is_chat)["input_ids"]  # a chat template writes them
     if not tokens:
         raise ValueError("The request holds an empty prompt; send at least one character.")
@@ -147,13 +145,10 @@ def chat_prompt(request: ChatRequest, tokenizer: PreTrainedTokenizerBase) -> str
         )
     try:
         messages = template_messages(request.messages)
-        return tokenizer.apply_chat_template(
-            messages, tools=tools, add_generation_prompt=True, tokenize=False, **variables
-        )
-    except Exception as error:  # a template may fail in any way
-        raise ValueError(
-            f"The chat template cannot write these messages ({type(error).__name__}: {one_line(error)}); correct them."
-        ) from error
+        return render(tokenizer, messages, tools, add_generation_prompt=True, **variables)
+    except Exception as error:  # messages may have any form
+        reason = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {one_line(error)}"
+        raise ValueError(f"The chat template cannot write these messages ({reason}); correct them.") from error
 
 
 def template_messages(messages: list[dict]) -> list[dict]:

@@ -174,7 +174,7 @@ def served(loaded: Loaded, decoding: str, number: int = 1, kind=ChatRequest, **f
         return [json.loads(event.removeprefix("data: ")) for event in text.split("\n\n")[:-2]]
 
     async def story() -> list[dict]:
-        model, engine = ServedModel("model", loaded.model, loaded.tokenizer, 0), Engine(loaded.model, 8, None, 8)
+        model, engine = ServedModel("model", *loaded.from_folder, 0), Engine(loaded.from_folder[0], 8, None, 8)
         model.grammars = loaded.grammars  # a process that compiles for all
         engine.manager.start()
         try:
@@ -410,13 +410,13 @@ ENTRY_POINTS = [
     EntryPoint("a pipeline", GENERATE, with_pipeline),
     EntryPoint("generate_batch()", BATCH, generate_batch),
     EntryPoint("a manager", BATCH, manager),
-    EntryPoint("served chat", SERVE, served_chat),
-    EntryPoint("served stream", SERVE, served_stream),
-    EntryPoint("served completion", SERVE, served_completion),
-    EntryPoint("served n", SERVE, served_n),
-    EntryPoint("served schema", SERVE, served_schema),
-    EntryPoint("served tool", SERVE, served_tool),
-    EntryPoint("served logprobs", SERVE, served_logprobs),
+    EntryPoint("served chat", SERVE, served_chat, is_folder),
+    EntryPoint("served stream", SERVE, served_stream, is_folder),
+    EntryPoint("served completion", SERVE, served_completion, is_folder),
+    EntryPoint("served n", SERVE, served_n, is_folder),
+    EntryPoint("served schema", SERVE, served_schema, is_folder),
+    EntryPoint("served tool", SERVE, served_tool, is_folder),
+    EntryPoint("served logprobs", SERVE, served_logprobs, is_folder),
     EntryPoint("wedlm serve", SERVE, command_serve, is_folder, is_dear=True),
     EntryPoint("wedlm generate", WRITE, command_generate, is_folder),
     EntryPoint("wedlm chat", WRITE, command_chat, is_folder),

@@ -25,6 +25,7 @@ from transformers import (
 import wedlm
 from wedlm import DraftLoraConfig, convert_to_wedlm
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.checkpoints.load import load_checkpoint
 from wedlm.generation.stock import is_stock
 from wedlm.serving.grammars import Grammars
 
@@ -193,6 +194,12 @@ class Loaded:
     def plain(self) -> PreTrainedModel:
         """The model without anything that is to change the speed alone."""
         return self.model if self.kind.is_its_own_reference else auto(self.base).eval()
+
+    @cached_property
+    def from_folder(self) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+        """The model and the tokenizer as a command loads them."""
+        dtype = dict(zip(self.kind.options[::2], self.kind.options[1::2], strict=True)).get("--dtype", "auto")
+        return load_checkpoint(self.folder, dtype, only_decodes=True, or_stock=True)
 
     def ids(self, prompt: str | list[dict]) -> list[int]:
         if isinstance(prompt, str):

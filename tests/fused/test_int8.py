@@ -4,8 +4,9 @@ import copy
 
 import pytest
 import torch
-from draft_models import drafted, tiny_model
+from draft_models import drafted, tiny_model, with_adapter
 from helpers import MASK, left_padded, random_tokens
+from peft import PeftModel
 from torch import nn
 
 from wedlm import fuse, unfuse
@@ -68,6 +69,19 @@ def test_what_a_rounded_model_cannot_do_is_said(tmp_path):
         unfuse(model)
     with pytest.raises(ValueError, match=r"weights='int4' is not known; pass \"int8\""):
         fuse(tiny_model(), weights="int4")
+
+
+def test_an_adapter_comes_before_the_rounding(tmp_path):
+    with_adapter(tiny_model()).save_pretrained(tmp_path)
+    tokens, model = torch.cat([random_tokens(1, 6), torch.tensor([[MASK]])], dim=1), fuse(tiny_model(), weights="int8")
+    with torch.no_grad():
+        before = model(tokens).logits
+        for add in (lambda: PeftModel.from_pretrained(model, tmp_path), lambda: with_adapter(model)):
+            with pytest.raises(ValueError, match="load the model again, add the adapter, and then round them"):
+                add()
+            assert torch.equal(model(tokens).logits, before)
+        after = fuse(PeftModel.from_pretrained(tiny_model(), tmp_path), weights="int8")(tokens).logits
+    assert torch.equal(after[:, :-1], before[:, :-1]) and not torch.equal(after[:, -1], before[:, -1])
 
 
 def test_nothing_of_the_weights_is_kept_in_another_dtype():

@@ -122,11 +122,10 @@ def test_an_attention_function_is_called_with_the_same(name, monkeypatch):
         return query.transpose(1, 2), None
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", attention)
-    model = MODELS[name]()
-    model.config.sliding_window = getattr(model.config, "sliding_window", 3)  # no field of Llama
     inputs = {"position_ids": torch.arange(9)[None], "use_cache": False}
-    logits(model, **inputs)
-    logits(wedlm.fuse(model), **inputs)
+    for model in (MODELS[name](), wedlm.fuse(MODELS[name]())):
+        model.config.sliding_window = 3  # no field of Llama
+        logits(model, **inputs)
     middle = len(called) // 2
     for plain, fused in zip(called[:middle], called[middle:], strict=True):
         torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
@@ -220,6 +219,19 @@ def with_other_part(model, name):
     return model
 
 
+def with_other_epsilons(model):
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = 0.5
+    return model
+
+
+def cut(model):
+    """Without its first layer, and then with other weights."""
+    model.model.layers = model.model.layers[1:]
+    return with_other_part(model, "self_attn.k_proj.weight")
+
+
 def with_lora(model):
     torch.manual_seed(3)
     settings = {"r": 2, "target_modules": ["q_proj", "down_proj"], "init_lora_weights": False}
@@ -238,6 +250,8 @@ CHANGES = {
     "other weights": partial(with_other_part, name="self_attn.k_proj.weight"),
     "another MLP": partial(with_other_part, name="mlp"),
     "another norm": partial(with_other_part, name="input_layernorm"),
+    "other epsilons": with_other_epsilons,
+    "cut": cut,
 }
 
 

@@ -104,8 +104,8 @@ def normal(*shape, dtype=torch.float32, std=1.0):
     return (torch.randn(*shape) * std).to(dtype)
 
 
-def norm_of(width, dtype):
-    norm = Qwen3RMSNorm(width, eps=1e-5)
+def norm_of(width, dtype, epsilon=1e-5):
+    norm = Qwen3RMSNorm(width, eps=epsilon)
     nn.init.normal_(norm.weight, 1.0, 0.3)
     return norm.to(dtype)
 
@@ -403,7 +403,7 @@ def test_queries_and_keys_are_rotated_as_in_transformers(name, dtype, has_norms,
     heads, num_queries, num_rotated = normal(batch, queries, 8, width, dtype=dtype), 4, 6
     angles = torch.rand(cos_batch, queries, width // 2).repeat(1, 1, 2) * 6
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    norms = [norm_of(width, dtype) for _ in range(2)] if has_norms else []
+    norms = [norm_of(width, dtype, epsilon) for epsilon in (1e-5, 0.5)] if has_norms else []
     parts = [heads[:, :, :num_queries], heads[:, :, num_queries:num_rotated]]
     wide = [part.double() for part in parts]
     if has_norms:
@@ -412,7 +412,7 @@ def test_queries_and_keys_are_rotated_as_in_transformers(name, dtype, has_norms,
     wanted = apply_rotary_pos_emb(*wide, cos.double(), sin.double(), unsqueeze_dim=2)
     values = heads[:, :, num_rotated:].clone()
     with multiplied_by(name), torch.no_grad():
-        weights = (*(norm.weight for norm in norms), 1e-5) if has_norms else ()
+        weights = (*(norm.weight for norm in norms), 1e-5, 0.5) if has_norms else ()
         rotated = rotate(heads, num_queries, num_rotated, cos, sin, *weights)
     bounds = {torch.float32: (1e-6, 1e-5), torch.bfloat16: (2**-8, 2**-6)}[dtype]
     torch.testing.assert_close(rotated.double(), torch.cat(wanted, dim=2), rtol=bounds[0], atol=bounds[1])

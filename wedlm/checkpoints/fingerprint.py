@@ -11,6 +11,7 @@ from safetensors import safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from wedlm.checkpoints.shards import EMBEDDING, HEAD, Shard
+from wedlm.fused.int8 import Int8Linear
 
 # The weights of the model itself, also where PEFT has put layers of its own around them.
 OWN_WEIGHT = re.compile(
@@ -31,7 +32,12 @@ FIELDS = ("base_fingerprint", "base_weights")  # of adapter_config.json; adapter
 
 
 def fingerprint(model: PreTrainedModel) -> Fingerprint:
-    """Returns the fingerprint of a `WeDLMForCausalLM` without its adapters."""
+    """Returns the fingerprint of a `WeDLMForCausalLM` without its adapters; a ValueError if `fuse` has rounded it."""
+    if any(isinstance(module, Int8Linear) for module in model.modules()):
+        raise ValueError(
+            'fuse(model, weights="int8") has rounded the weights of this model, so nothing tells whether a draft '
+            "adapter is its own; load the model again, add the adapter, and then round them."
+        )
     weights = {
         f"{match[1]}.{match[2]}": weight.detach()
         for name, weight in model.named_parameters()

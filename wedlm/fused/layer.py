@@ -1,5 +1,7 @@
 """The forward of a decoder layer with few operators, for decoding."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn.functional import pad
@@ -26,7 +28,7 @@ class Merged(Product):
     def __init__(
         self, module: nn.Module, names: tuple[str, ...], norm: nn.Module | None = None, is_gated: bool = False
     ):
-        self.module, self.names, self.norm_module = module, names, norm
+        self.module, self.names = module, names
         layers = [linear_of(module._modules[name]) for name in names]
         weight, bias, scales = (together(layers, name) for name in ("weight", "bias", "scales"))
         super().__init__(weight, bias, norm, is_gated, scales)
@@ -35,16 +37,6 @@ class Merged(Product):
         modules = [each for each in (*layers, norm) if each is not None]
         owners = [owner for each in modules for owner in (each._parameters, each._buffers)]
         self.known_weights = [(owner, name, address(owner[name])) for owner in owners for name in owner]
-
-    def is_current(self) -> bool:
-        """Whether the module still has these layers, with weights that are rows of the tensor."""
-        for modules, name, module in self.known_modules:
-            if modules[name] is not module:
-                return False
-        for parameters, name, known in self.known_weights:
-            if address(parameters[name]) != known:
-                return False
-        return True
 
     def refresh_draft(self, dtype: torch.dtype) -> None:
         """Puts the draft products that are active now together, as one low-rank product in the dtype of the input."""
@@ -82,7 +74,7 @@ def version(tensor: torch.Tensor) -> tuple[int, int]:
 
 def linear_of(layer: nn.Module) -> nn.Module:
     """The layer below a draft adapter of PEFT, whose class nobody can import without PEFT."""
-    return layer.base_layer if getattr(layer, "acts_on_masks", False) else layer
+    return layer.base_layer if getattr(type(layer), "acts_on_masks", False) else layer
 
 
 def together(layers: list[nn.Module], name: str) -> torch.Tensor | None:
@@ -99,15 +91,17 @@ def together(layers: list[nn.Module], name: str) -> torch.Tensor | None:
 
 def draft_products(module: nn.Module, name: str) -> list[tuple[torch.Tensor, torch.Tensor, float]]:
     """The matrices and the factor of each active draft product of a linear layer."""
-    if name in getattr(module, "drafts", {}):
-        return [(module.drafts[name].down, module.drafts[name].up, 1.0)]
+    own = module._modules.get("drafts")
+    if own is not None and name in own._modules:
+        return [(own._modules[name].down, own._modules[name].up, 1.0)]
     layer = module._modules[name]
     if linear_of(layer) is layer or layer.disable_adapters:
         return []
+    downs, ups = layer._modules["lora_A"]._modules, layer._modules["lora_B"]._modules
     return [
-        (layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter])
+        (downs[adapter].weight, ups[adapter].weight, layer.scaling[adapter])
         for adapter in layer.active_adapters
-        if adapter in layer.lora_A
+        if adapter in downs
     ]
 
 
@@ -123,23 +117,29 @@ class FusedLayer:
         self.merged = (self.query_key_value, self.output, self.gate_up, self.down)
         config = attention.config
         self.num_queries, self.num_keys = config.num_attention_heads, config.num_key_value_heads
-        # Mistral has one for all layers, and the config of a Llama may have one by mistake.
-        source = config if type(layer).__name__ == "MistralDecoderLayer" else attention
-        self.sliding_window = getattr(source, "sliding_window", None)
+        # Mistral has a window for all layers, and the config of a Llama may have one by mistake.
+        self.window_owner = config if type(layer).__name__ == "MistralDecoderLayer" else attention
         norms = head_norms(attention)
-        self.head_norms = tuple(norm.weight.detach() for norm in norms.values())
-        if norms:
-            self.head_norms += (norms["q_norm"].variance_epsilon,)
-        known = self.query_key_value
-        known.known_modules += [(layer._modules, name, part) for name, part in layer.named_children()]
-        known.known_modules += [(attention._modules, name, norm) for name, norm in norms.items()]
-        known.known_weights += [(norm._parameters, "weight", address(norm.weight)) for norm in norms.values()]
+        self.norms, self.head_norms = list(norms.values()), [norm.weight.detach() for norm in norms.values()]
+        self.known_modules = [known for merged in self.merged for known in merged.known_modules]
+        self.known_modules += [(layer._modules, name, part) for name, part in layer.named_children()]
+        self.known_modules += [(attention._modules, name, norm) for name, norm in norms.items()]
+        self.known_weights = [known for merged in self.merged for known in merged.known_weights]
+        self.known_weights += [(norm._parameters, "weight", address(norm.weight)) for norm in norms.values()]
 
     def __reduce__(self):  # a copy of the model merges its own weights, in its first forward
         return type(None), ()
 
     def is_current(self) -> bool:
-        return all(merged.is_current() for merged in self.merged)
+        """Whether the layer still has these modules, with weights that are rows of the merged tensors."""
+        for modules, name, module in self.known_modules:
+            if modules[name] is not module:
+                return False
+        for weights, name, known in self.known_weights:
+            weight = weights[name]
+            if (0 if weight is None else weight.data_ptr()) != known:
+                return False
+        return True
 
 
 def head_norms(attention: nn.Module) -> dict[str, nn.Module]:
@@ -173,52 +173,43 @@ def why_not_fused(layer: nn.Module) -> str | None:
     return None
 
 
-def fused_forward(layer: nn.Module, layers: list[nn.Module], hidden_states: torch.Tensor, *args, **kwargs):
-    """The forward of a fused decoder layer: the layer's own wherever it trains.
-
-    The first one of `layers`, all fused layers of the model, checks what has changed.
-    """
-    fused, is_text = layer.fused, kwargs.get("is_text", MASKED.is_text)
-    if layer is layers[0] and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
-        refresh(layers, hidden_states, has_masks=is_text is not None)
-        fused = layer.fused
-    is_own = fused is None or torch.is_grad_enabled() or layer.training or args
-    if is_own or torch.compiler.is_compiling() and may_have_changed(layer, hidden_states, is_text):
+def fused_forward(layer: nn.Module, hidden_states: torch.Tensor, *args, **kwargs):
+    """The forward of a fused decoder layer: its own where it trains, under autocast and in eager attention."""
+    is_text, is_compiling = kwargs.get("is_text", MASKED.is_text), torch.compiler.is_compiling()
+    implementation = attention_of(layer.self_attn.config)
+    is_own = torch.is_grad_enabled() or layer.training or args or implementation == "eager"
+    is_own = is_own or torch.is_autocast_enabled(hidden_states.device.type)
+    if not (is_own or is_compiling):
+        refresh(layer, hidden_states, has_masks=is_text is not None)
+    fused = layer.fused
+    if is_own or fused is None or is_compiling and may_have_changed(fused, hidden_states, is_text):
         return type(layer).forward(layer, hidden_states, *args, **kwargs)
     kwargs.pop("is_text", None)
-    attended = attend(layer.self_attn, fused, fused.query_key_value(hidden_states, is_text), **kwargs)
+    projected = fused.query_key_value(hidden_states, is_text)
+    attended = attend(layer.self_attn, fused, ALL_ATTENTION_FUNCTIONS.get(implementation), projected, **kwargs)
     hidden_states = fused.output(attended, is_text, hidden_states)
     return fused.down(fused.gate_up(hidden_states, is_text), is_text, hidden_states)
 
 
-def refresh(layers: list[nn.Module], hidden_states: torch.Tensor, has_masks: bool) -> None:
+def refresh(layer: nn.Module, hidden_states: torch.Tensor, has_masks: bool) -> None:
     """Merges weights anew that were cast or moved since the last forward, or have got an adapter."""
-    is_own = takes_own_forward(layers[0], hidden_states)
-    for layer in layers:
-        if is_own:
-            layer.fused = None
-        elif layer.fused is None or not layer.fused.is_current():
-            layer.fused = FusedLayer(layer) if why_not_fused(layer) is None else None
-        if has_masks and layer.fused is not None:
-            for merged in layer.fused.merged:
-                merged.refresh_draft(hidden_states.dtype)
+    if layer.fused is None or not layer.fused.is_current():
+        layer.fused = FusedLayer(layer) if why_not_fused(layer) is None else None
+    if has_masks and layer.fused is not None:
+        for merged in layer.fused.merged:
+            merged.refresh_draft(hidden_states.dtype)
 
 
-def takes_own_forward(layer: nn.Module, hidden_states: torch.Tensor) -> bool:
-    is_eager = attention_of(layer.self_attn.config) == "eager"
-    return is_eager or torch.is_autocast_enabled(hidden_states.device.type)
-
-
-def may_have_changed(layer: nn.Module, hidden_states: torch.Tensor, is_text: torch.Tensor | None) -> bool:
+def may_have_changed(fused: FusedLayer, hidden_states: torch.Tensor, is_text: torch.Tensor | None) -> bool:
     """Whether compiled code, in which nobody checks adapters and addresses, has to run the layer's own forward."""
-    weight = layer.fused.query_key_value.weight
-    is_other = (weight.dtype, weight.device) != (hidden_states.dtype, hidden_states.device)
-    return is_other or is_text is not None or takes_own_forward(layer, hidden_states)
+    weight = fused.query_key_value.weight
+    return is_text is not None or (weight.dtype, weight.device) != (hidden_states.dtype, hidden_states.device)
 
 
 def attend(
     attention: nn.Module,
     fused: FusedLayer,
+    function: Callable,
     projected: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
     position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
@@ -230,18 +221,19 @@ def attend(
     cache = kwargs.pop(CACHE, None)
     num_queries, num_keys = fused.num_queries, fused.num_keys
     heads = projected.view(*projected.shape[:-1], num_queries + 2 * num_keys, attention.head_dim)
-    rotated = rotate(heads, num_queries, num_queries + num_keys, *position_embeddings, *fused.head_norms)
+    norms = [*fused.head_norms, *[norm.variance_epsilon for norm in fused.norms]]
+    rotated = rotate(heads, num_queries, num_queries + num_keys, *position_embeddings, *norms)
     query, key = rotated.transpose(1, 2).split((num_queries, num_keys), dim=1)
     value = heads[:, :, -num_keys:].transpose(1, 2)
     if cache is not None:
         key, value = cache.update(key, value, attention.layer_idx, kwargs=kwargs)
-    function = ALL_ATTENTION_FUNCTIONS.get(attention_of(attention.config))
     attended = None
     if function is sdpa_attention_forward:
         attended = attend_few(query, key, value, attention_mask, attention.scaling)
     if attended is None and hasattr(attention, "attend"):
         attended, _ = attention.attend(query, key, value, attention_mask, cache, **kwargs)
     elif attended is None:
-        more = {"scaling": attention.scaling, "sliding_window": fused.sliding_window, "position_ids": position_ids}
+        window = getattr(fused.window_owner, "sliding_window", None)
+        more = {"scaling": attention.scaling, "sliding_window": window, "position_ids": position_ids}
         attended, _ = function(attention, query, key, value, attention_mask, **more, **kwargs)
     return attended.flatten(2)

@@ -33,18 +33,17 @@ def fuse(model: nn.Module, weights: str | None = None) -> nn.Module:
     """
     if weights not in (None, "int8"):
         raise ValueError(f'weights={weights!r} is not known; pass "int8", or leave it out to keep the weights.')
-    owner, fused, left = owner_of(model), [], {}
+    owner, left = owner_of(model), {}
     for name, layer in decoder_layers(model):
         if weights == "int8" and why_not_fused(layer) is None:
             to_int8(layer)
         if (reason := why_not_fused(layer)) is None:
-            layer.fused, layer.forward = FusedLayer(layer), partial(fused_forward, layer, fused)
-            fused.append(layer)
+            layer.fused, layer.forward = FusedLayer(layer), partial(fused_forward, layer)
         else:
             left.setdefault(reason, []).append(name)
     for reason, names in left.items():
         logger.warning(f"{names[0]} stays as it is ({len(names)} such layers in all): {reason}.")
-    if not (fused or left):
+    if next(decoder_layers(model), None) is None:
         logger.warning(f"{type(model).__name__} stays as it is: it has no decoder layers of a known form.")
     head = owner.get_output_embeddings()
     if type(head) is nn.Linear and not hasattr(head, "_hf_hook"):

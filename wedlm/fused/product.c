@@ -446,11 +446,12 @@ static PyObject *product(PyObject *module, PyObject *const *args, Py_ssize_t giv
 }
 
 /* Normalises the queries and keys of a row, if there are weights for that, and rotates them. */
-static void rotate_row(int is_bfloat16, long queries, long heads, long width, void *row, const void *cosines, const void *sines, const void *query_norm, const void *key_norm, float epsilon)
+static void rotate_row(int is_bfloat16, long queries, long heads, long width, void *row, const void *cosines, const void *sines, const void *query_norm, const void *key_norm, float query_epsilon, float key_epsilon)
 {
     float values[MOST_WIDTH], factor = 1;
     for (long head = 0; head < heads; head++) {
         const void *norm = head < queries ? query_norm : key_norm;
+        const float epsilon = head < queries ? query_epsilon : key_epsilon;
         float squares = 0;
         for (long i = 0; i < width; i++)
             values[i] = number(is_bfloat16, row, head * width + i);
@@ -469,14 +470,14 @@ static void rotate_row(int is_bfloat16, long queries, long heads, long width, vo
 static PyObject *rotate(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
     long long v[11];
-    if (!parsed(args, given, 1, 11, v))
+    if (!parsed(args, given, 2, 11, v))
         return NULL;
-    const float epsilon = PyFloat_AsDouble(args[0]);
+    const float query_epsilon = PyFloat_AsDouble(args[0]), key_epsilon = PyFloat_AsDouble(args[1]);
     const long rows = v[1], queries = v[2], heads = v[3], width = v[4], stride = v[5], size = v[0] ? 2 : 4;
     if (width > MOST_WIDTH)
         return PyErr_Format(PyExc_ValueError, "rotate() takes heads of %d values at most and got %ld", MOST_WIDTH, width);
     for (long row = 0; row < rows; row++)
-        rotate_row(v[0], queries, heads, width, (char *)v[6] + row * stride * size, (char *)v[7] + row * width * size, (char *)v[8] + row * width * size, (void *)v[9], (void *)v[10], epsilon);
+        rotate_row(v[0], queries, heads, width, (char *)v[6] + row * stride * size, (char *)v[7] + row * width * size, (char *)v[8] + row * width * size, (void *)v[9], (void *)v[10], query_epsilon, key_epsilon);
     Py_RETURN_NONE;
 }
 

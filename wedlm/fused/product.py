@@ -52,19 +52,24 @@ class Product:
 
     def __init__(self, weight, bias=None, norm=None, is_gated=False, scales=None):
         self.weight, self.bias, self.is_gated, self.scales = weight, bias, is_gated, scales
-        self.norm, self.epsilon = (None, 0.0) if norm is None else (norm.weight.detach(), norm.variance_epsilon)
+        self.norm_module, self.norm = norm, None if norm is None else norm.weight.detach()
         self.inputs, self.outputs = weight.shape[1], len(weight) // (2 if is_gated else 1)
         self.dtypes = ()  # of inputs that product.c multiplies
         if NUMBER is not None and weight.device.type == "cpu" and weight.dtype in TYPES and weight.is_contiguous():
             self.dtypes = (torch.float32, torch.bfloat16) if weight.dtype == torch.int8 else (weight.dtype,)
-        self.plans = {}  # by the dtype of the input
+        self.plans = {}  # by the dtype of the input and the epsilon of the norm
+
+    @property
+    def epsilon(self) -> float:
+        return 0.0 if self.norm_module is None else self.norm_module.variance_epsilon
 
     def plan(self, dtype: torch.dtype) -> bytes:
-        if dtype not in self.plans:
+        key = dtype, self.epsilon
+        if key not in self.plans:
             shape = (self.inputs, self.outputs, TYPES[self.weight.dtype], dtype == torch.bfloat16, self.is_gated)
             tensors = (self.weight, self.scales, self.bias, self.norm)
-            self.plans[dtype] = _product.plan(self.epsilon, NUMBER, *shape, *map(address, tensors))
-        return self.plans[dtype]
+            self.plans[key] = _product.plan(self.epsilon, NUMBER, *shape, *map(address, tensors))
+        return self.plans[key]
 
     def __call__(self, x, added=None, draft=None, is_text=None) -> torch.Tensor:
         """The product with `x`, `[..., inputs]`.
@@ -136,7 +141,9 @@ def _(x, weight, bias, added, is_gated, scales):
     return x.new_empty((*x.shape[:-1], weight.shape[0] // (2 if is_gated else 1)))
 
 
-def rotate(heads, num_queries, num_rotated, cos, sin, query_norm=None, key_norm=None, epsilon=0.0) -> torch.Tensor:
+def rotate(
+    heads, num_queries, num_rotated, cos, sin, query_norm=None, key_norm=None, query_epsilon=0.0, key_epsilon=0.0
+) -> torch.Tensor:
     """The queries and keys, normed where there are weights for that, and rotated.
 
     `heads`, `[batch, queries, heads, head_dim]`, are those of queries, keys and values, and may be overwritten. The
@@ -152,12 +159,12 @@ def rotate(heads, num_queries, num_rotated, cos, sin, query_norm=None, key_norm=
         cos, sin = cos.contiguous(), sin.contiguous()
         shape = (batch * queries, num_queries, num_rotated, width, num_heads * width)
         addresses = (heads.data_ptr(), cos.data_ptr(), sin.data_ptr(), address(query_norm), address(key_norm))
-        _product.rotate(epsilon, heads.dtype == torch.bfloat16, *shape, *addresses)
+        _product.rotate(query_epsilon, key_epsilon, heads.dtype == torch.bfloat16, *shape, *addresses)
         return rotated
     if query_norm is not None:
         query, key = rotated.split((num_queries, num_rotated - num_queries), dim=2)
-        query, key = rms_norm(query, (width,), query_norm, epsilon), rms_norm(key, (width,), key_norm, epsilon)
-        rotated = torch.cat((query, key), dim=2)
+        query = rms_norm(query, (width,), query_norm, query_epsilon)
+        rotated = torch.cat((query, rms_norm(key, (width,), key_norm, key_epsilon)), dim=2)
     first, second = rotated.chunk(2, dim=-1)
     return torch.addcmul(rotated * cos[:, :, None], torch.cat((-second, first), dim=-1), sin[:, :, None])
 

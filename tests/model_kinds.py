@@ -23,7 +23,7 @@ from transformers import (
 )
 
 import wedlm
-from wedlm import DraftLoraConfig, convert_to_wedlm
+from wedlm import DraftLoraConfig, convert_to_autoregressive, convert_to_wedlm
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.generation.stock import is_stock
@@ -138,7 +138,13 @@ def llama(root: Path) -> Path:
     return stock_folder(root, "Llama")
 
 
+@cache
+def plain_demo(root: Path) -> Path:
+    return convert_to_autoregressive(DEMO_FOLDER, root / "plain demo").folder
+
+
 def bfloat16(folder: Path) -> PreTrainedModel:
+    """(Of trained weights: where two tokens are nearly as likely, rounding decides.)"""
     return wedlm.fuse(auto(folder, dtype=torch.bfloat16))
 
 
@@ -152,13 +158,13 @@ KINDS = [
     Kind("WeDLM with adapter, load_adapter", wedlm_folder, adapter_folder, by_load_adapter, options=None),
     Kind("WeDLM, int8", wedlm_folder, load=lambda base, _: wedlm.fuse(auto(base), weights="int8"), options=None,
          is_its_own_reference=True),
-    Kind("WeDLM, bfloat16", wedlm_folder, load=lambda base, _: bfloat16(base), options=("--dtype", "bfloat16"),
+    Kind("demo, bfloat16", demo, load=lambda base, _: bfloat16(base), options=("--dtype", "bfloat16"),
          is_its_own_reference=True),
     Kind("Llama", llama, decodings=SAME_TEXT),
     Kind("Llama, fused", llama, load=lambda base, _: wedlm.fuse(auto(base)), decodings=SAME_TEXT, options=None),
     Kind("Llama, int8", llama, load=lambda base, _: wedlm.fuse(auto(base), weights="int8"), decodings=SAME_TEXT,
          options=None, is_its_own_reference=True),
-    Kind("Llama, bfloat16", llama, load=lambda base, _: bfloat16(base), decodings=SAME_TEXT,
+    Kind("Qwen3, bfloat16", plain_demo, load=lambda base, _: bfloat16(base), decodings=SAME_TEXT,
          options=("--dtype", "bfloat16"), is_its_own_reference=True),
     Kind("Llama with adapter", llama, adapter_folder, by_peft, SAME_TEXT),
     Kind("Llama with adapter, fused", llama, adapter_folder, lambda *each: wedlm.fuse(by_peft(*each)), SAME_TEXT,

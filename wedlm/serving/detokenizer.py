@@ -77,6 +77,8 @@ class Detokenizer:
     ):
         self.tokenizer, self.stop, self.parser, self.logprobs = tokenizer, stop, parser, logprobs
         self.end_tokens = end_tokens if isinstance(end_tokens, list) else [end_tokens]
+        # (The parser of a response template knows one of them, and takes others for content.)
+        self.unread = {*self.end_tokens} & {*tokenizer.all_special_ids}
         self.stop_strings = [] if stop is None else stop.stop_strings
         self.skips_special_tokens = parser is None or not parser.reads_special_tokens
         self.decoder = DecodeStream([], skip_special_tokens=self.skips_special_tokens)
@@ -89,6 +91,8 @@ class Detokenizer:
         delta = Delta(tokens=output.generated_tokens[len(self.tokens) :])
         self.tokens += delta.tokens
         for token in delta.tokens:
+            if token in self.unread:
+                continue
             self.text += self.decoder.step(self.tokenizer.backend_tokenizer, token) or ""
         if is_last := output.is_finished():
             self.complete()
@@ -108,7 +112,8 @@ class Detokenizer:
 
     def complete(self) -> None:
         """Takes the text as the tokenizer writes it: the last bytes may make no character, and spaces may go."""
-        whole = self.tokenizer.decode(self.tokens, skip_special_tokens=self.skips_special_tokens)
+        tokens = [token for token in self.tokens if token not in self.unread]
+        whole = self.tokenizer.decode(tokens, skip_special_tokens=self.skips_special_tokens)
         if whole.startswith(self.text[: self.num_sent]):
             self.text = whole
 

@@ -19,7 +19,7 @@ from wedlm.serving.server_metrics import Metrics, RequestRecord
 BODY_BYTES = 2**20  # more than a context of 131,072 tokens, and JSON that the event loop reads in a moment
 BODY_SECONDS = 60  # a body that comes slower holds memory and a connection
 # How much of the body of a refused request is read and dropped: clients first send, and lose the answer to a reset.
-DROPPED_BYTES, DROPPED_SECONDS = 16 * BODY_BYTES, 10
+DROPPED_BYTES, DROPPED_SECONDS = 256 * BODY_BYTES, 10
 # Names that end so are reserved, so no web page has one. Containers reach their host as host.docker.internal.
 RESERVED_ENDS = (".localhost", ".internal")
 HEALTH = "/health"  # needs neither a key, for a balancer sends none, nor a place among `max_requests`

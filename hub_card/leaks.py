@@ -16,22 +16,27 @@ SECRETS = re.compile(
     r"hf_[A-Za-z0-9]{20,}"  # of the Hub
     r"|sk-[A-Za-z0-9_-]{20,}"  # of OpenAI and others
     r"|AKIA[A-Z0-9]{16}"  # of Amazon
+    r"|AIza[A-Za-z0-9_-]{35}"  # of Google
     r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"  # of GitHub
+    r"|xox[a-z]-[A-Za-z0-9-]{10,}"  # of Slack
+    r"|eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+"  # a JSON Web Token
+    r"|[a-z][a-z0-9+.-]{1,30}://[^\s/:@'\"]+:[^\s/@'\"<{$][^\s/@'\"]*(?=@[\w.-])"  # the password in an address
     r")|-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"|PASSW(?:OR)?D=['\"]?[^\s'\"<>{}$]{6,}"  # a variable of the shell
 )
-SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|_KEY")  # in names of environment variables
+SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|_KEY")  # in names of environment variables
 MIN_SECRET_LETTERS = 12  # shorter values of such variables are switches
 # A secret by the name in front of it: an option, a key of JSON, a parameter of an address.
 NAMED_SECRET = re.compile(
-    r"""(--[\w-]*(?:token|secret|password|key)[ =])(?:'[^']*'|"[^"]*"|\S+)"""
-    r"""|("[\w-]*(?:token|secret|password|key)"\s*:\s*)(?:"[^"]*"|[^\s,}]+)"""
-    r"""|([?&][\w-]*(?:token|secret|password|key)=)[^\s&'"]+""",
+    r"""(--[\w-]*(?:token|secret|password|passwd|key)[ =])(?:'[^']*'|"[^"]*"|\S+)"""
+    r"""|("[\w-]*(?:token|secret|password|passwd|key)"\s*:\s*)(?:"[^"]*"|[^\s,}]+)"""
+    r"""|([?&][\w-]*(?:token|secret|password|passwd|key)=)[^\s&'"]+""",
     flags=re.IGNORECASE,
 )
 
 # Tokenizers have tokens such as /home, so a path needs something behind it.
 COMMON_PLACES = re.compile(
-    r"(?<![\w.-])(?:/(?:home|Users|root|tmp|var|mnt|media|opt|private|scratch|workspace|data)/"
+    r"(?<![\w.-])(?:/(?:home|Users|root|tmp|var|mnt|media|opt|private|scratch|workspace|data|srv|net|nfs|Volumes)/"
     r"|[A-Za-z]:\\+Users\\+)[\w.-]+[\w./\\-]*"
 )
 # A path as a word, behind an equals sign, or in a list.

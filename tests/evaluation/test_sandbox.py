@@ -38,13 +38,25 @@ def test_the_values_come_back_as_they_are():
         ("import torch", "No module named 'torch'"),
         ("x = 'a' * 10**12", "MemoryError"),
         ("import os\nos.fork()", "os.fork is refused here"),
-        ("import subprocess", "import is refused here"),
+        ("import subprocess", "import of _posixsubprocess is refused here"),
         ("import resource\nresource.setrlimit(0, (9, 9))", "resource.setrlimit is refused here"),
         ("open('new', 'w')", "open is refused here"),
         ("import os\nopen(os.__file__, 'r+')", "open is refused here"),
         ("import sys\nopen(sys.base_prefix + '/..' * 9 + '/etc/passwd')", "open is refused here"),
         ("import os\nos.listdir('/')", "os.listdir is refused here"),
         ("import os\nos.open('new', os.O_CREAT)", "open is refused here"),
+        ("import os\nos.mkfifo('new')", "os.mkfifo is refused here"),
+        ("import posix\nposix.mknod('new')", "os.mknod is refused here"),
+        ("import sys\ndel sys.modules['posix']\nimport posix", "import of posix is refused here"),
+        ("import readline\nreadline.read_history_file('/etc/passwd')", "import of readline is refused here"),
+        (
+            "import sqlite3\nsqlite3.connect('file:/etc/passwd?mode=ro', uri=True)",
+            "import of _sqlite3 is refused here",
+        ),
+        ("import _posixshmem\n_posixshmem.shm_open('/new', 66)", "import of _posixshmem is refused here"),
+        ("import _gdbm", "import of _gdbm is refused here"),
+        ("import _tkinter", "import of _tkinter is refused here"),
+        ("import _xxsubinterpreters", "import of _xxsubinterpreters is refused here"),
         ("input()", "EOFError"),
     ],
 )
@@ -79,7 +91,7 @@ def test_an_answer_that_the_code_forges_is_none(answer):
 @pytest.mark.parametrize(
     "code",
     [
-        "import sqlite3\nsqlite3.connect(path).execute('create table t(x)')",
+        UNGUARDED + "import sqlite3\nsqlite3.connect(path).execute('create table t(x)')",
         UNGUARDED + "open(path, 'r+').write('text')",
     ],
 )

@@ -81,6 +81,7 @@ def test_a_body_beyond_the_limit_is_refused(server):
 
 def test_a_body_that_does_not_come_is_refused(monkeypatch):
     monkeypatch.setattr(access, "BODY_SECONDS", 0.01)
+    monkeypatch.setattr(access, "DROPPED_SECONDS", 0.01)
     sent, _ = through(None, [{"type": "http.request", "body": b"{", "more_body": True}])
     assert sent[0]["status"] == 408
 

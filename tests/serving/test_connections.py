@@ -1,6 +1,7 @@
 """Connections without requests, or without readers: they hold no place that another one needs, and none for long."""
 
 import asyncio
+import json
 import logging
 import resource
 import socket
@@ -13,8 +14,8 @@ import pytest
 import uvicorn
 from serving_client import greet, idle_manager, send
 
-from wedlm.serving import connections
-from wedlm.serving.access import AccessMiddleware
+from wedlm.serving import access, connections
+from wedlm.serving.access import BODY_BYTES, AccessMiddleware
 from wedlm.serving.connections import (
     FILES,
     LOG_SECONDS,
@@ -36,10 +37,10 @@ HALVES = {
 
 
 @contextmanager
-def serving(app, monkeypatch, header_seconds=60):
+def serving(app, monkeypatch, header_seconds=60, api_key=None):
     """The port of a server of an app, which takes six requests at a time."""
     monkeypatch.setattr(connections, "HEADER_SECONDS", header_seconds)
-    middleware = AccessMiddleware(app, Metrics(idle_manager()), False, max_requests=PLACES)
+    middleware = AccessMiddleware(app, Metrics(idle_manager()), False, api_key, max_requests=PLACES)
     config = uvicorn.Config(
         middleware, http=Connection, ws="none", lifespan="off", limit_concurrency=PLACES + SPARE, timeout_keep_alive=60
     )
@@ -86,6 +87,44 @@ def test_a_header_has_its_time(monkeypatch, half):
             begin = time.monotonic()
             connection.sendall(HALVES[half])
             assert is_closed(connection) and time.monotonic() - begin < 10
+
+
+@contextmanager
+def posting(port, length, first=b""):
+    """A connection on which a body of this length has begun, in a request that is the connection's last one."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        header = f"POST /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}"
+        connection.sendall(header.encode() + b"\r\n\r\n" + first)
+        yield connection
+
+
+@pytest.mark.parametrize(
+    "length, api_key, status", [(2 * BODY_BYTES, None, 413), (BODY_BYTES, "key", 401), (BODY_BYTES, None, 408)]
+)
+def test_a_client_that_is_refused_while_it_sends_gets_its_answer(monkeypatch, length, api_key, status):
+    """It sends all of its body, as most clients do, and then reads."""
+    monkeypatch.setattr(access, "BODY_SECONDS", 0.2)
+    with serving(greet, monkeypatch, api_key=api_key) as port, posting(port, length, b" " * 2**16) as connection:
+        time.sleep(0.5)
+        for _ in range(2**16, length, 2**16):
+            connection.sendall(b" " * 2**16)
+            time.sleep(0.001)
+        with connection.makefile("rb") as answer:
+            assert answer.readline().split()[1] == str(status).encode()
+            assert json.loads(answer.read().partition(b"\r\n\r\n")[2])["error"]["code"] == status
+
+
+def test_who_sends_on_after_a_refusal_is_cut_off(monkeypatch):
+    monkeypatch.setattr(access, "DROPPED_SECONDS", 0.3)
+    with serving(greet, monkeypatch) as port, posting(port, 10**12) as connection:
+        begin = time.monotonic()
+        assert is_closed(connection) and time.monotonic() - begin < 10
+    monkeypatch.setattr(access, "DROPPED_SECONDS", 600)
+    monkeypatch.setattr(access, "DROPPED_BYTES", 2**20)
+    with serving(greet, monkeypatch) as port, posting(port, 10**12) as connection:
+        with pytest.raises(ConnectionError):
+            for _ in range(1000):
+                connection.sendall(b" " * 2**18)
 
 
 @contextmanager

@@ -36,6 +36,15 @@ nowhere = os.open(os.devnull, os.O_RDWR)
 for stream in range(3):
     os.dup2(nowhere, stream)
 realpath, library = os.path.realpath, os.path.realpath(sys.base_prefix) + os.sep
+# What the guard is not asked about: modules that open files, reach memory or run code by themselves, and calls.
+MODULES = set(
+    "_ctypes _dbm _gdbm _interpreters _multiprocessing _posixshmem _posixsubprocess _socket _sqlite3 _testcapi "
+    "_testinternalcapi _tkinter _xxsubinterpreters nis posix readline spwd".split()
+)
+CALLS = set("chroot mkfifo mknod pidfd_open setns setpriority unshare".split())
+
+def refuse(what, error=PermissionError):
+    raise error(what + " is refused here")
 
 def guard(event, arguments):
     module = event.partition(".")[0]
@@ -43,11 +52,13 @@ def guard(event, arguments):
         is_outside = not realpath(str(arguments[0])).startswith(library)
         refused = is_outside or event == "open" and arguments[2] & 0o1103  # writes, creates or truncates
     elif event == "import":
-        refused = arguments[0] in ("_ctypes", "_posixsubprocess", "_socket")
+        refused = arguments[0] in MODULES
     else:
         refused = module in ("os", "pty", "fcntl", "mmap", "signal", "resource", "shutil", "subprocess", "socket")
+    if refused and event == "import":  # modules that can do without another one expect this error
+        refuse("import of " + arguments[0], ImportError)
     if refused:
-        raise PermissionError(event + " is refused here")
+        refuse(event)
 
 for limit, value in (
     (resource.RLIMIT_AS, memory_bytes),
@@ -58,6 +69,9 @@ for limit, value in (
 ):
     resource.setrlimit(limit, (value, value))
 sys.argv = [""]
+for call in CALLS.intersection(vars(os)):
+    for module in (os, sys.modules[os.name]):
+        setattr(module, call, lambda *arguments, call=call, **named: refuse("os." + call))
 sys.addaudithook(guard)
 namespace = {"__name__": "answer"}
 try:

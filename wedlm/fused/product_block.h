@@ -8,7 +8,7 @@
  */
 
 typedef float NAME(floats) __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef uint32_t NAME(words) __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint32_t NAME(words) __attribute__((vector_size(LANES * 4), aligned(1), may_alias));  /* those of bfloat16 lie at even addresses */
 typedef int32_t NAME(ints) __attribute__((vector_size(LANES * 4)));
 
 #define ROWS (LANES / OUTPUTS)                    /* that are multiplied at once: a vector holds their totals */

@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import math
 from collections.abc import Collection
+from contextlib import suppress
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -17,6 +18,8 @@ from wedlm.serving.server_metrics import Metrics, RequestRecord
 
 BODY_BYTES = 2**20  # more than a context of 131,072 tokens, and JSON that the event loop reads in a moment
 BODY_SECONDS = 60  # a body that comes slower holds memory and a connection
+# How much of the body of a refused request is read and dropped: clients first send, and lose the answer to a reset.
+DROPPED_BYTES, DROPPED_SECONDS = 256 * BODY_BYTES, 10
 # Names that end so are reserved, so no web page has one. Containers reach their host as host.docker.internal.
 RESERVED_ENDS = (".localhost", ".internal")
 HEALTH = "/health"  # needs neither a key, for a balancer sends none, nor a place among `max_requests`
@@ -61,21 +64,20 @@ class AccessMiddleware:
 
     async def admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Checks a request, reads its body and has it answered."""
-        headers, is_open = Headers(scope=scope), scope["path"] == HEALTH
+        headers, is_open, body = Headers(scope=scope), scope["path"] == HEALTH, Body(receive)
         try:
             if self.this_machine_only:
                 self.check_names(headers)
             if self.api_key is not None and not is_open:
                 check_key(headers, self.api_key)
-            body = await read_body(headers, receive)
+            whole = await body.read(int(headers.get("content-length", 0)))
             if self.num_running >= self.max_requests and not is_open:
-                raise HTTPException(503, FULL, RETRY_AFTER | {"Connection": "close"})
+                raise HTTPException(503, FULL, RETRY_AFTER)
         except HTTPException as error:
-            response = await error_response(Request(scope), error)
-            return await response(scope, receive, send)
+            return await refuse(error, scope, body, send)
         self.num_running += not is_open
         try:
-            await self.run_while_connected(body, scope, receive, send)
+            await self.run_while_connected(whole, scope, receive, send)
         finally:
             self.num_running -= not is_open
 
@@ -132,22 +134,48 @@ def check_key(headers: Headers, api_key: str) -> None:
         )
 
 
-async def read_body(headers: Headers, receive: Receive) -> bytes:
-    """The whole body, which may come in chunks without a Content-Length."""
-    body, has_more = bytearray(), True
-    check_size(int(headers.get("content-length", 0)))
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            while has_more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnect
-                body += message.get("body", b"")
-                check_size(len(body))
-                has_more = message.get("more_body", False)
-    except TimeoutError as error:
-        raise HTTPException(408, f"The body took longer than {BODY_SECONDS} seconds; send it faster.") from error
-    return bytes(body)
+class Body:
+    """The body of a request, which may come in chunks without a Content-Length."""
+
+    def __init__(self, receive: Receive):
+        self.receive, self.has_more = receive, True
+
+    async def next_part(self) -> bytes:
+        message = await self.receive()
+        self.has_more = message.get("more_body", False)
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        return message.get("body", b"")
+
+    async def read(self, announced: int) -> bytes:
+        whole = bytearray()
+        check_size(announced)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while self.has_more:
+                    whole += await self.next_part()
+                    check_size(len(whole))
+        except TimeoutError as error:
+            raise HTTPException(408, f"The body took longer than {BODY_SECONDS} seconds; send it faster.") from error
+        return bytes(whole)
+
+    async def drop(self) -> None:
+        """Reads on for a while, as long as the client is there."""
+        num_bytes = 0
+        with suppress(TimeoutError, ClientDisconnect):
+            async with asyncio.timeout(DROPPED_SECONDS):
+                while self.has_more and num_bytes <= DROPPED_BYTES:
+                    num_bytes += len(await self.next_part())
+
+
+async def refuse(error: HTTPException, scope: Scope, body: Body, send: Send) -> None:
+    """Answers with an error, and closes the connection when the client has sent its body, or too much of it."""
+    response = await error_response(Request(scope), error)
+    response.headers["Connection"] = "close"
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
+    await body.drop()
+    await send({"type": "http.response.body"})
 
 
 def check_size(num_bytes: int) -> None:

@@ -249,6 +249,15 @@ def test_a_query_costs_what_it_adds_to_a_forward_over_all_rows(monkeypatch):
     assert max(widths[0]) > max(widths[0.04]) >= max(widths[9]) == 1
 
 
+@pytest.mark.parametrize("at", [1, 2, 3, 5])
+def test_a_request_that_leaves_takes_only_its_own_draws_along(at):
+    """A group has drawn for slots that are still to be filled."""
+    drawn = [(TEXT[i : i + 9], i, {**VERIFIED, "do_sample": True, "window_size": 8, "query_cost": 0}) for i in range(4)]
+    got, errors = run(Scheduler(MODEL, 10_000, 64), requests_from(drawn), cancelled={1: at})
+    assert not errors
+    assert_as_alone(drawn, got, cut_short={1})
+
+
 def test_a_request_whose_callback_fails_ends_alone():
     requests = [
         request_of(TEXT[:5], **VERIFIED),

@@ -252,7 +252,8 @@ def test_a_query_costs_what_it_adds_to_a_forward_over_all_rows(monkeypatch):
 @pytest.mark.parametrize("at", [1, 2, 3, 5])
 def test_a_request_that_leaves_takes_only_its_own_draws_along(at):
     """A group has drawn for slots that are still to be filled."""
-    drawn = [(TEXT[i : i + 9], i, {**VERIFIED, "do_sample": True, "window_size": 8, "query_cost": 0}) for i in range(4)]
+    settings = {**VERIFIED, "do_sample": True, "window_size": 8, "query_cost": 0}
+    drawn = [(TEXT[i : i + 9], i, settings) for i in range(4)]
     got, errors = run(Scheduler(MODEL, 10_000, 64), requests_from(drawn), cancelled={1: at})
     assert not errors
     assert_as_alone(drawn, got, cut_short={1})

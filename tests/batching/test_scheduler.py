@@ -287,6 +287,15 @@ def test_a_cached_prefix_is_not_prefilled_again():
     assert batch.counts.found_tokens == before + 31
 
 
+def test_keys_from_before_other_weights_are_not_cached():
+    batch = Scheduler(MODEL, 2_000, 64)
+    batch.add(request_of(TEXT[:30], **VERIFIED))
+    batch.step()
+    batch.clear_prefix_cache()
+    run(batch)
+    assert not batch.prefix_cache.texts and batch.counts.tokens == 20
+
+
 def test_a_text_that_ends_with_its_prefill_is_cached():
     batch = Scheduler(MODEL, 2_000, 64)
     batch.add(request_of(TEXT[5:9], **VERIFIED))

@@ -32,6 +32,6 @@ def from_package(module: str, user: str) -> ModuleType:
     if installed != VERSION:
         raise ImportError(
             f"{user} needs wedlm {VERSION} beside this checkpoint's code, and {installed} is installed; import wedlm "
-            f"before you load the model, whose code is then the package's."
+            "before you load the model, whose code is then the package's."
         )
     return import_module(module)

@@ -415,14 +415,21 @@ def test_a_pause_holds_the_thread(manager):
 
 @needs_pause
 def test_after_a_pause_no_old_keys_are_taken_over(model, manager):
+    """Neither those of a text that has ended nor those of one that goes on."""
     manager.add_request(PROMPTS[0], "a")
     (first,) = manager.request_id_iter("a")
+    manager.add_request(PROMPTS[1], "goes on", max_new_tokens=500, streaming=True)
+    assert manager.get_result("goes on") is not None
     with manager.pause(), torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1.1)
-    manager.add_request(first.prompt_ids + first.generated_tokens + [7], "b")
-    (second,) = manager.request_id_iter("b")
-    assert second.generated_tokens == alone(model, second.prompt_ids) and manager.counts.found_tokens == 0
+    for prompt in (first.prompt_ids + first.generated_tokens + [7], PROMPTS[1] + [7]):
+        manager.add_request(prompt, "later")
+        (later,) = manager.request_id_iter("later")
+        assert later.generated_tokens == alone(model, prompt)
+    assert manager.counts.found_tokens == 0 and manager.is_active("goes on")
+    assert manager.scheduler.prefix_cache.num_tokens > 0
+    manager.cancel_request("goes on")
 
 
 def test_a_loop_that_was_closed_ends_nobody_else(model, manager):

@@ -249,6 +249,16 @@ def test_a_query_costs_what_it_adds_to_a_forward_over_all_rows(monkeypatch):
     assert max(widths[0]) > max(widths[0.04]) >= max(widths[9]) == 1
 
 
+@pytest.mark.parametrize("at", [1, 2, 3, 5])
+def test_a_request_that_leaves_takes_only_its_own_draws_along(at):
+    """A group has drawn for slots that are still to be filled."""
+    settings = {**VERIFIED, "do_sample": True, "window_size": 8, "query_cost": 0}
+    drawn = [(TEXT[i : i + 9], i, settings) for i in range(4)]
+    got, errors = run(Scheduler(MODEL, 10_000, 64), requests_from(drawn), cancelled={1: at})
+    assert not errors
+    assert_as_alone(drawn, got, cut_short={1})
+
+
 def test_a_request_whose_callback_fails_ends_alone():
     requests = [
         request_of(TEXT[:5], **VERIFIED),
@@ -275,6 +285,15 @@ def test_a_cached_prefix_is_not_prefilled_again():
     batch.add(request_of(first + [9, 10], **VERIFIED))
     batch.step()
     assert batch.counts.found_tokens == before + 31
+
+
+def test_keys_from_before_other_weights_are_not_cached():
+    batch = Scheduler(MODEL, 2_000, 64)
+    batch.add(request_of(TEXT[:30], **VERIFIED))
+    batch.step()
+    batch.clear_prefix_cache()
+    run(batch)
+    assert not batch.prefix_cache.texts and batch.counts.tokens == 20
 
 
 def test_a_text_that_ends_with_its_prefill_is_cached():

@@ -43,6 +43,12 @@ def test_the_last_complete_checkpoint(three_steps, tmp_path, capsys, name, share
         checkpoint_to_resume(resuming(out))
 
 
+def test_the_newest_checkpoint_has_the_highest_step(three_steps, tmp_path):
+    for step, name in ((2, "checkpoint-9"), (3, "checkpoint-10")):
+        shutil.copytree(three_steps / f"checkpoint-{step}", tmp_path / name)
+    assert checkpoint_to_resume(resuming(tmp_path)) == str(tmp_path / "checkpoint-10")
+
+
 def test_an_adapter_and_a_model_without_an_optimizer(lora_run, three_steps, tmp_path, capsys):
     shutil.copytree(lora_run, tmp_path / "lora")
     assert last_complete_checkpoint(resuming(tmp_path / "lora")).endswith("checkpoint-2")

@@ -1,9 +1,11 @@
 """The `wedlm` command: a thin function for each subcommand, which imports what it needs when it is called."""
 
 import io
+import logging
 import os
 import shlex
 import sys
+import warnings
 from dataclasses import fields
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -47,6 +49,9 @@ def commands(
             stream.reconfigure(errors="replace")  # for a terminal that knows fewer letters
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_MININTERVAL", "30")  # seconds, so that bars add few lines to a file
+    # What packages say to programmers: kernels for 4-bit weights that PEFT looks for, and names that PEFT takes.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 
 
 WORDS_HELP = (

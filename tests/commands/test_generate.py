@@ -1,5 +1,6 @@
 """`wedlm generate`: the text of `model.generate()`, in a pipe and under Ctrl-C."""
 
+import re
 import subprocess
 import sys
 
@@ -21,9 +22,12 @@ from command_line import (
     user,
 )
 from draft_models import save_adapter
+from peft import get_peft_model
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from wedlm import DraftLoraConfig
 from wedlm.checkpoints.prompt_ids import say_that_text_is_continued
-from wedlm.commands.answering import read_prompt
+from wedlm.commands.prompts import read_prompt
 
 
 @pytest.mark.parametrize(
@@ -114,3 +118,18 @@ def test_prompts_that_cannot_be_read(checkpoint, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(ValueError, match="The prompt is empty"):
         read_prompt("-")
+
+
+def test_standard_error_has_the_counts_and_nothing_that_packages_say_to_programmers(checkpoint, tmp_path):
+    """PEFT asks for an old name of transformers, and imports bitsandbytes, which misses a package on some CPUs."""
+    config = LlamaConfig(
+        vocab_size=400, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "stock")
+    AutoTokenizer.from_pretrained(checkpoint).save_pretrained(tmp_path / "stock")
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "stock")
+    get_peft_model(model, DraftLoraConfig(r=2)).save_pretrained(tmp_path / "adapter")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = start("generate", tmp_path / "adapter", PROMPT, "--max-new-tokens", 3, "--raw", **pipes)
+    _, said = command.communicate(timeout=TIMEOUT)
+    assert command.returncode == 0 and re.fullmatch(r"\d tokens?, \d forwards?, .*\n", said.decode())

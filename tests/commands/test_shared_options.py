@@ -3,7 +3,7 @@
 import pytest
 from command_line import SHORT, run
 
-from wedlm.commands.answering import MOVED, model_and_prompts
+from wedlm.commands.prompts import MOVED, model_and_prompts
 from wedlm.commands.shared_options import GenerationOptions, check_out_file
 
 

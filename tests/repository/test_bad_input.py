@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from helpers import CHECKPOINTS, load
+from helpers import CHECKPOINTS, load, run_python
 from transformers import DynamicCache, StaticCache
 from typer.testing import CliRunner
 
@@ -49,7 +49,7 @@ def test_generate_refuses_in_one_sentence(arguments, sentence):
 # --- The commands ---
 
 GONE = "gone is no folder here and was not downloaded before, and https://huggingface.co/gone cannot be reached *."
-# The words behind `wedlm`, in the folder that `folder` makes, and the sentence.
+# The words behind `wedlm`, in the folder that `folder` makes, and the sentence. Nobody waits for torch to read these.
 COMMANDS = [
     ("generate gone Hi", GONE),
     ("generate empty Hi", "empty has no config.json, so it is no checkpoint; give the folder of one."),
@@ -77,8 +77,6 @@ COMMANDS = [
     ("adapt model out --start-from model", "--start-from model is no folder of a draft adapter; give one, or *."),
     ("merge empty out", "empty is no adapter of PEFT (*adapter_config.json*); give the folder it was saved to."),
     ("merge adapter out", "The checkpoint None, which adapter was trained on, cannot be loaded (*); *."),
-    ("export model out", "No licence is given, neither in model/README.md nor here; pass --license, *."),
-    ("export model out --license mit --eval gone.json", "gone.json cannot be read as JSON (*); pass a file that *."),
     ("eval --tasks a --out plain.jsonl", "--out plain.jsonl exists; choose another file, or pass --overwrite."),
     ("eval --recipe gone", "--recipe gone is neither one of speed, *, table2-instruct nor a file; give one of them."),
     ("eval --recipe text.yaml", "--recipe text.yaml cannot be used (*); it needs `tasks:` with the shots of each, *."),
@@ -92,6 +90,11 @@ COMMANDS = [
     ("tune gone --data plain.jsonl", "gone is no folder, and generation_config.json is written into one; download *."),
     ("train gone.yaml", "There is no file gone.yaml; give the YAML file of a run, as in training/configs."),
     ("train broken.yaml", "broken.yaml cannot be read as YAML (*); correct the name or the file."),
+]  # fmt: skip
+# These need torch, or transformers' arguments.
+SLOWER_COMMANDS = [
+    ("export model out", "No licence is given, neither in model/README.md nor here; pass --license, *."),
+    ("export model out --license mit --eval gone.json", "gone.json cannot be read as JSON (*); pass a file that *."),
     ("train run.yaml --train_data empty.jsonl", "There is no record in empty.jsonl; give a file with at least one."),
     ("train run.yaml --train_data broken.jsonl", "broken.jsonl, line 2 is no JSON (*); correct it."),
     ("train run.yaml --output_dir run.yaml", "output_dir=run.yaml cannot be written (Not a directory: *); choose *."),
@@ -129,7 +132,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("words", "sentence"), COMMANDS, ids=[words for words, _ in COMMANDS])
+@pytest.mark.parametrize(
+    ("words", "sentence"), [*COMMANDS, *SLOWER_COMMANDS], ids=[words for words, _ in [*COMMANDS, *SLOWER_COMMANDS]]
+)
 def test_a_command_refuses_in_one_sentence(folder, monkeypatch, words, sentence):
     monkeypatch.chdir(folder)
     result = CliRunner().invoke(cli.app, shlex.split(words))
@@ -141,3 +146,22 @@ def test_a_command_refuses_in_one_sentence(folder, monkeypatch, words, sentence)
 def test_nothing_was_written(folder):
     names = {path.name for path in folder.iterdir()}
     assert not names & {"out", "gone", "x.html"} and not (folder / "q2" / "out").exists()
+
+
+FORKS = """
+import os, sys
+from typer.testing import CliRunner
+from wedlm.commands.cli import app
+for words in {commands}:
+    if os.fork() == 0:
+        code = CliRunner().invoke(app, words).exit_code
+        print(words, code, "torch" in sys.modules or "transformers" in sys.modules, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_who_mistypes_does_not_wait_for_torch(folder):
+    commands = [shlex.split(words) for words, _ in COMMANDS]
+    printed = run_python(FORKS.format(commands=commands), folder).splitlines()
+    assert printed == [f"{words} 2 False" for words in commands]

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from wedlm.checkpoints.prompt_ids import encode
-from wedlm.commands.answering import MOVED, AnswerStreamer, answer, counts, load, seed, text_of_standard_input
+from wedlm.commands.answering import AnswerStreamer, answer, counts, load, seed
+from wedlm.commands.prompts import text_of_standard_input
 from wedlm.commands.shared_options import GenerationOptions
 from wedlm.generation.stock import decodings_of
 
@@ -99,12 +100,8 @@ class Chat:
         return f"{line} is no command; /help lists them."
 
 
-def chat(checkpoint: str | None, options: GenerationOptions) -> None:
+def chat(options: GenerationOptions) -> None:
     """Reads lines from standard input until it ends, and answers each."""
-    if checkpoint is not None:
-        options = replace(options, model=checkpoint)
-    elif options.model != GenerationOptions.model:
-        print(MOVED, file=sys.stderr)
     model, tokenizer = load(options)
     if tokenizer.chat_template is None:
         raise ValueError(f"{options.model} has no chat template; use `wedlm generate`, which continues a text.")

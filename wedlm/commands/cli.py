@@ -1,10 +1,12 @@
 """The `wedlm` command: a thin function for each subcommand, which imports what it needs when it is called."""
 
 import io
+import logging
 import os
 import shlex
 import sys
-from dataclasses import fields
+import warnings
+from dataclasses import fields, replace
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,6 +16,7 @@ import typer
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.commands.command import TrainCommand, app, command
 from wedlm.commands.eval import eval
+from wedlm.commands.prompts import MOVED, model_and_prompts
 from wedlm.commands.shared_options import (
     DEMO,
     MODEL_HELP,
@@ -24,6 +27,7 @@ from wedlm.commands.shared_options import (
     Model,
     OverwriteCheckpoint,
     Source,
+    check_call,
     check_out_file,
     option,
 )
@@ -47,6 +51,9 @@ def commands(
             stream.reconfigure(errors="replace")  # for a terminal that knows fewer letters
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_MININTERVAL", "30")  # seconds, so that bars add few lines to a file
+    # What packages say to programmers: kernels for 4-bit weights that PEFT looks for, and names that PEFT takes.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 
 
 WORDS_HELP = (
@@ -60,9 +67,10 @@ Raw = Annotated[bool, option("Continue the text without the chat template.", "--
 @command('generate "Count by 5 from 10 to 60."')
 def generate(words: Words, options: GenerationOptions, raw: Raw = False) -> None:
     """Answer PROMPT, and print the text while it is decoded. Standard output gets only the text."""
-    from wedlm.commands.answering import generate, model_and_prompts
-
     options, (prompt,) = model_and_prompts(words, options, most=1)
+    check_call(options.model, options.arguments())
+    from wedlm.commands.answering import generate
+
     generate(prompt, options, raw)
 
 
@@ -72,9 +80,14 @@ def chat(
     checkpoint: Annotated[str | None, typer.Argument(help=MODEL_HELP, metavar="MODEL", show_default=DEMO)] = None,
 ) -> None:
     """Hold a conversation; earlier turns stay in the cache. In the chat, /help lists the commands."""
+    if checkpoint is not None:
+        options = replace(options, model=checkpoint)
+    elif options.model != GenerationOptions.model:
+        typer.echo(MOVED, err=True)
+    check_call(options.model, options.arguments())
     from wedlm.commands.chat import chat
 
-    chat(checkpoint, options)
+    chat(options)
 
 
 @command('compare "Count by 5 from 10 to 60."')
@@ -87,10 +100,10 @@ def compare(
 
     With --decoding, compare only that decoding with autoregressive decoding.
     """
-    from wedlm.commands.answering import model_and_prompts
+    options, prompts = model_and_prompts(words, options, most=None)
+    check_call(options.model, options.arguments())
     from wedlm.commands.compare import compare
 
-    options, prompts = model_and_prompts(words, options, most=None)
     compare(prompts, options, raw)
 
 
@@ -116,16 +129,19 @@ def trace(
     """
     if html is not None:
         check_out_file("--html", html, overwrite=True)
-    from wedlm.commands.answering import model_and_prompts
+    options, (prompt,) = model_and_prompts(words, options, most=1)
+    check_call(options.model, options.arguments())
     from wedlm.commands.trace import trace
 
-    options, (prompt,) = model_and_prompts(words, options, most=1)
     trace(prompt, options, raw, html)
 
 
 @command("info tencent/WeDLM-8B-Instruct")
 def info(model: Model = str(DEMO_FOLDER)) -> None:
     """Show the kind, size, memory and decodings of MODEL without loading its weights."""
+    from wedlm.checkpoints.resolve import checkpoint_folder, checkpoint_of
+
+    checkpoint_folder(checkpoint_of(model), with_weights=False)
     from wedlm.commands.info import info
 
     info(model)
@@ -141,6 +157,12 @@ def convert(
     overwrite: OverwriteCheckpoint = False,
 ) -> None:
     """Make a WeDLM checkpoint from one of Qwen2, Qwen3, Llama, Mistral or a released WeDLM, or convert it back."""
+    from wedlm.checkpoints.new_folder import check_apart, check_out
+    from wedlm.checkpoints.resolve import checkpoint_folder, read_config
+
+    folder = checkpoint_folder(source, with_weights=False)
+    read_config(source, folder)
+    check_apart(check_out(out, overwrite), folder)
     from wedlm import convert_to_autoregressive, convert_to_wedlm
 
     convert = convert_to_autoregressive if to_autoregressive else convert_to_wedlm
@@ -172,6 +194,10 @@ def train(
     All arguments of transformers' TrainingArguments are taken too, such as --output_dir, --learning_rate,
     --num_train_epochs and --resume_from_checkpoint true: https://huggingface.co/docs/transformers/main_classes/trainer
     """
+    if config is not None and not config.startswith("--"):
+        from wedlm.training.run_arguments import read_fields
+
+        read_fields(config)  # a wrong name is refused before torch is imported
     from wedlm.training.train import train
 
     train(context.args if config is None else [config, *context.args])
@@ -245,6 +271,11 @@ def export(
         return
     if model is None or out is None:
         raise ValueError("MODEL or OUT is missing; give both, as in `wedlm export MODEL OUT`, or --strategy OUT.")
+    from wedlm.checkpoints.new_folder import check_out
+    from wedlm.checkpoints.resolve import checkpoint_folder, checkpoint_of
+
+    check_out(out, overwrite)
+    checkpoint_folder(checkpoint_of(model), with_weights=False)
     if vllm:
         repository = {
             "license": license, "base-model": base_model, "dataset": dataset, "language": language, "name": name,
@@ -359,6 +390,7 @@ def serve(
 
     All requests are written in one running batch. A request may set its own decoding: docs/serve.md.
     """
+    check_call(model, options.arguments())
     from wedlm.serving.server import serve
 
     serve(
@@ -369,7 +401,7 @@ def serve(
         tuple(cors or ()),
         dtype,
         device,
-        options.decoding_arguments(),
+        options.arguments(),
         max_batch_size,
         max_cached_tokens,
         max_waiting,

@@ -5,13 +5,14 @@ import os
 from copy import copy
 from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal, Self, get_args
 
 import typer
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.whole_file import is_ordinary
-from wedlm.generation.parameters import DEFAULTS, READS
+from wedlm.generation.parameters import DEFAULTS, READS, check_parameters
 
 
 def option(help: str, *names: str, **settings: Any) -> Any:
@@ -67,7 +68,7 @@ class DecodingOptions:
         setting("What one more token of a forward costs in verified decoding, as a share of a forward with one."),
     ] = None
 
-    def decoding_arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """The arguments of `generate()` that are given."""
         given = {name: getattr(self, name) for name in DEFAULTS if getattr(self, name) is not None}
         if self.entropy_threshold is not None:
@@ -124,12 +125,20 @@ class GenerationOptions(DecodingOptions):
             raise ValueError(f"--seed {self.seed} is no seed; give a whole number from 0 to 2**63 - 1.")
         if self.max_new_tokens < 1:
             raise ValueError(f"--max-new-tokens {self.max_new_tokens} leaves no room for an answer; give 1 or more.")
-        arguments = self.decoding_arguments()
+        arguments = super().arguments()
         if self.temperature:
             arguments["temperature"] = self.temperature
         if self.top_p is not None:
             arguments["top_p"] = self.top_p
         return arguments | {"max_new_tokens": self.max_new_tokens, "do_sample": self.temperature != 0}
+
+
+def check_call(model: str, arguments: dict[str, Any]) -> None:
+    """Refuses arguments of generate() that are wrong, and a MODEL that cannot be loaded, before torch is imported."""
+    from wedlm.checkpoints.resolve import wedlm_folder
+
+    check_parameters(SimpleNamespace(**DEFAULTS | arguments))
+    wedlm_folder(model, with_weights=False, or_stock=True)
 
 
 def read_threshold(text: str) -> float | None:

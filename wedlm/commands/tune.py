@@ -46,7 +46,6 @@ def tune(
     Every setting answers every example. After a stop, the same command continues.
     """
     out = new_out_file(out, "tune.json", overwrite)
-    from wedlm.checkpoints.load import load_checkpoint
     from wedlm.checkpoints.resolve import FROM_MODEL, GENERATION_FILE, read_generation_fields, wedlm_folder
     from wedlm.checkpoints.whole_file import write_whole
     from wedlm.evaluation.tuning import measure_of, read_examples, read_share
@@ -64,6 +63,8 @@ def tune(
     config = read_generation_fields(model)
     folder = wedlm_folder(model, with_weights=False)  # another one, if the model is a draft adapter
     config = config or read_generation_fields(folder)
+    from wedlm.checkpoints.load import load_checkpoint
+
     checkpoint = load_checkpoint(model, dtype, device, only_decodes=True)
     chosen = choose(*checkpoint, model, data, examples, measure, loss, max_new_tokens, out)
     if chosen is None:

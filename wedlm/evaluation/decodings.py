@@ -2,9 +2,7 @@
 
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any
 
 from wedlm.generation.parameters import (
     DEFAULTS,
@@ -13,6 +11,9 @@ from wedlm.generation.parameters import (
     default_query_cost,
     default_window_size,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 BASELINE = "autoregressive"
 WORDS = {
@@ -65,7 +66,7 @@ def check_decoding(arguments: dict[str, Any]) -> None:
         )
 
 
-def with_defaults(arguments: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
+def with_defaults(arguments: dict[str, Any], model: "PreTrainedModel") -> dict[str, Any]:
     """Adds what the decoding reads and `arguments` lacks: the values of the checkpoint, or else of the device."""
     defaults = model.generation_config
     filled = {

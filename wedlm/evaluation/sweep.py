@@ -4,17 +4,17 @@ from collections.abc import Callable
 from functools import partial
 from math import sqrt
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.generation import GenerateDecoderOnlyOutput
 
 from wedlm.evaluation.decodings import BASELINE, is_exact
-from wedlm.evaluation.timing import interleaved
 from wedlm.evaluation.work_file import WorkFile, digest_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.generation import GenerateDecoderOnlyOutput
 
 NUM_RESAMPLES = 10_000
 
@@ -33,8 +33,10 @@ class Answer(NamedTuple):
     seconds: float
 
 
-def write(model: PreTrainedModel, question: Question, arguments: dict[str, Any]) -> GenerateDecoderOnlyOutput:
+def write(model: "PreTrainedModel", question: Question, arguments: dict[str, Any]) -> "GenerateDecoderOnlyOutput":
     """Answers the question greedily; this is the call that is timed."""
+    import torch  # here, so that `wedlm tune` and `wedlm adapt` refuse wrong files without it
+
     input_ids = torch.tensor([question.ids], device=model.device)
     return model.generate(
         input_ids,
@@ -46,7 +48,7 @@ def write(model: PreTrainedModel, question: Question, arguments: dict[str, Any])
 
 
 def answer_of(
-    tokenizer: PreTrainedTokenizerBase, question: Question, output: GenerateDecoderOnlyOutput, seconds: float
+    tokenizer: "PreTrainedTokenizerBase", question: Question, output: "GenerateDecoderOnlyOutput", seconds: float
 ) -> Answer:
     new = output.sequences[0, len(question.ids) :].tolist()
     text = tokenizer.decode(new, skip_special_tokens=True)
@@ -55,8 +57,8 @@ def answer_of(
 
 
 def sweep(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
     questions: list[Question],
     decodings: dict[str, dict[str, Any]],
     max_new_tokens: int,
@@ -67,6 +69,8 @@ def sweep(
     The decodings alternate on each question, and another one begins from question to question. A question is kept in
     `work` when all decodings have answered it, so that answers that are compared were timed together.
     """
+    from wedlm.evaluation.timing import interleaved
+
     arguments = {label: {**chosen, "max_new_tokens": max_new_tokens} for label, chosen in decodings.items()}
     num_warm_up = 1  # of the first question that is asked
     answers = {label: [] for label in decodings}

@@ -11,12 +11,10 @@ from typing import Any
 
 import uvicorn
 from fastapi.middleware.cors import CORSMiddleware
-from transformers import GenerationConfig
 
 from wedlm.batching.manager import DIED
 from wedlm.checkpoints.errors import one_line
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.generation.parameters import DEFAULTS, check_parameters
 from wedlm.generation.validation import check_decoding
 from wedlm.serving.access import AccessMiddleware, is_this_machine
 from wedlm.serving.connections import (
@@ -75,7 +73,6 @@ def serve(
 
     The arguments are the options of `wedlm serve`; `settings` replaces parameters of decoding of the checkpoint.
     """
-    check_parameters(GenerationConfig(**DEFAULTS | settings))
     listening = listen(host, port)
     this_machine_only = is_this_machine(listening.getsockname()[0])
     if not this_machine_only and api_key is None:

@@ -28,8 +28,8 @@ def encode(
             prompt = render(tokenizer, prompt, add_generation_prompt=True)
         except Refused as error:
             raise ValueError(
-                f"The chat template of {tokenizer.name_or_path} cannot write the prompt ({error}); correct the "
-                "template, or pass --raw to a command that has it, which continues a text without the template."
+                f"The chat template of {tokenizer.name_or_path} cannot write the prompt ({error}); correct it, "
+                "or continue a text without it by `wedlm generate --raw`."
             ) from error
     check_size(prompt, model, tokenizer)
     ids = tokenizer(prompt, add_special_tokens=not is_chat)["input_ids"]  # a chat template writes them

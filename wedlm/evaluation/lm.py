@@ -77,8 +77,8 @@ class DecodingLM(HFLM):
             except Refused as error:
                 if messages is others or len(others) == len(chat_history):
                     raise ValueError(
-                        f"The chat template of {self.tokenizer.name_or_path} cannot write a question ({error}); correct "
-                        "it, or leave out --apply-chat-template."
+                        f"The chat template of {self.tokenizer.name_or_path} cannot write a question ({error}); "
+                        "correct it, or leave out --apply-chat-template."
                     ) from error
                 eval_logger.warning(f"The chat template refuses the system message ({error}), which is left out.")
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from wedlm.checkpoints.limited_process import Refused
 from wedlm.checkpoints.rendering import render, render_with_spans
 from wedlm.training.run_errors import TrainingError
 
@@ -45,10 +46,9 @@ class Renderer(NamedTuple):
         """Calls a function that runs the template, and turns its errors into a TrainingError."""
         try:
             return function(self.tokenizer, messages, **arguments)
-        except ValueError as error:
-            reason = " ".join(str(error).split()).rstrip(".")
+        except Refused as error:
             raise TrainingError(
-                f"{self.where}: the chat template refuses the messages ({reason}); change the one or the other."
+                f"{self.where}: the chat template refuses the messages ({error}); change the one or the other."
             ) from error
 
 

@@ -46,8 +46,9 @@ def full_disk_errors(training: "TrainingArguments") -> Iterator[None]:
 def is_full_disk(error: Exception, folder: str) -> bool:
     if getattr(error, "errno", None) in FULL_DISK or "No space left" in str(error):
         return True
-    # torch.save() says only that a write has failed.
-    return "PytorchStreamWriter" in str(error) and shutil.disk_usage(folder).free < NEARLY_NOTHING
+    # torch.save() says only that a write has failed, or that the file is shorter than what was written.
+    is_of_torch = "PytorchStreamWriter" in str(error) or "unexpected pos" in str(error)
+    return is_of_torch and shutil.disk_usage(folder).free < NEARLY_NOTHING
 
 
 @contextmanager

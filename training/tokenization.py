@@ -6,7 +6,7 @@ from typing import NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from wedlm.training.chat_template import Renderer, render_conversation, tokenize_with_loss
-from wedlm.training.data_files import Record, parse_record
+from wedlm.training.data_files import TOO_DEEP, Record, parse_record
 from wedlm.training.data_options import DataOptions
 from wedlm.training.run_errors import TrainingError
 from wedlm.training.target_loss import NO_TARGET
@@ -194,6 +194,8 @@ def checked_tools(tools: object, where: str) -> list | None:
         tools = json.loads(tools) if isinstance(tools, str) else tools
     except json.JSONDecodeError as error:
         raise TrainingError(f"{where}: its tools are no JSON ({error.msg}); correct them.") from None
+    except RecursionError:
+        raise TrainingError(f"{where}: its tools are {TOO_DEEP}.") from None
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise TrainingError(f"{where}: its tools are no list of objects; write one.")
     return tools or None

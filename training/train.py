@@ -24,7 +24,7 @@ from transformers import (
 from wedlm.checkpoints.architectures import STOCK, check_architecture, read_wedlm_config
 from wedlm.checkpoints.convert import convert_to_wedlm
 from wedlm.checkpoints.load import read_model
-from wedlm.checkpoints.resolve import checkpoint_folder, read_config, require_tokenizer
+from wedlm.checkpoints.resolve import checkpoint_folder, read_config, read_generation_fields, require_tokenizer
 from wedlm.checkpoints.tokenizer_files import load_tokenizer
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
@@ -99,6 +99,7 @@ def read_config_and_tokenizer(run: RunArguments) -> tuple[dict, PreTrainedTokeni
     fields = read_config(run.model, folder)
     check_architecture(fields, run.model, wanted=(*STOCK, MODEL_TYPE))
     read_wedlm_config(fields, run.model)
+    read_generation_fields(folder)  # which refuses wrong ones
     require_tokenizer(run.model, folder)
     tokenizer = load_tokenizer(folder, run.model)
     if tokenizer.mask_token is None and fields["model_type"] != MODEL_TYPE:

@@ -1,5 +1,7 @@
 """Bad calls of generate() and of the commands: each is refused in one sentence."""
 
+import json
+import os
 import re
 import shlex
 import shutil
@@ -49,6 +51,10 @@ def test_generate_refuses_in_one_sentence(arguments, sentence):
 # --- The commands ---
 
 GONE = "gone is no folder here and was not downloaded before, and https://huggingface.co/gone cannot be reached *."
+NARROW = (
+    "The weight model.layers.0.mlp.down_proj.weight of narrow is [256, 682], and by its config [256, 64] (18 such "
+    "weights in all); correct one of the two."
+)
 # The words behind `wedlm`, in the folder that `folder` makes, and the sentence. Nobody waits for torch to read these.
 COMMANDS = [
     ("generate gone Hi", GONE),
@@ -105,7 +111,40 @@ SLOWER_COMMANDS = [
     ("train run.yaml --output_dir weightless", "output_dir=weightless holds a checkpoint; pass --overwrite to *."),
     ("train run.yaml --lora_r -1", "lora_r=-1 is no rank; pass 1 or more, or 0 to train the whole model."),
     ("train run.yaml --learning_rat 1", "There is no argument 'learning_rat'; did you mean *?"),
+    ("train run.yaml --gradient_accumulation_steps 0", "gradient_accumulation_steps=0 leaves nothing to train on; *."),
+    ("train run.yaml --train_data deep.jsonl", "deep.jsonl, line 1 is nested too deeply; flatten or remove it."),
+    ("train run.yaml --train_data deep.json", "deep.json has a record that is nested too deeply; flatten or *."),
+    ("generate cut Hi", "The chat template of cut cannot write the prompt (TemplateSyntaxError: *); correct it, *."),
+    ("compare huge Hi", "The chat template of huge cannot write the prompt (it takes too much memory); *."),
+    ("trace huge Hi", "The chat template of huge cannot write the prompt (it takes too much memory); correct it, *."),
+    ("tune huge --data answers.jsonl", "answers.jsonl, line 1: The chat template of huge cannot write the prompt *."),
+    ("generate silent Hi", "The prompt has no tokens; give it some text (a chat template may have written none)."),
+    *((words.format("mapped"), "model_type={'a': 1} in mapped/config.json is no name; correct it, or copy *.")
+      for words in ("info {}", "generate {} Hi", "convert {} out", "export {} out --license mit", "eval {} --tasks a",
+                    "export {} out --vllm", "adapt {} out", "serve {}", "train run.yaml --model {}",
+                    "tune {} --data plain.jsonl")),
+    ("info listed", "model_type=[] in listed/config.json is no name; correct it, or copy or download *."),
+    *((words.format("ended"), "eos_token_id='a' in ended/generation_config.json is no token id; correct it.")
+      for words in ("info {}", "generate {} Hi", "export {} out --license mit", "train run.yaml --model {}")),
+    ("generate foreign Hi", "foreign is of model_type 'foreign', which transformers * does not know; update *."),
+    ("train run.yaml --model foreign", "foreign is of model_type 'foreign'; supported is a dense causal *."),
+    ("generate coded Hi", "The tokenizer in coded cannot be loaded (it needs code of its own, *); correct *."),
+    ("generate narrow Hi", NARROW),
 ]  # fmt: skip
+
+
+# Copies of the demo checkpoint in which a file is another one, or has other fields.
+SPOILED = {
+    "cut": ("chat_template.jinja", "{% for message in messages %}{{ message.con"),
+    "huge": ("chat_template.jinja", "{{ 'a' * 10**10 }}"),
+    "silent": ("chat_template.jinja", ""),
+    "mapped": ("config.json", {"model_type": {"a": 1}}),
+    "listed": ("config.json", {"model_type": []}),
+    "foreign": ("config.json", {"model_type": "foreign"}),
+    "narrow": ("config.json", {"intermediate_size": 64}),
+    "ended": ("generation_config.json", {"eos_token_id": "a"}),
+    "coded": ("tokenizer_config.json", {"tokenizer_class": "A", "auto_map": {"AutoTokenizer": ["a.A", None]}}),
+}
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +166,17 @@ def folder(tmp_path_factory):
         "empty.jsonl": "\n", "plain.jsonl": '{"prompt": "a"}', "broken.jsonl": '{"prompt": "a"}\n{',
         "broken.yaml": "a: [", "text.yaml": "text",
         "run.yaml": "model: model\ntrain_data: plain.jsonl\noutput_dir: out",
+        "deep.jsonl": '{"prompt": ' + "[" * 10**5 + "]" * 10**5 + "}", "deep.json": "[" * 10**5 + "]" * 10**5,
+        "chat.jsonl": json.dumps({"messages": [{"role": role, "content": "a"} for role in ("user", "assistant")]}),
+        "answers.jsonl": '{"prompt": "a", "answer": "b"}\n' * 8, "full.jsonl": '{"prompt": "a", "completion": "b"}',
     }.items():  # fmt: skip
         (folder / name).write_text(text)
+    for name, (file, change) in SPOILED.items():
+        shutil.copytree(folder / "model", folder / name, copy_function=os.link)
+        is_text = isinstance(change, str)
+        text = change if is_text else json.dumps(json.loads((folder / name / file).read_text()) | change)
+        (folder / name / file).unlink()
+        (folder / name / file).write_text(text)
     return folder
 
 
@@ -141,6 +189,20 @@ def test_a_command_refuses_in_one_sentence(folder, monkeypatch, words, sentence)
     said = result.stderr.removesuffix("\n")
     assert (result.exit_code, result.stdout) == (2, ""), (said, result.exception)
     assert is_one_sentence(said) and matches(sentence, said), said
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--model cut --train_data chat.jsonl", "chat.jsonl, line 1: the chat template refuses the messages (*); *."),
+        ("--model narrow --train_data full.jsonl", NARROW),
+    ],
+)
+def test_training_refuses_in_one_sentence_what_it_sees_behind_the_data(folder, monkeypatch, words, sentence):
+    monkeypatch.chdir(folder)
+    result = CliRunner().invoke(cli.app, ["train", "run.yaml", *words.split()])
+    said = result.stderr.splitlines()[-1]
+    assert result.exit_code == 2 and is_one_sentence(said) and matches(sentence, said), said
 
 
 def test_nothing_was_written(folder):

@@ -33,6 +33,7 @@ def test_errors_of_others_become_one_line_of_the_same_words():
         OSError(errno.EDQUOT, "Disk quota exceeded"),
         SafetensorError("I/O error: No space left on device"),
         RuntimeError("[enforce fail] . PytorchStreamWriter failed writing file data/0: file write failed"),
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 28323968 vs 28323860"),
     ],
 )
 def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch, error):

@@ -5,6 +5,7 @@ from functools import cache, lru_cache
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from wedlm.checkpoints.limited_process import Refused
 from wedlm.checkpoints.rendering import render
 from wedlm.generation.stock import max_positions_of
 
@@ -25,10 +26,10 @@ def encode(
     if is_chat:
         try:
             prompt = render(tokenizer, prompt, add_generation_prompt=True)
-        except ValueError as error:
+        except Refused as error:
             raise ValueError(
-                f"The chat template of {tokenizer.name_or_path} cannot write the prompt ({error}); correct the "
-                "template, or pass --raw to a command that has it, which continues a text without the template."
+                f"The chat template of {tokenizer.name_or_path} cannot write the prompt ({error}); correct it, "
+                "or continue a text without it by `wedlm generate --raw`."
             ) from error
     check_size(prompt, model, tokenizer)
     ids = tokenizer(prompt, add_special_tokens=not is_chat)["input_ids"]  # a chat template writes them

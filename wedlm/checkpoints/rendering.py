@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from wedlm.checkpoints.errors import one_line
-from wedlm.checkpoints.limited_process import LimitedProcess
+from wedlm.checkpoints.limited_process import LimitedProcess, Refused
 
 if TYPE_CHECKING:  # it takes seconds, and the process needs only a part of transformers
     from transformers import PreTrainedTokenizerBase
@@ -20,7 +20,7 @@ def render(
     """The text of `tokenizer.apply_chat_template()`.
 
     Raises:
-        `ValueError`: the reason why there is none, for the middle of a sentence.
+        `Refused`: the reason why there is none.
     """
     return ask(tokenizer, "apply_chat_template", messages, tools, arguments)
 
@@ -35,9 +35,16 @@ def render_with_spans(
 def ask(
     tokenizer: "PreTrainedTokenizerBase", function: str, messages: Sequence[dict], tools: list | None, arguments: dict
 ) -> Any:
-    template = tokenizer.get_chat_template(tools=tools)
-    variables = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    return PROCESS.ask((function, template, variables, list(messages), tools, arguments), RENDER_SECONDS)
+    try:
+        template = tokenizer.get_chat_template(tools=tools)
+        variables = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+        return PROCESS.ask((function, template, variables, list(messages), tools, arguments), RENDER_SECONDS)
+    except (ValueError, RecursionError) as error:  # no template, or messages too deep to be sent
+        raise error if isinstance(error, Refused) else Refused(described(error)) from error
+
+
+def described(error: Exception) -> str:
+    return f"{type(error).__name__}: {one_line(error)}"
 
 
 # --- In the process ---
@@ -71,7 +78,7 @@ def renderer(_: None) -> Callable[[tuple], Any]:
         except MemoryError:
             raise
         except Exception as error:  # a template may raise anything
-            raise ValueError(f"{type(error).__name__}: {one_line(error)}") from error
+            raise ValueError(described(error)) from error
         if len(text) > RENDERED_CHARACTERS:
             raise ValueError(f"its text has {len(text)} characters")
         return answer

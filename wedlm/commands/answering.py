@@ -11,6 +11,7 @@ from transformers.generation import BaseStreamer
 
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.prompt_ids import encode
+from wedlm.checkpoints.rendering import PROCESS
 from wedlm.commands.shared_options import GenerationOptions
 from wedlm.generation.custom_generate import resolved_config
 from wedlm.generation.stock import max_positions_of
@@ -51,6 +52,7 @@ class AnswerStreamer(TextStreamer):
 def load(options: GenerationOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads the model and the tokenizer; options that this model cannot follow are refused."""
     arguments = options.arguments()
+    PROCESS.start()  # it imports transformers in the time in which the model is loaded
     model, tokenizer = load_checkpoint(options.model, options.dtype, options.device, only_decodes=True, or_stock=True)
     most = max_positions_of(model)
     if options.max_new_tokens > most:  # the cache takes memory for all of them

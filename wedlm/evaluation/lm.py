@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from lm_eval.api.instance import Instance
-from lm_eval.models.huggingface import HFLM
+from lm_eval.models.huggingface import HFLM, eval_logger
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from wedlm.checkpoints.limited_process import Refused
+from wedlm.checkpoints.rendering import render
 from wedlm.evaluation.work_file import WorkFile, digest_of
 
 WARM_UP_TOKENS = 8  # generated before anything is timed
@@ -64,6 +66,21 @@ class DecodingLM(HFLM):
         self.counts = defaultdict(lambda: dict.fromkeys(COUNTS, 0))  # of each task
         self.counts_of_batch: dict[str, float] = {}
         self.seed_of_batch, self.is_warm = seed, False
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Replaces HFLM's method, which has no limits; as there, a template that refuses system messages gets none."""
+        arguments = {"continue_final_message": not add_generation_prompt, **self.chat_template_args}
+        others = [message for message in chat_history if message["role"] != "system"]
+        for messages in (chat_history, others):
+            try:
+                return render(self.tokenizer, messages, add_generation_prompt=add_generation_prompt, **arguments)
+            except Refused as error:
+                if messages is others or len(others) == len(chat_history):
+                    raise ValueError(
+                        f"The chat template of {self.tokenizer.name_or_path} cannot write a question ({error}); "
+                        "correct it, or leave out --apply-chat-template."
+                    ) from error
+                eval_logger.warning(f"The chat template refuses the system message ({error}), which is left out.")
 
     def get_model_info(self) -> dict:
         return {}  # the method of HFLM asks the network

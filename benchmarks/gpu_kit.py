@@ -32,6 +32,7 @@ from common import (
     DEVICE,
     RESULTS,
     SHAPES,
+    WEDLM,
     bytes_per_second,
     markdown,
     random_model,
@@ -69,7 +70,10 @@ class Record:
 
     def lacks(self, name: str) -> bool:
         """Whether to make a result now: it is not there, and there is time."""
-        return name not in self.results and time.perf_counter() < self.end
+        return name not in self.results and self.seconds_left() > 0
+
+    def seconds_left(self) -> float:
+        return self.end - time.perf_counter()
 
     def add(self, name: str, result: Any) -> None:
         self.results[name] = result
@@ -245,9 +249,21 @@ def table(results: dict[str, Any]) -> str:
     return markdown(header, lines, left={"way"})
 
 
+# --- tasks ---
+
+
+def tasks(given: argparse.Namespace) -> None:
+    import task_training
+
+    names = ("samples", "row_tokens", "rows_per_step", "rank", "learning_rate", "questions")
+    record = Record(given, **{name: getattr(given, name) for name in names}, minutes=given.minutes)
+    if "after, verified" not in record.results:
+        task_training.tasks(given, record)
+
+
 # --- Everything ---
 
-SLICES: dict[str, Callable[[argparse.Namespace], None]] = {"steps": steps}
+SLICES: dict[str, Callable[[argparse.Namespace], None]] = {"steps": steps, "tasks": tasks}
 
 
 def main() -> None:
@@ -260,6 +276,15 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=1024, help="of the text before a step")
     parser.add_argument("--new-tokens", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--model", type=Path, default=WEDLM, help="the real model as a WeDLM")
+    parser.add_argument("--samples", type=int, default=300_000, help="the most examples of the training")
+    parser.add_argument("--steps", type=int, default=100_000, help="the most steps of the training")
+    parser.add_argument("--row-tokens", type=int, default=4096)
+    parser.add_argument("--rows-per-step", type=int, default=8)
+    parser.add_argument("--rank", type=int, default=64, help="of the LoRA")
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--questions", type=int, default=100, help="held-out ones")
+    parser.add_argument("--evaluation-seconds", type=float, default=45, help="for the answers of the trained model")
     given = parser.parse_args()
     logging.set_verbosity_error()
     SLICES[given.slice](given)

@@ -166,10 +166,16 @@ class StaticSteps:
 
 def cuda_graph(step: Step, device: torch.device, pool: Any) -> Step:
     """Captures a step, which does not run now, as a CUDA graph; returns the step that the graph takes."""
-    graph = torch.cuda.CUDAGraph()
+    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
     stream = capture_stream(device)
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        status = step()
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            status = step()
+    except RuntimeError:  # torch leaves the stream and the generator as they are in a capture
+        torch.cuda.set_stream(current)
+        generator = torch.cuda.default_generators[current.device.index]
+        generator.graphsafe_set_state(generator.clone_state())
+        raise
 
     def replay() -> torch.Tensor:
         graph.replay()

@@ -20,7 +20,9 @@ random weights are not accepted, so a step writes one token.
 """
 
 import argparse
+import importlib
 import json
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -29,9 +31,11 @@ from typing import Any
 
 import torch
 from common import (
+    ADAPTER,
     DEVICE,
     RESULTS,
     SHAPES,
+    STOCK,
     WEDLM,
     bytes_per_second,
     markdown,
@@ -261,9 +265,30 @@ def tasks(given: argparse.Namespace) -> None:
         task_training.tasks(given, record)
 
 
+# --- evidence and checks: scripts of their own ---
+
+
+def run_script(name: str, given: argparse.Namespace, *words: object) -> None:
+    """Runs another script of this folder, which writes its record into the same folder."""
+    sys.argv = [str(Path(__file__).with_name(f"{name}.py")), "--out", str(given.out / f"{given.slice}.json"), *map(str, words)]
+    importlib.import_module(name).main()
+
+
+def evidence(given: argparse.Namespace) -> None:
+    """The table of evidence_real.py, whose answers are kept beside it."""
+    where = ["--stock", given.stock, "--wedlm", given.model, "--adapter", given.adapter, "--device", DEVICE]
+    dtype = ["--dtype", "bfloat16" if DEVICE == "cuda" else "float32"]
+    few = ["--new-tokens", given.answer_tokens, "--rounds", 1, "--work", given.out / "evidence"]
+    run_script("evidence_real", given, *where, *dtype, *few)
+
+
+def checks(given: argparse.Namespace) -> None:
+    run_script("gpu_checks", given, "--only", given.only)
+
+
 # --- Everything ---
 
-SLICES: dict[str, Callable[[argparse.Namespace], None]] = {"steps": steps, "tasks": tasks}
+SLICES = {"steps": steps, "evidence": evidence, "tasks": tasks, "checks": checks}
 
 
 def main() -> None:
@@ -277,10 +302,14 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--model", type=Path, default=WEDLM, help="the real model as a WeDLM")
+    parser.add_argument("--stock", type=Path, default=STOCK, help="the real model")
+    parser.add_argument("--adapter", type=Path, default=ADAPTER, help="its draft adapter")
+    parser.add_argument("--answer-tokens", type=int, default=64, help="the most of an answer in `evidence`")
+    parser.add_argument("--only", default="", help="make only the checks whose name holds this")
     parser.add_argument("--samples", type=int, default=300_000, help="the most examples of the training")
     parser.add_argument("--steps", type=int, default=100_000, help="the most steps of the training")
     parser.add_argument("--row-tokens", type=int, default=4096)
-    parser.add_argument("--rows-per-step", type=int, default=8)
+    parser.add_argument("--rows-per-step", type=int, default=4)
     parser.add_argument("--rank", type=int, default=64, help="of the LoRA")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--questions", type=int, default=100, help="held-out ones")

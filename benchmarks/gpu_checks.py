@@ -130,7 +130,10 @@ def no_graph(questions: Questions) -> str:
     """A forward that waits for the device takes ordinary steps, and nothing is broken behind it."""
     needs_gpu()
     found = []
-    for name, wait in {"item()": lambda ids: ids.sum().item(), "synchronize()": lambda _: torch.cuda.synchronize()}.items():
+    for name, wait in {
+        "item()": lambda ids: ids.sum().item(),
+        "synchronize()": lambda _: torch.cuda.synchronize(),
+    }.items():
         model = demo()
         expected = questions.answers(model, decoding="verified")
         forward = model.model.forward

@@ -270,7 +270,12 @@ def tasks(given: argparse.Namespace) -> None:
 
 def run_script(name: str, given: argparse.Namespace, *words: object) -> None:
     """Runs another script of this folder, which writes its record into the same folder."""
-    sys.argv = [str(Path(__file__).with_name(f"{name}.py")), "--out", str(given.out / f"{given.slice}.json"), *map(str, words)]
+    sys.argv = [
+        str(Path(__file__).with_name(f"{name}.py")),
+        "--out",
+        str(given.out / f"{given.slice}.json"),
+        *map(str, words),
+    ]
     importlib.import_module(name).main()
 
 

@@ -41,7 +41,12 @@ TASKS = [kind for kind, weight in WEIGHTS.items() if weight]
 WARM_UP, DECAY = 0.03, 0.7  # shares of the time, of the rise and of the fall to nothing
 FILE_BYTES = 15 * 2**20  # of a file of weights
 BEFORE = (BASELINE, "streaming 0.4", "verified")
-AFTER = (BASELINE, *(f"streaming {threshold}" for threshold in (0.05, 0.1, 0.2, 0.4, 0.8)), "blockwise 0.4", "verified")
+AFTER = (
+    BASELINE,
+    *(f"streaming {threshold}" for threshold in (0.05, 0.1, 0.2, 0.4, 0.8)),
+    "blockwise 0.4",
+    "verified",
+)
 
 
 # --- Data ---
@@ -204,7 +209,10 @@ def tasks(given: argparse.Namespace, record) -> None:
         del base
         end = time.perf_counter() + max(record.seconds_left() - given.evaluation_seconds, 1)
         model, log, seconds = trained(given, rows, end)
-    losses = [{name: entry[name] for name in ("step", "loss", "mlm_loss", "ar_loss", "learning_rate") if name in entry} for entry in log]
+    losses = [
+        {name: entry[name] for name in ("step", "loss", "mlm_loss", "ar_loss", "learning_rate") if name in entry}
+        for entry in log
+    ]
     record.add("training", {"seconds": seconds, "steps": log[-1]["step"], "losses": losses})
     save_adapter(model, given.out / "adapter")
     merged = model.merge_and_unload()

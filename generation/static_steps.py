@@ -131,7 +131,6 @@ class StaticSteps:
         for name, value in tensors(done):
             setattr(window, name, value)
 
-
     def settled(self, model: PreTrainedModel, policy: Policy) -> Policy:
         """The policy whose tensors the graphs read, with the values of this one; other graphs are dropped."""
         layers = [layer.keys.data_ptr() for layer in self.cache.layers]
@@ -229,7 +228,10 @@ def built_in_of(value: Any) -> Any:
         return value.values.data_ptr()
     if isinstance(value, LogitsProcessorList):
         return [
-            (type(each), {name: getattr(held, "tolist", lambda held=held: held)() for name, held in vars(each).items()})
+            (
+                type(each),
+                {name: getattr(held, "tolist", lambda held=held: held)() for name, held in vars(each).items()},
+            )
             for each in value
         ]
     return value

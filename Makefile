@@ -37,10 +37,10 @@ demo-answers: .venv/installed
 	.venv/bin/python -m examples.demo.report --only_examples
 	.venv/bin/python -m examples.demo.card
 
-# A step of each decoding beside the memory floor, on a GPU or here, in minutes; see benchmarks/gpu.py.
+# A step of each way to decode beside the memory floor, on a GPU or here, in minutes; see benchmarks/gpu_kit.py.
 BENCH = build/bench
 bench: .venv/installed
-	.venv/bin/python benchmarks/gpu.py --shape qwen3-0.6b --batch-sizes 1 --new-tokens 32 --repeats 3 --out $(BENCH)/gpu.json
+	.venv/bin/python benchmarks/gpu_kit.py steps --shapes qwen3-0.6b --batch-sizes 1 --out $(BENCH)
 
 # The paper's figures of decoding on the demo checkpoint, about a quarter of an hour; goes on where it was stopped.
 FIGURES = threshold penalty streaming-blockwise

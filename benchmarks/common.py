@@ -30,6 +30,7 @@ from wedlm.for_vllm.vllm_export import SPECULATIVE, export_for_vllm
 sys.path.append(str(Path(__file__).parents[1]))  # for examples/, which is not installed
 from examples.demo.tasks import KINDS, held_out_examples, training_example
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RESULTS = Path(__file__).parent / "results"
 PEERS = Path(__file__).with_name("peers.py")
 STOCK, WEDLM, ADAPTER = (  # of SmolLM2-135M-Instruct; `make real-model` makes the first two
@@ -72,12 +73,17 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def model_of(given: argparse.Namespace) -> PreTrainedModel:
     """The checkpoint of --model, or random weights in the shape of --shape; on a GPU where there is one."""
-    device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, given.dtype)
+    dtype = getattr(torch, given.dtype)
     if given.shape is None:
-        return WeDLMForCausalLM.from_pretrained(given.model, dtype=dtype).to(device).eval()
+        return WeDLMForCausalLM.from_pretrained(given.model, dtype=dtype).to(DEVICE).eval()
+    return random_model(given.shape, dtype)
+
+
+def random_model(shape: str, dtype: torch.dtype) -> PreTrainedModel:
+    """Random weights in a shape; made on the GPU, where billions take seconds, if there is one."""
     torch.manual_seed(0)
-    config = WeDLMConfig(**{**QWEN3, **SHAPES[given.shape]}, dtype=dtype)
-    with torch.device(device):
+    config = WeDLMConfig(**{**QWEN3, **SHAPES[shape]}, dtype=dtype)
+    with torch.device(DEVICE):
         return WeDLMForCausalLM._from_config(config, dtype=dtype).eval()
 
 

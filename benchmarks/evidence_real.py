@@ -33,6 +33,7 @@ from common import (
     STOCK,
     VLLM,
     VLLM_DRAFTING,
+    WEDLM,
     PeerProcess,
     Way,
     Written,
@@ -49,6 +50,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, logging
 
 import wedlm
+from wedlm.checkpoints.load import load_checkpoint
 from wedlm.drafts.prompts import KINDS, Prompt, read_prompts
 from wedlm.evaluation.provenance import conditions, device_name, digests
 from wedlm.evaluation.sweep import median_and_quartiles
@@ -60,11 +62,12 @@ PLAIN, LOOK_UP = "generate()", "generate(), prompt look-up"
 FUSED, FUSED_LOOK_UP = "fused", "fused, prompt look-up"
 VERIFIED, FUSED_VERIFIED = "verified", "fused, verified"
 ADAPTED = "fused, verified, adapter"
+CAPTURED = "WeDLM, verified, captured"
 INT8_VERIFIED, INT8_ADAPTED = "int8, verified", "int8, verified, adapter"
 ECONOMIZE, OPENVINO = "economize: prompt look-up", "OpenVINO GenAI"
 LLAMA, LLAMA_DRAFTING = "llama.cpp, 4-bit", "llama.cpp, 4-bit, n-gram drafts"
 LOOK_UPS = {LOOK_UP, FUSED_LOOK_UP}  # transformers refuses a batch
-OURS = {VERIFIED, FUSED_VERIFIED, ADAPTED, INT8_VERIFIED, INT8_ADAPTED}
+OURS = {VERIFIED, FUSED_VERIFIED, ADAPTED, CAPTURED, INT8_VERIFIED, INT8_ADAPTED}
 DRAFTING = {*LOOK_UPS, *OURS, ECONOMIZE, VLLM_DRAFTING, LLAMA_DRAFTING}
 OTHER_WEIGHTS = {INT8_VERIFIED, INT8_ADAPTED, LLAMA, LLAMA_DRAFTING}  # so their texts may be others
 MARKERS = {  # of the plot; filled ones draft
@@ -130,6 +133,10 @@ def ways_of_transformers(given: argparse.Namespace, plain: PreTrainedModel) -> d
             INT8_VERIFIED: way_of(wedlm.fuse(stock(given), "int8"), **verified),
             INT8_ADAPTED: way_of(wedlm.fuse(with_adapter(), "int8"), **verified),
         }
+    else:  # captured steps are those of a WeDLM
+        converted = load_checkpoint(given.wedlm, given.dtype, given.device)[0]
+        captured = {"decoding": "verified", "cache_implementation": "static"}
+        ways |= {CAPTURED: way_of(converted, **captured)}
     return ways
 
 
@@ -473,6 +480,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="by default results/real/CPU_DTYPE.json")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--stock", type=Path, default=STOCK)
+    parser.add_argument("--wedlm", type=Path, default=WEDLM, help="the same weights as a WeDLM, for a GPU")
     parser.add_argument("--adapter", type=Path, default=ADAPTER)
     parser.add_argument("--gguf", type=Path, default=GGUF)
     parser.add_argument("--vllm", type=Path, default=Path(".venv-vllm"), help="an environment with vLLM")

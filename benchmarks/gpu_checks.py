@@ -1,8 +1,9 @@
 """Is everything right on a GPU? Checked there on the demo checkpoint, one line for each feature.
 
-    python benchmarks/gpu_checks.py [--questions 60] [--new-tokens 160] [--out benchmarks/results/gpu_checks.json]
+    python benchmarks/gpu_checks.py [--questions 60] [--new-tokens 160] [--only captured]
+                                    [--out benchmarks/results/gpu_checks.json]
 
-`benchmarks/gpu.py` measures speed; this script measures none. A check says what it found. Where it raises, the
+`benchmarks/gpu_kit.py` measures speed; this script measures none. A check says what it found. Where it raises, the
 exception is written down and the others go on; where a package is missing, it says so. Without a GPU the checks that
 need none run.
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from common import markdown, new_parser
+from common import DEVICE, markdown, new_parser
 from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
@@ -28,9 +29,10 @@ from training import new_step
 from wedlm import DualStreamCollator, WeDLMForCausalLM, WeDLMTrainer, WeDLMTrainingArguments
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.evaluation.provenance import write_report
+from wedlm.generation.static_steps import KEPT
 from wedlm.training.loss_weights import scale_weights, weight_sums
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+STATIC = {"cache_implementation": "static"}
 PASSED, FAILED, MISSING = "passed", "failed", "not there"
 PARALLEL = ("streaming", "verified", "blockwise")
 
@@ -62,12 +64,14 @@ class Questions:
         per_kind = [held_out_examples(kind, math.ceil(number / len(KINDS))) for kind in KINDS]
         self.examples = [example for examples in zip(*per_kind, strict=True) for example in examples][:number]
 
-    def answers(self, model: PreTrainedModel, one_by_one: bool = False, **settings) -> list[str]:
+    def answers(
+        self, model: PreTrainedModel, one_by_one: bool = False, sampled: bool = False, **settings
+    ) -> list[str]:
         size = 1 if one_by_one else len(self.examples)
         texts = []
         for start in range(0, len(self.examples), size):
             inputs = batch_of(self.tokenizer, self.examples[start : start + size], model.device)
-            ids = model.generate(**inputs, max_new_tokens=self.new_tokens, do_sample=False, **settings)
+            ids = model.generate(**inputs, max_new_tokens=self.new_tokens, do_sample=sampled, **settings)
             texts += self.tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         return texts
 
@@ -96,13 +100,51 @@ def verified_in_bfloat16(questions: Questions) -> str:
     return same(texts, expected, least=0.9)
 
 
-def static_steps(questions: Questions) -> str:
-    """On a GPU they are compiled into CUDA graphs."""
+def captured_steps(questions: Questions) -> str:
+    """The texts of captured steps beside those of ordinary ones, twice, since the second call has its graphs."""
     needs_gpu()
-    model, found = demo(), []
-    for decoding in PARALLEL:
-        static = questions.answers(model, decoding=decoding, cache_implementation="static")
-        found.append(f"{decoding}: {same(static, questions.answers(model, decoding=decoding))}")
+    found = []
+    for dtype, least in ((torch.float32, 1.0), (torch.bfloat16, 0.9)):
+        model = demo(dtype=dtype)
+        for decoding in PARALLEL:
+            expected = questions.answers(model, decoding=decoding)
+            for _ in range(2):
+                said = same(questions.answers(model, decoding=decoding, **STATIC), expected, least)
+            graphs = len(KEPT[model].graphs)
+            found.append(f"{decoding}, {str(dtype).removeprefix('torch.')}, {graphs} graphs: {said}")
+    return "; ".join(found)
+
+
+def captured_sampling(questions: Questions) -> str:
+    """With the same seed captured and ordinary steps draw the same text."""
+    needs_gpu()
+    model, texts = demo(), []
+    for cache in ({}, STATIC, STATIC):
+        torch.manual_seed(0)
+        texts.append(questions.answers(model, decoding="verified", sampled=True, **cache))
+    same(texts[1], texts[0])
+    return same(texts[2], texts[0])
+
+
+def no_graph(questions: Questions) -> str:
+    """A forward that waits for the device takes ordinary steps, and nothing is broken behind it."""
+    needs_gpu()
+    found = []
+    for name, wait in {
+        "item()": lambda ids: ids.sum().item(),
+        "synchronize()": lambda _: torch.cuda.synchronize(),
+    }.items():
+        model = demo()
+        expected = questions.answers(model, decoding="verified")
+        forward = model.model.forward
+
+        def waiting(*args, wait=wait, forward=forward, **kwargs):
+            wait(kwargs["input_ids"])
+            return forward(*args, **kwargs)
+
+        model.model.forward = waiting
+        found.append(f"{name}: {same(questions.answers(model, decoding='verified', **STATIC), expected)}")
+        questions.answers(demo(), decoding="verified", sampled=True, **STATIC)
     return "; ".join(found)
 
 
@@ -207,13 +249,15 @@ def training(questions: Questions) -> str:
 CHECKS: dict[str, Callable[[Questions], str]] = {
     "verified texts are the autoregressive ones, float32": verified_in_float32,
     "verified texts are the autoregressive ones, bfloat16": verified_in_bfloat16,
-    "static caches and compiled steps": static_steps,
+    "captured steps": captured_steps,
+    "captured steps of sampled texts": captured_sampling,
     "flash-attn": flash_attention,
     "4-bit weights": four_bits,
     "a running batch": running_batch,
     "gradients of FlexAttention": gradients,
     "a long training step": long_training_step,
     "training with Trainer": training,
+    "no captured steps where a forward waits": no_graph,
     "a compiled model": compiled_model,  # last, since it is compiled for minutes
 }
 
@@ -237,6 +281,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = new_parser(__doc__, Path(__file__).stem)
     parser.add_argument("--questions", type=int, default=60)
     parser.add_argument("--new-tokens", type=int, default=160)
+    parser.add_argument("--only", default="", help="make only the checks whose name holds this")
     return parser.parse_args()
 
 
@@ -244,7 +289,8 @@ def main() -> None:
     given = parse_arguments()
     questions = Questions(given.questions, given.new_tokens)
     results = []
-    for name, check in tqdm(CHECKS.items(), unit=" checks"):
+    checks = {name: check for name, check in CHECKS.items() if given.only in name}
+    for name, check in tqdm(checks.items(), unit=" checks"):
         results.append({"check": name, **outcome(check, questions)})
         about = {"questions": given.questions, "new_tokens": given.new_tokens}
         write_report(given.out, results, DEVICE, **about)  # each time, because a check may take the process with it

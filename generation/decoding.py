@@ -7,13 +7,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
-from transformers import (
-    CompileConfig,
-    GenerationConfig,
-    LogitsProcessorList,
-    PreTrainedModel,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 from transformers.utils.generic import is_flash_attention_requested
 
@@ -104,7 +98,7 @@ class Decoding:
                 continue
             status = take_step(self.model, self.policy, self.window, queries, self.cache, valid_length, self.callbacks)
             if self.static is not None:
-                self.static.take_all(self.model, self.policy, self.window, status, self.static_step())
+                self.static.take_all(self.model, self.policy, self.window, status, *self.static_step())
                 break
             read = self.window.read_status(status.tolist())  # waits for the device
             self.num_alive, self.max_committed = sum(read.alive), max(read.num_committed)
@@ -148,17 +142,17 @@ class Decoding:
             if self.cache is not None:
                 self.cache.select(kept)
 
-    def static_step(self) -> Callable:
-        """The function that takes a static step, compiled where transformers would, or if compile_config is given."""
+    def static_step(self) -> tuple[Callable, bool]:
+        """The function that takes a static step, and whether it is compiled, as a compile_config asks for."""
         generation_config = self.call.generation_config
+        if generation_config.compile_config is None:
+            return static_step, False
         config = copy(generation_config.compile_config)
-        if config is not None:
-            compile_on_any_device(config)
+        compile_on_any_device(config)
         asked = GenerationConfig(compile_config=config, disable_compile=generation_config.disable_compile)
         if not would_compile(self.model, self.cache, asked):
-            return static_step
-        config = config or CompileConfig()
-        return torch.compile(static_step, **config.to_dict())
+            return static_step, False
+        return torch.compile(static_step, **config.to_dict()), True
 
     def output(self) -> WeDLMGenerateOutput | torch.Tensor:
         """Returns the result of generate(); a cache that was passed in, or is returned, holds the text now."""

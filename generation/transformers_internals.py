@@ -223,3 +223,13 @@ def fix_length(tensor, dim):
 def allow_any_length(tensor, dim):
     """Tells torch.compile that the length of a dimension varies, so that one graph serves all lengths."""
     torch._dynamo.mark_dynamic(tensor, dim)
+
+
+# --- CUDA graphs ---
+
+
+def shape_depends_on_values(func, args):
+    """Whether the host has to wait for the values of an operator's inputs, as .item() and nonzero() do."""
+    if func is torch.ops.aten.index.Tensor:  # by places, or by booleans
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.isdisjoint(func.tags)

@@ -90,6 +90,11 @@ class VerifiedWindow(Window):
 
     # --- The queries of a forward ---
 
+    def most_queries(self, policy: Policy) -> int:
+        """A window of one slot has no drafts, so it needs no MASK."""
+        has_masks = policy.mask_token_id is not None and policy.window_size > 1
+        return policy.window_size * (1 + has_masks)
+
     def first_queries(self, policy: Policy) -> WindowQueries:
         """The first forward has the prompt alone, whose last token predicts the first slot.
 

@@ -218,6 +218,10 @@ class Window:
         """The number of queries that each row needs in the next forward, `[batch]`."""
         raise NotImplementedError
 
+    def most_queries(self, policy: Policy) -> int:
+        """The most queries that a row can need in a forward."""
+        return 2 * policy.window_size
+
     def first_queries(self, policy: Policy) -> WindowQueries:
         """The queries behind the prompt in the first forward."""
         return self.queries(policy.window_size, policy)

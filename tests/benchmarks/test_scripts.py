@@ -17,13 +17,19 @@ def test_fused_models_are_measured_beside_the_floor(run, load_benchmark, capsys)
     assert load_benchmark("fused").table(results) in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_decodings_are_measured_beside_the_memory_floor(run):
-    arguments = ("--batch-sizes", 1, "--length", 24, "--new-tokens", 16, "--window-size", 4, "--repeats", 1)
-    rows = run("gpu", "--shape", "tiny", *arguments)["results"]["rows"]
-    decodings = ["stock", "autoregressive", "one slot", "streaming", "verified", "streaming, ordinary steps"]
-    assert [row["side"] for row in rows] == decodings
-    assert all(row["milliseconds_per_step"]["median"] > row["memory_floor_milliseconds"] > 0 for row in rows)
+@pytest.mark.full
+def test_steps_are_measured_beside_the_memory_floor_and_once(load_benchmark, monkeypatch, tmp_path):
+    kit = load_benchmark("gpu_kit")
+    words = ["steps", "--shapes", "tiny", "--batch-sizes", 1, 2, "--length", 24, "--new-tokens", 8, "--repeats", 1]
+    monkeypatch.setattr(sys, "argv", [kit.__file__, *map(str, words), "--out", str(tmp_path)])
+    kit.main()
+    results = json.loads((tmp_path / "steps.json").read_text())["results"]
+    rows = {name: numbers for name, numbers in results.items() if "batch" in name}
+    assert list(rows)[0] == "tiny, batch 1, stock" and len(rows) == 22
+    assert all(row["milliseconds"]["median"] > row["floor"] > 0 for row in rows.values())
+    monkeypatch.setattr(kit, "per_step", None)  # nothing is measured again
+    kit.main()
+    assert json.loads((tmp_path / "steps.json").read_text())["results"] == results
 
 
 @pytest.mark.slow

@@ -11,10 +11,14 @@ import pytest
 import torch
 from decoded import PARALLEL, STATIC, forwards_seen, run, settings_of
 from helpers import CHECKPOINTS, DECODE, PROMPTS, Waits, load, random_tokens
+from peft import LoraConfig, get_peft_model
+from recorded_graph import recorded_graph
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import CompileConfig
+from transformers.utils import logging
 
+from wedlm.generation import static_steps
 from wedlm.generation.decoding import static_step
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.static_steps import KEPT, Report, bucketed
@@ -131,6 +135,99 @@ def test_calls_with_callbacks_and_others_take_the_ordinary_steps(model, more, mo
     monkeypatch.setattr("torch.distributed.all_reduce", lambda *args, **kwargs: None)
     assert_same(run(model, **more, **STATIC), run(model, **more))
     assert model not in KEPT
+
+
+# --- Captured as graphs ---
+
+
+@pytest.fixture
+def captured(monkeypatch):
+    """Lets steps be captured on the CPU; holds the graphs."""
+    graphs = []
+    monkeypatch.setitem(static_steps.CAPTURES, "cpu", recorded_graph(graphs))
+    return graphs
+
+
+@pytest.mark.parametrize("decoding", PARALLEL)
+@pytest.mark.parametrize("more", [{}, {"do_sample": True, "top_k": 5}, {"window_size": 1}], ids=str)
+def test_captured_steps_write_the_same(model, captured, decoding, more):
+    """A second call, with other prompts, takes the graphs of the first."""
+    for prompts in (PROMPTS, PROMPTS[::-1]):
+        outputs = []
+        for cache in (STATIC, {}):
+            torch.manual_seed(0)
+            outputs.append(run(model, prompts, decoding=decoding, **more, **cache))
+        assert_same(*outputs)
+        assert len(captured) == 1
+
+
+def test_a_graph_for_each_number_of_entries(model, captured):
+    prompts = [random_tokens(1, 90, seed=1)[0].tolist()]
+    for _ in range(2):
+        more = {"max_new_tokens": 90, "window_size": 2, "decoding": "verified", "eos_token_id": None}
+        assert_same(run(model, prompts, **more, **STATIC), run(model, prompts, **more))
+    assert len(captured) == len(KEPT[model].graphs) > 1
+
+
+@pytest.mark.parametrize(
+    ("decoding", "more", "graphs"),
+    [
+        ("streaming", {"entropy_threshold": 0.2, "distance_penalty": 0.1}, 1),
+        ("streaming", {"eos_token_id": [2, 7]}, 2),
+        ("streaming", {"entropy_threshold": None}, 2),
+        ("verified", {"acceptance_ratio": 0.3}, 2),
+        ("verified", {"suppress_tokens": [5]}, 2),
+    ],
+    ids=str,
+)
+def test_a_call_with_other_settings_writes_by_them(model, captured, decoding, more, graphs):
+    for settings in ({}, more, {}):
+        given = {"decoding": decoding, **settings}
+        assert_same(run(model, **given, **STATIC), run(model, **given))
+        if settings:
+            assert len(captured) == graphs
+
+
+def test_other_weights_are_noticed(model, captured):
+    for change in (
+        lambda: None,
+        lambda: model.lm_head.weight.add_(torch.randn_like(model.lm_head.weight)),  # in place
+        lambda: setattr(model.lm_head.weight, "data", torch.randn_like(model.lm_head.weight)),
+        lambda: model.set_attn_implementation("eager"),
+    ):
+        with torch.no_grad():
+            change()
+        assert_same(run(model, **STATIC), run(model))
+
+
+def test_an_adapter_that_is_switched_off_is_noticed(model, captured):
+    peft = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    with_adapter = run(model)
+    assert_same(run(model, **STATIC), with_adapter)
+    with peft.disable_adapter():
+        without = run(model)
+        assert not torch.equal(without.sequences, with_adapter.sequences)
+        assert_same(run(model, **STATIC), without)
+    assert_same(run(model, **STATIC), with_adapter)
+
+
+def test_a_forward_that_waits_for_the_device_takes_ordinary_steps(model, captured, caplog):
+    forward = model.model.forward
+    model.model.forward = lambda **kwargs: (kwargs["input_ids"].sum().item(), forward(**kwargs))[1]
+    logging.enable_propagation()
+    try:
+        assert_same(run(model, **STATIC), run(model))
+    finally:
+        logging.disable_propagation()
+    assert not captured
+    assert "cannot become a CUDA graph: it waits for the device (aten._local_scalar_dense" in caplog.text
+
+
+def test_hooks_run_in_every_step(model, captured):
+    calls = []
+    model.lm_head.register_forward_hook(lambda *args: calls.append(1))
+    output = run(model, **STATIC)
+    assert len(calls) == output.forwards.max() + 1 and not captured
 
 
 class Compiler:

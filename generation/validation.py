@@ -35,6 +35,10 @@ REMEDY_OF_CONVERTED = (
     'pass decoding="verified", or train it by `wedlm train` (if it was trained before 0.3.0, set mask_trained to true '
     "in its config.json)"
 )
+REMEDY_OF_STOCK = (
+    'pass decoding="verified", or, if it is a Qwen2, Qwen3, Llama or Mistral, make a WeDLM of it (`wedlm convert`, '
+    "then `wedlm train`)"
+)
 REMEDY_OF_LAYERS = (
     "use the stock model that this WeDLM was converted from, which decodes verified as it is (`wedlm convert "
     "--to-autoregressive` makes it again)"
@@ -117,12 +121,7 @@ def check_decoding(model: PreTrainedModel, decoding: str) -> None:
         check_is_decoder(model)
     if decoding in decodings_of(model):
         return
-    remedy = REMEDY_OF_CONVERTED
-    if is_stock(model):
-        remedy = (
-            'pass decoding="verified", or, if it is a Qwen2, Qwen3, Llama or Mistral, make a WeDLM of it (`wedlm '
-            "convert`, then `wedlm train`)"
-        )
+    remedy = REMEDY_OF_STOCK if is_stock(model) else REMEDY_OF_CONVERTED
     raise ValueError(f"decoding={decoding!r} fills MASK tokens, which this model was not trained for; {remedy}.")
 
 

@@ -9,6 +9,7 @@ READS = {  # the parameters that each decoding reads
     "autoregressive": (),
 }
 DECODINGS = tuple(READS)
+AS_IT_IS = ("verified", "autoregressive")  # of a model that no training has taught to fill in MASK
 # None stands for `default_window_size` and `default_query_cost`.
 DEFAULTS = {
     "decoding": "streaming",

@@ -7,7 +7,7 @@ from inspect import signature
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from wedlm.generation.parameters import DECODINGS
+from wedlm.generation.parameters import AS_IT_IS, DECODINGS
 from wedlm.generation.transformers_internals import attention_of
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -52,7 +52,7 @@ def decodings_of(model: PreTrainedModel) -> tuple[str, ...]:
     `warn_of_call` warns). With a draft adapter it is one that was made for verified decoding.
     """
     only_drafts = is_stock(model) or model.config.drafts is not None or has_drafts_of_peft(model)
-    return DECODINGS if is_trained_in_masks(model) or not only_drafts else ("verified", "autoregressive")
+    return DECODINGS if is_trained_in_masks(model) or not only_drafts else AS_IT_IS
 
 
 def max_positions_of(model: PreTrainedModel) -> float:

@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import logging
 from transformers.utils.generic import is_flash_attention_requested
 
-from wedlm.generation.parameters import DEFAULTS, READS, is_count
+from wedlm.generation.parameters import AS_IT_IS, DEFAULTS, READS, is_count
 from wedlm.generation.row_cache import flash_function
 from wedlm.generation.stock import (
     FULL,
@@ -197,7 +197,7 @@ def check_look_up(generation_config: GenerationConfig) -> None:
     """Refuses a look-up of drafts where nothing verifies them, and numbers that are none, in every decoding."""
     decoding = generation_config.decoding
     num_looked_up, most_matched = generation_config.prompt_lookup_num_tokens, generation_config.max_matching_ngram_size
-    if num_looked_up is not None and decoding not in ("verified", "autoregressive"):
+    if num_looked_up is not None and decoding not in AS_IT_IS:
         raise ValueError(
             f"prompt_lookup_num_tokens={num_looked_up!r} is not offered by decoding={decoding!r}, whose drafts "
             "nothing verifies; leave it out (or reset it in model.generation_config), or pass "
@@ -307,7 +307,7 @@ def warn_of_call(
             f"decoding={decoding!r} does not read {name} (it reads {', '.join(READS[decoding]) or 'no parameters'}); "
             "leave it out, or choose another decoding."
         )
-    fills_masks = decoding not in ("verified", "autoregressive") and decoding in decodings_of(model)
+    fills_masks = decoding not in AS_IT_IS and decoding in decodings_of(model)
     if fills_masks and not is_trained_in_masks(model):
         logger.warning_once(
             f"decoding={decoding!r} writes nonsense with a model that was converted from "

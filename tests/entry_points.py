@@ -262,8 +262,9 @@ def command(loaded: Loaded, decoding: str, name: str, *words: object, **options)
     chosen = () if decoding == "default" else ("--decoding", decoding)
     result = run(name, loaded.folder, *words, *loaded.kind.options, *chosen, **options)
     if result.exit_code == 2:
-        assert result.stdout == "" and result.stderr.count("\n") == 1, result.output
-        raise ValueError(result.stderr.strip())
+        *bars, sentence = result.stderr.splitlines()
+        assert result.stdout == "" and all("it/s]" in line for line in bars), result.output
+        raise ValueError(sentence)
     assert result.exit_code == 0, result.output
     return result
 
@@ -299,7 +300,10 @@ def command_trace(loaded: Loaded, decoding: str) -> None:
 
 def command_info(loaded: Loaded, decoding: str) -> None:
     """It lists the decodings that the model has, and none else."""
-    (line,) = re.findall(r"^decodings +(.*)$", run("info", loaded.folder).stdout, re.MULTILINE)
+    result = run("info", loaded.folder)
+    if result.exit_code == 2:
+        raise ValueError(result.stderr.strip())
+    (line,) = re.findall(r"^decodings +(.*)$", result.stdout, re.MULTILINE)
     assert set(line.split(", ")) == {*loaded.kind.decodings} - {"default"}
 
 
@@ -325,11 +329,12 @@ def command_tune(loaded: Loaded, decoding: str) -> None:
 def command_serve(loaded: Loaded, decoding: str) -> None:
     """The server in a process of its own."""
     chosen = () if decoding == "default" else ("--decoding", decoding)
-    with started_server(loaded.folder, *loaded.kind.options, *chosen) as (_, port):
-        body = {"messages": chat_of(PROMPT), "temperature": 0, "max_tokens": NEW_TOKENS}
-        status, answer = post(port, "/v1/chat/completions", body)
-    if status == 400:
-        raise ValueError(json.loads(answer)["error"]["message"])
+    try:
+        with started_server(loaded.folder, *loaded.kind.options, *chosen) as (_, port):
+            body = {"messages": chat_of(PROMPT), "temperature": 0, "max_tokens": NEW_TOKENS}
+            _, answer = post(port, "/v1/chat/completions", body)
+    except AssertionError as error:  # it does not start, and says why
+        raise ValueError(str(error).partition("\n")[0]) from None
     assert json.loads(answer)["choices"][0]["message"]["content"] == expected_answer(loaded, decoding)
 
 
@@ -379,13 +384,17 @@ def on_the_hub(loaded: Loaded, decoding: str) -> None:
 
 @dataclass(frozen=True)
 class EntryPoint:
-    """An entry point; `column` is its column in docs/reference/generate.md."""
+    """An entry point; `column` is its column in docs/reference/generate.md, if it has one.
+
+    `is_alone` says that its text has forwards of its own, token by token of the same shapes as in verified decoding.
+    """
 
     name: str
     column: str
     run: Callable[[Loaded, str], None]
     takes: Callable[[Kind], bool] = lambda kind: True
     is_dear: bool = False  # it takes seconds
+    is_alone: bool = False
 
 
 def is_folder(kind: Kind) -> bool:
@@ -393,21 +402,21 @@ def is_folder(kind: Kind) -> bool:
 
 
 GENERATE, BATCH, SERVE, WRITE, MEASURE, HUB = (
-    "`generate()`, a pipeline",
-    "`generate_batch()`, a manager",
+    "`generate()`, pipelines",
+    "`generate_batch()`, managers",
     "`wedlm serve`",
-    "`wedlm generate`, `chat`, `compare`, `trace`, `info`",
+    "`wedlm generate`, `chat`, `compare`, `trace`",
     "`wedlm eval`, `tune`",
-    "on the Hub",
+    "`wedlm export`, without this package",
 )
 ENTRY_POINTS = [
-    EntryPoint("greedy", GENERATE, greedy),
+    EntryPoint("greedy", GENERATE, greedy, is_alone=True),
     EntryPoint("sampled", GENERATE, sampled),
     EntryPoint("a ragged batch", GENERATE, ragged_batch),
-    EntryPoint("a streamer", GENERATE, streamer),
-    EntryPoint("stop strings", GENERATE, stop_strings),
+    EntryPoint("a streamer", GENERATE, streamer, is_alone=True),
+    EntryPoint("stop strings", GENERATE, stop_strings, is_alone=True),
     EntryPoint("a cache continued", GENERATE, continued_cache),
-    EntryPoint("a pipeline", GENERATE, with_pipeline),
+    EntryPoint("a pipeline", GENERATE, with_pipeline, is_alone=True),
     EntryPoint("generate_batch()", BATCH, generate_batch),
     EntryPoint("a manager", BATCH, manager),
     EntryPoint("served chat", SERVE, served_chat, is_folder),
@@ -418,11 +427,11 @@ ENTRY_POINTS = [
     EntryPoint("served tool", SERVE, served_tool, is_folder),
     EntryPoint("served logprobs", SERVE, served_logprobs, is_folder),
     EntryPoint("wedlm serve", SERVE, command_serve, is_folder, is_dear=True),
-    EntryPoint("wedlm generate", WRITE, command_generate, is_folder),
-    EntryPoint("wedlm chat", WRITE, command_chat, is_folder),
-    EntryPoint("wedlm compare", WRITE, command_compare, is_folder),
-    EntryPoint("wedlm trace", WRITE, command_trace, is_folder),
-    EntryPoint("wedlm info", WRITE, command_info, is_folder),
+    EntryPoint("wedlm generate", WRITE, command_generate, is_folder, is_alone=True),
+    EntryPoint("wedlm chat", WRITE, command_chat, is_folder, is_alone=True),
+    EntryPoint("wedlm compare", WRITE, command_compare, is_folder, is_alone=True),
+    EntryPoint("wedlm trace", WRITE, command_trace, is_folder, is_alone=True),
+    EntryPoint("wedlm info", "", command_info, is_folder, is_alone=True),
     EntryPoint("wedlm eval", MEASURE, command_eval, is_folder, is_dear=True),
     EntryPoint("wedlm tune", MEASURE, command_tune, is_folder, is_dear=True),
     EntryPoint("wedlm export", HUB, on_the_hub, is_folder, is_dear=True),

@@ -124,6 +124,7 @@ class Kind:
     decodings: tuple[str, ...] = ALL
     options: tuple[str, ...] | None = ()  # of commands; None: commands have no such model
     is_its_own_reference: bool = False  # its weights are no other model's, so its text token by token is compared
+    rounds: bool = False  # so much that its text depends on the shapes of its forwards (docs/serve.md)
 
     @property
     def is_stock(self) -> bool:
@@ -143,35 +144,54 @@ def plain_demo(root: Path) -> Path:
     return convert_to_autoregressive(DEMO_FOLDER, root / "plain demo").folder
 
 
-def bfloat16(folder: Path) -> PreTrainedModel:
+def fused(base: Path, adapter: Path | None) -> PreTrainedModel:
+    return wedlm.fuse(auto(base) if adapter is None else by_peft(base, adapter))
+
+
+def int8(base: Path, _: None) -> PreTrainedModel:
+    return wedlm.fuse(auto(base), weights="int8")
+
+
+def bfloat16(base: Path, _: None) -> PreTrainedModel:
     """(Of trained weights: where two tokens are nearly as likely, rounding decides.)"""
-    return wedlm.fuse(auto(folder, dtype=torch.bfloat16))
+    return wedlm.fuse(auto(base, dtype=torch.bfloat16))
 
 
-KINDS = [
-    Kind("demo", demo),
-    Kind("demo, fused", demo, load=lambda base, _: wedlm.fuse(auto(base)), options=None),
-    Kind("converted", converted_folder),
-    Kind("converted with adapter", converted_folder, adapter_folder, by_peft, SAME_TEXT),
-    Kind("WeDLM with adapter, PeftModel", wedlm_folder, adapter_folder, by_peft),
-    Kind("WeDLM with adapter, Auto", wedlm_folder, adapter_folder, lambda _, adapter: auto(adapter), options=None),
-    Kind("WeDLM with adapter, load_adapter", wedlm_folder, adapter_folder, by_load_adapter, options=None),
-    Kind("WeDLM, int8", wedlm_folder, load=lambda base, _: wedlm.fuse(auto(base), weights="int8"), options=None,
-         is_its_own_reference=True),
-    Kind("demo, bfloat16", demo, load=lambda base, _: bfloat16(base), options=("--dtype", "bfloat16"),
-         is_its_own_reference=True),
-    Kind("Llama", llama, decodings=SAME_TEXT),
-    Kind("Llama, fused", llama, load=lambda base, _: wedlm.fuse(auto(base)), decodings=SAME_TEXT, options=None),
-    Kind("Llama, int8", llama, load=lambda base, _: wedlm.fuse(auto(base), weights="int8"), decodings=SAME_TEXT,
-         options=None, is_its_own_reference=True),
-    Kind("Qwen3, bfloat16", plain_demo, load=lambda base, _: bfloat16(base), decodings=SAME_TEXT,
-         options=("--dtype", "bfloat16"), is_its_own_reference=True),
-    Kind("Llama with adapter", llama, adapter_folder, by_peft, SAME_TEXT),
-    Kind("Llama with adapter, fused", llama, adapter_folder, lambda *each: wedlm.fuse(by_peft(*each)), SAME_TEXT,
-         options=None),
-    Kind("Qwen3", lambda root: stock_folder(root, "Qwen3"), decodings=SAME_TEXT),
-    Kind("Gemma 3, sliding", lambda root: stock_folder(root, "Gemma3Text"), decodings=SAME_TEXT),
-]  # fmt: skip
+ROUNDED = {"load": bfloat16, "options": ("--dtype", "bfloat16"), "is_its_own_reference": True, "rounds": True}
+INT8 = {"load": int8, "options": None, "is_its_own_reference": True}  # no command takes it
+FUSED = {"load": fused, "options": None}  # a command fuses by itself
+KINDS_BY_LINE = {  # of the table in docs/reference/generate.md
+    "a WeDLM": [
+        Kind("demo", demo),
+        Kind("demo, fused", demo, **FUSED),
+        Kind("demo, bfloat16", demo, **ROUNDED),
+        Kind("WeDLM, int8", wedlm_folder, **INT8),
+    ],
+    "a WeDLM with a draft adapter": [
+        Kind("WeDLM with adapter, PeftModel", wedlm_folder, adapter_folder, by_peft),
+        Kind("WeDLM with adapter, Auto", wedlm_folder, adapter_folder, lambda _, adapter: auto(adapter), options=None),
+        Kind("WeDLM with adapter, load_adapter", wedlm_folder, adapter_folder, by_load_adapter, options=None),
+    ],
+    "a converted model that was not trained": [Kind("converted", converted_folder)],
+    "a converted model with a draft adapter": [
+        Kind("converted with adapter", converted_folder, adapter_folder, by_peft, SAME_TEXT),
+    ],
+    "Llama, Mistral, Qwen2 or Qwen3": [
+        Kind("Llama", llama, decodings=SAME_TEXT),
+        Kind("Llama, fused", llama, decodings=SAME_TEXT, **FUSED),
+        Kind("Llama, int8", llama, decodings=SAME_TEXT, **INT8),
+        Kind("Qwen3", lambda root: stock_folder(root, "Qwen3"), decodings=SAME_TEXT),
+        Kind("Qwen3, bfloat16", plain_demo, decodings=SAME_TEXT, **ROUNDED),
+    ],
+    "one of them with a draft adapter": [
+        Kind("Llama with adapter", llama, adapter_folder, by_peft, SAME_TEXT),
+        Kind("Llama with adapter, fused", llama, adapter_folder, decodings=SAME_TEXT, **FUSED),
+    ],
+    "another causal model of transformers": [
+        Kind("Gemma 3, sliding", lambda root: stock_folder(root, "Gemma3Text"), decodings=SAME_TEXT),
+    ],
+}
+KINDS = [kind for kinds in KINDS_BY_LINE.values() for kind in kinds]
 
 
 @cache
@@ -194,7 +214,7 @@ class Loaded:
         self.tokenizer = AutoTokenizer.from_pretrained(self.base)
         self.is_stock = is_stock(self.model)
         self.known: dict[tuple, list[int]] = {}  # what was expected before
-        self.grammars = grammars_of(self.folder if kind.base is demo else wedlm_folder(root))
+        self.grammars = grammars_of(DEMO_FOLDER if kind.base in (demo, plain_demo) else wedlm_folder(root))
 
     @cached_property
     def plain(self) -> PreTrainedModel:

@@ -3,27 +3,32 @@
 import re
 
 import pytest
-from entry_points import ENTRY_POINTS, EntryPoint, served_chat
-from model_kinds import ALL, KINDS, Kind, Loaded
+from entry_points import ENTRY_POINTS, EntryPoint, command_generate, served_chat
+from helpers import REPOSITORY
+from model_kinds import ALL, KINDS, KINDS_BY_LINE, Kind, Loaded
 
 from wedlm import convert_to_wedlm
 
-# Commands that take no model that is no WeDLM, and what a model cannot do beside its decodings.
 ONLY_WEDLM = ("wedlm eval", "wedlm tune")
+PAGE = (REPOSITORY / "docs" / "reference" / "generate.md").read_text(encoding="utf-8")
 
 
-def cells():
+def cells() -> list:
     """A cell for each pair of an entry point and a kind of model, in decodings that take turns, and all others.
 
     The first ones have every pair of the three, too. They are the short run where they are cheap; with the dear ones
     they are `make test-all`; `make test-slow` has all.
     """
+    cells = []
     for i, entry in enumerate(ENTRY_POINTS):
-        for j, kind in enumerate(filter(entry.takes, KINDS)):
+        kinds = [kind for kind in KINDS if entry.takes(kind) and (entry.is_alone or not kind.rounds)]
+        for j, kind in enumerate(kinds):
             for k, decoding in enumerate(ALL):
                 is_first = k == (i + j) % len(ALL)
                 marks = [pytest.mark.slow] if not is_first else [pytest.mark.full] if entry.is_dear else []
-                yield pytest.param(entry, kind, decoding, id=f"{entry.name}-{kind.name}-{decoding}", marks=marks)
+                name = f"{entry.name}-{kind.name}-{decoding}"
+                cells.append(pytest.param(entry, kind, decoding, id=name, marks=marks))
+    return cells
 
 
 @pytest.fixture(scope="session")
@@ -39,9 +44,11 @@ def loaded(tmp_path_factory):
 
 
 def is_offered(entry: EntryPoint, kind: Kind, decoding: str) -> bool:
-    if entry.name in ONLY_WEDLM and kind.is_stock or entry.name == "served tool" and kind.name.startswith("demo"):
+    if entry.name == "wedlm info":
+        return kind.name != "Gemma 3, sliding"  # it knows the shapes of the families that can be converted
+    if entry.name in ONLY_WEDLM and kind.is_stock or entry.name == "served tool" and kind.name == "demo":
         return False
-    return decoding in kind.decodings or entry.name in ("wedlm info", "wedlm tune")  # which take none
+    return decoding in kind.decodings or entry.name == "wedlm tune"  # which takes none
 
 
 @pytest.mark.parametrize(("entry", "kind", "decoding"), cells())
@@ -60,7 +67,31 @@ def follow(sentence: str, entry: EntryPoint, loaded: Loaded, decoding: str, plac
         entry.run(loaded, named[1])
     elif re.search(r"`wedlm convert \S+ OUT` makes a WeDLM checkpoint of it", sentence):
         folder = convert_to_wedlm(loaded.base, place / "converted").folder
-        entry.run(Loaded(Kind("converted", lambda root: folder, load=loaded.kind.load), place), "verified")
+        entry.run(Loaded(Kind("converted", lambda root: folder), place), "verified")
+    elif "decoded as they are by `wedlm generate`" in sentence:
+        command_generate(loaded, "verified")
     else:
         assert "tools are not read by the chat template" in sentence and "leave them out" in sentence
         served_chat(loaded, decoding)
+
+
+# --- The page ---
+
+
+def table() -> str:
+    """What the page says of the cells."""
+    columns = dict.fromkeys(entry.column for entry in ENTRY_POINTS if entry.column)
+    lines = [["model", "decodings", *columns], ["---"] * (2 + len(columns))]
+    for line, kinds in KINDS_BY_LINE.items():
+        (decodings,) = {kind.decodings[1:] for kind in kinds}
+        cells = ["all" if decodings == ALL[1:] else " and ".join(decodings)]
+        for column in columns:
+            entries = [entry for entry in ENTRY_POINTS if entry.column == column]
+            offered = {is_offered(entry, kind, "verified") for entry in entries for kind in kinds if entry.takes(kind)}
+            cells.append("yes" if True in offered else "no")
+        lines.append([line, *cells])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def test_the_page_has_the_table():
+    assert table() in PAGE, table()

@@ -25,7 +25,7 @@ from wedlm.checkpoints.resolve import (
 )
 from wedlm.checkpoints.shards import DTYPES, Shard, read_shards, shard_names
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles
-from wedlm.generation.parameters import DECODINGS, DEFAULTS
+from wedlm.generation.parameters import AS_IT_IS, DECODINGS, DEFAULTS
 from wedlm.generation.sampling import reads_no_text
 from wedlm.generation.transformers_internals import processors_of, resolved_generation_config
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
@@ -108,7 +108,7 @@ def read_facts(name: str | os.PathLike) -> Facts:
         has_tokenizer=tokenizer.has_tokens(),
         generation_file=generation,
         generation=(DEFAULTS if is_wedlm else {}) | generation,
-        decodings=offered_decodings(model, generation) if is_wedlm else [],
+        decodings=offered_decodings(model, generation) if is_wedlm else list(AS_IT_IS),
         notes=limits_of_parallel_decoding(model, generation) if is_wedlm else [],
     )
 

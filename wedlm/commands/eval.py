@@ -138,6 +138,7 @@ def run_eval(
     from wedlm.evaluation.sandbox import missing_boundary
     from wedlm.evaluation.tasks import load_tasks
     from wedlm.evaluation.work_file import WorkFile, resumable
+    from wedlm.generation.custom_generate import resolved_config
 
     tasks = load_tasks(shots, folders, dict(metadata), settings.run_code, settings.seed)
     if settings.run_code and (sentence := missing_boundary()):
@@ -150,6 +151,8 @@ def run_eval(
         raise ValueError(f"The tokenizer of {model_name} has no end token; set eos_token in its config.")
     own = model.generation_config.decoding
     decodings = {label: with_defaults(one, model) for label, one in (decodings or {own: {"decoding": own}}).items()}
+    for each in decodings.values():
+        resolved_config(model, **each)  # a decoding that is refused is refused before the first question
     recorded = {**asdict(settings), "metadata": metadata}
     identity = checkpoint_identity(model, checkpoint_folder(model_name, with_weights=True))
     about = {**identity, **conditions(model.device, ["lm_eval"]), "settings": recorded}

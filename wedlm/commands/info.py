@@ -49,17 +49,18 @@ def described(facts: Facts) -> list[tuple[str, str]]:
             in_memory(lambda dtype: facts.cache_bytes(dtype, CACHED_TOKENS)),
         ),
     ]
+    decodings = "decodings", ", ".join(facts.decodings)
     if not is_wedlm:
         what = (
-            f"it decodes verified as it is, by `wedlm generate {facts.name} PROMPT`; for a training in MASKs, "
+            f"it decodes as it is, by `wedlm generate {facts.name} PROMPT`; for a training in MASKs, "
             f"{how_to_convert(facts.name, facts.model_type)}."
         )
-        return [*result, ("what to do", what)]
+        return [*result, decodings, ("what to do", what)]
     return [
         *result,
         ("generation", settings(facts.generation)),
         *([] if config.drafts is None else [("draft adapter", f"contained, {rank_and_layers(**config.drafts)}")]),
-        ("decodings", ", ".join(facts.decodings)),
+        decodings,
         ("default decoding", default_decoding(facts)),
         ("its own code", "travels with it" if getattr(config, "auto_map", None) else "none, it loads where wedlm is"),
         *(("note", note) for note in facts.notes),

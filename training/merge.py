@@ -39,7 +39,7 @@ def merge_adapter(adapter: str, out: str | os.PathLike, *, overwrite: bool = Fal
         # Trainer saves the tokenizer, chat template included, beside the adapter.
         has_tokenizer = (Path(adapter) / "tokenizer_config.json").exists()
         tokenizer = load_tokenizer(Path(adapter) if has_tokenizer else folder, adapter if has_tokenizer else base)
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # wrong fields of adapter_config.json raise errors of many kinds
         raise CheckpointError(f"{adapter} cannot be merged ({one_line(error)}); train or copy it again.") from error
     with complete_or_absent(out, overwrite) as folder:
         model.save_pretrained(folder)

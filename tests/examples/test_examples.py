@@ -4,7 +4,7 @@ import runpy
 import sys
 
 import pytest
-from helpers import REPOSITORY
+from helpers import CHECKPOINTS, REPOSITORY
 from serving_client import started_server
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
@@ -29,6 +29,20 @@ def test_generate(run):
 def test_adapt(run, tmp_path):
     assert "The text is the same." in run("adapt", DEMO_FOLDER, tmp_path / "out", 1)
     assert (tmp_path / "out" / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["adapt", CHECKPOINTS / "gone", "out", 1], "golden/checkpoints/gone"),
+        (["adapt", DEMO_FOLDER], r"python examples/adapt.py \[MODEL OUT STEPS\]"),
+        (["trl_sft"], r"A package is missing .*; run: pip install trl"),
+    ],
+)
+def test_a_script_refuses_in_a_sentence(run, monkeypatch, words, sentence):
+    monkeypatch.setitem(sys.modules, "trl", None)
+    with pytest.raises(SystemExit, match=sentence):
+        run(*words)
 
 
 @pytest.mark.full

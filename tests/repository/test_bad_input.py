@@ -129,6 +129,9 @@ SLOWER_COMMANDS = [
     ("generate foreign Hi", "foreign is of model_type 'foreign', which transformers * does not know; update *."),
     ("train run.yaml --model foreign", "foreign is of model_type 'foreign'; supported is a dense causal *."),
     ("generate coded Hi", "The tokenizer in coded cannot be loaded (it needs code of its own, *); correct *."),
+    ("generate lettered Hi", "generation_config.json of lettered has a value that generate() cannot work with *."),
+    *((words.format("stretched"), "The tokenizer in stretched cannot be loaded (*); correct its files, or copy *.")
+      for words in ("generate {} Hi", "train run.yaml --model {}")),
     ("generate narrow Hi", NARROW),
 ]  # fmt: skip
 
@@ -143,6 +146,8 @@ SPOILED = {
     "foreign": ("config.json", {"model_type": "foreign"}),
     "narrow": ("config.json", {"intermediate_size": 64}),
     "ended": ("generation_config.json", {"eos_token_id": "a"}),
+    "lettered": ("generation_config.json", {"top_k": "a", "do_sample": True}),
+    "stretched": ("tokenizer_config.json", {"model_max_length": "a"}),
     "coded": ("tokenizer_config.json", {"tokenizer_class": "A", "auto_map": {"AutoTokenizer": ["a.A", None]}}),
 }
 

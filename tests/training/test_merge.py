@@ -46,17 +46,18 @@ def test_qlora_and_merge(place, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("base", "sentence"),
+    ("base", "fields", "sentence"),
     [
-        (None, "is no adapter of PEFT"),
-        ("gone", "was trained on, cannot be loaded"),
-        ("model", r"adapter cannot be merged \(.*; train or copy it again"),  # it has no weights
+        (None, {}, "is no adapter of PEFT"),
+        ("gone", {}, "was trained on, cannot be loaded"),
+        ("model", {}, r"adapter cannot be merged \(.*; train or copy it again"),  # it has no weights
+        ("model", {"r": "a"}, r"adapter cannot be merged \(.*; train or copy it again"),
     ],
 )
-def test_a_merge_that_cannot_be(tmp_path, place, base, sentence):
+def test_a_merge_that_cannot_be(tmp_path, place, base, fields, sentence):
     (tmp_path / "adapter").mkdir()
     if base is not None:
-        config = {"peft_type": "LORA", "base_model_name_or_path": str(place / base)}
+        config = {"peft_type": "LORA", "base_model_name_or_path": str(place / base), **fields}
         (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=sentence):
         merge_adapter(str(tmp_path / "adapter"), tmp_path / "out")

@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import suppress
 from copy import copy
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +27,7 @@ from wedlm.checkpoints.fingerprint import Fingerprint, check_base, fingerprint, 
 from wedlm.checkpoints.resolve import (
     ADAPTER_WEIGHTS,
     DRAFT_TYPE,
+    GENERATION_FILE,
     adapter_fields,
     described_drafts,
     draft_adapter,
@@ -38,6 +40,8 @@ from wedlm.checkpoints.tokenizer_files import load_tokenizer
 from wedlm.fused.layer import CLASSES
 from wedlm.fused.model import decoder_layers, fuse
 from wedlm.generation.parameters import DEFAULTS
+from wedlm.generation.stock import text_config_of
+from wedlm.generation.transformers_internals import processors_of, resolved_generation_config
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM, WeDLMModel
@@ -101,6 +105,7 @@ def load_checkpoint(
         for weight in model.parameters():
             if weight.device.type == "cpu":  # or it would be the file itself, which may become shorter or another
                 weight.data = weight.data.clone()
+    check_generation_config(name, model)
     can_be_fused = any(type(layer).__name__ in CLASSES for _, layer in decoder_layers(model))
     return (fuse(model) if only_decodes and can_be_fused else model), tokenizer
 
@@ -147,6 +152,24 @@ def read_model(kind: type, name: str | os.PathLike, folder: Path, **arguments: A
             "weights in all); correct one of the two."
         )
     return model
+
+
+@torch.no_grad()
+def check_generation_config(name: str | os.PathLike, model: PreTrainedModel) -> None:
+    """Refuses a generation_config.json with values of wrong types, which transformers reads as they are."""
+    prompt = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    scores = torch.zeros(1, text_config_of(model).vocab_size, device=model.device)
+    for do_sample in (False, True):
+        try:
+            with suppress(ValueError):  # generate() says it, and its caller may pass another value
+                config = resolved_generation_config(model, do_sample=do_sample)
+                config.get_generation_mode()
+                processors_of(model, config, prompt)(prompt, scores)
+        except Exception as error:  # wrong types raise errors of many kinds
+            raise CheckpointError(
+                f"{GENERATION_FILE} of {name} has a value that generate() cannot work with "
+                f"({type(error).__name__}: {one_line(error)}); correct it."
+            ) from error
 
 
 # --- Draft adapters ---

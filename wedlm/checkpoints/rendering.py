@@ -37,7 +37,7 @@ def ask(
 ) -> Any:
     try:
         template = tokenizer.get_chat_template(tools=tools)
-        variables = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+        variables = dict(tokenizer.special_tokens_map)
         return PROCESS.ask((function, template, variables, list(messages), tools, arguments), RENDER_SECONDS)
     except (ValueError, RecursionError) as error:  # no template, or messages too deep to be sent
         raise error if isinstance(error, Refused) else Refused(described(error)) from error

@@ -116,8 +116,9 @@ def read_generation_fields(folder: Path) -> dict:
     path = folder / GENERATION_FILE
     fields = read_json(path) if path.exists() else {}
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        ids = fields.get(name)
-        if not all(type(each) is int for each in (ids if isinstance(ids, list) else [ids]) if each is not None):
+        if (ids := fields.get(name)) is None:
+            continue
+        if not all(type(each) is int for each in (ids if isinstance(ids, list) else [ids])):
             raise CheckpointError(f"{name}={one_line(repr(ids))} in {path} is no token id; correct it.")
     return fields
 

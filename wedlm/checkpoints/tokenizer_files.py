@@ -165,7 +165,9 @@ def load_tokenizer(folder: Path, source: object) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer  # takes a second, and reading the files does not need it
 
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer("a")  # some wrong values are noticed only now
+        return tokenizer
     except Exception as error:  # wrong files raise errors of many kinds
         raise CheckpointError(
             f"The tokenizer in {source} cannot be loaded ({one_line(error)}); correct its files, or copy or download "

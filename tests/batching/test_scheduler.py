@@ -287,6 +287,14 @@ def test_a_cached_prefix_is_not_prefilled_again():
     assert batch.counts.found_tokens == before + 31
 
 
+def test_no_prompt_is_padded_behind_a_cached_beginning_beyond_all_texts():
+    batch = Scheduler(MODEL, 2_000, 64)
+    run(batch, [request_of(TEXT[:39], **{**VERIFIED, "max_new_tokens": 1})])
+    for tokens in (TEXT[:40], TEXT[5:35]):  # one token behind 39 cached ones, and 30 without any
+        batch.add(request_of(tokens, **{**VERIFIED, "max_new_tokens": 1}))
+    assert [request.prompt_length for request in batch.next_prefills()] == [40]
+
+
 def test_keys_from_before_other_weights_are_not_cached():
     batch = Scheduler(MODEL, 2_000, 64)
     batch.add(request_of(TEXT[:30], **VERIFIED))

@@ -72,6 +72,13 @@ def test_rows_keep_their_entries_whoever_comes_and_goes(events):
         check(cache, rows, max_tokens)
 
 
+def test_memory_for_more_rows_leaves_half_of_what_is_allowed():
+    for max_tokens, num_rows in ((256, 2), (255, 1), (10_000, 2)):
+        cache = SharedCache(torch.device("cpu"))
+        cache.add_rows([CacheBudget(60, 4)], max_tokens)
+        assert cache.size == (num_rows, 64)
+
+
 def test_the_longest_text_and_the_most_queries_may_be_those_of_two_rows():
     assert CacheBudget.entries_for_all([CacheBudget(100, 2), CacheBudget(10, 32)]) == 132
     assert CacheBudget.entries_for_all([]) == 0

@@ -101,7 +101,7 @@ class Scheduler:
     def work_bytes_with(self, *requests: Request) -> int:
         """The bytes of noise and scores of all requests with these ones, in a forward of the most queries."""
         everyone = [*self.cached_requests, *self.uncached_requests, *requests]
-        most_queries = max((each.budget.queries for each in everyone), default=0)
+        most_queries = max(each.budget.queries for each in everyone)
         return sum(each.noise_bytes for each in everyone) + len(everyone) * scores_bytes(self.model, most_queries)
 
     @property

@@ -4,14 +4,13 @@ What is not listed here, field or value, is left to transformers: the functions 
 caller builds the model and asks generate(). A test compares the two ways.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from wedlm.checkpoints.architectures import KEPT_ENTRY, STOCK
 from wedlm.checkpoints.shards import DTYPES
-from wedlm.generation.parameters import DEFAULTS, check_parameters, is_count
+from wedlm.generation.parameters import DEFAULTS, check_parameters, is_amount, is_count
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 Predicate = Callable[[Any], bool]
@@ -42,8 +41,12 @@ def of_type(kind: type) -> Predicate:
     return lambda value: type(value) is kind
 
 
+def is_size(value: Any) -> bool:
+    return is_count(value) and value <= 2**20  # weights have fewer than 2**63 bytes
+
+
 def is_id(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value < 2**31
 
 
 def are_ids(value: Any) -> bool:
@@ -55,7 +58,7 @@ def is_share(value: Any) -> bool:
 
 
 def is_positive(value: Any) -> bool:
-    return is_count(value) or type(value) is float and 0 < value < math.inf
+    return is_amount(value) and value > 0
 
 
 # --- config.json ---
@@ -66,12 +69,12 @@ SIZES = (
 )  # fmt: skip
 is_flag, is_dtype = of_type(bool), optional(only(*DTYPES.values()))
 OF_ALL: dict[str, Predicate] = {
-    **dict.fromkeys(SIZES, is_count),
+    **dict.fromkeys(SIZES, is_size),
     "attention_dropout": is_share,
     "bos_token_id": optional(is_id),
     "dtype": is_dtype,
     "eos_token_id": optional(are_ids),
-    "head_dim": is_count,
+    "head_dim": is_size,
     "hidden_act": only("silu"),
     "initializer_range": is_share,
     "layer_types": optional(list_of(only("full_attention"))),
@@ -98,7 +101,7 @@ OF_WEDLM = {
     "attention_bias": is_flag,
     "auto_map": of_type(dict),
     "converted_from": optional(of_type(str)),
-    "drafts": optional(record(rank=is_count, modules=list_of(only(*ATTENTION, *MLP)))),
+    "drafts": optional(record(rank=is_size, modules=list_of(only(*ATTENTION, *MLP)))),
     "mask_row": only(None, "unused", "added"),
     "mask_token_id": is_id,
     "mask_trained": is_flag,
@@ -131,17 +134,20 @@ def plain_config(fields: dict) -> SimpleNamespace | None:
         return None
     if not all(name in fields for name in (*SIZES, "tie_word_embeddings", *NEEDED[model_type])):
         return None
-    config = SimpleNamespace(**{"converted_from": None, "mask_trained": False, "drafts": None, **fields})
+    own_defaults = {"converted_from": None, "mask_trained": False, "drafts": None}
+    config = SimpleNamespace(**{**own_defaults, **fields})
     if model_type in STOCK:
         vars(config).update({"mask_token_id": None, "converted_from": model_type, **STOCK[model_type].wedlm_fields})
-    heads = config.num_attention_heads
-    if not hasattr(config, "head_dim") and config.hidden_size % heads == 0:
+    heads, num_layers = config.num_attention_heads, config.num_hidden_layers
+    if "head_dim" not in fields:
+        if config.hidden_size % heads != 0:
+            return None
         config.head_dim = config.hidden_size // heads
     is_usual = (
-        hasattr(config, "head_dim")
+        config.head_dim % 2 == 0  # rotary embeddings turn pairs
         and heads % config.num_key_value_heads == 0
         and all((fields.get(name) or 0) < config.vocab_size for name in ("mask_token_id", "pad_token_id"))
-        and len(fields.get("layer_types") or [None] * config.num_hidden_layers) == config.num_hidden_layers
+        and len(fields.get("layer_types") or num_layers * [None]) == num_layers
     )
     return config if is_usual else None
 

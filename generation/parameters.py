@@ -36,6 +36,20 @@ def decoding_of(generation_config: Any, settings: dict, model: Any) -> str:
     return settings.get("decoding", getattr(generation_config, "decoding", default))
 
 
+def says_trained(config: Any) -> bool:
+    """Whether the config of a WeDLM says that it was trained to fill in MASK."""
+    return config.converted_from is None or config.mask_trained
+
+
+def decodings_with(is_trained: bool, has_drafts: bool) -> tuple[str, ...]:
+    """The decodings that a WeDLM offers.
+
+    A converted model may have been trained without a word of it in its config, so it offers all of them (and
+    `warn_of_call` warns). With a draft adapter it is one that was made for verified decoding.
+    """
+    return DECODINGS if is_trained or not has_drafts else AS_IT_IS
+
+
 def default_query_cost(device: Any) -> float:
     """The query_cost of a checkpoint that names none.
 

@@ -7,7 +7,7 @@ from inspect import signature
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from wedlm.generation.parameters import AS_IT_IS, DECODINGS
+from wedlm.generation.parameters import AS_IT_IS, decodings_with, says_trained
 from wedlm.generation.transformers_internals import attention_of
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -38,7 +38,7 @@ def is_trained_in_masks(model: PreTrainedModel) -> bool:
     if is_stock(model):
         return False
     is_adapted = getattr(model, "peft_config", None) and not has_drafts_of_peft(model)
-    return model.config.converted_from is None or model.config.mask_trained or bool(is_adapted)
+    return says_trained(model.config) or bool(is_adapted)
 
 
 def has_drafts_of_peft(model: PreTrainedModel) -> bool:
@@ -46,13 +46,10 @@ def has_drafts_of_peft(model: PreTrainedModel) -> bool:
 
 
 def decodings_of(model: PreTrainedModel) -> tuple[str, ...]:
-    """The decodings that a model offers.
-
-    A converted model may have been trained without a word of it in its config, so it offers all of them (and
-    `warn_of_call` warns). With a draft adapter it is one that was made for verified decoding.
-    """
-    only_drafts = is_stock(model) or model.config.drafts is not None or has_drafts_of_peft(model)
-    return DECODINGS if is_trained_in_masks(model) or not only_drafts else AS_IT_IS
+    """The decodings that a model offers."""
+    if is_stock(model):
+        return AS_IT_IS
+    return decodings_with(is_trained_in_masks(model), model.config.drafts is not None or has_drafts_of_peft(model))
 
 
 def max_positions_of(model: PreTrainedModel) -> float:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from wedlm.checkpoints.architectures import WEDLM_CLASS
 from wedlm.checkpoints.convert import read_folder
-from wedlm.checkpoints.facts import limits_of_parallel_decoding, offered_decodings
+from wedlm.checkpoints.limits import limits_of_parallel_decoding, offered_decodings
 from wedlm.checkpoints.load import adapter_on_disk
 from wedlm.checkpoints.plan import Plan
 from wedlm.checkpoints.resolve import (

@@ -8,8 +8,9 @@ from stock_checkpoints import CLASSES, edit, save_stock
 
 from wedlm import convert_to_wedlm
 from wedlm.checkpoints.architectures import wedlm_model
-from wedlm.checkpoints.facts import limits_of_parallel_decoding, offered_decodings, read_facts
-from wedlm.generation.parameters import DECODINGS
+from wedlm.checkpoints.facts import read_facts
+from wedlm.checkpoints.limits import limits_of_parallel_decoding, offered_decodings
+from wedlm.generation.parameters import AS_IT_IS, DECODINGS
 
 
 @pytest.mark.parametrize("model_type", CLASSES)
@@ -21,7 +22,7 @@ def test_the_facts_of_a_stock_checkpoint_and_of_its_conversion(tmp_path, model_t
     assert before.parameters == after.parameters == stock.num_parameters()
     assert before.bytes_on_disk() == after.bytes_on_disk() == {"float32": 4 * stock.num_parameters()}
     assert (before.model_type, after.model_type) == (model_type, "wedlm")
-    assert (before.decodings, after.decodings) == ([], list(DECODINGS))
+    assert (before.decodings, after.decodings) == (list(AS_IT_IS), list(DECODINGS))
     assert (after.mask_token, after.generation["decoding"]) == ("<|mask|>", "verified")
 
 

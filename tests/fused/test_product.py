@@ -20,10 +20,10 @@ from torch import nn
 from torch.nn.functional import linear, pad, silu
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
-from wedlm.fused import product
+from wedlm.fused import instruction_set, product
 from wedlm.fused.product import MOST_ROWS, Product, attend_few, rotate
 
-SETS = [] if product._product is None else product._product.instruction_sets()
+SETS = [] if instruction_set._product is None else instruction_set._product.instruction_sets()
 NUMBERS = {name: number for number, name in enumerate(SETS) if name is not None} | {"torch": None}
 COMPILED = [name for name in NUMBERS if name != "torch"]
 each_set = pytest.mark.parametrize("name", NUMBERS)
@@ -336,16 +336,16 @@ def test_products_leave_no_memory_behind(name):
 
 
 def test_the_environment_chooses(monkeypatch):
-    monkeypatch.delenv(product.CHOICE, raising=False)
+    monkeypatch.delenv(instruction_set.CHOICE, raising=False)
     vectors = [name for name in COMPILED if name != "plain"]
-    assert product.instruction_set() == (vectors[0] if vectors else None), "the widest vectors, or torch"
+    assert instruction_set.instruction_set() == (vectors[0] if vectors else None), "the widest vectors, or torch"
     for name, number in NUMBERS.items():
-        monkeypatch.setenv(product.CHOICE, name)
-        assert product.instruction_set() == (None if number is None else name)
-    monkeypatch.setenv(product.CHOICE, "nonsense")
+        monkeypatch.setenv(instruction_set.CHOICE, name)
+        assert instruction_set.instruction_set() == (None if number is None else name)
+    monkeypatch.setenv(instruction_set.CHOICE, "nonsense")
     sentence = f"WEDLM_PRODUCT=nonsense is not on this machine; choose one of {', '.join([*COMPILED, 'torch'])}."
     with pytest.raises(ValueError, match=sentence):
-        product.instruction_set()
+        instruction_set.instruction_set()
 
 
 DECODE = f"""

@@ -8,10 +8,13 @@ import shutil
 
 import pytest
 import torch
+from draft_models import save_adapter
 from helpers import CHECKPOINTS, load, run_python
+from stock_checkpoints import save_stock
 from transformers import DynamicCache, StaticCache
 from typer.testing import CliRunner
 
+from wedlm import convert_to_wedlm
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.commands import cli
 from wedlm.generation.transformers_internals import CACHE
@@ -66,6 +69,9 @@ COMMANDS = [
     ("generate broken Hi", "broken/config.json cannot be read as JSON (*); copy or download it again."),
     ("generate ranked Hi", "r=-1 in ranked/adapter_config.json is not an integer from 1 to 65536; correct *."),
     ("info based", "The checkpoint [1], which based was trained on, cannot be loaded ([1] is no name); *."),
+    ("info mapped", "model_type={'a': 1} in mapped/config.json is no name; correct it, or copy *."),
+    ("info listed", "model_type=[] in listed/config.json is no name; correct it, or copy or download *."),
+    ("info ended", "eos_token_id='a' in ended/generation_config.json is no token id; correct it."),
     ("generate Hi --decoding fast", "decoding='fast' is unknown; choose one of 'streaming', 'blockwise', *."),
     ("generate Hi --entropy-threshold low", "--entropy-threshold low is neither a number of nats nor none."),
     ("generate Hi --temperature -1", "--temperature -1.0 is no temperature; give 0 or a finite number."),
@@ -120,12 +126,11 @@ SLOWER_COMMANDS = [
     ("tune huge --data answers.jsonl", "answers.jsonl, line 1: The chat template of huge cannot write the prompt *."),
     ("generate silent Hi", "The prompt has no tokens; give it some text (a chat template may have written none)."),
     *((words.format("mapped"), "model_type={'a': 1} in mapped/config.json is no name; correct it, or copy *.")
-      for words in ("info {}", "generate {} Hi", "convert {} out", "export {} out --license mit", "eval {} --tasks a",
+      for words in ("generate {} Hi", "convert {} out", "export {} out --license mit", "eval {} --tasks a",
                     "export {} out --vllm", "adapt {} out", "serve {}", "train run.yaml --model {}",
                     "tune {} --data plain.jsonl")),
-    ("info listed", "model_type=[] in listed/config.json is no name; correct it, or copy or download *."),
     *((words.format("ended"), "eos_token_id='a' in ended/generation_config.json is no token id; correct it.")
-      for words in ("info {}", "generate {} Hi", "export {} out --license mit", "train run.yaml --model {}")),
+      for words in ("generate {} Hi", "export {} out --license mit", "train run.yaml --model {}")),
     ("generate foreign Hi", "foreign is of model_type 'foreign', which transformers * does not know; update *."),
     ("train run.yaml --model foreign", "foreign is of model_type 'foreign'; supported is a dense causal *."),
     ("generate coded Hi", "The tokenizer in coded cannot be loaded (it needs code of its own, *); correct *."),
@@ -232,3 +237,12 @@ def test_who_mistypes_does_not_wait_for_torch(folder):
     commands = [shlex.split(words) for words, _ in COMMANDS]
     printed = run_python(FORKS.format(commands=commands), folder).splitlines()
     assert printed == [f"{words} 2 False" for words in commands]
+
+
+def test_who_asks_about_a_checkpoint_does_not_wait_for_torch(tmp_path):
+    save_stock(tmp_path / "stock")
+    convert_to_wedlm(tmp_path / "stock", tmp_path / "converted")
+    save_adapter(tmp_path / "drafts", base=tmp_path / "converted")
+    commands = [["info"], *(["info", name] for name in ("stock", "converted", "drafts"))]
+    printed = run_python(FORKS.format(commands=commands), tmp_path).splitlines()
+    assert printed == [f"{words} 0 False" for words in commands]

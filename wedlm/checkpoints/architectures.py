@@ -5,17 +5,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from transformers import CONFIG_MAPPING
-
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.resolve import STOCK_FAMILIES, families
 from wedlm.checkpoints.shards import HEAD, Shard
-from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 if TYPE_CHECKING:
+    from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
     from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+
+# Torch and transformers take seconds to import, so the functions that need them import them.
 
 WEDLM_CLASS = "WeDLMForCausalLM"
 
@@ -66,6 +65,8 @@ def check_architecture(fields: dict, source: object, wanted: tuple[str, ...]) ->
 
 def check_layers(fields: dict, source: object, model_type: str) -> None:
     """Refuses a config that asks for layers which WeDLM and a stock architecture do not share."""
+    from transformers import CONFIG_MAPPING
+
     for name, harmless in STOCK[model_type].harmless.items():
         # The stock class fills in a field that is left out.
         value = fields.get(name, getattr(CONFIG_MAPPING[model_type], name, None))
@@ -76,8 +77,10 @@ def check_layers(fields: dict, source: object, model_type: str) -> None:
             )
 
 
-def read_wedlm_config(fields: dict, source: object) -> WeDLMConfig:
+def read_wedlm_config(fields: dict, source: object) -> "WeDLMConfig":
     """The WeDLMConfig of a config.json, WeDLM or stock; a stock config gets no MASK yet."""
+    from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
+
     with refusing_configs(source):
         config = WeDLMConfig.from_dict(fields) if fields["model_type"] == MODEL_TYPE else from_stock(fields)
         if config.dtype is not None and not getattr(config.dtype, "is_floating_point", False):
@@ -87,7 +90,9 @@ def read_wedlm_config(fields: dict, source: object) -> WeDLMConfig:
 
 def wedlm_model(fields: dict, source: object) -> "tuple[WeDLMConfig, WeDLMForCausalLM]":
     """The WeDLMConfig of a config.json, and the model that it describes, on the meta device."""
-    from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM  # takes seconds, and reading a config does not
+    import torch
+
+    from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
     config = read_wedlm_config(fields, source)
     with refusing_configs(source), torch.device("meta"):
@@ -104,7 +109,11 @@ def refusing_configs(source: object) -> Iterator[None]:
         ) from error
 
 
-def from_stock(fields: dict) -> WeDLMConfig:
+def from_stock(fields: dict) -> "WeDLMConfig":
+    from transformers import CONFIG_MAPPING
+
+    from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
+
     model_type = fields["model_type"]
     # The stock class fills in the fields that the file leaves out.
     stock = CONFIG_MAPPING[model_type].from_dict(fields).to_dict()
@@ -115,7 +124,7 @@ def from_stock(fields: dict) -> WeDLMConfig:
     return WeDLMConfig(**{**stock, **STOCK[model_type].wedlm_fields, "converted_from": model_type})
 
 
-def stock_model_type(config: WeDLMConfig) -> str | None:
+def stock_model_type(config: "WeDLMConfig") -> str | None:
     """The model_type of the stock architecture that has the layers of `config`; None if none has them.
 
     Among architectures with the same layers it is the one that the checkpoint was converted from.
@@ -128,13 +137,15 @@ def stock_model_type(config: WeDLMConfig) -> str | None:
     return config.converted_from if config.converted_from in same else next(iter(same), None)
 
 
-def family_of(config: WeDLMConfig) -> str:
+def family_of(config: "WeDLMConfig") -> str:
     """The name of the stock architecture whose layers are those of `config`, or nearest to them."""
     return STOCK_FAMILIES[stock_model_type(config) or "qwen3"]
 
 
-def stock_fields(config: WeDLMConfig, model_type: str) -> dict:
+def stock_fields(config: "WeDLMConfig", model_type: str) -> dict:
     """The stock config.json of a WeDLMConfig, in the flat form that engines on an older transformers read too."""
+    from transformers import CONFIG_MAPPING
+
     stock_class, fields = CONFIG_MAPPING[model_type], config.to_dict()
     names, stock_names = ({field.name for field in dataclasses.fields(each)} for each in (config, stock_class))
     own = names - stock_names

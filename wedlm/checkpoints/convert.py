@@ -19,7 +19,7 @@ from wedlm.checkpoints.architectures import (
     wedlm_model,
 )
 from wedlm.checkpoints.errors import CheckpointError
-from wedlm.checkpoints.facts import limits_of_parallel_decoding, offered_decodings
+from wedlm.checkpoints.limits import limits_of_parallel_decoding, offered_decodings
 from wedlm.checkpoints.new_folder import check_apart, check_links, check_out
 from wedlm.checkpoints.plan import Plan, write
 from wedlm.checkpoints.resolve import (

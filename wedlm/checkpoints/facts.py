@@ -4,15 +4,13 @@ import os
 from collections import Counter
 from copy import copy
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
-from transformers import GenerationConfig
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, NamedTuple
 
 from wedlm.checkpoints.architectures import STOCK, check_architecture, wedlm_model
+from wedlm.checkpoints.plain import is_plain_generation, num_parameters, plain_config
 from wedlm.checkpoints.resolve import (
     FROM_MODEL,
-    GENERATION_FILE,
     adapter_fields,
     checkpoint_folder,
     checkpoint_of,
@@ -25,12 +23,11 @@ from wedlm.checkpoints.resolve import (
 )
 from wedlm.checkpoints.shards import DTYPES, Shard, read_shards, shard_names
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles
-from wedlm.generation.parameters import AS_IT_IS, DECODINGS, DEFAULTS
-from wedlm.generation.sampling import reads_no_text
-from wedlm.generation.transformers_internals import processors_of, resolved_generation_config
-from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
+from wedlm.generation.parameters import AS_IT_IS, DEFAULTS, decodings_with, says_trained
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
-from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
+
+if TYPE_CHECKING:
+    from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 
 
 class Facts(NamedTuple):
@@ -39,7 +36,7 @@ class Facts(NamedTuple):
     name: str
     adapter: Path | None  # of the draft adapter, if the name is one of an adapter
     model_type: str
-    config: WeDLMConfig
+    config: "WeDLMConfig | SimpleNamespace"  # with the fields of one
     parameters: int
     shards: list[Shard]  # none, if the weights are not here
     mask_token: str | None  # as the tokenizer writes it
@@ -49,13 +46,13 @@ class Facts(NamedTuple):
     decodings: list[str]
     notes: list[str]
 
-    def weight_bytes(self, dtype: torch.dtype) -> int:
-        return self.parameters * dtype.itemsize
+    def weight_bytes(self, itemsize: int) -> int:
+        return self.parameters * itemsize
 
-    def cache_bytes(self, dtype: torch.dtype, tokens: int) -> int:
+    def cache_bytes(self, itemsize: int, tokens: int) -> int:
         config = self.config
         width = 2 * config.num_key_value_heads * config.head_dim  # keys and values
-        return config.num_hidden_layers * width * tokens * dtype.itemsize
+        return config.num_hidden_layers * width * tokens * itemsize
 
     def bytes_on_disk(self) -> Counter[str]:
         """The size of the weights on disk, by dtype."""
@@ -64,10 +61,6 @@ class Facts(NamedTuple):
             start, stop = tensor["data_offsets"]
             total[DTYPES[tensor["dtype"]]] += stop - start
         return total
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def read_facts(name: str | os.PathLike) -> Facts:
@@ -81,20 +74,22 @@ def read_facts(name: str | os.PathLike) -> Facts:
     folder = checkpoint_folder(name, with_weights=False)
     fields = read_config(name, folder)
     model_type = fields.get("model_type")
-    if model_type in STOCK:
-        check_architecture(fields, name, wanted=tuple(STOCK))
-    else:
+    if model_type not in STOCK:
         require_wedlm(name, fields)
     is_wedlm = model_type == MODEL_TYPE
-    config, model = wedlm_model(fields, name)
     generation = read_generation_fields(folder)
     if adapter is not None:
         generation = read_generation_fields(adapter) or with_verified_decoding(generation)
     if generation.get(FROM_MODEL):
         generation = {field: value for field, value in generation.items() if field not in DEFAULTS}
-    if adapter is not None:
-        model.config = copy(config)
-        model.config.drafts = described_drafts(adapter_fields(adapter))
+    drafts = None if adapter is None else described_drafts(adapter_fields(adapter))
+    config, decodings, notes = plain_config(fields), AS_IT_IS, []
+    if config is not None and is_wedlm:
+        decodings = decodings_with(says_trained(config), drafts is not None or config.drafts is not None)
+    if config is not None and (not is_wedlm or is_plain_generation(generation, decodings)):
+        parameters = num_parameters(config)
+    else:
+        config, parameters, decodings, notes = built(fields, name, generation, drafts)
     tokenizer = TokenizerFiles.read(folder)
     tokens = {i: token for token, i in tokenizer.token_ids().items()}
     return Facts(
@@ -102,61 +97,30 @@ def read_facts(name: str | os.PathLike) -> Facts:
         adapter=adapter,
         model_type=model_type,
         config=config,
-        parameters=model.num_parameters(),
+        parameters=parameters,
         shards=read_shards(folder) if any((folder / file).exists() for file in shard_names(folder)) else [],
         mask_token=tokens.get(config.mask_token_id),
         has_tokenizer=tokenizer.has_tokens(),
         generation_file=generation,
         generation=(DEFAULTS if is_wedlm else {}) | generation,
-        decodings=offered_decodings(model, generation) if is_wedlm else list(AS_IT_IS),
-        notes=limits_of_parallel_decoding(model, generation) if is_wedlm else [],
+        decodings=list(decodings),
+        notes=notes,
     )
 
 
-def offered_decodings(model: WeDLMForCausalLM, generation_fields: dict) -> list[str]:
-    """The decodings that `generate()` does not refuse with these fields of generation_config.json."""
-    offered = []
-    for decoding in DECODINGS:
-        try:
-            resolved_generation_config(with_generation_fields(model, generation_fields), decoding=decoding)
-            if decoding != "autoregressive":
-                model.config.require_mask_token_id()
-            offered.append(decoding)
-        except Exception:  # a wrong field raises errors of many kinds
-            continue
-    return offered
+def built(
+    fields: dict, name: str | os.PathLike, generation: dict, drafts: dict | None
+) -> "tuple[WeDLMConfig, int, list[str], list[str]]":
+    """The config, the number of parameters, the decodings and the notes, of the model itself; takes seconds."""
+    from wedlm.checkpoints.limits import limits_of_parallel_decoding, offered_decodings
 
-
-def limits_of_parallel_decoding(model: WeDLMForCausalLM, generation_fields: dict) -> list[str]:
-    """A sentence for each thing that keeps a checkpoint from decoding in parallel, or slows it down."""
-    try:
-        as_given = with_generation_fields(model, generation_fields)
-        decoding = resolved_generation_config(as_given).decoding
-        others = {name: value for name, value in generation_fields.items() if name not in DEFAULTS}
-        reading = [f"{name}={value!r}" for name, value in others.items() if reads_text(as_given, name, value)]
-    except Exception as error:  # a wrong field raises errors of many kinds
-        return [f"generate() will refuse this checkpoint until it is changed: {error}"]
-    if decoding == "autoregressive":
-        try:
-            resolved_generation_config(as_given, decoding="verified")
-        except ValueError as error:
-            return [f"This checkpoint decodes token by token only: {error}"]
-    if not reading:
-        return []
-    return [
-        f"{GENERATION_FILE} has {', '.join(reading)}: it reads the text, so that tokens are chosen left to right and "
-        "fewer are filled per forward; remove it there for full speed."
-    ]
-
-
-def with_generation_fields(model: WeDLMForCausalLM, generation_fields: dict) -> WeDLMForCausalLM:
-    """The same model with another generation_config; the weights are shared, and `model` keeps its own config."""
-    other = copy(model)
-    other.generation_config = GenerationConfig.from_dict(generation_fields)
-    return other
-
-
-def reads_text(model: WeDLMForCausalLM, name: str, value: object) -> bool:
-    """Whether a field of generation_config.json asks for a processor that reads the text before a slot."""
-    config = GenerationConfig.from_dict({"eos_token_id": [0], name: value})
-    return not all(map(reads_no_text, processors_of(model, config, torch.zeros(1, 1, dtype=torch.long))))
+    if fields["model_type"] in STOCK:
+        check_architecture(fields, name, wanted=tuple(STOCK))
+    config, model = wedlm_model(fields, name)
+    if fields["model_type"] in STOCK:
+        return config, model.num_parameters(), list(AS_IT_IS), []
+    if drafts is not None:
+        model.config = copy(config)
+        model.config.drafts = drafts
+    decodings, notes = offered_decodings(model, generation), limits_of_parallel_decoding(model, generation)
+    return config, model.num_parameters(), decodings, notes

@@ -2,17 +2,15 @@
 
 from pathlib import Path
 
-import torch
-
 from wedlm.checkpoints.architectures import family_of
-from wedlm.checkpoints.facts import Facts, dtype_name, read_facts
+from wedlm.checkpoints.facts import Facts, read_facts
 from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, how_to_convert
 from wedlm.checkpoints.shards import read_json
-from wedlm.fused.product import described_product
+from wedlm.fused.instruction_set import described_product
 from wedlm.generation.parameters import DEFAULTS
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
-DTYPES_IN_MEMORY = (torch.float32, torch.bfloat16)
+BYTES_IN_MEMORY = {"float32": 4, "bfloat16": 2}  # of a number
 CACHED_TOKENS = 1000
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
@@ -46,7 +44,7 @@ def described(facts: Facts) -> list[tuple[str, str]]:
         ("memory of the weights", in_memory(facts.weight_bytes)),
         (
             f"memory of the cache, {CACHED_TOKENS:,} tokens",
-            in_memory(lambda dtype: facts.cache_bytes(dtype, CACHED_TOKENS)),
+            in_memory(lambda itemsize: facts.cache_bytes(itemsize, CACHED_TOKENS)),
         ),
     ]
     decodings = "decodings", ", ".join(facts.decodings)
@@ -110,7 +108,7 @@ def on_disk(facts: Facts) -> str:
 
 
 def in_memory(num_bytes) -> str:
-    return ", ".join(f"{size(num_bytes(dtype))} {dtype_name(dtype)}" for dtype in DTYPES_IN_MEMORY)
+    return ", ".join(f"{size(num_bytes(itemsize))} {dtype}" for dtype, itemsize in BYTES_IN_MEMORY.items())
 
 
 def size(num_bytes: int) -> str:

@@ -6,9 +6,10 @@ import torch
 from torch import nn
 from transformers import logging
 
+from wedlm.fused.instruction_set import SET, described_product
 from wedlm.fused.int8 import Int8Linear, refuse_saving, to_int8
 from wedlm.fused.layer import FusedLayer, fused_forward, why_not_fused
-from wedlm.fused.product import SET, Product, described_product
+from wedlm.fused.product import Product
 
 logger = logging.get_logger(__name__)
 

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from common import DEVICE, way_of
+from common import DEVICE, markdown, way_of
 from datasets import Dataset, concatenate_datasets, load_from_disk
 from peft import PeftModel, get_peft_model_state_dict
 from real_training import training_rows
@@ -194,6 +194,20 @@ def save_adapter(model: PeftModel, folder: Path) -> None:
     config.save_pretrained(folder)
     for number, part in enumerate(parts_of(get_peft_model_state_dict(model))):
         save_file(part, folder / f"adapter_model-{number}.safetensors", {"format": "pt"})
+
+
+def table(results: dict[str, Any]) -> str:
+    """The right answers and the tokens per forward by each way, before and after.
+
+    Where a record has answers that were measured later, they stand for those after the training.
+    """
+    lines = []
+    for way in AFTER:
+        moments = results.get(f"before, {way}"), results.get(f"later, {way}", results.get(f"after, {way}"))
+        pairs = [(each["right"], f"{each['tokens_per_forward']:.2f}") if each else ("", "") for each in moments]
+        lines.append([way, *(cell for pair in pairs for cell in pair)])
+    header = ["way", "right before", "tokens per forward", "right after", "tokens per forward"]
+    return markdown(header, lines, left={"way"})
 
 
 def tasks(given: argparse.Namespace, record) -> None:

@@ -13,7 +13,6 @@ import importlib.util
 import math
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch

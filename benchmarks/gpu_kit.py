@@ -1,17 +1,18 @@
 """What does a GPU give? Slices of minutes, each of which writes its record after every number.
 
-    python benchmarks/gpu_kit.py steps [--out FOLDER] [--minutes 4] [--shapes qwen3-8b qwen3-0.6b] [--batch-sizes 1 8 32]
+    python benchmarks/gpu_kit.py steps [--out FOLDER] [--minutes 4] [--shapes qwen3-8b qwen3-0.6b]
+                                       [--batch-sizes 1 8 32]
 
-A slice that was stopped, or whose minutes are over, goes on where its record ends. It needs torch, transformers and this
-repository.
+A slice that was stopped, or whose minutes are over, goes on where its record ends. It needs torch, transformers and
+this repository.
 
-steps: milliseconds of a step of random weights in bfloat16, behind a text of --length tokens. They come from whole calls
-of generate(): a long and a short call differ in their seconds and in their forwards, and the quotient of the differences
-leaves out what comes before the second step. The memory floor is the bytes of the weights and of the cache's text over
-the bandwidth that a maximum over a large tensor reaches in the same run. The first call of a way warms up, and
-captures its graphs if it has any; the record has its seconds beyond those of later calls. Launches, of kernels and of
-graphs, and the kernels of a step come from two shorter calls under torch's profiler, each made once before. Nothing is
-looked up in the text, and drafts of random weights are not accepted, so a step writes one token.
+steps: milliseconds of a step of random weights in bfloat16, behind a text of --length tokens. They come from whole
+calls of generate(): a long and a short call differ in their seconds and in their forwards, and the quotient of the
+differences leaves out what comes before the second step. The memory floor is the bytes of the weights and of the
+cache's text over the bandwidth that a maximum over a large tensor reaches in the same run. The first call of a way
+warms up, and captures its graphs if it has any; the record has its seconds beyond those of later calls. Launches, of
+kernels and of graphs, and the kernels of a step come from two shorter calls under torch's profiler, each made once
+before. Nothing is looked up in the text, and drafts of random weights are not accepted, so a step writes one token.
 
 - stock: transformers' own class for Qwen3 with the same weights, its cache dynamic or static, and not compiled
 - verified: this package's class with that many queries, ordinary steps

@@ -1,4 +1,4 @@
-"""A graph on the CPU that does what a CUDA graph does: it repeats operations on the tensors that it was captured with."""
+"""A graph on the CPU that repeats operations on the tensors that it was captured with, as a CUDA graph does."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -5,9 +5,16 @@ import subprocess
 import sys
 
 import pytest
+from draft_models import save_adapter
+from stock_checkpoints import save_stock
+from stock_tokenizers import save_smollm
 
+from examples.demo.example import Example
+from wedlm import convert_to_wedlm
 from wedlm.evaluation import sweep
 from wedlm.evaluation.decodings import BASELINE
+
+QUESTION = Example("counting", "Which?", "a", "")
 
 
 @pytest.mark.full
@@ -15,6 +22,52 @@ def test_fused_models_are_measured_beside_the_floor(run, load_benchmark, capsys)
     results = run("fused", "--shape", "tiny", "--dtypes", "float32", "--repeats", 2)["results"]
     assert set(results["steps"]["float32"]) == {"WeDLM", "fused", "fused, int8", "floor"}
     assert load_benchmark("fused").table(results) in capsys.readouterr().out
+
+
+@pytest.fixture
+def run_slice(load_benchmark, monkeypatch, tmp_path):
+    """Runs a slice of the kit in this process and returns its report."""
+
+    def run_slice(name, *arguments):
+        kit = load_benchmark("gpu_kit")
+        words = [kit.__file__, name, "--out", tmp_path, *arguments]
+        monkeypatch.setattr(sys, "argv", list(map(str, words)))
+        kit.main()
+        return json.loads((tmp_path / f"{name}.json").read_text())
+
+    return run_slice
+
+
+@pytest.fixture
+def real_model(tmp_path):
+    """A tiny Llama with a tokenizer like SmolLM2's, as a stock checkpoint and as a WeDLM, and an adapter."""
+    (tmp_path / "stock").mkdir()
+    save_stock(tmp_path / "stock", "llama", rows=300, tied=True, tokenizer=False, eos_token_id=2)
+    save_smollm(tmp_path / "stock")
+    convert_to_wedlm(tmp_path / "stock", tmp_path / "model")
+    save_adapter(tmp_path / "adapter", base=tmp_path / "model")
+    return [word for name in ("stock", "model", "adapter") for word in (f"--{name}", tmp_path / name)]
+
+
+@pytest.mark.full
+def test_a_model_that_was_trained_on_tasks_ends_its_texts(run_slice, real_model, load_benchmark, monkeypatch):
+    """Also where the tokenizer has another end than generate()."""
+    training = load_benchmark("task_training")
+    monkeypatch.setattr(training, "training_example", lambda *_: QUESTION)
+    monkeypatch.setattr(training, "held_out", lambda number: number * [QUESTION])
+    monkeypatch.setattr(training, "check", lambda example, text: text == example.answer)
+    monkeypatch.setattr(training, "MAX_NEW_TOKENS", 12)
+    monkeypatch.setattr(training.UntilTheEnd, "factor", lambda self, step: 1.0)
+    folder = real_model[3]
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"eos_token": "<|im_start|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    few = ["--samples", 400, "--steps", 40, "--row-tokens", 256, "--rows-per-step", 2, "--rank", 8, "--questions", 2]
+    report = run_slice("tasks", *real_model, *few, "--learning-rate", 0.03)
+    results = report["results"]
+    assert results["after, autoregressive"]["right"] == results["after, verified"]["right"] == 2
+    assert results["after, autoregressive"]["tokens"] == 4, "the answer and its end"
+    assert results["training"]["losses"][-1]["loss"] < results["training"]["losses"][0]["loss"]
+    assert "| streaming 0.05 |  |  | 2 |" in training.table(results)
 
 
 @pytest.mark.full

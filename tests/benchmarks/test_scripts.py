@@ -3,8 +3,12 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
+import torch
 from draft_models import save_adapter
 from stock_checkpoints import save_stock
 from stock_tokenizers import save_smollm
@@ -71,18 +75,46 @@ def test_a_model_that_was_trained_on_tasks_ends_its_texts(run_slice, real_model,
 
 
 @pytest.mark.full
-def test_steps_are_measured_beside_the_memory_floor_and_once(load_benchmark, monkeypatch, tmp_path):
+def test_the_real_model_is_measured_by_the_kit(run_slice, real_model, load_benchmark, monkeypatch, tmp_path):
+    evidence = load_benchmark("evidence_real")
+    monkeypatch.setattr(evidence, "GROUPS", {"numbers": ("maths",)})
+    report = run_slice("evidence", *real_model, "--answer-tokens", 3)
+    assert report["results"]["batches"] == {"measured": 2, "planned": 2} and report["new_tokens"] == 3
+    table = evidence.short_table(evidence.read_record(tmp_path / "evidence.json"))
+    assert f"| {evidence.FUSED_VERIFIED} |" in table and "| 3 of 3 |" in table
+
+
+@pytest.mark.full
+def test_steps_are_measured_beside_the_memory_floor_and_once(run_slice, load_benchmark, monkeypatch):
     kit = load_benchmark("gpu_kit")
-    words = ["steps", "--shapes", "tiny", "--batch-sizes", 1, 2, "--length", 24, "--new-tokens", 8, "--repeats", 1]
-    monkeypatch.setattr(sys, "argv", [kit.__file__, *map(str, words), "--out", str(tmp_path)])
-    kit.main()
-    results = json.loads((tmp_path / "steps.json").read_text())["results"]
+    few = ["--shapes", "tiny", "--batch-sizes", 1, "--length", 24, "--new-tokens", 4, "--repeats", 1]
+    results = run_slice("steps", *few)["results"]
     rows = {name: numbers for name, numbers in results.items() if "batch" in name}
-    assert list(rows)[0] == "tiny, batch 1, stock" and len(rows) == 22
-    assert all(row["milliseconds"]["median"] > row["floor"] > 0 for row in rows.values())
+    assert list(rows)[0] == "tiny, batch 1, stock" and len(rows) == 11
+    for name, row in rows.items():
+        assert row["floor"] > 0 and row["times_floor"] == row["milliseconds"]["median"] / row["floor"]
+        assert ("graphs" in row) == ("captured" in name)
     monkeypatch.setattr(kit, "per_step", None)  # nothing is measured again
-    kit.main()
-    assert json.loads((tmp_path / "steps.json").read_text())["results"] == results
+    assert run_slice("steps", *few)["results"] == results
+
+
+def test_launches_are_counted_when_the_graphs_are_there(load_benchmark, monkeypatch):
+    """The steps of another way are kept when they are counted, so the first call captures anew."""
+    kit, captured, events = load_benchmark("gpu_kit"), [], []
+
+    def event(key, count):
+        return SimpleNamespace(key=key, count=count, device_type=None)
+
+    def call(number):
+        events[:] = [event("cudaGraphLaunch", number)] + [event("cudaLaunchKernel", 500)] * (not captured)
+        captured.append(number)
+        return {}
+
+    profiled = SimpleNamespace(key_averages=lambda: events)
+    monkeypatch.setattr(kit, "profile", lambda **_: nullcontext(profiled))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    calls = {number: partial(call, number) for number in (4, 12)}
+    assert kit.launches_per_step(calls) == {"launches": 1, "kernels": 0}
 
 
 @pytest.mark.slow

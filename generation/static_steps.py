@@ -203,7 +203,8 @@ def may_capture(model: PreTrainedModel) -> bool:
 def state_of(model: PreTrainedModel) -> tuple:
     """Returns what is another after a change of the model that its graphs do not see."""
     weights = [
-        # (Quantized weights have no address.)
+        # A change in place counts, too: fused layers keep what they made of draft weights. (Quantized weights have no
+        # address, and those of inference mode count no changes.)
         (each.data_ptr() if type(each.data) is torch.Tensor else id(each), 0 if each.is_inference() else each._version)
         for each in (*model.parameters(), *model.buffers())
     ]

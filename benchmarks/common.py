@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
@@ -126,8 +126,9 @@ class Written(NamedTuple):
 Way = Callable[[list[list[int]], int], Written]  # from the ids of the prompts, and the largest number of new tokens
 
 
-def ends_of(model: PreTrainedModel) -> list[int]:
-    ends = model.generation_config.eos_token_id
+def ends_of(generation_config: GenerationConfig) -> list[int]:
+    """The tokens at which generate() ends a text."""
+    ends = generation_config.eos_token_id
     return ends if isinstance(ends, list) else [ends]
 
 
@@ -138,7 +139,7 @@ def up_to_end(tokens: list[int], ends: list[int]) -> list[int]:
 
 def way_of(model: PreTrainedModel, **arguments: Any) -> Way:
     """generate() of a model with these arguments, greedily."""
-    ends = ends_of(model)
+    ends = ends_of(model.generation_config)
 
     def write(prompts: list[list[int]], new_tokens: int) -> Written:
         width = max(map(len, prompts))

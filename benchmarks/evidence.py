@@ -8,7 +8,9 @@ from typing import Any
 import ablations
 import evidence_real
 import gpu_checks
+import gpu_kit
 import real_training
+import task_training
 from common import ADAPTER, RESULTS
 
 from examples.demo.card import goals_table
@@ -80,17 +82,51 @@ def trained_model() -> dict[str, Any]:
     }
 
 
+def on_gpu(name: str) -> Path:
+    return RESULTS / "gpu" / f"{name}.json"
+
+
 def gpu() -> dict[str, Any]:
-    """The checks on a GPU, and what the training of the adapter took there."""
-    file = RESULTS / "gpu_checks.json"
+    """What was checked and measured on a GPU, and what the training of the adapter took there."""
     log = recorded(REPOSITORY / ADAPTER / REPORT_FILE)["results"]["log"]
     (trained,) = (entry for entry in log if "train_runtime" in entry)
+    steps, real, tasks = recorded(on_gpu("steps")), evidence_real.read_record(on_gpu("evidence")), on_gpu("tasks")
     return {
-        "table": gpu_checks.table(recorded(file)["results"]),
-        "origin": origin(file),
+        "checks": "\n\n".join(map(checks, ("checks", "checks_captured"))),
         "adapter_steps": trained["step"],
         "adapter_seconds": trained["train_runtime"],
+        "length": steps["length"],
+        "steps": gpu_kit.table(steps["results"]),
+        "steps_origin": origin(on_gpu("steps")),
+        "prompts": real.cell(1)["prompts"],
+        "answer_tokens": real.about["new_tokens"],
+        "real": evidence_real.short_table(real),
+        "real_origin": origin(real.file),
+        "tasks": task_training.table(recorded(tasks)["results"]),
+        "training": recorded(tasks)["results"]["training"],
+        "rank": recorded(tasks)["rank"],
+        "questions": recorded(tasks)["questions"],
+        "tasks_origin": origin(tasks),
     }
+
+
+def checks(name: str) -> str:
+    """The checks of a record that the script still makes."""
+    results = [result for result in recorded(on_gpu(name))["results"] if result["check"] in gpu_checks.CHECKS]
+    return f"{gpu_checks.table(results)}\n\n{origin(on_gpu(name))}"
+
+
+def gpu_headline() -> str:
+    """For README.md, which a test compares."""
+    steps, real = recorded(on_gpu("steps")), evidence_real.read_record(on_gpu("evidence"))
+    shape = "qwen3-8b, batch 1, "
+    captured, stock = (steps["results"][shape + name] for name in (gpu_kit.CAPTURED, "stock"))
+    ours = evidence_real.times(real.cell(1), evidence_real.CAPTURED)
+    return (
+        f"On an {steps['device']} in {real.dtype} a captured verified step of Qwen3-8B's shape takes "
+        f"{captured['milliseconds']['median']:.1f} ms, one of `generate()` {stock['milliseconds']['median']:.1f}; "
+        f"SmolLM2-135M-Instruct becomes {ours:.2f} times as fast ({real.cell(1)['prompts']} prompts)."
+    )
 
 
 def pages() -> dict[Path, str]:

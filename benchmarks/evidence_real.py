@@ -10,14 +10,15 @@ the draft adapter and with int8 weights, and what of economize, vLLM, llama.cpp 
 each in a process of its own. (`make .venv-vllm/installed .venv-peers/installed .venv-openvino/installed` makes them.)
 With all of them it takes half an hour on two cores, without them half of that; it goes on where it was stopped.
 
-The record lies in results/real/ under the name of the CPU and the dtype, and evidence.py shows all that lie there.
+The record lies in results/real/ under the name of the CPU and the dtype, and evidence.py shows all that lie there. It
+is written after every batch, and says how many batches of how many it holds.
 `make evidence-here` makes one for this machine.
 """
 
 import argparse
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import product
@@ -39,7 +40,6 @@ from common import (
     Written,
     bytes_per_second,
     markdown,
-    save,
     up_to_end,
     version_in,
     vllm_ways,
@@ -52,7 +52,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 import wedlm
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.drafts.prompts import KINDS, Prompt, read_prompts
-from wedlm.evaluation.provenance import conditions, device_name, digests
+from wedlm.evaluation.provenance import conditions, device_name, digests, write_report
 from wedlm.evaluation.sweep import median_and_quartiles
 from wedlm.evaluation.timing import interleaved
 from wedlm.evaluation.work_file import WorkFile, resumable
@@ -206,11 +206,15 @@ def missing(batches: dict[Batch, list], rounds: int, work: WorkFile) -> list[tup
 
 
 def measure_turns(
-    ways: dict[str, Way], batches: dict[Batch, list[list[int]]], given: argparse.Namespace, work: WorkFile
+    ways: dict[str, Way],
+    batches: dict[Batch, list[list[int]]],
+    given: argparse.Namespace,
+    work: WorkFile,
+    write: Callable[[], None],
 ) -> None:
     """Measures what `work` lacks: in each round all ways take turns on each batch, and another one begins.
 
-    Before the first batch of a size every way writes it once.
+    Before the first batch of a size every way writes it once. `write` is called after every batch.
     """
     to_do, warm = missing(batches, given.rounds, work), set()
     for place, (number, batch) in enumerate(tqdm(to_do, unit=" batches", desc="speed")):
@@ -221,20 +225,24 @@ def measure_turns(
         taken = list(interleaved(calls, given.device, 1, num_warm_up, first=place % len(calls)))
         results = {turn.name: {"seconds": turn.seconds, **turn.result._asdict()} for turn in taken}
         work.add(("speed", *batch, number), {name: results[name] for name in here})
+        write()
 
 
-def cells_of(batches: dict[Batch, list[Prompt]], rounds: int, work: WorkFile) -> list[dict[str, Any]]:
-    """The numbers of all prompts for each size of batches, and of the groups of those asked alone."""
+def cells_of(batches: dict[Batch, list[Prompt]], taken: dict[Batch, list[dict]]) -> list[dict[str, Any]]:
+    """The numbers of all prompts for each size of batches, and of the groups of those asked alone.
+
+    `taken` holds the rounds of each batch that was measured.
+    """
     cells = []
     for size, group in product(dict.fromkeys(batch.size for batch in batches), [*GROUPS, ALL]):
         chosen = [
             batch
-            for batch, prompts in batches.items()
-            if batch.size == size and (group == ALL or size == 1 and group_of(prompts[0]) == group)
+            for batch in taken
+            if batch.size == size and (group == ALL or size == 1 and group_of(batches[batch][0]) == group)
         ]
         if chosen:
-            taken = [[work["speed", *batch, number] for number in range(rounds)] for batch in chosen]
-            ways = {name: numbers(name, taken) for name in taken[0][0]}
+            rounds = [taken[batch] for batch in chosen]
+            ways = {name: numbers(name, rounds) for name in rounds[0][0]}
             prompts = sum(len(batches[batch]) for batch in chosen)
             cells.append({"batch_size": size, "group": group, "prompts": prompts, "ways": ways})
     return cells
@@ -264,19 +272,35 @@ def speed_of(taken: dict[str, Any]) -> float:
     return sum(map(len, taken["tokens"])) / taken["seconds"]
 
 
-def measure(given: argparse.Namespace, work: WorkFile) -> dict[str, Any]:
+def measure(given: argparse.Namespace, work: WorkFile, write: Callable[[dict[str, Any]], None]) -> None:
+    """Measures all batches, and writes the results after each of them."""
     prompts = held_out(given.prompts_per_kind)
     batches = batches_of(prompts, given.batch_size)
-    if missing(batches, given.rounds, work):
-        tokenizer = AutoTokenizer.from_pretrained(given.stock)
-        ids = {batch: [ids_of(tokenizer, each) for each in asked] for batch, asked in batches.items()}
-        plain = stock(given)
-        with ways_of_peers(given, tokenizer.eos_token_id) as of_peers:
-            ways = ways_of_transformers(given, plain) | of_peers
-            sizes = bytes_of_weights(given, plain, ways)
-            work.add(("floor",), {"bytes_per_second": bytes_per_second(given.device, 20), "bytes": sizes})
-            measure_turns(ways, ids, given, work)
-    return {**work["floor",], "cells": cells_of(batches, given.rounds, work)}
+
+    def write_results() -> None:
+        write(results_of(batches, given.rounds, work))
+
+    if not missing(batches, given.rounds, work):
+        write_results()
+        return
+    tokenizer = AutoTokenizer.from_pretrained(given.stock)
+    ids = {batch: [ids_of(tokenizer, each) for each in asked] for batch, asked in batches.items()}
+    plain = stock(given)
+    with ways_of_peers(given, tokenizer.eos_token_id) as of_peers:
+        ways = ways_of_transformers(given, plain) | of_peers
+        sizes = bytes_of_weights(given, plain, ways)
+        work.add(("floor",), {"bytes_per_second": bytes_per_second(given.device, 20), "bytes": sizes})
+        measure_turns(ways, ids, given, work, write_results)
+
+
+def results_of(batches: dict[Batch, list[Prompt]], rounds: int, work: WorkFile) -> dict[str, Any]:
+    """The results of the batches of which `work` has all rounds."""
+    lacking = {batch for _, batch in missing(batches, rounds, work)}
+    taken = {
+        batch: [work["speed", *batch, number] for number in range(rounds)] for batch in batches if batch not in lacking
+    }
+    measured = {"measured": len(taken), "planned": len(batches)}
+    return {**work["floor",], "batches": measured, "cells": cells_of(batches, taken)}
 
 
 # --- Records ---
@@ -314,13 +338,15 @@ def file_of(cpu: str, dtype: str) -> Path:
 
 def read_records() -> list[Record]:
     """All records, by CPU; for each of them float32 comes first."""
-    records = []
-    for file in RECORDS.glob("*.json"):
-        about = json.loads(file.read_text(encoding="utf-8"))
-        results = about.pop("results")
-        numbers = results["bytes_per_second"], results["bytes"], results["cells"]
-        records.append(Record(file, about["cpu"], about["dtype"], about, *numbers))
+    records = map(read_record, RECORDS.glob("*.json"))
     return sorted(records, key=lambda record: (record.cpu, record.dtype != "float32"))
+
+
+def read_record(file: Path) -> Record:
+    about = json.loads(file.read_text(encoding="utf-8"))
+    results = about.pop("results")
+    numbers = results["bytes_per_second"], results["bytes"], results["cells"]
+    return Record(file, about["cpu"], about["dtype"], about, *numbers)
 
 
 # --- Sentences and tables of docs/EVIDENCE.md and README.md ---
@@ -388,6 +414,24 @@ def detail_table(record: Record) -> str:
             ]
         )
     header = ["way", "tokens per forward", "ms per token", "floor", *GROUPS, "same texts"]
+    return markdown(header, lines, left={"way"})
+
+
+def short_table(record: Record) -> str:
+    """The ways one prompt at a time, where groups of prompts are too small to be shown."""
+    lines = []
+    for way, measured in record.cell(1)["ways"].items():
+        per_forward = measured["tokens_per_forward"]
+        lines.append(
+            [
+                way,
+                with_quartiles(measured["times_generate"]),
+                f"{1000 / measured['tokens_per_second']['median']:.1f}",
+                "" if per_forward is None else f"{per_forward:.2f}",
+                same_texts(record, way),
+            ]
+        )
+    header = ["way", "times as fast as generate()", "ms per token", "tokens per forward", "same texts"]
     return markdown(header, lines, left={"way"})
 
 
@@ -504,10 +548,10 @@ def main() -> None:
     versions = {name: version_in(environment, name) for environment, name in installed}
     about |= {"cpu": kind_of(given.device), "peers_versions": versions}
     work = WorkFile(given.work, {**about, **conditions(given.device)})
-    with resumable(work):
-        results = measure(given, work)
     out = given.out or file_of(about["cpu"], given.dtype)
-    save(out, results, given.device, **about)
+    with resumable(work):
+        measure(given, work, partial(write_report, out, device=given.device, **about))
+    print(f"written to {out}")
     print(speed_tables(read_records()))
 
 

@@ -1,7 +1,7 @@
 """Is everything right on a GPU? Checked there on the demo checkpoint, one line for each feature.
 
     python benchmarks/gpu_checks.py [--questions 60] [--new-tokens 160] [--only captured]
-                                    [--out benchmarks/results/gpu_checks.json]
+                                    [--out benchmarks/results/gpu/checks.json]
 
 `benchmarks/gpu_kit.py` measures speed; this script measures none. A check says what it found. Where it raises, the
 exception is written down and the others go on; where a package is missing, it says so. Without a GPU the checks that
@@ -13,7 +13,6 @@ import importlib.util
 import math
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
@@ -278,7 +277,7 @@ def table(results: list[dict[str, str]]) -> str:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = new_parser(__doc__, Path(__file__).stem)
+    parser = new_parser(__doc__, "gpu/checks")
     parser.add_argument("--questions", type=int, default=60)
     parser.add_argument("--new-tokens", type=int, default=160)
     parser.add_argument("--only", default="", help="make only the checks whose name holds this")

@@ -1,17 +1,18 @@
 """What does a GPU give? Slices of minutes, each of which writes its record after every number.
 
-    python benchmarks/gpu_kit.py steps [--out FOLDER] [--minutes 4] [--shapes qwen3-8b qwen3-0.6b] [--batch-sizes 1 8 32]
+    python benchmarks/gpu_kit.py steps [--out FOLDER] [--minutes 4] [--shapes qwen3-8b qwen3-0.6b]
+                                       [--batch-sizes 1 8 32]
 
-A slice that was stopped, or whose minutes are over, goes on where its record ends. It needs torch, transformers and this
-repository.
+A slice that was stopped, or whose minutes are over, goes on where its record ends. It needs torch, transformers and
+this repository.
 
-steps: milliseconds of a step of random weights in bfloat16, behind a text of --length tokens. They come from whole calls
-of generate(): a long and a short call differ in their seconds and in their forwards, and the quotient of the differences
-leaves out what comes before the second step. The memory floor is the bytes of the weights and of the cache's text over
-the bandwidth that a maximum over a large tensor reaches in the same run. The first call of a way captures its graphs;
-its seconds beyond those of later calls are the seconds of all captures. Launches, of kernels and of graphs, and the
-kernels of a step come from the same two calls under torch's profiler. Nothing is looked up in the text, and drafts of
-random weights are not accepted, so a step writes one token.
+steps: milliseconds of a step of random weights in bfloat16, behind a text of --length tokens. They come from whole
+calls of generate(): a long and a short call differ in their seconds and in their forwards, and the quotient of the
+differences leaves out what comes before the second step. The memory floor is the bytes of the weights and of the
+cache's text over the bandwidth that a maximum over a large tensor reaches in the same run. The first call of a way
+warms up, and captures its graphs if it has any; the record has its seconds beyond those of later calls. Launches, of
+kernels and of graphs, and the kernels of a step come from two shorter calls under torch's profiler, each made once
+before. Nothing is looked up in the text, and drafts of random weights are not accepted, so a step writes one token.
 
 - stock: transformers' own class for Qwen3 with the same weights, its cache dynamic or static, and not compiled
 - verified: this package's class with that many queries, ordinary steps
@@ -56,6 +57,7 @@ from wedlm.generation.static_steps import KEPT
 STATIC = {"cache_implementation": "static"}
 NUM_QUERIES = (1, 2, 4, 8, 16, 32)
 SOME_QUERIES = 8  # of ordinary steps, and of fused ones
+CAPTURED = f"captured, {SOME_QUERIES} queries"
 LAUNCHES = {"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch"}
 Ways = dict[str, tuple[PreTrainedModel, dict[str, Any]]]  # a model and arguments of generate() by name
 
@@ -129,11 +131,11 @@ def ways_of(model: PreTrainedModel) -> Ways:
     captured = {f"captured, {queries} queries": (model, verified(queries) | STATIC) for queries in NUM_QUERIES}
     return {
         "stock": (stock, {}),
-        f"captured, {SOME_QUERIES} queries": captured.pop(f"captured, {SOME_QUERIES} queries"),
+        CAPTURED: captured.pop(CAPTURED),
         f"verified, {SOME_QUERIES} queries": (model, verified(SOME_QUERIES)),
         **captured,
         "stock, static cache": (stock, STATIC | {"disable_compile": True}),
-        f"fused, captured, {SOME_QUERIES} queries": (fused, verified(SOME_QUERIES) | STATIC),
+        f"fused, {CAPTURED}": (fused, verified(SOME_QUERIES) | STATIC),
         "fused, captured, 1 queries": (fused, verified(1) | STATIC),
     }
 
@@ -168,12 +170,14 @@ def per_step(calls: dict[int, Callable], repeats: int) -> dict[str, Any]:
             seconds.append(turn.seconds)
         else:
             milliseconds.append(1e3 * (turn.seconds - short[0]) / (forwards - short[1]))
-    return {"milliseconds": median_and_range(milliseconds), "seconds_of_captures": first - min(seconds)}
+    return {"milliseconds": median_and_range(milliseconds), "first_call_more_seconds": first - min(seconds)}
 
 
 def launches_per_step(calls: dict[int, Callable]) -> dict[str, float]:
     """The launches of a step by the host, of kernels and of graphs, and the kernels that run on the GPU."""
     counts = []
+    for call in calls.values():
+        call()  # which captures: the ways of a model share its kept steps, so those of another way are there
     for number, call in calls.items():
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
             output = call()
@@ -207,7 +211,7 @@ def measure_first_token(
 ) -> None:
     if not record.lacks(name):
         return
-    tokens, (_, settings) = random_tokens(model, 1, length), ways[f"captured, {SOME_QUERIES} queries"]
+    tokens, (_, settings) = random_tokens(model, 1, length), ways[CAPTURED]
     seconds = [timed(partial(generate, model, settings, tokens, 1), DEVICE)[1] for _ in range(3)]
     record.add(name, {"seconds_of_model": seconds_of_model, "first": seconds[0], "later": min(seconds)})
 
@@ -225,7 +229,7 @@ def measure_ways(
             measured = per_step(calls, given.repeats)
             floor = 1e3 * bytes_read(model, batch_size, given.length) / record.results["bytes_per_second"]
             measured |= {"floor": floor, "times_floor": measured["milliseconds"]["median"] / floor}
-            if which in KEPT:
+            if "cache_implementation" in settings and which in KEPT:
                 measured["graphs"] = len(KEPT[which].graphs)
             record.add(f"{cell}, {name}", measured)
     for name, (which, settings) in ways.items():
@@ -236,20 +240,23 @@ def measure_ways(
         KEPT.pop(which, None)
 
 
+def told(counts: dict[str, float], name: str) -> str:
+    return f"{counts[name]:,.0f}" if name in counts else ""
+
+
 def table(results: dict[str, Any]) -> str:
     lines = [
         [
             name,
             with_range(numbers["milliseconds"], ".2f"),
             f"{numbers['times_floor']:.2f}",
-            f"{numbers['seconds_of_captures']:.2f}",
-            *(f"{count:.0f}" for count in results.get(f"{name}, launches", {}).values()),
+            f"{numbers['first_call_more_seconds']:.2f}",
+            *(told(results.get(f"{name}, launches", {}), count) for count in ("launches", "kernels")),
         ]
         for name, numbers in results.items()
         if isinstance(numbers, dict) and "floor" in numbers
     ]
-    lines = [line + [""] * (6 - len(line)) for line in lines]
-    header = ["way", "ms per step (min - max)", "times the floor", "s of captures", "launches", "kernels"]
+    header = ["way", "ms per step (min - max)", "times the floor", "s more at first", "launches", "kernels"]
     return markdown(header, lines, left={"way"})
 
 

@@ -19,12 +19,18 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from common import DEVICE, way_of
+from common import DEVICE, ends_of, markdown, way_of
 from datasets import Dataset, concatenate_datasets, load_from_disk
 from peft import PeftModel, get_peft_model_state_dict
 from real_training import training_rows
 from safetensors.torch import save_file
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+)
 
 from examples.demo.example import Example
 from examples.demo.tasks import KINDS, MAX_NEW_TOKENS, check, held_out_examples, training_example
@@ -62,8 +68,8 @@ def samples_of(folder: Path, model: Path, row_tokens: int, part: range) -> tuple
     ).split("QUESTION")
     prompts = tokenizer([before + example.prompt + behind for example in examples], add_special_tokens=False)
     answers = tokenizer([example.answer for example in examples], add_special_tokens=False)
-    ends = [ids + [tokenizer.eos_token_id] for ids in answers["input_ids"]]
-    rows, counts = training_rows(prompts["input_ids"], ends, row_tokens)
+    end = ends_of(GenerationConfig.from_pretrained(model))[:1]
+    rows, counts = training_rows(prompts["input_ids"], [ids + end for ids in answers["input_ids"]], row_tokens)
     rows.save_to_disk(place := folder / str(part.start))
     return place, counts
 
@@ -196,6 +202,20 @@ def save_adapter(model: PeftModel, folder: Path) -> None:
         save_file(part, folder / f"adapter_model-{number}.safetensors", {"format": "pt"})
 
 
+def table(results: dict[str, Any]) -> str:
+    """The right answers and the tokens per forward by each way, before and after.
+
+    Where a record has answers that were measured later, they stand for those after the training.
+    """
+    lines = []
+    for way in AFTER:
+        moments = results.get(f"before, {way}"), results.get(f"later, {way}", results.get(f"after, {way}"))
+        pairs = [(each["right"], f"{each['tokens_per_forward']:.2f}") if each else ("", "") for each in moments]
+        lines.append([way, *(cell for pair in pairs for cell in pair)])
+    header = ["way", "right before", "tokens per forward", "right after", "tokens per forward"]
+    return markdown(header, lines, left={"way"})
+
+
 def tasks(given: argparse.Namespace, record) -> None:
     examples = held_out(given.questions)
     with TemporaryDirectory() as folder:
@@ -209,10 +229,8 @@ def tasks(given: argparse.Namespace, record) -> None:
         del base
         end = time.perf_counter() + max(record.seconds_left() - given.evaluation_seconds, 1)
         model, log, seconds = trained(given, rows, end)
-    losses = [
-        {name: entry[name] for name in ("step", "loss", "mlm_loss", "ar_loss", "learning_rate") if name in entry}
-        for entry in log
-    ]
+    names = ("step", "loss", "mlm_loss", "ar_loss", "learning_rate")
+    losses = [{name: entry[name] for name in names} for entry in log if "loss" in entry]
     record.add("training", {"seconds": seconds, "steps": log[-1]["step"], "losses": losses})
     save_adapter(model, given.out / "adapter")
     merged = model.merge_and_unload()

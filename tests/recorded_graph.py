@@ -1,8 +1,8 @@
-"""A graph on the CPU that does what a CUDA graph does: it repeats operations on the tensors that it was captured with."""
+"""A graph on the CPU that repeats operations on the tensors that it was captured with, as a CUDA graph does."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 def tensors_of(tree) -> list[torch.Tensor]:
@@ -26,7 +26,8 @@ class Tape(TorchDispatchMode):
             if parameter.alias_info is not None and parameter.alias_info.is_write:
                 self.before.append((given, given.clone()))
         output = func(*args, **kwargs)
-        self.operations.append((func, args, kwargs, output))
+        there = tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))  # memory, whatever tensors it gets
+        self.operations.append((func, *there, output))
         return output
 
     def take_back(self) -> None:

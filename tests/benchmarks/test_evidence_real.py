@@ -53,8 +53,22 @@ def test_one_command_measures_every_way(run, evidence_real, peer, tmp_path, monk
     where = [f"--{name}={peer}" for name in ("vllm", "peers", "openvino", "openvino-model", "gguf")]
     where += [f"--stock={tmp_path / 'stock'}", f"--adapter={tmp_path / 'adapter'}", f"--work={tmp_path / 'work'}"]
     few = ["--new-tokens=5", "--batch-size=4", "--threads=1", "--rounds=1"]
-    results = run("evidence_real", *where, *few)["results"]
+    add = evidence_real.WorkFile.add
 
+    def stopping(work, key, result):
+        if key == ("speed", 1, 2, 0):
+            raise KeyboardInterrupt
+        add(work, key, result)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(evidence_real.WorkFile, "add", stopping)
+        run("evidence_real", *where, *few)
+    partial = json.loads((tmp_path / "evidence_real.json").read_text())["results"]
+    assert partial["batches"] == {"measured": 2, "planned": 5}
+    assert [(cell["group"], cell["prompts"]) for cell in partial["cells"]] == [("numbers", 2), ("all", 2)]
+
+    results = run("evidence_real", *where, *few)["results"]
+    assert results["batches"] == {"measured": 5, "planned": 5}
     assert [(cell["batch_size"], cell["group"], cell["prompts"]) for cell in results["cells"]] == [
         (1, "numbers", 2),
         (1, "prose", 1),

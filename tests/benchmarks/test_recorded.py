@@ -55,6 +55,31 @@ def test_the_guide_to_a_faster_model_shows_the_recorded_numbers(load_benchmark):
         assert numbers == [f"{number:.2f}" for number in measured], way
 
 
+def test_the_pages_show_what_was_measured_on_a_gpu(load_benchmark):
+    steps, evidence = recorded("gpu/steps"), load_benchmark("evidence_real")
+    results, queries = steps["results"], load_benchmark("gpu_kit").CAPTURED
+
+    def of(way):
+        return f"{results[f'qwen3-8b, batch 1, {way}']['milliseconds']['median']:.1f}"
+
+    verified = queries.replace("captured", "verified")
+    floor = f"{results[f'qwen3-8b, batch 1, {queries}']['floor']:.1f}"
+    guide, reference = ((DOCS / f"{page}.md").read_text(encoding="utf-8") for page in ("faster", "reference/generate"))
+    shown = re.findall(r"^\| .+ \| ([\d.]+) \|$", guide, re.MULTILINE)
+    assert shown == [of("stock"), of(verified), of(queries), of(f"fused, {queries}"), floor]
+    record = evidence.read_record(RESULTS / "gpu" / "evidence.json")
+    times = [evidence.times(record.cell(1), way) for way in (evidence.CAPTURED, evidence.FUSED, evidence.VERIFIED)]
+    (told,) = (each for each in guide.split("\n\n") if each.startswith("SmolLM2-135M-Instruct, one prompt"))
+    assert re.findall(r"\d\.\d\d", told) == [f"{number:.2f}" for number in times]
+
+    (told,) = (each for each in reference.split("\n\n") if each.startswith("Measured on an NVIDIA H200"))
+    counted = results["qwen3-8b, batch 1, stock, launches"]
+    per_launch = 1000 * results["qwen3-8b, batch 1, stock"]["milliseconds"]["median"] / counted["launches"]
+    numbers = [floor, of("stock"), "8", of(verified), f"{counted['kernels']:,.0f}", f"{per_launch:.0f}", of(queries)]
+    told = told.replace("NVIDIA H200", "").replace("8B", "")
+    assert re.findall(r"\d[\d.,]*\d|\d", told) == [*numbers, of(f"fused, {queries}")]
+
+
 def test_the_guide_to_training_shows_what_the_trained_model_gains(load_benchmark):
     page, training = (DOCS / "train.md").read_text(encoding="utf-8"), load_benchmark("real_training")
     record = recorded("real_training")
@@ -94,7 +119,7 @@ def test_the_records_are_of_commits_and_of_what_is_published(load_benchmark):
         report = json.loads(file.read_text(encoding="utf-8"))
         assert report["adapter_sha256"] == hashlib.sha256(ADAPTER.read_bytes()).hexdigest()
         commits.append(report["commit"])
-    trained, checked = evidence.recorded(training.FILE), recorded("gpu_checks")
+    trained, checked = evidence.recorded(training.FILE), recorded("gpu/checks")
     is_of_an_earlier_adapter = trained["adapter_sha256"] != hashlib.sha256(ADAPTER.read_bytes()).hexdigest()
     page = (DOCS / "EVIDENCE.md").read_text(encoding="utf-8")
     assert ("The draft adapter of the last line is one before the present." in page) == is_of_an_earlier_adapter

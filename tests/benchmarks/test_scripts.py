@@ -3,11 +3,22 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
+import torch
+from draft_models import save_adapter
+from stock_checkpoints import save_stock
+from stock_tokenizers import save_smollm
 
+from examples.demo.example import Example
+from wedlm import convert_to_wedlm
 from wedlm.evaluation import sweep
 from wedlm.evaluation.decodings import BASELINE
+
+QUESTION = Example("counting", "Which?", "a", "")
 
 
 @pytest.mark.full
@@ -17,19 +28,93 @@ def test_fused_models_are_measured_beside_the_floor(run, load_benchmark, capsys)
     assert load_benchmark("fused").table(results) in capsys.readouterr().out
 
 
+@pytest.fixture
+def run_slice(load_benchmark, monkeypatch, tmp_path):
+    """Runs a slice of the kit in this process and returns its report."""
+
+    def run_slice(name, *arguments):
+        kit = load_benchmark("gpu_kit")
+        words = [kit.__file__, name, "--out", tmp_path, *arguments]
+        monkeypatch.setattr(sys, "argv", list(map(str, words)))
+        kit.main()
+        return json.loads((tmp_path / f"{name}.json").read_text())
+
+    return run_slice
+
+
+@pytest.fixture
+def real_model(tmp_path):
+    """A tiny Llama with a tokenizer like SmolLM2's, as a stock checkpoint and as a WeDLM, and an adapter."""
+    (tmp_path / "stock").mkdir()
+    save_stock(tmp_path / "stock", "llama", rows=300, tied=True, tokenizer=False, eos_token_id=2)
+    save_smollm(tmp_path / "stock")
+    convert_to_wedlm(tmp_path / "stock", tmp_path / "model")
+    save_adapter(tmp_path / "adapter", base=tmp_path / "model")
+    return [word for name in ("stock", "model", "adapter") for word in (f"--{name}", tmp_path / name)]
+
+
 @pytest.mark.full
-def test_steps_are_measured_beside_the_memory_floor_and_once(load_benchmark, monkeypatch, tmp_path):
+def test_a_model_that_was_trained_on_tasks_ends_its_texts(run_slice, real_model, load_benchmark, monkeypatch):
+    """Also where the tokenizer has another end than generate()."""
+    training = load_benchmark("task_training")
+    monkeypatch.setattr(training, "training_example", lambda *_: QUESTION)
+    monkeypatch.setattr(training, "held_out", lambda number: number * [QUESTION])
+    monkeypatch.setattr(training, "check", lambda example, text: text == example.answer)
+    monkeypatch.setattr(training, "MAX_NEW_TOKENS", 12)
+    monkeypatch.setattr(training.UntilTheEnd, "factor", lambda self, step: 1.0)
+    folder = real_model[3]
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"eos_token": "<|im_start|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    few = ["--samples", 400, "--steps", 40, "--row-tokens", 256, "--rows-per-step", 2, "--rank", 8, "--questions", 2]
+    report = run_slice("tasks", *real_model, *few, "--learning-rate", 0.03)
+    results = report["results"]
+    assert results["after, autoregressive"]["right"] == results["after, verified"]["right"] == 2
+    assert results["after, autoregressive"]["tokens"] == 4, "the answer and its end"
+    assert results["training"]["losses"][-1]["loss"] < results["training"]["losses"][0]["loss"]
+    assert "| streaming 0.05 |  |  | 2 |" in training.table(results)
+
+
+@pytest.mark.full
+def test_the_real_model_is_measured_by_the_kit(run_slice, real_model, load_benchmark, monkeypatch, tmp_path):
+    evidence = load_benchmark("evidence_real")
+    monkeypatch.setattr(evidence, "GROUPS", {"numbers": ("maths",)})
+    report = run_slice("evidence", *real_model, "--answer-tokens", 3)
+    assert report["results"]["batches"] == {"measured": 2, "planned": 2} and report["new_tokens"] == 3
+    table = evidence.short_table(evidence.read_record(tmp_path / "evidence.json"))
+    assert f"| {evidence.FUSED_VERIFIED} |" in table and "| 3 of 3 |" in table
+
+
+@pytest.mark.full
+def test_steps_are_measured_beside_the_memory_floor_and_once(run_slice, load_benchmark, monkeypatch):
     kit = load_benchmark("gpu_kit")
-    words = ["steps", "--shapes", "tiny", "--batch-sizes", 1, 2, "--length", 24, "--new-tokens", 8, "--repeats", 1]
-    monkeypatch.setattr(sys, "argv", [kit.__file__, *map(str, words), "--out", str(tmp_path)])
-    kit.main()
-    results = json.loads((tmp_path / "steps.json").read_text())["results"]
+    few = ["--shapes", "tiny", "--batch-sizes", 1, "--length", 24, "--new-tokens", 4, "--repeats", 1]
+    results = run_slice("steps", *few)["results"]
     rows = {name: numbers for name, numbers in results.items() if "batch" in name}
-    assert list(rows)[0] == "tiny, batch 1, stock" and len(rows) == 22
-    assert all(row["milliseconds"]["median"] > row["floor"] > 0 for row in rows.values())
+    assert list(rows)[0] == "tiny, batch 1, stock" and len(rows) == 11
+    for name, row in rows.items():
+        assert row["floor"] > 0 and row["times_floor"] == row["milliseconds"]["median"] / row["floor"]
+        assert ("graphs" in row) == ("captured" in name)
     monkeypatch.setattr(kit, "per_step", None)  # nothing is measured again
-    kit.main()
-    assert json.loads((tmp_path / "steps.json").read_text())["results"] == results
+    assert run_slice("steps", *few)["results"] == results
+
+
+def test_launches_are_counted_when_the_graphs_are_there(load_benchmark, monkeypatch):
+    """The steps of another way are kept when they are counted, so the first call captures anew."""
+    kit, captured, events = load_benchmark("gpu_kit"), [], []
+
+    def event(key, count):
+        return SimpleNamespace(key=key, count=count, device_type=None)
+
+    def call(number):
+        events[:] = [event("cudaGraphLaunch", number)] + [event("cudaLaunchKernel", 500)] * (not captured)
+        captured.append(number)
+        return {}
+
+    profiled = SimpleNamespace(key_averages=lambda: events)
+    monkeypatch.setattr(kit, "profile", lambda **_: nullcontext(profiled))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    calls = {number: partial(call, number) for number in (4, 12)}
+    assert kit.launches_per_step(calls) == {"launches": 1, "kernels": 0}
 
 
 @pytest.mark.slow

@@ -68,6 +68,11 @@ def stock_answers(stock, tokenizer):
     return all_written(stock, tokenizer, batch_size=1)
 
 
+def test_a_text_ends_where_the_tokenizer_says(converted, tokenizer):
+    assert converted.generation_config.eos_token_id == tokenizer.eos_token_id == 2
+    assert tokenizer.eos_token == "<|im_end|>" and tokenizer.bos_token == "<|im_start|>"
+
+
 def test_every_logit_equals_that_of_llama(stock, converted, tokenizer):
     for question in QUESTIONS[::8]:
         inputs = chat_inputs(tokenizer, question)

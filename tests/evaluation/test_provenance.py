@@ -53,7 +53,7 @@ def test_a_fused_checkpoint_is_another_one(demo):
     [
         ("/somewhere/bin/wedlm", None, "wedlm 'a b' --limit 3"),
         ("/somewhere/report.py", "examples.demo.report", "python -m examples.demo.report 'a b' --limit 3"),
-        (str(provenance.REPOSITORY / "benchmarks" / "gpu.py"), None, "python benchmarks/gpu.py 'a b' --limit 3"),
+        (str(provenance.REPOSITORY / "benchmarks" / "fused.py"), None, "python benchmarks/fused.py 'a b' --limit 3"),
         ("/somewhere/else.py", None, "python else.py 'a b' --limit 3"),
     ],
 )

@@ -6,7 +6,11 @@ import sys
 import pytest
 from helpers import CHECKPOINTS, REPOSITORY
 from serving_client import started_server
+from stock_tokenizers import save_smollm
+from tokenizers import decoders, normalizers
+from transformers import AutoTokenizer, LlamaConfig
 
+from examples.real_model import tokenizer_like
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 
 
@@ -49,6 +53,27 @@ def test_a_script_refuses_in_a_sentence(run, monkeypatch, words, sentence):
 def test_lora_trainer(run, tmp_path):
     run("lora_trainer", DEMO_FOLDER, tmp_path / "out", 1)
     assert (tmp_path / "out" / "adapter_model.safetensors").exists()
+
+
+def test_the_real_models_tokenizer_is_the_same_on_every_version(tmp_path):
+    """transformers 5.17 reads the first token of a GGUF file as the last one too, and a decoder of SentencePiece's."""
+    save_smollm(tmp_path)
+    config = LlamaConfig(bos_token_id=1, eos_token_id=2, pad_token_id=2)
+    files = []
+    for version in ("5.24", "5.17"):
+        read = AutoTokenizer.from_pretrained(tmp_path)
+        if version == "5.17":
+            read.eos_token = read.bos_token
+            read.backend_tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteLevel()])
+            read.backend_tokenizer.normalizer = normalizers.Sequence([])
+        tokenizer = tokenizer_like(read, config)
+        assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token_id) == ("<|im_start|>", "<|im_end|>", 2)
+        assert tokenizer.decode(tokenizer("▁the cat 42\n")["input_ids"]) == "▁the cat 42\n"
+        tokenizer.save_pretrained(tmp_path / version)
+        files.append(
+            [(tmp_path / version / name).read_bytes() for name in ("tokenizer.json", "tokenizer_config.json")]
+        )
+    assert files[0] == files[1]
 
 
 @pytest.mark.ecosystem

@@ -6,6 +6,7 @@ static caches beside the others.
 
 import gc
 import weakref
+from itertools import pairwise
 
 import pytest
 import torch
@@ -189,26 +190,62 @@ def test_a_call_with_other_settings_writes_by_them(model, captured, decoding, mo
 
 
 def test_other_weights_are_noticed(model, captured):
-    for change in (
-        lambda: None,
-        lambda: model.lm_head.weight.add_(torch.randn_like(model.lm_head.weight)),  # in place
-        lambda: setattr(model.lm_head.weight, "data", torch.randn_like(model.lm_head.weight)),
-        lambda: model.set_attn_implementation("eager"),
+    for number, change in enumerate(
+        (
+            lambda: None,
+            lambda: model.lm_head.weight.add_(torch.randn_like(model.lm_head.weight)),  # in place
+            lambda: setattr(model.lm_head.weight, "data", torch.randn_like(model.lm_head.weight)),
+            lambda: model.set_attn_implementation("eager"),
+            lambda: model.train(),
+        )
     ):
         with torch.no_grad():
             change()
-        assert_same(run(model, **STATIC), run(model))
+        for _ in range(2):
+            assert_same(run(model, **STATIC), run(model))
+            assert len(captured) == number + 1
 
 
-def test_an_adapter_that_is_switched_off_is_noticed(model, captured):
-    peft = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
-    with_adapter = run(model)
-    assert_same(run(model, **STATIC), with_adapter)
-    with peft.disable_adapter():
-        without = run(model)
-        assert not torch.equal(without.sequences, with_adapter.sequences)
-        assert_same(run(model, **STATIC), without)
-    assert_same(run(model, **STATIC), with_adapter)
+def test_another_adapter_is_noticed(model, captured):
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    peft = get_peft_model(model, config)
+    peft.add_adapter("other", config)
+    texts = []
+    for change in (
+        lambda: None,
+        lambda: peft.set_adapter("other"),
+        lambda: model.model.layers[0].self_attn.v_proj.scale_layer(9.0),
+        lambda: peft.base_model.disable_adapter_layers(),
+        lambda: peft.base_model.enable_adapter_layers(),
+    ):
+        change()
+        texts.append(run(model))
+        assert_same(run(model, **STATIC), texts[-1])
+    assert all(not torch.equal(one.sequences, other.sequences) for one, other in pairwise(texts))
+
+
+def test_a_step_that_fails_to_be_captured_takes_ordinary_steps(model, captured, monkeypatch, caplog):
+    """Once for each length, and the call that began it goes on."""
+    tries = []
+
+    def fails(*arguments):
+        tries.append(1)
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setitem(static_steps.CAPTURES, "cpu", fails)
+    logging.enable_propagation()
+    try:
+        for _ in range(2):
+            assert_same(run(model, **STATIC), run(model))
+    finally:
+        logging.disable_propagation()
+    assert len(tries) == 1 and "CUDA graph: operation not permitted when stream is capturing; it" in caplog.text
+
+
+def test_one_slot_has_one_query_in_verified_decoding(model, captured):
+    seen = forwards_seen(model)
+    run(model, decoding="verified", window_size=1, **STATIC)
+    assert captured and {shape[1] for shape, _ in seen[1:]} == {1}
 
 
 def test_a_forward_that_waits_for_the_device_takes_ordinary_steps(model, captured, caplog):

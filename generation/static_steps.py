@@ -19,6 +19,7 @@ from wedlm.generation.transformers_internals import (
     fix_length,
     has_hooks,
     keep_address,
+    num_changes,
 )
 from wedlm.generation.window import Policy, Window
 
@@ -203,8 +204,8 @@ def state_of(model: PreTrainedModel) -> tuple:
     """Returns what is another after a change of the model that its graphs do not see."""
     weights = [
         # A change in place counts, too: fused layers keep what they made of draft weights. (Quantized weights have no
-        # address, and those of inference mode count no changes.)
-        (each.data_ptr() if type(each.data) is torch.Tensor else id(each), 0 if each.is_inference() else each._version)
+        # address.)
+        (each.data_ptr() if type(each.data) is torch.Tensor else id(each), num_changes(each))
         for each in (*model.parameters(), *model.buffers())
     ]
     adapters = [

@@ -244,6 +244,11 @@ class Waits(TorchDispatchMode):
         return output
 
 
+def num_changes(tensor):
+    """How often a tensor was changed in place; one of inference mode counts none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def shape_depends_on_values(func, args):
     """Whether the host has to wait for the values of an operator's inputs, as .item() and nonzero() do."""
     if func is torch.ops.aten.index.Tensor:  # by places, or by booleans

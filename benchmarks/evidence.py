@@ -106,6 +106,7 @@ def gpu() -> dict[str, Any]:
         "training": recorded(tasks)["results"]["training"],
         "rank": recorded(tasks)["rank"],
         "questions": recorded(tasks)["questions"],
+        "later": recorded(tasks)["results"]["later"],
         "tasks_origin": origin(tasks),
     }
 

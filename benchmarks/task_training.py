@@ -205,13 +205,14 @@ def save_adapter(model: PeftModel, folder: Path) -> None:
 def table(results: dict[str, Any]) -> str:
     """The right answers and the tokens per forward by each way, before and after.
 
-    Where a record has answers that were measured later, they stand for those after the training.
+    Where a record has answers that were measured later, they stand in place of those after the training.
     """
-    lines = []
+    lines, after = [], "later" if "later" in results else "after"
     for way in AFTER:
-        moments = results.get(f"before, {way}"), results.get(f"later, {way}", results.get(f"after, {way}"))
-        pairs = [(each["right"], f"{each['tokens_per_forward']:.2f}") if each else ("", "") for each in moments]
-        lines.append([way, *(cell for pair in pairs for cell in pair)])
+        if f"{after}, {way}" in results:
+            moments = results.get(f"before, {way}"), results[f"{after}, {way}"]
+            pairs = [(each["right"], f"{each['tokens_per_forward']:.2f}") if each else ("", "") for each in moments]
+            lines.append([way, *(cell for pair in pairs for cell in pair)])
     header = ["way", "right before", "tokens per forward", "right after", "tokens per forward"]
     return markdown(header, lines, left={"way"})
 

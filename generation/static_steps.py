@@ -7,19 +7,19 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessorList, PreTrainedModel, logging
 
 from wedlm.generation.call import Call
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.sampling import SlotNoise
 from wedlm.generation.transformers_internals import (
+    Waits,
     allow_any_length,
     attention_of,
     fix_length,
     has_hooks,
     keep_address,
-    shape_depends_on_values,
+    num_changes,
 )
 from wedlm.generation.window import Policy, Window
 
@@ -204,8 +204,8 @@ def state_of(model: PreTrainedModel) -> tuple:
     """Returns what is another after a change of the model that its graphs do not see."""
     weights = [
         # A change in place counts, too: fused layers keep what they made of draft weights. (Quantized weights have no
-        # address, and those of inference mode count no changes.)
-        (each.data_ptr() if type(each.data) is torch.Tensor else id(each), 0 if each.is_inference() else each._version)
+        # address.)
+        (each.data_ptr() if type(each.data) is torch.Tensor else id(each), num_changes(each))
         for each in (*model.parameters(), *model.buffers())
     ]
     adapters = [
@@ -229,26 +229,6 @@ def built_in_of(value: Any) -> Any:
 
 def plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) else value
-
-
-class Waits(TorchDispatchMode):
-    """Collects the operations for which the host waits for the device: no graph can hold them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        output = func(*args, **(kwargs or {}))
-        if shape_depends_on_values(func, args) or is_copy_between_devices(func, args, output):
-            self.seen.append(str(func))
-        return output
-
-
-def is_copy_between_devices(func, args: tuple, output: Any) -> bool:
-    if func.overloadpacket not in (torch.ops.aten._to_copy, torch.ops.aten.copy_):
-        return False
-    return any(each.device != output.device for each in args[:2] if isinstance(each, torch.Tensor))
 
 
 # --- Buffers ---

@@ -11,6 +11,7 @@ from inspect import signature
 
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.cache_utils import Cache
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
@@ -228,8 +229,33 @@ def allow_any_length(tensor, dim):
 # --- CUDA graphs ---
 
 
+class Waits(TorchDispatchMode):
+    """Collects the operations for which the host waits for the device: no graph can hold them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        if shape_depends_on_values(func, args) or is_copy_between_devices(func, args, output):
+            self.seen.append(str(func))
+        return output
+
+
+def num_changes(tensor):
+    """How often a tensor was changed in place; one of inference mode counts none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def shape_depends_on_values(func, args):
     """Whether the host has to wait for the values of an operator's inputs, as .item() and nonzero() do."""
     if func is torch.ops.aten.index.Tensor:  # by places, or by booleans
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.isdisjoint(func.tags)
+
+
+def is_copy_between_devices(func, args, output):
+    if func.overloadpacket not in (torch.ops.aten._to_copy, torch.ops.aten.copy_):
+        return False
+    return any(each.device != output.device for each in args[:2] if isinstance(each, torch.Tensor))

@@ -87,6 +87,11 @@ def test_the_guide_to_training_shows_what_the_trained_model_gains(load_benchmark
     streamed = training.tokens_per_forward(results["moments"][-1]["ways"][training.STREAMING])
     assert f"after {steps:,} steps of {tokens} tokens](" in page
     assert f" streams {streamed:.2f} tokens per forward" in page
+    tasks = recorded("gpu/tasks")["results"]
+    streamed, plain = tasks["later, streaming 0.4"], tasks["later, autoregressive"]
+    told = f"after [{tasks['training']['seconds']:.0f} seconds on a GPU](EVIDENCE.md#on-a-gpu) SmolLM2 streams "
+    told += f"{streamed['tokens_per_forward']:.2f}, with {streamed['right']} of {streamed['questions']} answers right "
+    assert told + f"where it has {plain['right']} token by token." in " ".join(page.split())
     adapter = results["adapter"]
     assert f" {training.tokens_per_forward(adapter):.2f} tokens per forward, without a changed text" in page
     assert adapter["same_as_base"] == results["prompts"]

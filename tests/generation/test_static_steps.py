@@ -206,6 +206,15 @@ def test_other_weights_are_noticed(model, captured):
             assert len(captured) == number + 1
 
 
+def test_weights_of_inference_mode_are_captured(captured):
+    """They count no changes."""
+    with torch.inference_mode():
+        model = load(CHECKPOINTS / "q3")
+        for _ in range(2):
+            assert_same(run(model, **STATIC), run(model))
+    assert len(captured) == 1
+
+
 def test_another_adapter_is_noticed(model, captured):
     config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     peft = get_peft_model(model, config)

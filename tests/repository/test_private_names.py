@@ -39,7 +39,6 @@ ELSEWHERE = {
         "_modules": "the modules by name, read in each forward, where getattr() takes too long",
         "_parameters": "the weights by name, read in each forward",
         "_buffers": "int8 weights by name, read in each forward",
-        "_version": "torch counts the changes of a tensor, and has no public name for the number",
         "_hf_hook": "accelerate has no other sign that it moves the weights of a module",
     },
     "wedlm/fused/model.py": {"_hf_hook": "accelerate has no other sign that it moves the weights of a module"},

@@ -10,7 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from wedlm.fused.int8 import Int8Linear
 from wedlm.fused.product import Product, address, attend_few, rotate
-from wedlm.generation.transformers_internals import CACHE, attention_of
+from wedlm.generation.transformers_internals import CACHE, attention_of, num_changes
 from wedlm.modeling_wedlm.drafts import MASKED
 
 RANK_STEP = 32  # ranks are filled up to it, so that product.c can take tiles of them
@@ -66,10 +66,7 @@ class Merged(Product):
 
 def version(tensor: torch.Tensor) -> tuple[int, int]:
     """What is another for each tensor, and after each change of one."""
-    try:
-        return id(tensor), tensor._version
-    except RuntimeError:  # tensors of inference mode count no changes
-        return id(tensor), 0
+    return id(tensor), num_changes(tensor)
 
 
 def linear_of(layer: nn.Module) -> nn.Module:

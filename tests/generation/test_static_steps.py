@@ -216,13 +216,15 @@ def test_weights_of_inference_mode_are_captured(captured):
 
 
 def test_another_adapter_is_noticed(model, captured):
-    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    peft = get_peft_model(model, config)
-    peft.add_adapter("other", config)
+    targets = {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]}
+    peft = get_peft_model(model, LoraConfig(r=4, init_lora_weights=False, **targets))
+    peft.add_adapter("other", LoraConfig(r=4, init_lora_weights=False, **targets))
+    torch.nn.init.normal_(model.lm_head.modules_to_save["other"].weight)
     texts = []
     for change in (
         lambda: None,
         lambda: peft.set_adapter("other"),
+        lambda: model.lm_head.set_adapter("default"),
         lambda: model.model.layers[0].self_attn.v_proj.scale_layer(9.0),
         lambda: peft.base_model.disable_adapter_layers(),
         lambda: peft.base_model.enable_adapter_layers(),
@@ -230,6 +232,7 @@ def test_another_adapter_is_noticed(model, captured):
         change()
         texts.append(run(model))
         assert_same(run(model, **STATIC), texts[-1])
+        assert len(captured) == len(texts)
     assert all(not torch.equal(one.sequences, other.sequences) for one, other in pairwise(texts))
 
 

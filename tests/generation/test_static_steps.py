@@ -189,6 +189,15 @@ def test_a_call_with_other_settings_writes_by_them(model, captured, decoding, mo
             assert len(captured) == graphs
 
 
+def test_another_value_of_a_processor_is_noticed(model, captured):
+    written = run(model, PROMPTS[:1]).sequences[0, len(PROMPTS[0]) :].unique().tolist()
+    for number, token in enumerate(written[:3]):
+        given = {"prompts": PROMPTS[:1], "suppress_tokens": [token]}
+        output = run(model, **given, **STATIC)
+        assert_same(output, run(model, **given))
+        assert token not in output.sequences[0, len(PROMPTS[0]) :] and len(captured) == number + 1
+
+
 def test_other_weights_are_noticed(model, captured):
     for number, change in enumerate(
         (

@@ -211,7 +211,7 @@ def state_of(model: PreTrainedModel) -> tuple:
     adapters = [
         (str(layer.active_adapters), layer.disable_adapters, str(getattr(layer, "scaling", None)))
         for layer in model.modules()
-        if hasattr(layer, "merged_adapters")  # a layer of PEFT
+        if hasattr(layer, "active_adapters") and not isinstance(layer, PreTrainedModel)
     ]
     return weights, adapters, model.training, attention_of(model.config)
 

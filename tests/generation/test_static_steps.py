@@ -189,6 +189,15 @@ def test_a_call_with_other_settings_writes_by_them(model, captured, decoding, mo
             assert len(captured) == graphs
 
 
+def test_another_value_of_a_processor_is_noticed(model, captured):
+    written = run(model, PROMPTS[:1]).sequences[0, len(PROMPTS[0]) :].unique().tolist()
+    for number, token in enumerate(written[:3]):
+        given = {"prompts": PROMPTS[:1], "suppress_tokens": [token]}
+        output = run(model, **given, **STATIC)
+        assert_same(output, run(model, **given))
+        assert token not in output.sequences[0, len(PROMPTS[0]) :] and len(captured) == number + 1
+
+
 def test_other_weights_are_noticed(model, captured):
     for number, change in enumerate(
         (
@@ -216,13 +225,15 @@ def test_weights_of_inference_mode_are_captured(captured):
 
 
 def test_another_adapter_is_noticed(model, captured):
-    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    peft = get_peft_model(model, config)
-    peft.add_adapter("other", config)
+    targets = {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]}
+    peft = get_peft_model(model, LoraConfig(r=4, init_lora_weights=False, **targets))
+    peft.add_adapter("other", LoraConfig(r=4, init_lora_weights=False, **targets))
+    torch.nn.init.normal_(model.lm_head.modules_to_save["other"].weight)
     texts = []
     for change in (
         lambda: None,
         lambda: peft.set_adapter("other"),
+        lambda: model.lm_head.set_adapter("default"),
         lambda: model.model.layers[0].self_attn.v_proj.scale_layer(9.0),
         lambda: peft.base_model.disable_adapter_layers(),
         lambda: peft.base_model.enable_adapter_layers(),
@@ -230,6 +241,7 @@ def test_another_adapter_is_noticed(model, captured):
         change()
         texts.append(run(model))
         assert_same(run(model, **STATIC), texts[-1])
+        assert len(captured) == len(texts)
     assert all(not torch.equal(one.sequences, other.sequences) for one, other in pairwise(texts))
 
 

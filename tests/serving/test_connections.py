@@ -1,6 +1,7 @@
 """Connections without requests, or without readers: they hold no place that another one needs, and none for long."""
 
 import asyncio
+import http.client
 import json
 import logging
 import resource
@@ -198,6 +199,15 @@ def test_a_client_that_reads_slowly_gets_all(monkeypatch, num_parts, length):
     monkeypatch.setattr(connections, "WRITE_SECONDS", 1)
     with serving(app, monkeypatch, header_seconds=0.5) as port, asking(port, "/v1/models", 2**17) as connection:
         assert read_slowly(connection, now).count(b"x") == num_parts * length
+
+
+def test_a_connection_takes_one_request_after_another(monkeypatch):
+    with serving(greet, monkeypatch) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        for _ in range(3):
+            connection.request("GET", "/v1/models")
+            assert connection.getresponse().read() == b"welcome"
+        connection.close()
 
 
 def test_a_request_that_takes_long_is_no_idle_one(monkeypatch):

@@ -109,6 +109,12 @@ def test_a_stop_string_that_begins_in_the_prompt_is_the_reason_of_the_end(checkp
     assert whole.usage.completion_tokens < 40 and whole.choices[0].finish_reason == "stop"
 
 
+def test_a_special_token_may_be_a_stop_string():
+    (end,) = TOKENIZER("<|im_end|>").input_ids
+    ours = StopStrings(TOKENIZER, ["<|im_end|>"], [5])
+    assert [ours(torch.tensor([ids]), None).item() for ids in ([5, 6], [5, 6, end])] == [False, True]
+
+
 @property_settings(90)
 @given(
     st.lists(st.sampled_from(LETTERS), min_size=2, max_size=12),

@@ -29,6 +29,14 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.timeout(seconds))
 
 
+@pytest.fixture(autouse=True)
+def same_verbosity():
+    """The commands silence transformers for the whole process."""
+    before = logging.get_verbosity()
+    yield
+    logging.set_verbosity(before)
+
+
 @pytest.fixture(params=["q25", "q3"])
 def checkpoint(request):
     return CHECKPOINTS / request.param

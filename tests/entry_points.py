@@ -409,6 +409,7 @@ GENERATE, BATCH, SERVE, WRITE, MEASURE, HUB = (
     "`wedlm eval`, `tune`",
     "`wedlm export`, without this package",
 )
+# `wedlm convert`, `train`, `merge` and `adapt` are not among them: they take no decoding.
 ENTRY_POINTS = [
     EntryPoint("greedy", GENERATE, greedy, is_alone=True),
     EntryPoint("sampled", GENERATE, sampled),

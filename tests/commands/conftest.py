@@ -5,18 +5,9 @@ import signal
 
 import pytest
 from command_line import save_checkpoint
-from transformers import logging
 
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.commands.answering import AnswerStreamer
-
-
-@pytest.fixture(autouse=True)
-def same_verbosity():
-    """The commands silence transformers for the whole process."""
-    before = logging.get_verbosity()
-    yield
-    logging.set_verbosity(before)
 
 
 @pytest.fixture(scope="module")

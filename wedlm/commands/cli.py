@@ -275,7 +275,8 @@ def export(
     from wedlm.checkpoints.resolve import checkpoint_folder, checkpoint_of
 
     check_out(out, overwrite)
-    checkpoint_folder(checkpoint_of(model), with_weights=False)
+    if push is None:  # else the login is checked first
+        checkpoint_folder(checkpoint_of(model), with_weights=False)
     if vllm:
         repository = {
             "license": license, "base-model": base_model, "dataset": dataset, "language": language, "name": name,

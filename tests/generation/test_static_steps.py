@@ -178,13 +178,17 @@ def test_a_graph_for_each_number_of_entries(model, captured):
         ("streaming", {"entropy_threshold": None}, 2),
         ("verified", {"acceptance_ratio": 0.3}, 2),
         ("verified", {"suppress_tokens": [5]}, 2),
+        ("verified", {"do_sample": True, "top_k": 0}, 2),
     ],
     ids=str,
 )
 def test_a_call_with_other_settings_writes_by_them(model, captured, decoding, more, graphs):
     for settings in ({}, more, {}):
-        given = {"decoding": decoding, **settings}
-        assert_same(run(model, **given, **STATIC), run(model, **given))
+        given, outputs = {"decoding": decoding, **settings}, []
+        for cache in (STATIC, {}):
+            torch.manual_seed(0)
+            outputs.append(run(model, **given, **cache))
+        assert_same(*outputs)
         if settings:
             assert len(captured) == graphs
 

@@ -178,13 +178,17 @@ def test_a_graph_for_each_number_of_entries(model, captured):
         ("streaming", {"entropy_threshold": None}, 2),
         ("verified", {"acceptance_ratio": 0.3}, 2),
         ("verified", {"suppress_tokens": [5]}, 2),
+        ("verified", {"do_sample": True, "top_k": 0}, 2),
     ],
     ids=str,
 )
 def test_a_call_with_other_settings_writes_by_them(model, captured, decoding, more, graphs):
     for settings in ({}, more, {}):
-        given = {"decoding": decoding, **settings}
-        assert_same(run(model, **given, **STATIC), run(model, **given))
+        given, outputs = {"decoding": decoding, **settings}, []
+        for cache in (STATIC, {}):
+            torch.manual_seed(0)
+            outputs.append(run(model, **given, **cache))
+        assert_same(*outputs)
         if settings:
             assert len(captured) == graphs
 
@@ -288,6 +292,13 @@ def test_hooks_run_in_every_step(model, captured):
     assert len(calls) == output.forwards.max() + 1 and not captured
 
 
+def test_under_autocast_steps_are_ordinary(model, captured):
+    """It frees the weights that it has cast, when a call ends."""
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same(run(model, **STATIC), run(model))
+    assert not captured
+
+
 class Compiler:
     """A backend that counts the graphs it is given, and runs them as they are."""
 
@@ -303,7 +314,7 @@ class Compiler:
 
 
 @pytest.mark.parametrize("decoding", ["streaming", "verified"])
-def test_one_graph_does_for_all_lengths(model, decoding):
+def test_one_graph_does_for_all_lengths(model, captured, decoding):
     """Prompts in several buckets, limits also below the window, other settings: one compilation."""
     compiler = Compiler()
     compiled = {"compile_config": CompileConfig(fullgraph=True, backend=compiler), **STATIC}
@@ -320,7 +331,7 @@ def test_one_graph_does_for_all_lengths(model, decoding):
         }
         output = run(model, prompts, **more, **compiled)
         assert_same(output, run(model, prompts, **more))
-    assert compiler.graphs == 1
+    assert compiler.graphs == 1 and not captured
 
 
 def test_a_compiled_step_samples(model):

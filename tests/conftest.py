@@ -30,11 +30,10 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def same_verbosity():
-    """The commands silence transformers for the whole process."""
-    before = logging.get_verbosity()
+def usual_verbosity():
+    """Commands silence transformers for the whole process, also those that a fixture of a module runs."""
     yield
-    logging.set_verbosity(before)
+    logging.set_verbosity_warning()
 
 
 @pytest.fixture(params=["q25", "q3"])

@@ -62,6 +62,7 @@ def test_its_own_code_writes_the_recorded_texts_without_the_package(saved, tmp_p
     assert_writes_the_recorded_texts(saved, tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("saved", ["0.1.0"], indirect=True)
 def test_saving_renews_its_code(saved, tmp_path):
     AutoModelForCausalLM.from_pretrained(saved).save_pretrained(tmp_path / "renewed")

@@ -120,6 +120,7 @@ def test_prompts_that_cannot_be_read(checkpoint, monkeypatch):
         read_prompt("-")
 
 
+@pytest.mark.full
 def test_standard_error_has_the_counts_and_nothing_that_packages_say_to_programmers(checkpoint, tmp_path):
     """PEFT asks for an old name of transformers, and imports bitsandbytes, which misses a package on some CPUs."""
     config = LlamaConfig(

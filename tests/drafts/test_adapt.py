@@ -129,6 +129,7 @@ class CompilingClock(adapter_training.Clock):
         self.times.append([0, 100, 101, 102, 103, 104][len(self.times)])
 
 
+@pytest.mark.full
 def test_the_minutes_give_a_number_of_steps_and_compiling_does_not_count(place, tmp_path, monkeypatch):
     monkeypatch.setattr(adapter_training, "Clock", CompilingClock)
     few = ("--max-new-tokens", "8", "--num-held-out", "3", "--max-length", "64", "--rank", "2", "--minutes", "0.2")

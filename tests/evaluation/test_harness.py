@@ -33,6 +33,7 @@ def test_stock_lm_eval_gives_the_same_scores_and_texts(demo, task_folder, tmp_pa
     assert result["num_tokens"] < 5 * 5, "the whole answers have some ten tokens each"
 
 
+@pytest.mark.full
 def test_an_interrupted_run_goes_on_and_gives_the_same_table(demo, task_folder, tmp_path, monkeypatch):
     decodings = {"streaming": STREAMING, "verified": {"decoding": "verified"}}
     settings = EvalSettings(limit=3, batch_size=1, apply_chat_template=True, temperature=2.0)

@@ -21,6 +21,7 @@ def questions_of(tokenizer, number=3):
     return [question(example) for example in held_out_examples("equations", number)]
 
 
+@pytest.mark.full
 def test_every_decoding_answers_in_turns_and_is_counted(demo, tmp_path, monkeypatch):
     model, tokenizer = demo
     questions, asked = questions_of(tokenizer), []

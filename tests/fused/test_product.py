@@ -362,6 +362,7 @@ def text_of_the_plain_model():
     return model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=20, decoding="verified").tolist()
 
 
+@pytest.mark.full
 def test_installed_without_a_compiler_torch_multiplies(tmp_path):
     build = ["setup.py", "build", "--build-base", tmp_path / "base", "--build-lib", tmp_path / "installed"]
     built = subprocess.run(

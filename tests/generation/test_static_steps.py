@@ -313,6 +313,7 @@ class Compiler:
         return self
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("decoding", ["streaming", "verified"])
 def test_one_graph_does_for_all_lengths(model, captured, decoding):
     """Prompts in several buckets, limits also below the window, other settings: one compilation."""
@@ -334,6 +335,7 @@ def test_one_graph_does_for_all_lengths(model, captured, decoding):
     assert compiler.graphs == 1 and not captured
 
 
+@pytest.mark.full
 def test_a_compiled_step_samples(model):
     compiled = {"compile_config": CompileConfig(fullgraph=True, backend=Compiler()), **STATIC}
     texts = []

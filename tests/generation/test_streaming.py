@@ -16,6 +16,7 @@ from wedlm.generation import streaming
 from wedlm.generation.streaming import entropy_of, select_slots
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("attention, cache, every", [("eager", None, 16), ("sdpa", None, 4), ("sdpa", "static", 8)])
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
 def test_recorded_runs(attention, cache, every, decoding):

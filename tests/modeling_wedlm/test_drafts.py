@@ -90,6 +90,7 @@ def test_without_masks_nothing_changes(form):
     assert torch.equal(given, tiny_model()(inputs_embeds=embeddings).logits)
 
 
+@pytest.mark.full
 def test_compiled_whole():
     torch.compiler.reset()
     model = FORMS["PEFT"]()

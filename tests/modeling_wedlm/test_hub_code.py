@@ -278,6 +278,7 @@ def test_without_the_package_batches_and_losses_say_what_to_install(process_with
         assert printed.count(f"{user} {needs}.") == 1
 
 
+@pytest.mark.full
 def test_with_the_package_the_code_beside_the_weights_batches_and_trains(tmp_path):
     save_with_inputs(CHECKPOINTS / "q3", tmp_path)
     printed = run_python(BATCH_AND_TRAIN, tmp_path)

@@ -397,6 +397,7 @@ def test_hidden_states_and_attentions(checkpoint):
         torch.testing.assert_close(model.lm_head(hidden), out.logits, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.full
 @torch.no_grad()
 def test_compiles_to_one_graph_with_a_cache(model):
     ids, positions = reordered_batch(2)

@@ -233,6 +233,7 @@ for words in {commands}:
 """
 
 
+@pytest.mark.full
 def test_who_mistypes_does_not_wait_for_torch(folder):
     commands = [shlex.split(words) for words, _ in COMMANDS]
     printed = run_python(FORKS.format(commands=commands), folder).splitlines()

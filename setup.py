@@ -1,3 +1,5 @@
+from pathlib import Path
+
 from setuptools import Extension, setup
 
 ADDRESS = ""  # of the public repository, such as https://github.com/OWNER/wedlm; empty: the metadata name none
@@ -60,10 +62,10 @@ setup(
     # Without a C compiler it is left out, and torch multiplies.
     ext_modules=[
         Extension(
-            "wedlm.fused._product",
-            ["wedlm/fused/product.c"],
-            depends=["wedlm/fused/product_block.h"],
-            extra_compile_args=["-O3"],
+            "wedlm.fused._kernels",
+            ["wedlm/fused/forward.c", "wedlm/fused/module.c"],
+            depends=[str(path) for path in Path("wedlm/fused").glob("*.h")],
+            extra_compile_args=["-O3", "-Wall", "-Wextra"],
             libraries=["m"],
             py_limited_api=True,
             optional=True,

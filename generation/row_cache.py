@@ -43,12 +43,16 @@ class RowLayer(DynamicLayer):
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if place.valid_length > self.keys.shape[2]:
-            self.keys, self.values = grown(self.keys, capacity), grown(self.values, capacity)
+        self.reserve(place.valid_length, capacity)
         entries = place.entries.to(self.device)
         self.keys = put(self.keys, entries, key_states)
         self.values = put(self.values, entries, value_states)
         return self.keys[:, :, : place.valid_length], self.values[:, :, : place.valid_length]
+
+    def reserve(self, num_entries: int, capacity: int) -> None:
+        """Lets the memory grow to `capacity` entries if it has less than `num_entries`."""
+        if num_entries > self.keys.shape[2]:
+            self.keys, self.values = grown(self.keys, capacity), grown(self.values, capacity)
 
 
 def put(states: torch.Tensor, entries: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
@@ -175,8 +179,12 @@ class RowCache(DynamicCache):
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         while len(self.layers) <= layer_idx:
             self.layers.append(RowLayer())
-        capacity = self.max_entries if self.is_static else min(2 * self.place.valid_length, self.max_entries)
-        return self.layers[layer_idx].write(key_states, value_states, self.place, capacity)
+        return self.layers[layer_idx].write(key_states, value_states, self.place, self.capacity)
+
+    @property
+    def capacity(self) -> int:
+        """The entries to which the memory grows where the forward at hand needs more than it has."""
+        return self.max_entries if self.is_static else min(2 * self.place.valid_length, self.max_entries)
 
     def attention(self, module, query, keys, values, bias, scaling, dropout=0.0, **kwargs):
         """Attends to what `update` has returned, as an attention function of transformers does."""

@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import output_capturing
 from transformers.utils.deprecation import deprecate_kwarg
 
 from wedlm.generation.package import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS, VERSION
@@ -192,12 +193,22 @@ def has_hooks(model):
     A forward with output_hidden_states=True leaves hooks of transformers' own on the modules. They record nothing
     unless a later forward asks for it.
     """
-    hooks = (
-        hook
-        for module in model.modules()
-        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    )
-    return any(getattr(hook, "__module__", None) != "transformers.utils.output_capturing" for hook in hooks)
+    return has_hooks_on(model.modules())
+
+
+def has_hooks_on(modules):
+    """Whether any of these modules has a forward hook that is not one of transformers' own."""
+    for module in modules:
+        if module._forward_pre_hooks or module._forward_hooks:
+            for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+                if getattr(hook, "__module__", None) != "transformers.utils.output_capturing":
+                    return True
+    return False
+
+
+def records_outputs():
+    """Whether the forward at hand was asked for hidden states or attentions, which those hooks record."""
+    return bool(output_capturing._active_collector.get())
 
 
 # --- Attention ---

@@ -6,7 +6,7 @@ from wedlm.checkpoints.architectures import family_of
 from wedlm.checkpoints.facts import Facts, read_facts
 from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, how_to_convert
 from wedlm.checkpoints.shards import read_json
-from wedlm.fused.instruction_set import described_product
+from wedlm.fused.native import described_product
 from wedlm.generation.parameters import DEFAULTS
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 

@@ -1,6 +1,6 @@
 """The forward of a decoder layer with few operators, for decoding."""
 
-from collections.abc import Callable
+from operator import is_not
 
 import torch
 from torch import nn
@@ -8,12 +8,13 @@ from torch.nn.functional import pad
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from wedlm.fused import native
 from wedlm.fused.int8 import Int8Linear
-from wedlm.fused.product import Product, address, attend_few, rotate
+from wedlm.fused.product import MOST_ROWS, MOST_WIDTH, TYPES, Product, address, rotate
 from wedlm.generation.transformers_internals import CACHE, attention_of, num_changes
 from wedlm.modeling_wedlm.drafts import MASKED
 
-RANK_STEP = 32  # ranks are filled up to it, so that product.c can take tiles of them
+RANK_STEP = 32  # ranks are filled up to it, so that products can take tiles of them
 # Decoder layers of transformers, and ours: RMS norms, rotated queries and keys, a gated MLP.
 CLASSES = {f"{family}DecoderLayer" for family in ("Llama", "Mistral", "Qwen2", "Qwen3", "WeDLM")}
 
@@ -32,18 +33,17 @@ class Merged(Product):
         layers = [linear_of(module._modules[name]) for name in names]
         weight, bias, scales = (together(layers, name) for name in ("weight", "bias", "scales"))
         super().__init__(weight, bias, norm, is_gated, scales)
-        self.draft_versions, self.draft_products, self.draft = [], [], None
-        self.known_modules = [(module._modules, name, module._modules[name]) for name in names]
-        modules = [each for each in (*layers, norm) if each is not None]
-        owners = [owner for each in modules for owner in (each._parameters, each._buffers)]
-        self.known_weights = [(owner, name, address(owner[name])) for owner in owners for name in owner]
+        self.draft_versions, self.draft_products = [], []
 
-    def refresh_draft(self, dtype: torch.dtype) -> None:
-        """Puts the draft products that are active now together, as one low-rank product in the dtype of the input."""
+    def refresh_draft(self, dtype: torch.dtype) -> bool:
+        """Puts the draft products that are active now together, as one low-rank product in the dtype of the input.
+
+        Returns whether they are others than before.
+        """
         products = [draft_products(self.module, name) for name in self.names]
-        versions = [(*version(down), *version(up), scale) for layer in products for down, up, scale in layer]
+        versions = [(*version(down), *version(up), scale, dtype) for layer in products for down, up, scale in layer]
         if versions == self.draft_versions:
-            return
+            return False
         self.draft_versions, self.draft = versions, None
         self.draft_products = products  # as long as these live, no other tensor has their ids
         if versions:
@@ -52,16 +52,13 @@ class Merged(Product):
             down, up = torch.cat(downs).to(dtype), torch.block_diag(*ups).to(dtype)
             more = -len(down) % RANK_STEP
             self.draft = Product(pad(down, (0, 0, 0, more)), norm=self.norm_module), Product(pad(up, (0, more)))
+        return True
 
     def up_of(self, name: str, products: list) -> torch.Tensor:
         """The second matrices of a layer's draft products beside one another."""
         weight = linear_of(self.module._modules[name]).weight
         none = torch.zeros(len(weight), 0, device=weight.device)
         return torch.cat([none, *(up * scale for _, up, scale in products)], dim=1)
-
-    def __call__(self, x, is_text=None, added=None) -> torch.Tensor:
-        """The product with `x`, with the draft products where the input of the model is MASK."""
-        return super().__call__(x, added, None if is_text is None else self.draft, is_text)
 
 
 def version(tensor: torch.Tensor) -> tuple[int, int]:
@@ -114,29 +111,107 @@ class FusedLayer:
         self.merged = (self.query_key_value, self.output, self.gate_up, self.down)
         config = attention.config
         self.num_queries, self.num_keys = config.num_attention_heads, config.num_key_value_heads
+        self.width, self.scaling = attention.head_dim, attention.scaling
         # Mistral has a window for all layers, and the config of a Llama may have one by mistake.
         self.window_owner = config if type(layer).__name__ == "MistralDecoderLayer" else attention
+        self.dtype = layer.input_layernorm.weight.dtype
         norms = head_norms(attention)
         self.norms, self.head_norms = list(norms.values()), [norm.weight.detach() for norm in norms.values()]
-        self.known_modules = [known for merged in self.merged for known in merged.known_modules]
-        self.known_modules += [(layer._modules, name, part) for name, part in layer.named_children()]
-        self.known_modules += [(attention._modules, name, norm) for name, norm in norms.items()]
-        self.known_weights = [known for merged in self.merged for known in merged.known_weights]
-        self.known_weights += [(norm._parameters, "weight", address(norm.weight)) for norm in norms.values()]
+        linears = [linear_of(merged.module._modules[name]) for merged in self.merged for name in merged.names]
+        self.known = Known()
+        self.known.add(layer, attention, mlp, *linears, layer.input_layernorm, layer.post_attention_layernorm, *self.norms)
+        self.described = self.description()
+        products = [(merged.inputs, merged.outputs) for merged in self.merged]
+        self.shape = (products, self.num_queries, self.num_keys, self.width, self.scaling, self.dtype)
 
     def __reduce__(self):  # a copy of the model merges its own weights, in its first forward
         return type(None), ()
 
+    def refresh_drafts(self, dtype: torch.dtype) -> bool:
+        """Whether the draft products that are active now are others than before."""
+        is_changed = any([merged.refresh_draft(dtype) for merged in self.merged])
+        if is_changed:
+            self.described = self.description()
+        return is_changed
+
+    def description(self) -> native.Layer:
+        """The layer as C reads it."""
+        described, self.parts = native.Layer(), [merged.described() for merged in self.merged]
+        for name, part in zip(("query_key_value", "output", "gate_up", "down"), self.parts, strict=True):
+            setattr(described, name, part)
+        for name, norm in zip(("query", "key"), self.norms, strict=False):
+            setattr(described, f"{name}_norm", address(norm.weight))
+            setattr(described, f"{name}_epsilon", norm.variance_epsilon)
+        return described
+
+    def takes(self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> bool:
+        """Whether the rows are so few that the layer is computed in C."""
+        if native.NUMBER is None or not 0 < hidden_states.shape[0] * hidden_states.shape[1] <= MOST_ROWS:
+            return False
+        is_known = hidden_states.is_cpu and hidden_states.dtype == self.dtype and self.width <= MOST_WIDTH
+        is_known = is_known and all(self.dtype in merged.dtypes for merged in self.merged)
+        return is_known and all(each.shape[-1] == self.width and each.dtype == self.dtype for each in position_embeddings)
+
+    def forward_of(self, hidden_states, position_embeddings, is_text) -> tuple[native.Forward, list]:
+        """The forward of some rows through this layer, and what has to live as long. C changes `hidden_states`."""
+        batch, queries, hidden_width = hidden_states.shape
+        cos, sin = (each.contiguous() for each in position_embeddings)
+        is_text = None if is_text is None else is_text.contiguous()
+        forward = native.Forward(
+            layers=native.addressof(self.described), num_layers=1, set=native.NUMBER, threads=torch.get_num_threads(),
+            hidden=hidden_states.data_ptr(), cosines=cos.data_ptr(), sines=sin.data_ptr(), is_text=address(is_text),
+            angle_stride=queries * self.width if len(cos) > 1 else 0, batch=batch, queries=queries, entries=queries,
+            hidden_width=hidden_width, num_heads=self.num_queries, num_key_heads=self.num_keys, width=self.width,
+            scaling=self.scaling, type=TYPES[self.dtype],
+        )  # fmt: skip
+        return forward, [cos, sin, is_text]
+
+
+class Known:
+    """The modules, weights and epsilons of which something was made: whether they are still the same."""
+
+    def __init__(self) -> None:
+        self.places: list[tuple[dict, str]] = []  # of modules, and of weights that are missing
+        self.parts: list = []
+        self.weights: list[tuple[dict, str]] = []
+        self.addresses: list[int] = []
+        self.norms: list[nn.Module] = []
+        self.epsilons: list[float] = []
+
+    def add(self, *modules: nn.Module) -> None:
+        """Adds modules' own parts: their modules, and their weights."""
+        for module in modules:
+            for name, part in module._modules.items():
+                self.places.append((module._modules, name))
+                self.parts.append(part)
+            for owner in (module._parameters, module._buffers):
+                for name, weight in owner.items():
+                    if weight is None:
+                        self.places.append((owner, name))
+                        self.parts.append(None)
+                    else:
+                        self.weights.append((owner, name))
+                        self.addresses.append(weight.data_ptr())
+            if hasattr(module, "variance_epsilon"):
+                self.norms.append(module)
+                self.epsilons.append(module.variance_epsilon)
+
+    @classmethod
+    def of_all(cls, several: list["Known"]) -> "Known":
+        together = cls()
+        for name, values in vars(together).items():
+            values += [value for each in several for value in vars(each)[name]]
+        return together
+
     def is_current(self) -> bool:
-        """Whether the layer still has these modules, with weights that are rows of the merged tensors."""
-        for modules, name, module in self.known_modules:
-            if modules[name] is not module:
+        try:
+            if any(map(is_not, [owner[name] for owner, name in self.places], self.parts)):
                 return False
-        for weights, name, known in self.known_weights:
-            weight = weights[name]
-            if (0 if weight is None else weight.data_ptr()) != known:
+            if list(map(torch.Tensor.data_ptr, [owner[name] for owner, name in self.weights])) != self.addresses:
                 return False
-        return True
+            return [norm.variance_epsilon for norm in self.norms] == self.epsilons
+        except (KeyError, TypeError):  # a part or a weight has gone
+            return False
 
 
 def head_norms(attention: nn.Module) -> dict[str, nn.Module]:
@@ -173,28 +248,39 @@ def why_not_fused(layer: nn.Module) -> str | None:
 def fused_forward(layer: nn.Module, hidden_states: torch.Tensor, *args, **kwargs):
     """The forward of a fused decoder layer: its own where it trains, under autocast and in eager attention."""
     is_text, is_compiling = kwargs.get("is_text", MASKED.is_text), torch.compiler.is_compiling()
-    implementation = attention_of(layer.self_attn.config)
-    is_own = torch.is_grad_enabled() or layer.training or args or implementation == "eager"
-    is_own = is_own or torch.is_autocast_enabled(hidden_states.device.type)
+    is_own = bool(args) or has_own_forward(layer, hidden_states)
     if not (is_own or is_compiling):
-        refresh(layer, hidden_states, has_masks=is_text is not None)
+        refresh(layer, hidden_states.dtype, has_masks=is_text is not None)
     fused = layer.fused
     if is_own or fused is None or is_compiling and may_have_changed(fused, hidden_states, is_text):
         return type(layer).forward(layer, hidden_states, *args, **kwargs)
     kwargs.pop("is_text", None)
-    projected = fused.query_key_value(hidden_states, is_text)
-    attended = attend(layer.self_attn, fused, ALL_ATTENTION_FUNCTIONS.get(implementation), projected, **kwargs)
-    hidden_states = fused.output(attended, is_text, hidden_states)
-    return fused.down(fused.gate_up(hidden_states, is_text), is_text, hidden_states)
+    if not is_compiling and fused.takes(hidden_states, kwargs["position_embeddings"]):
+        return forward_in_c(layer.self_attn, fused, hidden_states, is_text, **kwargs)
+    heads = fused.query_key_value(hidden_states, is_text=is_text)
+    heads = heads.view(*heads.shape[:-1], fused.num_queries + 2 * fused.num_keys, fused.width)
+    norms = [*fused.head_norms, *[norm.variance_epsilon for norm in fused.norms]]
+    rotated = rotate(heads, fused.num_queries, fused.num_queries + fused.num_keys, *kwargs.pop("position_embeddings"), *norms)
+    query, key = rotated.transpose(1, 2).split((fused.num_queries, fused.num_keys), dim=1)
+    value = heads[:, :, -fused.num_keys :].transpose(1, 2)
+    if kwargs.get(CACHE) is not None:
+        key, value = kwargs[CACHE].update(key, value, layer.self_attn.layer_idx, kwargs=kwargs)
+    attended = attend(layer.self_attn, fused, query, key, value, **kwargs)
+    hidden_states = fused.output(attended, hidden_states, is_text)
+    return fused.down(fused.gate_up(hidden_states, is_text=is_text), hidden_states, is_text)
 
 
-def refresh(layer: nn.Module, hidden_states: torch.Tensor, has_masks: bool) -> None:
+def has_own_forward(layer: nn.Module, hidden_states: torch.Tensor) -> bool:
+    is_autocast = torch.is_autocast_enabled(hidden_states.device.type)
+    return torch.is_grad_enabled() or layer.training or is_autocast or attention_of(layer.self_attn.config) == "eager"
+
+
+def refresh(layer: nn.Module, dtype: torch.dtype, has_masks: bool) -> None:
     """Merges weights anew that were cast or moved since the last forward, or have got an adapter."""
-    if layer.fused is None or not layer.fused.is_current():
+    if layer.fused is None or not layer.fused.known.is_current():
         layer.fused = FusedLayer(layer) if why_not_fused(layer) is None else None
     if has_masks and layer.fused is not None:
-        for merged in layer.fused.merged:
-            merged.refresh_draft(hidden_states.dtype)
+        layer.fused.refresh_drafts(dtype)
 
 
 def may_have_changed(fused: FusedLayer, hidden_states: torch.Tensor, is_text: torch.Tensor | None) -> bool:
@@ -204,33 +290,73 @@ def may_have_changed(fused: FusedLayer, hidden_states: torch.Tensor, is_text: to
 
 
 def attend(
-    attention: nn.Module,
-    fused: FusedLayer,
-    function: Callable,
-    projected: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
-    position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
-    position_ids: torch.LongTensor | None = None,
-    use_cache: bool | None = None,
+    attention: nn.Module, fused: FusedLayer, query, key, value, attention_mask=None, position_ids=None, use_cache=None,
     **kwargs,
-) -> torch.Tensor:
-    """Attention behind the projections: `[batch, queries, heads * head_dim]`."""
+) -> torch.Tensor:  # fmt: skip
+    """Attention by the function that the model is set to: `[batch, queries, heads * head_dim]`."""
     cache = kwargs.pop(CACHE, None)
-    num_queries, num_keys = fused.num_queries, fused.num_keys
-    heads = projected.view(*projected.shape[:-1], num_queries + 2 * num_keys, attention.head_dim)
-    norms = [*fused.head_norms, *[norm.variance_epsilon for norm in fused.norms]]
-    rotated = rotate(heads, num_queries, num_queries + num_keys, *position_embeddings, *norms)
-    query, key = rotated.transpose(1, 2).split((num_queries, num_keys), dim=1)
-    value = heads[:, :, -num_keys:].transpose(1, 2)
-    if cache is not None:
-        key, value = cache.update(key, value, attention.layer_idx, kwargs=kwargs)
-    attended = None
-    if function is sdpa_attention_forward:
-        attended = attend_few(query, key, value, attention_mask, attention.scaling)
-    if attended is None and hasattr(attention, "attend"):
+    if hasattr(attention, "attend"):
         attended, _ = attention.attend(query, key, value, attention_mask, cache, **kwargs)
-    elif attended is None:
+    else:
+        function = ALL_ATTENTION_FUNCTIONS.get(attention_of(attention.config))
         window = getattr(fused.window_owner, "sliding_window", None)
         more = {"scaling": attention.scaling, "sliding_window": window, "position_ids": position_ids}
         attended, _ = function(attention, query, key, value, attention_mask, **more, **kwargs)
     return attended.flatten(2)
+
+
+def forward_in_c(
+    attention: nn.Module, fused: FusedLayer, hidden_states, is_text, position_embeddings, **kwargs
+) -> torch.Tensor:
+    """A layer in C, in two parts: the cache puts keys and values away in between."""
+    batch, queries, _ = hidden_states.shape
+    hidden_states = hidden_states.clone(memory_format=torch.contiguous_format)
+    forward, _kept = fused.forward_of(hidden_states, position_embeddings, is_text)
+    heads = hidden_states.new_empty(batch, queries, fused.num_queries + 2 * fused.num_keys, fused.width)
+    forward.heads, forward.stages = heads.data_ptr(), native.PROJECT
+    native.forward(forward)
+    query, key, value = heads.transpose(1, 2).split((fused.num_queries, fused.num_keys, fused.num_keys), dim=1)
+    if kwargs.get(CACHE) is not None:
+        key, value = kwargs[CACHE].update(key, value, attention.layer_idx, kwargs=kwargs)
+    forward.entries = key.shape[2]
+    if sees(forward, attention, kwargs.get("attention_mask"), query.dtype) and have_rows((key, value), query):
+        states = native.States(keys=key.data_ptr(), values=value.data_ptr())
+        forward.states, forward.stages = native.addressof(states), native.ATTEND | native.COMPLETE
+        forward.key_strides[:], forward.value_strides[:] = key.stride()[:3], value.stride()[:3]
+    else:
+        attended = attend(attention, fused, query, key, value, **kwargs).contiguous()
+        forward.attended, forward.stages = attended.data_ptr(), native.COMPLETE
+    native.forward(forward)
+    return hidden_states
+
+
+def have_rows(tensors: tuple[torch.Tensor, ...], query: torch.Tensor) -> bool:
+    """Whether keys and values are as C reads them."""
+    sizes = len(query), query.shape[3]
+    return all(
+        (len(each), each.shape[3], each.dtype, each.stride(3)) == (*sizes, query.dtype, 1) and each.is_cpu
+        for each in tensors
+    )
+
+
+def sees(forward: native.Forward, attention: nn.Module, mask: torch.Tensor | None, dtype: torch.dtype) -> bool:
+    """Tells C what the queries see; False where its attention is not that of the model.
+
+    `mask`, `[batch, 1, n, entries]`, is added to the scores, or says which entries are seen; the first of its n rows are
+    those of the queries. Without it attention is causal.
+    """
+    function = ALL_ATTENTION_FUNCTIONS.get(attention_of(attention.config))
+    if function is not sdpa_attention_forward:
+        return False
+    if mask is None:
+        return forward.queries in (1, forward.entries)
+    if not isinstance(mask, torch.Tensor) or mask.ndim != 4 or not mask.is_cpu or mask.stride(3) != 1:
+        return False
+    rows, heads, queries, entries = mask.shape
+    if (rows, heads, entries) != (forward.batch, 1, forward.entries) or queries < forward.queries:
+        return False
+    if mask.dtype not in (torch.bool, dtype):
+        return False
+    forward.bias, forward.bias_kind = mask.data_ptr(), native.SEEN if mask.dtype == torch.bool else native.ADDED
+    forward.bias_strides[:] = mask.stride(0), mask.stride(2)
+    return True

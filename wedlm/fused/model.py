@@ -4,12 +4,13 @@ from functools import partial
 
 import torch
 from torch import nn
-from transformers import logging
+from transformers import PreTrainedModel, logging
 
-from wedlm.fused.instruction_set import SET, described_product
 from wedlm.fused.int8 import Int8Linear, refuse_saving, to_int8
 from wedlm.fused.layer import FusedLayer, fused_forward, why_not_fused
+from wedlm.fused.native import SET, described_product
 from wedlm.fused.product import Product
+from wedlm.fused.stack import Layers, stacked_forward
 
 logger = logging.get_logger(__name__)
 
@@ -42,6 +43,10 @@ def fuse(model: nn.Module, weights: str | None = None) -> nn.Module:
             layer.fused, layer.forward = FusedLayer(layer), partial(fused_forward, layer)
         else:
             left.setdefault(reason, []).append(name)
+    for decoder in decoders(model):
+        if type(decoder.layers) is nn.ModuleList and any("fused" in vars(layer) for layer in decoder.layers):
+            decoder.layers.__class__, decoder.stack = Layers, None
+            decoder.forward = partial(stacked_forward, decoder)
     for reason, names in left.items():
         logger.warning(f"{names[0]} stays as it is ({len(names)} such layers in all): {reason}.")
     if next(decoder_layers(model), None) is None:
@@ -72,6 +77,11 @@ def unfuse(model: nn.Module) -> nn.Module:
             for weight in layer.parameters():
                 if weight.untyped_storage().nbytes() > weight.nbytes:
                     weight.data = weight.data.clone()
+    for decoder in decoders(model):
+        if type(decoder.layers) is Layers:
+            decoder.layers.__class__ = nn.ModuleList
+        if "stack" in vars(decoder):
+            del decoder.forward, decoder.stack
     head = owner.get_output_embeddings()
     if head is not None and isinstance(vars(head).get("forward"), partial):
         del head.forward
@@ -90,6 +100,13 @@ def decoder_layers(model: nn.Module):
     for name, module in model.named_modules():
         if hasattr(module, "self_attn") and hasattr(module, "mlp"):
             yield name, module
+
+
+def decoders(model: nn.Module):
+    """The modules that call decoder layers one after another."""
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and isinstance(getattr(module, "layers", None), nn.ModuleList):
+            yield module
 
 
 def owner_of(model: nn.Module) -> nn.Module:

@@ -1,0 +1,95 @@
+/* Products by tiles: 16 outputs times 32 inputs are multiplied with those of up to 16 rows. Those of bfloat16 weights take
+ * them if they are whole tiles; the others take pairs.
+ */
+#if defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#define AMX __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")))
+#define SIDE 16
+
+static AMX void arrange_amx(const struct job *job, char *arranged)
+{
+    if (job->kind != TILES) {
+        arrange_avx512bf16(job, arranged);
+        return;
+    }
+    const struct product *p = job->product;
+    const long steps = p->inputs / 32, blocks = (job->rows + SIDE - 1) / SIDE;
+    uint32_t *words = (uint32_t *)arranged, *pairs = words + steps * blocks * SIDE * SIDE;
+    memset(words, 0, steps * blocks * SIDE * SIDE * 4);
+    for (long row = 0; row < job->rows; row++) {
+        const char *x = (const char *)job->x + (job->places ? job->places[row] : row) * p->inputs * 2;
+        arrange_row_avx512bf16(PAIRS, BFLOAT16, x, p->inputs, p->norm, p->epsilon, (char *)pairs);
+        for (long step = 0; step < steps; step++)  /* words are [steps][blocks][pairs of inputs][rows] */
+            for (int pair = 0; pair < SIDE; pair++)
+                words[((step * blocks + row / SIDE) * SIDE + pair) * SIDE + row % SIDE] = pairs[step * SIDE + pair];
+    }
+}
+
+static AMX void sum_amx(const struct job *job, long first, long count, float *out)
+{
+    if (job->kind != TILES) {
+        sum_avx512bf16(job, first, count, out);
+        return;
+    }
+    const struct product *p = job->product;
+    const long row_bytes = p->inputs * 2, total = p->outputs * (1 + p->is_gated);
+    const long blocks = (job->rows + SIDE - 1) / SIDE, starts[2] = {first, first + SIDE};
+    const char *w[2], *x = job->arranged;
+    float sums[2][2][SIDE][SIDE];
+    for (int part = 0; part < 2; part++)
+        w[part] = (const char *)p->weight + (starts[part] + SIDE <= total ? starts[part] : total - SIDE) * row_bytes;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (long k = 0; k < row_bytes; k += 64) {
+        for (int row = 0; row < TILE; row++)
+            __builtin_prefetch(w[0] + k + (TILE + row) * row_bytes, 0, 2);
+        _tile_loadd(4, w[0] + k, row_bytes);
+        _tile_loadd(5, w[1] + k, row_bytes);
+        _tile_loadd(6, x, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 5, 6);
+        if (blocks > 1) {
+            _tile_loadd(7, x + SIDE * 64, 64);
+            _tile_dpbf16ps(2, 4, 7);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        x += blocks * SIDE * 64;
+    }
+    _tile_stored(0, sums[0][0], 64);
+    _tile_stored(1, sums[0][1], 64);
+    _tile_stored(2, sums[1][0], 64);
+    _tile_stored(3, sums[1][1], 64);
+    for (long i = 0; i < count; i++) {
+        const long start = starts[i / SIDE], shift = start + SIDE <= total ? 0 : start + SIDE - total;
+        for (long row = 0; row < job->rows && shift + i % SIDE < SIDE; row++)
+            out[row * TILE + i] = sums[row / SIDE][i / SIDE][shift + i % SIDE][row % SIDE];
+    }
+}
+
+static AMX void outputs_amx(const struct job *job, long first, long count)
+{
+    const struct { uint8_t palette, start, none[14]; uint16_t bytes[16]; uint8_t rows[16]; } config = {
+        .palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16},
+    };
+    _tile_loadconfig(&config);
+    OUTPUTS(sum_amx)
+    _tile_release();
+}
+
+/* Linux gives tiles to a process that asks. */
+static int asked_for_tiles(void)
+{
+#if defined(__linux__)
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1)
+        && !syscall(SYS_arch_prctl, 0x1023, 18);
+#else
+    return 0;
+#endif
+}

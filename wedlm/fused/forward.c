@@ -1,0 +1,523 @@
+/* Decoder layers for a few rows, in one call of all threads, and products of a few rows.
+ *
+ * Threads are those of the OpenMP library that torch has loaded. A forward is a sequence of phases, in each of which the
+ * threads take pieces of work: first those of their own share, then what others have left. A thread that is not running
+ * has no piece, so nobody waits for it; who has to wait spins for a moment, and then sleeps.
+ */
+#include "sets.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define FEW_WEIGHTS 16384  /* one thread has read them before a second one begins */
+#define PIECE 40000        /* bytes of weights of a piece of work */
+#define SPINS 2000
+#define MOST_THREADS 1024
+
+static const struct {
+    const char *name;
+    void (*arrange)(const struct job *, char *);
+    void (*outputs)(const struct job *, long, long);
+    void (*rotate)(const struct forward *, const struct layer *, long, long, char *);
+    void (*attend)(const struct attention *, char *);
+    void (*merge)(const struct attention *, const float *, long, long, char *);
+    int has_pairs;
+} SETS[] = {
+#define OF(set) rotate_head_##set, attend_##set, merge_##set
+#if defined(__x86_64__)
+    {"amx", arrange_amx, outputs_amx, OF(avx512bf16), 1},
+    {"avx512bf16", arrange_avx512bf16, outputs_avx512bf16, OF(avx512bf16), 1},
+    {"avx512", arrange_avx512, outputs_avx512, OF(avx512), 0},
+    {"avx2", arrange_avx2, outputs_avx2, OF(avx2), 0},
+    {"plain", arrange_plain, outputs_plain, OF(plain), 0},
+#elif defined(__aarch64__)
+    {"neon", arrange_plain, outputs_plain, OF(plain), 0},
+#else
+    {"plain", arrange_plain, outputs_plain, OF(plain), 0},
+#endif
+};
+
+static int has_set(const char *name)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
+        && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    const int pairs = avx512 && __builtin_cpu_supports("avx512bf16");
+    if (!strcmp(name, "amx"))
+        return pairs && asked_for_tiles();
+    if (!strcmp(name, "avx512bf16"))
+        return pairs;
+    if (!strcmp(name, "avx512"))
+        return avx512;
+    if (!strcmp(name, "avx2"))
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    return 1;
+}
+
+const char *set_name(int set)
+{
+    if (set >= (int)(sizeof SETS / sizeof *SETS))
+        return NULL;
+    return has_set(SETS[set].name) ? SETS[set].name : "";
+}
+
+/* --- Threads --- */
+
+static void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
+static int (*thread_number)(void);
+static int is_forked;  /* the threads stay behind, and waiting for them would take for ever */
+
+static void note_fork(void)
+{
+    is_forked = 1;
+}
+
+void find_threads(void)
+{
+    parallel = (void (*)(void (*)(void *), void *, unsigned, unsigned))dlsym(RTLD_DEFAULT, "GOMP_parallel");
+    thread_number = (int (*)(void))dlsym(RTLD_DEFAULT, "omp_get_thread_num");
+    pthread_atfork(NULL, NULL, note_fork);
+}
+
+/* A counter that shares its cache line with no other. */
+struct counter {
+    _Alignas(64) atomic_long value;
+};
+
+/* The threads of a call: for each phase how many pieces of each share are taken, and how many of all are done. */
+struct worker;
+
+struct team {
+    void (*run)(struct worker *);
+    const void *work;
+    long threads, bytes;  /* the memory of a thread */
+    struct counter *counters;
+    char *memory;
+};
+
+struct worker {
+    const struct team *team;
+    char *memory;
+    long thread, phase, share, taken;
+};
+
+/* Takes a piece of this phase, of which there are `pieces`; -1 if none is left. */
+static long take(struct worker *me, long pieces)
+{
+    const long threads = me->team->threads;
+    for (; me->share < threads; me->share++) {
+        const long owner = (me->thread + me->share) % threads;
+        const long first = pieces * owner / threads, last = pieces * (owner + 1) / threads;
+        struct counter *counter = me->team->counters + me->phase * (threads + 1) + owner;
+        const long piece = first + atomic_fetch_add_explicit(&counter->value, 1, memory_order_acq_rel);
+        if (piece < last) {
+            me->taken++;
+            return piece;
+        }
+    }
+    return -1;
+}
+
+/* Counts a piece of work; whether it was the last one. */
+static int count_piece(struct counter *counter, long pieces)
+{
+    return atomic_fetch_add_explicit(&counter->value, 1, memory_order_acq_rel) == pieces - 1;
+}
+
+static void rest(long waited)
+{
+    if (waited >= SPINS) {
+        const struct timespec moment = {.tv_nsec = 50000};
+        nanosleep(&moment, NULL);
+        return;
+    }
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Waits until all pieces of this phase are done. */
+static void finish(struct worker *me, long pieces)
+{
+    struct counter *done = me->team->counters + me->phase * (me->team->threads + 1) + me->team->threads;
+    if (me->taken)
+        atomic_fetch_add_explicit(&done->value, me->taken, memory_order_acq_rel);
+    for (long waited = 0; atomic_load_explicit(&done->value, memory_order_acquire) < pieces; waited++)
+        rest(waited);
+    me->phase++;
+    me->share = me->taken = 0;
+}
+
+static void run_worker(void *data)
+{
+    const struct team *team = data;
+    struct worker me = {.team = team};
+    if (team->threads > 1)
+        me.thread = thread_number();
+    me.memory = team->memory + me.thread * team->bytes;
+    team->run(&me);
+}
+
+/* Runs a function in all threads; 0 if there is no memory. */
+static int run_team(struct team *team, long phases)
+{
+    if (team->threads < 2 || !parallel || is_forked)
+        team->threads = 1;
+    if (team->threads > MOST_THREADS)
+        team->threads = MOST_THREADS;
+    const size_t counters = phases * (team->threads + 1) * sizeof *team->counters;
+    void *memory;
+    team->bytes = (team->bytes + 4095) / 4096 * 4096 + 64;
+    if (posix_memalign(&memory, 64, counters + team->threads * team->bytes))
+        return 0;
+    memset(memory, 0, counters);
+    team->counters = memory;
+    team->memory = (char *)memory + counters;
+    if (team->threads > 1)
+        parallel(run_worker, team, team->threads, 0);
+    else
+        run_worker(team);
+    free(memory);
+    return 1;
+}
+
+/* --- Products --- */
+
+static long most(long a, long b)
+{
+    return a > b ? a : b;
+}
+
+static enum kind kind_of(const struct product *p, int set)
+{
+    if (p->type != BFLOAT16)
+        return p->type == INT8 ? BYTES : FLOATS;
+    if (!strcmp(SETS[set].name, "amx") && p->inputs % 32 == 0 && p->outputs >= TILE)
+        return TILES;
+    return SETS[set].has_pairs ? PAIRS : SPLIT;
+}
+
+/* Bytes of an arranged row; rows do not begin at the same places of the nearest cache. */
+static long arranged_bytes(enum kind kind, long inputs)
+{
+    return (inputs + 31) / 32 * 32 * (kind == PAIRS ? 2 : 4) + 64;
+}
+
+/* Memory for the arranged rows of a product; tiles need whole ones, and a row more. */
+static long memory_of(const struct product *p, long rows)
+{
+    const long one = p ? arranged_bytes(FLOATS, p->inputs) : 0;
+    const long draft = p && p->down ? most(memory_of(p->down, rows), memory_of(p->up, rows)) : 0;
+    return one * ((rows + 15) / 16 * 16 + 1) + draft;
+}
+
+static struct job job_of(const struct product *p, enum type type, int set, long rows, const void *x, void *y)
+{
+    const enum kind kind = kind_of(p, set);
+    return (struct job){
+        .product = p, .rows = rows, .row_bytes = arranged_bytes(kind, p->inputs), .type = type, .kind = kind, .x = x, .y = y,
+    };
+}
+
+/* The rows in which a draft adapter acts. */
+struct masks {
+    long count;
+    int places[MOST_ROWS], numbers[MOST_ROWS];  /* of each of them the row; of each row which of them it is, or -1 */
+};
+
+static struct masks masks_of(const uint8_t *is_text, long rows)
+{
+    struct masks masks = {0};
+    for (long row = 0; row < rows; row++) {
+        masks.numbers[row] = is_text && !is_text[row] ? masks.count : -1;
+        if (masks.numbers[row] >= 0)
+            masks.places[masks.count++] = row;
+    }
+    return masks;
+}
+
+/* The outputs of a piece of work, of which `most` at most: a few microseconds of reading. */
+static long piece_size(const struct job *job, long most)
+{
+    const long bytes = job->product->inputs * SIZE(job->product->type) * (1 + job->product->is_gated);
+    long size = TILE;
+    while (job->kind != TILES && size > 4 && size * bytes > PIECE)
+        size /= 2;
+    return size < most ? size : most;
+}
+
+/* A forward, and memory for it. */
+struct forward_work {
+    struct forward f;
+    struct masks masks;
+    char *heads, *attended, *gated, *lowered;
+    long spans, blocks, block_rows, padded;
+    int64_t *seen;             /* [batch][2]: the first entry that any query of a row sees, and the last one and one */
+    float *results;            /* of attention: [batch][key_heads][spans][rows of a key head][padded + 2] */
+    struct counter *projected;       /* pieces of each head, over all layers */
+    struct counter *attended_spans;  /* of each batch row, key head and block of rows, over all layers */
+};
+
+/* Rotates a head of queries or keys, and puts one of keys or values where it stays. */
+static void complete_head(const struct forward_work *w, long layer, long head)
+{
+    const struct forward *f = &w->f;
+    const long all = f->num_heads + 2 * f->num_key_heads, size = SIZE(f->type), rows = f->batch * f->queries;
+    const int is_value = head >= f->num_heads + f->num_key_heads;
+    const long key_head = head - f->num_heads - (is_value ? f->num_key_heads : 0);
+    const int64_t *strides = is_value ? f->value_strides : f->key_strides;
+    for (long row = 0; row < rows; row++) {
+        char *values = w->heads + (row * all + head) * f->width * size;
+        const long batch = row / f->queries, before = f->lengths ? f->lengths[batch] : f->entries - f->queries;
+        if (!is_value)
+            SETS[f->set].rotate(f, f->layers + layer, row, head, values);
+        if (head < f->num_heads || !(f->stages & STORE))
+            continue;
+        const struct states *states = f->states + layer;
+        const long at = batch * strides[0] + key_head * strides[1] + (before + row % f->queries) * strides[2];
+        memcpy((char *)(is_value ? states->values : states->keys) + at * size, values, f->width * size);
+    }
+}
+
+/* A phase that computes a product, before which comes that of a draft adapter's first one, which writes to `lowered`. With
+ * the projections of `w`, heads are completed as soon as all their outputs are there.
+ */
+static void product_phase(
+    struct worker *me, int set, struct job job, const struct masks *masks, void *lowered, const struct forward_work *w, long layer)
+{
+    const struct product *p = job.product;
+    struct job draft;
+    if (p->down && masks->count) {
+        draft = job_of(p->down, job.type, set, masks->count, job.x, lowered);
+        draft.places = masks->places;
+        product_phase(me, set, draft, NULL, NULL, NULL, 0);
+        draft = job_of(p->up, job.type, set, masks->count, lowered, NULL);
+        draft.arranged = me->memory + memory_of(p, job.rows) - memory_of(p->up, job.rows);
+        job.draft = &draft;
+        job.draft_rows = masks->numbers;
+    }
+    const long part = w ? w->f.width : p->outputs, size = piece_size(&job, part);
+    const long pieces = (part + size - 1) / size, parts = p->outputs / part;
+    job.arranged = me->memory;
+    for (long piece; (piece = take(me, pieces * parts)) >= 0;) {
+        if (me->taken == 1) {
+            SETS[set].arrange(&job, job.arranged);
+            if (job.draft)
+                SETS[set].arrange(&draft, draft.arranged);
+        }
+        const long first = piece % pieces * size, end = first + size < part ? first + size : part;
+        SETS[set].outputs(&job, piece / pieces * part + first, end - first);
+        if (w && count_piece(w->projected + piece / pieces, pieces * (layer + 1)))
+            complete_head(w, layer, piece / pieces);
+    }
+    finish(me, pieces * parts);
+}
+
+struct product_work {
+    const struct multiplication *m;
+    struct masks masks;
+    void *lowered;
+};
+
+static void run_product(struct worker *me)
+{
+    const struct product_work *work = me->team->work;
+    const struct multiplication *m = work->m;
+    struct job job = job_of(m->product, m->type, m->set, m->rows, m->x, m->y);
+    job.added = m->added;
+    product_phase(me, m->set, job, &work->masks, work->lowered, NULL, 0);
+}
+
+int multiply(const struct multiplication *m)
+{
+    const struct product *p = m->product;
+    struct product_work work = {.m = m, .masks = masks_of(p->down ? m->is_text : NULL, m->rows)};
+    struct team team = {.run = run_product, .work = &work, .bytes = memory_of(p, m->rows), .threads = m->threads};
+    if (p->inputs * p->outputs < FEW_WEIGHTS)
+        team.threads = 1;
+    if (work.masks.count && !(work.lowered = malloc(m->rows * p->down->outputs * 4)))
+        return 0;
+    const int is_done = run_team(&team, 2);
+    free(work.lowered);
+    return is_done;
+}
+
+/* --- Decoder layers --- */
+
+static long span_start(long span)  /* entries are read in spans of 128 at first, later of 256 */
+{
+    return span < 8 ? span * 128 : 1024 + (span - 8) * 256;
+}
+
+static long num_spans(long entries)
+{
+    return entries <= 1024 ? (entries + 127) / 128 : 8 + (entries - 1024 + 255) / 256;
+}
+
+static int is_seen(const struct forward *f, long batch, long entry)
+{
+    for (long query = 0; query < f->queries; query++) {
+        const long at = batch * f->bias_strides[0] + query * f->bias_strides[1] + entry;
+        if (f->bias_kind == SEEN ? ((const uint8_t *)f->bias)[at] : number(f->type, f->bias, at) > -3.3e38f)
+            return 1;
+    }
+    return 0;
+}
+
+static void find_seen(const struct forward *f, int64_t *seen)
+{
+    for (long batch = 0; batch < f->batch; batch++, seen += 2) {
+        seen[0] = 0, seen[1] = f->entries;
+        if (f->lengths && f->lengths[batch] + f->queries < f->entries)
+            seen[1] = f->lengths[batch] + f->queries;
+        if (f->bias_kind == CAUSAL)
+            continue;
+        while (seen[1] > 0 && !is_seen(f, batch, seen[1] - 1))
+            seen[1]--;
+        while (seen[0] < seen[1] && !is_seen(f, batch, seen[0]))
+            seen[0]++;
+        if (seen[1] == 0)
+            seen[1] = f->entries;  /* where nothing is seen, all get what their scores say */
+    }
+}
+
+static void attention_phase(struct worker *me, const struct forward_work *w, long layer)
+{
+    const struct forward *f = &w->f;
+    const long group = f->num_heads / f->num_key_heads, rows = group * f->queries, stride = w->padded + 2;
+    const long pieces = f->batch * f->num_key_heads * w->blocks * w->spans;
+    for (long piece; (piece = take(me, pieces)) >= 0;) {
+        const long span = piece % w->spans, block = piece / w->spans % w->blocks;
+        const long head = piece / w->spans / w->blocks, batch = head / f->num_key_heads, first = block * w->block_rows;
+        const int64_t *seen = w->seen + 2 * batch;
+        float *results = w->results + head * w->spans * rows * stride;  /* [spans][rows][padded + 2] */
+        struct attention a = {
+            .forward = f, .states = f->states + layer, .batch = batch, .key_head = head % f->num_key_heads,
+            .first = first, .rows = rows - first < w->block_rows ? rows - first : w->block_rows,
+            .start = span_start(span), .end = span_start(span + 1), .padded = w->padded,
+            .row_bytes = arranged_bytes(FLOATS, f->width), .results = results + span * rows * stride,
+        };
+        if (a.end > f->entries)
+            a.end = f->entries;
+        const long from = a.start, to = a.end;
+        if (from < seen[1] && to > seen[0]) {
+            SETS[f->set].attend(&a, me->memory);
+        } else {
+            for (long row = first; row < first + a.rows; row++)
+                a.results[row * stride + w->padded + 1] = 0;
+        }
+        if (!count_piece(w->attended_spans + head * w->blocks + block, w->spans * (layer + 1)))
+            continue;
+        for (long row = first; row < first + a.rows; row++) {  /* the last span of these rows */
+            const long at = ((batch * f->queries + row % f->queries) * f->num_heads + a.key_head * group + row / f->queries);
+            SETS[f->set].merge(&a, results + row * stride, w->spans, rows * stride, w->attended + at * f->width * SIZE(f->type));
+        }
+    }
+    finish(me, pieces);
+}
+
+static void run_layers(struct worker *me)
+{
+    const struct forward_work *w = me->team->work;
+    const struct forward *f = &w->f;
+    const long rows = f->batch * f->queries;
+    for (long i = 0; i < f->num_layers; i++) {
+        const struct layer *layer = f->layers + i;
+        if (f->stages & PROJECT) {
+            struct job job = job_of(&layer->query_key_value, f->type, f->set, rows, f->hidden, w->heads);
+            product_phase(me, f->set, job, &w->masks, w->lowered, w, i);
+        }
+        if (f->stages & ATTEND)
+            attention_phase(me, w, i);
+        if (f->stages & COMPLETE) {
+            struct job output = job_of(&layer->output, f->type, f->set, rows, w->attended, f->hidden);
+            struct job gate_up = job_of(&layer->gate_up, f->type, f->set, rows, f->hidden, w->gated);
+            struct job down = job_of(&layer->down, f->type, f->set, rows, w->gated, f->hidden);
+            output.added = down.added = f->hidden;
+            product_phase(me, f->set, output, &w->masks, w->lowered, NULL, 0);
+            product_phase(me, f->set, gate_up, &w->masks, w->lowered, NULL, 0);
+            product_phase(me, f->set, down, &w->masks, w->lowered, NULL, 0);
+        }
+    }
+}
+
+/* Parts of the memory of a call, one behind the other. */
+static void *part(char **memory, long bytes)
+{
+    char *start = *memory;
+    *memory += (bytes + 63) / 64 * 64;
+    return start;
+}
+
+int forward(const struct forward *given)
+{
+    struct forward_work w = {.f = *given};
+    struct forward *f = &w.f;
+    const long rows = f->batch * f->queries, all = f->num_heads + 2 * f->num_key_heads, size = SIZE(f->type);
+    const long group = f->num_heads / f->num_key_heads, heads = f->batch * f->num_key_heads;
+    long rank = 0, bytes = 0, weights = 0;
+    for (long i = 0; i < f->num_layers; i++) {
+        const struct layer *layer = f->layers + i;
+        const struct product *products[] = {&layer->query_key_value, &layer->output, &layer->gate_up, &layer->down};
+        for (int j = 0; j < 4; j++) {
+            rank = most(rank, products[j]->down ? products[j]->down->outputs : 0);
+            bytes = most(bytes, memory_of(products[j], rows));
+            weights += products[j]->inputs * products[j]->outputs;
+        }
+    }
+    bytes = most(bytes, 8 * arranged_bytes(FLOATS, f->width) + 8 * MOST_SPAN * 4);
+    w.masks = masks_of(rank ? f->is_text : NULL, rows);
+    w.padded = (f->width + 31) / 32 * 32;
+    w.spans = num_spans(f->entries);
+    w.block_rows = group * f->queries;
+    if (heads * w.spans < 3 * f->threads && w.block_rows > 6)  /* too few pieces for all threads */
+        w.block_rows = 6;
+    w.blocks = (group * f->queries + w.block_rows - 1) / w.block_rows;
+    for (char *memory = NULL, *start = NULL;;) {  /* first to know the size */
+        w.heads = part(&memory, f->heads ? 0 : rows * all * f->width * size);
+        w.attended = part(&memory, f->attended ? 0 : rows * f->num_heads * f->width * size);
+        w.gated = part(&memory, rows * f->layers->gate_up.outputs * size);
+        w.lowered = part(&memory, w.masks.count * rank * size);
+        w.seen = part(&memory, f->batch * 2 * sizeof *w.seen);
+        w.results = part(&memory, heads * w.spans * group * f->queries * (w.padded + 2) * 4);
+        w.projected = part(&memory, all * sizeof *w.projected);
+        w.attended_spans = part(&memory, heads * w.blocks * sizeof *w.attended_spans);
+        struct states *own = part(&memory, f->num_layers * sizeof *own);
+        if (!start) {
+            void *allocated;
+            if (posix_memalign(&allocated, 64, (size_t)memory + 64))
+                return 0;
+            memory = start = allocated;
+            continue;
+        }
+        memset(w.projected, 0, all * sizeof *w.projected);
+        memset(w.attended_spans, 0, heads * w.blocks * sizeof *w.attended_spans);
+        w.heads = f->heads ? f->heads : w.heads;
+        w.attended = f->attended ? f->attended : w.attended;
+        f->heads = w.heads;
+        if (!f->states) {  /* the queries are the only entries, and stay where they were projected */
+            for (long i = 0; i < f->num_layers; i++) {
+                own[i].keys = w.heads + f->num_heads * f->width * size;
+                own[i].values = w.heads + (f->num_heads + f->num_key_heads) * f->width * size;
+            }
+            const int64_t strides[] = {f->queries * all * f->width, f->width, all * f->width};
+            memcpy(f->key_strides, strides, sizeof strides);
+            memcpy(f->value_strides, strides, sizeof strides);
+            f->states = own;
+            f->stages &= ~STORE;
+        }
+        if (f->stages & ATTEND)
+            find_seen(f, w.seen);
+        struct team team = {.run = run_layers, .work = &w, .threads = weights < FEW_WEIGHTS ? 1 : f->threads, .bytes = bytes};
+        const int is_done = run_team(&team, 9 * f->num_layers);
+        free(start);
+        return is_done;
+    }
+}

@@ -1,0 +1,87 @@
+/* The functions of forward.c for Python, which passes addresses of structs (native.py). */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+
+#include "kernels.h"
+
+static PyObject *finished(int is_done)
+{
+    if (!is_done)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static PyObject *of_python(PyObject *address, int (*function)(const void *))
+{
+    const void *given = PyLong_AsVoidPtr(address);
+    int is_done;
+    if (PyErr_Occurred())
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    is_done = function(given);
+    Py_END_ALLOW_THREADS
+    return finished(is_done);
+}
+
+static int multiplied(const void *given)
+{
+    return multiply(given);
+}
+
+static int run(const void *given)
+{
+    return forward(given);
+}
+
+static PyObject *python_multiply(PyObject *module, PyObject *address)
+{
+    (void)module;
+    return of_python(address, multiplied);
+}
+
+static PyObject *python_forward(PyObject *module, PyObject *address)
+{
+    (void)module;
+    return of_python(address, run);
+}
+
+static PyObject *python_sets(PyObject *module, PyObject *none)
+{
+    PyObject *names = PyList_New(0);
+    (void)module, (void)none;
+    for (int set = 0; names && set_name(set); set++) {
+        const char *name = set_name(set);
+        PyObject *item = *name ? PyUnicode_FromString(name) : Py_NewRef(Py_None);
+        if (!item || PyList_Append(names, item) < 0)
+            Py_CLEAR(names);
+        Py_XDECREF(item);
+    }
+    return names;
+}
+
+/* The sizes of the structs, by which Python checks its own. */
+static PyObject *python_sizes(PyObject *module, PyObject *none)
+{
+    (void)module, (void)none;
+    return Py_BuildValue(
+        "{s:n,s:n,s:n,s:n,s:n}", "Product", (Py_ssize_t)sizeof(struct product), "Multiplication",
+        (Py_ssize_t)sizeof(struct multiplication), "Layer", (Py_ssize_t)sizeof(struct layer), "States",
+        (Py_ssize_t)sizeof(struct states), "Forward", (Py_ssize_t)sizeof(struct forward));
+}
+
+static PyMethodDef METHODS[] = {
+    {"multiply", python_multiply, METH_O, "Computes a Multiplication."},
+    {"forward", python_forward, METH_O, "Computes a Forward."},
+    {"instruction_sets", python_sets, METH_NOARGS, "The instruction sets by number; None for one that this CPU lacks."},
+    {"sizes", python_sizes, METH_NOARGS, "The sizes of the structs."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, .m_name = "_kernels", .m_size = -1, .m_methods = METHODS};
+
+PyMODINIT_FUNC PyInit__kernels(void)
+{
+    find_threads();
+    return PyModule_Create(&MODULE);
+}

@@ -1,0 +1,97 @@
+"""The structs of kernels.h, which Python fills by name, and the instruction sets that this machine has."""
+
+import ctypes
+import os
+
+try:
+    from wedlm.fused import _kernels
+except ImportError:  # installed without a compiler
+    _kernels = None
+
+CHOICE = "WEDLM_PRODUCT"  # the variable that chooses an instruction set, or "torch"
+TYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
+CAUSAL, SEEN, ADDED = 0, 1, 2  # kinds of a bias
+PROJECT, STORE, ATTEND, COMPLETE = 1, 2, 4, 8  # stages of a forward
+
+ADDRESS, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+addressof = ctypes.addressof
+
+
+class Product(ctypes.Structure):
+    _fields_ = [
+        *[(name, ADDRESS) for name in ("weight", "scales", "bias", "norm", "down", "up")],
+        *[(name, LONG) for name in ("inputs", "outputs")],
+        *[(name, INT) for name in ("type", "is_gated")],
+        ("epsilon", FLOAT),
+    ]
+
+
+class Multiplication(ctypes.Structure):
+    _fields_ = [
+        *[(name, ADDRESS) for name in ("product", "x", "added", "y", "is_text")],
+        ("rows", LONG),
+        *[(name, INT) for name in ("type", "threads", "set")],
+    ]
+
+
+class Layer(ctypes.Structure):
+    _fields_ = [
+        *[(name, Product) for name in ("query_key_value", "output", "gate_up", "down")],
+        *[(name, ADDRESS) for name in ("query_norm", "key_norm")],
+        *[(name, FLOAT) for name in ("query_epsilon", "key_epsilon")],
+    ]
+
+
+class States(ctypes.Structure):
+    _fields_ = [("keys", ADDRESS), ("values", ADDRESS)]
+
+
+class Forward(ctypes.Structure):
+    _fields_ = [
+        *[(name, ADDRESS) for name in ("layers", "states", "hidden", "heads", "attended", "cosines", "sines")],
+        *[(name, ADDRESS) for name in ("is_text", "lengths", "bias")],
+        ("bias_strides", LONG * 2),
+        *[(name, LONG * 3) for name in ("key_strides", "value_strides")],
+        ("angle_stride", LONG),
+        *[(name, LONG) for name in ("num_layers", "batch", "queries", "entries")],
+        *[(name, LONG) for name in ("hidden_width", "num_heads", "num_key_heads", "width")],
+        *[(name, INT) for name in ("type", "bias_kind", "stages", "threads", "set")],
+        ("scaling", FLOAT),
+    ]
+
+
+def multiply(multiplication: Multiplication) -> None:
+    """Computes a product."""
+    _kernels.multiply(ctypes.addressof(multiplication))
+
+
+def forward(forward: Forward) -> None:
+    """Computes decoder layers."""
+    _kernels.forward(ctypes.addressof(forward))
+
+
+def instruction_set() -> str | None:
+    """Returns the instruction set that products take on this machine; None: they are torch's.
+
+    The environment variable WEDLM_PRODUCT chooses another of `instruction_sets()`, or "torch".
+    """
+    sets = [] if _kernels is None else list(filter(None, _kernels.instruction_sets()))
+    choice = os.environ.get(CHOICE)
+    if choice is None:
+        return next((name for name in sets if name != "plain"), None)
+    if choice not in [*sets, "torch"]:
+        raise ValueError(f"{CHOICE}={choice} is not on this machine; choose one of {', '.join([*sets, 'torch'])}.")
+    return None if choice == "torch" else choice
+
+
+def described_product() -> str:
+    """Says by what products of few rows are computed on this machine's CPU, and what would make them faster."""
+    if SET is not None:
+        return f"in C ({SET})"
+    if _kernels is None:
+        return "by torch; in C they take less time, which needs a compiler (such as gcc) when wedlm is installed"
+    return "by torch"
+
+
+SET = instruction_set()
+NUMBER = None if SET is None else _kernels.instruction_sets().index(SET)

@@ -1,0 +1,220 @@
+/* Products of a few rows with rows of weights, by one instruction set; see sets.h and vectors.h.
+ *
+ * Each weight is read once, as it lies in memory, and multiplied with all rows. Four rows of weights and up to ROWS rows
+ * of x are multiplied at once, so that their sums are in registers. The sums of a row do not depend on the rows beside it.
+ */
+
+#define ROWS(kind) ((kind) == SPLIT ? MOST_SPLIT : MOST_TOGETHER)
+#define STEP(kind) ((kind) == SPLIT || (kind) == PAIRS ? 2 * LANES : LANES)  /* inputs that are multiplied at once */
+#define WEIGHT_BYTES(kind) ((kind) == BYTES ? LANES : 4 * LANES)             /* that a step reads */
+#define INPUT_BYTES(kind) ((kind) == SPLIT ? 8 * LANES : 4 * LANES)
+#define FEW_ROWS(kind) ((kind) == BYTES ? 0 : 2)  /* reading bytes takes less time than their sums */
+#define LINES(kind) (WEIGHT_BYTES(kind) > 16 ? WEIGHT_BYTES(kind) / 16 : 1)  /* of memory, in a step of four rows */
+
+/* Adds the products of pairs of bfloat16. */
+static INLINE TARGET NAME(floats) NAME(paired)(NAME(floats) sums, NAME(floats) w, NAME(floats) x)
+{
+#if HAS_PAIRS
+    return (NAME(floats))_mm512_dpbf16_ps((__m512)sums, (__m512bh)w, (__m512bh)x);
+#else
+    (void)w, (void)x;
+    return sums;
+#endif
+}
+
+/* Adds the products of a step: sums[row * outputs + o] of row `row` with weights w[o]. */
+static INLINE TARGET void NAME(step)(
+    enum kind kind, int rows, int outputs, const char *const *w, const char *x, long row_bytes, NAME(floats) *sums)
+{
+    NAME(floats) weights[4];
+    for (int part = 0; part < (kind == SPLIT ? 2 : 1); part++) {
+        for (int o = 0; o < outputs; o++) {
+            const NAME(words) words = kind == BYTES ? (NAME(words)){0} : *(const NAME(words) *)w[o];
+            weights[o] = kind == BYTES ? NAME(widened)(w[o])
+                : kind != SPLIT ? (NAME(floats))words : part ? ODD(words) : EVEN(words);
+        }
+        for (int row = 0; row < rows; row++) {
+            NAME(floats) input = *(const NAME(floats) *)(x + row * row_bytes + part * 4 * LANES), *sum = sums + row * outputs;
+            HOLD(input);
+            for (int o = 0; o < outputs; o++)
+                sum[o] = kind == PAIRS ? NAME(paired)(sum[o], weights[o], input)
+                    : (NAME(floats))(sum[o] + weights[o] * input);
+        }
+    }
+}
+
+/* The products of `rows` rows of x with `outputs` rows of `inputs` weights. In each step `lines` lines of `next` are
+ * fetched, a power of two.
+ */
+static INLINE TARGET void NAME(block)(
+    enum kind kind, int rows, int outputs, const char *const *weights, long inputs, const char *x, long row_bytes,
+    const char *next, long lines, float *out, long out_stride)
+{
+    NAME(floats) sums[4 * MOST_TOGETHER] = {0};
+    const char *w[4];
+    const long steps = inputs / STEP(kind), rest = inputs % STEP(kind) * WEIGHT_BYTES(kind) / STEP(kind);
+    for (int o = 0; o < outputs; o++)
+        w[o] = weights[o];
+    for (long k = 0; k < steps; k++) {
+        for (int i = 0; i < LINES(kind) && outputs > 1; i++)
+            __builtin_prefetch(next + (i & (lines - 1)) * 64, 0, 3);
+        next += lines * 64;
+        NAME(step)(kind, rows, outputs, w, x, row_bytes, sums);
+        for (int o = 0; o < outputs; o++)
+            w[o] += WEIGHT_BYTES(kind);
+        x += INPUT_BYTES(kind);
+    }
+    if (rest) {
+        char padded[4][LANES * 4] = {0};
+        const char *from[4];
+        for (int o = 0; o < outputs; o++)
+            from[o] = memcpy(padded[o], w[o], rest);
+        NAME(step)(kind, rows, outputs, from, x, row_bytes, sums);
+    }
+    for (int i = 0; i < outputs * rows; i += LANES) {  /* row after row, the totals of its outputs */
+        const int count = outputs * rows - i < LANES ? outputs * rows - i : LANES;
+        const NAME(floats) totals = NAME(totals)(count, sums + i);
+        for (int j = 0; j < count; j += outputs)
+            memcpy(out + (i + j) / outputs * out_stride, (const float *)&totals + j, outputs * 4);
+    }
+}
+
+/* out[row * out_stride + i] = the product of row `row` of x with weights `first` + i, for a multiple of four of them;
+ * behind weights `last` stand those of `last` again.
+ *
+ * Memory is read fastest in order. So few rows are multiplied with one row of weights at a time; with four rows of weights,
+ * what the next calls read is fetched in order, in equal parts by all that read the same weights.
+ */
+static INLINE TARGET void NAME(dots)(
+    enum kind kind, const char *weights, long stride, long inputs, long first, long count, long last,
+    long rows, const char *x, long row_bytes, float *out, long out_stride)
+{
+    const long blocks = (rows + ROWS(kind) - 1) / ROWS(kind);
+    const long lines = blocks == 1 || LINES(kind) == 1 ? LINES(kind) : blocks < 4 && LINES(kind) == 4 ? 2 : 1;
+    const long ahead = 4 * stride * (stride < 4096 ? 2 : 1);
+    for (long i = 0; i < count && rows <= FEW_ROWS(kind); i++) {
+        const char *w[] = {weights + (first + i < last ? first + i : last) * stride};
+#define CASE(n) case n: NAME(block)(kind, n, 1, w, inputs, x, row_bytes, NULL, 0, out + i, out_stride); break;
+        switch (rows) {
+        CASE(1)
+        CASE(2)
+        }
+#undef CASE
+    }
+    for (long i = 0; i < count && rows > FEW_ROWS(kind); i += 4) {
+        const char *w[4];
+        for (int o = 0; o < 4; o++)
+            w[o] = weights + (first + i + o < last ? first + i + o : last) * stride;
+        for (long b = 0; b < blocks; b++) {
+            const long row = rows * b / blocks;
+            const char *from = x + row * row_bytes, *next = w[0] + ahead + 4 * stride * b / blocks;
+            float *to = out + row * out_stride + i;
+#define CASE(n) \
+    case n: NAME(block)(kind, n, 4, w, inputs, from, row_bytes, next, lines, to, out_stride); break;
+            switch (rows * (b + 1) / blocks - row) {
+            CASE(1)
+            CASE(2)
+#if MOST_TOGETHER >= 6
+            CASE(3)
+            CASE(4)
+            CASE(5)
+            default: NAME(block)(kind, ROWS(kind), 4, w, inputs, from, row_bytes, next, lines, to, out_stride);
+#else
+            default: __builtin_unreachable();
+#endif
+            }
+#undef CASE
+        }
+    }
+}
+
+/* Rounds to bfloat16, in the upper half of each word. */
+static INLINE TARGET NAME(words) NAME(rounded)(NAME(floats) values)
+{
+    const NAME(words) words = (NAME(words))values, is_nan = (NAME(words))(values != values);
+    return ((words + 0x7fff + (words >> 16 & 1)) & ~is_nan) | (0x7fc00000 & is_nan);
+}
+
+/* Reads the values of a step, of which there are `count`, as one or two vectors of floats; behind them are zeros. */
+static INLINE TARGET void NAME(load)(
+    enum kind kind, enum type type, const char *values, long count, NAME(floats) *to)
+{
+    char padded[LANES * 4] = {0};
+    if (count < STEP(kind))
+        values = memcpy(padded, values, count * SIZE(type));
+    if (kind == BYTES && type == BFLOAT16) {
+        for (int i = 0; i < LANES; i++)
+            ((float *)to)[i] = number(BFLOAT16, values, i);
+        return;
+    }
+    const NAME(words) words = *(const NAME(words) *)values;
+    to[0] = type == BFLOAT16 ? EVEN(words) : (NAME(floats))words;
+    if (type == BFLOAT16)
+        to[1] = ODD(words);
+}
+
+/* Copies a row of x as the products read it, normalised if there are weights for that. */
+static INLINE TARGET void NAME(arrange_row)(
+    enum kind kind, enum type type, const char *x, long inputs, const char *norm, float epsilon, char *to)
+{
+    const int parts = STEP(kind) / LANES, size = SIZE(type);
+    NAME(floats) squares = {0}, values[2], weights[2];
+    float factor = 1;
+    for (long k = 0; k < inputs && norm; k += STEP(kind)) {
+        NAME(load)(kind, type, x + k * size, inputs - k, values);
+        for (int part = 0; part < parts; part++)
+            squares += values[part] * values[part];
+    }
+    if (norm)
+        factor = 1 / sqrtf(NAME(totals)(1, &squares)[0] / inputs + epsilon);
+    for (long k = 0; k < inputs; k += STEP(kind), to += INPUT_BYTES(kind)) {
+        NAME(load)(kind, type, x + k * size, inputs - k, values);
+        if (norm)
+            NAME(load)(kind, type, norm + k * size, inputs - k, weights);
+        for (int part = 0; part < parts && norm; part++)
+            values[part] *= factor * weights[part];
+        if (kind == PAIRS)
+            *(NAME(words) *)to = NAME(rounded)(values[0]) >> 16 | (NAME(rounded)(values[1]) & 0xffff0000u);
+        else
+            memcpy(to, values, parts * sizeof *values);
+    }
+}
+
+static TARGET void NAME(arrange)(const struct job *job, char *arranged)
+{
+    const struct product *p = job->product;
+    for (long row = 0; row < job->rows; row++) {
+        const char *x = (const char *)job->x + (job->places ? job->places[row] : row) * p->inputs * SIZE(job->type);
+        char *to = arranged + row * job->row_bytes;
+        switch (job->kind) {
+        case FLOATS: NAME(arrange_row)(FLOATS, FLOAT32, x, p->inputs, p->norm, p->epsilon, to); break;
+        case SPLIT: NAME(arrange_row)(SPLIT, BFLOAT16, x, p->inputs, p->norm, p->epsilon, to); break;
+        case PAIRS: NAME(arrange_row)(PAIRS, BFLOAT16, x, p->inputs, p->norm, p->epsilon, to); break;
+        case BYTES: NAME(arrange_row)(BYTES, job->type, x, p->inputs, p->norm, p->epsilon, to); break;
+        case TILES: break;
+        }
+    }
+}
+
+/* sums[row * TILE + i] = the product of row `row` with weights `first` + i, for up to TILE of them. */
+static TARGET void NAME(sum)(const struct job *job, long first, long count, float *sums)
+{
+    const struct product *p = job->product;
+    const long stride = p->inputs * SIZE(p->type);
+#define DOTS(kind) \
+    NAME(dots)(kind, p->weight, stride, p->inputs, first, count, first + count - 1, job->rows, \
+               job->arranged, job->row_bytes, sums, TILE)
+    switch (job->kind) {
+    case FLOATS: DOTS(FLOATS); break;
+    case SPLIT: DOTS(SPLIT); break;
+    case PAIRS: DOTS(PAIRS); break;
+    case BYTES: DOTS(BYTES); break;
+    case TILES: break;
+    }
+#undef DOTS
+}
+
+static TARGET void NAME(outputs)(const struct job *job, long first, long count)
+{
+    OUTPUTS(NAME(sum))
+}

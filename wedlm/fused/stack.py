@@ -1,0 +1,134 @@
+"""All decoder layers of a fused model in one call, where the rows are few."""
+
+import threading
+
+import torch
+from torch import nn
+
+from wedlm.fused import native
+from wedlm.fused.layer import FusedLayer, Known, has_own_forward, refresh, sees
+from wedlm.fused.memory import note_written, reserved
+from wedlm.generation.row_cache import RowCache
+from wedlm.generation.transformers_internals import CACHE, has_hooks_on, records_outputs
+from wedlm.modeling_wedlm.drafts import MASKED
+
+
+class Running(threading.local):
+    """The stack whose decoder runs in this thread."""
+
+    stack: "Stack | None" = None
+
+
+RUNNING = Running()
+
+
+class Layers(nn.ModuleList):
+    """The layers of a decoder, which in its forward are one: that of all layers."""
+
+    def __getitem__(self, index):
+        stack = RUNNING.stack
+        if isinstance(index, slice) and stack is not None and stack.layers is self:
+            if range(len(self))[index] == range(len(self)):
+                return (stack,)
+        return super().__getitem__(index)
+
+
+class Stack:
+    """The layers of a decoder as one."""
+
+    def __init__(self, layers: Layers):
+        self.layers = layers
+        self.fused: list[FusedLayer] = []
+        self.described: object = None  # an array of native.Layer
+        self.known = Known()
+
+    def __reduce__(self):  # a copy of the model binds its own layers
+        return type(None), ()
+
+    def __getattr__(self, name):
+        return getattr(self.layers._modules["0"], name)
+
+    def __call__(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
+        is_text = kwargs.get("is_text", MASKED.is_text)
+        if self.runs_at_once(hidden_states) and self.bind(hidden_states.dtype, is_text is not None):
+            at_once = self.at_once(hidden_states, is_text, **kwargs)
+            if at_once is not None:
+                return at_once
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, **kwargs)
+        return hidden_states
+
+    def runs_at_once(self, hidden_states: torch.Tensor) -> bool:
+        layers = self.layers._modules.values()
+        if native.NUMBER is None or torch.compiler.is_compiling() or has_own_forward(self.layers[0], hidden_states):
+            return False
+        return not (records_outputs() or has_hooks_on(layers))
+
+    def bind(self, dtype: torch.dtype, has_masks: bool) -> bool:
+        """Makes the layers ready for C; False if not all of them are fused."""
+        layers = list(self.layers._modules.values())
+        is_bound = len(self.fused) == len(layers) > 0 and self.known.is_current()
+        is_bound = is_bound and all(layer.fused is fused for layer, fused in zip(layers, self.fused, strict=True))
+        if not is_bound:
+            self.fused = []
+            for layer in layers:
+                if "fused" not in vars(layer):
+                    return False
+                refresh(layer, dtype, has_masks=False)
+            if any(layer.fused is None or layer.fused.shape != layers[0].fused.shape for layer in layers):
+                return False
+            fused = [layer.fused for layer in layers]
+            self.known = Known.of_all([each.known for each in fused])
+            self.described, self.fused = (native.Layer * len(layers))(*[each.described for each in fused]), fused
+        if has_masks:
+            for index, each in enumerate(self.fused):
+                if each.refresh_drafts(dtype):
+                    self.described[index] = each.described
+        return True
+
+    def at_once(
+        self, hidden_states, is_text, position_embeddings=None, attention_mask=None, **kwargs
+    ) -> torch.Tensor | None:
+        """The hidden states behind all layers; None where attention or the cache are none that C knows."""
+        first, cache, (batch, queries, _) = self.fused[0], kwargs.get(CACHE), hidden_states.shape
+        if not first.takes(hidden_states, position_embeddings):
+            return None
+        memory, hidden_states = None, hidden_states.clone(memory_format=torch.contiguous_format)
+        forward, _kept = first.forward_of(hidden_states, position_embeddings, is_text)
+        if cache is not None:
+            memory = reserved(cache, len(self.fused), batch, queries, hidden_states)
+            if memory is None or memory.tensors[0].shape[3] != first.width:
+                return None
+            forward.states = native.addressof(memory.states)
+            forward.key_strides[:], forward.value_strides[:] = memory.strides
+            if isinstance(cache, RowCache):
+                forward.lengths, forward.entries = cache.lengths.data_ptr(), cache.place.valid_length
+            else:
+                forward.entries = cache.layers[0].length + queries
+        if not sees(forward, self.layers[0].self_attn, attention_mask, hidden_states.dtype):
+            return None
+        forward.layers, forward.num_layers = native.addressof(self.described), len(self.fused)
+        forward.stages = native.PROJECT | native.STORE | native.ATTEND | native.COMPLETE
+        native.forward(forward)
+        if cache is not None:
+            note_written(cache, queries)
+        return hidden_states
+
+
+def stacked_forward(decoder: nn.Module, *args, **kwargs):
+    """The forward of a decoder, whose layers are one."""
+    layers = decoder.layers
+    if type(layers) is not Layers or torch.compiler.is_compiling() or has_several_masks(decoder.config):
+        return type(decoder).forward(decoder, *args, **kwargs)
+    if decoder.stack is None or decoder.stack.layers is not layers:
+        decoder.stack = Stack(layers)
+    outer, RUNNING.stack = RUNNING.stack, decoder.stack
+    try:
+        return type(decoder).forward(decoder, *args, **kwargs)
+    finally:
+        RUNNING.stack = outer
+
+
+def has_several_masks(config) -> bool:
+    """Whether layers get different masks, as those with a window beside others do."""
+    return len(set(getattr(config, "layer_types", None) or ())) > 1

@@ -29,12 +29,9 @@ static AMX void arrange_amx(const struct job *job, char *arranged)
     }
 }
 
-static AMX void sum_amx(const struct job *job, long first, long count, float *out)
+/* out[row * TILE + i] = the sum of row `row` and output `first` + i, for up to two tiles of outputs. */
+static AMX void sum_tiles(const struct job *job, long first, long count, float *out)
 {
-    if (job->kind != TILES) {
-        sum_avx512bf16(job, first, count, out);
-        return;
-    }
     const struct product *p = job->product;
     const long row_bytes = p->inputs * 2, total = p->outputs * (1 + p->is_gated);
     const long blocks = (job->rows + SIDE - 1) / SIDE, starts[2] = {first, first + SIDE};
@@ -47,8 +44,8 @@ static AMX void sum_amx(const struct job *job, long first, long count, float *ou
     _tile_zero(2);
     _tile_zero(3);
     for (long k = 0; k < row_bytes; k += 64) {
-        for (int row = 0; row < TILE; row++)
-            __builtin_prefetch(w[0] + k + (TILE + row) * row_bytes, 0, 2);
+        for (int row = 0; row < 2 * SIDE; row++)
+            __builtin_prefetch(w[0] + k + (2 * SIDE + row) * row_bytes, 0, 2);
         _tile_loadd(4, w[0] + k, row_bytes);
         _tile_loadd(5, w[1] + k, row_bytes);
         _tile_loadd(6, x, 64);
@@ -70,6 +67,14 @@ static AMX void sum_amx(const struct job *job, long first, long count, float *ou
         for (long row = 0; row < job->rows && shift + i % SIDE < SIDE; row++)
             out[row * TILE + i] = sums[row / SIDE][i / SIDE][shift + i % SIDE][row % SIDE];
     }
+}
+
+static AMX void sum_amx(const struct job *job, long first, long count, float *out)
+{
+    if (job->kind != TILES)
+        sum_avx512bf16(job, first, count, out);
+    for (long i = 0; i < count && job->kind == TILES; i += 2 * SIDE)
+        sum_tiles(job, first + i, count - i < 2 * SIDE ? count - i : 2 * SIDE, out + i);
 }
 
 static AMX void outputs_amx(const struct job *job, long first, long count)

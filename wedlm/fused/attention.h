@@ -186,8 +186,6 @@ static TARGET void NAME(merge)(const struct attention *a, const float *results, 
 #undef STEP
 #undef WEIGHT_BYTES
 #undef INPUT_BYTES
-#undef FEW_ROWS
-#undef LINES
 #undef EVEN
 #undef ODD
 #undef LOW

@@ -13,7 +13,6 @@
 #include <time.h>
 
 #define FEW_WEIGHTS 16384  /* one thread has read them before a second one begins */
-#define PIECE 40000        /* bytes of weights of a piece of work */
 #define SPINS 2000
 #define MOST_THREADS 1024
 
@@ -199,7 +198,7 @@ static enum kind kind_of(const struct product *p, int set)
 {
     if (p->type != BFLOAT16)
         return p->type == INT8 ? BYTES : FLOATS;
-    if (!strcmp(SETS[set].name, "amx") && p->inputs % 32 == 0 && p->outputs >= TILE)
+    if (!strcmp(SETS[set].name, "amx") && p->inputs % 32 == 0 && p->outputs * (1 + p->is_gated) >= 16)
         return TILES;
     return SETS[set].has_pairs ? PAIRS : SPLIT;
 }
@@ -241,16 +240,6 @@ static struct masks masks_of(const uint8_t *is_text, long rows)
             masks.places[masks.count++] = row;
     }
     return masks;
-}
-
-/* The outputs of a piece of work, of which `most` at most: a few microseconds of reading. */
-static long piece_size(const struct job *job, long most)
-{
-    const long bytes = job->product->inputs * SIZE(job->product->type) * (1 + job->product->is_gated);
-    long size = TILE;
-    while (job->kind != TILES && size > 4 && size * bytes > PIECE)
-        size /= 2;
-    return size < most ? size : most;
 }
 
 /* A forward, and memory for it. */
@@ -303,7 +292,7 @@ static void product_phase(
         job.draft = &draft;
         job.draft_rows = masks->numbers;
     }
-    const long part = w ? w->f.width : p->outputs, size = piece_size(&job, part);
+    const long part = w ? w->f.width : p->outputs, size = part < TILE ? part : TILE;
     const long pieces = (part + size - 1) / size, parts = p->outputs / part;
     job.arranged = me->memory;
     for (long piece; (piece = take(me, pieces * parts)) >= 0;) {

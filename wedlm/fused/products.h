@@ -8,8 +8,6 @@
 #define STEP(kind) ((kind) == SPLIT || (kind) == PAIRS ? 2 * LANES : LANES)  /* inputs that are multiplied at once */
 #define WEIGHT_BYTES(kind) ((kind) == BYTES ? LANES : 4 * LANES)             /* that a step reads */
 #define INPUT_BYTES(kind) ((kind) == SPLIT ? 8 * LANES : 4 * LANES)
-#define FEW_ROWS(kind) ((kind) == BYTES ? 0 : 2)  /* reading bytes takes less time than their sums */
-#define LINES(kind) (WEIGHT_BYTES(kind) > 16 ? WEIGHT_BYTES(kind) / 16 : 1)  /* of memory, in a step of four rows */
 
 /* Adds the products of pairs of bfloat16. */
 static INLINE TARGET NAME(floats) NAME(paired)(NAME(floats) sums, NAME(floats) w, NAME(floats) x)
@@ -22,95 +20,81 @@ static INLINE TARGET NAME(floats) NAME(paired)(NAME(floats) sums, NAME(floats) w
 #endif
 }
 
-/* Adds the products of a step: sums[row * outputs + o] of row `row` with weights w[o]. */
+/* Adds the products of a step: sums[row * 4 + o] of row `row` with weights w[o]. */
 static INLINE TARGET void NAME(step)(
-    enum kind kind, int rows, int outputs, const char *const *w, const char *x, long row_bytes, NAME(floats) *sums)
+    enum kind kind, int rows, const char *const *w, const char *x, long row_bytes, NAME(floats) *sums)
 {
     NAME(floats) weights[4];
     for (int part = 0; part < (kind == SPLIT ? 2 : 1); part++) {
-        for (int o = 0; o < outputs; o++) {
+        for (int o = 0; o < 4; o++) {
             const NAME(words) words = kind == BYTES ? (NAME(words)){0} : *(const NAME(words) *)w[o];
             weights[o] = kind == BYTES ? NAME(widened)(w[o])
                 : kind != SPLIT ? (NAME(floats))words : part ? ODD(words) : EVEN(words);
         }
         for (int row = 0; row < rows; row++) {
-            NAME(floats) input = *(const NAME(floats) *)(x + row * row_bytes + part * 4 * LANES), *sum = sums + row * outputs;
+            NAME(floats) input = *(const NAME(floats) *)(x + row * row_bytes + part * 4 * LANES), *sum = sums + row * 4;
             HOLD(input);
-            for (int o = 0; o < outputs; o++)
+            for (int o = 0; o < 4; o++)
                 sum[o] = kind == PAIRS ? NAME(paired)(sum[o], weights[o], input)
                     : (NAME(floats))(sum[o] + weights[o] * input);
         }
     }
 }
 
-/* The products of `rows` rows of x with `outputs` rows of `inputs` weights. In each step `lines` lines of `next` are
- * fetched, a power of two.
+/* The products of `rows` rows of x with four rows of `inputs` weights: out[row * out_stride + o * apart]. `next`, if it is
+ * not NULL, are two rows of weights that are fetched.
  */
 static INLINE TARGET void NAME(block)(
-    enum kind kind, int rows, int outputs, const char *const *weights, long inputs, const char *x, long row_bytes,
-    const char *next, long lines, float *out, long out_stride)
+    enum kind kind, int rows, const char *const *weights, const char *const *next, long inputs, const char *x,
+    long row_bytes, float *out, long out_stride, long apart)
 {
     NAME(floats) sums[4 * MOST_TOGETHER] = {0};
-    const char *w[4];
+    const char *w[4] = {weights[0], weights[1], weights[2], weights[3]};
     const long steps = inputs / STEP(kind), rest = inputs % STEP(kind) * WEIGHT_BYTES(kind) / STEP(kind);
-    for (int o = 0; o < outputs; o++)
-        w[o] = weights[o];
     for (long k = 0; k < steps; k++) {
-        for (int i = 0; i < LINES(kind) && outputs > 1; i++)
-            __builtin_prefetch(next + (i & (lines - 1)) * 64, 0, 3);
-        next += lines * 64;
-        NAME(step)(kind, rows, outputs, w, x, row_bytes, sums);
-        for (int o = 0; o < outputs; o++)
+        for (int i = 0; i < 2 && next; i++)
+            __builtin_prefetch(next[i] + k * WEIGHT_BYTES(kind), 0, 3);
+        NAME(step)(kind, rows, w, x, row_bytes, sums);
+        for (int o = 0; o < 4; o++)
             w[o] += WEIGHT_BYTES(kind);
         x += INPUT_BYTES(kind);
     }
     if (rest) {
         char padded[4][LANES * 4] = {0};
         const char *from[4];
-        for (int o = 0; o < outputs; o++)
+        for (int o = 0; o < 4; o++)
             from[o] = memcpy(padded[o], w[o], rest);
-        NAME(step)(kind, rows, outputs, from, x, row_bytes, sums);
+        NAME(step)(kind, rows, from, x, row_bytes, sums);
     }
-    for (int i = 0; i < outputs * rows; i += LANES) {  /* row after row, the totals of its outputs */
-        const int count = outputs * rows - i < LANES ? outputs * rows - i : LANES;
+    UNROLLED
+    for (int i = 0; i < 4 * rows; i += LANES) {  /* row after row, the totals of its outputs */
+        const int count = 4 * rows - i < LANES ? 4 * rows - i : LANES;
         const NAME(floats) totals = NAME(totals)(count, sums + i);
-        for (int j = 0; j < count; j += outputs)
-            memcpy(out + (i + j) / outputs * out_stride, (const float *)&totals + j, outputs * 4);
+        UNROLLED
+        for (int j = 0; j < count; j++)
+            out[(i + j) / 4 * out_stride + j % 4 * apart] = ((const float *)&totals)[j];
     }
 }
 
-/* out[row * out_stride + i] = the product of row `row` of x with weights `first` + i, for a multiple of four of them;
- * behind weights `last` stand those of `last` again.
+/* out[row * out_stride + i] = the product of row `row` of x with weights `first` + i, of which there are `count`; behind
+ * weights `last` stand those of `last` again, and up to three more are written.
  *
- * Memory is read fastest in order. So few rows are multiplied with one row of weights at a time; with four rows of weights,
- * what the next calls read is fetched in order, in equal parts by all that read the same weights.
+ * The four rows of weights that are multiplied at once are a quarter of all apart, so each of the four is read in order.
  */
 static INLINE TARGET void NAME(dots)(
     enum kind kind, const char *weights, long stride, long inputs, long first, long count, long last,
     long rows, const char *x, long row_bytes, float *out, long out_stride)
 {
-    const long blocks = (rows + ROWS(kind) - 1) / ROWS(kind);
-    const long lines = blocks == 1 || LINES(kind) == 1 ? LINES(kind) : blocks < 4 && LINES(kind) == 4 ? 2 : 1;
-    const long ahead = 4 * stride * (stride < 4096 ? 2 : 1);
-    for (long i = 0; i < count && rows <= FEW_ROWS(kind); i++) {
-        const char *w[] = {weights + (first + i < last ? first + i : last) * stride};
-#define CASE(n) case n: NAME(block)(kind, n, 1, w, inputs, x, row_bytes, NULL, 0, out + i, out_stride); break;
-        switch (rows) {
-        CASE(1)
-        CASE(2)
-        }
-#undef CASE
-    }
-    for (long i = 0; i < count && rows > FEW_ROWS(kind); i += 4) {
+    const long blocks = (rows + ROWS(kind) - 1) / ROWS(kind), apart = (count + 3) / 4;
+    for (long i = 0; i < apart; i++) {
         const char *w[4];
         for (int o = 0; o < 4; o++)
-            w[o] = weights + (first + i + o < last ? first + i + o : last) * stride;
+            w[o] = weights + (first + i + o * apart < last ? first + i + o * apart : last) * stride;
         for (long b = 0; b < blocks; b++) {
-            const long row = rows * b / blocks;
-            const char *from = x + row * row_bytes, *next = w[0] + ahead + 4 * stride * b / blocks;
+            const long row = rows * b / blocks, one = 4 * b / blocks, other = one < 3 && blocks < 4 ? one + 1 : one;
+            const char *from = x + row * row_bytes, *next[] = {w[one] + stride, w[other] + stride};
             float *to = out + row * out_stride + i;
-#define CASE(n) \
-    case n: NAME(block)(kind, n, 4, w, inputs, from, row_bytes, next, lines, to, out_stride); break;
+#define CASE(n) case n: NAME(block)(kind, n, w, blocks > 1 ? next : NULL, inputs, from, row_bytes, to, out_stride, apart); break;
             switch (rows * (b + 1) / blocks - row) {
             CASE(1)
             CASE(2)
@@ -118,7 +102,7 @@ static INLINE TARGET void NAME(dots)(
             CASE(3)
             CASE(4)
             CASE(5)
-            default: NAME(block)(kind, ROWS(kind), 4, w, inputs, from, row_bytes, next, lines, to, out_stride);
+            default: NAME(block)(kind, ROWS(kind), w, next, inputs, from, row_bytes, to, out_stride, apart);
 #else
             default: __builtin_unreachable();
 #endif

@@ -13,7 +13,8 @@
 #endif
 
 #define INLINE inline __attribute__((always_inline))
-#define TILE 32       /* outputs whose sums are kept before they are written */
+#define UNROLLED _Pragma("GCC unroll 16")
+#define TILE 64       /* outputs whose sums are kept before they are written */
 #define MOST_SPAN 256 /* entries that are read at once */
 #define SIZE(type) ((type) == FLOAT32 ? 4 : (type) == BFLOAT16 ? 2 : 1)
 

@@ -33,6 +33,7 @@ static INLINE TARGET NAME(floats) NAME(totals)(int count, NAME(floats) *sums)
 #define LOW(i, half) ((i) < LANES / 2 ? 0 : LANES) + (i) % (LANES / 2) / (half) * 2 * (half) + (i) % (half)
 #define HIGH(i, half) LOW(i, half) + (half)
 #define FOLD(half)                                                            \
+    UNROLLED                                                                  \
     for (int i = 0; i < count; i += 2) {                                      \
         const NAME(floats) a = sums[i], b = sums[i + 1 < count ? i + 1 : i];  \
         sums[i / 2] = SHUFFLE(NAME(ints), a, b, LIST(LOW, half))              \

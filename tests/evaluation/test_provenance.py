@@ -14,7 +14,7 @@ from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.evaluation import provenance
 from wedlm.evaluation.provenance import checkpoint_identity, command, record_text, weights_digest, write_report
-from wedlm.fused.instruction_set import SET
+from wedlm.fused.native import SET
 
 
 def test_the_digest_of_weights_in_several_files(tmp_path):

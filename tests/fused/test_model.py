@@ -20,8 +20,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import wedlm
 from wedlm import DraftLoraConfig, WeDLMForCausalLM
 from wedlm.fused import model as fused_model
-from wedlm.fused.instruction_set import SET
 from wedlm.fused.model import decoder_layers, product_of
+from wedlm.fused.native import SET
 from wedlm.generation.transformers_internals import CACHE
 
 PRODUCT = SET or "torch"

@@ -1,12 +1,9 @@
 """Products of a few rows are those of float64, by each instruction set and by torch."""
 
-import ctypes
-import mmap
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import psutil
@@ -15,28 +12,25 @@ import torch
 from helpers import CHECKPOINTS, REPOSITORY, load, run_python
 from hypothesis import given
 from hypothesis import strategies as st
+from instruction_sets import (
+    COMPILED,
+    DTYPES,
+    NOT_FINITE,
+    NUMBERS,
+    SETS,
+    at_a_forbidden_page,
+    each_compiled_set,
+    each_set,
+    multiplied_by,
+    norm_of,
+    normal,
+)
 from tiers import property_settings
 from torch import nn
-from torch.nn.functional import linear, pad, silu
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
+from torch.nn.functional import linear, silu
 
-from wedlm.fused import instruction_set, product
-from wedlm.fused.product import MOST_ROWS, Product, attend_few, rotate
-
-SETS = [] if instruction_set._product is None else instruction_set._product.instruction_sets()
-NUMBERS = {name: number for number, name in enumerate(SETS) if name is not None} | {"torch": None}
-COMPILED = [name for name in NUMBERS if name != "torch"]
-each_set = pytest.mark.parametrize("name", NUMBERS)
-each_compiled_set = pytest.mark.parametrize("name", COMPILED)
-DTYPES = [torch.float32, torch.bfloat16]
-NOT_FINITE = [float("nan"), float("inf"), float("-inf")]
-
-
-@contextmanager
-def multiplied_by(name):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(product, "NUMBER", NUMBERS[name])
-        yield
+from wedlm.fused import native
+from wedlm.fused.product import MOST_ROWS, Product
 
 
 @dataclass
@@ -54,11 +48,11 @@ class Case:
     is_text: torch.Tensor | None = None
 
     def product(self):
-        return Product(self.weight, self.bias, self.norm, self.is_gated, self.scales)
+        draft = None if self.draft is None else (Product(self.draft[0], norm=self.norm), Product(self.draft[1]))
+        return Product(self.weight, self.bias, self.norm, self.is_gated, self.scales, draft)
 
     def run(self, of=None):
-        draft = None if self.draft is None else (Product(self.draft[0], norm=self.norm), Product(self.draft[1]))
-        return (of or self.product())(self.x, self.added, draft, self.is_text)
+        return (of or self.product())(self.x, self.added, self.is_text)
 
     def of_rows(self, rows):
         names = ("x", "added", "is_text")
@@ -69,8 +63,9 @@ class Case:
         accuracy, rounding = 2e-6, 2**-8 if self.x.dtype == torch.bfloat16 else 2**-23
         if uses_torch(self) and self.x.dtype == torch.bfloat16:
             accuracy = 2**-6  # it rounds the normed input, and the sums before it adds to them
-        if uses_tiles(self) and self.norm is not None:
-            accuracy = 2**-8  # the normed input is rounded
+        draft_accuracy = accuracy
+        if rounds_inputs(self) and self.norm is not None:  # the normed input
+            draft_accuracy, accuracy = 2**-8, 2**-8 if self.weight.dtype == torch.bfloat16 else accuracy
         x = self.x.double()
         if self.norm is not None:
             x = x / (x.pow(2).mean(-1, keepdim=True) + self.norm.variance_epsilon).sqrt() * self.norm.weight.double()
@@ -83,7 +78,7 @@ class Case:
             down, up = (each.double() for each in self.draft)
             results = (x @ down.T).masked_fill(self.is_text, 0)
             y = y + results @ up.T
-            sizes = accuracy * (x.abs() @ down.abs().T) + (accuracy + rounding) * results.abs()
+            sizes = draft_accuracy * (x.abs() @ down.abs().T) + (draft_accuracy + rounding) * results.abs()
             bound = bound + sizes @ up.abs().T
         if self.is_gated:
             (gate, up), (gate_bound, up_bound) = y.chunk(2, dim=-1), bound.chunk(2, dim=-1)
@@ -93,21 +88,13 @@ class Case:
 
 
 def uses_torch(case):
-    return product.NUMBER is None or case.x.numel() > MOST_ROWS * case.x.shape[-1]
+    return native.NUMBER is None or case.x.numel() > MOST_ROWS * case.x.shape[-1]
 
 
-def uses_tiles(case):
-    return not uses_torch(case) and SETS[product.NUMBER] == "amx" and case.weight.dtype == torch.bfloat16
-
-
-def normal(*shape, dtype=torch.float32, std=1.0):
-    return (torch.randn(*shape) * std).to(dtype)
-
-
-def norm_of(width, dtype, epsilon=1e-5):
-    norm = Qwen3RMSNorm(width, eps=epsilon)
-    nn.init.normal_(norm.weight, 1.0, 0.3)
-    return norm.to(dtype)
+def rounds_inputs(case):
+    return (
+        not uses_torch(case) and SETS[native.NUMBER] in ("amx", "avx512bf16") and case.weight.dtype == torch.bfloat16
+    )
 
 
 def make(seed, rows, inputs, outputs, dtype=torch.float32, has=()):
@@ -213,14 +200,11 @@ LARGE = {"rows": 5, "inputs": 150, "outputs": 331, "has": ("gate", "norm", "draf
 @each_compiled_set
 def test_threads_change_no_bit(name, threads):
     case = make(0, **LARGE)
-    query, keys, values = (normal(2, heads, n, 24) for heads, n in ((6, 9), (3, 300), (3, 300)))
-    seen = torch.rand(2, 1, 9, 300) < 0.8
     with multiplied_by(name), torch.no_grad():
-        wanted, attended = case.run(), attend_few(query, keys, values, seen, 1.0)
+        wanted = case.run()
         for number in (2, 3, 4):
             threads(number)
             assert torch.equal(case.run(), wanted)
-            assert torch.equal(attend_few(query, keys, values, seen, 1.0), attended)
 
 
 @each_compiled_set
@@ -291,17 +275,6 @@ def test_other_dtypes_and_devices_are_left_to_torch(name):
         assert Product(normal(20, 30))(normal(2, 30).to("meta")).device.type == "meta"
 
 
-def at_a_forbidden_page(tensor, place):
-    """The same tensor, right before or right behind memory that nobody may read."""
-    size = (tensor.nbytes + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
-    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    page, offset = (start, mmap.PAGESIZE) if place == "behind" else (start + size, size - tensor.nbytes)
-    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(page), mmap.PAGESIZE, 0) == 0
-    there = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
-    return there.copy_(tensor.flatten()).view(tensor.shape)
-
-
 @each_compiled_set
 @pytest.mark.parametrize("place", ["before", "behind"])
 @given(few_rows)
@@ -336,16 +309,16 @@ def test_products_leave_no_memory_behind(name):
 
 
 def test_the_environment_chooses(monkeypatch):
-    monkeypatch.delenv(instruction_set.CHOICE, raising=False)
+    monkeypatch.delenv(native.CHOICE, raising=False)
     vectors = [name for name in COMPILED if name != "plain"]
-    assert instruction_set.instruction_set() == (vectors[0] if vectors else None), "the widest vectors, or torch"
+    assert native.instruction_set() == (vectors[0] if vectors else None), "the widest vectors, or torch"
     for name, number in NUMBERS.items():
-        monkeypatch.setenv(instruction_set.CHOICE, name)
-        assert instruction_set.instruction_set() == (None if number is None else name)
-    monkeypatch.setenv(instruction_set.CHOICE, "nonsense")
+        monkeypatch.setenv(native.CHOICE, name)
+        assert native.instruction_set() == (None if number is None else name)
+    monkeypatch.setenv(native.CHOICE, "nonsense")
     sentence = f"WEDLM_PRODUCT=nonsense is not on this machine; choose one of {', '.join([*COMPILED, 'torch'])}."
     with pytest.raises(ValueError, match=sentence):
-        instruction_set.instruction_set()
+        native.instruction_set()
 
 
 DECODE = f"""
@@ -368,7 +341,7 @@ def test_installed_without_a_compiler_torch_multiplies(tmp_path):
     built = subprocess.run(
         [sys.executable, *build], cwd=REPOSITORY, env=os.environ | {"CC": "false"}, capture_output=True, text=True
     )
-    assert built.returncode == 0 and 'building extension "wedlm.fused._product" failed' in built.stderr
+    assert built.returncode == 0 and 'building extension "wedlm.fused._kernels" failed' in built.stderr
     where = f"import wedlm; assert wedlm.__file__.startswith({str(tmp_path)!r})"
     said = run_python(where + DECODE, tmp_path, PYTHONPATH=str(tmp_path / "installed"))
     assert said.splitlines()[0] == f"{text_of_the_plain_model()} torch"
@@ -387,157 +360,3 @@ def test_compiled_code_has_the_same_product(name, has):
     with multiplied_by(name), torch.no_grad():
         compiled = torch.compile(case.product(), backend="aot_eager", fullgraph=True)
         torch.testing.assert_close(case.run(compiled), case.run())
-
-
-# --- Rotations ---
-
-
-@pytest.mark.parametrize("name", [*COMPILED[:1], "torch"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("has_norms", [True, False], ids=["norms", "no norms"])
-@pytest.mark.parametrize(
-    ("batch", "queries", "width", "cos_batch"),
-    [(1, 5, 64, 1), (3, 5, 6, 3), (2, 20, 8, 2), (1, 2, 258, 1)],
-)
-def test_queries_and_keys_are_rotated_as_in_transformers(name, dtype, has_norms, batch, queries, width, cos_batch):
-    torch.manual_seed(0)
-    heads, num_queries, num_rotated = normal(batch, queries, 8, width, dtype=dtype), 4, 6
-    angles = torch.rand(cos_batch, queries, width // 2).repeat(1, 1, 2) * 6
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    norms = [norm_of(width, dtype, epsilon) for epsilon in (1e-5, 0.5)] if has_norms else []
-    parts = [heads[:, :, :num_queries], heads[:, :, num_queries:num_rotated]]
-    wide = [part.double() for part in parts]
-    if has_norms:
-        wide = [norm.double()(part) for norm, part in zip(norms, wide, strict=True)]
-        norms = [norm.to(dtype) for norm in norms]
-    wanted = apply_rotary_pos_emb(*wide, cos.double(), sin.double(), unsqueeze_dim=2)
-    values = heads[:, :, num_rotated:].clone()
-    with multiplied_by(name), torch.no_grad():
-        weights = (*(norm.weight for norm in norms), 1e-5, 0.5) if has_norms else ()
-        rotated = rotate(heads, num_queries, num_rotated, cos, sin, *weights)
-    bounds = {torch.float32: (1e-6, 1e-5), torch.bfloat16: (2**-8, 2**-6)}[dtype]
-    torch.testing.assert_close(rotated.double(), torch.cat(wanted, dim=2), rtol=bounds[0], atol=bounds[1])
-    assert torch.equal(heads[:, :, num_rotated:], values)
-
-
-# --- Attention ---
-
-BIASES = ["causal", "seen", "added"]
-
-
-@dataclass
-class Attention:
-    """Queries, keys and values as views of larger tensors, as they come from a projection and a cache."""
-
-    query: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-    bias: torch.Tensor | None
-
-    def run(self):
-        return attend_few(self.query, self.keys, self.values, self.bias, 0.3)
-
-    def in_float64(self):
-        """The result, and by how much it may differ."""
-        group = self.query.shape[1] // self.keys.shape[1]
-        keys, values = (x.double().repeat_interleave(group, dim=1) for x in (self.keys, self.values))
-        scores = self.query.double() @ keys.mT * 0.3
-        if self.bias is None:
-            scores = scores + torch.full(scores.shape[2:], -torch.inf).triu(1 + scores.shape[3] - scores.shape[2])
-        elif self.bias.dtype == torch.bool:
-            scores = scores.masked_fill(~self.bias, -torch.inf)
-        else:
-            scores = scores + self.bias.double()
-        weights = scores.softmax(-1).nan_to_num(0)  # 0 where nothing is seen
-        rounding = 2**-8 if self.query.dtype == torch.bfloat16 else 2e-5
-        return [(weights @ each).transpose(1, 2) for each in (values, values.abs() * rounding)]
-
-
-@st.composite
-def attentions(draw, biases=BIASES, dtypes=DTYPES):
-    torch.manual_seed(draw(st.integers(0, 1000)))
-    bias, dtype = draw(st.sampled_from(biases)), draw(st.sampled_from(dtypes))
-    batch, key_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 5))
-    num_queries, width = draw(st.integers(1, MOST_ROWS // batch)), draw(st.integers(1, 40)) * 2
-    num_entries = draw(st.integers(num_queries, 80))
-    if bias == "causal":
-        num_queries = draw(st.sampled_from([1, min(num_entries, num_queries)]))
-        num_entries = num_entries if num_queries == 1 else num_queries
-    heads = group * key_heads
-    query = normal(batch, num_queries, heads + 3, width, dtype=dtype, std=3.0).transpose(1, 2)[:, :heads]
-    keys, values = (normal(batch, key_heads, num_entries + 5, width, dtype=dtype)[:, :, :num_entries] for _ in "kv")
-    seen = torch.rand(batch, 1, num_queries, num_entries) < 0.7
-    added = torch.where(seen, normal(*seen.shape), torch.finfo(dtype).min).to(dtype)
-    seen[..., 0] = added[..., 0] = 1
-    return Attention(query, keys, values, {"causal": None, "seen": seen, "added": added}[bias])
-
-
-@each_compiled_set
-@given(attentions())
-@property_settings(60, deadline=None)
-def test_attention_is_that_of_float64(name, case):
-    with multiplied_by(name):
-        got = case.run()
-    wanted, bound = case.in_float64()
-    assert got.dtype == case.query.dtype
-    assert ((got.double() - wanted).abs() <= bound + 1e-6).all()
-
-
-@each_compiled_set
-@given(attentions(biases=["seen", "added"]), st.data())
-@property_settings(60, deadline=None)
-def test_the_attention_of_a_query_depends_on_no_other_query_and_on_nothing_that_it_does_not_see(name, case, data):
-    with multiplied_by(name):
-        wanted = case.run()
-        row, query = (data.draw(st.integers(0, size - 1)) for size in (len(wanted), wanted.shape[1]))
-        place = (slice(row, row + 1), slice(None), slice(query, query + 1))
-        more = data.draw(st.integers(0, 40))  # entries that it does not see
-        keys, values = (pad(x[row : row + 1], (0, 0, 0, more), value=7.0) for x in (case.keys, case.values))
-        unseen = False if case.bias.dtype == torch.bool else torch.finfo(case.bias.dtype).min
-        alone = Attention(case.query[place], keys, values, pad(case.bias[place], (0, more), value=unseen))
-        assert torch.equal(alone.run()[0, 0], wanted[row, query])
-
-
-@each_compiled_set
-@pytest.mark.parametrize("value", NOT_FINITE)
-def test_what_is_not_finite_stays_with_the_queries_that_see_it(name, value):
-    query, keys, values = normal(1, 2, 3, 8), normal(1, 2, 20, 8), normal(1, 2, 20, 8)
-    seen = torch.ones(1, 1, 3, 20, dtype=torch.bool)
-    seen[..., 1, :] = False  # it gets zeros
-    with multiplied_by(name):
-        wanted = attend_few(query, keys, values, seen, 1.0)
-        keys[:, :, 4] = value
-        got = attend_few(query, keys, values, seen, 1.0)
-    assert (got[:, 1] == 0).all() and (wanted[:, 0] != 0).any()
-    if value != value:
-        assert got[:, [0, 2]].isnan().all()
-
-
-@each_compiled_set
-@pytest.mark.parametrize("place", ["before", "behind"])
-@given(attentions())
-@property_settings(30, deadline=None)
-def test_attention_reads_its_tensors_and_nothing_else(name, place, case):
-    with multiplied_by(name):
-        wanted = case.run()
-        for part in ("query", "keys", "values", "bias"):
-            if (tensor := getattr(case, part)) is not None:
-                setattr(case, part, at_a_forbidden_page(tensor, place))
-        assert torch.equal(case.run(), wanted)
-
-
-@each_compiled_set
-def test_other_attention_is_left_to_torch(name):
-    query, keys, bias = normal(1, 4, 3, 8), normal(1, 2, 10, 8), torch.zeros(1, 1, 3, 10)
-    many = normal(1, 4, MOST_ROWS + 1, 8)
-    with multiplied_by(name):
-        assert attend_few(query, keys, keys, bias, 1.0) is not None
-        assert attend_few(query, keys, keys, None, 1.0) is None, "which of the entries are the queries?"
-        assert attend_few(many, keys, keys, torch.zeros(1, 1, MOST_ROWS + 1, 10), 1.0) is None
-        assert attend_few(query.double(), keys.double(), keys.double(), bias.double(), 1.0) is None
-        assert attend_few(query, keys.bfloat16(), keys.bfloat16(), bias, 1.0) is None
-        assert attend_few(query, keys, keys, bias.double(), 1.0) is None
-        assert attend_few(query, keys, keys, bias.expand(1, 4, 3, 10), 1.0) is None, "a bias for each head"
-        assert attend_few(query, keys, keys, bias[..., :1], 1.0) is None, "one bias for all entries"
-        assert attend_few(query, keys, keys[..., :4], bias, 1.0) is None, "values of another width"
-        assert attend_few(query, keys.mT.contiguous().mT, keys, bias, 1.0) is None

@@ -33,8 +33,7 @@ ELSEWHERE = {
         "_enable_peft_forward_hooks": "PEFT calls it in every forward, with the adapter_names of the rows",
     },
     "wedlm/batching/manager.py": {"_run_generation_loop": "the thread of transformers' manager; ours is another"},
-    "wedlm/fused/instruction_set.py": {"_product": "our own module in C"},
-    "wedlm/fused/product.py": {"_product": "our own module in C"},
+    "wedlm/fused/native.py": {"_kernels": "our own module in C"},
     "wedlm/fused/layer.py": {
         "_modules": "the modules by name, read in each forward, where getattr() takes too long",
         "_parameters": "the weights by name, read in each forward",

@@ -119,7 +119,9 @@ class FusedLayer:
         self.norms, self.head_norms = list(norms.values()), [norm.weight.detach() for norm in norms.values()]
         linears = [linear_of(merged.module._modules[name]) for merged in self.merged for name in merged.names]
         self.known = Known()
-        self.known.add(layer, attention, mlp, *linears, layer.input_layernorm, layer.post_attention_layernorm, *self.norms)
+        self.known.add(
+            layer, attention, mlp, *linears, layer.input_layernorm, layer.post_attention_layernorm, *self.norms
+        )
         self.described = self.description()
         products = [(merged.inputs, merged.outputs) for merged in self.merged]
         self.shape = (products, self.num_queries, self.num_keys, self.width, self.scaling, self.dtype)
@@ -134,8 +136,10 @@ class FusedLayer:
             self.described = self.description()
         return is_changed
 
-    def description(self) -> native.Layer:
-        """The layer as C reads it."""
+    def description(self) -> native.Layer | None:
+        """The layer as C reads it; None where torch multiplies."""
+        if not all(self.dtype in merged.dtypes for merged in self.merged) or self.width > MOST_WIDTH:
+            return None
         described, self.parts = native.Layer(), [merged.described() for merged in self.merged]
         for name, part in zip(("query_key_value", "output", "gate_up", "down"), self.parts, strict=True):
             setattr(described, name, part)
@@ -150,7 +154,9 @@ class FusedLayer:
             return False
         is_known = hidden_states.is_cpu and hidden_states.dtype == self.dtype and self.width <= MOST_WIDTH
         is_known = is_known and all(self.dtype in merged.dtypes for merged in self.merged)
-        return is_known and all(each.shape[-1] == self.width and each.dtype == self.dtype for each in position_embeddings)
+        return is_known and all(
+            each.shape[-1] == self.width and each.dtype == self.dtype for each in position_embeddings
+        )
 
     def forward_of(self, hidden_states, position_embeddings, is_text) -> tuple[native.Forward, list]:
         """The forward of some rows through this layer, and what has to live as long. C changes `hidden_states`."""
@@ -260,7 +266,9 @@ def fused_forward(layer: nn.Module, hidden_states: torch.Tensor, *args, **kwargs
     heads = fused.query_key_value(hidden_states, is_text=is_text)
     heads = heads.view(*heads.shape[:-1], fused.num_queries + 2 * fused.num_keys, fused.width)
     norms = [*fused.head_norms, *[norm.variance_epsilon for norm in fused.norms]]
-    rotated = rotate(heads, fused.num_queries, fused.num_queries + fused.num_keys, *kwargs.pop("position_embeddings"), *norms)
+    rotated = rotate(
+        heads, fused.num_queries, fused.num_queries + fused.num_keys, *kwargs.pop("position_embeddings"), *norms
+    )
     query, key = rotated.transpose(1, 2).split((fused.num_queries, fused.num_keys), dim=1)
     value = heads[:, :, -fused.num_keys :].transpose(1, 2)
     if kwargs.get(CACHE) is not None:
@@ -342,8 +350,8 @@ def have_rows(tensors: tuple[torch.Tensor, ...], query: torch.Tensor) -> bool:
 def sees(forward: native.Forward, attention: nn.Module, mask: torch.Tensor | None, dtype: torch.dtype) -> bool:
     """Tells C what the queries see; False where its attention is not that of the model.
 
-    `mask`, `[batch, 1, n, entries]`, is added to the scores, or says which entries are seen; the first of its n rows are
-    those of the queries. Without it attention is causal.
+    `mask`, `[batch, 1, n, entries]`, is added to the scores, or says which entries are seen; the first of its n rows
+    are those of the queries. Without it attention is causal.
     """
     function = ALL_ATTENTION_FUNCTIONS.get(attention_of(attention.config))
     if function is not sdpa_attention_forward:

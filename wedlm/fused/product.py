@@ -4,7 +4,6 @@ import torch
 from torch.nn.functional import linear, rms_norm, silu
 
 from wedlm.fused import native
-from wedlm.fused.native import _kernels
 
 MOST_ROWS = 32  # more rows are left to torch
 MOST_WIDTH = 256  # of the heads that C knows
@@ -15,7 +14,8 @@ class Product:
     """The product with a linear layer's weights, with an RMS norm before it and an activation behind it.
 
     `weight` is `[outputs, inputs]`, in int8 with `scales`, `[outputs]`. With `is_gated` the product is
-    silu(first half) * second half. In rows whose input is MASK, the two products `draft` are added, one behind the other.
+    silu(first half) * second half. In rows whose input is MASK, the two products `draft` are added, one behind the
+    other.
     """
 
     def __init__(self, weight, bias=None, norm=None, is_gated=False, scales=None, draft=None):
@@ -23,7 +23,12 @@ class Product:
         self.norm_module, self.norm = norm, None if norm is None else norm.weight.detach()
         self.inputs, self.outputs = weight.shape[1], len(weight) // (2 if is_gated else 1)
         self.dtypes = ()  # of inputs that are multiplied in C
-        if native.NUMBER is not None and weight.device.type == "cpu" and weight.dtype in TYPES and weight.is_contiguous():
+        if (
+            native.NUMBER is not None
+            and weight.device.type == "cpu"
+            and weight.dtype in TYPES
+            and weight.is_contiguous()
+        ):
             self.dtypes = (torch.float32, torch.bfloat16) if weight.dtype == torch.int8 else (weight.dtype,)
 
     @property

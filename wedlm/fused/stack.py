@@ -49,9 +49,10 @@ class Stack:
         return getattr(self.layers._modules["0"], name)
 
     def __call__(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
-        is_text = kwargs.get("is_text", MASKED.is_text)
+        options = dict(kwargs)
+        is_text = options.pop("is_text", MASKED.is_text)
         if self.runs_at_once(hidden_states) and self.bind(hidden_states.dtype, is_text is not None):
-            at_once = self.at_once(hidden_states, is_text, **kwargs)
+            at_once = self.at_once(hidden_states, is_text, **options)
             if at_once is not None:
                 return at_once
         for layer in self.layers:
@@ -76,6 +77,8 @@ class Stack:
                     return False
                 refresh(layer, dtype, has_masks=False)
             if any(layer.fused is None or layer.fused.shape != layers[0].fused.shape for layer in layers):
+                return False
+            if layers[0].fused.described is None:
                 return False
             fused = [layer.fused for layer in layers]
             self.known = Known.of_all([each.known for each in fused])

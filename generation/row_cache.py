@@ -177,9 +177,12 @@ class RowCache(DynamicCache):
         return self.get_seq_length() + query_length, 0
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
-        while len(self.layers) <= layer_idx:
-            self.layers.append(RowLayer())
+        self.make_layers(layer_idx + 1)
         return self.layers[layer_idx].write(key_states, value_states, self.place, self.capacity)
+
+    def make_layers(self, number: int) -> None:
+        while len(self.layers) < number:
+            self.layers.append(RowLayer())
 
     @property
     def capacity(self) -> int:

@@ -86,10 +86,6 @@ class SharedCache(RowCache):
         for layer in self.layers:
             layer.activate(self.active)
 
-    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
-        self.make_layers(layer_idx + 1)
-        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
-
     def make_layers(self, number: int) -> None:
         while len(self.layers) < number:
             self.layers.append(SharedLayer(self.size, self.active))

@@ -1,6 +1,8 @@
 """Where forwards of fused models write keys and values: memory that grows in steps, so that nothing is copied."""
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from operator import is_
+from typing import Any
 
 import torch
 from transformers import DynamicCache
@@ -89,28 +91,31 @@ def copy_of(states: torch.Tensor | None) -> torch.Tensor | None:
     return None if states is None else states.clone()
 
 
-class Memory(NamedTuple):
+@dataclass
+class Memory:
     """The keys and values of all layers, where a forward reads and writes them."""
 
     tensors: list[torch.Tensor]  # keys and values of each layer in turn, [batch, heads, capacity, head_dim]
     states: Any  # an array of `States`
     strides: tuple[tuple[int, ...], tuple[int, ...]]  # of keys and values: of batch row, head and entry
 
+    def __reduce__(self):  # a copy of a cache has other addresses
+        return type(None), ()
 
-def reserved(cache: Cache, num_layers: int, batch: int, queries: int, like: torch.Tensor) -> Memory | None:
-    """Room for the queries of a forward in all layers; None where only `cache.update` makes it."""
-    tensors = tensors_of_rows(cache) if isinstance(cache, RowCache) else tensors_of_entries(cache, queries)
-    if len(tensors) != 2 * num_layers:
+
+def reserved(cache: Cache, num_layers: int, queries: int, empty: torch.Tensor) -> Memory | None:
+    """Room for the queries of a forward in all layers; None where only `cache.update` makes it.
+
+    `empty`, `[batch, heads, 0, head_dim]`, has the shape of keys and values.
+    """
+    tensors = (tensors_of_rows if isinstance(cache, RowCache) else tensors_of_entries)(cache, num_layers, queries, empty)
+    if len(tensors) != 2 * num_layers or not fits(tensors[0], empty):
         return None
     known: Memory | None = getattr(cache, "fused_memory", None)
-    if known is not None and all(one is other for one, other in zip(known.tensors, tensors, strict=False)):
-        return known if len(known.tensors) == len(tensors) and len(tensors[0]) == batch else None
-    first, strides = tensors[0], [tensor.stride() for tensor in tensors]
-    if strides != strides[:2] * num_layers:
-        return None
-    if any(each.shape != first.shape or each.dtype != like.dtype or each.device != like.device for each in tensors):
-        return None
-    if len(first) != batch or any(stride[3] != 1 for stride in strides[:2]):
+    if known is not None and len(known.tensors) == len(tensors) and all(map(is_, known.tensors, tensors)):
+        return known
+    strides = [tensor.stride() for tensor in tensors]
+    if strides != strides[:2] * num_layers or not all(fits(tensor, empty) for tensor in tensors):
         return None
     states = (States * num_layers)()
     for state, keys, values in zip(states, tensors[::2], tensors[1::2], strict=True):
@@ -119,27 +124,39 @@ def reserved(cache: Cache, num_layers: int, batch: int, queries: int, like: torc
     return cache.fused_memory
 
 
-def tensors_of_rows(cache: RowCache) -> list[torch.Tensor]:
+def fits(states: torch.Tensor, empty: torch.Tensor) -> bool:
+    """Whether keys or values are such as the model's."""
+    is_alike = states.dtype == empty.dtype and states.is_cpu and states.stride(3) == 1
+    return is_alike and states[:, :, :0].shape == empty.shape
+
+
+def tensors_of_rows(cache: RowCache, num_layers: int, queries: int, empty: torch.Tensor) -> list[torch.Tensor]:
     tensors: list[torch.Tensor] = []
     if cache.is_static or cache.place is None:
         return tensors
+    cache.make_layers(num_layers)
     for layer in cache.layers:
         if not layer.is_initialized:
-            return []
+            layer.lazy_initialization(empty, empty)
         layer.reserve(cache.place.valid_length, cache.capacity)
         tensors += (layer.keys, layer.values)
     return tensors
 
 
-def tensors_of_entries(cache: DynamicCache, queries: int) -> list[torch.Tensor]:
+def tensors_of_entries(cache: DynamicCache, num_layers: int, queries: int, empty: torch.Tensor) -> list[torch.Tensor]:
     tensors: list[torch.Tensor] = []
     if type(cache) is not DynamicCache or getattr(cache, "offloading", False):
         return tensors
+    while len(cache.layers) < num_layers and cache.layer_class_to_replicate is DynamicLayer:
+        cache.layers.append(DynamicLayer())
     for layer in cache.layers:
-        if type(layer) is DynamicLayer and layer.get_seq_length() > 0:
+        if type(layer) is DynamicLayer:
             GrowingLayer.adopt(layer)
-        if type(layer) is not GrowingLayer or layer.get_seq_length() == 0:
+        if type(layer) is not GrowingLayer:
             return []
+        if layer.get_seq_length() == 0:
+            layer.lazy_initialization(empty, empty)
+            layer.keys = layer.values = empty
         tensors += layer.reserve(queries)
         if layer.length != cache.layers[0].length:
             return []

@@ -99,8 +99,9 @@ class Stack:
         memory, hidden_states = None, hidden_states.clone(memory_format=torch.contiguous_format)
         forward, _kept = first.forward_of(hidden_states, position_embeddings, is_text)
         if cache is not None:
-            memory = reserved(cache, len(self.fused), batch, queries, hidden_states)
-            if memory is None or memory.tensors[0].shape[3] != first.width:
+            empty = hidden_states.new_empty(batch, first.num_keys, 0, first.width)
+            memory = reserved(cache, len(self.fused), queries, empty)
+            if memory is None:
                 return None
             forward.states = native.addressof(memory.states)
             forward.key_strides[:], forward.value_strides[:] = memory.strides

@@ -219,6 +219,19 @@ def attention_of(config):
     return config._attn_implementation
 
 
+# --- Products on a CPU ---
+
+
+def has_onednn():
+    """Whether torch contains oneDNN, and its product of float32."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def onednn_linear(x, weight, bias=None):
+    """The product of a linear layer by oneDNN, on the weights as they lie; torch takes MKL's for float32."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
 # --- torch.compile ---
 
 

@@ -75,10 +75,10 @@ def test_one_call_has_the_bits_of_one_layer_after_another(name, dtype, calls):
 @pytest.mark.parametrize("settings", [{"decoding": "verified"}, {"decoding": "streaming", "do_sample": True}], ids=str)
 def test_steps_of_parallel_decoding_are_one_call_each(settings, calls):
     model, texts = wedlm.fuse(load(CHECKPOINTS / "q3")), []
-    for each in (model, one_by_one(model)):
+    for each in (lambda: model, lambda: one_by_one(model)):
         torch.manual_seed(0)
         calls.clear()
-        output = each.generate(
+        output = each().generate(
             torch.tensor([PROMPTS[0], PROMPTS[0][::-1]]), max_new_tokens=30, return_dict_in_generate=True, **settings
         )
         texts.append((output.sequences.tolist(), calls.count(len(model.model.layers))))
@@ -185,7 +185,10 @@ def test_a_cache_is_changed_like_any_other(change):
         assert_close(got, wanted)
 
 
-@pytest.mark.parametrize("copied", [copy, deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))], ids=str)
+COPIES = {"shallow": copy, "deep": deepcopy, "pickled": lambda cache: pickle.loads(pickle.dumps(cache))}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES.keys())
 def test_what_was_taken_from_a_cache_stays_as_it_is(copied):
     model = wedlm.fuse(stock("llama"))
     _, cache = in_parts(model)

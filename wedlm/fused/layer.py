@@ -1,7 +1,5 @@
 """The forward of a decoder layer with few operators, for decoding."""
 
-from operator import is_not
-
 import torch
 from torch import nn
 from torch.nn.functional import pad
@@ -177,27 +175,20 @@ class Known:
     """The modules, weights and epsilons of which something was made: whether they are still the same."""
 
     def __init__(self) -> None:
-        self.places: list[tuple[dict, str]] = []  # of modules, and of weights that are missing
-        self.parts: list = []
-        self.weights: list[tuple[dict, str]] = []
-        self.addresses: list[int] = []
+        # Owners, names and modules, or None for a weight that is missing; then those of weights, and their addresses.
+        self.parts: tuple[list, ...] = ([], [], [], [], [], [])
         self.norms: list[nn.Module] = []
         self.epsilons: list[float] = []
 
     def add(self, *modules: nn.Module) -> None:
         """Adds modules' own parts: their modules, and their weights."""
         for module in modules:
-            for name, part in module._modules.items():
-                self.places.append((module._modules, name))
-                self.parts.append(part)
-            for owner in (module._parameters, module._buffers):
-                for name, weight in owner.items():
-                    if weight is None:
-                        self.places.append((owner, name))
-                        self.parts.append(None)
-                    else:
-                        self.weights.append((owner, name))
-                        self.addresses.append(weight.data_ptr())
+            for owner in (module._modules, module._parameters, module._buffers):
+                for name, part in owner.items():
+                    is_weight = isinstance(part, torch.Tensor)
+                    known = (owner, name, part.data_ptr() if is_weight else part)
+                    for values, value in zip(self.parts[3:] if is_weight else self.parts[:3], known, strict=True):
+                        values.append(value)
             if hasattr(module, "variance_epsilon"):
                 self.norms.append(module)
                 self.epsilons.append(module.variance_epsilon)
@@ -205,19 +196,15 @@ class Known:
     @classmethod
     def of_all(cls, several: list["Known"]) -> "Known":
         together = cls()
-        for name, values in vars(together).items():
-            values += [value for each in several for value in vars(each)[name]]
+        for each in several:
+            for values, more in zip(together.parts, each.parts, strict=True):
+                values += more
+            together.norms += each.norms
+            together.epsilons += each.epsilons
         return together
 
     def is_current(self) -> bool:
-        try:
-            if any(map(is_not, [owner[name] for owner, name in self.places], self.parts)):
-                return False
-            if list(map(torch.Tensor.data_ptr, [owner[name] for owner, name in self.weights])) != self.addresses:
-                return False
-            return [norm.variance_epsilon for norm in self.norms] == self.epsilons
-        except (KeyError, TypeError):  # a part or a weight has gone
-            return False
+        return native.are_same(*self.parts) and [norm.variance_epsilon for norm in self.norms] == self.epsilons
 
 
 def head_norms(attention: nn.Module) -> dict[str, nn.Module]:

@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 from torch import nn
+from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel, logging
 
 from wedlm.fused.int8 import Int8Linear, refuse_saving, to_int8
@@ -47,6 +48,8 @@ def fuse(model: nn.Module, weights: str | None = None) -> nn.Module:
         if type(decoder.layers) is nn.ModuleList and any("fused" in vars(layer) for layer in decoder.layers):
             decoder.layers.__class__, decoder.stack = Layers, None
             decoder.forward = partial(stacked_forward, decoder)
+            if hasattr(decoder.norm, "variance_epsilon"):
+                decoder.norm.forward = partial(fused_norm, decoder.norm)
     for reason, names in left.items():
         logger.warning(f"{names[0]} stays as it is ({len(names)} such layers in all): {reason}.")
     if next(decoder_layers(model), None) is None:
@@ -82,6 +85,7 @@ def unfuse(model: nn.Module) -> nn.Module:
             decoder.layers.__class__ = nn.ModuleList
         if "stack" in vars(decoder):
             del decoder.forward, decoder.stack
+            vars(decoder.norm).pop("forward", None)
     head = owner.get_output_embeddings()
     if head is not None and isinstance(vars(head).get("forward"), partial):
         del head.forward
@@ -119,6 +123,13 @@ def owner_of(model: nn.Module) -> nn.Module:
             "AutoModelForCausalLM.from_pretrained."
         )
     return model
+
+
+def fused_norm(norm: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+    is_autocast = torch.is_autocast_enabled(hidden_states.device.type)
+    if torch.is_grad_enabled() or is_autocast or hidden_states.dtype != norm.weight.dtype:
+        return type(norm).forward(norm, hidden_states)
+    return rms_norm(hidden_states, hidden_states.shape[-1:], norm.weight, norm.variance_epsilon)
 
 
 def fused_head(head: nn.Linear, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from pathlib import Path
 
 try:
     from wedlm.fused import _kernels
@@ -70,6 +71,18 @@ def forward(forward: Forward) -> None:
     _kernels.forward(ctypes.addressof(forward))
 
 
+def are_same_parts(owners: list, names: list, parts: list, *weights: list) -> bool:
+    """Whether each owner has that part by that name, and a weight at that address."""
+    if any(owner.get(name) is not part for owner, name, part in zip(owners, names, parts, strict=True)):
+        return False
+    return all(
+        getattr(owner.get(name), "data_ptr", int)() == address for owner, name, address in zip(*weights, strict=True)
+    )
+
+
+are_same = are_same_parts if _kernels is None else _kernels.are_same
+
+
 def instruction_set() -> str | None:
     """Returns the instruction set that products take on this machine; None: they are torch's.
 
@@ -91,6 +104,14 @@ def described_product() -> str:
     if _kernels is None:
         return "by torch; in C they take less time, which needs a compiler (such as gcc) when wedlm is installed"
     return "by torch"
+
+
+def is_amd() -> bool:
+    """Whether this machine's CPU is AMD's."""
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # not Linux
+        return False
 
 
 SET = instruction_set()

@@ -46,7 +46,7 @@ class Stack:
         return type(None), ()
 
     def __getattr__(self, name):
-        return getattr(self.layers._modules["0"], name)
+        return getattr(self.layers[0], name)
 
     def __call__(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
         options = dict(kwargs)
@@ -60,14 +60,13 @@ class Stack:
         return hidden_states
 
     def runs_at_once(self, hidden_states: torch.Tensor) -> bool:
-        layers = self.layers._modules.values()
         if native.NUMBER is None or torch.compiler.is_compiling() or has_own_forward(self.layers[0], hidden_states):
             return False
-        return not (records_outputs() or has_hooks_on(layers))
+        return not (records_outputs() or has_hooks_on(self.layers))
 
     def bind(self, dtype: torch.dtype, has_masks: bool) -> bool:
         """Makes the layers ready for C; False if not all of them are fused."""
-        layers = list(self.layers._modules.values())
+        layers = list(self.layers)
         is_bound = len(self.fused) == len(layers) > 0 and self.known.is_current()
         is_bound = is_bound and all(layer.fused is fused for layer, fused in zip(layers, self.fused, strict=True))
         if not is_bound:

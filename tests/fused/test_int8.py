@@ -35,7 +35,7 @@ def test_the_model_is_that_of_the_rounded_weights(make, flavour):
     fuse(model, weights="int8")
     with torch.no_grad():
         torch.testing.assert_close(model(tokens).logits, expected(tokens).logits, atol=1e-4, rtol=1e-4)
-        prompt = torch.cat([tokens] * 6, dim=1)  # more rows than product.c takes
+        prompt = torch.cat([tokens] * 6, dim=1)  # more rows than C takes
         torch.testing.assert_close(model(prompt).logits, expected(prompt).logits, atol=1e-4, rtol=1e-4)
     arguments = {**left_padded(PROMPTS), "max_new_tokens": 12, "do_sample": False}
     text = model.generate(**arguments, decoding="autoregressive").tolist()

@@ -470,7 +470,7 @@ class Operators(TorchDispatchMode):
 @pytest.mark.skipif(SET is None, reason="torch multiplies")
 @pytest.mark.parametrize("ids", [WITH_MASKS[:1, :1], WITH_MASKS], ids=["a token", "with MASKs"])
 def test_a_forward_has_few_operators(ids):
-    """The calls of product.c are left out."""
+    """The calls of C are left out."""
     numbers = []
     for model in (drafted(), wedlm.fuse(drafted())):
         logits(model, ids)  # puts the draft products together

@@ -1,5 +1,5 @@
-/* Products by tiles: 16 outputs times 32 inputs are multiplied with those of up to 16 rows. Those of bfloat16 weights take
- * them if they are whole tiles; the others take pairs.
+/* Products by tiles: 16 outputs times 32 inputs are multiplied with those of up to 16 rows. Those of bfloat16 weights
+ * take them if they are whole tiles; the others take pairs.
  */
 #if defined(__linux__)
 #include <cpuid.h>

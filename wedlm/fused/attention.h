@@ -1,4 +1,4 @@
-/* Rotation of queries and keys, and the attention of a few queries to the entries of a cache; see sets.h and vectors.h.
+/* Rotation of queries and keys, and the attention of a few queries to the entries of a cache; see sets.h.
  *
  * A span of entries is read once for all queries of all heads that share it. What a query gets does not depend on the
  * queries beside it: spans begin at the same entries, whatever reads them.
@@ -26,7 +26,8 @@ static INLINE TARGET void NAME(rotate)(
     }
 }
 
-static TARGET void NAME(rotate_head)(const struct forward *f, const struct layer *layer, long row, long head, char *values)
+static TARGET void NAME(rotate_head)(
+    const struct forward *f, const struct layer *layer, long row, long head, char *values)
 {
     const long at = row / f->queries * f->angle_stride + row % f->queries * f->width;
     const void *norm = head < f->num_heads ? layer->query_norm : layer->key_norm;
@@ -56,7 +57,7 @@ static INLINE TARGET float NAME(softmax)(float *scores, long columns, float *lar
     return NAME(totals)(1, &total)[0];
 }
 
-/* Adds up the weighted values of `count` entries: steps `first` to `first` + `steps` of rows whose sums are in registers. */
+/* Adds up the weighted values of `count` entries: `steps` steps from `first` on, whose sums are in registers. */
 static INLINE TARGET void NAME(mix)(
     enum kind kind, enum type type, int rows, int steps, long first, long width, const float *weights, long columns,
     const char *values, long stride, long count, float *sums, long padded)
@@ -104,7 +105,8 @@ static INLINE TARGET void NAME(attend_block)(
     const long size = SIZE(type), count = end - start, columns = (count + 15) / 16 * 16;
     const char *keys = (const char *)a->states->keys, *values = (const char *)a->states->values;
     keys += (a->batch * f->key_strides[0] + a->key_head * f->key_strides[1]) * size;
-    values += (a->batch * f->value_strides[0] + a->key_head * f->value_strides[1] + start * f->value_strides[2]) * size;
+    values += (a->batch * f->value_strides[0] + a->key_head * f->value_strides[1]) * size;
+    values += start * f->value_strides[2] * size;
     NAME(dots)(kind, keys, f->key_strides[2] * size, f->width, start, count, end - 1, rows, queries, a->row_bytes,
                scores, MOST_SPAN);
     for (int i = 0; i < rows; i++) {

@@ -1,8 +1,8 @@
 /* Decoder layers for a few rows, in one call of all threads, and products of a few rows.
  *
- * Threads are those of the OpenMP library that torch has loaded. A forward is a sequence of phases, in each of which the
- * threads take pieces of work: first those of their own share, then what others have left. A thread that is not running
- * has no piece, so nobody waits for it; who has to wait spins for a moment, and then sleeps.
+ * Threads are those of the OpenMP library that torch has loaded. A forward is a sequence of phases, in each of which
+ * the threads take pieces of work: first those of their own share, then what others have left. A thread that is not
+ * running has no piece, so nobody waits for it; who has to wait spins for a moment, and then sleeps.
  */
 #include "sets.h"
 
@@ -221,7 +221,8 @@ static struct job job_of(const struct product *p, enum type type, int set, long 
 {
     const enum kind kind = kind_of(p, set);
     return (struct job){
-        .product = p, .rows = rows, .row_bytes = arranged_bytes(kind, p->inputs), .type = type, .kind = kind, .x = x, .y = y,
+        .product = p, .rows = rows, .row_bytes = arranged_bytes(kind, p->inputs), .type = type, .kind = kind, .x = x,
+        .y = y,
     };
 }
 
@@ -275,15 +276,16 @@ static void complete_head(const struct forward_work *w, long layer, long head)
     }
 }
 
-/* A phase that computes a product, before which comes that of a draft adapter's first one, which writes to `lowered`. With
- * the projections of `w`, heads are completed as soon as all their outputs are there.
+/* A phase that computes a product, before which comes that of a draft adapter's first one, which writes to `lowered`.
+ * With the projections of `w`, heads are completed as soon as all their outputs are there.
  */
 static void product_phase(
-    struct worker *me, int set, struct job job, const struct masks *masks, void *lowered, const struct forward_work *w, long layer)
+    struct worker *me, int set, struct job job, const struct masks *masks, void *lowered, const struct forward_work *w,
+    long layer)
 {
     const struct product *p = job.product;
     struct job draft;
-    if (p->down && masks->count) {
+    if (masks && masks->count && p->down) {
         draft = job_of(p->down, job.type, set, masks->count, job.x, lowered);
         draft.places = masks->places;
         product_phase(me, set, draft, NULL, NULL, NULL, 0);
@@ -405,8 +407,9 @@ static void attention_phase(struct worker *me, const struct forward_work *w, lon
         if (!count_piece(w->attended_spans + head * w->blocks + block, w->spans * (layer + 1)))
             continue;
         for (long row = first; row < first + a.rows; row++) {  /* the last span of these rows */
-            const long at = ((batch * f->queries + row % f->queries) * f->num_heads + a.key_head * group + row / f->queries);
-            SETS[f->set].merge(&a, results + row * stride, w->spans, rows * stride, w->attended + at * f->width * SIZE(f->type));
+            const long query = batch * f->queries + row % f->queries, query_head = a.key_head * group + row / f->queries;
+            char *to = w->attended + (query * f->num_heads + query_head) * f->width * SIZE(f->type);
+            SETS[f->set].merge(&a, results + row * stride, w->spans, rows * stride, to);
         }
     }
     finish(me, pieces);
@@ -504,8 +507,10 @@ int forward(const struct forward *given)
         }
         if (f->stages & ATTEND)
             find_seen(f, w.seen);
-        struct team team = {.run = run_layers, .work = &w, .threads = weights < FEW_WEIGHTS ? 1 : f->threads, .bytes = bytes};
-        const int is_done = run_team(&team, 9 * f->num_layers);
+        struct team team = {.run = run_layers, .work = &w, .threads = f->threads, .bytes = bytes};
+        if (weights < FEW_WEIGHTS)
+            team.threads = 1;
+        const int is_done = run_team(&team, (w.masks.count ? 9 : 5) * f->num_layers);
         free(start);
         return is_done;
     }

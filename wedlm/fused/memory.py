@@ -108,7 +108,8 @@ def reserved(cache: Cache, num_layers: int, queries: int, empty: torch.Tensor) -
 
     `empty`, `[batch, heads, 0, head_dim]`, has the shape of keys and values.
     """
-    tensors = (tensors_of_rows if isinstance(cache, RowCache) else tensors_of_entries)(cache, num_layers, queries, empty)
+    of_cache = tensors_of_rows if isinstance(cache, RowCache) else tensors_of_entries
+    tensors = of_cache(cache, num_layers, queries, empty)
     if len(tensors) != 2 * num_layers or not fits(tensors[0], empty):
         return None
     known: Memory | None = getattr(cache, "fused_memory", None)

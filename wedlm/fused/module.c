@@ -85,8 +85,8 @@ static int is_there(PyObject *owners, PyObject *names, PyObject *addresses, Py_s
     return is_same;
 }
 
-/* are_same(owners, names, parts, owners of weights, their names, their addresses): whether each dict in a list has that
- * part by that name, and a weight at that address. Python takes a quarter of a millisecond for this.
+/* are_same(owners, names, parts, owners of weights, their names, their addresses): whether each dict in a list has
+ * that part by that name, and a weight at that address. Python would take a quarter of a millisecond.
  */
 static PyObject *python_are_same(PyObject *module, PyObject *args)
 {
@@ -109,7 +109,7 @@ static PyMethodDef METHODS[] = {
     {"are_same", python_are_same, METH_VARARGS, "Whether dicts have these parts, and weights at these addresses."},
     {"multiply", python_multiply, METH_O, "Computes a Multiplication."},
     {"forward", python_forward, METH_O, "Computes a Forward."},
-    {"instruction_sets", python_sets, METH_NOARGS, "The instruction sets by number; None for one that this CPU lacks."},
+    {"instruction_sets", python_sets, METH_NOARGS, "The instruction sets; None for one that this CPU lacks."},
     {"sizes", python_sizes, METH_NOARGS, "The sizes of the structs."},
     {NULL, NULL, 0, NULL},
 };

@@ -134,9 +134,10 @@ static INLINE void store(
             store(job, row, output, n, sums[0] + row * TILE, is_gated ? sums[1] + row * TILE : NULL);   \
     }
 
-/* Adds the bias of a query to its scores of `count` entries from `start` on; what it does not see becomes -infinity. */
+/* Adds the bias of a query to its scores of `count` entries from `start` on; what it does not see is -infinity. */
 static INLINE void add_bias(
-    enum type type, const struct forward *f, long batch, long query, long start, long count, long columns, float *scores)
+    enum type type, const struct forward *f, long batch, long query, long start, long count, long columns,
+    float *scores)
 {
     const long at = batch * f->bias_strides[0] + query * f->bias_strides[1] + start;
     const long before = f->lengths ? f->lengths[batch] : f->entries - f->queries;
@@ -154,7 +155,8 @@ static INLINE void add_bias(
 #define LIST4(x, half) x(0, half), x(1, half), x(2, half), x(3, half)
 #define LIST8(x, half) LIST4(x, half), x(4, half), x(5, half), x(6, half), x(7, half)
 #define LIST16(x, half) \
-    LIST8(x, half), x(8, half), x(9, half), x(10, half), x(11, half), x(12, half), x(13, half), x(14, half), x(15, half)
+    LIST8(x, half), x(8, half), x(9, half), x(10, half), x(11, half), x(12, half), x(13, half), x(14, half), \
+        x(15, half)
 #if defined(__clang__)
 #define SHUFFLE(ints, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else

@@ -286,6 +286,7 @@ def enabled_again(model):
 
 
 ADAPTER_CHANGES = {
+    "disabled": disabled,
     "enabled again": enabled_again,
     "a second one waits": second,
     "both act": lambda model: with_active(second(model), ["default", "second"]),

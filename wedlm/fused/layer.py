@@ -97,6 +97,48 @@ def draft_products(module: nn.Module, name: str) -> list[tuple[torch.Tensor, tor
     ]
 
 
+def draft_places(module: nn.Module, name: str) -> list[tuple[dict, str]]:
+    """What decides on the draft products of a linear layer: entries of dicts, the weights last."""
+    places: list[tuple[dict, str]] = [(module._modules, name)]
+    own, layer = module._modules.get("drafts"), module._modules[name]
+    if own is not None:
+        places.append((module._modules, "drafts"))
+        if name in own._modules:
+            product = own._modules[name]
+            return [*places, (own._modules, name), (product._parameters, "down"), (product._parameters, "up")]
+    if linear_of(layer) is layer:
+        return places
+    for matrices in (layer._modules["lora_A"]._modules, layer._modules["lora_B"]._modules):
+        for adapter in layer.active_adapters:
+            if adapter in matrices:
+                places += [(layer.scaling, adapter), (matrices, adapter), (matrices[adapter]._parameters, "weight")]
+    return places
+
+
+class KnownDrafts:
+    """The draft products of which something was made: whether they are still the same."""
+
+    def __init__(self, merged: list[Merged]):
+        places = [place for each in merged for name in each.names for place in draft_places(each.module, name)]
+        parts = [owner[name] for owner, name in places]
+        self.parts = [owner for owner, _ in places], [name for _, name in places], parts, [], [], []
+        self.tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+        self.versions = list(map(num_changes, self.tensors))
+        modules = [each.module._modules[name] for each in merged for name in each.names]
+        self.adapters = [layer for layer in modules if linear_of(layer) is not layer]
+        self.states = list(map(adapter_state, self.adapters))
+
+    def are_current(self) -> bool:
+        if not native.are_same(*self.parts) or list(map(num_changes, self.tensors)) != self.versions:
+            return False
+        return list(map(adapter_state, self.adapters)) == self.states
+
+
+def adapter_state(layer: nn.Module) -> tuple[bool, list[str]]:
+    """Which adapters of a layer of PEFT act."""
+    return layer.disable_adapters, list(layer.active_adapters)
+
+
 class FusedLayer:
     """The merged weights of a decoder layer, and what its attention needs."""
 

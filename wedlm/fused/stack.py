@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from wedlm.fused import native
-from wedlm.fused.layer import FusedLayer, Known, has_own_forward, refresh, sees
+from wedlm.fused.layer import FusedLayer, Known, KnownDrafts, has_own_forward, refresh, sees
 from wedlm.fused.memory import note_written, reserved
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.transformers_internals import CACHE, has_hooks_on, records_outputs
@@ -41,6 +41,7 @@ class Stack:
         self.fused: list[FusedLayer] = []
         self.described: object = None  # an array of native.Layer
         self.known = Known()
+        self.drafts: KnownDrafts | None = None
 
     def __reduce__(self):  # a copy of the model binds its own layers
         return type(None), ()
@@ -81,11 +82,13 @@ class Stack:
                 return False
             fused = [layer.fused for layer in layers]
             self.known = Known.of_all([each.known for each in fused])
+            self.drafts = None
             self.described, self.fused = (native.Layer * len(layers))(*[each.described for each in fused]), fused
-        if has_masks:
+        if has_masks and not (self.drafts is not None and self.drafts.are_current()):
             for index, each in enumerate(self.fused):
-                if each.refresh_drafts(dtype):
-                    self.described[index] = each.described
+                each.refresh_drafts(dtype)
+                self.described[index] = each.described
+            self.drafts = KnownDrafts([merged for each in self.fused for merged in each.merged])
         return True
 
     def at_once(

@@ -41,6 +41,7 @@ static const struct {
 
 static int has_set(const char *name)
 {
+    (void)name;
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")

@@ -168,7 +168,7 @@ static void run_worker(void *data)
 /* Runs a function in all threads; 0 if there is no memory. */
 static int run_team(struct team *team, long phases)
 {
-    if (team->threads < 2 || !parallel || is_forked)
+    if (team->threads < 2 || !parallel || !thread_number || is_forked)
         team->threads = 1;
     if (team->threads > MOST_THREADS)
         team->threads = MOST_THREADS;

@@ -41,6 +41,7 @@ static const struct {
 
 static int has_set(const char *name)
 {
+    (void)name;
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
@@ -167,7 +168,7 @@ static void run_worker(void *data)
 /* Runs a function in all threads; 0 if there is no memory. */
 static int run_team(struct team *team, long phases)
 {
-    if (team->threads < 2 || !parallel || is_forked)
+    if (team->threads < 2 || !parallel || !thread_number || is_forked)
         team->threads = 1;
     if (team->threads > MOST_THREADS)
         team->threads = MOST_THREADS;
@@ -440,12 +441,12 @@ static void run_layers(struct worker *me)
     }
 }
 
-/* Parts of the memory of a call, one behind the other. */
-static void *part(char **memory, long bytes)
+/* Parts of the memory of a call, one behind the other; an address, because NULL has no bytes behind it. */
+static void *part(uintptr_t *memory, long bytes)
 {
-    char *start = *memory;
+    const uintptr_t start = *memory;
     *memory += (bytes + 63) / 64 * 64;
-    return start;
+    return (void *)start;
 }
 
 int forward(const struct forward *given)
@@ -472,7 +473,8 @@ int forward(const struct forward *given)
     if (heads * w.spans < 3 * f->threads && w.block_rows > 6)  /* too few pieces for all threads */
         w.block_rows = 6;
     w.blocks = (group * f->queries + w.block_rows - 1) / w.block_rows;
-    for (char *memory = NULL, *start = NULL;;) {  /* first to know the size */
+    void *start = NULL;
+    for (uintptr_t memory = 0;;) {  /* first to know the size */
         w.heads = part(&memory, f->heads ? 0 : rows * all * f->width * size);
         w.attended = part(&memory, f->attended ? 0 : rows * f->num_heads * f->width * size);
         w.gated = part(&memory, rows * f->layers->gate_up.outputs * size);
@@ -483,10 +485,9 @@ int forward(const struct forward *given)
         w.attended_spans = part(&memory, heads * w.blocks * sizeof *w.attended_spans);
         struct states *own = part(&memory, f->num_layers * sizeof *own);
         if (!start) {
-            void *allocated;
-            if (posix_memalign(&allocated, 64, (size_t)memory + 64))
+            if (posix_memalign(&start, 64, memory + 64))
                 return 0;
-            memory = start = allocated;
+            memory = (uintptr_t)start;
             continue;
         }
         memset(w.projected, 0, all * sizeof *w.projected);

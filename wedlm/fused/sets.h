@@ -80,11 +80,11 @@ static INLINE void set_number(enum type type, void *values, long i, float value)
 
 static INLINE float exponential(float x)
 {
-    const float within = x > 88.0f ? 88.0f : x < -88.0f ? -88.0f : x;  /* NaN stays */
+    const float within = x > 88.0f ? 88.0f : x > -88.0f ? x : -88.0f;
     const float n = (float)(int)(within * 1.44269504f + (within < 0 ? -0.5f : 0.5f));
     const float r = (within - n * 0.693359375f) + n * 2.12194440e-4f;
     union { int32_t word; float value; } power = {((int32_t)n + 127) << 23};
-    return x > 88.0f ? INFINITY : POLYNOMIAL(r) * power.value;
+    return x > 88.0f ? INFINITY : x != x ? x : POLYNOMIAL(r) * power.value;
 }
 
 /* Completes the sums of a row: scales, the product of a draft adapter, the bias, and what else is added. */

@@ -1,0 +1,436 @@
+/* Compares products and decoder layers with the same in double, by each instruction set that this CPU has.
+ *
+ * It prints the first case whose difference is too large, and fails. A tensor has no more memory than it needs, so that a
+ * sanitizer sees what is read beyond it. The first argument is the number of threads, which are this program's own, so
+ * that a sanitizer knows them. The second one, n, leaves out all cases but each n-th.
+ */
+#include <math.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels.h"
+
+#define RANK 5  /* of draft adapters */
+#define LAYERS 2
+#define HIDDEN 100
+#define INNER 70
+
+enum { BIAS = 1, NORM = 2, GATED = 4, DRAFT = 8, RESIDUAL = 16 };  /* what a product has */
+
+static int threads = 1, num_parallel;
+static _Thread_local int number_of_thread;
+static char name[200];  /* of the case */
+
+static void fail(const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    printf("%s: ", name);
+    vprintf(format, values);
+    printf("\n");
+    va_end(values);
+    exit(1);
+}
+
+/* --- Threads, as forward.c finds those of OpenMP --- */
+
+struct task {
+    void (*run)(void *);
+    void *data;
+    int number;
+};
+
+static void *run_task(void *given)
+{
+    const struct task *task = given;
+    number_of_thread = task->number;
+    task->run(task->data);
+    return NULL;
+}
+
+int omp_get_thread_num(void)
+{
+    return number_of_thread;
+}
+
+void GOMP_parallel(void (*run)(void *), void *data, unsigned count, unsigned flags)
+{
+    pthread_t others[16];
+    struct task tasks[16];
+    (void)flags;
+    num_parallel++;
+    for (unsigned i = 1; i < count; i++) {
+        tasks[i] = (struct task){run, data, i};
+        if (pthread_create(others + i, NULL, run_task, tasks + i))
+            fail("no thread starts");
+    }
+    run(data);
+    for (unsigned i = 1; i < count; i++)
+        pthread_join(others[i], NULL);
+}
+
+/* --- Tensors --- */
+
+static void *allocated[4096];
+static int num_allocated;
+
+static void *memory(long bytes)
+{
+    void *start = malloc(bytes);
+    if (!start || num_allocated == 4096)
+        fail("no memory");
+    return allocated[num_allocated++] = start;
+}
+
+static void free_all(void)
+{
+    while (num_allocated)
+        free(allocated[--num_allocated]);
+}
+
+static double *numbers(long count)
+{
+    return memset(memory(count * sizeof(double)), 0, count * sizeof(double));
+}
+
+static double uniform(void)  /* from -1 to 1 */
+{
+    static uint64_t state = 88172645463325252u;
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (double)(state >> 11) / (1ull << 52) - 1;
+}
+
+static long size_of(int type)
+{
+    return type == FLOAT32 ? 4 : type == BFLOAT16 ? 2 : 1;
+}
+
+static double value(int type, const void *values, long i)
+{
+    float number;
+    const uint32_t word = type == BFLOAT16 ? (uint32_t)((const uint16_t *)values)[i] << 16 : 0;
+    memcpy(&number, type == FLOAT32 ? (const void *)((const float *)values + i) : &word, 4);
+    return type == INT8 ? ((const int8_t *)values)[i] : number;
+}
+
+static void set_value(int type, void *values, long i, float number)
+{
+    uint32_t word;
+    memcpy(&word, &number, 4);
+    if (type == FLOAT32)
+        ((float *)values)[i] = number;
+    else if (type == BFLOAT16)
+        ((uint16_t *)values)[i] = word >> 16;
+    else
+        ((int8_t *)values)[i] = number;
+}
+
+/* Values from -largest to largest, whose address is a multiple of nothing but their size. */
+static void *tensor(int type, long count, double largest)
+{
+    char *values = (char *)memory((count + 1) * size_of(type)) + size_of(type);
+    for (long i = 0; i < count; i++)
+        set_value(type, values, i, largest * uniform());
+    return values;
+}
+
+static uint8_t *booleans(long count)
+{
+    uint8_t *values = memory(count);
+    for (long i = 0; i < count; i++)
+        values[i] = uniform() < 0.3;
+    return values;
+}
+
+static double *in_double(int type, const void *values, long count)
+{
+    double *copy = numbers(count);
+    for (long i = 0; i < count; i++)
+        copy[i] = value(type, values, i);
+    return copy;
+}
+
+static void compare(const char *what, int type, double limit, const void *got, const double *wanted, long count)
+{
+    for (long i = 0; i < count; i++) {
+        const double is = value(type, got, i), want = wanted[i];
+        if (isnan(want) ? !isnan(is) : isinf(want) ? is != want : !(fabs(is - want) <= limit * (1 + fabs(want))))
+            fail("%s %ld is %g and should be %g", what, i, is, want);
+    }
+}
+
+/* --- Products --- */
+
+static struct product product_of(int type, int x_type, long inputs, long outputs, int has)
+{
+    const long rows = outputs * (has & GATED ? 2 : 1);
+    struct product p = {.inputs = inputs, .outputs = outputs, .type = type, .is_gated = !!(has & GATED)};
+    p.epsilon = 1e-5f;
+    p.weight = tensor(type, rows * inputs, type == INT8 ? 127 : sqrt(3.0 / inputs));
+    p.scales = type == INT8 ? tensor(FLOAT32, rows, sqrt(3.0 / inputs) / 127) : NULL;
+    p.bias = has & BIAS ? tensor(x_type, rows, 1) : NULL;
+    p.norm = has & NORM ? tensor(x_type, inputs, 1) : NULL;
+    if (has & DRAFT) {
+        struct product *draft = memory(2 * sizeof *draft);
+        draft[0] = product_of(x_type, x_type, inputs, RANK, has & NORM);
+        draft[1] = product_of(x_type, x_type, RANK, rows, 0);
+        p.down = draft, p.up = draft + 1;
+    }
+    return p;
+}
+
+static double *multiplied(
+    const struct product *p, int type, long rows, const double *x, const double *added, const uint8_t *is_text)
+{
+    const long all = p->outputs * (1 + p->is_gated);
+    double *y = numbers(rows * p->outputs), *sums = numbers(rows * all), *normed = numbers(p->inputs);
+    const double *drafts = NULL;
+    if (p->down && is_text)
+        drafts = multiplied(p->up, type, rows, multiplied(p->down, type, rows, x, NULL, NULL), NULL, NULL);
+    for (long row = 0; row < rows; row++) {
+        double squares = 0, *sum = sums + row * all;
+        for (long i = 0; i < p->inputs; i++)
+            squares += x[row * p->inputs + i] * x[row * p->inputs + i] / p->inputs;
+        for (long i = 0; i < p->inputs; i++)
+            normed[i] = x[row * p->inputs + i] * (p->norm ? value(type, p->norm, i) / sqrt(squares + p->epsilon) : 1);
+        for (long output = 0; output < all; output++) {
+            for (long i = 0; i < p->inputs; i++)
+                sum[output] += normed[i] * value(p->type, p->weight, output * p->inputs + i);
+            sum[output] *= p->scales ? p->scales[output] : 1;
+            sum[output] += p->bias ? value(type, p->bias, output) : 0;
+            sum[output] += added ? added[row * all + output] : 0;
+            sum[output] += drafts && !is_text[row] ? drafts[row * all + output] : 0;
+        }
+        for (long i = 0; i < p->outputs; i++)
+            y[row * p->outputs + i] = p->is_gated ? sum[i] / (1 + exp(-sum[i])) * sum[p->outputs + i] : sum[i];
+    }
+    return y;
+}
+
+static void check_product(int set, int type, int x_type, long rows, long inputs, long outputs, int has)
+{
+    snprintf(name, sizeof name, "%s, types %d and %d, %ld rows, %ld inputs, %ld outputs, with %d", set_name(set), type,
+             x_type, rows, inputs, outputs, has);
+    const struct product p = product_of(type, x_type, inputs, outputs, has);
+    const long all = outputs * (1 + p.is_gated);
+    void *x = tensor(x_type, rows * inputs, 1), *added = has & RESIDUAL ? tensor(x_type, rows * all, 1) : NULL;
+    const float special[] = {NAN, INFINITY, -INFINITY, 100, -100};
+    for (int i = 0; added && i < 5 && i < all && rows > 1; i++)
+        set_value(x_type, added, i, special[i]);
+    struct multiplication m = {.product = &p, .x = x, .added = added, .rows = rows, .type = x_type, .set = set};
+    m.y = tensor(x_type, rows * outputs, 1);
+    m.is_text = has & DRAFT ? booleans(rows) : NULL;
+    m.threads = threads;
+    if (!multiply(&m))
+        fail("no memory");
+    double *in = in_double(x_type, x, rows * inputs), *more = added ? in_double(x_type, added, rows * all) : NULL;
+    compare("output", x_type, x_type == FLOAT32 ? 5e-6 : 1e-2, m.y, multiplied(&p, x_type, rows, in, more, m.is_text),
+            rows * outputs);
+    free_all();
+}
+
+/* --- Decoder layers --- */
+
+/* Normalises a head and rotates it. */
+static void rotate(const struct forward *f, const struct layer *layer, long row, int is_query, double *head)
+{
+    const long at = row / f->queries * f->angle_stride + row % f->queries * f->width, half = f->width / 2;
+    const void *norm = is_query ? layer->query_norm : layer->key_norm;
+    double squares = 0, old[MOST_WIDTH];
+    for (long i = 0; i < f->width; i++)
+        squares += head[i] * head[i] / f->width;
+    for (long i = 0; i < f->width; i++) {
+        const double epsilon = is_query ? layer->query_epsilon : layer->key_epsilon;
+        old[i] = head[i] * (norm ? value(f->type, norm, i) / sqrt(squares + epsilon) : 1);
+    }
+    for (long i = 0; i < f->width; i++)
+        head[i] = old[i] * value(f->type, f->cosines, at + i)
+            + (i < half ? -old[i + half] : old[i - half]) * value(f->type, f->sines, at + i);
+}
+
+static long length_of(const struct forward *f, long row)
+{
+    return f->lengths ? f->lengths[row / f->queries] : f->entries - f->queries;
+}
+
+/* What a query, which is head `head` of row `row`, gets of all entries. */
+static void attend(
+    const struct forward *f, long row, long head, const double *query, const double *keys, const double *values, double *to)
+{
+    const long batch = row / f->queries, key_head = head / (f->num_heads / f->num_key_heads);
+    double total = 0, largest = -INFINITY, scores[2000];
+    for (long i = 0; i < f->entries; i++) {
+        const long at = batch * f->bias_strides[0] + row % f->queries * f->bias_strides[1] + i;
+        const double *key = keys + batch * f->key_strides[0] + key_head * f->key_strides[1] + i * f->key_strides[2];
+        int is_seen = i <= length_of(f, row) + row % f->queries;
+        scores[i] = 0;
+        for (long j = 0; j < f->width; j++)
+            scores[i] += query[j] * key[j] * f->scaling;
+        if (f->bias_kind == SEEN)
+            is_seen = ((const uint8_t *)f->bias)[at];
+        else if (f->bias_kind == ADDED)
+            scores[i] += value(f->type, f->bias, at), is_seen = 1;
+        scores[i] = is_seen ? scores[i] : -INFINITY;
+        largest = fmax(largest, scores[i]);
+    }
+    for (long i = 0; i < f->entries && largest > -INFINITY; i++)
+        total += scores[i] = exp(scores[i] - largest);
+    for (long i = 0; i < f->entries && total > 0; i++)
+        for (long j = 0; j < f->width; j++)
+            to[j] += scores[i] / total
+                * values[batch * f->value_strides[0] + key_head * f->value_strides[1] + i * f->value_strides[2] + j];
+}
+
+/* The hidden states behind the layers; writes keys and values of the queries. */
+static double *layered(const struct forward *f, double *hidden, double **keys, double **values)
+{
+    const long rows = f->batch * f->queries, projected = f->num_heads + f->num_key_heads;
+    const long all = projected + f->num_key_heads;
+    for (long i = 0; i < f->num_layers; i++) {
+        const struct layer *layer = f->layers + i;
+        double *heads = multiplied(&layer->query_key_value, f->type, rows, hidden, NULL, f->is_text);
+        double *attended = numbers(rows * f->num_heads * f->width);
+        for (long at = 0; at < rows * all; at++) {
+            const long row = at / all, head = at % all, key_head = (head - f->num_heads) % f->num_key_heads;
+            const int64_t *strides = head < projected ? f->key_strides : f->value_strides;
+            const long entry = length_of(f, row) + row % f->queries;
+            const long place = row / f->queries * strides[0] + key_head * strides[1] + entry * strides[2];
+            if (head < projected)
+                rotate(f, layer, row, head < f->num_heads, heads + at * f->width);
+            if (head >= f->num_heads)
+                memcpy((head < projected ? keys : values)[i] + place, heads + at * f->width, f->width * sizeof *heads);
+        }
+        for (long row = 0; row < rows; row++)
+            for (long head = 0; head < f->num_heads; head++)
+                attend(f, row, head, heads + (row * all + head) * f->width, keys[i], values[i],
+                       attended + (row * f->num_heads + head) * f->width);
+        hidden = multiplied(&layer->output, f->type, rows, attended, hidden, f->is_text);
+        const double *gated = multiplied(&layer->gate_up, f->type, rows, hidden, NULL, f->is_text);
+        hidden = multiplied(&layer->down, f->type, rows, gated, hidden, f->is_text);
+    }
+    return hidden;
+}
+
+/* What queries see, or what is added to their scores; the first one of several sees nothing of what is only SEEN. */
+static const void *bias_of(const struct forward *f)
+{
+    const long count = f->batch * f->queries * f->entries;
+    void *bias = f->bias_kind == ADDED ? tensor(f->type, count, 2) : booleans(count);
+    for (long i = 0; i < count; i++) {
+        const long row = i / f->entries;
+        const int is_hidden = i % f->entries >= length_of(f, row) + f->queries;
+        if (f->bias_kind == SEEN && (is_hidden || (row == 0 && f->queries > 1)))
+            ((uint8_t *)bias)[i] = 0;
+        if (f->bias_kind == ADDED && (is_hidden || uniform() > 0.5))
+            set_value(f->type, bias, i, is_hidden ? -INFINITY : -3.3895314e38f);
+    }
+    return bias;
+}
+
+struct shape {
+    long batch, queries, entries, num_heads, num_key_heads, width;
+};
+
+/* `bits`: norms of heads, lengths, drafts, the order of heads and entries, one stage after the other */
+static void check_layers(int set, int type, int x_type, struct shape s, int bias_kind, int has_states, int bits)
+{
+    snprintf(name, sizeof name, "%s, types %d and %d, batch %ld, %ld queries, %ld entries, %ld heads of %ld, width %ld, "
+             "bias %d, states %d, with %d", set_name(set), type, x_type, s.batch, s.queries, s.entries, s.num_heads,
+             s.num_key_heads, s.width, bias_kind, has_states, bits);
+    const long rows = s.batch * s.queries, all = s.num_heads + 2 * s.num_key_heads, of_heads = s.num_heads * s.width;
+    const long count = s.batch * s.num_key_heads * s.entries * s.width, draft = bits & 4 ? DRAFT : 0;
+    const long before = has_states && bits & 8 ? s.width : s.entries * s.width;  /* [.., entries, heads, ..] */
+    const long between = has_states && bits & 8 ? s.num_key_heads * s.width : s.width;
+    struct layer layers[LAYERS];
+    struct states states[LAYERS];
+    double *keys[LAYERS], *values[LAYERS];
+    int64_t lengths[MOST_ROWS];
+    for (int i = 0; i < LAYERS; i++) {
+        layers[i] = (struct layer){
+            .query_key_value = product_of(type, x_type, HIDDEN, all * s.width, NORM | BIAS | draft),
+            .output = product_of(type, x_type, of_heads, HIDDEN, draft),
+            .gate_up = product_of(type, x_type, HIDDEN, INNER, NORM | GATED | draft),
+            .down = product_of(type, x_type, INNER, HIDDEN, draft),
+            .query_norm = bits & 1 ? tensor(x_type, s.width, 2) : NULL,
+            .key_norm = bits & 1 ? tensor(x_type, s.width, 2) : NULL,
+            .query_epsilon = 1e-5f, .key_epsilon = 1e-6f,
+        };
+        states[i] = (struct states){tensor(x_type, count, 1), tensor(x_type, count, 1)};
+        keys[i] = in_double(x_type, states[i].keys, count);
+        values[i] = in_double(x_type, states[i].values, count);
+    }
+    struct forward f = {
+        .layers = layers, .states = has_states ? states : NULL, .hidden = tensor(x_type, rows * HIDDEN, 1),
+        .cosines = tensor(x_type, rows * s.width, 1), .sines = tensor(x_type, rows * s.width, 1),
+        .is_text = draft ? booleans(rows) : NULL, .lengths = has_states && bits & 2 ? lengths : NULL,
+        .bias_strides = {s.queries * s.entries, s.entries},
+        .key_strides = {s.num_key_heads * s.entries * s.width, before, between},
+        .value_strides = {s.num_key_heads * s.entries * s.width, before, between},
+        .angle_stride = s.queries * s.width, .num_layers = LAYERS, .batch = s.batch, .queries = s.queries,
+        .entries = s.entries, .hidden_width = HIDDEN, .num_heads = s.num_heads, .num_key_heads = s.num_key_heads,
+        .width = s.width, .type = x_type, .bias_kind = bias_kind, .stages = PROJECT | STORE | ATTEND | COMPLETE,
+        .threads = threads, .set = set, .scaling = 1 / sqrtf(s.width),
+    };
+    for (long i = 0; i < s.batch; i++)
+        lengths[i] = (s.entries - s.queries) * (i + 1) / s.batch;
+    f.bias = bias_kind == CAUSAL ? NULL : bias_of(&f);
+    double *wanted = in_double(x_type, f.hidden, rows * HIDDEN);
+    wanted = layered(&f, wanted, keys, values);
+    const int stages[] = {PROJECT | (has_states ? STORE : 0), ATTEND, COMPLETE};
+    for (int i = 0; bits & 16 && i < 3 * LAYERS; i++) {
+        if (i == 0) {
+            f.heads = tensor(x_type, rows * all * s.width, 1);
+            f.attended = tensor(x_type, rows * of_heads, 1);
+        }
+        f.layers = layers + i / 3, f.states = has_states ? states + i / 3 : NULL;
+        f.num_layers = 1, f.stages = stages[i % 3];
+        if (!forward(&f))
+            fail("no memory");
+    }
+    if (!(bits & 16) && !forward(&f))
+        fail("no memory");
+    const double limit = x_type == FLOAT32 ? 5e-5 : 5e-2;
+    compare("hidden state", x_type, limit, f.hidden, wanted, rows * HIDDEN);
+    for (int i = 0; has_states && i < LAYERS; i++) {
+        compare("key", x_type, limit, states[i].keys, keys[i], count);
+        compare("value", x_type, limit, states[i].values, values[i], count);
+    }
+    free_all();
+}
+
+int main(int count, char **arguments)
+{
+    const int types[][2] = {{FLOAT32, FLOAT32}, {BFLOAT16, BFLOAT16}, {INT8, FLOAT32}, {INT8, BFLOAT16}};
+    const long shapes[][2] = {{1, 1}, {5, 3}, {33, 100}, {100, 33}, {64, 64}, {17, 150}, {256, 130}};
+    const long rows[] = {1, 2, 3, 4, 5, 6, 7, 13, 17, 32};
+    const struct shape of_layers[] = {
+        {1, 1, 1, 1, 1, 6}, {1, 5, 5, 4, 2, 6}, {2, 3, 3, 3, 1, 12}, {1, 7, 150, 6, 2, 64}, {3, 2, 40, 4, 4, 12},
+        {2, 16, 300, 4, 1, 80}, {1, 4, 1500, 4, 2, 64}, {3, 2, 1400, 2, 1, 6}, {1, 32, 60, 2, 1, 64}, {1, 1, 700, 2, 2, 256},
+    };
+    int number = 0, step = count > 2 ? atoi(arguments[2]) : 1;
+    threads = count > 1 ? atoi(arguments[1]) : 1;
+    if (threads < 1 || threads > 16 || step < 1)
+        fail("the arguments are 1 to 16 threads and the distance of the cases");
+    find_threads();
+    for (int set = 0; set_name(set); set++) {
+        if (!*set_name(set))
+            continue;
+        for (int i = 0; i < 4 * 7 * 10; i += step, number++)
+            check_product(set, types[i % 4][0], types[i % 4][1], rows[i / 28], shapes[i / 4 % 7][0], shapes[i / 4 % 7][1],
+                          number * 7 % 32);
+        for (int i = 0; i < 4 * 10 * 3; i += step, number++) {
+            const struct shape s = of_layers[i / 4 % 10];
+            check_layers(set, types[i % 4][0], types[i % 4][1], s, i / 40, s.entries > s.queries || number / 2 % 2,
+                         number * 11 % 32);
+        }
+        printf("%s\n", set_name(set));
+    }
+    if (threads > 1 && !num_parallel)
+        fail("all ran in one thread");
+    return 0;
+}

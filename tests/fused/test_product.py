@@ -29,7 +29,7 @@ from tiers import property_settings
 from torch import nn
 from torch.nn.functional import linear, silu
 
-from wedlm.fused import native
+from wedlm.fused import native, product
 from wedlm.fused.product import MOST_ROWS, Product
 
 
@@ -136,6 +136,21 @@ def test_a_product_is_that_of_float64(name, case):
         got, (wanted, bound) = case.run(), case.in_float64()
     assert got.dtype == case.x.dtype and got.shape == wanted.shape
     assert ((got.double() - wanted).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("takes_onednn", [True, False], ids=["oneDNN", "torch"])
+@pytest.mark.parametrize("has", [(), ("bias", "added"), ("gate", "norm"), ("int8", "norm", "draft")], ids=str)
+def test_many_rows_are_those_of_float64(takes_onednn, has, monkeypatch):
+    monkeypatch.setattr(product, "TAKES_ONEDNN", takes_onednn)
+    case = make(0, 3 * MOST_ROWS, 40, 30, has=has)
+    with torch.no_grad():
+        got, (wanted, bound) = case.run(), case.in_float64()
+        assert ((got.double() - wanted).abs() <= bound).all()
+        assert case.product()(case.x[:0], None if case.added is None else case.added[:0]).shape == (0, 30)
+    if case.draft is None:
+        x = case.x.requires_grad_()
+        product.linear_of_many(x, case.weight.float()).sum().backward()
+        torch.testing.assert_close(x.grad[0], case.weight.float().sum(0))
 
 
 @each_compiled_set

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -27,6 +28,20 @@ def pages_of(address: str) -> dict[str, str]:
     pages = {"Documentation": "tree/main/docs", "Changelog": "blob/main/CHANGELOG.md", "Issues": "issues"}
     return {name: f"{address}/{page}" for name, page in pages.items()} if address else {}
 
+
+# Without a C compiler it is left out, and torch multiplies. So it is on Windows: MSVC, Python's compiler there, lacks
+# the vectors of GCC and clang, GCC does not align them on the stack there, and a long is too short for offsets.
+EXTENSIONS = [
+    Extension(
+        "wedlm.fused._kernels",
+        ["wedlm/fused/forward.c", "wedlm/fused/module.c"],
+        depends=[str(path) for path in Path("wedlm/fused").glob("*.h")],
+        extra_compile_args=["-O3", "-Wall", "-Wextra"],
+        libraries=["m", "dl", "pthread"],  # the last two are part of newer C libraries only
+        py_limited_api=True,
+        optional=True,
+    )
+]
 
 setup(
     name="wedlm",
@@ -59,18 +74,7 @@ setup(
         "console_scripts": ["wedlm = wedlm.commands.cli:app"],
         "vllm.general_plugins": ["wedlm = wedlm.for_vllm.plugin:register"],
     },
-    # Without a C compiler it is left out, and torch multiplies.
-    ext_modules=[
-        Extension(
-            "wedlm.fused._kernels",
-            ["wedlm/fused/forward.c", "wedlm/fused/module.c"],
-            depends=[str(path) for path in Path("wedlm/fused").glob("*.h")],
-            extra_compile_args=["-O3", "-Wall", "-Wextra"],
-            libraries=["m"],
-            py_limited_api=True,
-            optional=True,
-        )
-    ],
+    ext_modules=[] if sys.platform == "win32" else EXTENSIONS,
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
     package_data={
         "wedlm": ["py.typed"],

@@ -1,6 +1,6 @@
 """Products and decoder layers in C, without Python: beside doubles, under sanitizers, and for ARM under emulation.
 
-All of this is kernels_check.c, in several ways to compile it. No test is timed, and emulated ones say nothing of speed.
+All of this is kernels_check.c, compiled in several ways. Nothing is timed, since emulation says nothing of speed.
 """
 
 import subprocess

@@ -100,7 +100,9 @@ setup(
         "notebook": ["ipykernel>=6", "nbclient>=0.10"],
         "ecosystem": ["deepspeed>=0.19", "trl>=1.16"],
         "dev": [
+            "auditwheel>=6",
             "bitsandbytes>=0.48",
+            "build>=1",
             "hypothesis",
             "mypy",
             "numpy",

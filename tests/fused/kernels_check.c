@@ -1,8 +1,8 @@
 /* Compares products and decoder layers with the same in double, by each instruction set that this CPU has.
  *
- * It prints the first case whose difference is too large, and fails. A tensor has no more memory than it needs, so that a
- * sanitizer sees what is read beyond it. The first argument is the number of threads, which are this program's own, so
- * that a sanitizer knows them. The second one, n, leaves out all cases but each n-th.
+ * It prints the first case whose difference is too large, and fails. A tensor has no more memory than it needs, so
+ * that a sanitizer sees what is read beyond it. The first argument is the number of threads, which are this program's
+ * own, so that a sanitizer knows them. The second one, n, leaves out all cases but each n-th.
  */
 #include <math.h>
 #include <pthread.h>
@@ -260,7 +260,8 @@ static long length_of(const struct forward *f, long row)
 
 /* What a query, which is head `head` of row `row`, gets of all entries. */
 static void attend(
-    const struct forward *f, long row, long head, const double *query, const double *keys, const double *values, double *to)
+    const struct forward *f, long row, long head, const double *query, const double *keys, const double *values,
+    double *to)
 {
     const long batch = row / f->queries, key_head = head / (f->num_heads / f->num_key_heads);
     double total = 0, largest = -INFINITY, scores[2000];
@@ -339,9 +340,9 @@ struct shape {
 /* `bits`: norms of heads, lengths, drafts, the order of heads and entries, one stage after the other */
 static void check_layers(int set, int type, int x_type, struct shape s, int bias_kind, int has_states, int bits)
 {
-    snprintf(name, sizeof name, "%s, types %d and %d, batch %ld, %ld queries, %ld entries, %ld heads of %ld, width %ld, "
-             "bias %d, states %d, with %d", set_name(set), type, x_type, s.batch, s.queries, s.entries, s.num_heads,
-             s.num_key_heads, s.width, bias_kind, has_states, bits);
+    snprintf(name, sizeof name, "%s, types %d and %d, batch %ld, %ld queries, %ld entries, %ld heads of %ld, "
+             "width %ld, bias %d, states %d, with %d", set_name(set), type, x_type, s.batch, s.queries, s.entries,
+             s.num_heads, s.num_key_heads, s.width, bias_kind, has_states, bits);
     const long rows = s.batch * s.queries, all = s.num_heads + 2 * s.num_key_heads, of_heads = s.num_heads * s.width;
     const long count = s.batch * s.num_key_heads * s.entries * s.width, draft = bits & 4 ? DRAFT : 0;
     const long before = has_states && bits & 8 ? s.width : s.entries * s.width;  /* [.., entries, heads, ..] */
@@ -410,7 +411,8 @@ int main(int count, char **arguments)
     const long rows[] = {1, 2, 3, 4, 5, 6, 7, 13, 17, 32};
     const struct shape of_layers[] = {
         {1, 1, 1, 1, 1, 6}, {1, 5, 5, 4, 2, 6}, {2, 3, 3, 3, 1, 12}, {1, 7, 150, 6, 2, 64}, {3, 2, 40, 4, 4, 12},
-        {2, 16, 300, 4, 1, 80}, {1, 4, 1500, 4, 2, 64}, {3, 2, 1400, 2, 1, 6}, {1, 32, 60, 2, 1, 64}, {1, 1, 700, 2, 2, 256},
+        {2, 16, 300, 4, 1, 80}, {1, 4, 1500, 4, 2, 64}, {3, 2, 1400, 2, 1, 6}, {1, 32, 60, 2, 1, 64},
+        {1, 1, 700, 2, 2, 256},
     };
     int number = 0, step = count > 2 ? atoi(arguments[2]) : 1;
     threads = count > 1 ? atoi(arguments[1]) : 1;
@@ -421,8 +423,8 @@ int main(int count, char **arguments)
         if (!*set_name(set))
             continue;
         for (int i = 0; i < 4 * 7 * 10; i += step, number++)
-            check_product(set, types[i % 4][0], types[i % 4][1], rows[i / 28], shapes[i / 4 % 7][0], shapes[i / 4 % 7][1],
-                          number * 7 % 32);
+            check_product(set, types[i % 4][0], types[i % 4][1], rows[i / 28], shapes[i / 4 % 7][0],
+                          shapes[i / 4 % 7][1], number * 7 % 32);
         for (int i = 0; i < 4 * 10 * 3; i += step, number++) {
             const struct shape s = of_layers[i / 4 % 10];
             check_layers(set, types[i % 4][0], types[i % 4][1], s, i / 40, s.entries > s.queries || number / 2 % 2,

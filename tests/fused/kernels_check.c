@@ -408,7 +408,7 @@ int main(int count, char **arguments)
 {
     const int types[][2] = {{FLOAT32, FLOAT32}, {BFLOAT16, BFLOAT16}, {INT8, FLOAT32}, {INT8, BFLOAT16}};
     const long shapes[][2] = {{1, 1}, {5, 3}, {33, 100}, {100, 33}, {64, 64}, {17, 150}, {256, 130}};
-    const long rows[] = {1, 2, 3, 4, 5, 6, 7, 13, 17, 32};
+    const long rows[] = {1, 2, 3, 4, 5, 6, 7, 13, 17, 32, 64};
     const struct shape of_layers[] = {
         {1, 1, 1, 1, 1, 6}, {1, 5, 5, 4, 2, 6}, {2, 3, 3, 3, 1, 12}, {1, 7, 150, 6, 2, 64}, {3, 2, 40, 4, 4, 12},
         {2, 16, 300, 4, 1, 80}, {1, 4, 1500, 4, 2, 64}, {3, 2, 1400, 2, 1, 6}, {1, 32, 60, 2, 1, 64},

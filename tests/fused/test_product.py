@@ -113,7 +113,8 @@ def make(seed, rows, inputs, outputs, dtype=torch.float32, has=()):
         case.norm = norm_of(inputs, dtype)
     if "draft" in has:
         rank = 5 if inputs % 32 else 32  # tiles have 32 inputs
-        case.draft = normal(rank, inputs, dtype=dtype, std=inputs**-0.5), normal(sums, rank, dtype=dtype)
+        down = normal(rank, inputs, dtype=dtype, std=inputs**-0.5)
+        case.draft = down, normal(sums, rank, dtype=dtype, std=rank**-0.5)
         case.is_text = torch.rand(rows, 1) < 0.5
     return case
 
@@ -171,7 +172,8 @@ def test_what_is_not_finite_stays_so_in_its_row_and_column(name, case, data):
             values.view(-1)[data.draw(st.integers(0, values.numel() - 1))] = data.draw(st.sampled_from(NOT_FINITE))
     with multiplied_by(name), torch.no_grad():
         got, (wanted, _) = case.run(), case.in_float64()
-    for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+    signs = (torch.isinf,) if case.is_gated else (torch.isposinf, torch.isneginf)  # a gate near 0 may have either
+    for kind in (torch.isnan, *signs):
         assert torch.equal(kind(got), kind(wanted))
 
 

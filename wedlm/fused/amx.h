@@ -29,13 +29,16 @@ static AMX void arrange_amx(const struct job *job, char *arranged)
     }
 }
 
-/* out[row * TILE + i] = the sum of row `row` and output `first` + i, for up to two tiles of outputs. */
-static AMX void sum_tiles(const struct job *job, long first, long count, float *out)
+/* out[row * TILE + i] = the sum of row `row` and output `first` + i, for up to two tiles of outputs and two of
+ * rows, from that of number `block` on.
+ */
+static AMX void sum_tiles(const struct job *job, long first, long count, long block, float *out)
 {
     const struct product *p = job->product;
     const long row_bytes = p->inputs * 2, total = p->outputs * (1 + p->is_gated);
     const long blocks = (job->rows + SIDE - 1) / SIDE, starts[2] = {first, first + SIDE};
-    const char *w[2], *x = job->arranged;
+    const char *w[2], *x = job->arranged + block * SIDE * 64;
+    const long rows = job->rows - block * SIDE < 2 * SIDE ? job->rows - block * SIDE : 2 * SIDE;
     float sums[2][2][SIDE][SIDE];
     for (int part = 0; part < 2; part++)
         w[part] = (const char *)p->weight + (starts[part] + SIDE <= total ? starts[part] : total - SIDE) * row_bytes;
@@ -51,7 +54,7 @@ static AMX void sum_tiles(const struct job *job, long first, long count, float *
         _tile_loadd(6, x, 64);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 5, 6);
-        if (blocks > 1) {
+        if (rows > SIDE) {
             _tile_loadd(7, x + SIDE * 64, 64);
             _tile_dpbf16ps(2, 4, 7);
             _tile_dpbf16ps(3, 5, 7);
@@ -64,8 +67,8 @@ static AMX void sum_tiles(const struct job *job, long first, long count, float *
     _tile_stored(3, sums[1][1], 64);
     for (long i = 0; i < count; i++) {
         const long start = starts[i / SIDE], shift = start + SIDE <= total ? 0 : start + SIDE - total;
-        for (long row = 0; row < job->rows && shift + i % SIDE < SIDE; row++)
-            out[row * TILE + i] = sums[row / SIDE][i / SIDE][shift + i % SIDE][row % SIDE];
+        for (long row = 0; row < rows && shift + i % SIDE < SIDE; row++)
+            out[(block * SIDE + row) * TILE + i] = sums[row / SIDE][i / SIDE][shift + i % SIDE][row % SIDE];
     }
 }
 
@@ -74,7 +77,8 @@ static AMX void sum_amx(const struct job *job, long first, long count, float *ou
     if (job->kind != TILES)
         sum_avx512bf16(job, first, count, out);
     for (long i = 0; i < count && job->kind == TILES; i += 2 * SIDE)
-        sum_tiles(job, first + i, count - i < 2 * SIDE ? count - i : 2 * SIDE, out + i);
+        for (long block = 0; block * SIDE < job->rows; block += 2)
+            sum_tiles(job, first + i, count - i < 2 * SIDE ? count - i : 2 * SIDE, block, out + i);
 }
 
 static AMX void outputs_amx(const struct job *job, long first, long count)

@@ -408,7 +408,8 @@ static void attention_phase(struct worker *me, const struct forward_work *w, lon
         if (!count_piece(w->attended_spans + head * w->blocks + block, w->spans * (layer + 1)))
             continue;
         for (long row = first; row < first + a.rows; row++) {  /* the last span of these rows */
-            const long query = batch * f->queries + row % f->queries, query_head = a.key_head * group + row / f->queries;
+            const long query = batch * f->queries + row % f->queries;
+            const long query_head = a.key_head * group + row / f->queries;
             char *to = w->attended + (query * f->num_heads + query_head) * f->width * SIZE(f->type);
             SETS[f->set].merge(&a, results + row * stride, w->spans, rows * stride, to);
         }

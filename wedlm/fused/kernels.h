@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#define MOST_ROWS 32  /* of a forward: more are left to torch */
+#define MOST_ROWS 64  /* of a forward: more are left to torch */
 #define MOST_WIDTH 256  /* values of a head */
 
 enum type { FLOAT32, BFLOAT16, INT8 };

@@ -7,7 +7,7 @@ from wedlm.fused import native
 from wedlm.generation.transformers_internals import has_onednn, onednn_linear
 
 TAKES_ONEDNN = native.is_amd() and has_onednn()
-MOST_ROWS = 32  # more rows are left to torch
+MOST_ROWS = 64  # more rows are left to torch
 MOST_WIDTH = 256  # of the heads that C knows
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # as kernels.h numbers them
 

@@ -43,8 +43,8 @@ static INLINE TARGET void NAME(step)(
     }
 }
 
-/* The products of `rows` rows of x with four rows of `inputs` weights: out[row * out_stride + o * apart]. `next`, if it
- * is not NULL, are two rows of weights that are fetched.
+/* The products of `rows` rows of x with four rows of `inputs` weights: out[row * out_stride + o * apart]. `next`, if
+ * it is not NULL, are two rows of weights that are fetched.
  */
 static INLINE TARGET void NAME(block)(
     enum kind kind, int rows, const char *const *weights, const char *const *next, long inputs, const char *x,

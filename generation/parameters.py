@@ -53,8 +53,8 @@ def decodings_with(is_trained: bool, has_drafts: bool) -> tuple[str, ...]:
 def default_query_cost(device: Any) -> float:
     """The query_cost of a checkpoint that names none.
 
-    On a CPU a fused forward of 16 tokens costs 1.4 (bfloat16) to 1.7 times one of a single token; a GPU waits for the
-    weights in both (docs/reference/generate.md).
+    On a CPU a fused forward of 16 tokens costs 1.4 to 1.9 times one of a single token; a GPU waits for the weights in
+    both (docs/reference/generate.md).
     """
     return 0.04 if device.type == "cpu" else 0.0
 

@@ -21,13 +21,19 @@ def recorded(name):
     [
         ("serving", "serving", "reference/serve"),
         ("vllm_speed", "vllm_speed", "reference/vllm"),
-        ("fused", "fused", "reference/generate"),
-        ("fused_1b", "fused", "reference/generate"),
     ],
 )
 def test_a_page_shows_the_recorded_numbers(load_benchmark, name, benchmark, page):
     report, text = recorded(name), (DOCS / f"{page}.md").read_text(encoding="utf-8")
     assert load_benchmark(benchmark).table(report["results"]) in text
+    assert f"python {report['command'].removeprefix('python ')}" in text
+
+
+@pytest.mark.parametrize("name", ["fused", "fused_beside"])
+def test_the_page_of_fused_models_shows_the_recorded_numbers(load_benchmark, name):
+    report, text = recorded(name), (DOCS / "reference" / "generate.md").read_text(encoding="utf-8")
+    tables = load_benchmark("fused").tables(report["results"])
+    assert tables and all(table in text for table in tables.values())
     assert f"python {report['command'].removeprefix('python ')}" in text
 
 

@@ -1,5 +1,5 @@
 /* Products by tiles: 16 outputs times 32 inputs are multiplied with those of up to 16 rows. Those of bfloat16 weights
- * take them if they are whole tiles; the others take pairs.
+ * take them if they are whole tiles; the others, and attention, take AVX-512.
  */
 #if defined(__linux__)
 #include <cpuid.h>
@@ -7,13 +7,13 @@
 #include <unistd.h>
 #endif
 
-#define AMX __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")))
+#define AMX __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
 #define SIDE 16
 
 static AMX void arrange_amx(const struct job *job, char *arranged)
 {
     if (job->kind != TILES) {
-        arrange_avx512bf16(job, arranged);
+        arrange_avx512(job, arranged);
         return;
     }
     const struct product *p = job->product;
@@ -22,7 +22,7 @@ static AMX void arrange_amx(const struct job *job, char *arranged)
     memset(words, 0, steps * blocks * SIDE * SIDE * 4);
     for (long row = 0; row < job->rows; row++) {
         const char *x = (const char *)job->x + (job->places ? job->places[row] : row) * p->inputs * 2;
-        arrange_row_avx512bf16(PAIRS, BFLOAT16, x, p->inputs, p->norm, p->epsilon, (char *)pairs);
+        arrange_row_avx512(PAIRS, BFLOAT16, x, p->inputs, p->norm, p->epsilon, (char *)pairs);
         for (long step = 0; step < steps; step++)  /* words are [steps][blocks][pairs of inputs][rows] */
             for (int pair = 0; pair < SIDE; pair++)
                 words[((step * blocks + row / SIDE) * SIDE + pair) * SIDE + row % SIDE] = pairs[step * SIDE + pair];
@@ -75,7 +75,7 @@ static AMX void sum_tiles(const struct job *job, long first, long count, long bl
 static AMX void sum_amx(const struct job *job, long first, long count, float *out)
 {
     if (job->kind != TILES)
-        sum_avx512bf16(job, first, count, out);
+        sum_avx512(job, first, count, out);
     for (long i = 0; i < count && job->kind == TILES; i += 2 * SIDE)
         for (long block = 0; block * SIDE < job->rows; block += 2)
             sum_tiles(job, first + i, count - i < 2 * SIDE ? count - i : 2 * SIDE, block, out + i);

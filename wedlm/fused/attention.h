@@ -136,14 +136,7 @@ static INLINE TARGET void NAME(attend_rows)(enum kind kind, enum type type, cons
         }
 #define CASE(n) case n: NAME(attend_block)(kind, type, a, n, row, a->start, a->end, memory, scores); break;
         switch (rows) {
-        CASE(1)
-        CASE(2)
-#if MOST_TOGETHER >= 6
-        CASE(3)
-        CASE(4)
-        CASE(5)
-        CASE(6)
-#endif
+        CASES
         }
 #undef CASE
     }

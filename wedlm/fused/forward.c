@@ -14,7 +14,6 @@
 
 #define FEW_WEIGHTS 16384  /* one thread has read them before a second one begins */
 #define SPINS 2000
-#define MOST_THREADS 1024
 
 static const struct {
     const char *name;
@@ -27,7 +26,7 @@ static const struct {
 } SETS[] = {
 #define OF(set) rotate_head_##set, attend_##set, merge_##set
 #if defined(__x86_64__)
-    {"amx", arrange_amx, outputs_amx, OF(avx512bf16), 1},
+    {"amx", arrange_amx, outputs_amx, OF(avx512), 0},
     {"avx512bf16", arrange_avx512bf16, outputs_avx512bf16, OF(avx512bf16), 1},
     {"avx512", arrange_avx512, outputs_avx512, OF(avx512), 0},
     {"avx2", arrange_avx2, outputs_avx2, OF(avx2), 0},
@@ -48,7 +47,7 @@ static int has_set(const char *name)
         && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     const int pairs = avx512 && __builtin_cpu_supports("avx512bf16");
     if (!strcmp(name, "amx"))
-        return pairs && asked_for_tiles();
+        return avx512 && asked_for_tiles();
     if (!strcmp(name, "avx512bf16"))
         return pairs;
     if (!strcmp(name, "avx512"))
@@ -89,9 +88,9 @@ struct counter {
     _Alignas(64) atomic_long value;
 };
 
-/* The threads of a call: for each phase how many pieces of each share are taken, and how many of all are done. */
 struct worker;
 
+/* The threads of a call: for each phase how many pieces of each share are taken, and how many of all are done. */
 struct team {
     void (*run)(struct worker *);
     const void *work;
@@ -170,8 +169,6 @@ static int run_team(struct team *team, long phases)
 {
     if (team->threads < 2 || !parallel || !thread_number || is_forked)
         team->threads = 1;
-    if (team->threads > MOST_THREADS)
-        team->threads = MOST_THREADS;
     const size_t counters = phases * (team->threads + 1) * sizeof *team->counters;
     void *memory;
     team->bytes = (team->bytes + 4095) / 4096 * 4096 + 64;
@@ -327,8 +324,9 @@ static void run_product(struct worker *me)
     product_phase(me, m->set, job, &work->masks, work->lowered, NULL, 0);
 }
 
-int multiply(const struct multiplication *m)
+int multiply(const void *multiplication)
 {
+    const struct multiplication *m = multiplication;
     const struct product *p = m->product;
     struct product_work work = {.m = m, .masks = masks_of(p->down ? m->is_text : NULL, m->rows)};
     struct team team = {.run = run_product, .work = &work, .bytes = memory_of(p, m->rows), .threads = m->threads};
@@ -450,9 +448,9 @@ static void *part(uintptr_t *memory, long bytes)
     return (void *)start;
 }
 
-int forward(const struct forward *given)
+int forward(const void *forward)
 {
-    struct forward_work w = {.f = *given};
+    struct forward_work w = {.f = *(const struct forward *)forward};
     struct forward *f = &w.f;
     const long rows = f->batch * f->queries, all = f->num_heads + 2 * f->num_key_heads, size = SIZE(f->type);
     const long group = f->num_heads / f->num_key_heads, heads = f->batch * f->num_key_heads;

@@ -69,7 +69,7 @@ struct forward {
 
 const char *set_name(int set);  /* of an instruction set that this CPU has; "" of another, NULL behind the last */
 void find_threads(void);        /* at first: those of the OpenMP library that torch has loaded */
-int multiply(const struct multiplication *multiplication);  /* 0: there is no memory */
-int forward(const struct forward *forward);
+int multiply(const void *multiplication);  /* 0: there is no memory */
+int forward(const void *forward);
 
 #endif

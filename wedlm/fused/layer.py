@@ -180,9 +180,10 @@ class FusedLayer:
         """The layer as C reads it; None where torch multiplies."""
         if not all(self.dtype in merged.dtypes for merged in self.merged) or self.width > MOST_WIDTH:
             return None
-        described, self.parts = native.Layer(), [merged.described() for merged in self.merged]
-        for name, part in zip(("query_key_value", "output", "gate_up", "down"), self.parts, strict=True):
+        described, parts = native.Layer(), [merged.described() for merged in self.merged]
+        for name, part in zip(("query_key_value", "output", "gate_up", "down"), parts, strict=True):
             setattr(described, name, part)
+        described.kept = parts, [merged.draft for merged in self.merged]
         for name, norm in zip(("query", "key"), self.norms, strict=False):
             setattr(described, f"{name}_norm", address(norm.weight))
             setattr(described, f"{name}_epsilon", norm.variance_epsilon)
@@ -210,7 +211,7 @@ class FusedLayer:
             hidden_width=hidden_width, num_heads=self.num_queries, num_key_heads=self.num_keys, width=self.width,
             scaling=self.scaling, type=TYPES[self.dtype],
         )  # fmt: skip
-        return forward, [cos, sin, is_text]
+        return forward, [self.described, cos, sin, is_text]
 
 
 class Known:

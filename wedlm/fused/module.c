@@ -24,26 +24,16 @@ static PyObject *of_python(PyObject *address, int (*function)(const void *))
     return finished(is_done);
 }
 
-static int multiplied(const void *given)
-{
-    return multiply(given);
-}
-
-static int run(const void *given)
-{
-    return forward(given);
-}
-
 static PyObject *python_multiply(PyObject *module, PyObject *address)
 {
     (void)module;
-    return of_python(address, multiplied);
+    return of_python(address, multiply);
 }
 
 static PyObject *python_forward(PyObject *module, PyObject *address)
 {
     (void)module;
-    return of_python(address, run);
+    return of_python(address, forward);
 }
 
 static PyObject *python_sets(PyObject *module, PyObject *none)

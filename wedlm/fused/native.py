@@ -83,6 +83,14 @@ def are_same_parts(owners: list, names: list, parts: list, *weights: list) -> bo
 are_same = are_same_parts if _kernels is None else _kernels.are_same
 
 
+def is_amd() -> bool:
+    """Whether this machine's CPU is AMD's."""
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # not Linux
+        return False
+
+
 def instruction_set() -> str | None:
     """Returns the instruction set that products take on this machine; None: they are torch's.
 
@@ -90,8 +98,9 @@ def instruction_set() -> str | None:
     """
     sets = [] if _kernels is None else list(filter(None, _kernels.instruction_sets()))
     choice = os.environ.get(CHOICE)
-    if choice is None:
-        return next((name for name in sets if name != "plain"), None)
+    if choice is None:  # on Intel pairs of bfloat16 take longer than widening
+        others = ["plain"] if is_amd() else ["plain", "avx512bf16"]
+        return next((name for name in sets if name not in others), None)
     if choice not in [*sets, "torch"]:
         raise ValueError(f"{CHOICE}={choice} is not on this machine; choose one of {', '.join([*sets, 'torch'])}.")
     return None if choice == "torch" else choice
@@ -104,14 +113,6 @@ def described_product() -> str:
     if _kernels is None:
         return "by torch; in C they take less time, which needs a compiler (such as gcc) when wedlm is installed"
     return "by torch"
-
-
-def is_amd() -> bool:
-    """Whether this machine's CPU is AMD's."""
-    try:
-        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # not Linux
-        return False
 
 
 SET = instruction_set()

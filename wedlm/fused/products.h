@@ -1,8 +1,7 @@
 /* Products of a few rows with rows of weights, by one instruction set; see sets.h and vectors.h.
  *
  * Each weight is read once, as it lies in memory, and multiplied with all rows. Four rows of weights and up to ROWS
- * rows of x are multiplied at once, so that their sums are in registers. The sums of a row do not depend on the rows
- * beside it.
+ * rows of x are multiplied at once, in registers. The sums of a row do not depend on the rows beside it.
  */
 
 #define ROWS(kind) ((kind) == SPLIT ? MOST_SPLIT : MOST_TOGETHER)
@@ -81,9 +80,8 @@ static INLINE TARGET void NAME(block)(
 /* out[row * out_stride + i] = the product of row `row` of x with weights `first` + i, of which there are `count`;
  * behind weights `last` stand those of `last` again, and up to three more are written.
  *
- * The four rows of weights that are multiplied at once are a quarter of all apart, so each of the four is read in
- * order: that is as fast as reading all in order, where four rows side by side take half as long again. What is
- * multiplied with more rows than fit into registers leaves time to fetch the next rows.
+ * The four rows of weights that are multiplied at once are a quarter of all apart, so that each is read in order. More
+ * rows of x than fit into registers leave time to fetch the next weights.
  */
 static INLINE TARGET void NAME(dots)(
     enum kind kind, const char *weights, long stride, long inputs, long first, long count, long last,
@@ -98,22 +96,14 @@ static INLINE TARGET void NAME(dots)(
             const long row = rows * b / blocks, one = 4 * b / blocks, other = one < 3 && blocks < 4 ? one + 1 : one;
             const char *from = x + row * row_bytes, *next[] = {w[one] + stride, w[other] + stride};
             float *to = out + row * out_stride + i;
-#define BLOCK(n, next) NAME(block)(kind, n, w, next, inputs, from, row_bytes, to, out_stride, apart)
-#define CASE(n) case n: BLOCK(n, blocks > 1 ? next : NULL); break;
+#define CASE(n) \
+    case n: \
+        NAME(block)(kind, n, w, blocks > 1 ? next : NULL, inputs, from, row_bytes, to, out_stride, apart); \
+        break;
             switch (rows * (b + 1) / blocks - row) {
-            CASE(1)
-            CASE(2)
-#if MOST_TOGETHER >= 6
-            CASE(3)
-            CASE(4)
-            CASE(5)
-            default: BLOCK(ROWS(kind), next);
-#else
-            default: __builtin_unreachable();
-#endif
+            CASES
             }
 #undef CASE
-#undef BLOCK
         }
     }
 }

@@ -163,8 +163,10 @@ static INLINE void add_bias(
 #define SHUFFLE(ints, a, b, ...) __builtin_shuffle(a, b, (ints){__VA_ARGS__})
 #endif
 
-/* Each set has NAME, TARGET, LANES and LIST (see vectors.h), and
+/* kernels_of_set.h is included once for each instruction set, with
  *
+ *   NAME(x), TARGET            x with the set's name behind it, and the attribute of functions that use the set
+ *   LANES, LIST(x, half)       the floats in a vector, and x(0, half), x(1, half), ... for all of them
  *   MOST_TOGETHER, MOST_SPLIT  the rows of x that are multiplied at once
  *   HAS_PAIRS                  whether it multiplies pairs of bfloat16
  *   HOLD(vector)               keeps a vector in a register, since it is used several times

@@ -1,6 +1,7 @@
 """All decoder layers of a fused model in one call, where the rows are few."""
 
 import threading
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,7 +40,7 @@ class Stack:
     def __init__(self, layers: Layers):
         self.layers = layers
         self.fused: list[FusedLayer] = []
-        self.described: object = None  # an array of native.Layer
+        self.described: Any = None  # an array of native.Layer
         self.known = Known()
         self.drafts: KnownDrafts | None = None
 
@@ -80,29 +81,35 @@ class Stack:
                 return False
             if layers[0].fused.described is None:
                 return False
-            fused = [layer.fused for layer in layers]
-            self.known = Known.of_all([each.known for each in fused])
-            self.drafts = None
-            self.described, self.fused = (native.Layer * len(layers))(*[each.described for each in fused]), fused
+            self.fused, self.drafts = [layer.fused for layer in layers], None
+            self.known = Known.of_all([fused.known for fused in self.fused])
+            self.described = self.description()
         if has_masks and not (self.drafts is not None and self.drafts.are_current()):
-            for index, each in enumerate(self.fused):
-                each.refresh_drafts(dtype)
-                self.described[index] = each.described
-            self.drafts = KnownDrafts([merged for each in self.fused for merged in each.merged])
+            for fused in self.fused:
+                fused.refresh_drafts(dtype)
+            self.drafts = KnownDrafts([merged for fused in self.fused for merged in fused.merged])
+            self.described = self.description()
         return True
+
+    def description(self) -> Any:
+        """The layers as C reads them, and what has to live as long: another thread may bind them anew during a call."""
+        described = (native.Layer * len(self.fused))(*[fused.described for fused in self.fused])
+        described.kept = [(fused, fused.described) for fused in self.fused]
+        return described
 
     def at_once(
         self, hidden_states, is_text, position_embeddings=None, attention_mask=None, **kwargs
     ) -> torch.Tensor | None:
         """The hidden states behind all layers; None where attention or the cache are none that C knows."""
-        first, cache, (batch, queries, _) = self.fused[0], kwargs.get(CACHE), hidden_states.shape
+        described, first, cache = self.described, self.fused[0], kwargs.get(CACHE)
+        batch, queries, _ = hidden_states.shape
         if not first.takes(hidden_states, position_embeddings):
             return None
         memory, hidden_states = None, hidden_states.clone(memory_format=torch.contiguous_format)
         forward, _kept = first.forward_of(hidden_states, position_embeddings, is_text)
         if cache is not None:
             empty = hidden_states.new_empty(batch, first.num_keys, 0, first.width)
-            memory = reserved(cache, len(self.fused), queries, empty)
+            memory = reserved(cache, len(described), queries, empty)
             if memory is None:
                 return None
             forward.states = native.addressof(memory.states)
@@ -113,7 +120,7 @@ class Stack:
                 forward.entries = cache.layers[0].length + queries
         if not sees(forward, self.layers[0].self_attn, attention_mask, hidden_states.dtype):
             return None
-        forward.layers, forward.num_layers = native.addressof(self.described), len(self.fused)
+        forward.layers, forward.num_layers = native.addressof(described), len(described)
         forward.stages = native.PROJECT | native.STORE | native.ATTEND | native.COMPLETE
         native.forward(forward)
         if cache is not None:

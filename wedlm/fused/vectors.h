@@ -1,10 +1,4 @@
-/* Vectors of an instruction set. sets.h includes this file once for each, with
- *
- *   NAME(x)        x, with the name of the instruction set behind it
- *   TARGET         the attribute that lets a function use the instruction set
- *   LANES          the floats in a vector
- *   LIST(x, half)  x(0, half), x(1, half), ... for all lanes
- */
+/* Vectors of an instruction set; see sets.h. */
 
 typedef float NAME(floats) __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint32_t NAME(words) __attribute__((vector_size(LANES * 4), aligned(1), may_alias));

@@ -138,7 +138,7 @@ static INLINE TARGET void NAME(arrange_row)(
     enum kind kind, enum type type, const char *x, long inputs, const char *norm, float epsilon, char *to)
 {
     const int parts = STEP(kind) / LANES, size = SIZE(type);
-    NAME(floats) squares = {0}, values[2], weights[2];
+    NAME(floats) squares = {0}, values[2], weights[2] = {{0}};
     float factor = 1;
     for (long k = 0; k < inputs && norm; k += STEP(kind)) {
         NAME(load)(kind, type, x + k * size, inputs - k, values);

@@ -92,7 +92,7 @@ class Stack:
         return True
 
     def description(self) -> Any:
-        """The layers as C reads them, and what has to live as long: another thread may bind them anew during a call."""
+        """The layers as C reads them, with what has to live as long, since another thread may bind them anew."""
         described = (native.Layer * len(self.fused))(*[fused.described for fused in self.fused])
         described.kept = [(fused, fused.described) for fused in self.fused]
         return described

@@ -213,6 +213,18 @@ def test_a_cache_that_does_not_fit_is_refused_as_by_the_model(change):
             logits(model.bfloat16() if change == "another dtype" else model, ids, **{CACHE: cache})
 
 
+def test_a_cache_of_inference_mode_goes_on_outside():
+    model = wedlm.fuse(stock("llama"))
+    wanted, _ = in_parts(model, (4, 1, 1, 1))
+    cache = DynamicCache(config=model.config)
+    with torch.inference_mode():
+        model(TEXT[:, :4], **{CACHE: cache})
+        model(TEXT[:, 4:5], **{CACHE: cache})
+    got, _ = in_parts(model, (1,), cache)
+    one_by_one(model)
+    assert torch.equal(torch.cat([got, in_parts(model, (1,), cache)[0]], dim=1), wanted[:, -2:])
+
+
 def test_gradients_go_through_a_cache():
     found = []
     for model in (stock("llama"), wedlm.fuse(stock("llama"))):

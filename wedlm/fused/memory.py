@@ -51,7 +51,8 @@ class GrowingLayer(DynamicLayer):
         else:
             before = [states[:, :, : self.length] for states in self.memory]
         capacity = self.length + number + max(STEP, self.length // SHARE)
-        self.memory, self.num_shown = [grown(states, capacity) for states in before], 0
+        with torch.inference_mode(False), torch.no_grad():  # others may write to it later, in any mode
+            self.memory, self.num_shown = [grown(states, capacity) for states in before], 0
         self.own_states = [None, None]
         return self.memory
 

@@ -3,8 +3,9 @@ EXTRAS = train,eval,serve,dev
 # Without dependencies: xgrammar asks for triton, hundreds of megabytes that are of use on a GPU only.
 GRAMMAR = xgrammar apache-tvm-ffi
 PYTEST = -m pytest -n 2 --dist worksteal
-# The three tiers (tests/tiers.py). The short run also draws a third of the examples of each property.
-SHORT = -m "not (full or slow or browser or real or ecosystem or vllm)" --hypothesis-profile=short
+# The three tiers (tests/tiers.py). `make test` and `make test-all` draw a third of the examples of each property.
+THIRD = --hypothesis-profile=short
+SHORT = -m "not (full or slow or browser or real or ecosystem or vllm)" $(THIRD)
 ALL = -m "not (slow or browser or real or ecosystem or vllm)"
 
 DEMO = hub_card/wedlm-demo
@@ -54,7 +55,7 @@ test: .venv/installed
 
 # Every test but those that need a compiler, a wheel build, a browser or minutes; .ci/run calls it.
 test-all: .venv/installed
-	.venv/bin/python $(PYTEST) $(ALL)
+	.venv/bin/python $(PYTEST) $(ALL) $(THIRD)
 
 # The lines of the package that the tests of `test-all` leave out; counting them makes every test slower.
 coverage: .venv/installed

@@ -18,7 +18,7 @@ LIMITS = {"slow": 900, "real": 900, "ecosystem": 900, "vllm": 900, "browser": 30
 
 
 def property_settings(number: int, **options) -> settings:
-    """Settings of a property with `number` examples in `make test-all`, and a third of them in `make test`."""
+    """Settings of a property with `number` examples, a third of which `make test` and `make test-all` draw."""
     in_this_run = number * settings().max_examples // 100  # of the profile, which has 100 by itself
     return settings(max_examples=max(1, in_this_run), **options)
 

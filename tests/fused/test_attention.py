@@ -173,7 +173,7 @@ def attentions(draw, biases=BIASES, dtypes=DTYPES):
 
 @each_compiled_set
 @given(attentions())
-@property_settings(30, deadline=None)
+@property_settings(60, deadline=None)
 def test_attention_is_that_of_float64(name, case):
     with multiplied_by(name):
         got = case.run()
@@ -184,7 +184,7 @@ def test_attention_is_that_of_float64(name, case):
 
 @each_compiled_set
 @given(attentions(biases=["seen", "added"]), st.data())
-@property_settings(30, deadline=None)
+@property_settings(60, deadline=None)
 def test_the_attention_of_a_query_depends_on_no_other_query_and_on_nothing_that_it_does_not_see(name, case, data):
     with multiplied_by(name):
         wanted = case.run()
@@ -216,7 +216,7 @@ def test_what_is_not_finite_stays_with_the_queries_that_see_it(name, value):
 @each_compiled_set
 @pytest.mark.parametrize("place", ["before", "behind"])
 @given(attentions())
-@property_settings(30, deadline=None)
+@property_settings(60, deadline=None)
 def test_attention_reads_its_tensors_and_nothing_else(name, place, case):
     with multiplied_by(name):
         wanted = case.run()

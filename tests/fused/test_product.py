@@ -131,7 +131,7 @@ few_rows = cases.map(lambda case: case.of_rows(range(min(len(case.x), MOST_ROWS)
 
 @each_set
 @given(cases)
-@property_settings(40, deadline=None)
+@property_settings(60, deadline=None)
 def test_a_product_is_that_of_float64(name, case):
     with multiplied_by(name), torch.no_grad():
         got, (wanted, bound) = case.run(), case.in_float64()
@@ -156,7 +156,7 @@ def test_many_rows_are_those_of_float64(takes_onednn, has, monkeypatch):
 
 @each_compiled_set
 @given(few_rows, st.data())
-@property_settings(40, deadline=None)
+@property_settings(60, deadline=None)
 def test_a_row_does_not_depend_on_the_rows_beside_it(name, case, data):
     rows = data.draw(st.lists(st.sampled_from(range(len(case.x))), min_size=1, max_size=MOST_ROWS))
     with multiplied_by(name), torch.no_grad():
@@ -165,7 +165,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(name, case, data):
 
 @each_compiled_set
 @given(few_rows, st.data())
-@property_settings(40, deadline=None)
+@property_settings(60, deadline=None)
 def test_what_is_not_finite_stays_so_in_its_row_and_column(name, case, data):
     for values in (case.x, case.weight, case.bias, case.added):
         if values is not None and values.is_floating_point() and data.draw(st.booleans()):
@@ -294,7 +294,7 @@ def test_other_dtypes_and_devices_are_left_to_torch(name):
 @each_compiled_set
 @pytest.mark.parametrize("place", ["before", "behind"])
 @given(few_rows)
-@property_settings(40, deadline=None)
+@property_settings(60, deadline=None)
 def test_a_product_reads_its_tensors_and_nothing_else(name, place, case):
     """Otherwise the process ends here."""
     with multiplied_by(name), torch.no_grad():

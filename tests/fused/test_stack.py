@@ -1,6 +1,7 @@
 """All layers in one call compute what they compute one after another, and leave the cache as transformers does."""
 
 import pickle
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy, deepcopy
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from draft_models import drafted
 from fused_models import MODELS, WITH_MASKS, assert_close, cached, logits, stock
-from helpers import CHECKPOINTS, PROMPTS, load, random_tokens, run_python
+from helpers import CHECKPOINTS, EOS, PAD, PROMPTS, left_padded, load, random_tokens, run_python
 from torch import nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
@@ -141,6 +142,24 @@ def test_masks_of_any_form_mean_what_they_mean_to_the_model(kind):
         assert_close(logits(fused, **inputs), logits(plain, **inputs))
 
 
+def test_heads_that_are_too_wide_for_c_are_left_to_torch(calls):
+    plain, fused = stock("llama", head_dim=258), wedlm.fuse(stock("llama", head_dim=258))
+    assert_close(in_parts(fused)[0], in_parts(plain)[0])
+    assert not calls
+
+
+@pytest.mark.parametrize("rows", [8, 32])
+@pytest.mark.parametrize("settings", [{}, {"custom_generate": wedlm.verified}], ids=["token by token", "verified"])
+def test_rows_of_a_batch_that_end_early_are_those_of_the_model(rows, settings, calls):
+    inputs = left_padded([TEXT[0, start : start + 3 + start % 7].tolist() for start in range(rows)])
+    texts, ends = [], [EOS, *range(20, 40)]
+    for model in (stock("llama"), wedlm.fuse(stock("llama"))):
+        options = {"max_new_tokens": 24, "eos_token_id": ends, "pad_token_id": PAD, "do_sample": False}
+        texts.append(model.generate(**inputs, **options, **settings)[:, inputs["input_ids"].shape[1] :].tolist())
+    lengths = {sum(token != PAD for token in text) for text in texts[0]}
+    assert texts[0] == texts[1] and len(lengths) > 3 and 2 in calls
+
+
 # --- The cache ---
 
 
@@ -223,6 +242,14 @@ def test_a_cache_of_inference_mode_goes_on_outside():
     got, _ = in_parts(model, (1,), cache)
     one_by_one(model)
     assert torch.equal(torch.cat([got, in_parts(model, (1,), cache)[0]], dim=1), wanted[:, -2:])
+
+
+def test_memory_that_has_grown_is_given_back():
+    model = wedlm.fuse(stock("llama"))
+    _, cache = in_parts(model)
+    before = [weakref.ref(states) for layer in cache.layers for states in layer.memory]
+    in_parts(model, [1] * STEP, cache)
+    assert not any(each() is not None for each in before)
 
 
 def test_gradients_go_through_a_cache():

@@ -169,12 +169,10 @@ class FusedLayer:
     def __reduce__(self):  # a copy of the model merges its own weights, in its first forward
         return type(None), ()
 
-    def refresh_drafts(self, dtype: torch.dtype) -> bool:
-        """Whether the draft products that are active now are others than before."""
-        is_changed = any([merged.refresh_draft(dtype) for merged in self.merged])
-        if is_changed:
+    def refresh_drafts(self, dtype: torch.dtype) -> None:
+        """Takes the draft products that are active now."""
+        if any([merged.refresh_draft(dtype) for merged in self.merged]):
             self.described = self.description()
-        return is_changed
 
     def description(self) -> native.Layer | None:
         """The layer as C reads it; None where torch multiplies."""
@@ -191,13 +189,10 @@ class FusedLayer:
 
     def takes(self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> bool:
         """Whether the rows are so few that the layer is computed in C."""
-        if native.NUMBER is None or not 0 < hidden_states.shape[0] * hidden_states.shape[1] <= MOST_ROWS:
+        if self.described is None or not 0 < hidden_states.shape[0] * hidden_states.shape[1] <= MOST_ROWS:
             return False
-        is_known = hidden_states.is_cpu and hidden_states.dtype == self.dtype and self.width <= MOST_WIDTH
-        is_known = is_known and all(self.dtype in merged.dtypes for merged in self.merged)
-        return is_known and all(
-            each.shape[-1] == self.width and each.dtype == self.dtype for each in position_embeddings
-        )
+        angles = [(each.shape[-1], each.dtype) for each in position_embeddings]
+        return hidden_states.is_cpu and hidden_states.dtype == self.dtype and angles == [(self.width, self.dtype)] * 2
 
     def forward_of(self, hidden_states, position_embeddings, is_text) -> tuple[native.Forward, list]:
         """The forward of some rows through this layer, and what has to live as long. C changes `hidden_states`."""

@@ -1,8 +1,8 @@
 """Where forwards of fused models write keys and values: memory that grows in steps, so that nothing is copied."""
 
 from dataclasses import dataclass
-from operator import is_
 from typing import Any
+from weakref import ref
 
 import torch
 from transformers import DynamicCache
@@ -94,9 +94,12 @@ def copy_of(states: torch.Tensor | None) -> torch.Tensor | None:
 
 @dataclass
 class Memory:
-    """The keys and values of all layers, where a forward reads and writes them."""
+    """The keys and values of all layers, where a forward reads and writes them.
 
-    tensors: list[torch.Tensor]  # keys and values of each layer in turn, [batch, heads, capacity, head_dim]
+    It does not keep the tensors, so that memory that has grown is given back layer by layer.
+    """
+
+    tensors: list[ref]  # keys and values of each layer in turn, [batch, heads, capacity, head_dim]
     states: Any  # an array of `States`
     strides: tuple[tuple[int, ...], tuple[int, ...]]  # of keys and values: of batch row, head and entry
 
@@ -114,15 +117,16 @@ def reserved(cache: Cache, num_layers: int, queries: int, empty: torch.Tensor) -
     if len(tensors) != 2 * num_layers or not fits(tensors[0], empty):
         return None
     known: Memory | None = getattr(cache, "fused_memory", None)
-    if known is not None and len(known.tensors) == len(tensors) and all(map(is_, known.tensors, tensors)):
-        return known
+    if known is not None and len(known.tensors) == len(tensors):
+        if all(one() is other for one, other in zip(known.tensors, tensors, strict=True)):
+            return known
     strides = [tensor.stride() for tensor in tensors]
     if strides != strides[:2] * num_layers or not all(fits(tensor, empty) for tensor in tensors):
         return None
     states = (States * num_layers)()
     for state, keys, values in zip(states, tensors[::2], tensors[1::2], strict=True):
         state.keys, state.values = keys.data_ptr(), values.data_ptr()
-    cache.fused_memory = Memory(tensors, states, (strides[0][:3], strides[1][:3]))
+    cache.fused_memory = Memory(list(map(ref, tensors)), states, (strides[0][:3], strides[1][:3]))
     return cache.fused_memory
 
 

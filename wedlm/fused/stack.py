@@ -47,9 +47,6 @@ class Stack:
     def __reduce__(self):  # a copy of the model binds its own layers
         return type(None), ()
 
-    def __getattr__(self, name):
-        return getattr(self.layers[0], name)
-
     def __call__(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
         options = dict(kwargs)
         is_text = options.pop("is_text", MASKED.is_text)

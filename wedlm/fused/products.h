@@ -9,6 +9,8 @@
 #define WEIGHT_BYTES(kind) ((kind) == BYTES ? LANES : 4 * LANES)             /* that a step reads */
 #define INPUT_BYTES(kind) ((kind) == SPLIT ? 8 * LANES : 4 * LANES)
 
+#define AHEAD 2  /* by how many groups of four rows the weights are fetched before they are multiplied */
+
 /* Adds the products of pairs of bfloat16. */
 static INLINE TARGET NAME(floats) NAME(paired)(NAME(floats) sums, NAME(floats) w, NAME(floats) x)
 {
@@ -42,19 +44,20 @@ static INLINE TARGET void NAME(step)(
     }
 }
 
-/* The products of `rows` rows of x with four rows of `inputs` weights: out[row * out_stride + o * apart]. `next`, if
- * it is not NULL, are two rows of weights that are fetched.
+/* The products of `rows` rows of x with four rows of `inputs` weights: out[row * out_stride + o * apart]. In each step
+ * `pace` bytes of four other rows are fetched, which are `ahead` bytes behind: into the second cache, since the first
+ * one is full of x and of the weights in use.
  */
 static INLINE TARGET void NAME(block)(
-    enum kind kind, int rows, const char *const *weights, const char *const *next, long inputs, const char *x,
+    enum kind kind, int rows, const char *const *weights, long ahead, long pace, long inputs, const char *x,
     long row_bytes, float *out, long out_stride, long apart)
 {
     NAME(floats) sums[4 * MOST_TOGETHER] = {0};
     const char *w[4] = {weights[0], weights[1], weights[2], weights[3]};
     const long steps = inputs / STEP(kind), rest = inputs % STEP(kind) * WEIGHT_BYTES(kind) / STEP(kind);
     for (long k = 0; k < steps; k++) {
-        for (int i = 0; i < 2 && next; i++)
-            __builtin_prefetch(next[i] + k * WEIGHT_BYTES(kind), 0, 3);
+        for (int o = 0; o < 4; o++)
+            __builtin_prefetch(weights[o] + ahead + k * pace, 0, 2);
         NAME(step)(kind, rows, w, x, row_bytes, sums);
         for (int o = 0; o < 4; o++)
             w[o] += WEIGHT_BYTES(kind);
@@ -80,8 +83,8 @@ static INLINE TARGET void NAME(block)(
 /* out[row * out_stride + i] = the product of row `row` of x with weights `first` + i, of which there are `count`;
  * behind weights `last` stand those of `last` again, and up to three more are written.
  *
- * The four rows of weights that are multiplied at once are a quarter of all apart, so that each is read in order. More
- * rows of x than fit into registers leave time to fetch the next weights.
+ * The four rows of weights that are multiplied at once are a quarter of all apart, so that each is read in order. Each
+ * block of rows of x fetches its share of later ones, at the end those of the weights behind `count`.
  */
 static INLINE TARGET void NAME(dots)(
     enum kind kind, const char *weights, long stride, long inputs, long first, long count, long last,
@@ -89,16 +92,18 @@ static INLINE TARGET void NAME(dots)(
 {
     const long blocks = (rows + ROWS(kind) - 1) / ROWS(kind), apart = (count + 3) / 4;
     for (long i = 0; i < apart; i++) {
+        const long ahead = (AHEAD + (i + AHEAD < apart ? 0 : count - apart)) * stride;
         const char *w[4];
         for (int o = 0; o < 4; o++)
             w[o] = weights + (first + i + o * apart < last ? first + i + o * apart : last) * stride;
         for (long b = 0; b < blocks; b++) {
-            const long row = rows * b / blocks, one = 4 * b / blocks, other = one < 3 && blocks < 4 ? one + 1 : one;
-            const char *from = x + row * row_bytes, *next[] = {w[one] + stride, w[other] + stride};
+            const long row = rows * b / blocks, begin = ahead + stride * b / blocks;
+            const long pace = (WEIGHT_BYTES(kind) + blocks - 1) / blocks;
+            const char *from = x + row * row_bytes;
             float *to = out + row * out_stride + i;
 #define CASE(n) \
     case n: \
-        NAME(block)(kind, n, w, blocks > 1 ? next : NULL, inputs, from, row_bytes, to, out_stride, apart); \
+        NAME(block)(kind, n, w, begin, pace, inputs, from, row_bytes, to, out_stride, apart); \
         break;
             switch (rows * (b + 1) / blocks - row) {
             CASES

@@ -43,7 +43,7 @@ class Verified:
     Args:
         window_size (`int`, *optional*): Drafts and the token before them, in a forward; by default 16, on a CPU 8.
         query_cost (`float`, *optional*): The cost of one more query as a share of a forward with one; by default 0, on
-            a CPU 0.04. A draft is verified only if it promises more tokens than it costs.
+            a CPU 0.1. A draft is verified only if it promises more tokens than it costs.
         acceptance_ratio (`float`, *optional*, defaults to 1.0): Below 1, a draft is accepted if its probability is at
             least this share of the best token's. 1.0 writes the text of `generate()`.
         prompt_lookup_num_tokens (`int`, *optional*): The most drafts; by default window_size - 1.

@@ -281,7 +281,8 @@ def forward_queries(
     if cache is not None:
         # (Static steps need a mask: a compiled graph cannot hold flash-attn's function for caches.)
         knows_lengths = not (cache.is_static or is_stock(model)) and is_flash_attention_requested(model.config)
-        attention_mask = cache.begin_forward(num_queries, valid_length, queries.visible_prefix, knows_lengths)
+        needed = queries.num_needed
+        attention_mask = cache.begin_forward(num_queries, valid_length, queries.visible_prefix, knows_lengths, needed)
     elif queries.visible_prefix is not None or is_stock(model):
         last = torch.arange(num_queries, device=home).expand_as(queries.input_ids)
         attention_mask = seen_entries(last, queries.visible_prefix, num_queries)

@@ -63,7 +63,7 @@ class WeDLMGenerationMixin(GenerationMixin):
         window_size (`int`, *optional*): Slots behind the committed text, at least 1; by default 16, on a CPU 8. A
             forward has at most twice as many queries.
         query_cost (`float`, *optional*): In verified decoding, the cost of one more query as a share of a forward with
-            one; by default 0, on a CPU 0.04. A query is taken only if it promises more tokens than it costs.
+            one; by default 0, on a CPU 0.1. A query is taken only if it promises more tokens than it costs.
         entropy_threshold (`float`, *optional*, defaults to 0.4): Slots whose entropy in nats is lower are filled. None
             fills one slot per forward.
         distance_penalty (`float`, *optional*, defaults to 0.02): Added to a slot's entropy for each slot of its

@@ -23,6 +23,7 @@ class ForwardPlace(NamedTuple):
     entries: torch.Tensor  # [batch, 1, queries, 1]: the entry that each query writes
     valid_length: int  # the number of leading entries that the forward reads
     row_lengths: torch.Tensor | None  # [batch]: what each row's last query sees, for attention that takes no mask
+    num_needed: torch.Tensor | None  # [batch, 1]: the number of leading queries that anything reads; None: all
 
 
 class RowLayer(DynamicLayer):
@@ -150,6 +151,7 @@ class RowCache(DynamicCache):
         valid_length: int,
         visible_prefix: torch.Tensor | None = None,
         knows_lengths: bool = False,
+        num_needed: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Gives the next forward its place behind each row's length; returns which entries each query sees.
 
@@ -163,7 +165,7 @@ class RowCache(DynamicCache):
         # (A row of a running batch that waits for the rest of its prompt may be longer than what is read.)
         needs_lengths = is_plain and knows_lengths
         row_lengths = (self.lengths + num_queries).clamp(max=valid_length).int() if needs_lengths else None
-        self.place = ForwardPlace(last[:, None, :, None], valid_length, row_lengths)
+        self.place = ForwardPlace(last[:, None, :, None], valid_length, row_lengths, num_needed)
         if needs_lengths or (is_plain and valid_length == num_queries):  # The latter: there are no other entries.
             return None
         return seen_entries(last, visible_prefix, valid_length)

@@ -42,7 +42,8 @@ class StreamingWindow(Window):
         slots = slots.gather(1, order)
         num_filled = filled.sum(-1, keepdim=True)
         indices = query[: policy.window_size] + num_filled
-        is_predicted = indices < self.num_queries[:, None]
+        num_needed = self.num_queries[:, None]
+        is_predicted = indices < num_needed
         indices = indices.clamp(max=width - 1)
         return WindowQueries(
             input_ids=self.tokens.gather(1, slots).masked_fill(query >= num_filled, policy.mask_token_id),
@@ -50,6 +51,7 @@ class StreamingWindow(Window):
             logits_indices=indices,
             predicted_slots=slots.gather(1, indices),
             is_predicted=is_predicted,
+            num_needed=num_needed,
         )
 
     def count_forward(self, queries: WindowQueries) -> None:

@@ -108,6 +108,7 @@ class VerifiedWindow(Window):
             logits_indices=torch.full_like(self.start, -1)[:, None],  # the last token of the text in front
             predicted_slots=self.start[:, None],
             is_predicted=torch.ones_like(self.alive)[:, None],
+            num_needed=torch.zeros_like(self.start)[:, None],
         )
 
     def queries(self, width: int, policy: Policy) -> WindowQueries:
@@ -116,7 +117,8 @@ class VerifiedWindow(Window):
         The last token is the leading one, at slot `start`: the forward that wrote it did not compute its keys.
         """
         query = policy.arange[:width]
-        is_pending, is_used = query < self.groups[:, :1], query < self.groups[:, -1:]
+        num_needed = self.groups[:, -1:]
+        is_pending, is_used = query < self.groups[:, :1], query < num_needed
         group = (self.groups[:, 1:, None] <= query).sum(1)
         num_seen = group + self.num_leading[:, None]
         # The first MASK of a group stands at the slot behind the queries that it sees.
@@ -133,6 +135,7 @@ class VerifiedWindow(Window):
             predicted_slots=predicted_slots,
             is_predicted=is_used & (predicted_slots < self.limit[:, None]),
             visible_prefix=num_seen.masked_fill(is_pending, 0),
+            num_needed=num_needed,
         )
 
     def count_forward(self, queries: WindowQueries) -> None:

@@ -103,6 +103,7 @@ class WindowQueries(NamedTuple):
     # queries of the forward. None: it sees all before it.
     visible_prefix: torch.Tensor | None = None
     num_text: torch.Tensor | None = None  # [batch]: the number of leading queries that hold text
+    num_needed: torch.Tensor | None = None  # [batch, 1]: the number of leading queries that anything reads; None: all
 
     @classmethod
     def of_text(cls, text: Text) -> "WindowQueries":
@@ -115,6 +116,7 @@ class WindowQueries(NamedTuple):
             predicted_slots=no_slot,
             is_predicted=no_slot.bool(),
             num_text=text.lengths,
+            num_needed=text.lengths[:, None],
         )
 
     def behind(self, text: Text) -> "WindowQueries":
@@ -134,6 +136,7 @@ class WindowQueries(NamedTuple):
             logits_indices=(self.logits_indices + lengths).clamp(min=0),
             visible_prefix=seen,
             num_text=text.lengths,
+            num_needed=lengths + (num_queries if self.num_needed is None else self.num_needed),
         )
 
     def seeing_all_before(self) -> "WindowQueries":

@@ -27,7 +27,7 @@ def test_verified_decoding_with_a_ratio_is_not_exact():
 def test_missing_parameters_come_from_the_checkpoint_or_the_device(demo, monkeypatch):
     model, _ = demo
     said = model.generation_config
-    expected = {"decoding": "verified", "window_size": said.window_size, "query_cost": 0.04, "acceptance_ratio": 1.0}
+    expected = {"decoding": "verified", "window_size": said.window_size, "query_cost": 0.1, "acceptance_ratio": 1.0}
     assert with_defaults({"decoding": "verified"}, model) == expected
     monkeypatch.setattr(said, "window_size", None)
     monkeypatch.setattr(said, "query_cost", 0.3)

@@ -9,15 +9,16 @@ import pytest
 import torch
 from draft_models import drafted
 from fused_models import MODELS, WITH_MASKS, assert_close, cached, logits, stock
-from helpers import CHECKPOINTS, EOS, PAD, PROMPTS, left_padded, load, random_tokens, run_python
+from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, left_padded, load, random_tokens, run_python
 from torch import nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 import wedlm
-from wedlm.fused import native
+from wedlm.fused import native, product
 from wedlm.fused.memory import STEP
 from wedlm.fused.native import SET
+from wedlm.fused.product import linear_of_many
 from wedlm.generation.transformers_internals import CACHE
 
 pytestmark = pytest.mark.skipif(SET is None, reason="torch multiplies")
@@ -158,6 +159,65 @@ def test_rows_of_a_batch_that_end_early_are_those_of_the_model(rows, settings, c
         texts.append(model.generate(**inputs, **options, **settings)[:, inputs["input_ids"].shape[1] :].tolist())
     lengths = {sum(token != PAD for token in text) for text in texts[0]}
     assert texts[0] == texts[1] and len(lengths) > 3 and 2 in calls
+
+
+# --- Padding ---
+
+LENGTHS = (30, 3, 52)
+LONG = [random_tokens(1, length, seed=length)[0].tolist() for length in LENGTHS]
+
+
+@pytest.fixture
+def rows_of_products(monkeypatch):
+    """The numbers of rows that torch has multiplied."""
+    numbers = []
+
+    def counted(x, *args):
+        numbers.append(x.numel() // x.shape[-1])
+        return linear_of_many(x, *args)
+
+    monkeypatch.setattr(product, "linear_of_many", counted)
+    return numbers
+
+
+@pytest.mark.parametrize("name", ["qwen3 tied", "drafted", "PEFT", "stock llama with biases", "stock qwen3"])
+def test_padding_of_prompts_is_not_computed(name, rows_of_products):
+    """The text has the logits and states that it has in the model, and so has what follows it."""
+    inputs, more = left_padded([prompt[:-1] + [MASK] for prompt in LONG]), random_tokens(3, 2)
+    text, found = inputs["attention_mask"].bool(), []
+    for model in (MODELS[name](), wedlm.fuse(MODELS[name]())):
+        cache = DynamicCache()
+        prompts = logits(model, **{CACHE: cache}, ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
+        kept = [layer.values.transpose(1, 2)[text] for layer in cache.layers]
+        mask = torch.cat([inputs["attention_mask"], torch.ones_like(more)], dim=1)
+        found.append([prompts[text], *kept, logits(model, more, attention_mask=mask, **{CACHE: cache})])
+    *of_layers, of_head = rows_of_products
+    assert len(of_layers) >= 4 * 2 and set(of_layers) == {sum(LENGTHS)} and of_head == 3 * max(LENGTHS)
+    for one, other in zip(*found, strict=True):
+        assert_close(other, one)
+
+
+@pytest.mark.parametrize("name", ["drafted", "stock qwen3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_decoding_verified_does_not_compute_padding_and_writes_the_same(name, dtype, rows_of_products):
+    model, texts = wedlm.fuse(MODELS[name]().to(dtype)), []
+    for settings in ({}, {"custom_generate": wedlm.verified}):
+        rows_of_products.clear()
+        options = {"max_new_tokens": 24, "eos_token_id": None, "pad_token_id": PAD, "do_sample": False}
+        options |= {"decoding": "autoregressive"} if name == "drafted" and not settings else {}
+        texts.append(model.generate(**left_padded(LONG), **options, **settings).tolist())
+        assert len(rows_of_products) == 4 * 2 and set(rows_of_products) == {sum(LENGTHS)}
+    assert texts[0] == texts[1]
+
+
+def test_hidden_states_of_padding_are_left_to_the_layers(rows_of_products):
+    fused, inputs = wedlm.fuse(stock("llama")), left_padded(LONG)
+    with torch.no_grad():
+        wanted = stock("llama")(**inputs, output_hidden_states=True).hidden_states
+        got = fused(**inputs, output_hidden_states=True).hidden_states
+    assert set(rows_of_products) == {len(LONG) * max(LENGTHS)}
+    for one, other in zip(got, wanted, strict=True):
+        assert_close(one, other)
 
 
 # --- The cache ---

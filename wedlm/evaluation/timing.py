@@ -13,7 +13,7 @@ from wedlm.generation.row_cache import RowCache
 from wedlm.generation.window import Text, WindowQueries
 
 Result = TypeVar("Result")
-NUM_QUERIES = (1, 8, 16)  # of the forwards that show what one more query costs
+NUM_QUERIES = (1, 8, 32)  # of the forwards that show what one more query costs
 NUM_CACHED = 64  # tokens before them
 NUM_ROUNDS = 15
 

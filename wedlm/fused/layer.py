@@ -1,5 +1,7 @@
 """The forward of a decoder layer with few operators, for decoding."""
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 from torch.nn.functional import pad
@@ -288,19 +290,7 @@ def fused_forward(layer: nn.Module, hidden_states: torch.Tensor, *args, **kwargs
     kwargs.pop("is_text", None)
     if not is_compiling and fused.takes(hidden_states, kwargs["position_embeddings"]):
         return forward_in_c(layer.self_attn, fused, hidden_states, is_text, **kwargs)
-    heads = fused.query_key_value(hidden_states, is_text=is_text)
-    heads = heads.view(*heads.shape[:-1], fused.num_queries + 2 * fused.num_keys, fused.width)
-    norms = [*fused.head_norms, *[norm.variance_epsilon for norm in fused.norms]]
-    rotated = rotate(
-        heads, fused.num_queries, fused.num_queries + fused.num_keys, *kwargs.pop("position_embeddings"), *norms
-    )
-    query, key = rotated.transpose(1, 2).split((fused.num_queries, fused.num_keys), dim=1)
-    value = heads[:, :, -fused.num_keys :].transpose(1, 2)
-    if kwargs.get(CACHE) is not None:
-        key, value = kwargs[CACHE].update(key, value, layer.self_attn.layer_idx, kwargs=kwargs)
-    attended = attend(layer.self_attn, fused, query, key, value, **kwargs)
-    hidden_states = fused.output(attended, hidden_states, is_text)
-    return fused.down(fused.gate_up(hidden_states, is_text=is_text), hidden_states, is_text)
+    return forward_by_torch(layer.self_attn, fused, hidden_states, is_text, **kwargs)
 
 
 def has_own_forward(layer: nn.Module, hidden_states: torch.Tensor) -> bool:
@@ -361,6 +351,51 @@ def forward_in_c(
         forward.attended, forward.stages = attended.data_ptr(), native.COMPLETE
     native.forward(forward)
     return hidden_states
+
+
+class Rows(NamedTuple):
+    """The queries of a batch that something reads, which are some of `batch * queries`."""
+
+    indices: torch.Tensor  # [n]
+    batch: int
+    queries: int
+
+    def taken(self, values: torch.Tensor) -> torch.Tensor:
+        """Those of `[batch, queries, ...]`, or of what all rows of the batch share, as one row `[1, n, ...]`."""
+        return values.expand(self.batch, *values.shape[1:]).flatten(0, 1)[self.indices][None]
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """Undoes `taken`, with zeros for the other queries."""
+        everywhere = values.new_zeros(self.batch * self.queries, *values.shape[2:])
+        return everywhere.index_copy_(0, self.indices, values[0]).unflatten(0, (self.batch, self.queries))
+
+
+def forward_by_torch(
+    attention: nn.Module,
+    fused: FusedLayer,
+    hidden_states,
+    is_text,
+    position_embeddings,
+    rows: Rows | None = None,
+    **kwargs,
+) -> torch.Tensor:
+    """A layer for many queries. With `rows` the hidden states, angles and `is_text` are those of these alone."""
+    heads = fused.query_key_value(hidden_states, is_text=is_text)
+    heads = heads.view(*heads.shape[:-1], fused.num_queries + 2 * fused.num_keys, fused.width)
+    norms = [*fused.head_norms, *[norm.variance_epsilon for norm in fused.norms]]
+    num_rotated = fused.num_queries + fused.num_keys
+    rotated = rotate(heads, fused.num_queries, num_rotated, *position_embeddings, *norms)
+    value = heads[:, :, num_rotated:]
+    if rows is not None:
+        rotated, value = rows.spread(rotated), rows.spread(value)
+    query, key = rotated.transpose(1, 2).split((fused.num_queries, fused.num_keys), dim=1)
+    value = value.transpose(1, 2)
+    if kwargs.get(CACHE) is not None:
+        key, value = kwargs[CACHE].update(key, value, attention.layer_idx, kwargs=kwargs)
+    attended = attend(attention, fused, query, key, value, **kwargs)
+    attended = attended if rows is None else rows.taken(attended)
+    hidden_states = fused.output(attended, hidden_states, is_text)
+    return fused.down(fused.gate_up(hidden_states, is_text=is_text), hidden_states, is_text)
 
 
 def have_rows(tensors: tuple[torch.Tensor, ...], query: torch.Tensor) -> bool:

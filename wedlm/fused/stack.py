@@ -7,7 +7,16 @@ import torch
 from torch import nn
 
 from wedlm.fused import native
-from wedlm.fused.layer import FusedLayer, Known, KnownDrafts, has_own_forward, refresh, sees
+from wedlm.fused.layer import (
+    FusedLayer,
+    Known,
+    KnownDrafts,
+    Rows,
+    forward_by_torch,
+    has_own_forward,
+    refresh,
+    sees,
+)
 from wedlm.fused.memory import note_written, reserved
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.transformers_internals import CACHE, has_hooks_on, records_outputs
@@ -54,9 +63,20 @@ class Stack:
             at_once = self.at_once(hidden_states, is_text, **options)
             if at_once is not None:
                 return at_once
+            rows = needed_rows(hidden_states, **options)
+            if rows is not None:
+                return self.of_rows(rows, hidden_states, is_text, **options)
         for layer in self.layers:
             hidden_states = layer(hidden_states, **kwargs)
         return hidden_states
+
+    def of_rows(self, rows: Rows, hidden_states, is_text, position_embeddings, **kwargs) -> torch.Tensor:
+        """The layers for some of the queries; the others, which nothing reads, become zeros."""
+        hidden_states, is_text = rows.taken(hidden_states), None if is_text is None else rows.taken(is_text)
+        kwargs["position_embeddings"] = tuple(map(rows.taken, position_embeddings))
+        for layer, fused in zip(self.layers, self.fused, strict=True):
+            hidden_states = forward_by_torch(layer.self_attn, fused, hidden_states, is_text, rows=rows, **kwargs)
+        return rows.spread(hidden_states)
 
     def runs_at_once(self, hidden_states: torch.Tensor) -> bool:
         if native.NUMBER is None or torch.compiler.is_compiling() or has_own_forward(self.layers[0], hidden_states):
@@ -123,6 +143,21 @@ class Stack:
         if cache is not None:
             note_written(cache, queries)
         return hidden_states
+
+
+def needed_rows(hidden_states: torch.Tensor, attention_mask=None, **kwargs) -> Rows | None:
+    """The queries that are no padding, where there is some: what sees nothing, or what our own loop has marked."""
+    batch, queries, _ = hidden_states.shape
+    place = getattr(kwargs.get(CACHE), "place", None)
+    if place is not None and place.num_needed is not None:
+        is_needed = torch.arange(queries) < place.num_needed
+    elif isinstance(attention_mask, torch.Tensor) and attention_mask.dtype == torch.bool:
+        is_needed = attention_mask[:, 0, :queries].any(-1)
+    else:
+        return None
+    if is_needed.shape != (batch, queries) or is_needed.all() or not is_needed.any():
+        return None
+    return Rows(is_needed.flatten().nonzero()[:, 0], batch, queries)
 
 
 def stacked_forward(decoder: nn.Module, *args, **kwargs):

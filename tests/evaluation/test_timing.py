@@ -56,4 +56,4 @@ def test_the_cost_of_a_query_is_the_slope_by_the_time_of_one(monkeypatch):
     )
     monkeypatch.setattr(timing, "NUM_ROUNDS", 2)
     assert measured_query_cost(model) >= 0
-    assert widths == [timing.NUM_CACHED, *[1, 8, 16] * (3 + 2)]
+    assert widths == [timing.NUM_CACHED, *[1, 8, 32] * (3 + 2)]

@@ -18,6 +18,7 @@ from wedlm.fused.layer import (
     sees,
 )
 from wedlm.fused.memory import note_written, reserved
+from wedlm.fused.product import MOST_ROWS
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.transformers_internals import CACHE, has_hooks_on, records_outputs
 from wedlm.modeling_wedlm.drafts import MASKED
@@ -146,13 +147,15 @@ class Stack:
 
 
 def needed_rows(hidden_states: torch.Tensor, attention_mask=None, **kwargs) -> Rows | None:
-    """The queries that are no padding, where there is some: what sees nothing, or what our own loop has marked."""
+    """The queries of many that are no padding, if some are: padding sees nothing, or our own loop has marked it."""
     batch, queries, _ = hidden_states.shape
-    place = getattr(kwargs.get(CACHE), "place", None)
+    place, is_mask = getattr(kwargs.get(CACHE), "place", None), isinstance(attention_mask, torch.Tensor)
+    if batch * queries <= MOST_ROWS:
+        return None
     if place is not None and place.num_needed is not None:
         is_needed = torch.arange(queries) < place.num_needed
-    elif isinstance(attention_mask, torch.Tensor) and attention_mask.dtype == torch.bool:
-        is_needed = attention_mask[:, 0, :queries].any(-1)
+    elif is_mask and attention_mask.dtype == torch.bool and attention_mask.ndim == 4:
+        is_needed = attention_mask[:, :, :queries].any(-1).any(1)
     else:
         return None
     if is_needed.shape != (batch, queries) or is_needed.all() or not is_needed.any():

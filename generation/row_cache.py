@@ -155,6 +155,7 @@ class RowCache(DynamicCache):
     ) -> torch.Tensor | None:
         """Gives the next forward its place behind each row's length; returns which entries each query sees.
 
+        Fused layers may leave out the queries behind the first `num_needed` of a row, which nothing reads.
         With `knows_lengths`, attention reads `place.row_lengths` instead of a mask where queries see all before them.
 
         Returns:

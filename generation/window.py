@@ -136,7 +136,7 @@ class WindowQueries(NamedTuple):
             logits_indices=(self.logits_indices + lengths).clamp(min=0),
             visible_prefix=seen,
             num_text=text.lengths,
-            num_needed=lengths + (num_queries if self.num_needed is None else self.num_needed),
+            num_needed=None if self.num_needed is None else lengths + self.num_needed,
         )
 
     def seeing_all_before(self) -> "WindowQueries":

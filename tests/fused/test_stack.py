@@ -120,20 +120,29 @@ def test_a_layer_by_itself_is_that_layer():
     assert len(fused.model.layers[:1]) == 1
 
 
-@pytest.mark.parametrize("kind", ["a mask for each head", "seen", "added", "added to fewer entries", "another dtype"])
-def test_masks_of_any_form_mean_what_they_mean_to_the_model(kind):
-    seen = torch.rand(2, 1, 9, 9, generator=torch.Generator().manual_seed(0)) < 0.7
+@pytest.mark.parametrize("rows", [2, 8])  # of 9 queries: the layers are in C, and in torch
+@pytest.mark.parametrize("kind", [
+    "a mask for each head", "seen", "seen by some heads", "seen by others", "shared by the batch", "added",
+    "added to fewer entries", "another dtype",
+])  # fmt: skip
+def test_masks_of_any_form_mean_what_they_mean_to_the_model(kind, rows):
+    seen = torch.rand(rows, 1, 9, 9, generator=torch.Generator().manual_seed(0)) < 0.7
     seen |= torch.eye(9, dtype=torch.bool)
-    added = torch.zeros(2, 1, 9, 9).masked_fill(~seen, torch.finfo(torch.float32).min)
+    added = torch.zeros(rows, 1, 9, 9).masked_fill(~seen, torch.finfo(torch.float32).min)
+    by_heads = seen.repeat(1, 4, 1, 1)
+    by_heads[:, 0, :3] = False
     masks = {
         "a mask for each head": added.repeat(1, 4, 1, 1) * torch.rand(1, 4, 1, 1),
         "seen": seen,
+        "seen by some heads": by_heads,
+        "seen by others": seen.tril(-1),  # the first query sees nothing, and those behind it see it
+        "shared by the batch": seen[:1].tril(-1),
         "added": added,
         "added to fewer entries": added[..., :1].expand(-1, -1, -1, 9),
         "another dtype": added.double(),
     }
     plain, fused = stock("llama"), wedlm.fuse(stock("llama"))
-    inputs = {"attention_mask": masks[kind], "use_cache": False}
+    inputs = {"ids": random_tokens(rows, 9), "attention_mask": masks[kind], "use_cache": False}
     if kind == "another dtype":
         with pytest.raises(RuntimeError):
             logits(plain, **inputs)
@@ -208,6 +217,28 @@ def test_decoding_verified_does_not_compute_padding_and_writes_the_same(name, dt
         texts.append(model.generate(**left_padded(LONG), **options, **settings).tolist())
         assert len(rows_of_products) == 4 * 2 and set(rows_of_products) == {sum(LENGTHS)}
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("settings", [{"decoding": "verified"}, {"decoding": "streaming"}], ids=str)
+def test_prompts_in_chunks_and_steps_of_many_queries_leave_out_what_nothing_reads(settings, rows_of_products):
+    """Chunks of 40 columns end in other rows at other places, and steps of 12 rows have more than 64 queries."""
+    prompts = [random_tokens(1, 5 + 6 * row, seed=row)[0].tolist() for row in range(12)]
+    options = {"max_new_tokens": 24, "prefill_chunk_size": 40, "eos_token_id": None, "pad_token_id": PAD, **settings}
+    options |= {"query_cost": 0, "window_size": 8} if settings["decoding"] == "verified" else {}
+    wanted = load(CHECKPOINTS / "q3").generate(**left_padded(prompts), **options).tolist()
+    assert wedlm.fuse(load(CHECKPOINTS / "q3")).generate(**left_padded(prompts), **options).tolist() == wanted
+    of_chunks = sum(min(40, len(prompt)) for prompt in prompts)
+    assert rows_of_products[0] == of_chunks and any(64 < rows < 12 * 8 for rows in rows_of_products)
+
+
+def test_a_running_batch_leaves_out_what_nothing_reads(rows_of_products):
+    prompts = [random_tokens(1, 5 + 29 * row, seed=row)[0].tolist() for row in range(12)]  # some of several chunks
+    options = {"decoding": "verified", "query_cost": 0, "max_new_tokens": 24, "eos_token_id": EOS}
+    models = load(CHECKPOINTS / "q3"), wedlm.fuse(load(CHECKPOINTS / "q3"))
+    wanted, got = (
+        [output.generated_tokens for output in model.generate_batch(prompts, **options).values()] for model in models
+    )
+    assert got == wanted and rows_of_products
 
 
 def test_hidden_states_of_padding_are_left_to_the_layers(rows_of_products):

@@ -353,8 +353,8 @@ def forward_in_c(
     return hidden_states
 
 
-class Rows(NamedTuple):
-    """The queries of a batch that something reads, which are some of `batch * queries`."""
+class NeededQueries(NamedTuple):
+    """The queries of a batch that something reads, some of `batch * queries`."""
 
     indices: torch.Tensor  # [n]
     batch: int
@@ -376,24 +376,24 @@ def forward_by_torch(
     hidden_states,
     is_text,
     position_embeddings,
-    rows: Rows | None = None,
+    needed: NeededQueries | None = None,
     **kwargs,
 ) -> torch.Tensor:
-    """A layer for many queries. With `rows` the hidden states, angles and `is_text` are those of these alone."""
+    """A layer whose attention is torch's; with `needed`, hidden states, angles and `is_text` of these queries alone."""
     heads = fused.query_key_value(hidden_states, is_text=is_text)
     heads = heads.view(*heads.shape[:-1], fused.num_queries + 2 * fused.num_keys, fused.width)
     norms = [*fused.head_norms, *[norm.variance_epsilon for norm in fused.norms]]
     num_rotated = fused.num_queries + fused.num_keys
     rotated = rotate(heads, fused.num_queries, num_rotated, *position_embeddings, *norms)
     value = heads[:, :, num_rotated:]
-    if rows is not None:
-        rotated, value = rows.spread(rotated), rows.spread(value)
+    if needed is not None:
+        rotated, value = needed.spread(rotated), needed.spread(value)
     query, key = rotated.transpose(1, 2).split((fused.num_queries, fused.num_keys), dim=1)
     value = value.transpose(1, 2)
     if kwargs.get(CACHE) is not None:
         key, value = kwargs[CACHE].update(key, value, attention.layer_idx, kwargs=kwargs)
     attended = attend(attention, fused, query, key, value, **kwargs)
-    attended = attended if rows is None else rows.taken(attended)
+    attended = attended if needed is None else needed.taken(attended)
     hidden_states = fused.output(attended, hidden_states, is_text)
     return fused.down(fused.gate_up(hidden_states, is_text=is_text), hidden_states, is_text)
 

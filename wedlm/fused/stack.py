@@ -11,7 +11,7 @@ from wedlm.fused.layer import (
     FusedLayer,
     Known,
     KnownDrafts,
-    Rows,
+    NeededQueries,
     forward_by_torch,
     has_own_forward,
     refresh,
@@ -64,20 +64,20 @@ class Stack:
             at_once = self.at_once(hidden_states, is_text, **options)
             if at_once is not None:
                 return at_once
-            rows = needed_rows(hidden_states, **options)
-            if rows is not None:
-                return self.of_rows(rows, hidden_states, is_text, **options)
+            needed = needed_queries(hidden_states, **options)
+            if needed is not None:
+                return self.of_needed(needed, hidden_states, is_text, **options)
         for layer in self.layers:
             hidden_states = layer(hidden_states, **kwargs)
         return hidden_states
 
-    def of_rows(self, rows: Rows, hidden_states, is_text, position_embeddings, **kwargs) -> torch.Tensor:
-        """The layers for some of the queries; the others, which nothing reads, become zeros."""
-        hidden_states, is_text = rows.taken(hidden_states), None if is_text is None else rows.taken(is_text)
-        kwargs["position_embeddings"] = tuple(map(rows.taken, position_embeddings))
+    def of_needed(self, needed: NeededQueries, hidden_states, is_text, position_embeddings, **kwargs) -> torch.Tensor:
+        """The layers for these queries; the others become zeros."""
+        hidden_states, is_text = needed.taken(hidden_states), None if is_text is None else needed.taken(is_text)
+        kwargs["position_embeddings"] = tuple(map(needed.taken, position_embeddings))
         for layer, fused in zip(self.layers, self.fused, strict=True):
-            hidden_states = forward_by_torch(layer.self_attn, fused, hidden_states, is_text, rows=rows, **kwargs)
-        return rows.spread(hidden_states)
+            hidden_states = forward_by_torch(layer.self_attn, fused, hidden_states, is_text, needed=needed, **kwargs)
+        return needed.spread(hidden_states)
 
     def runs_at_once(self, hidden_states: torch.Tensor) -> bool:
         if native.NUMBER is None or torch.compiler.is_compiling() or has_own_forward(self.layers[0], hidden_states):
@@ -146,21 +146,25 @@ class Stack:
         return hidden_states
 
 
-def needed_rows(hidden_states: torch.Tensor, attention_mask=None, **kwargs) -> Rows | None:
-    """The queries of many that are no padding, if some are: padding sees nothing, or our own loop has marked it."""
+def needed_queries(hidden_states: torch.Tensor, attention_mask=None, **kwargs) -> NeededQueries | None:
+    """The queries that are no padding; None if all are, or nothing tells, or they are few.
+
+    Padding is what our own loop does not count or, by a mask, what neither sees anything nor is seen.
+    """
     batch, queries, _ = hidden_states.shape
-    place, is_mask = getattr(kwargs.get(CACHE), "place", None), isinstance(attention_mask, torch.Tensor)
     if batch * queries <= MOST_ROWS:
         return None
-    if place is not None and place.num_needed is not None:
-        is_needed = torch.arange(queries) < place.num_needed
-    elif is_mask and attention_mask.dtype == torch.bool and attention_mask.ndim == 4:
-        is_needed = attention_mask[:, :, :queries].any(-1).any(1)
+    counted = getattr(getattr(kwargs.get(CACHE), "place", None), "num_needed", None)
+    if counted is not None:
+        is_needed = torch.arange(queries, device=counted.device) < counted
+    elif isinstance(attention_mask, torch.Tensor) and attention_mask.dtype == torch.bool and attention_mask.ndim == 4:
+        is_seen = attention_mask.any(1)  # [batch, queries, entries]
+        is_needed = is_seen.any(-1) | is_seen[..., -queries:].any(1)
     else:
         return None
     if is_needed.shape != (batch, queries) or is_needed.all() or not is_needed.any():
         return None
-    return Rows(is_needed.flatten().nonzero()[:, 0], batch, queries)
+    return NeededQueries(is_needed.flatten().nonzero()[:, 0].to(hidden_states.device), batch, queries)
 
 
 def stacked_forward(decoder: nn.Module, *args, **kwargs):

@@ -155,7 +155,6 @@ static TARGET void NAME(attend)(const struct attention *a, char *memory)
 static TARGET void NAME(merge)(const struct attention *a, const float *results, long spans, long stride, char *to)
 {
     const struct forward *f = a->forward;
-    const int is_split = f->type == BFLOAT16;
     float largest = -INFINITY, total = 0, values[MOST_WIDTH + 4 * LANES] = {0};
     for (long span = 0; span < spans; span++) {
         const float *result = results + span * stride + a->padded;
@@ -172,7 +171,7 @@ static TARGET void NAME(merge)(const struct attention *a, const float *results, 
     }
     for (long i = 0; i < f->width; i++) {
         const long step = i / (2 * LANES), within = i % (2 * LANES);
-        const long from = is_split ? step * 2 * LANES + within % 2 * LANES + within / 2 : i;
+        const long from = f->type == BFLOAT16 ? step * 2 * LANES + within % 2 * LANES + within / 2 : i;
         set_number(f->type, to, i, total == 0 ? 0 : values[from] / total);
     }
 }

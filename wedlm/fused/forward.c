@@ -396,8 +396,7 @@ static void attention_phase(struct worker *me, const struct forward_work *w, lon
         };
         if (a.end > f->entries)
             a.end = f->entries;
-        const long from = a.start, to = a.end;
-        if (from < seen[1] && to > seen[0]) {
+        if (a.start < seen[1] && a.end > seen[0]) {
             SETS[f->set].attend(&a, me->memory);
         } else {
             for (long row = first; row < first + a.rows; row++)
@@ -491,9 +490,8 @@ int forward(const void *forward)
         }
         memset(w.projected, 0, all * sizeof *w.projected);
         memset(w.attended_spans, 0, heads * w.blocks * sizeof *w.attended_spans);
-        w.heads = f->heads ? f->heads : w.heads;
+        f->heads = w.heads = f->heads ? f->heads : w.heads;
         w.attended = f->attended ? f->attended : w.attended;
-        f->heads = w.heads;
         if (!f->states) {  /* the queries are the only entries, and stay where they were projected */
             for (long i = 0; i < f->num_layers; i++) {
                 own[i].keys = w.heads + f->num_heads * f->width * size;

@@ -8,7 +8,6 @@
 #define STEP(kind) ((kind) == SPLIT || (kind) == PAIRS ? 2 * LANES : LANES)  /* inputs that are multiplied at once */
 #define WEIGHT_BYTES(kind) ((kind) == BYTES ? LANES : 4 * LANES)             /* that a step reads */
 #define INPUT_BYTES(kind) ((kind) == SPLIT ? 8 * LANES : 4 * LANES)
-
 #define AHEAD 2  /* by how many groups of four rows the weights are fetched before they are multiplied */
 
 /* Adds the products of pairs of bfloat16. */
@@ -44,12 +43,11 @@ static INLINE TARGET void NAME(step)(
     }
 }
 
-/* The products of `rows` rows of x with four rows of `inputs` weights: out[row * out_stride + o * apart]. In each step
- * `pace` bytes of four other rows are fetched, which are `ahead` bytes behind: into the second cache, since the first
- * one is full of x and of the weights in use.
+/* The products of `rows` rows of x with four rows of `inputs` weights: out[row * out_stride + o * apart]. Each step
+ * fetches `pace` bytes of those `later` bytes behind, into the second cache: x and the weights in use fill the first.
  */
 static INLINE TARGET void NAME(block)(
-    enum kind kind, int rows, const char *const *weights, long ahead, long pace, long inputs, const char *x,
+    enum kind kind, int rows, const char *const *weights, long later, long pace, long inputs, const char *x,
     long row_bytes, float *out, long out_stride, long apart)
 {
     NAME(floats) sums[4 * MOST_TOGETHER] = {0};
@@ -57,7 +55,7 @@ static INLINE TARGET void NAME(block)(
     const long steps = inputs / STEP(kind), rest = inputs % STEP(kind) * WEIGHT_BYTES(kind) / STEP(kind);
     for (long k = 0; k < steps; k++) {
         for (int o = 0; o < 4; o++)
-            __builtin_prefetch(weights[o] + ahead + k * pace, 0, 2);
+            __builtin_prefetch(weights[o] + later + k * pace, 0, 2);
         NAME(step)(kind, rows, w, x, row_bytes, sums);
         for (int o = 0; o < 4; o++)
             w[o] += WEIGHT_BYTES(kind);
@@ -84,26 +82,25 @@ static INLINE TARGET void NAME(block)(
  * behind weights `last` stand those of `last` again, and up to three more are written.
  *
  * The four rows of weights that are multiplied at once are a quarter of all apart, so that each is read in order. Each
- * block of rows of x fetches its share of later ones, at the end those of the weights behind `count`.
+ * block of rows of x fetches its share of those AHEAD; behind the last ones they are the first of the next piece.
  */
 static INLINE TARGET void NAME(dots)(
     enum kind kind, const char *weights, long stride, long inputs, long first, long count, long last,
     long rows, const char *x, long row_bytes, float *out, long out_stride)
 {
     const long blocks = (rows + ROWS(kind) - 1) / ROWS(kind), apart = (count + 3) / 4;
+    const long pace = (WEIGHT_BYTES(kind) + blocks - 1) / blocks, bytes = inputs / STEP(kind) * WEIGHT_BYTES(kind);
     for (long i = 0; i < apart; i++) {
         const long ahead = (AHEAD + (i + AHEAD < apart ? 0 : count - apart)) * stride;
         const char *w[4];
         for (int o = 0; o < 4; o++)
             w[o] = weights + (first + i + o * apart < last ? first + i + o * apart : last) * stride;
         for (long b = 0; b < blocks; b++) {
-            const long row = rows * b / blocks, begin = ahead + stride * b / blocks;
-            const long pace = (WEIGHT_BYTES(kind) + blocks - 1) / blocks;
-            const char *from = x + row * row_bytes;
-            float *to = out + row * out_stride + i;
+            const long row = rows * b / blocks, later = ahead + bytes * b / blocks;
 #define CASE(n) \
     case n: \
-        NAME(block)(kind, n, w, begin, pace, inputs, from, row_bytes, to, out_stride, apart); \
+        NAME(block)(kind, n, w, later, pace, inputs, x + row * row_bytes, row_bytes, \
+                    out + row * out_stride + i, out_stride, apart); \
         break;
             switch (rows * (b + 1) / blocks - row) {
             CASES

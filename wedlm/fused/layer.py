@@ -379,7 +379,7 @@ def forward_by_torch(
     needed: NeededQueries | None = None,
     **kwargs,
 ) -> torch.Tensor:
-    """A layer whose attention is torch's; with `needed`, hidden states, angles and `is_text` of these queries alone."""
+    """A layer whose attention is torch's; with `needed`, the hidden states and angles are those of these queries."""
     heads = fused.query_key_value(hidden_states, is_text=is_text)
     heads = heads.view(*heads.shape[:-1], fused.num_queries + 2 * fused.num_keys, fused.width)
     norms = [*fused.head_norms, *[norm.variance_epsilon for norm in fused.norms]]

@@ -87,7 +87,7 @@ static AMX void outputs_amx(const struct job *job, long first, long count)
         .palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16},
     };
     _tile_loadconfig(&config);
-    OUTPUTS(sum_amx)
+    OUTPUTS(sum_amx, store_avx512)
     _tile_release();
 }
 

@@ -95,46 +95,68 @@ static INLINE TARGET void NAME(mix_all)(
 #undef MIX
 }
 
-/* What `rows` rows get of the entries from `start` to `end`. */
+/* What `rows` rows get of the entries from `start` to `end`; `transposed`, if they are long, are the keys of these. */
 static INLINE TARGET void NAME(attend_block)(
-    enum kind kind, enum type type, const struct attention *a, int rows, long row, long start, long end,
-    const char *queries, float *scores)
+    enum kind kind, enum type type, const struct attention *a, int rows, long row, const char *queries,
+    const float *transposed, float *scores)
 {
     const struct forward *f = a->forward;
     const enum kind values_kind = type == BFLOAT16 ? SPLIT : FLOATS;
-    const long size = SIZE(type), count = end - start, columns = (count + 15) / 16 * 16;
+    const long size = SIZE(type), count = a->end - a->start, columns = (count + 15) / 16 * 16;
     const char *keys = (const char *)a->states->keys, *values = (const char *)a->states->values;
     keys += (a->batch * f->key_strides[0] + a->key_head * f->key_strides[1]) * size;
     values += (a->batch * f->value_strides[0] + a->key_head * f->value_strides[1]) * size;
-    values += start * f->value_strides[2] * size;
-    NAME(dots)(kind, keys, f->key_strides[2] * size, f->width, start, count, end - 1, rows, queries, a->row_bytes,
-               scores, MOST_SPAN);
+    values += a->start * f->value_strides[2] * size;
+    if (a->is_long)
+        NAME(mix_all)(FLOATS, FLOAT32, rows, columns, (const float *)queries, a->row_bytes / 4,
+                      (const char *)transposed, KEYS_APART * 4, (f->width + STEP(kind) - 1) / STEP(kind) * STEP(kind),
+                      scores, MOST_SPAN);
+    else
+        NAME(dots)(kind, keys, f->key_strides[2] * size, f->width, a->start, count, a->end - 1, rows, queries,
+                   a->row_bytes, scores, MOST_SPAN);
     for (int i = 0; i < rows; i++) {
-        float *result = a->results + (row + i) * (a->padded + 2);
+        float *result = a->results + (row - a->first + i) * (a->padded + 2);
         float *to = scores + i * MOST_SPAN;
         for (long j = 0; j < count; j++)
             to[j] *= f->scaling;
-        add_bias(type, f, a->batch, (row + i) % f->queries, start, count, columns, to);
+        add_bias(type, f, a->batch, a->first_query + (row + i) % a->queries, a->start, count, columns, to);
         result[a->padded + 1] = NAME(softmax)(to, columns, result + a->padded);
     }
     NAME(mix_all)(values_kind, type, rows, f->width, scores, MOST_SPAN, values, f->value_strides[2] * size, count,
-                  a->results + row * (a->padded + 2), a->padded + 2);
+                  a->results + (row - a->first) * (a->padded + 2), a->padded + 2);
+}
+
+/* Puts the keys of a span one beside the other; their values are in the order in which queries are arranged. */
+static INLINE TARGET void NAME(transpose)(enum kind kind, enum type type, const struct attention *a, float *to)
+{
+    const struct forward *f = a->forward;
+    const char *keys = (const char *)a->states->keys
+        + (a->batch * f->key_strides[0] + a->key_head * f->key_strides[1] + a->start * f->key_strides[2]) * SIZE(type);
+    NAME(floats) values[2];
+    for (long i = 0; i < a->end - a->start; i++, keys += f->key_strides[2] * SIZE(type))
+        for (long k = 0; k < f->width; k += STEP(kind)) {
+            NAME(load)(kind, type, keys + k * SIZE(type), f->width - k, values);
+            for (int j = 0; j < STEP(kind); j++)
+                to[(k + j) * KEYS_APART + i] = ((const float *)values)[j];
+        }
 }
 
 static INLINE TARGET void NAME(attend_rows)(enum kind kind, enum type type, const struct attention *a, char *memory)
 {
     const struct forward *f = a->forward;
     const long group = f->num_heads / f->num_key_heads, all = f->num_heads + 2 * f->num_key_heads;
-    float *scores = (float *)(memory + MOST_TOGETHER * a->row_bytes);
+    float *scores = (float *)(memory + MOST_TOGETHER * a->row_bytes), *transposed = scores + MOST_TOGETHER * MOST_SPAN;
+    if (a->is_long)
+        NAME(transpose)(kind, type, a, transposed);
     for (long row = a->first; row < a->first + a->rows; row += MOST_TOGETHER) {
         const long rows = a->first + a->rows - row < MOST_TOGETHER ? a->first + a->rows - row : MOST_TOGETHER;
         for (long i = 0; i < rows; i++) {
-            const long head = a->key_head * group + (row + i) / f->queries, query = (row + i) % f->queries;
-            const long at = ((a->batch * f->queries + query) * all + head) * f->width;
-            NAME(arrange_row)(kind, type, (const char *)f->heads + at * SIZE(type), f->width, NULL, 0,
-                              memory + i * a->row_bytes);
+            const long head = a->key_head * group + (row + i) / a->queries;
+            const long query = a->batch * f->queries + a->first_query + (row + i) % a->queries;
+            NAME(arrange_row)(kind, type, (const char *)f->heads + (query * all + head) * f->width * SIZE(type),
+                              f->width, NULL, 0, memory + i * a->row_bytes);
         }
-#define CASE(n) case n: NAME(attend_block)(kind, type, a, n, row, a->start, a->end, memory, scores); break;
+#define CASE(n) case n: NAME(attend_block)(kind, type, a, n, row, memory, transposed, scores); break;
         switch (rows) {
         CASES
         }
@@ -146,7 +168,7 @@ static INLINE TARGET void NAME(attend_rows)(enum kind kind, enum type type, cons
 static TARGET void NAME(attend)(const struct attention *a, char *memory)
 {
     if (a->forward->type == BFLOAT16)
-        NAME(attend_rows)(HAS_PAIRS ? PAIRS : SPLIT, BFLOAT16, a, memory);
+        NAME(attend_rows)(HAS_PAIRS && !a->is_long ? PAIRS : SPLIT, BFLOAT16, a, memory);
     else
         NAME(attend_rows)(FLOATS, FLOAT32, a, memory);
 }

@@ -14,6 +14,7 @@
 
 #define FEW_WEIGHTS 16384  /* one thread has read them before a second one begins */
 #define SPINS 2000
+#define LONG_BLOCK 96      /* rows of a prompt for which a thread reads the entries at once */
 
 static const struct {
     const char *name;
@@ -22,9 +23,10 @@ static const struct {
     void (*rotate)(const struct forward *, const struct layer *, long, long, char *);
     void (*attend)(const struct attention *, char *);
     void (*merge)(const struct attention *, const float *, long, long, char *);
+    void (*row)(const struct job *, long);
     int has_pairs;
 } SETS[] = {
-#define OF(set) rotate_head_##set, attend_##set, merge_##set
+#define OF(set) rotate_head_##set, attend_##set, merge_##set, row_##set
 #if defined(__x86_64__)
     {"amx", arrange_amx, outputs_amx, OF(avx512), 0},
     {"avx512bf16", arrange_avx512bf16, outputs_avx512bf16, OF(avx512bf16), 1},
@@ -192,6 +194,11 @@ static long most(long a, long b)
     return a > b ? a : b;
 }
 
+static long least(long a, long b)
+{
+    return a < b ? a : b;
+}
+
 static enum kind kind_of(const struct product *p, int set)
 {
     if (p->type != BFLOAT16)
@@ -224,7 +231,7 @@ static struct job job_of(const struct product *p, enum type type, int set, long 
     };
 }
 
-/* The rows in which a draft adapter acts. */
+/* The rows, among few, in which a draft adapter acts. */
 struct masks {
     long count;
     int places[MOST_ROWS], numbers[MOST_ROWS];  /* of each of them the row; of each row which of them it is, or -1 */
@@ -233,8 +240,8 @@ struct masks {
 static struct masks masks_of(const uint8_t *is_text, long rows)
 {
     struct masks masks = {0};
-    for (long row = 0; row < rows; row++) {
-        masks.numbers[row] = is_text && !is_text[row] ? masks.count : -1;
+    for (long row = 0; row < rows && is_text; row++) {
+        masks.numbers[row] = is_text[row] ? -1 : masks.count;
         if (masks.numbers[row] >= 0)
             masks.places[masks.count++] = row;
     }
@@ -246,9 +253,12 @@ struct forward_work {
     struct forward f;
     struct masks masks;
     char *heads, *attended, *gated, *lowered;
-    long spans, blocks, block_rows, padded;
-    int64_t *seen;             /* [batch][2]: the first entry that any query of a row sees, and the last one and one */
-    float *results;            /* of attention: [batch][key_heads][spans][rows of a key head][padded + 2] */
+    long spans, padded;
+    int is_long;               /* the queries are many, and a thread reads all spans for a part of them */
+    long blocks, block_rows;   /* of the rows of a key head: in parts of its queries, or of its rows */
+    long parts, part_queries;  /* of the queries */
+    int64_t *seen;             /* [batch][parts][2]: the first entry that a query of them sees, and the last one and one */
+    float *results;            /* of attention: [batch][key_heads][blocks][spans][block_rows][padded + 2] */
     struct counter *projected;       /* pieces of each head, over all layers */
     struct counter *attended_spans;  /* of each batch row, key head and block of rows, over all layers */
 };
@@ -315,6 +325,17 @@ struct product_work {
     void *lowered;
 };
 
+static void run_rows(struct worker *me)
+{
+    const struct multiplication *m = ((const struct product_work *)me->team->work)->m;
+    const struct job job = job_of(m->product, m->type, m->set, m->rows, m->x, m->y);
+    const long pieces = (m->rows + 7) / 8;
+    for (long piece; (piece = take(me, pieces)) >= 0;)
+        for (long row = piece * 8; row < m->rows && row < piece * 8 + 8; row++)
+            SETS[m->set].row(&job, row);
+    finish(me, pieces);
+}
+
 static void run_product(struct worker *me)
 {
     const struct product_work *work = me->team->work;
@@ -329,8 +350,12 @@ int multiply(const void *multiplication)
     const struct multiplication *m = multiplication;
     const struct product *p = m->product;
     struct product_work work = {.m = m, .masks = masks_of(p->down ? m->is_text : NULL, m->rows)};
-    struct team team = {.run = run_product, .work = &work, .bytes = memory_of(p, m->rows), .threads = m->threads};
-    if (p->inputs * p->outputs < FEW_WEIGHTS)
+    struct team team = {.run = run_product, .work = &work, .threads = m->threads};
+    if (p->weight)
+        team.bytes = memory_of(p, m->rows);
+    else
+        team.run = run_rows;
+    if (p->inputs * (p->weight ? p->outputs : m->rows) < FEW_WEIGHTS)
         team.threads = 1;
     if (work.masks.count && !(work.lowered = malloc(m->rows * p->down->outputs * 4)))
         return 0;
@@ -340,6 +365,13 @@ int multiply(const void *multiplication)
 }
 
 /* --- Decoder layers --- */
+
+/* Memory of a thread for the queries and scores of a block of rows, and the keys of a span. */
+static long attention_bytes(const struct forward_work *w)
+{
+    const long keys = w->is_long ? w->padded * KEYS_APART * 4 : 0;
+    return 8 * arranged_bytes(FLOATS, w->f.width) + 8 * MOST_SPAN * 4 + keys;
+}
 
 static long span_start(long span)  /* entries are read in spans of 128 at first, later of 256 */
 {
@@ -351,64 +383,74 @@ static long num_spans(long entries)
     return entries <= 1024 ? (entries + 127) / 128 : 8 + (entries - 1024 + 255) / 256;
 }
 
-static int is_seen(const struct forward *f, long batch, long entry)
+static int is_seen(const struct forward *f, long at)
 {
-    for (long query = 0; query < f->queries; query++) {
-        const long at = batch * f->bias_strides[0] + query * f->bias_strides[1] + entry;
-        if (f->bias_kind == SEEN ? ((const uint8_t *)f->bias)[at] : number(f->type, f->bias, at) > -3.3e38f)
-            return 1;
-    }
-    return 0;
+    return f->bias_kind == SEEN ? ((const uint8_t *)f->bias)[at] : number(f->type, f->bias, at) > -3.3e38f;
 }
 
-static void find_seen(const struct forward *f, int64_t *seen)
+static void find_seen(const struct forward_work *w, int64_t *seen)
 {
-    for (long batch = 0; batch < f->batch; batch++, seen += 2) {
-        seen[0] = 0, seen[1] = f->entries;
-        if (f->lengths && f->lengths[batch] + f->queries < f->entries)
-            seen[1] = f->lengths[batch] + f->queries;
+    const struct forward *f = &w->f;
+    for (long part = 0; part < f->batch * w->parts; part++, seen += 2) {
+        const long batch = part / w->parts, first = part % w->parts * w->part_queries;
+        const long next = least(first + w->part_queries, f->queries);
+        const long before = f->lengths ? f->lengths[batch] : f->entries - f->queries;
+        seen[0] = 0, seen[1] = least(before + next, f->entries);
         if (f->bias_kind == CAUSAL)
             continue;
-        while (seen[1] > 0 && !is_seen(f, batch, seen[1] - 1))
-            seen[1]--;
-        while (seen[0] < seen[1] && !is_seen(f, batch, seen[0]))
-            seen[0]++;
+        seen[0] = f->entries, seen[1] = 0;
+        for (long query = first; query < next; query++) {
+            const long row = batch * f->bias_strides[0] + query * f->bias_strides[1];
+            long from = 0, to = f->entries;
+            while (to > seen[1] && !is_seen(f, row + to - 1))
+                to--;
+            while (from < seen[0] && !is_seen(f, row + from))
+                from++;
+            seen[0] = from, seen[1] = to;
+        }
         if (seen[1] == 0)
-            seen[1] = f->entries;  /* where nothing is seen, all get what their scores say */
+            seen[0] = 0, seen[1] = f->bias_kind == ADDED ? f->entries : 0;  /* then all get what their scores say */
     }
 }
 
 static void attention_phase(struct worker *me, const struct forward_work *w, long layer)
 {
     const struct forward *f = &w->f;
-    const long group = f->num_heads / f->num_key_heads, rows = group * f->queries, stride = w->padded + 2;
-    const long pieces = f->batch * f->num_key_heads * w->blocks * w->spans;
+    const long group = f->num_heads / f->num_key_heads, stride = w->padded + 2;
+    const long spans = w->is_long ? w->spans : 1, shares = w->spans / spans;  /* of a piece, and pieces of a block */
+    const long pieces = f->batch * f->num_key_heads * w->blocks * shares;
     for (long piece; (piece = take(me, pieces)) >= 0;) {
-        const long span = piece % w->spans, block = piece / w->spans % w->blocks;
-        const long head = piece / w->spans / w->blocks, batch = head / f->num_key_heads, first = block * w->block_rows;
-        const int64_t *seen = w->seen + 2 * batch;
-        float *results = w->results + head * w->spans * rows * stride;  /* [spans][rows][padded + 2] */
+        const long block = piece / shares % w->blocks, head = piece / shares / w->blocks;
+        const long batch = head / f->num_key_heads, part = w->is_long ? block : 0;
+        const int64_t *seen = w->seen + 2 * (batch * w->parts + part);
+        float *results = w->results + piece / shares * w->spans * w->block_rows * stride;
         struct attention a = {
             .forward = f, .states = f->states + layer, .batch = batch, .key_head = head % f->num_key_heads,
-            .first = first, .rows = rows - first < w->block_rows ? rows - first : w->block_rows,
-            .start = span_start(span), .end = span_start(span + 1), .padded = w->padded,
-            .row_bytes = arranged_bytes(FLOATS, f->width), .results = results + span * rows * stride,
+            .first_query = part * w->part_queries, .first = w->is_long ? 0 : block * w->block_rows,
+            .padded = w->padded, .row_bytes = arranged_bytes(FLOATS, f->width), .is_long = w->is_long,
         };
-        if (a.end > f->entries)
-            a.end = f->entries;
-        if (a.start < seen[1] && a.end > seen[0]) {
-            SETS[f->set].attend(&a, me->memory);
-        } else {
-            for (long row = first; row < first + a.rows; row++)
-                a.results[row * stride + w->padded + 1] = 0;
+        a.queries = least(w->part_queries, f->queries - a.first_query);
+        a.rows = least(w->block_rows, group * a.queries - a.first);
+        if (w->is_long)
+            results = (float *)(me->memory + attention_bytes(w));
+        for (long span = piece % shares * spans; span < piece % shares * spans + spans; span++) {
+            a.results = results + span * w->block_rows * stride;
+            a.start = span_start(span);
+            a.end = least(span_start(span + 1), w->is_long ? seen[1] : f->entries);
+            if (a.start < seen[1] && a.end > seen[0]) {
+                SETS[f->set].attend(&a, me->memory);
+            } else {
+                for (long row = 0; row < a.rows; row++)
+                    a.results[row * stride + w->padded + 1] = 0;
+            }
         }
-        if (!count_piece(w->attended_spans + head * w->blocks + block, w->spans * (layer + 1)))
+        if (!w->is_long && !count_piece(w->attended_spans + piece / shares, shares * (layer + 1)))
             continue;
-        for (long row = first; row < first + a.rows; row++) {  /* the last span of these rows */
-            const long query = batch * f->queries + row % f->queries;
-            const long query_head = a.key_head * group + row / f->queries;
+        for (long row = 0; row < a.rows; row++) {  /* the last span of these rows */
+            const long query = batch * f->queries + a.first_query + (a.first + row) % a.queries;
+            const long query_head = a.key_head * group + (a.first + row) / a.queries;
             char *to = w->attended + (query * f->num_heads + query_head) * f->width * SIZE(f->type);
-            SETS[f->set].merge(&a, results + row * stride, w->spans, rows * stride, to);
+            SETS[f->set].merge(&a, results + row * stride, w->spans, w->block_rows * stride, to);
         }
     }
     finish(me, pieces);
@@ -424,6 +466,12 @@ static void run_layers(struct worker *me)
         if (f->stages & PROJECT) {
             struct job job = job_of(&layer->query_key_value, f->type, f->set, rows, f->hidden, w->heads);
             product_phase(me, f->set, job, &w->masks, w->lowered, w, i);
+        }
+        if (f->stages & ROTATE) {
+            const long heads = f->num_heads + 2 * f->num_key_heads;
+            for (long head; (head = take(me, heads)) >= 0;)
+                complete_head(w, i, head);
+            finish(me, heads);
         }
         if (f->stages & ATTEND)
             attention_phase(me, w, i);
@@ -454,7 +502,7 @@ int forward(const void *forward)
     const long rows = f->batch * f->queries, all = f->num_heads + 2 * f->num_key_heads, size = SIZE(f->type);
     const long group = f->num_heads / f->num_key_heads, heads = f->batch * f->num_key_heads;
     long rank = 0, bytes = 0, weights = 0;
-    for (long i = 0; i < f->num_layers; i++) {
+    for (long i = 0; i < f->num_layers && f->stages & (PROJECT | COMPLETE); i++) {
         const struct layer *layer = f->layers + i;
         const struct product *products[] = {&layer->query_key_value, &layer->output, &layer->gate_up, &layer->down};
         for (int j = 0; j < 4; j++) {
@@ -463,22 +511,26 @@ int forward(const void *forward)
             weights += products[j]->inputs * products[j]->outputs;
         }
     }
-    bytes = most(bytes, 8 * arranged_bytes(FLOATS, f->width) + 8 * MOST_SPAN * 4);
     w.masks = masks_of(rank ? f->is_text : NULL, rows);
     w.padded = (f->width + 31) / 32 * 32;
     w.spans = num_spans(f->entries);
-    w.block_rows = group * f->queries;
-    if (heads * w.spans < 3 * f->threads && w.block_rows > 6)  /* too few pieces for all threads */
+    w.is_long = f->queries > MOST_ROWS;
+    w.part_queries = w.is_long ? least(f->queries, (LONG_BLOCK + group - 1) / group) : f->queries;
+    w.parts = (f->queries + w.part_queries - 1) / w.part_queries;
+    w.block_rows = group * w.part_queries;
+    if (!w.is_long && heads * w.spans < 3 * f->threads && w.block_rows > 6)  /* too few pieces for all threads */
         w.block_rows = 6;
-    w.blocks = (group * f->queries + w.block_rows - 1) / w.block_rows;
+    w.blocks = w.is_long ? w.parts : (group * f->queries + w.block_rows - 1) / w.block_rows;
+    const long results = w.spans * w.block_rows * (w.padded + 2) * 4;  /* of a block */
+    bytes = most(bytes, attention_bytes(&w) + (w.is_long ? results : 0));
     void *start = NULL;
     for (uintptr_t memory = 0;;) {  /* first to know the size */
         w.heads = part(&memory, f->heads ? 0 : rows * all * f->width * size);
         w.attended = part(&memory, f->attended ? 0 : rows * f->num_heads * f->width * size);
-        w.gated = part(&memory, rows * f->layers->gate_up.outputs * size);
+        w.gated = part(&memory, f->stages & COMPLETE ? rows * f->layers->gate_up.outputs * size : 0);
         w.lowered = part(&memory, w.masks.count * rank * size);
-        w.seen = part(&memory, f->batch * 2 * sizeof *w.seen);
-        w.results = part(&memory, heads * w.spans * group * f->queries * (w.padded + 2) * 4);
+        w.seen = part(&memory, f->batch * w.parts * 2 * sizeof *w.seen);
+        w.results = part(&memory, w.is_long ? 0 : heads * w.blocks * results);
         w.projected = part(&memory, all * sizeof *w.projected);
         w.attended_spans = part(&memory, heads * w.blocks * sizeof *w.attended_spans);
         struct states *own = part(&memory, f->num_layers * sizeof *own);
@@ -504,9 +556,9 @@ int forward(const void *forward)
             f->stages &= ~STORE;
         }
         if (f->stages & ATTEND)
-            find_seen(f, w.seen);
+            find_seen(&w, w.seen);
         struct team team = {.run = run_layers, .work = &w, .threads = f->threads, .bytes = bytes};
-        if (weights < FEW_WEIGHTS)
+        if (weights < FEW_WEIGHTS && rows <= MOST_ROWS)
             team.threads = 1;
         const int is_done = run_team(&team, (w.masks.count ? 9 : 5) * f->num_layers);
         free(start);

@@ -4,12 +4,12 @@
 
 #include <stdint.h>
 
-#define MOST_ROWS 64  /* of a forward: more are left to torch */
+#define MOST_ROWS 64  /* of products: more are left to torch, and only what is between them is done here */
 #define MOST_WIDTH 256  /* values of a head */
 
 enum type { FLOAT32, BFLOAT16, INT8 };
 enum bias_kind { CAUSAL, SEEN, ADDED };  /* a bias says which entries are seen, or what is added to their scores */
-enum stage { PROJECT = 1, STORE = 2, ATTEND = 4, COMPLETE = 8 };
+enum stage { PROJECT = 1, STORE = 2, ATTEND = 4, COMPLETE = 8, ROTATE = 16 };
 
 /* y = x W^T, with an RMS norm of x before it and silu(first half) * second half behind it, if it is gated. */
 struct product {
@@ -24,7 +24,9 @@ struct product {
     float epsilon;  /* of the norm */
 };
 
-/* A product of some rows. */
+/* A product of some rows. Without weights, where inputs and outputs are as many, y is x as it would be read, normalised,
+ * or if it is gated, x as it were the product.
+ */
 struct multiplication {
     const struct product *product;
     const void *x, *added;   /* [rows, inputs]; NULL or [rows, outputs], twice as many if it is gated */

@@ -1,7 +1,5 @@
 """The forward of a decoder layer with few operators, for decoding."""
 
-from typing import NamedTuple
-
 import torch
 from torch import nn
 from torch.nn.functional import pad
@@ -190,8 +188,8 @@ class FusedLayer:
         return described
 
     def takes(self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> bool:
-        """Whether the rows are so few that the layer is computed in C."""
-        if self.described is None or not 0 < hidden_states.shape[0] * hidden_states.shape[1] <= MOST_ROWS:
+        """Whether C knows such rows."""
+        if self.described is None or hidden_states.numel() == 0:
             return False
         angles = [(each.shape[-1], each.dtype) for each in position_embeddings]
         return hidden_states.is_cpu and hidden_states.dtype == self.dtype and angles == [(self.width, self.dtype)] * 2
@@ -288,7 +286,7 @@ def fused_forward(layer: nn.Module, hidden_states: torch.Tensor, *args, **kwargs
     if is_own or fused is None or is_compiling and may_have_changed(fused, hidden_states, is_text):
         return type(layer).forward(layer, hidden_states, *args, **kwargs)
     kwargs.pop("is_text", None)
-    if not is_compiling and fused.takes(hidden_states, kwargs["position_embeddings"]):
+    if not is_compiling and are_few(hidden_states) and fused.takes(hidden_states, kwargs["position_embeddings"]):
         return forward_in_c(layer.self_attn, fused, hidden_states, is_text, **kwargs)
     return forward_by_torch(layer.self_attn, fused, hidden_states, is_text, **kwargs)
 
@@ -304,6 +302,11 @@ def refresh(layer: nn.Module, dtype: torch.dtype, has_masks: bool) -> None:
         layer.fused = FusedLayer(layer) if why_not_fused(layer) is None else None
     if has_masks and layer.fused is not None:
         layer.fused.refresh_drafts(dtype)
+
+
+def are_few(hidden_states: torch.Tensor) -> bool:
+    """Whether products of these rows are computed in C."""
+    return hidden_states.shape[0] * hidden_states.shape[1] <= MOST_ROWS
 
 
 def may_have_changed(fused: FusedLayer, hidden_states: torch.Tensor, is_text: torch.Tensor | None) -> bool:
@@ -353,47 +356,20 @@ def forward_in_c(
     return hidden_states
 
 
-class NeededQueries(NamedTuple):
-    """The queries of a batch that something reads, some of `batch * queries`."""
-
-    indices: torch.Tensor  # [n]
-    batch: int
-    queries: int
-
-    def taken(self, values: torch.Tensor) -> torch.Tensor:
-        """Those of `[batch, queries, ...]`, or of what all rows of the batch share, as one row `[1, n, ...]`."""
-        return values.expand(self.batch, *values.shape[1:]).flatten(0, 1)[self.indices][None]
-
-    def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """Undoes `taken`, with zeros for the other queries."""
-        everywhere = values.new_zeros(self.batch * self.queries, *values.shape[2:])
-        return everywhere.index_copy_(0, self.indices, values[0]).unflatten(0, (self.batch, self.queries))
-
-
 def forward_by_torch(
-    attention: nn.Module,
-    fused: FusedLayer,
-    hidden_states,
-    is_text,
-    position_embeddings,
-    needed: NeededQueries | None = None,
-    **kwargs,
+    attention: nn.Module, fused: FusedLayer, hidden_states, is_text, position_embeddings, **kwargs
 ) -> torch.Tensor:
-    """A layer whose attention is torch's; with `needed`, the hidden states and angles are those of these queries."""
+    """A layer by torch's operators."""
     heads = fused.query_key_value(hidden_states, is_text=is_text)
     heads = heads.view(*heads.shape[:-1], fused.num_queries + 2 * fused.num_keys, fused.width)
     norms = [*fused.head_norms, *[norm.variance_epsilon for norm in fused.norms]]
     num_rotated = fused.num_queries + fused.num_keys
     rotated = rotate(heads, fused.num_queries, num_rotated, *position_embeddings, *norms)
-    value = heads[:, :, num_rotated:]
-    if needed is not None:
-        rotated, value = needed.spread(rotated), needed.spread(value)
     query, key = rotated.transpose(1, 2).split((fused.num_queries, fused.num_keys), dim=1)
-    value = value.transpose(1, 2)
+    value = heads[:, :, num_rotated:].transpose(1, 2)
     if kwargs.get(CACHE) is not None:
         key, value = kwargs[CACHE].update(key, value, attention.layer_idx, kwargs=kwargs)
     attended = attend(attention, fused, query, key, value, **kwargs)
-    attended = attended if needed is None else needed.taken(attended)
     hidden_states = fused.output(attended, hidden_states, is_text)
     return fused.down(fused.gate_up(hidden_states, is_text=is_text), hidden_states, is_text)
 

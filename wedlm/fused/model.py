@@ -4,13 +4,12 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel, logging
 
 from wedlm.fused.int8 import Int8Linear, refuse_saving, to_int8
 from wedlm.fused.layer import FusedLayer, fused_forward, why_not_fused
 from wedlm.fused.native import SET, described_product
-from wedlm.fused.product import Product
+from wedlm.fused.product import Product, normed
 from wedlm.fused.stack import Layers, stacked_forward
 
 logger = logging.get_logger(__name__)
@@ -130,7 +129,7 @@ def fused_norm(norm: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
     is_autocast = torch.is_autocast_enabled(hidden_states.device.type)
     if torch.is_grad_enabled() or is_autocast or hidden_states.dtype != norm.weight.dtype:
         return type(norm).forward(norm, hidden_states)
-    return rms_norm(hidden_states, hidden_states.shape[-1:], norm.weight, norm.variance_epsilon)
+    return normed(hidden_states, norm.weight, norm.variance_epsilon)
 
 
 def fused_head(head: nn.Linear, hidden_states: torch.Tensor) -> torch.Tensor:

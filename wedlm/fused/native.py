@@ -12,10 +12,10 @@ except ImportError:  # installed without a compiler
 CHOICE = "WEDLM_PRODUCT"  # the variable that chooses an instruction set, or "torch"
 TYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
 CAUSAL, SEEN, ADDED = 0, 1, 2  # kinds of a bias
-PROJECT, STORE, ATTEND, COMPLETE = 1, 2, 4, 8  # stages of a forward
+PROJECT, STORE, ATTEND, COMPLETE, ROTATE = 1, 2, 4, 8, 16  # stages of a forward
 
 ADDRESS, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
-addressof = ctypes.addressof
+addressof, sizeof = ctypes.addressof, ctypes.sizeof
 
 
 class Product(ctypes.Structure):

@@ -60,7 +60,7 @@ class Product:
         if takes_kernel and not is_compiling:
             return self.by_kernel(x, added, is_text)
         if self.norm is not None:
-            x = rms_norm(x, x.shape[-1:], self.norm, self.epsilon)
+            x = normed(x, self.norm, self.epsilon)
         if self.draft is not None and is_text is not None:
             down, up = self.draft
             added = up.by_torch(down.by_torch(x).masked_fill(is_text, 0), added)
@@ -96,10 +96,41 @@ class Product:
         else:
             y = linear_of_many(x, self.weight, self.bias)
         y = y if added is None else y + added
-        if not self.is_gated:
-            return y
-        gate, up = y.chunk(2, dim=-1)
-        return silu(gate) * up
+        return gated(y) if self.is_gated else y
+
+
+def normed(x: torch.Tensor, norm: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """The RMS norm of rows."""
+    if x.shape[-1] % 32 == 0 and norm.dtype == x.dtype and are_for_c(x):  # C writes whole vectors
+        return rows_by_kernel(x, x.shape[-1], norm=address(norm), epsilon=epsilon)
+    return rms_norm(x, x.shape[-1:], norm, epsilon)
+
+
+def gated(x: torch.Tensor) -> torch.Tensor:
+    """silu(first half) * second half of rows."""
+    if x.shape[-1] % 64 == 0 and are_for_c(x):
+        return rows_by_kernel(x, x.shape[-1] // 2, is_gated=True)
+    gate, up = x.chunk(2, dim=-1)
+    return silu(gate) * up
+
+
+def are_for_c(x: torch.Tensor) -> bool:
+    """Whether C takes such rows."""
+    is_known = x.is_cpu and x.dtype in (torch.float32, torch.bfloat16) and x.numel() > 0
+    return is_known and native.NUMBER is not None and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+
+
+def rows_by_kernel(x: torch.Tensor, width: int, **options) -> torch.Tensor:
+    """What a product makes of its rows before or behind the multiplication, which has `options`: `[..., width]`."""
+    x, y = x.contiguous(), x.new_empty((*x.shape[:-1], width))
+    product = native.Product(inputs=width, outputs=width, type=TYPES[x.dtype], **options)
+    native.multiply(
+        native.Multiplication(
+            product=native.addressof(product), x=x.data_ptr(), y=y.data_ptr(), rows=y.numel() // width,
+            type=TYPES[x.dtype], threads=torch.get_num_threads(), set=native.NUMBER,
+        )
+    )  # fmt: skip
+    return y
 
 
 def linear_of_many(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -135,6 +135,15 @@ static INLINE TARGET void NAME(load)(
         to[1] = ODD(words);
 }
 
+/* Writes what `load` has read, in the order in which products read it. */
+static INLINE TARGET void NAME(put)(enum kind kind, const NAME(floats) *values, char *to)
+{
+    if (kind == PAIRS)
+        *(NAME(words) *)to = NAME(rounded)(values[0]) >> 16 | (NAME(rounded)(values[1]) & 0xffff0000u);
+    else
+        memcpy(to, values, STEP(kind) / LANES * sizeof *values);
+}
+
 /* Copies a row of x as the products read it, normalised if there are weights for that. */
 static INLINE TARGET void NAME(arrange_row)(
     enum kind kind, enum type type, const char *x, long inputs, const char *norm, float epsilon, char *to)
@@ -155,10 +164,7 @@ static INLINE TARGET void NAME(arrange_row)(
             NAME(load)(kind, type, norm + k * size, inputs - k, weights);
         for (int part = 0; part < parts && norm; part++)
             values[part] *= factor * weights[part];
-        if (kind == PAIRS)
-            *(NAME(words) *)to = NAME(rounded)(values[0]) >> 16 | (NAME(rounded)(values[1]) & 0xffff0000u);
-        else
-            memcpy(to, values, parts * sizeof *values);
+        NAME(put)(kind, values, to);
     }
 }
 
@@ -175,6 +181,34 @@ static TARGET void NAME(arrange)(const struct job *job, char *arranged)
         case BYTES: NAME(arrange_row)(BYTES, job->type, x, p->inputs, p->norm, p->epsilon, to); break;
         case TILES: break;
         }
+    }
+}
+
+/* silu(gate) * up */
+static INLINE TARGET NAME(floats) NAME(gated)(NAME(floats) gate, NAME(floats) up)
+{
+    const NAME(ints) is_below = gate < 0, one = (NAME(ints))((NAME(floats)){0} + 1);
+    const NAME(floats) small = NAME(exponentials)((NAME(floats))((NAME(ints))gate | INT32_MIN));  /* of -|gate| */
+    const NAME(floats) share = (NAME(floats))(((NAME(ints))small & is_below) | (one & ~is_below));
+    return gate * (share / (1 + small)) * up;
+}
+
+/* Writes sums as outputs of a row, with `gates` those of a gated product. Of both, whole vectors are read. */
+static INLINE TARGET void NAME(store)(
+    const struct job *job, long row, long output, long count, const float *gates, const float *sums)
+{
+    char *to = (char *)job->y + (row * job->product->outputs + output) * SIZE(job->type);
+    for (long i = 0; i < count; i += LANES) {
+        NAME(floats) values = *(const NAME(floats) *)(gates + i);
+        if (sums)
+            values = NAME(gated)(values, *(const NAME(floats) *)(sums + i));
+        if (count - i >= LANES && job->type == BFLOAT16)
+            *(NAME(halves) *)(to + i * 2) = __builtin_convertvector(NAME(rounded)(values) >> 16, NAME(halves));
+        else if (count - i >= LANES)
+            *(NAME(floats) *)(to + i * 4) = values;
+        else
+            for (long j = 0; j < count - i; j++)
+                set_number(job->type, to, i + j, ((const float *)&values)[j]);
     }
 }
 
@@ -198,5 +232,35 @@ static TARGET void NAME(sum)(const struct job *job, long first, long count, floa
 
 static TARGET void NAME(outputs)(const struct job *job, long first, long count)
 {
-    OUTPUTS(NAME(sum))
+    OUTPUTS(NAME(sum), NAME(store))
+}
+
+static INLINE TARGET void NAME(gate_row)(enum kind kind, enum type type, const char *x, long width, char *to)
+{
+    const long size = SIZE(type);
+    NAME(floats) gates[2], ups[2];
+    for (long i = 0; i < width; i += STEP(kind)) {
+        NAME(load)(kind, type, x + i * size, width - i, gates);
+        NAME(load)(kind, type, x + (width + i) * size, width - i, ups);
+        for (int part = 0; part < STEP(kind) / LANES; part++)
+            gates[part] = NAME(gated)(gates[part], ups[part]);
+        NAME(put)(kind, gates, to + i * size);
+    }
+}
+
+/* A row of what a product reads, normalised, or of what it has given, gated. */
+static TARGET void NAME(row)(const struct job *job, long row)
+{
+    const struct product *p = job->product;
+    const long size = p->inputs * SIZE(job->type);
+    const char *x = (const char *)job->x + row * size * (1 + p->is_gated);
+    char *y = (char *)job->y + row * size;
+    if (p->is_gated && job->type == BFLOAT16)
+        NAME(gate_row)(PAIRS, BFLOAT16, x, p->inputs, y);
+    else if (p->is_gated)
+        NAME(gate_row)(FLOATS, FLOAT32, x, p->inputs, y);
+    else if (job->type == BFLOAT16)
+        NAME(arrange_row)(PAIRS, BFLOAT16, x, p->inputs, p->norm, p->epsilon, y);
+    else
+        NAME(arrange_row)(FLOATS, FLOAT32, x, p->inputs, p->norm, p->epsilon, y);
 }

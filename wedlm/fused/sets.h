@@ -16,6 +16,7 @@
 #define UNROLLED _Pragma("GCC unroll 16")
 #define TILE 64       /* outputs whose sums are kept before they are written */
 #define MOST_SPAN 256 /* entries that are read at once */
+#define KEYS_APART (MOST_SPAN + 16)  /* of transposed keys; not a power of two, which would be few sets of a cache */
 #define SIZE(type) ((type) == FLOAT32 ? 4 : (type) == BFLOAT16 ? 2 : 1)
 
 /* How weights are multiplied, which says how a row of x has to lie. */
@@ -41,13 +42,14 @@ struct job {
     char *arranged;  /* memory of the thread, for x as it is read */
 };
 
-/* A task of attention: some rows, which are queries of the heads that share a head of keys, and a span of entries. */
+/* A task of attention: some rows, and a span of entries. Rows are `queries` of each head that shares a head of keys. */
 struct attention {
     const struct forward *forward;
     const struct states *states;
-    long batch, key_head, first, rows, start, end;
+    long batch, key_head, first_query, queries, first, rows, start, end;
     long padded, row_bytes;  /* values and bytes of a row of what is read of a head */
     float *results;          /* of each row: sums, the largest score and the total of the weights */
+    int is_long;             /* the rows are so many that the keys are transposed for them */
 };
 
 static INLINE float from_bfloat16(uint16_t bits)
@@ -103,17 +105,8 @@ static INLINE void complete(
         sums[i] += number(job->type, job->added, start + i);
 }
 
-static INLINE void store(
-    const struct job *job, long row, long output, long count, const float *gates, const float *sums)
-{
-    for (long i = 0; i < count; i++) {
-        const float value = sums ? gates[i] / (1 + exponential(-gates[i])) * sums[i] : gates[i];
-        set_number(job->type, job->y, row * job->product->outputs + output + i, value);
-    }
-}
-
-/* Computes `count` outputs from `first` on of a job, with a function for their sums. */
-#define OUTPUTS(sum)                                                                                    \
+/* Computes `count` outputs from `first` on of a job, with functions for their sums, and for what becomes of them. */
+#define OUTPUTS(sum, store)                                                                             \
     float sums[2][MOST_ROWS * TILE], draft_sums[MOST_ROWS * TILE];                                      \
     const struct job *draft = job->draft;                                                               \
     const int is_gated = job->product->is_gated;                                                        \

@@ -1,7 +1,7 @@
 """All decoder layers of a fused model in one call, where the rows are few."""
 
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -11,14 +11,12 @@ from wedlm.fused.layer import (
     FusedLayer,
     Known,
     KnownDrafts,
-    NeededQueries,
-    forward_by_torch,
+    are_few,
     has_own_forward,
     refresh,
     sees,
 )
 from wedlm.fused.memory import note_written, reserved
-from wedlm.fused.product import MOST_ROWS
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.transformers_internals import CACHE, has_hooks_on, records_outputs
 from wedlm.modeling_wedlm.drafts import MASKED
@@ -44,6 +42,23 @@ class Layers(nn.ModuleList):
         return super().__getitem__(index)
 
 
+class NeededQueries(NamedTuple):
+    """The queries of a batch that something reads, some of `batch * queries`."""
+
+    indices: torch.Tensor  # [n]
+    batch: int
+    queries: int
+
+    def taken(self, values: torch.Tensor) -> torch.Tensor:
+        """Those of `[batch, queries, ...]`, or of what all rows of the batch share, as one row `[1, n, ...]`."""
+        return values.expand(self.batch, *values.shape[1:]).flatten(0, 1)[self.indices][None]
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """Undoes `taken`, with zeros for the other queries."""
+        everywhere = values.new_zeros(self.batch * self.queries, *values.shape[2:])
+        return everywhere.index_copy_(0, self.indices, values[0]).unflatten(0, (self.batch, self.queries))
+
+
 class Stack:
     """The layers of a decoder as one."""
 
@@ -60,26 +75,15 @@ class Stack:
     def __call__(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
         options = dict(kwargs)
         is_text = options.pop("is_text", MASKED.is_text)
-        if self.runs_at_once(hidden_states) and self.bind(hidden_states.dtype, is_text is not None):
-            at_once = self.at_once(hidden_states, is_text, **options)
-            if at_once is not None:
-                return at_once
-            needed = needed_queries(hidden_states, **options)
-            if needed is not None:
-                return self.of_needed(needed, hidden_states, is_text, **options)
+        if self.is_for_c(hidden_states) and self.bind(hidden_states.dtype, is_text is not None):
+            behind = self.in_c(hidden_states, is_text, **options)
+            if behind is not None:
+                return behind
         for layer in self.layers:
             hidden_states = layer(hidden_states, **kwargs)
         return hidden_states
 
-    def of_needed(self, needed: NeededQueries, hidden_states, is_text, position_embeddings, **kwargs) -> torch.Tensor:
-        """The layers for these queries; the others become zeros."""
-        hidden_states, is_text = needed.taken(hidden_states), None if is_text is None else needed.taken(is_text)
-        kwargs["position_embeddings"] = tuple(map(needed.taken, position_embeddings))
-        for layer, fused in zip(self.layers, self.fused, strict=True):
-            hidden_states = forward_by_torch(layer.self_attn, fused, hidden_states, is_text, needed=needed, **kwargs)
-        return needed.spread(hidden_states)
-
-    def runs_at_once(self, hidden_states: torch.Tensor) -> bool:
+    def is_for_c(self, hidden_states: torch.Tensor) -> bool:
         if native.NUMBER is None or torch.compiler.is_compiling() or has_own_forward(self.layers[0], hidden_states):
             return False
         return not (records_outputs() or has_hooks_on(self.layers))
@@ -115,7 +119,7 @@ class Stack:
         described.kept = [(fused, fused.described) for fused in self.fused]
         return described
 
-    def at_once(
+    def in_c(
         self, hidden_states, is_text, position_embeddings=None, attention_mask=None, **kwargs
     ) -> torch.Tensor | None:
         """The hidden states behind all layers; None where attention or the cache are none that C knows."""
@@ -138,22 +142,44 @@ class Stack:
                 forward.entries = cache.layers[0].length + queries
         if not sees(forward, self.layers[0].self_attn, attention_mask, hidden_states.dtype):
             return None
-        forward.layers, forward.num_layers = native.addressof(described), len(described)
-        forward.stages = native.PROJECT | native.STORE | native.ATTEND | native.COMPLETE
-        native.forward(forward)
+        forward.layers = native.addressof(described)
+        if are_few(hidden_states):
+            forward.num_layers = len(described)
+            forward.stages = native.PROJECT | native.STORE | native.ATTEND | native.COMPLETE
+            native.forward(forward)
+        else:
+            needed = needed_queries(hidden_states, attention_mask, **kwargs)
+            hidden_states = self.of_many(forward, needed, hidden_states, is_text)
         if cache is not None:
             note_written(cache, queries)
         return hidden_states
 
+    def of_many(self, forward: native.Forward, needed: NeededQueries | None, hidden_states, is_text) -> torch.Tensor:
+        """All layers, whose products are torch's; queries that are not needed become zeros."""
+        attended = hidden_states.new_empty(*hidden_states.shape[:2], forward.num_heads * forward.width)
+        forward.attended, forward.stages = attended.data_ptr(), native.ROTATE | native.STORE | native.ATTEND
+        if needed is not None:
+            hidden_states, is_text = needed.taken(hidden_states), None if is_text is None else needed.taken(is_text)
+        for fused in self.fused:
+            heads = fused.query_key_value(hidden_states, is_text=is_text)
+            heads = heads.contiguous() if needed is None else needed.spread(heads)
+            forward.heads = heads.data_ptr()
+            native.forward(forward)
+            given = attended if needed is None else needed.taken(attended)
+            hidden_states = fused.output(given, hidden_states, is_text)
+            hidden_states = fused.down(fused.gate_up(hidden_states, is_text=is_text), hidden_states, is_text)
+            forward.layers += native.sizeof(native.Layer)
+            if forward.states:
+                forward.states += native.sizeof(native.States)
+        return hidden_states if needed is None else needed.spread(hidden_states)
+
 
 def needed_queries(hidden_states: torch.Tensor, attention_mask=None, **kwargs) -> NeededQueries | None:
-    """The queries that are no padding; None if all are, or nothing tells, or they are few.
+    """The queries that are no padding; None if all are, or nothing tells.
 
     Padding is what our own loop does not count or, by a mask, what neither sees anything nor is seen.
     """
     batch, queries, _ = hidden_states.shape
-    if batch * queries <= MOST_ROWS:
-        return None
     counted = getattr(getattr(kwargs.get(CACHE), "place", None), "num_needed", None)
     if counted is not None:
         is_needed = torch.arange(queries, device=counted.device) < counted

@@ -3,6 +3,7 @@
 typedef float NAME(floats) __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint32_t NAME(words) __attribute__((vector_size(LANES * 4), aligned(1), may_alias));
 typedef int32_t NAME(ints) __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint16_t NAME(halves) __attribute__((vector_size(LANES * 2), aligned(1), may_alias));
 typedef int8_t NAME(bytes) __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 #define EVEN(words) ((NAME(floats))((words) << 16))  /* of the pairs of bfloat16 in words, as floats */

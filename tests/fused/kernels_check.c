@@ -234,6 +234,32 @@ static void check_product(int set, int type, int x_type, long rows, long inputs,
     free_all();
 }
 
+/* What becomes of many rows before or behind a product. */
+static void check_rows(int set, int type, long rows, long width, int is_gated)
+{
+    snprintf(name, sizeof name, "%s, type %d, %ld rows of %ld, gated %d", set_name(set), type, rows, width, is_gated);
+    const struct product p = {
+        .inputs = width, .outputs = width, .is_gated = is_gated, .epsilon = 1e-5f, .norm = tensor(type, width, 1),
+    };
+    const long given = rows * width * (1 + is_gated);
+    struct multiplication m = {.product = &p, .x = tensor(type, given, 3), .rows = rows, .type = type, .set = set};
+    m.y = tensor(type, rows * width, 1);
+    m.threads = threads;
+    double *x = in_double(type, m.x, given), *wanted = numbers(rows * width);
+    for (long i = 0; i < rows * width; i++) {
+        const double *row = x + i / width * width * (1 + is_gated);
+        double squares = 0;
+        for (long j = 0; j < width; j++)
+            squares += row[j] * row[j] / width;
+        wanted[i] = is_gated ? row[i % width] / (1 + exp(-row[i % width])) * row[width + i % width]
+            : row[i % width] * value(type, p.norm, i % width) / sqrt(squares + p.epsilon);
+    }
+    if (!multiply(&m))
+        fail("no memory");
+    compare("value", type, type == FLOAT32 ? 5e-6 : 1e-2, m.y, wanted, rows * width);
+    free_all();
+}
+
 /* --- Decoder layers --- */
 
 /* Normalises a head and rotates it. */
@@ -287,29 +313,38 @@ static void attend(
                 * values[batch * f->value_strides[0] + key_head * f->value_strides[1] + i * f->value_strides[2] + j];
 }
 
-/* The hidden states behind the layers; writes keys and values of the queries. */
-static double *layered(const struct forward *f, double *hidden, double **keys, double **values)
+/* What queries get of all entries; writes their keys and values. */
+static double *attended_in_double(
+    const struct forward *f, const struct layer *layer, double *heads, double *keys, double *values)
 {
     const long rows = f->batch * f->queries, projected = f->num_heads + f->num_key_heads;
     const long all = projected + f->num_key_heads;
+    double *attended = numbers(rows * f->num_heads * f->width);
+    for (long at = 0; at < rows * all; at++) {
+        const long row = at / all, head = at % all, key_head = (head - f->num_heads) % f->num_key_heads;
+        const int64_t *strides = head < projected ? f->key_strides : f->value_strides;
+        const long entry = length_of(f, row) + row % f->queries;
+        const long place = row / f->queries * strides[0] + key_head * strides[1] + entry * strides[2];
+        if (head < projected)
+            rotate(f, layer, row, head < f->num_heads, heads + at * f->width);
+        if (head >= f->num_heads)
+            memcpy((head < projected ? keys : values) + place, heads + at * f->width, f->width * sizeof *heads);
+    }
+    for (long row = 0; row < rows; row++)
+        for (long head = 0; head < f->num_heads; head++)
+            attend(f, row, head, heads + (row * all + head) * f->width, keys, values,
+                   attended + (row * f->num_heads + head) * f->width);
+    return attended;
+}
+
+/* The hidden states behind the layers; writes keys and values of the queries. */
+static double *layered(const struct forward *f, double *hidden, double **keys, double **values)
+{
+    const long rows = f->batch * f->queries;
     for (long i = 0; i < f->num_layers; i++) {
         const struct layer *layer = f->layers + i;
         double *heads = multiplied(&layer->query_key_value, f->type, rows, hidden, NULL, f->is_text);
-        double *attended = numbers(rows * f->num_heads * f->width);
-        for (long at = 0; at < rows * all; at++) {
-            const long row = at / all, head = at % all, key_head = (head - f->num_heads) % f->num_key_heads;
-            const int64_t *strides = head < projected ? f->key_strides : f->value_strides;
-            const long entry = length_of(f, row) + row % f->queries;
-            const long place = row / f->queries * strides[0] + key_head * strides[1] + entry * strides[2];
-            if (head < projected)
-                rotate(f, layer, row, head < f->num_heads, heads + at * f->width);
-            if (head >= f->num_heads)
-                memcpy((head < projected ? keys : values)[i] + place, heads + at * f->width, f->width * sizeof *heads);
-        }
-        for (long row = 0; row < rows; row++)
-            for (long head = 0; head < f->num_heads; head++)
-                attend(f, row, head, heads + (row * all + head) * f->width, keys[i], values[i],
-                       attended + (row * f->num_heads + head) * f->width);
+        const double *attended = attended_in_double(f, layer, heads, keys[i], values[i]);
         hidden = multiplied(&layer->output, f->type, rows, attended, hidden, f->is_text);
         const double *gated = multiplied(&layer->gate_up, f->type, rows, hidden, NULL, f->is_text);
         hidden = multiplied(&layer->down, f->type, rows, gated, hidden, f->is_text);
@@ -380,6 +415,19 @@ static void check_layers(int set, int type, int x_type, struct shape s, int bias
     for (long i = 0; i < s.batch; i++)
         lengths[i] = (s.entries - s.queries) * (i + 1) / s.batch;
     f.bias = bias_kind == CAUSAL ? NULL : bias_of(&f);
+    if (rows > MOST_ROWS) {  /* what is between products */
+        f.heads = tensor(x_type, rows * all * s.width, 1);
+        f.attended = tensor(x_type, rows * of_heads, 1);
+        f.num_layers = 1, f.stages = ROTATE | STORE | ATTEND;
+        double *heads = in_double(x_type, f.heads, rows * all * s.width);
+        double *wanted = attended_in_double(&f, layers, heads, keys[0], values[0]);
+        if (!forward(&f))
+            fail("no memory");
+        compare("attended", x_type, x_type == FLOAT32 ? 5e-5 : 5e-2, f.attended, wanted, rows * of_heads);
+        compare("key", x_type, x_type == FLOAT32 ? 5e-5 : 5e-2, states[0].keys, keys[0], has_states ? count : 0);
+        free_all();
+        return;
+    }
     double *wanted = in_double(x_type, f.hidden, rows * HIDDEN);
     wanted = layered(&f, wanted, keys, values);
     const int stages[] = {PROJECT | (has_states ? STORE : 0), ATTEND, COMPLETE};
@@ -412,7 +460,7 @@ int main(int count, char **arguments)
     const struct shape of_layers[] = {
         {1, 1, 1, 1, 1, 6}, {1, 5, 5, 4, 2, 6}, {2, 3, 3, 3, 1, 12}, {1, 7, 150, 6, 2, 64}, {3, 2, 40, 4, 4, 12},
         {2, 16, 300, 4, 1, 80}, {1, 4, 1500, 4, 2, 64}, {3, 2, 1400, 2, 1, 6}, {1, 32, 60, 2, 1, 64},
-        {1, 1, 700, 2, 2, 256},
+        {1, 1, 700, 2, 2, 256}, {1, 70, 70, 4, 2, 12}, {2, 65, 300, 3, 1, 64}, {1, 130, 1300, 2, 2, 40},
     };
     int number = 0, step = count > 2 ? atoi(arguments[2]) : 1;
     threads = count > 1 ? atoi(arguments[1]) : 1;
@@ -425,9 +473,11 @@ int main(int count, char **arguments)
         for (int i = 0; i < 4 * 7 * 10; i += step, number++)
             check_product(set, types[i % 4][0], types[i % 4][1], rows[i / 28], shapes[i / 4 % 7][0],
                           shapes[i / 4 % 7][1], number * 7 % 32);
-        for (int i = 0; i < 4 * 10 * 3; i += step, number++) {
-            const struct shape s = of_layers[i / 4 % 10];
-            check_layers(set, types[i % 4][0], types[i % 4][1], s, i / 40, s.entries > s.queries || number / 2 % 2,
+        for (int i = 0; i < 2 * 2 * 4; i += step, number++)
+            check_rows(set, i % 2, rows[4 + i / 4] * 9, i / 4 * 32 + 32, i / 2 % 2);
+        for (int i = 0; i < 4 * 13 * 3; i += step, number++) {
+            const struct shape s = of_layers[i / 4 % 13];
+            check_layers(set, types[i % 4][0], types[i % 4][1], s, i / 52, s.entries > s.queries || number / 2 % 2,
                          number * 11 % 32);
         }
         printf("%s\n", set_name(set));

@@ -38,19 +38,20 @@ def forward_of(layer, batch, queries, num_heads, num_key_heads, width, dtype, **
 
 
 def rotated_in_c(heads, num_queries, num_rotated, cos, sin, norms):
-    """The heads of queries, keys and values that a projection by the identity gives."""
+    """The heads of queries, keys and values that a projection by the identity gives, or of many rows, as they are."""
     batch, queries, all_heads, width = heads.shape
-    weight = torch.eye(all_heads * width, dtype=heads.dtype)
+    weight, is_few = torch.eye(all_heads * width, dtype=heads.dtype), batch * queries <= MOST_ROWS
     layer, product = native.Layer(), Product(weight)
     layer.query_key_value = product.described()
     for name, norm in zip(("query", "key"), norms, strict=False):
         setattr(layer, f"{name}_norm", address(norm.weight))
         setattr(layer, f"{name}_epsilon", norm.variance_epsilon)
-    rotated, heads = torch.empty_like(heads), heads.contiguous()
+    rotated, heads = torch.empty_like(heads) if is_few else heads.clone(), heads.contiguous()
     native.forward(
         forward_of(
-            layer, batch, queries, num_queries, num_rotated - num_queries, width, heads.dtype, stages=native.PROJECT,
-            hidden=heads.data_ptr(), heads=rotated.data_ptr(), cosines=cos.data_ptr(), sines=sin.data_ptr(),
+            layer, batch, queries, num_queries, num_rotated - num_queries, width, heads.dtype,
+            stages=native.PROJECT if is_few else native.ROTATE, hidden=heads.data_ptr(), heads=rotated.data_ptr(),
+            cosines=cos.data_ptr(), sines=sin.data_ptr(),
             angle_stride=queries * width if len(cos) > 1 else 0, hidden_width=all_heads * width,
         )
     )  # fmt: skip
@@ -82,7 +83,8 @@ def check_rotation(run, dtype, has_norms, batch, queries, width, cos_batch):
 
 
 shapes_of_heads = pytest.mark.parametrize(
-    ("batch", "queries", "width", "cos_batch"), [(1, 5, 64, 1), (3, 5, 6, 3), (2, 16, 8, 2), (3, 2, 10, 1)]
+    ("batch", "queries", "width", "cos_batch"),
+    [(1, 5, 64, 1), (3, 5, 6, 3), (2, 16, 8, 2), (3, 2, 10, 1), (2, 40, 12, 2)],
 )
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 with_and_without_norms = pytest.mark.parametrize("has_norms", [True, False], ids=["norms", "no norms"])
@@ -153,12 +155,15 @@ class Attention:
 
 
 @st.composite
-def attentions(draw, biases=BIASES, dtypes=DTYPES):
+def attentions(draw, biases=BIASES, most_queries=MOST_ROWS):
+    """With more than MOST_ROWS queries, C reads all entries for some of them after the others."""
     torch.manual_seed(draw(st.integers(0, 1000)))
-    bias, dtype = draw(st.sampled_from(biases)), draw(st.sampled_from(dtypes))
+    bias, dtype = draw(st.sampled_from(biases)), draw(st.sampled_from(DTYPES))
     batch, key_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 5))
-    num_queries, width = draw(st.integers(1, MOST_ROWS // batch)), draw(st.integers(1, 40)) * 2
-    num_entries = draw(st.one_of(st.integers(num_queries, 80), st.integers(100, 1600)))
+    few, many = st.integers(1, MOST_ROWS // batch), st.integers(MOST_ROWS + 1, max(most_queries, MOST_ROWS + 1))
+    num_queries = draw(st.one_of(few, many) if most_queries > MOST_ROWS else few)
+    width = draw(st.integers(1, 40)) * 2
+    num_entries = draw(st.one_of(st.integers(num_queries, num_queries + 16), st.integers(num_queries + 99, 1600)))
     heads = group * key_heads
     query = normal(batch, num_queries, heads + 3, width, dtype=dtype, std=3.0).transpose(1, 2)[:, :heads]
     keys, values = (normal(batch, key_heads, num_entries + 5, width, dtype=dtype)[:, :, :num_entries] for _ in "kv")
@@ -172,7 +177,7 @@ def attentions(draw, biases=BIASES, dtypes=DTYPES):
 
 
 @each_compiled_set
-@given(attentions())
+@given(attentions(most_queries=150))
 @property_settings(60, deadline=None)
 def test_attention_is_that_of_float64(name, case):
     with multiplied_by(name):
@@ -215,7 +220,7 @@ def test_what_is_not_finite_stays_with_the_queries_that_see_it(name, value):
 
 @each_compiled_set
 @pytest.mark.parametrize("place", ["before", "behind"])
-@given(attentions())
+@given(attentions(most_queries=150))
 @property_settings(60, deadline=None)
 def test_attention_reads_its_tensors_and_nothing_else(name, place, case):
     with multiplied_by(name):
@@ -227,10 +232,11 @@ def test_attention_reads_its_tensors_and_nothing_else(name, place, case):
 
 
 @each_compiled_set
-def test_threads_change_no_bit(name):
+@pytest.mark.parametrize("queries", [9, 90])
+def test_threads_change_no_bit(name, queries):
     before = torch.get_num_threads()
-    query, keys, values = (normal(2, heads, n, 24) for heads, n in ((6, 9), (3, 1300), (3, 1300)))
-    case = Attention(query, keys, values, torch.rand(2, 1, 9, 1300) < 0.8)
+    query, keys, values = (normal(2, heads, n, 24) for heads, n in ((6, queries), (3, 1300), (3, 1300)))
+    case = Attention(query, keys, values, torch.rand(2, 1, queries, 1300) < 0.8)
     with multiplied_by(name):
         wanted = case.run()
         for number in (2, 3, 4):

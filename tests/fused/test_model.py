@@ -35,6 +35,7 @@ some_models = pytest.mark.parametrize("name", ["qwen2 tied", "drafted", "PEFT on
 FORWARDS = {
     "masks": logits,
     "many": lambda model: logits(model, WITH_MASKS.repeat(2, 3)),
+    "long": lambda model: logits(model, WITH_MASKS.repeat(1, 9)),
     "dynamic cache": lambda model: cached(model, DynamicCache(config=model.config)),
     "static cache": lambda model: cached(model, StaticCache(config=model.config, max_cache_len=48)),
     "packed": lambda model: logits(model, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 1]]), use_cache=False),

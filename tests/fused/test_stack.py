@@ -120,15 +120,15 @@ def test_a_layer_by_itself_is_that_layer():
     assert len(fused.model.layers[:1]) == 1
 
 
-@pytest.mark.parametrize("rows", [2, 8])  # of 9 queries: the layers are in C, and in torch
+@pytest.mark.parametrize(("rows", "size"), [(2, 9), (8, 9), (2, 70)])  # few rows, many, and many of one text
 @pytest.mark.parametrize("kind", [
     "a mask for each head", "seen", "seen by some heads", "seen by others", "shared by the batch", "added",
     "added to fewer entries", "another dtype",
 ])  # fmt: skip
-def test_masks_of_any_form_mean_what_they_mean_to_the_model(kind, rows):
-    seen = torch.rand(rows, 1, 9, 9, generator=torch.Generator().manual_seed(0)) < 0.7
-    seen |= torch.eye(9, dtype=torch.bool)
-    added = torch.zeros(rows, 1, 9, 9).masked_fill(~seen, torch.finfo(torch.float32).min)
+def test_masks_of_any_form_mean_what_they_mean_to_the_model(kind, rows, size):
+    seen = torch.rand(rows, 1, size, size, generator=torch.Generator().manual_seed(0)) < 0.7
+    seen |= torch.eye(size, dtype=torch.bool)
+    added = torch.zeros(rows, 1, size, size).masked_fill(~seen, torch.finfo(torch.float32).min)
     by_heads = seen.repeat(1, 4, 1, 1)
     by_heads[:, 0, :3] = False
     masks = {
@@ -138,11 +138,11 @@ def test_masks_of_any_form_mean_what_they_mean_to_the_model(kind, rows):
         "seen by others": seen.tril(-1),  # the first query sees nothing, and those behind it see it
         "shared by the batch": seen[:1].tril(-1),
         "added": added,
-        "added to fewer entries": added[..., :1].expand(-1, -1, -1, 9),
+        "added to fewer entries": added[..., :1].expand(-1, -1, -1, size),
         "another dtype": added.double(),
     }
     plain, fused = stock("llama"), wedlm.fuse(stock("llama"))
-    inputs = {"ids": random_tokens(rows, 9), "attention_mask": masks[kind], "use_cache": False}
+    inputs = {"ids": random_tokens(rows, size), "attention_mask": masks[kind], "use_cache": False}
     if kind == "another dtype":
         with pytest.raises(RuntimeError):
             logits(plain, **inputs)

@@ -95,7 +95,7 @@ static INLINE TARGET void NAME(mix_all)(
 #undef MIX
 }
 
-/* What `rows` rows get of the entries from `start` to `end`; `transposed`, if they are long, are the keys of these. */
+/* What `rows` rows get of a span; `transposed` are its keys where they are long. */
 static INLINE TARGET void NAME(attend_block)(
     enum kind kind, enum type type, const struct attention *a, int rows, long row, const char *queries,
     const float *transposed, float *scores)
@@ -186,7 +186,8 @@ static TARGET void NAME(merge)(const struct attention *a, const float *results, 
         const float *result = results + span * stride;
         if (result[a->padded + 1] == 0)
             continue;
-        const float share = largest > -INFINITY ? exponential(result[a->padded] - largest) : 1;
+        const NAME(floats) below = {largest > -INFINITY ? result[a->padded] - largest : 0};
+        const float share = NAME(exponentials)(below)[0];
         total += share * result[a->padded + 1];
         for (long i = 0; i < a->padded; i++)
             values[i] += share * result[i];
@@ -197,13 +198,3 @@ static TARGET void NAME(merge)(const struct attention *a, const float *results, 
         set_number(f->type, to, i, total == 0 ? 0 : values[from] / total);
     }
 }
-
-#undef ROWS
-#undef STEP
-#undef WEIGHT_BYTES
-#undef INPUT_BYTES
-#undef EVEN
-#undef ODD
-#undef LOW
-#undef HIGH
-#undef FOLD

@@ -257,7 +257,7 @@ struct forward_work {
     int is_long;               /* the queries are many, and a thread reads all spans for a part of them */
     long blocks, block_rows;   /* of the rows of a key head: in parts of its queries, or of its rows */
     long parts, part_queries;  /* of the queries */
-    int64_t *seen;             /* [batch][parts][2]: the first entry that a query of them sees, and the last one and one */
+    int64_t *seen;             /* [batch][parts][2]: the first entry that a query sees, and the last one and one */
     float *results;            /* of attention: [batch][key_heads][blocks][spans][block_rows][padded + 2] */
     struct counter *projected;       /* pieces of each head, over all layers */
     struct counter *attended_spans;  /* of each batch row, key head and block of rows, over all layers */

@@ -24,9 +24,7 @@ struct product {
     float epsilon;  /* of the norm */
 };
 
-/* A product of some rows. Without weights, where inputs and outputs are as many, y is x as it would be read, normalised,
- * or if it is gated, x as it were the product.
- */
+/* A product of some rows. Without weights, y is x normalised or, if it is gated, x of twice as many outputs gated. */
 struct multiplication {
     const struct product *product;
     const void *x, *added;   /* [rows, inputs]; NULL or [rows, outputs], twice as many if it is gated */

@@ -1,5 +1,7 @@
 """The forward of a decoder layer with few operators, for decoding."""
 
+from operator import is_
+
 import torch
 from torch import nn
 from torch.nn.functional import pad
@@ -129,7 +131,7 @@ class KnownDrafts:
         self.states = list(map(adapter_state, self.adapters))
 
     def are_current(self) -> bool:
-        if not native.are_same(*self.parts) or list(map(num_changes, self.tensors)) != self.versions:
+        if not are_same(*self.parts) or list(map(num_changes, self.tensors)) != self.versions:
             return False
         return list(map(adapter_state, self.adapters)) == self.states
 
@@ -209,6 +211,17 @@ class FusedLayer:
         return forward, [self.described, cos, sin, is_text]
 
 
+def are_same(owners: list, names: list, parts: list, *weights: list) -> bool:
+    """Whether each owner has that part by that name, and a weight at that address."""
+    if not all(map(is_, map(dict.get, owners, names), parts)):
+        return False
+    weight_owners, weight_names, addresses = weights
+    try:
+        return list(map(torch.Tensor.data_ptr, map(dict.get, weight_owners, weight_names))) == addresses
+    except TypeError:  # one is missing
+        return False
+
+
 class Known:
     """The modules, weights and epsilons of which something was made: whether they are still the same."""
 
@@ -242,7 +255,7 @@ class Known:
         return together
 
     def is_current(self) -> bool:
-        return native.are_same(*self.parts) and [norm.variance_epsilon for norm in self.norms] == self.epsilons
+        return are_same(*self.parts) and [norm.variance_epsilon for norm in self.norms] == self.epsilons
 
 
 def head_norms(attention: nn.Module) -> dict[str, nn.Module]:

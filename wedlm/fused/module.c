@@ -60,43 +60,7 @@ static PyObject *python_sizes(PyObject *module, PyObject *none)
         (Py_ssize_t)sizeof(struct states), "Forward", (Py_ssize_t)sizeof(struct forward));
 }
 
-static int is_part(PyObject *owners, PyObject *names, PyObject *parts, Py_ssize_t i)
-{
-    PyObject *part = PyDict_GetItemWithError(PyList_GetItem(owners, i), PyList_GetItem(names, i));
-    return part && part == PyList_GetItem(parts, i);
-}
-
-static int is_there(PyObject *owners, PyObject *names, PyObject *addresses, Py_ssize_t i, PyObject *data_ptr)
-{
-    PyObject *weight = PyDict_GetItemWithError(PyList_GetItem(owners, i), PyList_GetItem(names, i));
-    PyObject *address = weight ? PyObject_CallMethodObjArgs(weight, data_ptr, NULL) : NULL;
-    const int is_same = address && PyObject_RichCompareBool(address, PyList_GetItem(addresses, i), Py_EQ) == 1;
-    Py_XDECREF(address);
-    return is_same;
-}
-
-/* are_same(owners, names, parts, owners of weights, their names, their addresses): whether each dict in a list has
- * that part by that name, and a weight at that address. Python would take a quarter of a millisecond.
- */
-static PyObject *python_are_same(PyObject *module, PyObject *args)
-{
-    PyObject *lists[6], *data_ptr = PyUnicode_InternFromString("data_ptr");
-    int are_same = 1;
-    (void)module;
-    for (int i = 0; i < 6; i++)
-        if (!(lists[i] = PyTuple_GetItem(args, i)))
-            return NULL;
-    for (Py_ssize_t i = 0; are_same && i < PyList_Size(lists[0]); i++)
-        are_same = is_part(lists[0], lists[1], lists[2], i);
-    for (Py_ssize_t i = 0; are_same && i < PyList_Size(lists[3]); i++)
-        are_same = is_there(lists[3], lists[4], lists[5], i, data_ptr);
-    Py_XDECREF(data_ptr);
-    PyErr_Clear();
-    return PyBool_FromLong(are_same);
-}
-
 static PyMethodDef METHODS[] = {
-    {"are_same", python_are_same, METH_VARARGS, "Whether dicts have these parts, and weights at these addresses."},
     {"multiply", python_multiply, METH_O, "Computes a Multiplication."},
     {"forward", python_forward, METH_O, "Computes a Forward."},
     {"instruction_sets", python_sets, METH_NOARGS, "The instruction sets; None for one that this CPU lacks."},

@@ -71,18 +71,6 @@ def forward(forward: Forward) -> None:
     _kernels.forward(ctypes.addressof(forward))
 
 
-def are_same_parts(owners: list, names: list, parts: list, *weights: list) -> bool:
-    """Whether each owner has that part by that name, and a weight at that address."""
-    if any(owner.get(name) is not part for owner, name, part in zip(owners, names, parts, strict=True)):
-        return False
-    return all(
-        getattr(owner.get(name), "data_ptr", int)() == address for owner, name, address in zip(*weights, strict=True)
-    )
-
-
-are_same = are_same_parts if _kernels is None else _kernels.are_same
-
-
 def is_amd() -> bool:
     """Whether this machine's CPU is AMD's."""
     try:

@@ -42,7 +42,7 @@ struct job {
     char *arranged;  /* memory of the thread, for x as it is read */
 };
 
-/* A task of attention: some rows, and a span of entries. Rows are `queries` of each head that shares a head of keys. */
+/* A task of attention: a span of entries, and rows, which are `queries` of each head that shares a head of keys. */
 struct attention {
     const struct forward *forward;
     const struct states *states;
@@ -75,18 +75,6 @@ static INLINE void set_number(enum type type, void *values, long i, float value)
         ((uint16_t *)values)[i] = to_bfloat16(value);
     else
         ((float *)values)[i] = value;
-}
-
-#define POLYNOMIAL(r) \
-    (1 + r * (1 + r * (0.5f + r * (0.166666667f + r * (0.0416666667f + r * (0.00833333333f + r * 0.00138888889f))))))
-
-static INLINE float exponential(float x)
-{
-    const float within = x > 88.0f ? 88.0f : x > -88.0f ? x : -88.0f;
-    const float n = (float)(int)(within * 1.44269504f + (within < 0 ? -0.5f : 0.5f));
-    const float r = (within - n * 0.693359375f) + n * 2.12194440e-4f;
-    union { int32_t word; float value; } power = {((int32_t)n + 127) << 23};
-    return x > 88.0f ? INFINITY : x != x ? x : POLYNOMIAL(r) * power.value;
 }
 
 /* Completes the sums of a row: scales, the product of a draft adapter, the bias, and what else is added. */

@@ -54,6 +54,7 @@ static INLINE TARGET NAME(floats) NAME(exponentials)(NAME(floats) x)
     const NAME(ints) n = __builtin_convertvector(near * 1.44269504f - 0.5f, NAME(ints));
     const NAME(floats) whole = __builtin_convertvector(n, NAME(floats));
     const NAME(floats) r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-    const NAME(floats) p = POLYNOMIAL(r);
+    const NAME(floats) more = 0.166666667f + r * (0.0416666667f + r * (0.00833333333f + r * 0.00138888889f));
+    const NAME(floats) p = 1 + r * (1 + r * (0.5f + r * more));
     return (NAME(floats))((NAME(ints))(p * (NAME(floats))((n + 127) << 23)) & ~is_small);
 }

@@ -42,6 +42,13 @@ def test_the_model_is_that_of_the_rounded_weights(make, flavour):
     assert model.generate(**arguments, decoding="verified").tolist() == text
 
 
+def test_a_model_that_is_cast_is_the_same_for_few_tokens_and_for_many():
+    model, tokens = fuse(drafted(), weights="int8").bfloat16(), random_tokens(2, 9)
+    with torch.no_grad():
+        few, many = model(tokens).logits, model(torch.cat([tokens] * 6, dim=1)).logits[:, :9]
+    assert (few - many).abs().max() <= 0.1 * few.abs().max()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_layer_works_by_itself_and_lets_gradients_through(dtype):
     layer = nn.Linear(20, 30, dtype=dtype)

@@ -286,6 +286,14 @@ def test_what_torch_refuses_is_refused(name, x):
 
 
 @each_set
+@pytest.mark.parametrize("width", [32, 96])
+def test_a_norm_of_another_width_is_refused(name, width):
+    for rows in (2, 100):
+        with multiplied_by(name), torch.no_grad(), pytest.raises(RuntimeError):
+            Product(normal(20, width), norm=norm_of(64, torch.float32))(normal(rows, width))
+
+
+@each_set
 def test_other_dtypes_and_devices_are_left_to_torch(name):
     case = make(0, 4, 30, 20, has=("bias", "added"))
     for part in ("x", "weight", "bias", "added"):

@@ -123,7 +123,7 @@ def test_a_layer_by_itself_is_that_layer():
 @pytest.mark.parametrize(("rows", "size"), [(2, 9), (8, 9), (2, 70)])  # few rows, many, and many of one text
 @pytest.mark.parametrize("kind", [
     "a mask for each head", "seen", "seen by some heads", "seen by others", "shared by the batch", "added",
-    "added to fewer entries", "another dtype",
+    "added by others", "added to fewer entries", "another dtype",
 ])  # fmt: skip
 def test_masks_of_any_form_mean_what_they_mean_to_the_model(kind, rows, size):
     seen = torch.rand(rows, 1, size, size, generator=torch.Generator().manual_seed(0)) < 0.7
@@ -138,6 +138,7 @@ def test_masks_of_any_form_mean_what_they_mean_to_the_model(kind, rows, size):
         "seen by others": seen.tril(-1),  # the first query sees nothing, and those behind it see it
         "shared by the batch": seen[:1].tril(-1),
         "added": added,
+        "added by others": torch.zeros(rows, 1, size, size).masked_fill(~seen.tril(-1), torch.finfo().min),
         "added to fewer entries": added[..., :1].expand(-1, -1, -1, size),
         "another dtype": added.double(),
     }
@@ -150,6 +151,17 @@ def test_masks_of_any_form_mean_what_they_mean_to_the_model(kind, rows, size):
             logits(fused, **inputs)
     else:
         assert_close(logits(fused, **inputs), logits(plain, **inputs))
+
+
+@pytest.mark.parametrize("inputs", [{}, {"is_causal": False}], ids=str)
+@pytest.mark.parametrize("size", [9, 70])
+def test_a_prompt_is_in_c_where_it_is_causal(size, inputs, calls):
+    sizes = {"hidden_size": 64, "intermediate_size": 64}  # of which C takes the norms and the gate, too
+    plain, fused, ids = stock("llama", **sizes), wedlm.fuse(stock("llama", **sizes)), random_tokens(1, size)
+    got = logits(fused, ids, use_cache=False, **inputs)
+    if not inputs:
+        assert calls == ([2] if size == 9 else [1, 1])
+    assert_close(got, logits(plain, ids, use_cache=False, **inputs))
 
 
 def test_heads_that_are_too_wide_for_c_are_left_to_torch(calls):
@@ -409,6 +421,17 @@ def test_threads_share_a_model():
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: in_parts(model, (4, *[1] * 20))[0], range(12)))
     assert all(torch.equal(each, wanted) for each in found)
+
+
+def test_threads_bind_a_model_at_once():
+    ids = random_tokens(1, 70)
+    wanted = logits(drafted(), ids, use_cache=False)
+    for _ in range(3):
+        model = wedlm.fuse(drafted())
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _, model=model: logits(model, ids, use_cache=False), range(8)))
+        for each in found:
+            assert_close(each, wanted)
 
 
 def test_a_forked_process_goes_on(tmp_path):

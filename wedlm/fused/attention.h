@@ -1,7 +1,7 @@
-/* Rotation of queries and keys, and the attention of a few queries to the entries of a cache; see sets.h.
+/* Rotation of queries and keys, and the attention of queries to the entries of a cache; see sets.h.
  *
  * A span of entries is read once for all queries of all heads that share it. What a query gets does not depend on the
- * queries beside it: spans begin at the same entries, whatever reads them.
+ * queries beside it, as long as these are up to MOST_ROWS: spans begin at the same entries, whatever reads them.
  */
 
 /* Normalises a head's values of a row, if there are weights for that, and rotates them. */
@@ -95,7 +95,7 @@ static INLINE TARGET void NAME(mix_all)(
 #undef MIX
 }
 
-/* What `rows` rows get of a span; `transposed` are its keys where they are long. */
+/* What `rows` rows get of a span; `transposed` are its keys, if they are. */
 static INLINE TARGET void NAME(attend_block)(
     enum kind kind, enum type type, const struct attention *a, int rows, long row, const char *queries,
     const float *transposed, float *scores)
@@ -107,7 +107,7 @@ static INLINE TARGET void NAME(attend_block)(
     keys += (a->batch * f->key_strides[0] + a->key_head * f->key_strides[1]) * size;
     values += (a->batch * f->value_strides[0] + a->key_head * f->value_strides[1]) * size;
     values += a->start * f->value_strides[2] * size;
-    if (a->is_long)
+    if (a->transposes)
         NAME(mix_all)(FLOATS, FLOAT32, rows, columns, (const float *)queries, a->row_bytes / 4,
                       (const char *)transposed, KEYS_APART * 4, (f->width + STEP(kind) - 1) / STEP(kind) * STEP(kind),
                       scores, MOST_SPAN);
@@ -146,7 +146,7 @@ static INLINE TARGET void NAME(attend_rows)(enum kind kind, enum type type, cons
     const struct forward *f = a->forward;
     const long group = f->num_heads / f->num_key_heads, all = f->num_heads + 2 * f->num_key_heads;
     float *scores = (float *)(memory + MOST_TOGETHER * a->row_bytes), *transposed = scores + MOST_TOGETHER * MOST_SPAN;
-    if (a->is_long)
+    if (a->transposes)
         NAME(transpose)(kind, type, a, transposed);
     for (long row = a->first; row < a->first + a->rows; row += MOST_TOGETHER) {
         const long rows = a->first + a->rows - row < MOST_TOGETHER ? a->first + a->rows - row : MOST_TOGETHER;
@@ -168,7 +168,7 @@ static INLINE TARGET void NAME(attend_rows)(enum kind kind, enum type type, cons
 static TARGET void NAME(attend)(const struct attention *a, char *memory)
 {
     if (a->forward->type == BFLOAT16)
-        NAME(attend_rows)(HAS_PAIRS && !a->is_long ? PAIRS : SPLIT, BFLOAT16, a, memory);
+        NAME(attend_rows)(HAS_PAIRS && !a->transposes ? PAIRS : SPLIT, BFLOAT16, a, memory);
     else
         NAME(attend_rows)(FLOATS, FLOAT32, a, memory);
 }

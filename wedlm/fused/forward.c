@@ -1,4 +1,4 @@
-/* Decoder layers for a few rows, in one call of all threads, and products of a few rows.
+/* Decoder layers of few rows, in one call of all threads, products of few rows, and what is between those of many.
  *
  * Threads are those of the OpenMP library that torch has loaded. A forward is a sequence of phases, in each of which
  * the threads take pieces of work: first those of their own share, then what others have left. A thread that is not
@@ -14,7 +14,8 @@
 
 #define FEW_WEIGHTS 16384  /* one thread has read them before a second one begins */
 #define SPINS 2000
-#define LONG_BLOCK 96      /* rows of a prompt for which a thread reads the entries at once */
+#define LONG_BLOCK 96      /* of many rows, those for which a thread reads a span at once */
+#define TRANSPOSED 24      /* rows from which on a span is transposed for them */
 
 static const struct {
     const char *name;
@@ -254,7 +255,7 @@ struct forward_work {
     struct masks masks;
     char *heads, *attended, *gated, *lowered;
     long spans, padded;
-    int is_long;               /* the queries are many, and a thread reads all spans for a part of them */
+    int is_long, transposes;   /* whether rows are many: a thread reads all spans for a part of the queries */
     long blocks, block_rows;   /* of the rows of a key head: in parts of its queries, or of its rows */
     long parts, part_queries;  /* of the queries */
     int64_t *seen;             /* [batch][parts][2]: the first entry that a query sees, and the last one and one */
@@ -351,11 +352,11 @@ int multiply(const void *multiplication)
     const struct product *p = m->product;
     struct product_work work = {.m = m, .masks = masks_of(p->down ? m->is_text : NULL, m->rows)};
     struct team team = {.run = run_product, .work = &work, .threads = m->threads};
-    if (p->weight)
-        team.bytes = memory_of(p, m->rows);
-    else
+    if (p->type == NO_WEIGHTS)
         team.run = run_rows;
-    if (p->inputs * (p->weight ? p->outputs : m->rows) < FEW_WEIGHTS)
+    else
+        team.bytes = memory_of(p, m->rows);
+    if (p->inputs * (p->type == NO_WEIGHTS ? m->rows : p->outputs) < FEW_WEIGHTS)
         team.threads = 1;
     if (work.masks.count && !(work.lowered = malloc(m->rows * p->down->outputs * 4)))
         return 0;
@@ -369,7 +370,7 @@ int multiply(const void *multiplication)
 /* Memory of a thread for the queries and scores of a block of rows, and the keys of a span. */
 static long attention_bytes(const struct forward_work *w)
 {
-    const long keys = w->is_long ? w->padded * KEYS_APART * 4 : 0;
+    const long keys = w->transposes ? w->padded * KEYS_APART * 4 : 0;
     return 8 * arranged_bytes(FLOATS, w->f.width) + 8 * MOST_SPAN * 4 + keys;
 }
 
@@ -402,14 +403,19 @@ static void find_seen(const struct forward_work *w, int64_t *seen)
         for (long query = first; query < next; query++) {
             const long row = batch * f->bias_strides[0] + query * f->bias_strides[1];
             long from = 0, to = f->entries;
-            while (to > seen[1] && !is_seen(f, row + to - 1))
+            uint64_t eight;
+            for (; f->bias_kind == SEEN && to >= 8; to -= 8)
+                if (memcpy(&eight, (const uint8_t *)f->bias + row + to - 8, 8), eight)
+                    break;
+            while (to > 0 && !is_seen(f, row + to - 1))
                 to--;
-            while (from < seen[0] && !is_seen(f, row + from))
-                from++;
-            seen[0] = from, seen[1] = to;
+            if (to == 0 && f->bias_kind == ADDED)  /* all entries share the attention of a query that sees none */
+                to = f->entries;
+            else
+                while (from < least(to, seen[0]) && !is_seen(f, row + from))
+                    from++;
+            seen[0] = to > 0 ? least(from, seen[0]) : seen[0], seen[1] = most(to, seen[1]);
         }
-        if (seen[1] == 0)
-            seen[0] = 0, seen[1] = f->bias_kind == ADDED ? f->entries : 0;  /* then all get what their scores say */
     }
 }
 
@@ -427,7 +433,7 @@ static void attention_phase(struct worker *me, const struct forward_work *w, lon
         struct attention a = {
             .forward = f, .states = f->states + layer, .batch = batch, .key_head = head % f->num_key_heads,
             .first_query = part * w->part_queries, .first = w->is_long ? 0 : block * w->block_rows,
-            .padded = w->padded, .row_bytes = arranged_bytes(FLOATS, f->width), .is_long = w->is_long,
+            .padded = w->padded, .row_bytes = arranged_bytes(FLOATS, f->width), .transposes = w->transposes,
         };
         a.queries = least(w->part_queries, f->queries - a.first_query);
         a.rows = least(w->block_rows, group * a.queries - a.first);
@@ -446,7 +452,7 @@ static void attention_phase(struct worker *me, const struct forward_work *w, lon
         }
         if (!w->is_long && !count_piece(w->attended_spans + piece / shares, shares * (layer + 1)))
             continue;
-        for (long row = 0; row < a.rows; row++) {  /* the last span of these rows */
+        for (long row = 0; row < a.rows; row++) {  /* all spans of the block are done */
             const long query = batch * f->queries + a.first_query + (a.first + row) % a.queries;
             const long query_head = a.key_head * group + (a.first + row) / a.queries;
             char *to = w->attended + (query * f->num_heads + query_head) * f->width * SIZE(f->type);
@@ -501,8 +507,9 @@ int forward(const void *forward)
     struct forward *f = &w.f;
     const long rows = f->batch * f->queries, all = f->num_heads + 2 * f->num_key_heads, size = SIZE(f->type);
     const long group = f->num_heads / f->num_key_heads, heads = f->batch * f->num_key_heads;
-    long rank = 0, bytes = 0, weights = 0;
-    for (long i = 0; i < f->num_layers && f->stages & (PROJECT | COMPLETE); i++) {
+    const int has_products = f->stages & (PROJECT | COMPLETE);
+    long rank = 0, bytes = 0, weights = has_products ? 0 : FEW_WEIGHTS;
+    for (long i = 0; i < f->num_layers && has_products; i++) {
         const struct layer *layer = f->layers + i;
         const struct product *products[] = {&layer->query_key_value, &layer->output, &layer->gate_up, &layer->down};
         for (int j = 0; j < 4; j++) {
@@ -514,12 +521,13 @@ int forward(const void *forward)
     w.masks = masks_of(rank ? f->is_text : NULL, rows);
     w.padded = (f->width + 31) / 32 * 32;
     w.spans = num_spans(f->entries);
-    w.is_long = f->queries > MOST_ROWS;
+    w.is_long = rows > MOST_ROWS;
     w.part_queries = w.is_long ? least(f->queries, (LONG_BLOCK + group - 1) / group) : f->queries;
     w.parts = (f->queries + w.part_queries - 1) / w.part_queries;
     w.block_rows = group * w.part_queries;
     if (!w.is_long && heads * w.spans < 3 * f->threads && w.block_rows > 6)  /* too few pieces for all threads */
         w.block_rows = 6;
+    w.transposes = w.is_long && w.block_rows >= TRANSPOSED;
     w.blocks = w.is_long ? w.parts : (group * f->queries + w.block_rows - 1) / w.block_rows;
     const long results = w.spans * w.block_rows * (w.padded + 2) * 4;  /* of a block */
     bytes = most(bytes, attention_bytes(&w) + (w.is_long ? results : 0));
@@ -558,7 +566,7 @@ int forward(const void *forward)
         if (f->stages & ATTEND)
             find_seen(&w, w.seen);
         struct team team = {.run = run_layers, .work = &w, .threads = f->threads, .bytes = bytes};
-        if (weights < FEW_WEIGHTS && rows <= MOST_ROWS)
+        if (weights < FEW_WEIGHTS)
             team.threads = 1;
         const int is_done = run_team(&team, (w.masks.count ? 9 : 5) * f->num_layers);
         free(start);

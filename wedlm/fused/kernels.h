@@ -7,7 +7,7 @@
 #define MOST_ROWS 64  /* of products: more are left to torch, and only what is between them is done here */
 #define MOST_WIDTH 256  /* values of a head */
 
-enum type { FLOAT32, BFLOAT16, INT8 };
+enum type { FLOAT32, BFLOAT16, INT8, NO_WEIGHTS };
 enum bias_kind { CAUSAL, SEEN, ADDED };  /* a bias says which entries are seen, or what is added to their scores */
 enum stage { PROJECT = 1, STORE = 2, ATTEND = 4, COMPLETE = 8, ROTATE = 16 };
 
@@ -24,7 +24,9 @@ struct product {
     float epsilon;  /* of the norm */
 };
 
-/* A product of some rows. Without weights, y is x normalised or, if it is gated, x of twice as many outputs gated. */
+/* A product of some rows. With NO_WEIGHTS, y is x normalised; if it is gated, x is [rows, 2 * outputs] and y is
+ * silu(first half) * second half.
+ */
 struct multiplication {
     const struct product *product;
     const void *x, *added;   /* [rows, inputs]; NULL or [rows, outputs], twice as many if it is gated */
@@ -50,9 +52,9 @@ struct states {
 struct forward {
     const struct layer *layers;
     const struct states *states;       /* of each layer; NULL: the queries are the only entries */
-    void *hidden;                      /* [rows, hidden_width], input and output */
+    void *hidden;                      /* [rows, inputs of the layers], input and output */
     void *heads;                       /* NULL, or [rows, heads + 2 * key_heads, width]: what PROJECT writes */
-    void *attended;                    /* NULL, or [rows, heads, width]: what COMPLETE reads */
+    void *attended;                    /* NULL, or [rows, heads, width]: what ATTEND writes and COMPLETE reads */
     const void *cosines, *sines;       /* [batch, queries, width] */
     const uint8_t *is_text;            /* NULL, or [rows] */
     const int64_t *lengths;            /* NULL, or [batch]: entries of each row before its queries */
@@ -61,7 +63,7 @@ struct forward {
     int64_t key_strides[3], value_strides[3];  /* of batch row, head and entry */
     int64_t angle_stride;              /* of cosines and sines: of a batch row */
     int64_t num_layers, batch, queries, entries;
-    int64_t hidden_width, num_heads, num_key_heads, width;
+    int64_t num_heads, num_key_heads, width;
     int32_t type;  /* of all values */
     int32_t bias_kind, stages, threads, set;
     float scaling;

@@ -198,27 +198,26 @@ class FusedLayer:
 
     def forward_of(self, hidden_states, position_embeddings, is_text) -> tuple[native.Forward, list]:
         """The forward of some rows through this layer, and what has to live as long. C changes `hidden_states`."""
-        batch, queries, hidden_width = hidden_states.shape
+        batch, queries, _ = hidden_states.shape
         cos, sin = (each.contiguous() for each in position_embeddings)
         is_text = None if is_text is None else is_text.contiguous()
         forward = native.Forward(
             layers=native.addressof(self.described), num_layers=1, set=native.NUMBER, threads=torch.get_num_threads(),
             hidden=hidden_states.data_ptr(), cosines=cos.data_ptr(), sines=sin.data_ptr(), is_text=address(is_text),
             angle_stride=queries * self.width if len(cos) > 1 else 0, batch=batch, queries=queries, entries=queries,
-            hidden_width=hidden_width, num_heads=self.num_queries, num_key_heads=self.num_keys, width=self.width,
+            num_heads=self.num_queries, num_key_heads=self.num_keys, width=self.width,
             scaling=self.scaling, type=TYPES[self.dtype],
         )  # fmt: skip
         return forward, [self.described, cos, sin, is_text]
 
 
-def are_same(owners: list, names: list, parts: list, *weights: list) -> bool:
+def are_same(owners: list, names: list, parts: list, weight_owners: list, weight_names: list, addresses: list) -> bool:
     """Whether each owner has that part by that name, and a weight at that address."""
     if not all(map(is_, map(dict.get, owners, names), parts)):
         return False
-    weight_owners, weight_names, addresses = weights
     try:
         return list(map(torch.Tensor.data_ptr, map(dict.get, weight_owners, weight_names))) == addresses
-    except TypeError:  # one is missing
+    except (TypeError, RuntimeError):  # one is missing, or has no memory
         return False
 
 
@@ -358,7 +357,8 @@ def forward_in_c(
     if kwargs.get(CACHE) is not None:
         key, value = kwargs[CACHE].update(key, value, attention.layer_idx, kwargs=kwargs)
     forward.entries = key.shape[2]
-    if sees(forward, attention, kwargs.get("attention_mask"), query.dtype) and have_rows((key, value), query):
+    is_known = knows_attention(attention, query.dtype, **kwargs) and have_rows((key, value), query)
+    if is_known and sees(forward, attention, **kwargs):
         states = native.States(keys=key.data_ptr(), values=value.data_ptr())
         forward.states, forward.stages = native.addressof(states), native.ATTEND | native.COMPLETE
         forward.key_strides[:], forward.value_strides[:] = key.stride()[:3], value.stride()[:3]
@@ -396,24 +396,33 @@ def have_rows(tensors: tuple[torch.Tensor, ...], query: torch.Tensor) -> bool:
     )
 
 
-def sees(forward: native.Forward, attention: nn.Module, mask: torch.Tensor | None, dtype: torch.dtype) -> bool:
-    """Tells C what the queries see; False where its attention is not that of the model.
+def knows_attention(
+    attention: nn.Module, dtype: torch.dtype, attention_mask=None, position_bias=None, **kwargs
+) -> bool:
+    """Whether C has the attention of the model, with such a mask."""
+    function = ALL_ATTENTION_FUNCTIONS.get(attention_of(attention.config))
+    if function is not sdpa_attention_forward or position_bias is not None:
+        return False
+    if attention_mask is None:
+        return True
+    is_tensor = isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 4 and attention_mask.is_cpu
+    is_tensor = is_tensor and attention_mask.dtype in (torch.bool, dtype)
+    return is_tensor and attention_mask.shape[1] == attention_mask.stride(3) == 1
 
-    `mask`, `[batch, 1, n, entries]`, is added to the scores, or says which entries are seen; the first of its n rows
+
+def sees(forward: native.Forward, attention: nn.Module, attention_mask=None, is_causal=None, **kwargs) -> bool:
+    """Tells C what the queries see; False where it cannot say that.
+
+    The mask, `[batch, 1, n, entries]`, is added to the scores, or says which entries are seen; the first of its n rows
     are those of the queries. Without it attention is causal.
     """
-    function = ALL_ATTENTION_FUNCTIONS.get(attention_of(attention.config))
-    if function is not sdpa_attention_forward:
+    if attention_mask is None:
+        is_causal = getattr(attention, "is_causal", True) if is_causal is None else is_causal
+        return forward.queries == 1 or bool(is_causal) and forward.queries == forward.entries
+    rows, _, queries, entries = attention_mask.shape
+    if (rows, entries) != (forward.batch, forward.entries) or queries < forward.queries:
         return False
-    if mask is None:
-        return forward.queries in (1, forward.entries)
-    if not isinstance(mask, torch.Tensor) or mask.ndim != 4 or not mask.is_cpu or mask.stride(3) != 1:
-        return False
-    rows, heads, queries, entries = mask.shape
-    if (rows, heads, entries) != (forward.batch, 1, forward.entries) or queries < forward.queries:
-        return False
-    if mask.dtype not in (torch.bool, dtype):
-        return False
-    forward.bias, forward.bias_kind = mask.data_ptr(), native.SEEN if mask.dtype == torch.bool else native.ADDED
-    forward.bias_strides[:] = mask.stride(0), mask.stride(2)
+    forward.bias = attention_mask.data_ptr()
+    forward.bias_kind = native.SEEN if attention_mask.dtype == torch.bool else native.ADDED
+    forward.bias_strides[:] = attention_mask.stride(0), attention_mask.stride(2)
     return True

@@ -10,7 +10,7 @@ except ImportError:  # installed without a compiler
     _kernels = None
 
 CHOICE = "WEDLM_PRODUCT"  # the variable that chooses an instruction set, or "torch"
-TYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
+NO_WEIGHTS = 3  # a type of product
 CAUSAL, SEEN, ADDED = 0, 1, 2  # kinds of a bias
 PROJECT, STORE, ATTEND, COMPLETE, ROTATE = 1, 2, 4, 8, 16  # stages of a forward
 
@@ -55,7 +55,7 @@ class Forward(ctypes.Structure):
         *[(name, LONG * 3) for name in ("key_strides", "value_strides")],
         ("angle_stride", LONG),
         *[(name, LONG) for name in ("num_layers", "batch", "queries", "entries")],
-        *[(name, LONG) for name in ("hidden_width", "num_heads", "num_key_heads", "width")],
+        *[(name, LONG) for name in ("num_heads", "num_key_heads", "width")],
         *[(name, INT) for name in ("type", "bias_kind", "stages", "threads", "set")],
         ("scaling", FLOAT),
     ]

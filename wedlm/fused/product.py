@@ -1,4 +1,4 @@
-"""y = x W^T for a few rows: in C on a CPU where that was compiled, otherwise by torch."""
+"""y = x W^T: on a CPU for a few rows in C, where that was compiled, otherwise by torch."""
 
 import torch
 from torch.nn.functional import linear, rms_norm, silu
@@ -21,7 +21,8 @@ class Product:
     """
 
     def __init__(self, weight, bias=None, norm=None, is_gated=False, scales=None, draft=None):
-        self.weight, self.bias, self.is_gated, self.scales, self.draft = weight, bias, is_gated, scales, draft
+        self.weight, self.bias, self.is_gated, self.draft = weight, bias, is_gated, draft
+        self.scales = None if scales is None else scales.float()  # a model that was cast has others
         self.norm_module, self.norm = norm, None if norm is None else norm.weight.detach()
         self.inputs, self.outputs = weight.shape[1], len(weight) // (2 if is_gated else 1)
         self.dtypes = ()  # of inputs that are multiplied in C
@@ -30,6 +31,8 @@ class Product:
             and weight.device.type == "cpu"
             and weight.dtype in TYPES
             and weight.is_contiguous()
+            and weight.numel() > 0
+            and (norm is None or norm.weight.shape == weight.shape[1:])
         ):
             self.dtypes = (torch.float32, torch.bfloat16) if weight.dtype == torch.int8 else (weight.dtype,)
 
@@ -57,7 +60,7 @@ class Product:
         is_compiling = torch.compiler.is_compiling()
         takes_kernel = 0 < x.numel() <= MOST_ROWS * self.inputs and x.dtype in self.dtypes
         takes_kernel = takes_kernel and x.shape[-1] == self.inputs and x.is_cpu
-        if takes_kernel and not is_compiling:
+        if takes_kernel and not is_compiling and self.weight.data_ptr():  # no memory: torch says so
             return self.by_kernel(x, added, is_text)
         if self.norm is not None:
             x = normed(x, self.norm, self.epsilon)
@@ -69,24 +72,7 @@ class Product:
         return self.by_torch(x, added)
 
     def by_kernel(self, x, added=None, is_text=None):
-        x, added = x.contiguous(), None if added is None else added.contiguous()
-        y = x.new_empty((*x.shape[:-1], self.outputs))
-        is_text = None if is_text is None else is_text.contiguous()
-        described, rows, kind = self.described(), x.numel() // self.inputs, TYPES[x.dtype]
-        native.multiply(
-            native.Multiplication(
-                product=native.addressof(described),
-                x=x.data_ptr(),
-                added=address(added),
-                y=y.data_ptr(),
-                is_text=address(is_text),
-                rows=rows,
-                type=kind,
-                threads=torch.get_num_threads(),
-                set=native.NUMBER,
-            )
-        )
-        return y
+        return by_kernel(self.described(), x, self.outputs, added, is_text)
 
     def by_torch(self, x, added=None):
         """The product without the norm."""
@@ -101,7 +87,8 @@ class Product:
 
 def normed(x: torch.Tensor, norm: torch.Tensor, epsilon: float) -> torch.Tensor:
     """The RMS norm of rows."""
-    if x.shape[-1] % 32 == 0 and norm.dtype == x.dtype and are_for_c(x):  # C writes whole vectors
+    fits = (norm.shape, norm.dtype, norm.device) == (x.shape[-1:], x.dtype, x.device)
+    if fits and x.shape[-1] % 32 == 0 and are_for_c(x):  # C writes whole vectors
         return rows_by_kernel(x, x.shape[-1], norm=address(norm), epsilon=epsilon)
     return rms_norm(x, x.shape[-1:], norm, epsilon)
 
@@ -122,12 +109,18 @@ def are_for_c(x: torch.Tensor) -> bool:
 
 def rows_by_kernel(x: torch.Tensor, width: int, **options) -> torch.Tensor:
     """What a product makes of its rows before or behind the multiplication, which has `options`: `[..., width]`."""
-    x, y = x.contiguous(), x.new_empty((*x.shape[:-1], width))
-    product = native.Product(inputs=width, outputs=width, type=TYPES[x.dtype], **options)
+    return by_kernel(native.Product(inputs=width, outputs=width, type=native.NO_WEIGHTS, **options), x, width)
+
+
+def by_kernel(product: native.Product, x, outputs: int, added=None, is_text=None) -> torch.Tensor:
+    """What C makes of these rows: `[..., outputs]`."""
+    x, added, is_text = (None if each is None else each.contiguous() for each in (x, added, is_text))
+    y = x.new_empty((*x.shape[:-1], outputs))
     native.multiply(
         native.Multiplication(
-            product=native.addressof(product), x=x.data_ptr(), y=y.data_ptr(), rows=y.numel() // width,
-            type=TYPES[x.dtype], threads=torch.get_num_threads(), set=native.NUMBER,
+            product=native.addressof(product), x=x.data_ptr(), added=address(added), y=y.data_ptr(),
+            is_text=address(is_text), rows=y.numel() // outputs, type=TYPES[x.dtype],
+            threads=torch.get_num_threads(), set=native.NUMBER,
         )
     )  # fmt: skip
     return y

@@ -16,7 +16,7 @@
 #define UNROLLED _Pragma("GCC unroll 16")
 #define TILE 64       /* outputs whose sums are kept before they are written */
 #define MOST_SPAN 256 /* entries that are read at once */
-#define KEYS_APART (MOST_SPAN + 16)  /* of transposed keys; not a power of two, which would be few sets of a cache */
+#define KEYS_APART (MOST_SPAN + 16)  /* of transposed keys; not a power of two, so that they do not evict each other */
 #define SIZE(type) ((type) == FLOAT32 ? 4 : (type) == BFLOAT16 ? 2 : 1)
 
 /* How weights are multiplied, which says how a row of x has to lie. */
@@ -49,7 +49,7 @@ struct attention {
     long batch, key_head, first_query, queries, first, rows, start, end;
     long padded, row_bytes;  /* values and bytes of a row of what is read of a head */
     float *results;          /* of each row: sums, the largest score and the total of the weights */
-    int is_long;             /* the rows are so many that the keys are transposed for them */
+    int transposes;          /* whether keys are transposed, for many rows */
 };
 
 static INLINE float from_bfloat16(uint16_t bits)

@@ -1,4 +1,4 @@
-"""All decoder layers of a fused model in one call, where the rows are few."""
+"""All decoder layers of a fused model: for few rows in one call, for many with the products of torch."""
 
 import threading
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from wedlm.fused.layer import (
     KnownDrafts,
     are_few,
     has_own_forward,
+    knows_attention,
     refresh,
     sees,
 )
@@ -94,7 +95,6 @@ class Stack:
         is_bound = len(self.fused) == len(layers) > 0 and self.known.is_current()
         is_bound = is_bound and all(layer.fused is fused for layer, fused in zip(layers, self.fused, strict=True))
         if not is_bound:
-            self.fused = []
             for layer in layers:
                 if "fused" not in vars(layer):
                     return False
@@ -116,18 +116,21 @@ class Stack:
     def description(self) -> Any:
         """The layers as C reads them, with what has to live as long, since another thread may bind them anew."""
         described = (native.Layer * len(self.fused))(*[fused.described for fused in self.fused])
-        described.kept = [(fused, fused.described) for fused in self.fused]
+        described.fused, described.kept = self.fused, [fused.described for fused in self.fused]
         return described
 
     def in_c(
         self, hidden_states, is_text, position_embeddings=None, attention_mask=None, **kwargs
     ) -> torch.Tensor | None:
         """The hidden states behind all layers; None where attention or the cache are none that C knows."""
-        described, first, cache = self.described, self.fused[0], kwargs.get(CACHE)
-        batch, queries, _ = hidden_states.shape
+        described, cache, attention = self.described, kwargs.get(CACHE), self.layers[0].self_attn
+        first, (batch, queries, _) = described.fused[0], hidden_states.shape
         if not first.takes(hidden_states, position_embeddings):
             return None
-        memory, hidden_states = None, hidden_states.clone(memory_format=torch.contiguous_format)
+        if not knows_attention(attention, hidden_states.dtype, attention_mask, **kwargs):
+            return None
+        if is_few := are_few(hidden_states):
+            hidden_states = hidden_states.clone(memory_format=torch.contiguous_format)
         forward, _kept = first.forward_of(hidden_states, position_embeddings, is_text)
         if cache is not None:
             empty = hidden_states.new_empty(batch, first.num_keys, 0, first.width)
@@ -140,38 +143,41 @@ class Stack:
                 forward.lengths, forward.entries = cache.lengths.data_ptr(), cache.place.valid_length
             else:
                 forward.entries = cache.layers[0].length + queries
-        if not sees(forward, self.layers[0].self_attn, attention_mask, hidden_states.dtype):
+        if not sees(forward, attention, attention_mask, **kwargs):
             return None
         forward.layers = native.addressof(described)
-        if are_few(hidden_states):
+        if is_few:
             forward.num_layers = len(described)
             forward.stages = native.PROJECT | native.STORE | native.ATTEND | native.COMPLETE
             native.forward(forward)
         else:
             needed = needed_queries(hidden_states, attention_mask, **kwargs)
-            hidden_states = self.of_many(forward, needed, hidden_states, is_text)
+            hidden_states = of_many(forward, described.fused, needed, hidden_states, is_text)
         if cache is not None:
             note_written(cache, queries)
         return hidden_states
 
-    def of_many(self, forward: native.Forward, needed: NeededQueries | None, hidden_states, is_text) -> torch.Tensor:
-        """All layers, whose products are torch's; queries that are not needed become zeros."""
-        attended = hidden_states.new_empty(*hidden_states.shape[:2], forward.num_heads * forward.width)
-        forward.attended, forward.stages = attended.data_ptr(), native.ROTATE | native.STORE | native.ATTEND
-        if needed is not None:
-            hidden_states, is_text = needed.taken(hidden_states), None if is_text is None else needed.taken(is_text)
-        for fused in self.fused:
-            heads = fused.query_key_value(hidden_states, is_text=is_text)
-            heads = heads.contiguous() if needed is None else needed.spread(heads)
-            forward.heads = heads.data_ptr()
-            native.forward(forward)
-            given = attended if needed is None else needed.taken(attended)
-            hidden_states = fused.output(given, hidden_states, is_text)
-            hidden_states = fused.down(fused.gate_up(hidden_states, is_text=is_text), hidden_states, is_text)
-            forward.layers += native.sizeof(native.Layer)
-            if forward.states:
-                forward.states += native.sizeof(native.States)
-        return hidden_states if needed is None else needed.spread(hidden_states)
+
+def of_many(
+    forward: native.Forward, layers: list[FusedLayer], needed: NeededQueries | None, hidden_states, is_text
+) -> torch.Tensor:
+    """All layers, whose products are torch's; queries that are not needed become zeros."""
+    attended = hidden_states.new_empty(*hidden_states.shape[:2], forward.num_heads * forward.width)
+    forward.attended, forward.stages = attended.data_ptr(), native.ROTATE | native.STORE | native.ATTEND
+    if needed is not None:
+        hidden_states, is_text = needed.taken(hidden_states), None if is_text is None else needed.taken(is_text)
+    for fused in layers:
+        heads = fused.query_key_value(hidden_states, is_text=is_text)
+        heads = heads if needed is None else needed.spread(heads)
+        forward.heads = heads.data_ptr()
+        native.forward(forward)
+        given = attended if needed is None else needed.taken(attended)
+        hidden_states = fused.output(given, hidden_states, is_text)
+        hidden_states = fused.down(fused.gate_up(hidden_states, is_text=is_text), hidden_states, is_text)
+        forward.layers += native.sizeof(native.Layer)
+        if forward.states:
+            forward.states += native.sizeof(native.States)
+    return hidden_states if needed is None else needed.spread(hidden_states)
 
 
 def needed_queries(hidden_states: torch.Tensor, attention_mask=None, **kwargs) -> NeededQueries | None:
@@ -183,8 +189,8 @@ def needed_queries(hidden_states: torch.Tensor, attention_mask=None, **kwargs) -
     counted = getattr(getattr(kwargs.get(CACHE), "place", None), "num_needed", None)
     if counted is not None:
         is_needed = torch.arange(queries, device=counted.device) < counted
-    elif isinstance(attention_mask, torch.Tensor) and attention_mask.dtype == torch.bool and attention_mask.ndim == 4:
-        is_seen = attention_mask.any(1)  # [batch, queries, entries]
+    elif attention_mask is not None and attention_mask.dtype == torch.bool:
+        is_seen = attention_mask[:, 0]
         is_needed = is_seen.any(-1) | is_seen[..., -queries:].any(1)
     else:
         return None

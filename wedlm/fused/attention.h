@@ -107,7 +107,7 @@ static INLINE TARGET void NAME(attend_block)(
     keys += (a->batch * f->key_strides[0] + a->key_head * f->key_strides[1]) * size;
     values += (a->batch * f->value_strides[0] + a->key_head * f->value_strides[1]) * size;
     values += a->start * f->value_strides[2] * size;
-    if (a->transposes)
+    if (kind != PAIRS && a->transposes)
         NAME(mix_all)(FLOATS, FLOAT32, rows, columns, (const float *)queries, a->row_bytes / 4,
                       (const char *)transposed, KEYS_APART * 4, (f->width + STEP(kind) - 1) / STEP(kind) * STEP(kind),
                       scores, MOST_SPAN);
@@ -146,7 +146,7 @@ static INLINE TARGET void NAME(attend_rows)(enum kind kind, enum type type, cons
     const struct forward *f = a->forward;
     const long group = f->num_heads / f->num_key_heads, all = f->num_heads + 2 * f->num_key_heads;
     float *scores = (float *)(memory + MOST_TOGETHER * a->row_bytes), *transposed = scores + MOST_TOGETHER * MOST_SPAN;
-    if (a->transposes)
+    if (kind != PAIRS && a->transposes)
         NAME(transpose)(kind, type, a, transposed);
     for (long row = a->first; row < a->first + a->rows; row += MOST_TOGETHER) {
         const long rows = a->first + a->rows - row < MOST_TOGETHER ? a->first + a->rows - row : MOST_TOGETHER;

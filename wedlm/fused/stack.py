@@ -168,7 +168,7 @@ def of_many(
         hidden_states, is_text = needed.taken(hidden_states), None if is_text is None else needed.taken(is_text)
     for fused in layers:
         heads = fused.query_key_value(hidden_states, is_text=is_text)
-        heads = heads if needed is None else needed.spread(heads)
+        heads = heads.contiguous() if needed is None else needed.spread(heads)  # C reads it by its address
         forward.heads = heads.data_ptr()
         native.forward(forward)
         given = attended if needed is None else needed.taken(attended)

@@ -14,7 +14,7 @@ from wedlm.generation.streaming import entropy_of
 
 CHECKPOINT = Path(__file__).parents[2] / "hub_card" / "wedlm-demo"
 PROMPT = "Count down by 2 from 20 to 10."
-GPU_QUERY_COST = 0.04  # At a CPU's, no forward of this answer has two groups of MASKs.
+QUERY_COST = 0.04  # With the default of a CPU no forward of this answer has two groups of MASKs.
 OPTIONS = {"window_size": 6, "do_sample": False, "max_new_tokens": 64}
 STYLE = """<style>
 text { font: 13px system-ui, sans-serif; fill: #1f2328 } rect { stroke: #59636e } .bold { font-weight: bold }
@@ -60,7 +60,7 @@ def record(decoding: str) -> Iterator[Step]:
     calls, recorder, tracer = [], Recorder(), Tracer(tokenizer, verifies_drafts=True)
     names = {mask_token: "MASK", model.config.eos_token_id: "END"}
     model.register_forward_hook(lambda *call: calls.append((call[2], call[3].logits[0].clone())), with_kwargs=True)
-    cost = {"query_cost": GPU_QUERY_COST} if decoding == "verified" else {}
+    cost = {"query_cost": QUERY_COST} if decoding == "verified" else {}
     model.generate(torch.tensor([prompt]), decoding=decoding, streamer=recorder, **cost, **OPTIONS)
 
     def texts(tokens: list[int]) -> list[str]:

@@ -36,7 +36,7 @@ EXTENSIONS = [
         "wedlm.fused._kernels",
         ["wedlm/fused/forward.c", "wedlm/fused/module.c"],
         depends=[str(path) for path in Path("wedlm/fused").glob("*.h")],
-        extra_compile_args=["-O3", "-Wall", "-Wextra"],
+        extra_compile_args=["-O3", "-g0", "-Wall", "-Wextra"],  # without what debuggers read: half of the time
         libraries=["m", "dl", "pthread"],  # the last two are part of newer C libraries only
         py_limited_api=True,
         optional=True,

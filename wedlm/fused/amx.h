@@ -7,7 +7,7 @@
 #include <unistd.h>
 #endif
 
-#define AMX __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+#define AMX __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,fma")))
 #define SIDE 16
 
 static AMX void arrange_amx(const struct job *job, char *arranged)
@@ -41,7 +41,7 @@ static AMX void sum_tiles(const struct job *job, long first, long count, long bl
     const long rows = job->rows - block * SIDE < 2 * SIDE ? job->rows - block * SIDE : 2 * SIDE;
     float sums[2][2][SIDE][SIDE];
     for (int part = 0; part < 2; part++)
-        w[part] = (const char *)p->weight + (starts[part] + SIDE <= total ? starts[part] : total - SIDE) * row_bytes;
+        w[part] = (const char *)p->weights->rows + (starts[part] + SIDE <= total ? starts[part] : total - SIDE) * row_bytes;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);

@@ -25,19 +25,20 @@ static const struct {
     void (*attend)(const struct attention *, char *);
     void (*merge)(const struct attention *, const float *, long, long, char *);
     void (*row)(const struct job *, long);
+    void (*unpack)(const struct unpacking *, long, long, float *);
     int has_pairs;
 } SETS[] = {
-#define OF(set) rotate_head_##set, attend_##set, merge_##set, row_##set
+#define OF(set, blocks) rotate_head_##set, attend_##set, merge_##set, row_##set, unpack_rows_##blocks
 #if defined(__x86_64__)
-    {"amx", arrange_amx, outputs_amx, OF(avx512), 0},
-    {"avx512bf16", arrange_avx512bf16, outputs_avx512bf16, OF(avx512bf16), 1},
-    {"avx512", arrange_avx512, outputs_avx512, OF(avx512), 0},
-    {"avx2", arrange_avx2, outputs_avx2, OF(avx2), 0},
-    {"plain", arrange_plain, outputs_plain, OF(plain), 0},
+    {"amx", arrange_amx, outputs_amx, OF(avx512, avx512), 0},
+    {"avx512bf16", arrange_avx512bf16, outputs_avx512bf16, OF(avx512bf16, avx512), 1},
+    {"avx512", arrange_avx512, outputs_avx512, OF(avx512, avx512), 0},
+    {"avx2", arrange_avx2, outputs_avx2, OF(avx2, avx2), 0},
+    {"plain", arrange_plain, outputs_plain, OF(plain, plain), 0},
 #elif defined(__aarch64__)
-    {"neon", arrange_plain, outputs_plain, OF(plain), 0},
+    {"neon", arrange_plain, outputs_plain, OF(plain, plain), 0},
 #else
-    {"plain", arrange_plain, outputs_plain, OF(plain), 0},
+    {"plain", arrange_plain, outputs_plain, OF(plain, plain), 0},
 #endif
 };
 
@@ -56,7 +57,7 @@ static int has_set(const char *name)
     if (!strcmp(name, "avx512"))
         return avx512;
     if (!strcmp(name, "avx2"))
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 #endif
     return 1;
 }
@@ -200,10 +201,12 @@ static long least(long a, long b)
     return a < b ? a : b;
 }
 
-static enum kind kind_of(const struct product *p, int set)
+static enum kind kind_of(const struct product *p, enum type type, int set)
 {
-    if (p->type != BFLOAT16)
-        return p->type == INT8 ? BYTES : FLOATS;
+    if (p->weights->type != (int32_t)type || p->weights->order || p->weights[1].count)
+        return BLOCKS;
+    if (type == FLOAT32)
+        return FLOATS;
     if (!strcmp(SETS[set].name, "amx") && p->inputs % 32 == 0 && p->outputs * (1 + p->is_gated) >= 16)
         return TILES;
     return SETS[set].has_pairs ? PAIRS : SPLIT;
@@ -215,17 +218,17 @@ static long arranged_bytes(enum kind kind, long inputs)
     return (inputs + 31) / 32 * 32 * (kind == PAIRS ? 2 : 4) + 64;
 }
 
-/* Memory for the arranged rows of a product; tiles need whole ones, and a row more. */
+/* Memory for the arranged rows of a product, and for four of weights; tiles need whole ones, and a row more. */
 static long memory_of(const struct product *p, long rows)
 {
-    const long one = p ? arranged_bytes(FLOATS, p->inputs) : 0;
-    const long draft = p && p->down ? most(memory_of(p->down, rows), memory_of(p->up, rows)) : 0;
-    return one * ((rows + 15) / 16 * 16 + 1) + draft;
+    const long one = arranged_bytes(FLOATS, p->inputs);
+    const long draft = p->down ? most(memory_of(p->down, rows), memory_of(p->up, rows)) : 0;
+    return one * (4 + (rows + 15) / 16 * 16 + 1) + draft;
 }
 
 static struct job job_of(const struct product *p, enum type type, int set, long rows, const void *x, void *y)
 {
-    const enum kind kind = kind_of(p, set);
+    const enum kind kind = kind_of(p, type, set);
     return (struct job){
         .product = p, .rows = rows, .row_bytes = arranged_bytes(kind, p->inputs), .type = type, .kind = kind, .x = x,
         .y = y,
@@ -305,7 +308,8 @@ static void product_phase(
     }
     const long part = w ? w->f.width : p->outputs, size = part < TILE ? part : TILE;
     const long pieces = (part + size - 1) / size, parts = p->outputs / part;
-    job.arranged = me->memory;
+    job.kept = (float *)me->memory;
+    job.arranged = me->memory + 4 * arranged_bytes(FLOATS, p->inputs);
     for (long piece; (piece = take(me, pieces * parts)) >= 0;) {
         if (me->taken == 1) {
             SETS[set].arrange(&job, job.arranged);
@@ -352,17 +356,36 @@ int multiply(const void *multiplication)
     const struct product *p = m->product;
     struct product_work work = {.m = m, .masks = masks_of(p->down ? m->is_text : NULL, m->rows)};
     struct team team = {.run = run_product, .work = &work, .threads = m->threads};
-    if (p->type == NO_WEIGHTS)
+    if (p->weights->type == NO_WEIGHTS)
         team.run = run_rows;
     else
         team.bytes = memory_of(p, m->rows);
-    if (p->inputs * (p->type == NO_WEIGHTS ? m->rows : p->outputs) < FEW_WEIGHTS)
+    if (p->inputs * (p->weights->type == NO_WEIGHTS ? m->rows : p->outputs) < FEW_WEIGHTS)
         team.threads = 1;
     if (work.masks.count && !(work.lowered = malloc(m->rows * p->down->outputs * 4)))
         return 0;
     const int is_done = run_team(&team, 2);
     free(work.lowered);
     return is_done;
+}
+
+static void run_unpack(struct worker *me)
+{
+    const struct unpacking *u = me->team->work;
+    const long pieces = (u->rows + 15) / 16;
+    for (long piece; (piece = take(me, pieces)) >= 0;)
+        for (long row = piece * 16; row < u->rows && row < piece * 16 + 16; row += 4)
+            SETS[u->set].unpack(u, row, least(4, u->rows - row), (float *)me->memory);
+    finish(me, pieces);
+}
+
+int unpack(const void *unpacking)
+{
+    const struct unpacking *u = unpacking;
+    struct team team = {.run = run_unpack, .work = u, .threads = u->threads, .bytes = 4 * 4 * u->inputs};
+    if (u->inputs * u->rows < FEW_WEIGHTS)
+        team.threads = 1;
+    return run_team(&team, 1);
 }
 
 /* --- Decoder layers --- */

@@ -7,19 +7,26 @@
 #define MOST_ROWS 64  /* of products: more are left to torch, and only what is between them is done here */
 #define MOST_WIDTH 256  /* values of a head */
 
-enum type { FLOAT32, BFLOAT16, INT8, NO_WEIGHTS };
+/* Those of weights in blocks are GGUF's. */
+enum type { FLOAT32, BFLOAT16, NO_WEIGHTS, FLOAT16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K };
 enum bias_kind { CAUSAL, SEEN, ADDED };  /* a bias says which entries are seen, or what is added to their scores */
 enum stage { PROJECT = 1, STORE = 2, ATTEND = 4, COMPLETE = 8, ROTATE = 16 };
 
+/* Some rows of weights. */
+struct weights {
+    const void *rows;
+    const int32_t *order;  /* NULL, or which of the rows comes at each place */
+    int64_t count;
+    int32_t type;
+};
+
 /* y = x W^T, with an RMS norm of x before it and silu(first half) * second half behind it, if it is gated. */
 struct product {
-    const void *weight;   /* [outputs, inputs]; [2 * outputs, inputs] if it is gated */
-    const float *scales;  /* NULL, or of the rows of int8 weights */
+    struct weights weights[3];  /* one below the other: [outputs, inputs], or twice as many outputs if it is gated */
     const void *bias;     /* NULL, or what is added to y; as norm, of the type of x */
     const void *norm;     /* NULL, or the weights of the norm */
     const struct product *down, *up;  /* NULL, or the products of a draft adapter, one behind the other */
     int64_t inputs, outputs;
-    int32_t type;  /* of the weights */
     int32_t is_gated;
     float epsilon;  /* of the norm */
 };
@@ -34,6 +41,16 @@ struct multiplication {
     const uint8_t *is_text;  /* [rows]; a draft adapter acts in the others */
     int64_t rows;
     int32_t type;  /* of x, added and y */
+    int32_t threads, set;
+};
+
+/* Rows of weights as numbers of another type: those at `places`, or as many from `first` on. */
+struct unpacking {
+    const struct weights *weights;
+    const int64_t *places;
+    void *to;  /* [rows, inputs] */
+    int64_t first, rows, inputs;
+    int32_t type;  /* FLOAT32 or BFLOAT16 */
     int32_t threads, set;
 };
 
@@ -73,5 +90,6 @@ const char *set_name(int set);  /* of an instruction set that this CPU has; "" o
 void find_threads(void);        /* at first: those of the OpenMP library that torch has loaded */
 int multiply(const void *multiplication);  /* 0: there is no memory */
 int forward(const void *forward);
+int unpack(const void *unpacking);
 
 #endif

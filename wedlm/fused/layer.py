@@ -9,8 +9,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from wedlm.fused import native
-from wedlm.fused.int8 import Int8Linear
-from wedlm.fused.product import MOST_ROWS, MOST_WIDTH, TYPES, Product, address, rotate
+from wedlm.fused.blocks import TYPES
+from wedlm.fused.packed import PackedLinear
+from wedlm.fused.product import MOST_ROWS, MOST_WIDTH, Product, address, rotate
 from wedlm.generation.transformers_internals import CACHE, attention_of, num_changes
 from wedlm.modeling_wedlm.drafts import MASKED
 
@@ -31,8 +32,9 @@ class Merged(Product):
     ):
         self.module, self.names = module, names
         layers = [linear_of(module._modules[name]) for name in names]
-        weight, bias, scales = (together(layers, name) for name in ("weight", "bias", "scales"))
-        super().__init__(weight, bias, norm, is_gated, scales)
+        is_packed = isinstance(layers[0], PackedLinear)
+        weight = [layer.packed for layer in layers] if is_packed else together(layers, "weight")
+        super().__init__(weight, together(layers, "bias"), norm, is_gated)
         self.draft_versions, self.draft_products = [], []
 
     def refresh_draft(self, dtype: torch.dtype) -> bool:
@@ -276,7 +278,7 @@ def why_not_fused(layer: nn.Module) -> str | None:
     norms = [layer.input_layernorm, layer.post_attention_layernorm, *head_norms(attention).values()]
     weights = [norm.weight for norm in norms]
     for projection in [*map(linear_of, projections), *together[0], *together[1]]:
-        if type(projection) not in (nn.Linear, Int8Linear) or type(projection.weight.data) is not torch.Tensor:
+        if type(projection) not in (nn.Linear, PackedLinear) or type(projection.weight.data) is not torch.Tensor:
             return f"it has a {type(projection).__name__}, and no plain linear layer"
         weights += projection.parameters()
     if weights[0].device.type == "meta" or any(hasattr(each, "_hf_hook") for each in layer.modules()):
@@ -285,6 +287,8 @@ def why_not_fused(layer: nn.Module) -> str | None:
         return "its weights have several dtypes or devices"
     if any(len({each.bias is None for each in linears}) > 1 for linears in together):
         return "of its projections only some have a bias"
+    if any(len({type(each) for each in linears}) > 1 for linears in together):
+        return "of its projections only some have their weights in blocks"
     return None
 
 
@@ -323,7 +327,7 @@ def are_few(hidden_states: torch.Tensor) -> bool:
 
 def may_have_changed(fused: FusedLayer, hidden_states: torch.Tensor, is_text: torch.Tensor | None) -> bool:
     """Whether compiled code, in which nobody checks adapters and addresses, has to run the layer's own forward."""
-    weight = fused.query_key_value.weight
+    weight = fused.query_key_value.norm  # those in blocks have no dtype
     return is_text is not None or (weight.dtype, weight.device) != (hidden_states.dtype, hidden_states.device)
 
 

@@ -1,21 +1,28 @@
 """Makes a model ready to decode with few operators, and gives it back as it was."""
 
+import os
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, logging
 
-from wedlm.fused.int8 import Int8Linear, refuse_saving, to_int8
+from wedlm.fused.gguf_file import GgufFile
 from wedlm.fused.layer import FusedLayer, fused_forward, why_not_fused
 from wedlm.fused.native import SET, described_product
+from wedlm.fused.packed import PackedLinear, PackedWeight, refuse_saving
+from wedlm.fused.packing import check_rounding, own_linears, pack, rounded, unpack
 from wedlm.fused.product import Product, normed
 from wedlm.fused.stack import Layers, stacked_forward
 
 logger = logging.get_logger(__name__)
 
 
-def fuse(model: nn.Module, weights: str | None = None) -> nn.Module:
+ROUNDED = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")  # what gguf's own quantizer makes
+
+
+def fuse(model: nn.Module, weights: str | os.PathLike | GgufFile | None = None) -> nn.Module:
     """Gives the decoder layers of a model a forward with few operators, and returns the model.
 
     Projections of the same input become one product, whose weights those of the model are views of. On a CPU a forward
@@ -27,19 +34,21 @@ def fuse(model: nn.Module, weights: str | None = None) -> nn.Module:
 
     Args:
         model (`nn.Module`): A causal LM of transformers, or a PeftModel around one.
-        weights (`str`, *optional*): "int8" rounds the weights of the linear layers to int8, with a scale for each row.
-            That is another model, with other texts and half or a quarter of the memory, and it cannot be saved.
+        weights (`str` or `os.PathLike`, *optional*): The path of a GGUF file of this model, whose blocks the linear
+            layers and the embedding then keep where they lie: a quarter of the memory or less, and the texts are those
+            of the weights that the file says. "q8_0", "q5_1", "q5_0", "q4_1" or "q4_0" rounds the model's own linear
+            layers to such blocks. That is another model, with other texts. Neither can be saved.
 
     Example:
 
         model = wedlm.fuse(AutoModelForCausalLM.from_pretrained("HuggingFaceTB/SmolLM2-135M-Instruct"))
     """
-    if weights not in (None, "int8"):
-        raise ValueError(f'weights={weights!r} is not known; pass "int8", or leave it out to keep the weights.')
     owner, left = owner_of(model), {}
+    if weights in ROUNDED:
+        round_weights(model, owner, str(weights))
+    elif weights is not None:
+        pack(owner, opened(weights))
     for name, layer in decoder_layers(model):
-        if weights == "int8" and why_not_fused(layer) is None:
-            to_int8(layer)
         if (reason := why_not_fused(layer)) is None:
             layer.fused, layer.forward = FusedLayer(layer), partial(fused_forward, layer)
         else:
@@ -56,24 +65,43 @@ def fuse(model: nn.Module, weights: str | None = None) -> nn.Module:
         logger.warning(f"{type(model).__name__} stays as it is: it has no decoder layers of a known form.")
     head = owner.get_output_embeddings()
     if type(head) is nn.Linear and not hasattr(head, "_hf_hook"):
-        if weights == "int8":
-            owner.set_output_embeddings(Int8Linear(head))
-        else:
-            head.forward = partial(fused_head, head)
+        head.forward = partial(fused_head, head)
     if SET is None and owner.device.type == "cpu":
         logger.warning_once(f"Products of few rows are computed {described_product()}.")
-    if weights == "int8":
-        owner.save_pretrained = refuse_saving  # before transformers writes the config
     return model
 
 
-def unfuse(model: nn.Module) -> nn.Module:
-    """Gives a model its own forward and separate weights again, and returns it."""
-    owner = owner_of(model)
-    if any(isinstance(module, Int8Linear) for module in model.modules()):
+def opened(weights: str | os.PathLike | GgufFile) -> GgufFile:
+    if isinstance(weights, GgufFile):
+        return weights
+    if not Path(weights).exists():
         raise ValueError(
-            'fuse(model, weights="int8") has rounded the weights; load the model again to have them back.'
+            f"weights={str(weights)!r} is neither a GGUF file here nor one of {', '.join(ROUNDED)}; pass one, or leave "
+            "it out to keep the weights."
         )
+    return GgufFile(weights)
+
+
+def round_weights(model: nn.Module, owner: nn.Module, weights: str) -> None:
+    """Rounds the weights of the linear layers of layers that can be fused, and of the head."""
+    linears = [
+        each
+        for _, layer in decoder_layers(model)
+        if why_not_fused(layer) is None
+        for each in own_linears(layer)
+    ]
+    head = owner.get_output_embeddings()
+    if type(head) is nn.Linear:
+        linears += [each for each in own_linears(owner) if each[2] is head]
+    type_of_blocks = check_rounding([linear for *_, linear in linears], weights)
+    for parent, name, linear in linears:
+        setattr(parent, name, rounded(linear, type_of_blocks))
+    owner.save_pretrained = refuse_saving  # before transformers writes the config
+
+
+def unfuse(model: nn.Module) -> nn.Module:
+    """Gives a model its own forward and separate weights again, and returns it; weights in blocks become numbers."""
+    owner = owner_of(model)
     for _, layer in decoder_layers(model):
         if "forward" in vars(layer) and hasattr(layer, "fused"):
             del layer.forward, layer.fused
@@ -89,14 +117,15 @@ def unfuse(model: nn.Module) -> nn.Module:
     head = owner.get_output_embeddings()
     if head is not None and isinstance(vars(head).get("forward"), partial):
         del head.forward
+    unpack(owner)
     return model
 
 
 def product_of(model: nn.Module) -> str | None:
     """Returns the instruction set by which a fused model multiplies, or "torch"; None for other models."""
     is_fused = any(getattr(layer, "fused", None) is not None for _, layer in decoder_layers(model))
-    is_int8 = any(isinstance(module, Int8Linear) for module in model.modules())
-    return (SET or "torch") + (", int8" if is_int8 else "") if is_fused else None
+    types = {module.type: None for module in model.modules() if isinstance(module, PackedWeight)}
+    return ", ".join([SET or "torch", *types]) if is_fused else None
 
 
 def decoder_layers(model: nn.Module):

@@ -36,6 +36,12 @@ static PyObject *python_forward(PyObject *module, PyObject *address)
     return of_python(address, forward);
 }
 
+static PyObject *python_unpack(PyObject *module, PyObject *address)
+{
+    (void)module;
+    return of_python(address, unpack);
+}
+
 static PyObject *python_sets(PyObject *module, PyObject *none)
 {
     PyObject *names = PyList_New(0);
@@ -55,14 +61,16 @@ static PyObject *python_sizes(PyObject *module, PyObject *none)
 {
     (void)module, (void)none;
     return Py_BuildValue(
-        "{s:n,s:n,s:n,s:n,s:n}", "Product", (Py_ssize_t)sizeof(struct product), "Multiplication",
-        (Py_ssize_t)sizeof(struct multiplication), "Layer", (Py_ssize_t)sizeof(struct layer), "States",
+        "{s:n,s:n,s:n,s:n,s:n,s:n,s:n}", "Weights", (Py_ssize_t)sizeof(struct weights), "Product",
+        (Py_ssize_t)sizeof(struct product), "Multiplication", (Py_ssize_t)sizeof(struct multiplication), "Unpacking",
+        (Py_ssize_t)sizeof(struct unpacking), "Layer", (Py_ssize_t)sizeof(struct layer), "States",
         (Py_ssize_t)sizeof(struct states), "Forward", (Py_ssize_t)sizeof(struct forward));
 }
 
 static PyMethodDef METHODS[] = {
     {"multiply", python_multiply, METH_O, "Computes a Multiplication."},
     {"forward", python_forward, METH_O, "Computes a Forward."},
+    {"unpack", python_unpack, METH_O, "Computes an Unpacking."},
     {"instruction_sets", python_sets, METH_NOARGS, "The instruction sets; None for one that this CPU lacks."},
     {"sizes", python_sizes, METH_NOARGS, "The sizes of the structs."},
     {NULL, NULL, 0, NULL},

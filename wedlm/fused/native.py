@@ -10,7 +10,8 @@ except ImportError:  # installed without a compiler
     _kernels = None
 
 CHOICE = "WEDLM_PRODUCT"  # the variable that chooses an instruction set, or "torch"
-NO_WEIGHTS = 3  # a type of product
+NO_WEIGHTS = 2  # a type of weights, of which kernels.h numbers these
+TYPES = ("F32", "BF16", "none", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 CAUSAL, SEEN, ADDED = 0, 1, 2  # kinds of a bias
 PROJECT, STORE, ATTEND, COMPLETE, ROTATE = 1, 2, 4, 8, 16  # stages of a forward
 
@@ -18,11 +19,16 @@ ADDRESS, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, cty
 addressof, sizeof = ctypes.addressof, ctypes.sizeof
 
 
+class Weights(ctypes.Structure):
+    _fields_ = [("rows", ADDRESS), ("order", ADDRESS), ("count", LONG), ("type", INT)]
+
+
 class Product(ctypes.Structure):
     _fields_ = [
-        *[(name, ADDRESS) for name in ("weight", "scales", "bias", "norm", "down", "up")],
+        ("weights", Weights * 3),
+        *[(name, ADDRESS) for name in ("bias", "norm", "down", "up")],
         *[(name, LONG) for name in ("inputs", "outputs")],
-        *[(name, INT) for name in ("type", "is_gated")],
+        ("is_gated", INT),
         ("epsilon", FLOAT),
     ]
 
@@ -31,6 +37,14 @@ class Multiplication(ctypes.Structure):
     _fields_ = [
         *[(name, ADDRESS) for name in ("product", "x", "added", "y", "is_text")],
         ("rows", LONG),
+        *[(name, INT) for name in ("type", "threads", "set")],
+    ]
+
+
+class Unpacking(ctypes.Structure):
+    _fields_ = [
+        *[(name, ADDRESS) for name in ("weights", "places", "to")],
+        *[(name, LONG) for name in ("first", "rows", "inputs")],
         *[(name, INT) for name in ("type", "threads", "set")],
     ]
 
@@ -64,6 +78,11 @@ class Forward(ctypes.Structure):
 def multiply(multiplication: Multiplication) -> None:
     """Computes a product."""
     _kernels.multiply(ctypes.addressof(multiplication))
+
+
+def unpack(unpacking: Unpacking) -> None:
+    """Computes numbers of weights in blocks."""
+    _kernels.unpack(ctypes.addressof(unpacking))
 
 
 def forward(forward: Forward) -> None:

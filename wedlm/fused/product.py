@@ -4,37 +4,40 @@ import torch
 from torch.nn.functional import linear, rms_norm, silu
 
 from wedlm.fused import native
+from wedlm.fused.blocks import TYPES, Packed
 from wedlm.generation.transformers_internals import has_onednn, onednn_linear
 
 TAKES_ONEDNN = native.is_amd() and has_onednn()
 MOST_ROWS = 64  # more rows are left to torch
 MOST_WIDTH = 256  # of the heads that C knows
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # as kernels.h numbers them
 
 
 class Product:
     """The product with a linear layer's weights, with an RMS norm before it and an activation behind it.
 
-    `weight` is `[outputs, inputs]`, in int8 with `scales`, `[outputs]`. With `is_gated` the product is
-    silu(first half) * second half. In rows whose input is MASK, the two products `draft` are added, one behind the
-    other.
+    `weight` is `[outputs, inputs]`, or a list of weights in blocks, up to three, one below the other. With `is_gated`
+    the product is silu(first half) * second half. In rows whose input is MASK, the two products `draft` are added, one
+    behind the other.
     """
 
-    def __init__(self, weight, bias=None, norm=None, is_gated=False, scales=None, draft=None):
+    def __init__(self, weight: torch.Tensor | list[Packed], bias=None, norm=None, is_gated=False, draft=None):
         self.weight, self.bias, self.is_gated, self.draft = weight, bias, is_gated, draft
-        self.scales = None if scales is None else scales.float()  # a model that was cast has others
         self.norm_module, self.norm = norm, None if norm is None else norm.weight.detach()
-        self.inputs, self.outputs = weight.shape[1], len(weight) // (2 if is_gated else 1)
-        self.dtypes = ()  # of inputs that are multiplied in C
-        if (
-            native.NUMBER is not None
-            and weight.device.type == "cpu"
-            and weight.dtype in TYPES
-            and weight.is_contiguous()
-            and weight.numel() > 0
-            and (norm is None or norm.weight.shape == weight.shape[1:])
-        ):
-            self.dtypes = (torch.float32, torch.bfloat16) if weight.dtype == torch.int8 else (weight.dtype,)
+        self.is_packed = isinstance(weight, list)
+        self.inputs = weight[0].inputs if self.is_packed else weight.shape[1]
+        self.outputs = sum(map(len, self.tensors)) // (2 if is_gated else 1)
+        self.dtypes: tuple[torch.dtype, ...] = ()  # of inputs that are multiplied in C
+        if norm is not None and norm.weight.shape != (self.inputs,):
+            return
+        if self.is_packed:
+            self.dtypes = tuple(TYPES) if all(each.is_for_c() for each in weight) else ()
+        elif native.NUMBER is not None and weight.is_cpu and weight.is_contiguous() and weight.numel() > 0:
+            self.dtypes = (weight.dtype,) if weight.dtype in TYPES else ()
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Where the weights lie."""
+        return [each.rows for each in self.weight] if self.is_packed else [self.weight]
 
     @property
     def epsilon(self) -> float:
@@ -42,10 +45,16 @@ class Product:
 
     def described(self) -> native.Product:
         """The product as C reads it. It holds addresses only, so the tensors have to live as long."""
-        described = native.Product(inputs=self.inputs, outputs=self.outputs, type=TYPES[self.weight.dtype])
-        for name in ("weight", "scales", "bias", "norm"):
-            setattr(described, name, address(getattr(self, name)))
-        described.is_gated, described.epsilon = self.is_gated, self.epsilon
+        described = native.Product(
+            inputs=self.inputs, outputs=self.outputs, bias=address(self.bias), norm=address(self.norm),
+            is_gated=self.is_gated, epsilon=self.epsilon,
+        )  # fmt: skip
+        if self.is_packed:
+            described.weights[: len(self.weight)] = [each.described() for each in self.weight]
+        else:
+            described.weights[0] = native.Weights(
+                rows=address(self.weight), count=len(self.weight), type=TYPES[self.weight.dtype]
+            )
         if self.draft is not None:
             described.drafts = [each.described() for each in self.draft]  # ctypes keeps no reference of its own
             described.down, described.up = map(native.addressof, described.drafts)
@@ -60,7 +69,7 @@ class Product:
         is_compiling = torch.compiler.is_compiling()
         takes_kernel = 0 < x.numel() <= MOST_ROWS * self.inputs and x.dtype in self.dtypes
         takes_kernel = takes_kernel and x.shape[-1] == self.inputs and x.is_cpu
-        if takes_kernel and not is_compiling and self.weight.data_ptr():  # no memory: torch says so
+        if takes_kernel and not is_compiling and self.tensors[0].data_ptr():  # no memory: torch says so
             return self.by_kernel(x, added, is_text)
         if self.norm is not None:
             x = normed(x, self.norm, self.epsilon)
@@ -68,7 +77,9 @@ class Product:
             down, up = self.draft
             added = up.by_torch(down.by_torch(x).masked_fill(is_text, 0), added)
         if takes_kernel:
-            return compiled_product(x, self.weight, self.bias, added, self.is_gated, self.scales)
+            orders = [each.order for each in self.weight] if self.is_packed else []
+            types = [each.type for each in self.weight] if self.is_packed else []
+            return compiled_product(x, self.tensors, orders, ",".join(types), self.bias, added, self.is_gated)
         return self.by_torch(x, added)
 
     def by_kernel(self, x, added=None, is_text=None):
@@ -76,8 +87,8 @@ class Product:
 
     def by_torch(self, x, added=None):
         """The product without the norm."""
-        if self.scales is not None:
-            y = linear_of_many(x, self.weight.to(x.dtype)) * self.scales.to(x.dtype)
+        if self.is_packed:
+            y = product_of_blocks(x, self.weight)
             y = y if self.bias is None else y + self.bias
         else:
             y = linear_of_many(x, self.weight, self.bias)
@@ -109,7 +120,9 @@ def are_for_c(x: torch.Tensor) -> bool:
 
 def rows_by_kernel(x: torch.Tensor, width: int, **options) -> torch.Tensor:
     """What a product makes of its rows before or behind the multiplication, which has `options`: `[..., width]`."""
-    return by_kernel(native.Product(inputs=width, outputs=width, type=native.NO_WEIGHTS, **options), x, width)
+    product = native.Product(inputs=width, outputs=width, **options)
+    product.weights[0].type = native.NO_WEIGHTS
+    return by_kernel(product, x, width)
 
 
 def by_kernel(product: native.Product, x, outputs: int, added=None, is_text=None) -> torch.Tensor:
@@ -134,6 +147,17 @@ def linear_of_many(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     return linear(x, weight, bias)
 
 
+def product_of_blocks(x: torch.Tensor, weights: list[Packed]) -> torch.Tensor:
+    """The product of many rows with weights that become numbers a few at a time."""
+    y = x.new_empty((*x.shape[:-1], sum(len(each.rows) for each in weights)))
+    start = 0
+    for each in weights:
+        for places in each.chunks():
+            y[..., start + places.start : start + places.stop] = linear_of_many(x, each.numbers(x.dtype, places))
+        start += len(each.rows)
+    return y
+
+
 def address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
@@ -141,19 +165,21 @@ def address(tensor: torch.Tensor | None) -> int:
 @torch.library.custom_op("wedlm::product", mutates_args=())
 def compiled_product(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weights: list[torch.Tensor],
+    orders: list[torch.Tensor | None],
+    types: str,
     bias: torch.Tensor | None,
     added: torch.Tensor | None,
     is_gated: bool,
-    scales: torch.Tensor | None,
 ) -> torch.Tensor:
-    """A product as an operator that torch.compile takes as it is."""
-    return Product(weight, bias, None, is_gated, scales).by_kernel(x, added)
+    """A product as an operator that torch.compile takes as it is. `types` are those of blocks, if there are any."""
+    packed = [Packed(*each) for each in zip(weights, types.split(","), orders, strict=True)] if types else weights[0]
+    return Product(packed, bias, None, is_gated).by_kernel(x, added)
 
 
 @compiled_product.register_fake
-def _(x, weight, bias, added, is_gated, scales):
-    return x.new_empty((*x.shape[:-1], weight.shape[0] // (2 if is_gated else 1)))
+def _(x, weights, orders, types, bias, added, is_gated):
+    return x.new_empty((*x.shape[:-1], sum(len(each) for each in weights) // (2 if is_gated else 1)))
 
 
 def rotate(

@@ -6,7 +6,7 @@
 
 #define ROWS(kind) ((kind) == SPLIT ? MOST_SPLIT : MOST_TOGETHER)
 #define STEP(kind) ((kind) == SPLIT || (kind) == PAIRS ? 2 * LANES : LANES)  /* inputs that are multiplied at once */
-#define WEIGHT_BYTES(kind) ((kind) == BYTES ? LANES : 4 * LANES)             /* that a step reads */
+#define WEIGHT_BYTES (4 * LANES)                                             /* that a step reads */
 #define INPUT_BYTES(kind) ((kind) == SPLIT ? 8 * LANES : 4 * LANES)
 #define AHEAD 2  /* by how many groups of four rows the weights are fetched before they are multiplied */
 
@@ -28,9 +28,8 @@ static INLINE TARGET void NAME(step)(
     NAME(floats) weights[4];
     for (int part = 0; part < (kind == SPLIT ? 2 : 1); part++) {
         for (int o = 0; o < 4; o++) {
-            const NAME(words) words = kind == BYTES ? (NAME(words)){0} : *(const NAME(words) *)w[o];
-            weights[o] = kind == BYTES ? NAME(widened)(w[o])
-                : kind != SPLIT ? (NAME(floats))words : part ? ODD(words) : EVEN(words);
+            const NAME(words) words = *(const NAME(words) *)w[o];
+            weights[o] = kind != SPLIT ? (NAME(floats))words : part ? ODD(words) : EVEN(words);
         }
         for (int row = 0; row < rows; row++) {
             NAME(floats) input = *(const NAME(floats) *)(x + row * row_bytes + part * 4 * LANES);
@@ -43,6 +42,19 @@ static INLINE TARGET void NAME(step)(
     }
 }
 
+/* out[row * out_stride + o * apart] = the totals of sums[row * 4 + o]. */
+static INLINE TARGET void NAME(add_up)(int rows, NAME(floats) *sums, float *out, long out_stride, long apart)
+{
+    UNROLLED
+    for (int i = 0; i < 4 * rows; i += LANES) {  /* row after row, the totals of its outputs */
+        const int count = 4 * rows - i < LANES ? 4 * rows - i : LANES;
+        const NAME(floats) totals = NAME(totals)(count, sums + i);
+        UNROLLED
+        for (int j = 0; j < count; j++)
+            out[(i + j) / 4 * out_stride + j % 4 * apart] = ((const float *)&totals)[j];
+    }
+}
+
 /* The products of `rows` rows of x with four rows of `inputs` weights: out[row * out_stride + o * apart]. Each step
  * fetches `pace` bytes of those `later` bytes behind, into the second cache: x and the weights in use fill the first.
  */
@@ -52,13 +64,13 @@ static INLINE TARGET void NAME(block)(
 {
     NAME(floats) sums[4 * MOST_TOGETHER] = {0};
     const char *w[4] = {weights[0], weights[1], weights[2], weights[3]};
-    const long steps = inputs / STEP(kind), rest = inputs % STEP(kind) * WEIGHT_BYTES(kind) / STEP(kind);
+    const long steps = inputs / STEP(kind), rest = inputs % STEP(kind) * WEIGHT_BYTES / STEP(kind);
     for (long k = 0; k < steps; k++) {
         for (int o = 0; o < 4; o++)
             __builtin_prefetch(weights[o] + later + k * pace, 0, 2);
         NAME(step)(kind, rows, w, x, row_bytes, sums);
         for (int o = 0; o < 4; o++)
-            w[o] += WEIGHT_BYTES(kind);
+            w[o] += WEIGHT_BYTES;
         x += INPUT_BYTES(kind);
     }
     if (rest) {
@@ -68,14 +80,7 @@ static INLINE TARGET void NAME(block)(
             from[o] = memcpy(padded[o], w[o], rest);
         NAME(step)(kind, rows, from, x, row_bytes, sums);
     }
-    UNROLLED
-    for (int i = 0; i < 4 * rows; i += LANES) {  /* row after row, the totals of its outputs */
-        const int count = 4 * rows - i < LANES ? 4 * rows - i : LANES;
-        const NAME(floats) totals = NAME(totals)(count, sums + i);
-        UNROLLED
-        for (int j = 0; j < count; j++)
-            out[(i + j) / 4 * out_stride + j % 4 * apart] = ((const float *)&totals)[j];
-    }
+    NAME(add_up)(rows, sums, out, out_stride, apart);
 }
 
 /* out[row * out_stride + i] = the product of row `row` of x with weights `first` + i, of which there are `count`;
@@ -89,7 +94,7 @@ static INLINE TARGET void NAME(dots)(
     long rows, const char *x, long row_bytes, float *out, long out_stride)
 {
     const long blocks = (rows + ROWS(kind) - 1) / ROWS(kind), apart = (count + 3) / 4;
-    const long pace = (WEIGHT_BYTES(kind) + blocks - 1) / blocks, bytes = inputs / STEP(kind) * WEIGHT_BYTES(kind);
+    const long pace = (WEIGHT_BYTES + blocks - 1) / blocks, bytes = inputs / STEP(kind) * WEIGHT_BYTES;
     for (long i = 0; i < apart; i++) {
         const long ahead = (AHEAD + (i + AHEAD < apart ? 0 : count - apart)) * stride;
         const char *w[4];
@@ -124,9 +129,8 @@ static INLINE TARGET void NAME(load)(
     char padded[LANES * 4] = {0};
     if (count < STEP(kind))
         values = memcpy(padded, values, count * SIZE(type));
-    if (kind == BYTES && type == BFLOAT16) {
-        for (int i = 0; i < LANES; i++)
-            ((float *)to)[i] = number(BFLOAT16, values, i);
+    if (kind == FLOATS && type == BFLOAT16) {
+        to[0] = (NAME(floats))(__builtin_convertvector(*(const NAME(halves) *)values, NAME(words)) << 16);
         return;
     }
     const NAME(words) words = *(const NAME(words) *)values;
@@ -178,11 +182,22 @@ static TARGET void NAME(arrange)(const struct job *job, char *arranged)
         case FLOATS: NAME(arrange_row)(FLOATS, FLOAT32, x, p->inputs, p->norm, p->epsilon, to); break;
         case SPLIT: NAME(arrange_row)(SPLIT, BFLOAT16, x, p->inputs, p->norm, p->epsilon, to); break;
         case PAIRS: NAME(arrange_row)(PAIRS, BFLOAT16, x, p->inputs, p->norm, p->epsilon, to); break;
-        case BYTES: NAME(arrange_row)(BYTES, job->type, x, p->inputs, p->norm, p->epsilon, to); break;
+        case BLOCKS:
+            if (job->type == BFLOAT16)
+                NAME(arrange_row)(FLOATS, BFLOAT16, x, p->inputs, p->norm, p->epsilon, to);
+            else
+                NAME(arrange_row)(FLOATS, FLOAT32, x, p->inputs, p->norm, p->epsilon, to);
+            break;
         case TILES: break;
         }
     }
 }
+
+#if HAS_PAIRS  /* weights in blocks are multiplied as floats */
+#define sum_of_blocks_avx512bf16 sum_of_blocks_avx512
+#else
+#include "blocks.h"
+#endif
 
 /* silu(gate) * up */
 static INLINE TARGET NAME(floats) NAME(gated)(NAME(floats) gate, NAME(floats) up)
@@ -216,15 +231,15 @@ static INLINE TARGET void NAME(store)(
 static TARGET void NAME(sum)(const struct job *job, long first, long count, float *sums)
 {
     const struct product *p = job->product;
-    const long stride = p->inputs * SIZE(p->type);
+    const long stride = p->inputs * SIZE(p->weights->type);
 #define DOTS(kind) \
-    NAME(dots)(kind, p->weight, stride, p->inputs, first, count, first + count - 1, job->rows, \
+    NAME(dots)(kind, p->weights->rows, stride, p->inputs, first, count, first + count - 1, job->rows, \
                job->arranged, job->row_bytes, sums, TILE)
     switch (job->kind) {
     case FLOATS: DOTS(FLOATS); break;
     case SPLIT: DOTS(SPLIT); break;
     case PAIRS: DOTS(PAIRS); break;
-    case BYTES: DOTS(BYTES); break;
+    case BLOCKS: NAME(sum_of_blocks)(job, first, count, sums); break;
     case TILES: break;
     }
 #undef DOTS

@@ -17,12 +17,16 @@
 #define TILE 64       /* outputs whose sums are kept before they are written */
 #define MOST_SPAN 256 /* entries that are read at once */
 #define KEYS_APART (MOST_SPAN + 16)  /* of transposed keys; not a power of two, so that they do not evict each other */
-#define SIZE(type) ((type) == FLOAT32 ? 4 : (type) == BFLOAT16 ? 2 : 1)
+#define SIZE(type) ((type) == FLOAT32 ? 4 : 2)
+#define BLOCK(type) ((type) >= Q4_K ? 256 : 32)  /* weights of a block; of numbers, of a step */
+#define BLOCK_BYTES(type) \
+    ((type) < Q4_0 ? 32 * SIZE(type) : (type) == Q4_0 ? 18 : (type) == Q4_1 ? 20 : (type) == Q5_0 ? 22 \
+        : (type) == Q5_1 ? 24 : (type) == Q8_0 ? 34 : (type) == Q4_K ? 144 : (type) == Q5_K ? 176 : 210)
 
 /* How weights are multiplied, which says how a row of x has to lie. */
 enum kind {
     FLOATS,  /* float32 with float32 */
-    BYTES,   /* int8 with float32 */
+    BLOCKS,  /* what is unpacked to float32 with float32 */
     SPLIT,   /* bfloat16 with float32: in each step first the even inputs, then the odd ones */
     PAIRS,   /* bfloat16 with bfloat16, by an instruction that multiplies pairs */
     TILES,   /* the same by tiles of 16 rows */
@@ -40,6 +44,7 @@ struct job {
     const void *x, *added;
     void *y;
     char *arranged;  /* memory of the thread, for x as it is read */
+    float *kept;     /* and for four rows of weights that are unpacked */
 };
 
 /* A task of attention: a span of entries, and rows, which are `queries` of each head that shares a head of keys. */
@@ -58,10 +63,25 @@ static INLINE float from_bfloat16(uint16_t bits)
     return both.value;
 }
 
+static INLINE float from_float16(uint16_t bits)
+{
+    union { uint32_t word; float value; } both = {(uint32_t)(bits & 0x7fff) << 13}, scale = {0x77800000};
+    both.value *= scale.value;  /* 2 to the power of 112, between the exponents' biases */
+    both.word |= (bits & 0x7c00) == 0x7c00 ? 0x7f800000 : 0;
+    both.word |= (uint32_t)(bits & 0x8000) << 16;
+    return both.value;
+}
+
 static INLINE uint16_t to_bfloat16(float value)  /* to the nearest, ties to even */
 {
     union { float value; uint32_t word; } both = {value};
     return value != value ? 0x7fc0 : (both.word + 0x7fff + (both.word >> 16 & 1)) >> 16;
+}
+
+static INLINE const uint8_t *row_of(const struct weights *w, long place, long inputs)
+{
+    const long row = w->order ? w->order[place] : place;
+    return (const uint8_t *)w->rows + row * (inputs / BLOCK(w->type) * BLOCK_BYTES(w->type));
 }
 
 static INLINE float number(enum type type, const void *values, long i)
@@ -77,14 +97,12 @@ static INLINE void set_number(enum type type, void *values, long i, float value)
         ((float *)values)[i] = value;
 }
 
-/* Completes the sums of a row: scales, the product of a draft adapter, the bias, and what else is added. */
+/* Completes the sums of a row: the product of a draft adapter, the bias, and what else is added. */
 static INLINE void complete(
     const struct job *job, long row, long output, long count, float *sums, const float *draft_sums)
 {
     const struct product *p = job->product;
     const long start = row * p->outputs * (1 + p->is_gated) + output;
-    for (long i = 0; i < count && p->scales; i++)
-        sums[i] *= p->scales[output + i];
     for (long i = 0; i < count && p->bias; i++)
         sums[i] += number(job->type, p->bias, output + i);
     for (long i = 0; i < count && draft_sums; i++)
@@ -152,11 +170,20 @@ static INLINE void add_bias(
  *   HAS_PAIRS                  whether it multiplies pairs of bfloat16
  *   HOLD(vector)               keeps a vector in a register, since it is used several times
  */
+#define IN_MEMORY(array) __asm__("" : "+m"(array))  /* to read all lanes of a vector from there takes one instruction */
 #if defined(__x86_64__)
 #define HOLD(vector) __asm__("" : "+v"(vector))
 
+#define NAME(x) x##_avx512
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,fma")))
+#define LANES 16
+#define LIST LIST16
+#define MOST_TOGETHER 6
+#define MOST_SPLIT 5
+#include "kernels_of_set.h"
+
 #define NAME(x) x##_avx512bf16
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")))
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,f16c,fma")))
 #define LANES 16
 #define LIST LIST16
 #define MOST_TOGETHER 6
@@ -164,16 +191,8 @@ static INLINE void add_bias(
 #define HAS_PAIRS 1
 #include "kernels_of_set.h"
 
-#define NAME(x) x##_avx512
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
-#define LANES 16
-#define LIST LIST16
-#define MOST_TOGETHER 6
-#define MOST_SPLIT 5
-#include "kernels_of_set.h"
-
 #define NAME(x) x##_avx2
-#define TARGET __attribute__((target("avx2,fma")))
+#define TARGET __attribute__((target("avx2,f16c,fma")))
 #define LANES 8
 #define LIST LIST8
 #define MOST_TOGETHER 2

@@ -4,21 +4,9 @@ typedef float NAME(floats) __attribute__((vector_size(LANES * 4), aligned(4), ma
 typedef uint32_t NAME(words) __attribute__((vector_size(LANES * 4), aligned(1), may_alias));
 typedef int32_t NAME(ints) __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint16_t NAME(halves) __attribute__((vector_size(LANES * 2), aligned(1), may_alias));
-typedef int8_t NAME(bytes) __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 #define EVEN(words) ((NAME(floats))((words) << 16))  /* of the pairs of bfloat16 in words, as floats */
 #define ODD(words) ((NAME(floats))((words) & 0xffff0000u))
-
-static INLINE TARGET NAME(floats) NAME(widened)(const void *bytes)
-{
-#if LANES == 16  /* compilers convert vectors of bytes by way of single ones */
-    return (NAME(floats))_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes)));
-#elif LANES == 8
-    return (NAME(floats))_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(bytes)));
-#else
-    return __builtin_convertvector(*(const NAME(bytes) *)bytes, NAME(floats));
-#endif
-}
 
 /* Folds each vector in half, two of them into one, until the total of vector i is in lane i. How a vector is added up
  * does not depend on the others.

@@ -1,0 +1,146 @@
+"""Loads a GGUF file as a model of transformers: config and tokenizer by transformers' own reader, weights in blocks."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from huggingface_hub import hf_hub_download
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    logging,
+)
+
+from wedlm.checkpoints.errors import CheckpointError, one_line
+from wedlm.fused.gguf_file import GgufFile
+from wedlm.fused.model import fuse
+from wedlm.fused.packing import check_architecture
+
+SUFFIX = ".gguf"
+READING = threading.Lock()  # one at a time puts its reader in the place of gguf's
+ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+
+
+def load_gguf(
+    name: str | os.PathLike, *, gguf_file: str | None = None, dtype: str | torch.dtype = "float32"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Loads a GGUF file as a model of transformers for a CPU, whose weights keep the file's blocks.
+
+    The file is mapped into memory, so loading takes a second and processes share it. The model is fused, and computes
+    with the weights that the file says and unrounded activations: its texts are those of the model that transformers
+    unpacks from the file. It can get adapters; `wedlm.unfuse(model)` makes its weights numbers.
+
+        model, tokenizer = wedlm.load_gguf("SmolLM2-135M-Instruct-Q4_K_M.gguf")
+
+    Args:
+        name (`str` or `os.PathLike`): The path of a file, or with `gguf_file` a folder or a name on the Hub.
+        gguf_file (`str`, *optional*): The name of the file there.
+        dtype (`str` or `torch.dtype`, *optional*, defaults to `"float32"`): The dtype of activations, norms and biases,
+            float32 or bfloat16.
+
+    Raises:
+        `CheckpointError`: whatever is in the way, as one sentence with the remedy.
+    """
+    dtype = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}.get(str(dtype), dtype)
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise CheckpointError(f"dtype={dtype!r} is not one of float32 and bfloat16; pass one of them.")
+    path = gguf_path(name, gguf_file)
+    file = opened(path)
+    config, tokenizer = read_config(file), read_tokenizer(file)
+    model = without_weights(config, dtype)
+    try:
+        fuse(model, weights=file)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+    model.generation_config = GenerationConfig.from_model_config(config)
+    ends = [token for token in map(file.value, ENDS) if token is not None]
+    model.generation_config.eos_token_id = list(dict.fromkeys(ends)) or None
+    return model.eval(), tokenizer
+
+
+def gguf_path(name: str | os.PathLike, gguf_file: str | None = None) -> Path:
+    """The path of a file that is here, or is downloaded."""
+    if gguf_file is None or Path(name).is_dir():
+        path = Path(name) if gguf_file is None else Path(name, gguf_file)
+        if path.is_file():
+            return path
+        more = "" if gguf_file else ", or name a repository of the Hub and pass gguf_file, the name of a file in it"
+        raise CheckpointError(f"{path} is no file; give the path of a GGUF file{more}.")
+    try:
+        return Path(hf_hub_download(str(name), gguf_file))
+    except Exception as error:  # the Hub, the network and the disk raise errors of many kinds
+        raise CheckpointError(
+            f"{gguf_file} of {name} cannot be had from the Hub ({one_line(error)}); correct the names, or give the "
+            "path of a file."
+        ) from error
+
+
+def opened(path: Path) -> GgufFile:
+    try:
+        file = GgufFile(path)
+        check_architecture(file)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+    return file
+
+
+class Reader:
+    """What transformers asks of gguf's reader, which takes seconds for the same values."""
+
+    def __init__(self, file: GgufFile):
+        self.fields, self.tensors = file.fields, list(file.tensors.values())
+
+
+@contextmanager
+def read_by(file: GgufFile) -> Iterator[None]:
+    """Lets transformers read this file, for which it imports gguf's reader; any error becomes a sentence."""
+    try:
+        import gguf
+    except ImportError as error:
+        raise CheckpointError(
+            f"Loading {file.path} needs the package gguf ({error}); install it by `pip install gguf`."
+        ) from error
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with READING, patch.object(gguf, "GGUFReader", lambda *args, **kwargs: Reader(file)):
+            yield
+    except Exception as error:  # wrong values raise errors of many kinds
+        raise CheckpointError(
+            f"transformers cannot read the config and the tokenizer of {file.path} ({type(error).__name__}: "
+            f"{one_line(error)}); download it again, or give another."
+        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def read_config(file: GgufFile) -> PreTrainedConfig:
+    with read_by(file):
+        return AutoConfig.from_pretrained(file.path.parent, gguf_file=file.path.name)
+
+
+def read_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
+    if "tokenizer.ggml.tokens" not in file.fields:
+        raise CheckpointError(f"{file.path} has no tokenizer; download the model from where its file has one.")
+    with read_by(file):
+        return AutoTokenizer.from_pretrained(file.path.parent, gguf_file=file.path.name)
+
+
+def without_weights(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """A model whose weights have no memory, and whose other tensors are there."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    decoder, embedding = model.base_model, model.get_input_embeddings()
+    decoder.rotary_emb = type(decoder.rotary_emb)(config)
+    if hasattr(embedding, "embed_scale"):  # of Gemma
+        embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale)
+    return model

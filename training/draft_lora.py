@@ -14,6 +14,7 @@ from torch import nn
 
 from wedlm.checkpoints.fingerprint import FIELDS, check_base, fingerprint
 from wedlm.checkpoints.resolve import DRAFT_TYPE
+from wedlm.fused.packed import PackedEmbedding
 from wedlm.generation.stock import is_stock
 from wedlm.modeling_wedlm.drafts import MASKED, MaskedLinear, are_known_to_be_true, drafts_outside
 from wedlm.training.stock_drafts import stock_draft_output
@@ -110,10 +111,14 @@ class MaskEmbedding(nn.Module, BaseTunerLayer):
         self.cast_input_dtype_enabled = True  # PEFT's disable_input_dtype_casting expects it in each of its layers
 
     def add(self, adapter_name: str) -> None:
-        weight = self.base_layer.weight.detach()
-        self.lora_mask[adapter_name] = MaskVector(
-            weight.mean(0) if self.is_beyond else weight[self.mask_token_id].clone()
-        )
+        base = self.base_layer
+        if not self.is_beyond:
+            vector = base(torch.tensor(self.mask_token_id, device=base.weight.device)).detach()
+        elif isinstance(base, PackedEmbedding):
+            vector = base.mean()
+        else:
+            vector = base.weight.detach().mean(0)
+        self.lora_mask[adapter_name] = MaskVector(vector)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         is_mask = (input_ids == self.mask_token_id)[..., None]

@@ -5,10 +5,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
-from huggingface_hub import hf_hub_download
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -21,12 +21,12 @@ from transformers import (
 )
 
 from wedlm.checkpoints.errors import CheckpointError, one_line
-from wedlm.fused.gguf_file import GgufFile
+from wedlm.checkpoints.resolve import gguf_path
+from wedlm.fused.gguf_file import GgufFile, TensorInfo, Value, check_architecture
 from wedlm.fused.model import fuse
-from wedlm.fused.packing import check_architecture
 
-SUFFIX = ".gguf"
 READING = threading.Lock()  # one at a time puts its reader in the place of gguf's
+OF_TOKENIZERS = tuple(f"tokenizer.ggml.{name}" for name in ("scores", "token_type", "merges"))  # long arrays
 ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
 
 
@@ -42,8 +42,8 @@ def load_gguf(
         model, tokenizer = wedlm.load_gguf("SmolLM2-135M-Instruct-Q4_K_M.gguf")
 
     Args:
-        name (`str` or `os.PathLike`): The path of a file, or with `gguf_file` a folder or a name on the Hub.
-        gguf_file (`str`, *optional*): The name of the file there.
+        name (`str` or `os.PathLike`): The path of a file, or one on the Hub as OWNER/NAME/FILE.gguf.
+        gguf_file (`str`, *optional*): The name of the file, where `name` is its folder or repository.
         dtype (`str` or `torch.dtype`, *optional*, defaults to `"float32"`): The dtype of activations, norms and biases,
             float32 or bfloat16.
 
@@ -53,8 +53,7 @@ def load_gguf(
     dtype = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}.get(str(dtype), dtype)
     if dtype not in (torch.float32, torch.bfloat16):
         raise CheckpointError(f"dtype={dtype!r} is not one of float32 and bfloat16; pass one of them.")
-    path = gguf_path(name, gguf_file)
-    file = opened(path)
+    file = opened(gguf_path(name, gguf_file))
     config, tokenizer = read_config(file), read_tokenizer(file)
     model = without_weights(config, dtype)
     try:
@@ -67,23 +66,6 @@ def load_gguf(
     return model.eval(), tokenizer
 
 
-def gguf_path(name: str | os.PathLike, gguf_file: str | None = None) -> Path:
-    """The path of a file that is here, or is downloaded."""
-    if gguf_file is None or Path(name).is_dir():
-        path = Path(name) if gguf_file is None else Path(name, gguf_file)
-        if path.is_file():
-            return path
-        more = "" if gguf_file else ", or name a repository of the Hub and pass gguf_file, the name of a file in it"
-        raise CheckpointError(f"{path} is no file; give the path of a GGUF file{more}.")
-    try:
-        return Path(hf_hub_download(str(name), gguf_file))
-    except Exception as error:  # the Hub, the network and the disk raise errors of many kinds
-        raise CheckpointError(
-            f"{gguf_file} of {name} cannot be had from the Hub ({one_line(error)}); correct the names, or give the "
-            "path of a file."
-        ) from error
-
-
 def opened(path: Path) -> GgufFile:
     try:
         file = GgufFile(path)
@@ -93,15 +75,15 @@ def opened(path: Path) -> GgufFile:
     return file
 
 
-class Reader:
+class Reader(NamedTuple):
     """What transformers asks of gguf's reader, which takes seconds for the same values."""
 
-    def __init__(self, file: GgufFile):
-        self.fields, self.tensors = file.fields, list(file.tensors.values())
+    fields: dict[str, Value]
+    tensors: list[TensorInfo]
 
 
 @contextmanager
-def read_by(file: GgufFile) -> Iterator[None]:
+def read_by(file: GgufFile, without: tuple[str, ...] = ()) -> Iterator[None]:
     """Lets transformers read this file, for which it imports gguf's reader; any error becomes a sentence."""
     try:
         import gguf
@@ -112,7 +94,9 @@ def read_by(file: GgufFile) -> Iterator[None]:
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        with READING, patch.object(gguf, "GGUFReader", lambda *args, **kwargs: Reader(file)):
+        fields = {name: value for name, value in file.fields.items() if name not in without}
+        reader = Reader(fields, list(file.tensors.values()))
+        with READING, patch.object(gguf, "GGUFReader", lambda *args, **kwargs: reader):
             yield
     except Exception as error:  # wrong values raise errors of many kinds
         raise CheckpointError(
@@ -124,8 +108,10 @@ def read_by(file: GgufFile) -> Iterator[None]:
 
 
 def read_config(file: GgufFile) -> PreTrainedConfig:
-    with read_by(file):
-        return AutoConfig.from_pretrained(file.path.parent, gguf_file=file.path.name)
+    with read_by(file, without=OF_TOKENIZERS):
+        config = AutoConfig.from_pretrained(file.path.parent, gguf_file=file.path.name)
+    config._name_or_path = str(file.path)  # that adapters record
+    return config
 
 
 def read_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:

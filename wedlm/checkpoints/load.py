@@ -24,6 +24,7 @@ from transformers import (
 from wedlm.checkpoints.architectures import read_wedlm_config
 from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.fingerprint import Fingerprint, check_base, fingerprint, fingerprint_of_files
+from wedlm.checkpoints.gguf import load_gguf
 from wedlm.checkpoints.resolve import (
     ADAPTER_WEIGHTS,
     DRAFT_TYPE,
@@ -31,6 +32,7 @@ from wedlm.checkpoints.resolve import (
     adapter_fields,
     described_drafts,
     draft_adapter,
+    is_gguf,
     read_config,
     read_generation_fields,
     wedlm_folder,
@@ -61,7 +63,7 @@ def load_checkpoint(
 
     Args:
         name (`str` or `os.PathLike`): A folder, or a name on the Hub. A model with a draft adapter decodes verified by
-            default.
+            default. With `or_stock` it may be a GGUF file, too.
         dtype (`str`, *optional*, defaults to `"auto"`): The dtype of the weights; `"auto"` is the one they have on
             disk.
         device (`str`, *optional*): The device of the model; by default the GPU if there is one, otherwise the CPU.
@@ -74,16 +76,22 @@ def load_checkpoint(
         `CheckpointError`: whatever is in the way, as one sentence with the remedy.
     """
     folder, adapter = wedlm_folder(name, with_weights=True, or_stock=or_stock), draft_adapter(name)
-    is_wedlm = read_config(name, folder).get("model_type") == MODEL_TYPE
+    is_in_blocks = is_gguf(folder)
+    is_wedlm = not is_in_blocks and read_config(name, folder).get("model_type") == MODEL_TYPE
     if is_wedlm:
         read_wedlm_config(read_config(name, folder), name)
     if device is not None and device.partition(":")[0] == "meta":
         raise CheckpointError("The device 'meta' holds no weights; choose another, such as 'cpu'.")
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or ("cuda" if torch.cuda.is_available() and not is_in_blocks else "cpu")
+    if is_in_blocks and torch.device(device).type != "cpu":
+        raise CheckpointError(f"A GGUF file is for a CPU, and the device is {device!r}; leave --device out.")
     logging.disable_progress_bar()
     with Console(stderr=True).status(f"Loading {name}"):
-        tokenizer = load_tokenizer(folder, name)
-        model = read_model(AutoModelForCausalLM, name, folder, dtype=dtype)
+        if is_in_blocks:
+            model, tokenizer = load_gguf(folder, dtype="float32" if dtype == "auto" else dtype)
+        else:
+            tokenizer = load_tokenizer(folder, name)
+            model = read_model(AutoModelForCausalLM, name, folder, dtype=dtype)
         if adapter is not None and not is_wedlm:
             model = with_adapter_of_peft(model, adapter)
         elif adapter is not None:

@@ -31,7 +31,32 @@ OF_A_TOKENIZER = (
 COMPANIONS = (GENERATION_FILE, *OF_A_TOKENIZER, "LICENSE*", "NOTICE*")
 SMALL_FILES = (CONFIG_FILE, ADAPTER_FILE, "README.md", INDEX_FILE, *COMPANIONS)
 
-# --- Folders and downloads ---
+# --- Folders, files and downloads ---
+
+
+def is_gguf(name: str | os.PathLike) -> bool:
+    return str(name).endswith(".gguf")
+
+
+def gguf_path(name: str | os.PathLike, gguf_file: str | None = None) -> Path:
+    """The path of a GGUF file, which is downloaded if `name` is one on the Hub.
+
+    Without `gguf_file` the name of a repository and that of the file may be one: OWNER/NAME/FILE.gguf.
+    """
+    path = Path(name) if gguf_file is None else Path(name, gguf_file)
+    if path.is_file():
+        return path
+    match = re.fullmatch(rf"({HUB_NAME})/(.+)", str(name) if gguf_file is None else f"{name}/{gguf_file}")
+    if match is None or Path(name).exists():
+        raise CheckpointError(f"{path} is no file; give the path of a GGUF file, or a name on the Hub as OWNER/NAME/FILE.gguf.")
+    repository, file = match.groups()
+    try:
+        return Path(hf_hub_download(repository, file))
+    except Exception as error:  # the Hub, the network and the disk raise errors of many kinds
+        raise CheckpointError(
+            f"{path} is no file here, and {file} of {repository} cannot be had from {constants.ENDPOINT} "
+            f"({one_line(error)}); correct the name, or give the path of a file."
+        ) from error
 
 
 def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
@@ -40,6 +65,12 @@ def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
         raise CheckpointError("The name of the checkpoint is empty; give a folder, or a name on the Hub.")
     if Path(name).is_dir():
         return Path(name)
+    if is_gguf(name):
+        raise CheckpointError(
+            f"{name} is a GGUF file, which `wedlm generate`, `chat`, `compare`, `trace`, `serve`, `eval`, `tune` and "
+            "`info` take; give the folder of a checkpoint, such as `wedlm.unfuse(model).save_pretrained(FOLDER)` writes "
+            "of it."
+        )
     if Path(name).exists():
         raise CheckpointError(f"{name} is a file; give the folder of a checkpoint.")
     if not re.fullmatch(rf"{HUB_NAME}|[\w-][\w.-]*", str(name)):  # models such as gpt2 have names without an owner
@@ -52,11 +83,13 @@ def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
 
 
 def wedlm_folder(name: str | os.PathLike, with_weights: bool, or_stock: bool = False) -> Path:
-    """Returns the folder of a WeDLM checkpoint, or with `or_stock` of another one, if it can be loaded.
+    """Returns the folder of a WeDLM checkpoint, or with `or_stock` of another one or a GGUF file, if it can be loaded.
 
     A draft adapter stands for its base. Weights are downloaded after all else is checked.
     """
     name = checkpoint_of(name)
+    if is_gguf(name) and or_stock:
+        return gguf_path(name)
     folder = checkpoint_folder(name, with_weights=False)
     fields = read_config(name, folder)
     if not or_stock:
@@ -161,6 +194,8 @@ def families() -> str:
 
 def draft_adapter(name: str | os.PathLike) -> Path | None:
     """Returns the folder of a draft adapter with its weights; None if the name is not one of a draft adapter."""
+    if is_gguf(name):
+        return None
     folder = checkpoint_folder(name, with_weights=False)
     if (folder / CONFIG_FILE).exists() or not has_draft_type(folder):
         return None
@@ -217,7 +252,7 @@ def base_of(adapter: str | os.PathLike) -> str:
         ) from error
     reason = f"{base!r} is no name"
     if base and isinstance(base, str):
-        if Path(base).is_dir():
+        if Path(base).is_dir() or is_gguf(base) and Path(base).is_file():
             return base
         if fields.get("peft_type") == DRAFT_TYPE:  # which is refused in any other base than its own
             for parent in file.resolve().parents if Path(adapter).is_dir() else ():

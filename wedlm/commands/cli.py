@@ -139,9 +139,10 @@ def trace(
 @command("info tencent/WeDLM-8B-Instruct")
 def info(model: Model = str(DEMO_FOLDER)) -> None:
     """Show the kind, size, memory and decodings of MODEL without loading its weights."""
-    from wedlm.checkpoints.resolve import checkpoint_folder, checkpoint_of
+    from wedlm.checkpoints.resolve import checkpoint_folder, checkpoint_of, is_gguf
 
-    checkpoint_folder(checkpoint_of(model), with_weights=False)
+    if not is_gguf(model):
+        checkpoint_folder(checkpoint_of(model), with_weights=False)
     from wedlm.commands.info import info
 
     info(model)

@@ -75,7 +75,7 @@ def eval(
     """
     given = locals()
     out = new_out_file(out, "eval.json", overwrite)
-    from wedlm.checkpoints.resolve import wedlm_folder
+    from wedlm.checkpoints.resolve import is_gguf, wedlm_folder
     from wedlm.evaluation.decodings import combinations
     from wedlm.evaluation.recipe import EvalSettings, Recipe, read_recipe
     from wedlm.evaluation.sandbox import check_boundary
@@ -100,7 +100,7 @@ def eval(
         if not folder.is_dir():
             raise ValueError(f"--include-path {folder} is no folder; give one with YAML files of tasks.")
     of_tasks = read_metadata(metadata)
-    wedlm_folder(model, with_weights=False)
+    wedlm_folder(model, with_weights=False, or_stock=is_gguf(model))
     if run_code:
         check_boundary(unsafe_run_code)
     run_eval(model, shots, folders, settings, decodings, of_tasks, out, dtype, device)
@@ -131,7 +131,7 @@ def run_eval(
     from transformers import logging
 
     from wedlm.checkpoints.load import load_checkpoint
-    from wedlm.checkpoints.resolve import checkpoint_folder
+    from wedlm.checkpoints.resolve import is_gguf
     from wedlm.evaluation.decodings import with_defaults
     from wedlm.evaluation.harness import evaluate
     from wedlm.evaluation.provenance import checkpoint_identity, conditions, write_report
@@ -143,7 +143,7 @@ def run_eval(
     tasks = load_tasks(shots, folders, dict(metadata), settings.run_code, settings.seed)
     if settings.run_code and (sentence := missing_boundary()):
         print(sentence, file=sys.stderr)
-    model, tokenizer = load_checkpoint(model_name, dtype, device, only_decodes=True)
+    model, tokenizer = load_checkpoint(model_name, dtype, device, only_decodes=True, or_stock=is_gguf(model_name))
     logging.set_verbosity_error()
     if settings.apply_chat_template and tokenizer.chat_template is None:
         raise ValueError(f"{model_name} has no chat template; leave out --apply-chat-template.")
@@ -154,7 +154,7 @@ def run_eval(
     for each in decodings.values():
         resolved_config(model, **each)  # a decoding that is refused is refused before the first question
     recorded = {**asdict(settings), "metadata": metadata}
-    identity = checkpoint_identity(model, checkpoint_folder(model_name, with_weights=True))
+    identity = checkpoint_identity(model, model_name)
     about = {**identity, **conditions(model.device, ["lm_eval"]), "settings": recorded}
     work = WorkFile(out.with_name(f"{out.name}.work"), about)
     with resumable(work):

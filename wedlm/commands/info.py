@@ -1,13 +1,23 @@
 """`wedlm info`: the facts about a checkpoint, without its weights."""
 
+import math
+from collections import Counter
 from pathlib import Path
 
 from wedlm.checkpoints.architectures import family_of
 from wedlm.checkpoints.facts import Facts, read_facts
-from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, how_to_convert
+from wedlm.checkpoints.resolve import (
+    ADAPTER_FILE,
+    ADAPTER_WEIGHTS,
+    GENERATION_FILE,
+    gguf_path,
+    how_to_convert,
+    is_gguf,
+)
 from wedlm.checkpoints.shards import read_json
+from wedlm.fused.gguf_file import ARCHITECTURES, GgufFile, check_architecture
 from wedlm.fused.native import described_product
-from wedlm.generation.parameters import DEFAULTS
+from wedlm.generation.parameters import AS_IT_IS, DEFAULTS
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 BYTES_IN_MEMORY = {"float32": 4, "bfloat16": 2}  # of a number
@@ -17,10 +27,13 @@ SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_p
 
 def info(name: str) -> None:
     """Prints the facts about a checkpoint, a line each."""
-    facts = read_facts(name)
-    lines = described(facts)
-    if facts.adapter is not None:
-        lines.insert(1, ("draft adapter", described_adapter(name, facts.adapter)))
+    if is_gguf(name):
+        lines = described_gguf(gguf_path(name))
+    else:
+        facts = read_facts(name)
+        lines = described(facts)
+        if facts.adapter is not None:
+            lines.insert(1, ("draft adapter", described_adapter(name, facts.adapter)))
     width = max(len(title) for title, _ in lines)
     for title, value in lines:
         print(f"{title:<{width}}  {value}")
@@ -62,6 +75,39 @@ def described(facts: Facts) -> list[tuple[str, str]]:
         ("default decoding", default_decoding(facts)),
         ("its own code", "travels with it" if getattr(config, "auto_map", None) else "none, it loads where wedlm is"),
         *(("note", note) for note in facts.notes),
+    ]
+
+
+def described_gguf(path: Path) -> list[tuple[str, str]]:
+    file = GgufFile(path)
+    architecture = check_architecture(file)
+
+    def value(name: str) -> int:
+        return file.value(f"{architecture}.{name}") or 0
+
+    layers, width, heads = value("block_count"), value("embedding_length"), value("attention.head_count")
+    key_heads = value("attention.head_count_kv") or heads
+    head_width = value("attention.key_length") or width // max(heads, 1)
+    tokens = file.fields.get("tokenizer.ggml.tokens")
+    blocks: Counter[str] = Counter()
+    for info in file.tensors.values():
+        blocks[info.type.name] += info.num_bytes
+    total = sum(blocks.values())
+    shares = ", ".join(f"{name} {100 * share / total:.0f} %" for name, share in blocks.most_common())
+    cached = 2 * layers * key_heads * head_width * CACHED_TOKENS
+    return [
+        ("checkpoint", str(path)),
+        ("kind", f"GGUF file of {ARCHITECTURES[architecture]}"),
+        ("parameters", f"{sum(math.prod(info.shape) for info in file.tensors.values()):,}"),
+        ("shape", f"{layers} layers, {width} wide, {heads} heads and {key_heads} key-value heads of {head_width}"),
+        ("vocabulary", "no tokenizer" if tokens is None else f"{len(tokens.parts):,} tokens"),
+        ("context", f"{value('context_length'):,} tokens"),
+        ("products of few rows", described_product()),
+        ("blocks", f"{shares} of {size(total)}"),
+        ("memory of the weights", f"{size(total)}, which processes share"),
+        (f"memory of the cache, {CACHED_TOKENS:,} tokens", in_memory(lambda itemsize: itemsize * cached)),
+        ("decodings", ", ".join(AS_IT_IS)),
+        ("what to do", f"it decodes as it is, by `wedlm generate {path} PROMPT` or `wedlm serve {path}`"),
     ]
 
 

@@ -22,7 +22,7 @@ QUERY_COST = ("query_cost",)  # among the results of a work file
 
 
 def tune(
-    model: Annotated[Path, typer.Argument(help="The folder of a WeDLM checkpoint.")],
+    model: Annotated[Path, typer.Argument(help="The folder of a WeDLM checkpoint, or a GGUF file.")],
     data: Annotated[Path, option("JSON Lines with prompt and answer, or with messages.", metavar="FILE")],
     max_quality_loss: Annotated[
         str, option("The share of answers that may be lost, compared with autoregressive decoding.")
@@ -46,7 +46,7 @@ def tune(
     Every setting answers every example. After a stop, the same command continues.
     """
     out = new_out_file(out, "tune.json", overwrite)
-    from wedlm.checkpoints.resolve import FROM_MODEL, GENERATION_FILE, read_generation_fields, wedlm_folder
+    from wedlm.checkpoints.resolve import FROM_MODEL, GENERATION_FILE, is_gguf, read_generation_fields, wedlm_folder
     from wedlm.checkpoints.whole_file import write_whole
     from wedlm.evaluation.tuning import measure_of, read_examples, read_share
 
@@ -55,19 +55,26 @@ def tune(
         raise ValueError(f"--out {out} is the file of --data, which would be replaced; choose another one.")
     examples = read_examples(data)
     measure = measure_of(measure, examples)
-    if not model.is_dir():
+    if is_gguf(model):
+        config = {}
+    elif not model.is_dir():
         raise ValueError(
             f"{model} is no folder, and {GENERATION_FILE} is written into one; download it (`hf download NAME "
             "--local-dir FOLDER`) and give that."
         )
-    config = read_generation_fields(model)
-    folder = wedlm_folder(model, with_weights=False)  # another one, if the model is a draft adapter
-    config = config or read_generation_fields(folder)
+    else:
+        config = read_generation_fields(model)
+        folder = wedlm_folder(model, with_weights=False)  # another one, if the model is a draft adapter
+        config = config or read_generation_fields(folder)
     from wedlm.checkpoints.load import load_checkpoint
 
-    checkpoint = load_checkpoint(model, dtype, device, only_decodes=True)
+    checkpoint = load_checkpoint(model, dtype, device, only_decodes=True, or_stock=is_gguf(model))
     chosen = choose(*checkpoint, model, data, examples, measure, loss, max_new_tokens, out)
     if chosen is None:
+        return
+    if is_gguf(model):
+        given = [f"--{name.replace('_', '-')} {value:.4g}" if type(value) is float else f"--{name.replace('_', '-')} {value}" for name, value in chosen.items() if value is not None]
+        print(f"A GGUF file has no {GENERATION_FILE}; pass {' '.join(given)}.", file=sys.stderr)
         return
     if dry_run:
         print(f"Not written into {model / GENERATION_FILE} (--dry-run).", file=sys.stderr)

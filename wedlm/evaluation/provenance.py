@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS, draft_adapter, wedlm_folder
+from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS, draft_adapter, is_gguf, wedlm_folder
 from wedlm.checkpoints.shards import shard_names
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.fused.model import product_of
@@ -80,10 +80,11 @@ def command() -> str:
 
 
 def weights_digest(folder: Path) -> str:
-    """The SHA-256 of the weights in `folder`; if they are one file, this is the hash that the Hub shows."""
+    """The SHA-256 of the weights in `folder`, or of a GGUF file; if they are one file, this is the hash that the Hub
+    shows."""
     digest = sha256()
-    for name in shard_names(folder):
-        with open(folder / name, "rb") as file:
+    for path in [folder] if is_gguf(folder) else [folder / name for name in shard_names(folder)]:
+        with open(path, "rb") as file:
             while chunk := file.read(2**24):
                 digest.update(chunk)
     return digest.hexdigest()

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from wedlm.generation.decoding import forward_queries
 from wedlm.generation.row_cache import RowCache
+from wedlm.generation.stock import mask_token_of, text_config_of
 from wedlm.generation.window import Text, WindowQueries
 
 Result = TypeVar("Result")
@@ -86,12 +87,13 @@ def query_cost_of(seconds: dict[int, float]) -> float:
 def measured_query_cost(model: PreTrainedModel) -> float:
     """The `query_cost` of verified decoding with this model, and its draft adapter, on this machine."""
     device = torch.device("cpu") if model.device.type == "meta" else model.device
-    cache = RowCache(1, NUM_CACHED + max(NUM_QUERIES), device)
+    cache, mask = RowCache(1, NUM_CACHED + max(NUM_QUERIES), device), mask_token_of(model)
 
     def queries_at(begin: int, number: int) -> WindowQueries:
-        """Text, and as many MASKs behind it; the logits of all are read."""
-        tokens = torch.arange(number, device=device) % model.config.mask_token_id
-        tokens[(number + 1) // 2 :] = model.config.mask_token_id
+        """Text, and as many MASKs behind it, if the model has one; the logits of all are read."""
+        tokens = torch.arange(number, device=device) % (mask or text_config_of(model).vocab_size)
+        if mask is not None:
+            tokens[(number + 1) // 2 :] = mask
         text = Text(tokens[None], tokens.new_tensor([number]), tokens.new_tensor([begin]))
         return WindowQueries.of_text(text)._replace(logits_indices=torch.arange(number, device=device)[None])
 

@@ -9,7 +9,7 @@
 #define TOGETHER(type) ((type) == Q6_K ? 128 : (type) >= Q4_K ? 64 : 32)  /* weights whose bits lie together */
 /* Rows of x whose products are added up as weights are unpacked; for more of them these are kept. */
 #if MOST_TOGETHER >= 6
-#define MOST_DIRECT 4
+#define MOST_DIRECT 6
 #else
 #define MOST_DIRECT 2
 #endif
@@ -198,9 +198,11 @@ static INLINE TARGET void NAME(some_unpacked)(
         for (int o = 0; o < 4; o++)
             some[o] = NAME(weights)(type, blocks[o], from, at + i, type >= Q4_0 ? scales[o][place] : 0,
                                     HAS_OFFSET(type) ? offsets[o][place] : 0, tables[o]);
+        UNROLLED
         for (int row = 0; row < rows; row++) {
             NAME(floats) input = *(const NAME(floats) *)(x + row * row_bytes + i * 4);
             HOLD(input);
+            UNROLLED
             for (int o = 0; o < 4; o++)
                 sums[row * 4 + o] += some[o] * input;
         }
@@ -237,7 +239,7 @@ static INLINE TARGET void NAME(unpacked)(
         for (int o = 0; o < 4; o++)
             blocks[o] += BLOCK_BYTES(type);
     }
-    UNROLLED
+    _Pragma("GCC unroll 24")
     for (int i = 0; i < 4 * rows; i++)
         sums[i] = some[i];
 }
@@ -248,8 +250,9 @@ static TARGET void NAME(unpack)(
 {
 #define CASE(type, rows) \
     case type * 8 + rows: NAME(unpacked)(type, rows, weights, later, inputs, x, row_bytes, sums, to); break;
-#if MOST_DIRECT == 4
-#define TYPE(type) CASE(type, 0) CASE(type, 1) CASE(type, 2) CASE(type, 3) CASE(type, 4)
+#if MOST_DIRECT == 6
+#define TYPE(type) \
+    CASE(type, 0) CASE(type, 1) CASE(type, 2) CASE(type, 3) CASE(type, 4) CASE(type, 5) CASE(type, 6)
 #else
 #define TYPE(type) CASE(type, 0) CASE(type, 1) CASE(type, 2)
 #endif

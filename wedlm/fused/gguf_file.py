@@ -4,9 +4,10 @@ import mmap
 import os
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 ALIGNMENT = "general.alignment"
 # The types of values, as the format numbers them.
@@ -38,6 +39,7 @@ BLOCK_TYPES = {  # as the format numbers them
     14: BlockType("Q6_K", 256, 210),
     30: BlockType("BF16", 1, 2),
 }
+ARCHITECTURES = {"llama": "Llama and Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3": "Gemma 3"}
 OTHERS = {  # for refusals
     10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
     22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"
@@ -100,10 +102,22 @@ class GgufFile:
         (part,) = value.parts
         return part.decode() if value.types[0] == STRING else part[0]
 
-    def rows(self, info: TensorInfo) -> torch.Tensor:
+    def rows(self, info: TensorInfo) -> "torch.Tensor":
         """The bytes of a tensor where they lie: `[..., bytes of a row]`."""
+        import torch
+
         whole = torch.frombuffer(self.memory, dtype=torch.uint8, count=info.num_bytes, offset=info.start)
         return whole.view(*info.shape[:-1], -1)
+
+
+def check_architecture(file: GgufFile) -> str:
+    architecture = file.value("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise ValueError(
+            f"{file.path} is of the architecture {architecture!r}, and those of {', '.join(ARCHITECTURES.values())} "
+            "are known; load it with transformers."
+        )
+    return architecture
 
 
 class HeaderError(Exception):

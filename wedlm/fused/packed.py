@@ -14,7 +14,6 @@ class PackedWeight(nn.Module):
         self.type = packed.type
         self.register_buffer("weight", packed.rows)
         self.register_buffer("order", packed.order)
-        self.register_state_dict_pre_hook(refuse_saving)
         plain.weight = nn.Parameter(torch.empty(len(packed.rows), packed.inputs, device="meta"), plain.weight.requires_grad)
         self.plain = [plain]  # no module of this one
         self.train(plain.training)
@@ -75,6 +74,11 @@ class PackedEmbedding(PackedWeight, nn.Embedding):
         self.register_buffer("like", torch.empty(0, dtype=dtype), persistent=False)
         self.register_buffer("embed_scale", getattr(plain, "embed_scale", None), persistent=False)  # of Gemma
         self.take(packed, plain)
+
+    def mean(self) -> torch.Tensor:
+        """The mean of its rows."""
+        sums = [self.packed.numbers(torch.float32, places).sum(0) for places in self.packed.chunks()]
+        return (torch.stack(sums).sum(0) / self.num_embeddings).to(self.like.dtype)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         numbers = self.packed.numbers(self.like.dtype, input_ids.flatten()).view(*input_ids.shape, -1)

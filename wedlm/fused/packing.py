@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from wedlm.fused.blocks import BLOCKS, Packed
-from wedlm.fused.gguf_file import GgufFile
+from wedlm.fused.gguf_file import GgufFile, check_architecture
 from wedlm.fused.packed import PackedEmbedding, PackedLinear, refuse_saving
 
 # Names of a file's tensors, and of the modules that they belong to.
@@ -31,7 +31,6 @@ OF_GEMMA = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-ARCHITECTURES = {"llama": "Llama and Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3": "Gemma 3"}
 ROPE_FACTORS = "rope_freqs.weight"  # by which the frequencies of Llama 3 are divided
 
 
@@ -42,16 +41,6 @@ class Part(NamedTuple):
     name: str
     weight: Packed | torch.Tensor
     bias: torch.Tensor | None
-
-
-def check_architecture(file: GgufFile) -> str:
-    architecture = file.value("general.architecture")
-    if architecture not in ARCHITECTURES:
-        raise ValueError(
-            f"{file.path} is of the architecture {architecture!r}, and those of {', '.join(ARCHITECTURES.values())} "
-            "are known; load it with transformers."
-        )
-    return architecture
 
 
 def pack(model: PreTrainedModel, file: GgufFile) -> None:

@@ -81,7 +81,7 @@ def serve(
     model.generation_config.update(**settings)
     for decoding in ("verified", model.generation_config.decoding):  # a batch decodes token by token as verified, too
         check_decoding(model, decoding)
-    if Path(name).is_dir():
+    if Path(name).exists():
         name = Path(name).resolve().name
     engine = Engine(model, max_batch_size, max_cached_tokens, max_waiting, request_timeout or None, fixed_shapes)
     served = ServedModel(name, model, tokenizer, int(time.time()))
